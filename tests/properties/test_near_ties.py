@@ -1,4 +1,4 @@
-"""Near ties are decided as the reference decides them, whatever runs the row."""
+"""Every backend decides near ties as the reference does."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import tiers
 
 import nucleate as nc
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.fused.fused_sampler import chains
-from nucleate.sampling.backends.numba.fused.row_table import NOT_DRAWN, RowTable
+from nucleate.sampling.backends.numba.fused.fused_sampler import NOT_DRAWN, RowTable, thread_sampler
 from nucleate.sampling.dispatch.fused_pipeline import FusedParams, chain_of
 from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.pipeline import simplify
@@ -39,21 +38,21 @@ def test_the_generator_makes_what_it_says(kind: str) -> None:
 
 
 def chain_draws(case: near_ties.Case, rows: int) -> int | None:
-    """What the compiled chain draws in the last of so many rows, or NOT_DRAWN; None if it does not run the case."""
+    """The fused kernel's token for the last row of a batch, or NOT_DRAWN; None if it does not support the case."""
     chain = chain_of(simplify(case.stages))
     if isinstance(chain, str):
         return None
     table = RowTable()
     for row in range(rows):
         table.add(row, chain.numbers, (0, 0), (case.seed + rows - 1 - row) % 2**64, case.step)
-    part = table.part(table.rows)
+    part = table.select(table.rows)
     logits = np.broadcast_to(case.logits, (rows, len(case.logits)))
-    chains(len(case.logits)).draw(LogitsInput(logits).lying(), rows, part.at)
+    thread_sampler(len(case.logits)).draw(LogitsInput(logits).layout(), rows, part.control)
     return int(part.tokens[-1])
 
 
 def hold_for_the_chain(indices: range, sizes: tuple[int, ...]) -> None:
-    """The chain draws the reference's token, in batches of any size, or leaves a row that is all but tied to others."""
+    """The fused kernel returns the reference's token, in batches of any size, or NOT_DRAWN for a near tie."""
     drawn = left = 0
     for index in indices:
         case = near_ties.case(index)
@@ -85,7 +84,7 @@ def test_the_chain_decides_very_many_near_ties_as_the_reference() -> None:
 
 
 def test_the_chain_leaves_hardly_another_row_to_others() -> None:
-    """Rows as they come, flat ones too, where the mass of a token is near the error of float32 sums."""
+    """Random rows, also flat ones, where the mass of a token is near the error of float32 sums."""
     numbers, left = np.random.default_rng(5), 0
     asked = [
         FusedParams(),
@@ -99,14 +98,14 @@ def test_the_chain_leaves_hardly_another_row_to_others() -> None:
         table = RowTable()
         for row in range(rows):
             table.add(row, asked[row % len(asked)], (0, 0), row, 3)
-        part = table.part(table.rows)
-        chains(size).draw(LogitsInput(np.broadcast_to(logits, (rows, size))).lying(), rows, part.at)
+        part = table.select(table.rows)
+        thread_sampler(size).draw(LogitsInput(np.broadcast_to(logits, (rows, size))).layout(), rows, part.control)
         left += int((part.tokens == NOT_DRAWN).sum())
     assert left <= 1
 
 
 def hold(indices: range, rows: int) -> None:
-    """The reference's token for the last of some rows, which share the logits and have seeds of their own."""
+    """The reference's token for the last row of a batch; rows share logits and have different seeds."""
     for index in indices:
         case = near_ties.case(index)
         expected = reference.draw(case.logits, case.stages, case.seed, case.step)

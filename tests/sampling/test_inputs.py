@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.inputs import LogitsInput, check_ids, histories, history, masks, masks_plainly, per_row
+from nucleate.sampling.inputs import LogitsInput, check_ids, contiguous_mask_layout, histories, history, masks, per_row
 from nucleate.sampling.stages import Allowed, BadWords, Dry, LogitBias, MinTokens, Suppress, TopK, Xtc
 
 
@@ -177,8 +177,8 @@ def test_a_row_is_read_when_it_is_asked_for():
 
 def test_masks_that_lie_plainly_are_read_where_they_are():
     mask = np.full((3, 4), -1, np.int32)
-    assert masks_plainly(None, 3, 100) == (0, 0)
-    assert masks_plainly(mask, 3, 100) == (mask.ctypes.data, 16)
+    assert contiguous_mask_layout(None, 3, 100) == (0, 0)
+    assert contiguous_mask_layout(mask, 3, 100) == (mask.ctypes.data, 16)
     for other in (
         mask[:, ::2],
         mask.astype(np.int64),
@@ -188,4 +188,4 @@ def test_masks_that_lie_plainly_are_read_where_they_are():
         mask[0],
         mask.tolist(),
     ):
-        assert masks_plainly(other, 3, 100) is None
+        assert contiguous_mask_layout(other, 3, 100) is None

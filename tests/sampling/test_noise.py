@@ -122,7 +122,7 @@ def test_the_coin_of_a_step_is_the_first_number_of_its_own_stream():
     stages = (Xtc(0.5), Gumbel(77))
     for step in (0, 1, 2**32, 2**64 - 1):
         w0, w1, _, _ = naive_philox((0, step % 2**32, step >> 32, 2), (77, 0))
-        assert reference.coin(stages, 77, step) == (float(w0 * 2**32 + w1) + 0.5) * 2.0**-64
-    assert reference.coin((Gumbel(77),), 77, 0) == 1.0  # none is flipped where nothing hangs on it
+        assert reference.xtc_uniform(stages, 77, step) == (float(w0 * 2**32 + w1) + 0.5) * 2.0**-64
+    assert reference.xtc_uniform((Gumbel(77),), 77, 0) == 1.0  # none is flipped where nothing hangs on it
     with_coin = [nc.sample(np.zeros((1, 50)), (Xtc(1e-300), Gumbel(seed)))[0] for seed in range(20)]
     assert with_coin == [nc.sample(np.zeros((1, 50)), (Gumbel(seed),))[0] for seed in range(20)]

@@ -122,7 +122,7 @@ def test_every_step_is_the_pipeline_up_to_it():
     for seed in range(120):
         logits, stages, words, step, _ = case(seed)
         told = nc.trace(logits, stages, step=step, **words)
-        coin = reference.coin(stages, getattr(stages[-1], "seed", 0), step)
+        coin = reference.xtc_uniform(stages, getattr(stages[-1], "seed", 0), step)
         assert [one.stage for one in told.steps] == [None, *stages][: len(told.steps)]
         for place, one in enumerate(told.steps):
             done = tuple(stage for stage in under(coin, stages[:place]) if not isinstance(stage, Draw))

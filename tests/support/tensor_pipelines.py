@@ -91,7 +91,7 @@ def _difference(x: Any, stages: Any, seed: int, step: int) -> str:
         return "" if token == -1 else f"drew {token}, the reference raised {expected!r}: {stages}"
     if token != expected.token:
         return f"drew {token}, the reference {expected.token}: {stages}"
-    left = reference.spans(x, stages, History(), reference.coin(stages, seed, step))[place]
+    left = reference.survivors_per_stage(x, stages, History(), reference.xtc_uniform(stages, seed, step))[place]
     told_V = got.tapped_RV[0].numpy()
     if np.flatnonzero(told_V > -np.inf).tolist() != sorted(left.ids_N.tolist()):
         return f"left {np.flatnonzero(told_V > -np.inf)}, the reference {sorted(left.ids_N)}: {stages}"

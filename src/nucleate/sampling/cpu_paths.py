@@ -18,7 +18,7 @@ def fused() -> Callable[[int], Any]:
     """A function that returns the fused CPU sampler for rows of a size. Each thread has its own."""
     from nucleate.sampling.backends.numba.fused import fused_sampler  # loads the kernels
 
-    return fused_sampler.chains
+    return fused_sampler.thread_sampler
 
 
 @cache
@@ -35,7 +35,7 @@ def runner(fast: bool) -> Callable[..., reference.RowResult]:
 
 def report(logits_V: NDArray[Any], token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
     """The logprobs of a row of logits from which a token was sampled on the CPU."""
-    found: StepLogprobs = _composed().report(logits_V, token, wanted)
+    found: StepLogprobs = _composed().step_logprobs(logits_V, token, wanted)
     return found
 
 

@@ -38,9 +38,9 @@ def accept_sampled(logits_V: NDArray[Any], stages: Pipeline, token: int, past: H
     """
     bounds = sorted({0.0, 1.0, *(float(stage.chance) for stage in stages if isinstance(stage, Ceiling))})
     for u in (0.5, *((low + high) / 2 for low, high in pairwise(bounds))):
-        found = reference.spans(logits_V, stages, past, u)
+        found = reference.survivors_per_stage(logits_V, stages, past, u)
         if token in found[-1].ids_N:
-            return reference.settled(found, stages, token)
+            return reference.row_result(found, stages, token)
     raise ValueError(f"token {token} cannot be sampled: its probability is 0")
 
 
@@ -96,7 +96,7 @@ class TargetDistributions:
             mask_W, stages = None if self._masks is None else self._masks[before], self._stages_at(before)
             if self[before][token] > 0:
                 given = stages if mask_W is None else with_mask(stages)
-                moved = reference.take(self._logits[before], given, token, self._past(before, mask_W)).stages
+                moved = reference.accept(self._logits[before], given, token, self._past(before, mask_W)).stages
                 stages = moved if given is stages else without_mask(moved)
             self._stages[place] = stages
         return self._stages[place]

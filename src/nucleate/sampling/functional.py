@@ -12,12 +12,12 @@ from nucleate.jit.readiness import compiled
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.fused.edit_program import EditProgram
-from nucleate.sampling.backends.numba.fused.row_table import RowTable
+from nucleate.sampling.backends.numba.fused.fused_sampler import RowTable
 from nucleate.sampling.cpu_paths import chances, fused, runner
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.dispatch.route import HOT, dispatch
 from nucleate.sampling.history import History
-from nucleate.sampling.inputs import LogitsInput, check_ids, histories, masks, per_row, where
+from nucleate.sampling.inputs import LogitsInput, check_ids, histories, mask_layout, masks, per_row
 from nucleate.sampling.pipeline import Params, prepared
 from nucleate.sampling.presets import with_mask
 
@@ -76,10 +76,10 @@ def _sample_fused(batch: _Batch, seeds: list[int], steps: list[int], tokens_B: N
     size, table, programs = batch.logits.shape[1], RowTable(len(batch.chains)), []
     for row, chain in batch.chains.items():
         programs.append(EditProgram(chain.edits, batch.histories[row], size))
-        table.add(row, chain.numbers, programs[-1].at, seeds[row], steps[row])
-    part = table.part(table.rows, table.rows)
-    masks_B = where([past.mask for past in batch.histories])
-    fused()(size).draw(batch.logits.lying(), len(table.rows), part.at, masks_B)
+        table.add(row, chain.numbers, programs[-1].commands_at, seeds[row], steps[row])
+    part = table.select(table.rows, table.rows)
+    masks_B = mask_layout([past.mask for past in batch.histories])
+    fused()(size).draw(batch.logits.layout(), len(table.rows), part.control, masks_B)
     tokens_B[table.rows] = part.tokens
 
 

@@ -14,11 +14,11 @@ from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError, unknown
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.fused.edit_program import EditProgram
-from nucleate.sampling.backends.numba.fused.row_table import NOT_DRAWN, RowTable, TablePart
+from nucleate.sampling.backends.numba.fused.fused_sampler import NOT_DRAWN, RowSelection, RowTable
 from nucleate.sampling.cpu_paths import fused, report, runner
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.incremental_history import IncrementalHistory
-from nucleate.sampling.inputs import LogitsInput, like, lying_plainly, masks, masks_plainly, where
+from nucleate.sampling.inputs import LogitsInput, contiguous_layout, contiguous_mask_layout, like, mask_layout, masks
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.stage import Pipeline, Tap
 
@@ -51,7 +51,7 @@ class RowBatch(NamedTuple):
     shape: tuple[int, int]
     seeds: NDArray[np.uint64]  #: not to be written to: calls share them
     places: list[int]  #: of those that run through the fused kernel
-    part: TablePart  #: these
+    part: RowSelection  #: these
     memories: list[IncrementalHistory] | None  #: if all do, and nothing more is to be done for them
 
 
@@ -82,7 +82,7 @@ class HostBatch:
     def add(self, number: int, row: SamplerRow, chain: FusedPipeline) -> None:
         """Add a row of the fused kernel. Other rows need no entry."""
         row.tap, row.program = chain.tap, EditProgram(chain.edits, row.memory, self._size) if chain.edits else None
-        at = row.program.at if row.program else (0, 0)
+        at = row.program.commands_at if row.program else (0, 0)
         self._table.add(number, chain.numbers, at, row.seed, len(row.memory.output))
 
     def remove(self, number: int) -> None:
@@ -117,8 +117,8 @@ class HostBatch:
             raise ValueError(f"rows has one row twice, got {numbers!r:.60}")
         rows, slots = [known(self._rows, row) for row in numbers], self._table.slots
         places = [place for place, row in enumerate(numbers) if row in slots]
-        part = self._table.part([numbers[place] for place in places], places)
-        more = len(places) < len(rows) or any(row.tap or (row.program and row.program.changes) for row in rows)
+        part = self._table.select([numbers[place] for place in places], places)
+        more = len(places) < len(rows) or any(row.tap or (row.program and row.program.is_dynamic) for row in rows)
         memories = None if more else [row.memory for row in rows]
         seeds = np.array([row.seed for row in rows], np.uint64)
         seeds.flags.writeable = False
@@ -130,12 +130,12 @@ class HostBatch:
         if batch is None or batch.requested != requested:
             batch = self._batch = self.batch(requested)
         memories, (count, size) = batch.memories, batch.shape
-        lying = lying_plainly(logits_RV, batch.shape) if memories else None
-        masked = masks_plainly(mask, count, size) if memories else None
-        if not memories or lying is None or masked is None or not self.fast(count * size):
+        layout = contiguous_layout(logits_RV, batch.shape) if memories else None
+        bitmask = contiguous_mask_layout(mask, count, size) if memories else None
+        if not memories or layout is None or bitmask is None or not self.fast(count * size):
             return self._step(LogitsInput(logits_RV), batch, mask, None)
         part = batch.part
-        fused()(size).draw(lying, count, part.at, masked)
+        fused()(size).draw(layout, count, part.control, bitmask)
         tokens_R = part.tokens.copy()
         tokens = tokens_R.tolist()
         if NOT_DRAWN in tokens:
@@ -177,7 +177,7 @@ class HostBatch:
         for row in batch.rows:
             if row.program is not None:
                 row.program.refresh()
-        fused()(self._size).draw(logits.lying(), len(batch.places), batch.part.at, where(masks_R))
+        fused()(self._size).draw(logits.layout(), len(batch.places), batch.part.control, mask_layout(masks_R))
         tokens_R[batch.places] = batch.part.tokens
 
     def _draw_alone(

@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stage import Pipeline
 
-FLOATS = ("float32", "float16", "bfloat16", "float64")
+LOGITS_DTYPES = ("float32", "float16", "bfloat16", "float64")
 """The data types of logits that kernels read."""
 
-_KINDS = {np.dtype(name): kind for kind, name in enumerate(FLOATS) if name != "bfloat16"}
+_DTYPE_CODES = {np.dtype(name): code for code, name in enumerate(LOGITS_DTYPES) if name != "bfloat16"}
 _FLOAT32, _INT32 = np.dtype(np.float32), np.dtype(np.int32)
 
-NOTHING = np.zeros((1, 1), np.float32)
+NO_ARRAY = np.zeros((1, 1), np.float32)
 
-Lying = tuple[NDArray[np.float32], int, int, int]
-"""Rows in memory: a contiguous array and 0, or NOTHING and the address of the first; how many bytes further the next
-is; and which of FLOATS they are. A kernel takes an array in a third of the time in which Python tells its address."""
+LogitsLayout = tuple[NDArray[np.float32], int, int, int]
+"""Rows in memory, as (array, address, row stride in bytes, index in LOGITS_DTYPES). A contiguous float32 array has
+address 0, other rows have NO_ARRAY and an address: passing an array to a kernel is faster than reading its address."""
 
 
 class LogitsInput:
     """Logits [B, V], a NumPy array or a torch tensor. Rows are converted when they are read."""
 
     def __init__(self, logits: Any) -> None:
-        self._given, self._rows = logits, checked(logits)
+        self._logits, self._rows = logits, checked_logits(logits)
         if hasattr(logits, "detach"):
             self._rows = self._rows.cpu()
         rows, size = self._rows.shape
@@ -38,9 +38,9 @@ class LogitsInput:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, place: int) -> NDArray[np.float32]:
+    def __getitem__(self, index: int) -> NDArray[np.float32]:
         """One row as float32 [V], without a copy where possible. Values beyond float32 become infinite."""
-        row = self._rows[place]
+        row = self._rows[index]
         if row.dtype is _FLOAT32:
             return row  # type: ignore[no-any-return]
         with np.errstate(over="ignore"):
@@ -48,38 +48,38 @@ class LogitsInput:
 
     def like(self, result: NDArray[Any]) -> Any:
         """Converts a result to the kind of the logits: a NumPy array, or a tensor on their device."""
-        return like(self._given, result)
+        return like(self._logits, result)
 
-    def lying(self) -> Lying:
+    def layout(self) -> LogitsLayout:
         """The memory layout of the rows. Rows that kernels cannot read in place are copied."""
         rows = self._rows
-        plainly = lying_plainly(rows, self.shape)
-        if plainly is not None:
-            return plainly
+        layout = contiguous_layout(rows, self.shape)
+        if layout is not None:
+            return layout
         if hasattr(rows, "detach"):
-            kind, start, size = _torch_kind(rows.dtype), rows.data_ptr(), rows.itemsize
-            between, step = (stride * size for stride in rows.stride())
+            dtype, address, item_size = _torch_dtype_code(rows.dtype), rows.data_ptr(), rows.itemsize
+            row_stride, item_stride = (stride * item_size for stride in rows.stride())
         else:
-            kind = _KINDS.get(rows.dtype, -1) if rows.flags.aligned else -1
-            start, size, (between, step) = rows.ctypes.data, rows.itemsize, rows.strides
-        if kind < 0 or start % size or (step != size and self.shape[1] > 1):
+            dtype = _DTYPE_CODES.get(rows.dtype, -1) if rows.flags.aligned else -1
+            address, item_size, (row_stride, item_stride) = rows.ctypes.data, rows.itemsize, rows.strides
+        if dtype < 0 or address % item_size or (item_stride != item_size and self.shape[1] > 1):
             self._rows = np.array(list(self), np.float32).reshape(self.shape)
-            return self.lying()
-        return NOTHING, start, between, kind
+            return self.layout()
+        return NO_ARRAY, address, row_stride, dtype
 
     def __iter__(self) -> Iterator[NDArray[np.float32]]:
-        return (self[place] for place in range(len(self)))
+        return (self[index] for index in range(len(self)))
 
 
-def checked(logits: Any) -> Any:
+def checked_logits(logits: Any) -> Any:
     """Rows of floats [B, V] as a NumPy array, or a torch tensor without a gradient. Raises ValueError, TypeError."""
-    tensor = hasattr(logits, "detach")
-    given: Any = logits if tensor else np.asarray(logits)
-    if given.ndim != 2 or given.shape[1] == 0:
-        raise ValueError(f"logits must have the shape [rows, vocabulary], got {list(given.shape)}")
-    if not (given.is_floating_point() if tensor else given.dtype.kind == "f"):
-        raise TypeError(f"logits must be floating-point numbers, got {given.dtype}")
-    return given.detach() if tensor and given.requires_grad else given
+    is_tensor = hasattr(logits, "detach")
+    array: Any = logits if is_tensor else np.asarray(logits)
+    if array.ndim != 2 or array.shape[1] == 0:
+        raise ValueError(f"logits must have the shape [rows, vocabulary], got {list(array.shape)}")
+    if not (array.is_floating_point() if is_tensor else array.dtype.kind == "f"):
+        raise TypeError(f"logits must be floating-point numbers, got {array.dtype}")
+    return array.detach() if is_tensor and array.requires_grad else array
 
 
 def like(logits: Any, result: NDArray[Any]) -> Any:
@@ -91,44 +91,52 @@ def like(logits: Any, result: NDArray[Any]) -> Any:
     return on_device_of(logits, result)
 
 
-def lying_plainly(rows: Any, shape: tuple[int, int]) -> Lying | None:
+def contiguous_layout(rows: Any, shape: tuple[int, int]) -> LogitsLayout | None:
     """The memory layout of plain NumPy logits of this shape; None for others, which need ``LogitsInput``."""
     if type(rows) is np.ndarray:
-        plain = rows.dtype is _FLOAT32 and rows.shape == shape and rows.flags.carray
-        return (rows, 0, 4 * shape[1], 0) if plain else None
+        is_contiguous = rows.dtype is _FLOAT32 and rows.shape == shape and rows.flags.carray
+        return (rows, 0, 4 * shape[1], 0) if is_contiguous else None
     if not getattr(rows, "is_cpu", False) or rows.shape != shape or not rows.is_contiguous():
         return None
-    kind, start, size = _torch_kind(rows.dtype), rows.data_ptr(), rows.itemsize
-    return None if kind < 0 or start % size else (NOTHING, start, shape[1] * size, kind)
+    dtype, address, item_size = _torch_dtype_code(rows.dtype), rows.data_ptr(), rows.itemsize
+    return None if dtype < 0 or address % item_size else (NO_ARRAY, address, shape[1] * item_size, dtype)
 
 
 @cache
-def _torch_kind(dtype: Any) -> int:
-    """The index in FLOATS of a torch data type; -1 for others."""
+def _torch_dtype_code(dtype: Any) -> int:
+    """The index of a torch data type in LOGITS_DTYPES; -1 for others."""
     name = str(dtype)[6:]
-    return FLOATS.index(name) if name in FLOATS else -1
+    return LOGITS_DTYPES.index(name) if name in LOGITS_DTYPES else -1
 
 
 def checked_mask(mask: Any, rows: int, size: int) -> Any:
     """Packed bitmasks [B, at least V / 32], int32 or uint32, as an array or a tensor. Raises ValueError, TypeError."""
-    given, words = mask.detach() if hasattr(mask, "detach") else np.asarray(mask), -(-size // 32)
-    if given.ndim != 2 or len(given) != rows or given.shape[1] < words:
-        raise ValueError(f"mask must have the shape [{rows}, {words}], 32 tokens per word, got {list(given.shape)}")
-    if str(given.dtype).removeprefix("torch.") not in ("int32", "uint32"):
-        raise TypeError(f"mask must be of int32, got {given.dtype}")
-    return given
+    array, words = mask.detach() if hasattr(mask, "detach") else np.asarray(mask), -(-size // 32)
+    if array.ndim != 2 or len(array) != rows or array.shape[1] < words:
+        raise ValueError(f"mask must have the shape [{rows}, {words}], 32 tokens per word, got {list(array.shape)}")
+    if str(array.dtype).removeprefix("torch.") not in ("int32", "uint32"):
+        raise TypeError(f"mask must be of int32, got {array.dtype}")
+    return array
 
 
 def masks(mask: Any, rows: int, size: int) -> Sequence[NDArray[np.int32] | None]:
     """One checked bitmask per row, or None. Bit i % 32 of word i // 32 stands for token i."""
     if mask is None:
         return [None] * rows
-    given = checked_mask(mask, rows, size)
-    array: NDArray[Any] = given.cpu().numpy() if hasattr(given, "detach") else given
+    checked = checked_mask(mask, rows, size)
+    array: NDArray[Any] = checked.cpu().numpy() if hasattr(checked, "detach") else checked
     return list(np.ascontiguousarray(array.view(np.int32)))
 
 
-def masks_plainly(mask: Any, rows: int, size: int) -> tuple[int, int] | None:
+def masked_tokens(mask: NDArray[np.int32] | None, size: int) -> NDArray[np.bool_]:
+    """A bitmask as booleans [V]: True for tokens that are not allowed."""
+    if mask is None:
+        return np.zeros(size, bool)
+    bits = np.unpackbits(np.asarray(mask).astype("<i4").view(np.uint8), bitorder="little")
+    return np.asarray(bits[:size] == 0)
+
+
+def contiguous_mask_layout(mask: Any, rows: int, size: int) -> tuple[int, int] | None:
     """Address and stride of plain NumPy masks, 0, 0 for none; None for others, which need ``masks``."""
     if mask is None:
         return 0, 0
@@ -137,7 +145,7 @@ def masks_plainly(mask: Any, rows: int, size: int) -> tuple[int, int] | None:
     return (mask.ctypes.data, mask.strides[0]) if len(mask) == rows and 32 * mask.shape[1] >= size else None
 
 
-def where(masks_B: Sequence[NDArray[np.int32] | None]) -> tuple[int, int]:
+def mask_layout(masks_B: Sequence[NDArray[np.int32] | None]) -> tuple[int, int]:
     """Address and stride, in bytes, of the masks of rows; 0, 0 for none."""
     first = masks_B[0]
     return (0, 0) if first is None else (first.ctypes.data, first.nbytes)
@@ -148,10 +156,10 @@ def per_row(value: Any, rows: int, name: str) -> list[int]:
     values = list(value) if isinstance(value, Sequence | np.ndarray) else [value] * rows
     if len(values) != rows:
         raise ValueError(f"{name} has {len(values)} entries, but the logits have {rows} rows")
-    for one in values:
-        if isinstance(one, bool) or not isinstance(one, int | np.integer) or not 0 <= one < 2**64:
-            raise ParameterError(name, f"{name} must be an integer >= 0 and < 2**64, got {one!r}")
-    return [int(one) for one in values]
+    for number in values:
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < 2**64:
+            raise ParameterError(name, f"{name} must be an integer >= 0 and < 2**64, got {number!r}")
+    return [int(number) for number in values]
 
 
 def histories(lists: Any, rows: int, size: int, name: str) -> list[NDArray[np.int64]]:
@@ -198,7 +206,7 @@ def ids_in(stages: Pipeline) -> Iterator[tuple[str, int]]:
     for stage in stages:
         for attribute, parameter in stage.parameters.items():
             value = getattr(stage, attribute)
-            if not isinstance(value, float | int | None):  # to ask whether a number is a mapping takes a microsecond
+            if not isinstance(value, float | int | None):  # isinstance(number, Mapping) takes a microsecond
                 for token in _ids(value):
                     yield parameter.name, token
 

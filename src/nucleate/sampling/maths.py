@@ -1,6 +1,6 @@
-"""The names a rule may use: of numbers, NumPy arrays and torch tensors.
+"""The functions that a stage rule may use, for numbers, NumPy arrays and torch tensors.
 
-A rule is one expression of these and of Python's operators, and so the same for every backend.
+A rule is one expression of these and of Python's operators, so every backend can evaluate it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 INFINITY = float("inf")
 
 SLACK = 1e-6
-"""Logits arrive as float32, so probabilities are known to about this relative error: a token that misses a cut by less
-than it counts as reaching it. Without this, top_p = 0.7 over (0.4, 0.3, ...) would hang on the last bit of a sum."""
+"""Relative tolerance of thresholds: float32 logits give probabilities to about this precision. A token that misses a
+threshold by less survives. Without it, top_p = 0.7 over (0.4, 0.3, ...) would depend on the last bit of a sum."""
 
 
 def exp(x: Any) -> Any:

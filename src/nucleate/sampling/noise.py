@@ -1,7 +1,7 @@
 """Counter-based random numbers: (seed, step, stream, index) gives the same bits on every machine, batch and thread.
 
-Philox-4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011). Keeps no state, so
-any token of any run can be drawn again.
+Philox-4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel random numbers: as easy as 1, 2, 3, SC 2011). There is no state, so
+any token of any run can be reproduced.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from nucleate.sampling.maths import log, log1p
 
-# What a number is for. Streams never share numbers.
+# Streams: one per use of random numbers.
 TOKEN, GROUP, XTC, ACCEPT, RESIDUAL, DRAFT = range(6)
 
 GROUP_SIZE = 256
-"""Number of consecutive token ids that form a group in the first level of a Gumbel draw."""
+"""Number of consecutive token ids in a group, the first level of a Gumbel draw."""
 
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
@@ -29,7 +29,7 @@ Words = NDArray[np.uint64]
 
 
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
-    """Ten rounds of Philox-4x32. Words are 32-bit values held in uint64 arrays, because products need the room."""
+    """Ten rounds of Philox-4x32. Words are 32-bit values held in uint64 arrays, because products need 64 bits."""
     c0, c1, c2, c3 = counter
     for r in range(10):
         k0, k1 = (np.uint64((k + r * w) & 0xFFFFFFFF) for k, w in zip(key, _WEYL, strict=True))
@@ -51,7 +51,7 @@ def uniform(seed: int, step: int, stream: int, index: NDArray[np.integer[Any]]) 
 
 
 def gumbel(u: Any) -> Any:
-    """A standard Gumbel number from a uniform one. Winners sit at small u, where floating point is fine-grained."""
+    """A standard Gumbel variate from a uniform one. The largest come from small u, where floats are dense."""
     return -log(-log1p(-u))
 
 

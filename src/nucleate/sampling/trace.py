@@ -142,7 +142,7 @@ def _walk(
 ) -> Iterator[Survivors]:
     """The surviving tokens after each stage except the draw. fast: use the CPU backend for each prefix of stages."""
     if not fast:
-        yield from reference.walk(kept, len(logits_V), stages[:-1], past, u)
+        yield from reference.apply_stages(kept, len(logits_V), stages[:-1], past, u)
         return
     for count in range(1, len(stages)):
         yield survivors(fast)(logits_V, (*stages[:count], stages[-1]), past, u)
@@ -153,19 +153,19 @@ def _trace(
 ) -> Trace:
     steps: list[TraceStep] = []
     try:
-        kept = reference.everything(logits_V)
+        kept = reference.all_tokens(logits_V)
         steps.append(_step(None, "as given", None, kept, len(logits_V)))
-        u = reference.coin(stages, seed, step)
+        u = reference.xtc_uniform(stages, seed, step)
         for stage, left in zip(stages[:-1], _walk(kept, logits_V, stages, past, u, fast=fast), strict=True):
             steps.append(_step(stage, _why(stage, kept, left, u), kept, left, len(logits_V)))
             kept = left
         if fast:
             token = runner(fast)(logits_V, stages, seed, step, past).token
         else:
-            token = reference.pick(stages[-1], kept, seed, step)
+            token = reference.select_token(stages[-1], kept, seed, step)
     except reference.RowError as error:
         return Trace(tuple(steps), None, str(error), seed, step)
-    drawn = Survivors(np.array([token]), kept.x_N[kept.ids_N == token], kept.whole)
+    drawn = Survivors(np.array([token]), kept.x_N[kept.ids_N == token], kept.total)
     steps.append(_step(stages[-1], _draw(stages[-1], kept, token), kept, drawn, len(logits_V)))
     return Trace(tuple(steps), token, None, seed, step)
 
@@ -230,7 +230,7 @@ def _scale(stage: Scale, kept: Survivors, left: Survivors, u: float) -> str:
 
 
 def _floor(stage: Floor, kept: Survivors, left: Survivors, u: float) -> str:
-    _, row = reference.seen(kept)
+    _, row = reference.relative_scores(kept)
     cut = float(stage.floor(row))
     condition = f"probability >= {np.exp(cut - row.top) / row.mass:.3g}"
     if cut > row.top:
@@ -239,7 +239,7 @@ def _floor(stage: Floor, kept: Survivors, left: Survivors, u: float) -> str:
 
 
 def _prefix(stage: Prefix, kept: Survivors, left: Survivors, u: float) -> str:
-    below_N, row = reference.seen(kept)
+    below_N, row = reference.relative_scores(kept)
     weight_N, stays_N = stage.weight(below_N, row), np.isin(kept.ids_N, left.ids_N)
     target, total, chance = float(stage.target(row)), float(weight_N.sum()), float(_chances(kept)[stays_N].sum())
     least = "" if stage.reaches else "at most "
@@ -258,7 +258,7 @@ def _prefix(stage: Prefix, kept: Survivors, left: Survivors, u: float) -> str:
 def _ceiling(stage: Ceiling, kept: Survivors, left: Survivors, u: float) -> str:
     if u >= stage.chance:
         return f"random number {u:.4f} >= {stage.chance:g}: inactive in this step"
-    below_N, row = reference.seen(kept)
+    below_N, row = reference.relative_scores(kept)
     cut = float(stage.ceiling(row))
     above, coin = int((below_N >= cut).sum()), f"random number {u:.4f} < {stage.chance:g}"
     least = f"probability >= {np.exp(cut - row.top) / row.mass:.3g}"

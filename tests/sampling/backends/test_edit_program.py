@@ -11,7 +11,7 @@ import pytest
 import nucleate as nc
 from nucleate.parameters.parameter import param
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.fused.edit_program import EditProgram, table_of
+from nucleate.sampling.backends.numba.fused.edit_program import EditProgram, count_table
 from nucleate.sampling.dispatch.fused_pipeline import chain_of, unchanging
 from nucleate.sampling.history import History
 from nucleate.sampling.incremental_history import IncrementalHistory
@@ -109,7 +109,7 @@ def test_a_table_says_where_the_counts_are_however_they_grow(window):
     memory = IncrementalHistory((), prompt, output)
     table = memory.table(window)
     for _ in range(200):
-        fixed, held = table_of(History(prompt, memory.output), window)
+        fixed, held = count_table(History(prompt, memory.output), window)
         assert counted(table) == counted(fixed)
         assert table is memory.table(window)
         assert held is not None
@@ -209,9 +209,9 @@ def test_penalties_in_a_row_are_one_edit_if_they_count_the_same():
 def test_a_program_stays_where_it_is():
     memory = IncrementalHistory((Twice(), Frequency(1.0)), [1], [2])
     program = EditProgram(chain_of((Twice(), Frequency(1.0), Gumbel(1))).edits, memory, SIZE)
-    at = program.at
+    at = program.commands_at
     for token in range(50):
         memory.push(token)
         program.refresh()
-        assert program.at == at == (program.orders.ctypes.data, 2)
-        assert read(int(program.orders[0, 1]), 2) == [len(memory.output), len(memory.output) + 1]
+        assert program.commands_at == at == (program.commands.ctypes.data, 2)
+        assert read(int(program.commands[0, 1]), 2) == [len(memory.output), len(memory.output) + 1]

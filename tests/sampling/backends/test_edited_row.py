@@ -68,7 +68,7 @@ def survey(count: int, seed: int) -> Counter[str]:
         tokens = draws(x, batch, turn, said)
         try:
             kept = reference.survivors(x, stages, past)
-            expected: object = [reference.pick(stages[-1], kept, key, turn) for key in keys]
+            expected: object = [reference.select_token(stages[-1], kept, key, turn) for key in keys]
         except reference.RowError as error:
             expected = dict.fromkeys(range(DRAWS), str(error))
             found["errors"] += 1
@@ -136,7 +136,7 @@ def survey_stages(seeds: range) -> Counter[str]:
             found["edge: a parameter off by its last digits"] += 1
             continue
         assert np.allclose(got.x_N, expected.x_N, rtol=1e-12, atol=1e-12), (seed, stages)
-        for ours, theirs in zip(got.whole, expected.whole, strict=True):
+        for ours, theirs in zip(got.total, expected.total, strict=True):
             assert ours == pytest.approx(theirs, rel=1e-12), (seed, stages)
     return found
 

@@ -24,7 +24,7 @@ from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import Gumbel, LogitBias, MinP, Temperature, TopK, TopNSigma, TopP, Typical
 
 SEEDS = 2
-"""How many draws are looked at per row."""
+"""Draws compared per row."""
 
 
 def size_of(numbers: np.random.Generator) -> int:
@@ -32,7 +32,7 @@ def size_of(numbers: np.random.Generator) -> int:
 
 
 class Left:
-    """Runs rows that the chain leaves to others, as they are too near a tie."""
+    """Counts the rows that the fused kernel leaves to the fallback, as they are too near a tie."""
 
     count = 0
 
@@ -66,7 +66,7 @@ def survey(count: int, seed: int, sizes: tuple[int, ...] = ()) -> Counter[str]:
             tokens = nc.sample(np.broadcast_to(x, (SEEDS, size)), batch, step=steps, backend="cpu").tolist()
         found["tight, left" if tight else "left"] += others.count
         for key, step, token in zip(keys, steps, tokens, strict=True):
-            if token != reference.pick(stages[-1], kept, key, step):
+            if token != reference.select_token(stages[-1], kept, key, step):
                 edge = edges.edge_of_a_draw(kept, key, step, token)
                 assert edge, (*what, key, step, token)
                 found[f"draw: {edge}"] += 1
@@ -158,7 +158,7 @@ def test_the_last_of_equal_tokens_that_a_cut_keeps_is_drawn_and_none_after_it(p:
         tokens = nc.sample(np.broadcast_to(x, (4000, 5000)), batch, step=step, backend="cpu")
         assert tokens.max() <= last
         for place in np.flatnonzero(tokens // 256 == last // 256).tolist():
-            expected = reference.pick(Gumbel(0), kept, start + place, step)
+            expected = reference.select_token(Gumbel(0), kept, start + place, step)
             assert tokens[place] == expected
             met += expected == last
     assert met
@@ -178,7 +178,7 @@ def test_a_temperature_after_a_cut_does_not_move_the_cut(t: float) -> None:
                 assert agrees(x, chain.numbers, kept.ids_N.tolist())
             for seed in range(20):
                 token = int(nc.sample(x[None], (*stages[:-1], Gumbel(seed)), backend="cpu")[0])
-                assert token == reference.pick(stages[-1], kept, seed, 0)
+                assert token == reference.select_token(stages[-1], kept, seed, 0)
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ def test_any_order_that_the_chain_takes_leaves_what_the_reference_leaves() -> No
         kept = reference.survivors(x, stages)
         assert agrees(x, chain.numbers, kept.ids_N.tolist()), (turn, kind, stages)
         token = int(nc.sample(x[None], (*chosen, Gumbel(turn)), backend="cpu")[0])
-        assert token == reference.pick(stages[-1], kept, turn, 0), (turn, kind, stages)
+        assert token == reference.select_token(stages[-1], kept, turn, 0), (turn, kind, stages)
     assert len(taken) > 40
 
 
@@ -227,7 +227,7 @@ def test_the_edges_can_tell_an_edge_from_a_mistake() -> None:
     assert {edges.edge_of_a_set(x, at, order, order[:n]) for n in (30, 31)} == {"top-p"}
     assert {edges.edge_of_a_set(x, at, order, order[:n]) for n in (29, 32)} == {""}
     row = reference.survivors(x, edges.pipeline(asked))
-    drawn = reference.pick(Gumbel(0), row, 5, 6)
+    drawn = reference.select_token(Gumbel(0), row, 5, 6)
     assert [edges.edge_of_a_draw(row, 5, 6, token) != "" for token in range(kept)] == [
         token == drawn for token in range(kept)
     ]

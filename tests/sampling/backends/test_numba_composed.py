@@ -22,7 +22,7 @@ from pipeline_cases import OTHERS, case
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.composed import candidate_list, full_row, pipeline_steps, row_kernels
 from nucleate.sampling.backends.numba.composed import evaluation as generic
-from nucleate.sampling.backends.numba.composed.edited_row import room
+from nucleate.sampling.backends.numba.composed.edited_row import thread_workspace
 from nucleate.sampling.backends.numba.fused import fused_sampler as special_rows
 from nucleate.sampling.dispatch import rules
 from nucleate.sampling.history import History
@@ -143,7 +143,7 @@ def test_survivors_and_probabilities_are_those_of_the_reference(monkeypatch, siz
                 assert got.ids_N.tolist() == expected.ids_N.tolist(), (seed, given, u)
                 atol = 1e-9 * max(1.0, np.ptp(expected.x_N))
                 np.testing.assert_allclose(got.x_N, expected.x_N, rtol=1e-9, atol=atol, equal_nan=False)
-                assert got.whole == pytest.approx(expected.whole, rel=1e-9)
+                assert got.total == pytest.approx(expected.total, rel=1e-9)
         one, other = (told(run.probabilities, logits, stages, history) for run in (reference, generic))
         if isinstance(one, str):
             assert other == one, (seed, stages)
@@ -408,7 +408,7 @@ def test_a_negative_weight_far_down_is_not_overlooked(monkeypatch) -> None:
 def test_sums_of_a_row_are_exact(kind, size) -> None:
     x = row(np.random.default_rng(size), size, kind)
     tail, tops, masses, sums = np.empty(256, np.float32), *(np.empty(-(-size // 256), t) for t in "fd"), np.empty(2)
-    top = row_kernels.group_tops(x, tail, tops)
+    top = row_kernels.group_maxima(x, tail, tops)
     assert top == x.max()
     for slope in (1.0, 1.25, 1e-3, 1e4):
         d = np.maximum((x.astype(np.float64) - float(top)) * slope, -700.0).tolist()
@@ -462,7 +462,7 @@ def test_nobody_lists_all_tokens_of_a_row(stages, monkeypatch) -> None:
     def refused(*_):
         raise AssertionError("all tokens were listed")
 
-    monkeypatch.setattr(full_row.FullRow, "all", refused)
+    monkeypatch.setattr(full_row.FullRow, "ranked_list", refused)
     monkeypatch.setattr(reference, "run", refused)
     assert generic.run(x, (*stages, Gumbel(1)), 1, 3).token == expected.token
 
@@ -478,7 +478,7 @@ def test_typical_may_leave_out_the_best_and_the_worst(p, far) -> None:
         for stages in ((Typical(p), Gumbel(1)), (Temperature(0.5), Typical(p), Gumbel(1))):
             got, expected = (run.survivors(x, stages) for run in (generic, reference))
             assert got.ids_N.tolist() == expected.ids_N.tolist()
-            assert got.whole == pytest.approx(expected.whole, rel=1e-12)
+            assert got.total == pytest.approx(expected.total, rel=1e-12)
 
 
 def test_asking_for_a_token_that_is_not_there_is_the_same_for_any_size() -> None:
@@ -540,7 +540,7 @@ def test_each_row_is_drawn_once_by_however_many_threads(monkeypatch) -> None:
 
     def drawn(threads):
         monkeypatch.setattr(special_rows, "cores", lambda: threads)
-        monkeypatch.setattr(special_rows, "WORTH_A_THREAD", 1e-9)
+        monkeypatch.setattr(special_rows, "SECONDS_PER_THREAD", 1e-9)
         sampler = Sampler(32_000, backend="cpu")
         for seed in range(97):
             sampler.add(SamplingParams(temperature=0.8, top_p=0.9, seed=seed))
@@ -550,12 +550,12 @@ def test_each_row_is_drawn_once_by_however_many_threads(monkeypatch) -> None:
 
 
 def test_programs_are_of_the_pipeline_asked_about(monkeypatch) -> None:
-    monkeypatch.setattr(pipeline_steps, "MOST", 4)
+    monkeypatch.setattr(pipeline_steps, "CACHED_PIPELINES", 4)
     for i in range(50):  # tuples come and go, and their places in memory are used again
         stages = (Temperature(0.5), Gumbel(i)) if i % 2 else (TopP(0.5, of_whole=True), Xtc(0.5), Gumbel(i))
-        found = pipeline_steps.program_of(stages)
+        found = pipeline_steps.steps_of(stages)
         assert found.stages is stages
-        assert (found.whole, found.flips) == ((False, False) if i % 2 else (True, True))
+        assert (found.needs_total, found.has_ceiling) == ((False, False) if i % 2 else (True, True))
         assert found.steps[-1].kind.shape == "Draw"
 
 
@@ -597,7 +597,7 @@ def test_a_mask_after_a_cut_begins_anew_only_if_it_forbids_a_token(words: list[i
     past, stages = History(mask=np.array(words, np.int32)), (MinP(0.3), Mask(), TopP(0.6, of_whole=True))
     got, expected = (engine.survivors(x, stages, past) for engine in (generic, reference))
     assert got.ids_N.tolist() == expected.ids_N.tolist()
-    assert got.whole == pytest.approx(expected.whole)
+    assert got.total == pytest.approx(expected.total)
     for seed in range(8):
         assert both(x, (*stages, Gumbel(seed)), past) == ""
 
@@ -615,13 +615,13 @@ def test_a_floor_that_keeps_all_or_nearly_all(size, last) -> None:
 
 
 def test_scratch_rows_are_used_again() -> None:
-    work = room(5000)
-    work.start()
-    first = [work.row(), work.row()]
-    work.start()
-    assert [work.row() is one for one in first] == [True, True]
-    assert room(5000) is work
-    assert candidate_list.CLOSE < 1e-8
+    work = thread_workspace(5000)
+    work.reset()
+    first = [work.new_row(), work.new_row()]
+    work.reset()
+    assert [work.new_row() is one for one in first] == [True, True]
+    assert thread_workspace(5000) is work
+    assert candidate_list.TIE_TOLERANCE < 1e-8
 
 
 @pytest.mark.parametrize("stages", [(Typical(0.95), Temperature(0.8)), (Mirostat(5.0),), (TopK(40), Typical(0.9))])

@@ -11,8 +11,7 @@ import tiers
 import nucleate as nc
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.composed import evaluation as generic
-from nucleate.sampling.backends.numba.fused.row_table import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from nucleate.sampling.backends.numba.row_loading import copy
+from nucleate.sampling.backends.numba.row_loading import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, convert_row
 from nucleate.sampling.dispatch.fused_pipeline import chain_of
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import Categorical, Greedy, Gumbel, MinP, Temperature, TopK, TopNSigma, TopP, Typical
@@ -23,7 +22,7 @@ KINDS = ("smooth", "ties", "holes", "equal", "peaked", "island", "huge", "tiny",
 
 
 def row(numbers: np.random.Generator, size: int, kind: str) -> np.ndarray:
-    """Logits of some kind: each is a way for a shortcut to be wrong."""
+    """Logits of a kind: each could break some shortcut."""
     x = numbers.normal(size=size) * numbers.choice([0.1, 1.0, 3.0, 10.0])
     match kind:
         case "ties":
@@ -85,7 +84,7 @@ def shifted(numbers: np.random.Generator, asked: nc.SamplingParams, size: int) -
 
 
 def shifted_differences(count: int, seed: int) -> tuple[int, list[object]]:
-    """How many rows with histories and masks had a token to draw, and those whose token differs."""
+    """The number of valid rows with histories and masks, and the rows whose token differs."""
     numbers, found, drawn = np.random.default_rng(seed), [], 0
     for _ in range(count):
         size, kind = int(numbers.choice(SIZES[2:-1])), str(numbers.choice(KINDS))
@@ -108,7 +107,7 @@ def shifted_differences(count: int, seed: int) -> tuple[int, list[object]]:
 
 
 def differences(count: int, seed: int) -> list[object]:
-    """The rows whose token differs, of so many random ones, through the public call."""
+    """The random rows whose token differs, through the public function."""
     numbers, found = np.random.default_rng(seed), []
     for _ in range(count):
         size, kind = int(numbers.choice(SIZES)), str(numbers.choice(KINDS))
@@ -176,7 +175,7 @@ def test_a_row_that_cannot_be_drawn_says_why_and_harms_no_other(bad: float, plac
 
 
 def assert_told_alike(one: object, other: object) -> None:
-    """Reports with the same tokens and ranks, and logprobs equal but for the last digits."""
+    """Whether logprobs have equal tokens and ranks, and nearly equal values."""
     for told, expected in zip(one or (), other or (), strict=True):  # type: ignore[call-overload]
         assert (told is None) == (expected is None)
         if told is not None:
@@ -308,7 +307,7 @@ def test_a_report_is_that_of_the_reference() -> None:
         x = row(numbers, size, kind)
         inside = np.flatnonzero(x > -np.inf)
         top, asked = int(numbers.choice([0, 1, 5, 20, 300, 10_000])), numbers.integers(size, size=turn % 4).tolist()
-        told = generic.report(x, int(numbers.choice(inside)), (top, tuple(asked)))
+        told = generic.step_logprobs(x, int(numbers.choice(inside)), (top, tuple(asked)))
         expected = logprobs(np.arange(size), x, told.chosen.token_id, top, tuple(asked))
         assert_told_alike([told], [expected])
         assert [one.token_id for one in told.top] == [one.token_id for one in expected.top]
@@ -319,9 +318,9 @@ def test_every_half_precision_number_is_read_as_what_it_is() -> None:
     for start, stop in ((0, 65536), (3, 65533), (7, 7), (5, 20), (65530, 65536)):
         part = bits[start:stop]
         wide = np.full(len(part) + 1, 5.0, np.float32)
-        copy(part.ctypes.data, FLOAT16, wide[:-1])
+        convert_row(part.ctypes.data, FLOAT16, wide[:-1])
         assert np.array_equal(wide[:-1], part.view(np.float16).astype(np.float32), equal_nan=True)
-        copy(part.ctypes.data, BFLOAT16, wide[:-1])
+        convert_row(part.ctypes.data, BFLOAT16, wide[:-1])
         assert np.array_equal(wide[:-1], (part.astype(np.uint32) << 16).view(np.float32), equal_nan=True)
         assert wide[-1] == 5.0
 
@@ -332,10 +331,10 @@ def test_wide_numbers_are_rounded_as_numpy_rounds_them() -> None:
     wide[:4000] = numbers.normal(size=4000) * 10.0 ** numbers.integers(-50, 45, size=4000)
     wide[4000:4003] = 1e39, -1e39, 3.4028235677973366e38
     narrow = np.empty(len(wide), np.float32)
-    copy(wide.ctypes.data, FLOAT64, narrow)
+    convert_row(wide.ctypes.data, FLOAT64, narrow)
     with np.errstate(all="ignore"):
         expected = wide.astype(np.float32)
     assert np.array_equal(narrow, expected, equal_nan=True)
     again = np.empty(len(wide), np.float32)
-    copy(narrow.ctypes.data, FLOAT32, again)
+    convert_row(narrow.ctypes.data, FLOAT32, again)
     assert np.array_equal(again.view(np.uint32), narrow.view(np.uint32))

@@ -1,4 +1,4 @@
-"""Finding and keeping the first tokens of a row without sorting it, beside NumPy's stable sort."""
+"""Prefix selection without sorting agrees with NumPy's stable sort."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import numpy as np
 import pytest
 from kept_tokens import agrees
 
-from nucleate.sampling.backends.numba.fused.logit_edits import take
+from nucleate.sampling.backends.numba.fused.fused_sampler import workspace_size
+from nucleate.sampling.backends.numba.fused.logit_edits import load_row
 from nucleate.sampling.backends.numba.fused.prefix_selection import (
-    ALL,
-    BY_NUMBER,
+    BY_COUNT,
     BY_WEIGHT,
-    doubt,
-    gather,
-    keep_first,
-    reached,
+    UNBOUNDED,
+    gather_candidates,
+    keep_prefix,
+    kth_value_bound,
+    mark_uncertain,
 )
-from nucleate.sampling.backends.numba.fused.row_table import FLOAT32, room_for
-from nucleate.sampling.backends.numba.fused.workspace import Workspace, carve
+from nucleate.sampling.backends.numba.fused.workspace import Workspace, workspace_in
+from nucleate.sampling.backends.numba.row_loading import FLOAT32
 
 KINDS = ("smooth", "few levels", "equal", "signed zeros", "far apart", "one far above", "holes")
 
@@ -41,19 +42,19 @@ def scores(numbers: np.random.Generator, count: int, kind: str) -> np.ndarray:
 
 
 def space(size: int) -> Workspace:
-    work: Workspace = carve(np.empty(room_for(size)), size)
+    work: Workspace = workspace_in(np.empty(workspace_size(size)), size)
     return work
 
 
 def candidates(work: Workspace, ids: np.ndarray, x: np.ndarray, weights: np.ndarray) -> int:
-    """Put candidates where kernels look for them."""
+    """Write candidates to the workspace."""
     n = len(ids)
     work.ids[:n], work.scores[:n], work.weights[:n] = ids, x, weights
     return n
 
 
 def first(x: np.ndarray, weights: np.ndarray, goal: float) -> list[int]:
-    """The fewest first tokens whose weights reach a goal, ascending: the slow twin."""
+    """Reference implementation: the shortest prefix whose weights reach a target, ids ascending."""
     order = np.argsort(-x, kind="stable")
     reaching = np.flatnonzero(np.cumsum(weights[order]) >= goal)
     return sorted(order[: reaching[0] + 1 if len(reaching) else None].tolist())
@@ -74,8 +75,8 @@ def test_the_first_ones_by_number_and_by_weight(kind: str) -> None:
                 goal = float(given.sum() * numbers.choice([1e-9, 0.3003, 0.5003, 0.9903, 2.0]))  # no tie of sums
             else:
                 goal = float(numbers.integers(1, count + 1))
-            way = BY_WEIGHT if weights is given else BY_NUMBER
-            kept = keep_first(candidates(work, ids, x[ids], weights), goal, way, work)
+            way = BY_WEIGHT if weights is given else BY_COUNT
+            kept = keep_prefix(candidates(work, ids, x[ids], weights), goal, way, work)
             expected = first(x[ids], weights, goal)
             assert work.ids[:kept].tolist() == ids[expected].tolist()
             assert work.weights[:kept].tolist() == weights[expected].tolist()
@@ -84,19 +85,19 @@ def test_the_first_ones_by_number_and_by_weight(kind: str) -> None:
 
 def test_weights_of_nothing_do_no_harm() -> None:
     work, x, ids = space(3), np.array([1.0, 3.0, 2.0], np.float32), np.arange(3)
-    assert keep_first(candidates(work, ids, x, np.zeros(3)), 0.0, BY_WEIGHT, work) in (1, 2, 3)
+    assert keep_prefix(candidates(work, ids, x, np.zeros(3)), 0.0, BY_WEIGHT, work) in (1, 2, 3)
     n = candidates(work, ids, x, np.array([1.0, 0.0, 0.0]))
-    assert keep_first(n, 1.1, BY_WEIGHT, work) == 3  # rounding may have made the goal larger than all of them
+    assert keep_prefix(n, 1.1, BY_WEIGHT, work) == 3  # rounding may have made the goal larger than all of them
 
 
 def test_tokens_before_which_the_goal_may_be_reached_are_doubtful() -> None:
     work, x, weights = space(256), np.array([2.0, 5.0, 2.0, 4.0], np.float32), np.array([0.1, 0.5, 0.1, 0.3])
     for goal, doubtful in ((0.95, []), (0.85, [2]), (0.75, [0, 2]), (0.3, [0, 2, 3])):
         n = candidates(work, np.arange(4), x, weights)
-        assert doubt(n, 1.0, goal, work)
+        assert mark_uncertain(n, 1.0, goal, work)
         assert np.flatnonzero(work.weights[:n] < 0).tolist() == doubtful
     n = candidates(work, np.arange(100), np.zeros(100), np.full(100, 0.01))
-    assert not doubt(n, 1.0, 0.1, work)  # more than are listed
+    assert not mark_uncertain(n, 1.0, 0.1, work)  # more than are listed
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,7 +106,7 @@ def test_a_number_that_at_least_k_reach_and_few_more(kind: str) -> None:
     for _ in range(300):
         count = int(numbers.choice([1, 2, 7, 125, 501, 1000]))
         values, k = scores(numbers, count, kind), int(numbers.integers(1, count + 1))
-        cut = reached(values, k)
+        cut = kth_value_bound(values, k)
         lowest = float(np.sort(values)[-k])
         assert cut <= lowest
         assert (values.astype(float) >= cut).sum() <= max(k + k // 8, (values >= lowest).sum())
@@ -116,10 +117,10 @@ def test_what_is_at_or_above_a_cut_is_found_in_its_order(size: int) -> None:
     numbers, work = np.random.default_rng(size), space(size)
     for kind in KINDS * 4:
         x = scores(numbers, size, kind)
-        take(x.ctypes.data, FLOAT32, size, 0, 0, 0, work)
+        load_row(x.ctypes.data, FLOAT32, size, 0, 0, 0, work)
         for cut in (np.float32(x.max()), np.sort(x)[-min(size, 9)], np.median(x), np.finfo(np.float32).min):
             cut = max(np.float32(cut), np.finfo(np.float32).min)
-            found = gather(cut, ALL, work)
+            found = gather_candidates(cut, UNBOUNDED, work)
             assert work.ids[:found].tolist() == np.flatnonzero(x >= cut).tolist()
             assert work.scores[:found].tolist() == x[x >= cut].tolist()
 

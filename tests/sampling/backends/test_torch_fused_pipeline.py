@@ -104,12 +104,12 @@ def survey(rows: int, sizes: tuple[int, ...], seed: int) -> Counter[str]:
             stages, found["rows"] = simplify(edges.pipeline(asked[row])), found["rows"] + 1
             kept, got = reference.survivors(x_RV[row], stages), np.flatnonzero(inside_RV[row])
             if got.tolist() != np.sort(kept.ids_N).tolist():
-                order = reference.everything(x_RV[row]).ids_N.tolist()
+                order = reference.all_tokens(x_RV[row]).ids_N.tolist()
                 edge = edges.edge_of_a_set(x_RV[row], asked[row], order, got.tolist())
                 assert edge, (size, row, asked[row], len(got), len(kept.ids_N))
                 found[f"{'tight ' * tight[row]}set: {edge}"] += 1
                 continue
-            assert tokens[row] == reference.pick(stages[-1], kept, seed_, step), (size, row, asked[row])
+            assert tokens[row] == reference.select_token(stages[-1], kept, seed_, step), (size, row, asked[row])
     return found
 
 

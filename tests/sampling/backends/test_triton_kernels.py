@@ -18,6 +18,7 @@ from triton_interpreter import Interpreted
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
 from nucleate.sampling.dispatch.fused_pipeline import FusedParams, chain_of
+from nucleate.sampling.inputs import masked_tokens
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import Gumbel
 
@@ -74,10 +75,10 @@ def compare(
         inside = np.flatnonzero((x > cut) | ((x == cut) & (places <= got["lasts"][row]))).tolist()
         seed, step, what = int(seeds[row]) % 2**64, int(steps[row]) % 2**64, (row, asked[row], x.size)
         if inside != np.sort(kept.ids_N).tolist():
-            edge = edges.edge_of_a_set(x, asked[row], reference.everything(x).ids_N.tolist(), inside)
+            edge = edges.edge_of_a_set(x, asked[row], reference.all_tokens(x).ids_N.tolist(), inside)
             assert edge, (*what, len(inside), len(kept.ids_N))
             found[f"{'tight ' * tight[row]}set: {edge}"] += 1
-        elif token != reference.pick(stages[-1], kept, seed, step):
+        elif token != reference.select_token(stages[-1], kept, seed, step):
             edge = edges.edge_of_a_draw(kept, seed, step, token)
             assert edge, (*what, seed, step, token)
             found[f"draw: {edge}"] += 1
@@ -308,7 +309,7 @@ def test_masks_are_those_of_the_reference(kernels: Interpreted) -> None:
     for size in (40, 257, 700):
         x_RV = np.stack([edges.row(numbers, size, kind) for kind in ("smooth", "grid", "holes", "peaked", "shifted")])
         masks_RW = numbers.integers(-(2**31), 2**31, (rows, -(-size // 32))).astype(np.int32)
-        allowed = [np.where(reference.forbidden(m, size), -np.inf, x) for x, m in zip(x_RV, masks_RW, strict=True)]
+        allowed = [np.where(masked_tokens(m, size), -np.inf, x) for x, m in zip(x_RV, masks_RW, strict=True)]
         asked = [
             FusedParams(t=0.7, p=0.9),
             FusedParams(k=5),
@@ -324,7 +325,7 @@ def test_masks_are_those_of_the_reference(kernels: Interpreted) -> None:
         log_p -= np.log(np.exp(log_p).sum(1, keepdims=True))
         for row, token in enumerate(got["tokens"].tolist()):  # of the logits as given
             assert got["logprobs"][row] == pytest.approx(log_p[row, token], abs=1e-6)
-            assert got["ranks"][row] == 1 + reference.everything(x_RV[row]).ids_N.tolist().index(token)
+            assert got["ranks"][row] == 1 + reference.all_tokens(x_RV[row]).ids_N.tolist().index(token)
 
 
 def test_rows_that_are_not_active_stay_as_they_are(kernels: Interpreted) -> None:

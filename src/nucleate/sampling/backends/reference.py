@@ -1,7 +1,4 @@
-"""Reference backend: defines the result of a pipeline, in NumPy float64, one row at a time.
-
-Every other backend must return the same tokens.
-"""
+"""Reference backend: defines the result of a pipeline, in NumPy float64, row by row. All backends return its tokens."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import noise
 from nucleate.sampling.history import History, HistoryView
+from nucleate.sampling.inputs import masked_tokens
 from nucleate.sampling.stage import (
     Ceiling,
     Draw,
@@ -52,7 +50,7 @@ class Survivors(NamedTuple):
 
     ids_N: Ids
     x_N: Floats
-    whole: TotalMass
+    total: TotalMass
 
 
 class RowResult(NamedTuple):
@@ -65,34 +63,33 @@ class RowResult(NamedTuple):
 
 def run(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: HistoryView = History()) -> RowResult:
     """Sample a token, report logprobs, and update stateful stages. Raises RowError."""
-    found = spans(logits_V, stages, past, coin(stages, seed, step))
-    return settled(found, stages, pick(stages[-1], found[-1], seed, step))
+    per_stage = survivors_per_stage(logits_V, stages, past, xtc_uniform(stages, seed, step))
+    return row_result(per_stage, stages, select_token(stages[-1], per_stage[-1], seed, step))
 
 
-def take(
+def accept(
     logits_V: NDArray[Any], stages: Pipeline, token: int, past: HistoryView = History(), u: float = 0.5
 ) -> RowResult:
     """The same for a token sampled elsewhere, which must have survived. u: the random number of XTC."""
-    return settled(spans(logits_V, stages, past, u), stages, token)
+    return row_result(survivors_per_stage(logits_V, stages, past, u), stages, token)
 
 
-def spans(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView, u: float) -> list[Survivors]:
+def survivors_per_stage(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView, u: float) -> list[Survivors]:
     """The surviving tokens before the first stage, and after each stage."""
-    found = [before := everything(logits_V)]
-    return found + [before := after for after in walk(before, len(logits_V), stages, past, u)]
+    before = all_tokens(logits_V)
+    return [before, *apply_stages(before, len(logits_V), stages, past, u)]
 
 
-def settled(found: list[Survivors], stages: Pipeline, token: int) -> RowResult:
+def row_result(per_stage: list[Survivors], stages: Pipeline, token: int) -> RowResult:
     """The result for a token: logprobs and updated stages."""
-    reported, moved = None, []
-    for stage, kept, left in zip(stages, found[:-1], found[1:], strict=True):
+    row_logprobs, updated = None, []
+    for stage, before, after in zip(stages, per_stage[:-1], per_stage[1:], strict=True):
         if isinstance(stage, Tap) and not stage.neutral:
-            reported = logprobs(kept.ids_N, kept.x_N, token, *stage.wanted)
-        learns = type(stage).after is not Stage.after and not stage.neutral
-        moved.append(
-            stage.after(DrawnToken(token, log_chance(kept, token), log_chance(left, token))) if learns else stage
-        )
-    return RowResult(token, reported, tuple(moved))
+            row_logprobs = logprobs(before.ids_N, before.x_N, token, *stage.wanted)
+        updated.append(stage)
+        if type(stage).after is not Stage.after and not stage.neutral:
+            updated[-1] = stage.after(DrawnToken(token, token_logprob(before, token), token_logprob(after, token)))
+    return RowResult(token, row_logprobs, tuple(updated))
 
 
 def draw(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: HistoryView = History()) -> int:
@@ -101,57 +98,55 @@ def draw(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: H
 
 
 def survivors(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = History(), u: float = 1.0) -> Survivors:
-    """The tokens that survive all stages except the draw, with their final scores.
+    """The tokens that survive all stages except the draw, with their final scores. u: the random number of XTC.
 
-    logits_V: raw logits. u: the coin of the step. Raises RowError for a NaN, a +inf, or no finite score, as given or
-    after a stage.
+    Raises RowError for a NaN, a +inf, or no finite score, in the logits or after a stage.
     """
-    kept = everything(logits_V)
-    for after in walk(kept, len(logits_V), stages, past, u):
-        kept = after
-    return kept
+    return survivors_per_stage(logits_V, stages, past, u)[-1]
 
 
-def everything(logits_V: NDArray[Any]) -> Survivors:
+def all_tokens(logits_V: NDArray[Any]) -> Survivors:
     """All tokens of a row."""
     x_V = np.asarray(logits_V, dtype=np.float32).astype(np.float64)
     ids_V = np.arange(len(x_V))
-    return uncut(*in_order(ids_V, check(ids_V, x_V)))
+    return untruncated(*ranked(ids_V, check_scores(ids_V, x_V)))
 
 
-def walk(kept: Survivors, size: int, stages: Pipeline, past: HistoryView, u: float) -> Iterator[Survivors]:
+def apply_stages(kept: Survivors, size: int, stages: Pipeline, past: HistoryView, u: float) -> Iterator[Survivors]:
     """The surviving tokens after each stage."""
     for stage in stages:
-        with np.errstate(all="ignore"):  # check reports what overflows, for its row
+        with np.errstate(all="ignore"):  # check_scores raises RowError on overflow
             if stage.greedy:
-                kept = Survivors(kept.ids_N[:1], kept.x_N[:1], kept.whole)
+                kept = Survivors(kept.ids_N[:1], kept.x_N[:1], kept.total)
+            elif isinstance(stage, Shift) and not stage.neutral:
+                kept = apply_shift(kept, stage, past, size)
             elif not stage.neutral:
-                kept = shift(kept, stage, past, size) if isinstance(stage, Shift) else narrow(kept, stage, u)
+                kept = apply_row_stage(kept, stage, u)
         yield kept
 
 
-def check(ids_N: Ids, x_N: Floats, after: str = "") -> Floats:
+def check_scores(ids_N: Ids, x_N: Floats, after: str = "") -> Floats:
     """The scores; raises RowError if they cannot be sampled."""
-    for bad_N, what in ((np.isnan(x_N), "NaN"), (x_N == np.inf, "+inf")):
+    for bad_N, name in ((np.isnan(x_N), "NaN"), (x_N == np.inf, "+inf")):
         if bad_N.any():
-            raise RowError(f"{what} at token {ids_N[bad_N.argmax()]}{after}")
+            raise RowError(f"{name} at token {ids_N[bad_N.argmax()]}{after}")
     if not (x_N > -np.inf).any():
         raise RowError(f"every token is at -inf{after}")
     return x_N
 
 
-def in_order(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
+def ranked(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
     """Sort tokens by score, stably; removes those at -inf."""
     order_N = np.argsort(-x_N, kind="stable")[: np.count_nonzero(x_N > -np.inf)]
     return ids_N[order_N], x_N[order_N]
 
 
-def uncut(ids_N: Ids, x_N: Floats) -> Survivors:
+def untruncated(ids_N: Ids, x_N: Floats) -> Survivors:
     """Tokens in rank order, before any truncation."""
     return Survivors(ids_N, x_N, TotalMass(float(x_N[0]), float(np.exp(x_N - x_N[0]).sum())))
 
 
-def shift(kept: Survivors, stage: Shift, past: HistoryView, size: int) -> Survivors:
+def apply_shift(kept: Survivors, stage: Shift, past: HistoryView, size: int) -> Survivors:
     """Apply a Shift to the tokens it touches; removes those at -inf."""
     ids_V, x_V = np.arange(size), np.full(size, -np.inf)
     x_V[kept.ids_N] = kept.x_N
@@ -168,138 +163,127 @@ def shift(kept: Survivors, stage: Shift, past: HistoryView, size: int) -> Surviv
         "output": output_V > 0,
         "listed": is_listed_V > 0,
         "unlisted": is_listed_V == 0,
-        "masked": forbidden(past.mask, size),
+        "masked": masked_tokens(past.mask, size),
     }[stage.touches]
     shifted_V = stage.apply(x_V, TokenInfo(ids_V, prompt_V, output_V, listed_V))
     changed_V = touched_V & (x_V > -np.inf) & (shifted_V != x_V)
     if not changed_V.any():
         return kept
-    x_V = check(ids_V, np.where(changed_V, shifted_V, x_V), f" after {stage.name}")
-    return uncut(*in_order(ids_V, x_V))
+    x_V = check_scores(ids_V, np.where(changed_V, shifted_V, x_V), f" after {stage.name}")
+    return untruncated(*ranked(ids_V, x_V))
 
 
-def forbidden(mask: NDArray[np.int32] | None, size: int) -> NDArray[np.bool_]:
-    """A bitmask as booleans [V]: True for tokens that are not allowed."""
-    if mask is None:
-        return np.zeros(size, bool)
-    bits = np.unpackbits(np.asarray(mask).astype("<i4").view(np.uint8), bitorder="little")
-    return np.asarray(bits[:size] == 0)
-
-
-def narrow(kept: Survivors, stage: Any, u: float) -> Survivors:
-    """Apply a stage that looks at the row as a whole. The first token of the order stays, or of the stage's own one."""
-    (ids_N, x_N, whole), (below_N, row) = kept, seen(kept)
+def apply_row_stage(kept: Survivors, stage: Any, u: float) -> Survivors:
+    """Apply a Scale or a truncation stage. The first token, in rank order or in the stage's own order, survives."""
+    (ids_N, x_N, total), (relative_N, row) = kept, relative_scores(kept)
     match stage:
         case Scale():
-            x_N = check(ids_N, stage.apply(below_N, row), f" after {stage.name}")
+            x_N = check_scores(ids_N, stage.apply(relative_N, row), f" after {stage.name}")
             if not stage.monotone:
-                by_id_N = np.argsort(ids_N)  # of equal ones the lowest id comes first
+                by_id_N = np.argsort(ids_N)  # ties: lowest id first
                 ids_N, x_N = ids_N[by_id_N], x_N[by_id_N]
-            return uncut(*in_order(ids_N, x_N))
+            return untruncated(*ranked(ids_N, x_N))
         case Floor():
-            keep_N = below_N >= stage.floor(row)
+            keep_N = relative_N >= stage.floor(row)
             keep_N[0] = True
         case Prefix():
-            keep_N = prefix(stage, below_N, row)
+            keep_N = prefix_mask(stage, relative_N, row)
             if stage.ties:
                 keep_N |= x_N >= x_N[keep_N].min()
         case Ceiling():
-            above_N = below_N >= stage.ceiling(row)
-            last = np.count_nonzero(above_N) - 1  # in order, so that they are the first ones
+            above_N = relative_N >= stage.ceiling(row)
+            last = np.count_nonzero(above_N) - 1
             keep_N = ~above_N | (u >= stage.chance) | (np.arange(len(x_N)) == last) | np.isin(ids_N, stage.spared)
         case Draw() | Tap():
             return kept
         case _:
-            raise TypeError(f"the reference backend knows no shape for {stage!r}")
-    return Survivors(ids_N[keep_N], x_N[keep_N], whole)
+            raise TypeError(f"{stage!r} has no shape that the reference backend supports")
+    return Survivors(ids_N[keep_N], x_N[keep_N], total)
 
 
-def seen(kept: Survivors) -> tuple[Floats, RowStats]:
-    """The arguments of a rule: scores relative to the maximum, for precision, and their statistics."""
+def relative_scores(kept: Survivors) -> tuple[Floats, RowStats]:
+    """The arguments of a rule: scores relative to the maximum, and their statistics."""
     top = kept.x_N.max()
-    return kept.x_N - top, statistics(kept.x_N - top, TotalMass(kept.whole.top - top, kept.whole.mass))
+    return kept.x_N - top, statistics(kept.x_N - top, TotalMass(kept.total.top - top, kept.total.mass))
 
 
-def prefix(stage: Prefix, x_N: Floats, row: RowStats) -> NDArray[np.bool_]:
+def prefix_mask(stage: Prefix, x_N: Floats, row: RowStats) -> NDArray[np.bool_]:
     """The tokens that a Prefix keeps, as a mask."""
     order_N = np.argsort(stage.order(x_N, row), kind="stable")
     weight_N = stage.weight(x_N[order_N], row)
-    reached_N = before(weight_N) if stage.reaches else np.cumsum(weight_N)
-    first_N = reached_N < stage.target(row) if stage.reaches else reached_N <= stage.target(row)
-    first_N[0] = True
+    reached_N = exclusive_cumsum(weight_N) if stage.reaches else np.cumsum(weight_N)
+    kept_N = reached_N < stage.target(row) if stage.reaches else reached_N <= stage.target(row)
+    kept_N[0] = True
     keep_N = np.empty(len(x_N), bool)
-    keep_N[order_N] = first_N
+    keep_N[order_N] = kept_N
     return keep_N
 
 
-def statistics(x_N: Floats, whole: TotalMass | None = None) -> RowStats:
+def statistics(x_N: Floats, total: TotalMass | None = None) -> RowStats:
     """The statistics of the scores of surviving tokens; none may be -inf."""
     top = x_N.max()
-    below_N = np.maximum(x_N - top, np.finfo(np.float64).min)  # from the top, because large scores would cancel
-    e_N = np.exp(below_N)
+    d_N = np.maximum(x_N - top, np.finfo(np.float64).min)  # relative, because large scores would cancel
+    e_N = np.exp(d_N)
     mass = e_N.sum()
-    entropy = np.log(mass) - (e_N * below_N).sum() / mass
-    all_mass = mass if whole is None else max(whole.mass * np.exp(whole.top - top), mass)
-    return RowStats(len(x_N), top, mass, (e_N * e_N).sum(), entropy, top + below_N.mean(), below_N.var(), all_mass)
+    entropy = np.log(mass) - (e_N * d_N).sum() / mass
+    total_mass = mass if total is None else max(total.mass * np.exp(total.top - top), mass)
+    return RowStats(len(x_N), top, mass, (e_N * e_N).sum(), entropy, top + d_N.mean(), d_N.var(), total_mass)
 
 
-def before(weight_N: Floats) -> Floats:
+def exclusive_cumsum(weight_N: Floats) -> Floats:
     """The sum of the weights strictly before each token."""
     return np.concatenate(([0.0], np.cumsum(weight_N)[:-1]))
 
 
-def log_chance(kept: Survivors, token: int) -> float:
+def token_logprob(kept: Survivors, token: int) -> float:
     """The log-probability of a surviving token."""
     x = kept.x_N[kept.ids_N == token][0]
     return float(x - kept.x_N.max() - np.log(np.exp(kept.x_N - kept.x_N.max()).sum()))
 
 
 def probabilities(
-    logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = History(), left: Callable[..., Survivors] = survivors
+    logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = History(), find: Callable[..., Survivors] = survivors
 ) -> Floats:
-    """The distribution the draw draws from, float64 [V], over all coins. A draw without noise puts all on one token.
-
-    left: what tells the survivors; each backend has its own.
-    """
+    """The distribution of the sampled token, float64 [V], averaged over XTC. find: the backend's ``survivors``."""
     chances = sorted({0.0, 1.0, *(float(stage.chance) for stage in stages if isinstance(stage, Ceiling))})
     p_V = np.zeros(len(logits_V))
-    for low, high in pairwise(chances):  # between two of them every coin falls the same way
-        ids_N, x_N, _ = left(logits_V, stages, past, (low + high) / 2)
+    for low, high in pairwise(chances):  # same survivors for all u between two thresholds
+        ids_N, x_N, _ = find(logits_V, stages, past, (low + high) / 2)
         with np.errstate(all="ignore"):
             if isinstance(stages[-1], Draw) and stages[-1].uniforms == "none":
-                p_V[race(stages[-1], ids_N, x_N, np.zeros(len(x_N)))] += high - low
+                p_V[highest_scoring(stages[-1], ids_N, x_N, np.zeros(len(x_N)))] += high - low
             else:
                 e_N = np.exp(x_N - x_N[0])
                 p_V[ids_N] += (high - low) * (e_N / e_N.sum())
     return p_V
 
 
-def coin(stages: Pipeline, seed: int, step: int) -> float:
+def xtc_uniform(stages: Pipeline, seed: int, step: int) -> float:
     """The uniform number that all Ceilings of a step share; generated only if there is one."""
-    flipped = any(isinstance(stage, Ceiling) for stage in stages)
-    return float(noise.uniform(seed, step, noise.XTC, np.zeros(1, np.int64))[0]) if flipped else 1.0
+    has_ceiling = any(isinstance(stage, Ceiling) for stage in stages)
+    return float(noise.uniform(seed, step, noise.XTC, np.zeros(1, np.int64))[0]) if has_ceiling else 1.0
 
 
-def pick(stage: Any, kept: Survivors, seed: int, step: int) -> int:
+def select_token(stage: Any, kept: Survivors, seed: int, step: int) -> int:
     """The token that a Draw selects among the survivors."""
     if not isinstance(stage, Draw):
-        raise TypeError(f"a pipeline that draws ends with a Draw, not with {stage!r}")
-    ids_N, x_N = kept.ids_N, kept.x_N - kept.x_N.max()  # from the top, because noise vanishes in large scores
+        raise TypeError(f"the last stage of a pipeline must be a Draw to sample, got {stage!r}")
+    ids_N, x_N = kept.ids_N, kept.x_N - kept.x_N.max()  # relative, because noise vanishes in large scores
     with np.errstate(all="ignore"):
         if stage.uniforms == "one":
             row = statistics(x_N)
             u = noise.uniform(seed, step, noise.TOKEN, np.zeros(1, np.int64))[0]
-            return int(ids_N[np.flatnonzero(before(stage.weight(x_N, row)) < stage.target(row, u))[-1]])
+            return int(ids_N[np.flatnonzero(exclusive_cumsum(stage.weight(x_N, row)) < stage.target(row, u))[-1]])
         if stage.uniforms == "each":
             group_N = ids_N // noise.GROUP_SIZE
-            groups_G, mass_G = masses(group_N, x_N)
-            winner = race(stage, groups_G, mass_G, noise.uniform(seed, step, noise.GROUP, groups_G))
+            groups_G, mass_G = group_logsumexp(group_N, x_N)
+            winner = highest_scoring(stage, groups_G, mass_G, noise.uniform(seed, step, noise.GROUP, groups_G))
             ids_N, x_N = ids_N[group_N == winner], x_N[group_N == winner]
-            return race(stage, ids_N, x_N, noise.uniform(seed, step, noise.TOKEN, ids_N))
-        return race(stage, ids_N, x_N, np.zeros(len(x_N)))
+            return highest_scoring(stage, ids_N, x_N, noise.uniform(seed, step, noise.TOKEN, ids_N))
+        return highest_scoring(stage, ids_N, x_N, np.zeros(len(x_N)))
 
 
-def masses(group_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
+def group_logsumexp(group_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
     """The groups with surviving tokens, and the log-sum-exp of their scores."""
     order_N = np.argsort(group_N, kind="stable")
     groups_G, first_G, size_G = np.unique(group_N[order_N], return_index=True, return_counts=True)
@@ -308,7 +292,7 @@ def masses(group_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
     return groups_G, top_G + np.log(np.add.reduceat(e_N, first_G))
 
 
-def race(stage: Draw, ids_N: Ids, x_N: Floats, u_N: Floats) -> int:
+def highest_scoring(stage: Draw, ids_N: Ids, x_N: Floats, u_N: Floats) -> int:
     """The id with the highest score; among equal ones, the lowest id."""
     score_N = stage.score(x_N, u_N)
     return int(ids_N[score_N == score_N.max()].min())

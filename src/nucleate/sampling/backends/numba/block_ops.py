@@ -12,133 +12,132 @@ from llvmlite import ir
 from numba import types
 
 from nucleate.sampling.backends.numba import vector_lanes
-from nucleate.sampling.backends.numba.float64 import LEAST, LOG2_E, LOG2_E_REST
+from nucleate.sampling.backends.numba.float64 import LOG2_E, LOG2_E_LOW, MIN_EXPONENT
 
-GROUP, WORD = vector_lanes.GROUP, 64
+GROUP_SIZE, WORD_BITS = vector_lanes.GROUP_SIZE, 64
 
 _F, _D, _I = types.float32, types.float64, types.int64
 
 
-@vector_lanes.vectors(_F, _I)
-def top(b: Any, address: Any) -> Any:
-    """The highest of 256 scores; NaN if one of them is."""
+@vector_lanes.vector_function(_F, _I)
+def maximum(b: Any, address: Any) -> Any:
+    """The maximum of 256 scores; NaN if one of them is NaN."""
 
-    def higher(one: Any, other: Any) -> Any:
-        return b.select(b.fcmp_ordered(">", one, other), one, other)
+    def larger(first: Any, second: Any) -> Any:
+        return b.select(b.fcmp_ordered(">", first, second), first, second)
 
-    scores = vector_lanes.loaded(b, address)
-    best = list(scores[:4])  # four at a time, so that none waits for another
+    scores = vector_lanes.load(b, address)
+    maxima = list(scores[:4])  # four independent chains
     for i, score in enumerate(scores[4:]):
-        best[i % 4] = higher(score, best[i % 4])
-    wrong = [b.fcmp_unordered("uno", *scores[i : i + 2]) for i in range(0, len(scores), 2)]  # one of two is NaN
-    any_wrong = b.bitcast(functools.reduce(b.or_, wrong), vector_lanes.BITS)
-    is_wrong = b.icmp_unsigned("!=", any_wrong, ir.Constant(vector_lanes.BITS, 0))
-    return b.select(is_wrong, ir.Constant(vector_lanes.FLOAT, float("nan")), vector_lanes.fold(b, best, higher))
+        maxima[i % 4] = larger(score, maxima[i % 4])
+    nan_masks = [b.fcmp_unordered("uno", *scores[i : i + 2]) for i in range(0, len(scores), 2)]
+    any_nan = b.bitcast(functools.reduce(b.or_, nan_masks), vector_lanes.LANE_MASK)
+    has_nan = b.icmp_unsigned("!=", any_nan, ir.Constant(vector_lanes.LANE_MASK, 0))
+    return b.select(has_nan, ir.Constant(vector_lanes.FLOAT, float("nan")), vector_lanes.reduce(b, maxima, larger))
 
 
-@vector_lanes.vectors(_F, _I, _F, _F, _F, _F, _F)
-def mass_above(b: Any, address: Any, *numbers: Any) -> Any:
-    """The sum of exp((x - best) / t) of those of 256 scores at or above a cut. numbers: best, high, low, least, cut;
-    high + low = log2(e) / t, least = -126 / high."""
-    best, high, low, least, cut = (vector_lanes.spread(b, number) for number in numbers)
+@vector_lanes.vector_function(_F, _I, _F, _F, _F, _F, _F)
+def mass_above(b: Any, address: Any, *arguments: Any) -> Any:
+    """The sum of exp((x - max) / t) over those of 256 scores that are at or above a threshold.
+
+    arguments: max_score, high, low, least, threshold; high + low = log2(e) / t, least = -126 / high.
+    """
+    max_score, high, low, least, threshold = (vector_lanes.broadcast(b, argument) for argument in arguments)
 
     def step(sums: Any, scores: Any) -> Any:
-        weights = [vector_lanes.exp(b, b.fsub(score, best), high, low, least) for score in scores]
-        inside = [b.fcmp_ordered(">=", score, cut) for score in scores]
-        parts = (b.select(*both, vector_lanes.every(0.0)) for both in zip(inside, weights, strict=True))
+        weights = [vector_lanes.exp(b, b.fsub(score, max_score), high, low, least) for score in scores]
+        at_least = [b.fcmp_ordered(">=", score, threshold) for score in scores]
+        parts = (b.select(*both, vector_lanes.constant(0.0)) for both in zip(at_least, weights, strict=True))
         return [b.fadd(*both) for both in zip(sums, parts, strict=True)]
 
-    return vector_lanes.fold(b, vector_lanes.each(b, address, [vector_lanes.every(0.0)] * 4, step), b.fadd)
+    return vector_lanes.reduce(b, vector_lanes.accumulate(b, address, [vector_lanes.constant(0.0)] * 4, step), b.fadd)
 
 
-@vector_lanes.vectors(types.void, _I, _F, _F, _F, _F, _I, _I)
-def masses_above(b: Any, address: Any, *given: Any) -> None:
-    """Add to each of eight sums the weights of those of 256 scores that are at or above each of eight cuts.
+@vector_lanes.vector_function(types.void, _I, _F, _F, _F, _F, _I, _I)
+def masses_above(b: Any, address: Any, *arguments: Any) -> None:
+    """``mass_above`` for eight thresholds; adds the results to eight float64 sums.
 
-    given: as of ``mass_above``, and in place of one cut the addresses of cuts and sums.
+    arguments: as for ``mass_above``, with the addresses of thresholds and sums in place of one threshold.
     """
-    best, high, low, least = (vector_lanes.spread(b, number) for number in given[:4])
-    first = b.inttoptr(given[4], vector_lanes.FLOAT.as_pointer())
-    cuts = [vector_lanes.spread(b, b.load(b.gep(first, [ir.Constant(vector_lanes.INT, i)]))) for i in range(8)]
+    max_score, high, low, least = (vector_lanes.broadcast(b, argument) for argument in arguments[:4])
+    first = b.inttoptr(arguments[4], vector_lanes.FLOAT.as_pointer())
+    thresholds = [vector_lanes.broadcast(b, b.load(b.gep(first, [ir.Constant(vector_lanes.INT, i)]))) for i in range(8)]
 
     def step(sums: Any, scores: Any) -> Any:
-        inside = list(sums)
+        totals = list(sums)
         for score in scores:
-            weight = vector_lanes.exp(b, b.fsub(score, best), high, low, least)
-            for i, cut in enumerate(cuts):
-                part = b.select(b.fcmp_ordered(">=", score, cut), weight, vector_lanes.every(0.0))
-                inside[i] = b.fadd(inside[i], part)
-        return inside
+            weight = vector_lanes.exp(b, b.fsub(score, max_score), high, low, least)
+            for i, threshold in enumerate(thresholds):
+                part = b.select(b.fcmp_ordered(">=", score, threshold), weight, vector_lanes.constant(0.0))
+                totals[i] = b.fadd(totals[i], part)
+        return totals
 
-    for i, vector in enumerate(vector_lanes.each(b, address, [vector_lanes.every(0.0)] * 8, step)):
-        vector_lanes.add_to(b, given[5], i, b.fpext(vector_lanes.fold(b, [vector], b.fadd), vector_lanes.DOUBLE))
+    for i, vector in enumerate(vector_lanes.accumulate(b, address, [vector_lanes.constant(0.0)] * 8, step)):
+        vector_lanes.add_at(b, arguments[5], i, b.fpext(vector_lanes.reduce(b, [vector], b.fadd), vector_lanes.DOUBLE))
 
 
-@vector_lanes.vectors(types.void, _I, _F, _I)
+@vector_lanes.vector_function(types.void, _I, _F, _I)
 def moments(b: Any, address: Any, top: Any, sums: Any) -> None:
-    """Add the number of 256 scores that are in, the sum of their x - top, and of its square, to three float64."""
-    one, zero = vector_lanes.every(1.0, vector_lanes.DOUBLES), vector_lanes.every(0.0, vector_lanes.DOUBLES)
-    top = vector_lanes.spread(b, b.fpext(top, vector_lanes.DOUBLE))
+    """Add the number of finite scores of 256, the sum of x - top, and the sum of its square, to three float64."""
+    one, zero = vector_lanes.constant(1.0, vector_lanes.DOUBLES), vector_lanes.constant(0.0, vector_lanes.DOUBLES)
+    top = vector_lanes.broadcast(b, b.fpext(top, vector_lanes.DOUBLE))
 
     def step(parts: Any, scores: Any) -> Any:
         for score in scores:
-            inside = b.fcmp_ordered(">", score, vector_lanes.every(float("-inf")))
-            below = b.select(inside, b.fsub(b.fpext(score, vector_lanes.DOUBLES), top), zero)
-            terms = b.select(inside, one, zero), below, b.fmul(below, below)
+            is_finite = b.fcmp_ordered(">", score, vector_lanes.constant(float("-inf")))
+            relative = b.select(is_finite, b.fsub(b.fpext(score, vector_lanes.DOUBLES), top), zero)
+            terms = b.select(is_finite, one, zero), relative, b.fmul(relative, relative)
             parts = [b.fadd(*both) for both in zip(parts, terms, strict=True)]
         return parts
 
-    for i, part in enumerate(vector_lanes.each(b, address, [zero] * 3, step)):
-        vector_lanes.add_to(b, sums, i, vector_lanes.fold(b, [part], b.fadd))
+    for i, part in enumerate(vector_lanes.accumulate(b, address, [zero] * 3, step)):
+        vector_lanes.add_at(b, sums, i, vector_lanes.reduce(b, [part], b.fadd))
 
 
-@vector_lanes.vectors(_D, _I, _D, _D, _I)
-def weigh(b: Any, address: Any, top: Any, slope: Any, share: Any) -> Any:
-    """The sum of e = exp(d) over 256 scores, d = (x - top) * slope, in float64; adds that of e * d to one number."""
-    top, slope, zero = (
-        vector_lanes.spread(b, top),
-        vector_lanes.spread(b, slope),
-        vector_lanes.every(0.0, vector_lanes.DOUBLES),
-    )
-    high, low, least = (vector_lanes.every(number, vector_lanes.DOUBLES) for number in (LOG2_E, LOG2_E_REST, LEAST))
+@vector_lanes.vector_function(_D, _I, _D, _D, _I)
+def mass_and_weighted_sum(b: Any, address: Any, top: Any, slope: Any, total_address: Any) -> Any:
+    """The float64 sum of e = exp(d) over 256 scores, d = (x - top) * slope; adds the sum of e * d at an address."""
+    top, slope = vector_lanes.broadcast(b, top), vector_lanes.broadcast(b, slope)
+    numbers = (0.0, LOG2_E, LOG2_E_LOW, MIN_EXPONENT)
+    zero, high, low, least = (vector_lanes.constant(number, vector_lanes.DOUBLES) for number in numbers)
 
     def step(sums: Any, scores: Any) -> Any:
-        masses, shares = list(sums[:4]), list(sums[4:])
+        masses, weighted = list(sums[:4]), list(sums[4:])
         for i, score in enumerate(scores):
-            below = b.fmul(b.fsub(b.fpext(score, vector_lanes.DOUBLES), top), slope)
-            below = b.select(b.fcmp_ordered(">", below, least), below, least)
-            e = vector_lanes.exp(b, below, high, low, least)
-            masses[i], shares[i] = b.fadd(masses[i], e), vector_lanes.fma(b, e, below, shares[i])
-        return masses + shares
+            d = b.fmul(b.fsub(b.fpext(score, vector_lanes.DOUBLES), top), slope)
+            d = b.select(b.fcmp_ordered(">", d, least), d, least)
+            e = vector_lanes.exp(b, d, high, low, least)
+            masses[i], weighted[i] = b.fadd(masses[i], e), vector_lanes.fma(b, e, d, weighted[i])
+        return masses + weighted
 
-    sums = vector_lanes.each(b, address, [zero] * 8, step)
-    vector_lanes.add_to(b, share, 0, vector_lanes.fold(b, sums[4:], b.fadd))
-    return vector_lanes.fold(b, sums[:4], b.fadd)
+    sums = vector_lanes.accumulate(b, address, [zero] * 8, step)
+    vector_lanes.add_at(b, total_address, 0, vector_lanes.reduce(b, sums[4:], b.fadd))
+    return vector_lanes.reduce(b, sums[:4], b.fadd)
 
 
-@vector_lanes.vectors(_I, _I, _F)
-def word_at_least(b: Any, address: Any, cut: Any) -> Any:
-    """Which of 64 scores are at or above a cut, as bits."""
-    cut, bits = vector_lanes.spread(b, cut), vector_lanes.LONG(0)
-    for i, scores in enumerate(vector_lanes.loaded(b, address, WORD)):
-        found = b.zext(b.bitcast(b.fcmp_ordered(">=", scores, cut), vector_lanes.BITS), vector_lanes.LONG)
+@vector_lanes.vector_function(_I, _I, _F)
+def bitmask_at_least(b: Any, address: Any, threshold: Any) -> Any:
+    """A bitmask of which of 64 scores are at or above a threshold."""
+    threshold, bits = vector_lanes.broadcast(b, threshold), vector_lanes.LONG(0)
+    for i, scores in enumerate(vector_lanes.load(b, address, WORD_BITS)):
+        found = b.zext(b.bitcast(b.fcmp_ordered(">=", scores, threshold), vector_lanes.LANE_MASK), vector_lanes.LONG)
         bits = b.or_(bits, b.shl(found, vector_lanes.LONG(i * vector_lanes.LANES)))
     return bits
 
 
-@vector_lanes.vectors(_I, _I)
-def ones(b: Any, bits: Any) -> Any:
-    """How many of 64 bits are set."""
+@vector_lanes.vector_function(_I, _I)
+def popcount(b: Any, bits: Any) -> Any:
+    """The number of bits set."""
     return b.ctpop(bits)
 
 
-@vector_lanes.vectors(_I, _I)
-def lowest_one(b: Any, bits: Any) -> Any:
-    """The place of the lowest of 64 bits that is set; 64 if none is."""
+@vector_lanes.vector_function(_I, _I)
+def trailing_zeros(b: Any, bits: Any) -> Any:
+    """The index of the lowest bit set; 64 if there is none."""
     return b.cttz(bits, ir.Constant(ir.IntType(1), 0))
 
 
-@vector_lanes.vectors(_F, types.uint16)
-def half(b: Any, bits: Any) -> Any:
-    """The float16 of some bits."""
+@vector_lanes.vector_function(_F, types.uint16)
+def float16_to_float32(b: Any, bits: Any) -> Any:
+    """Convert the bits of a float16."""
     return b.fpext(b.bitcast(bits, ir.HalfType()), vector_lanes.FLOAT)

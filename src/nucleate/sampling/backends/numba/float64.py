@@ -7,29 +7,29 @@ from typing import Any
 import numba
 import numpy as np
 
-LOG2_E, LOG2_E_REST = 1.4426950408889634, 2.0355273740931033e-17
-LN_2, LN_2_REST = 0.693147180369123816490, 1.90821492927058770002e-10
-LEAST = -700.0
-"""What is further below the top weighs as much as this: nothing, beside the top."""
+LOG2_E, LOG2_E_LOW = 1.4426950408889634, 2.0355273740931033e-17
+LN_2, LN_2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10
+MIN_EXPONENT = -700.0
+"""Lower values are clamped to this."""
 
 POLYNOMIAL = (
     *(1.0, 1.0000000000000069, 0.5000000000000006, 0.16666666666553953, 0.04166666666657277, 0.008333333385825085),
     *(0.0013888888932619635, 0.00019841170070971308, 2.4801504180837137e-05, 2.7640263790318923e-06),
     2.7626426376580335e-07,
 )
-"""exp on -log(2)/2..log(2)/2, interpolated where it errs least: 3e-16."""
+"""exp on -log(2)/2..log(2)/2, with a relative error of 3e-16."""
 C0, C1, C2, C3, C4, C5, C6, C7, C8, C9, C10 = POLYNOMIAL
-ROUND = 1.5 * 2.0**52
-"""Added to a number below 2**51, it leaves the nearest integer in the low bits of the float64."""
+ROUNDING_SHIFT = 1.5 * 2.0**52
+"""Adding it to a number below 2**51 leaves the nearest integer in the low bits of the float64."""
 
 
 @numba.njit(nogil=True, error_model="numpy", fastmath={"contract"})  # type: ignore[untyped-decorator]
 def exp(x: Any) -> Any:
-    """Of numbers from LEAST, which is taken for what is below, to 700; with a relative error below 1e-15."""
-    x = max(x, LEAST)
-    rounded = x * LOG2_E + ROUND
-    whole = rounded - ROUND
-    r = (x - whole * LN_2) - whole * LN_2_REST
+    """exp(x) for x <= 700, clamped at MIN_EXPONENT, with a relative error below 1e-15."""
+    x = max(x, MIN_EXPONENT)
+    rounded = x * LOG2_E + ROUNDING_SHIFT
+    whole = rounded - ROUNDING_SHIFT
+    r = (x - whole * LN_2) - whole * LN_2_LOW
     p = C10 * r + C9
     p = p * r + C8
     p = p * r + C7

@@ -1,4 +1,4 @@
-"""The random numbers of ``sampling.noise`` for kernels: the same bits."""
+"""``sampling.noise`` for kernels, bit for bit."""
 
 from __future__ import annotations
 
@@ -28,6 +28,6 @@ def uniform(seed: Any, step: Any, stream: Any, index: Any) -> Any:
 
 @jit
 def uniforms(out: Any, count: Any, seed: Any, step: Any, stream: Any, first: Any) -> None:
-    """``uniform`` of consecutive indices: LLVM makes vectors of it."""
+    """``uniform`` of consecutive indices, vectorised by LLVM."""
     for i in range(count):
         out[i] = uniform(seed, step, stream, first + i)

@@ -1,6 +1,6 @@
 """LLVM vectors of 16 lanes: load scores, exponentiate, reduce.
 
-``b`` builds instructions, one after the other. LLVM splits vectors on machines that have narrower ones.
+``b`` is an LLVM IR builder. LLVM splits the vectors on machines with narrower ones.
 """
 
 from __future__ import annotations
@@ -16,58 +16,58 @@ from numba.core import cgutils
 from nucleate.jit.compiler import intrinsic
 from nucleate.sampling.backends.numba.float64 import POLYNOMIAL as DOUBLE_POLYNOMIAL
 
-GROUP = 256
-"""Scores that a kernel takes at a time."""
+GROUP_SIZE = 256
+"""Scores per group, the unit in which kernels read a row."""
 LANES = 16
 
 FLOAT, DOUBLE, INT, LONG = ir.FloatType(), ir.DoubleType(), ir.IntType(32), ir.IntType(64)
 FLOATS, DOUBLES, INTS = (ir.VectorType(kind, LANES) for kind in (FLOAT, DOUBLE, INT))
-BITS = ir.IntType(LANES)
+LANE_MASK = ir.IntType(LANES)
 
 POLYNOMIAL = (
     *(1.0, 0.693147202855083, 0.2402264791362671, 0.055503324710991495, 0.00961843735779002),
     *(0.0013398874422620895, 0.00015353361899616592),
 )
-"""2 ** x on -0.5..0.5: least largest relative error, 2e-9, with f(0) = 1; 8e-8 in float32."""
+"""Minimax polynomial of 2 ** x on -0.5..0.5 with f(0) = 1: relative error 2e-9, in float32 8e-8."""
 
-POWERS = {
+EXP2_TABLES = {
     "float": (POLYNOMIAL, INT, 23),
     "double": (tuple(factor * math.log(2.0) ** n for n, factor in enumerate(DOUBLE_POLYNOMIAL)), LONG, 52),
 }
-"""Of each kind of number: 2 ** x as a polynomial, its bits as an integer, and where in these the exponent begins."""
+"""Per element type: the polynomial of 2 ** x, the integer type of its width, and the number of mantissa bits."""
 
 
-def vectors(result: Any, *takes: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Declare a function of numbers of these types that says its own instructions."""
+def vector_function(result: Any, *argument_types: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Declare a kernel function whose body emits LLVM instructions."""
 
-    def declare(make: Callable[..., Any]) -> Any:
-        def typed(typing: Any, *given: Any) -> Any:
-            def made(context: Any, b: Any, signature: Any, numbers: Any) -> Any:
-                said = make(b, *numbers)
-                return context.get_dummy_value() if said is None else said
+    def declare(emit: Callable[..., Any]) -> Any:
+        def codegen(typing: Any, *types: Any) -> Any:
+            def generate(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
+                value = emit(b, *arguments)
+                return context.get_dummy_value() if value is None else value
 
-            return result(*takes), made
+            return result(*argument_types), generate
 
-        names = "typing", *(f"given_{i}" for i in range(len(takes)))
-        typed.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in names])  # type: ignore[attr-defined]
-        return intrinsic(typed)
+        names = "typing", *(f"given_{i}" for i in range(len(argument_types)))
+        codegen.__signature__ = Signature([Parameter(name, Parameter.POSITIONAL_ONLY) for name in names])  # type: ignore[attr-defined]
+        return intrinsic(codegen)
 
     return declare
 
 
-def every(value: float, kind: ir.VectorType = FLOATS) -> ir.Constant:
-    """A vector of one number that is known now."""
+def constant(value: float, kind: ir.VectorType = FLOATS) -> ir.Constant:
+    """A vector with a compile-time constant in all lanes."""
     return ir.Constant(kind, [value] * LANES)
 
 
-def spread(b: Any, value: Any) -> Any:
-    """A vector of one number."""
-    none = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
-    return b.shuffle_vector(b.insert_element(none, value, ir.Constant(INT, 0)), none, every(0, INTS))
+def broadcast(b: Any, value: Any) -> Any:
+    """A vector with a value in all lanes."""
+    undefined = ir.Constant(ir.VectorType(value.type, LANES), ir.Undefined)
+    return b.shuffle_vector(b.insert_element(undefined, value, ir.Constant(INT, 0)), undefined, constant(0, INTS))
 
 
-def loaded(b: Any, address: Any, count: int = GROUP) -> list[Any]:
-    """The scores at an address, as vectors."""
+def load(b: Any, address: Any, count: int = GROUP_SIZE) -> list[Any]:
+    """Load scores at an address, as vectors."""
     first = b.inttoptr(address, FLOATS.as_pointer())
     scores = [b.load(b.gep(first, [ir.Constant(INT, i)])) for i in range(count // LANES)]
     for vector in scores:
@@ -75,36 +75,36 @@ def loaded(b: Any, address: Any, count: int = GROUP) -> list[Any]:
     return scores
 
 
-def each(b: Any, address: Any, sums: Sequence[Any], step: Callable[..., Sequence[Any]]) -> list[Any]:
-    """Take 256 scores into some sums, four vectors at a time: ``step`` says how, from the sums and the vectors.
+def accumulate(b: Any, address: Any, sums: Sequence[Any], step: Callable[..., Sequence[Any]]) -> list[Any]:
+    """Accumulate 256 scores, four vectors at a time. ``step`` returns the new sums from the sums and the vectors.
 
-    A loop, because what is written out 16 times takes the compiler 16 times as long and runs no faster.
+    Emits a loop: unrolled code takes 16 times as long to compile and runs no faster.
     """
-    held = [cgutils.alloca_once_value(b, one) for one in sums]
-    with cgutils.for_range_slice(b, LONG(0), LONG(4 * GROUP), LONG(16 * LANES)) as (place, _):
-        scores = loaded(b, b.add(address, place), 4 * LANES)
-        for at, one in zip(held, step([b.load(at) for at in held], scores), strict=True):
-            b.store(one, at)
-    return [b.load(at) for at in held]
+    totals = [cgutils.alloca_once_value(b, total) for total in sums]
+    with cgutils.for_range_slice(b, LONG(0), LONG(4 * GROUP_SIZE), LONG(16 * LANES)) as (offset, _):
+        scores = load(b, b.add(address, offset), 4 * LANES)
+        for slot, total in zip(totals, step([b.load(slot) for slot in totals], scores), strict=True):
+            b.store(total, slot)
+    return [b.load(slot) for slot in totals]
 
 
-def fold(b: Any, parts: Sequence[Any], join: Callable[[Any, Any], Any]) -> Any:
-    """All lanes of some vectors joined into one number, in a fixed order."""
-    left = list(parts)
-    while len(left) > 1:
-        left = [join(left[i], left[i + 1]) for i in range(0, len(left), 2)]
-    [vector], width = left, LANES
+def reduce(b: Any, inputs: Sequence[Any], combine: Callable[[Any, Any], Any]) -> Any:
+    """Reduce all lanes of some vectors to one number, in a fixed order."""
+    vectors = list(inputs)
+    while len(vectors) > 1:
+        vectors = [combine(vectors[i], vectors[i + 1]) for i in range(0, len(vectors), 2)]
+    [vector], width = vectors, LANES
     while width > 1:
         width //= 2
-        turned = ir.Constant(INTS, [(lane + width) % LANES for lane in range(LANES)])
-        vector = join(vector, b.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), turned))
+        rotation = ir.Constant(INTS, [(lane + width) % LANES for lane in range(LANES)])
+        vector = combine(vector, b.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), rotation))
     return b.extract_element(vector, ir.Constant(INT, 0))
 
 
-def add_to(b: Any, address: Any, place: int, number: Any) -> None:
-    """Add to one of some float64 at an address."""
-    at = b.gep(b.inttoptr(address, DOUBLE.as_pointer()), [ir.Constant(INT, place)])
-    b.store(b.fadd(b.load(at), number), at)
+def add_at(b: Any, address: Any, index: int, value: Any) -> None:
+    """Add to element ``index`` of the float64 at an address."""
+    slot = b.gep(b.inttoptr(address, DOUBLE.as_pointer()), [ir.Constant(INT, index)])
+    b.store(b.fadd(b.load(slot), value), slot)
 
 
 def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
@@ -113,18 +113,18 @@ def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
     return b.call(cgutils.get_or_insert_function(b.module, ir.FunctionType(x.type, [x.type] * 3), name), [x, y, z])
 
 
-def exp(b: Any, below: Any, high: Any, low: Any, least: Any) -> Any:
-    """2 ** (below * (high + low)), with a relative error below 2e-7, of float64 5e-16, and as much as rounding
-    ``below`` makes; it is taken as at least ``least``."""
-    kind = below.type
-    polynomial, image, mantissa = POWERS[str(kind.element)]
-    images, magic = ir.VectorType(image, LANES), every(1.5 * 2.0**mantissa, kind)  # leaves an integer in low bits
-    below = b.select(b.fcmp_ordered(">", below, least), below, least)
-    rounded = fma(b, below, high, magic)
+def exp(b: Any, x: Any, high: Any, low: Any, least: Any) -> Any:
+    """2 ** (x * (high + low)), x clamped at ``least``; relative error below 2e-7, in float64 5e-16."""
+    kind = x.type
+    polynomial, bits_type, mantissa = EXP2_TABLES[str(kind.element)]
+    bits_vector = ir.VectorType(bits_type, LANES)
+    magic = constant(1.5 * 2.0**mantissa, kind)  # adding it leaves the nearest integer in the low bits
+    x = b.select(b.fcmp_ordered(">", x, least), x, least)
+    rounded = fma(b, x, high, magic)
     whole = b.fsub(rounded, magic)
-    part = fma(b, below, low, fma(b, below, high, b.fneg(whole)))
-    power = every(polynomial[-1], kind)
+    fraction = fma(b, x, low, fma(b, x, high, b.fneg(whole)))
+    result = constant(polynomial[-1], kind)
     for factor in polynomial[-2::-1]:
-        power = fma(b, power, part, every(factor, kind))
-    exponent = b.shl(b.bitcast(rounded, images), every(mantissa, images))
-    return b.bitcast(b.add(b.bitcast(power, images), exponent), kind)
+        result = fma(b, result, fraction, constant(factor, kind))
+    exponent = b.shl(b.bitcast(rounded, bits_vector), constant(mantissa, bits_vector))
+    return b.bitcast(b.add(b.bitcast(result, bits_vector), exponent), kind)

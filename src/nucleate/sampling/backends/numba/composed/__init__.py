@@ -1,4 +1,1 @@
-"""Any pipeline on the CPU: evaluates the rules of the stages with NumPy on the top of the ranking.
-
-See ``evaluation``.
-"""
+"""Any pipeline on the CPU: evaluates stage rules with NumPy on the top of the ranking. See ``evaluation``."""

@@ -1,4 +1,4 @@
-"""A list of surviving tokens, on which the rules of stages are evaluated directly, as in the reference."""
+"""A list of surviving tokens; stage rules are evaluated on it directly, as in the reference."""
 
 from __future__ import annotations
 
@@ -13,44 +13,40 @@ from nucleate.outputs import StepLogprobs
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.composed.pipeline_steps import PipelineStep
-from nucleate.sampling.backends.reference import Survivors, TotalMass
+from nucleate.sampling.backends.reference import Floats, Ids, Survivors, TotalMass
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.sampling.stage import RowStats
 from nucleate.sampling.stages.selection.gumbel import Gumbel
 from nucleate.sampling.token_logprobs import logprobs
 
-Floats = NDArray[np.float64]
-Ids = NDArray[np.int64]
+TIE_TOLERANCE = 1e-9
+"""Closer decisions that depend on sums of ``row_kernels`` are left to the reference. The sums are exact to 1e-12, and
+no built-in rule magnifies their error a hundredfold; scores of real rows are hardly ever this close."""
 
-CLOSE = 1e-9
-"""A decision that rests on sums of ``kernels`` and is closer than this is left to the reference. These sums are right
-to 1e-12, and no rule of ours magnifies that a hundredfold; float32 scores of a real row are hardly ever so close."""
+MIN_FLOAT64 = np.finfo(np.float64).min
 
-LEAST = np.finfo(np.float64).min
-
-PART = 8192
-"""Scores that a rule is evaluated on at a time."""
+BLOCK_SIZE = 8192
+"""Scores per evaluation of a rule: what it allocates stays in the cache."""
 
 
-class UndecidedRow(Exception):  # noqa: N818  # it is not an error
-    """The reference has to run this row: a decision is too close, or the row is one that it refuses."""
+class UndecidedRow(Exception):  # noqa: N818  # control flow, not an error
+    """The row is left to the reference: a decision is too close, or the row is invalid."""
 
 
 class CandidateList:
-    """Tokens in the order (score descending, then id ascending), float64 scores.
+    """Tokens and float64 scores, in rank order: score descending, then id ascending.
 
-    whole: see ``reference.TotalMass``; None where nothing has been cut since the last Shift or Scale, or nobody asks.
-    inexact: the scores went through a statistic of ``kernels``, so that decisions may be close. ranked: False if the
-    tokens are in ascending order of ids instead.
+    total: ``reference.TotalMass``; None before any truncation since the last Shift or Scale, or if no rule needs it.
+    inexact: scores depend on a sum of ``row_kernels``. ranked: False for tokens in ascending order of ids instead.
     """
 
-    __slots__ = ("_mass", "_top", "ids_N", "inexact", "ranked", "whole", "x_N")
+    __slots__ = ("_mass", "_top", "ids_N", "inexact", "ranked", "total", "x_N")
 
     def __init__(
-        self, ids_N: Ids, x_N: Floats, whole: TotalMass | None = None, *, inexact: bool = False, ranked: bool = True
+        self, ids_N: Ids, x_N: Floats, total: TotalMass | None = None, *, inexact: bool = False, ranked: bool = True
     ) -> None:
-        self.ids_N, self.x_N, self.whole, self.inexact, self.ranked = ids_N, x_N, whole, inexact, ranked
+        self.ids_N, self.x_N, self.total, self.inexact, self.ranked = ids_N, x_N, total, inexact, ranked
         self._mass: Any = None
         self._top: Any = x_N[0] if ranked else None
 
@@ -60,222 +56,217 @@ class CandidateList:
             self._top = self.x_N.max()
         return self._top
 
-    def below(self) -> Floats:
-        """The scores as rules see them: from the top."""
-        below_N: Floats = self.x_N - self.top
-        return below_N
+    def relative_scores(self) -> Floats:
+        """The scores relative to the maximum, as rules take them."""
+        relative_N: Floats = self.x_N - self.top
+        return relative_N
 
-    def all(self) -> CandidateList:
+    def ranked_list(self) -> CandidateList:
         """These tokens, ranked."""
         if self.ranked:
             return self
-        ids_N, x_N = reference.in_order(self.ids_N, self.x_N)
-        return CandidateList(ids_N, x_N, self.whole, inexact=self.inexact)
+        ids_N, x_N = reference.ranked(self.ids_N, self.x_N)
+        return CandidateList(ids_N, x_N, self.total, inexact=self.inexact)
 
     def survivors(self) -> Survivors:
-        """As the reference has them."""
-        kept = self.all()
-        return Survivors(kept.ids_N, kept.x_N, kept.uncut)
+        """The tokens as ``reference.Survivors``."""
+        kept = self.ranked_list()
+        return Survivors(kept.ids_N, kept.x_N, kept.total_mass)
 
     def statistics(self, names: frozenset[str]) -> RowStats:
-        """The row statistics of these names, as ``reference.statistics``; the others may be missing."""
-        n, zero, unknown = len(self.x_N), np.float64(0.0), np.nan
+        """The named row statistics, as in ``reference.statistics``; others may be NaN."""
+        n, zero, missing = len(self.x_N), np.float64(0.0), np.nan
         if not names - {"n", "top"}:
-            return RowStats(n, zero, unknown, unknown, unknown, unknown, unknown, unknown)
+            return RowStats(n, zero, missing, missing, missing, missing, missing, missing)
         if names & {"mean", "var"}:
-            row = reference.statistics(self.below())
+            row = reference.statistics(self.relative_scores())
             mass, square, entropy, mean, var = row.mass, row.square, row.entropy, row.mean, row.var
         else:
-            below_N = np.maximum(self.below(), LEAST)
-            e_N = np.exp(below_N)
-            mass, square, entropy, mean, var = e_N.sum(), unknown, unknown, unknown, unknown
+            relative_N = np.maximum(self.relative_scores(), MIN_FLOAT64)
+            e_N = np.exp(relative_N)
+            mass, square, entropy, mean, var = e_N.sum(), missing, missing, missing, missing
             if "square" in names:
                 square = (e_N * e_N).sum()
             if "entropy" in names:
-                entropy = np.log(mass) - (e_N * below_N).sum() / mass
-        whole = mass if self.whole is None else max(self.whole.mass * np.exp(self.whole.top - self.top), mass)
-        return RowStats(n, zero, mass, square, entropy, mean, var, whole)
+                entropy = np.log(mass) - (e_N * relative_N).sum() / mass
+        total = mass if self.total is None else max(self.total.mass * np.exp(self.total.top - self.top), mass)
+        return RowStats(n, zero, mass, square, entropy, mean, var, total)
 
-    def cut(self, keep_N: NDArray[np.bool_] | slice, whole: TotalMass | None) -> CandidateList:
-        return CandidateList(self.ids_N[keep_N], self.x_N[keep_N], whole, inexact=self.inexact)
+    def select(self, keep_N: NDArray[np.bool_] | slice, total: TotalMass | None) -> CandidateList:
+        return CandidateList(self.ids_N[keep_N], self.x_N[keep_N], total, inexact=self.inexact)
 
-    def first(self, whole: TotalMass | None) -> CandidateList:
-        kept = self.all()
-        return CandidateList(kept.ids_N[:1], kept.x_N[:1], whole, inexact=self.inexact)
+    def first_token(self, total: TotalMass | None) -> CandidateList:
+        kept = self.ranked_list()
+        return CandidateList(kept.ids_N[:1], kept.x_N[:1], total, inexact=self.inexact)
 
     @property
-    def uncut(self) -> TotalMass:
-        return self.whole or TotalMass(float(self.top), float(np.exp(self.x_N - self.top).sum()))
+    def total_mass(self) -> TotalMass:
+        return self.total or TotalMass(float(self.top), float(np.exp(self.x_N - self.top).sum()))
 
-    def with_whole(self, whole: TotalMass | None) -> CandidateList:
-        return CandidateList(self.ids_N, self.x_N, whole, inexact=self.inexact, ranked=self.ranked)
-
-    # the shapes
+    def with_total(self, total: TotalMass | None) -> CandidateList:
+        return CandidateList(self.ids_N, self.x_N, total, inexact=self.inexact, ranked=self.ranked)
 
     def shift(self, step: PipelineStep, past: HistoryView, size: int) -> CandidateList:
-        """Rules of Shifts after a scale or a cut are evaluated by the reference, on all tokens. size: V."""
+        """Apply a Shift after a Scale or a truncation, as the reference does, on all tokens. size: V."""
         before = self.survivors()
-        after = reference.shift(before, step.stage, past, size)
+        after = reference.apply_shift(before, step.stage, past, size)
         return self if after is before else CandidateList(after.ids_N, after.x_N, None, inexact=self.inexact)
 
     def scale(self, step: PipelineStep) -> CandidateList:
-        kept, stage = self.all(), step.stage
-        ids_N, x_N = inside(kept.ids_N, evaluated(stage.apply, kept.below(), kept.statistics(step.kind.names)))
-        if not stage.monotone:  # a draw needs no order, and others will ask for it
+        kept, stage = self.ranked_list(), step.stage
+        x_N = evaluate_rule(stage.apply, kept.relative_scores(), kept.statistics(step.kind.names))
+        ids_N, x_N = finite_tokens(kept.ids_N, x_N)
+        if not stage.monotone:  # ranked later if a stage needs it
             by_id_N = np.argsort(ids_N)
             return CandidateList(ids_N[by_id_N], x_N[by_id_N], inexact=self.inexact, ranked=False)
         if not (x_N[1:] <= x_N[:-1]).all():
-            ids_N, x_N = reference.in_order(ids_N, x_N)
+            ids_N, x_N = reference.ranked(ids_N, x_N)
         return CandidateList(ids_N, x_N, inexact=self.inexact)
 
-    def floor(self, step: PipelineStep, whole: TotalMass | None) -> CandidateList:
-        kept = self.all()
+    def floor(self, step: PipelineStep, total: TotalMass | None) -> CandidateList:
+        kept = self.ranked_list()
         threshold = float(step.stage.floor(kept.statistics(step.kind.names)))
-        return kept.above(threshold, whole, inexact=self.inexact)
+        return kept.above(threshold, total, inexact=self.inexact)
 
-    def above(self, threshold: float, whole: TotalMass | None, *, inexact: bool) -> CandidateList:
-        """The tokens at or above a threshold, from the top, and the first one in any case."""
-        return self.cut(slice(self.reaching(threshold, inexact=inexact) or 1), whole)
+    def above(self, threshold: float, total: TotalMass | None, *, inexact: bool) -> CandidateList:
+        """The tokens at or above a relative threshold, and always the first one."""
+        return self.select(slice(self.count_at_least(threshold, inexact=inexact) or 1), total)
 
-    def reaching(self, threshold: float, *, inexact: bool) -> int:
-        """How many tokens are at or above a threshold, from the top."""
-        below_N = self.below()
-        count = int(np.count_nonzero(below_N >= threshold))
+    def count_at_least(self, threshold: float, *, inexact: bool) -> int:
+        """The number of tokens at or above a relative threshold."""
+        relative_N = self.relative_scores()
+        count = int(np.count_nonzero(relative_N >= threshold))
         if inexact and any(
-            abs(one - threshold) <= CLOSE * (1.0 + abs(threshold))
-            for one in below_N[max(count - 1, 1) : count + 1].tolist()
+            abs(one - threshold) <= TIE_TOLERANCE * (1.0 + abs(threshold))
+            for one in relative_N[max(count - 1, 1) : count + 1].tolist()
         ):
             raise UndecidedRow
         return count
 
-    def prefix(self, step: PipelineStep, whole: TotalMass | None) -> CandidateList:
-        kept = self.all()
-        keep_N, _ = kept.first_reaching(step, kept.statistics(step.kind.names), inexact=self.inexact)
-        return kept.cut(keep_N, whole)
+    def prefix(self, step: PipelineStep, total: TotalMass | None) -> CandidateList:
+        kept = self.ranked_list()
+        keep_N, _ = kept.prefix_mask(step, kept.statistics(step.kind.names), inexact=self.inexact)
+        return kept.select(keep_N, total)
 
-    def first_reaching(
+    def prefix_mask(
         self, step: PipelineStep, row: RowStats, *, inexact: bool
     ) -> tuple[NDArray[np.bool_] | slice, bool]:
-        """Which tokens a Prefix keeps, and whether their weights reach its target (else more tokens may be kept).
+        """The tokens that a Prefix keeps, and whether their weights reach its target (else more tokens may be kept).
 
-        As ``reference.prefix``. row: the statistics that its rules read, of which these tokens may be the top only.
+        As ``reference.prefix_mask``. row: statistics of all tokens, of which these may be only the highest-ranked.
         """
-        stage, kind, below_N, order_N = step.stage, step.kind, self.below(), None
-        weight_N = evaluated(stage.weight, below_N, row)
-        if kind.own_order:
-            key_N = evaluated(stage.order, below_N, row)
+        stage, kind, relative_N, order_N = step.stage, step.kind, self.relative_scores(), None
+        weight_N = evaluate_rule(stage.weight, relative_N, row)
+        if kind.has_order:
+            key_N = evaluate_rule(stage.order, relative_N, row)
             order_N = key_N.argsort(kind="stable")
             weight_N = weight_N[order_N]
-        goal, sums_N = float(stage.target(row)), weight_N.cumsum()
-        if not weight_N.min() >= 0.0 or goal != goal:  # noqa: PLR0124  # NaN; or sums that do not ascend
+        target, sums_N = float(stage.target(row)), weight_N.cumsum()
+        if not weight_N.min() >= 0.0 or target != target:  # noqa: PLR0124  # negative weights or NaN
             raise UndecidedRow
-        if stage.reaches:  # the sum before a token is below the goal
-            count = int(sums_N.searchsorted(goal)) + 1
+        if stage.reaches:  # keep tokens whose preceding sum is below the target
+            count = int(sums_N.searchsorted(target)) + 1
             reached = count <= len(sums_N)
         else:
-            count = int(sums_N.searchsorted(goal, side="right"))
+            count = int(sums_N.searchsorted(target, side="right"))
             reached = count < len(sums_N)
         count = min(max(count, 1), len(sums_N))
         if inexact:
-            if not kind.counts and any(
-                abs(one - goal) <= CLOSE * abs(goal) for one in sums_N[max(count - 2, 0) : count + 1].tolist()
+            if not kind.unit_weights and any(
+                abs(one - target) <= TIE_TOLERANCE * abs(target)
+                for one in sums_N[max(count - 2, 0) : count + 1].tolist()
             ):
                 raise UndecidedRow
             if order_N is not None and count < len(order_N):
                 inside, outside = order_N[count - 1], order_N[count]
-                if abs(key_N[outside] - key_N[inside]) <= CLOSE * (1.0 + abs(key_N[inside])) and (
-                    below_N[inside] != below_N[outside]
+                if abs(key_N[outside] - key_N[inside]) <= TIE_TOLERANCE * (1.0 + abs(key_N[inside])) and (
+                    relative_N[inside] != relative_N[outside]
                 ):
                     raise UndecidedRow
         if order_N is None and not stage.ties:
             return slice(count), reached
-        keep_N = np.zeros(len(below_N), bool)
+        keep_N = np.zeros(len(relative_N), bool)
         keep_N[slice(count) if order_N is None else order_N[:count]] = True
         if stage.ties:
             keep_N |= self.x_N >= self.x_N[keep_N].min()
         return keep_N, reached
 
-    def ceiling(self, step: PipelineStep, whole: TotalMass | None) -> CandidateList:
-        kept = self.all()
+    def ceiling(self, step: PipelineStep, total: TotalMass | None) -> CandidateList:
+        kept = self.ranked_list()
         threshold = float(step.stage.ceiling(kept.statistics(step.kind.names)))
-        return kept.cut(~kept.beheaded(step.stage, threshold, inexact=self.inexact), whole)
+        return kept.select(~kept.ceiling_mask(step.stage, threshold, inexact=self.inexact), total)
 
-    def beheaded(self, stage: Any, threshold: float, *, inexact: bool) -> NDArray[np.bool_]:
-        """Which tokens a Ceiling drops: those at or above a threshold, but not the last of them nor exempt ones."""
-        above_N, count = np.zeros(len(self.ids_N), bool), self.reaching(threshold, inexact=inexact)
+    def ceiling_mask(self, stage: Any, threshold: float, *, inexact: bool) -> NDArray[np.bool_]:
+        """The tokens that a Ceiling drops: those at or above a threshold, except the last of them and exempt ones."""
+        above_N, count = np.zeros(len(self.ids_N), bool), self.count_at_least(threshold, inexact=inexact)
         above_N[: max(count - 1, 0)] = True
         return above_N & ~np.isin(self.ids_N, stage.spared) if stage.spared else above_N
 
-    # what comes of the token drawn
-
-    def log_chance(self, token: int) -> float:
-        """The log-probability of a token that is in."""
+    def logprob(self, token: int) -> float:
+        """The log-probability of a surviving token."""
         if self._mass is None:
-            self._mass = np.exp(self.below()).sum()
-        place = (self.ids_N == token).argmax() if self.ranked else self.ids_N.searchsorted(token)
-        return float(self.x_N[place] - self.top - np.log(self._mass))
+            self._mass = np.exp(self.relative_scores()).sum()
+        index = (self.ids_N == token).argmax() if self.ranked else self.ids_N.searchsorted(token)
+        return float(self.x_N[index] - self.top - np.log(self._mass))
 
-    def report(self, token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
-        return logprobs(self.ids_N, self.x_N, token, *wanted)
+    def step_logprobs(self, token: int, request: tuple[int, tuple[int, ...]]) -> StepLogprobs:
+        return logprobs(self.ids_N, self.x_N, token, *request)
 
-    # the draw
-
-    def draw(self, step: PipelineStep, seed: int, place: int) -> int:
-        """The token that a Draw takes. As ``reference.pick``. place: the step of the noise."""
+    def draw(self, step: PipelineStep, seed: int, step_index: int) -> int:
+        """The token that a Draw selects, as in ``reference.select_token``. step_index: step of the noise."""
         stage = step.stage
         if stage.uniforms == "one":
-            kept = CandidateList(self.ids_N, self.x_N, ranked=self.ranked).all()
-            u = uniform(seed, place, noise.TOKEN)
-            return kept.walked(stage, kept.statistics(step.kind.names), u, inexact=self.inexact)[0]
+            kept = CandidateList(self.ids_N, self.x_N, ranked=self.ranked).ranked_list()
+            u = uniform(seed, step_index, noise.TOKEN)
+            return kept.draw_by_cdf(stage, kept.statistics(step.kind.names), u, inexact=self.inexact)[0]
         if stage.uniforms == "none":
-            return reference.race(stage, self.ids_N, self.below(), np.zeros(len(self.ids_N)))
-        if type(stage).score is not Gumbel.score:  # a rule of one's own
+            return reference.highest_scoring(stage, self.ids_N, self.relative_scores(), np.zeros(len(self.ids_N)))
+        if type(stage).score is not Gumbel.score:  # custom rule
             if self.inexact:
                 raise UndecidedRow
-            return reference.pick(stage, self.survivors(), seed, place)
+            return reference.select_token(stage, self.survivors(), seed, step_index)
         count = (int(self.ids_N.max() if self.ranked else self.ids_N[-1]) // GROUP_SIZE) + 1
         groups_G, mass_G = np.empty(count + GROUP_SIZE, np.int64), np.empty(count + GROUP_SIZE)
-        token = GENERIC.pick(self.ids_N, self.x_N, self.top, groups_G, mass_G, np.uint64(seed), np.uint64(place))
+        key, counter = np.uint64(seed), np.uint64(step_index)
+        token = GENERIC.gumbel_sample(self.ids_N, self.x_N, self.top, groups_G, mass_G, key, counter)
         if token < 0:
             raise UndecidedRow
         self._mass = mass_G[:count].sum()
         return int(token)
 
-    def walked(self, stage: Any, row: RowStats, u: float, *, inexact: bool) -> tuple[int, bool]:
-        """The last token before which the weights have not summed up to the target; whether they do at it."""
-        goal, sums_N = float(stage.target(row, u)), np.cumsum(evaluated(stage.weight, self.below(), row))
-        if not goal > 0.0 or goal != goal:  # noqa: PLR0124  # NaN
+    def draw_by_cdf(self, stage: Any, row: RowStats, u: float, *, inexact: bool) -> tuple[int, bool]:
+        """The first token at which the cumulative weight reaches the target, and whether it does."""
+        target = float(stage.target(row, u))
+        sums_N = np.cumsum(evaluate_rule(stage.weight, self.relative_scores(), row))
+        if not target > 0.0 or target != target:  # noqa: PLR0124  # NaN
             raise UndecidedRow
-        place = int(np.searchsorted(sums_N, goal))
-        if inexact and (np.abs(sums_N[max(place - 1, 0) : place + 1] - goal) <= CLOSE * goal).any():
+        index = int(np.searchsorted(sums_N, target))
+        if inexact and (np.abs(sums_N[max(index - 1, 0) : index + 1] - target) <= TIE_TOLERANCE * target).any():
             raise UndecidedRow
-        return int(self.ids_N[min(place, len(sums_N) - 1)]), place < len(sums_N)
+        return int(self.ids_N[min(index, len(sums_N) - 1)]), index < len(sums_N)
 
 
-def inside(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
-    """The tokens that are not at -inf. Raises Undecided for a NaN, a +inf, or no token at all."""
+def finite_tokens(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
+    """The tokens that are not at -inf. Raises UndecidedRow for a NaN, a +inf, or no finite score."""
     if np.isfinite(x_N.sum()):
         return ids_N, x_N
     if not -np.inf < x_N.max() < np.inf:
         raise UndecidedRow
-    inside_N = x_N > -np.inf
-    return ids_N[inside_N], x_N[inside_N]
+    finite_N = x_N > -np.inf
+    return ids_N[finite_N], x_N[finite_N]
 
 
-def evaluated(
-    rule: Callable[[Any, Any], Any], below_N: NDArray[Any], row: RowStats, room_N: Floats | None = None
+def evaluate_rule(
+    rule: Callable[[Any, Any], Any], relative_N: NDArray[Any], row: RowStats, out_N: Floats | None = None
 ) -> Floats:
-    """What a rule says of each score; part by part, so that what it computes on the way stays in the cache.
-
-    room_N: to write it to, if they are many.
-    """
-    if len(below_N) <= PART:
-        said_N = np.asarray(rule(below_N, row), np.float64)
-        return said_N if said_N.shape == below_N.shape else np.full(below_N.shape, said_N)
-    said_N = np.empty(len(below_N)) if room_N is None else room_N
-    for start in range(0, len(below_N), PART):
-        said_N[start : start + PART] = rule(below_N[start : start + PART], row)
-    return said_N
+    """Evaluate a rule on scores, in blocks. out_N: buffer for the result of more than one block."""
+    if len(relative_N) <= BLOCK_SIZE:
+        result_N = np.asarray(rule(relative_N, row), np.float64)
+        return result_N if result_N.shape == relative_N.shape else np.full(relative_N.shape, result_N)
+    result_N = np.empty(len(relative_N)) if out_N is None else out_N
+    for start in range(0, len(relative_N), BLOCK_SIZE):
+        result_N[start : start + BLOCK_SIZE] = rule(relative_N[start : start + BLOCK_SIZE], row)
+    return result_N
 
 
 def uniform(seed: int, step: int, stream: int) -> float:

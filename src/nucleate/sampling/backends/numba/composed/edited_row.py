@@ -1,8 +1,9 @@
-"""A row of float32 scores in memory, with edited float64 scores of some tokens on top."""
+"""A row of float32 scores in memory, with edited float64 scores of some tokens; applies Shifts to it."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -10,75 +11,81 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import GENERIC
-from nucleate.sampling.backends.numba.composed.candidate_list import Floats, Ids, UndecidedRow
+from nucleate.sampling.backends.numba.composed.candidate_list import UndecidedRow
+from nucleate.sampling.backends.reference import Floats, Ids
+from nucleate.sampling.dispatch.rules import bans
+from nucleate.sampling.history import HistoryView, TokenCounts
 from nucleate.sampling.noise import GROUP_SIZE
+from nucleate.sampling.stage import Shift, TokenInfo
 
 LOWEST = np.finfo(np.float32).min
 NO_IDS, NO_SCORES = np.zeros(0, np.int64), np.zeros(0)
-KEPT = 16
-"""Threads and sizes of rows for which there is room."""
+CACHED_WORKSPACES = 16
+"""Maximum number of cached workspaces, one per thread and vocabulary size."""
 
 
-class ScratchArrays:
-    """size: V. ``start`` before each row."""
+class RowWorkspace:
+    """Reusable buffers for rows of one size V. Call ``reset`` before each row."""
 
     def __init__(self, size: int) -> None:
         self.size, self.groups = size, -(-size // GROUP_SIZE)
         self.keys = np.empty(self.groups * GROUP_SIZE, np.int64)
-        self.spare_G, self.scores_V = np.empty(self.groups), np.empty(size)
-        self.ids = np.arange(size)  #: nobody writes to them
+        self.scratch_G, self.scratch_V = np.empty(self.groups), np.empty(size)
+        self.ids = np.arange(size)  #: read-only
         self._rows: list[NDArray[np.float32]] = []
         self._used = 0
 
-    def start(self) -> None:
-        """All rows are free again."""
+    def reset(self) -> None:
+        """Make all row buffers available again."""
         self._used = 0
 
-    def row(self) -> NDArray[np.float32]:
-        """A row to write to."""
+    def new_row(self) -> NDArray[np.float32]:
+        """An unused row buffer."""
         if self._used == len(self._rows):
             self._rows.append(np.empty(self.size, np.float32))
         self._used += 1
         return self._rows[self._used - 1]
 
-    def plain(self, logits_V: NDArray[Any]) -> NDArray[np.float32]:
-        """A row as the kernels take it: float32, contiguous, aligned, writeable; the row itself if it is."""
+    def as_float32(self, logits_V: NDArray[Any]) -> NDArray[np.float32]:
+        """The row as float32, contiguous, aligned and writeable; a copy only if needed."""
         row_V = np.asarray(logits_V, np.float32)
         flags = row_V.flags
         if flags.c_contiguous and flags.writeable and flags.aligned:
             return row_V
-        copy_V = self.row()
+        copy_V = self.new_row()
         copy_V[:] = row_V
         return copy_V
 
 
-def room(size: int) -> ScratchArrays:
-    """The room of this thread for rows of a size; the last few are kept."""
-    return _room(size, threading.get_ident())
+def thread_workspace(size: int) -> RowWorkspace:
+    """The cached workspace of the calling thread for rows of a size."""
+    return _cached_workspace(size, threading.get_ident())
 
 
-@lru_cache(KEPT)
-def _room(size: int, thread: int) -> ScratchArrays:
-    return ScratchArrays(size)
+@lru_cache(CACHED_WORKSPACES)
+def _cached_workspace(size: int, thread: int) -> RowWorkspace:
+    return RowWorkspace(size)
 
 
 class EditedRow:
-    """row_V: float32, contiguous, aligned, writeable; edited tokens are at -inf there. ids_K, x_K: the edited tokens
-    that are in, in ascending order of ids, and their scores. Raises Undecided if no token can be drawn.
+    """A row with edits. Raises UndecidedRow if no token can be sampled.
+
+    row_V: float32, contiguous, aligned, writeable, with edited tokens at -inf. ids_K, x_K: edited tokens with finite
+    scores, in ascending order of ids.
     """
 
     def __init__(
-        self, work: ScratchArrays, row_V: NDArray[np.float32], ids_K: Ids = NO_IDS, x_K: Floats = NO_SCORES
+        self, work: RowWorkspace, row_V: NDArray[np.float32], ids_K: Ids = NO_IDS, x_K: Floats = NO_SCORES
     ) -> None:
         self.work, self.row_V, self.ids_K, self.x_K = work, row_V, ids_K, x_K
-        self.tops_G, self._tail = np.empty(work.groups, np.float32), np.empty(GROUP_SIZE, np.float32)
-        top = float(GENERIC.group_tops(row_V, self._tail, self.tops_G))
-        self.top = max(top, float(x_K.max())) if len(x_K) else top  #: the highest score
+        self.maxima_G, self._tail = np.empty(work.groups, np.float32), np.empty(GROUP_SIZE, np.float32)
+        top = float(GENERIC.group_maxima(row_V, self._tail, self.maxima_G))
+        self.top = max(top, float(x_K.max())) if len(x_K) else top  #: the maximum score
         if not (-np.inf < self.top < np.inf and top < np.inf):
             raise UndecidedRow
 
     def equals(self, other: EditedRow) -> bool:
-        """Whether no score differs."""
+        """Whether all scores are equal."""
         return np.array_equal(self.row_V, other.row_V) and np.array_equal(self.x_K, other.x_K)
 
     def scores(self, ids_N: Ids) -> Floats:
@@ -89,8 +96,8 @@ class EditedRow:
             x_N = np.where(self.ids_K[place_N] == ids_N, self.x_K[place_N], x_N)
         return x_N
 
-    def weigh(self, slope: float, masses_G: Floats) -> Floats:
-        """The sums of e and e * d over all tokens, and of e over each group, see ``row_kernels.group_masses``."""
+    def mass_sums(self, slope: float, masses_G: Floats) -> Floats:
+        """Sums of e and e * d over the row; fills masses_G with sums of e. See ``row_kernels.group_masses``."""
         sums = np.empty(2)
         GENERIC.group_masses(self.row_V, self._tail, self.top, slope, masses_G, sums)
         if len(self.ids_K):
@@ -101,74 +108,124 @@ class EditedRow:
         return sums
 
     def moments(self, origin: np.float32) -> tuple[int, float, float]:
-        """How many tokens are in, and the sums of x - origin and of its square."""
+        """The number of finite scores, and the sums of x - origin and of its square."""
         sums, d_K = np.empty(3), self.x_K - origin
         GENERIC.moments(self.row_V, self._tail, self.work.groups, origin, sums)
         return int(sums[0]) + len(d_K), float(sums[1] + d_K.sum()), float(sums[2] + (d_K * d_K).sum())
 
-    def ranked(self, least: np.float32) -> tuple[Ids, Floats]:
-        """The tokens at or above a score, in the order, and their scores. With the lowest float32, all tokens."""
-        work, least = self.work, max(least, LOWEST)
-        keys_N = work.keys[: GENERIC.keys_from(self.row_V, self._tail, self.tops_G, least, work.keys)]
+    def ranked(self, threshold: np.float32) -> tuple[Ids, Floats]:
+        """The tokens at or above a score, ranked, and their scores. LOWEST selects all finite ones."""
+        work, threshold = self.work, max(threshold, LOWEST)
+        keys_N = work.keys[: GENERIC.ranking_keys(self.row_V, self._tail, self.maxima_G, threshold, work.keys)]
         keys_N.sort()
         ids_N = keys_N & 0xFFFFFFFF
         x_N = self.row_V[ids_N].astype(np.float64)
         if not len(self.ids_K):
             return ids_N, x_N
-        high_K = self.x_K >= (least if least > LOWEST else -np.inf)
-        return merged(ids_N, x_N, self.ids_K[high_K], self.x_K[high_K])
+        high_K = self.x_K >= (threshold if threshold > LOWEST else -np.inf)
+        return merge_ranked(ids_N, x_N, self.ids_K[high_K], self.x_K[high_K])
 
-    def best(self, k: int) -> np.float32:
-        """A score that at least k tokens reach, or all that are in."""
-        tops_G = (self.tops_G if k <= len(self.tops_G) // 2 else self.row_V).copy()
-        tops_G.partition(len(tops_G) - k)
-        least: np.float32 = tops_G[len(tops_G) - k]
-        return least
+    def kth_bound(self, k: int) -> np.float32:
+        """A score that at least k tokens reach, or all finite ones."""
+        maxima_G = (self.maxima_G if k <= len(self.maxima_G) // 2 else self.row_V).copy()
+        maxima_G.partition(len(maxima_G) - k)
+        threshold: np.float32 = maxima_G[len(maxima_G) - k]
+        return threshold
 
     def _not_in(self, ids_N: Ids) -> NDArray[np.bool_]:
-        """Which edited tokens are not among some."""
+        """A mask of the edited tokens that are not in a list."""
         return np.isin(self.ids_K, ids_N, invert=True) if len(self.ids_K) else np.zeros(0, bool)
 
-    def without(self, dropped_N: Ids, least: np.float32 = LOWEST) -> EditedRow:
-        """The row without some tokens, and without those of ``row_V`` that are below a score."""
-        row_V, stay_K = self.work.row(), self._not_in(dropped_N)
+    def without(self, dropped_N: Ids, threshold: np.float32 = LOWEST) -> EditedRow:
+        """The row without some tokens, and without those of ``row_V`` below a threshold."""
+        row_V, kept_K = self.work.new_row(), self._not_in(dropped_N)
         np.copyto(row_V, self.row_V)
-        if least > LOWEST:
-            row_V[row_V < least] = -np.inf
+        if threshold > LOWEST:
+            row_V[row_V < threshold] = -np.inf
         row_V[dropped_N] = -np.inf
-        return EditedRow(self.work, row_V, self.ids_K[stay_K], self.x_K[stay_K])
+        return EditedRow(self.work, row_V, self.ids_K[kept_K], self.x_K[kept_K])
 
-    def edited(self, ids_K: Ids, x_K: Floats) -> EditedRow:
-        """The row with other scores for some tokens; -inf takes one out."""
-        row_V, stay_K, inside_K = self.work.row(), self._not_in(ids_K), x_K > -np.inf
+    def with_scores(self, ids_K: Ids, x_K: Floats) -> EditedRow:
+        """The row with new scores for some tokens; -inf removes a token."""
+        row_V, kept_K, inside_K = self.work.new_row(), self._not_in(ids_K), x_K > -np.inf
         np.copyto(row_V, self.row_V)
         row_V[ids_K] = -np.inf
-        ids_K = np.concatenate((self.ids_K[stay_K], ids_K[inside_K]))
-        x_K = np.concatenate((self.x_K[stay_K], x_K[inside_K]))
+        ids_K = np.concatenate((self.ids_K[kept_K], ids_K[inside_K]))
+        x_K = np.concatenate((self.x_K[kept_K], x_K[inside_K]))
         order_K = np.argsort(ids_K)
         return EditedRow(self.work, row_V, ids_K[order_K], x_K[order_K])
 
-    def only(self, ids_K: Ids) -> EditedRow:
-        """The row without the tokens that are not in a list."""
-        row_V, stay_K = self.work.row(), ~self._not_in(ids_K)
+    def keep_only(self, ids_K: Ids) -> EditedRow:
+        """The row with only the listed tokens."""
+        row_V, kept_K = self.work.new_row(), ~self._not_in(ids_K)
         row_V.fill(-np.inf)
         row_V[ids_K] = self.row_V[ids_K]
-        return EditedRow(self.work, row_V, self.ids_K[stay_K], self.x_K[stay_K])
+        return EditedRow(self.work, row_V, self.ids_K[kept_K], self.x_K[kept_K])
 
-    def masked(self, words_W: NDArray[np.int32]) -> EditedRow:
+    def with_mask(self, words_W: NDArray[np.int32]) -> EditedRow:
         """The row without the tokens whose bit is 0."""
-        row_V = self.work.row()
+        row_V = self.work.new_row()
         np.copyto(row_V, self.row_V)
-        GENERIC.forbid(row_V, words_W)
-        stay_K = (words_W[self.ids_K >> 5] >> (self.ids_K & 31)) & 1 == 1
-        return EditedRow(self.work, row_V, self.ids_K[stay_K], self.x_K[stay_K])
+        GENERIC.apply_token_bitmask(row_V, words_W)
+        kept_K = (words_W[self.ids_K >> 5] >> (self.ids_K & 31)) & 1 == 1
+        return EditedRow(self.work, row_V, self.ids_K[kept_K], self.x_K[kept_K])
 
 
-def merged(ids_N: Ids, x_N: Floats, ids_K: Ids, x_K: Floats) -> tuple[Ids, Floats]:
-    """Some tokens put among others that are in the order."""
+def merge_ranked(ids_N: Ids, x_N: Floats, ids_K: Ids, x_K: Floats) -> tuple[Ids, Floats]:
+    """Merge tokens (ids_K, x_K) into a ranked list (ids_N, x_N)."""
     order_K = np.lexsort((ids_K, -x_K))
     ids_K, x_K = ids_K[order_K], x_K[order_K]
     at_K, end_K = np.searchsorted(-x_N, -x_K), np.searchsorted(-x_N, -x_K, side="right")
     for i in np.flatnonzero(end_K > at_K):  # equal scores: by id
         at_K[i] += np.searchsorted(ids_N[at_K[i] : end_K[i]], ids_K[i])
     return np.insert(ids_N, at_K, ids_K), np.insert(x_N, at_K, x_K)
+
+
+def apply_shift(row: EditedRow, stage: Shift, past: HistoryView) -> EditedRow:
+    """The row after a Shift; the same object if no score changes. Raises UndecidedRow."""
+    match stage.touches:
+        case "seen" | "output":
+            counts = past.counts(stage.window)
+            if stage.touches == "output":
+                counts = TokenCounts(*(column[counts.output_K > 0] for column in counts))
+            return _apply_rule(row, stage, counts.ids_K, counts.prompt_K, counts.output_K, 0.0)
+        case "listed":
+            ids_K, listed_K = _listing_arrays(past.listing(stage), row.work.size)
+            return _apply_rule(row, stage, ids_K, *_listed_counts(past, stage, ids_K), listed_K)
+        case "unlisted" if bans(stage):
+            return row.keep_only(_listing_arrays(past.listing(stage), row.work.size)[0])
+        case "masked" if past.mask is None:
+            return row
+        case "masked" if bans(stage):
+            return row.with_mask(np.ascontiguousarray(past.mask, np.int32))
+    raise UndecidedRow  # a custom rule over most of the vocabulary
+
+
+def _apply_rule(row: EditedRow, stage: Shift, ids_K: Ids, prompt_K: Any, output_K: Any, listed_K: Any) -> EditedRow:
+    x_K = row.scores(ids_K)
+    new_K = np.broadcast_to(stage.apply(x_K, TokenInfo(ids_K, prompt_K, output_K, listed_K)), x_K.shape)
+    changed_K = (x_K > -np.inf) & (new_K != x_K)
+    if not changed_K.any():
+        return row
+    new_K = new_K[changed_K]
+    if not new_K.max() < np.inf:  # a NaN or +inf
+        raise UndecidedRow
+    return row.with_scores(ids_K[changed_K], new_K)
+
+
+def _listing_arrays(listing: Mapping[int, float], size: int) -> tuple[Ids, Floats]:
+    """A listing as arrays. Raises UndecidedRow for ids outside the vocabulary: the reference reports them."""
+    ids_K = np.fromiter(listing, np.int64, len(listing))
+    if len(ids_K) and not 0 <= ids_K.min() <= ids_K.max() < size:
+        raise UndecidedRow
+    return ids_K, np.fromiter(listing.values(), np.float64, len(listing))
+
+
+def _listed_counts(past: HistoryView, stage: Shift, ids_K: Ids) -> tuple[Any, Any]:
+    """Prompt and output counts of listed tokens; zeros unless the rule reads them."""
+    if not {"prompt_count", "output_count"} & set(type(stage).apply.__code__.co_names):
+        return 0.0, 0.0
+    counts = past.counts(stage.window)
+    index = {token: i for i, token in enumerate(counts.ids_K.tolist())}
+    found = [index.get(token, -1) for token in ids_K.tolist()]
+    return np.append(counts.prompt_K, 0)[found], np.append(counts.output_K, 0)[found]

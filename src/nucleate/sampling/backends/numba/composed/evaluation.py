@@ -1,10 +1,9 @@
-"""Any pipeline on the CPU. Equal to ``reference.run``, token for token.
+"""Runs any pipeline on the CPU. Returns the same tokens as ``reference.run``.
 
-Stages' rules are evaluated as they are, by NumPy, on the few tokens that matter; nothing is compiled for a stage. A row
-starts as ``full_row.FullRow``, which is never written down: passes over it, compiled once for all stages, give the
-statistics that a rule reads. A stage that cuts gets the top of the ranking as a list, as far down as its decision needs
-it, and leaves a ``candidate_list.CandidateList``. What rests on sums that are not the reference's to the bit, and is
-too close to call, and every row that cannot be drawn, is left to the reference."""
+NumPy evaluates the rules of stages on the few tokens that matter; nothing is compiled per stage. A row starts as a
+lazy ``full_row.FullRow``: kernels compute the statistics that a rule reads in passes over the row. A truncation stage
+gets the top of the ranking as a list, as long as its decision needs, and returns a ``candidate_list.CandidateList``.
+Invalid rows, and decisions closer than the error of the kernels' sums, are left to the reference."""
 
 from __future__ import annotations
 
@@ -16,10 +15,15 @@ from numpy.typing import NDArray
 from nucleate.outputs import StepLogprobs
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.composed.candidate_list import CandidateList, Floats, UndecidedRow, uniform
-from nucleate.sampling.backends.numba.composed.edited_row import EditedRow, room
+from nucleate.sampling.backends.numba.composed.candidate_list import CandidateList, UndecidedRow, uniform
+from nucleate.sampling.backends.numba.composed.edited_row import EditedRow, thread_workspace
 from nucleate.sampling.backends.numba.composed.full_row import FullRow
-from nucleate.sampling.backends.numba.composed.pipeline_steps import PipelineStep, PipelineSteps, moved, program_of
+from nucleate.sampling.backends.numba.composed.pipeline_steps import (
+    PipelineStep,
+    PipelineSteps,
+    steps_of,
+    updated_stages,
+)
 from nucleate.sampling.history import History, HistoryView
 from nucleate.sampling.stage import DrawnToken, Pipeline, Stage, Tap
 
@@ -29,10 +33,10 @@ Tokens = FullRow | CandidateList
 def run(
     logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: HistoryView = History()
 ) -> reference.RowResult:
-    """Draw a token, report what a Tap asks for, and let the stages learn from it. As ``reference.run``."""
+    """Sample a token, report logprobs, and update stateful stages. As ``reference.run``."""
     try:
         with np.errstate(all="ignore"):
-            return _run(logits_V, program_of(stages), seed, step, past)
+            return _run(logits_V, steps_of(stages), seed, step, past)
     except UndecidedRow:
         return reference.run(logits_V, stages, seed, step, past)
 
@@ -40,75 +44,72 @@ def run(
 def survivors(
     logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = History(), u: float = 1.0
 ) -> reference.Survivors:
-    """The tokens left by every stage but the draw, ranked, with their final scores. As ``reference.survivors``."""
+    """The tokens that survive all stages except the draw, ranked. As ``reference.survivors``."""
     try:
         with np.errstate(all="ignore"):
-            kept, _ = _walk(logits_V, program_of(stages).steps, past, u, whole=True)
+            kept, _ = _apply_stages(logits_V, steps_of(stages).steps, past, u, needs_total=True)
             return kept.survivors()
     except UndecidedRow:
         return reference.survivors(logits_V, stages, past, u)
 
 
-def probabilities(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = History()) -> Floats:
-    """The distribution the draw draws from, float64 [V], over all coins. As ``reference.probabilities``."""
+def probabilities(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = History()) -> reference.Floats:
+    """The distribution that the draw samples from, float64 [V]. As ``reference.probabilities``."""
     return reference.probabilities(logits_V, stages, past, survivors)
 
 
-def report(logits_V: NDArray[Any], token: int, wanted: tuple[int, tuple[int, ...]]) -> StepLogprobs:
-    """What a Tap at the beginning asks for, of a row from which a token was drawn."""
+def step_logprobs(logits_V: NDArray[Any], token: int, request: tuple[int, tuple[int, ...]]) -> StepLogprobs:
+    """The logprobs of a sampled token for a Tap before all other stages. request: ``Tap.wanted``."""
     with np.errstate(all="ignore"):
-        return _whole(logits_V).report(token, wanted)
+        return _full_row(logits_V).step_logprobs(token, request)
 
 
-def _whole(logits_V: NDArray[Any]) -> FullRow:
-    work = room(len(logits_V))
-    work.start()
-    return FullRow(EditedRow(work, work.plain(logits_V)))
+def _full_row(logits_V: NDArray[Any]) -> FullRow:
+    work = thread_workspace(len(logits_V))
+    work.reset()
+    return FullRow(EditedRow(work, work.as_float32(logits_V)))
 
 
 def _run(
-    logits_V: NDArray[Any], program: PipelineSteps, seed: int, step: int, past: HistoryView
+    logits_V: NDArray[Any], pipeline: PipelineSteps, seed: int, step: int, past: HistoryView
 ) -> reference.RowResult:
-    stages, steps = program.stages, program.steps
+    stages, steps = pipeline.stages, pipeline.steps
     if steps[-1].kind.shape != "Draw":
         raise UndecidedRow
-    u = uniform(seed, step, noise.XTC) if program.flips else 1.0
-    kept, spans = _walk(logits_V, steps, past, u, program.whole)
+    u = uniform(seed, step, noise.XTC) if pipeline.has_ceiling else 1.0
+    kept, observed = _apply_stages(logits_V, steps, past, u, pipeline.needs_total)
     token = kept.draw(steps[-1], seed, step)
-    reported, after = None, list(stages)
-    for i, (before, left) in spans.items():
+    logprobs, updated = None, list(stages)
+    for i, (before, after) in observed.items():
         stage = stages[i]
         if isinstance(stage, Tap):
-            reported = before.report(token, stage.wanted)
+            logprobs = before.step_logprobs(token, stage.wanted)
         if type(stage).after is not Stage.after:
-            after[i] = stage.after(DrawnToken(token, before.log_chance(token), left.log_chance(token)))
-    return reference.RowResult(token, reported, moved(program, tuple(after)) if spans else stages)
+            updated[i] = stage.after(DrawnToken(token, before.logprob(token), after.logprob(token)))
+    return reference.RowResult(token, logprobs, updated_stages(pipeline, tuple(updated)) if observed else stages)
 
 
-def _walk(
-    logits_V: NDArray[Any], steps: tuple[PipelineStep, ...], past: HistoryView, u: float, whole: bool
+def _apply_stages(
+    logits_V: NDArray[Any], steps: tuple[PipelineStep, ...], past: HistoryView, u: float, needs_total: bool
 ) -> tuple[Tokens, dict[int, tuple[Tokens, Tokens]]]:
-    """The tokens left by all stages; and, by place, those before and after the stages that watch the draw.
-
-    whole: somebody asks for the mass before the first cut.
-    """
-    kept: Tokens = _whole(logits_V)
-    spans = {}
+    """The surviving tokens; and, by index, the tokens before and after each stage that observes the sampled token."""
+    kept: Tokens = _full_row(logits_V)
+    observed = {}
     for i, step in enumerate(steps):
-        if step.idle:
+        if step.is_neutral:
             continue
         before = kept
         if step.greedy:
-            kept = kept.first(kept.uncut if whole else kept.whole)
+            kept = kept.first_token(kept.total_mass if needs_total else kept.total)
         else:
-            kept = _applied(kept, step, past, u, whole, len(logits_V))
-        if step.watches:
-            spans[i] = before, kept
-    return kept, spans
+            kept = _apply_stage(kept, step, past, u, needs_total, len(logits_V))
+        if step.observes_token:
+            observed[i] = before, kept
+    return kept, observed
 
 
-def _applied(kept: Tokens, step: PipelineStep, past: HistoryView, u: float, whole: bool, size: int) -> Tokens:
-    """The tokens left by one stage."""
+def _apply_stage(kept: Tokens, step: PipelineStep, past: HistoryView, u: float, needs_total: bool, size: int) -> Tokens:
+    """The tokens that survive one stage."""
     shape = step.kind.shape
     if shape in ("Draw", "Tap"):
         return kept
@@ -116,8 +117,8 @@ def _applied(kept: Tokens, step: PipelineStep, past: HistoryView, u: float, whol
         return kept.shift(step, past, size)
     if shape == "Scale":
         return kept.scale(step)
-    before = kept.uncut if whole else kept.whole
+    before = kept.total_mass if needs_total else kept.total
     if shape == "Ceiling" and u >= step.stage.chance:
-        return kept.with_whole(before)
-    made: Tokens = getattr(kept, shape.lower())(step, before)
-    return made
+        return kept.with_total(before)
+    result: Tokens = getattr(kept, shape.lower())(step, before)
+    return result

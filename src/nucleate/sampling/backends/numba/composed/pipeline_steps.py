@@ -1,4 +1,4 @@
-"""Properties of a pipeline that every step needs, computed once."""
+"""Properties of a pipeline's stages, computed once and cached."""
 
 from __future__ import annotations
 
@@ -7,72 +7,73 @@ from typing import Any, NamedTuple
 from nucleate.sampling.dispatch.rules import rules_of, settings
 from nucleate.sampling.stage import Pipeline, Stage, Tap, shape_of
 
-MOST = 256
-"""Pipelines that are remembered."""
+CACHED_PIPELINES = 256
+"""Maximum number of cached pipelines."""
 
 
 class StageKind(NamedTuple):
-    """What the rules of a stage read. Stages of equal ``settings`` share it."""
+    """Properties of a stage's rules, shared by stages with equal ``settings``."""
 
     shape: str  #: see ``shape_of``
-    names: frozenset[str]  #: row statistics that its rules read
-    inexact: bool  #: these are more than the top, so that they come from sums
-    form: str  #: of the ``apply`` of a Scale, or the ``order`` of a Prefix, see ``rules.form``
-    own_order: bool  #: a Prefix with an order of its own
-    counts: bool  #: a Prefix whose weights are 1
-    summed: bool  #: its weights are exp(x - row.top), which sum to the mass
-    whole: bool  #: a rule reads the mass before the first cut
+    names: frozenset[str]  #: row statistics that the rules read
+    inexact: bool  #: the rules read statistics that are sums
+    form: str  #: of ``Scale.apply`` or ``Prefix.order``, see ``rules.form``
+    has_order: bool  #: a Prefix with its own order
+    unit_weights: bool  #: a Prefix whose weights are 1
+    softmax_weights: bool  #: the weights are exp(x - row.top)
+    reads_total: bool  #: a rule reads the mass before the first truncation
 
 
 class PipelineStep(NamedTuple):
-    """A stage, and what it is."""
+    """A stage with its properties."""
 
     stage: Any
     kind: StageKind
-    idle: bool  #: it does nothing
+    is_neutral: bool  #: has no effect
     greedy: bool
-    watches: bool  #: it is told of the token that is drawn
+    observes_token: bool  #: a Tap, or a stateful stage
 
 
 class PipelineSteps(NamedTuple):
-    """A pipeline, step by step."""
+    """A pipeline with the properties of its stages."""
 
     stages: Pipeline
     steps: tuple[PipelineStep, ...]
-    whole: bool  #: a rule reads the mass before the first cut
-    flips: bool  #: there is a Ceiling
+    needs_total: bool  #: a rule reads the mass before the first truncation
+    has_ceiling: bool
 
 
-_programs: dict[int, PipelineSteps] = {}
+_pipelines: dict[int, PipelineSteps] = {}
 _kinds: dict[Any, StageKind] = {}
 
 
-def program_of(stages: Pipeline) -> PipelineSteps:
-    """Looked up by identity: a batch passes the same tuple in each step."""
-    found = _programs.get(id(stages))
-    if found is None or found.stages is not stages:
-        found = _remembered(stages, tuple(map(_step, stages)))
-    return found
+def steps_of(stages: Pipeline) -> PipelineSteps:
+    """The cached properties of a pipeline. Looked up by identity: a batch passes the same tuple in each step."""
+    entry = _pipelines.get(id(stages))
+    if entry is None or entry.stages is not stages:
+        entry = _cached(stages, tuple(map(_step, stages)))
+    return entry
 
 
-def moved(program: PipelineSteps, stages: Pipeline) -> Pipeline:
-    """The same pipeline after some of its stages have learned: of these alone anything is found out again."""
-    known = zip(stages, program.steps, strict=True)
-    return _remembered(stages, tuple(step if step.stage is stage else _step(stage) for stage, step in known)).stages
+def updated_stages(pipeline: PipelineSteps, stages: Pipeline) -> Pipeline:
+    """Cache the pipeline with updated stages; recomputes the properties of the changed ones only."""
+    pairs = zip(stages, pipeline.steps, strict=True)
+    return _cached(stages, tuple(step if step.stage is stage else _step(stage) for stage, step in pairs)).stages
 
 
-def _remembered(stages: Pipeline, steps: tuple[PipelineStep, ...]) -> PipelineSteps:
-    whole, flips = any(step.kind.whole for step in steps), any(step.kind.shape == "Ceiling" for step in steps)
-    if len(_programs) >= MOST:
-        _programs.clear()
-    found = _programs[id(stages)] = PipelineSteps(stages, steps, whole, flips)
-    return found
+def _cached(stages: Pipeline, steps: tuple[PipelineStep, ...]) -> PipelineSteps:
+    needs_total = any(step.kind.reads_total for step in steps)
+    has_ceiling = any(step.kind.shape == "Ceiling" for step in steps)
+    if len(_pipelines) >= CACHED_PIPELINES:
+        _pipelines.clear()
+    entry = _pipelines[id(stages)] = PipelineSteps(stages, steps, needs_total, has_ceiling)
+    return entry
 
 
 def _step(stage: Stage) -> PipelineStep:
     neutral, greedy = stage.neutral, stage.greedy
-    watches = isinstance(stage, Tap) or type(stage).after is not Stage.after
-    return PipelineStep(stage, _kind(stage), neutral and not greedy, greedy, watches and not neutral)
+    observes_token = isinstance(stage, Tap) or type(stage).after is not Stage.after
+    return PipelineStep(stage, _kind(stage), neutral and not greedy, greedy, observes_token and not neutral)
 
 
 def _kind(stage: Any) -> StageKind:
@@ -80,10 +81,10 @@ def _kind(stage: Any) -> StageKind:
     if key not in _kinds:
         rules, shape = rules_of(stage), shape_of(stage)
         names = frozenset[str]().union(*(rule.row for rule in rules.values()))
-        shown = rules.get("order") or rules.get("apply")
+        shape_rule = rules.get("order") or rules.get("apply")
         weight = rules.get("weight")
         _kinds[key] = StageKind(
-            shape, names, bool(names - {"top"}), shown.form if shown else "", "order" in rules,
+            shape, names, bool(names - {"top"}), shape_rule.form if shape_rule else "", "order" in rules,
             bool(weight and weight.ones), bool(weight and weight.sums), "whole" in names,
         )  # fmt: skip
     return _kinds[key]

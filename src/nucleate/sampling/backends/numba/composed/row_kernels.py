@@ -1,7 +1,7 @@
-"""The passes over a whole row, compiled once for all stages. They know no stage and no rule.
+"""Passes over a whole row, shared by all stages.
 
 x: the row, float32 [V], contiguous and writeable; tail: float32 [256], its last partial group, padded with -inf;
-tops: float32 [G], the maximum of each group of 256 tokens.
+maxima: float32 [G], the maximum of each group of 256 tokens.
 """
 
 from __future__ import annotations
@@ -13,63 +13,64 @@ import numpy as np
 
 from nucleate.jit.compiler import kernel
 from nucleate.sampling.backends.numba import block_ops, philox
-from nucleate.sampling.backends.numba.block_ops import WORD
+from nucleate.sampling.backends.numba.block_ops import WORD_BITS
 from nucleate.sampling.backends.numba.float64 import exp
-from nucleate.sampling.backends.numba.row_loading import fill_tail, group_at
-from nucleate.sampling.backends.numba.vector_lanes import GROUP
+from nucleate.sampling.backends.numba.row_loading import group_address, pad_tail
+from nucleate.sampling.backends.numba.vector_lanes import GROUP_SIZE
 from nucleate.sampling.noise import GROUP as GROUP_STREAM
 from nucleate.sampling.noise import TOKEN as TOKEN_STREAM
 
-CLOSE = 1e-8
-"""Two times that are closer, relative, are left to the reference: sums of weights are right to 1e-12."""
+TIE_TOLERANCE = 1e-8
+"""Race times with a smaller relative difference are left to the reference. Sums of weights are exact to 1e-12."""
 
 
 @kernel("float32(float32[::1], float32[::1], float32[::1])")
-def group_tops(x: Any, tail: Any, tops: Any) -> Any:
-    """Fill in tops and tail. Returns the maximum of the row: NaN if there is a NaN, or +inf."""
-    top, wrong = np.float32(-np.inf), False
-    fill_tail(x, tail)
-    for group in range(tops.size):
-        tops[group] = block_ops.top(group_at(x, tail, group))
-        wrong |= not tops[group] < np.inf
-        top = max(top, tops[group])
-    return np.float32(np.nan) if wrong else top
+def group_maxima(x: Any, tail: Any, maxima: Any) -> Any:
+    """Fill in maxima and tail. Returns the maximum of the row; NaN if it has a NaN or +inf."""
+    top, invalid = np.float32(-np.inf), False
+    pad_tail(x, tail)
+    for group in range(maxima.size):
+        maxima[group] = block_ops.maximum(group_address(x, tail, group))
+        invalid |= not maxima[group] < np.inf
+        top = max(top, maxima[group])
+    return np.float32(np.nan) if invalid else top
 
 
 @kernel("void(float32[::1], float32[::1], float64, float64, float64[::1], float64[::1])")
 def group_masses(x: Any, tail: Any, top: Any, slope: Any, masses: Any, sums: Any) -> None:
-    """The sum of e = exp(d) in each group, d = (x - top) * slope, and in sums those of e and of e * d over the row.
+    """masses: sum of e = exp(d) per group, d = (x - top) * slope. sums: of e, and of e * d, over the row. All float64.
 
-    All float64. The relative error of a sum is below 1e-12: 5e-16 for each exp, 1e-16 for each of at most V / 256 + 8
-    additions that a term goes through.
+    Relative error below 1e-12: 5e-16 per exp, and 1e-16 for each of at most V / 256 + 8 additions per term.
     """
     sums[0], sums[1] = 0.0, 0.0
     for group in range(masses.size):
-        masses[group] = block_ops.weigh(group_at(x, tail, group), top, slope, np.int64(sums[1:].ctypes.data))
+        masses[group] = block_ops.mass_and_weighted_sum(
+            group_address(x, tail, group), top, slope, np.int64(sums[1:].ctypes.data)
+        )
         sums[0] += masses[group]
 
 
 @kernel("void(float32[::1], float32[::1], int64, float32, float64[::1])")
 def moments(x: Any, tail: Any, groups: Any, origin: Any, sums: Any) -> None:
-    """How many scores are finite, and the sums of x - origin and of its square. origin: float32; sums: float64 [3]."""
+    """sums: the number of finite scores, and the sums of x - origin and of its square. origin: float32."""
     sums[:] = 0.0
     for group in range(groups):
-        block_ops.moments(group_at(x, tail, group), origin, np.int64(sums.ctypes.data))
+        block_ops.moments(group_address(x, tail, group), origin, np.int64(sums.ctypes.data))
 
 
 @kernel("float64(float64[::1], float64)")
-def threshold_by_mass(masses: Any, rest: Any) -> Any:
-    """A d (see ``group_masses``) below which all tokens together weigh at most ``rest``; -inf if none is found.
+def threshold_by_mass(masses: Any, max_mass: Any) -> Any:
+    """A d (see ``group_masses``) below which all tokens together weigh at most ``max_mass``; -inf if none is found.
 
-    The tokens of a group that are below d weigh at most 256 * exp(d), and at most as much as the group.
+    The tokens of a group below d weigh at most 256 * exp(d), and at most the mass of the group.
     """
     low, high = -700.0, 0.0
     for _ in range(16):
         middle = (low + high) / 2.0
-        most, total = GROUP * math.exp(middle), 0.0
+        most, total = GROUP_SIZE * math.exp(middle), 0.0
         for group in range(masses.size):
             total += min(masses[group], most)
-        if total <= rest:
+        if total <= max_mass:
             low = middle
         else:
             high = middle
@@ -77,19 +78,19 @@ def threshold_by_mass(masses: Any, rest: Any) -> Any:
 
 
 @kernel("int64(float32[::1], float32[::1], float32[::1], float32, int64[::1])")
-def keys_from(x: Any, tail: Any, tops: Any, threshold: Any, keys: Any) -> Any:
+def ranking_keys(x: Any, tail: Any, maxima: Any, threshold: Any, keys: Any) -> Any:
     """One int64 per token at or above a threshold; returns how many. In ascending order the tokens are ranked.
 
     The upper half is the score, highest first, the lower half the token id.
     """
     n = 0
-    for group in range(tops.size):
-        if tops[group] >= threshold:
-            at = group_at(x, tail, group)
-            for start in range(0, GROUP, WORD):
-                found = block_ops.word_at_least(at + 4 * start, threshold)
+    for group in range(maxima.size):
+        if maxima[group] >= threshold:
+            at = group_address(x, tail, group)
+            for start in range(0, GROUP_SIZE, WORD_BITS):
+                found = block_ops.bitmask_at_least(at + 4 * start, threshold)
                 while found != 0:
-                    token = group * GROUP + start + block_ops.lowest_one(found)
+                    token = group * GROUP_SIZE + start + block_ops.trailing_zeros(found)
                     bits = np.float32(x[token] + np.float32(0.0)).view(np.int32)  # +0.0 turns -0.0 into 0.0
                     keys[n] = (np.int64(~(bits ^ ((bits >> 31) & 0x7FFFFFFF))) << 32) | token
                     n += 1
@@ -104,45 +105,45 @@ def uniform(seed: Any, step: Any, stream: Any, index: Any) -> Any:
 
 
 @kernel("int64(int64[::1], float64[::1], uint64, uint64, int64)")
-def race(ids: Any, weights: Any, seed: Any, step: Any, stream: Any) -> Any:
-    """The id of the highest log(weight) + Gumbel noise, as the least time; -1 where two are too close."""
-    best, rival, winner = np.inf, np.inf, np.int64(-1)
+def gumbel_race(ids: Any, weights: Any, seed: Any, step: Any, stream: Any) -> Any:
+    """The id with the highest log(weight) + Gumbel noise, by exponential race; -1 if two are too close."""
+    best_time, second_time, winner = np.inf, np.inf, np.int64(-1)
     for i in range(ids.size):
         u = philox.uniform(seed, step, stream, ids[i])
-        if u < rival * weights[i]:
+        if u < second_time * weights[i]:
             time = -math.log1p(-u) / weights[i]
-            if time < best:
-                best, rival, winner = time, best, ids[i]
+            if time < best_time:
+                best_time, second_time, winner = time, best_time, ids[i]
             else:
-                rival = min(rival, time)
-    return winner if best < rival * (1.0 - CLOSE) else np.int64(-1)
+                second_time = min(second_time, time)
+    return winner if best_time < second_time * (1.0 - TIE_TOLERANCE) else np.int64(-1)
 
 
 @kernel("int64(int64[::1], float64[::1], float64, int64[::1], float64[::1], uint64, uint64)")
-def pick(ids: Any, x: Any, top: Any, groups: Any, masses: Any, seed: Any, step: Any) -> Any:
-    """The token that the Gumbel draw takes, groups first; -1 where two are too close.
+def gumbel_sample(ids: Any, x: Any, top: Any, groups: Any, masses: Any, seed: Any, step: Any) -> Any:
+    """Two-level Gumbel draw from listed tokens; -1 if two are too close.
 
-    top: of the scores x. groups, masses: [G + 256], to work in; masses of what the tokens of each group weigh.
+    top: maximum of x. groups: scratch [G + 256]. masses: [G + 256]; on return, the first G are the group masses.
     """
-    count = masses.size - GROUP
-    some, places = masses[count:], groups[count:]
+    count = masses.size - GROUP_SIZE
+    weights_of_group, ids_of_group = masses[count:], groups[count:]
     masses[:count] = 0.0
     for group in range(count):
         groups[group] = group
     last, mass = np.int64(0), 0.0
-    for start in range(0, ids.size, GROUP):
-        end = min(start + GROUP, ids.size)
+    for start in range(0, ids.size, GROUP_SIZE):
+        end = min(start + GROUP_SIZE, ids.size)
         for i in range(start, end):
-            some[i - start] = exp(x[i] - top)
+            weights_of_group[i - start] = exp(x[i] - top)
         for i in range(start, end):
             if ids[i] >> 8 != last:
                 masses[last] += mass
                 last, mass = ids[i] >> 8, 0.0
-            mass += some[i - start]
+            mass += weights_of_group[i - start]
     masses[last] += mass
-    winner, n = race(groups[:count], masses[:count], seed, step, GROUP_STREAM), 0
+    winner, n = gumbel_race(groups[:count], masses[:count], seed, step, GROUP_STREAM), 0
     for i in range(ids.size):
         if ids[i] >> 8 == winner:
-            places[n], some[n] = ids[i], exp(x[i] - top)
+            ids_of_group[n], weights_of_group[n] = ids[i], exp(x[i] - top)
             n += 1
-    return race(places[:n], some[:n], seed, step, TOKEN_STREAM)
+    return gumbel_race(ids_of_group[:n], weights_of_group[:n], seed, step, TOKEN_STREAM)

@@ -1,1 +1,1 @@
-"""One hand-tuned chain for nearly every request. Start at ``rows``, then ``chain`` and ``cuts``."""
+"""The kernel for the usual pipeline: starts at ``fused_sampler``, then ``kernel`` and ``cutoffs``."""

@@ -1,14 +1,12 @@
-"""The cuts of the chain: what temperature, top-n-sigma, top-k, min-p and top-p leave of a row.
+"""Truncation in the fused kernel: top-n-sigma, top-k, min-p and top-p, at a temperature t.
 
-All of these keep a prefix of one order, so the row is read once for the highest score of each group of 256; from these
-follows a bound on the cut, and only groups that reach it are looked at again. Scores stay as they are: everything is
-said of d = (x - top) / t. Carries no meaning of its own: tests hold it equal to the reference.
+All of these keep a prefix of the same ranking. The group maxima give a bound on the threshold, and only groups whose
+maximum reaches it are read again. Scores are not changed; filters work on d = (x - max) / t.
 
-**Near ties.** Candidates have float64 scores, and top-k compares them exactly. A score is compared with the bound of
-min-p and top-n-sigma in float64, so that only one within a few last bits of it is in doubt, and then the row is TIED.
-Top-p compares a sum of weights with a part of another. Where these are float32 sums, ``token_weights.ERROR`` bounds the
-error; else, as of the reference's own, it is n units of 2^-53 for n numbers. Tokens within it of the goal are doubtful:
-kept, but marked, and a draw that one of them could change is TIED.
+**Near ties.** The result equals the reference, or is TIED. Top-k compares float64 scores exactly. Min-p and top-n-sigma
+compare float64 scores with a threshold: a score within its rounding error makes the row TIED. Top-p compares sums of
+weights: float32 sums err by at most ``token_weights.FLOAT32_ERROR``, float64 sums of n terms by n units of 2^-53.
+Tokens within that error of the target are uncertain: kept, but marked, and a draw that depends on them is TIED.
 """
 
 from __future__ import annotations
@@ -21,40 +19,54 @@ import numpy as np
 from nucleate.jit.compiler import jit
 from nucleate.sampling.backends.numba import block_ops
 from nucleate.sampling.backends.numba.fused.prefix_selection import (
-    ALL,
-    BY_NUMBER,
+    BY_COUNT,
     BY_WEIGHT,
     LOWEST,
-    count,
-    doubt,
-    gather,
-    keep_first,
-    kth_bound,
-    last_of,
+    UNBOUNDED,
+    count_at_least,
+    gather_candidates,
+    keep_prefix,
+    last_certain,
+    mark_uncertain,
     next_up,
-    rounded,
+    round_to_float32,
+    top_k_bound,
 )
-from nucleate.sampling.backends.numba.fused.threshold_search import FEW, close_in
-from nucleate.sampling.backends.numba.fused.token_weights import UNIT, bound, error_of, exponent_of, weigh, weigh_few
-from nucleate.sampling.backends.numba.fused.workspace import DOUBTED, EDITED, INEXACT, address_of
+from nucleate.sampling.backends.numba.fused.threshold_search import MAX_LISTED, gather_around_target
+from nucleate.sampling.backends.numba.fused.token_weights import (
+    UNIT,
+    mass_bound,
+    weigh_candidates,
+    weigh_groups,
+    weight_error,
+    weight_exponent,
+)
+from nucleate.sampling.backends.numba.fused.workspace import (
+    EDIT_COUNT,
+    INEXACT_COUNT,
+    UNCERTAIN_COUNT,
+    edited_group_address,
+)
 from nucleate.sampling.maths import SLACK
 
-LAST = np.int64(0xFFFFFFFF)
-"""All ids are up to it."""
+MAX_ID = np.int64(0xFFFFFFFF)
+"""Every token id is at most this."""
 
-MANY, TIED = -1, -2
+UNLISTED, TIED = -1, -2
 
 
 class KeptTokens(NamedTuple):
-    """The tokens that are left: those above a score, and those at it with an id up to ``last``."""
+    """The surviving tokens: scores above the threshold, and scores at it with an id up to ``last_id``."""
 
-    cut: Any  #: float32
-    last: Any
-    n: Any  #: how many, if they are in ``work.ids``, ascending, with weights; else MANY; TIED if others may be left
+    threshold: Any  #: float32
+    last_id: Any
+    listed: (
+        Any  #: number of tokens, if they are in ``work.ids`` (ascending) and ``work.weights``; else UNLISTED or TIED
+    )
 
 
 class FloorBounds(NamedTuple):
-    """What is at or above ``high`` is in, what is below ``low`` is out."""
+    """A threshold with its error: scores at or above ``high`` are kept, scores below ``low`` are not."""
 
     low: Any
     high: Any
@@ -64,179 +76,190 @@ NO_FLOOR = FloorBounds(-np.inf, -np.inf)
 
 
 @jit
-def narrow(top: Any, best: Any, chain: Any, work: Any) -> Any:
-    """What the cuts leave. top: the highest score as float32. best: it, as float64."""
-    early, late = floors(top, best, chain, work)
-    cut, whole, k = rounded(early.low, False), 0.0, np.int64(chain.k)
+def truncate(max_score: Any, exact_max: Any, params: Any, work: Any) -> Any:
+    """The tokens that survive all filters. max_score, exact_max: the maximum as float32, and as float64."""
+    floor, late_floor = row_floors(max_score, exact_max, params, work)
+    threshold, total, k = round_to_float32(floor.low, False), 0.0, np.int64(params.k)
     if 0 < k < work.size:
-        n = gather_first(k, cut, work)
-        n = keep_first(n, np.float64(k), BY_NUMBER, work) if n > k else n
-        return few_left(n, whole, early, late, top, best, chain, work)
-    if cut == LOWEST and chain.p >= 1.0:
-        return KeptTokens(LOWEST, LAST, np.int64(MANY))
-    if cut == LOWEST:
-        whole = weigh(LOWEST, exponent_of(top, chain.t), work)
-        rest = (1.0 - chain.p - 2.0 * error_of(top, chain.t, work)) * whole
-        cut = max(cut, bound(work.masses, np.float64(top), chain.t, rest))
-    if count(cut, work) <= FEW:
-        return few_left(gather(cut, ALL, work), whole, early, late, top, best, chain, work)
-    if chain.p >= 1.0:
-        return above_floor(early, work)
-    return many_left(cut, whole, early, late, top, best, chain, work)
+        n = gather_top_k(k, threshold, work)
+        n = keep_prefix(n, np.float64(k), BY_COUNT, work) if n > k else n
+        return truncate_listed(n, total, floor, late_floor, max_score, exact_max, params, work)
+    if threshold == LOWEST and params.p >= 1.0:
+        return KeptTokens(LOWEST, MAX_ID, np.int64(UNLISTED))
+    if threshold == LOWEST:
+        total = weigh_groups(LOWEST, weight_exponent(max_score, params.t), work)
+        tail = (1.0 - params.p - 2.0 * weight_error(max_score, params.t, work)) * total
+        threshold = max(threshold, mass_bound(work.group_masses, np.float64(max_score), params.t, tail))
+    if count_at_least(threshold, work) <= MAX_LISTED:
+        n = gather_candidates(threshold, UNBOUNDED, work)
+        return truncate_listed(n, total, floor, late_floor, max_score, exact_max, params, work)
+    if params.p >= 1.0:
+        return tokens_above_floor(floor, work)
+    return truncate_unlisted(threshold, total, floor, late_floor, max_score, exact_max, params, work)
 
 
 @jit
-def few_left(n: Any, whole: Any, early: Any, late: Any, top: Any, best: Any, chain: Any, work: Any) -> Any:
-    """What the cuts leave of n candidates. whole: of what top-p keeps a part; 0: of these."""
-    slop = error_of(top, chain.t, work) if whole > 0.0 else 4.0 * UNIT * (work.size + 512)
-    n = filtered(n, early, work)
-    if n != TIED and chain.p < 1.0:
-        weigh_few(n, best, chain.t, work)
-        n = filtered(nucleus(n, 0.0, whole, chain.p, slop, work), late, work)
-    if n != TIED and (chain.p >= 1.0 or chain.late_t != 1.0):
-        weigh_few(n, best, chain.t * chain.late_t, work)
-    return KeptTokens(LOWEST, LAST, n)
+def truncate_listed(
+    n: Any, total: Any, floor: Any, late_floor: Any, max_score: Any, exact_max: Any, params: Any, work: Any
+) -> Any:
+    """The tokens that survive among n candidates. total: mass that top-p refers to; 0: that of the candidates."""
+    error = weight_error(max_score, params.t, work) if total > 0.0 else 4.0 * UNIT * (work.size + 512)
+    n = apply_floor(n, floor, work)
+    if n != TIED and params.p < 1.0:
+        weigh_candidates(n, exact_max, params.t, work)
+        n = apply_floor(apply_top_p(n, 0.0, total, params.p, error, work), late_floor, work)
+    if n != TIED and (params.p >= 1.0 or params.late_t != 1.0):
+        weigh_candidates(n, exact_max, params.t * params.late_t, work)
+    return KeptTokens(LOWEST, MAX_ID, n)
 
 
 @jit
-def many_left(cut: Any, whole: Any, early: Any, late: Any, top: Any, best: Any, chain: Any, work: Any) -> Any:
-    """What top-p leaves of the tokens at or above a cut, which are many, and then a floor."""
-    t, exponent, slop = chain.t, exponent_of(top, chain.t), error_of(top, chain.t, work)
-    reached = whole
-    if whole == 0.0:
-        kept = above_floor(early, work)
-        if kept.n == TIED:
-            return kept
-        cut, whole = kept.cut, weigh(kept.cut, exponent, work)
-        reached = whole
-    cut = max(cut, np.float32(np.float64(top) - 30.0 * t))  # what is further below weighs less than the slack
-    goal = chain.p * (1.0 - SLACK) * whole
-    n, above = close_in(cut, reached, goal * (1.0 - slop), goal * (1.0 + slop), exponent, work)
-    weigh_few(n, best, t, work)
-    n = nucleus(n, above, whole, chain.p, slop, work)
-    return last_kept(n, late, work) if n != TIED else KeptTokens(LOWEST, LAST, n)
+def truncate_unlisted(
+    threshold: Any, total: Any, floor: Any, late_floor: Any, max_score: Any, exact_max: Any, params: Any, work: Any
+) -> Any:
+    """Apply top-p, then a floor, to the tokens at or above a threshold when they are too many to list."""
+    t, exponent, error = params.t, weight_exponent(max_score, params.t), weight_error(max_score, params.t, work)
+    mass_at_threshold = total
+    if total == 0.0:
+        floored = tokens_above_floor(floor, work)
+        if floored.listed == TIED:
+            return floored
+        threshold, total = floored.threshold, weigh_groups(floored.threshold, exponent, work)
+        mass_at_threshold = total
+    threshold = max(threshold, np.float32(np.float64(max_score) - 30.0 * t))  # lower scores weigh less than SLACK
+    target = params.p * (1.0 - SLACK) * total
+    n, mass_before = gather_around_target(
+        threshold, mass_at_threshold, target * (1.0 - error), target * (1.0 + error), exponent, work
+    )
+    weigh_candidates(n, exact_max, t, work)
+    n = apply_top_p(n, mass_before, total, params.p, error, work)
+    return tokens_up_to_last(n, late_floor, work) if n != TIED else KeptTokens(LOWEST, MAX_ID, n)
 
 
 @jit
-def floors(top: Any, best: Any, chain: Any, work: Any) -> Any:
-    """Those of min-p and top-n-sigma, and that after top-p, if there is top-p."""
-    early, late = NO_FLOOR, NO_FLOOR
-    if chain.m > 0.0:
-        early = floor(best, math.log(chain.m) - SLACK, 0.0, chain.t)
-    if chain.sigmas > 0.0:
-        deviation, error = deviation_of(top, work)
-        wide = floor(best, -chain.sigmas * deviation / chain.t - SLACK, chain.sigmas * error, chain.t)
-        early = FloorBounds(max(early.low, wide.low), max(early.high, wide.high))
-    if chain.late_m > 0.0:
-        late = floor(best, math.log(chain.late_m) - SLACK, 0.0, chain.t)
-    if chain.p >= 1.0:
-        early, late = FloorBounds(max(early.low, late.low), max(early.high, late.high)), NO_FLOOR
-    return early, late
+def row_floors(max_score: Any, exact_max: Any, params: Any, work: Any) -> Any:
+    """The floor of min-p and top-n-sigma, and that of a min-p after top-p."""
+    floor, late_floor = NO_FLOOR, NO_FLOOR
+    if params.m > 0.0:
+        floor = floor_bounds(exact_max, math.log(params.m) - SLACK, 0.0, params.t)
+    if params.sigmas > 0.0:
+        deviation, error = standard_deviation(max_score, work)
+        below = -params.sigmas * deviation / params.t - SLACK
+        sigma_floor = floor_bounds(exact_max, below, params.sigmas * error, params.t)
+        floor = FloorBounds(max(floor.low, sigma_floor.low), max(floor.high, sigma_floor.high))
+    if params.late_m > 0.0:
+        late_floor = floor_bounds(exact_max, math.log(params.late_m) - SLACK, 0.0, params.t)
+    if params.p >= 1.0:
+        floor = FloorBounds(max(floor.low, late_floor.low), max(floor.high, late_floor.high))
+        late_floor = NO_FLOOR
+    return floor, late_floor
 
 
 @jit
-def floor(best: Any, below: Any, error: Any, t: Any) -> Any:
-    """The scores whose d is at least ``below``. error: of the bound, but for roundings."""
-    at = best + below * t
-    error += 64.0 * UNIT * (abs(best) - below * t)
-    return FloorBounds(at - error, min(at + error, best))
+def floor_bounds(exact_max: Any, below: Any, error: Any, t: Any) -> Any:
+    """The threshold for d >= below, with its error. error: that of ``below``, without rounding."""
+    at = exact_max + below * t
+    error += 64.0 * UNIT * (abs(exact_max) - below * t)
+    return FloorBounds(at - error, min(at + error, exact_max))
 
 
 @jit
-def first(top: Any, work: Any) -> Any:
-    """The lowest id that has the highest score, and this, which may be an edited one, as float64."""
-    n, best = gather(top, ALL, work), 0
+def argmax(max_score: Any, work: Any) -> Any:
+    """The lowest id with the maximum score, and that score as float64."""
+    n, best = gather_candidates(max_score, UNBOUNDED, work), 0
     for i in range(1, n):
         best = i if work.scores[i] > work.scores[best] else best
     return work.ids[best], work.scores[best]
 
 
 @jit
-def deviation_of(top: Any, work: Any) -> Any:
-    """The population standard deviation of the scores that are in, and the error of it.
+def standard_deviation(max_score: Any, work: Any) -> Any:
+    """The population standard deviation of the finite scores, and an error bound for it.
 
-    Each sum has at most G + 20 roundings, so that the variance errs by less than 4 (G + 20) units of the mean square.
+    Each sum has at most G + 20 roundings, so the error of the variance is below 4 (G + 20) units of the mean square.
     """
-    work.sums[:3] = 0.0
-    for group in range(work.tops.size):
-        if work.tops[group] > -np.inf:
-            block_ops.moments(address_of(group, work), top, np.int64(work.sums.ctypes.data))
-    if work.state[INEXACT] > 0:
-        for edit in range(work.state[EDITED]):
-            if work.values[edit] > -np.inf:
-                rounded, true = np.float64(np.float32(work.values[edit])) - top, work.values[edit] - top
-                work.sums[1] += true - rounded
-                work.sums[2] += true * true - rounded * rounded
-    mean, square = work.sums[1] / work.sums[0], work.sums[2] / work.sums[0]
-    variance, error = max(square - mean * mean, 0.0), 4.0 * UNIT * (work.tops.size + 20) * square
+    work.partial_sums[:3] = 0.0
+    for group in range(work.group_maxima.size):
+        if work.group_maxima[group] > -np.inf:
+            block_ops.moments(edited_group_address(group, work), max_score, np.int64(work.partial_sums.ctypes.data))
+    if work.counters[INEXACT_COUNT] > 0:
+        for edit in range(work.counters[EDIT_COUNT]):
+            if work.edited_scores[edit] > -np.inf:
+                approximate = np.float64(np.float32(work.edited_scores[edit])) - max_score
+                exact = work.edited_scores[edit] - max_score
+                work.partial_sums[1] += exact - approximate
+                work.partial_sums[2] += exact * exact - approximate * approximate
+    mean, square = work.partial_sums[1] / work.partial_sums[0], work.partial_sums[2] / work.partial_sums[0]
+    variance, error = max(square - mean * mean, 0.0), 4.0 * UNIT * (work.group_maxima.size + 20) * square
     deviation = math.sqrt(variance)
     return deviation, min(error / deviation, math.sqrt(error)) if deviation > 0.0 else math.sqrt(error)
 
 
 @jit
-def gather_first(k: Any, cut: Any, work: Any) -> Any:
-    """Gather at least k tokens, the first ones, or all at or above a cut if these are fewer."""
+def gather_top_k(k: Any, threshold: Any, work: Any) -> Any:
+    """Gather at least the top k tokens, or all at or above a threshold if there are fewer."""
     for deviations in (2.5, 10.0, 1e9):
-        low = max(cut, kth_bound(k, deviations, work))
-        n = gather(low, ALL, work)
-        if n >= k or low == cut:
+        low = max(threshold, top_k_bound(k, deviations, work))
+        n = gather_candidates(low, UNBOUNDED, work)
+        if n >= k or low == threshold:
             break
     return n
 
 
 @jit
-def filtered(n: Any, floor: Any, work: Any) -> Any:
-    """Keep, of n candidates, those above a floor; returns how many, or TIED."""
-    kept, sure = 0, 0
+def apply_floor(n: Any, floor: Any, work: Any) -> Any:
+    """Keep the candidates at or above a floor. Returns their number, or TIED."""
+    kept, certain = 0, 0
     if n == TIED or floor.low == -np.inf:
         return n
     for i in range(n):
         x = work.scores[i]
         work.ids[kept], work.scores[kept], work.weights[kept] = work.ids[i], x, work.weights[i]
         kept += x >= floor.low
-        sure += x >= floor.high
-    return kept if kept == sure else np.int64(TIED)
+        certain += x >= floor.high
+    return kept if kept == certain else np.int64(TIED)
 
 
 @jit
-def above_floor(floor: Any, work: Any) -> Any:
-    """All tokens above a floor, of which the row has many."""
-    low, high = rounded(floor.low, True), rounded(floor.high, True)
-    if low > LOWEST and work.state[INEXACT] > 0:  # scores that were rounded may be on either side
+def tokens_above_floor(floor: Any, work: Any) -> Any:
+    """All tokens at or above a floor, not listed."""
+    low, high = round_to_float32(floor.low, True), round_to_float32(floor.high, True)
+    if low > LOWEST and work.counters[INEXACT_COUNT] > 0:  # rounded scores may be on either side
         low, high = -next_up(-low), next_up(high)
-    tied = low != high and count(low, work) != count(high, work)
-    return KeptTokens(high, LAST, np.int64(TIED if tied else MANY))
+    tied = low != high and count_at_least(low, work) != count_at_least(high, work)
+    return KeptTokens(high, MAX_ID, np.int64(TIED if tied else UNLISTED))
 
 
 @jit
-def nucleus(n: Any, above: Any, whole: Any, p: Any, slop: Any, work: Any) -> Any:
-    """Keep, of n candidates, what top-p does, and mark doubtful ones; returns how many, or TIED.
+def apply_top_p(n: Any, mass_before: Any, total: Any, p: Any, error: Any, work: Any) -> Any:
+    """Apply top-p to n candidates, and mark uncertain ones. Returns the number kept, or TIED.
 
-    above: the weight of the tokens before them. whole: of what it keeps a part; 0: of these.
+    mass_before: mass of the higher-ranked tokens. total: mass that top-p refers to; 0: that of the candidates.
     """
-    total = above
+    mass = mass_before
     for i in range(n):
-        total += work.weights[i]
-    goal = p * (1.0 - SLACK) * (whole if whole > 0.0 else total)
-    if goal * (1.0 + slop) < total:
-        n, total = keep_first(n, goal * (1.0 + slop) - above, BY_WEIGHT, work), above
+        mass += work.weights[i]
+    target = p * (1.0 - SLACK) * (total if total > 0.0 else mass)
+    if target * (1.0 + error) < mass:
+        n, mass = keep_prefix(n, target * (1.0 + error) - mass_before, BY_WEIGHT, work), mass_before
         for i in range(n):
-            total += work.weights[i]
-    return n if doubt(n, total, goal * (1.0 - slop), work) else np.int64(TIED)
+            mass += work.weights[i]
+    return n if mark_uncertain(n, mass, target * (1.0 - error), work) else np.int64(TIED)
 
 
 @jit
-def last_kept(n: Any, late: Any, work: Any) -> Any:
-    """All tokens up to the last of n candidates, and above a floor."""
-    listed = 0
+def tokens_up_to_last(n: Any, late_floor: Any, work: Any) -> Any:
+    """All tokens ranked up to the last of n candidates, and at or above a floor."""
+    uncertain = 0
     for i in range(n):
-        work.doubts[listed] = work.ids[i]
-        listed += work.weights[i] < 0.0
+        work.uncertain_ids[uncertain] = work.ids[i]
+        uncertain += work.weights[i] < 0.0
         work.weights[i] = abs(work.weights[i])
-    work.state[DOUBTED] = listed
-    last = last_of(n, work)
-    cut, token, kept = np.float32(work.scores[last]), work.ids[last], above_floor(late, work)
-    if kept.n != TIED and kept.cut <= cut:
-        tied = work.state[INEXACT] > 0 and count(cut, work) > count(next_up(cut), work) + 1
-        return KeptTokens(cut, token, np.int64(TIED if tied else MANY))
+    work.counters[UNCERTAIN_COUNT] = uncertain
+    last = last_certain(n, work)
+    threshold, token, kept = np.float32(work.scores[last]), work.ids[last], tokens_above_floor(late_floor, work)
+    if kept.listed != TIED and kept.threshold <= threshold:
+        inexact = work.counters[INEXACT_COUNT] > 0
+        tied = inexact and count_at_least(threshold, work) > count_at_least(next_up(threshold), work) + 1
+        return KeptTokens(threshold, token, np.int64(TIED if tied else UNLISTED))
     return kept

@@ -1,76 +1,157 @@
-"""Runs rows of logits through the fused kernel, on one thread or several."""
+"""Runs rows of logits through the fused kernel, on one thread or several: the table of rows, and the kernel calls.
+
+The kernel finds all per-row arrays through one address, that of the control block of a ``RowSelection``.
+"""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import lru_cache
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import CHAIN
 from nucleate.jit.thread_pool import cores, pool
-from nucleate.sampling.backends.numba.fused.row_table import room_for
+from nucleate.sampling.dispatch.fused_pipeline import FusedParams
+from nucleate.sampling.noise import GROUP_SIZE
 
-WORTH_A_THREAD = 250e-6
-"""Seconds of work per thread: with less, waking it costs more than it saves, where a model's own threads are awake."""
+SECONDS_PER_THREAD = 250e-6
+"""Minimum work per thread: with less, waking a thread costs more than it saves while the model's threads are busy."""
 
-KEPT = 16
-"""Threads and sizes of rows for which there is room."""
+CACHED_SAMPLERS = 16
+"""Maximum number of cached samplers, one per thread and vocabulary size."""
+
+ENTRY = np.dtype(
+    [
+        ("params", np.float64, (len(FusedParams._fields),)),
+        *(("commands", np.int64), ("command_count", np.int64), ("seed", np.uint64), ("step", np.uint64)),
+    ]
+)
+"""A row as the kernel reads it. commands, command_count: ``EditProgram.commands_at``, or 0, 0 without edits."""
+
+POSITIONS, SLOTS, ENTRIES, TOKENS = range(4)
+"""The addresses in a control block."""
+
+NOT_DRAWN = -1
+"""The token of a row that the kernel leaves to another path: invalid logits, or a decision too close to a tie."""
+
+ROW_ARRAYS, GROUP_ARRAYS, EXTRA = 7, 11, GROUP_SIZE + 8
+"""A workspace has ROW_ARRAYS arrays of one number per token, and GROUP_ARRAYS of one per group and EXTRA more."""
+
+
+def workspace_size(size: Any) -> Any:
+    """The number of float64 in a ``workspace.Workspace`` for rows of ``size`` scores."""
+    groups = -(-size // GROUP_SIZE)
+    return ROW_ARRAYS * GROUP_SIZE * groups + GROUP_ARRAYS * (groups + EXTRA)
+
+
+class RowSelection(NamedTuple):
+    """Some rows of a ``RowTable``, in the order of a call. Adding or removing a row of the table invalidates it."""
+
+    control: int  #: address of the control block
+    tokens: NDArray[np.int64]  #: output of the last call
+    buffers: Any  #: keeps the memory alive that the control block points to
+
+
+class RowTable:
+    """The rows of the fused kernel in one structured array. Growing it moves it; ``slots`` maps rows to entries."""
+
+    def __init__(self, capacity: int = 4) -> None:
+        self.rows: list[int] = []
+        self.slots: dict[int, int] = {}
+        self.entries = np.zeros(capacity, ENTRY)
+        self._address = self.entries.ctypes.data
+
+    def add(self, row: int, params: Sequence[float], commands_at: tuple[int, int], seed: int, step: int) -> None:
+        """Append an entry."""
+        slot = len(self.rows)
+        if slot == len(self.entries):
+            self.entries = np.concatenate((self.entries, np.zeros_like(self.entries)))
+            self._address = self.entries.ctypes.data
+        self.entries[slot] = tuple(params), *commands_at, seed, step
+        self.slots[row] = slot
+        self.rows.append(row)
+
+    def remove(self, row: int) -> None:
+        """Remove an entry; the last one takes its slot."""
+        slot, last = self.slots.pop(row), self.rows.pop()
+        if last != row:
+            self.entries[slot] = self.entries[len(self.rows)]
+            self.rows[slot], self.slots[last] = last, slot
+
+    def advance(self, row: int) -> None:
+        """Advance the step of a row whose token was sampled elsewhere."""
+        self.entries["step"][self.slots[row]] += np.uint64(1)
+
+    def select(self, rows: Sequence[int], positions: Sequence[int] | None = None) -> RowSelection:
+        """The control block for some rows. positions: of their logits in the batch; default: 0, 1, 2, ..."""
+        count = len(rows)
+        block = np.empty(3 * count + TOKENS + 1, np.int64)  # one array: ``ctypes.data`` takes a microsecond
+        block[:count] = range(count) if positions is None else positions
+        block[count : 2 * count] = [self.slots[row] for row in rows]
+        address = block.ctypes.data
+        block[3 * count :] = address, address + 8 * count, self._address, address + 16 * count
+        return RowSelection(address + 24 * count, block[2 * count : 3 * count], (block, self.entries))
 
 
 class FusedSampler:
-    """Draws from rows of ``size`` scores. Has room to work in, so that no call takes any that grows with the row."""
+    """Samples rows of ``size`` scores. Owns one workspace per thread, so calls allocate nothing of the row's size."""
 
     def __init__(self, size: int) -> None:
         self.size = size
         self._draw_rows = CHAIN.draw_rows
-        self._rooms: list[NDArray[np.float64]] = []
-        self._at: list[int] = []
-        self._add_room()
-        self._begun = np.zeros(1, np.int64)  #: how many rows of this call threads have begun with
-        self._begun_at = self._begun.ctypes.data
-        self._pace = size * 1e-10  # seconds per row, as of late
+        self._workspaces: list[NDArray[np.float64]] = []
+        self._workspace_addresses: list[int] = []
+        self._add_workspace()
+        self._next_row = np.zeros(1, np.int64)  #: atomic counter that the threads of a call share
+        self._next_row_address = self._next_row.ctypes.data
+        self._seconds_per_row = size * 1e-10  #: measured in recent calls
 
-    def _add_room(self) -> None:
-        self._rooms.append(np.empty(room_for(self.size)))
-        self._at.append(self._rooms[-1].ctypes.data)
+    def _add_workspace(self) -> None:
+        self._workspaces.append(np.empty(workspace_size(self.size)))
+        self._workspace_addresses.append(self._workspaces[-1].ctypes.data)
 
-    def draw(self, lying: tuple[Any, int, int, int], count: int, control: int, masks: tuple[int, int] = (0, 0)) -> None:
-        """Draw from some rows. control: the address of that of a ``Table``, which has the tokens afterwards.
+    def draw(
+        self, layout: tuple[Any, int, int, int], count: int, control: int, mask_layout: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Sample ``count`` rows into ``RowSelection.tokens``; rows that the kernel cannot sample get NOT_DRAWN.
 
-        lying: where the rows are, see ``inputs.Lying``. masks: where the bitmask of the first row is, and how many
-        bytes further the next. A row from which nothing is drawn has NOT_DRAWN."""
-        self._begun[0] = 0
+        layout: of the logits, see ``inputs.LogitsLayout``. control: ``RowSelection.control``. mask_layout: address of
+        the first row's bitmask, and stride in bytes; 0, 0 for none.
+        """
+        self._next_row[0] = 0
+        addresses = self._workspace_addresses
         if count == 1:
-            self._draw_rows(*lying, self.size, *masks, 1, self._begun_at, control, self._at[0])
+            self._draw_rows(*layout, self.size, *mask_layout, 1, self._next_row_address, control, addresses[0])
             return
-        part: tuple[Any, ...] = (*lying, self.size, *masks, count, self._begun_at, control)
+        arguments: tuple[Any, ...] = (*layout, self.size, *mask_layout, count, self._next_row_address, control)
         jobs: list[Future[int]] = []
-        if count * self._pace > 2 * WORTH_A_THREAD and cores() > 1:
-            threads = min(int(count * self._pace / WORTH_A_THREAD), count, cores())
-            while len(self._at) < threads:
-                self._add_room()
-            jobs = [pool().submit(self._draw_rows, *(*part, at)) for at in self._at[1:threads]]
+        if count * self._seconds_per_row > 2 * SECONDS_PER_THREAD and cores() > 1:
+            threads = min(int(count * self._seconds_per_row / SECONDS_PER_THREAD), count, cores())
+            while len(addresses) < threads:
+                self._add_workspace()
+            jobs = [pool().submit(self._draw_rows, *(*arguments, address)) for address in addresses[1:threads]]
         try:
             start = perf_counter()
-            drawn = self._draw_rows(*part, self._at[0])
-            if drawn:
-                self._pace = min((perf_counter() - start) / drawn, 8 * self._pace)  # a call that compiles says little
+            drawn = self._draw_rows(*arguments, addresses[0])
+            if drawn:  # bounded growth: a call that compiles the kernel is no measurement
+                self._seconds_per_row = min((perf_counter() - start) / drawn, 8 * self._seconds_per_row)
         finally:
             for job in jobs:
-                if not job.cancel():  # else nobody has begun with it: its core has other things to do
+                if not job.cancel():  # a cancelled job never started: its core is busy
                     job.result()
 
 
-def chains(size: int) -> FusedSampler:
-    """The ``FusedSampler`` of this thread for rows of a size; the last few are kept."""
-    return _chains(size, threading.get_ident())
+def thread_sampler(size: int) -> FusedSampler:
+    """The cached ``FusedSampler`` of the calling thread for rows of ``size`` scores."""
+    return _cached_sampler(size, threading.get_ident())
 
 
-@lru_cache(KEPT)
-def _chains(size: int, thread: int) -> FusedSampler:
+@lru_cache(CACHED_SAMPLERS)
+def _cached_sampler(size: int, thread: int) -> FusedSampler:
     return FusedSampler(size)

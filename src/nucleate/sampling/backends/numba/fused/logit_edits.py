@@ -13,144 +13,158 @@ from numba import carray
 
 from nucleate.jit.compiler import inline, jit
 from nucleate.sampling.backends.numba import block_ops
-from nucleate.sampling.backends.numba.fused.edit_program import ALLOW, COUNTED
-from nucleate.sampling.backends.numba.fused.row_table import FLOAT32
-from nucleate.sampling.backends.numba.fused.workspace import EDITED, INEXACT, NOBODY, address_of, edit_of, lay, score
-from nucleate.sampling.backends.numba.row_loading import copy, doubles_at, forbid, longs_at, words_at
+from nucleate.sampling.backends.numba.fused.edit_program import ALLOW, PENALISE
+from nucleate.sampling.backends.numba.fused.workspace import (
+    EDIT_COUNT,
+    INEXACT_COUNT,
+    NONE,
+    edited_group_address,
+    find_edit,
+    score,
+    set_row,
+)
+from nucleate.sampling.backends.numba.row_loading import (
+    FLOAT32,
+    apply_token_bitmask,
+    convert_row,
+    doubles_at,
+    longs_at,
+    words_at,
+)
 from nucleate.sampling.dispatch.fused_pipeline import EACH_TIME, SCALE
 
 
 @jit
-def take(address: Any, kind: Any, size: Any, program: Any, orders: Any, mask: Any, work: Any) -> Any:
-    """Take a row, find the highest score of each group, and apply its edits; returns the highest of all.
+def load_row(address: Any, dtype: Any, size: Any, commands: Any, command_count: Any, mask: Any, work: Any) -> Any:
+    """Load a row, compute its group maxima, and apply its edits. Returns the maximum; NaN for an invalid row or edit.
 
-    NaN for a row from which nothing can be drawn, or whose program names a token that is not there. Arguments as of
-    ``kernel.draw_rows``.
+    commands, command_count: ``EditProgram.commands_at``. mask: address of the row's bitmask, or 0.
     """
-    steps = carray(longs_at(program), (orders, 4))
+    command_list = carray(longs_at(commands), (command_count, 4))
     masked = mask != 0
-    for i in range(orders):
-        masked |= steps[i, 0] == ALLOW
-    work.state[:3] = 0
-    if kind == FLOAT32 and not masked:
-        lay(address, work)
+    for i in range(command_count):
+        masked |= command_list[i, 0] == ALLOW
+    work.counters[:3] = 0
+    if dtype == FLOAT32 and not masked:
+        set_row(address, work)
     else:
-        copy(address, kind, work.x[:size])
-        lay(np.int64(work.x.ctypes.data), work)
-    top = read(work)  # before the edits, as it brings the row into the caches
-    if orders > 0:
-        work.newest[:] = NOBODY
-    well = top < np.inf
-    for i in range(orders + (mask != 0)):  # the mask of the step comes last
-        if i == orders or steps[i, 0] == ALLOW:
-            well &= ban(mask if i == orders else steps[i, 1], work)
-        elif steps[i, 0] == COUNTED:
-            table = carray(longs_at(steps[i, 1]), 4)
-            penalise(table, carray(doubles_at(steps[i, 2]), (steps[i, 3], 2)), work)
+        convert_row(address, dtype, work.copies[:size])
+        set_row(np.int64(work.copies.ctypes.data), work)
+    top = find_group_maxima(work)  # before the edits: brings the row into the caches
+    if command_count > 0:
+        work.last_edit[:] = NONE
+    valid = top < np.inf
+    for i in range(command_count + (mask != 0)):  # the mask of the step comes last
+        if i == command_count or command_list[i, 0] == ALLOW:
+            valid &= apply_mask(mask if i == command_count else command_list[i, 1], work)
+        elif command_list[i, 0] == PENALISE:
+            table = carray(longs_at(command_list[i, 1]), 4)
+            apply_penalties(table, carray(doubles_at(command_list[i, 2]), (command_list[i, 3], 2)), work)
         else:
-            well &= add(steps[i, 1], steps[i, 2], steps[i, 3], work)
+            valid &= apply_additions(command_list[i, 1], command_list[i, 2], command_list[i, 3], work)
     if masked:
-        top = read(work)
-    if work.state[EDITED] > 0 and well:
-        top = settle(top, work)
-    return top if well else np.float32(np.nan)
+        top = find_group_maxima(work)
+    if work.counters[EDIT_COUNT] > 0 and valid:
+        top = update_group_maxima(top, work)
+    return top if valid else np.float32(np.nan)
 
 
 @jit
-def read(work: Any) -> Any:
-    """The highest score of each group; returns the highest of all, NaN if there is one, or +inf."""
-    top, wrong = np.float32(-np.inf), False
-    for group in range(work.tops.size):
-        best = block_ops.top(work.at[group])
-        work.tops[group] = best
-        wrong |= not best < np.inf
-        top = max(top, best)
-    return np.float32(np.nan) if wrong else top
+def find_group_maxima(work: Any) -> Any:
+    """Compute the maximum of each group. Returns the maximum of the row; NaN if it has a NaN or +inf."""
+    top, invalid = np.float32(-np.inf), False
+    for group in range(work.group_maxima.size):
+        group_max = block_ops.maximum(work.addresses[group])
+        work.group_maxima[group] = group_max
+        invalid |= not group_max < np.inf
+        top = max(top, group_max)
+    return np.float32(np.nan) if invalid else top
 
 
 @inline
-def hold(edit: Any, token: Any, x: Any, count: Any, work: Any) -> Any:
-    """Hold the score that an edit gives a token; returns how many edits there are then. edit: its last, or NOBODY."""
+def store_edit(edit: Any, token: Any, x: Any, count: Any, work: Any) -> Any:
+    """Store the edited score x of a token. edit: the token's edit so far, or NONE. Returns the new number of edits."""
     if edit < 0:
         edit, group = count, token >> 8
         count += 1
-        work.tokens[edit], work.raw[edit] = token, score(work, token)
-        work.earlier[edit], work.newest[group] = work.newest[group], edit
-    work.values[edit] = x
+        work.edited_ids[edit], work.original_scores[edit] = token, score(work, token)
+        work.previous_edit[edit], work.last_edit[group] = work.last_edit[group], edit
+    work.edited_scores[edit] = x
     return count
 
 
 @jit
-def penalise(table: Any, rules: Any, work: Any) -> None:
-    """Penalties one after the other, for each token that occurred. table: see ``Tally.table``."""
-    n, had = table[3], work.state[EDITED]
-    ids, output, x, count = carray(longs_at(table[0]), n), carray(longs_at(table[2]), n), work.scores[:n], had
+def apply_penalties(table: Any, rules: Any, work: Any) -> None:
+    """Apply penalties in order to each token that occurred. table: see ``IncrementalHistory.table``."""
+    n, edits_before = table[3], work.counters[EDIT_COUNT]
+    ids, output, x, count = carray(longs_at(table[0]), n), carray(longs_at(table[2]), n), work.scores[:n], edits_before
     for i in range(n):
-        edit = edit_of(work, ids[i]) if had > 0 else NOBODY
-        x[i] = work.values[edit] if edit >= 0 else np.float64(score(work, ids[i]))
+        edit = find_edit(work, ids[i]) if edits_before > 0 else NONE
+        x[i] = work.edited_scores[edit] if edit >= 0 else np.float64(score(work, ids[i]))
     for rule in range(len(rules)):
-        lower(x, output, rules[rule, 0], rules[rule, 1])
+        apply_penalty(x, output, rules[rule, 0], rules[rule, 1])
     for i in range(n):
-        count = hold(edit_of(work, ids[i]) if had > 0 else NOBODY, ids[i], x[i], count, work)
-    work.state[EDITED] = count
+        count = store_edit(find_edit(work, ids[i]) if edits_before > 0 else NONE, ids[i], x[i], count, work)
+    work.counters[EDIT_COUNT] = count
 
 
 @jit
-def lower(x: Any, output: Any, code: Any, number: Any) -> None:
-    """One penalty. Loops of their own, so that they become vectors."""
-    if code == SCALE:
+def apply_penalty(x: Any, output: Any, kind: Any, penalty: Any) -> None:
+    """Apply one penalty. Separate loops, so that LLVM vectorises them."""
+    if kind == SCALE:
         for i in range(x.size):
-            x[i] = x[i] / number if x[i] > 0.0 else x[i] * number
-    elif code == EACH_TIME:
+            x[i] = x[i] / penalty if x[i] > 0.0 else x[i] * penalty
+    elif kind == EACH_TIME:
         for i in range(x.size):
-            x[i] -= number * output[i]
+            x[i] -= penalty * output[i]
     else:
         for i in range(x.size):
-            x[i] -= number if output[i] > 0 else 0.0
+            x[i] -= penalty if output[i] > 0 else 0.0
 
 
 @jit
-def add(ids: Any, numbers: Any, n: Any, work: Any) -> Any:
-    """Add to the scores of a list of tokens. False if one is not there."""
-    tokens, more, count = carray(longs_at(ids), n), carray(doubles_at(numbers), n), work.state[EDITED]
+def apply_additions(ids: Any, values: Any, n: Any, work: Any) -> Any:
+    """Add values to the scores of n tokens. Returns False if an id is not in the vocabulary."""
+    tokens, additions, count = carray(longs_at(ids), n), carray(doubles_at(values), n), work.counters[EDIT_COUNT]
     for i in range(n):
         token = tokens[i]
         if not 0 <= token < work.size:
             return False
-        edit = edit_of(work, token)
-        x = work.values[edit] if edit >= 0 else np.float64(score(work, token))
-        count = hold(edit, token, x + more[i] if x > -np.inf else x, count, work)
-    work.state[EDITED] = count
+        edit = find_edit(work, token)
+        x = work.edited_scores[edit] if edit >= 0 else np.float64(score(work, token))
+        count = store_edit(edit, token, x + additions[i] if x > -np.inf else x, count, work)
+    work.counters[EDIT_COUNT] = count
     return True
 
 
 @jit
-def ban(address: Any, work: Any) -> Any:
-    """Take out the tokens whose bit is 0, edited ones too. False if an edit has made one of these NaN or +inf."""
-    words, well = carray(words_at(address), (work.size + 31) // 32), True
-    forbid(work.x[: work.size], words)
-    lay(np.int64(work.x.ctypes.data), work)  # the last group is a copy
-    for edit in range(work.state[EDITED]):
-        token = work.tokens[edit]
+def apply_mask(address: Any, work: Any) -> Any:
+    """Remove the tokens whose bit is 0. Returns False if an edit has made one of them NaN or +inf."""
+    words, valid = carray(words_at(address), (work.size + 31) // 32), True
+    apply_token_bitmask(work.copies[: work.size], words)
+    set_row(np.int64(work.copies.ctypes.data), work)  # the last group is a copy
+    for edit in range(work.counters[EDIT_COUNT]):
+        token = work.edited_ids[edit]
         if (words[token >> 5] >> (token & 31)) & 1 == 0:
-            well &= work.values[edit] < np.inf
-            work.values[edit] = -np.inf
-    return well
+            valid &= work.edited_scores[edit] < np.inf
+            work.edited_scores[edit] = -np.inf
+    return valid
 
 
 @jit
-def settle(top: Any, work: Any) -> Any:
-    """The highest score of each group, and of all, with edits; NaN if one of them is none."""
-    wrong = not top < np.inf
-    for edit in range(work.state[EDITED]):
-        x, before, group = np.float32(work.values[edit]), work.raw[edit], work.tokens[edit] >> 8
-        wrong |= not x < np.inf
-        work.state[INEXACT] += np.float64(x) != work.values[edit]
-        work.pending[group] |= 2 if before == work.tops[group] and x < before else 1
-        work.tops[group] = max(work.tops[group], x)
+def update_group_maxima(top: Any, work: Any) -> Any:
+    """Update the group maxima after edits. Returns the maximum; NaN if an edited score is NaN or +inf."""
+    invalid = not top < np.inf
+    for edit in range(work.counters[EDIT_COUNT]):
+        x, original = np.float32(work.edited_scores[edit]), work.original_scores[edit]
+        group = work.edited_ids[edit] >> 8
+        invalid |= not x < np.inf
+        work.counters[INEXACT_COUNT] += np.float64(x) != work.edited_scores[edit]
+        work.pending[group] |= 2 if original == work.group_maxima[group] and x < original else 1
+        work.group_maxima[group] = max(work.group_maxima[group], x)
     top = np.float32(-np.inf)
-    for group in range(work.tops.size):
-        if work.pending[group] > 1:  # its highest score may be lower now
-            work.tops[group] = block_ops.top(address_of(group, work))
-        top = max(top, work.tops[group])
-    return np.float32(np.nan) if wrong else top
+    for group in range(work.group_maxima.size):
+        if work.pending[group] > 1:  # the group maximum may be lower now
+            work.group_maxima[group] = block_ops.maximum(edited_group_address(group, work))
+        top = max(top, work.group_maxima[group])
+    return np.float32(np.nan) if invalid else top

@@ -1,4 +1,4 @@
-"""Finds the tokens at or above a threshold, and the shortest prefix of the ranking that reaches a number or a weight.
+"""Finds the tokens at or above a threshold, and the shortest prefix of the ranking that reaches a count or a weight.
 
 Only groups whose maximum reaches the threshold are read. The prefix is found by bisection: passes that only count are
 branch-free vector loops, and about ten of them are faster than one pass that moves data.
@@ -12,100 +12,99 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nucleate.jit.compiler import inline, jit, loose
-from nucleate.sampling.backends.numba import block_ops
-from nucleate.sampling.backends.numba.block_ops import WORD
-from nucleate.sampling.backends.numba.fused.workspace import INEXACT, NOBODY, address_of, edit_of, score
-from nucleate.sampling.backends.numba.vector_lanes import GROUP, LANES
+from nucleate.sampling.backends.numba.block_ops import WORD_BITS, bitmask_at_least, popcount, trailing_zeros
+from nucleate.sampling.backends.numba.fused.workspace import INEXACT_COUNT, NONE, edited_group_address, find_edit, score
+from nucleate.sampling.backends.numba.vector_lanes import GROUP_SIZE, LANES
 
-DOUBTS = 64
-"""So many tokens may be in doubt."""
+MAX_UNCERTAIN = 64
+"""Maximum number of uncertain tokens."""
 
-BY_NUMBER, BY_WEIGHT = 0.0, -1.0
+BY_COUNT, BY_WEIGHT = 0.0, -1.0
 
 LOWEST = np.finfo(np.float32).min
-"""What is at or above it is in: -inf is not."""
+"""The lowest finite score."""
 
-ALL = np.float32(np.inf)
+UNBOUNDED = np.float32(np.inf)
 
-ENDLESS = np.int64(0x7FFFFFFFFFFFFFFF)
-
-
-@inline
-def ordered(x: Any) -> Any:
-    """The bits of a float64 as an integer that is ordered as it is."""
-    bits = np.float64(x + 0.0).view(np.int64)  # of -0.0 it makes 0.0
-    return bits ^ ((bits >> 63) & ENDLESS)
+MAX_INT64 = np.int64(0x7FFFFFFFFFFFFFFF)
 
 
 @inline
-def floating(place: Any) -> Any:
-    """The inverse of ``ordered``."""
-    return np.int64(place ^ ((place >> 63) & ENDLESS)).view(np.float64)
+def sortable_bits(x: Any) -> Any:
+    """The bits of a float64 as an integer with the same order."""
+    bits = np.float64(x + 0.0).view(np.int64)  # + 0.0 turns -0.0 into 0.0
+    return bits ^ ((bits >> 63) & MAX_INT64)
+
+
+@inline
+def from_sortable_bits(bits: Any) -> Any:
+    """The inverse of ``sortable_bits``."""
+    return np.int64(bits ^ ((bits >> 63) & MAX_INT64)).view(np.float64)
 
 
 @inline
 def next_up(x: Any) -> Any:
-    """The float32 that follows x, which is not infinite, upwards."""
-    bits = np.float32(x + np.float32(0.0)).view(np.int32)  # of -0.0 it makes 0.0
+    """The next float32 above a finite x."""
+    bits = np.float32(x + np.float32(0.0)).view(np.int32)  # + 0.0 turns -0.0 into 0.0
     return np.int32(bits + (1 if bits >= 0 else -1)).view(np.float32)
 
 
 @jit
-def rounded(x: Any, up: Any) -> Any:
-    """The float32 next to a number, or itself, upwards or downwards, but LOWEST at least."""
-    near = np.float32(max(x, np.float64(LOWEST)))
-    if np.float64(near) < x and up:
-        near = next_up(near)
-    elif np.float64(near) > x and not up:
-        near = -next_up(-near)
-    return max(near, LOWEST)
+def round_to_float32(x: Any, upper: Any) -> Any:
+    """A number rounded to float32, up (upper) or down, and at least LOWEST."""
+    nearest = np.float32(max(x, np.float64(LOWEST)))
+    if np.float64(nearest) < x and upper:
+        nearest = next_up(nearest)
+    elif np.float64(nearest) > x and not upper:
+        nearest = -next_up(-nearest)
+    return max(nearest, LOWEST)
 
 
 @jit
-def gather(cut: Any, up: Any, work: Any) -> Any:
-    """Put the ids of all scores from a cut to below another into ``ids``, ascending, these into ``scores``, as float64,
-    and 1 into ``weights``; returns how many.
+def gather_candidates(threshold: Any, upper: Any, work: Any) -> Any:
+    """List the tokens with threshold <= score < upper, with ids ascending, float64 scores, and weights of 1.
 
-    Without branches that would be guessed wrong at every other group: those that reach the cut are listed first. Most
-    of these have one score, or some in every part.
+    Returns their number. Selects the groups first, without branches, because every other one would be mispredicted.
+    Most selected groups have one such token, or some in each quarter.
     """
-    ids, groups, count, found = work.ids, work.groups, 0, 0
-    for group in range(work.tops.size):
-        groups[count] = group
-        count += work.tops[group] >= cut
-    for i in range(count):
-        start, at = groups[i] * GROUP, address_of(groups[i], work)
-        a, b = word_between(at, cut, up), word_between(at + 4 * WORD, cut, up)
-        c, d = word_between(at + 8 * WORD, cut, up), word_between(at + 12 * WORD, cut, up)
-        if block_ops.ones(a) + block_ops.ones(b) + block_ops.ones(c) + block_ops.ones(d) == 1:
-            ids[found] = start + block_ops.lowest_one(a | b | c | d) + WORD * ((b != 0) + 2 * (c != 0) + 3 * (d != 0))
+    ids, groups, selected, found = work.ids, work.selected_groups, 0, 0
+    for group in range(work.group_maxima.size):
+        groups[selected] = group
+        selected += work.group_maxima[group] >= threshold
+    for i in range(selected):
+        start, address = groups[i] * GROUP_SIZE, edited_group_address(groups[i], work)
+        a, b = bitmask_between(address, threshold, upper), bitmask_between(address + 4 * WORD_BITS, threshold, upper)
+        c = bitmask_between(address + 8 * WORD_BITS, threshold, upper)
+        d = bitmask_between(address + 12 * WORD_BITS, threshold, upper)
+        if popcount(a) + popcount(b) + popcount(c) + popcount(d) == 1:
+            ids[found] = start + trailing_zeros(a | b | c | d) + WORD_BITS * ((b != 0) + 2 * (c != 0) + 3 * (d != 0))
             found += 1
         else:
-            found = spell(a, start, ids, found)
-            found = spell(b, start + WORD, ids, found)
-            found = spell(c, start + 2 * WORD, ids, found)
-            found = spell(d, start + 3 * WORD, ids, found)
+            found = append_set_bits(a, start, ids, found)
+            found = append_set_bits(b, start + WORD_BITS, ids, found)
+            found = append_set_bits(c, start + 2 * WORD_BITS, ids, found)
+            found = append_set_bits(d, start + 3 * WORD_BITS, ids, found)
     for i in range(found):
         work.scores[i], work.weights[i] = score(work, ids[i]), 1.0
-    if work.state[INEXACT] > 0:
+    if work.counters[INEXACT_COUNT] > 0:
         for i in range(found):
-            edit = edit_of(work, ids[i])
-            work.scores[i] = work.values[edit] if edit >= 0 else work.scores[i]
+            edit = find_edit(work, ids[i])
+            work.scores[i] = work.edited_scores[edit] if edit >= 0 else work.scores[i]
     return found
 
 
 @inline
-def word_between(at: Any, cut: Any, up: Any) -> Any:
-    return block_ops.word_at_least(at, cut) & ~block_ops.word_at_least(at, up)
+def bitmask_between(address: Any, threshold: Any, upper: Any) -> Any:
+    return bitmask_at_least(address, threshold) & ~bitmask_at_least(address, upper)
 
 
 @jit
-def spell(bits: Any, start: Any, ids: Any, found: Any) -> Any:
-    """Write the places of the bits that are set; four at a time, be they there or not. Returns where they end."""
-    end = found + block_ops.ones(bits)
+def append_set_bits(bits: Any, start: Any, ids: Any, found: Any) -> Any:
+    """Append start + i for each bit i that is set, four at a time without branches. Returns the new length."""
+    end = found + popcount(bits)
     while True:
         for i in range(4):
-            ids[found + i] = start + block_ops.lowest_one(bits)
+            ids[found + i] = start + trailing_zeros(bits)
             bits &= bits - 1
         if bits == 0:
             return end
@@ -113,130 +112,131 @@ def spell(bits: Any, start: Any, ids: Any, found: Any) -> Any:
 
 
 @jit
-def count(cut: Any, work: Any) -> Any:
-    """How many scores are at or above a cut."""
+def count_at_least(threshold: Any, work: Any) -> Any:
+    """The number of scores at or above a threshold."""
     found = 0
-    for group in range(work.tops.size):
-        if work.tops[group] >= cut:
-            at = address_of(group, work)
-            for word in range(at, at + 4 * GROUP, 4 * WORD):
-                found += block_ops.ones(block_ops.word_at_least(word, cut))
+    for group in range(work.group_maxima.size):
+        if work.group_maxima[group] >= threshold:
+            address = edited_group_address(group, work)
+            for word in range(address, address + 4 * GROUP_SIZE, 4 * WORD_BITS):
+                found += popcount(bitmask_at_least(word, threshold))
     return found
 
 
 @jit
-def kth_bound(k: Any, deviations: Any, work: Any) -> Any:
-    """A score that at least k tokens most likely reach, and not many more: surely where groups are many.
+def top_k_bound(k: Any, deviations: Any, work: Any) -> Any:
+    """A score that at least k tokens reach, and not many more; always so for k up to half the number of groups.
 
-    Else of a sample; so many standard deviations more tokens than k are taken, where some are counted for all.
+    For a larger k, an estimate from a sample, for k plus so many standard deviations.
     """
-    if 2 * k <= work.tops.size:
-        return rounded(reached(work.tops, k), True)
-    found = 0  # some of every other group
-    for group in range(0, work.size // GROUP, 2):
-        start = group * GROUP + group % (GROUP // LANES) * LANES
+    if 2 * k <= work.group_maxima.size:
+        return round_to_float32(kth_value_bound(work.group_maxima, k), True)
+    found = 0  # sample 16 scores of every other group
+    for group in range(0, work.size // GROUP_SIZE, 2):
+        start = group * GROUP_SIZE + group % (GROUP_SIZE // LANES) * LANES
         for i in range(LANES):
             work.scores[found + i] = score(work, start + i)
         found += LANES
-    place = k * (found / work.size)
-    place += deviations * math.sqrt(place) + 1.0
-    return rounded(reached(work.scores[:found], int(place)), True) if place <= found else LOWEST
+    rank = k * (found / work.size)
+    rank += deviations * math.sqrt(rank) + 1.0
+    return round_to_float32(kth_value_bound(work.scores[:found], int(rank)), True) if rank <= found else LOWEST
 
 
-class PrefixShare(NamedTuple):
-    """The first of some numbers, the highest: those at or above ``high``, and some of those from ``low`` on."""
+class PrefixBounds(NamedTuple):
+    """A prefix of values in descending order: those >= high, and the first ``ties_kept`` with low <= value < high."""
 
     low: Any
     high: Any
-    need: Any  #: how many of those
+    ties_kept: Any
 
 
 @jit
-def reached(values: Any, k: Any) -> Any:
-    """A number that at least k of some reach; of others at most an eighth more, but for equal ones."""
-    return share(values, values, np.float64(k), np.float64(k >> 3)).low
+def kth_value_bound(values: Any, k: Any) -> Any:
+    """A value that at least k values reach, and at most k / 8 more unless they are equal."""
+    return prefix_bounds(values, values, np.float64(k), np.float64(k >> 3)).low
 
 
 @jit
-def share(values: Any, weights: Any, goal: Any, spare: Any) -> Any:
-    """The fewest first numbers whose weights (or number) reach a goal; equal ones weigh the same.
+def prefix_bounds(values: Any, weights: Any, target: Any, tolerance: Any) -> Any:
+    """The shortest prefix whose count, or weight, reaches a target. Equal values have equal weights.
 
-    spare: so much more than the goal is as good; BY_WEIGHT: weights count, else the number does.
+    tolerance: BY_WEIGHT for a target weight, else an excess over the target count at which the search may stop.
     """
-    by_weight = spare < 0.0
-    low, high = ends(values, -ENDLESS, ENDLESS)
-    inside, above, light = values.size, 0, 0.0
-    heavy = heavier(values, weights, -np.inf) if by_weight else 0.0
+    by_weight = tolerance < 0.0
+    low, high = value_range(values, -MAX_INT64, MAX_INT64)
+    count_low, count_high, weight_high = values.size, 0, 0.0
+    weight_low = weight_at_least(values, weights, -np.inf) if by_weight else 0.0
     for turn in range(1, 90):
-        if low + 1 >= high or inside - above <= 1:
+        if low + 1 >= high or count_low - count_high <= 1:
             break
-        if turn % 8 == 0:  # few numbers, many times?
-            low, high = ends(values, low, high)
+        if turn % 8 == 0:  # in case there are few distinct values
+            low, high = value_range(values, low, high)
             continue
         middle = (low >> 1) + (high >> 1) + (low & high & 1)
-        found = how_many(values, floating(middle))
-        weight = heavier(values, weights, floating(middle)) if by_weight else np.float64(found)
-        if weight >= goal:
-            low, inside, heavy = middle, found, weight
-            if weight <= goal + spare:
+        at_middle = count_values(values, from_sortable_bits(middle))
+        weight = weight_at_least(values, weights, from_sortable_bits(middle)) if by_weight else np.float64(at_middle)
+        if weight >= target:
+            low, count_low, weight_low = middle, at_middle, weight
+            if weight <= target + tolerance:
                 break
         else:
-            high, above, light = middle, found, weight
-    count = inside - above
+            high, count_high, weight_high = middle, at_middle, weight
+    ties = count_low - count_high
     if not by_weight:
-        return PrefixShare(floating(low), floating(high), min(count, np.int64(goal - light)))
-    each = (heavy - light) / count
-    need = max(1, min(count, np.int64(math.ceil((goal - light) / each)))) if each > 0.0 else count
-    return PrefixShare(floating(low), floating(high), need)
+        first, last = from_sortable_bits(low), from_sortable_bits(high)
+        return PrefixBounds(first, last, min(ties, np.int64(target - weight_high)))
+    per_tie = (weight_low - weight_high) / ties
+    ties_kept = max(1, min(ties, np.int64(math.ceil((target - weight_high) / per_tie)))) if per_tie > 0.0 else ties
+    return PrefixBounds(from_sortable_bits(low), from_sortable_bits(high), ties_kept)
 
 
 @jit
-def ends(values: Any, least: Any, most: Any) -> Any:
-    """Of numbers from one to below another, all as ``ordered``: the lowest, and what follows the highest."""
-    low, high = np.int64(most), np.int64(least)
+def value_range(values: Any, minimum: Any, maximum: Any) -> Any:
+    """The lowest value in minimum..maximum, and the highest plus 1, as ``sortable_bits``."""
+    low, high = np.int64(maximum), np.int64(minimum)
     for i in range(values.size):
-        place = ordered(np.float64(values[i]))
-        low = min(low, place if place >= least else most)
-        high = max(high, place if place < most else least)
+        bits = sortable_bits(np.float64(values[i]))
+        low = min(low, bits if bits >= minimum else maximum)
+        high = max(high, bits if bits < maximum else minimum)
     return low, high + 1
 
 
 @jit
-def how_many(values: Any, cut: Any) -> Any:
+def count_values(values: Any, threshold: Any) -> Any:
     found = 0
     for i in range(values.size):
-        found += values[i] >= cut
+        found += values[i] >= threshold
     return found
 
 
 @loose
-def heavier(values: Any, weights: Any, cut: Any) -> Any:
-    """The weight of those at or above a cut."""
+def weight_at_least(values: Any, weights: Any, threshold: Any) -> Any:
+    """The weight of the values at or above a threshold."""
     total = 0.0
     for i in range(values.size):
-        total += weights[i] if values[i] >= cut else 0.0
+        total += weights[i] if values[i] >= threshold else 0.0
     return total
 
 
 @jit
-def keep_first(n: Any, goal: Any, spare: Any, work: Any) -> Any:
-    """Keep, of n candidates, the fewest first that reach the goal, see ``share``; they stay in ascending ids."""
+def keep_prefix(n: Any, target: Any, tolerance: Any, work: Any) -> Any:
+    """Keep the ``prefix_bounds`` prefix of n candidates, in ascending order of ids. Returns its length."""
     ids, weights, scores = work.ids, work.weights, work.scores
-    first = share(scores[:n], weights[:n], goal, spare)
-    need, kept = first.need, 0
+    first = prefix_bounds(scores[:n], weights[:n], target, tolerance)
+    ties_left, kept = first.ties_kept, 0
     for i in range(n):
         x = scores[i]
         ids[kept], weights[kept], scores[kept] = ids[i], weights[i], x
-        in_question = (x >= first.low) & (x < first.high)
-        kept += (x >= first.high) | (in_question & (need > 0))
-        need -= in_question
+        is_tie = (x >= first.low) & (x < first.high)
+        kept += (x >= first.high) | (is_tie & (ties_left > 0))
+        ties_left -= is_tie
     return kept
 
 
 @jit
-def last_of(n: Any, work: Any) -> Any:
-    """The place of the last of n candidates in the order, but for doubtful ones; NOBODY if there is none."""
-    last, x = NOBODY, np.inf
+def last_certain(n: Any, work: Any) -> Any:
+    """The index of the lowest-ranked certain one of n candidates; NONE if there is none."""
+    last, x = NONE, np.inf
     for i in range(n):
         if work.scores[i] <= x and work.weights[i] > 0.0:
             last, x = i, work.scores[i]
@@ -244,17 +244,17 @@ def last_of(n: Any, work: Any) -> Any:
 
 
 @jit
-def doubt(n: Any, total: Any, goal: Any, work: Any) -> Any:
-    """Make the weights of those of n candidates negative before which others may reach the goal: they may be out.
+def mark_uncertain(n: Any, total: Any, target: Any, work: Any) -> Any:
+    """Mark the candidates that higher-ranked ones may make unnecessary for the target: their weights become negative.
 
-    total: the weight of all of them, and of those before them. False if they are too many to be listed.
+    total: the weight of the n candidates and of all higher-ranked tokens. Returns False if there are too many to mark.
     """
-    for _ in range(DOUBTS):
-        last = last_of(n, work)
-        if last == NOBODY:
+    for _ in range(MAX_UNCERTAIN):
+        last = last_certain(n, work)
+        if last == NONE:
             return True
         total -= work.weights[last]
-        if total < goal:
+        if total < target:
             return True
         work.weights[last] = -work.weights[last]
     return False

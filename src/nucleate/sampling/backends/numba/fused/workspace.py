@@ -1,4 +1,4 @@
-"""Scratch memory for one row at a time, and access to the row by groups of 256 scores."""
+"""Scratch memory for one row, and access to the row by groups of 256 scores."""
 
 from __future__ import annotations
 
@@ -8,125 +8,123 @@ import numpy as np
 from numba import carray
 
 from nucleate.jit.compiler import inline, jit
-from nucleate.sampling.backends.numba.fused.row_table import MORE, NARROW, WIDE
-from nucleate.sampling.backends.numba.row_loading import fill_tail, floats_at, move
-from nucleate.sampling.backends.numba.vector_lanes import GROUP
+from nucleate.sampling.backends.numba.fused.fused_sampler import EXTRA, GROUP_ARRAYS, ROW_ARRAYS
+from nucleate.sampling.backends.numba.row_loading import copy_floats, floats_at, pad_tail
+from nucleate.sampling.backends.numba.vector_lanes import GROUP_SIZE
 
-NOBODY = -1
-EDITED, INEXACT, DOUBTED = range(3)
-"""Places in ``Workspace.state``."""
+NONE = -1
+EDIT_COUNT, INEXACT_COUNT, UNCERTAIN_COUNT = range(3)
+"""Indices of ``Workspace.counters``."""
 
 
 class Workspace(NamedTuple):
-    """A row of ``size`` scores in G groups, P = 256 G, and arrays for it. Nothing in them outlives a row.
+    """A row of ``size`` scores in G groups, P = 256 G, and arrays that are reused for every row.
 
-    Groups are read where they lie in memory. Of a row with edits only the tokens that these touch are held, as
-    float64; a group that has some is copied, and edited there, when it is first looked at (``address_of``).
+    Groups are read in place. A group with edits is copied, and edited there, when it is first read
+    (``edited_group_address``); the exact edited scores are stored separately, as float64.
     """
 
     size: Any
     ids: Any  #: int64 [P]: candidates, ascending
-    weights: Any  #: float64 [P]: their weights, negative for doubtful ones
+    weights: Any  #: float64 [P]: their weights, negative for uncertain ones
     scores: Any  #: float64 [P]
-    tokens: Any  #: int64 [P]: those that edits touch
-    values: Any  #: float64 [P]: the scores that these give them
-    earlier: Any  #: int64 [P]: the edit before of the same group
-    x: Any  #: float32 [P]: copies of groups
-    raw: Any  #: float32 [P]: the scores before the edits
-    at: Any  #: int64 [G]: addresses
-    pending: Any  #: int64 [G]: not 0 where edits of a group are not in it yet
-    newest: Any  #: int64 [G]: the last edit of each group
-    groups: Any  #: int64 [G]
-    times: Any  #: float64 [G]
+    edited_ids: Any  #: int64 [P]: tokens with an edit
+    edited_scores: Any  #: float64 [P]: their edited scores
+    previous_edit: Any  #: int64 [P]: linked list: the previous edit of the same group
+    copies: Any  #: float32 [P]: copies of groups, or the converted row
+    original_scores: Any  #: float32 [P]: their scores before the edits
+    addresses: Any  #: int64 [G]: address of each group
+    pending: Any  #: int64 [G]: not 0 if a group has edits that are not applied yet
+    last_edit: Any  #: int64 [G]: the last edit of each group
+    selected_groups: Any  #: int64 [G]
+    race_times: Any  #: float64 [G]
     noise: Any  #: float64 [G + 264]
-    state: Any  #: int64: how many edits there are, how many of them float32 does not hold, and doubtful tokens
-    doubts: Any  #: int64 [DOUBTS]: tokens that may be in or not
-    sums: Any  #: float64 [8]
-    tops: Any  #: float32 [G]
-    masses: Any  #: float32 [G]
-    cuts: Any  #: float32 [8]
+    counters: Any  #: int64: edits, edits that float32 cannot represent, uncertain tokens
+    uncertain_ids: Any  #: int64 [MAX_UNCERTAIN]: tokens that may or may not survive
+    partial_sums: Any  #: float64 [8]
+    group_maxima: Any  #: float32 [G]
+    group_masses: Any  #: float32 [G]
+    thresholds: Any  #: float32 [8]
     tail: Any  #: float32 [256]: the last scores, padded with -inf
 
 
 @jit
-def carve(room: Any, size: Any) -> Any:
-    """The parts of a block of float64 as a ``Workspace``, without a row."""
-    count = (size + GROUP - 1) // GROUP
-    padded, short = count * GROUP, count + MORE
-    wide = room[: WIDE * padded].reshape((WIDE, padded))
-    narrow = room[WIDE * padded : WIDE * padded + NARROW * short].reshape((NARROW, short))
-    floats = narrow[10].view(np.float32)
+def workspace_in(buffer: Any, size: Any) -> Any:
+    """A ``Workspace`` in a buffer of float64; ``set_row`` sets its row."""
+    count = (size + GROUP_SIZE - 1) // GROUP_SIZE
+    row_length, group_length = count * GROUP_SIZE, count + EXTRA
+    row_arrays = buffer[: ROW_ARRAYS * row_length].reshape((ROW_ARRAYS, row_length))
+    group_buffer = buffer[ROW_ARRAYS * row_length : ROW_ARRAYS * row_length + GROUP_ARRAYS * group_length]
+    group_arrays = group_buffer.reshape((GROUP_ARRAYS, group_length))
+    scalars = group_arrays[10].view(np.float32)
     return Workspace(
         size,
-        wide[0].view(np.int64),
-        wide[1],
-        wide[2],
-        wide[3].view(np.int64),
-        wide[4],
-        wide[5].view(np.int64),
-        wide[6].view(np.float32)[:padded],
-        wide[6].view(np.float32)[padded:],
-        narrow[0].view(np.int64)[:count],
-        narrow[1].view(np.int64)[:count],
-        narrow[2].view(np.int64)[:count],
-        narrow[3].view(np.int64),
-        narrow[4],
-        narrow[5],
-        narrow[6].view(np.int64),
-        narrow[7].view(np.int64),
-        narrow[8],
-        narrow[9].view(np.float32)[:count],
-        narrow[9].view(np.float32)[short : short + count],
-        floats[:8],
-        floats[short : short + GROUP],
+        row_arrays[0].view(np.int64),
+        row_arrays[1],
+        row_arrays[2],
+        row_arrays[3].view(np.int64),
+        row_arrays[4],
+        row_arrays[5].view(np.int64),
+        row_arrays[6].view(np.float32)[:row_length],
+        row_arrays[6].view(np.float32)[row_length:],
+        group_arrays[0].view(np.int64)[:count],
+        group_arrays[1].view(np.int64)[:count],
+        group_arrays[2].view(np.int64)[:count],
+        group_arrays[3].view(np.int64),
+        group_arrays[4],
+        group_arrays[5],
+        group_arrays[6].view(np.int64),
+        group_arrays[7].view(np.int64),
+        group_arrays[8],
+        group_arrays[9].view(np.float32)[:count],
+        group_arrays[9].view(np.float32)[group_length : group_length + count],
+        scalars[:8],
+        scalars[group_length : group_length + GROUP_SIZE],
     )
 
 
 @jit
-def lay(address: Any, work: Any) -> None:
-    """Take a float32 row, as it lies in memory, without edits."""
-    for group in range(work.at.size):
-        work.at[group] = address + 4 * GROUP * group
-    if work.size % GROUP != 0:
-        work.at[work.at.size - 1] = fill_tail(carray(floats_at(address), work.size), work.tail)
+def set_row(address: Any, work: Any) -> None:
+    """Set the float32 row at an address, without a copy and without edits."""
+    for group in range(work.addresses.size):
+        work.addresses[group] = address + 4 * GROUP_SIZE * group
+    if work.size % GROUP_SIZE != 0:
+        work.addresses[work.addresses.size - 1] = pad_tail(carray(floats_at(address), work.size), work.tail)
     work.pending[:] = 0
 
 
 @inline
 def score(work: Any, token: Any) -> Any:
     """A score as float32."""
-    return carray(floats_at(work.at[token >> 8]), GROUP)[token & 255]
+    return carray(floats_at(work.addresses[token >> 8]), GROUP_SIZE)[token & 255]
 
 
 @jit
-def edit_of(work: Any, token: Any) -> Any:
-    """The edit of a token; NOBODY if it has none."""
-    edit = work.newest[token >> 8]
-    while edit >= 0 and work.tokens[edit] != token:
-        edit = work.earlier[edit]
+def find_edit(work: Any, token: Any) -> Any:
+    """The edit of a token; NONE if it has none."""
+    edit = work.last_edit[token >> 8]
+    while edit >= 0 and work.edited_ids[edit] != token:
+        edit = work.previous_edit[edit]
     return edit
 
 
 @jit
-def patch(group: Any, work: Any) -> None:
-    """Copy a group, and edit it there."""
-    place = np.int64(work.x[group * GROUP :].ctypes.data)
-    if work.at[group] != place:
-        move(work.at[group], place, GROUP)
-        work.at[group] = place
-    edit = work.newest[group]
+def apply_pending_edits(group: Any, work: Any) -> None:
+    """Copy a group, and write its edited scores to the copy."""
+    copy_address = np.int64(work.copies[group * GROUP_SIZE :].ctypes.data)
+    if work.addresses[group] != copy_address:
+        copy_floats(work.addresses[group], copy_address, GROUP_SIZE)
+        work.addresses[group] = copy_address
+    edit = work.last_edit[group]
     while edit >= 0:
-        work.x[work.tokens[edit]] = np.float32(work.values[edit])
-        edit = work.earlier[edit]
+        work.copies[work.edited_ids[edit]] = np.float32(work.edited_scores[edit])
+        edit = work.previous_edit[edit]
     work.pending[group] = 0
 
 
 @inline
-def address_of(group: Any, work: Any) -> Any:
-    """Where the scores of a group are, with its edits.
-
-    Written into its callers: a ``Workspace`` is a lot to pass on.
-    """
+def edited_group_address(group: Any, work: Any) -> Any:
+    """The address of a group's scores, with edits applied. Inlined, because passing a ``Workspace`` is slow."""
     if work.pending[group] != 0:
-        patch(group, work)
-    return work.at[group]
+        apply_pending_edits(group, work)
+    return work.addresses[group]
