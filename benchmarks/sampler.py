@@ -25,7 +25,7 @@ import page
 import threads
 
 import nucleate as nc
-from nucleate.cli.bench import CHAINS, KINDS, Call, history, logits, medians, ours
+from nucleate.cli.bench import CHAINS, KINDS, Call, history, logits, medians, sampler_call
 
 SIZES = (32_000, 128_256, 151_936, 256_000)
 MORE_ROWS = (8, 32, 256)
@@ -54,7 +54,10 @@ def compete(makers: dict[str, contenders.Maker], quick: bool, seconds: float) ->
         x_BV = logits(kind, rows, size)
         for chain, params in CHAINS.items():
             stages, before = nc.SamplingParams(seed=0, **params).pipeline(), history(params, size)
-            entered: dict[str, Call] = {"numpy max": lambda x=x_BV: x.max(axis=1), "nucleate": ours(x_BV, params)}  # type: ignore[misc]
+            entered: dict[str, Call] = {
+                "numpy max": lambda x=x_BV: x.max(axis=1),
+                "nucleate": sampler_call(x_BV, params),
+            }  # type: ignore[misc]
             for name, make in makers.items():
                 if expected(found, kind, size, rows, chain, name) < LONGEST and (call := make(x_BV, stages, before)):
                     entered[name] = call

@@ -54,7 +54,7 @@ _RECORD = closed(
     born={"type": "string", "format": "date"},
 )
 _MANY = {f"field_{i}": whole(0, 9) for i in range(30)}
-FORMS: dict[str, StructuredOutputs] = {
+GRAMMARS: dict[str, StructuredOutputs] = {
     "easy: numbers": StructuredOutputs(json_schema=listed(whole(0, 999), 40, 40)),
     "typical: records": StructuredOutputs(json_schema=listed(_RECORD, 3, 3)),
     "hard: patterns, 30 optional fields": StructuredOutputs(
@@ -72,34 +72,34 @@ FORMS: dict[str, StructuredOutputs] = {
 class GenerationLoad:
     """The embedded model with a constant number of running sequences, and their total cost."""
 
-    def __init__(self, llm: nc.LLM, rows: int, params: nc.SamplingParams, *, beside: bool = True) -> None:
+    def __init__(self, llm: nc.LLM, rows: int, params: nc.SamplingParams, *, overlap: bool = True) -> None:
         prompt = llm.encode("Once upon a time")
         self._engine: Engine = llm.new_engine(max_num_seqs=rows)
-        if not beside:
+        if not overlap:
             self._engine._grammars.prefetch = lambda _: None  # type: ignore[method-assign]  # noqa: SLF001
         self._rows = rows
         self._requests = itertools.cycle(
             [self._engine.prepare(Request(prompt, params.replace(seed=i))) for i in range(97)]
         )
-        self._holding, sampler = 0.0, self._engine._token_sampler  # noqa: SLF001
+        self._append_seconds, sampler = 0.0, self._engine._token_sampler  # noqa: SLF001
         sampler._append = self._timed(sampler._append)  # type: ignore[method-assign]  # noqa: SLF001
         self.sums = dict.fromkeys(
-            ("seconds", "forward", "sampler", "masks", "taking tokens", "tokens", "forced", "steps"), 0.0
+            ("seconds", "forward", "sampler", "masks", "appending tokens", "tokens", "jump forward", "steps"), 0.0
         )
         self.run(0.0, steps=20)
         self.sums = dict.fromkeys(self.sums, 0.0)
 
-    def _timed(self, hold: Callable[..., None]) -> Callable[..., None]:
+    def _timed(self, function: Callable[..., None]) -> Callable[..., None]:
         def timed(*arguments: Any) -> None:
             start = perf_counter()
-            hold(*arguments)
-            self._holding += perf_counter() - start
+            function(*arguments)
+            self._append_seconds += perf_counter() - start
 
         return timed
 
     def run(self, seconds: float, steps: int = 0) -> None:
         """Run for some seconds, and a minimum number of steps."""
-        engine, before, held = self._engine, self._engine.stats, self._holding
+        engine, before, append_seconds = self._engine, self._engine.stats, self._append_seconds
         start = perf_counter()
         while perf_counter() - start < seconds or engine.num_steps - before.num_steps < steps:
             while len(engine) < self._rows:
@@ -109,7 +109,7 @@ class GenerationLoad:
         forced = after.jump_forward_tokens - before.jump_forward_tokens
         found = (
             *(took, after.forward_seconds - before.forward_seconds, after.sampling_seconds - before.sampling_seconds),
-            *(after.grammar_mask_seconds - before.grammar_mask_seconds, self._holding - held),
+            *(after.grammar_mask_seconds - before.grammar_mask_seconds, self._append_seconds - append_seconds),
             *(after.sampled_tokens - before.sampled_tokens + forced, forced, after.num_steps - before.num_steps),
         )
         for name, more in zip(self.sums, found, strict=True):
@@ -120,66 +120,68 @@ class GenerationLoad:
         sums = self.sums
         shares = {
             f"share of {name}": sums[name] / sums["seconds"]
-            for name in ("forward", "sampler", "masks", "taking tokens")
+            for name in ("forward", "sampler", "masks", "appending tokens")
         }
         return {
             "tokens per second": sums["tokens"] / sums["seconds"],
-            "share of tokens that are forced": sums["forced"] / sums["tokens"],
+            "share of jump-forward tokens": sums["jump forward"] / sums["tokens"],
             "step in microseconds": sums["seconds"] / sums["steps"] * 1e6,
             "masks of a step in microseconds": sums["masks"] / sums["steps"] * 1e6,
             **shares,
         }
 
 
-def writing(llm: nc.LLM, seconds: float, repeat: int) -> list[dict[str, Any]]:
+def generation(llm: nc.LLM, seconds: float, repeat: int) -> list[dict[str, Any]]:
     """Part 1: generation."""
     found = []
-    for (name, form), rows in itertools.product(FORMS.items(), ROWS):
-        under = nc.SamplingParams(**SAMPLED, structured_outputs=form)
-        length = statistics.mean(len(one.outputs[0].token_ids) for one in answers(llm, form, 32))
+    for (name, grammar), rows in itertools.product(GRAMMARS.items(), ROWS):
+        params = nc.SamplingParams(**SAMPLED, structured_outputs=grammar)
+        length = statistics.mean(len(one.outputs[0].token_ids) for one in generate(llm, grammar, 32))
         contenders = {
-            "no form": GenerationLoad(
+            "unconstrained": GenerationLoad(
                 llm, rows, nc.SamplingParams(**SAMPLED, ignore_eos=True, max_tokens=round(length))
             ),
-            "form": GenerationLoad(llm, rows, under),
-            "form, masks after the forward": GenerationLoad(llm, rows, under, beside=False),
-            "form, all tokens drawn": GenerationLoad(llm, rows, under.replace(suppress_token_ids=[UNUSED])),
+            "grammar": GenerationLoad(llm, rows, params),
+            "grammar, masks after the forward pass": GenerationLoad(llm, rows, params, overlap=False),
+            "grammar, no jump-forward": GenerationLoad(llm, rows, params.replace(suppress_token_ids=[UNUSED])),
         }
         for _ in range(repeat):
             for contender in contenders.values():
                 contender.run(seconds)
         result = {contender: one.result for contender, one in contenders.items()}
         print(f"{name:36}{rows:>3} rows: {_line(result)}", flush=True)
-        found.append({"what": name, "rows": rows, "tokens of an answer": length, **result})
+        found.append({"what": name, "rows": rows, "tokens per output": length, **result})
     return found
 
 
 def _line(result: Mapping[str, Mapping[str, float]]) -> str:
-    own, after = result["form"], result["form, masks after the forward"]
+    own, after = result["grammar"], result["grammar, masks after the forward pass"]
     shares = ", ".join(
-        f"{part} {own[f'share of {part}']:.1%}" for part in ("forward", "sampler", "masks", "taking tokens")
+        f"{part} {own[f'share of {part}']:.1%}" for part in ("forward", "sampler", "masks", "appending tokens")
     )
     speed = own["tokens per second"]
     ratios = ", ".join(
-        f"{speed / result[other]['tokens per second']:.2f} x {other}" for other in result if other != "form"
+        f"{speed / result[other]['tokens per second']:.2f} x {other}" for other in result if other != "grammar"
     )
-    forced = f"{own['share of tokens that are forced']:.0%} forced"
-    return f"{shares} (after the forward {after['share of masks']:.1%}); {speed:.0f} tokens/s, {ratios}; {forced}"
+    forced = f"{own['share of jump-forward tokens']:.0%} jump-forward"
+    return f"{shares} (after the forward pass {after['share of masks']:.1%}); {speed:.0f} tokens/s, {ratios}; {forced}"
 
 
-def answers(llm: nc.LLM, form: StructuredOutputs, count: int) -> list[nc.Completion]:
+def generate(llm: nc.LLM, grammar: StructuredOutputs, count: int) -> list[nc.Completion]:
     """Texts that the embedded model generates with a grammar."""
-    params = [nc.SamplingParams(**SAMPLED, structured_outputs=form, seed=seed, max_tokens=700) for seed in range(count)]
+    params = [
+        nc.SamplingParams(**SAMPLED, structured_outputs=grammar, seed=seed, max_tokens=700) for seed in range(count)
+    ]
     return llm.generate(["Once upon a time"] * count, params)
 
 
-def walk(form: CompiledGrammar, tokens_of: Mapping[bytes, int], written: bytes) -> list[int]:
+def tokenize_with(grammar: CompiledGrammar, tokens_of: Mapping[bytes, int], text: bytes) -> list[int]:
     """A text in the longest tokens that its grammar allows."""
-    matcher, mask_W, tokens, place = form.matcher(), np.empty(form.num_words, np.int32), [], 0
-    while place < len(written) and not matcher.terminated:
+    matcher, mask_W, tokens, place = grammar.matcher(), np.empty(grammar.num_words, np.int32), [], 0
+    while place < len(text) and not matcher.terminated:
         matcher.fill_bitmask(mask_W)
-        for end in range(min(len(written), place + 64), place, -1):
-            token = tokens_of.get(written[place:end], -1)
+        for end in range(min(len(text), place + 64), place, -1):
+            token = tokens_of.get(text[place:end], -1)
             if token >= 0 and mask_W[token // 32] >> (token % 32) & 1:
                 break
         else:
@@ -193,8 +195,8 @@ def walk(form: CompiledGrammar, tokens_of: Mapping[bytes, int], written: bytes) 
 class GuideWalk:
     """Guides of one grammar that advance through texts, at different positions."""
 
-    def __init__(self, form: CompiledGrammar, walks: Sequence[Sequence[int]]) -> None:
-        self._form, self._walks = form, walks
+    def __init__(self, grammar: CompiledGrammar, walks: Sequence[Sequence[int]]) -> None:
+        self._grammar, self._walks = grammar, walks
         self._next = 0
         self.guide, self._tokens = self._begun()
         for _ in range(len(self._walks[0]) // 2):
@@ -202,7 +204,7 @@ class GuideWalk:
 
     def _begun(self) -> tuple[Guide, Iterator[int]]:
         self._next += 1
-        return Guide(self._form), iter(self._walks[self._next % len(self._walks)])
+        return Guide(self._grammar), iter(self._walks[self._next % len(self._walks)])
 
     def push(self) -> None:
         token = next(self._tokens, None)
@@ -213,17 +215,17 @@ class GuideWalk:
             self.guide, self._tokens = self._begun()
 
 
-def filling(
+def mask_times(
     name: str, grammars: GrammarCompiler, walks: Mapping[str, list[list[int]]], steps: int
 ) -> list[dict[str, Any]]:
     """Part 2, for one vocabulary: masks."""
     found = []
-    for (form, structured_outputs), rows in itertools.product(FORMS.items(), ROWS):
+    for (grammar, structured_outputs), rows in itertools.product(GRAMMARS.items(), ROWS):
         compiled = grammars.compile(structured_outputs)
-        own = walks[form]
+        own = walks[grammar]
         walking = [GuideWalk(compiled, own[row % len(own) :] + own[: row % len(own)]) for row in range(rows)]
         masks_RW = np.empty((rows, grammars.num_words), np.int32)
-        times: dict[str, list[float]] = {"fill": [], "push": [], "forced": []}
+        times: dict[str, list[float]] = {"fill": [], "push": [], "jump forward": []}
         for _ in range(steps):
             clock = [perf_counter()]
             grammars.fill_all([each.guide.matcher for each in walking], masks_RW)
@@ -243,14 +245,14 @@ def filling(
         result["fill"]["p99"] = sorted(times["fill"])[int(0.99 * len(times["fill"]))]
         each = {what: f"{numbers['median']:.0f}" for what, numbers in result.items()}
         print(
-            f"{name:>9} {form:36}{rows:>3} rows: us of a step, median: {each}, fill p99 {result['fill']['p99']:.0f}",
+            f"{name:>9} {grammar:36}{rows:>3} rows: us of a step, median: {each}, fill p99 {result['fill']['p99']:.0f}",
             flush=True,
         )
-        found.append({"vocabulary": name, "form": form, "rows": rows, "microseconds of a step": result})
+        found.append({"vocabulary": name, "grammar": grammar, "rows": rows, "microseconds of a step": result})
     return found
 
 
-def compiling(tokenizer: Tokenizer, size: int, repeat: int) -> dict[str, float]:
+def compile_times(tokenizer: Tokenizer, size: int, repeat: int) -> dict[str, float]:
     """Part 3, for one vocabulary: compilation, in milliseconds."""
     start = perf_counter()
     grammars = GrammarCompiler(tokenizer, size, cache_bytes=0)
@@ -270,7 +272,7 @@ def compiling(tokenizer: Tokenizer, size: int, repeat: int) -> dict[str, float]:
     return {"p50": middle, "max": most, "once": made * 1e3}
 
 
-def applying(masks: Mapping[str, Any], rows: int, seconds: float) -> list[dict[str, Any]]:
+def sampling_times(masks: Mapping[str, Any], rows: int, seconds: float) -> list[dict[str, Any]]:
     """Part 4: sampling with masks."""
     x_RV = logits("peaked", rows, LARGE)
     found = []
@@ -299,29 +301,29 @@ def main() -> None:
     options = parser.parse_args()
     llm, start = nc.LLM(), perf_counter()
     results: dict[str, Any] = {"machine": machine(), "versions": versions()}
-    results["writing"] = writing(llm, options.seconds, options.repeat)
-    full = [case for case in results["writing"] if case["rows"] == max(ROWS)]
-    for kind in ("form", "form, masks after the forward"):
+    results["generation"] = generation(llm, options.seconds, options.repeat)
+    full = [case for case in results["generation"] if case["rows"] == max(ROWS)]
+    for kind in ("grammar", "grammar, masks after the forward pass"):
         worst = max(case[kind]["share of masks"] for case in full)
         print(f"{kind}: masks take at most {worst:.1%} of a step at {max(ROWS)} rows; the target is {TARGET:.0%}")
-    texts = {name: [one.text.encode() for one in answers(llm, form, 8)] for name, form in FORMS.items()}
+    texts = {name: [one.text.encode() for one in generate(llm, grammar, 8)] for name, grammar in GRAMMARS.items()}
     vocabularies = {
         "embedded": (llm.tokenizer, llm.model.vocab_size),
         "made": (vocabulary(LARGE, options.vocabulary), LARGE),
     }
     results["filling"], results["compiling, ms"], masks = [], {}, {}
     for name, (tokenizer, size) in vocabularies.items():
-        results["compiling, ms"][name] = compiling(tokenizer, size, 3)
+        results["compiling, ms"][name] = compile_times(tokenizer, size, 3)
         grammars = GrammarCompiler(tokenizer, size)
         pieces = tokenizer.pieces
         tokens_of = {pieces.as_bytes(token): token for token in pieces.table if token not in tokenizer.special_ids}
         walks = {
-            form: [walk(grammars.compile(one), tokens_of, written) for written in texts[form]]
-            for form, one in FORMS.items()
+            grammar: [tokenize_with(grammars.compile(one), tokens_of, text) for text in texts[grammar]]
+            for grammar, one in GRAMMARS.items()
         }
-        results["filling"] += filling(name, grammars, walks, 400)
+        results["filling"] += mask_times(name, grammars, walks, 400)
         masks = first_masks(grammars, 32)
-    results["applying"] = applying(masks, 32, 5 * options.seconds)
+    results["applying"] = sampling_times(masks, 32, 5 * options.seconds)
     print(f"{perf_counter() - start:.0f} s")
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
@@ -329,10 +331,13 @@ def main() -> None:
 
 def first_masks(grammars: GrammarCompiler, rows: int) -> dict[str, Any]:
     """Masks that allow few and many tokens."""
-    forms = {"few tokens": StructuredOutputs(regex="[0-9]{9}"), "most tokens": StructuredOutputs(regex="(?s).{9,999}")}
+    grammars_by_name = {
+        "few tokens": StructuredOutputs(regex="[0-9]{9}"),
+        "most tokens": StructuredOutputs(regex="(?s).{9,999}"),
+    }
     masks = {"all tokens": np.full((rows, grammars.num_words), -1, np.int32)}
-    for name, form in forms.items():
-        mask_W = Guide(grammars.compile(form)).mask()
+    for name, grammar in grammars_by_name.items():
+        mask_W = Guide(grammars.compile(grammar)).mask()
         masks[f"{name} ({int(np.bitwise_count(mask_W.view(np.uint32)).sum())})"] = np.repeat(mask_W, rows, axis=0)
     return masks
 

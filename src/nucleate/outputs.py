@@ -138,8 +138,7 @@ class Completion:
         return self.outputs[0].text
 
 
-@dataclass(frozen=True)
-class EngineOutput:
+class EngineOutput(NamedTuple):
     """What an engine step adds to one output of a request."""
 
     request_id: str

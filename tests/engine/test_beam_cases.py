@@ -1,4 +1,4 @@
-"""Beam searches, one thing at a time: what is asked, what is refused, text and logprobs, callers of other kinds."""
+"""Beam searches in the engine, single cases: parameters, errors, text, logprobs and callers."""
 
 from __future__ import annotations
 

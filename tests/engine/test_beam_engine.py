@@ -1,4 +1,4 @@
-"""Beam searches on the engine beside their slow twin: alone, among others, with little room, paused, failing."""
+"""Beam searches in the engine against the reference: alone, in batches, in small KV caches, paused, failing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The step of a search beside its slow twin: the same answers to the last bit, with ties, odd sizes, groups, forms."""
+"""Steps of ``BeamSearch`` against the reference, bit for bit: ties, odd sizes, groups, grammars."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beam searches for text of a form: every answer has it, and they are those of the slow twin."""
+"""Beam search with structured output: every output conforms, and equals the reference."""
 
 from __future__ import annotations
 

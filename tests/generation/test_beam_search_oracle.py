@@ -1,4 +1,4 @@
-"""Beam search against recorded numbers, every sequence there is, greedy search and the edges of its own rules."""
+"""Reference beam search against recorded results, exhaustive search, greedy search and edge cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop for one sequence: what goes in, what ends it, what is streamed."""
+"""The generation loop for one sequence: arguments, stop criteria and streaming."""
 
 from __future__ import annotations
 

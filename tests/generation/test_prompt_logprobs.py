@@ -1,4 +1,4 @@
-"""Logprobs of the prompt: what the model thought of each token before the answer began."""
+"""Logprobs of the prompt tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Near ties are decided as the reference decides them, whatever runs the row."""
+"""Every backend decides near ties as the reference does."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_generator_makes_what_it_says(kind: str) -> None:
 
 
 def chain_draws(case: near_ties.Case, rows: int) -> int | None:
-    """What the compiled chain draws in the last of so many rows, or NOT_DRAWN; None if it does not run the case."""
+    """The fused kernel's token for the last row of a batch, or NOT_DRAWN; None if it does not support the case."""
     chain = to_fused_pipeline(simplify(case.stages))
     if isinstance(chain, str):
         return None
@@ -52,7 +52,7 @@ def chain_draws(case: near_ties.Case, rows: int) -> int | None:
 
 
 def hold_for_the_chain(indices: range, sizes: tuple[int, ...]) -> None:
-    """The chain draws the reference's token, in batches of any size, or leaves a row that is all but tied to others."""
+    """The fused kernel returns the reference's token, in batches of any size, or NOT_DRAWN for a near tie."""
     drawn = left = 0
     for index in indices:
         case = near_ties.case(index)
@@ -84,7 +84,7 @@ def test_the_chain_decides_very_many_near_ties_as_the_reference() -> None:
 
 
 def test_the_chain_leaves_hardly_another_row_to_others() -> None:
-    """Rows as they come, flat ones too, where the mass of a token is near the error of float32 sums."""
+    """Random rows, also flat ones, where the mass of a token is near the error of float32 sums."""
     numbers, left = np.random.default_rng(5), 0
     asked = [
         FusedParams(),
@@ -105,7 +105,7 @@ def test_the_chain_leaves_hardly_another_row_to_others() -> None:
 
 
 def hold(indices: range, rows: int) -> None:
-    """The reference's token for the last of some rows, which share the logits and have seeds of their own."""
+    """The reference's token for the last row of a batch; rows share logits and have different seeds."""
     for index in indices:
         case = near_ties.case(index)
         expected = reference.draw(case.logits, case.stages, case.seed, case.step)

@@ -122,7 +122,7 @@ def test_a_parameter_without_default_must_be_given():
     ("annotations", "values", "words"),
     [
         ({"a": complex}, {"a": param("a", neutral=0)}, "a parameter is one of float, int"),
-        ({"a": float, "b": float}, {"a": param("a"), "b": param("b")}, "a name of its own"),
+        ({"a": float, "b": float}, {"a": param("a"), "b": param("b")}, "a unique name"),
         ({"a": float, "b": int}, {"a": param("a"), "b": 5}, "b must be declared"),
     ],
 )

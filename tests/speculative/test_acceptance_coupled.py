@@ -1,4 +1,4 @@
-"""Coupled verification: with any drafts, token for token what is drawn without, seed for seed."""
+"""Coupled verification: with any drafts, the same tokens as without drafts, seed for seed."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_drafts_change_nothing(name, masked):
     assert rounds["tree", 1.0] < LENGTH
 
 
-def test_sequences_of_all_kinds_together():
+def test_mixed_sequences_in_one_batch():
     params, seeds = list(PARAMS.values()), list(range(len(PARAMS)))
     truth = World(params, seeds).plain()
     world, proposer = World(params, seeds), NgramProposer(3, 1)
@@ -147,7 +147,7 @@ def test_sequences_of_all_kinds_together():
     )
 
 
-def test_a_draft_with_the_same_noise_is_kept_more_often():
+def test_shared_noise_increases_acceptance():
     """A worse model that draws with the noise of the target, or with its own."""
     worse = LOGITS + np.random.default_rng(3).normal(0, 0.7, LOGITS.shape).astype(np.float32)
     rounds = {}
@@ -167,7 +167,7 @@ def test_a_draft_with_the_same_noise_is_kept_more_often():
     assert rounds[0] < 0.75 * rounds[1]
 
 
-def test_only_the_rows_that_go_on_are_drawn():
+def test_only_continuing_rows_are_sampled():
     calls = []
     truth = {0: [4, 5, 6, 7], 1: [4, 9, 9, 9], 2: [8, 8, 8, 8]}
 
@@ -181,7 +181,7 @@ def test_only_the_rows_that_go_on_are_drawn():
     assert coupled([], draw) == []
 
 
-def test_an_end_within_a_draft():
+def test_eos_within_a_draft():
     verdicts = coupled([Draft((4, 5, 6))] * 2, lambda numbers, places: [5 + place for place in places], None)
     assert verdicts == [AcceptanceResult((0, 1, 2), 7)] * 2
     told = []
@@ -195,7 +195,7 @@ def test_an_end_within_a_draft():
     assert told == [(0, 4), (1, 4), (0, 5), (1, 5), (0, 6), (0, 7)]
 
 
-def test_a_row_that_cannot_be_drawn():
+def test_invalid_logits_in_coupled_verification():
     sampler = Sampler(4)
     rows = [sampler.add(nc.SamplingParams(temperature=0), seed=1) for _ in range(2)]
     logits = np.zeros((2, 4, 4), np.float32)
@@ -214,7 +214,7 @@ def test_a_row_that_cannot_be_drawn():
     assert sampler.output_ids(rows[0]) == (2,)
 
 
-def test_of_twins_in_a_tree_the_first_is_kept():
+def test_the_first_of_equal_siblings_is_accepted():
     tree = Draft((3, 3, 5, 6), (ROOT, ROOT, 1, 0))
     verdicts = coupled([tree], lambda numbers, places: [{ROOT: 3, 0: 5, 1: 5, 2: 9}[place] for place in places])
     assert verdicts == [AcceptanceResult((0,), 5)]  # exact still: what could have been kept is drawn again

@@ -229,7 +229,7 @@ def texts(target, rule, proposer):
 @pytest.mark.fast_cases(14)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", TARGETS)
-def test_texts_have_the_law_of_the_target(name, rule):
+def test_texts_have_the_target_distribution(name, rule):
     assert_texts(texts(TARGETS[name], *RULES[rule]), TARGETS[name])
 
 
@@ -301,7 +301,7 @@ WRONG = {
 
 @pytest.mark.fast_cases(6)
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_found(name):
+def test_wrong_rules_fail_the_test(name):
     with pytest.raises(AssertionError, match=r"chi-square|cannot be said|too often"):
         assert_texts(texts(TARGETS["plain"], *WRONG[name]), TARGETS["plain"])
 
@@ -312,7 +312,7 @@ def draft_of(numbers):
 
 
 @pytest.mark.parametrize("rule", [rejection, block])
-def test_noise_that_draft_and_verdict_share_is_found(rule):
+def test_reused_verification_noise_fails_the_test(rule):
     target, counts = TARGETS["plain"], {False: np.zeros(V), True: np.zeros(V)}
     for step, shared in itertools.product(range(700), (False, True)):
         draft = draft_of(acceptance_uniforms(11 if shared else 12, step, 3))
@@ -398,7 +398,7 @@ SMALL = {
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", SMALL)
-def test_the_law_is_exactly_that_of_the_target(name, rule, monkeypatch):
+def test_the_exact_output_distribution_is_the_target(name, rule, monkeypatch):
     p_VVV = SMALL[name].texts()
     assert abs(p_VVV.sum() - 1) < 1e-12
     assert np.abs(exactly(SMALL[name], *RULES[rule], monkeypatch) - p_VVV).max() < 1e-12
@@ -408,13 +408,13 @@ EXACTLY_WRONG = [name for name, (rule, _) in WRONG.items() if rule in (rejection
 
 
 @pytest.mark.parametrize("name", EXACTLY_WRONG)
-def test_what_is_wrong_is_exactly_wrong(name, monkeypatch):
+def test_wrong_rules_have_another_exact_distribution(name, monkeypatch):
     p_VVV = exactly(SMALL["plain"], *WRONG[name], monkeypatch)
     assert abs(p_VVV.sum() - 1) < 1e-12
     assert np.abs(p_VVV - SMALL["plain"].texts()).max() > 1e-3
 
 
-def test_a_block_keeps_more(monkeypatch):
+def test_block_verification_accepts_more(monkeypatch):
     monkeypatch.setattr(acceptance, "sample_inverse_cdf", lambda left, coin: left)
     more = 0
     for target in SMALL.values():

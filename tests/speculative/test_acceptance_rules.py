@@ -1,4 +1,4 @@
-"""Rules of verification, number by number: what must happen at the edges."""
+"""Acceptance rules on small examples and edge cases."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_typical_by_hand():
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_equal_laws_keep_everything(name):
+def test_equal_distributions_accept_everything(name):
     rng = np.random.default_rng(1)
     for size in (1, 2, 7, 31, 257, 1000):
         p = rng.random((4, size)) ** 8
@@ -111,7 +111,7 @@ def test_equal_laws_keep_everything(name):
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_no_residual_is_not_the_end(name):
+def test_zero_residual(name):
     """A coin of 1 refuses what is certain, as a coin that was rounded may: then p itself is drawn from."""
     for law in (P[0], None):
         p = P if law is not None else [[1.0, 0.0, 0.0], *P[1:]]
@@ -123,7 +123,7 @@ def test_no_residual_is_not_the_end(name):
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize("coin", [0.0, 0.5, LAST])
-def test_what_the_target_never_says_is_never_said(name, coin):
+def test_impossible_tokens_are_never_returned(name, coin):
     rng = np.random.default_rng(2)
     for _ in range(100):
         size = int(rng.integers(2, 9))
@@ -138,7 +138,7 @@ def test_what_the_target_never_says_is_never_said(name, coin):
 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -1.0, 0.0])
-def test_a_broken_row_is_an_error_where_it_is_come_to(name, broken):
+def test_invalid_target_rows_are_errors_if_reached(name, broken):
     verify_with, draft = RULES[name].verify, Draft((1, 1, 1))
     good, bad = [0.0, 1.0], [0.0, broken]
     for place in range(4):
@@ -156,7 +156,7 @@ def test_a_broken_row_is_an_error_where_it_is_come_to(name, broken):
     [[np.nan, 1, 0], [0, 0, 0], [1, -1, 1], [np.inf, 0, 0], [1.0, 0.0, 0.0]],
     ids=["nan", "0", "-", "inf", "not it"],
 )
-def test_a_broken_law_ends_the_draft(name, law):
+def test_invalid_draft_distributions_end_the_draft(name, law):
     laws = (P[0], np.array(law, float), P[2])
     for coin in (0.05, 0.15, 0.5):
         verdict = RULES[name].verify(P[[0, 1, 2, 2]], Draft((0, 1, 1), distributions=laws), [0.0] * 3, coin)
@@ -171,7 +171,7 @@ def test_a_broken_law_ends_the_draft(name, law):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_another_vocabulary_is_refused(name):
+def test_other_vocabulary_sizes_are_rejected(name):
     for token in (-1, 3):
         with pytest.raises(ValueError, match=rf"0\.\.2, got {token}"):
             RULES[name].verify(P, Draft((token,)), [0.5], 0.5)
@@ -183,19 +183,19 @@ def test_another_vocabulary_is_refused(name):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_no_draft_is_a_draw(name):
+def test_empty_draft_is_plain_sampling(name):
     for u, token in ((0.0, 0), (0.49, 0), (0.51, 1), (0.79, 1), (0.81, 2), (LAST, 2)):
         assert RULES[name].verify(P, Draft(), [], u) == AcceptanceResult((), token)
 
 
-def test_a_block_is_a_chain():
+def test_block_verification_rejects_trees():
     with pytest.raises(ValueError, match="got a tree"):
         block(P, Draft((0, 1), (ROOT, ROOT)), [0, 0], 0)
     assert block(P, Draft((0, 2), (ROOT, 0)), [0, 0], 0) == AcceptanceResult((0, 1), 1)
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_laws_of_any_size_and_precision(name):
+def test_distributions_of_any_size_and_dtype(name):
     """float32 laws sum to 1 but for rounding; weights that do not are taken as weights."""
     rng = np.random.default_rng(3)
     x = rng.normal(0, 3, 50_001).astype(np.float32)
@@ -209,7 +209,7 @@ def test_laws_of_any_size_and_precision(name):
     assert RULES[name].verify([[0.5, 0.5]] * 2, tiny, [0.99], 0.7) == AcceptanceResult((0,), 1)
 
 
-def test_rows_are_looked_at_only_if_come_to():
+def test_target_rows_are_read_lazily():
     class Rows:
         def __init__(self):
             self.seen = []
@@ -226,7 +226,7 @@ def test_rows_are_looked_at_only_if_come_to():
         assert sorted(set(rows.seen)) == seen
 
 
-def test_the_noise_of_a_round():
+def test_verification_noise():
     coins, last = acceptance_uniforms, residual_uniform
     assert np.array_equal(coins(5, 2**40, 3), noise.uniform(5, 2**40, noise.ACCEPT, np.arange(3)))
     assert np.array_equal(coins(5, 1, 9)[:4], coins(5, 1, 4))  # whatever the length of the draft
@@ -243,7 +243,7 @@ def test_the_noise_of_a_round():
     assert 0 < min(numbers) <= max(numbers) < 1
 
 
-def test_no_rule_is_forgotten():
+def test_all_rules_are_tested():
     with pytest.raises(TypeError):
         RULES["mine"] = RULES["block"]
     assert {name: (rule.exact, rule.trees) for name, rule in RULES.items()} == {
@@ -254,7 +254,7 @@ def test_no_rule_is_forgotten():
     assert all(rule.verify is getattr(acceptance, name) for name, rule in RULES.items())
 
 
-def test_a_block_ends_with_a_token_that_cannot_be():
+def test_block_verification_ends_at_impossible_tokens():
     rows = [[0.5, 0.5], [0.0, 1.0], [np.nan, 1.0]]
     assert block(rows, Draft((1, 0, 0)), [0.4, 0.0, 0.0], 0.5) == AcceptanceResult((0,), 1)
     assert block(rows, Draft((1, 0, 0)), [0.6, 0.0, 0.0], 0.5) == AcceptanceResult((), 0)

@@ -1,4 +1,4 @@
-"""How many tokens are drafted, in a world whose clock is a formula: near the best, and never much worse than none."""
+"""Adaptive speculation length with simulated step times: near the optimum, never much slower than without drafts."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def fixed_rates(chance, slope, sequences, drafting, having):
 @pytest.mark.parametrize("sequences", [1, 6])
 @pytest.mark.parametrize("slope", [0.02, 0.2, 0.5])
 @pytest.mark.parametrize(("drafting", "having"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3)])
-def test_near_the_best_and_never_much_worse_than_none(sequences, slope, drafting, having):
+def test_throughput_is_near_the_optimum_and_never_much_below_no_drafts(sequences, slope, drafting, having):
     for chance in (0.0, 0.3, 0.6, 0.8, 0.95, 1.0):
         fixed = fixed_rates(chance, slope, sequences, drafting, having)
         given = dict(drafting=drafting, having=having)
@@ -103,7 +103,7 @@ def test_near_the_best_and_never_much_worse_than_none(sequences, slope, drafting
             assert sum(drafted) * slope < 0.03 * len(drafted) * sequences
 
 
-def test_it_finds_out_when_drafts_begin_to_pay_and_when_they_stop():
+def test_adapts_when_acceptance_changes():
     _, drafted = rate(lambda step: float(200 <= step < 400), 0.05, steps=600)
     assert sum(drafted[100:200]) < 30
     assert np.mean(drafted[300:400]) > 6
@@ -112,7 +112,7 @@ def test_it_finds_out_when_drafts_begin_to_pay_and_when_they_stop():
 
 
 @pytest.mark.parametrize("chance", [0.0, 1.0])
-def test_others_are_worth_learning_from(chance):
+def test_new_sequences_start_with_shared_acceptance_rates(chance):
     """Whoever comes later begins where the ones before it ended."""
     proposer = AdaptiveProposer(Eager(lambda: chance))
     for key in range(6):
@@ -129,7 +129,7 @@ def test_others_are_worth_learning_from(chance):
     assert list(proposer._rates) == [99]
 
 
-def test_it_passes_on_what_it_is_told():
+def test_calls_are_forwarded_to_the_proposer():
     inner = Eager()
     proposer = AdaptiveProposer(inner)
     proposer.accepted(1, 3)  # of a sequence that never was
@@ -156,7 +156,7 @@ def steps(proposer, token_cost):
     assert proposer.costs.token_cost(1) == pytest.approx(token_cost, rel=0.1)
 
 
-def test_what_does_not_pay_is_drafted_quietly():
+def test_unprofitable_drafts_become_shadow_drafts():
     inner = Eager(lambda: 0.0)
     proposer, ids = AdaptiveProposer(inner), [0]
     steps(proposer, 1.0)
@@ -170,7 +170,7 @@ def test_what_does_not_pay_is_drafted_quietly():
     assert sum(proposer._rates[0]._counts.accepted) == 0
 
 
-def test_quiet_drafts_that_come_true_are_read_the_next_time():
+def test_correct_shadow_drafts_lead_to_verified_drafts():
     inner = Eager()
     proposer, ids, drafted = AdaptiveProposer(inner), [0], []
     steps(proposer, 0.5)
@@ -207,7 +207,7 @@ def quietly(proposer, states, count):
         proposer.end_step(len(states), len(states), 1.0)
 
 
-def test_quiet_drafts_take_a_small_part_of_the_time(monkeypatch):
+def test_shadow_drafts_take_a_small_share_of_the_time(monkeypatch):
     """Of a proposer that takes as long as a step; first drafts of sequences are no exception."""
     proposer = AdaptiveProposer(inner := Slow(monkeypatch, 1.0))
     steps(proposer, 1.0)
@@ -229,7 +229,7 @@ class Reading(Slow):
 
 
 @pytest.mark.parametrize("pays", [False, True])
-def test_what_layers_gave_is_read_shortly_before_drafts(monkeypatch, pays):
+def test_hidden_states_are_passed_before_shadow_drafts(monkeypatch, pays):
     """And all the time where drafts pay; else reading and drafting together take a small part of the time."""
     proposer = AdaptiveProposer(inner := Reading(monkeypatch, 0.05, lambda: float(pays)))
     steps(proposer, 0.1 if pays else 1.0)
@@ -256,7 +256,7 @@ def test_what_layers_gave_is_read_shortly_before_drafts(monkeypatch, pays):
         )  # it takes time, so that it ends later
 
 
-def test_so_do_proposers_with_nothing_to_say(monkeypatch):
+def test_empty_proposals_take_a_small_share_of_the_time(monkeypatch):
     class Silent(Slow):
         def draft(self, start, count):
             return Draft()
@@ -267,7 +267,7 @@ def test_so_do_proposers_with_nothing_to_say(monkeypatch):
     assert 1000 * 0.8 * SHADOW_TIME_SHARE < inner.clock < 1000 * 1.2 * SHADOW_TIME_SHARE + 2
 
 
-def test_time_that_was_not_needed_is_not_kept_for_long(monkeypatch):
+def test_unused_shadow_time_is_capped(monkeypatch):
     proposer = AdaptiveProposer(inner := Slow(monkeypatch, 2 * SHADOW_TIME_SHARE))
     for _ in range(1000):
         proposer.end_step(1, 1, 1.0)
@@ -287,7 +287,7 @@ def test_drafts_grow_by_doubling():
 
 
 @pytest.mark.parametrize("fixed", [0.2, 5.0])
-def test_having_drafts_has_a_price(fixed):
+def test_fixed_cost_of_drafts(fixed):
     proposer = AdaptiveProposer(Eager())
     for drafted in (1, 9) * 20:
         proposer.costs.record(1, 1, 1.0)
@@ -296,7 +296,7 @@ def test_having_drafts_has_a_price(fixed):
     assert any(drafts) is (fixed < 1)
 
 
-def test_who_owes_time_goes_on_with_drafts_that_pay():
+def test_profitable_drafts_continue_without_shadow_time():
     proposer = AdaptiveProposer(Eager())
     steps(proposer, 0.1)
     assert draft_of(proposer, DraftContext(0, [0]), MOST)
@@ -308,7 +308,7 @@ def test_who_owes_time_goes_on_with_drafts_that_pay():
 
 
 @pytest.mark.parametrize("chance", [0.5, 1.0])
-def test_it_begins_again_when_drafts_are_better_than_those_that_did_not_pay(chance):
+def test_drafting_resumes_when_acceptance_improves(chance):
     """Steps with drafts, of which half are right, take three times as long. Then they become right."""
     now = 0.5
     proposer, ids, drafted = AdaptiveProposer(Eager(lambda: now)), [0], []
@@ -325,7 +325,7 @@ def test_it_begins_again_when_drafts_are_better_than_those_that_did_not_pay(chan
     assert (sum(drafted[600:]) > 200) is (chance == 1)
 
 
-def test_what_took_too_long_is_owed_for_a_while(monkeypatch):
+def test_overspent_shadow_time_is_capped(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("nucleate.speculative.adaptive.controller.perf_counter", lambda: clock[0])
     proposer, state = AdaptiveProposer(Eager(lambda: 0.0)), DraftContext(0, [0])
@@ -346,7 +346,7 @@ def test_what_took_too_long_is_owed_for_a_while(monkeypatch):
     assert MAX_DEBT_STEPS - 2 <= waited <= MAX_DEBT_STEPS + 2
 
 
-def test_laws_are_told_aloud():
+def test_sampled_shadow_drafts_are_verified():
     """Whether a draft that was drawn from a law would be kept, the tokens that come without it do not say."""
 
     class Drawn(Eager):
@@ -366,7 +366,7 @@ def test_laws_are_told_aloud():
     assert 0.5 * SHADOW_TIME_SHARE < sum(drafted) / len(drafted) < 3 * SHADOW_TIME_SHARE + 0.01
 
 
-def test_a_proposer_with_nothing_to_say_is_asked_again():
+def test_empty_proposals_are_retried():
     class Silent(Eager):
         def draft(self, start, count):
             return Draft()
@@ -387,7 +387,7 @@ TREE = Draft((1, 2, 3, 4, 2), (ROOT, ROOT, 0, 1, 2))
 @pytest.mark.parametrize(
     ("ids", "kept"), [([], 0), ([3], 0), ([1], 1), ([2, 4], 2), ([2, 3], 1), ([1, 3, 2], 3), ([1, 3, 2, 9], 3)]
 )
-def test_what_a_draft_has_said(ids, kept):
+def test_shadow_draft_comparison(ids, kept):
     assert num_matching_tokens(TREE, [7, 7, *ids], 2) == kept
     chances = AcceptanceRates(everyone := AcceptanceCounts(0.9))
     chances.shadow_draft, chances.shadow_start = TREE, 2
@@ -399,7 +399,7 @@ def test_what_a_draft_has_said(ids, kept):
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.floats(0.001, 9)), min_size=2, max_size=30))
-def test_the_line_through_the_steps(added):
+def test_cost_line_fit(added):
     """Of those with drafts, the nothing that no tokens add among them."""
     costs = StepCosts({1: 1e9}, first_step_seen=True)
     for drafted, seconds in added:
@@ -410,7 +410,7 @@ def test_the_line_through_the_steps(added):
     assert np.allclose([costs.x, costs.y, costs.xx, costs.xy], means)
 
 
-def test_what_drafts_cost():
+def test_token_and_fixed_cost():
     costs = StepCosts()
     assert (costs.token_cost(1), costs.fixed_cost) == (1 / (1 + FIXED_COST_TOKENS), 0.0)  # a guess
     for drafted in (1, 4, 8) * 60:
@@ -428,7 +428,7 @@ def test_what_drafts_cost():
     assert down.token_cost(1) == 0.0
 
 
-def test_steps_of_so_many_sequences_as_never_before_are_looked_at_without_drafts():
+def test_new_batch_sizes_get_a_baseline_step():
     costs = StepCosts()
     costs.record(3, 5, 1.0)
     assert costs.steps_since_baseline == BASELINE_INTERVAL
@@ -436,7 +436,7 @@ def test_steps_of_so_many_sequences_as_never_before_are_looked_at_without_drafts
     assert (costs.steps_since_baseline, costs.fixed_cost) == (0, 0.0)
 
 
-def test_a_step_that_took_long_for_once_says_little():
+def test_outlier_steps_are_capped():
     costs = StepCosts({1: 1.0})
     assert costs.capped_seconds(1, 3, 1000.0) == 6.0
     assert costs.capped_seconds(1, 3, 5.0) == 5.0
@@ -445,7 +445,7 @@ def test_a_step_that_took_long_for_once_says_little():
 
 @pytest.mark.parametrize("plain", [3, 30])
 @pytest.mark.parametrize("compiling", [0.0, 9.0, 1000.0])
-def test_what_the_first_draft_has_compiled_is_not_the_price_of_all(plain, compiling):
+def test_first_step_with_drafts_is_ignored(plain, compiling):
     """A few steps without drafts, then one with the first draft, for which kernels are compiled or loaded."""
     proposer, state, drafted = AdaptiveProposer(Eager()), DraftContext(0, [0]), []
     for _ in range(plain):
@@ -463,7 +463,7 @@ def test_what_the_first_draft_has_compiled_is_not_the_price_of_all(plain, compil
 
 
 @given(st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.9, 1.0]), min_size=1, max_size=6), st.floats(0, 1), st.floats(0, 2))
-def test_a_draft_is_as_long_as_brings_most(rates, token_cost, fixed):
+def test_best_length_maximizes_the_gain(rates, token_cost, fixed):
     kept = AcceptanceCounts(decay=1.0)
     kept.verified = [1e9] * len(rates)
     kept.accepted = [1e9 * rate for rate in rates]
@@ -473,7 +473,7 @@ def test_a_draft_is_as_long_as_brings_most(rates, token_cost, fixed):
     assert gains[count] == pytest.approx(max(gains), abs=1e-6)
 
 
-def test_what_was_kept():
+def test_acceptance_counts():
     kept = AcceptanceCounts(decay=1.0)
     for count in (0, 1, 2, 3, 3):
         kept.add(3, count)
@@ -486,7 +486,7 @@ def test_what_was_kept():
 
 
 @pytest.mark.parametrize("pays", [False, True])
-def test_who_joins_is_drafted_for_at_once_where_drafts_paid(pays):
+def test_new_sequences_get_drafts_if_drafts_paid(pays):
     """Though there is no time left for quiet drafts; and hidden states are told from its first token on."""
     inner = Eager(lambda: float(pays))
     inner.layers = (1,)
@@ -512,7 +512,7 @@ def test_who_joins_is_drafted_for_at_once_where_drafts_paid(pays):
 
 
 @pytest.mark.parametrize("read", [0, 1])
-def test_a_step_whose_forward_failed_says_nothing(read):
+def test_failed_steps_are_ignored(read):
     inner = Eager()
     inner.layers = (1,)
     proposer = AdaptiveProposer(inner)

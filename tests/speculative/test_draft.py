@@ -1,4 +1,4 @@
-"""Drafts, laws and proposers, against slow twins that look at everything anew."""
+"""Drafts, distributions, and the n-gram and suffix proposers against slow reference implementations."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def proposers(**options) -> list[Proposer]:
 @pytest.mark.parametrize(
     "weights", [[np.nan, 1], [np.inf, 1], [-1, 2], [0, 0], [], [1e308, 1e308], [-0.5, 0.5], [np.inf, -np.inf]]
 )
-def test_what_is_no_law(weights):
+def test_invalid_distributions(weights):
     assert normalize(weights) is None
 
 
-def test_a_law_sums_to_one_and_is_a_copy():
+def test_normalize_returns_a_copy_that_sums_to_one():
     weights = np.array([1, 3], np.float32)
     law = normalize(weights)
     weights[:] = 0
@@ -53,14 +53,14 @@ def test_a_law_sums_to_one_and_is_a_copy():
 
 
 @given(st.lists(st.sampled_from([0.0, 1e-300, 1e-9, 0.1, 1.0, 7.0]), min_size=1).filter(any), st.floats(0, 1))
-def test_a_choice_has_a_weight(weights, u):
+def test_sampled_tokens_have_positive_weight(weights, u):
     token = sample_inverse_cdf(np.array(weights), u)
     assert weights[token] > 0
     below = sum(weights[:token])
     assert below <= u * sum(weights) * (1 + 1e-12) <= (below + weights[token]) * (1 + 1e-12) ** 2
 
 
-def test_the_ends_of_a_choice():
+def test_inverse_cdf_at_its_bounds():
     law = np.array([0.0, 0.25, 0.5, 0.25, 0.0])
     assert [sample_inverse_cdf(law, u) for u in (0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53, 1.0)] == [
         1,
@@ -75,7 +75,7 @@ def test_the_ends_of_a_choice():
     assert sample_inverse_cdf(tenths, 1.0) == 9
 
 
-def test_siblings_are_drawn_without_replacement():
+def test_siblings_are_sampled_without_replacement():
     law = np.array([0.5, 0.0, 0.3, 0.2])
     tokens, laws = sample_without_replacement(law, [0.6, 0.0, 0.9, 0.5])
     assert tokens == (2, 0, 3)
@@ -88,7 +88,7 @@ def test_siblings_are_drawn_without_replacement():
 # the value
 
 
-def test_a_draft_holds_together():
+def test_draft_properties():
     tree = Draft((5, 6, 7, 8), (ROOT, ROOT, 0, 2), (None, np.ones(9) / 9, None, None))
     assert tree.children() == {ROOT: [0, 1], 0: [2], 2: [3]}
     assert not tree.is_chain
@@ -122,12 +122,12 @@ def test_a_draft_holds_together():
         ((), None, (None,)),
     ],
 )
-def test_a_draft_that_does_not(tokens, parents, laws):
+def test_invalid_drafts(tokens, parents, laws):
     with pytest.raises(ValueError, match=r"draft of|parent of"):
         Draft(tokens, parents, laws)
 
 
-def test_the_position_of_a_state():
+def test_draft_context_position():
     assert DraftContext(1, [4, 5, 6], 2).position == 1
 
 
@@ -147,7 +147,7 @@ def lookup(ids, k, longest, shortest):
 
 
 @given(TEXTS, st.integers(0, 7), st.integers(1, 3), st.integers(0, 3), st.integers(1, 9))
-def test_n_grams_equal_their_twin(ids, k, shortest, more, step):
+def test_ngram_proposer_equals_its_reference(ids, k, shortest, more, step):
     proposer = NgramProposer(shortest + more, shortest)
     for end in [*range(0, len(ids), step), len(ids)]:
         found = draft_of(proposer, DraftContext(3, ids[:end]), k)
@@ -156,7 +156,7 @@ def test_n_grams_equal_their_twin(ids, k, shortest, more, step):
         assert found.distributions is None
 
 
-def test_n_grams_in_words():
+def test_ngram_examples():
     proposer = NgramProposer(3, 2)
     assert draft_of(proposer, DraftContext(0, [1, 2, 3, 9, 1, 2, 4, 1, 2]), 2).tokens == (4, 1)  # the most recent
     assert draft_of(proposer, DraftContext(1, [8, 1, 2, 3, 9, 1, 2, 4, 8, 1, 2]), 2).tokens == (
@@ -202,7 +202,7 @@ def suffix_draft(texts, ids, k, proposer):
 
 
 @given(TEXTS, st.integers(0, 6), st.integers(1, 5), st.sampled_from([0.4, 1.0, 2.5]), st.sampled_from([0, 0.1, 0.6]))
-def test_suffixes_equal_their_twin(ids, k, longest, factor, least):
+def test_suffix_proposer_equals_its_reference(ids, k, longest, factor, least):
     proposer = SuffixProposer(longest, factor, least, 0)
     for end in range(len(ids) + 1):
         found = draft_of(proposer, DraftContext(3, ids[:end]), k)
@@ -212,7 +212,7 @@ def test_suffixes_equal_their_twin(ids, k, longest, factor, least):
 
 @settings(max_examples=tiers.count(15, 60))
 @given(st.lists(TEXTS, max_size=6), TEXTS, st.integers(2, 90), st.integers(1, 4))
-def test_answers_of_before_equal_their_twin(outputs, ids, remembered, longest):
+def test_cached_outputs_equal_their_reference(outputs, ids, remembered, longest):
     proposer, young, old = SuffixProposer(longest, max_cached_tokens=remembered), [], []
     half = remembered // 2
     for key, output in enumerate(outputs):
@@ -228,7 +228,7 @@ def test_answers_of_before_equal_their_twin(outputs, ids, remembered, longest):
 
 
 @given(TEXTS, st.integers(1, 6))
-def test_an_automaton_counts(ids, depth):
+def test_automaton_counts(ids, depth):
     automaton = CountingAutomaton(depth)
     extend(automaton, ids, 0, len(ids))
     assert automaton.num_states <= max(2, 2 * len(ids))
@@ -243,7 +243,7 @@ def test_an_automaton_counts(ids, depth):
             assert automaton._continued[state] == sum(place + len(piece) < len(ids) for place in places)
 
 
-def test_suffixes_in_words():
+def test_suffix_examples():
     proposer = SuffixProposer()
     assert draft_of(proposer, DraftContext(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4)  # not longer than the repeat
     assert draft_of(SuffixProposer(max_spec_factor=2), DraftContext(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4, 1, 2)
@@ -259,7 +259,7 @@ def test_suffixes_in_words():
     assert draft_of(SuffixProposer(), DraftContext(7, rare), 5).tokens == ()  # each came next once in eleven times
 
 
-def test_old_answers_make_room():
+def test_old_outputs_are_evicted():
     generations = RecentOutputs(8, 400)
     for number in range(300):
         generations.add([1000 * number + i for i in range(30)])
@@ -283,7 +283,7 @@ def test_old_answers_make_room():
 # both
 
 
-def test_a_long_prompt_is_read_bit_by_bit():
+def test_long_prompts_are_indexed_in_chunks():
     ids = [3, 1, 4, 1, 5, 9, 2, 6] * 3
     for proposer, first in zip(proposers(index_chunk_size=10), [(3, 1, 4, 1), (3, 1)], strict=True):
         found = [draft_of(proposer, DraftContext(0, ids), 4).tokens for _ in range(3)]
@@ -296,7 +296,7 @@ def test_a_long_prompt_is_read_bit_by_bit():
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_the_empty_the_forgotten_and_the_shorter(number):
+def test_empty_forgotten_and_shortened_sequences(number):
     proposer = proposers()[number]
     assert draft_of(proposer, DraftContext(0, []), 4).tokens == ()
     assert draft_of(proposer, DraftContext(0, [7]), 4).tokens == ()
@@ -313,7 +313,7 @@ def test_the_empty_the_forgotten_and_the_shorter(number):
     assert draft_of(proposer, DraftContext(1, [1, 2]), 1).tokens == ()
 
 
-def test_arrays_of_ids_give_integers():
+def test_numpy_ids_give_integers():
     for proposer in proposers():
         tokens = draft_of(proposer, DraftContext(0, np.array([1, 2, 3, 1, 2])), 1).tokens
         assert tokens == (3,)
@@ -323,7 +323,7 @@ def test_arrays_of_ids_give_integers():
 @pytest.mark.parametrize(
     "options", [{"prompt_lookup_max": 0}, {"prompt_lookup_max": 1}, {"prompt_lookup_min": 0}, {"index_chunk_size": 0}]
 )
-def test_n_grams_that_make_no_sense(options):
+def test_invalid_ngram_options(options):
     with pytest.raises(ValueError, match="must be"):
         NgramProposer(**options)
 
@@ -340,7 +340,7 @@ def test_n_grams_that_make_no_sense(options):
         {"tree_width": 0},
     ],
 )
-def test_suffixes_that_make_no_sense(options):
+def test_invalid_suffix_options(options):
     with pytest.raises(ValueError, match="must be"):
         SuffixProposer(**options)
 

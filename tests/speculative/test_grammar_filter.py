@@ -1,4 +1,4 @@
-"""What of a draft may follow, one case at a time: chains and trees, drawn or not, with a form and without."""
+"""Filtering drafts by vocabulary and grammar: chains and trees, sampled or not."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def abc(llm: nc.LLM) -> list[int]:
     ],
 )
 @pytest.mark.parametrize("tree", [False, True])
-def test_what_is_a_token(token: Any, good: bool, tree: bool) -> None:
+def test_draft_tokens_outside_the_vocabulary(token: Any, good: bool, tree: bool) -> None:
     draft = Draft((1, token, 2), (ROOT, ROOT, 0) if tree else None)
     assert filter_draft(draft, SIZE, None).tokens == ((1, token, 2) if good else (1,))
 
@@ -51,7 +51,7 @@ def test_what_is_a_token(token: Any, good: bool, tree: bool) -> None:
     [("", 0), ("a", 1), ("ab", 2), ("aba", 3), ("b", 0), ("aa", 1), ("abb", 2), ("abac", 4), ("abaca", 4), ("acb", 2)],
 )
 @pytest.mark.parametrize("drawn", [False, True])
-def test_a_chain_within_a_form(
+def test_chains_with_a_grammar(
     llm: nc.LLM, grammars: GrammarCompiler, abc: list[int], text: str, length: int, drawn: bool
 ) -> None:
     """What was drawn stays, though the form refuses it, and nothing after it does; after its end nothing at all."""
@@ -67,7 +67,7 @@ def test_a_chain_within_a_form(
 
 
 @pytest.mark.parametrize("tree", [False, True])
-def test_tokens_are_told_as_plain_integers(tree: bool) -> None:
+def test_filtered_tokens_are_integers(tree: bool) -> None:
     """A proposer may count in NumPy; what stays of its draft is told to whoever asked, who may write JSON."""
     draft = Draft((np.int64(1), 2, np.uint8(3)), (ROOT, ROOT, 0) if tree else None, (LAW,) * 3)
     found = filter_draft(draft, SIZE, None)
@@ -77,9 +77,7 @@ def test_tokens_are_told_as_plain_integers(tree: bool) -> None:
 
 @pytest.mark.parametrize("drawn", [False, True])
 @pytest.mark.parametrize("tree", [False, True])
-def test_nothing_may_follow_where_a_form_has_failed(
-    grammars: GrammarCompiler, abc: list[int], drawn: bool, tree: bool
-) -> None:
+def test_failed_grammars_allow_no_draft(grammars: GrammarCompiler, abc: list[int], drawn: bool, tree: bool) -> None:
     """Not for what the tokens are: also those that were drawn are left out."""
     guide = Guide(grammars.compile(nc.StructuredOutputs(regex="(ab)*ac")))
     guide.matcher._error = "it took too long"  # type: ignore[attr-defined]
@@ -89,7 +87,7 @@ def test_nothing_may_follow_where_a_form_has_failed(
 
 
 @pytest.mark.parametrize("drawn", [False, True])
-def test_a_tree_within_a_form(llm: nc.LLM, grammars: GrammarCompiler, abc: list[int], drawn: bool) -> None:
+def test_trees_with_a_grammar(llm: nc.LLM, grammars: GrammarCompiler, abc: list[int], drawn: bool) -> None:
     a, b, c = abc
     guide = Guide(grammars.compile(nc.StructuredOutputs(regex="(ab)*ac")))
     tree = Draft((a, b, c, b, a, b, a), (ROOT, ROOT, 0, 0, 3, 2, 1), (LAW,) * 7 if drawn else None)
@@ -104,7 +102,7 @@ def test_a_tree_within_a_form(llm: nc.LLM, grammars: GrammarCompiler, abc: list[
 
 @pytest.mark.parametrize("parents", [None, (ROOT, 0, 1, 2, 3)])
 @pytest.mark.parametrize(("depth", "count"), [(2, 4), (4, 2), (0, 3), (3, 0), (9, 9)])
-def test_a_narrow_chain(parents: tuple[int, ...] | None, depth: int, count: int) -> None:
+def test_truncate_a_chain(parents: tuple[int, ...] | None, depth: int, count: int) -> None:
     found = truncate(Draft((1, 2, 3, 4, 5), parents), 1, depth, count)
     assert found.tokens == (1, 2, 3, 4, 5)[: min(depth, count)]
     assert found.parents is None

@@ -1,4 +1,4 @@
-"""Drafts by the modules that a model of Transformers brings: those that the modules themselves give, read anew."""
+"""Drafts of multi-token prediction modules equal those of the modules run from scratch."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def some(length: int, seed: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_drafts_are_what_reading_all_anew_gives(family: str) -> None:
+def test_drafts_equal_those_computed_from_scratch(family: str) -> None:
     """Texts of many lengths grow by what was drafted and by what was not, and are asked for drafts now and then."""
     reader, rng = Reader(family), random.Random(family)
     texts = {key: some(length) for key, length in enumerate((2, 3, 15, 16, 17, 40))}
@@ -97,7 +97,7 @@ def test_drafts_are_what_reading_all_anew_gives(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["mellum", "deepseek_v3, 3"])
-def test_each_gets_as_many_as_it_asks_for(family: str) -> None:
+def test_each_sequence_gets_its_number_of_draft_tokens(family: str) -> None:
     reader, counts = Reader(family), [1, 6, 0, 4, 2, 6]
     texts = {key: some(20 + 5 * key) for key in range(6)}
     for _ in range(2):
@@ -112,7 +112,7 @@ def test_each_gets_as_many_as_it_asks_for(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_they_are_those_of_transformers(family: str) -> None:
+def test_modules_equal_transformers(family: str) -> None:
     reader = Reader(family)
     for length in (2, 9, 33):
         ids = some(length, 5)
@@ -124,7 +124,7 @@ def test_they_are_those_of_transformers(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3, 3"])
-def test_without_the_kernel_it_is_the_same(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drafts_are_the_same_without_the_kernel(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nucleate.models.transformers.batched_model.has_kernel", lambda device, dtype: False)
     monkeypatch.setattr("nucleate.models.transformers.mtp_module.has_kernel", lambda device, dtype: False)
     reader = Reader(family)
@@ -137,7 +137,7 @@ def test_without_the_kernel_it_is_the_same(family: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("family", ["glm4_moe", "mellum", "deepseek_v3, 3"])
-def test_a_text_that_is_known_late(family: str) -> None:
+def test_sequences_with_a_late_start(family: str) -> None:
     """Others had read its beginning: it is as if it began there, at the same positions."""
     reader = Reader(family)
     bases = {0: 0, 1: 7, 2: 31, 3: 38}
@@ -152,7 +152,7 @@ def test_a_text_that_is_known_late(family: str) -> None:
     reader.assert_right(longer, 4, bases)
 
 
-def test_positions_are_those_in_the_text() -> None:
+def test_positions_are_those_of_the_sequence() -> None:
     """Not counted from where it is known: what a module gives would be the same otherwise but for rounding."""
     reader, seen = Reader("glm4_moe"), []
     own = reader.modules._model.forward_layer
@@ -167,7 +167,7 @@ def test_positions_are_those_in_the_text() -> None:
     assert seen == [[13, 14, 15, 16, 17, 18, 19], [20], [21]]
 
 
-def test_where_tokens_are_missing_it_begins_anew() -> None:
+def test_missing_tokens_restart_the_state() -> None:
     reader, ids = Reader("deepseek_v3, 3"), some(50)
     hidden_TX = reader.hidden(ids[:-1])
     reader.proposer.observe([TargetOutput(0, 0, ids[:10], hidden_TX[:10])])
@@ -177,7 +177,7 @@ def test_where_tokens_are_missing_it_begins_anew() -> None:
 
 
 @pytest.mark.parametrize("family", ["mellum", "deepseek_v3, 3"])
-def test_what_is_told_again_changes_nothing(family: str) -> None:
+def test_repeated_hidden_states_change_nothing(family: str) -> None:
     reader, ids = Reader(family), some(50)
     hidden_TX = reader.hidden(ids[:-1])
     for start, stop in ((0, 20), (5, 20), (0, 33), (33, 33), (16, 49), (48, 49)):
@@ -200,7 +200,7 @@ def test_without_the_last_hidden_state_there_is_no_draft() -> None:
     assert reader.drafts({1: []}, 3) == [()]
 
 
-def test_hidden_states_are_the_proposers_own() -> None:
+def test_hidden_states_are_copied() -> None:
     reader, ids = Reader("glm4_moe"), some(30)
     hidden_TX = reader.hidden(ids[:-1])
     reader.proposer.observe([TargetOutput(0, 0, ids[:-1], hidden_TX)])
@@ -210,7 +210,7 @@ def test_hidden_states_are_the_proposers_own() -> None:
 
 @pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3, 3"])
 @pytest.mark.parametrize("shared", [True, False])
-def test_hidden_states_that_are_no_numbers_give_no_draft(family: str, shared: bool) -> None:
+def test_nan_hidden_states_give_no_draft(family: str, shared: bool) -> None:
     reader, ids = Reader(family), some(12)
     reader.told(0, ids)
     reader.told(1, ids)
@@ -222,7 +222,7 @@ def test_hidden_states_that_are_no_numbers_give_no_draft(family: str, shared: bo
     assert not other.distributions
 
 
-def test_drawn_tokens_have_the_noise_and_the_laws_of_all_proposers() -> None:
+def test_sampled_tokens_have_shared_noise_or_distributions() -> None:
     """Coupled, a token is what the target would draw from the scores; else it comes with the law of these scores."""
     from nucleate.speculative.proposers.neural import mtp
     from nucleate.speculative.proposers.neural.draft_sampling import sample_tokens
@@ -249,7 +249,7 @@ def test_drawn_tokens_have_the_noise_and_the_laws_of_all_proposers() -> None:
         np.testing.assert_allclose(law, nc.probabilities(logits_RV, nc.SamplingParams(temperature=0.9))[0], rtol=1e-9)
 
 
-def test_what_is_forgotten_takes_no_memory() -> None:
+def test_forgotten_sequences_free_their_memory() -> None:
     reader = Reader("deepseek_v3, 3")
     texts = {key: some(20 + key) for key in range(5)}
     for key, ids in texts.items():
@@ -264,7 +264,7 @@ def test_what_is_forgotten_takes_no_memory() -> None:
     assert sorted(reader.proposer._kv_slots.free) == [*range(len(reader.proposer._kv_slots.free))]
 
 
-def test_who_is_not_asked_keeps_only_what_came_last() -> None:
+def test_pending_hidden_states_are_bounded() -> None:
     reader, rng = Reader("glm4_moe"), np.random.default_rng(1)
     for start in range(0, 5000, 100):
         hidden_TX = rng.standard_normal((100, 64)).astype(np.float32)
@@ -276,7 +276,7 @@ def test_who_is_not_asked_keeps_only_what_came_last() -> None:
     assert sum(map(len, heard._chunks)) == 1  # what was taken in is kept as keys and values
 
 
-def test_when_room_is_short_others_make_it() -> None:
+def test_idle_sequences_are_evicted() -> None:
     per_block = sum(pool.size for pool in Reader("glm4_moe").modules.new_pools(1))
     reader = Reader("glm4_moe", memory=8 * per_block + 1)
     assert len(reader.proposer._kv_slots.free) == 8
@@ -296,7 +296,7 @@ def test_when_room_is_short_others_make_it() -> None:
     assert reader.drafts({9: long}, 1) == [()]  # 129 places
     reader.told(8, long[:-1])
     reader.assert_right({8: long[:-1]}, 1)
-    with pytest.raises(ModelError, match=f"{per_block - 1} bytes for keys and values hold no block of {per_block}"):
+    with pytest.raises(ModelError, match=f"{per_block - 1} bytes of KV cache cannot hold one block of {per_block}"):
         Mtp(reader.modules, per_block - 1)
 
 
@@ -310,7 +310,7 @@ def folder_of(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> t
 
 
 @pytest.mark.parametrize("family", ["glm4_moe", "mellum", "deepseek_v3, 3"])
-def test_they_are_found_in_the_folder_of_a_model(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_are_loaded_from_the_model_folder(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stock, model = folder_of(family, tmp_path, monkeypatch)
     reader, ids = Reader(family), some(30)
     reader.proposer = load("mtp", model)  # type: ignore[assignment]
@@ -325,7 +325,7 @@ def test_they_are_found_in_the_folder_of_a_model(family: str, tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_in_short_types(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_in_half_precision(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder is read as the model was asked for; rounding may change a guess, seldom."""
     folder_of("glm4_moe", tmp_path, monkeypatch)
     model = TransformersModel(tmp_path, "cpu", dtype)
@@ -341,7 +341,7 @@ def test_in_short_types(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert agree >= 6
 
 
-def test_a_model_of_another_kind_brings_none() -> None:
+def test_other_model_kinds_have_no_modules() -> None:
     for model in (Llama(EMBEDDED), Toy(lambda _: np.zeros(9, np.float32), 9)):
         with pytest.raises(
             ModelError, match=r"no multi-token prediction .* num_mtp_layers in its config, such as deepseek_v3"
@@ -349,7 +349,7 @@ def test_a_model_of_another_kind_brings_none() -> None:
             load("mtp", model)
 
 
-def test_most_models_of_transformers_bring_none() -> None:
+def test_transformers_models_without_modules() -> None:
     with pytest.raises(ModelError, match="the model has no multi-token prediction"):
         load("mtp", TransformersModel(EMBEDDED, "cpu", "auto"))
     none = transformers.Glm4MoeConfig(**{**FAMILIES["glm4_moe"][1], "num_mtp_layers": 0})
@@ -360,7 +360,7 @@ def test_most_models_of_transformers_bring_none() -> None:
         nc.LLM(speculative_config="mtp")
 
 
-def test_a_model_without_its_folder_has_none_to_load(tmp_path: Path) -> None:
+def test_models_without_a_folder(tmp_path: Path) -> None:
     model, _ = stock_of("glm4_moe")
     with pytest.raises(ModelError, match="MTP modules are loaded from the folder of a model"):
         load("mtp", TransformersModel.of(model))
@@ -369,7 +369,7 @@ def test_a_model_without_its_folder_has_none_to_load(tmp_path: Path) -> None:
         load("mtp", TransformersModel.of(model))
 
 
-def test_a_folder_in_which_they_are_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_without_module_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stock_of("mellum")[0].save_pretrained(tmp_path)
     with pytest.raises(
         ModelError, match=r"cannot load the MTP modules in .*: The following MtpModel weights are missing"
@@ -377,7 +377,7 @@ def test_a_folder_in_which_they_are_missing(tmp_path: Path, monkeypatch: pytest.
         load("mtp", TransformersModel(tmp_path, "cpu", "auto"))
 
 
-def test_what_they_give_is_compared() -> None:
+def test_module_outputs_are_validated() -> None:
     """With what Transformers makes of the same: nobody drafts by modules that are run wrongly."""
     from nucleate.models.transformers.ragged_attention import AttentionPlan
 
@@ -389,7 +389,7 @@ def test_what_they_give_is_compared() -> None:
     modules_of(*stock)
 
 
-def test_a_final_norm_that_is_another_is_noticed() -> None:
+def test_a_different_final_norm_is_detected() -> None:
     model, modules = stock_of("glm4_moe")
     model.get_decoder().norm.register_forward_hook(lambda module, given, out: out * 1.1)
     modules_of(model, modules)  # it is asked like the model asks it

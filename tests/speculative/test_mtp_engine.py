@@ -1,4 +1,4 @@
-"""An engine that drafts by the modules a model brings says what it says without, and has the law of the model."""
+"""An engine with MTP drafts has the same output, and the same distribution, as without."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_text_is_that_without_drafts(llm: nc.LLM, family: str, blocks: int | Non
     assert bool(stats.num_preemptions) == (blocks is not None)
 
 
-def test_what_depends_on_the_last_token_only_is_known_beforehand(llm: nc.LLM) -> None:
+def test_perfect_drafts_are_always_accepted(llm: nc.LLM) -> None:
     """Then every draft is kept, greedy and drawn: the noise is that of the target."""
     stock = alike_of("glm4_moe", 0.0)
     modules = modules_of(*stock)
@@ -159,7 +159,7 @@ def assert_law(counts_4: np.ndarray, p_4: np.ndarray) -> None:
     ("family", "proposer", "rule"),
     [("glm4_moe", Mtp, "rejection"), ("deepseek_v3, 3", Mtp, "block"), ("mellum", Lying, "rejection")],
 )
-def test_texts_have_the_law_of_the_model(family: str, proposer: type[Mtp], rule: str, llm: nc.LLM) -> None:
+def test_texts_have_the_model_distribution(family: str, proposer: type[Mtp], rule: str, llm: nc.LLM) -> None:
     stock = alike_of(family, 0.25, vocab_size=5)
     p_4 = law_of_texts(stock[0])
     assert p_4.sum() == pytest.approx(1)
@@ -171,7 +171,7 @@ def test_texts_have_the_law_of_the_model(family: str, proposer: type[Mtp], rule:
             assert_law(counts_4, p_4)
 
 
-def test_a_model_that_is_watched_leaves_tensors_where_logits_are() -> None:
+def test_hidden_states_stay_on_the_device_of_the_logits() -> None:
     """As on a device: what is told may be tensors, and is the same."""
     stock = alike_of("glm4_moe", 0.25)
     modules, ids = modules_of(*stock), [5, 6, 7, 8, 9, 3, 4]

@@ -1,4 +1,4 @@
-"""A small model that was trained for a minute, and its module beside it: a forward gives more than one token."""
+"""A small model and an MTP module trained for a minute: the mean acceptance length exceeds 1."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.slow
-def test_a_forward_gives_more_than_a_token(llm: nc.LLM) -> None:
+def test_mean_acceptance_length(llm: nc.LLM) -> None:
     stock, text = stock_of("glm4_moe", initializer_range=0.05), Text()
     losses = train(*stock, text, 300)
     modules = modules_of(*stock)

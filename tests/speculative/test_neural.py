@@ -1,4 +1,4 @@
-"""Trained proposers: they are worth their drafts, say the same alone and in a batch, and forget what was rejected."""
+"""Trained proposers: acceptance length, independence of the batch, and cleanup after rejection."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def fresh(name: str, model: Llama, ids: list[int], count: int = 4, **state: Any)
 
 
 @pytest.mark.parametrize(("name", "least"), [("draft", 2.4), ("medusa", 1.6), ("eagle", 2.6), ("dflash", 2.1)])
-def test_a_forward_gives_more_than_a_token(name: str, least: float, model: Llama, prompts: list[list[int]]) -> None:
+def test_mean_acceptance_length(name: str, least: float, model: Llama, prompts: list[list[int]]) -> None:
     plain, loop = Loop(model), Loop(model, load(name, model))
     for ids in prompts:
         plain.add(ids, temperature=0)
@@ -87,7 +87,7 @@ def test_a_forward_gives_more_than_a_token(name: str, least: float, model: Llama
 
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
-def test_drawn_text_is_that_without_drafts(name: str, model: Llama, prompts: list[list[int]]) -> None:
+def test_sampled_text_is_that_without_drafts(name: str, model: Llama, prompts: list[list[int]]) -> None:
     plain, loop = Loop(model), Loop(model, load(name, model))
     for seed, ids in enumerate(prompts):
         for each in (plain, loop):
@@ -101,7 +101,7 @@ def test_drawn_text_is_that_without_drafts(name: str, model: Llama, prompts: lis
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
-def test_the_noise_of_the_target_makes_more_of_a_draft_stay(name: str, model: Llama, prompts: list[list[int]]) -> None:
+def test_shared_noise_increases_acceptance(name: str, model: Llama, prompts: list[list[int]]) -> None:
     class Deaf:
         """Draws its drafts with the noise of others."""
 
@@ -123,9 +123,7 @@ def test_the_noise_of_the_target_makes_more_of_a_draft_stay(name: str, model: Ll
 
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
-def test_after_rejections_a_draft_is_that_of_one_who_saw_none(
-    name: str, model: Llama, prompts: list[list[int]]
-) -> None:
+def test_rejections_do_not_change_later_drafts(name: str, model: Llama, prompts: list[list[int]]) -> None:
     loop = Loop(model, load(name, model), tokens=4)
     for seed, ids in enumerate(prompts):
         loop.add(ids, temperature=1.0, seed=seed)
@@ -143,9 +141,7 @@ def test_after_rejections_a_draft_is_that_of_one_who_saw_none(
 
 
 @pytest.mark.parametrize("name", ["draft", "eagle", "dflash"])
-def test_what_is_kept_after_rejections_is_what_one_keeps_who_saw_none(
-    name: str, model: Llama, prompts: list[list[int]]
-) -> None:
+def test_rejections_do_not_change_the_kv_cache(name: str, model: Llama, prompts: list[list[int]]) -> None:
     loop = Loop(model, load(name, model))
     text = loop.add(prompts[0], temperature=1.0, seed=3)
     loop.run(40)
@@ -213,7 +209,7 @@ def test_a_greedy_draft_ignores_seed_and_kind_of_noise(name: str, model: Llama, 
 
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("name", HEADS)
-def test_a_context_that_begins_late_is_enough(name: str, model: Llama, texts: list[list[int]]) -> None:
+def test_partial_hidden_states_are_enough(name: str, model: Llama, texts: list[list[int]]) -> None:
     agree = total = 0
     for text in texts:
         for stop in range(30, 60, 6):
@@ -228,7 +224,7 @@ def test_a_context_that_begins_late_is_enough(name: str, model: Llama, texts: li
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_where_tokens_are_missing_it_begins_anew(name: str, model: Llama, texts: list[list[int]]) -> None:
+def test_missing_tokens_restart_the_state(name: str, model: Llama, texts: list[list[int]]) -> None:
     ids, proposer = texts[1][:50], load(name, model)
     state_TF = features(model, proposer.layers, ids[:-1])
     proposer.observe([TargetOutput(0, 0, ids[:10], state_TF[:10])])
@@ -241,7 +237,7 @@ def test_where_tokens_are_missing_it_begins_anew(name: str, model: Llama, texts:
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_what_is_told_again_changes_nothing(name: str, model: Llama, texts: list[list[int]]) -> None:
+def test_repeated_hidden_states_change_nothing(name: str, model: Llama, texts: list[list[int]]) -> None:
     ids, proposer = texts[2][:50], load(name, model)
     state_TF = features(model, proposer.layers, ids[:-1])
     for start, stop in ((0, 20), (5, 20), (0, 33), (33, 33), (16, 49), (48, 49)):
@@ -267,7 +263,7 @@ def test_without_the_last_hidden_state_there_is_no_draft(name: str, model: Llama
 
 
 @pytest.mark.parametrize("name", ["eagle", "dflash"])
-def test_who_is_not_asked_keeps_only_what_came_last(name: str, model: Llama) -> None:
+def test_pending_hidden_states_are_bounded(name: str, model: Llama) -> None:
     proposer: Any = load(name, model)
     random = np.random.default_rng(1)
     for start in range(0, 5000, 100):
@@ -292,7 +288,7 @@ def test_counts_at_the_edges(name: str, model: Llama, texts: list[list[int]]) ->
     assert not proposer.propose([DraftContext(1, [], temperature=0.0)], [4])[0].tokens
 
 
-def test_the_draft_model_reads_again_what_it_guessed_wrong(model: Llama, texts: list[list[int]]) -> None:
+def test_the_draft_model_recomputes_rejected_tokens(model: Llama, texts: list[list[int]]) -> None:
     proposer, ids = load("draft", model), texts[0][:30]
     [draft] = proposer.propose([DraftContext(0, ids, temperature=0.0)], [4])
     for other in ([*draft.tokens[:1], 5, 6, 7, 8, 9, 10], [5, *draft.tokens[1:], 11], [*draft.tokens, 3]):
@@ -311,7 +307,7 @@ def test_the_draft_model_ends_with_its_context(model: Llama) -> None:
 
 
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
-def test_what_is_forgotten_takes_no_memory(name: str, model: Llama, texts: list[list[int]]) -> None:
+def test_forgotten_sequences_free_their_memory(name: str, model: Llama, texts: list[list[int]]) -> None:
     proposer: Any = load(name, model)
     for key, ids in enumerate(texts):
         told(proposer, model, key, ids)
@@ -332,7 +328,7 @@ def test_what_is_forgotten_takes_no_memory(name: str, model: Llama, texts: list[
 @pytest.mark.parametrize(
     "make", [lambda w, m: small(m, 8), lambda w, m: head("eagle", m, 128), lambda w, m: head("dflash", m, 128)]
 )
-def test_when_room_is_short_others_make_it(make: Callable[..., Any], model: Llama, texts: list[list[int]]) -> None:
+def test_idle_sequences_are_evicted(make: Callable[..., Any], model: Llama, texts: list[list[int]]) -> None:
     proposer = make(None, model)
     for key, ids in enumerate(texts[:4]):
         told(proposer, model, key, ids[:50])

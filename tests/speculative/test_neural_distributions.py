@@ -1,4 +1,4 @@
-"""Tokens of trained proposers are drawn from the laws they are told with, or as the target would draw them."""
+"""Trained proposers sample from the distributions they report, or with the noise of the target."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def fits(tokens: list[int], laws: list[np.ndarray]) -> bool:
 
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(("name", "temperature"), [*((name, 1.0) for name in EMBEDDED_METHODS), ("eagle", 0.7)])
-def test_tokens_have_the_laws_that_are_told(name: str, temperature: float, model: Llama) -> None:
+def test_tokens_have_the_reported_distributions(name: str, temperature: float, model: Llama) -> None:
     drafts = drafts_of(name, model, 1500, 2, temperature)
     laws = [draft.distributions for draft in drafts]
     first_V = laws[0][0]
@@ -91,7 +91,7 @@ def test_tokens_have_the_laws_that_are_told(name: str, temperature: float, model
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_with_these_laws_a_rule_gives_what_the_target_draws(rule: str, model: Llama) -> None:
+def test_rules_with_these_distributions_keep_the_target_distribution(rule: str, model: Llama) -> None:
     logits_V = model.begin().forward(TEXT)
     p_V = nc.probabilities(logits_V[None], nc.SamplingParams())[0]
     given = []
@@ -111,7 +111,7 @@ def rows(count: int, size: int = 700, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", [700, 256, 257, 5, 4096])
-def test_shared_noise_draws_as_the_target(size: int) -> None:
+def test_shared_noise_samples_as_the_target(size: int) -> None:
     logits_RV = rows(12, size)
     logits_RV[4, :-2] = -np.inf
     seeds = [99, 2**64 - 1, 0, 2**33 + 5, *range(8)]
@@ -123,7 +123,7 @@ def test_shared_noise_draws_as_the_target(size: int) -> None:
         assert one.distribution is None
 
 
-def test_noise_of_its_own_is_of_its_own_stream() -> None:
+def test_draft_noise_has_its_own_stream() -> None:
     logits_RV = rows(4)
     states = [DraftContext(0, [1] * 9, 4, 5, 0.8, shared_noise=False)] * 4
     drawn = sample_tokens(logits_RV, states, range(4))
@@ -141,7 +141,7 @@ def test_noise_of_its_own_is_of_its_own_stream() -> None:
 
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("temperature", [0.0, 1e-5, 1.0])
-def test_scores_without_a_token_to_draw(temperature: float, *, shared: bool) -> None:
+def test_logits_without_a_valid_token(temperature: float, *, shared: bool) -> None:
     logits_RV = rows(6)
     logits_RV[1, 3], logits_RV[2, 0], logits_RV[3] = np.nan, np.inf, -np.inf
     logits_RV[4, 1:] = -np.inf
@@ -154,7 +154,7 @@ def test_scores_without_a_token_to_draw(temperature: float, *, shared: bool) -> 
 
 
 @pytest.mark.parametrize("name", ["medusa", "eagle", "dflash"])
-def test_hidden_states_that_are_no_numbers_give_no_draft(name: str, model: Llama) -> None:
+def test_nan_hidden_states_give_no_draft(name: str, model: Llama) -> None:
     proposer = load(name, model)
     told(proposer, model, range(2))
     width = 192 * len(proposer.layers)

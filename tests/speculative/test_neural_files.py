@@ -1,4 +1,4 @@
-"""The trained parts as files: small, of this target, complete; and what they compute is what was trained."""
+"""Draft weights: size, target and completeness; NumPy inference equals the trained torch modules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model() -> Llama:
     return Llama(EMBEDDED)
 
 
-def test_they_are_small() -> None:
+def test_weight_files_are_small() -> None:
     sizes = {path.stem: path.stat().st_size for path in DATA.glob("*.safetensors")}
     assert set(sizes) == set(EMBEDDED_METHODS)
     assert max(sizes.values()) <= 1_500_000
@@ -40,18 +40,18 @@ def test_they_are_small() -> None:
 
 
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
-def test_each_says_which_target_it_is_for(name: str) -> None:
+def test_weight_files_name_their_target(name: str) -> None:
     digest = hashlib.sha256((EMBEDDED / "model.safetensors").read_bytes()).hexdigest()
     assert read_metadata(DATA / f"{name}.safetensors")["target"] == digest
 
 
-def test_their_card_names_all() -> None:
+def test_model_card_lists_all_methods() -> None:
     card = (DATA / "README.md").read_text("utf-8")
     assert all(f"`{name}`" in card for name in EMBEDDED_METHODS)
 
 
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
-def test_other_models_are_refused(name: str, tmp_path: Path) -> None:
+def test_other_models_are_rejected(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"the draft weights for '{name}' are for the embedded model .*, not on toy"):
         load(name, Toy(lambda _: np.zeros(9, np.float32), 9))
     for file in EMBEDDED.iterdir():
@@ -67,7 +67,7 @@ def test_other_models_are_refused(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
-def test_a_model_in_memory_is_another(name: str) -> None:
+def test_models_in_memory_are_rejected(name: str) -> None:
     """It may have the same weights, or not: nothing tells."""
     settings = json.loads((EMBEDDED / "config.json").read_text("utf-8"))
     with pytest.raises(ModelError, match=f"'{name}' are for the embedded model; the model in memory is a different"):
@@ -76,12 +76,12 @@ def test_a_model_in_memory_is_another(name: str) -> None:
         load(name, object())
 
 
-def test_there_are_no_others(model: Llama) -> None:
+def test_unknown_methods(model: Llama) -> None:
     with pytest.raises(ModelError, match="unknown trained method 'hydra'; available: draft, medusa, eagle, dflash"):
         load("hydra", model)
 
 
-def test_nothing_of_them_is_read_unless_asked_for() -> None:
+def test_weights_are_loaded_lazily() -> None:
     code = (
         "import sys, nucleate, nucleate.engine.engine\n"
         "assert not any(name.startswith('nucleate.speculative.proposers.neural') for name in sys.modules)\n"
@@ -147,9 +147,7 @@ def scores_of(name: str, model: Llama, monkeypatch: pytest.MonkeyPatch, start: i
     return scores_NV
 
 
-def test_the_draft_model_in_numpy_is_that_in_torch(
-    model: Llama, parts: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numpy_draft_model_equals_torch(model: Llama, parts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     part, ours_NV = trained(parts, "draft"), scores_of("draft", model, monkeypatch)
@@ -160,7 +158,7 @@ def test_the_draft_model_in_numpy_is_that_in_torch(
     np.testing.assert_allclose(ours_NV, theirs[0, -4:].numpy(), atol=2e-3)
 
 
-def test_medusa_in_numpy_is_that_in_torch(model: Llama, parts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_medusa_equals_torch(model: Llama, parts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     part, ours_NV = trained(parts, "medusa"), scores_of("medusa", model, monkeypatch)
@@ -180,7 +178,7 @@ LATEST = len(IDS) - 2
 @pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("start", [0, 7, LATEST])
 @pytest.mark.parametrize(("name", "steps"), [("eagle", 5), ("dflash", 4)])
-def test_heads_in_numpy_have_the_loss_that_training_says(
+def test_numpy_heads_have_the_training_loss(
     name: str, steps: int, start: int, model: Llama, parts: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training is asked for its loss against our scores at our anchor: there is none, if they are the same."""
@@ -211,7 +209,7 @@ def test_heads_in_numpy_have_the_loss_that_training_says(
 
 
 @pytest.mark.parametrize(("name", "anchor"), [("draft", len(IDS) - 1), ("medusa", len(IDS) - 2)])
-def test_the_others_have_the_loss_that_training_says(
+def test_other_methods_have_the_training_loss(
     name: str, anchor: int, model: Llama, parts: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch

@@ -1,4 +1,4 @@
-"""What speculation may be asked for, and one case of it at a time."""
+"""``Speculation`` configurations, and single cases of speculative decoding in the engine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def engine_of(
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_what_is_no_proposer(adaptive: bool) -> None:
+def test_objects_that_are_no_proposers(adaptive: bool) -> None:
     with pytest.raises(nc.ParameterError, match="a proposer has layers and the methods of Proposer, got None"):
         Speculation(lambda: None, adaptive=adaptive).create_proposer()  # type: ignore[arg-type,return-value]
 
@@ -82,14 +82,14 @@ def test_what_is_no_proposer(adaptive: bool) -> None:
         ({"adaptive": 1}, "adaptive must be True or False, got 1"),
     ],
 )
-def test_what_it_cannot_be(values: dict[str, Any], message: str) -> None:
+def test_invalid_configurations(values: dict[str, Any], message: str) -> None:
     with pytest.raises(nc.ParameterError) as caught:
         Speculation(**values)
     assert str(caught.value).endswith(message) or message in str(caught.value)
     assert caught.value.field == "speculative_config"
 
 
-def test_what_is_asked_for() -> None:
+def test_valid_configurations() -> None:
     assert Speculation.of(None) is None
     assert Speculation.of("suffix") == Speculation("suffix", 4, "coupled", adaptive=True)
     asked = Speculation(NgramProposer, adaptive=False)
@@ -107,17 +107,17 @@ def test_what_is_asked_for() -> None:
     assert len({*METHODS, *ACCEPTANCE_RULES}) == 11
 
 
-def test_a_model_that_reads_one_sequence_at_a_time(llm: nc.LLM) -> None:
+def test_unbatched_models_are_rejected(llm: nc.LLM) -> None:
     with pytest.raises(nc.ParameterError, match="needs a model that runs batched"):
         Engine(runner("contexts", toy()), llm.tokenizer, speculative_config="ngram")
 
 
-def test_a_trained_part_of_another_model(llm: nc.LLM) -> None:
+def test_draft_weights_of_another_model(llm: nc.LLM) -> None:
     with pytest.raises(ModelError):
         Speculation("medusa").bind_model(toy())
 
 
-def test_an_llm_that_drafts() -> None:
+def test_llm_with_speculation() -> None:
     llm = nc.LLM(speculative_config=Speculation("suffix", adaptive=False))
     engine = llm.new_engine()
     text = "the cat and the dog and the cat and the dog and the cat and"
@@ -135,7 +135,7 @@ def test_an_llm_that_drafts() -> None:
 # what is drafted
 
 
-def test_the_first_branch_of_a_tree() -> None:
+def test_chains_use_the_first_branch() -> None:
     tree = Draft((1, 2, 3, 4, 5), (ROOT, ROOT, 0, 0, 2), (None, None, *[np.ones(1)] * 3))
     found = truncate(tree, 1, 9, 9)
     assert found.tokens == (1, 3, 5)
@@ -145,7 +145,7 @@ def test_the_first_branch_of_a_tree() -> None:
     assert truncate(Draft(), 1, 9, 9).tokens == ()
 
 
-def test_what_a_proposer_sees(llm: nc.LLM) -> None:
+def test_draft_contexts(llm: nc.LLM) -> None:
     """The tokens at the time, where the prompt ends, its seed and its temperature."""
     proposer = Fixed()
     engine = engine_of(llm, proposer)
@@ -159,7 +159,7 @@ def test_what_a_proposer_sees(llm: nc.LLM) -> None:
 @pytest.mark.parametrize("name", ACCEPTANCE_RULES)
 @pytest.mark.parametrize("tokens", [1, 3, 64])
 @pytest.mark.parametrize("most", [1, 2, 5])
-def test_more_than_what_remains(llm: nc.LLM, name: str, tokens: int, most: int) -> None:
+def test_drafts_longer_than_the_remaining_tokens(llm: nc.LLM, name: str, tokens: int, most: int) -> None:
     """No draft goes past the last token; one that knows all needs a forward for the first, and one for the rest."""
     request = Request([4, 5, 6], GREEDY.replace(max_tokens=most))
     wanted = alone(toy(), llm.tokenizer, request)
@@ -192,7 +192,7 @@ def test_a_vocabulary_of_any_size(llm: nc.LLM, name: str, size: int) -> None:
 
 @pytest.mark.parametrize("name", ACCEPTANCE_RULES)
 @pytest.mark.parametrize("kind", ["paged", "asynchronous"])
-def test_a_row_that_cannot_be_drawn_from(llm: nc.LLM, name: str, kind: str) -> None:
+def test_invalid_logits_within_a_draft(llm: nc.LLM, name: str, kind: str) -> None:
     """In a draft it ends the answer where it is come to, after what was right before; if not, it does not matter."""
 
     def broken(seen: tuple[int, ...]) -> np.ndarray:
@@ -210,7 +210,7 @@ def test_a_row_that_cannot_be_drawn_from(llm: nc.LLM, name: str, kind: str) -> N
         assert is_empty(engine)
 
 
-def test_blocks_for_drafts_are_given_back(llm: nc.LLM) -> None:
+def test_draft_blocks_are_freed(llm: nc.LLM) -> None:
     """And none is taken from anybody: where there is no room, there is no draft."""
     proposer = Fixed(*range(20))
     engine = engine_of(llm, proposer, 20, max_num_seqs=4)
@@ -231,7 +231,7 @@ def test_blocks_for_drafts_are_given_back(llm: nc.LLM) -> None:
     assert is_empty(tight)
 
 
-def test_what_was_refused_is_no_beginning_for_others(llm: nc.LLM) -> None:
+def test_rejected_tokens_are_not_in_the_prefix_cache(llm: nc.LLM) -> None:
     """The blocks that others may share hold what was said."""
     said = alone(toy(), llm.tokenizer, Request([4] * 5, GREEDY.replace(max_tokens=12)))
     tokens = [token for piece in said[0] for token in piece.token_ids]
@@ -245,14 +245,14 @@ def test_what_was_refused_is_no_beginning_for_others(llm: nc.LLM) -> None:
     assert engine.stats.prefix_cache_hits > 20
 
 
-def test_what_is_drafted_counts_in_a_forward(llm: nc.LLM) -> None:
+def test_drafts_count_towards_the_token_budget(llm: nc.LLM) -> None:
     """No forward reads more than it may, and who waits does not wait for drafts."""
     engine = engine_of(llm, Fixed(*range(30)), 20, max_num_batched_tokens=10, max_num_seqs=3)
     drive(engine, [Request([place + 1] * 9, GREEDY.replace(max_tokens=12)) for place in range(6)])
     assert max(sum(stop - start for _, start, stop in forward) for forward in engine.runner.forwards) == 10
 
 
-def test_a_model_that_fails_because_of_a_draft(llm: nc.LLM) -> None:
+def test_forward_failures_caused_by_drafts(llm: nc.LLM) -> None:
     """Then it is asked again without."""
 
     def fails(seen: tuple[int, ...]) -> np.ndarray:
@@ -270,7 +270,7 @@ def test_a_model_that_fails_because_of_a_draft(llm: nc.LLM) -> None:
     assert is_empty(engine)
 
 
-def test_what_a_failing_proposer_costs(llm: nc.LLM, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_proposers(llm: nc.LLM, caplog: pytest.LogCaptureFixture) -> None:
     class Failing(Silent):
         def propose(self, states: Any, counts: Any) -> Any:
             raise RuntimeError("out of\nideas")
@@ -283,7 +283,7 @@ def test_what_a_failing_proposer_costs(llm: nc.LLM, caplog: pytest.LogCaptureFix
     assert engine.stats.speculative.draft_tokens == 0
 
 
-def test_an_end_within_a_draft(llm: nc.LLM) -> None:
+def test_eos_within_a_draft(llm: nc.LLM) -> None:
     """What is drafted after it is neither told nor counted, and nothing is drawn there."""
     ids = llm.tokenizer.encode("The little fox ran home. It was happy.", add_special_tokens=False)
 
@@ -307,7 +307,7 @@ def test_an_end_within_a_draft(llm: nc.LLM) -> None:
         assert engine.stats.num_steps <= 2
 
 
-def test_figures_of_drafts(llm: nc.LLM) -> None:
+def test_speculative_stats(llm: nc.LLM) -> None:
     request = Request([4, 5, 6], GREEDY.replace(max_tokens=9))
     said = [token for piece in alone(toy(), llm.tokenizer, request)[0] for token in piece.token_ids]
     wrong = [*said[:3], (said[3] + 1) % SIZE, *said[4:]]

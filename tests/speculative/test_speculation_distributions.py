@@ -1,4 +1,4 @@
-"""Laws of a row with tokens ahead, and rules that verify by them: through the sampler, and through an engine."""
+"""Target distributions along drafts, and the acceptance rules: through the sampler and through the engine."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def packed(allowed_NV: np.ndarray) -> np.ndarray:
     st.sampled_from(["reference", "auto"]),
     st.booleans(),
 )
-def test_laws_are_what_would_be_drawn_from(name: str, seed: int, count: int, backend: str, masked: bool) -> None:
+def test_distributions_match_sampling(name: str, seed: int, count: int, backend: str, masked: bool) -> None:
     """As ``probabilities`` says, with the tokens ahead as a part of the history."""
     rng = np.random.default_rng(seed)
     prompt, output, ahead = (rng.integers(0, SIZE, size).tolist() for size in (6, int(rng.integers(0, 9)), count))
@@ -80,7 +80,7 @@ def test_laws_are_what_would_be_drawn_from(name: str, seed: int, count: int, bac
 
 @pytest.mark.parametrize("name", COINLESS)
 @pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
-def test_a_row_that_takes_tokens_is_as_one_that_draws_them(name: str, masked: bool) -> None:
+def test_accepting_tokens_equals_sampling_them(name: str, masked: bool) -> None:
     """Histories, steps, states and logprobs; and the laws before it, with the tokens ahead."""
     rng = np.random.default_rng(7)
     count, prompt = 12, [1, 2, 3]
@@ -131,7 +131,7 @@ def test_a_mask_that_a_pipeline_places_itself_stays_where_it_is() -> None:
         np.testing.assert_allclose(laws[place], wanted[place], rtol=1e-9, atol=1e-12)
 
 
-def test_laws_of_what_cannot_be() -> None:
+def test_distributions_after_impossible_tokens() -> None:
     sampler = Sampler(SIZE)
     row = sampler.add(nc.SamplingParams(top_k=2, mirostat_tau=0.0))
     logits = np.zeros((3, SIZE), np.float32)
@@ -160,7 +160,7 @@ class Torn(Floor):
         raise ZeroDivisionError("it is torn")
 
 
-def test_what_is_not_foreseen() -> None:
+def test_unsupported_pipelines() -> None:
     """A coin whose sides mean something else to a state, or to what is told."""
     coin = {"xtc_probability": 0.5, "xtc_threshold": 0.1}
     for values, wanted in [
@@ -227,7 +227,7 @@ def honest(laws: Any) -> Any:
 
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(("name", "rule"), [*((name, "rejection") for name in TARGETS), ("all", "block")])
-def test_texts_have_the_law_of_the_target(name: str, rule: str) -> None:
+def test_texts_have_the_target_distribution(name: str, rule: str) -> None:
     found = through_sampler(TARGETS[name], RULES[rule].verify, tiers.count(450, 900), noise.DRAFT, honest)
     assert_texts(found, TARGETS[name])
 
@@ -246,13 +246,13 @@ def keeps_all(p: Any, draft: Draft, coins_N: Any, coin: float) -> AcceptanceResu
         (acceptance.typical, noise.DRAFT, honest),
     ],
 )
-def test_what_must_not_pass(rule: Callable[..., AcceptanceResult], stream: int, told: Any) -> None:
+def test_wrong_rules_fail_the_test(rule: Callable[..., AcceptanceResult], stream: int, told: Any) -> None:
     with pytest.raises(AssertionError, match=r"chi-square|cannot be said|too often"):
         assert_texts(through_sampler(TARGETS["plain"], rule, 1500, stream, told), TARGETS["plain"])
 
 
 @pytest.mark.slow
-def test_a_state_learns_from_what_is_kept() -> None:
+def test_stateful_stages_follow_accepted_tokens() -> None:
     """Mirostat: the texts of rows that draw, and of rows that verify drafts, in one table of two columns."""
     params = nc.SamplingParams(mirostat_tau=1.2, mirostat_eta=0.8)
     target, trials = Target(params), 1500
@@ -338,7 +338,7 @@ def test_texts_of_an_engine(llm: nc.LLM, rule: str, values: dict[str, Any]) -> N
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("proposer", [Drawing(DRAFTED[3], noise.ACCEPT), Drawing(DRAFTED[3], told=lambda laws: None)])
-def test_texts_of_an_engine_that_is_lied_to(llm: nc.LLM, proposer: Drawing) -> None:
+def test_texts_with_wrong_draft_distributions(llm: nc.LLM, proposer: Drawing) -> None:
     target = small()
     if proposer.stream == noise.DRAFT:  # not told: less is kept, and the law stays
         assert_fours(first_is_drawn(target, 1000, "rejection", proposer, llm), target)
@@ -348,7 +348,7 @@ def test_texts_of_an_engine_that_is_lied_to(llm: nc.LLM, proposer: Drawing) -> N
 
 
 @pytest.mark.slow
-def test_a_form_may_refuse_what_was_drawn(llm: nc.LLM) -> None:
+def test_grammars_may_forbid_sampled_draft_tokens(llm: nc.LLM) -> None:
     """A token that a form refuses was drawn nevertheless: without it, the others would be said too often."""
     a, b, c = (llm.tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("xa", "xb", "xc"))
     known = {a: 0, b: 1, c: 2}
@@ -389,7 +389,7 @@ def test_a_form_may_refuse_what_was_drawn(llm: nc.LLM) -> None:
     assert engine.stats.speculative.accepted_tokens > trials / 3
 
 
-def test_a_law_of_another_vocabulary_is_no_draft(llm: nc.LLM, caplog: pytest.LogCaptureFixture) -> None:
+def test_draft_distributions_of_another_vocabulary(llm: nc.LLM, caplog: pytest.LogCaptureFixture) -> None:
     target = small()
     proposer = Drawing(DRAFTED[3], told=lambda laws: tuple(np.append(law, 0.0) for law in laws))
     model = Toy(lambda seen: target.logits[seen[-1]], 3, 64)
@@ -402,7 +402,7 @@ def test_a_law_of_another_vocabulary_is_no_draft(llm: nc.LLM, caplog: pytest.Log
     assert "4 probabilities" in caplog.text
 
 
-def test_noise_of_its_own() -> None:
+def test_verification_noise_is_independent() -> None:
     """Streams of drafts, of what decides on them, and of what follows share no number with each other or the draw."""
     streams = (noise.TOKEN, noise.GROUP, noise.XTC, noise.ACCEPT, noise.RESIDUAL, noise.DRAFT)
     found = np.stack([noise.uniform(3, 4, stream, np.arange(50)) for stream in streams])

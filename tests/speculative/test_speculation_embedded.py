@@ -1,4 +1,4 @@
-"""The embedded model with every proposer that there is: token for token what it says without drafts."""
+"""The embedded model with every draft method: the same tokens as without drafts."""
 
 from __future__ import annotations
 

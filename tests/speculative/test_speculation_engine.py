@@ -1,4 +1,4 @@
-"""An engine that drafts: coupled, its pieces are those of the slow twin, whatever a proposer does."""
+"""Coupled verification in the engine: the chunks of the reference loop, whatever the proposer does."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ PROPOSERS: dict[str, Callable[[Answers], Proposer]] = {
 @pytest.mark.parametrize("kind", DRAFTING)
 @pytest.mark.parametrize("options", [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 9}])
 @pytest.mark.parametrize("name", PROPOSERS)
-def test_pieces_are_those_without_drafts(
+def test_chunks_are_those_without_drafts(
     llm: nc.LLM, grammars: GrammarCompiler, kind: str, options: dict[str, Any], name: str
 ) -> None:
     rng = random.Random(f"{kind}{options}{name}")
@@ -106,7 +106,7 @@ def test_pieces_are_those_without_drafts(
 @pytest.mark.parametrize("kind", DRAFTING)
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("proposer", ["half", "storm"])
-def test_rules_that_look_at_laws_agree_where_there_is_no_choice(
+def test_distribution_rules_equal_coupled_for_greedy_decoding(
     llm: nc.LLM, grammars: GrammarCompiler, kind: str, name: str, proposer: str
 ) -> None:
     """A greedy answer has but one text; of the others all is as it must be, whatever they say."""
@@ -134,7 +134,7 @@ def test_rules_that_look_at_laws_agree_where_there_is_no_choice(
     assert engine.stats.speculative.accepted_tokens > 0
 
 
-def test_beams_beside_answers_that_draft(llm: nc.LLM) -> None:
+def test_beam_searches_in_a_batch_with_drafts(llm: nc.LLM) -> None:
     rng = random.Random(5)
     asked = [random_request(rng) for _ in range(6)]
     wanted = [alone(toy(), llm.tokenizer, request) for request in asked]

@@ -1,4 +1,4 @@
-"""Drafts with branches in an engine: read at once, verified along the branch that is right, the rest is forgotten."""
+"""Tree drafts in the engine: verified along the accepted branch, and the rest is discarded."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def random_tree(rng: random.Random, count: int, drawn: bool = False) -> Draft:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_places_in_a_tree(seed: int) -> None:
+def test_tree_indices(seed: int) -> None:
     rng = random.Random(seed)
     draft = random_tree(rng, rng.randint(0, 12))
     depths = draft.depths()
@@ -69,7 +69,7 @@ def test_places_in_a_tree(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_narrow_tree(seed: int) -> None:
+def test_truncate_a_tree(seed: int) -> None:
     """First siblings, up to a depth, and of those the first so many: by their places alone."""
     rng = random.Random(seed)
     draft = random_tree(rng, rng.randint(0, 14), drawn=rng.random() < 0.5)
@@ -90,7 +90,7 @@ def test_a_narrow_tree(seed: int) -> None:
     assert found.parents is None or not found.is_chain
 
 
-def test_the_likeliest_nodes() -> None:
+def test_best_first_order() -> None:
     chances = (0.6, 0.3, 0.1)
 
     def offers(state: str, depth: int) -> list[Candidate]:
@@ -110,7 +110,7 @@ def test_the_likeliest_nodes() -> None:
     assert all(node.probability >= 0.1 for node in best_first(offers, "", 99, 0.1))
 
 
-def test_equal_chances_in_the_order_they_were_found() -> None:
+def test_best_first_ties() -> None:
     def offers(state: str, depth: int) -> list[Candidate]:
         return [Candidate(token, 0.5, state) for token in range(2)] if depth < 2 else []
 
@@ -124,7 +124,7 @@ def texts(size: int) -> list[str]:
     return [""] if not size else [text + token for text in texts(size - 1) for token in "012"]
 
 
-def test_what_a_form_allows_along_branches(llm: nc.LLM, grammars: GrammarCompiler) -> None:
+def test_grammar_filter_along_branches(llm: nc.LLM, grammars: GrammarCompiler) -> None:
     a, b, c = (llm.tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("xa", "xb", "xc"))
     guide = Guide(grammars.compile(nc.StructuredOutputs(regex="(a|ba)*bc")))
     tree = Draft((a, c, b, b, a, c, b, a, a), (ROOT, ROOT, ROOT, 0, 2, 2, 4, 1, 5))
@@ -164,7 +164,7 @@ FEW = {"max_num_seqs": 3, "max_num_batched_tokens": 16}
         *[pytest.param(name, kind, FEW, marks=pytest.mark.slow) for name in PROPOSERS for kind in DRAFTING],
     ],
 )
-def test_pieces_are_those_without_drafts(
+def test_chunks_are_those_without_drafts(
     llm: nc.LLM, grammars: GrammarCompiler, kind: str, options: dict[str, Any], name: str
 ) -> None:
     """Any parameter, forms and several answers, in a pool of 64 blocks of 4 tokens, with preemption."""
@@ -188,7 +188,7 @@ def test_pieces_are_those_without_drafts(
 
 
 @pytest.mark.parametrize(("kind", "name"), [("paged", "rejection"), ("asynchronous", "typical")])
-def test_rules_that_look_at_laws_agree_where_there_is_no_choice(
+def test_distribution_rules_equal_coupled_for_greedy_decoding(
     llm: nc.LLM, grammars: GrammarCompiler, kind: str, name: str
 ) -> None:
     rng = random.Random(f"{kind}{name}")
@@ -231,7 +231,7 @@ def test_a_long_storm(llm: nc.LLM, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["coupled", "rejection"])
-def test_tokens_that_must_follow_within_a_branch(llm: nc.LLM, grammars: GrammarCompiler, name: str) -> None:
+def test_jump_forward_tokens_within_a_branch(llm: nc.LLM, grammars: GrammarCompiler, name: str) -> None:
     """They are there before they are drawn: the branch goes on after them."""
     form = nc.StructuredOutputs(regex="(The little fox|A big red bear|One old owl) (ran|sat) (home|down) today[.!]")
     params = nc.SamplingParams(structured_outputs=form, max_tokens=60, temperature=0)
@@ -298,7 +298,7 @@ def said_by(llm: nc.LLM, request: Request) -> list[int]:
     [(Narrow, {}), (Watching, {"tree_width": 1}), (Watching, {"acceptance_rule": "block"}), (Watching, {})],
     ids=["a runner without", "one branch", "block", "a tree"],
 )
-def test_where_there_are_no_trees_the_first_branch_is_read(llm: nc.LLM, of: Any, asked: dict[str, Any]) -> None:
+def test_runners_without_tree_attention_use_the_first_branch(llm: nc.LLM, of: Any, asked: dict[str, Any]) -> None:
     request = Request([4, 5, 6], GREEDY)
     said = said_by(llm, request)
     proposer = Fixed((9, said[1], said[2], 9), (ROOT, ROOT, 1, 0))
@@ -317,7 +317,7 @@ def test_where_there_are_no_trees_the_first_branch_is_read(llm: nc.LLM, of: Any,
         assert proposer.told[0] == 2
 
 
-def test_figures_count_depths_of_trees(llm: nc.LLM) -> None:
+def test_stats_count_tree_depths(llm: nc.LLM) -> None:
     request = Request([4, 5, 6], GREEDY.replace(max_tokens=6))
     said = said_by(llm, request)
     engine = engine_of(llm, Fixed((9, said[1], said[2], 8, 8), (ROOT, ROOT, 1, 1, 0)))
@@ -347,7 +347,7 @@ def test_no_branch_goes_past_the_last_token(llm: nc.LLM, most: int) -> None:
     assert engine.stats.num_steps == min(most, 2)
 
 
-def test_blocks_for_trees_are_given_back_and_taken_from_nobody(llm: nc.LLM) -> None:
+def test_tree_blocks_are_freed_without_preemption(llm: nc.LLM) -> None:
     star = Fixed([*range(9)], [ROOT] * 3 + [0] * 3 + [1] * 3)
     requests = [Request([place + 1] * 5, GREEDY.replace(max_tokens=40)) for place in range(3)]
     for blocks in (100, 24, 13):
@@ -365,7 +365,7 @@ def test_blocks_for_trees_are_given_back_and_taken_from_nobody(llm: nc.LLM) -> N
         assert is_empty(engine)
 
 
-def test_what_was_kept_is_a_beginning_for_others_and_what_was_refused_is_not(llm: nc.LLM) -> None:
+def test_only_accepted_tokens_enter_the_prefix_cache(llm: nc.LLM) -> None:
     """Blocks hold what was said, in its order, though it was read in another: later requests find it there."""
     request = Request([4] * 5, GREEDY.replace(max_tokens=20))
     said = said_by(llm, request)
@@ -380,7 +380,7 @@ def test_what_was_kept_is_a_beginning_for_others_and_what_was_refused_is_not(llm
     assert engine.stats.prefix_cache_hits > 30
 
 
-def test_a_model_that_fails_because_of_a_tree(llm: nc.LLM) -> None:
+def test_forward_failures_caused_by_trees(llm: nc.LLM) -> None:
     class Failing(Watching):
         def forward(self, parts: Sequence[ModelInput]) -> Any:
             if any(part.parents is not None for part in parts):
@@ -396,7 +396,7 @@ def test_a_model_that_fails_because_of_a_tree(llm: nc.LLM) -> None:
     assert is_empty(engine)
 
 
-def test_an_end_within_a_branch(llm: nc.LLM) -> None:
+def test_eos_within_a_branch(llm: nc.LLM) -> None:
     ids = llm.tokenizer.encode("The little fox ran home. It was happy.", add_special_tokens=False)
 
     def says(seen: tuple[int, ...]) -> np.ndarray:
@@ -432,9 +432,7 @@ class Last(Oracle):
 
 
 @pytest.mark.parametrize("name", ["coupled", "rejection"])
-def test_tokens_that_must_follow_are_kept_in_a_tree_as_in_a_chain(
-    llm: nc.LLM, grammars: GrammarCompiler, name: str
-) -> None:
+def test_jump_forward_tokens_in_trees_and_chains(llm: nc.LLM, grammars: GrammarCompiler, name: str) -> None:
     digits = [llm.tokenizer.encode(f"x{digit}", add_special_tokens=False)[-1] for digit in range(10)]
     form = nc.StructuredOutputs(regex="([0-9] and [0-9] or){4}")
     request = Request([5, 6], GREEDY.replace(structured_outputs=form, max_tokens=60))
@@ -463,7 +461,7 @@ def test_tokens_that_must_follow_are_kept_in_a_tree_as_in_a_chain(
     assert steps[0] == steps[1]
 
 
-def test_an_oracle_in_a_tree_takes_as_few_forwards_as_one_in_a_chain(llm: nc.LLM) -> None:
+def test_perfect_trees_need_as_few_steps_as_perfect_chains(llm: nc.LLM) -> None:
     request = Request([4, 5, 6], GREEDY.replace(max_tokens=13))
     said = said_by(llm, request)
     engine = engine_of(llm, Last({((4, 5, 6), 1): said}), asked={"num_speculative_tokens": 12})
@@ -473,7 +471,7 @@ def test_an_oracle_in_a_tree_takes_as_few_forwards_as_one_in_a_chain(llm: nc.LLM
     assert rule((1,)).shape == (SIZE,)
 
 
-def test_keep_of_all_is_the_same() -> None:
+def test_select_all_nodes() -> None:
     tree = Draft((1, 2, 3), (ROOT, ROOT, 0))
     assert select_nodes(tree, [0, 1, 2]) is tree
     assert select_nodes(Draft((1, 2), (ROOT, 0)), [0, 1]).parents is None
@@ -494,7 +492,7 @@ class Bushy(Silent):
 
 
 @pytest.mark.parametrize("right", [0, 1, 2, 4])
-def test_an_adaptive_tree_is_cut_to_the_depth_that_pays(right: int) -> None:
+def test_adaptive_trees_are_truncated(right: int) -> None:
     """Its tokens are all asked for, and each depth has the price of three."""
     proposer = AdaptiveProposer(made := Bushy(), trees=True)
     depths = []
@@ -510,7 +508,7 @@ def test_an_adaptive_tree_is_cut_to_the_depth_that_pays(right: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["coupled", "rejection", "typical"])
-def test_a_row_that_cannot_be_drawn_from(llm: nc.LLM, name: str) -> None:
+def test_invalid_logits_within_a_draft(llm: nc.LLM, name: str) -> None:
     """On the branch that is right it ends the answer, after what was right before; on another it does not matter."""
 
     def broken(seen: tuple[int, ...]) -> np.ndarray:

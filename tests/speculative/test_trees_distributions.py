@@ -1,4 +1,4 @@
-"""What is said with drafts that have branches has the law of the model, whether siblings were drawn or guessed."""
+"""Tree drafts keep the output distribution, whether siblings are sampled or not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from nucleate.structured_output import GrammarCompiler, Guide
 
 @pytest.mark.parametrize("name", COINLESS)
 @pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
-def test_laws_along_a_branch_are_those_of_the_branch_alone(name: str, masked: bool) -> None:
+def test_distributions_along_a_branch_equal_those_of_a_chain(name: str, masked: bool) -> None:
     """With any stage, also those that learn; and in any order."""
     rng = np.random.default_rng(5)
     parents = [-1, -1, 0, 1, 1, 2, -1, 4, 4, 0]
@@ -119,6 +119,6 @@ def test_texts_of_an_engine(
     ],
     ids=["noise", "laws"],
 )
-def test_texts_of_an_engine_that_is_lied_to(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, proposer: Trees) -> None:
+def test_texts_with_wrong_draft_distributions(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, proposer: Trees) -> None:
     with pytest.raises(AssertionError, match="chi-square"):
         assert_fours(said(llm, monkeypatch, proposer, {}, 500), small())

@@ -1,4 +1,4 @@
-"""Trained heads that draft trees: as those that draft chains, along every branch, and worth it."""
+"""Trained heads that draft trees: consistent with chains along every branch, and higher acceptance."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_siblings_with_the_noise_of_the_target(size: int) -> None:
         assert all(sibling.distribution is None for sibling in found)
 
 
-def test_the_next_best_with_noise_is_what_is_drawn_where_the_first_was_wrong() -> None:
+def test_shared_noise_runners_up_are_likely_replacements() -> None:
     """More often than the next best without noise: of draws from scores that are a little other."""
     random, hits = np.random.default_rng(1), np.zeros(3)
     for seed in range(300):
@@ -94,7 +94,7 @@ def test_the_next_best_with_noise_is_what_is_drawn_where_the_first_was_wrong() -
     assert hits[1] > 2 * hits[2]
 
 
-def test_siblings_without_noise_and_those_from_laws() -> None:
+def test_greedy_and_sampled_siblings() -> None:
     logits_RV = rows(3)
     logits_RV[1, 5:] = -np.inf
     logits_RV[2, 9] = np.nan
@@ -131,7 +131,7 @@ def wide(name: str, model: Llama, ids: Sequence[int], count: int, branches: int,
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 @pytest.mark.parametrize("name", TREES)
-def test_a_tree_begins_with_what_a_chain_says(
+def test_the_first_branch_of_a_tree_equals_the_chain(
     name: str, temperature: float, model: Llama, texts: list[list[int]]
 ) -> None:
     for seed, ids in enumerate(texts[:2]):
@@ -151,9 +151,7 @@ def test_a_tree_begins_with_what_a_chain_says(
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_a_tree_does_not_depend_on_others_nor_on_what_was_before(
-    name: str, model: Llama, texts: list[list[int]]
-) -> None:
+def test_trees_do_not_depend_on_the_batch(name: str, model: Llama, texts: list[list[int]]) -> None:
     proposer = load(name, model, 3)
     for key, ids in enumerate(texts[:4]):
         told(proposer, model, key, ids)
@@ -167,7 +165,7 @@ def test_a_tree_does_not_depend_on_others_nor_on_what_was_before(
         assert (draft.distributions is None) == (state.shared_noise or not state.temperature)
 
 
-def test_the_eagle_head_says_along_a_branch_what_it_says_in_a_chain(
+def test_eagle_outputs_along_a_branch_equal_those_of_a_chain(
     model: Llama, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its output after each token that it goes on from: in a tree, and step by step."""
@@ -194,7 +192,7 @@ def test_the_eagle_head_says_along_a_branch_what_it_says_in_a_chain(
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_siblings_have_the_laws_that_are_told(name: str, model: Llama) -> None:
+def test_siblings_have_the_reported_distributions(name: str, model: Llama) -> None:
     """Of the first and of the second of them; and of the first after one of them."""
     proposer, drafts = load(name, model, 2), []
     for start in (0, 250):
@@ -226,7 +224,7 @@ def test_siblings_have_the_laws_that_are_told(name: str, model: Llama) -> None:
         assert fits([draft.tokens[place] for draft, place in own], [draft.distributions[place] for draft, place in own])
 
 
-def test_a_suffix_is_continued_in_several_ways() -> None:
+def test_suffix_trees() -> None:
     proposer = SuffixProposer(tree_width=2)
     ids = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 4, 8, 1, 2, 3, 6, 8, 7, 1, 2, 3]
     [draft] = proposer.propose([DraftContext(0, ids)], [5])
@@ -269,7 +267,7 @@ def tau(llm: nc.LLM, texts: list[list[int]], *asked: Any, **more: Any) -> float:
 
 
 @pytest.mark.parametrize("name", TREES)
-def test_more_of_a_tree_is_kept_than_of_a_chain(name: str, llm: nc.LLM, texts: list[list[int]]) -> None:
+def test_trees_have_a_higher_acceptance_length(name: str, llm: nc.LLM, texts: list[list[int]]) -> None:
     assert tau(llm, texts[:4], name, 8, tree_width=2) > tau(llm, texts[:4], name, 8) + 0.1
 
 

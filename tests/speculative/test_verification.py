@@ -1,4 +1,4 @@
-"""Drafts that meet the ends of answers, and their histories: by every rule, one case at a time."""
+"""Drafts that meet stop criteria, histories and grammars: single cases for every acceptance rule."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def engine_of(llm: nc.LLM, once: Draft, says: Callable[[tuple[int, ...]], np.nda
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("stop", [{"stop_token_ids": [5]}, {"stop": "f"}, {"max_tokens": 4}])
 @pytest.mark.parametrize("past", [0, 1, 3])
-def test_an_answer_that_ends_within_a_draft(llm: nc.LLM, rule: str, tree: bool, stop: dict, past: int) -> None:
+def test_stop_within_a_draft(llm: nc.LLM, rule: str, tree: bool, stop: dict, past: int) -> None:
     """With its last token, whatever was drafted after it: even where nothing can be drawn there, as it is not to be."""
     ids = [llm.tokenizer.encode("x" + letter, add_special_tokens=False)[-1] for letter in "cdefghij"]
     if "stop_token_ids" in stop:
@@ -80,7 +80,7 @@ def test_an_answer_that_ends_within_a_draft(llm: nc.LLM, rule: str, tree: bool, 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("values", [{"presence_penalty": 2.0}, {"no_repeat_ngram_size": 2}, {"dry_multiplier": 50.0}])
-def test_each_branch_has_a_history_of_its_own(llm: nc.LLM, rule: str, values: dict[str, float]) -> None:
+def test_each_branch_has_its_own_history(llm: nc.LLM, rule: str, values: dict[str, float]) -> None:
     """What stands on another branch was not said: here these are the very tokens that come next."""
 
     def says(seen: tuple[int, ...]) -> np.ndarray:
@@ -99,7 +99,7 @@ def test_each_branch_has_a_history_of_its_own(llm: nc.LLM, rule: str, values: di
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_logprobs_after_the_pipeline_within_a_form(llm: nc.LLM, rule: str) -> None:
+def test_processed_logprobs_with_a_grammar(llm: nc.LLM, rule: str) -> None:
     """Such a pipeline has a place for masks of its own, which stays."""
     params = nc.SamplingParams(
         seed=1,
@@ -119,7 +119,7 @@ def test_logprobs_after_the_pipeline_within_a_form(llm: nc.LLM, rule: str) -> No
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("when", [0, 1])
-def test_a_form_that_fails_is_the_end_of_its_answer_alone(
+def test_failed_grammar_ends_only_its_sequence(
     llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, rule: str, when: int
 ) -> None:
     """Before a draft is asked for, and after it was found to be allowed: a copy shares the time that there is."""
@@ -149,7 +149,7 @@ def test_a_form_that_fails_is_the_end_of_its_answer_alone(
 
 @pytest.mark.parametrize("rule", ["rejection", "block", "typical"])
 @pytest.mark.parametrize(("forced", "kept"), [((), 3), ((22,), 3), ((33,), 1), ((33, 34), 1), ((22, 33, 34), 2)])
-def test_what_had_to_follow_stays_as_far_as_it_was_drafted(rule: str, forced: tuple[int, ...], kept: int) -> None:
+def test_jump_forward_tokens_within_a_draft(rule: str, forced: tuple[int, ...], kept: int) -> None:
     """What was read of other tokens is of no use. forced: after the first token that was drafted."""
     draft, ids, sampler = Draft((21, 22, 23)), [20], Sampler(SIZE, "reference")
     logits = np.zeros((4, SIZE), np.float32)

@@ -1,4 +1,4 @@
-"""The backends as the laws see them: objects of one face, so that a law is said once and holds for all."""
+"""Adapters that give all backends one interface for property tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTHING = History()
 
 
 class Reference:
-    """The meaning itself."""
+    """The reference backend."""
 
     name = "reference"
     run = staticmethod(reference.run)
@@ -37,7 +37,7 @@ class Reference:
 
 
 class Stages(Reference):
-    """The generic CPU path, also for what the fused kernel could run."""
+    """The composed CPU path, also for pipelines that the fused kernel supports."""
 
     name = "cpu"
     run = staticmethod(generic.run)
@@ -46,7 +46,7 @@ class Stages(Reference):
 
 
 class Cpu(Stages):
-    """As ``backend="cpu"``: the compiled chain runs what fits it."""
+    """``backend="cpu"``: the fused kernel runs the pipelines that it supports."""
 
     def run(self, logits, stages, seed, step, past=NOTHING):
         chain = to_fused_pipeline(simplify(stages))

@@ -1,4 +1,4 @@
-"""What the compiled chain leaves of a row, told by its own functions: the tokens that are in, and those in doubt."""
+"""The surviving and the uncertain tokens of a row, computed by the functions of the fused kernel."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nucleate.sampling.dispatch.fused_pipeline import FusedParams
 
 @jit
 def _left(address: Any, size: Any, chain: Any, room: Any, ids: Any, doubtful: Any) -> Any:
-    """Fill in ids, and whether each is in doubt; returns how many, or TIED."""
+    """Fill in ids, and whether each is uncertain. Returns their number, or TIED."""
     work = workspace_in(room, size)
     top = load_row(address, FLOAT32, size, 0, 0, 0, work)
     if not -np.inf < top < np.inf:
@@ -46,7 +46,7 @@ def _left(address: Any, size: Any, chain: Any, room: Any, ids: Any, doubtful: An
 
 
 def left(x: np.ndarray, numbers: Sequence[float]) -> tuple[list[int], list[int]] | None:
-    """The ids of the tokens that are left for certain, ascending, and of those that may be; None if nobody can say."""
+    """The ids of certain survivors, ascending, and of uncertain tokens; None if the row is tied."""
     x = np.array(x, np.float32)
     ids, doubtful = np.empty(len(x), np.int64), np.zeros(len(x), bool)
     room = np.empty(workspace_size(len(x)))
@@ -55,6 +55,6 @@ def left(x: np.ndarray, numbers: Sequence[float]) -> tuple[list[int], list[int]]
 
 
 def agrees(x: np.ndarray, numbers: Sequence[float], expected: Sequence[int]) -> bool:
-    """Whether the chain leaves these tokens, but for those in doubt; or cannot say."""
+    """Whether the fused kernel keeps these tokens, except for uncertain ones; True if the row is tied."""
     found = left(x, numbers)
     return found is None or set(found[0]) <= set(expected) <= set(found[0]) | set(found[1])

@@ -27,7 +27,7 @@ from nucleate.sampling.stages.truncation.top_p import TopP
 from nucleate.sampling.stages.truncation.typical import Typical
 
 STEPS = 256
-"""So many steps are looked at for one that a cut decides."""
+"""Steps tried to find one whose token depends on a threshold."""
 
 
 class Case(NamedTuple):
@@ -42,7 +42,7 @@ class Case(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How far a draw of the reference got: scores with noise of the groups, and of the tokens of the first of them."""
+    """The noisy scores of a reference draw: of the groups, and of the tokens of the winning group."""
 
     groups: np.ndarray
     group_scores: np.ndarray
@@ -53,7 +53,7 @@ class Standing(NamedTuple):
 
 
 def case(index: int) -> Case:
-    """The near tie of a number."""
+    """The near tie with an index."""
     kind = KINDS[index % len(KINDS)]
     numbers = np.random.default_rng([index, 19])
     gap = 10.0 ** numbers.uniform(-14, -5) * numbers.choice([-1.0, 1.0])
@@ -90,7 +90,7 @@ def fresh_seed(numbers: np.random.Generator) -> int:
 
 
 def kept(logits: np.ndarray, stages: Pipeline) -> tuple[np.ndarray, np.ndarray]:
-    """The ids that are left, in the order, and their scores from the top."""
+    """The surviving ids, ranked, and their relative scores."""
     ids, x, _ = reference.survivors(logits, stages)
     return ids, x - x.max()
 
@@ -106,14 +106,14 @@ def standing(ids: np.ndarray, x: np.ndarray, seed: int, step: int) -> Standing:
 
 
 def ahead(at: Standing, by_token: bool, one: int, other: int) -> float:
-    """By how much one group, or token, is ahead of another; NaN if one is not there."""
+    """The lead of one group, or token, over another; NaN if one is missing."""
     ids, scores = (at.tokens, at.token_scores) if by_token else (at.groups, at.group_scores)
     first, second = scores[ids == one], scores[ids == other]
     return float(first[0] - second[0]) if first.size and second.size else np.nan
 
 
 def before_a_race(numbers: np.random.Generator) -> Callable[[float], Pipeline]:
-    """Stages before a draw, by their temperature."""
+    """A function from a temperature to the stages before a draw."""
     k, p, m, n = int(numbers.integers(2, 400)), numbers.uniform(0.3, 0.99), 10 ** numbers.uniform(-4, -1), 3.0
     return [
         lambda t: (Temperature(t),),
@@ -128,7 +128,7 @@ def before_a_race(numbers: np.random.Generator) -> Callable[[float], Pipeline]:
 
 
 def race(numbers: np.random.Generator, gap: float, by_token: bool) -> Any:
-    """A temperature at which two groups, or two tokens of the group that wins, are nearly as good."""
+    """A temperature at which two groups, or two tokens of the winning group, nearly tie."""
     logits, seed, stages = row(numbers), fresh_seed(numbers), before_a_race(numbers)
     start, end = numbers.uniform(0.3, 0.8), numbers.uniform(1.0, 2.0)
     lefts = kept(logits, stages(start)), kept(logits, stages(end))
@@ -163,12 +163,12 @@ def race(numbers: np.random.Generator, gap: float, by_token: bool) -> Any:
 
 
 def near(gap: float, wanted: float) -> bool:
-    """Whether a gap is as wanted, as far as float64 goes."""
+    """Whether a gap is as requested, within float64 precision."""
     return abs(gap - abs(wanted)) <= 0.5 * abs(wanted) + 3e-14
 
 
 def meet(f: Callable[[float], float], low: float, high: float, enough: float) -> float:
-    """Where a function of another sign at both ends is about 0: regula falsi, after Illinois."""
+    """A root of a function with opposite signs at both ends (Illinois algorithm)."""
     a, b = f(low), f(high)
     for _ in range(30):
         if not a * b < 0 or low == high:
@@ -188,7 +188,7 @@ def meet(f: Callable[[float], float], low: float, high: float, enough: float) ->
 
 
 def before_a_cut(numbers: np.random.Generator) -> Pipeline:
-    """Stages before a cut."""
+    """Stages before a truncation."""
     t, k, m, p = numbers.uniform(0.4, 1.6), int(numbers.integers(5, 500)), 10 ** numbers.uniform(-5, -2), 0.97
     return [
         (),
@@ -207,7 +207,7 @@ def after_a_cut(numbers: np.random.Generator) -> Pipeline:
 
 
 def place_in(numbers: np.random.Generator, count: int) -> int:
-    """The place of a token, not the first: mostly near the top."""
+    """The rank of a token, not the first: mostly near the top."""
     most = count if numbers.random() < 0.3 else min(count, 300)
     return int(2 ** numbers.uniform(0, np.log2(most))) if most > 1 else 0
 
@@ -215,7 +215,7 @@ def place_in(numbers: np.random.Generator, count: int) -> int:
 def step_between(
     numbers: np.random.Generator, seed: int, x_V: np.ndarray, with_it: np.ndarray, without_it: np.ndarray
 ) -> int:
-    """A step at which two sets of tokens give two draws, if one is found soon."""
+    """A step at which two sets of survivors give different tokens, if one is found soon."""
     steps = numbers.integers(0, 64) + np.arange(STEPS)
     winners = []
     for ids in (with_it, without_it):
@@ -247,7 +247,7 @@ def full(size: int, ids: np.ndarray, x: np.ndarray) -> np.ndarray:
 
 
 def top_p(numbers: np.random.Generator, gap: float) -> Any:
-    """The target is, but for the gap, the sum of the tokens before one: it is just in, or just out."""
+    """Top-p whose target equals a cumulative sum, except for the gap."""
     logits, seed, first = row(numbers), fresh_seed(numbers), before_a_cut(numbers)
     ids, x = kept(logits, first)
     place = place_in(numbers, len(ids))
@@ -260,7 +260,7 @@ def top_p(numbers: np.random.Generator, gap: float) -> Any:
 
 
 def min_p(numbers: np.random.Generator, gap: float) -> Any:
-    """A token is as far below the best as min-p allows, but for the gap."""
+    """Min-p whose threshold equals a score, except for the gap."""
     logits, seed, first = row(numbers), fresh_seed(numbers), before_a_cut(numbers)
     ids, x = kept(logits, first)
     place = place_in(numbers, len(ids))
@@ -292,7 +292,7 @@ def typical_mass(numbers: np.random.Generator, gap: float) -> Any:
 
 
 def typical_distance(numbers: np.random.Generator, gap: float) -> Any:
-    """Two tokens are nearly as far from the entropy, on both sides of it, and the cut is between them."""
+    """Two tokens nearly equally far from the entropy, on both sides, with the cutoff between them."""
     logits, seed, t = row(numbers), fresh_seed(numbers), numbers.uniform(0.6, 1.6)
     ids, x = kept(logits, (Temperature(t),))
     order = np.argsort(Typical(0.5).order(x, reference.statistics(x)), kind="stable")
@@ -330,7 +330,7 @@ def signed(x: np.ndarray) -> np.ndarray:
 
 
 def top_k(numbers: np.random.Generator, _gap: float) -> Any:
-    """The k-th and the next token have the same score, or scores that are neighbours among float32."""
+    """The k-th and the next token have equal or adjacent float32 scores."""
     logits, seed, first = row(numbers), fresh_seed(numbers), before_a_cut(numbers)
     ids, x = kept(logits, first)
     place = place_in(numbers, len(ids) - 1)
@@ -362,7 +362,7 @@ KINDS = tuple(MAKERS)
 
 
 def measured(one: Case) -> dict[str, float]:
-    """How near each decision of the reference is to a tie, by kind."""
+    """The distance of each decision of the reference from a tie, by kind."""
     gaps: dict[str, float] = dict.fromkeys(KINDS, np.inf)
     before = reference.all_tokens(one.logits)
     for stage, after in zip(

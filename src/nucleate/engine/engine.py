@@ -23,15 +23,8 @@ from nucleate.engine.beam.scheduling import (
 )
 from nucleate.engine.kv_cache import KVCacheManager
 from nucleate.engine.model_executor import ForwardOutput, ModelExecutor
-from nucleate.engine.request import (
-    NO_ROW,
-    Request,
-    RunningRequest,
-    RunningSequence,
-    ValidatedRequest,
-    admit,
-    stages_of,
-)
+from nucleate.engine.request import Request, ValidatedRequest, admit, stages_of
+from nucleate.engine.running_request import NO_ROW, RunningRequest, RunningSequence
 from nucleate.engine.scheduler import Scheduler
 from nucleate.engine.speculator import Speculator
 from nucleate.engine.stats import EngineStats, SpeculativeStats

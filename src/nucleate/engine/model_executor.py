@@ -6,7 +6,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from nucleate.engine.beam.scheduling import RunningBeam
-from nucleate.engine.request import RunningSequence, SequenceLifecycle
+from nucleate.engine.running_request import RunningSequence, SequenceLifecycle
 from nucleate.engine.scheduler import ScheduledSequence, Scheduler
 from nucleate.engine.speculator import Speculator
 from nucleate.models.runner import Runner

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from nucleate.engine.request import NO_ROW, RunningSequence
+from nucleate.engine.running_request import NO_ROW, RunningSequence
 from nucleate.engine.scheduler import ScheduledSequence, Scheduler, SchedulerEntry
 from nucleate.engine.stats import SpeculativeStats
 from nucleate.engine.token_sampler import StepSampler

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from nucleate.engine.request import NO_ROW, RunningSequence, SequenceLifecycle
+from nucleate.engine.running_request import NO_ROW, RunningSequence, SequenceLifecycle
 from nucleate.outputs import EngineOutput, StepLogprobs
 from nucleate.sampling.sampler import Sampler
 from nucleate.structured_output import error_message

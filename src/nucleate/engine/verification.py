@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.engine.request import RunningSequence
+from nucleate.engine.running_request import RunningSequence
 from nucleate.engine.scheduler import ScheduledSequence
 from nucleate.engine.token_sampler import StepSampler
 from nucleate.sampling.sampler import Sampler

@@ -24,7 +24,7 @@ from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import Gumbel, LogitBias, MinP, Temperature, TopK, TopNSigma, TopP, Typical
 
 SEEDS = 2
-"""How many draws are looked at per row."""
+"""Draws compared per row."""
 
 
 def size_of(numbers: np.random.Generator) -> int:
@@ -32,7 +32,7 @@ def size_of(numbers: np.random.Generator) -> int:
 
 
 class Left:
-    """Runs rows that the chain leaves to others, as they are too near a tie."""
+    """Counts the rows that the fused kernel leaves to the fallback, as they are too near a tie."""
 
     count = 0
 

@@ -22,7 +22,7 @@ KINDS = ("smooth", "ties", "holes", "equal", "peaked", "island", "huge", "tiny",
 
 
 def row(numbers: np.random.Generator, size: int, kind: str) -> np.ndarray:
-    """Logits of some kind: each is a way for a shortcut to be wrong."""
+    """Logits of a kind: each could break some shortcut."""
     x = numbers.normal(size=size) * numbers.choice([0.1, 1.0, 3.0, 10.0])
     match kind:
         case "ties":
@@ -84,7 +84,7 @@ def shifted(numbers: np.random.Generator, asked: nc.SamplingParams, size: int) -
 
 
 def shifted_differences(count: int, seed: int) -> tuple[int, list[object]]:
-    """How many rows with histories and masks had a token to draw, and those whose token differs."""
+    """The number of valid rows with histories and masks, and the rows whose token differs."""
     numbers, found, drawn = np.random.default_rng(seed), [], 0
     for _ in range(count):
         size, kind = int(numbers.choice(SIZES[2:-1])), str(numbers.choice(KINDS))
@@ -107,7 +107,7 @@ def shifted_differences(count: int, seed: int) -> tuple[int, list[object]]:
 
 
 def differences(count: int, seed: int) -> list[object]:
-    """The rows whose token differs, of so many random ones, through the public call."""
+    """The random rows whose token differs, through the public function."""
     numbers, found = np.random.default_rng(seed), []
     for _ in range(count):
         size, kind = int(numbers.choice(SIZES)), str(numbers.choice(KINDS))
@@ -175,7 +175,7 @@ def test_a_row_that_cannot_be_drawn_says_why_and_harms_no_other(bad: float, plac
 
 
 def assert_told_alike(one: object, other: object) -> None:
-    """Reports with the same tokens and ranks, and logprobs equal but for the last digits."""
+    """Whether logprobs have equal tokens and ranks, and nearly equal values."""
     for told, expected in zip(one or (), other or (), strict=True):  # type: ignore[call-overload]
         assert (told is None) == (expected is None)
         if told is not None:

@@ -1,4 +1,4 @@
-"""Finding and keeping the first tokens of a row without sorting it, beside NumPy's stable sort."""
+"""Prefix selection without sorting agrees with NumPy's stable sort."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def space(size: int) -> Workspace:
 
 
 def candidates(work: Workspace, ids: np.ndarray, x: np.ndarray, weights: np.ndarray) -> int:
-    """Put candidates where kernels look for them."""
+    """Write candidates to the workspace."""
     n = len(ids)
     work.ids[:n], work.scores[:n], work.weights[:n] = ids, x, weights
     return n
 
 
 def first(x: np.ndarray, weights: np.ndarray, goal: float) -> list[int]:
-    """The fewest first tokens whose weights reach a goal, ascending: the slow twin."""
+    """Reference implementation: the shortest prefix whose weights reach a target, ids ascending."""
     order = np.argsort(-x, kind="stable")
     reaching = np.flatnonzero(np.cumsum(weights[order]) >= goal)
     return sorted(order[: reaching[0] + 1 if len(reaching) else None].tolist())

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from nucleate.engine.beam.params import BeamPiece, BeamRequest
 from nucleate.engine.beam.search import BeamCandidate, BeamSearch, FinishedBeam, SearchError
-from nucleate.engine.request import NO_ROW, Request, RunningRequest, ValidatedRequest, admit
+from nucleate.engine.request import Request, ValidatedRequest, admit
+from nucleate.engine.running_request import NO_ROW, RunningRequest
 from nucleate.engine.scheduler import ScheduledSequence, Scheduler, SchedulerEntry
 from nucleate.models.protocol import ModelLimits
 from nucleate.models.runner import Fork, ModelInput, Runner
