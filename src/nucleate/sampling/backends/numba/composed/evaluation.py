@@ -59,7 +59,7 @@ def probabilities(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = 
 
 
 def step_logprobs(logits_V: NDArray[Any], token: int, request: tuple[int, tuple[int, ...]]) -> StepLogprobs:
-    """The logprobs of a sampled token for a Tap before all other stages. request: ``Tap.wanted``."""
+    """The logprobs of a sampled token for a Tap before all other stages. request: ``Tap.request``."""
     with np.errstate(all="ignore"):
         return _full_row(logits_V).step_logprobs(token, request)
 

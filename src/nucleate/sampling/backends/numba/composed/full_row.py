@@ -255,7 +255,7 @@ class FullRow:
         return float(self._relative_scores(np.array([token]))[0] - math.log(self._mass_sums()[0]))
 
     def step_logprobs(self, token: int, request: tuple[int, tuple[int, ...]]) -> StepLogprobs:
-        """The logprobs for a Tap. request: ``Tap.wanted``."""
+        """The logprobs for a Tap. request: ``Tap.request``."""
         count, requested = request
         reported_ids = [one for one in (token, *requested) if 0 <= one < self.row.work.size]
         scores_N = self.row.scores(np.array(reported_ids))
