@@ -75,7 +75,7 @@ def offs(name: str) -> list[object]:
     return [field.default, *field.off, *(value for value in neutral if value != field.default)]
 
 
-@pytest.mark.fast_cases(26)
+@pytest.mark.fast_cases(13)
 @pytest.mark.parametrize("name", [name for name in FIELDS if name != "seed"])
 def test_a_field_at_its_default_changes_no_token_and_no_bit(model: Cached, name: str) -> None:
     plain = USUAL.replace(**{name: FIELDS[name].default})
@@ -99,7 +99,7 @@ def neutrals() -> list[object]:
     return stages
 
 
-@pytest.mark.fast_cases(13)
+@pytest.mark.fast_cases(6)
 @pytest.mark.parametrize("stage", neutrals(), ids=repr)
 def test_a_neutral_stage_anywhere_changes_no_bit(model: Cached, stage: object) -> None:
     stages = (Repetition(1.2), Temperature(0.9), TopP(0.9))

@@ -80,6 +80,7 @@ def imports(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+@pytest.mark.fast_cases(145)
 def test_a_file_imports_only_what_its_layer_may(path: Path) -> None:
     package = path.relative_to(SOURCE).parts[0].removesuffix(".py")
     if package == "__init__":  # the public names come from everywhere

@@ -477,6 +477,7 @@ def test_an_interrupt_keeps_finished_lines_and_reports_how_to_resume(folder: Fol
 
 
 @pytest.mark.parametrize("source", ["-", "pipe"])
+@pytest.mark.fast_cases(1)
 def test_stdin_to_stdout(folder: Folder, source: str) -> None:
     os.mkfifo(folder.input) if source == "pipe" else None
     name = str(folder.input) if source == "pipe" else "-"

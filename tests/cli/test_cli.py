@@ -107,6 +107,7 @@ def test_a_terminal_without_the_characters_shows_their_escapes() -> None:
         ("chat <&-", 2, "^$", "^nucleate: nothing to read: stdin is closed\n$"),
     ],
 )
+@pytest.mark.fast_cases(2)
 def test_closed_streams(redirection: str, status: int, out: str, err: str) -> None:
     script = f"{sys.executable} -m nucleate {redirection}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=120)
@@ -131,7 +132,7 @@ def test_every_sampling_parameter_is_a_flag() -> None:
         assert re.search(rf"--(no-)?{name.replace('_', '-')}\b", text)
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     ("flag", "value"),
     [
@@ -151,7 +152,7 @@ def test_flags_of_every_kind_reach_the_pipeline(flag: str, value: str) -> None:
     assert name in json.loads(done.stdout)["params"]
 
 
-@pytest.mark.fast_cases(8)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [

@@ -209,6 +209,7 @@ def test_a_worker_runs_searches_beside_requests(llm: nc.LLM) -> None:
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+@pytest.mark.fast_cases(1)
 def test_logits_may_be_tensors(llm: nc.LLM, kind: str) -> None:
     torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 

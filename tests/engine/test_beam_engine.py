@@ -26,6 +26,7 @@ BAD[5] = np.nan
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("blocks", [12, 500])
+@pytest.mark.fast_cases(12)
 def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, kind: str, options: dict, blocks: int) -> None:
     rng = random.Random(f"{kind}{options}{blocks}")
     requests = [random_search(rng) for _ in range(8)]
@@ -41,6 +42,7 @@ def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, kind: str, options: dic
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("blocks", [30, 500])
+@pytest.mark.fast_cases(3)
 def test_others_in_the_batch_change_nothing_and_are_not_changed(llm: nc.LLM, kind: str, blocks: int) -> None:
     rng = random.Random(f"{kind}{blocks}")
     model = toy()

@@ -137,6 +137,7 @@ def test_recorded_numbers_of_transformers(fact: dict) -> None:
 @pytest.mark.parametrize("early", EARLY)
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 2.0])
 @pytest.mark.parametrize(("size", "ends"), [(4, ()), (5, (1,)), (4, (0, 3))])
+@pytest.mark.fast_cases(13)
 def test_a_beam_as_wide_as_the_tree_finds_every_sequence_in_order(
     size: int, ends: tuple[int, ...], penalty: float, early: bool | str
 ) -> None:

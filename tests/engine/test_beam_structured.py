@@ -55,6 +55,7 @@ def allowed_by(form: CompiledGrammar, *, ignore_eos: bool) -> Callable[[tuple[in
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", FORMS)
+@pytest.mark.fast_cases(7)
 def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, grammars: GrammarCompiler, kind: str, name: str) -> None:
     rng = random.Random(f"{kind}{name}")
     model, form = toy(), grammars.compile(FORMS[name])

@@ -15,7 +15,7 @@ from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_short_storm(llm: nc.LLM, kind: str, seed: int) -> None:
@@ -29,6 +29,7 @@ def test_a_long_storm(llm: nc.LLM, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["paged", "contexts"])
+@pytest.mark.fast_cases(1)
 def test_memory_is_flat_over_2000_requests(llm: nc.LLM, kind: str) -> None:
     engine = Engine(runner(kind, toy(), 100), llm.tokenizer, max_num_seqs=16, backend="reference")
     rng = random.Random(1)

@@ -12,7 +12,7 @@ from nucleate.engine.engine import Engine
 from nucleate.outputs import Usage
 
 
-@pytest.mark.fast_cases(4)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "options", [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 7}, {"enable_prefix_caching": False}]

@@ -147,6 +147,7 @@ def test_an_abort_shows_what_was_held_back(llm: nc.LLM) -> None:
 
 @pytest.mark.parametrize("budget", [1, 3, 64])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.fast_cases(4)
 def test_logprobs_of_a_prompt_that_is_read_in_parts(
     llm: nc.LLM, kind: str, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,7 @@ def of_form(rng: random.Random) -> Request:
     return dataclasses.replace(request, params=params)
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("worth", [-1.0, 1e9], ids=["masks during the forward", "masks after it"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 7}])
@@ -156,7 +156,7 @@ def test_a_search_without_a_form_leaves_masks_that_are_being_made_to_those_who_w
     assert answers(events, 1) == alone(toy(), llm.tokenizer, request, grammars)
 
 
-@pytest.mark.fast_cases(15)
+@pytest.mark.fast_cases(7)
 @pytest.mark.parametrize("stage", EVERY_STAGE, ids=str)
 @pytest.mark.parametrize("structured_outputs", FORMS[:4] + FORMS[7:8], ids=str)
 def test_skipped_tokens_change_nothing(

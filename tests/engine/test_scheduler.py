@@ -13,6 +13,7 @@ from nucleate.engine.scheduler import SchedulerEntry
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
+@pytest.mark.fast_cases(6)
 def test_three_thousand_operations(configuration: tuple[int, int, int, int, bool, bool]) -> None:
     world = world_of(configuration)
     drive = Drive(world, sum(configuration))
@@ -100,6 +101,7 @@ TestSchedule.settings = settings(max_examples=tiers.count(20, 80), stateful_step
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
+@pytest.mark.fast_cases(60)
 def test_every_job_ends(configuration: tuple[int, int, int, int, bool, bool], seed: int) -> None:
     world = world_of(configuration)
     drive = Drive(world, seed)

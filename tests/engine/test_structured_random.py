@@ -90,6 +90,7 @@ def grammars(llm: nc.LLM) -> GrammarCompiler:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=10)
 @given(asked=st.lists(of_form(), min_size=1, max_size=4), rows=st.integers(1, 5))
+@pytest.mark.fast_cases(1)
 def test_every_parameter_beside_a_form(
     llm: nc.LLM, grammars: GrammarCompiler, kind: str, asked: list[Request], rows: int
 ) -> None:
@@ -120,7 +121,7 @@ def holds(grammars: GrammarCompiler, params: nc.SamplingParams, pieces: list[Com
     return (reason, detail) != ("stop", None) or params.stop_json
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2))
 def test_aborts_and_pauses_leave_the_others_alone(llm: nc.LLM, grammars: GrammarCompiler, kind: str, seed: int) -> None:

@@ -102,7 +102,7 @@ def generate() -> Callable[..., list[tuple[list[int], float]]]:
     return run
 
 
-@pytest.mark.fast_cases(8)
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("early", EARLY)
 @pytest.mark.parametrize("num_beams", [1, 2, 3, 4, 5])
 def test_equals_transformers(num_beams: int, early: bool | str, generate: Callable) -> None:
@@ -127,6 +127,7 @@ def test_equals_transformers(num_beams: int, early: bool | str, generate: Callab
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0, 2.0])
 @pytest.mark.parametrize(("size", "ends"), [(3, ()), (3, (1,)), (4, (0, 3)), (3, (0, 1, 2)), (1, ())])
 @pytest.mark.parametrize("banned", [0.0, 0.4])
+@pytest.mark.fast_cases(60)
 def test_a_beam_as_wide_as_the_tree_finds_every_sequence_in_order(
     size: int, ends: tuple[int, ...], penalty: float, early: bool | str, banned: float
 ) -> None:

@@ -40,7 +40,7 @@ def assert_as_alone(driver: Driver, model: Llama) -> None:
             logits_V = context.forward([token])
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_many_at_once_say_what_each_says_alone(seed: int, model: Llama) -> None:
     driver = Driver(runner_of(model, 100 * BLOCK_BYTES), seed)
@@ -148,6 +148,7 @@ class Later:
 
 
 @pytest.mark.parametrize("length", [1, 8, 16, 40])
+@pytest.mark.fast_cases(2)
 def test_it_goes_on_without_kernels_until_they_are_there(length: int, model: Llama, monkeypatch: Any) -> None:
     library = Later()
     monkeypatch.setattr(batched_llama, "MODELS", library)

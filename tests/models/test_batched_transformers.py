@@ -161,7 +161,7 @@ def assert_as_generated(driver: Driver, model: TransformersModel) -> None:
                 break
 
 
-@pytest.mark.fast_cases(8)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("name", PACKED)
 def test_many_at_once_say_what_generate_says(name: str) -> None:
     model = model_of(*PACKED[name])
@@ -177,6 +177,7 @@ def test_many_at_once_say_what_generate_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
+@pytest.mark.fast_cases(3)
 def test_what_cannot_be_packed_is_read_one_by_one_and_says_why(name: str) -> None:
     config, settings, why = ONE_BY_ONE[name]
     model = model_of(config, settings)
@@ -190,7 +191,7 @@ def test_what_cannot_be_packed_is_read_one_by_one_and_says_why(name: str) -> Non
     assert_as_generated(driver, model)
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt-oss", "deepseek-v3", "qwen3"])
 def test_without_the_kernel_it_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nucleate.models.transformers.batched_model.has_kernel", lambda device, dtype: False)

@@ -36,7 +36,7 @@ def folder_of(path: Path, config: object) -> Path:
     return path
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_greedy_text_equals_generate(name: str, tmp_path: Path) -> None:
     llm = nc.LLM(folder_of(tmp_path, CONFIGS[name]()))

@@ -309,6 +309,7 @@ def of_transformers(name: str) -> Any:
     ("name", "compiled"),
     [*((name, True) for name in MODELS), ("llama", False), ("windows", False), ("soft caps", False), ("sinks", False)],
 )
+@pytest.mark.fast_cases(4)
 def test_models_of_transformers(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
         monkeypatch.setattr("nucleate.models.transformers.batched_model.has_kernel", lambda device, dtype: False)

@@ -34,6 +34,7 @@ def as_dicts(counts):
 
 @pytest.mark.parametrize("kind", SHIFTS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("split", [(0, 0), (30, 0), (0, 30), (17, 23)], ids=str)
+@pytest.mark.fast_cases(22)
 def test_a_memory_that_grows_says_what_a_history_says(kind, split):
     """Of the same prompt and output, whatever of it was there at the start."""
     for number, stage in enumerate(examples.examples(kind)):
@@ -170,6 +171,7 @@ def run_batch(backend, batch, masks, told, order, split=False):
 
 
 @on_every_backend
+@pytest.mark.fast_cases(1)
 def test_a_sampler_draws_what_the_slow_way_draws(twins, backend):
     batch, masks, slow, told = twins
     ended = run_batch(backend, batch, masks, told, list(range(len(batch))))
@@ -182,6 +184,7 @@ def test_a_sampler_draws_what_the_slow_way_draws(twins, backend):
 
 
 @on_every_backend
+@pytest.mark.fast_cases(1)
 def test_neighbours_and_batch_size_and_slots_do_not_matter(twins, backend):
     batch, masks, _, told = twins
     for seed in range(2):
@@ -192,6 +195,7 @@ def test_neighbours_and_batch_size_and_slots_do_not_matter(twins, backend):
 
 
 @on_every_backend
+@pytest.mark.fast_cases(1)
 def test_rows_that_come_and_go_at_any_time_do_not_matter(twins, backend):
     """Each row starts when it comes, and sees the logits of its own steps."""
     batch, masks, _, told = twins
@@ -226,6 +230,7 @@ def test_rows_that_come_and_go_at_any_time_do_not_matter(twins, backend):
 
 
 @on_every_backend
+@pytest.mark.fast_cases(1)
 def test_threads_with_samplers_of_their_own_do_not_matter(twins, backend):
     batch, masks, _, told = twins
     failures, parts = [], [list(range(n, len(batch), 4)) for n in range(4)]

@@ -156,6 +156,7 @@ def test_xtc_is_the_mixture_of_its_coin():
 
 @on_every_engine
 @pytest.mark.parametrize("draw", [Gumbel(0), Categorical(0)], ids=["gumbel", "categorical"])
+@pytest.mark.fast_cases(3)
 def test_seeds_are_as_good_as_steps(engine, draw):
     logits = np.array([1.0, 0.0, 0.5, -1.0], np.float32)
     got = [engine.draw(logits, (draw,), seed, 0) for seed in range(tiers.count(800, 2500))]
@@ -164,6 +165,7 @@ def test_seeds_are_as_good_as_steps(engine, draw):
 
 @on_every_engine
 @pytest.mark.parametrize("draw", [Gumbel(0), Categorical(0)], ids=["gumbel", "categorical"])
+@pytest.mark.fast_cases(2)
 def test_a_token_does_not_depend_on_the_one_before(engine, draw):
     """Pairs of steps, and of a step and the same one of the next seed, are as often there as their product says."""
     logits = np.array([0.7, 0.0, -0.3], np.float32)

@@ -116,6 +116,7 @@ def stage_values(stage):
 
 @on_every_engine
 @given(requests(), st.integers(0, 50))
+@pytest.mark.fast_cases(1)
 def test_neutral_stages_and_simplify_keep_draws_and_reports(engine, params, step):
     stages = params.pipeline()
     numbers = random.Random(step)
@@ -204,6 +205,7 @@ GREEDY = [{"temperature": 0}, {"top_k": 1}, {"draw": "greedy"}]
 @on_every_engine
 @in_every_preset
 @pytest.mark.parametrize("greedy", GREEDY, ids=lambda one: next(iter(one)))
+@pytest.mark.fast_cases(22)
 def test_a_greedy_request_takes_the_best_token_of_the_shifted_row_whatever_else_it_says(engine, order, greedy):
     """Typical and XTC included; adaptive-p, no truncation, makes a new order before a greedy draw."""
     numbers, seen = random.Random(order), set()

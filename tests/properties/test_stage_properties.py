@@ -63,7 +63,7 @@ def whole(stage):
     return (stage,) if isinstance(stage, Draw) else (stage, Gumbel(99))
 
 
-@pytest.mark.fast_cases(45)
+@pytest.mark.fast_cases(22)
 @on_every_engine
 @pytest.mark.parametrize("kind", SWITCHED, ids=lambda kind: kind.name)
 def test_neutral_is_bit_equal_to_absent(engine, kind):
@@ -87,6 +87,7 @@ def test_a_switch_is_off_unless_it_is_set(kind):
 
 @on_every_engine
 @of_truncation
+@pytest.mark.fast_cases(18)
 def test_a_truncation_keeps_a_part_of_the_order_that_is_never_empty(engine, kind):
     """A prefix of it, but for those that drop from the top or have an order of their own."""
     for stage in examples.examples(kind):
@@ -130,7 +131,7 @@ def test_a_tighter_parameter_keeps_a_subset(engine, kind):
     assert moved or not any(p.kind in ("float", "int") for p in kind.parameters.values())
 
 
-@pytest.mark.fast_cases(45)
+@pytest.mark.fast_cases(22)
 @on_every_engine
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in DEPENDS_ON_ZERO], ids=lambda kind: kind.name)
 def test_a_constant_added_to_all_logits_changes_nothing(engine, kind):
@@ -141,7 +142,7 @@ def test_a_constant_added_to_all_logits_changes_nothing(engine, kind):
             assert draws(engine, logits, whole(stage)) == draws(engine, logits + np.float32(17), whole(stage))
 
 
-@pytest.mark.fast_cases(45)
+@pytest.mark.fast_cases(22)
 @on_every_engine
 @of_kind
 def test_what_is_out_never_returns(engine, kind):
@@ -202,7 +203,7 @@ def test_a_tap_changes_nothing_and_reports_unless_it_is_neutral(engine, kind):
                     assert math.exp(chosen.logprob) == pytest.approx(p[one.token])
 
 
-@pytest.mark.fast_cases(45)
+@pytest.mark.fast_cases(15)
 @on_every_engine
 @of_kind
 def test_a_row_does_not_depend_on_its_place_or_neighbours(engine, kind):
@@ -327,7 +328,7 @@ def test_simplify_keeps_draws_and_reports_and_probabilities(engine, stages, seed
                 assert got[0].stages == tuple(s for s in expected[0].stages if not s.neutral)
 
 
-@pytest.mark.fast_cases(36)
+@pytest.mark.fast_cases(12)
 @on_every_engine
 @of_kind
 def test_what_moves_the_first_token_stays_before_a_greedy_stage(engine, kind):

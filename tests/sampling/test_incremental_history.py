@@ -36,6 +36,7 @@ def as_dict(counts):
 
 @pytest.mark.parametrize("window", WINDOWS)
 @given(prompt=TEXTS, output=TEXTS, more=TEXTS)
+@pytest.mark.fast_cases(4)
 def test_a_tally_counts_what_is_there_after_every_token(window, prompt, output, more):
     tally, said = TokenCounter(History(prompt, output), window), list(output)
     for token in [None, *more]:

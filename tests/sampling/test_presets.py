@@ -268,6 +268,7 @@ def test_the_draw_is_last(order, draw, last):
 
 @pytest.mark.parametrize("greedy", [{"temperature": 0}, {"top_k": 1}, {"draw": "greedy"}], ids=str)
 @pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.fast_cases(7)
 def test_a_greedy_request_has_no_truncation_in_any_order(order, greedy):
     others = ("adaptive_p", "mirostat")  # the first is no truncation, the second is an error beside greedy
     names = [name for name in ORDERS[order] if name not in others]

@@ -318,6 +318,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+@pytest.mark.fast_cases(9)
 def test_nothing_changes_when_the_arguments_are_wrong(wrong):
     assert len(ALL) == 11
     (sampler, _), (twin, _) = full(), full()

@@ -93,6 +93,7 @@ def batch(words):
 
 
 @pytest.mark.parametrize("start", range(0, 300, 50))
+@pytest.mark.fast_cases(3)
 def test_the_token_is_the_samples_and_an_error_is_its_error(start):
     failed = 0
     for seed in range(start, start + 50):

@@ -51,6 +51,7 @@ def searched(llm: nc.LLM, fields: dict[str, Any]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("fields", SEARCHES, ids=str)
+@pytest.mark.fast_cases(3)
 def test_the_best_come_first_and_are_those_of_the_twin(llm: nc.LLM, fields: dict[str, Any]) -> None:
     async def use(app: Any, service: Service) -> None:
         call = await ask(app, PATH, {**BODY, **fields})

@@ -105,7 +105,7 @@ def test_every_hostile_grammar_is_a_clear_error_in_time(server: Server) -> None:
     assert good.json["choices"][0]["text"].startswith("still ")
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AMBIGUOUS)
 def test_what_is_slow_at_every_token_ends_alone(server: Server, name: str) -> None:
     alone = server.request("POST", PATH, STORY).json["choices"][0]["text"]

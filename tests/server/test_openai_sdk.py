@@ -238,6 +238,7 @@ def test_the_prompt_is_scored_with_echo(client: Any, llm: nc.LLM) -> None:
 @KINDS
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("usage", [True, False])
+@pytest.mark.fast_cases(4)
 def test_a_stream_has_the_same_content_as_the_body(client: Any, kind: str, count: int, usage: bool) -> None:
     fields = {"n": count, "max_tokens": 24, "stop": ["zzz"], **SAMPLED}
     whole = ask(client, kind, **fields)

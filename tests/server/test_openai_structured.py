@@ -55,6 +55,7 @@ def schema_format(schema: Any, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", range(4))
+@pytest.mark.fast_cases(2)
 def test_a_model_of_pydantic_is_answered(client: Any, seed: int) -> None:
     answer = client.chat.completions.parse(
         model=MODEL, messages=HELLO, response_format=Child, temperature=1.0, max_tokens=400, seed=seed
@@ -105,6 +106,7 @@ def test_a_strict_schema_is_enforced(client: Any, llm: nc.LLM, kind: str, more: 
 
 
 @KINDS
+@pytest.mark.fast_cases(1)
 def test_a_non_strict_schema_ignores_unsupported_keywords(client: Any, kind: str) -> None:
     form = schema_format(UNIQUE, strict=False)
     found = []
@@ -122,6 +124,7 @@ def test_a_non_strict_schema_ignores_unsupported_keywords(client: Any, kind: str
 
 
 @KINDS
+@pytest.mark.fast_cases(1)
 def test_any_json_object(client: Any, kind: str) -> None:
     for seed in range(3):
         fields = {"max_tokens": 200, "seed": seed, "extra_body": {"response_format": {"type": "json_object"}}}
@@ -156,6 +159,7 @@ OUTPUTS: list[tuple[dict[str, Any], str]] = [
 
 @KINDS
 @pytest.mark.parametrize(("outputs", "pattern"), OUTPUTS, ids=[str(outputs)[:50] for outputs, _ in OUTPUTS])
+@pytest.mark.fast_cases(5)
 def test_vllms_field(client: Any, kind: str, outputs: dict[str, Any], pattern: str) -> None:
     whole = ask(client, kind, extra_body={"structured_outputs": outputs}, n=3, **MOST)
     for choice in whole.choices:

@@ -70,6 +70,7 @@ class Coming(threading.Thread):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.fast_cases(1)
 def test_what_is_at_work_comes_to_its_end(number: signal.Signals) -> None:
     with Server(environment=ONE_THREAD) as server:
         streams = [Stream(server, {**STORY, "seed": seed, "max_tokens": 200}) for seed in range(6)]
@@ -117,6 +118,7 @@ def test_streams_beyond_the_shutdown_timeout_get_an_error() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.fast_cases(1)
 def test_a_second_signal_ends_it_at_once(number: signal.Signals) -> None:
     with Server(environment=ONE_THREAD) as server:
         stream = Stream(server, {**STORY, "max_tokens": 900, "n": 64})
@@ -144,6 +146,7 @@ def test_a_second_signal_is_no_error() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("seconds", [0.3, 1.0])
+@pytest.mark.fast_cases(2)
 def test_a_signal_while_it_starts(number: signal.Signals, seconds: float) -> None:
     environment = {**os.environ, **QUIET}
     with begun("-m", "nucleate", "serve", "--port", "0", env=environment, stderr=subprocess.PIPE) as process:

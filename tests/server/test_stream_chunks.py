@@ -204,8 +204,9 @@ IDS = st.lists(st.integers(0, 2**31), max_size=3).map(tuple)
 
 @KINDS
 @pytest.mark.parametrize("include_usage", [False, True])
-@settings(max_examples=tiers.count(75, 300))
+@settings(max_examples=tiers.count(40, 300))
 @given(data=st.data())
+@pytest.mark.fast_cases(2)
 def test_quick_frames_are_those_that_json_writes(
     llm: nc.LLM, kind: type[ResponseStream], include_usage: bool, data: st.DataObject
 ) -> None:
@@ -353,8 +354,9 @@ def interleaved(draw: st.DrawFn, own: list[list[CompletionChunk]]) -> list[Compl
 
 
 @KINDS
-@settings(max_examples=tiers.count(100, 400))
+@settings(max_examples=tiers.count(50, 400))
 @given(data=st.data())
+@pytest.mark.fast_cases(1)
 def test_chunks_put_together_are_the_whole_body(llm: nc.LLM, kind: type[ResponseStream], data: st.DataObject) -> None:
     draw = data.draw
     prompts: list[Any] = ["x"]
@@ -400,6 +402,7 @@ def test_chunks_put_together_are_the_whole_body(llm: nc.LLM, kind: type[Response
 @pytest.mark.parametrize("fields", [{}, {"echo": True}, {"echo": True, "max_tokens": 0}, {"stop": ["fox", "the", "a"]},
                                     {"prompt_logprobs": 1}])  # fmt: skip
 @pytest.mark.parametrize("logprobs", [None, 2])
+@pytest.mark.fast_cases(5)
 def test_what_an_engine_says_as_a_stream(llm: nc.LLM, fields: dict[str, Any], logprobs: int | None) -> None:
     prompts = ["The fox", "🦊"]
     request = asked(CompletionStream, prompts, n=2, seed=3, logprobs=logprobs, stream_options={"include_usage": True},

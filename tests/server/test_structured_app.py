@@ -80,6 +80,7 @@ def parts_of(call: Any, index: int = 0) -> list[Any]:
 
 @PATHS
 @EACH
+@pytest.mark.fast_cases(7)
 def test_structured_output_with_and_without_streaming(
     llm: nc.LLM, path: str, fields: dict[str, Any], right: Any
 ) -> None:
@@ -303,6 +304,7 @@ COSTLY: list[tuple[Callable[[int], Any], int]] = [
 
 
 @pytest.mark.parametrize(("schema", "status"), COSTLY, ids=["patterns", "properties", "too many"])
+@pytest.mark.fast_cases(1)
 def test_the_event_loop_is_not_blocked_by_a_grammar_compilation(
     llm: nc.LLM, schema: Callable[[int], Any], status: int
 ) -> None:

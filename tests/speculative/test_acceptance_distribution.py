@@ -226,7 +226,7 @@ def texts(target, rule, proposer):
     return counts
 
 
-@pytest.mark.fast_cases(14)
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", TARGETS)
 def test_texts_have_the_target_distribution(name, rule):
@@ -299,7 +299,7 @@ WRONG = {
 }
 
 
-@pytest.mark.fast_cases(6)
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_rules_fail_the_test(name):
     with pytest.raises(AssertionError, match=r"chi-square|cannot be said|too often"):
@@ -312,6 +312,7 @@ def draft_of(numbers):
 
 
 @pytest.mark.parametrize("rule", [rejection, block])
+@pytest.mark.fast_cases(1)
 def test_reused_verification_noise_fails_the_test(rule):
     target, counts = TARGETS["plain"], {False: np.zeros(V), True: np.zeros(V)}
     for step, shared in itertools.product(range(700), (False, True)):
@@ -398,6 +399,7 @@ SMALL = {
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", SMALL)
+@pytest.mark.fast_cases(15)
 def test_the_exact_output_distribution_is_the_target(name, rule, monkeypatch):
     p_VVV = SMALL[name].texts()
     assert abs(p_VVV.sum() - 1) < 1e-12

@@ -88,7 +88,7 @@ def fixed_rates(chance, slope, sequences, drafting, having):
     ]
 
 
-@pytest.mark.fast_cases(6)
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("sequences", [1, 6])
 @pytest.mark.parametrize("slope", [0.02, 0.2, 0.5])
 @pytest.mark.parametrize(("drafting", "having"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3)])

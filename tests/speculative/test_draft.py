@@ -347,6 +347,7 @@ def test_invalid_suffix_options(options):
 
 @pytest.mark.parametrize("ids", [[1] * 100_000, [1, 2] * 50_000, list(range(60_000))], ids=["a", "ab", "all"])
 @pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.fast_cases(3)
 def test_the_cost_of_a_token_does_not_grow(ids, number):
     proposer = [NgramProposer(index_chunk_size=1000), SuffixProposer(8, index_chunk_size=1000)][number]
     times = []

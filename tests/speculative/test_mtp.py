@@ -79,6 +79,7 @@ def some(length: int, seed: int = 0) -> list[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.fast_cases(2)
 def test_drafts_equal_those_computed_from_scratch(family: str) -> None:
     """Texts of many lengths grow by what was drafted and by what was not, and are asked for drafts now and then."""
     reader, rng = Reader(family), random.Random(family)
@@ -97,6 +98,7 @@ def test_drafts_equal_those_computed_from_scratch(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["mellum", "deepseek_v3, 3"])
+@pytest.mark.fast_cases(1)
 def test_each_sequence_gets_its_number_of_draft_tokens(family: str) -> None:
     reader, counts = Reader(family), [1, 6, 0, 4, 2, 6]
     texts = {key: some(20 + 5 * key) for key in range(6)}

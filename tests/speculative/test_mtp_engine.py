@@ -67,7 +67,7 @@ def told(events: list[EngineOutput]) -> list[tuple[Any, ...]]:
     return [(p.index, p.seed, p.text, p.token_ids, p.finish_reason, p.stop_reason) for p in pieces]
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("family", ["glm4_moe", "mellum", "deepseek_v3, 3"])
 @pytest.mark.parametrize("blocks", [None, 14], ids=["", "little room"])
 def test_text_is_that_without_drafts(llm: nc.LLM, family: str, blocks: int | None) -> None:

@@ -73,6 +73,7 @@ def fresh(name: str, model: Llama, ids: list[int], count: int = 4, **state: Any)
 
 
 @pytest.mark.parametrize(("name", "least"), [("draft", 2.4), ("medusa", 1.6), ("eagle", 2.6), ("dflash", 2.1)])
+@pytest.mark.fast_cases(2)
 def test_mean_acceptance_length(name: str, least: float, model: Llama, prompts: list[list[int]]) -> None:
     plain, loop = Loop(model), Loop(model, load(name, model))
     for ids in prompts:
@@ -85,7 +86,7 @@ def test_mean_acceptance_length(name: str, least: float, model: Llama, prompts: 
     assert loop.tau > least
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_sampled_text_is_that_without_drafts(name: str, model: Llama, prompts: list[list[int]]) -> None:
     plain, loop = Loop(model), Loop(model, load(name, model))
@@ -121,7 +122,7 @@ def test_shared_noise_increases_acceptance(name: str, model: Llama, prompts: lis
     assert tau_of(load(name, model)) > tau_of(Deaf(load(name, model))) + 0.1
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_rejections_do_not_change_later_drafts(name: str, model: Llama, prompts: list[list[int]]) -> None:
     loop = Loop(model, load(name, model), tokens=4)
@@ -157,7 +158,7 @@ def test_rejections_do_not_change_the_kv_cache(name: str, model: Llama, prompts:
 def kept(proposer: Any, key: int, count: int) -> list[np.ndarray]:
     """Keys and values of the tokens of a sequence, of all layers."""
     if hasattr(proposer, "runner"):
-        pools, rooms = proposer.runner.pools, proposer._kv_slots
+        pools, rooms = proposer.runner.caches, proposer._kv_slots
     else:
         layers = getattr(proposer, "_layers", None) or [proposer._layer]
         pools, rooms = [layer.pool for layer in layers], proposer._sequences._kv_slots
@@ -170,6 +171,7 @@ def kept(proposer: Any, key: int, count: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
+@pytest.mark.fast_cases(2)
 def test_a_draft_does_not_depend_on_others_in_the_batch(name: str, model: Llama, texts: list[list[int]]) -> None:
     proposer = load(name, model)
     cuts = [text[: 20 + 9 * row] for row, text in enumerate(texts)]
@@ -207,7 +209,7 @@ def test_a_greedy_draft_ignores_seed_and_kind_of_noise(name: str, model: Llama, 
     assert all(draft.distributions is None for draft in drafts)
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", HEADS)
 def test_partial_hidden_states_are_enough(name: str, model: Llama, texts: list[list[int]]) -> None:
     agree = total = 0

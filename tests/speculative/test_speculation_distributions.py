@@ -225,7 +225,7 @@ def honest(laws: Any) -> Any:
     return laws
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("name", "rule"), [*((name, "rejection") for name in TARGETS), ("all", "block")])
 def test_texts_have_the_target_distribution(name: str, rule: str) -> None:
     found = through_sampler(TARGETS[name], RULES[rule].verify, tiers.count(450, 900), noise.DRAFT, honest)
@@ -328,7 +328,7 @@ def small(**values: Any) -> Target:
     return Target(nc.SamplingParams(**values), size=3, seed=2)
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 @pytest.mark.parametrize("values", [{}, {"top_p": 0.8, "presence_penalty": 0.6}], ids=["plain", "penalties"])
 def test_texts_of_an_engine(llm: nc.LLM, rule: str, values: dict[str, Any]) -> None:

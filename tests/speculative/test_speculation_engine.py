@@ -71,7 +71,7 @@ PROPOSERS: dict[str, Callable[[Answers], Proposer]] = {
 }
 
 
-@pytest.mark.fast_cases(7)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("kind", DRAFTING)
 @pytest.mark.parametrize("options", [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 9}])
 @pytest.mark.parametrize("name", PROPOSERS)
@@ -102,7 +102,7 @@ def test_chunks_are_those_without_drafts(
         assert figures.draft_tokens > 0
 
 
-@pytest.mark.fast_cases(4)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("kind", DRAFTING)
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("proposer", ["half", "storm"])
@@ -164,7 +164,7 @@ def drafting(seed: int) -> Speculation:
     return Speculation(lambda: Storm({}, 0.9, rng, best), rng.randint(1, 9), adaptive=False)
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", DRAFTING)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_short_storm(llm: nc.LLM, kind: str, seed: int) -> None:

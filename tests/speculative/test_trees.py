@@ -164,6 +164,7 @@ FEW = {"max_num_seqs": 3, "max_num_batched_tokens": 16}
         *[pytest.param(name, kind, FEW, marks=pytest.mark.slow) for name in PROPOSERS for kind in DRAFTING],
     ],
 )
+@pytest.mark.fast_cases(2)
 def test_chunks_are_those_without_drafts(
     llm: nc.LLM, grammars: GrammarCompiler, kind: str, options: dict[str, Any], name: str
 ) -> None:
@@ -188,6 +189,7 @@ def test_chunks_are_those_without_drafts(
 
 
 @pytest.mark.parametrize(("kind", "name"), [("paged", "rejection"), ("asynchronous", "typical")])
+@pytest.mark.fast_cases(1)
 def test_distribution_rules_equal_coupled_for_greedy_decoding(
     llm: nc.LLM, grammars: GrammarCompiler, kind: str, name: str
 ) -> None:
@@ -502,7 +504,7 @@ def test_adaptive_trees_are_truncated(right: int) -> None:
         assert len(draft) == 3 * draft.depth
         proposer.accepted(7, min(right, draft.depth))
         proposer.end_step(1, 1 + len(draft), 1.0 + 0.05 * len(draft))
-    assert proposer._width == pytest.approx(3.0, abs=0.1) or not right
+    assert proposer._tokens_per_depth == pytest.approx(3.0, abs=0.1) or not right
     assert max(made.counts) == 12
     assert max(depths[-20:]) == right or (right == 0 and max(depths[-20:]) <= 1)
 

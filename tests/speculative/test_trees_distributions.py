@@ -103,6 +103,7 @@ MAKERS = {
         ],
     ],
 )
+@pytest.mark.fast_cases(1)
 def test_texts_of_an_engine(
     llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, name: str, values: dict[str, Any], trials: int
 ) -> None:

@@ -192,6 +192,7 @@ def test_eagle_outputs_along_a_branch_equal_those_of_a_chain(
 
 
 @pytest.mark.parametrize("name", TREES)
+@pytest.mark.fast_cases(1)
 def test_siblings_have_the_reported_distributions(name: str, model: Llama) -> None:
     """Of the first and of the second of them; and of the first after one of them."""
     proposer, drafts = load(name, model, 2), []
@@ -246,6 +247,7 @@ def test_suffix_trees() -> None:
 
 
 @pytest.mark.parametrize(("name", "tokens", "branches"), [("suffix", 6, 3), ("medusa", 8, 3), ("eagle", 8, 2)])
+@pytest.mark.fast_cases(1)
 def test_some_requests_at_once(llm: nc.LLM, name: str, tokens: int, branches: int) -> None:
     compare(llm, name, 5, 3, num_speculative_tokens=tokens, tree_width=branches, adaptive=False)
 
@@ -267,6 +269,7 @@ def tau(llm: nc.LLM, texts: list[list[int]], *asked: Any, **more: Any) -> float:
 
 
 @pytest.mark.parametrize("name", TREES)
+@pytest.mark.fast_cases(1)
 def test_trees_have_a_higher_acceptance_length(name: str, llm: nc.LLM, texts: list[list[int]]) -> None:
     assert tau(llm, texts[:4], name, 8, tree_width=2) > tau(llm, texts[:4], name, 8) + 0.1
 

@@ -151,6 +151,7 @@ def random_case(draw: random.Random) -> tuple[StopRules, Tokens, str]:
 
 
 @pytest.mark.parametrize("seed", range(8))
+@pytest.mark.fast_cases(4)
 def test_equals_the_reader(seed: int) -> None:
     draw = random.Random(seed)
     reasons: dict[object, int] = {}

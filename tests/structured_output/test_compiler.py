@@ -208,6 +208,7 @@ def walk(compiled: CompiledGrammar, tokenizer: Tokenizer, seed: int) -> str:
 
 @pytest.mark.parametrize("whitespace", ["flexible", "none"])
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:50])
+@pytest.mark.fast_cases(34)
 def test_a_text_under_a_schema_parses_and_validates(
     grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], whitespace: Any
 ) -> None:

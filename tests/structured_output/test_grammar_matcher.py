@@ -84,6 +84,7 @@ def takes(matcher: GrammarMatcher, token: int) -> bool:
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.to_json()[:40])
+@pytest.mark.fast_cases(3)
 def test_a_mask_is_every_token_tried(grammars: GrammarCompiler, tokenizer: Tokenizer, form: StructuredOutputs) -> None:
     """But where only one text can follow: there guidance takes the first token in which that is usually written."""
     matcher = grammars.compile(form).matcher()

@@ -260,6 +260,7 @@ SLOW_BUT_FINE = {
 
 
 @pytest.mark.parametrize("name", SLOW_BUT_FINE)
+@pytest.mark.fast_cases(4)
 def test_what_is_just_within_the_limits_compiles_in_time(grammars: GrammarCompiler, name: str) -> None:
     begun = time.process_time()
     matcher, mask_W = (

@@ -146,6 +146,7 @@ DOUBLED = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs
     ],
     ids=str,
 )  # fmt: skip
+@pytest.mark.fast_cases(4)
 def test_validation_ends_whatever_the_schema_says(schema: dict[str, Any], text: str, words: str | None) -> None:
     begun = time.thread_time()
     found = validate(StructuredOutputs(json_schema=schema, on_unsupported="ignore"), text, seconds=0.3)

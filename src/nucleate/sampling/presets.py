@@ -75,7 +75,7 @@ def check_order(order: str | tuple[str, ...]) -> None:
         if name not in STAGES:
             raise ParameterError("order", str(unknown(name, REQUESTABLE, "stage in order")))
         if name not in REQUESTABLE:
-            why = "the draw is last, logprobs_mode by_name logprobs, and a mask comes with each step"
+            why = "the draw is last, logprobs_mode places logprobs, and a mask comes with each step"
             raise ParameterError("order", f"order does not name {name}: {why}")
         if name in order[:position]:
             raise ParameterError("order", f"order has {name} twice")

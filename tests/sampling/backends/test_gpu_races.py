@@ -33,6 +33,7 @@ def kernels() -> Iterator[Interpreted]:
         ("changed", 3, "before a barrier: .* changes; .* reads"),
     ],
 )
+@pytest.mark.fast_cases(4)
 def test_what_races_is_told_and_its_twin_is_not(name: str, grid: int, told: str, kernels: Interpreted) -> None:
     kernels.call("run", name, True, grid)
     with pytest.raises(RaceError, match=told):

@@ -146,6 +146,7 @@ def test_a_top_p_that_takes_a_part_of_an_equal_tail_is_found(part: float) -> Non
 
 
 @pytest.mark.parametrize("p", [0.9, 0.95])
+@pytest.mark.fast_cases(1)
 def test_the_last_of_equal_tokens_that_a_cut_keeps_is_drawn_and_none_after_it(p: float) -> None:
     """More than are looked at one by one, so that the cut is a score and an id; and often enough to meet that id."""
     x, step = np.zeros(5000, np.float32), 3

@@ -103,6 +103,7 @@ def both(logits, stages, history=History(), step=0, seed=None):
 
 
 @pytest.mark.parametrize(("sizes", "count"), [(SMALL, PIPELINES), (LARGE, FEWER)], ids=["small", "large"])
+@pytest.mark.fast_cases(1)
 def test_random_pipelines_are_those_of_the_reference(monkeypatch, sizes, count) -> None:
     monkeypatch.setattr(cases, "SIZES", sizes)
     fell, found, ran = Counter(), {}, reference.run
@@ -128,6 +129,7 @@ def test_random_pipelines_are_those_of_the_reference(monkeypatch, sizes, count) 
 
 
 @pytest.mark.parametrize(("sizes", "count"), [(SMALL, PIPELINES // 3), (LARGE, FEWER // 2)], ids=["small", "large"])
+@pytest.mark.fast_cases(1)
 def test_survivors_and_probabilities_are_those_of_the_reference(monkeypatch, sizes, count) -> None:
     monkeypatch.setattr(cases, "SIZES", sizes)
     empty = 0
@@ -161,7 +163,7 @@ def told(run, *arguments):
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.fast_cases(27)
+@pytest.mark.fast_cases(9)
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize(("size", "count"), [(1000, 12), (5000, 2)])
 def test_every_stage_alone_and_after_a_cut(monkeypatch, name, size, count) -> None:
@@ -202,7 +204,7 @@ PIPELINES = (
 )
 
 
-@pytest.mark.fast_cases(16)
+@pytest.mark.fast_cases(5)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 256, 257, 1000, 10_000])
 def test_every_kind_of_row(kind, size) -> None:
@@ -290,6 +292,7 @@ class Louder(Shift):
 
 
 @pytest.mark.parametrize("draw", [Gumbel(1), *DRAWS], ids=repr)
+@pytest.mark.fast_cases(2)
 def test_stages_of_ones_own(draw) -> None:
     numbers = np.random.default_rng(4)
     history = History((1, 2, 3), (4, 5, 5))
@@ -405,6 +408,7 @@ def test_a_negative_weight_far_down_is_not_overlooked(monkeypatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [256, 1000, 10_000])
+@pytest.mark.fast_cases(24)
 def test_sums_of_a_row_are_exact(kind, size) -> None:
     x = row(np.random.default_rng(size), size, kind)
     tail, tops, masses, sums = np.empty(256, np.float32), *(np.empty(-(-size // 256), t) for t in "fd"), np.empty(2)
@@ -604,6 +608,7 @@ def test_a_mask_after_a_cut_begins_anew_only_if_it_forbids_a_token(words: list[i
 
 @pytest.mark.parametrize("size", [2048, 2049, 4096, 20_000])
 @pytest.mark.parametrize("last", [(), (TopP(0.9, of_full_mass=True),), (Temperature(2.0), TopH(0.5)), (MinP(0.5),)])
+@pytest.mark.fast_cases(8)
 def test_a_floor_that_keeps_all_or_nearly_all(size, last) -> None:
     numbers = np.random.default_rng(size)
     x = numbers.normal(size=size).astype(np.float32)

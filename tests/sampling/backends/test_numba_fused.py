@@ -136,6 +136,7 @@ def test_every_token_of_very_many_rows_is_that_of_the_reference() -> None:
 
 
 @pytest.mark.parametrize("size", [32_000, 50_257, 128_256, 151_936])
+@pytest.mark.fast_cases(2)
 def test_whole_vocabularies(size: int) -> None:
     numbers = np.random.default_rng(size)
     for scale in (1.0, 2.5):

@@ -61,6 +61,7 @@ def first(x: np.ndarray, weights: np.ndarray, goal: float) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.fast_cases(2)
 def test_the_first_ones_by_number_and_by_weight(kind: str) -> None:
     numbers, work = np.random.default_rng(KINDS.index(kind)), space(4000)
     for _ in range(300):
@@ -101,6 +102,7 @@ def test_tokens_before_which_the_goal_may_be_reached_are_doubtful() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.fast_cases(3)
 def test_a_number_that_at_least_k_reach_and_few_more(kind: str) -> None:
     numbers = np.random.default_rng(10 + KINDS.index(kind))
     for _ in range(300):
@@ -113,6 +115,7 @@ def test_a_number_that_at_least_k_reach_and_few_more(kind: str) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 63, 256, 300, 5000])
+@pytest.mark.fast_cases(2)
 def test_what_is_at_or_above_a_cut_is_found_in_its_order(size: int) -> None:
     numbers, work = np.random.default_rng(size), space(size)
     for kind in KINDS * 4:

@@ -76,6 +76,7 @@ PIPELINES = (
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.fast_cases(5)
 def test_every_kind_of_row(kind: str) -> None:
     numbers = np.random.default_rng(0)
     for size in (1, 256, 257, 700):
@@ -85,6 +86,7 @@ def test_every_kind_of_row(kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.fast_cases(2)
 def test_rows_of_a_structure_are_drawn_together(dtype: torch.dtype) -> None:
     numbers, size = np.random.default_rng(1), 300
     for stages in PIPELINES:
@@ -165,6 +167,7 @@ class Counting(Floor):
 
 
 @pytest.mark.parametrize("draw", [Gumbel(1), *DRAWS], ids=repr)
+@pytest.mark.fast_cases(2)
 def test_stages_of_ones_own(draw: Draw) -> None:
     numbers = np.random.default_rng(4)
     for one in OWN:

@@ -144,7 +144,7 @@ def test_float32_columns_draw_the_same_tokens_but_for_float_edges() -> None:
     assert (exact != short).sum() <= 1
 
 
-@pytest.mark.fast_cases(6)
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("rows", [1, 6, 7, 8])
 @pytest.mark.parametrize("params", [{"top_k": 40, "top_p": 0.9}, {"mirostat_tau": 3.0}, {"typical_p": 0.9}])
 def test_many_rows_are_drawn_some_at_a_time(rows: int, params: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def kernels() -> Iterator[interpreted.Interpreted]:
     process.close()
 
 
-@pytest.mark.fast_cases(4)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(("seed", "size"), [*((seed, 77) for seed in range(5)), (8, 300), (9, 33), (10, 1)])
 def test_rows_come_and_go_as_on_the_cpu(seed: int, size: int) -> None:
     told(played.play("torch", seed, 60, size), played.play("reference", seed, 60, size))

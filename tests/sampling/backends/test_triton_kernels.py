@@ -171,6 +171,7 @@ READ = {  # (row, numbers): at most so many reads of the row
 
 
 @pytest.mark.parametrize("what", READ)
+@pytest.mark.fast_cases(4)
 def test_how_often_a_row_is_read(kernels: Interpreted, what: str) -> None:
     kind, asked, most = READ[what]
     numbers = np.random.default_rng(10)
@@ -343,6 +344,7 @@ def test_rows_that_are_not_active_stay_as_they_are(kernels: Interpreted) -> None
     assert (got["steps"] - steps).tolist() == [1, 0, 0, 1]
 
 
+@pytest.mark.slow
 def test_a_row_depends_on_nothing_beside_it(kernels: Interpreted) -> None:
     """Nor on how many rows a program of the first kernel reads."""
     numbers = np.random.default_rng(4)
