@@ -18,7 +18,7 @@ FILES = dict(re.findall(r"^`([\w/]+\.py)`:\n\n```python\n(.*?)```", PAGE, re.DOT
 CONFTEST = """
 import tiers
 
-tiers.choose(full=False)
+tiers.choose("not slow")
 """
 
 
