@@ -19,6 +19,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 SOURCES := pyproject.toml constraints.txt
 PARALLEL := -n 2 --dist worksteal
 
+unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without bytecode each compiles the sources anew
+
 .PHONY: setup demo test test-all test-exhaustive test-clients lint docs docs-check bench bench-page bench-engine bench-server bench-structured bench-gpu clean
 
 .venv/python: 

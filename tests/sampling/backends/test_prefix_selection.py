@@ -114,8 +114,8 @@ def test_a_number_that_at_least_k_reach_and_few_more(kind: str) -> None:
         assert (values.astype(float) >= cut).sum() <= max(k + k // 8, (values >= lowest).sum())
 
 
+@pytest.mark.slow  # compiles for many seconds
 @pytest.mark.parametrize("size", [1, 63, 256, 300, 5000])
-@pytest.mark.fast_cases(2)
 def test_what_is_at_or_above_a_cut_is_found_in_its_order(size: int) -> None:
     numbers, work = np.random.default_rng(size), space(size)
     for kind in KINDS * 4:
