@@ -194,6 +194,7 @@ def tail(steps):
     return int(few.sum())
 
 
+@pytest.mark.slow
 def test_a_long_tail_gets_its_true_mass():
     assert tail(np.arange(DRAWS)) > DRAWS / 700
 

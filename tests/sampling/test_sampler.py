@@ -234,6 +234,7 @@ def test_a_vocabulary_of_one_token():
         assert set(sampler(np.full((len(sampler._rows), 1), -50.0, np.float32)).token_ids.tolist()) == {0}
 
 
+@pytest.mark.slow
 def test_thousands_of_rows_in_one_call():
     sampler = nc.Sampler(8)
     for seed in range(4096):

@@ -162,6 +162,7 @@ def test_an_offer_of_another_protocol_is_passed_over(server: Server) -> None:
     assert answer.status == 200, answer.data
 
 
+@pytest.mark.slow
 def test_a_head_must_arrive_in_time() -> None:
     impatient = {"nucleate.server.http_protocol.HEAD_TIMEOUT_SECONDS": 0.5}
     with Server(environment=ONE_THREAD, constants=impatient) as server:

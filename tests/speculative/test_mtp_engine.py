@@ -154,7 +154,7 @@ def assert_law(counts_4: np.ndarray, p_4: np.ndarray) -> None:
         assert_follows(counts_4.sum(axis=drop).ravel(), p_4.sum(axis=drop).ravel())
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "proposer", "rule"),
     [("glm4_moe", Mtp, "rejection"), ("deepseek_v3, 3", Mtp, "block"), ("mellum", Lying, "rejection")],

@@ -89,7 +89,7 @@ def test_tokens_have_the_reported_distributions(name: str, temperature: float, m
             np.testing.assert_allclose(draft.distributions[1], after[0].distributions[1], atol=1e-5)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_rules_with_these_distributions_keep_the_target_distribution(rule: str, model: Llama) -> None:
     logits_V = model.begin().forward(TEXT)

@@ -236,7 +236,7 @@ def keeps_all(p: Any, draft: Draft, coins_N: Any, coin: float) -> AcceptanceResu
     return AcceptanceResult(tuple(range(len(draft))), sample_inverse_cdf(p[len(draft)], coin))
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "stream", "told"),
     [
@@ -336,7 +336,7 @@ def test_texts_of_an_engine(llm: nc.LLM, rule: str, values: dict[str, Any]) -> N
     assert_fours(first_is_drawn(target, tiers.count(500, 1000), rule, Drawing(DRAFTED[3]), llm), target)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("proposer", [Drawing(DRAFTED[3], noise.ACCEPT), Drawing(DRAFTED[3], told=lambda laws: None)])
 def test_texts_with_wrong_draft_distributions(llm: nc.LLM, proposer: Drawing) -> None:
     target = small()

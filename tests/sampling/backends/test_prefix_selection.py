@@ -61,7 +61,7 @@ def first(x: np.ndarray, weights: np.ndarray, goal: float) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.fast_cases(2)
+@pytest.mark.slow
 def test_the_first_ones_by_number_and_by_weight(kind: str) -> None:
     numbers, work = np.random.default_rng(KINDS.index(kind)), space(4000)
     for _ in range(300):

@@ -87,6 +87,7 @@ def test_the_host_hears_of_tokens_before_they_are_written_over(monkeypatch: pyte
     assert [sampler.output_ids(row) for row in range(2)] == [tuple(tokens) for tokens in drawn]
 
 
+@pytest.mark.slow
 def test_stories_told_by_kernels(kernels: interpreted.Interpreted) -> None:
     told(kernels.call("play", "triton", 3, 9), played.play("reference", 3, 9))
     told(kernels.call("play", "triton", 9, 6, 300), played.play("reference", 9, 6, 300))

@@ -134,6 +134,7 @@ def test_sets_of_more_tokens_than_fit_a_pool_are_those_of_the_reference(kernels:
     assert found == Counter(rows=8)
 
 
+@pytest.mark.slow
 def test_rows_are_divided_until_a_bin_fits(kernels: Interpreted) -> None:
     """Bins with more tokens than fit, which are not equal; ties that one of the cuts, or both, divide; outliers."""
     numbers, size = np.random.default_rng(9), 4000
@@ -171,7 +172,7 @@ READ = {  # (row, numbers): at most so many reads of the row
 
 
 @pytest.mark.parametrize("what", READ)
-@pytest.mark.fast_cases(4)
+@pytest.mark.fast_cases(2)
 def test_how_often_a_row_is_read(kernels: Interpreted, what: str) -> None:
     kind, asked, most = READ[what]
     numbers = np.random.default_rng(10)

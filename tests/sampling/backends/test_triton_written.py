@@ -30,6 +30,7 @@ def kernels() -> Iterator[Interpreted]:
     process.close()
 
 
+@pytest.mark.slow
 def test_rows_write_what_they_write_on_the_cpu(kernels: Interpreted, caplog: pytest.LogCaptureFixture) -> None:
     for seed in range(tiers.count(2, 4)):
         expected = pasts.written("reference", seed, 25, 30)
