@@ -185,7 +185,10 @@ _COMPOSED: dict[str, Schema] = {
     ),
 }
 
-OPEN: dict[str, Schema] = {"any string and number": closed(text={"type": "string"}, number={"type": "number"})}
+OPEN: dict[str, Schema] = {
+    "any string and number": closed(text={"type": "string"}, number={"type": "number"}),
+    "other names are numbers": _OBJECTS["other names are numbers"],  # its names have any length
+}
 """Nothing bounds how long their texts are."""
 
 SCHEMAS: dict[str, Schema] = {**_PLAIN, **_LISTS_AND_NUMBERS, **_STRINGS, **_OBJECTS, **_COMPOSED, **OPEN}
