@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.parameters.parameter import MISSING, ParameterError
-from nucleate.sampling.presets import ORDER_PARAMETERS, PRESETS
+from nucleate.sampling.presets import ORDER_PARAMETERS, PRESETS, build
 from nucleate.sampling.stage import Shift
 from nucleate.sampling.stages import (
     STAGES,
@@ -577,3 +577,18 @@ def test_defaults_give_way_to_mirostat_and_the_log_says_so_once(caplog):
 
 def test_truncations_that_a_request_sets_beside_mirostat_itself_run():
     assert nc.SamplingParams(mirostat_tau=5, top_k=3, seed=1).pipeline() == (TopK(3), Mirostat(5.0), Gumbel(1))
+
+
+def test_caches_do_not_keep_large_parameters() -> None:
+    build.cache_clear()
+    engine = nc.LLM().new_engine()
+    for number in range(20):
+        params = nc.SamplingParams(logit_bias={token: float(number) for token in range(4000)}, stop="x" * (number + 1))
+        assert not params.cacheable
+        engine.prepare(nc.Request([5], params))
+        nc.Sampler(4096).add(nc.SamplingParams(logit_bias=params.logit_bias))
+    for large in ({"bad_words": ["x" * 2000]}, {"stop": "x" * 2000}, {"structured_outputs": {"regex": "a"}}):
+        assert not nc.SamplingParams(**large).cacheable
+    assert nc.SamplingParams(top_p=0.9, logit_bias={5: 1.0}, stop=["a", "b"]).cacheable
+    assert build.cache_info().currsize < 20
+    assert engine._cached_pipeline.cache_info().currsize == 0

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from nucleate.jit.kernel_cache import warn_once
+from nucleate.parameters.converters import TokenTable
 from nucleate.parameters.parameter import Parameter, ParameterError, declared, param, read_json, unknown
 from nucleate.sampling.pipeline import RequestParams
 from nucleate.sampling.presets import ORDER_PARAMETERS, PIPELINE_PARAMETERS, build, with_mask
@@ -132,6 +133,9 @@ TRUNCATIONS = {
 }
 """The fields of all truncation stages except mirostat."""
 
+MAX_CACHED_SIZE = 1024
+"""Token ids and characters in parameters that caches keep: a client must not be able to fill the memory."""
+
 GREEDY: Mapping[str, Any] = {"temperature": 0, "top_k": 1, "draw": "greedy"}
 """Values that make a request greedy."""
 
@@ -188,8 +192,16 @@ class SamplingParams(RequestParams, Fields):
     def __repr__(self) -> str:
         return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in self._set())})"
 
+    @property
+    def cacheable(self) -> bool:
+        """See ``RequestParams``."""
+        values = self._values
+        sizes = [_size(value) for value in values.values() if value.__class__ in (tuple, TokenTable) and value]
+        return values["structured_outputs"] is None and sum(sizes) <= MAX_CACHED_SIZE
+
     def _stages(self, end_ids: tuple[int, ...] = ()) -> Pipeline:
-        return build(tuple([self._values[name] for name in PIPELINE_PARAMETERS]), end_ids)
+        chosen = tuple([self._values[name] for name in PIPELINE_PARAMETERS])
+        return (build if self.cacheable else build.__wrapped__)(chosen, end_ids)
 
     def _set(self) -> Iterator[tuple[str, Any]]:
         """The fields that differ from their default."""
@@ -222,11 +234,13 @@ class SamplingParams(RequestParams, Fields):
         for name, value in self._set():
             if name not in ENGINE_ONLY or (name == "stop_token_ids" and self.min_tokens):
                 continue
-            told = f"{name} is for LLM and Engine, but a Sampler only samples tokens: {ENGINE_ONLY[name]}"
-            raise ParameterError(name, f"{told}; params.pipeline() leaves it out; got {value!r:.60}")
+            message = f"{name} is for LLM and Engine, but a Sampler only samples tokens: {ENGINE_ONLY[name]}"
+            raise ParameterError(name, f"{message}; params.pipeline() leaves it out; got {value!r:.60}")
         if self.min_tokens and not (end_ids or self.ignore_eos or self.stop_token_ids):
-            told = "min_tokens needs the ids that end the output, which it bans: give eos_token_ids or stop_token_ids"
-            raise ParameterError("min_tokens", f"{told}; got min_tokens={self.min_tokens}")
+            message = (
+                "min_tokens needs the ids that end the output, which it bans: give eos_token_ids or stop_token_ids"
+            )
+            raise ParameterError("min_tokens", f"{message}; got min_tokens={self.min_tokens}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values of the fields that differ from their default."""
@@ -262,6 +276,11 @@ class SamplingParams(RequestParams, Fields):
             return (tap, *pipeline)
         *before, draw = with_mask(pipeline)  # now, because later it could not be told from a raw one
         return (*before, tap, draw)
+
+
+def _size(values: tuple[Any, ...] | Mapping[int, float]) -> int:
+    """The number of token ids and characters."""
+    return len(values) + sum([len(value) for value in values if isinstance(value, str | tuple)])
 
 
 def _plain(value: Any) -> Any:

@@ -37,12 +37,14 @@ def count(fast: int, full: int) -> int:
 
 
 def mark_slow_cases(items: list[pytest.Item]) -> None:
-    """Mark as slow all cases of a parametrised test beyond the number in its marker `fast_cases`.
+    """Mark as slow the exhaustive tests, and all cases of a parametrised test beyond the number in `fast_cases`.
 
     The cases that stay have as many different parameters as possible; otherwise chance decides, always in the same way.
     """
     cases = defaultdict(list)
     for item in items:
+        if item.get_closest_marker("exhaustive") is not None:
+            item.add_marker("slow")
         if isinstance(item, pytest.Function) and item.get_closest_marker("fast_cases") is not None:
             cases[item.nodeid.partition("[")[0]].append(item)
     for name, left in cases.items():

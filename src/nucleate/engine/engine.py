@@ -100,7 +100,7 @@ class Engine:
         self._token_sampler = TokenSampler(self._sampler, self._grammars, self, deferred=runner.asynchronous)
         self._num_arrivals = self._prefix_cache_queries = self._prefix_cache_hits = 0
         self._beams = BeamScheduler(self._scheduler, runner, self._grammars, tokenizer, self._requests)
-        self._pipeline = functools.lru_cache(maxsize=256)(self._prepare_pipeline)
+        self._cached_pipeline = functools.lru_cache(maxsize=256)(self._prepare_pipeline)
         self._speculator: Speculator | None = None
         if (config := Speculation.of(speculative_config)) is not None:
             self._speculator = Speculator(config, runner, self._scheduler, self._sampler)
@@ -149,7 +149,8 @@ class Engine:
         rules = admit(self, self.tokenizer, request.prompt_ids, params, self._regex_seconds)
         spec = params.structured_outputs
         grammar = None if spec is None else self._grammars.compile(spec)
-        return ValidatedRequest(request, self._pipeline(params), rules, grammar)
+        pipeline = (self._cached_pipeline if params.cacheable else self._prepare_pipeline)(params)
+        return ValidatedRequest(request, pipeline, rules, grammar)
 
     def _prepare_pipeline(self, params: SamplingParams) -> PreparedPipeline:
         return prepared(stages_of(params, self.vocab_size, self.tokenizer))

@@ -22,6 +22,11 @@ class RequestParams(ABC):
     def pipeline(self, end_ids: tuple[int, ...] = (), tokenizer: TextEncoder | None = None) -> Pipeline:
         """The stages that the parameters describe. end_ids: the token ids that end the output."""
 
+    @property
+    @abstractmethod
+    def cacheable(self) -> bool:
+        """Whether caches may keep the parameters and their pipeline: they are small."""
+
     @abstractmethod
     def check_for_sampler(self, end_ids: tuple[int, ...] = ()) -> None:
         """Raise ParameterError for parameters that a ``Sampler`` alone cannot apply."""
@@ -78,7 +83,7 @@ def prepared(params: Params | PreparedPipeline, end_ids: tuple[int, ...] = ()) -
     if isinstance(params, PreparedPipeline):
         return params
     if isinstance(params, RequestParams):
-        return _prepared(params, end_ids)
+        return (_prepared if params.cacheable else _prepared.__wrapped__)(params, end_ids)
     given = as_pipeline(params)
     return PreparedPipeline(given, (stages := simplify(given)), to_fused_pipeline(stages))
 
