@@ -20,10 +20,10 @@ def main() -> None:
     params = nc.SamplingParams(
         temperature=0.8, top_p=0.9, repetition_penalty=1.1, seed=1, max_tokens=TOKENS, ignore_eos=True
     )
-    for answer in range(8):
+    for output in range(8):
         begin = process_time()
         llm.generate("Once upon a time", params)
-        print(f"answer {answer + 1}: {TOKENS / (process_time() - begin):.0f} tokens/s")
+        print(f"output {output + 1}: {TOKENS / (process_time() - begin):.0f} tokens/s")
 
 
 if __name__ == "__main__":

@@ -39,13 +39,13 @@ class NucleateSearch:
 
     def __call__(self, prompts: list[list[int]]) -> Outputs:
         params = nc.BeamParams(num_beams=WIDTH, max_tokens=TOKENS)
-        places = {self.engine.add(nc.BeamRequest(ids, params)): at for at, ids in enumerate(prompts)}
-        pieces: list[list[Any]] = [[] for _ in prompts]
+        indices = {self.engine.add(nc.BeamRequest(ids, params)): at for at, ids in enumerate(prompts)}
+        chunks: list[list[Any]] = [[] for _ in prompts]
         while len(self.engine):
             for event in self.engine.step():
-                pieces[places[event.request_id]].append(event.chunk)
-        found = [BeamCompletion.from_chunks(ids, own) for ids, own in zip(prompts, pieces, strict=True)]
-        return [[beam.token_ids for beam in one.outputs] for one in found]
+                chunks[indices[event.request_id]].append(event.chunk)
+        completions = [BeamCompletion.from_chunks(ids, own) for ids, own in zip(prompts, chunks, strict=True)]
+        return [[beam.token_ids for beam in one.outputs] for one in completions]
 
 
 class TransformersSearch:
@@ -70,8 +70,8 @@ class TransformersSearch:
 
 def measure(run: Callable[[list[list[int]]], Outputs], batches: list[list[list[int]]]) -> tuple[float, Outputs]:
     begin = perf_counter()
-    found = [output for batch in batches for output in run(batch)]
-    return perf_counter() - begin, found
+    completions = [output for batch in batches for output in run(batch)]
+    return perf_counter() - begin, completions
 
 
 def main() -> None:
@@ -94,9 +94,9 @@ def main() -> None:
     for turn in range(options.rounds + 1):  # the first one warms up
         for way, batches in ways.items():
             for name, run in runs.items():
-                taken, outputs[way][name] = measure(run, batches)
+                durations, outputs[way][name] = measure(run, batches)
                 if turn:
-                    seconds[way][name].append(taken)
+                    seconds[way][name].append(durations)
     report(seconds, outputs, options.out)
 
 
@@ -108,19 +108,19 @@ def report(
         "where": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}, "
         f"transformers {transformers.__version__}",
     }
-    for way, taken in seconds.items():
-        least = {name: min(times) for name, times in taken.items()}
-        middle = {name: statistics.median(times) for name, times in taken.items()}
+    for way, durations in seconds.items():
+        fastest = {name: min(times) for name, times in durations.items()}
+        median = {name: statistics.median(times) for name, times in durations.items()}
         expected = outputs[way]["transformers"]
         equal = {name: [a == b for a, b in zip(own, expected, strict=True)] for name, own in outputs[way].items()}
         result[way] = {
             name: {
-                "seconds, least": round(least[name], 4),
-                "seconds, median": round(middle[name], 4),
-                "times as fast as transformers": round(middle["transformers"] / middle[name], 2),
+                "seconds, least": round(fastest[name], 4),
+                "seconds, median": round(median[name], 4),
+                "times as fast as transformers": round(median["transformers"] / median[name], 2),
                 "answers equal": f"{sum(equal[name])} of {len(expected)}",
             }
-            for name in taken
+            for name in durations
         }
         for name, row in result[way].items():
             print(f"{way}, {name}: {row}")

@@ -33,7 +33,7 @@ def by_torch(x_BV: NDArray[np.float32], stages: Pipeline, before: Sequence[int])
     rows = torch.from_numpy(x_BV)
     if stages[0] == Temperature(0):
         return lambda: rows.argmax(-1)
-    seen = torch.tensor(before, dtype=torch.long).repeat(len(rows), 1)
+    history_RS = torch.tensor(before, dtype=torch.long).repeat(len(rows), 1)
 
     def run() -> object:
         x, ids = rows, None
@@ -42,23 +42,23 @@ def by_torch(x_BV: NDArray[np.float32], stages: Pipeline, before: Sequence[int])
                 x, ids = x.topk(stage.k)
             elif isinstance(stage, TopP) and ids is None:
                 x, ids = x.sort(descending=True)
-            x = by_hand(x, stage, seen)
+            x = apply_stage(x, stage, history_RS)
         drawn = x.softmax(-1).multinomial(1)
         return drawn if ids is None else ids.gather(-1, drawn)
 
     return run
 
 
-def by_hand(x: Any, stage: Stage, seen: Any) -> Any:
+def apply_stage(x: Any, stage: Stage, history_RS: Any) -> Any:
     """A stage over torch logits [rows, V or fewer]; for top-p, in descending order."""
     import torch
 
     match stage:
         case Repetition(r):
-            old = x.gather(1, seen)
-            x = x.scatter(1, seen, torch.where(old > 0, old / r, old * r))
+            old = x.gather(1, history_RS)
+            x = x.scatter(1, history_RS, torch.where(old > 0, old / r, old * r))
         case Frequency(f):
-            x = x.scatter_add(1, seen, torch.full(seen.shape, -f))
+            x = x.scatter_add(1, history_RS, torch.full(history_RS.shape, -f))
         case Temperature(t):
             x = x / t
         case TopNSigma(n):
@@ -87,9 +87,10 @@ def by_transformers(x_BV: NDArray[np.float32], stages: Pipeline, before: Sequenc
     }
     if stages[0] == Temperature(0) or not all(type(stage) in kinds for stage in stages[:-1]):
         return None
-    rows, made = torch.from_numpy(x_BV), hf.LogitsProcessorList(kinds[type(stage)](stage) for stage in stages[:-1])
+    rows = torch.from_numpy(x_BV)
+    processors = hf.LogitsProcessorList(kinds[type(stage)](stage) for stage in stages[:-1])
     ids = torch.tensor(before or [0], dtype=torch.long).repeat(len(rows), 1)
-    return lambda: torch.multinomial(made(ids, rows).softmax(-1), 1)
+    return lambda: torch.multinomial(processors(ids, rows).softmax(-1), 1)
 
 
 def by_llama_cpp(x_BV: NDArray[np.float32], stages: Pipeline, before: Sequence[int]) -> Call | None:
@@ -131,15 +132,15 @@ def check(makers: dict[str, Maker]) -> None:
     Raises RuntimeError for a token of probability 0. Peaked logits have no ties, which contenders treat differently.
     """
     x_BV = logits("peaked", 16, 8192)
-    for chain, params in CHAINS.items():
-        asked, before = nc.SamplingParams(seed=1, **params), history(params, x_BV.shape[1])
-        chances = [nc.probabilities(x_V[None], asked, output_ids=[before])[0] for x_V in x_BV]
-        contenders = {name: make(x_BV, asked.pipeline(), before) for name, make in makers.items()}
+    for processors, params in CHAINS.items():
+        sampling_params, before = nc.SamplingParams(seed=1, **params), history(params, x_BV.shape[1])
+        chances = [nc.probabilities(x_V[None], sampling_params, output_ids=[before])[0] for x_V in x_BV]
+        contenders = {name: make(x_BV, sampling_params.build_pipeline(), before) for name, make in makers.items()}
         for name, call in {"nucleate": sampler_call(x_BV, params), **contenders}.items():
             if call is not None:
                 tokens = np.asarray(call()).reshape(-1)
                 if not all(p[token] > 0 for p, token in zip(chances, tokens, strict=True)):
-                    raise RuntimeError(f"{name} does not run the chain {chain}: it drew what has no chance")
+                    raise RuntimeError(f"{name} does not run the chain {processors}: it drew what has no chance")
 
 
 def fills(sizes: Sequence[int]) -> dict[str, float]:

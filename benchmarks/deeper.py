@@ -47,7 +47,7 @@ PROMPTS = (
 
 def padded(array: Floats, *shape: int) -> Floats:
     """Padded with zeros at the end."""
-    return np.pad(array, [(0, wanted - size) for wanted, size in zip(shape, array.shape, strict=True)])
+    return np.pad(array, [(0, target - size) for target, size in zip(shape, array.shape, strict=True)])
 
 
 def spread(rows: Floats, groups: int, size: int, *, width: int) -> Floats:
@@ -61,7 +61,7 @@ def deeper() -> Llama:
     small, tensors = Llama(EMBEDDED), read(EMBEDDED / "model.safetensors")
     part = small.hidden_size / WIDTH
     group, size = HEADS // KV_HEADS * small.head_size, small.head_size
-    made: dict[str, Floats] = {
+    weights: dict[str, Floats] = {
         "model.embed_tokens.weight": padded(tensors["model.embed_tokens.weight"], small.vocab_size, WIDTH),
         "model.norm.weight": padded(tensors["model.norm.weight"] * np.float32(part**0.5), WIDTH),
     }
@@ -71,44 +71,44 @@ def deeper() -> Llama:
         found = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         for norm in ("input_layernorm", "post_attention_layernorm"):
             weight = found.get(f"{prefix}{norm}.weight", np.ones(1, np.float32))
-            made[f"{prefix}{norm}.weight"] = padded(weight * np.float32(part**0.5), WIDTH)
+            weights[f"{prefix}{norm}.weight"] = padded(weight * np.float32(part**0.5), WIDTH)
         for name, rows in names.items():
             weight = found.get(f"{prefix}self_attn.{name}_proj.weight", np.zeros((small.kv_heads, 1), np.float32))
             each = group if name == "q" else size
-            made[f"{prefix}self_attn.{name}_proj.weight"] = padded(
+            weights[f"{prefix}self_attn.{name}_proj.weight"] = padded(
                 spread(weight, small.kv_heads, each, width=WIDTH), rows, WIDTH
             )
         out = found.get(f"{prefix}self_attn.o_proj.weight", np.zeros((1, small.kv_heads), np.float32))
         columns = spread(np.ascontiguousarray(out.T), small.kv_heads, group, width=WIDTH).T
-        made[f"{prefix}self_attn.o_proj.weight"] = padded(columns, WIDTH, HEADS * size)
+        weights[f"{prefix}self_attn.o_proj.weight"] = padded(columns, WIDTH, HEADS * size)
         for name, shape in (("gate", (INNER, WIDTH)), ("up", (INNER, WIDTH)), ("down", (WIDTH, INNER))):
             weight = found.get(f"{prefix}mlp.{name}_proj.weight", np.zeros((1, 1), np.float32))
-            made[f"{prefix}mlp.{name}_proj.weight"] = padded(weight, *shape)
+            weights[f"{prefix}mlp.{name}_proj.weight"] = padded(weight, *shape)
     config = {
         "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": LAYERS, "head_dim": size,
         "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS, "vocab_size": small.vocab_size,
         "rms_norm_eps": float(small.epsilon) * part, "max_position_embeddings": small.context_length,
         "tie_word_embeddings": True,
     }  # fmt: skip
-    return Llama.of(config, made)
+    return Llama.of(config, weights)
 
 
 def seconds_of(
     engine: Engine, prompts: list[list[int]], params: nc.SamplingParams, rows: int
 ) -> tuple[float, list[Any]]:
     """The time of all outputs at this concurrency, and their tokens."""
-    begin, said = time.perf_counter(), []
+    begin, outputs = time.perf_counter(), []
     for start in range(0, len(prompts), rows):
-        asked = [
+        request_ids = [
             engine.add(Request(ids, params.replace(seed=start + row)))
             for row, ids in enumerate(prompts[start : start + rows])
         ]
-        tokens: dict[str, list[int]] = {number: [] for number in asked}
+        tokens: dict[str, list[int]] = {number: [] for number in request_ids}
         while len(engine):
             for event in engine.step():
                 tokens[event.request_id] += event.chunk.token_ids
-        said += tokens.values()
-    return time.perf_counter() - begin, said
+        outputs += tokens.values()
+    return time.perf_counter() - begin, outputs
 
 
 def main() -> None:
@@ -137,10 +137,10 @@ def main() -> None:
         for engine in engines.values():
             seconds_of(engine, prompts, params.replace(max_tokens=2), len(prompts))  # warm-up: compile the kernels
         times: dict[str, list[float]] = {name: [] for name in engines}
-        said = {}
+        outputs = {}
         for turn in range(options.repeat + 1):
             for name, engine in engines.items():
-                seconds, said[name] = seconds_of(engine, prompts, params, rows)
+                seconds, outputs[name] = seconds_of(engine, prompts, params, rows)
                 if turn:  # the first turn is a warm-up
                     times[name].append(seconds)
         plain, fastest = statistics.median(times["plain"]), min(times["plain"])
@@ -152,7 +152,7 @@ def main() -> None:
             print(
                 f"  {name:16} {gain:.2f} x  of minima {best:.2f} x  tau "
                 f"{engine.stats.speculative.mean_acceptance_length:.2f}"
-                f"  the same text: {said[name] == said['plain']}",
+                f"  the same text: {outputs[name] == outputs['plain']}",
                 flush=True,
             )
 

@@ -115,15 +115,15 @@ def by_generate_batch(model: Any, requests: Sequence[LoadRequest]) -> list[list[
     longest = ContinuousBatchingConfig(max_batch_tokens=1024)
     found: dict[str, list[int]] = {}
     with model.continuous_batching_context_manager(generation_config=config, continuous_batching_config=longest) as run:
-        for place, one in enumerate(requests):
-            run.add_request(one.prompt_ids, request_id=str(place), max_new_tokens=one.tokens, eos_token_id=-1)
+        for index, one in enumerate(requests):
+            run.add_request(one.prompt_ids, request_id=str(index), max_new_tokens=one.tokens, eos_token_id=-1)
         while len(found) < len(requests):
             result = run.get_result(timeout=1)
             if result is not None and result.is_finished():
                 found[result.request_id] = result.generated_tokens
             elif result is None and not run.is_running():
                 raise RuntimeError("Transformers' continuous batching has stopped")
-    return [found[str(place)] for place in range(len(requests))]
+    return [found[str(index)] for index in range(len(requests))]
 
 
 def random_llama() -> TransformersModel:

@@ -98,7 +98,7 @@ def of_http() -> set[str]:
 
     async def run() -> set[str]:
         service = Service(llm, llm.new_engine(), BODY["model"], llm.default_params, ServerLimits())
-        app, events = application(service, RequestLog()), asyncio.Queue[dict[str, Any]]()
+        app, events = application(service, RequestLog(), hosts=()), asyncio.Queue[dict[str, Any]]()
         started, files = asyncio.Event(), set[str]()
 
         async def send(message: Any) -> None:

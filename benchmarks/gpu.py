@@ -115,7 +115,7 @@ def compete(dtype: torch.dtype, until: float) -> Iterator[dict[str, Any]]:
         if time.perf_counter() > until:
             left_out += 1
             continue
-        case = gpu_chains.made(rows, size, chain, dtype, DEVICE)
+        case = gpu_chains.make_case(rows, size, chain, dtype, DEVICE)
         floor = case.logits_RV.numel() * case.logits_RV.element_size() / bytes_per_us
         for name in present():
             if slow.get((size, chain, name), 0.0) * rows > LONGEST:
@@ -126,8 +126,8 @@ def compete(dtype: torch.dtype, until: float) -> Iterator[dict[str, Any]]:
             cold, warm = timed(call, flush)
             slow[size, chain, name] = max(slow.get((size, chain, name), 0.0), cold / rows if rows > 1 else 0.0)
             print(f"{size:7}{rows:5} {chain:16}{name:16}{cold:9.1f}{warm:9.1f}{cold / floor:8.1f}x floor", flush=True)
-            found = dict(dtype=str(dtype)[6:], vocabulary=size, rows=rows, chain=chain, contender=name)
-            yield known | found | dict(cold=round(cold, 2), warm=round(warm, 2), floor=round(floor, 3))
+            keys = dict(dtype=str(dtype)[6:], vocabulary=size, rows=rows, chain=chain, contender=name)
+            yield known | keys | dict(cold=round(cold, 2), warm=round(warm, 2), floor=round(floor, 3))
         del case
     if left_out:
         print(f"skipped {left_out} cases because of the time limit")
@@ -135,14 +135,14 @@ def compete(dtype: torch.dtype, until: float) -> Iterator[dict[str, Any]]:
 
 def present() -> list[str]:
     """The contenders that can be imported."""
-    found = []
+    names = []
     for name in gpu_chains.CONTENDERS:
         try:
             import_module(gpu_chains.PACKAGES.get(name, "torch"))
         except ImportError:
             continue
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 def write(lines: list[dict[str, Any]], path: Path) -> None:

@@ -55,7 +55,7 @@ class Case:
     """Rows of logits and their previous output."""
 
     logits_RV: torch.Tensor
-    said_RS: np.ndarray  #: int64 [R, SEEN]: the output of each row
+    output_RS: np.ndarray  #: int64 [R, SEEN]: the output of each row
     params: Mapping[str, Any]
 
     @property
@@ -63,25 +63,25 @@ class Case:
         return "repetition_penalty" in self.params
 
 
-def made(rows: int, size: int, chain: str, dtype: torch.dtype, device: str) -> Case:
+def make_case(rows: int, size: int, chain: str, dtype: torch.dtype, device: str) -> Case:
     """Noise with a peaked head, like the logits of a confident model. Deterministic in its arguments."""
     numbers = torch.Generator(device).manual_seed(rows * size)
     x_RV = torch.randn(rows, size, generator=numbers, device=device) * 2.5
     head_R = torch.randint(size, (rows, 40), generator=numbers, device=device)
     x_RV.scatter_add_(1, head_R, torch.linspace(2.0, 20.0, 40, device=device).expand(rows, -1))
-    said_RS = np.random.default_rng(rows).integers(0, size, (rows, min(SEEN, size)))
-    return Case(x_RV.to(dtype), said_RS, CHAINS[chain])
+    output_RS = np.random.default_rng(rows).integers(0, size, (rows, min(SEEN, size)))
+    return Case(x_RV.to(dtype), output_RS, CHAINS[chain])
 
 
 def rows_of(
-    pipelines: Sequence[Pipeline], seeds: Sequence[int], size: int, device: str, said: Sequence[list[int]] = ()
+    pipelines: Sequence[Pipeline], seeds: Sequence[int], size: int, device: str, outputs: Sequence[list[int]] = ()
 ) -> tuple[BatchState, BatchView]:
-    """Rows as a Sampler stores them for the kernels. said: the output of each."""
+    """Rows as a Sampler stores them for the kernels. outputs: the output of each."""
     rows = BatchState(size, torch.empty(0, device=device).device, "triton", lambda *_: None)
     for number, (stages, seed) in enumerate(zip(pipelines, seeds, strict=True)):
         row = device_row_spec(simplify(stages), size)
         assert isinstance(row, DeviceRowSpec), row  # noqa: S101  # all pipelines above run on a device
-        rows.add(number, row, seed, [], said[number] if said else [])
+        rows.add(number, row, seed, [], outputs[number] if outputs else [])
     part = rows.view(range(len(pipelines)))
     rows.reserve(part, STEPS)
     return rows, part
@@ -89,10 +89,10 @@ def rows_of(
 
 def ours(case: Case) -> Call:
     """A sampling step: logit adjustments as tensors, the Triton kernels, and the state updates."""
-    (rows, size), said = case.logits_RV.shape, case.said_RS.tolist() if case.penalised else ()
-    stages = nc.SamplingParams(**case.params, seed=0).pipeline()
-    held, part = rows_of([stages] * rows, range(rows), size, str(case.logits_RV.device), said)
-    return Call(lambda: held.sample(part, case.logits_RV))
+    (rows, size), outputs = case.logits_RV.shape, case.output_RS.tolist() if case.penalised else ()
+    stages = nc.SamplingParams(**case.params, seed=0).build_pipeline()
+    device_rows, part = rows_of([stages] * rows, range(rows), size, str(case.logits_RV.device), outputs)
+    return Call(lambda: device_rows.sample(part, case.logits_RV))
 
 
 def read(case: Case) -> Call:
@@ -137,9 +137,9 @@ def of_torch(case: Case) -> Call | None:
 
 def counted(case: Case) -> torch.Tensor:
     """The count of each token in the output, dense."""
-    said_RS = torch.from_numpy(case.said_RS).to(case.logits_RV.device)
-    counts_RV = torch.zeros(case.logits_RV.shape, device=said_RS.device)
-    return counts_RV.scatter_add_(1, said_RS, torch.ones(said_RS.shape, device=said_RS.device))
+    output_RS = torch.from_numpy(case.output_RS).to(case.logits_RV.device)
+    counts_RV = torch.zeros(case.logits_RV.shape, device=output_RS.device)
+    return counts_RV.scatter_add_(1, output_RS, torch.ones(output_RS.shape, device=output_RS.device))
 
 
 def of_flashinfer(case: Case) -> Call | None:

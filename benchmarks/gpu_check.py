@@ -46,34 +46,36 @@ def tokens(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
         if size == FLAT and not chain.startswith("flat"):
             continue
         for name, dtype in list(TYPES.items())[: 1 + (size in SHORT)]:
-            case = mixed(gpu_chains.made(rows, size, chain, dtype, device))
+            case = mixed(gpu_chains.make_case(rows, size, chain, dtype, device))
             call, x_RV = gpu_chains.ours(case), case.logits_RV.float().cpu().numpy()
             expected, wrong = nc.Sampler(size, "reference"), 0
             for row in range(rows):
-                said = case.said_RS[row].tolist() if case.penalised else []
-                expected.add(nc.SamplingParams(**params, seed=row), output_ids=said)
+                output = case.output_RS[row].tolist() if case.penalised else []
+                expected.add(nc.SamplingParams(**params, seed=row), output_ids=output)
             for _ in range(STEPS):
-                found = call.run().tolist()
-                wrong += sum(a != b for a, b in zip(found, expected(x_RV).token_ids.tolist(), strict=True))
+                sampled = call.run().tolist()
+                wrong += sum(a != b for a, b in zip(sampled, expected(x_RV).token_ids.tolist(), strict=True))
             yield f"tokens, {chain}, {name}, {size}", wrong, STEPS * rows
 
 
-def law(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
+def frequencies(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
     """Sample one row with many seeds. The chi-square statistic of some bins exceeds 6 deviations almost never."""
     for chain in ("temperature", "top_p .9"):
-        case = mixed(gpu_chains.made(2, size, chain, torch.float32, device))
+        case = mixed(gpu_chains.make_case(2, size, chain, torch.float32, device))
         case = replace(case, logits_RV=case.logits_RV[1:] / 4)  # almost flat
         params = nc.SamplingParams(**gpu_chains.CHAINS[chain], seed=0)
         p_V = nc.probabilities(case.logits_RV.cpu().numpy(), params, backend="reference")[0]
-        held, part = gpu_chains.rows_of([params.pipeline()] * rows, range(rows), size, device)
-        found = held.sample(part, case.logits_RV.expand(rows, -1)).cpu().numpy()
+        device_rows, part = gpu_chains.rows_of([params.build_pipeline()] * rows, range(rows), size, device)
+        sampled = device_rows.sample(part, case.logits_RV.expand(rows, -1)).cpu().numpy()
         bins = min(60, rows // 15)
         bins_V = np.minimum((p_V.cumsum() * bins).astype(int), bins - 1)
         expected = np.bincount(bins_V, p_V, bins) * rows
-        seen, kept = np.bincount(bins_V[found], minlength=bins), expected > 5
-        degrees = kept.sum() - 1
-        deviation = (((seen - expected)[kept] ** 2 / expected[kept]).sum() - degrees) / max(1.0, (2 * degrees) ** 0.5)
-        yield f"law, {chain}, {size}: {deviation:+.1f} deviations", int(deviation > 6 or (p_V[found] == 0).any()), 1
+        counts, large = np.bincount(bins_V[sampled], minlength=bins), expected > 5
+        degrees = large.sum() - 1
+        statistic = ((counts - expected)[large] ** 2 / expected[large]).sum()
+        deviation = (statistic - degrees) / max(1.0, (2 * degrees) ** 0.5)
+        wrong = int(deviation > 6 or (p_V[sampled] == 0).any())
+        yield f"frequencies, {chain}, {size}: {deviation:+.1f} deviations", wrong, 1
 
 
 def near_tied(count: int, device: str) -> Iterator[tuple[str, int, int]]:
@@ -82,10 +84,10 @@ def near_tied(count: int, device: str) -> Iterator[tuple[str, int, int]]:
     for case in map(near_ties.case, range(count)):
         if isinstance(to_fused_params(case.stages), str):
             continue
-        held, part = gpu_chains.rows_of([case.stages], [case.seed], len(case.logits), device)
-        held._slots.columns[STEP].fill_(case.step)  # noqa: SLF001
-        found = held.sample(part, torch.from_numpy(case.logits[None]).to(device)).item()
-        wrong += found != reference.draw(case.logits, case.stages, case.seed, case.step)
+        device_rows, part = gpu_chains.rows_of([case.stages], [case.seed], len(case.logits), device)
+        device_rows._slots.columns[STEP].fill_(case.step)  # noqa: SLF001
+        sampled = device_rows.sample(part, torch.from_numpy(case.logits[None]).to(device)).item()
+        wrong += sampled != reference.draw(case.logits, case.stages, case.seed, case.step)
         rows += 1
     yield "near ties", wrong, rows
 
@@ -94,18 +96,18 @@ def graphs(size: int, rows: int, device: str) -> Iterator[tuple[str, int, int]]:
     """Replay a captured CUDA graph. Expects the tokens of the next steps."""
     if device != "cuda":
         return
-    case = gpu_chains.made(rows, size, "all", torch.float32, device)
+    case = gpu_chains.make_case(rows, size, "all", torch.float32, device)
     plain, replayed = gpu_chains.ours(case), gpu_chains.ours(case)
     expected = [plain.run().tolist() for _ in range(6)]
     replayed.run()  # compile before the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         tokens_R = replayed.run()
-    found = []
+    sampled = []
     for _ in range(5):
         graph.replay()
-        found.append(tokens_R.tolist())
-    yield f"a captured graph, {size}", sum(a != b for a, b in zip(found, expected[1:], strict=True)), 5
+        sampled.append(tokens_R.tolist())
+    yield f"a captured graph, {size}", sum(a != b for a, b in zip(sampled, expected[1:], strict=True)), 5
 
 
 def run(device: str) -> bool:
@@ -115,7 +117,7 @@ def run(device: str) -> bool:
     checks: list[Iterator[tuple[str, int, int]]] = [near_tied(2000 if full else 30, device)]
     checks += [] if full else [tokens(FLAT, 2, device)]
     for size in FULL if full else SMALL:
-        checks += [tokens(size, 8 if full else 2, device), law(size, 20_000 if full else 60, device)]
+        checks += [tokens(size, 8 if full else 2, device), frequencies(size, 20_000 if full else 60, device)]
         checks += [graphs(size, 16, device)]
     for what, wrong, rows in itertools.chain.from_iterable(checks):
         good = wrong <= (EDGES * rows if "penalties" in what else 0)

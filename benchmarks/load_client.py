@@ -83,8 +83,8 @@ class Response:
         """The events of a stream, each with its arrival time."""
         rest = b""
         for now, data in zip(self.times, self.data, strict=True):
-            *whole, rest = (rest + data).split(b"\n\n")
-            for frame in whole:
+            *complete, rest = (rest + data).split(b"\n\n")
+            for frame in complete:
                 _, prefix, event = frame.partition(b"data: ")
                 if prefix:  # not a comment
                     yield now, event
@@ -123,11 +123,11 @@ class Connection(asyncio.Protocol):
             self.response.times.append(now)
         if self.left >= 0:
             self.left -= len(data)
-            whole = self.left <= 0
+            complete = self.left <= 0
         else:
             self.tail = (self.tail + data)[-len(END) :]
-            whole = self.tail == END
-        if whole and self.done is not None and not self.done.done():
+            complete = self.tail == END
+        if complete and self.done is not None and not self.done.done():
             self.done.set_result(self.response)
 
     def connection_lost(self, exc: Exception | None) -> None:

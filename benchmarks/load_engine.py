@@ -22,19 +22,19 @@ from nucleate.engine.request import Request
 def run(engine: Engine, requests: list[LoadRequest], at_once: int) -> dict[str, Any]:
     """Run all requests, with limited concurrency."""
     waiting = iter(enumerate(requests))
-    places: dict[str, int] = {}
+    indices: dict[str, int] = {}
     token_ids: list[list[int]] = [[] for _ in requests]
     start, cpu = perf_counter(), _cpu()
     while True:
-        while len(places) < at_once and (after := next(waiting, None)) is not None:
-            place, one = after
-            places[engine.add(Request(one.prompt_ids, _params(one)))] = place
-        if not places:
+        while len(indices) < at_once and (after := next(waiting, None)) is not None:
+            index, one = after
+            indices[engine.add(Request(one.prompt_ids, _params(one)))] = index
+        if not indices:
             break
         for event in engine.step():
-            token_ids[places[event.request_id]] += event.chunk.token_ids
+            token_ids[indices[event.request_id]] += event.chunk.token_ids
             if event.finished:
-                del places[event.request_id]
+                del indices[event.request_id]
     return {"seconds": perf_counter() - start, "cpu seconds": _cpu() - cpu, "token ids": token_ids}
 
 
@@ -43,8 +43,8 @@ def first(llm: nc.LLM, requests: list[LoadRequest]) -> dict[str, Any]:
     seconds = []
     for one in requests:
         start = perf_counter()
-        for piece in llm.stream(one.prompt_ids, _params(one)):
-            if piece.text:
+        for chunk in llm.stream(one.prompt_ids, _params(one)):
+            if chunk.text:
                 seconds.append(perf_counter() - start)
                 break
     return {"first token": statistics.median(seconds)}

@@ -47,18 +47,18 @@ _CODAS = ("", "", "n", "r", "s", "t", "nd", "ng", "ment", "tion", "ly", "ing", "
 _BETWEEN = (" ", " ", " ", " ", " ", ", ", ". ", "\n", '": "', "', '", " = ", "(", ") ", "/", "-", "_", "\n    ")
 
 
-def vocabulary(size: int, kept: Path | None = None) -> Tokenizer:
+def vocabulary(size: int, cached: Path | None = None) -> Tokenizer:
     """A tokenizer with ``size`` tokens; id 0 is EOS. Takes half a minute for 128256, unless cached in a file."""
-    if kept is not None and kept.exists():
-        return Tokenizer(tokenizers.Tokenizer.from_file(str(kept)), eos_token_ids=[0])
-    made = tokenizers.Tokenizer(models.BPE())
+    if cached is not None and cached.exists():
+        return Tokenizer(tokenizers.Tokenizer.from_file(str(cached)), eos_token_ids=[0])
+    tokenizer = tokenizers.Tokenizer(models.BPE())
     # As in Llama 3: words with the preceding space, and at most three digits.
     words = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
     split = pre_tokenizers.Split(tokenizers.Regex(words), "isolated")
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    made.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=size,
         special_tokens=[END],
@@ -66,12 +66,12 @@ def vocabulary(size: int, kept: Path | None = None) -> Tokenizer:
         max_token_length=64,
         show_progress=False,
     )
-    made.train_from_iterator(_texts(), trainer)
-    if made.get_vocab_size() != size:
-        raise RuntimeError(f"the text is sufficient for {made.get_vocab_size()} tokens only, not for {size}")
-    if kept is not None:
-        made.save(str(kept))
-    return Tokenizer(made, eos_token_ids=[0])
+    tokenizer.train_from_iterator(_texts(), trainer)
+    if tokenizer.get_vocab_size() != size:
+        raise RuntimeError(f"the text is sufficient for {tokenizer.get_vocab_size()} tokens only, not for {size}")
+    if cached is not None:
+        tokenizer.save(str(cached))
+    return Tokenizer(tokenizer, eos_token_ids=[0])
 
 
 def _texts() -> Iterator[str]:
@@ -83,7 +83,7 @@ def _texts() -> Iterator[str]:
     chance = 1.0 / np.arange(10, 10 + len(words))
     picked = np.random.default_rng(0).choice(len(words), 4_000_000, p=chance / chance.sum())
     for start in range(0, len(picked), 1000):
-        yield "".join(words[place] + rng.choice(_BETWEEN) for place in picked[start : start + 1000])
+        yield "".join(words[index] + rng.choice(_BETWEEN) for index in picked[start : start + 1000])
 
 
 def _word(rng: random.Random) -> str:

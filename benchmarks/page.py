@@ -81,10 +81,10 @@ def summary(results: Results) -> str:
         target, chains = TARGETS.get(peer, (0, set()))
         for name, cases in _kinds(results["cases"]).items():
             ratios = [ratio for case in cases if (ratio := _ratio(case, peer))]
-            aimed = [ratio for case in cases if _aimed(case, chains) and (ratio := _ratio(case, peer))]
+            compared = [ratio for case in cases if _has_target(case, chains) and (ratio := _ratio(case, peer))]
             if ratios:
                 numbers = " | ".join(f"{of(ratios):.1f}" for of in (min, statistics.median, max))
-                reached = f"{target}x | {sum(r >= target for r in aimed)} of {len(aimed)}" if aimed else " | "
+                reached = f"{target}x | {sum(r >= target for r in compared)} of {len(compared)}" if compared else " | "
                 lines.append(f"| {peer} | {name} | {len(ratios)} | {numbers} | {reached} |")
     parts = [
         "\n".join(lines),
@@ -115,7 +115,7 @@ def misses(results: Results) -> list[str]:
         f"| {peer} | {target}x | {' | '.join(str(case[key]) for key in keys)} | {ratio:.1f}x |"
         for peer, (target, chains) in TARGETS.items()
         for case in results["cases"]
-        if _aimed(case, chains) and (ratio := _ratio(case, peer)) and ratio < target
+        if _has_target(case, chains) and (ratio := _ratio(case, peer)) and ratio < target
     ]
     return [*_head(["sampler", "target", "pipeline", "logits", "V", "ratio"]), *lines] if lines else []
 
@@ -128,9 +128,9 @@ def vocabulary(results: Results, size: int) -> str:
     lines = _head(["pipeline", "nucleate, µs", "times max", *(f"{peer}, µs" for peer in PEERS)])
     for chain in chains:
         times = found["peaked", 1, chain]["microseconds"]
-        own = times["nucleate"]
-        cells = [f"{times[peer]:.0f} ({times[peer] / own:.1f}x)" if peer in times else "" for peer in PEERS]
-        lines.append(f"| {chain} | {own:.1f} | {own / times['numpy max']:.1f} | {' | '.join(cells)} |")
+        nucleate_us = times["nucleate"]
+        cells = [f"{times[peer]:.0f} ({times[peer] / nucleate_us:.1f}x)" if peer in times else "" for peer in PEERS]
+        lines.append(f"| {chain} | {nucleate_us:.1f} | {nucleate_us / times['numpy max']:.1f} | {' | '.join(cells)} |")
     others = [(kind, rows) for kind, rows in dict.fromkeys(key[:2] for key in found) if (kind, rows) != ("peaked", 1)]
     more = _head(["pipeline", *(kind if rows == 1 else f"{rows} rows" for kind, rows in others)])
     for chain in chains:
@@ -159,9 +159,9 @@ def write(results: Results, folder: Path) -> None:
 
 
 def _short(case: Case) -> str:
-    own = case["microseconds"]["nucleate"] / case["rows"]
+    nucleate_us = case["microseconds"]["nucleate"] / case["rows"]
     ratios = [f"{ratio:.0f}x" if (ratio := _ratio(case, peer)) else "-" for peer in PEERS]
-    return f"{own:.0f}: {', '.join(ratios)}"
+    return f"{nucleate_us:.0f}: {', '.join(ratios)}"
 
 
 def _kinds(cases: Sequence[Case]) -> dict[str, list[Case]]:
@@ -173,7 +173,7 @@ def _kinds(cases: Sequence[Case]) -> dict[str, list[Case]]:
     return {name: found for name, found in kinds.items() if found}
 
 
-def _aimed(case: Case, chains: set[str]) -> bool:
+def _has_target(case: Case, chains: set[str]) -> bool:
     return case["rows"] == 1 and case["chain"] in chains
 
 
@@ -195,5 +195,6 @@ def _folded(title: str, lines: Sequence[str]) -> str:
 
 
 if __name__ == "__main__":
-    asked = [Path(argument) for argument in sys.argv[1:]]
-    write(json.loads((asked[0] if asked else RESULTS).read_text("utf-8")), asked[1] if asked[1:] else ROOT / "docs")
+    arguments = [Path(argument) for argument in sys.argv[1:]]
+    measured = json.loads((arguments[0] if arguments else RESULTS).read_text("utf-8"))
+    write(measured, arguments[1] if arguments[1:] else ROOT / "docs")

@@ -53,7 +53,7 @@ def compete(makers: dict[str, contenders.Maker], quick: bool, seconds: float) ->
     for kind, size, rows in cases(quick):
         x_BV = logits(kind, rows, size)
         for chain, params in CHAINS.items():
-            stages, before = nc.SamplingParams(seed=0, **params).pipeline(), history(params, size)
+            stages, before = nc.SamplingParams(seed=0, **params).build_pipeline(), history(params, size)
             entered: dict[str, Call] = {
                 "numpy max": lambda x=x_BV: x.max(axis=1),
                 "nucleate": sampler_call(x_BV, params),
@@ -89,8 +89,8 @@ def versions() -> dict[str, str]:
 
 def machine() -> str:
     """The name of the processor, if the system provides it."""
-    told = Path("/proc/cpuinfo").read_text("utf-8") if Path("/proc/cpuinfo").exists() else ""
-    facts = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
+    cpuinfo = Path("/proc/cpuinfo").read_text("utf-8") if Path("/proc/cpuinfo").exists() else ""
+    facts = dict(line.split(":", 1) for line in cpuinfo.splitlines() if ":" in line)
     lines = {name.strip(): value.strip() for name, value in facts.items()}
     name = lines.get("model name") or platform.processor() or platform.machine()
     vectors = ", AVX-512" if "avx512f" in lines.get("flags", "") else ""

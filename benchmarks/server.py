@@ -124,7 +124,7 @@ class Benchmark:
         result = self._client(host=self._server.host, port=self._server.port, **job)
         return {**result, "cpu seconds": self._server.cpu - before}
 
-    def held(self, seconds: float) -> dict[str, Any]:
+    def keep_open(self, seconds: float) -> dict[str, Any]:
         """Keep a constant number of streams open: a new one replaces each that ends."""
         before = self._server.memory
         result = self.load(requests=workload(64 * int(seconds), SIZE, seed=1), at_once=AT_ONCE, seconds=seconds)
@@ -144,8 +144,8 @@ class Benchmark:
         found: dict[str, list[Any]] = {kind: [] for kind in kinds}
         for turn in range(repeat):
             requests = workload(count, SIZE, seed=100 + turn)  # new prompts: no prefix cache hits
-            for place in range(3):
-                kind = kinds[(turn + place) % 3]
+            for index in range(3):
+                kind = kinds[(turn + index) % 3]
                 found[kind].append(self._once(kind, requests))
             ids = [runs[-1].pop("token ids") for runs in found.values()]
             if not ids[0] == ids[1] == ids[2]:
@@ -229,7 +229,7 @@ def main() -> None:
         benchmark = Benchmark(server, engine, client)
         results["first token"] = benchmark.first_token(10 if options.quick else 100)
         results["overhead"] = benchmark.overhead(options.requests, options.repeat)
-        results["held"] = benchmark.held(options.seconds)
+        results["held"] = benchmark.keep_open(options.seconds)
         results["leaving"] = benchmark.leaving(*(50, 0.5) if options.quick else (200, 2.0))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")

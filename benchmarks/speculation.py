@@ -1,8 +1,9 @@
 """Speculative decoding compared with normal decoding: the same requests, in turn in one process, embedded model.
 
 Each workload runs with one sequence at a time, and with eight at once and a queue, at temperatures 0 and 0.8. The
-engines alternate every few steps, so that other load on the machine affects all alike. A ratio is the total time
-without speculation divided by the total time with it. Outputs are compared: they are equal except for near ties, as a
+engines alternate every few steps, so that other load on the machine affects all alike. A ratio is the time of a round
+without speculation divided by the time with it; the median over the rounds is reported. --busy starts processes that
+keep cores busy. Outputs are compared: they are equal except for near ties, as a
 forward pass of several tokens rounds differently.
 
 - repeats: prompts after which the embedded model repeats itself (it does not copy from its prompt, unlike models that
@@ -10,17 +11,23 @@ forward pass of several tokens rounds differently.
 - again: requests that have been answered before, outside the measurement
 - stories: ordinary prompts with little repetition
 
-    python benchmarks/speculation.py [--rounds 5] [--out benchmarks/results/speculation.json]
+    python benchmarks/speculation.py [--rounds 5] [--busy 0] [--methods eagle ...] [--kinds stories ...]
+        [--at-once 1 8] [--out benchmarks/results/speculation.json]
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
+import statistics
+import subprocess
+import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -65,6 +72,8 @@ WAYS = {
     "suffix": Speculation("suffix", 7),
     "medusa": Speculation("medusa"),
     "eagle": Speculation("eagle"),
+    "dflash": Speculation("dflash"),
+    "draft": Speculation("draft"),
     "ngram, always 4": Speculation("ngram", adaptive=False),
 }
 
@@ -74,8 +83,8 @@ class Work:
 
     def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
         self.engine, self.seconds = engine, 0.0
-        self._places = {engine.add(request): place for place, request in enumerate(requests)}
-        self.said: list[list[int]] = [[] for _ in requests]
+        self._places = {engine.add(request): index for index, request in enumerate(requests)}
+        self.outputs: list[list[int]] = [[] for _ in requests]
 
     def turn(self) -> bool:
         """Run some steps. Returns whether requests remain."""
@@ -84,7 +93,7 @@ class Work:
             events += self.engine.step()
         self.seconds += perf_counter() - begin
         for event in events:
-            self.said[self._places[event.request_id]] += event.chunk.token_ids
+            self.outputs[self._places[event.request_id]] += event.chunk.token_ids
         return len(self.engine) > 0
 
 
@@ -93,8 +102,8 @@ def requests_of(llm: nc.LLM, kind: str, temperature: float, at_once: int, turn: 
     turn = 0 if kind == "again" else turn
     params = nc.SamplingParams(temperature=temperature, max_tokens=TOKENS, ignore_eos=True)
     return [
-        Request(llm.encode(prompt), params.replace(seed=1000 * turn + place))
-        for place, prompt in enumerate(PROMPTS[kind][: max(8, 4 * at_once)])
+        Request(llm.encode(prompt), params.replace(seed=1000 * turn + index))
+        for index, prompt in enumerate(PROMPTS[kind][: max(8, 4 * at_once)])
     ]
 
 
@@ -105,11 +114,26 @@ def new_engine(llm: nc.LLM, name: str, at_once: int) -> Engine:
     return engine
 
 
-def measure(llm: nc.LLM, kind: str, temperature: float, at_once: int, rounds: int) -> dict[str, Any]:
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Keep this many cores busy."""
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+def measure(
+    llm: nc.LLM, methods: Sequence[str], kind: str, temperature: float, at_once: int, rounds: int
+) -> dict[str, Any]:
     """Each round has new engines; for "again", the requests are first answered outside the measurement."""
-    names = ("plain", *WAYS)
+    names = ("plain", *methods)
     engines = {name: new_engine(llm, name, at_once) for name in names}
-    seconds, equal = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    equal = dict.fromkeys(names, 0)
     taus: dict[str, float] = {}
     for turn in range(rounds + 1):  # the first one warms up
         if turn and kind != "again":
@@ -121,13 +145,14 @@ def measure(llm: nc.LLM, kind: str, temperature: float, at_once: int, rounds: in
             going.rotate(1)  # vary the order
             going = deque([name for name in going if works[name].turn()])
         for name, work in works.items() if turn else ():
-            seconds[name] += work.seconds
-            equal[name] += sum(own == other for own, other in zip(work.said, works["plain"].said, strict=True))
+            seconds[name].append(work.seconds)
+            equal[name] += sum(own == other for own, other in zip(work.outputs, works["plain"].outputs, strict=True))
             taus[name] = engines[name].stats.speculative.mean_acceptance_length
     result: dict[str, Any] = {}
     for name in names:
-        rate = rounds * len(requests) * TOKENS / seconds[name]
-        result[name] = {"tokens/s": round(rate), "ratio": round(seconds["plain"] / seconds[name], 2)}
+        rate = rounds * len(requests) * TOKENS / sum(seconds[name])
+        ratios = [plain / own for plain, own in zip(seconds["plain"], seconds[name], strict=True)]
+        result[name] = {"tokens/s": round(rate), "ratio": round(statistics.median(ratios), 2)}
         if name != "plain":
             result[name] |= {"tau": round(taus[name], 2), "equal": f"{equal[name]} of {rounds * len(requests)}"}
     return result
@@ -136,6 +161,11 @@ def measure(llm: nc.LLM, kind: str, temperature: float, at_once: int, rounds: in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="processes that keep a core busy")
+    parser.add_argument("--methods", nargs="+", choices=WAYS, default=[*WAYS])
+    parser.add_argument("--kinds", nargs="+", choices=PROMPTS, default=[*PROMPTS])
+    parser.add_argument("--at-once", nargs="+", type=int, default=[1, 8])
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 0.8])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     warm()
@@ -143,14 +173,14 @@ def main() -> None:
     result: dict[str, Any] = {
         "what": f"8 prompts, or 32 of which 8 are at work at a time, {TOKENS} tokens each, the embedded model; "
         "ratio: times as fast as without drafts",
-        "where": f"{platform.machine()}, {os.cpu_count()} cores",
+        "where": f"{platform.machine()}, {os.cpu_count()} cores, {options.busy} busy processes",
     }
-    for kind in PROMPTS:
-        for temperature in (0.0, 0.8):
-            for at_once in (1, 8):
-                case = f"{kind}, temperature {temperature:g}, {at_once} at once"
-                result[case] = measure(llm, kind, temperature, at_once, options.rounds)
-                print(case, json.dumps(result[case]), flush=True)
+    cases = itertools.product(options.kinds, options.temperatures, options.at_once)
+    with busy(options.busy):
+        for kind, temperature, at_once in cases:
+            case = f"{kind}, temperature {temperature:g}, {at_once} at once"
+            result[case] = measure(llm, options.methods, kind, temperature, at_once, options.rounds)
+            print(case, json.dumps(result[case]), flush=True)
     if options.out is not None:
         options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 

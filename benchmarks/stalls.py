@@ -1,8 +1,8 @@
 """Stalls of a stream: the longest gap between two tokens, alone and while other requests run.
 
 A server without compiled kernels, and one with them, each stream one seeded request again and again. Meanwhile another
-process requests every stage, every pair of stages and every preset. The text must not change, and no gap may be much
-longer than those of the stream alone.
+process requests every stage, every pair of stages and every preset, and then responses of many megabytes. The text must
+not change, and no gap may be much longer than those of the stream alone.
 
     python benchmarks/stalls.py [--json FILE] [--at-once 4] [--seconds 120] [--quick]
 """
@@ -29,9 +29,16 @@ TARGET = 0.1
 ALONE = 8.0
 """Seconds of measurement of the stream alone, with kernels."""
 TOKENS = 400
+SEEDED: Mapping[str, Any] = {
+    "seed": 7, "temperature": 0.8, "top_p": 0.95, "max_tokens": TOKENS, "suppress_token_ids": [0, 1, 2, 3, 4],
+}  # fmt: skip
+"""The request of the stream. Special tokens have no text: they would not be seen, and count as a gap."""
+LOADED = ("from the start", "kernels ready", "large responses")
+"""The phases with other requests."""
 
 STAGES: Mapping[str, Mapping[str, Any]] = {
     "logit_bias": {"logit_bias": {"40": 2.0, "60": -3.0}},
+    "encoder_repetition": {"encoder_repetition_penalty": 1.2},
     "repetition": {"repetition_penalty": 1.2},
     "frequency": {"frequency_penalty": 0.5},
     "presence": {"presence_penalty": 0.5},
@@ -43,6 +50,7 @@ STAGES: Mapping[str, Mapping[str, Any]] = {
     "allowed": {"allowed_token_ids": list(range(0, 4000, 3))},
     "temperature": {"temperature": 0.7},
     "dynamic_temperature": {"dynamic_temperature_low": 0.5, "dynamic_temperature_high": 1.5},
+    "quadratic": {"smoothing_factor": 0.3},
     "top_n_sigma": {"top_n_sigma": 1.5},
     "top_k": {"top_k": 40},
     "typical": {"typical_p": 0.9},
@@ -53,11 +61,20 @@ STAGES: Mapping[str, Mapping[str, Any]] = {
     "p_less": {"p_less": True},
     "top_h": {"top_h": 0.5},
     "mirostat": {"mirostat_tau": 5.0},
+    "mirostat_v1": {"mirostat_v1_tau": 5.0},
     "top_p": {"top_p": 0.9},
     "xtc": {"xtc_probability": 0.5},
     "adaptive_p": {"adaptive_p_target": 0.5},
 }
 """Request fields that enable each stage; a test checks that none is missing."""
+LARGE: tuple[Mapping[str, Any], ...] = (
+    {"prompt": [[5] * 1001] * 32, "max_tokens": 1, "prompt_logprobs": 6, "stream": False},
+    {"prompt": [[6] * 1001] * 32, "max_tokens": 1, "prompt_logprobs": 6},
+    {"prompt": [[7] * 1001] * 64, "max_tokens": 1, "echo": True, "logprobs": 5, "stream": False},
+    {"n": 64, "max_tokens": 400, "logprobs": 15, "stream": False},
+    {"prompt": [[8] * 1001] * 256, "max_tokens": 1, "prompt_logprobs": 0, "stream": False},
+)
+"""Requests with large responses."""
 PRESETS = ("canonical", "vllm", "hf", "llama.cpp", "akunu")
 DRAWS = ("gumbel", "categorical", "greedy")
 
@@ -73,7 +90,7 @@ def bodies(*, quick: bool) -> list[dict[str, Any]]:
 
 
 class StreamResult(NamedTuple):
-    """One answer to the seeded request."""
+    """One response to the seeded request."""
 
     text: str
     gaps: list[float]  #: seconds between the parts of the stream
@@ -87,8 +104,8 @@ class Phase(NamedTuple):
     texts: int  #: how many different ones there were; one, if all is well
 
     @classmethod
-    def of(cls, seen: list[StreamResult]) -> Phase:
-        return cls(len(seen), max(max(one.gaps) for one in seen), len({one.text for one in seen}))
+    def of(cls, results: list[StreamResult]) -> Phase:
+        return cls(len(results), max(max(one.gaps) for one in results), len({one.text for one in results}))
 
 
 class Server:
@@ -138,10 +155,13 @@ def ask(url: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     request_body = json.dumps({"prompt": "Once upon a time", "stream": True, "ignore_eos": True, **body})
     try:
         connection.request("POST", "/v1/completions", request_body, {"content-type": "application/json"})
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise RuntimeError(f"{answer.status} for {request_body}: {answer.read()[:300]!r}")
-        for line in answer:
+        response = connection.getresponse()
+        if response.status != 200:
+            raise RuntimeError(f"{response.status} for {request_body}: {response.read()[:300]!r}")
+        if not json.loads(request_body)["stream"]:
+            yield json.loads(response.read())
+            return
+        for line in response:
             if line.startswith(b"data: {"):
                 yield json.loads(line[6:])
     finally:
@@ -151,7 +171,7 @@ def ask(url: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def stream(url: str) -> StreamResult:
     """The seeded request, once."""
     text, gaps, last = [], [], None
-    for part in ask(url, {"seed": 7, "temperature": 0.8, "top_p": 0.95, "max_tokens": TOKENS}):
+    for part in ask(url, SEEDED):
         now = time.perf_counter()
         if last is not None:
             gaps.append(now - last)
@@ -161,10 +181,11 @@ def stream(url: str) -> StreamResult:
 
 
 class LoadProcess:
-    """A process that sends all of ``bodies`` once."""
+    """A process that sends all of ``bodies``, or of ``LARGE``, once."""
 
-    def __init__(self, url: str, at_once: int, *, quick: bool) -> None:
-        command = [sys.executable, __file__, "--ask", url, "--at-once", str(at_once), *(["--quick"] if quick else [])]
+    def __init__(self, url: str, at_once: int, *, quick: bool, large: bool = False) -> None:
+        flags = [*(["--quick"] if quick else []), *(["--large"] if large else [])]
+        command = [sys.executable, __file__, "--ask", url, "--at-once", str(at_once), *flags]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603
 
     @property
@@ -177,9 +198,9 @@ class LoadProcess:
         return (self._process.communicate()[0] or "cut off").strip()
 
 
-def ask_all(url: str, at_once: int, *, quick: bool) -> None:
-    """Send all of ``bodies`` with limited concurrency, and print how many were completed."""
-    waiting, lock, failed, answered = bodies(quick=quick), threading.Lock(), [], [0]
+def ask_all(url: str, at_once: int, waiting: list[dict[str, Any]]) -> None:
+    """Send all bodies with limited concurrency, and print how many were completed."""
+    lock, failed, answered = threading.Lock(), list[str](), [0]
 
     def work() -> None:
         while True:
@@ -208,7 +229,7 @@ def run(cache: Path, at_once: int, seconds: float, *, quick: bool) -> dict[str, 
         others, beside, end = LoadProcess(server.url, at_once, quick=quick), [], time.perf_counter() + seconds
         while not others.done and time.perf_counter() < end:
             beside.append(stream(server.url))
-        said = others.end()
+        load_summary = others.end()
         while not server.ready and time.perf_counter() < end + 2 * seconds:
             beside.append(stream(server.url))
         if not server.ready:
@@ -222,11 +243,16 @@ def run(cache: Path, at_once: int, seconds: float, *, quick: bool) -> dict[str, 
         while not others.done and time.perf_counter() < end:
             ready.append(stream(server.url))
         said_then = others.end()
+        others, beside_large = LoadProcess(server.url, 1, quick=quick, large=True), []
+        while not others.done:
+            beside_large.append(stream(server.url))
+        large_summary = others.end()
     return {
-        "from the start": {**Phase.of(beside)._asdict(), "others": said},
+        "from the start": {**Phase.of(beside)._asdict(), "others": load_summary},
         "alone": Phase.of(alone)._asdict(),
         "kernels ready": {**Phase.of(ready)._asdict(), "others": said_then},
-        "unchanged": len({one.text for one in (*beside, *alone, *ready)}) == 1,
+        "large responses": {**Phase.of(beside_large)._asdict(), "others": large_summary},
+        "unchanged": len({one.text for one in (*beside, *alone, *ready, *beside_large)}) == 1,
     }
 
 
@@ -237,29 +263,29 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="time limit for all other requests [default 120]")
     parser.add_argument("--quick", action="store_true", help="only a few of the pairs")
     parser.add_argument("--ask", help=argparse.SUPPRESS)
+    parser.add_argument("--large", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ask:
-        ask_all(options.ask, options.at_once, quick=options.quick)
+        waiting = [dict(body) for body in LARGE] if options.large else bodies(quick=options.quick)
+        ask_all(options.ask, options.at_once, waiting)
         return 0
     with tempfile.TemporaryDirectory() as folder:
         found: dict[str, Any] = {"cores": os.cpu_count(), "load before": round(os.getloadavg()[0], 1)}
         for name in ("cold", "warm"):
             found[name] = one = run(Path(folder), options.at_once, options.seconds, quick=options.quick)
             alone = one["alone"]["longest"]
-            for phase in ("alone", "from the start", "kernels ready"):
-                figures = one[phase]
-                more = figures["longest"] - alone
-                verdict = "" if phase == "alone" else f", {1e3 * more:+.0f} ms; others: {figures['others']}"
-                print(
-                    f"{name}, {phase}: longest gap {1e3 * figures['longest']:.0f} ms of {figures['streams']}{verdict}"
-                )
+            for phase in ("alone", *LOADED):
+                result = one[phase]
+                more = result["longest"] - alone
+                verdict = "" if phase == "alone" else f", {1e3 * more:+.0f} ms; others: {result['others']}"
+                print(f"{name}, {phase}: longest gap {1e3 * result['longest']:.0f} ms of {result['streams']}{verdict}")
             print(f"{name}: the text is {'unchanged' if one['unchanged'] else 'CHANGED'}", flush=True)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     good = all(
         one["unchanged"] and one[phase]["longest"] <= one["alone"]["longest"] + TARGET
         for one in (found["cold"], found["warm"])
-        for phase in ("from the start", "kernels ready")
+        for phase in LOADED
     )
     print(f"target, at most {1e3 * TARGET:.0f} ms longer and the same text: {'reached' if good else 'MISSED'}")
     return 0 if good else 1

@@ -27,7 +27,7 @@ from made_vocabulary import vocabulary
 from sampler import machine, versions
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-from grammar_examples import SCHEMAS, closed, listed, text, whole
+from grammar_examples import SCHEMAS, array, closed, integer, text
 
 import nucleate as nc
 from nucleate.cli.bench import CHAINS, logits, medians
@@ -49,14 +49,14 @@ _RECORD = closed(
     ("tags", "born"),
     name=text(20),
     kind={"enum": ["person", "animal", "thing"]},
-    age=whole(0, 120),
-    tags=listed(text(10), 0, 3),
+    age=integer(0, 120),
+    tags=array(text(10), 0, 3),
     born={"type": "string", "format": "date"},
 )
-_MANY = {f"field_{i}": whole(0, 9) for i in range(30)}
+_MANY = {f"field_{i}": integer(0, 9) for i in range(30)}
 GRAMMARS: dict[str, StructuredOutputs] = {
-    "easy: numbers": StructuredOutputs(json_schema=listed(whole(0, 999), 40, 40)),
-    "typical: records": StructuredOutputs(json_schema=listed(_RECORD, 3, 3)),
+    "easy: numbers": StructuredOutputs(json_schema=array(integer(0, 999), 40, 40)),
+    "typical: records": StructuredOutputs(json_schema=array(_RECORD, 3, 3)),
     "hard: patterns, 30 optional fields": StructuredOutputs(
         json_schema=closed(
             tuple(_MANY),
@@ -177,18 +177,18 @@ def generate(llm: nc.LLM, grammar: StructuredOutputs, count: int) -> list[nc.Com
 
 def tokenize_with(grammar: CompiledGrammar, tokens_of: Mapping[bytes, int], text: bytes) -> list[int]:
     """A text in the longest tokens that its grammar allows."""
-    matcher, mask_W, tokens, place = grammar.matcher(), np.empty(grammar.num_words, np.int32), [], 0
-    while place < len(text) and not matcher.terminated:
+    matcher, mask_W, tokens, index = grammar.matcher(), np.empty(grammar.num_words, np.int32), [], 0
+    while index < len(text) and not matcher.terminated:
         matcher.fill_bitmask(mask_W)
-        for end in range(min(len(text), place + 64), place, -1):
-            token = tokens_of.get(text[place:end], -1)
+        for end in range(min(len(text), index + 64), index, -1):
+            token = tokens_of.get(text[index:end], -1)
             if token >= 0 and mask_W[token // 32] >> (token % 32) & 1:
                 break
         else:
             break  # the end of a truncated text
         matcher.accept_token(token)
         tokens.append(token)
-        place = end
+        index = end
     return tokens
 
 
@@ -236,11 +236,11 @@ def mask_times(
             for each in walking:
                 each.guide.jump_forward_tokens()
             clock.append(perf_counter())
-            for (_, kept), (begin, end) in zip(times.items(), itertools.pairwise(clock), strict=True):
-                kept.append((end - begin) * 1e6)
+            for (_, durations), (begin, end) in zip(times.items(), itertools.pairwise(clock), strict=True):
+                durations.append((end - begin) * 1e6)
         result = {
-            what: {"median": statistics.median(kept), "mean": statistics.mean(kept), "max": max(kept)}
-            for what, kept in times.items()
+            what: {"median": statistics.median(durations), "mean": statistics.mean(durations), "max": max(durations)}
+            for what, durations in times.items()
         }
         result["fill"]["p99"] = sorted(times["fill"])[int(0.99 * len(times["fill"]))]
         each = {what: f"{numbers['median']:.0f}" for what, numbers in result.items()}
@@ -256,7 +256,7 @@ def compile_times(tokenizer: Tokenizer, size: int, repeat: int) -> dict[str, flo
     """Part 3, for one vocabulary: compilation, in milliseconds."""
     start = perf_counter()
     grammars = GrammarCompiler(tokenizer, size, cache_bytes=0)
-    made = perf_counter() - start
+    once = perf_counter() - start
     grammars.compile(StructuredOutputs(json_object=True))
     times: dict[str, list[float]] = {name: [] for name in SCHEMAS}
     for _ in range(repeat):
@@ -265,11 +265,11 @@ def compile_times(tokenizer: Tokenizer, size: int, repeat: int) -> dict[str, flo
             start = perf_counter()
             grammars.compile(structured_outputs)
             times[name].append((perf_counter() - start) * 1e3)
-    each = {name: statistics.median(kept) for name, kept in times.items()}
+    each = {name: statistics.median(durations) for name, durations in times.items()}
     slowest = max(each, key=lambda name: each[name])
     middle, most = statistics.median(each.values()), each[slowest]
-    print(f"compiling for {size} tokens: p50 {middle:.2f} ms, max {most:.1f} ms ({slowest}); made once: {made:.2f} s")
-    return {"p50": middle, "max": most, "once": made * 1e3}
+    print(f"compiling for {size} tokens: p50 {middle:.2f} ms, max {most:.1f} ms ({slowest}); once: {once:.2f} s")
+    return {"p50": middle, "max": most, "once": once * 1e3}
 
 
 def sampling_times(masks: Mapping[str, Any], rows: int, seconds: float) -> list[dict[str, Any]]:

@@ -61,6 +61,7 @@ def field_types() -> str:
         "",
         "from collections.abc import Mapping, Sequence",
         "",
+        "from nucleate.sampling.stage import Stage",
         "from nucleate.structured_output.spec import StructuredOutputs",
         "",
         "class Fields:",
@@ -89,10 +90,12 @@ def accepted_type(p: Parameter) -> str:
     """Return the type that a parameter accepts, which is wider than the type of its field."""
     kind = {
         "tuple[int, ...]": "Sequence[int]",
+        "str | tuple[int, ...]": "str | Sequence[int]",
         "tuple[str, ...]": "str | Sequence[str]",
         "str | tuple[str, ...]": "str | Sequence[str]",
         "tuple[str | tuple[int, ...], ...]": "str | Sequence[str | Sequence[int]]",
         "StructuredOutputs": "StructuredOutputs | Mapping[str, object]",
+        "tuple[Stage, ...]": "str | Sequence[Stage | Mapping[str, object]]",
     }.get(p.kind, p.kind)
     return kind + (" | None" if p.optional else "")
 

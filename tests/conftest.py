@@ -1,4 +1,4 @@
-"""What all tests share: the tier (see `tests/support/tiers.py`), the compiled kernels and the embedded model."""
+"""Fixtures and settings for all tests: the tier (see `tests/support/tiers.py`), the kernels and the bundled model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tiers.mark_slow_cases(items)
 
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as of what a shell starts in the background: no program
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # that a test starts would heed Ctrl-C
+# Shells start background jobs with SIGINT ignored, and the programs that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +36,7 @@ def llm() -> nc.LLM:
 
 @pytest.fixture(scope="session", autouse=True)
 def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Compile all kernels, which takes half a minute, unless they are cached. Other xdist workers wait meanwhile."""
+    """Compile all kernels, which takes half a minute, unless they are cached. Other xdist workers wait."""
     with (tmp_path_factory.getbasetemp().parent / "warm.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         nc.warm()
@@ -43,23 +44,23 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def log() -> Iterator[None]:
-    """A test that leaves the log as others would not find it fails, and not those that run after it."""
+    """Fail a test that leaves the logging configuration changed, instead of the tests after it."""
     loggers = [logging.getLogger(name) for name in ("nucleate", "nucleate.server")]
     before = [(logger.level, logger.propagate, logger.disabled) for logger in loggers]
     yield
     assert [(logger.level, logger.propagate, logger.disabled) for logger in loggers] == before
 
 
-class Held(readiness.KernelReadiness):
-    """As if none were in memory, however long one waits."""
+class NeverReady(readiness.KernelReadiness):
+    """Kernel readiness in which no kernel is ever ready."""
 
     ready = False
 
     def record_fallback(self, logits: int) -> None:
-        """Nobody gets them."""
+        """Start no background load."""
 
 
 @pytest.fixture(autouse=True)
 def cold(log: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which kernels draw depends neither on tests that were run before, nor on how much is: "auto" takes none."""
-    monkeypatch.setattr(readiness, "KERNELS", Held(()))
+    """Make kernels unavailable to "auto", so that its choice does not depend on earlier tests."""
+    monkeypatch.setattr(readiness, "KERNELS", NeverReady(()))

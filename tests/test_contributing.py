@@ -28,8 +28,8 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("contributing")
     shutil.copytree(ROOT / "src", root / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("properties", "support"):
-        kept = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / "tests" / name, root / "tests" / name, ignore=kept)
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "tests" / name, root / "tests" / name, ignore=ignored)
     (root / "tests" / "conftest.py").write_text(CONFTEST, "utf-8")
     shutil.copy(ROOT / "pyproject.toml", root)
     for name, code in FILES.items():
@@ -54,22 +54,22 @@ def test_the_page_has_a_stage_and_its_test() -> None:
     ]
 
 
-def test_its_own_test_and_every_law_pass(copy: Path) -> None:
-    laws = run(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", "-k", "above_average or average")
-    assert int(re.search(r"(\d+) passed", laws)[1]) >= 12  # type: ignore[index]  # one of its own, the others laws
+def test_its_own_test_and_every_property_pass(copy: Path) -> None:
+    report = run(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", "-k", "above_average or average")
+    assert int(re.search(r"(\d+) passed", report)[1]) >= 12  # type: ignore[index]  # its own test and the property tests
 
 
-def test_it_is_a_flag_and_a_row_of_the_table(copy: Path) -> None:
+def test_the_stage_is_a_flag_and_a_row_of_the_table(copy: Path) -> None:
     table = run(copy, "-m", "nucleate", "stages")
     assert "above_average" in table
     assert "Factor of the average probability" in table
     seeded = ("--seed", "1", "--max-tokens", "8", "--json")
-    story = run(copy, "-m", "nucleate", "generate", "Once", "--above-average", "500", *seeded)
-    assert '"above_average": 500.0' in story
+    generated = run(copy, "-m", "nucleate", "generate", "Once", "--above-average", "500", *seeded)
+    assert '"above_average": 500.0' in generated
 
 
 @pytest.mark.slow
-def test_the_files_of_the_page_are_in_the_style_of_the_house(copy: Path) -> None:
+def test_the_files_of_the_page_pass_the_linters(copy: Path) -> None:
     run(copy, "-m", "ruff", "check", *FILES)
     run(copy, "-m", "ruff", "format", "--check", *FILES)
     run(copy, "-m", "mypy", "src/nucleate/sampling/stages/truncation/above_average.py")

@@ -1,4 +1,4 @@
-"""The docs are true: code in README runs, its commands exist, and the page of stages is what the stages say."""
+"""The documentation is correct: code in README runs, commands exist, and the page of stages matches the stages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 
 from nucleate.cli.structured_flags import FLAGS
 from nucleate.sampling.stages import STAGES
-from nucleate.structured_output.json_schema import FORMATS, SUPPORTED
+from nucleate.structured_output.formats import FORMATS
+from nucleate.structured_output.json_schema import SUPPORTED
 from nucleate.structured_output.spec import OnUnsupported, Whitespace
 
 ROOT = Path(__file__).parents[1]
@@ -21,7 +22,10 @@ README = (ROOT / "README.md").read_text("utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 PAGES = {
     name: (ROOT / "docs" / name).read_text("utf-8")
-    for name in ("engine.md", "server.md", "structured.md", "beam.md", "speculation.md", "cuda.md")
+    for name in (
+        *("engine.md", "server.md", "structured.md", "beam.md", "speculation.md", "guidance.md", "cuda.md"),
+        "compare.md",
+    )
 }
 MORE = [code for page in PAGES.values() for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
 
@@ -31,7 +35,8 @@ def commands(page: str) -> list[str]:
 
 
 COMMANDS = commands(README)
-OF_FORMS = commands(PAGES["structured.md"])
+STRUCTURED_COMMANDS = commands(PAGES["structured.md"])
+COMPARE_COMMANDS = commands(PAGES["compare.md"])
 
 
 @pytest.mark.parametrize("code", EXAMPLES + MORE, ids=lambda code: code.strip().splitlines()[-1][:40])
@@ -51,8 +56,11 @@ def test_the_readme_opens_with_the_two_commands() -> None:
     assert [command.split("#")[0].strip() for command in COMMANDS[:2]] == ["make demo", "make test"]
 
 
-@pytest.mark.fast_cases(5)
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith(("nucleate generate", "printf"))] + OF_FORMS)
+@pytest.mark.fast_cases(3)
+@pytest.mark.parametrize(
+    "command",
+    [c for c in COMMANDS if c.startswith(("nucleate generate", "printf"))] + COMPARE_COMMANDS + STRUCTURED_COMMANDS,
+)
 def test_a_command_of_the_docs_runs(command: str) -> None:
     script = command.replace("nucleate", f"{shlex.quote(sys.executable)} -m nucleate")
     done = subprocess.run(script, shell=True, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
@@ -60,13 +68,14 @@ def test_a_command_of_the_docs_runs(command: str) -> None:
     assert len(done.stdout) > (2 if "--regex" in command or "--choice" in command else 40)
 
 
-def test_the_page_of_forms_names_all_that_is_held() -> None:
+def test_the_page_of_structured_output_lists_all_enforced_keywords() -> None:
     page = PAGES["structured.md"]
-    held, _, rest = page.partition("These keywords are enforced: ")[2].partition("Annotations such as")
-    assert set(re.findall(r"`([^`]+)`", held)) == SUPPORTED
-    formats = held.partition("`format` of ")[2].rstrip(". ")
-    assert set(re.split(r",\s+|\s+and\s+", formats)) == FORMATS
-    assert not set(re.findall(r"`([^`]+)`", rest.partition("| `on_unsupported` |")[0])) & SUPPORTED
+    enforced, _, rest = page.partition("These keywords are enforced: ")[2].partition("### Formats")
+    assert set(re.findall(r"`([^`]+)`", enforced)) >= SUPPORTED
+    formats, _, unsupported = rest.partition("### Unsupported keywords")
+    rows = re.findall(r"^\|([^|]+)\|", formats, re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`([^`]+)`", row)} == set(FORMATS)
+    assert not set(re.findall(r"`([^`]+)`", unsupported.partition("| `on_unsupported` |")[0])) & SUPPORTED
     for flag, _, _ in FLAGS.values():
         assert f"--{flag}" in page
     for name in (*get_args(OnUnsupported), *get_args(Whitespace)):
@@ -78,14 +87,14 @@ def test_make_targets_exist() -> None:
     assert {"setup", "demo", "test", "lint", "docs", "bench", "bench-gpu"} <= targets
 
 
-def test_the_page_of_stages_and_all_links_are_right() -> None:
+def test_the_page_of_stages_and_all_links_are_correct() -> None:
     script = [sys.executable, str(ROOT / "docs" / "build.py"), "--check"]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", STAGES)
-def test_every_stage_has_a_meaning_and_a_source(name: str) -> None:
+def test_every_stage_has_a_description_and_a_source(name: str) -> None:
     semantics = (ROOT / "docs" / "semantics.md").read_text("utf-8")
     assert f"`{name}`" in semantics
     assert (STAGES[name].__doc__ or "").strip().endswith(".")

@@ -17,7 +17,7 @@ from nucleate.parameters.parameter import ParameterError
 SHORT = nc.SamplingParams(temperature=0.7, top_p=0.9, top_k=50, max_tokens=40, seed=1)
 
 
-def test_the_same_seed_gives_the_same_text_and_another_another(llm: nc.LLM) -> None:
+def test_the_same_seed_gives_the_same_text_and_another_seed_does_not(llm: nc.LLM) -> None:
     texts = [llm.generate("Once upon a time", SHORT.replace(seed=seed))[0].text for seed in (1, 1, 2, 2**64 - 1)]
     assert texts[0] == texts[1]
     assert len(set(texts)) == 3
@@ -29,7 +29,7 @@ def test_a_reported_seed_reproduces_the_text(llm: nc.LLM) -> None:
     assert first == again
 
 
-def test_n_answers_use_seed_plus_i(llm: nc.LLM) -> None:
+def test_n_outputs_use_consecutive_seeds(llm: nc.LLM) -> None:
     [completion] = llm.generate("The fox", SHORT.replace(n=3, seed=2**64 - 2))
     assert [output.seed for output in completion.outputs] == [2**64 - 2, 2**64 - 1, 0]
     assert [output.index for output in completion.outputs] == [0, 1, 2]
@@ -38,15 +38,15 @@ def test_n_answers_use_seed_plus_i(llm: nc.LLM) -> None:
     assert completion.usage.completion_tokens == sum(len(output.token_ids) for output in completion.outputs)
 
 
-def test_streamed_pieces_join_to_the_completion(llm: nc.LLM) -> None:
-    pieces = list(llm.stream("Once upon a time", SHORT))
+def test_streamed_chunks_join_to_the_completion(llm: nc.LLM) -> None:
+    chunks = list(llm.stream("Once upon a time", SHORT))
     [completion] = llm.generate("Once upon a time", SHORT)
-    assert "".join(piece.text for piece in pieces) == completion.text
-    assert tuple(token for piece in pieces for token in piece.token_ids) == completion.outputs[0].token_ids
+    assert "".join(delta.text for delta in chunks) == completion.text
+    assert tuple(token for delta in chunks for token in delta.token_ids) == completion.outputs[0].token_ids
     assert completion.text == llm.tokenizer.decode(completion.outputs[0].token_ids)
 
 
-def test_prompts_as_text_lists_and_ids_are_one(llm: nc.LLM) -> None:
+def test_prompts_as_text_lists_and_ids_are_equivalent(llm: nc.LLM) -> None:
     ids = llm.tokenizer.encode("Once upon a time")
     prompts = ("Once upon a time", ["Once upon a time"], [ids], [np.array(ids)], np.array([ids]), iter([tuple(ids)]))
     results = [llm.generate(prompt, SHORT)[0].text for prompt in prompts]
@@ -71,12 +71,16 @@ def test_many_prompts_each_with_its_own_parameters(llm: nc.LLM, capsys: pytest.C
         ([[1, "a"]], None, "a prompt is a string or a list of token ids"),
         ("word " * 2000, None, "the prompt has .* tokens, but the context holds 1024"),
         (["a", "b"], [SHORT], "a list of sampling_params must have one per prompt; got 1 of them for 2 prompts"),
-        ("a", {"temperature": 1}, "sampling_params must be a SamplingParams, got"),
-        ("a", 3, "sampling_params must be a SamplingParams, got 3"),
-        ("a", ["x"], "params must be a SamplingParams, got 'x'"),
-        (None, None, "prompts must be a list, got None"),
-        ({"prompt": "x"}, None, "prompts must be a list"),
-        (b"Once", None, "prompts must be a list"),
+        ("a", {"temperature": 1}, r"got {'temperature': 1}; pass fields as keywords"),
+        ("a", 3, "a SamplingParams, a tuple of stages, or a list with one of these per prompt, got 3"),
+        ("a", "x", "a SamplingParams, a tuple of stages, or a list with one of these per prompt, got 'x'"),
+        ("a", ["x"], "a SamplingParams, a tuple of stages, or a list with one of these per prompt, got 'x'"),
+        ("a", (nc.stages.Gumbel(), nc.stages.TopK(3)), r"pipeline\[0\] gumbel is a draw, which must be the last stage"),
+        ("a", nc.stages.TopK(3), r"got TopK\(3\); a pipeline is a tuple of stages"),
+        (None, None, "prompts must be a string, or a list of strings or of lists of token ids, got None"),
+        (5, None, "prompts must be a string, or a list of strings or of lists of token ids, got 5"),
+        ({"prompt": "x"}, None, "prompts must be a string, or a list"),
+        (b"Once", None, "prompts must be a string, or a list"),
         ([b"Once"], None, "a prompt is a string or a list of token ids, got b'Once'"),
         ([{1, 2}], None, "a prompt is a string or a list of token ids"),
         ([[True]], None, "a prompt is a string or a list of token ids"),
@@ -90,19 +94,19 @@ def test_bad_input_is_one_clear_error(llm: nc.LLM, prompts: object, params: obje
         llm.generate(prompts, params)  # type: ignore[arg-type]
 
 
-def test_one_bad_request_stops_the_call_before_the_first_runs(llm: nc.LLM) -> None:
+def test_one_invalid_request_stops_the_call_before_the_first_runs(llm: nc.LLM) -> None:
     with pytest.raises(nc.ParameterError, match="logit_bias"):
         llm.generate(["a", "b"], [SHORT, SHORT.replace(logit_bias={9999: 1.0})])
 
 
-def test_chat_goes_through_the_models_own_template(llm: nc.LLM) -> None:
+def test_chat_uses_the_models_template(llm: nc.LLM) -> None:
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "Hello!"}]
     ids = llm.encode_chat(messages)
     text = llm.tokenizer.decode(ids, skip_special_tokens=False)
     assert text == "<|endoftext|><|system|>S<|end|><|user|>Hello!<|end|><|assistant|>"
     completion = llm.chat(messages, SHORT)
     assert completion.text
-    assert "".join(piece.text for piece in llm.stream_chat(messages, SHORT)) == completion.text
+    assert "".join(delta.text for delta in llm.stream_chat(messages, SHORT)) == completion.text
 
 
 @pytest.mark.parametrize(
@@ -111,24 +115,57 @@ def test_chat_goes_through_the_models_own_template(llm: nc.LLM) -> None:
         ([], "messages"),
         ([{"role": "user"}], "content"),
         ([{"role": "wizard", "content": "x"}], "wizard"),
-        ("hello", "messages"),
+        ("hello", r"messages must be a list of messages, such as \[{.*}\], or of such lists, got 'hello'"),
+        (["hello"], r"messages must be a list of messages, .* got \['hello'\]"),
+        ({"role": "user", "content": "x"}, r"messages must be a list of messages, .* got {'role': 'user'"),
+        (5, "messages must be a list of messages, .* got 5"),
+        (None, "messages must be a list of messages, .* got None"),
         ([{"role": "user", "content": 5}], "content"),
     ],
 )
 def test_bad_messages_are_one_clear_error(llm: nc.LLM, messages: object, message: str) -> None:
     with pytest.raises(nc.ParameterError, match=message):
         llm.chat(messages)  # type: ignore[arg-type]
+    with pytest.raises(nc.ParameterError, match=message):
+        llm.stream_chat(messages)  # type: ignore[arg-type]
 
 
-def test_defaults_are_the_models_recommendation_and_given_parameters_are_taken_as_they_are(llm: nc.LLM) -> None:
+def test_stream_chat_takes_one_conversation(llm: nc.LLM) -> None:
+    with pytest.raises(nc.ParameterError, match="stream_chat answers one conversation, got"):
+        llm.stream_chat([[{"role": "user", "content": "x"}]])  # type: ignore[list-item]
+
+
+def test_the_models_defaults_apply_to_fields_that_are_not_given(llm: nc.LLM) -> None:
     assert llm.default_params == nc.SamplingParams(temperature=0.7, top_p=0.9, top_k=50)
-    plain = nc.SamplingParams(seed=3, max_tokens=30)
-    recommended = llm.default_params.replace(seed=3, max_tokens=30)
-    assert llm.generate("The", plain)[0].text != llm.generate("The", recommended)[0].text
+    given = {"seed": 3, "max_tokens": 30, "temperature": 1.0}  # 1 is the default of the field, but it was given
+    expected = nc.SamplingParams(top_p=0.9, top_k=50, **given)
+    messages = [{"role": "user", "content": "A story"}]
+    own = nc.SamplingParams(**given)
+    texts = {
+        llm.generate("The", expected)[0].text,
+        llm.generate("The", own)[0].text,
+        llm.generate(["The"], [own])[0].text,
+        llm.generate("The", **given)[0].text,
+        "".join(chunk.text for chunk in llm.stream("The", own)),
+        "".join(chunk.text for chunk in llm.stream("The", **given)),
+    }
+    assert len(texts) == 1
+    assert llm.chat(messages, own) == llm.chat(messages, expected) == llm.chat(messages, **given)
+
+
+def test_without_generation_config_the_fields_have_their_own_defaults(llm: nc.LLM) -> None:
+    plain = nc.LLM(generation_config="none")
+    assert plain.default_params == nc.SamplingParams()
+    given = nc.SamplingParams(seed=3, max_tokens=30)
+    neutral = given.replace(temperature=1.0, top_p=1.0, top_k=0)
+    assert plain.generate("The", given) == plain.generate("The", neutral) == llm.generate("The", neutral)
+    assert plain.generate("The", given)[0].text != llm.generate("The", given)[0].text
+    with pytest.raises(nc.ParameterError, match="generation_config must be auto or none, got 'vllm'"):
+        nc.LLM(generation_config="vllm")
 
 
 @pytest.mark.slow
-def test_stories_are_stories(llm: nc.LLM) -> None:
+def test_stories_are_coherent(llm: nc.LLM) -> None:
     """Not a proof of coherence: it catches a broken model, template or loop."""
     params = llm.default_params.replace(max_tokens=150)
     stories = [llm.generate("Once upon a time", params.replace(seed=seed))[0].text.lower().split() for seed in range(4)]
@@ -139,8 +176,8 @@ def test_stories_are_stories(llm: nc.LLM) -> None:
     for topics in (("cat", "ball"), ("dog", "boat"), ("bear", "cake"), ("bird", "tree")):
         question = [{"role": "user", "content": "Tell me a story about a {} and a {}".format(*topics)}]
         for seed in range(4):
-            answer = llm.chat(question, params.replace(seed=seed)).text.lower()
-            named += sum(topic in answer for topic in topics)
+            reply = llm.chat(question, params.replace(seed=seed)).text.lower()
+            named += sum(topic in reply for topic in topics)
     assert named >= 18  # of 32; a story that ignores the question has about 6
 
 
@@ -151,7 +188,7 @@ def test_an_invalid_generation_config_is_a_model_error(tmp_path: Path) -> None:
         nc.LLM(tmp_path)
 
 
-def test_an_end_beyond_the_logits_is_never_drawn_and_harms_nothing(tmp_path: Path) -> None:
+def test_an_eos_beyond_the_logits_has_no_effect(tmp_path: Path) -> None:
     shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 9999]}))
     output = nc.LLM(tmp_path).generate("Once", SHORT.replace(min_tokens=5))[0].outputs[0]
@@ -162,7 +199,7 @@ def test_an_end_beyond_the_logits_is_never_drawn_and_harms_nothing(tmp_path: Pat
 
 
 def raw_rows(llm: nc.LLM, output: nc.CompletionOutput, prompt: str) -> list[np.ndarray]:
-    """The logits that each token of an answer was drawn from."""
+    """The logits that each token of an output was sampled from."""
     context = llm.model.begin()
     rows = [context.forward(llm.encode(prompt))]
     rows += [context.forward((token,)) for token in output.token_ids[:-1]]
@@ -170,29 +207,31 @@ def raw_rows(llm: nc.LLM, output: nc.CompletionOutput, prompt: str) -> list[np.n
 
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])
-def test_logprobs_are_those_of_the_models_logits_or_of_the_draw(llm: nc.LLM, mode: str) -> None:
+def test_logprobs_are_of_the_models_logits_or_the_sampled_distribution(llm: nc.LLM, mode: str) -> None:
     params = SHORT.replace(max_tokens=12, logprobs=3, logprob_token_ids=[7], logprobs_mode=mode, repetition_penalty=1.2)
     [output] = llm.generate("Once upon a time", params)[0].outputs
     assert output.logprobs is not None
     assert len(output.logprobs) == len(output.token_ids)
     prompt = llm.encode("Once upon a time")
-    for step, (logits_V, told) in enumerate(
+    for step, (logits_V, step_logprobs) in enumerate(
         zip(raw_rows(llm, output, "Once upon a time"), output.logprobs, strict=True)
     ):
-        said = nc.SamplingParams() if mode == "raw" else params.replace(logprobs=None, logprob_token_ids=())
+        distribution_params = (
+            nc.SamplingParams() if mode == "raw" else params.replace(logprobs=None, logprob_token_ids=())
+        )
         history = {"prompt_ids": [prompt], "output_ids": [output.token_ids[:step]]}
-        p_V = nc.probabilities(logits_V[None], said, **history)[0]
+        p_V = nc.probabilities(logits_V[None], distribution_params, **history)[0]
         order = [int(i) for i in np.argsort(-p_V, kind="stable") if p_V[i] > 0]
-        assert told.chosen.token_id == output.token_ids[step]
-        assert [one.token_id for one in told.top] == order[:3]
-        for one in (told.chosen, *told.top, *told.requested):
+        assert step_logprobs.chosen.token_id == output.token_ids[step]
+        assert [one.token_id for one in step_logprobs.top] == order[:3]
+        for one in (step_logprobs.chosen, *step_logprobs.top, *step_logprobs.requested):
             with np.errstate(divide="ignore"):
-                # the engine reads the model packed: sums of float32 in another order
+                # the engine runs the model on ragged batches: sums of float32 in another order
                 assert one.logprob == pytest.approx(np.log(p_V[one.token_id]), rel=2e-6, abs=1e-5)
             assert one.rank == (1 + order.index(one.token_id) if p_V[one.token_id] else None)
 
 
-def test_the_logprob_of_an_answer_is_the_sum_of_its_tokens(llm: nc.LLM) -> None:
+def test_the_logprob_of_an_output_is_the_sum_of_its_tokens(llm: nc.LLM) -> None:
     for n in (0, 2):
         outputs = llm.generate("The dog", SHORT.replace(n=2, logprobs=n, max_tokens=9))[0].outputs
         for output in outputs:
@@ -202,10 +241,10 @@ def test_the_logprob_of_an_answer_is_the_sum_of_its_tokens(llm: nc.LLM) -> None:
     assert outputs[0].cumulative_logprob != outputs[1].cumulative_logprob
     plain = llm.generate("The dog", SHORT.replace(max_tokens=9))[0].outputs[0]
     assert (plain.logprobs, plain.cumulative_logprob) == (None, None)
-    assert plain.token_ids == outputs[0].token_ids  # to report changes nothing
+    assert plain.token_ids == outputs[0].token_ids  # reporting changes nothing
 
 
-def test_a_greedy_token_is_the_first_of_the_raw_order(llm: nc.LLM) -> None:
+def test_a_greedy_token_has_raw_rank_1(llm: nc.LLM) -> None:
     for greedy in ({"temperature": 0}, {"top_k": 1}, {"draw": "greedy"}):
         params = nc.SamplingParams(**greedy, logprobs=1, max_tokens=15)
         [output] = llm.generate("The dog", params)[0].outputs
@@ -215,19 +254,19 @@ def test_a_greedy_token_is_the_first_of_the_raw_order(llm: nc.LLM) -> None:
 
 
 def test_a_chunk_has_the_logprobs_of_its_token(llm: nc.LLM) -> None:
-    pieces = list(llm.stream("The dog", SHORT.replace(max_tokens=8, logprobs=1)))
-    for piece in pieces:
-        assert piece.logprobs is not None
-        [step] = piece.logprobs
-        assert (step.chosen.token_id,) == piece.token_ids
-    assert all(piece.logprobs is None for piece in llm.stream("The dog", SHORT.replace(max_tokens=2)))
+    chunks = list(llm.stream("The dog", SHORT.replace(max_tokens=8, logprobs=1)))
+    for delta in chunks:
+        assert delta.logprobs is not None
+        [step] = delta.logprobs
+        assert (step.chosen.token_id,) == delta.token_ids
+    assert all(delta.logprobs is None for delta in llm.stream("The dog", SHORT.replace(max_tokens=2)))
 
 
 # ---- seeds, words, and stages with a state
 
 
 @pytest.mark.parametrize("draw", ["gumbel", "categorical", "greedy"])
-def test_answers_have_the_seeds_they_were_given_whatever_the_draw(llm: nc.LLM, draw: str) -> None:
+def test_outputs_have_the_given_seeds_for_every_draw(llm: nc.LLM, draw: str) -> None:
     params = SHORT.replace(n=3, seed=2**64 - 2, draw=draw, max_tokens=6)
     outputs = llm.generate("The fox", params)[0].outputs
     assert [output.seed for output in outputs] == [2**64 - 2, 2**64 - 1, 0]
@@ -266,7 +305,7 @@ def test_bad_words_may_be_ids(llm: nc.LLM) -> None:
 
 
 def longest_repeat(ids: tuple[int, ...]) -> int:
-    """The most tokens in a row that occur twice."""
+    """The length of the longest token sequence that occurs twice."""
     for length in range(len(ids) - 1, 0, -1):
         runs = [ids[i : i + length] for i in range(len(ids) - length + 1)]
         if len(set(runs)) < len(runs):
@@ -284,7 +323,7 @@ def test_dry_breaks_loops_and_breakers_may_be_text(llm: nc.LLM) -> None:
     plain, dry = ids(), ids(dry_multiplier=2.0)
     assert longest_repeat(dry) < longest_repeat(plain)
     assert longest_repeat(dry) <= 6
-    assert ids(dry_multiplier=2.0, dry_sequence_breakers=["\n", ":", '"', "*"]) == dry  # those of the default
+    assert ids(dry_multiplier=2.0, dry_sequence_breakers=["\n", ":", '"', "*"]) == dry  # the default breakers
     assert ids(dry_multiplier=2.0, dry_sequence_breakers=[" ", ".", ",", "e", "a"]) != dry
     assert ids(dry_multiplier=2.0, dry_last_n=0) == plain
 
@@ -301,7 +340,7 @@ def test_dry_breaks_loops_and_breakers_may_be_text(llm: nc.LLM) -> None:
     ids=str,
 )
 @pytest.mark.fast_cases(2)
-def test_a_stage_with_a_state_or_a_coin_can_be_had_again_from_the_seed(llm: nc.LLM, changes: dict[str, object]) -> None:
+def test_a_seed_reproduces_stages_with_a_state_or_random_decisions(llm: nc.LLM, changes: dict[str, object]) -> None:
     params = nc.SamplingParams(max_tokens=25, ignore_eos=True, **changes)
     first = llm.generate("Once upon a time", params)[0].outputs[0]
     assert llm.generate("Once upon a time", params.replace(seed=first.seed))[0].outputs[0] == first
@@ -315,12 +354,12 @@ def test_a_stage_with_a_state_or_a_coin_can_be_had_again_from_the_seed(llm: nc.L
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"bad_words": "x"}, "bad_words has the text 'x', but"),
+        ({"bad_words": ["x"]}, "bad_words has the text 'x', but"),
         ({"bad_words": [(1,), "x y"]}, "bad_words has the text 'x y', but"),
         ({"dry_multiplier": 1.0, "dry_sequence_breakers": ["\n"]}, r"dry_sequence_breakers has the text '\\n', but"),
     ],
 )
-def test_text_without_a_tokenizer_is_an_error_that_says_so(changes: dict[str, object], words: str) -> None:
+def test_text_without_a_tokenizer_is_an_explained_error(changes: dict[str, object], words: str) -> None:
     logits = np.zeros((1, 9), np.float32)
     params = nc.SamplingParams(**changes)
     for call in (nc.sample, nc.probabilities):
@@ -335,7 +374,7 @@ def test_text_without_a_tokenizer_is_an_error_that_says_so(changes: dict[str, ob
 
 
 @pytest.mark.parametrize("count", ["4", 1.5, None, 0])
-def test_an_engine_for_no_number_of_sequences(llm: nc.LLM, count: object) -> None:
+def test_an_engine_for_an_invalid_number_of_sequences(llm: nc.LLM, count: object) -> None:
     with pytest.raises(nc.ParameterError, match="max_num_seqs must be an integer >= 1, got") as caught:
         llm.new_engine(max_num_seqs=count)
     assert caught.value.field == "max_num_seqs"

@@ -1,4 +1,4 @@
-"""The public names are there, documented, and cheap to import."""
+"""The public names exist, are documented, and are cheap to import."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def test_the_core_needs_only_numpy() -> None:
     assert not loaded & {"torch", "transformers", "tokenizers", "jinja2", "regex", "safetensors", "numba"}
 
 
-def test_the_embedded_model_needs_no_torch() -> None:
+def test_the_bundled_model_needs_no_torch() -> None:
     loaded = modules_after("import nucleate; nucleate.LLM().generate('Once', nucleate.SamplingParams(max_tokens=2))")
     assert not loaded & {"torch", "transformers", "huggingface_hub"}
 
 
-def test_one_answer_of_the_embedded_model_waits_for_no_compiler() -> None:
+def test_generating_once_with_the_bundled_model_waits_for_no_compiler() -> None:
     code = "import nucleate as nc; [*nc.LLM().stream('A', nc.SamplingParams(max_tokens=5))]"
     assert not modules_after(code) & {"numba", "torch", "transformers"}

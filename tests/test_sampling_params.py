@@ -1,4 +1,4 @@
-"""SamplingParams: every field at its edges, errors that say what to do, values that survive any journey."""
+"""SamplingParams: every field at its edges, errors that explain the fix, values that survive JSON and pickle."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nucleate as nc
+from nucleate.jit.kernel_cache import warn_once
+from nucleate.parameters.field_names import SYNONYMS
 from nucleate.parameters.parameter import MISSING, ParameterError
 from nucleate.sampling.presets import ORDER_PARAMETERS, PRESETS, build
 from nucleate.sampling.stage import Shift
@@ -28,6 +30,7 @@ from nucleate.sampling.stages import (
     Epsilon,
     Eta,
     Frequency,
+    Guidance,
     Gumbel,
     LogitBias,
     Logprobs,
@@ -49,9 +52,11 @@ from nucleate.sampling.stages import (
     Typical,
     Xtc,
 )
-from nucleate.sampling_params import FIELDS, REQUEST_PARAMETERS, SYNONYMS
+from nucleate.sampling_params import FIELDS, REQUEST_PARAMETERS
 
 FULL = dict(
+    guidance_scale=1.5,
+    negative_prompt=(7, 3),
     logit_bias={5: 1.0, 3: -2.5},
     repetition_penalty=1.1,
     penalty_last_n=9,
@@ -110,13 +115,14 @@ FULL = dict(
 )
 FULL["order"] = tuple(dict.fromkeys(FULL["order"]))  # top_k first, the others as in the canonical order
 
-WITH = {  # what a field needs beside it
+WITH = {  # fields that another field requires
     "dynamic_temperature_low": {"dynamic_temperature_high": 1e300},
     "dynamic_temperature_high": {"dynamic_temperature_low": 0},
     "mirostat_eta": {"mirostat_tau": 5},
 }
 
 EDGES = {  # field: (good values, bad values)
+    "pipeline": ([None, (Temperature(2.0),), [{"stage": "top_k"}], "top_k(5) | gumbel"], [5, {}, Temperature(2.0)]),
     "temperature": ([0, 0.0, 5e-324, 1, 1.7e308], [-1e-9, float("inf"), float("nan"), None, "1", True]),
     "top_k": ([-1, 0, 1, 2**31 - 1], [-2, 2**31, 10**5000, 1.0, None, "5", False]),
     "top_p": ([5e-324, 0.5, 1, 1.0], [0, 0.0, -0.0, 1.0000001, None, float("nan"), "0.9"]),
@@ -139,10 +145,14 @@ EDGES = {  # field: (good values, bad values)
     "ignore_eos": ([True, False], [0, None]),
     "skip_special_tokens": ([True, False], [0, None]),
     "dry_sequence_breakers": (
-        [None, (), "\n", ["a", (1, 2)], [[0]], [np.array([3])]],
-        ["", [""], [()], 5, [5], [[-1]], [[True]], b"x", {"a": 1}, [["a"]], [None]],
+        [None, (), ["a", (1, 2)], [[0]], [np.array([3])]],
+        ["", "\n", [""], [()], 5, [5], [[-1]], [[True]], b"x", {"a": 1}, [["a"]], [None]],
     ),
-    "bad_words": ([(), "a b", ["a", (1, 2)], [[0]]], [None, "", [""], [[]], 5, [5], [[-1]], [[1.0]], b"x", [{"a": 1}]]),
+    "negative_prompt": ([(), [], [0, 5], "a b", np.array([3])], [None, "", 5, [-1], ["a"], [1.0], b"x", {"a": 1}]),
+    "bad_words": (
+        [(), ["a b"], ["a", (1, 2)], [[0]]],
+        [None, "", "a b", [""], [[]], 5, [5], [[-1]], [[1.0]], b"x", [{"a": 1}]],
+    ),
     "xtc_exempt_token_ids": ([(), [0]], [None, [-1], "1"]),
     "logprob_token_ids": ([(), [0]], [None, [-1], "1"]),
     "order": ([*PRESETS, (), ["top_k"], PRESETS["canonical"]], [None, 5, "", "top_k", "Canonical", [5], [""], b"hf"]),
@@ -164,7 +174,7 @@ EDGES = {  # field: (good values, bad values)
 
 
 def edges(field):
-    """The edges of a field that is not named above, as its declaration gives them."""
+    """The edges of a field that is not listed above, from its declaration."""
     if field.kind == "bool":
         return [True, False], [0, None]
     low, high = field.low, field.high
@@ -179,8 +189,8 @@ def edges(field):
     return good, bad
 
 
-def test_fields_without_edges_above_are_of_a_kind_whose_edges_are_derived():
-    assert EDGES.keys() <= FULL.keys() <= FIELDS.keys()
+def test_fields_that_are_not_listed_have_derivable_edges():
+    assert EDGES.keys() - {"pipeline"} <= FULL.keys() <= FIELDS.keys()
     assert all(FIELDS[name].check(value) != FIELDS[name].default for name, value in FULL.items())
     assert {FIELDS[name].kind for name in FIELDS.keys() - EDGES.keys()} <= {"float", "int", "bool"}
 
@@ -204,7 +214,7 @@ def test_fields_are_the_parameters_of_the_stages_and_of_the_request():
     parts = {p.name for p in public}, ORDER_PARAMETERS.keys(), REQUEST_PARAMETERS.keys()
     assert FIELDS.keys() == set().union(*parts)
     assert len(FIELDS) == sum(map(len, parts))
-    for parameter in public:  # stages that share a field (the seed) mean the same by it
+    for parameter in public:  # stages that share a field (the seed) agree on its meaning
         assert parameter == FIELDS[parameter.name]
     for name, parameter in FIELDS.items():
         assert parameter.name == name
@@ -214,7 +224,7 @@ def test_fields_are_the_parameters_of_the_stages_and_of_the_request():
 
 
 def test_the_defaults_sample_from_the_models_distribution():
-    assert nc.SamplingParams().pipeline() == (Gumbel(None),)
+    assert nc.SamplingParams().build_pipeline() == (Gumbel(None),)
     assert repr(nc.SamplingParams()) == "SamplingParams()"
     assert nc.SamplingParams().to_json() == "{}"
 
@@ -248,18 +258,30 @@ def test_the_pipeline_is_in_canonical_order():
         Xtc(0.5, 0.2, (1,)),
         AdaptiveP(0.3, 0.8),
     )
-    assert nc.SamplingParams(**{**FULL, **first}).pipeline((0, 8)) == (Logprobs(2, (6,)), *stages, Gumbel(7))
+    assert nc.SamplingParams(**{**FULL, **first}).build_pipeline((0, 8)) == (
+        Guidance(1.5, (7, 3)),
+        Logprobs(2, (6,)),
+        *stages,
+        Gumbel(7),
+    )
     reordered = (TopK(3), *(stage for stage in stages if stage != TopK(3)))
     shifts = next(i for i, stage in enumerate(reordered) if not isinstance(stage, Shift))
-    expected = (*reordered[:shifts], Mask(), *reordered[shifts:], Logprobs(2, (6,)), Categorical(7))
-    assert nc.SamplingParams(**FULL).pipeline((0, 8)) == expected
+    expected = (
+        Guidance(1.5, (7, 3)),
+        *reordered[:shifts],
+        Mask(),
+        *reordered[shifts:],
+        Logprobs(2, (6,)),
+        Categorical(7),
+    )
+    assert nc.SamplingParams(**FULL).build_pipeline((0, 8)) == expected
 
 
-def test_min_tokens_bans_what_ends_the_request():
+def test_min_tokens_bans_the_ids_that_end_the_request():
     params = nc.SamplingParams(min_tokens=1, stop_token_ids=[5, 2])
-    assert params.pipeline((7, 2))[0] == MinTokens(1, (2, 5, 7))
-    assert params.replace(ignore_eos=True).pipeline((7, 2))[0] == MinTokens(1, (2, 5))
-    assert params.replace(stop_token_ids=[8]).pipeline((1,))[0] == MinTokens(1, (1, 8))  # in order, as no set is
+    assert params.build_pipeline((7, 2))[0] == MinTokens(1, (2, 5, 7))
+    assert params.replace(ignore_eos=True).build_pipeline((7, 2))[0] == MinTokens(1, (2, 5))
+    assert params.replace(stop_token_ids=[8]).build_pipeline((1,))[0] == MinTokens(1, (1, 8))  # in order, as no set is
     logits = np.array([[0, 1, 9, 2]], np.float32)
     params = nc.SamplingParams(min_tokens=2, stop_token_ids=[2], temperature=0)
     assert nc.sample(logits, params, output_ids=[[0]]).tolist() == [3]
@@ -275,7 +297,7 @@ def test_min_tokens_above_max_tokens_is_an_error():
         nc.SamplingParams(min_tokens=3).replace(max_tokens=1)
 
 
-def test_to_dict_holds_what_json_holds():
+def test_to_dict_contains_only_json_values():
     params = nc.SamplingParams(**FULL)
     assert json.loads(json.dumps(params.to_dict())) == params.to_dict()
     assert params.to_dict()["bad_words"] == ["ugly", [7, 8]]
@@ -293,7 +315,7 @@ def test_to_dict_holds_what_json_holds():
         ),
     ],
 )
-def test_a_pair_that_contradicts_itself_is_refused_when_it_is_made(given, field, words):
+def test_contradictory_parameters_are_rejected_by_the_constructor(given, field, words):
     with pytest.raises(ParameterError, match=words) as caught:
         nc.SamplingParams(**given)
     assert caught.value.field == field
@@ -315,7 +337,7 @@ def test_unknown_names_suggest_the_nearest_ones(name: str, hint: str) -> None:
     assert str(caught.value) == f"unknown parameter {name!r}{hint}"
 
 
-def test_synonyms_are_no_fields_and_suggest_fields() -> None:
+def test_synonyms_are_rejected_and_suggest_fields() -> None:
     assert not SYNONYMS.keys() & FIELDS.keys()
     assert {*SYNONYMS.values()} <= FIELDS.keys()
 
@@ -325,7 +347,7 @@ def test_help_describes_every_field() -> None:
         assert f"\n        {name}: {field.help} (" in nc.SamplingParams.__doc__
 
 
-def test_an_unknown_name_is_the_field_of_its_error() -> None:
+def test_the_error_for_an_unknown_name_has_it_as_field() -> None:
     with pytest.raises(ParameterError) as caught:
         nc.SamplingParams(tempreature=1)
     assert caught.value.field == "tempreature"
@@ -341,7 +363,7 @@ def test_an_unknown_name_is_the_field_of_its_error() -> None:
         nc.SamplingParams().top_kk
 
 
-def test_params_are_frozen_values():
+def test_params_are_immutable_values():
     params = nc.SamplingParams(**FULL)
     with pytest.raises(AttributeError, match=r"frozen; use params.replace\(top_k=...\)"):
         params.top_k = 5
@@ -382,7 +404,11 @@ def test_params_are_frozen_values():
         ({"regexp": "a"}, "regexp", "unknown field 'regexp'; did you mean regex"),
         ({5: "a"}, "5", "unknown field '5'"),
         ({"regex": 5}, "regex", "regex must be a non-empty string, got 5"),
-        ({"json_schema": [1]}, "json_schema", r"json_schema must be a JSON object or its text, got \[1\]"),
+        (
+            {"json_schema": [1]},
+            "json_schema",
+            r"json_schema must be a JSON object, a boolean, or its text, got \[1\]",
+        ),
         ({"choice": "ab"}, "choice", "choice must be a non-empty list of non-empty strings, got 'ab'"),
         ({"json_object": 1}, "json_object", "json_object must be true or false, got 1"),
         (
@@ -393,7 +419,7 @@ def test_params_are_frozen_values():
         ({"regex": "a", "whitespace": None}, "whitespace", "whitespace must be one of flexible, none, got None"),
     ],
 )
-def test_a_form_that_is_none_is_an_error_of_its_own_field(structured_outputs, field, words):
+def test_an_invalid_constraint_is_an_error_of_its_field(structured_outputs, field, words):
     for made in (
         lambda: nc.SamplingParams(structured_outputs=structured_outputs),
         lambda: nc.SamplingParams().replace(structured_outputs=structured_outputs),
@@ -411,7 +437,7 @@ SCHEMAS = st.recursive(
     max_leaves=6,
 )
 POLICY, WHITESPACE = st.sampled_from(["error", "approximate", "ignore"]), st.sampled_from(["flexible", "none"])
-FORMS = st.one_of(
+CONSTRAINT_FIELDS = st.one_of(
     st.fixed_dictionaries({"json_schema": SCHEMAS}, optional={"on_unsupported": POLICY, "whitespace": WHITESPACE}),
     st.fixed_dictionaries({"json_object": st.just(value=True)}, optional={"whitespace": WHITESPACE}),
     st.fixed_dictionaries({"regex": TEXT}),
@@ -420,8 +446,8 @@ FORMS = st.one_of(
 )
 
 
-@given(FORMS, FORMS)
-def test_a_form_survives_any_journey(first, second):
+@given(CONSTRAINT_FIELDS, CONSTRAINT_FIELDS)
+def test_a_constraint_survives_json_pickle_and_replace(first, second):
     params = nc.SamplingParams(structured_outputs=first, top_k=3)
     for again in (
         nc.SamplingParams(structured_outputs=nc.StructuredOutputs(**first), top_k=3),
@@ -439,20 +465,21 @@ def test_a_form_survives_any_journey(first, second):
         assert again == params
         assert hash(again) == hash(params)
         assert again.to_json() == params.to_json()
-    if "json_schema" in first:  # properties are written in the order in which the schema has them
+    if "json_schema" in first:  # properties are written in the order of the schema
         assert json.dumps(params.to_dict()["structured_outputs"]["json_schema"]) == json.dumps(first["json_schema"])
     other = params.replace(structured_outputs=second)
     assert (other == params) == (nc.StructuredOutputs(**first) == nc.StructuredOutputs(**second))
     assert params.replace(structured_outputs=None) == nc.SamplingParams(top_k=3) != params
-    assert params.pipeline((3,)) == nc.SamplingParams(top_k=3).pipeline((3,))  # a form is no stage: it is a mask
+    # structured output is not a stage: it is a mask
+    assert params.build_pipeline((3,)) == nc.SamplingParams(top_k=3).build_pipeline((3,))
 
 
-def test_the_order_of_properties_is_part_of_a_form():
+def test_the_order_of_properties_is_part_of_a_constraint():
     one, other = ({"json_schema": {"properties": {a: {}, b: {}}}} for a, b in ("ab", "ba"))
     assert nc.SamplingParams(structured_outputs=one) != nc.SamplingParams(structured_outputs=other)
 
 
-def test_what_was_given_may_change_afterwards():
+def test_arguments_are_copied():
     bias, stop = {1: 2.0}, ["a"]
     params = nc.SamplingParams(logit_bias=bias, stop=stop)
     bias[1] = 3.0
@@ -468,7 +495,7 @@ def test_what_was_given_may_change_afterwards():
         params.logit_bias[1] = 5.0
 
 
-def test_the_class_shows_its_fields():
+def test_the_signature_lists_the_fields():
     assert list(inspect.signature(nc.SamplingParams).parameters) == list(FIELDS)
     assert set(FIELDS) <= set(dir(nc.SamplingParams()))
     assert not hasattr(nc.SamplingParams(), "nonsense")
@@ -535,10 +562,66 @@ def test_any_json_gives_params_or_a_parameter_error(values):
     except ParameterError:
         return
     assert nc.SamplingParams.from_json(params.to_json()) == params
-    assert params.pipeline((3,))[-1].name == params.draw
+    assert params.build_pipeline((3,))[-1].name == params.draw
 
 
-# ---- mirostat beside other parameters
+# ---- defaults
+
+
+def test_the_fields_that_were_given_are_known_also_with_their_default():
+    params = nc.SamplingParams(temperature=1.0, seed=None)
+    assert params == nc.SamplingParams()
+    assert params.fields_set == {"temperature", "seed"}
+    assert params.replace(top_k=3).fields_set == {"temperature", "seed", "top_k"}
+    assert repr(params) == "SamplingParams(temperature=1.0, seed=None)"
+    for again in (pickle.loads(pickle.dumps(params)), copy.copy(params), nc.SamplingParams.from_json(params.to_json())):
+        assert again.fields_set == params.fields_set
+
+
+def test_defaults_replace_only_what_was_not_given():
+    defaults = nc.SamplingParams(temperature=0.6, top_k=20, stop=["x"])
+    merged = nc.SamplingParams(temperature=1.0, stop=(), seed=4).with_defaults(defaults)
+    assert merged == nc.SamplingParams(temperature=1.0, top_k=20, seed=4)
+    assert merged.with_defaults(defaults) == merged
+    assert nc.SamplingParams().with_defaults(defaults) == defaults
+    for own in (nc.SamplingParams(mirostat_tau=5.0), nc.SamplingParams(order="vllm"), nc.SamplingParams(**FULL)):
+        once = own.with_defaults(defaults.replace(typical_p=0.9, min_tokens=99))
+        assert once.with_defaults(defaults.replace(typical_p=0.9, min_tokens=99)) == once
+
+
+@pytest.mark.parametrize(
+    ("defaults", "request_values", "message"),
+    [
+        (
+            {"guidance_scale": 2.0},
+            {"contrastive_beta": 1.0},
+            "contrastive_beta replaces the default guidance_scale=2.0",
+        ),
+        ({"min_tokens": 10}, {"max_tokens": 5}, "max_tokens replaces the default min_tokens=10"),
+        ({"max_tokens": 5}, {"min_tokens": 10}, "min_tokens replaces the default max_tokens=5"),
+        ({"typical_p": 0.9, "seed": 1}, {"order": "vllm"}, "order 'vllm' replaces the default typical_p=0.9"),
+        ({"min_p": 0.1}, {"order": ["top_k"]}, "order ('top_k',) replaces the default min_p=0.1"),
+    ],
+)
+def test_defaults_that_contradict_a_request_give_way(defaults, request_values, message, caplog):
+    warn_once.cache_clear()
+    with caplog.at_level("WARNING", "nucleate"):
+        own = nc.SamplingParams(**defaults).override(**request_values)
+    kept = {name: value for name, value in defaults.items() if name == "seed"}
+    assert own == nc.SamplingParams(**kept, **request_values)
+    assert [record.getMessage() for record in caplog.records] == [message]
+    with pytest.raises(ParameterError):
+        nc.SamplingParams(**defaults, **request_values)
+
+
+@pytest.mark.parametrize("values", [{"min_tokens": "5"}, {"max_tokens": 0}, {"order": "best"}, {"order": ["best"]}])
+def test_invalid_values_are_errors_whatever_the_defaults(values):
+    for defaults in (nc.SamplingParams(), nc.SamplingParams(min_tokens=3, max_tokens=4)):
+        with pytest.raises(ParameterError):
+            defaults.override(**values)
+
+
+# ---- mirostat with other parameters
 
 
 @pytest.mark.parametrize(
@@ -551,10 +634,10 @@ def test_mirostat_in_a_greedy_request_is_an_error(order, greedy, named):
         nc.SamplingParams(mirostat_tau=5, order=order, **greedy)
     with pytest.raises(ParameterError, match="mirostat_tau"):
         nc.SamplingParams(mirostat_tau=5, order=order).replace(**greedy)
-    assert nc.SamplingParams(mirostat_tau=0, order=order, **greedy).pipeline()
+    assert nc.SamplingParams(mirostat_tau=0, order=order, **greedy).build_pipeline()
 
 
-def test_defaults_give_way_to_mirostat_and_the_log_says_so_once(caplog):
+def test_mirostat_disables_default_truncations_and_logs_it_once(caplog):
     defaults = nc.SamplingParams(temperature=0.6, top_k=20, top_p=0.95, repetition_penalty=1.1)
     with caplog.at_level("WARNING", "nucleate"):
         for _ in range(2):
@@ -563,7 +646,7 @@ def test_defaults_give_way_to_mirostat_and_the_log_says_so_once(caplog):
     assert [record.getMessage() for record in caplog.records] == [
         "mirostat_tau replaces the default top_k=20, top_p=0.95"
     ]
-    assert defaults.override(mirostat_tau=4.5, top_p=0.9).top_p == 0.9  # what a request says itself, stays
+    assert defaults.override(mirostat_tau=4.5, top_p=0.9).top_p == 0.9  # fields that the request sets stay
     for greedy, name in (({"temperature": 0}, "temperature"), ({"top_k": 1}, "top_k"), ({"draw": "greedy"}, "draw")):
         assert nc.SamplingParams(**greedy).override(mirostat_tau=3.0) == nc.SamplingParams(mirostat_tau=3.0)
         assert getattr(nc.SamplingParams(mirostat_tau=3.0).override(**greedy), name) == greedy[name]
@@ -575,8 +658,8 @@ def test_defaults_give_way_to_mirostat_and_the_log_says_so_once(caplog):
         defaults.override(mirostat_tau="5")
 
 
-def test_truncations_that_a_request_sets_beside_mirostat_itself_run():
-    assert nc.SamplingParams(mirostat_tau=5, top_k=3, seed=1).pipeline() == (TopK(3), Mirostat(5.0), Gumbel(1))
+def test_truncations_that_a_request_sets_with_mirostat_run():
+    assert nc.SamplingParams(mirostat_tau=5, top_k=3, seed=1).build_pipeline() == (TopK(3), Mirostat(5.0), Gumbel(1))
 
 
 def test_caches_do_not_keep_large_parameters() -> None:
@@ -587,8 +670,21 @@ def test_caches_do_not_keep_large_parameters() -> None:
         assert not params.cacheable
         engine.prepare(nc.Request([5], params))
         nc.Sampler(4096).add(nc.SamplingParams(logit_bias=params.logit_bias))
-    for large in ({"bad_words": ["x" * 2000]}, {"stop": "x" * 2000}, {"structured_outputs": {"regex": "a"}}):
+    for large in (
+        {"bad_words": ["x" * 2000]},
+        {"negative_prompt": "x" * 2000},
+        {"stop": "x" * 2000},
+        {"structured_outputs": {"regex": "a"}},
+    ):
         assert not nc.SamplingParams(**large).cacheable
     assert nc.SamplingParams(top_p=0.9, logit_bias={5: 1.0}, stop=["a", "b"]).cacheable
     assert build.cache_info().currsize < 20
-    assert engine._cached_pipeline.cache_info().currsize == 0
+    assert engine._pipelines._cached.cache_info().currsize == 0
+
+
+def test_overridden_values_are_checked_even_if_they_equal_cached_ones():
+    defaults = nc.SamplingParams(temperature=0.5)
+    assert defaults.override(top_k=1).top_k == 1
+    for value in (True, 10**5000, "1" * 5000):
+        with pytest.raises(ParameterError, match="top_k must be an integer"):
+            defaults.override(top_k=value)

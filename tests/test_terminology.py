@@ -1,4 +1,4 @@
-"""What users read uses the terms of the field: help texts, metrics, parameters and documentation."""
+"""User-facing text uses standard terms: help texts, metrics, parameters and documentation."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ TERMS = {
     r"--limit-": "standard flags",
     r"\bnucleate_(answers|forms|draft_|tokens_|forwards|mask_seconds|disconnects)": "standard metrics",
 }
-"""Words of a private vocabulary, and the standard terms."""
+"""Patterns of replaced words, and the standard terms."""
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-COMMANDS = ("generate", "chat", "serve", "batch", "inspect", "bench", "warm", "stages")
+COMMANDS = ("generate", "chat", "serve", "batch", "inspect", "bench", "warm", "stages", "detect")
 
 
 def found(text: str) -> dict[str, list[str]]:
-    """The passages of a text that use such words, by the term that should stand there."""
+    """The passages of a text that use replaced words, by their standard term."""
     passages: dict[str, list[str]] = {}
     for pattern, term in TERMS.items():
         for match in re.finditer(pattern, text, re.IGNORECASE):

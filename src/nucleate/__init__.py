@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from nucleate import watermark as watermark
+    from nucleate.comparison.compare import compare
+    from nucleate.comparison.comparison import Comparison
     from nucleate.engine.async_engine import AsyncEngine, EngineStoppedError
     from nucleate.engine.beam.params import BeamCompletion, BeamOutput, BeamParams, BeamRequest
     from nucleate.engine.engine import Engine
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
         Usage,
     )
     from nucleate.parameters.parameter import ParameterError
+    from nucleate.plugins.stage_registry import register_stage
     from nucleate.sampling import stages as stages
     from nucleate.sampling.explain import explain
     from nucleate.sampling.functional import LogitsError, probabilities, sample
@@ -38,12 +42,15 @@ if TYPE_CHECKING:
     from nucleate.sampling_params import SamplingParams
     from nucleate.speculative.config import Speculation
     from nucleate.structured_output.spec import StructuredOutputs
+    from nucleate.watermark import WatermarkKey
 
 _HOMES = {
     "stages": "sampling.stages",
     "Pipeline": "sampling.stage",
     "Stage": "sampling.stage",
     "LLM": "llm",
+    "compare": "comparison.compare",
+    "Comparison": "comparison.comparison",
     "Engine": "engine.engine",
     "Request": "engine.request",
     "Speculation": "speculative.config",
@@ -62,6 +69,7 @@ _HOMES = {
     "trace": "sampling.trace",
     "Trace": "sampling.trace",
     "explain": "sampling.explain",
+    "register_stage": "plugins.stage_registry",
     "Completion": "outputs",
     "EngineOutput": "outputs",
     "CompletionOutput": "outputs",
@@ -74,6 +82,8 @@ _HOMES = {
     "LogitsError": "sampling.functional",
     "ModelError": "models.protocol",
     "warm": "jit.warmup",
+    "watermark": "watermark",
+    "WatermarkKey": "watermark",
 }
 
 __all__ = [
@@ -84,6 +94,7 @@ __all__ = [
     "BeamOutput",
     "BeamParams",
     "BeamRequest",
+    "Comparison",
     "Completion",
     "CompletionChunk",
     "CompletionOutput",
@@ -105,12 +116,16 @@ __all__ = [
     "TokenLogprob",
     "Trace",
     "Usage",
+    "WatermarkKey",
+    "compare",
     "explain",
     "probabilities",
+    "register_stage",
     "sample",
     "stages",
     "trace",
     "warm",
+    "watermark",
 ]
 
 
@@ -118,7 +133,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'nucleate' has no attribute {name!r}")
     home = importlib.import_module(f"nucleate.{_HOMES[name]}")
-    value = home if name == "stages" else getattr(home, name)
+    value = home if name in ("stages", "watermark") else getattr(home, name)
     globals()[name] = value
     return value
 

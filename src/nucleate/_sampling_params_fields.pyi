@@ -2,13 +2,20 @@
 
 from collections.abc import Mapping, Sequence
 
+from nucleate.sampling.stage import Stage
 from nucleate.structured_output.spec import StructuredOutputs
 
 class Fields:
     def __init__(
         self,
         *,
+        guidance_scale: float = ...,
+        negative_prompt: str | Sequence[int] = ...,
+        contrastive_beta: float = ...,
+        contrastive_alpha: float = ...,
+        contrastive_temperature: float = ...,
         logit_bias: Mapping[int, float] = ...,
+        encoder_repetition_penalty: float = ...,
         repetition_penalty: float = ...,
         penalty_last_n: int | None = ...,
         frequency_penalty: float = ...,
@@ -27,7 +34,10 @@ class Fields:
         dynamic_temperature_low: float | None = ...,
         dynamic_temperature_high: float | None = ...,
         dynamic_temperature_exponent: float = ...,
+        smoothing_factor: float = ...,
+        smoothing_curve: float = ...,
         top_n_sigma: float = ...,
+        min_keep: int = ...,
         top_k: int = ...,
         typical_p: float = ...,
         min_p: float = ...,
@@ -38,6 +48,8 @@ class Fields:
         top_h: float | None = ...,
         mirostat_tau: float = ...,
         mirostat_eta: float = ...,
+        mirostat_v1_tau: float = ...,
+        mirostat_v1_eta: float = ...,
         top_p: float = ...,
         xtc_probability: float = ...,
         xtc_threshold: float = ...,
@@ -61,10 +73,29 @@ class Fields:
         prompt_logprobs: int | None = ...,
         logprobs_mode: str = ...,
         skip_special_tokens: bool = ...,
+        pipeline: str | Sequence[Stage | Mapping[str, object]] | None = ...,
     ) -> None: ...
+    @property
+    def guidance_scale(self) -> float:
+        """Guidance scale: above 1 strengthens the prompt against the negative prompt (a number; default 1.0)."""
+    @property
+    def negative_prompt(self) -> str | tuple[int, ...]:
+        """Prompt that guidance moves away from, as text or token ids; none: the last token of the prompt (a non-empty text or a list of token ids >= 0)."""
+    @property
+    def contrastive_beta(self) -> float:
+        """Weight of the companion model's log-probabilities, which are subtracted; 1 as in the paper (a number >= 0; default 0.0)."""
+    @property
+    def contrastive_alpha(self) -> float:
+        """Plausibility: minimum probability, relative to the model's most likely token (a number > 0 and <= 1; default 0.1)."""
+    @property
+    def contrastive_temperature(self) -> float:
+        """Temperature of the companion model (a number > 0; default 1.0)."""
     @property
     def logit_bias(self) -> Mapping[int, float]:
         """Map from token id to a number that is added to its logit (a mapping of token ids (>= 0) to finite numbers; default {})."""
+    @property
+    def encoder_repetition_penalty(self) -> float:
+        """Multiplies positive and divides negative logits of tokens of the prompt; above 1 it rewards them (a number > 0; default 1.0)."""
     @property
     def repetition_penalty(self) -> float:
         """Divides positive and multiplies negative logits of tokens that occurred; below 1 it rewards them (a number > 0; default 1.0)."""
@@ -120,8 +151,17 @@ class Fields:
     def dynamic_temperature_exponent(self) -> float:
         """Exponent of the normalised entropy (a number >= 0; default 1.0)."""
     @property
+    def smoothing_factor(self) -> float:
+        """Factor of the squared distance from the highest logit; below 1 flattens the top; 0: off (a number >= 0; default 0.0)."""
+    @property
+    def smoothing_curve(self) -> float:
+        """1: quadratic; up to 3, cubic: unlikely tokens lose more (a number >= 1 and <= 3; default 1.0)."""
+    @property
     def top_n_sigma(self) -> float:
         """Maximum distance from the highest logit, in standard deviations; 0: off (a number >= 0; default 0.0)."""
+    @property
+    def min_keep(self) -> int:
+        """Minimum number of tokens that every truncation except top_k keeps; 0 or 1: one (an integer >= 0 and <= 2**31 - 1; default 0)."""
     @property
     def top_k(self) -> int:
         """Number of most likely tokens to keep; 0 or -1: all (an integer >= 0 and <= 2**31 - 1 or -1; default 0)."""
@@ -151,6 +191,12 @@ class Fields:
         """Target surprise, in bits; 0: off (a number >= 0; default 0.0)."""
     @property
     def mirostat_eta(self) -> float:
+        """Learning rate of mu (a number >= 0; default 0.1)."""
+    @property
+    def mirostat_v1_tau(self) -> float:
+        """Target surprise, in bits; 0: off (a number >= 0; default 0.0)."""
+    @property
+    def mirostat_v1_eta(self) -> float:
         """Learning rate of mu (a number >= 0; default 0.1)."""
     @property
     def top_p(self) -> float:
@@ -221,3 +267,6 @@ class Fields:
     @property
     def skip_special_tokens(self) -> bool:
         """Leave special tokens out of the text (true or false; default true)."""
+    @property
+    def pipeline(self) -> tuple[Stage, ...] | None:
+        """Stages to run, in this order, instead of those of the sampling parameters (a tuple of stages, a list of objects with a stage and its parameters, or text such as 'temperature(0.8) | top_p(0.9)' or none; default none)."""

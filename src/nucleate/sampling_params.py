@@ -5,20 +5,24 @@ Most fields are not listed here: they are the parameters of every stage, and of 
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from nucleate.jit.kernel_cache import warn_once
-from nucleate.parameters.converters import TokenTable
+from nucleate.parameters.field_names import SYNONYMS, check_for_sampler
 from nucleate.parameters.parameter import Parameter, ParameterError, declared, param, read_json, unknown
+from nucleate.sampling.default_conflicts import DECISIVE, conflicts
+from nucleate.sampling.given_pipeline import MAX_CACHED_SIZE, check_given, given_stages, is_cacheable, replaced_fields
 from nucleate.sampling.pipeline import RequestParams
+from nucleate.sampling.pipeline_format import pipeline_to_json
 from nucleate.sampling.presets import ORDER_PARAMETERS, PIPELINE_PARAMETERS, build, with_mask
-from nucleate.sampling.stage import Floor, Pipeline, Prefix, TextEncoder
+from nucleate.sampling.stage import Combine, Draw, Pipeline, Stage, TextEncoder
 from nucleate.sampling.stages import STAGES
 from nucleate.sampling.stages.selection.logprobs import Logprobs
-from nucleate.sampling.stages.truncation.mirostat import Mirostat
 from nucleate.structured_output.spec import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -63,35 +67,20 @@ class OutputParameters:
     skip_special_tokens: bool = param("Leave special tokens out of the text", default=True)
 
 
-REQUEST_PARAMETERS: Mapping[str, Parameter] = {**declared(StopParameters), **declared(OutputParameters)}
-"""The parameters above by name."""
+class PipelineParameters:
+    """Stages given as such."""
 
-SYNONYMS: Mapping[str, str] = {
-    "max_new_tokens": "max_tokens",
-    "max_length": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "n_predict": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "num_return_sequences": "n",
-    "best_of": "n",
-    "temp": "temperature",
-    "do_sample": "temperature",
-    "greedy": "temperature",
-    "repeat_penalty": "repetition_penalty",
-    "penalty_repeat": "repetition_penalty",
-    "no_repeat_ngram": "no_repeat_ngram_size",
-    "stop_strings": "stop",
-    "stop_words": "stop",
-    "eos_token_id": "stop_token_ids",
-    "eos_token_ids": "stop_token_ids",
-    "bad_words_ids": "bad_words",
-    "top_logprobs": "logprobs",
-    "random_seed": "seed",
-    **dict.fromkeys(
-        ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), "structured_outputs"
-    ),
+    pipeline: Pipeline | None = param(
+        "Stages to run, in this order, instead of those of the sampling parameters", default=None
+    )
+
+
+REQUEST_PARAMETERS: Mapping[str, Parameter] = {
+    **declared(StopParameters),
+    **declared(OutputParameters),
+    **declared(PipelineParameters),
 }
-"""Names that other projects use for a field, for error messages."""
+"""The parameters above by name."""
 
 
 def _fields() -> dict[str, Parameter]:
@@ -105,51 +94,33 @@ def _fields() -> dict[str, Parameter]:
     return {**found, **ORDER_PARAMETERS, **REQUEST_PARAMETERS}
 
 
-FIELDS: Mapping[str, Parameter] = _fields()
+FIELDS: dict[str, Parameter] = {}
 """Every field of SamplingParams by name: those of the stages in their order, the order itself, the request's."""
 
 
-ENGINE_ONLY: Mapping[str, str] = {
-    "max_tokens": "stop after that many tokens yourself",
-    "stop": "look for the strings in the text yourself",
-    "stop_regex": "look for the patterns in the text yourself",
-    "stop_json": "look for the end of the JSON yourself",
-    "stop_token_ids": "compare the sampled tokens with them yourself",
-    "include_stop_str_in_output": "the caller makes the text",
-    "skip_special_tokens": "the caller makes the text",
-    "structured_outputs": "pass the allowed tokens of each step as mask",
-    "n": "add one row per output, with index from 0 to n - 1",
-    "prompt_logprobs": "there are no logits of the prompt",
-}
-"""Fields that a ``Sampler`` alone cannot apply, and what its caller can do instead."""
+def update_fields() -> None:
+    """Derive the fields from the stages."""
+    found = _fields()
+    FIELDS.clear()
+    FIELDS.update(found)
 
 
-TRUNCATIONS = {
-    parameter.name
-    for kind in STAGES.values()
-    if issubclass(kind, Floor | Prefix) and kind is not Mirostat
-    for parameter in kind.parameters.values()
-    if parameter.public
-}
-"""The fields of all truncation stages except mirostat."""
-
-MAX_CACHED_SIZE = 1024
-"""Token ids and characters in parameters that caches keep: a client must not be able to fill the memory."""
-
-GREEDY: Mapping[str, Any] = {"temperature": 0, "top_k": 1, "draw": "greedy"}
-"""Values that make a request greedy."""
+update_fields()
 
 
 class SamplingParams(RequestParams, Fields):
     """Sampling parameters of one request: immutable, hashable, validated.
 
-    All arguments are keyword arguments. The defaults sample from the model's distribution until EOS. Raises
-    ParameterError, a ValueError that names the field, its value and what is allowed.
+    All arguments are keyword arguments. The defaults sample from the model's distribution until EOS. ``LLM`` replaces
+    the default of a field that was not given by the value that the model recommends. Two are equal if all their values
+    are. Raises ParameterError, a ValueError that names the field, its value and what is allowed.
     """
 
-    __slots__ = ("_hash", "_values")
+    __slots__ = ("_cacheable", "_hash", "_values", "fields_set")
+    fields_set: frozenset[str]  #: the names of the fields that were given, also those given with their default
     _values: dict[str, Any]
     _hash: int
+    _cacheable: bool
 
     if not TYPE_CHECKING:  # they see the fields themselves
 
@@ -159,16 +130,24 @@ class SamplingParams(RequestParams, Fields):
                     raise unknown(name, FIELDS, synonyms=SYNONYMS)
             checked = {name: f.check(values[name]) if name in values else f.default for name, f in FIELDS.items()}
             object.__setattr__(self, "_values", checked)
-            object.__setattr__(self, "_hash", hash(tuple(checked.values())))
+            if checked["pipeline"] is not None:
+                check_given(checked, FIELDS)
+                values |= {"seed": checked["seed"]} if checked["seed"] is not None else {}
+            object.__setattr__(self, "fields_set", frozenset(values))
+            changed = [value for name, value in checked.items() if value != FIELDS[name].default]
+            object.__setattr__(self, "_hash", hash(tuple(changed)))  # the same if a stage is registered later
             if checked["max_tokens"] is not None and checked["min_tokens"] > checked["max_tokens"]:
                 least, most = checked["min_tokens"], checked["max_tokens"]
                 raise ParameterError("min_tokens", f"min_tokens must be at most max_tokens ({most}), got {least}")
+            object.__setattr__(self, "_cacheable", is_cacheable(checked))
             self._stages()  # raises for values that contradict each other
 
         def __getattr__(self, name: str) -> Any:
             try:
                 return self._values[name]
             except KeyError:
+                if name in FIELDS:  # of a stage that was registered later
+                    return FIELDS[name].default
                 raise AttributeError(str(unknown(name, FIELDS, "field"))) from None
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -184,24 +163,34 @@ class SamplingParams(RequestParams, Fields):
         return [*super().__dir__(), *FIELDS]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SamplingParams) and self._values == other._values
+        if not isinstance(other, SamplingParams):
+            return False
+        if self._values.keys() != other._values.keys():  # a stage was registered in between
+            return all(getattr(self, name) == getattr(other, name) for name in FIELDS)
+        return self._values == other._values
 
     def __hash__(self) -> int:
         return self._hash
 
     def __repr__(self) -> str:
-        return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in self._set())})"
+        return f"SamplingParams({', '.join(f'{name}={value!r}' for name, value in self._given().items())})"
 
     @property
     def cacheable(self) -> bool:
         """See ``RequestParams``."""
-        values = self._values
-        sizes = [_size(value) for value in values.values() if value.__class__ in (tuple, TokenTable) and value]
-        return values["structured_outputs"] is None and sum(sizes) <= MAX_CACHED_SIZE
+        return self._cacheable
 
     def _stages(self, end_ids: tuple[int, ...] = ()) -> Pipeline:
-        chosen = tuple([self._values[name] for name in PIPELINE_PARAMETERS])
+        """The stages without logprobs and the draw."""
+        if self.pipeline is not None:
+            return given_stages(self.pipeline, self.min_tokens, end_ids)
+        values = self._values
+        chosen = tuple([values[name] if name in values else FIELDS[name].default for name in PIPELINE_PARAMETERS])
         return (build if self.cacheable else build.__wrapped__)(chosen, end_ids)
+
+    def _given(self) -> dict[str, Any]:
+        """The fields that were given."""
+        return {name: value for name, value in self._values.items() if name in self.fields_set}
 
     def _set(self) -> Iterator[tuple[str, Any]]:
         """The fields that differ from their default."""
@@ -209,42 +198,40 @@ class SamplingParams(RequestParams, Fields):
 
     def replace(self, /, **changes: Any) -> SamplingParams:
         """The same parameters with some changed."""
-        return SamplingParams(**{**self._values, **changes})
+        return SamplingParams(**{**self._given(), **changes})
 
     def override(self, /, **values: Any) -> SamplingParams:
         """These parameters as defaults, with the values of a request.
 
-        A default that contradicts the request is dropped, and the log says so once: truncation and temperature 0 give
-        way to a requested mirostat, which controls truncation alone as in llama.cpp; mirostat gives way to a greedy
-        request.
+        A default that contradicts the request is dropped, and the log says so once: for example, truncation and
+        temperature 0 give way to a requested mirostat, which controls truncation alone as in llama.cpp.
         """
-        if values.get("mirostat_tau"):
-            winner = "mirostat_tau"
-            losers = {*TRUNCATIONS, *(name for name, value in GREEDY.items() if self._values[name] == value)}
-        else:
-            winner = "greedy sampling"
-            losers = {"mirostat_tau"} if any(values.get(name) == value for name, value in GREEDY.items()) else set()
-        gone = {name for name, value in self._set() if name in losers and name not in values}
-        if gone:
-            warn_once(f"{winner} replaces the default {', '.join(f'{n}={self._values[n]!r}' for n in sorted(gone))}")
-        return self.replace(**{name: FIELDS[name].default for name in gone}, **values)
+        if not self.cacheable or not all(map(_is_plain, values.values())):
+            return self._override(values)
+        given = tuple([(name, value.__class__, value) for name, value in values.items()])  # 1, 1.0 and True are equal
+        return _cached_override(self, self.fields_set, given)
+
+    def _override(self, values: Mapping[str, Any]) -> SamplingParams:
+        names = DECISIVE if self.pipeline is None else (*DECISIVE, *replaced_fields())
+        decisive = {name: FIELDS[name].check(values[name]) for name in names if name in values}
+        found = conflicts(self._values, decisive) if decisive else {}
+        dropped = {name: value for name, value in self._set() if name in found and name not in values}
+        for winner in dict.fromkeys(found[name] for name in dropped if found[name] != "pipeline"):
+            listed = [f"{name}={value!r}" for name, value in sorted(dropped.items()) if found[name] == winner]
+            warn_once(f"{winner} replaces the default {', '.join(listed)}")
+        return self.replace(**{name: FIELDS[name].default for name in dropped}, **values)
+
+    def with_defaults(self, defaults: SamplingParams) -> SamplingParams:
+        """These parameters, with the values of ``defaults`` for fields that were not given (see ``override``)."""
+        return defaults.override(**self._given()) if defaults.fields_set else self
 
     def check_for_sampler(self, end_ids: tuple[int, ...] = ()) -> None:
         """Raise ParameterError for a field that needs an engine, or for min_tokens without end-of-sequence ids."""
-        for name, value in self._set():
-            if name not in ENGINE_ONLY or (name == "stop_token_ids" and self.min_tokens):
-                continue
-            message = f"{name} is for LLM and Engine, but a Sampler only samples tokens: {ENGINE_ONLY[name]}"
-            raise ParameterError(name, f"{message}; params.pipeline() leaves it out; got {value!r:.60}")
-        if self.min_tokens and not (end_ids or self.ignore_eos or self.stop_token_ids):
-            message = (
-                "min_tokens needs the ids that end the output, which it bans: give eos_token_ids or stop_token_ids"
-            )
-            raise ParameterError("min_tokens", f"{message}; got min_tokens={self.min_tokens}")
+        check_for_sampler(dict(self._set()), has_ends=bool(end_ids or self.ignore_eos or self.stop_token_ids))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON values of the fields that differ from their default."""
-        return {name: _plain(value) for name, value in self._set()}
+        """Plain JSON values of the fields that were given."""
+        return {name: plain(value) for name, value in self._given().items()}
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict())
@@ -257,7 +244,13 @@ class SamplingParams(RequestParams, Fields):
             raise ParameterError("params", f"params must be a JSON object, got {text[:60]!r}")
         return cls(**values)
 
-    def pipeline(self, end_ids: tuple[int, ...] = (), tokenizer: TextEncoder | None = None) -> Pipeline:
+    def _draw(self) -> Stage:
+        last, seed, kind = self.pipeline[-1] if self.pipeline else None, {"seed": self.seed}, STAGES[self.draw]
+        if isinstance(last, Draw):
+            return dataclasses.replace(last, **(seed if "seed" in last.parameters else {}))
+        return kind(*(self._values[p.name] for p in kind.parameters.values()))
+
+    def build_pipeline(self, end_ids: tuple[int, ...] = (), tokenizer: TextEncoder | None = None) -> Pipeline:
         """The stages that these parameters describe, in order; the last one is a Draw.
 
         end_ids: the model's EOS ids, which ``min_tokens`` bans along with ``stop_token_ids``. tokenizer: needed
@@ -267,28 +260,40 @@ class SamplingParams(RequestParams, Fields):
         stages = self._stages(ends)
         if tokenizer is not None:
             stages = tuple([stage.encode_text(tokenizer) for stage in stages])
-        kind = STAGES[self.draw]
-        pipeline = (*stages, kind(*(self._values[p.name] for p in kind.parameters.values())))
+        pipeline = (*stages, self._draw())
         tap = Logprobs(self.logprobs, self.logprob_token_ids)
         if tap.neutral:
             return pipeline
         if self.logprobs_mode == "raw":
-            return (tap, *pipeline)
+            start = int(isinstance(pipeline[0], Combine))
+            return (*pipeline[:start], tap, *pipeline[start:])
         *before, draw = with_mask(pipeline)  # now, because later it could not be told from a raw one
         return (*before, tap, draw)
 
 
-def _size(values: tuple[Any, ...] | Mapping[int, float]) -> int:
-    """The number of token ids and characters."""
-    return len(values) + sum([len(value) for value in values if isinstance(value, str | tuple)])
+def _is_plain(value: Any) -> bool:
+    """Whether a value is small and hashable."""
+    plain = value.__class__ in (int, float, bool, str, type(None))
+    return plain and (value.__class__ is not str or len(value) <= MAX_CACHED_SIZE)
 
 
-def _plain(value: Any) -> Any:
+@lru_cache(maxsize=256)
+def _cached_override(
+    params: SamplingParams, _fields_set: frozenset[str], given: tuple[tuple[str, type, Any], ...]
+) -> SamplingParams:
+    """Callers often pass the same values."""
+    return params._override({name: value for name, _, value in given})  # noqa: SLF001  # its cache
+
+
+def plain(value: Any) -> Any:
+    """A value of a field in JSON types."""
     if isinstance(value, StructuredOutputs):
         return value.to_dict()
+    if value.__class__ is tuple and value and isinstance(value[0], Stage):
+        return pipeline_to_json(value)
     if isinstance(value, Mapping):
         return {str(key): item for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+    return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 _LINES = "\n".join(f"        {name}: {field.described}" for name, field in FIELDS.items())

@@ -1,4 +1,4 @@
-"""``nucleate batch``: one record per line, for any input and after any interruption."""
+"""``nucleate batch``: one record per input line, for any input and after any interruption."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ SHORT = ("--max-tokens", "2")
 
 
 class Folder:
-    """An input and an output in a folder of their own, and the command over them."""
+    """An input file and an output file in a separate folder, and the command that reads and writes them."""
 
     def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         self.input, self.output, self._capsys = path / "in.jsonl", path / "out.jsonl", capsys
 
     def write(self, *lines: Any) -> None:
-        """Lines as they stand, or values as JSON."""
+        """Write the input file; ``bytes`` are written unchanged, other values as JSON."""
         made = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
         self.input.write_bytes(b"".join(line + b"\n" for line in made))
 
     def run(self, *flags: str) -> tuple[int, Records, str]:
-        """The exit status, the records that are there now in the order of their lines, what stderr says."""
+        """Run the command and return its exit status, the output records in input order, and stderr."""
         self._capsys.readouterr()
         status = main(["batch", str(self.input), str(self.output), *flags])
         captured = self._capsys.readouterr()
@@ -85,7 +85,7 @@ def request(name: str, url: str = "/v1/completions", **fields: Any) -> dict[str,
 
 
 CHAT = [{"role": "user", "content": "Tell me a story about a fox and a drum."}]
-STORIES = [
+INPUT_LINES = [
     value
     for seed in range(40)
     for value in (
@@ -94,15 +94,15 @@ STORIES = [
         request(f"completion-{seed}", prompt=["The dog", "A cat"], seed=seed, logprobs=1),
     )
 ]
-"""Lines of all kinds, each with its seed, so that their answers are always the same."""
+"""Lines of all kinds, each with its seed, so that their outputs are always the same."""
 
 
 def stripped(records: Records) -> str:
-    """Records without the time they were made at, and without logprobs: their last digits depend on the batch."""
+    """Records without timestamps and logprobs, whose last digits depend on the batch."""
     return re.sub(r'"created": \d+|-?\d+\.\d+(e-\d+)?', "", json.dumps(records))
 
 
-def test_every_kind_of_line_is_answered_as_the_library_answers_it(folder: Folder, llm: nc.LLM) -> None:
+def test_every_kind_of_line_gets_the_output_of_the_library(folder: Folder, llm: nc.LLM) -> None:
     params = llm.default_params.replace(seed=3, max_tokens=4)
     ids = llm.encode("The fox")
     folder.write(
@@ -112,8 +112,8 @@ def test_every_kind_of_line_is_answered_as_the_library_answers_it(folder: Folder
         request("a", prompt=[ids, ids], n=2, user="me", model="nucleate-tiny"),
         request("b", "/v1/chat/completions", max_completion_tokens=3, logprobs=True),
     )
-    status, found, told = folder.run("--seed", "3", "--max-tokens", "4")
-    assert status == 0, told
+    status, found, err = folder.run("--seed", "3", "--max-tokens", "4")
+    assert status == 0, err
     fox = llm.generate("The fox", params.replace(n=2))[0]
     assert found[0]["text"] == fox.text
     assert {"line": 1, "prompt": "The fox", "finish_reason": "length", "seed": 3}.items() <= found[0].items()
@@ -136,21 +136,21 @@ def test_every_kind_of_line_is_answered_as_the_library_answers_it(folder: Folder
     assert abs(body["created"] - time.time()) < 600
     [choice] = found[4]["response"]["body"]["choices"]
     assert choice["message"]["content"] == llm.chat(CHAT, params.replace(max_tokens=3)).text
-    assert re.search(r"^\[5 lines done, 0 failed; 35 tokens, \d+ tokens/s on numpy float32\]\n$", told)
+    assert re.search(r"^\[5 lines done, 0 failed; 35 tokens, \d+ tokens/s on numpy float32\]\n$", err)
 
 
-def test_the_lines_of_the_page_about_batches(folder: Folder) -> None:
+def test_the_example_lines_of_the_batch_page_run(folder: Folder) -> None:
     page = (Path(__file__).parents[2] / "docs" / "batch.md").read_text("utf-8")
     [block] = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
     folder.input.write_text(block)
-    status, found, told = folder.run(*SHORT)
-    assert (status, len(found)) == (0, 7), told
+    status, found, err = folder.run(*SHORT)
+    assert (status, len(found)) == (0, 7), err
     for endpoint in (COMPLETIONS, CHAT_ENDPOINT):
         for name in {*endpoint.supported, *endpoint.ignored, *endpoint.unsupported} - {"stream_options"}:
             assert f"`{name}`" in page or f'"{name}"' in page
 
 
-def test_lengths_that_nobody_gave(folder: Folder) -> None:
+def test_missing_length_limits_fall_back_to_the_context(folder: Folder) -> None:
     folder.write(request("a", ignore_eos=True), request("b", ignore_eos=True, max_tokens=None))
     assert [r["response"]["body"]["usage"]["completion_tokens"] for r in folder.run()[1]] == [16, 16]
     folder.write(request("a", ignore_eos=True), request("b", ignore_eos=True, max_tokens=3))
@@ -162,7 +162,7 @@ def test_lengths_that_nobody_gave(folder: Folder) -> None:
 
 
 BAD: list[tuple[Any, int | None, str | None, str]] = [
-    # the line, the status of HTTP if it gets one, its code, a part of its message
+    # the line, its HTTP status if it has one, its error code, a part of its message
     (b"{", None, "invalid_json", "must be JSON"),
     (b'{"prompt": "x"} {"prompt": "y"}', None, "invalid_json", "Extra data"),
     (b'{"prompt": "\xff"}', None, "invalid_json", "not UTF-8: invalid start byte at byte 12"),
@@ -181,7 +181,7 @@ BAD: list[tuple[Any, int | None, str | None, str]] = [
     ({"prompt": []}, None, "invalid_request", "prompt must be a string or a list of token ids, got []"),
     ({"prompt": [99999]}, None, "invalid_request", "outside the vocabulary"),
     ({"prompt": [-1]}, None, "invalid_request", "outside the vocabulary"),
-    ({"prompt": [0] * 2000}, None, "invalid_request", "2000 tokens, but the context holds 1024"),
+    ({"prompt": [0] * 2000}, None, "context_length_exceeded", "length is 1024 tokens"),
     ({"prompt": "x", "messages": CHAT}, None, "invalid_request", "not both"),
     ({"prompt": "x", "temperatur": 1}, None, "invalid_request", "did you mean temperature"),
     ({"prompt": "x", "top_p": 2}, None, "invalid_request", "top_p must be a number > 0 and <= 1, got 2"),
@@ -199,7 +199,8 @@ BAD: list[tuple[Any, int | None, str | None, str]] = [
     ({**request("no body"), "body": 7}, 400, None, "body must be a JSON object, got 7"),
     (request("no prompt", prompt=None), 400, None, "prompt is missing"),
     (request("prompts", prompt=["x", [1]]), 400, None, "prompt must be"),
-    (request("one bad prompt", prompt=["x", "y " * 2000]), 400, None, "but the context holds 1024"),
+    (request("one bad prompt", prompt=["x", "y " * 2000]), 400, "context_length_exceeded", "length is 1024 tokens"),
+    (request("long", prompt="x", max_tokens=1024), 400, "context_length_exceeded", "max_tokens is 1024"),
     (request("stream", stream=True), 400, None, "stream must be false in a batch"),
     (request("suffix", suffix="x"), 400, None, "suffix is not supported"),
     (request("best", best_of=1, n=2), 400, None, "best_of must be at least n (2), got 1"),
@@ -216,14 +217,14 @@ BAD: list[tuple[Any, int | None, str | None, str]] = [
 ]
 
 
-def test_bad_lines_are_reported_and_the_others_go_on(folder: Folder) -> None:
+def test_bad_lines_are_reported_and_the_others_are_processed(folder: Folder) -> None:
     folder.write(request("good"), *(line for line, *_ in BAD), "The end")
-    status, found, told = folder.run(*SHORT)
+    status, found, err = folder.run(*SHORT)
     assert status == 1
     assert [number(record) for record in found] == list(range(1, len(BAD) + 3))
     assert [has_failed(record) for record in found] == [False] + [True] * len(BAD) + [False]
-    for place, (record, (line, http, code, message)) in enumerate(zip(found[1:], BAD, strict=False), 2):
-        assert re.search(rf"^nucleate: line {place}: ", told, re.MULTILINE), line
+    for line_number, (record, (line, http, code, message)) in enumerate(zip(found[1:], BAD, strict=False), 2):
+        assert re.search(rf"^nucleate: line {line_number}: ", err, re.MULTILINE), line
         if http is None:
             assert record.get("response") is None
             error = record["error"]
@@ -233,60 +234,60 @@ def test_bad_lines_are_reported_and_the_others_go_on(folder: Folder) -> None:
             assert error["type"] == "invalid_request_error"
             assert error["param"]
         assert (error["code"], message in error["message"]) == (code, True), record
-        assert error["message"].startswith(f"line {place}: ")
+        assert error["message"].startswith(f"line {line_number}: ")
         if isinstance(line, dict) and isinstance(line.get("custom_id"), str):
             assert record["custom_id"] == line["custom_id"]
-    assert f"[2 lines done, {len(BAD)} failed; 4 tokens, " in told
+    assert f"[2 lines done, {len(BAD)} failed; 4 tokens, " in err
     assert folder.run(*SHORT) == (1, found, f"[{len(BAD) + 2} lines done before ({len(BAD)} of them failed)]\n")
 
 
 @settings(max_examples=tiers.count(12, 50))
 @given(data=st.binary(max_size=60) | st.text(max_size=30).map(lambda text: json.dumps(text).encode()))
-def test_no_line_is_more_than_an_entry(data: bytes) -> None:
+def test_each_line_yields_one_entry(data: bytes) -> None:
     entry = read_line(JsonLine(3, 4, data))
     assert (entry.id, entry.number) == ("line-3-0000000000000004", 3)
     assert (entry.endpoint is None) == (entry.failure is not None)
 
 
-def test_prompts_repeated_scored_and_the_best_of_several(folder: Folder, llm: nc.LLM) -> None:
+def test_repeated_prompts_prompt_logprobs_and_best_of(folder: Folder, llm: nc.LLM) -> None:
     kwargs = {"chat_template_kwargs": {"thinking": True}}
     folder.write(
         request("echo", echo=True, logprobs=1),
         request("score", echo=True, logprobs=1, max_tokens=0),
         request("best", best_of=4, seed=1),
-        request("told", "/v1/chat/completions", **kwargs),
+        request("kwargs", "/v1/chat/completions", **kwargs),
         request("ours", "/v1/chat/completions", chat_template_kwargs={"messages": []}),
     )
-    _, found, told = folder.run(*SHORT)
+    _, found, err = folder.run(*SHORT)
     bodies = [record["response"]["body"] for record in found]
     (echo,), (score,), (best,) = (body["choices"] for body in bodies[:3])
     size = len(llm.encode("The fox"))
     assert echo["text"].startswith("The fox")
     assert (score["text"], len(score["logprobs"]["tokens"])) == ("The fox", size)
     assert len(echo["logprobs"]["tokens"]) == size + 2
-    assert (best["index"], best["logprobs"], bodies[2]["usage"]["completion_tokens"]) == (0, None, 8), told
+    assert (best["index"], best["logprobs"], bodies[2]["usage"]["completion_tokens"]) == (0, None, 8), err
     assert bodies[3]["choices"][0]["finish_reason"] == "length"
     assert bodies[4]["error"]["param"] == "chat_template_kwargs"
 
 
-def test_an_answer_that_ends_with_an_error_is_a_failure(folder: Folder) -> None:
+def test_an_output_that_ends_with_an_error_is_a_failure(folder: Folder) -> None:
     nothing = {"allowed_token_ids": [5], "suppress_token_ids": [5]}
     folder.write({"prompt": "x", **nothing}, request("a", prompt=["x", "y"], **nothing), {"prompt": "x"})
-    status, found, told = folder.run(*SHORT)
-    assert (status, [has_failed(record) for record in found]) == (1, [True, True, False]), told
+    status, found, err = folder.run(*SHORT)
+    assert (status, [has_failed(record) for record in found]) == (1, [True, True, False]), err
     assert found[0]["error"]["code"] == "invalid_request"
     assert found[1]["response"]["status_code"] == 400
     assert found[1]["response"]["body"]["error"]["type"] == "invalid_request_error"
-    assert "line 2: invalid logits" in told
+    assert "line 2: invalid logits" in err
 
 
-def test_windows_files(folder: Folder) -> None:
+def test_files_with_windows_line_ends(folder: Folder) -> None:
     folder.input.write_bytes(b'\xef\xbb\xbf"The fox"\r\n\r\n   \n{"prompt": "caf\xc3\xa9"}\r\n"no end"')
     status, found, _ = folder.run(*SHORT)
     assert status == 0
     assert [(record["line"], record["prompt"]) for record in found] == [(1, "The fox"), (4, "café"), (5, "no end")]
     folder.input.write_bytes(b'"The fox"\n\n\n{"prompt": "caf\xc3\xa9"}\n"no end"\n')
-    assert folder.run(*SHORT)[0] == 0  # the same lines
+    assert folder.run(*SHORT)[0] == 0  # the same lines as ``BAD``
 
 
 @given(
@@ -295,24 +296,24 @@ def test_windows_files(folder: Folder) -> None:
     ),
     most=st.integers(1, 9),
 )
-def test_lines_are_those_of_the_whole_text(parts: list[bytes], most: int) -> None:
+def test_lines_equal_those_of_splitting_the_full_text(parts: list[bytes], most: int) -> None:
     data = b"".join(parts)
     expected = []
-    for place, raw in enumerate(data.split(b"\n"), 1):
-        said = raw.removeprefix(b"\xef\xbb\xbf").strip(b" \t\r")
+    for line_number, raw in enumerate(data.split(b"\n"), 1):
+        trimmed = raw.removeprefix(b"\xef\xbb\xbf").strip(b" \t\r")
         if len(raw) > most:
-            expected.append((place, int.from_bytes(blake2b(raw, digest_size=8).digest()), None))
-        elif said:
-            expected.append((place, int.from_bytes(blake2b(said, digest_size=8).digest()), said))
+            expected.append((line_number, int.from_bytes(blake2b(raw, digest_size=8).digest()), None))
+        elif trimmed:
+            expected.append((line_number, int.from_bytes(blake2b(trimmed, digest_size=8).digest()), trimmed))
     assert list(lines(io.BytesIO(data), most)) == expected
 
 
 @pytest.mark.parametrize("most", [3, pytest.param(40, marks=pytest.mark.exhaustive)])
-def test_killed_at_any_moment_no_line_is_lost_and_none_repeated(folder: Folder, most: int) -> None:
-    stories = STORIES[: 12 if most < 10 else None]
-    folder.write(*stories)
-    status, whole, told = folder.run("--max-num-seqs", "3")
-    assert (status, len(whole)) == (0, len(stories)), told
+def test_killed_at_any_moment_no_line_is_lost_or_repeated(folder: Folder, most: int) -> None:
+    input_lines = INPUT_LINES[: 12 if most < 10 else None]
+    folder.write(*input_lines)
+    status, uninterrupted, err = folder.run("--max-num-seqs", "3")
+    assert (status, len(uninterrupted)) == (0, len(input_lines)), err
     folder.output.unlink()
     rng, kills, done = random.Random(most), 0, False
     while not done:
@@ -333,12 +334,12 @@ def test_killed_at_any_moment_no_line_is_lost_and_none_repeated(folder: Folder, 
         done = process.returncode == 0
         assert done or process.returncode == -signal.SIGKILL, errors
     assert kills >= 2
-    assert stripped(folder.records()) == stripped(whole)
+    assert stripped(folder.records()) == stripped(uninterrupted)
 
 
-def test_a_torn_record_is_cut_off_wherever_it_is_torn(folder: Folder) -> None:
+def test_an_incomplete_record_is_cut_off_wherever_it_ends(folder: Folder) -> None:
     folder.write(request("a", seed=1), request("b", seed=2), {"prompt": "x", "seed": 3})
-    _, whole, _ = folder.run(*SHORT)
+    _, uninterrupted, _ = folder.run(*SHORT)
     data = folder.output.read_bytes()
     second = data.rindex(b"\n", 0, -1) + 1
     source = io.BytesIO()
@@ -350,7 +351,7 @@ def test_a_torn_record_is_cut_off_wherever_it_is_torn(folder: Folder) -> None:
     for end in (0, 1, 13, second - 1, second + 40, len(data) - 1):
         folder.output.write_bytes(data[:end])
         assert folder.run(*SHORT)[0] == 0
-        assert stripped(folder.records()) == stripped(whole)
+        assert stripped(folder.records()) == stripped(uninterrupted)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +369,7 @@ def test_a_torn_record_is_cut_off_wherever_it_is_torn(folder: Folder) -> None:
         b"\xff\n",
     ],
 )
-def test_a_file_of_somebody_else_is_not_touched(folder: Folder, content: bytes) -> None:
+def test_a_file_of_another_program_is_not_changed(folder: Folder, content: bytes) -> None:
     folder.write("x")
     folder.output.write_bytes(content)
     with pytest.raises(UsageError, match=r"line 1 is not a record of nucleate batch; use another output file"):
@@ -378,7 +379,7 @@ def test_a_file_of_somebody_else_is_not_touched(folder: Folder, content: bytes) 
         assert folder.output.read_bytes() == b""
 
 
-def test_an_input_that_has_changed_is_an_error(folder: Folder) -> None:
+def test_a_changed_input_is_an_error(folder: Folder) -> None:
     folder.write({"prompt": "x", "seed": 1}, {"prompt": "y"})
     _, first, _ = folder.run(*SHORT)
     for changed in ([{"prompt": "x", "seed": 2}, {"prompt": "y"}], [{"prompt": "x", "seed": 1}], []):
@@ -386,12 +387,12 @@ def test_an_input_that_has_changed_is_an_error(folder: Folder) -> None:
         status = main(["batch", str(folder.input), str(folder.output), *SHORT])
         assert status == 2
         assert folder.records() == first
-    folder.write({"prompt": "x", "seed": 1}, {"prompt": "y"}, {"prompt": "z"})  # more of them is no change
-    status, found, told = folder.run(*SHORT)
+    folder.write({"prompt": "x", "seed": 1}, {"prompt": "y"}, {"prompt": "z"})  # appending more lines is allowed
+    status, found, err = folder.run(*SHORT)
     assert (status, found[:2], len(found)) == (0, first, 3)
-    assert told.startswith("[1 lines done, 0 failed, 2 lines done before; 2 tokens, ")
+    assert err.startswith("[1 lines done, 0 failed, 2 lines done before; 2 tokens, ")
     folder.write({"prompt": "other"})
-    status, found, told = folder.run("--overwrite", *SHORT)
+    status, found, err = folder.run("--overwrite", *SHORT)
     assert (status, [record["prompt"] for record in found]) == (0, ["other"])
 
 
@@ -402,7 +403,7 @@ def test_the_message_of_a_changed_input(folder: Folder) -> None:
     assert "its record of line 2 is of another input; use another output file" in folder.run()[2]
 
 
-def test_lines_that_failed_are_tried_again_only_if_asked(folder: Folder) -> None:
+def test_failed_lines_are_retried_only_if_requested(folder: Folder) -> None:
     folder.write("x", request("a", model="other"), b"{", request("a"))
     status, first, _ = folder.run(*SHORT)
     folder.output.chmod(0o640)
@@ -411,10 +412,10 @@ def test_lines_that_failed_are_tried_again_only_if_asked(folder: Folder) -> None
     link = folder.output.with_name("link.jsonl")
     folder.output.rename(link)
     folder.output.symlink_to(link)
-    status, found, told = folder.run("--retry-errors", *served)
+    status, found, err = folder.run("--retry-errors", *served)
     assert (status, [has_failed(record) for record in found]) == (1, [False, False, True, True])
-    assert told.endswith("on numpy float32]\n")
-    assert "[1 lines done, 2 failed, 1 lines done before; 2 tokens" in told
+    assert err.endswith("on numpy float32]\n")
+    assert "[1 lines done, 2 failed, 1 lines done before; 2 tokens" in err
     assert found[0] == first[0]
     assert found[1]["response"]["body"]["model"] == "other"
     assert found[3]["error"]["code"] == "duplicate_custom_id"
@@ -423,27 +424,27 @@ def test_lines_that_failed_are_tried_again_only_if_asked(folder: Folder) -> None
     assert sorted(path.name for path in link.parent.iterdir()) == ["in.jsonl", "link.jsonl", "out.jsonl"]
 
 
-def test_a_duplicate_is_the_later_line_after_an_interruption_too(folder: Folder) -> None:
+def test_the_last_of_duplicate_lines_counts_after_an_interruption_too(folder: Folder) -> None:
     folder.write(request("a", seed=1), request("a", seed=2), request("b"))
     _, first, _ = folder.run(*SHORT)
-    kept = [record for record in folder.output.read_bytes().splitlines(keepends=True) if b'"line-2-' not in record]
-    for records in (kept, kept[:1], []):
+    others = [record for record in folder.output.read_bytes().splitlines(keepends=True) if b'"line-2-' not in record]
+    for records in (others, others[:1], []):
         folder.output.write_bytes(b"".join(records))
         assert folder.run(*SHORT)[0] == 1
         assert [has_failed(record) for record in folder.records()] == [has_failed(record) for record in first]
 
 
-def test_two_processes_do_not_write_one_file(folder: Folder) -> None:
+def test_two_processes_cannot_write_one_file(folder: Folder) -> None:
     folder.write("x")
     with folder.output.open("ab") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        status, found, told = folder.run(*SHORT)
+        status, found, err = folder.run(*SHORT)
         assert (status, found) == (2, [])
-        assert told == f"nucleate: {folder.output} is locked by another process\n"
+        assert err == f"nucleate: {folder.output} is locked by another process\n"
     assert folder.run(*SHORT)[0] == 0
 
 
-def test_a_file_that_was_replaced_is_still_locked(folder: Folder) -> None:
+def test_a_replaced_file_is_still_locked(folder: Folder) -> None:
     folder.write("x", b"{")
     folder.run(*SHORT)
     with BatchOutput(str(folder.output), io.BytesIO(), retry=True) as journal:
@@ -455,7 +456,7 @@ def test_a_file_that_was_replaced_is_still_locked(folder: Folder) -> None:
     assert len(folder.records()) == 2
 
 
-def test_a_file_that_is_both_input_and_output_is_not_touched(folder: Folder) -> None:
+def test_a_file_that_is_both_input_and_output_is_not_changed(folder: Folder) -> None:
     folder.write("x")
     folder.output.symlink_to(folder.input)
     for flags in ((), ("--overwrite",)):
@@ -469,11 +470,11 @@ def test_an_interrupt_keeps_finished_lines_and_reports_how_to_resume(folder: Fol
         while process.poll() is None and not (folder.output.exists() and folder.output.stat().st_size):
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
-        out, told = process.communicate(timeout=60)
-    assert (process.returncode, out) == (130, b""), told
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (130, b""), err
     assert [number(record) for record in folder.records()][:1] == [1]
-    assert told.endswith(b"nucleate: interrupted; run the same command again to resume\n")
-    assert b"Traceback" not in told
+    assert err.endswith(b"nucleate: interrupted; run the same command again to resume\n")
+    assert b"Traceback" not in err
 
 
 @pytest.mark.parametrize("source", ["-", "pipe"])
@@ -494,7 +495,7 @@ def test_stdin_to_stdout(folder: Folder, source: str) -> None:
     assert b"[2 lines done, 1 failed; 4 tokens" in done.stderr
 
 
-def test_lines_from_stdin_are_known_again(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_from_stdin_are_recognized_on_resume(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.input = Path("-")
     for text, status in ((b'"x"\n', 0), (b'"x"\n"y"\n', 0), (b'"y"\n', 2), (b"", 2)):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
@@ -502,18 +503,18 @@ def test_lines_from_stdin_are_known_again(folder: Folder, monkeypatch: pytest.Mo
     assert [record["prompt"] for record in folder.records()] == ["x", "y"]
 
 
-def test_the_input_is_read_as_it_is_needed(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    taken, sizes = 0, []
+def test_the_input_is_read_incrementally(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumed, sizes = 0, []
 
     def counting(stream: object) -> Iterator[JsonLine]:
-        nonlocal taken
-        for taken in range(1, 41):
-            yield JsonLine(taken, taken, b'{"prompt": "x", "n": 2, "max_tokens": 3}')
+        nonlocal consumed
+        for consumed in range(1, 41):
+            yield JsonLine(consumed, consumed, b'{"prompt": "x", "n": 2, "max_tokens": 3}')
 
     step = Engine.step
 
     def watched(engine: Engine) -> Any:
-        sizes.append(taken - folder.output.read_bytes().count(b"\n"))
+        sizes.append(consumed - folder.output.read_bytes().count(b"\n"))
         return step(engine)
 
     monkeypatch.setattr(batch, "lines", counting)
@@ -528,10 +529,10 @@ def test_the_input_is_read_as_it_is_needed(folder: Folder, monkeypatch: pytest.M
 def test_the_progress_bar_needs_a_terminal_or_the_flag(folder: Folder) -> None:
     folder.write("x", "y")
     assert "%" not in folder.run(*SHORT)[2]
-    _, _, told = folder.run("--overwrite", "--progress", *SHORT)
-    assert "2/2" in told
-    assert "tokens/s, 0 failed" in told
-    assert told.splitlines()[-1].startswith("[2 lines done, 0 failed; 4 tokens, ")
+    _, _, err = folder.run("--overwrite", "--progress", *SHORT)
+    assert "2/2" in err
+    assert "tokens/s, 0 failed" in err
+    assert err.splitlines()[-1].startswith("[2 lines done, 0 failed; 4 tokens, ")
 
 
 @pytest.mark.parametrize(
@@ -547,15 +548,15 @@ def test_the_progress_bar_needs_a_terminal_or_the_flag(folder: Folder) -> None:
 )
 def test_bad_usage(folder: Folder, flags: list[str], status: int, message: str) -> None:
     folder.write("x")
-    found, records, told = folder.run(*flags)
+    found, records, err = folder.run(*flags)
     assert (found, records) == (status, [])
-    assert told.count("\n") == 1 + told.startswith("usage: nucleate batch [OPTIONS] INPUT OUTPUT\n")
-    assert message in told
+    assert err.count("\n") == 1 + err.startswith("usage: nucleate batch [OPTIONS] INPUT OUTPUT\n")
+    assert message in err
 
 
-def test_files_that_are_not_there(folder: Folder) -> None:
-    status, _, told = folder.run()
-    assert (status, "in.jsonl: No such file" in told, folder.output.exists()) == (1, True, False)
+def test_missing_files(folder: Folder) -> None:
+    status, _, err = folder.run()
+    assert (status, "in.jsonl: No such file" in err, folder.output.exists()) == (1, True, False)
     folder.write("x")
     folder.output = folder.output.parent / "missing" / "out.jsonl"
     assert folder.run()[0] == 1

@@ -15,7 +15,7 @@ from nucleate.cli.main import main
 GENERATE = ("generate", "Once upon a time", "--num-beams", "4", "--max-tokens", "9")
 
 
-def test_the_best_answer_is_printed(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_best_beam_is_printed(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*GENERATE]) == 0
     out, err = capsys.readouterr()
     [found] = llm.beam_search("Once upon a time", num_beams=4, max_tokens=9)
@@ -24,13 +24,13 @@ def test_the_best_answer_is_printed(llm: nc.LLM, capsys: pytest.CaptureFixture[s
     assert err.endswith("4 beams]\n")
 
 
-def test_several_answers_have_their_scores(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_beams_are_printed_with_their_scores(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
     more = ("--n", "2", "--echo", "--length-penalty", "0.5", "--early-stopping", "never", "--ignore-eos")
     assert main([*GENERATE, *more]) == 0
-    asked = dict(
+    params = dict(
         num_beams=4, max_tokens=9, length_penalty=0.5, early_stopping="never", ignore_eos=True, num_return_sequences=2
     )
-    first, second = llm.beam_search("Once upon a time", **asked)[0].outputs
+    first, second = llm.beam_search("Once upon a time", **params)[0].outputs
     out = capsys.readouterr().out
     assert re.sub(r"-\d\.\d{4}", "SCORE", out) == (
         f"--- beam 1 of 2, score SCORE, length\nOnce upon a time{first.text}\n"
@@ -40,21 +40,21 @@ def test_several_answers_have_their_scores(llm: nc.LLM, capsys: pytest.CaptureFi
     assert scores == pytest.approx([first.score, second.score], abs=1e-3)
 
 
-def test_json_has_all_of_it(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_all_fields(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
     more = ("--n", "3", "--json", "--num-beam-groups", "2", "--diversity-penalty", "1.5", "--logprobs", "1")
     assert main([*GENERATE, *more]) == 0
-    told = json.loads(capsys.readouterr().out)
-    asked = dict(
+    printed = json.loads(capsys.readouterr().out)
+    params = dict(
         num_beams=4, max_tokens=9, num_beam_groups=2, diversity_penalty=1.5, num_return_sequences=3, logprobs=1
     )
-    [found] = llm.beam_search("Once upon a time", **asked)
-    assert [beam["text"] for beam in told["outputs"]] == [beam.text for beam in found.outputs]
-    assert [beam["score"] for beam in told["outputs"]] == pytest.approx(
+    [found] = llm.beam_search("Once upon a time", **params)
+    assert [beam["text"] for beam in printed["outputs"]] == [beam.text for beam in found.outputs]
+    assert [beam["score"] for beam in printed["outputs"]] == pytest.approx(
         [beam.score for beam in found.outputs], abs=1e-4
     )
-    assert [len(beam["logprobs"]) for beam in told["outputs"]] == [len(beam.token_ids) for beam in found.outputs]
-    assert told["params"]["num_beam_groups"] == 2
-    assert told["usage"]["prompt_tokens"] == len(found.prompt_token_ids)
+    assert [len(beam["logprobs"]) for beam in printed["outputs"]] == [len(beam.token_ids) for beam in found.outputs]
+    assert printed["params"]["num_beam_groups"] == 2
+    assert printed["usage"]["prompt_tokens"] == len(found.prompt_token_ids)
 
 
 def test_structured_output(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +81,7 @@ def test_structured_output(capsys: pytest.CaptureFixture[str]) -> None:
         (("--early-stopping", "false"), "early_stopping needs --num-beams"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_incompatible_flags_are_rejected(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["generate", "x", *arguments]) == 2
@@ -97,7 +97,7 @@ def test_every_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"--{name.replace('_', '-')}" in text for name in PARAMETERS)
 
 
-def test_a_search_that_failed_is_a_failure(
+def test_a_failed_search_is_a_failure(
     llm: nc.LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from nucleate.engine.beam import search

@@ -1,4 +1,4 @@
-"""``nucleate bench`` and ``nucleate warm``: they run and report what they measured or did."""
+"""``nucleate bench`` and ``nucleate warm`` run and report what they measured or compiled."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def test_bench_in_json(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_bench_rejects_invalid_values(flag: str, value: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", f"{flag}={value}"]) == 2
-    told = capsys.readouterr().err
-    assert words in told
-    assert told.count("\n") == 1 + told.startswith("usage: nucleate bench [OPTIONS]\n")
+    captured = capsys.readouterr().err
+    assert words in captured
+    assert captured.count("\n") == 1 + captured.startswith("usage: nucleate bench [OPTIONS]\n")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_logits_are_what_they_are_called(kind: str) -> None:
+def test_logits_have_the_named_distribution(kind: str) -> None:
     x = logits(kind, 2, 4000)
     assert x.shape == (2, 4000)
     assert x.dtype == np.float32
@@ -59,15 +59,15 @@ def test_the_logits_are_what_they_are_called(kind: str) -> None:
     assert (x.max() - x.mean() > 12) == (kind in ("peaked", "shifted"))
 
 
-def test_calls_are_measured_alternately() -> None:
-    said: list[str] = []
-    times = medians({"a": lambda: said.append("a"), "b": lambda: said.append("b")}, 0.0)
-    assert "".join(said).startswith("ab" + "aaaaaabbbbbb")
+def test_calls_are_timed_alternately() -> None:
+    called: list[str] = []
+    times = medians({"a": lambda: called.append("a"), "b": lambda: called.append("b")}, 0.0)
+    assert "".join(called).startswith("ab" + "aaaaaabbbbbb")
     assert times.keys() == {"a", "b"}
     assert all(0 < time < 1e4 for time in times.values())
 
 
-def test_a_slow_contender_is_called_once_per_turn_and_three_times_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_contender_runs_once_per_turn_and_at_least_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nucleate.cli.bench.SLOW_SECONDS", 0.1)
     calls: list[str] = []
 
@@ -81,7 +81,7 @@ def test_a_slow_contender_is_called_once_per_turn_and_three_times_at_least(monke
     assert times["slow"] > 1e5 > times["fast"]
 
 
-def test_recreate_every_recreates_after_so_many_calls() -> None:
+def test_recreate_every_recreates_after_that_many_calls() -> None:
     made: list[list[int]] = []
 
     def make() -> object:
@@ -97,16 +97,18 @@ def test_recreate_every_recreates_after_so_many_calls() -> None:
 @pytest.mark.parametrize(("chain", "params"), CHAINS.items())
 def test_the_name_of_a_pipeline_lists_its_stages_in_order(chain: str, params: dict[str, object]) -> None:
     default = "top_k 40, top_p .95, min_p .05, T .8"
-    wanted = chain.replace("the same", default if params.get("order") else "T .8, top_k 40, min_p .05, top_p .95")
-    wanted = (
-        wanted.replace("repetition +", "repetition,").replace("T .", "temperature .").replace("mirostat v2", "mirostat")
+    expected = chain.replace("the same", default if params.get("order") else "T .8, top_k 40, min_p .05, top_p .95")
+    expected = (
+        expected.replace("repetition +", "repetition,")
+        .replace("T .", "temperature .")
+        .replace("mirostat v2", "mirostat")
     )
-    if wanted != "greedy":
-        names = [stage.name for stage in nc.SamplingParams(**params).pipeline()[:-1]]  # type: ignore[arg-type]
-        assert names == [part.split()[0] for part in wanted.split(", ")]
+    if expected != "greedy":
+        names = [stage.name for stage in nc.SamplingParams(**params).build_pipeline()[:-1]]  # type: ignore[arg-type]
+        assert names == [part.split()[0] for part in expected.split(", ")]
 
 
-def test_penalties_look_back_on_as_many_tokens_as_the_chain_says() -> None:
+def test_penalties_look_back_as_many_tokens_as_the_name_states() -> None:
     assert len(history(CHAINS["repetition over 64, the same"], 500)) == 64
     assert max(history(CHAINS["repetition over 1024, the same"], 500)) < 500
     assert history(CHAINS["greedy"], 500) == []
@@ -120,13 +122,13 @@ def test_the_sampler_call_returns_a_token_per_row() -> None:
 
 
 @pytest.mark.parametrize("size", [32_000, 128_256, 256_000])
-def test_the_head_of_peaked_logits_has_nine_tenths_of_the_chance(size: int) -> None:
+def test_the_head_of_peaked_logits_has_nine_tenths_of_the_probability(size: int) -> None:
     for x in logits("peaked", 4, size).astype(float):
         p = np.exp(x - x.max())
         assert np.sort(p)[-40:].sum() > 0.9 * p.sum()
 
 
-def test_warm_says_what_it_has_and_where_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_warm_reports_the_compiled_kernels_and_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["warm"]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0].strip() for line in lines] == [library.name for library in ALL]
@@ -134,7 +136,7 @@ def test_warm_says_what_it_has_and_where_it_is(capsys: pytest.CaptureFixture[str
     assert Path(last.partition(" s, cached in ")[2]) == ALL[0].folder.parent
 
 
-def test_warm_compiles_nothing_where_it_could_not_be_kept(
+def test_warm_compiles_nothing_if_the_cache_is_not_writable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "file"
@@ -142,7 +144,7 @@ def test_warm_compiles_nothing_where_it_could_not_be_kept(
     monkeypatch.setenv("NUCLEATE_CACHE", str(file))
     monkeypatch.setattr("nucleate.jit.warmup.warm", None)
     assert main(["warm"]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith(f"nucleate: the kernel cache {file} is not writable")
-    assert "NUCLEATE_CACHE" in told.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"nucleate: the kernel cache {file} is not writable")
+    assert "NUCLEATE_CACHE" in captured.err

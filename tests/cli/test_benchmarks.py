@@ -48,12 +48,12 @@ def test_a_different_pipeline_is_detected(monkeypatch: pytest.MonkeyPatch) -> No
         contenders.check({"the third": lambda x, stages, before: lambda: np.argsort(-x, axis=1)[:, 2]})
 
 
-def test_a_peer_leaves_out_the_chains_it_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_leaves_out_unsupported_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
     import nucleate as nc
 
     contenders = module("contenders", monkeypatch)
     x = logits("flat", 1, 100)
-    stages = {chain: nc.SamplingParams(seed=0, **params).pipeline() for chain, params in CHAINS.items()}
+    stages = {chain: nc.SamplingParams(seed=0, **params).build_pipeline() for chain, params in CHAINS.items()}
     without = {
         "by_torch": {"typical .95, T .8", "mirostat v2"},
         "by_transformers": {
@@ -83,7 +83,7 @@ def test_the_page_marks_cells_that_miss_their_target(monkeypatch: pytest.MonkeyP
     assert "missed" not in page.page(better)
 
 
-def test_a_peer_is_not_asked_for_what_would_take_it_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_skips_measurements_that_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = module("sampler", monkeypatch)
     found = [dict(GREEDY, microseconds={"fast": 100.0, "slow": 60_000.0})]
     cell = ("peaked", 1000, 32, "greedy")
@@ -93,7 +93,7 @@ def test_a_peer_is_not_asked_for_what_would_take_it_too_long(monkeypatch: pytest
     assert sampler.expected([], *cell, "slow") == 0
 
 
-def test_rows_come_in_growing_numbers_so_that_more_can_be_foretold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_counts_grow_so_that_their_time_can_be_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = list(module("sampler", monkeypatch).cases(quick=False))
     for size in (32_000, 128_256, 151_936, 256_000):
         assert [rows for kind, s, rows in cases if (kind, s) == ("peaked", size)] == [1, 8, 32, 256]
@@ -101,34 +101,36 @@ def test_rows_come_in_growing_numbers_so_that_more_can_be_foretold(monkeypatch: 
 
 
 @pytest.mark.slow
-def test_the_contenders_of_the_engine_give_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("psutil", reason="Transformers asks it how much memory there is")
+def test_the_engines_generate_the_requested_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("psutil", reason="Transformers uses it to measure memory")
     engine = module("engine", monkeypatch)
     embedded = engine.load(engine.EMBEDDED, runtime="torch")
-    asked = [one._replace(tokens=one.tokens % 9 + 1) for one in engine.workload(3, 4000)]
+    requests = [one._replace(tokens=one.tokens % 9 + 1) for one in engine.workload(3, 4000)]
     runner = engine.runner_of(embedded, engine.MEMORY)
     tokenizer = engine.Tokenizer(engine.EMBEDDED, padded_size=4096)
-    ours = engine.by_engine(runner, tokenizer, asked, engine.GREEDY)
-    assert [len(tokens) for tokens in ours] == [one.tokens for one in asked]
-    assert [len(tokens) for tokens in engine.by_generate(embedded.model, asked, 2)] == [one.tokens for one in asked]
-    assert engine.by_generate_batch(embedded.model, asked) == ours
+    outputs = engine.by_engine(runner, tokenizer, requests, engine.GREEDY)
+    assert [len(tokens) for tokens in outputs] == [one.tokens for one in requests]
+    assert [len(tokens) for tokens in engine.by_generate(embedded.model, requests, 2)] == [
+        one.tokens for one in requests
+    ]
+    assert engine.by_generate_batch(embedded.model, requests) == outputs
 
 
-def test_a_stream_is_disturbed_by_every_stage_and_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_stall_benchmark_covers_every_stage_and_every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     stalls = module("stalls", monkeypatch)
     assert set(stalls.STAGES) == set(REQUESTABLE)
     assert set(stalls.PRESETS) == set(PRESETS)
     every = stalls.bodies(quick=False)
-    for place, one in enumerate(stalls.STAGES.values()):
+    for index, one in enumerate(stalls.STAGES.values()):
         assert any(body == one for body in every)
-        for other in [*stalls.STAGES.values()][place + 1 :]:
+        for other in [*stalls.STAGES.values()][index + 1 :]:
             assert {**one, **other} in every
     assert len(stalls.bodies(quick=True)) < len(every) / 4
 
 
 @pytest.mark.exhaustive
 def test_no_request_stalls_a_stream(tmp_path: Path) -> None:
-    """With limits for a machine that has other things to do; the program has those of an idle one."""
+    """Uses limits for a busy machine; the program's own limits assume an idle one."""
     pytest.importorskip("uvicorn", reason="needs the extra 'server'")
     found = tmp_path / "found.json"
     command = [sys.executable, str(FOLDER / "stalls.py"), "--quick", "--seconds", "120", "--json", str(found)]

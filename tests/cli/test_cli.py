@@ -41,14 +41,15 @@ def test_text_goes_to_stdout_and_statistics_to_stderr() -> None:
     assert re.fullmatch(r"\[20 tokens, \d+ tokens/s on numpy float32, seed 1, length\]\n", done.stderr)
 
 
-def test_the_reported_seed_gives_the_same_text_another_seed_another() -> None:
+@pytest.mark.slow
+def test_a_reported_seed_reproduces_the_text_and_another_seed_does_not() -> None:
     first = nucleate(*GENERATE)
     [seed] = re.findall(r"seed (\d+)", first.stderr)
     assert nucleate(*GENERATE, "--seed", seed).stdout == first.stdout
     assert nucleate(*GENERATE, "--seed", str(int(seed) ^ 1)).stdout != first.stdout
 
 
-def test_the_prompt_from_stdin_a_file_or_nowhere(tmp_path: Path) -> None:
+def test_the_prompt_comes_from_stdin_a_file_or_is_empty(tmp_path: Path) -> None:
     rest = ("--max-tokens", "10", "--seed", "1")
     (tmp_path / "prompt.txt").write_text("Once upon a time")
     expected = nucleate("generate", "Once upon a time", *rest).stdout
@@ -58,7 +59,8 @@ def test_the_prompt_from_stdin_a_file_or_nowhere(tmp_path: Path) -> None:
     assert nucleate("generate", *rest).stdout == "Once upon a time" + expected
 
 
-def test_a_prompt_is_utf8_with_its_line_ends_wherever_it_comes_from(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_a_prompt_is_utf8_and_keeps_its_line_ends_from_any_source(tmp_path: Path) -> None:
     path = tmp_path / "prompt.txt"
     path.write_bytes("café\r\n".encode())
     for source in (["--file", str(path)], ["-"]):
@@ -74,25 +76,26 @@ def test_a_prompt_is_utf8_with_its_line_ends_wherever_it_comes_from(tmp_path: Pa
 
 
 def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """``nucleate generate`` with a stdin of its own."""
+    """Run ``nucleate generate`` with its own stdin."""
     command = [sys.executable, "-m", "nucleate", "generate", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **options)
 
 
-def test_a_prompt_after_two_dashes_may_look_like_any_flag() -> None:
+@pytest.mark.slow
+def test_a_prompt_after_two_dashes_may_look_like_a_flag() -> None:
     for prompt in ("-x", "--debug"):
         done = nucleate("generate", "--max-tokens", "1", "--json", "--", prompt)
         assert json.loads(done.stdout)["prompt"] == prompt
 
 
-def test_echo_begins_every_answer() -> None:
+def test_echo_precedes_every_output() -> None:
     done = nucleate("generate", "The fox", "--max-tokens", "2", "--n", "2", "--seed", "1", "--echo")
     assert re.findall(r"^--- completion . of 2, seed .\nThe fox", done.stdout, re.MULTILINE) == [
         f"--- completion {seed} of 2, seed {seed}\nThe fox" for seed in (1, 2)
     ]
 
 
-def test_a_terminal_without_the_characters_shows_their_escapes() -> None:
+def test_a_terminal_without_the_characters_shows_escapes() -> None:
     done = nucleate("generate", "café", "--echo", "--max-tokens", "1", env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("caf\\xe9")
@@ -101,7 +104,7 @@ def test_a_terminal_without_the_characters_shows_their_escapes() -> None:
 @pytest.mark.parametrize(
     ("redirection", "status", "out", "err"),
     [
-        ("generate x --max-tokens 1 2>&-", 0, "^(?!.*tokens/s)", "^$"),  # no figures in the text
+        ("generate x --max-tokens 1 2>&-", 0, "^(?!.*tokens/s)", "^$"),  # no digits in the text
         ("generate x --max-tokens 1 >&-", 0, "^$", "tokens/s"),
         ("generate - <&-", 2, "^$", "^nucleate: no prompt: stdin is closed\n$"),
         ("chat <&-", 2, "^$", "^nucleate: nothing to read: stdin is closed\n$"),
@@ -116,14 +119,14 @@ def test_closed_streams(redirection: str, status: int, out: str, err: str) -> No
     assert re.search(err, done.stderr)
 
 
-def test_json_for_machines() -> None:
+def test_json_output() -> None:
     done = nucleate(*GENERATE, "--seed", "1", "--json", "--n", "2", "--temperature", "0.5")
-    answer = json.loads(done.stdout)
-    assert [output["seed"] for output in answer["outputs"]] == [1, 2]
-    assert answer["usage"] == {"prompt_tokens": len(answer["prompt_token_ids"]), "completion_tokens": 40}
-    assert answer["params"]["temperature"] == 0.5
-    assert answer["params"]["top_k"] == 50  # the model's own recommendation stays
-    assert nucleate(*GENERATE, "--seed", "1", "--temperature", "0.5").stdout == answer["outputs"][0]["text"] + "\n"
+    result = json.loads(done.stdout)
+    assert [output["seed"] for output in result["outputs"]] == [1, 2]
+    assert result["usage"] == {"prompt_tokens": len(result["prompt_token_ids"]), "completion_tokens": 40}
+    assert result["params"]["temperature"] == 0.5
+    assert result["params"]["top_k"] == 50  # the model's recommended value stays
+    assert nucleate(*GENERATE, "--seed", "1", "--temperature", "0.5").stdout == result["outputs"][0]["text"] + "\n"
 
 
 def test_every_sampling_parameter_is_a_flag() -> None:
@@ -145,7 +148,7 @@ def test_every_sampling_parameter_is_a_flag() -> None:
         ("--repetition-penalty", "1.3"),
     ],
 )
-def test_flags_of_every_kind_reach_the_pipeline(flag: str, value: str) -> None:
+def test_flags_of_every_type_reach_the_pipeline(flag: str, value: str) -> None:
     done = nucleate(*GENERATE, "--json", "--seed", "1", flag, value)
     assert done.returncode == 0, done.stderr
     name = flag[2:].replace("-", "_")
@@ -180,7 +183,7 @@ def test_flags_of_every_kind_reach_the_pipeline(flag: str, value: str) -> None:
         (["generate", "x", "--stop", "---"], 2, "write a value that begins with - as --flag=VALUE"),
     ],
 )
-def test_bad_usage_is_one_line_and_the_right_status(arguments: list[str], status: int, message: str) -> None:
+def test_bad_usage_is_one_line_and_exit_status_2(arguments: list[str], status: int, message: str) -> None:
     done = nucleate(*arguments)
     assert (done.returncode, done.stdout) == (status, "")
     assert message in done.stderr
@@ -190,7 +193,7 @@ def test_bad_usage_is_one_line_and_the_right_status(arguments: list[str], status
     assert [line.startswith(f"usage: nucleate {arguments[0]} [OPTIONS]") for line in usage] == [True] * shown
 
 
-def test_an_invalid_thread_count_is_an_error_before_any_work() -> None:
+def test_an_invalid_thread_count_is_an_error_before_anything_runs() -> None:
     done = nucleate("generate", "Once", env={**os.environ, "NUCLEATE_THREADS": "zero"})
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "nucleate: NUCLEATE_THREADS must be an integer >= 1, got 'zero'\n"
@@ -216,7 +219,7 @@ def test_help_is_fast_and_imports_no_torch() -> None:
     assert min(seconds) < 0.3, seconds
 
 
-def test_a_reader_that_goes_away_is_no_error() -> None:
+def test_a_closed_pipe_is_no_error() -> None:
     script = f"{sys.executable} -m nucleate generate 'Once' --max-tokens 200 --ignore-eos | head -c 5"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=120)
     assert "Traceback" not in done.stderr
@@ -250,7 +253,7 @@ def test_stages_lists_every_parameter() -> None:
     assert all(name in listed for name in public)
 
 
-def test_stages_are_columns_however_long_a_name_is(
+def test_stages_prints_aligned_columns_for_names_of_any_length(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class MuchLikelierThanTheAverage(Floor):
@@ -258,10 +261,10 @@ def test_stages_are_columns_however_long_a_name_is(
 
     monkeypatch.setattr("nucleate.cli.stages.STAGES", {**STAGES, "long": MuchLikelierThanTheAverage})
     assert main(["stages"]) == 0
-    assert "\nmuch_likelier_than_the_average floor   Keep some.\n" in capsys.readouterr().out
+    assert "\nmuch_likelier_than_the_average floor     Keep some.\n" in capsys.readouterr().out
 
 
-def test_chat_obeys_commands_and_answers_lines() -> None:
+def test_chat_executes_commands_and_replies_to_lines() -> None:
     lines = [
         "/set seed 3", "/set temperature 0.5", "/set top_p 7", "/set nothing 1", "/params", "/help", "/regenerate",
         "/nonsense", "Tell me a story about a fox.", "/regenerate", "/system You are a storyteller.", "Hello!", "/new",
@@ -276,23 +279,23 @@ def test_chat_obeys_commands_and_answers_lines() -> None:
     assert "there is no reply to regenerate" in done.stderr
     assert "unknown command /nonsense" in done.stderr
     assert len(re.findall(r"\[\d+ tokens, ", done.stderr)) == 3
-    assert done.returncode == 0  # a typing error is no failure of the program
+    assert done.returncode == 0  # a usage error is not a failure of the program
 
 
-def test_chat_remembers_and_forgets_the_oldest_when_the_context_is_full() -> None:
+def test_chat_keeps_the_history_and_drops_the_oldest_when_the_context_is_full() -> None:
     lines = "\n".join(["Tell me a story about a dog. " * 12] * 12)
     done = nucleate("chat", "--max-tokens", "60", "--ignore-eos", text=lines)
     assert done.returncode == 0, done.stderr
     assert "the oldest messages were removed" in done.stderr
 
 
-def test_a_message_that_does_not_fit_is_refused_and_the_chat_goes_on() -> None:
+def test_a_message_that_does_not_fit_is_rejected_and_the_chat_continues() -> None:
     done = nucleate("chat", "--max-tokens", "10", text="word " * 2000 + "\nHello!")
     assert "the context holds 1024" in done.stderr
     assert "[10 tokens" in done.stderr
 
 
-def test_a_message_that_is_no_text_or_too_long_leaves_the_conversation_as_it_was() -> None:
+def test_an_invalid_or_too_long_message_leaves_the_conversation_unchanged() -> None:
     command = [sys.executable, "-m", "nucleate", "chat", "--max-tokens", "5", "--temperature", "0"]
 
     def chat(*lines: bytes) -> subprocess.CompletedProcess[bytes]:
@@ -309,7 +312,7 @@ def test_a_message_that_is_no_text_or_too_long_leaves_the_conversation_as_it_was
     assert "removed" not in done.stderr.decode()
 
 
-def test_set_without_a_value_goes_back_to_the_default() -> None:
+def test_set_without_a_value_restores_the_default() -> None:
     lines = [
         "/set stop The end",
         "/set temperature 2",
@@ -325,7 +328,7 @@ def test_set_without_a_value_goes_back_to_the_default() -> None:
     assert back == "SamplingParams(temperature=0.7, top_k=50, top_p=0.9)"
 
 
-def test_quit_with_more_behind_it_quits() -> None:
+def test_quit_ignores_the_lines_after_it() -> None:
     done = nucleate("chat", text="/quit now\n/params\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -340,7 +343,7 @@ def test_ctrl_c_ends_a_chat_that_reads_a_pipe() -> None:
 
 
 class Terminal:
-    """A program in a terminal of its own. ``expect`` reads on until a text has been seen."""
+    """A program in its own terminal. ``expect`` reads until a text appears."""
 
     def __init__(self, *arguments: str) -> None:
         self.screen, inside = pty.openpty()
@@ -375,7 +378,7 @@ class Terminal:
             os.close(self.screen)
 
 
-def test_ctrl_c_in_a_chat_stops_the_answer_not_the_program() -> None:
+def test_ctrl_c_in_a_chat_stops_the_reply_but_not_the_program() -> None:
     terminal = Terminal("chat", "--ignore-eos", "--min-tokens", "900")
     terminal.expect("> ")
     terminal.type(b"Tell me a story about a fox.\n")

@@ -1,4 +1,4 @@
-"""Flags of every kind, on a command line and in a chat; logprobs in --json; the table of stages."""
+"""Flags of every type, on the command line and in a chat; logprobs in --json; the table of stages."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ GENERATE = ("generate", "Once upon a time", "--max-tokens", "6", "--seed", "1", 
 
 
 def params(*arguments: str) -> nc.SamplingParams:
-    """What a command line says."""
+    """The sampling parameters that a command line sets."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     flags.add_sampling(parser)
     return nc.SamplingParams(**flags.read_values(parser.parse_args([*arguments])))
 
 
-def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+def generate_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main([*GENERATE, *arguments]) == 0, capsys.readouterr().err
     return dict(json.loads(capsys.readouterr().out, parse_constant=pytest.fail))
 
@@ -60,7 +60,7 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
         (["--p-less"], {"p_less": True}),
     ],
 )
-def test_flags_of_the_newer_kinds(arguments: list[str], expected: dict[str, Any]) -> None:
+def test_flags_of_every_type(arguments: list[str], expected: dict[str, Any]) -> None:
     assert params(*arguments) == nc.SamplingParams(**expected)
 
 
@@ -81,7 +81,7 @@ def test_flags_of_the_newer_kinds(arguments: list[str], expected: dict[str, Any]
         (["--bad-words", ""], "bad_words must be a list of non-empty strings"),
     ],
 )
-def test_wrong_values_are_errors_of_their_field(arguments: list[str], words: str) -> None:
+def test_wrong_values_are_errors_that_name_the_field(arguments: list[str], words: str) -> None:
     with pytest.raises(ParameterError, match=words):
         params(*arguments)
     with pytest.raises(ParameterError, match=words):
@@ -89,7 +89,7 @@ def test_wrong_values_are_errors_of_their_field(arguments: list[str], words: str
 
 
 def chat_params(*arguments: str) -> nc.SamplingParams:
-    """The same by /set."""
+    """The sampling parameters that /set commands set."""
     made = nc.SamplingParams()
     for flag, value in zip(arguments[::2], arguments[1::2], strict=True):
         made = flags.set_parameter(made, flag.removeprefix("--"), value)
@@ -112,11 +112,13 @@ def chat_params(*arguments: str) -> nc.SamplingParams:
         ("xtc_exempt_token_ids", "3,4", (3, 4)),
     ],
 )
-def test_set_reads_every_kind(name: str, text: str, value: object) -> None:
+def test_set_reads_values_of_every_type(name: str, text: str, value: object) -> None:
     assert getattr(flags.set_parameter(nc.SamplingParams(), name, text), name.replace("-", "_")) == value
 
 
-def test_a_chat_with_the_newer_parameters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chat_with_parameters_of_every_type(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     lines = ["/set bad_words the", "/set order top_k,top_p,temperature,bad_words", "/set draw greedy", "/params", "Hi!"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*lines, "/set order nonsense", "/set order", "/params"])))
     assert main(["chat", "--max-tokens", "12", "--seed", "1"]) == 0
@@ -125,15 +127,15 @@ def test_a_chat_with_the_newer_parameters(monkeypatch: pytest.MonkeyPatch, capsy
     assert "order=('top_k', 'top_p', 'temperature', 'bad_words'), draw='greedy'" in done.out
     assert re.search(r"\[\d+ tokens, .* seed 1, ", done.err)
     assert "order must be one of canonical" in done.err
-    assert "order=" not in done.out.splitlines()[-1]
+    assert "order=" not in done.out.splitlines()[-1]  # as if it had not been set
 
 
 # ---- --json
 
 
 def test_json_has_logprobs_as_objects(capsys: pytest.CaptureFixture[str]) -> None:
-    told = answer(capsys, "--logprobs", "2", "--logprob-token-ids", "16,5", "--n", "2")
-    for output in told["outputs"]:
+    printed = generate_json(capsys, "--logprobs", "2", "--logprob-token-ids", "16,5", "--n", "2")
+    for output in printed["outputs"]:
         assert len(output["logprobs"]) == len(output["token_ids"]) == 6
         for token, step in zip(output["token_ids"], output["logprobs"], strict=True):
             assert step.keys() == {"chosen", "top", "requested"}
@@ -145,28 +147,30 @@ def test_json_has_logprobs_as_objects(capsys: pytest.CaptureFixture[str]) -> Non
         assert output["cumulative_logprob"] == pytest.approx(total)
 
 
-def test_json_has_null_where_a_token_was_out(capsys: pytest.CaptureFixture[str]) -> None:
-    told = answer(capsys, "--logprobs", "3", "--logprobs-mode", "processed", "--top-k", "2", "--logprob-token-ids", "5")
-    steps = told["outputs"][0]["logprobs"]
+def test_json_has_null_for_the_logprob_of_a_masked_token(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = generate_json(
+        capsys, "--logprobs", "3", "--logprobs-mode", "processed", "--top-k", "2", "--logprob-token-ids", "5"
+    )
+    steps = printed["outputs"][0]["logprobs"]
     assert [step["requested"][0] for step in steps] == [{"token_id": 5, "logprob": None, "rank": None}] * 6
     assert all(1 <= len(step["top"]) <= 2 for step in steps)
 
 
-def test_json_of_prompt_logprobs_is_objects_too(capsys: pytest.CaptureFixture[str]) -> None:
-    told = answer(capsys, "--prompt-logprobs", "1")
-    first, *others = told["prompt_logprobs"]
+def test_json_has_prompt_logprobs_as_objects(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = generate_json(capsys, "--prompt-logprobs", "1")
+    first, *others = printed["prompt_logprobs"]
     assert first is None
-    assert [step["chosen"]["token_id"] for step in others] == told["prompt_token_ids"][1:]
+    assert [step["chosen"]["token_id"] for step in others] == printed["prompt_token_ids"][1:]
 
 
-def test_json_without_logprobs_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    told = answer(capsys)
-    [output] = told["outputs"]
-    assert (output["logprobs"], output["cumulative_logprob"], told["prompt_logprobs"]) == (None, None, None)
+def test_json_has_null_without_logprobs(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = generate_json(capsys)
+    [output] = printed["outputs"]
+    assert (output["logprobs"], output["cumulative_logprob"], printed["prompt_logprobs"]) == (None, None, None)
     assert output.keys() == {
         *("index", "text", "token_ids", "finish_reason", "stop_reason", "seed", "logprobs", "cumulative_logprob")
     }
-    assert told["params"] == {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "seed": 1, "max_tokens": 6}
+    assert printed["params"] == {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "seed": 1, "max_tokens": 6}
 
 
 @pytest.mark.parametrize(
@@ -182,19 +186,19 @@ def test_json_without_logprobs_says_so(capsys: pytest.CaptureFixture[str]) -> No
     ],
     ids=" ".join,
 )
-def test_newer_flags_reach_the_answer_and_it_can_be_had_again(
+def test_flags_reach_the_output_and_it_can_be_reproduced(
     rest: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = answer(capsys, *rest)
+    first = generate_json(capsys, *rest)
     assert rest[0][2:].replace("-", "_") in first["params"]
-    assert answer(capsys, *rest) == first
+    assert generate_json(capsys, *rest) == first
 
 
 # ---- nucleate stages
 
 
 def test_the_table_of_stages_is_readable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for columns in ("60", "120", "400"):  # narrower than 80 is 80
+    for columns in ("60", "120", "400"):  # a width below 80 becomes 80
         monkeypatch.setenv("COLUMNS", columns)
         assert main(["stages"]) == 0
         lines = capsys.readouterr().out.splitlines()
@@ -215,7 +219,8 @@ def test_the_stages_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stages", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert [row["name"] for row in rows] == list(STAGES)
-    assert {row["shape"] for row in rows} == {"shift", "scale", "floor", "prefix", "ceiling", "tap", "draw"}
+    shapes = ("combine", "shift", "scale", "floor", "prefix", "ceiling", "transform", "tap", "draw")
+    assert {row["shape"] for row in rows} == {*shapes}
     for row in rows:
         for parameter in row["parameters"]:
             field = FIELDS[parameter["name"]]
@@ -224,14 +229,14 @@ def test_the_stages_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def drafts(*arguments: str) -> Any:
-    """What a command line says of drafts."""
+    """The speculation parameters that a command line sets."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     flags.add_model(parser)
     flags.add_speculation(parser)
     return flags.model_options(parser.parse_args([*arguments])).get("speculative_config")
 
 
-def test_drafts_on_a_command_line() -> None:
+def test_speculation_flags() -> None:
     assert drafts() is None
     assert drafts("--speculative", "ngram") == Speculation("ngram")
     config = drafts(
@@ -249,10 +254,30 @@ def test_drafts_on_a_command_line() -> None:
     with pytest.raises(nc.ParameterError, match=r"must be an integer in 1\.\.64, got 0"):
         drafts("--speculative", "ngram", "--num-speculative-tokens", "0")
     with pytest.raises(argparse.ArgumentError, match="medusa"):
-        drafts("--speculative", "nobody")
+        drafts("--speculative", "unknown")
 
 
 def test_speculation_does_not_change_the_output(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = answer(capsys, "--max-tokens", "30", "--stop", "girl")
+    plain = generate_json(capsys, "--max-tokens", "30", "--stop", "girl")
     for name in ("ngram", "suffix"):
-        assert answer(capsys, "--max-tokens", "30", "--stop", "girl", "--speculative", name) == plain
+        assert generate_json(capsys, "--max-tokens", "30", "--stop", "girl", "--speculative", name) == plain
+
+
+def test_flags_of_the_model_are_arguments_of_llm() -> None:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    flags.add_model(parser)
+    flags.add_speculation(parser)
+    given = {"model": "a/b", "tokenizer": "c", "revision": "v1", "speculative": "draft", "speculative-model": "d/e"}
+    arguments = [f"--{name}={value}" for name, value in given.items()]
+    assert flags.model_options(parser.parse_args(arguments)) == {
+        "model": "a/b",
+        "tokenizer": "c",
+        "revision": "v1",
+        "device": "auto",
+        "dtype": "auto",
+        "runtime": "auto",
+        "generation_config": "auto",
+        "companion_model": None,
+        "speculative_config": Speculation("draft", model="d/e"),
+    }
+    assert flags.model_options(parser.parse_args([]))["revision"] is None

@@ -12,8 +12,8 @@ import pytest
 from nucleate.cli.argument_parser import SYNONYMS, UsageError
 from nucleate.cli.main import COMMANDS, command_parser, main
 
-LONG = ("generate", "chat", "serve", "batch", "inspect")
-"""The commands whose options do not fit on a screen."""
+LONG = ("generate", "chat", "serve", "batch", "inspect", "compare")
+"""Commands with more options than fit on a screen."""
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -46,7 +46,8 @@ def test_the_full_help_has_every_option_in_a_group(command: str, capsys: pytest.
         assert action.help
         assert not action.help[0].islower(), action.help
         assert action.help.endswith("."), action.help
-    for title in ("model:", "truncation:", "penalties:", "structured output"):
+    titles = ("truncation:", "penalties:", "structured output")
+    for title in ("model:", *(titles if command != "compare" else ())):
         assert f"\n{title}" in text
     assert max(map(len, text.splitlines())) <= 100
 
@@ -98,8 +99,14 @@ def test_completion_scripts(shell: str, capsys: pytest.CaptureFixture[str]) -> N
     script = capsys.readouterr().out
     assert all(name in script for name in COMMANDS)
     if shell == "bash":
-        asked = "COMP_WORDS=(nucleate generate --top); COMP_CWORD=2; _shtab_nucleate; printf '%s\n' \"${COMPREPLY[@]}\""
+        complete = (
+            "COMP_WORDS=(nucleate generate --top); COMP_CWORD=2; _shtab_nucleate; printf '%s\n' \"${COMPREPLY[@]}\""
+        )
         done = subprocess.run(
-            ["bash", "-c", f"{script}\n{asked}"], capture_output=True, text=True, check=True, env={**os.environ}
+            ["bash", "-c", f"{script}\n{complete}"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ},
         )
         assert {"--top-k", "--top-p", "--top-n-sigma"} <= set(done.stdout.split())

@@ -22,7 +22,7 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) 
     return capsys.readouterr().out
 
 
-def test_it_is_a_command() -> None:
+def test_inspect_is_a_command() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "nucleate", "inspect", PROMPT, "--seed", "1"],
         capture_output=True,
@@ -35,43 +35,43 @@ def test_it_is_a_command() -> None:
     assert done.stdout.startswith('"<|endoftext|>" "The" " cat" " sat" " on" " the"   (6 tokens, seed 1)\n\nstage ')
 
 
-def test_the_tables_are_the_trace(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tables_show_the_trace(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, PROMPT, *OWN, "--top", "7")
     ids = llm.encode(PROMPT)
     params = nc.SamplingParams(seed=3, temperature=0.8, top_k=5, top_p=0.9)
-    told = nc.trace(llm.model.begin().forward(ids), params, prompt_ids=ids)
+    trace = nc.trace(llm.model.begin().forward(ids), params, prompt_ids=ids)
     head, stages, tokens = text.strip().split("\n\n")
     assert "seed 3" in head
     rows = stages.splitlines()[1:]
     assert [row.split()[0].split("(")[0] for row in rows] == ["logits", "Temperature", "TopK", "TopP", "Gumbel"]
-    for row, step in zip(rows, told.steps, strict=True):
+    for row, step in zip(rows, trace.steps, strict=True):
         assert row.endswith(step.why)
         best = step.most_likely(1)[0]
         assert f'"{llm.tokenizer.decode([best])}"' in row
     listed = tokens.splitlines()
     assert listed[0].split() == ["id", "token", "before", "after"]
-    left = told.steps[-2].most_likely(7)
-    assert [int(line.split()[0]) for line in listed[1 : 1 + len(left)]] == left
+    surviving = trace.steps[-2].most_likely(7)
+    assert [int(line.split()[0]) for line in listed[1 : 1 + len(surviving)]] == surviving
     assert len(listed) == 8
     assert [line for line in listed if line.endswith("<- sampled")] == [
-        line for line in listed if line.split()[0] == str(told.token_id)
+        line for line in listed if line.split()[0] == str(trace.token_id)
     ]
     out = [line for line in listed[1:] if "removed: " in line]
-    assert len(out) == 7 - len(left)
+    assert len(out) == 7 - len(surviving)
     assert {line.split("removed: ")[1] for line in out} <= {"top_k", "top_p"}
 
 
-def test_generate_begins_with_the_token_that_was_inspected(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_starts_with_the_token_that_was_inspected(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
     for seed in ("1", "2", "3"):
         rest = ("--seed", seed, "--xtc-probability", "0.5", "--min-tokens", "3", "--repetition-penalty", "1.2")
         page = json.loads(shown(capsys, PROMPT, *rest, "--json"))
         assert main(["generate", PROMPT, *rest, "--json", "--max-tokens", "3"]) == 0
-        answer = json.loads(capsys.readouterr().out)
-        assert page["token_id"] == answer["outputs"][0]["token_ids"][0]
+        output = json.loads(capsys.readouterr().out)
+        assert page["token_id"] == output["outputs"][0]["token_ids"][0]
         assert page["seed"] == int(seed)
 
 
-def test_a_sampled_token_beyond_the_list_is_added(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sampled_token_outside_the_list_is_added(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, PROMPT, "--seed", "1", "--temperature", "5", "--top-k", "0", "--top-p", "1", "--top", "3")
     tokens = text.strip().split("\n\n")[2].splitlines()[1:]
     assert len(tokens) == 4
@@ -88,7 +88,7 @@ def test_json_names_every_token_it_mentions(llm: nc.LLM, capsys: pytest.CaptureF
         ids |= {*step["touched"], *step["removed"], *(token for token, _, _ in step["top"])}
     assert page["tokens"].keys() == {str(token) for token in ids}
     assert page["tokens"]["0"] == "<|endoftext|>"
-    assert "<0xC3>" in page["tokens"].values()  # half of an é, which is no character
+    assert "<0xC3>" in page["tokens"].values()  # half of an é, which is not a character
 
 
 def test_a_token_is_shown_on_one_line(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +103,7 @@ def test_a_long_prompt_shows_its_end(capsys: pytest.CaptureFixture[str]) -> None
     assert '" ten"' in first
 
 
-def test_no_token_left_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_distribution_is_one_line_and_an_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["inspect", "x", "--allowed-token-ids", "5", "--suppress-token-ids", "5", "--seed", "1"]
     assert main(arguments) == 1
     done = capsys.readouterr()
@@ -131,7 +131,7 @@ def test_no_token_left_is_a_line_and_a_status(capsys: pytest.CaptureFixture[str]
         (["x", "--file", "y"], 2, "cannot be combined"),
     ],
 )
-def test_bad_usage_is_one_line_and_the_right_status(
+def test_bad_usage_is_one_line_and_exit_status_2(
     arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["inspect", *arguments]) == status
@@ -154,7 +154,7 @@ def test_a_rare_token_is_not_shown_with_probability_0() -> None:
     ]
 
 
-def test_a_bar_has_the_length_of_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_length_of_a_bar_is_proportional_to_the_probability(monkeypatch: pytest.MonkeyPatch) -> None:
     class Out:
         encoding = "utf-8"
 

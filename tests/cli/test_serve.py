@@ -12,12 +12,12 @@ import pytest
 from nucleate.cli import serve
 from nucleate.cli.main import main
 from nucleate.jit import warmup
-from nucleate.server import run
+from nucleate.server import host_check, run
 from nucleate.server.auth import VARIABLE
 from nucleate.server.limits import ServerLimits
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 2) -> str:
+def error_of(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 2) -> str:
     assert main(["serve", "--port", "0", *arguments]) == status
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -35,14 +35,14 @@ def test_every_limit_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert "default: 4194304;" in text
 
 
-def test_the_extra_is_what_is_needed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
     lines = project["optional-dependencies"]["server"]
     extra = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
     assert extra - {"uvloop", "nucleate"} == set(serve.REQUIRED)
     assert serve.missing_packages() == []
     monkeypatch.setattr(serve, "REQUIRED", ("uvicorn", "no_such_package"))
-    assert "needs no_such_package: pip install 'nucleate[server]'" in refused(capsys)
+    assert "needs no_such_package: pip install 'nucleate[server]'" in error_of(capsys)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_extra_is_what_is_needed(monkeypatch: pytest.MonkeyPatch, capsys: py
     ],
 )
 def test_bad_usage(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert text in refused(capsys, *arguments)
+    assert text in error_of(capsys, *arguments)
 
 
 def test_an_unknown_value_shows_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,10 +71,8 @@ def test_an_unknown_value_shows_the_usage(capsys: pytest.CaptureFixture[str]) ->
     assert "invalid choice" in error
 
 
-def test_defaults_that_no_request_could_have(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(warmup, "warm", lambda *_, **__: None)  # it would go on beside other tests
+def test_invalid_default_parameters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(warmup, "warm", lambda *_, **__: None)  # the server would keep running beside other tests
     assert main(["serve", "--port", "0", "--max-logprobs", "2", "--logprobs", "3"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "nucleate: logprobs must be at most 2 on this server, got 3"
 
@@ -83,11 +81,11 @@ def test_defaults_that_no_request_could_have(
     ("arguments", "words"),
     [
         (["--regex", "("], "nucleate: regex: "),
-        (["--json-schema", '{"not": {}}'], "nucleate: json_schema: cannot enforce not"),
+        (["--json-schema", '{"uniqueItems": true}'], "nucleate: json_schema: cannot enforce uniqueItems"),
         (["--choice", "a" * 20_001], "nucleate: choice is too large: 20001 characters"),
     ],
 )
-def test_an_impossible_constraint(
+def test_an_unsupported_default_constraint(
     arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(warmup, "warm", lambda *_, **__: None)
@@ -95,24 +93,26 @@ def test_an_impossible_constraint(
     assert capsys.readouterr().err.splitlines()[-1].startswith(words)
 
 
-def test_a_variable_without_a_key(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_environment_variable_without_a_key(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv(VARIABLE, "")
-    assert VARIABLE in refused(capsys)
+    assert VARIABLE in error_of(capsys)
 
 
 def test_a_port_in_use_is_an_error_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        error = refused(capsys, "--port", str(port), "--model", "/nowhere", status=1)
+        error = error_of(capsys, "--port", str(port), "--model", "/nowhere", status=1)
     assert f"127.0.0.1:{port}" in error
     assert "in use" in error
 
 
-def test_an_address_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no.such.host.invalid:0: " in refused(capsys, "--host", "no.such.host.invalid", status=1)
+def test_an_invalid_address(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no.such.host.invalid:0: " in error_of(capsys, "--host", "no.such.host.invalid", status=1)
 
 
-def test_a_socket_takes_no_connections_before_it_is_served() -> None:
+def test_a_socket_accepts_no_connections_before_it_is_served() -> None:
     with run.bind("127.0.0.1", 0) as bound, pytest.raises(ConnectionRefusedError):
         socket.create_connection(bound.getsockname(), timeout=1)
 
@@ -121,10 +121,10 @@ def test_a_socket_takes_no_connections_before_it_is_served() -> None:
     ("host", "local"),
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
 )
-def test_loopback(host: str, local: bool) -> None:
-    assert serve.is_loopback(host) == local
+def test_loopback_addresses(host: str, local: bool) -> None:
+    assert host_check.is_loopback(host) == local
 
 
-def test_limits_check_themselves(tmp_path: Path) -> None:
+def test_limits_validate_their_values(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="shutdown_timeout_seconds must be"):
         ServerLimits(shutdown_timeout_seconds=-1.0)

@@ -29,13 +29,13 @@ GENERATE = ("generate", "Once upon a time", "--max-tokens", "60", "--seed", "1")
 
 
 def params(*arguments: str) -> nc.SamplingParams:
-    """What a command line says."""
+    """The sampling parameters that a command line sets."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     flags.add_sampling(parser)
     return nc.SamplingParams(**flags.read_values(parser.parse_args([*arguments])))
 
 
-def form(*arguments: str) -> nc.StructuredOutputs | None:
+def constraint(*arguments: str) -> nc.StructuredOutputs | None:
     return params(*arguments).structured_outputs
 
 
@@ -55,14 +55,15 @@ def form(*arguments: str) -> nc.StructuredOutputs | None:
             ("--json-object", "--json-whitespace", "none"),
             {"json_object": True, "whitespace": "none"},
         ),
+        (("--json-object", "--json-max-digits", "5"), {"json_object": True, "max_digits": 5}),
         (
             ("--schema-on-unsupported", "approximate", "--json-schema", "{}"),
             {"json_schema": {}, "on_unsupported": "approximate"},
         ),
     ],
 )
-def test_a_flag_for_every_field(arguments: tuple[str, ...], expected: dict[str, Any] | None) -> None:
-    assert form(*arguments) == (None if expected is None else nc.StructuredOutputs(**expected))
+def test_every_flag_has_a_field(arguments: tuple[str, ...], expected: dict[str, Any] | None) -> None:
+    assert constraint(*arguments) == (None if expected is None else nc.StructuredOutputs(**expected))
 
 
 def test_every_field_has_its_flag() -> None:
@@ -75,39 +76,39 @@ def test_a_file_is_named_after_an_at_sign(tmp_path: Path, encoding: str) -> None
     schema, grammar = tmp_path / "a schema.json", tmp_path / "g.lark"
     schema.write_text(json.dumps(SCHEMA, ensure_ascii=False, indent=2), encoding)
     grammar.write_text('start: "é"\r\n  | "x"\n', encoding, newline="")
-    made = form("--json-schema", f"@{schema}")
+    made = constraint("--json-schema", f"@{schema}")
     assert made == nc.StructuredOutputs(json_schema=SCHEMA)
     assert list(made.schema["properties"]) == ["z", "a"]
-    assert form("--grammar", f"@{grammar}") == nc.StructuredOutputs(grammar='start: "é"\r\n  | "x"\n')
+    assert constraint("--grammar", f"@{grammar}") == nc.StructuredOutputs(grammar='start: "é"\r\n  | "x"\n')
 
 
 @pytest.mark.parametrize("flag", ["--json-schema", "--grammar"])
 def test_files_that_cannot_be_read_are_errors(tmp_path: Path, flag: str) -> None:
-    file = tmp_path / "form"
+    file = tmp_path / "schema"
     with pytest.raises(FileNotFoundError):
-        form(flag, f"@{file}")
+        constraint(flag, f"@{file}")
     file.write_bytes(b"{}\xff")
-    with pytest.raises(UsageError, match=r"form is not UTF-8: invalid start byte at byte 2"):
-        form(flag, f"@{file}")
+    with pytest.raises(UsageError, match=r"schema is not UTF-8: invalid start byte at byte 2"):
+        constraint(flag, f"@{file}")
     with pytest.raises(UsageError, match=rf"{flag} {file} is a file name; use {flag} @{file} to read the file"):
-        form(flag, str(file))
+        constraint(flag, str(file))
     file.write_bytes(b"")
     with pytest.raises(nc.ParameterError):
-        form(flag, f"@{file}")
+        constraint(flag, f"@{file}")
 
 
 @pytest.mark.parametrize("text", ["x" * 5000, "a\nb", "{" + "[" * 90_000])
-def test_a_text_that_can_be_no_path_is_a_text(text: str) -> None:
-    assert form("--grammar", text) == nc.StructuredOutputs(grammar=text)
+def test_a_text_that_cannot_be_a_path_is_a_text(text: str) -> None:
+    assert constraint("--grammar", text) == nc.StructuredOutputs(grammar=text)
     with pytest.raises(nc.ParameterError, match="json_schema must be JSON"):
-        form("--json-schema", text)
+        constraint("--json-schema", text)
 
 
 @pytest.mark.parametrize(
     ("arguments", "field", "words"),
     [
         (("--json-schema", "{"), "json_schema", "json_schema must be JSON: "),
-        (("--json-schema", "[]"), "json_schema", "json_schema must be a JSON object or its text, got"),
+        (("--json-schema", "[]"), "json_schema", "json_schema must be a JSON object, a boolean, or its text, got"),
         (("--json-schema", '{"a": 1, "a": 2}'), "json_schema", "duplicate name 'a'"),
         (("--regex", ""), "regex", "regex must be a non-empty string, got ''"),
         (("--choice", "a", "--choice", ""), "choice", "choice must be a non-empty list of non-empty strings"),
@@ -140,7 +141,7 @@ def test_a_text_that_can_be_no_path_is_a_text(text: str) -> None:
         (("--choice", "a", "--json-whitespace", "none"), "whitespace", "whitespace needs json_schema or json_object"),
     ],
 )
-def test_wrong_values_are_errors_of_their_field(arguments: tuple[str, ...], field: str, words: str) -> None:
+def test_wrong_values_are_errors_that_name_the_field(arguments: tuple[str, ...], field: str, words: str) -> None:
     with pytest.raises(nc.ParameterError, match=words) as caught:
         params(*arguments)
     assert caught.value.field == field
@@ -153,13 +154,13 @@ SAMPLING = ("generate", "chat", "serve", "batch", "inspect")
 def test_sampling_commands_have_the_structured_output_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help-all" if command in SAMPLING else "--help"])
-    told = capsys.readouterr().out
+    captured = capsys.readouterr().out
     samples = command in SAMPLING
     for flag, _, _ in FLAGS.values():
-        assert (re.search(rf"^  --{flag}\b", told, re.MULTILINE) is not None) == samples, flag
+        assert (re.search(rf"^  --{flag}\b", captured, re.MULTILINE) is not None) == samples, flag
     module = importlib.import_module(f"nucleate.cli.{command}")
     parser = argparse.ArgumentParser()
-    module.add_arguments(parser)  # would raise if two flags had one name
+    module.add_arguments(parser)  # would raise if two flags had the same name
     if samples:
         subject = ["in", "out"] if command == "batch" else []
         assert flags.read_values(parser.parse_args([*subject, "--regex", "a"])) == {
@@ -226,7 +227,7 @@ def test_a_terminal_chat_with_structured_output(
     done = capsys.readouterr()
     assert re.fullmatch(r"[0-9]{4}\nperhaps?\n?|[0-9]{4}\n.*\n.*\n", done.out), done.out
     assert "nucleate: regex: " in done.err
-    assert "structured_outputs" not in done.out.splitlines()[-1]
+    assert "structured_outputs=None" in done.out.splitlines()[-1]
 
 
 # ---- generate
@@ -244,17 +245,17 @@ def test_generate_with_structured_output(capsys: pytest.CaptureFixture[str]) -> 
 def test_json_has_validation_only_for_ignored_keywords(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ("--json-schema", json.dumps(SCHEMA | {"additionalProperties": False}))
     assert main([*GENERATE, *arguments, "--json-whitespace", "none", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    [output] = told["outputs"]
+    captured = json.loads(capsys.readouterr().out)
+    [output] = captured["outputs"]
     assert output["text"] in ('{"z":"é","a":null}', '{"z":1,"a":null}')
     assert output["finish_reason"] == "stop"
     assert "validation" not in output
-    assert nc.SamplingParams(**told["params"]) == params(
+    assert nc.SamplingParams(**captured["params"]) == params(
         *GENERATE[2:], *arguments, "--json-whitespace", "none"
-    ).replace(**{name: told["params"][name] for name in ("temperature", "top_k", "top_p")})
+    ).replace(**{name: captured["params"][name] for name in ("temperature", "top_k", "top_p")})
 
 
-def test_what_lenient_left_out_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ignored_keywords_are_reported_under_lenient(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (*GENERATE, "--json-schema", json.dumps(LENIENT), "--schema-on-unsupported", "ignore")
     assert main(arguments) == 0
     *_, last = capsys.readouterr().err.splitlines()
@@ -268,7 +269,7 @@ def test_what_lenient_left_out_is_told(capsys: pytest.CaptureFixture[str]) -> No
     [output] = json.loads(capsys.readouterr().out)["outputs"]
     assert output["validation"]["ignored"] == ["uniqueItems"]
     assert len(output["validation"]["errors"]) == 1
-    one = LENIENT | {"minItems": 1, "maxItems": 1}
+    one = LENIENT | {"prefixItems": [{"const": 1}, {"const": 2}], "minItems": 2, "maxItems": 2}
     assert main([*GENERATE, "--json-schema", json.dumps(one), "--schema-on-unsupported", "ignore"]) == 0
     assert capsys.readouterr().err.endswith("ignored schema keywords: uniqueItems; the output is valid\n")
 
@@ -276,13 +277,13 @@ def test_what_lenient_left_out_is_told(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--json-schema", '{"not": {}}'), 'json_schema: cannot enforce not; set on_unsupported="ignore" to ignore it'),
+        (("--json-schema", '{"uniqueItems": true}'), "json_schema: cannot enforce uniqueItems; set on_unsupported="),
         (("--regex", "("), "regex: "),
         (("--grammar", "start: nothing"), "grammar: "),
         (("--json-schema", os.devnull + "x"), "json_schema must be JSON"),
     ],
 )
-def test_what_cannot_be_held_is_bad_usage(
+def test_an_unsupported_constraint_is_bad_usage(
     arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*GENERATE, *arguments]) == 2
@@ -297,8 +298,8 @@ def test_what_cannot_be_held_is_bad_usage(
 
 def test_inspect_shows_the_mask(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "Once upon a time", "--regex", "[0-9]+", "--top-k", "3", "--seed", "1", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    steps = {step["stage"]: step for step in told["steps"]}
+    captured = json.loads(capsys.readouterr().out)
+    steps = {step["stage"]: step for step in captured["steps"]}
     digits = [
         token
         for token in range(llm.model.vocab_size)
@@ -307,14 +308,14 @@ def test_inspect_shows_the_mask(llm: nc.LLM, capsys: pytest.CaptureFixture[str])
     assert steps["mask"]["left"] == len(digits) >= 10
     assert {token for token, _, _ in steps["mask"]["top"]} == set(digits)
     assert steps["top_k"]["left"] == 3
-    assert told["token_id"] in digits
+    assert captured["token_id"] in digits
     assert main(["inspect", "Once upon a time", "--regex", "[0-9]+", "--seed", "1"]) == 0
     shown = capsys.readouterr().out
     assert f"masked tokens: {llm.model.vocab_size - len(digits)} banned" in shown
     assert "removed: mask" in shown
 
 
-def test_inspect_allows_the_end_only_where_it_may_come(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_allows_the_end_only_where_the_grammar_does(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
     end = min(llm.tokenizer.eos_token_ids)
     found = []
     for more in ((), ("--ignore-eos",)):
@@ -362,25 +363,25 @@ def test_batch_lines_with_structured_output(tmp_path: Path) -> None:
         ],
     )
     assert status == 0
-    plain, completion, chat, told, formatted = records
+    plain, completion, chat, prompt_record, formatted = records
     assert re.fullmatch("[0-9]{5}", plain["text"])
     assert "validation" not in plain
     assert re.fullmatch("[0-9]{5}", completion["response"]["body"]["choices"][0]["text"])
     assert chat["response"]["body"]["choices"][0]["message"]["content"] in ("fox", "dog")
     [choice] = formatted["response"]["body"]["choices"]
-    assert all(set(json.loads(text)) <= {1, 2} for text in (told["text"], choice["message"]["content"]))
-    for found in (told, choice):
+    assert all(set(json.loads(text)) <= {1, 2} for text in (prompt_record["text"], choice["message"]["content"]))
+    for found in (prompt_record, choice):
         assert found["validation"]["ignored"] == ["uniqueItems"]
         assert len(found["validation"]["errors"]) == 1
 
 
-def test_lines_with_an_unsupported_constraint_fail_alone(tmp_path: Path) -> None:
+def test_only_the_line_with_an_unsupported_constraint_fails(tmp_path: Path) -> None:
     banned = {"structured_outputs": {"regex": "aaaa"}, "suppress_token_ids": list(range(4096))}
     status, records = batch(
         tmp_path,
         [
             {"prompt": "The fox", "structured_outputs": {"regex": "("}},
-            request("c", "/v1/completions", structured_outputs={"json_schema": {"not": {}}}),
+            request("c", "/v1/completions", structured_outputs={"json_schema": {"uniqueItems": True}}),
             {"prompt": "The fox", "structured_outputs": {"regex": "a", "choice": ["b"]}},
             request("d", "/v1/completions", **banned),
             {"prompt": "The fox", **banned},
@@ -396,7 +397,7 @@ def test_lines_with_an_unsupported_constraint_fail_alone(tmp_path: Path) -> None
         errors,
         [
             "structured_outputs.regex: ",
-            "cannot enforce not",
+            "cannot enforce uniqueItems",
             "structured_outputs must have exactly one of",
             "structured-output constraint",
             "structured-output constraint",
@@ -436,8 +437,13 @@ def test_any_text_is_a_constraint_or_an_error(flag: str, text: str) -> None:
     if flag.startswith("structured_outputs"):
         arguments.append("--json-object")
     try:
-        made = form(*arguments)
+        made = constraint(*arguments)
     except (nc.ParameterError, UsageError, OSError):
         return
     assert made is not None
     assert made == nc.StructuredOutputs.from_json(made.to_json())
+
+
+def test_a_large_number_of_digits_is_an_error_and_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*GENERATE, "--json-object", "--json-max-digits", "1" * 5000]) == 2
+    assert "max_digits must be" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The engine on its thread: callers come, wait, leave, sleep; none of them harms another."""
+"""``AsyncEngine``: concurrent callers, cancellation, back-pressure and errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 
 import pytest
-from toy_requests import alone, answers, is_empty, random_request, rule, runner, toy
+from toy_requests import chunks_by_index, is_empty, random_request, reference_chunks, rule, runner, toy
 
 import nucleate as nc
 from nucleate.engine.async_engine import AsyncEngine, EngineStoppedError
@@ -27,12 +27,12 @@ def slow_rule(seen: tuple[int, ...]) -> object:
 
 
 def with_engine(llm: nc.LLM, use: Callable[[AsyncEngine, Engine], Awaitable[None]], **options: object) -> Engine:
-    """Run something with an engine, and wait until nothing of its requests is left in it."""
-    blocks, room, of = options.pop("blocks", 200), options.pop("room", 64), options.pop("rule", rule)
+    """Run ``use`` with an engine, and wait until the engine is empty."""
+    blocks, max_pending, of = options.pop("blocks", 200), options.pop("max_pending", 64), options.pop("rule", rule)
     engine = Engine(runner("paged", toy(of=of), blocks), llm.tokenizer, backend="reference", **options)
 
     async def main() -> None:
-        async with AsyncEngine(engine, max_pending=room) as running:
+        async with AsyncEngine(engine, max_pending=max_pending) as running:
             await asyncio.wait_for(use(running, engine), 60)
             for _ in range(2000):
                 if is_empty(engine):
@@ -43,31 +43,31 @@ def with_engine(llm: nc.LLM, use: Callable[[AsyncEngine, Engine], Awaitable[None
     return engine
 
 
-async def take(running: AsyncEngine, request: Request) -> list[EngineOutput]:
+async def collect(running: AsyncEngine, request: Request) -> list[EngineOutput]:
     return [event async for event in running.run(request)]
 
 
-def test_many_callers_each_get_their_own(llm: nc.LLM) -> None:
+def test_concurrent_callers_get_their_own_events(llm: nc.LLM) -> None:
     rng = random.Random(5)
     requests = [random_request(rng) for _ in range(30)]
 
     async def use(running: AsyncEngine, engine: Engine) -> None:
         async def late(request: Request, seconds: float) -> list[EngineOutput]:
             await asyncio.sleep(seconds)
-            return await take(running, request)
+            return await collect(running, request)
 
         results = await asyncio.gather(*(late(one, rng.random() / 10) for one in requests))
         for request, events in zip(requests, results, strict=True):
-            assert answers(events, request.params.n) == alone(toy(), llm.tokenizer, request)
+            assert chunks_by_index(events, request.params.n) == reference_chunks(toy(), llm.tokenizer, request)
             assert [event.finished for event in events] == [False] * (len(events) - 1) + [True]
 
     assert is_empty(with_engine(llm, use, max_num_seqs=4))
 
 
-def test_a_cancelled_caller_ends_its_request_and_no_other(llm: nc.LLM) -> None:
+def test_cancelling_a_caller_aborts_only_its_request(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
-        task, other = asyncio.create_task(take(running, LONG)), asyncio.create_task(take(running, SHORT))
-        while engine.stats.sampled_tokens < 10:  # noqa: ASYNC110  # it tells nobody
+        task, other = asyncio.create_task(collect(running, LONG)), asyncio.create_task(collect(running, SHORT))
+        while engine.stats.sampled_tokens < 10:  # noqa: ASYNC110  # there is no event for it
             await asyncio.sleep(0.001)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -79,22 +79,22 @@ def test_a_cancelled_caller_ends_its_request_and_no_other(llm: nc.LLM) -> None:
     assert engine.stats.sampled_tokens < 100
 
 
-def test_a_caller_cancelled_before_it_is_admitted(llm: nc.LLM) -> None:
+def test_cancelling_before_admission(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         for _ in range(20):
-            task = asyncio.create_task(take(running, LONG))
+            task = asyncio.create_task(collect(running, LONG))
             await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-        assert len(await take(running, SHORT)) == 5
+        assert len(await collect(running, SHORT)) == 5
 
     engine = with_engine(llm, use, rule=slow_rule)
     assert is_empty(engine)
     assert engine.stats.sampled_tokens < 100
 
 
-def test_leaving_the_iteration_ends_the_request(llm: nc.LLM) -> None:
+def test_closing_the_iterator_aborts_the_request(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         async with aclosing(running.run(LONG)) as events:
             async for _ in events:
@@ -105,51 +105,51 @@ def test_leaving_the_iteration_ends_the_request(llm: nc.LLM) -> None:
     assert engine.stats.sampled_tokens < 50
 
 
-def test_a_caller_that_takes_nothing_is_paused_and_loses_nothing(llm: nc.LLM) -> None:
+def test_slow_consumers_are_paused_and_lose_nothing(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         events = running.run(LONG)
-        taken = [await anext(events)]
-        for _ in range(3):  # the others go on, however long it sleeps
-            assert len(await take(running, SHORT)) == 5
+        received = [await anext(events)]
+        for _ in range(3):  # other requests continue
+            assert len(await collect(running, SHORT)) == 5
         await asyncio.sleep(0.1)
-        drawn = engine.stats.sampled_tokens
-        assert drawn < 15 + 8 + 20
+        num_sampled = engine.stats.sampled_tokens
+        assert num_sampled < 15 + 8 + 20
         await asyncio.sleep(0.05)
-        assert engine.stats.sampled_tokens == drawn
-        taken += [event async for event in events]
-        assert answers(taken, 1) == alone(toy(), llm.tokenizer, LONG)
+        assert engine.stats.sampled_tokens == num_sampled
+        received += [event async for event in events]
+        assert chunks_by_index(received, 1) == reference_chunks(toy(), llm.tokenizer, LONG)
 
-    assert is_empty(with_engine(llm, use, room=8))
+    assert is_empty(with_engine(llm, use, max_pending=8))
 
 
-def test_a_paused_request_gives_its_place_to_others(llm: nc.LLM) -> None:
+def test_paused_requests_are_preempted_for_others(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         sleeping = [running.run(LONG) for _ in range(3)]
-        taken = [[await anext(events)] for events in sleeping]
+        received = [[await anext(events)] for events in sleeping]
         await asyncio.sleep(0.1)
-        assert len(await take(running, SHORT)) == 5  # there is one place only, and few blocks
-        for own, events in zip(taken, sleeping, strict=True):
+        assert len(await collect(running, SHORT)) == 5  # only one sequence slot, and few blocks
+        for own, events in zip(received, sleeping, strict=True):
             own += [event async for event in events]
-            assert answers(own, 1) == alone(toy(), llm.tokenizer, LONG)
+            assert chunks_by_index(own, 1) == reference_chunks(toy(), llm.tokenizer, LONG)
 
-    engine = with_engine(llm, use, room=4, max_num_seqs=1, max_num_batched_tokens=8, blocks=60)
+    engine = with_engine(llm, use, max_pending=4, max_num_seqs=1, max_num_batched_tokens=8, blocks=60)
     assert is_empty(engine)
     assert engine.stats.num_preemptions >= 2
 
 
-def test_a_refused_request_is_an_error_of_its_caller(llm: nc.LLM) -> None:
+def test_rejected_requests_raise_in_their_caller(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
-        task = asyncio.create_task(take(running, SHORT))
+        task = asyncio.create_task(collect(running, SHORT))
         with pytest.raises(nc.ParameterError, match="the prompt is empty"):
-            await take(running, Request([]))
+            await collect(running, Request([]))
         with pytest.raises(nc.ParameterError, match="already"):
-            await asyncio.gather(*(take(running, Request([1, 2], LONG.params, id="a")) for _ in range(2)))
+            await asyncio.gather(*(collect(running, Request([1, 2], LONG.params, id="a")) for _ in range(2)))
         assert len(await task) == 5
 
     assert is_empty(with_engine(llm, use))
 
 
-def test_abort_by_id_brings_the_last_event(llm: nc.LLM) -> None:
+def test_abort_by_id_ends_the_stream(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         running.abort("nobody")
         events = []
@@ -163,27 +163,27 @@ def test_abort_by_id_brings_the_last_event(llm: nc.LLM) -> None:
     assert is_empty(with_engine(llm, use, rule=slow_rule))
 
 
-def test_closing_tells_those_who_wait(llm: nc.LLM) -> None:
+def test_closing_raises_in_waiting_callers(llm: nc.LLM) -> None:
     async def main() -> None:
         engine = Engine(runner("paged", toy(of=slow_rule), 200), llm.tokenizer, backend="reference")
         running = AsyncEngine(engine)
         async with running:
-            tasks = [asyncio.create_task(take(running, LONG)) for _ in range(3)]
+            tasks = [asyncio.create_task(collect(running, LONG)) for _ in range(3)]
             while engine.stats.sampled_tokens < 5:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
-            tasks.append(asyncio.create_task(take(running, SHORT)))
+            tasks.append(asyncio.create_task(collect(running, SHORT)))
             await asyncio.sleep(0)
         for task in tasks:
             with pytest.raises(EngineStoppedError, match="closed"):
                 await asyncio.wait_for(task, 10)
         with pytest.raises(EngineStoppedError, match="closed"):
-            await take(running, SHORT)
+            await collect(running, SHORT)
         assert not running._thread.is_alive()
 
     asyncio.run(main())
 
 
-def test_a_failure_of_the_engine_itself_is_told_to_everyone(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_failure_raises_in_all_callers(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         engine = Engine(runner("paged", toy(), 200), llm.tokenizer, backend="reference")
         async with AsyncEngine(engine) as running:
@@ -194,7 +194,7 @@ def test_a_failure_of_the_engine_itself_is_told_to_everyone(llm: nc.LLM, monkeyp
                 await asyncio.wait_for(take_all(events), 10)
             assert isinstance(caught.value.__cause__, ZeroDivisionError)
             with pytest.raises(EngineStoppedError):
-                await take(running, SHORT)
+                await collect(running, SHORT)
 
     async def take_all(events: object) -> None:
         async for _ in events:
@@ -203,44 +203,44 @@ def test_a_failure_of_the_engine_itself_is_told_to_everyone(llm: nc.LLM, monkeyp
     asyncio.run(main())
 
 
-async def take_together(running: AsyncEngine, requests: list[Request]) -> list[list[EngineOutput]]:
-    taken: list[list[EngineOutput]] = [[] for _ in requests]
+async def collect_together(running: AsyncEngine, requests: list[Request]) -> list[list[EngineOutput]]:
+    received: list[list[EngineOutput]] = [[] for _ in requests]
     async with aclosing(running.run_all(requests)) as batches:
         async for batch in batches:
             assert batch
-            for place, event in batch:
-                taken[place].append(event)
-    return taken
+            for index, event in batch:
+                received[index].append(event)
+    return received
 
 
-def test_several_requests_of_one_caller(llm: nc.LLM) -> None:
+def test_run_all_returns_the_events_of_each_request(llm: nc.LLM) -> None:
     rng = random.Random(8)
     groups = [[random_request(rng) for _ in range(rng.randint(0, 5))] for _ in range(8)]
 
     async def use(running: AsyncEngine, engine: Engine) -> None:
-        together = await asyncio.gather(*(take_together(running, group) for group in groups))
+        together = await asyncio.gather(*(collect_together(running, group) for group in groups))
         for group, results in zip(groups, together, strict=True):
             for request, events in zip(group, results, strict=True):
-                assert answers(events, request.params.n) == alone(toy(), llm.tokenizer, request)
+                assert chunks_by_index(events, request.params.n) == reference_chunks(toy(), llm.tokenizer, request)
                 assert [event.finished for event in events] == [False] * (len(events) - 1) + [True]
 
     assert is_empty(with_engine(llm, use, max_num_seqs=5))
 
 
-def test_of_several_requests_all_are_admitted_or_none(llm: nc.LLM) -> None:
+def test_run_all_admits_all_requests_or_none(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         for wrong in (0, 1, 2):
             requests = [LONG, LONG, LONG]
             requests[wrong] = Request([])
             with pytest.raises(nc.ParameterError, match="the prompt is empty"):
-                await take_together(running, requests)
+                await collect_together(running, requests)
         assert engine.stats.sampled_tokens == 0
-        assert len((await take_together(running, [SHORT, SHORT]))[1]) == 5
+        assert len((await collect_together(running, [SHORT, SHORT]))[1]) == 5
 
     assert is_empty(with_engine(llm, use))
 
 
-def test_leaving_several_requests_ends_those_that_have_not_ended(llm: nc.LLM) -> None:
+def test_closing_run_all_aborts_unfinished_requests(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         async with aclosing(running.run_all([SHORT, LONG, LONG])) as batches:
             async for batch in batches:
@@ -252,45 +252,43 @@ def test_leaving_several_requests_ends_those_that_have_not_ended(llm: nc.LLM) ->
     assert engine.stats.sampled_tokens < 100
 
 
-async def slowly(batches: object) -> None:
+async def consume_slowly(batches: object) -> None:
     async for _ in batches:
         await asyncio.sleep(0.005)
 
 
-def test_a_beat_is_heard_while_nothing_comes(llm: nc.LLM) -> None:
+def test_heartbeats_while_there_are_no_events(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         late = [LONG, SHORT]
-        first = asyncio.create_task(take(running, LONG))
-        batches = [
-            batch async for batch in running.run_all(late, heartbeat_seconds=0.001)
-        ]  # there is one place, and it is taken
+        first = asyncio.create_task(collect(running, LONG))
+        batches = [batch async for batch in running.run_all(late, heartbeat_seconds=0.001)]
         assert sum(not batch for batch in batches) >= 5
         assert sum(len(batch) for batch in batches) == 205
         assert len(await first) == 200
         assert not [batch async for batch in running.run_all([SHORT], heartbeat_seconds=60.0) if not batch]
         with pytest.raises(nc.ParameterError):
-            await slowly(running.run_all([Request([])], heartbeat_seconds=0.0001))
+            await consume_slowly(running.run_all([Request([])], heartbeat_seconds=0.0001))
 
     assert is_empty(with_engine(llm, use, max_num_seqs=1, rule=slow_rule))
 
 
-def test_a_caller_of_several_requests_that_takes_nothing_is_paused(llm: nc.LLM) -> None:
+def test_slow_consumers_of_run_all_are_paused(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         async with aclosing(running.run_all([LONG, LONG])) as batches:
             await anext(batches)
             await asyncio.sleep(0.2)
-            drawn = engine.stats.sampled_tokens
-            assert drawn < 2 * 8 + 20
-            assert len(await take(running, SHORT)) == 5
+            num_sampled = engine.stats.sampled_tokens
+            assert num_sampled < 2 * 8 + 20
+            assert len(await collect(running, SHORT)) == 5
             rest = [len(batch) async for batch in batches]
             assert sum(rest) > 360
 
-    assert is_empty(with_engine(llm, use, room=8))
+    assert is_empty(with_engine(llm, use, max_pending=8))
 
 
-def test_all_requests_can_be_ended_at_once(llm: nc.LLM) -> None:
+def test_abort_all(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
-        tasks = [asyncio.create_task(take_together(running, [LONG, LONG])) for _ in range(3)]
+        tasks = [asyncio.create_task(collect_together(running, [LONG, LONG])) for _ in range(3)]
         while engine.stats.sampled_tokens < 12:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
         running.abort_all()
@@ -301,15 +299,15 @@ def test_all_requests_can_be_ended_at_once(llm: nc.LLM) -> None:
     assert is_empty(with_engine(llm, use, rule=slow_rule))
 
 
-def test_requests_that_the_engine_has_not_taken_yet_are_ended_too(llm: nc.LLM) -> None:
+def test_abort_all_includes_requests_not_yet_admitted(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
-        first = asyncio.create_task(take_together(running, [LONG]))
+        first = asyncio.create_task(collect_together(running, [LONG]))
         while engine.stats.sampled_tokens < 3:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        others = [asyncio.create_task(take_together(running, [LONG, LONG])) for _ in range(3)]
-        await asyncio.sleep(0)  # they have asked, and the loop cannot have heard of it that they were taken
+        others = [asyncio.create_task(collect_together(running, [LONG, LONG])) for _ in range(3)]
+        await asyncio.sleep(0)  # submitted, but not yet admitted
         running.abort_all()
-        later = asyncio.create_task(take(running, SHORT))
+        later = asyncio.create_task(collect(running, SHORT))
         for task in (first, *others):
             for events in await task:
                 assert events[-1].chunk.finish_reason == "abort"
@@ -320,10 +318,12 @@ def test_requests_that_the_engine_has_not_taken_yet_are_ended_too(llm: nc.LLM) -
     assert engine.stats.sampled_tokens < 300
 
 
-def test_a_request_prepared_elsewhere(llm: nc.LLM) -> None:
+def test_requests_prepared_on_another_thread(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         prepared = await asyncio.to_thread(running.prepare, SHORT)
-        assert answers([event async for event in running.run(prepared)], 1) == alone(toy(), llm.tokenizer, SHORT)
+        assert chunks_by_index([event async for event in running.run(prepared)], 1) == reference_chunks(
+            toy(), llm.tokenizer, SHORT
+        )
         with pytest.raises(nc.ParameterError, match="the prompt is empty"):
             running.prepare(Request([]))
 

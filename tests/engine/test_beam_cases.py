@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from beam_searches import found, wanted
+from beam_searches import expected_beams, found_beams
 from toy_models import PagedToy
 from toy_requests import SIZE, drive, is_empty, rule, runner, toy
 
 import nucleate as nc
-from nucleate.engine.beam.params import BeamCompletion, BeamParams, BeamPiece, BeamRequest
+from nucleate.engine.beam.params import BeamChunk, BeamCompletion, BeamParams, BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.runner import ModelInput
@@ -40,7 +40,7 @@ from nucleate.models.runner import ModelInput
         ("skip_special_tokens", "no", "skip_special_tokens must be true or false"),
     ],
 )
-def test_an_error_names_the_field_and_what_is_allowed(field: str, value: object, message: str) -> None:
+def test_errors_name_the_field_and_the_allowed_values(field: str, value: object, message: str) -> None:
     with pytest.raises(nc.ParameterError, match=message) as error:
         BeamParams(**{field: value})
     assert error.value.field in (field, "regex")
@@ -70,7 +70,7 @@ def test_parameters_are_frozen_values() -> None:
         (lambda: BeamRequest([1], None), "params must be a BeamParams, got None"),
     ],
 )
-def test_requests_that_are_none(request_: object, message: str) -> None:
+def test_invalid_requests(request_: object, message: str) -> None:
     with pytest.raises(nc.ParameterError, match=message):
         request_()
 
@@ -83,30 +83,30 @@ def test_requests_that_are_none(request_: object, message: str) -> None:
         (BeamRequest([1] * 256), "the context holds 256, output included"),
         (BeamRequest([1], BeamParams(stop_token_ids=(SIZE,))), f"stop_token_ids names token {SIZE}"),
         (BeamRequest([1], BeamParams(length_penalty=200.0)), r"length_penalty must leave max_tokens \*\* length"),
-        (BeamRequest([1], id="taken"), "there is a request 'taken' already"),
+        (BeamRequest([1], id="in-use"), "there is a request 'in-use' already"),
     ],
 )
-def test_requests_that_an_engine_refuses(llm: nc.LLM, request_: BeamRequest, message: str) -> None:
+def test_requests_rejected_by_the_engine(llm: nc.LLM, request_: BeamRequest, message: str) -> None:
     engine = Engine(runner("paged", toy(), 64), llm.tokenizer, backend="reference")
-    engine.add(BeamRequest([1], id="taken"))
+    engine.add(BeamRequest([1], id="in-use"))
     with pytest.raises(nc.ParameterError, match=message):
         engine.add(request_)
     assert len(engine) == 1
-    engine.abort("taken")
+    engine.abort("in-use")
     assert is_empty(engine)
 
 
-def test_without_a_length_the_context_is_the_limit(llm: nc.LLM) -> None:
+def test_the_context_limits_the_length_by_default(llm: nc.LLM) -> None:
     model = toy(context_length=20)
     engine = Engine(runner("paged", model, 64), llm.tokenizer, backend="reference")
     request = BeamRequest([1, 2, 3], BeamParams(num_beams=2, ignore_eos=True))
     [events] = drive(engine, [request])
-    assert found(events) == wanted(model, request, ())
+    assert found_beams(events) == expected_beams(model, request, ())
     assert {len(event.chunk.token_ids) for event in events} == {17}
     assert {event.chunk.finish_reason for event in events} == {"length"}
 
 
-def test_what_ended_an_answer_is_told_and_not_shown(llm: nc.LLM) -> None:
+def test_stop_tokens_are_reported_but_not_in_the_text(llm: nc.LLM) -> None:
     def ends(ids: tuple[int, ...]) -> np.ndarray:
         logits = np.full(SIZE, -30.0, np.float32)
         logits[[300, 301, 302, 0]] = [3.0, 2.9, 2.8, 2.7] if len(ids) == 2 else [0.0, -9.0, -9.0, -9.0]
@@ -115,20 +115,20 @@ def test_what_ended_an_answer_is_told_and_not_shown(llm: nc.LLM) -> None:
     engine = Engine(runner("paged", toy(of=ends)), llm.tokenizer, backend="reference")
     params = BeamParams(num_beams=4, max_tokens=1, stop_token_ids=(301, 302), skip_special_tokens=False)
     [events] = drive(engine, [BeamRequest([260, 261], params)])
-    told = {e.chunk.token_ids: (e.chunk.text, e.chunk.finish_reason, e.chunk.stop_reason) for e in events}
+    reported = {e.chunk.token_ids: (e.chunk.text, e.chunk.finish_reason, e.chunk.stop_reason) for e in events}
     shown = llm.tokenizer.decode([260, 261, 300]).removeprefix(llm.tokenizer.decode([260, 261]))
-    assert told == {
+    assert reported == {
         (300,): (shown, "length", None),
         (301,): ("", "stop", 301),
         (302,): ("", "stop", 302),
         (0,): ("", "stop", None),
     }
-    kept = BeamParams(num_beams=4, max_tokens=1, ignore_eos=True, stop_token_ids=(0,))
-    [events] = drive(engine, [BeamRequest([260, 261], kept)])
+    params = BeamParams(num_beams=4, max_tokens=1, ignore_eos=True, stop_token_ids=(0,))
+    [events] = drive(engine, [BeamRequest([260, 261], params)])
     assert {e.chunk.stop_reason for e in events if e.chunk.token_ids == (0,)} == {0}
 
 
-def test_logprobs_are_those_of_every_token(llm: nc.LLM) -> None:
+def test_logprobs_cover_every_token(llm: nc.LLM) -> None:
     [completion] = llm.beam_search("Once upon a time", num_beams=3, max_tokens=8, logprobs=2)
     for beam in completion.outputs:
         assert beam.logprobs is not None
@@ -142,7 +142,7 @@ def test_logprobs_are_those_of_every_token(llm: nc.LLM) -> None:
     assert [beam.token_ids for beam in plain.outputs] == [beam.token_ids for beam in completion.outputs]
 
 
-def test_texts_are_the_tokens_decoded_after_the_prompt(llm: nc.LLM) -> None:
+def test_texts_are_decoded_after_the_prompt(llm: nc.LLM) -> None:
     prompts = ["Tom and Lily went to", llm.encode("The")]
     for prompt, completion in zip(
         prompts, llm.beam_search(prompts, BeamParams(num_beams=3, max_tokens=9)), strict=True
@@ -155,7 +155,7 @@ def test_texts_are_the_tokens_decoded_after_the_prompt(llm: nc.LLM) -> None:
             assert llm.tokenizer.decode([*ids, *beam.token_ids]) == llm.tokenizer.decode(ids) + beam.text
 
 
-def test_a_call_takes_a_value_or_its_fields(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameters_as_an_object_or_as_fields(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
     one = llm.beam_search("Tom", BeamParams(num_beams=2, max_tokens=4))
     assert llm.beam_search("Tom", num_beams=2, max_tokens=4) == one
     assert llm.beam_search(["Tom"], num_beams=2, max_tokens=4, use_tqdm=True) == one
@@ -174,7 +174,7 @@ def test_a_call_takes_a_value_or_its_fields(llm: nc.LLM, capsys: pytest.CaptureF
         llm.beam_search(["Tom", ""])
 
 
-def test_a_search_that_failed_is_a_completion_that_says_why(llm: nc.LLM) -> None:
+def test_failed_searches_return_a_completion_with_the_reason(llm: nc.LLM) -> None:
     engine = Engine(runner("paged", toy(of=lambda ids: np.full(SIZE, np.nan, np.float32))), llm.tokenizer)
     [events] = drive(engine, [BeamRequest([1, 2])])
     completion = BeamCompletion.from_chunks([1, 2], [event.chunk for event in events])
@@ -185,27 +185,31 @@ def test_a_search_that_failed_is_a_completion_that_says_why(llm: nc.LLM) -> None
     assert completion.usage == nc.Usage(2, 0)
 
 
-def test_a_worker_runs_searches_beside_requests(llm: nc.LLM) -> None:
+def test_async_engine_runs_searches_and_requests_together(llm: nc.LLM) -> None:
     model = toy()
     search = BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=9, num_return_sequences=2))
     sampled = Request([1, 2, 3], nc.SamplingParams(seed=1, max_tokens=9))
 
     async def main() -> dict[int, list[nc.EngineOutput]]:
         engine = Engine(runner("paged", model), llm.tokenizer, backend="reference")
-        told: dict[int, list[nc.EngineOutput]] = {0: [], 1: [], 2: []}
+        reported: dict[int, list[nc.EngineOutput]] = {0: [], 1: [], 2: []}
         async with nc.AsyncEngine(engine) as running:
             prepared = running.prepare(search)
             async for batch in running.run_all([search, sampled, prepared]):
-                for place, event in batch:
-                    told[place].append(event)
+                for index, event in batch:
+                    reported[index].append(event)
             with pytest.raises(nc.ParameterError):
                 [_ async for _ in running.run(BeamRequest([]))]
-        return told
+        return reported
 
-    told = asyncio.run(main())
-    assert found(told[0]) == found(told[2]) == wanted(model, search, llm.tokenizer.eos_token_ids)
-    assert told[1][-1].finished
-    assert all(isinstance(event.chunk, BeamPiece) for event in told[0])
+    reported = asyncio.run(main())
+    assert (
+        found_beams(reported[0])
+        == found_beams(reported[2])
+        == expected_beams(model, search, llm.tokenizer.eos_token_ids)
+    )
+    assert reported[1][-1].finished
+    assert all(isinstance(event.chunk, BeamChunk) for event in reported[0])
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
@@ -226,11 +230,11 @@ def test_logits_may_be_tensors(llm: nc.LLM, kind: str) -> None:
     sampled = Request([1, 2], nc.SamplingParams(temperature=0.0, max_tokens=5))
     *events, greedy = drive(engine, [*requests, sampled])
     for request, own in zip(requests, events, strict=True):
-        assert found(own) == wanted(model, request, llm.tokenizer.eos_token_ids)
+        assert found_beams(own) == expected_beams(model, request, llm.tokenizer.eos_token_ids)
     assert greedy[-1].finished
 
 
-def test_better_priorities_come_first(llm: nc.LLM) -> None:
+def test_searches_run_by_priority(llm: nc.LLM) -> None:
     engine = Engine(runner("paged", toy(), 20), llm.tokenizer, max_num_seqs=2, backend="reference")
     params = BeamParams(num_beams=2, max_tokens=12, ignore_eos=True)
     later = engine.add(BeamRequest([1, 2, 3], params, priority=1))

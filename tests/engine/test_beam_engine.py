@@ -1,4 +1,4 @@
-"""Beam searches in the engine against the reference: alone, in batches, in small KV caches, paused, failing."""
+"""Beam searches in the engine equal the reference: in batches, with small KV caches, paused, with failures."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from beam_searches import SIZE, found, random_search, rule, toy, wanted
+from beam_searches import SIZE, expected_beams, found_beams, random_search, rule, toy
 from toy_models import PagedToy, Toy
-from toy_requests import KINDS, TABLE, alone, answers, drive, is_empty, random_request, runner
+from toy_requests import KINDS, TABLE, chunks_by_index, drive, is_empty, random_request, reference_chunks, runner
 
 import nucleate as nc
-from nucleate.engine.beam.params import BeamParams, BeamPiece, BeamRequest
+from nucleate.engine.beam.params import BeamChunk, BeamParams, BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.runner import Fork, ModelInput
@@ -26,24 +26,24 @@ BAD[5] = np.nan
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("blocks", [12, 500])
-@pytest.mark.fast_cases(12)
-def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, kind: str, options: dict, blocks: int) -> None:
+@pytest.mark.fast_cases(8)
+def test_beams_equal_the_reference(llm: nc.LLM, kind: str, options: dict, blocks: int) -> None:
     rng = random.Random(f"{kind}{options}{blocks}")
     requests = [random_search(rng) for _ in range(8)]
     model = toy()
     engine = Engine(runner(kind, model, blocks), llm.tokenizer, **options, backend="reference")
     for request, events in zip(requests, drive(engine, requests), strict=True):
-        assert found(events) == wanted(model, request, llm.tokenizer.eos_token_ids)
+        assert found_beams(events) == expected_beams(model, request, llm.tokenizer.eos_token_ids)
         assert events[-1].usage.prompt_tokens == len(request.prompt_ids)
     assert is_empty(engine)
     if blocks == 12 and not options:
-        assert engine.stats.num_preemptions  # or the test would show less than it says
+        assert engine.stats.num_preemptions  # the test must include preemption
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("blocks", [30, 500])
-@pytest.mark.fast_cases(3)
-def test_others_in_the_batch_change_nothing_and_are_not_changed(llm: nc.LLM, kind: str, blocks: int) -> None:
+@pytest.mark.fast_cases(2)
+def test_searches_and_requests_in_a_batch_are_independent(llm: nc.LLM, kind: str, blocks: int) -> None:
     rng = random.Random(f"{kind}{blocks}")
     model = toy()
     requests: list[Request | BeamRequest] = []
@@ -53,34 +53,34 @@ def test_others_in_the_batch_change_nothing_and_are_not_changed(llm: nc.LLM, kin
     engine = Engine(runner(kind, model, blocks), llm.tokenizer, max_num_seqs=9, backend="reference")
     for request, events in zip(requests, drive(engine, requests), strict=True):
         if isinstance(request, Request):
-            assert answers(events, request.params.n) == alone(model, llm.tokenizer, request)
+            assert chunks_by_index(events, request.params.n) == reference_chunks(model, llm.tokenizer, request)
         else:
-            assert found(events) == wanted(model, request, llm.tokenizer.eos_token_ids)
+            assert found_beams(events) == expected_beams(model, request, llm.tokenizer.eos_token_ids)
     assert is_empty(engine)
 
 
-def test_a_pool_that_holds_one_beam_is_enough_for_all(llm: nc.LLM) -> None:
-    """Then each is read from its beginning in every step, and makes room for the next."""
+def test_a_kv_cache_of_one_beam_is_enough(llm: nc.LLM) -> None:
+    """Each beam is preempted and recomputed in every step."""
     model = toy(context_length=32)
     engine = Engine(PagedToy(model, 8, 4), llm.tokenizer, backend="reference", enable_prefix_caching=False)
     request = BeamRequest([1, 2, 3] * 3, BeamParams(num_beams=4, max_tokens=20, ignore_eos=True))
     other = BeamRequest([4, 5, 6] * 3, BeamParams(num_beams=3, max_tokens=15, ignore_eos=True))
     for one, events in zip((request, other), drive(engine, [request, other]), strict=True):
-        assert found(events) == wanted(model, one, ())
+        assert found_beams(events) == expected_beams(model, one, ())
     assert engine.stats.num_preemptions > 40
 
 
 @pytest.mark.parametrize("size", [1, 4, 16])
-def test_beams_share_their_blocks_and_a_child_costs_one_block_at_most(llm: nc.LLM, size: int) -> None:
+def test_beams_share_blocks_and_a_fork_copies_at_most_one(llm: nc.LLM, size: int) -> None:
     model = toy(context_length=512)
     forks: list[Fork] = []
 
-    class Watched(PagedToy):
+    class RecordingToy(PagedToy):
         def fork(self, given: Sequence[Fork]) -> None:
             forks.extend(given)
             super().fork(given)
 
-    inner = Watched(model, 4096 // size, size)
+    inner = RecordingToy(model, 4096 // size, size)
     engine = Engine(inner, llm.tokenizer, backend="reference")
     num_beams, prompt, most = 5, [*range(1, 201)], 40
     request = BeamRequest(prompt, BeamParams(num_beams=num_beams, max_tokens=most, ignore_eos=True))
@@ -91,18 +91,18 @@ def test_beams_share_their_blocks_and_a_child_costs_one_block_at_most(llm: nc.LL
         events = engine.step()
         used = max(used, engine.stats.num_used_kv_blocks)
     assert events[0].request_id == number
-    assert found(events) == wanted(model, request, ())
+    assert found_beams(events) == expected_beams(model, request, ())
     read = [(key, stop - start) for parts in inner.forwards for key, start, stop in parts]
-    assert sum(count for _, count in read) <= len(prompt) + num_beams * most  # nothing is read twice
+    assert sum(count for _, count in read) <= len(prompt) + num_beams * most  # nothing is computed twice
     assert forks
     assert all(fork.block is None for fork in forks) == (size == 1)
     assert len({fork.child for fork in forks}) == len(forks)
-    own = -(-(most + size) // size) + 1  # blocks of a beam that are not the prompt's
+    own = -(-(most + size) // size) + 1  # blocks per beam besides the prompt's
     assert used <= -(-len(prompt) // size) + num_beams * own
     assert is_empty(engine)
 
 
-def test_logits_are_kept_where_a_model_writes_the_next_ones_in_their_place(llm: nc.LLM) -> None:
+def test_models_may_reuse_their_logits_buffer(llm: nc.LLM) -> None:
     class Reusing(PagedToy):
         buffer = np.empty((64, SIZE), np.float32)
 
@@ -116,14 +116,14 @@ def test_logits_are_kept_where_a_model_writes_the_next_ones_in_their_place(llm: 
     engine = Engine(Reusing(model, 12, 4), llm.tokenizer, max_num_seqs=2, backend="reference")
     request = BeamRequest([1, 2, 3], BeamParams(num_beams=5, max_tokens=12, ignore_eos=True))
     [events] = drive(engine, [request])
-    assert found(events) == wanted(model, request, ())
+    assert found_beams(events) == expected_beams(model, request, ())
 
 
-def test_a_beam_that_alone_follows_another_copies_nothing(llm: nc.LLM) -> None:
+def test_a_single_child_of_a_beam_copies_nothing(llm: nc.LLM) -> None:
     rows = {0: 1, 1: 2, 2: 3}
 
     def chain(ids: tuple[int, ...]) -> np.ndarray:
-        """After the first token, each beam has one way to go on."""
+        """After the first token, each beam has one possible continuation."""
         logits = np.full(SIZE, -np.inf, np.float32)
         if len(ids) == 1:
             logits[[10, 20, 30]] = [3.0, 2.0, 1.0]
@@ -133,21 +133,21 @@ def test_a_beam_that_alone_follows_another_copies_nothing(llm: nc.LLM) -> None:
 
     seen: list[Fork] = []
 
-    class Watched(PagedToy):
+    class RecordingToy(PagedToy):
         def fork(self, given: Sequence[Fork]) -> None:
             seen.extend(given)
             super().fork(given)
 
     model = toy(of=chain)
-    engine = Engine(Watched(model, 64, 4), llm.tokenizer, backend="reference")
+    engine = Engine(RecordingToy(model, 64, 4), llm.tokenizer, backend="reference")
     request = BeamRequest([9], BeamParams(num_beams=3, max_tokens=30, ignore_eos=True))
     [events] = drive(engine, [request])
-    assert found(events) == wanted(model, request, ())
+    assert found_beams(events) == expected_beams(model, request, ())
     assert len(seen) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_search_that_is_aborted_says_so_once(llm: nc.LLM, kind: str) -> None:
+def test_an_aborted_search_ends_with_one_event(llm: nc.LLM, kind: str) -> None:
     engine = Engine(runner(kind, toy()), llm.tokenizer, backend="reference")
     request = BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=30, ignore_eos=True))
     for steps in (0, 1, 2, 7):
@@ -163,7 +163,7 @@ def test_a_search_that_is_aborted_says_so_once(llm: nc.LLM, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_search_that_is_paused_goes_on_where_it_was(llm: nc.LLM, kind: str) -> None:
+def test_paused_searches_resume(llm: nc.LLM, kind: str) -> None:
     rng = random.Random(kind)
     model = toy()
     engine = Engine(runner(kind, model, 40), llm.tokenizer, max_num_seqs=3, backend="reference")
@@ -176,11 +176,11 @@ def test_a_search_that_is_paused_goes_on_where_it_was(llm: nc.LLM, kind: str) ->
         for event in engine.step():
             events[event.request_id].append(event)
     for number, request in zip(numbers, requests, strict=True):
-        assert found(events[number]) == wanted(model, request, llm.tokenizer.eos_token_ids)
+        assert found_beams(events[number]) == expected_beams(model, request, llm.tokenizer.eos_token_ids)
     assert is_empty(engine)
 
 
-def test_a_paused_search_is_not_read(llm: nc.LLM) -> None:
+def test_paused_searches_are_not_computed(llm: nc.LLM) -> None:
     engine = Engine(runner("paged", toy()), llm.tokenizer, backend="reference")
     number = engine.add(BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=30, ignore_eos=True)))
     engine.step()
@@ -196,9 +196,11 @@ def test_a_paused_search_is_not_read(llm: nc.LLM) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bad_logits_end_the_search_alone(llm: nc.LLM, kind: str) -> None:
+def test_invalid_logits_end_only_their_search(llm: nc.LLM, kind: str) -> None:
     request = BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=9, ignore_eos=True))
-    second = wanted(toy(), BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=2, ignore_eos=True)), ())[1][0]
+    second = expected_beams(toy(), BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=2, ignore_eos=True)), ())[
+        1
+    ][0]
 
     def sometimes(ids: tuple[int, ...]) -> np.ndarray:
         return BAD if ids == (1, 2, 3, *second) else rule(ids)
@@ -207,65 +209,67 @@ def test_bad_logits_end_the_search_alone(llm: nc.LLM, kind: str) -> None:
     engine = Engine(runner(kind, model), llm.tokenizer, backend="reference")
     other = BeamRequest([4, 5], BeamParams(num_beams=2, max_tokens=9))
     sampled = Request([4, 5], nc.SamplingParams(seed=3, max_tokens=9))
-    bad, good, drawn = drive(engine, [request, other, sampled])
+    bad, good, sampled_events = drive(engine, [request, other, sampled])
     assert [(e.chunk.finish_reason, e.chunk.stop_reason, e.finished) for e in bad] == [
         ("error", "invalid logits: NaN at token 5", True)
     ]
-    assert not isinstance(bad[0].chunk, BeamPiece)
-    assert found(good) == wanted(model, other, llm.tokenizer.eos_token_ids)
-    assert answers(drawn, 1) == alone(model, llm.tokenizer, sampled)
+    assert not isinstance(bad[0].chunk, BeamChunk)
+    assert found_beams(good) == expected_beams(model, other, llm.tokenizer.eos_token_ids)
+    assert chunks_by_index(sampled_events, 1) == reference_chunks(model, llm.tokenizer, sampled)
     assert is_empty(engine)
 
 
 class Failing:
-    """A runner that fails for some texts, or when it is to copy."""
+    """A runner that fails for sequences with a certain token, or on forks."""
 
-    def __init__(self, inner: object, *, cursed: int = -1, copies: bool = True) -> None:
-        self.inner, self.cursed, self.copies = inner, cursed, copies
+    def __init__(self, inner: object, *, failing_token: int = -1, copies: bool = True) -> None:
+        self.inner, self.failing_token, self.copies = inner, failing_token, copies
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
 
     def forward(self, parts: Sequence[ModelInput]) -> object:
-        if any(self.cursed in part.token_ids[: part.stop] for part in parts):
+        if any(self.failing_token in part.token_ids[: part.stop] for part in parts):
             raise RuntimeError("out of memory\nin a kernel")
         return self.inner.forward(parts)
 
     def fork(self, forks: Sequence[Fork]) -> None:
         if forks and not self.copies:
-            raise RuntimeError("no room\nto copy")
+            raise RuntimeError("out of memory\nwhile copying")
         self.inner.fork(forks)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_that_fails_for_a_beam_ends_its_search_alone(llm: nc.LLM, kind: str) -> None:
+def test_model_failures_for_a_beam_end_only_its_search(llm: nc.LLM, kind: str) -> None:
     model = toy()
     request = BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=9, ignore_eos=True))
-    first = wanted(model, BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=1, ignore_eos=True)), ())
+    first = expected_beams(model, BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=1, ignore_eos=True)), ())
     for rank in range(3):
-        engine = Engine(Failing(runner(kind, model), cursed=first[rank][0][0]), llm.tokenizer, backend="reference")
+        engine = Engine(
+            Failing(runner(kind, model), failing_token=first[rank][0][0]), llm.tokenizer, backend="reference"
+        )
         other = BeamRequest([4, 5], BeamParams(num_beams=2, max_tokens=3))
         bad, good = drive(engine, [request, other])
         assert [(e.chunk.finish_reason, e.chunk.stop_reason, e.finished) for e in bad] == [
             ("error", "the model failed: out of memory in a kernel", True)
         ]
-        assert found(good) == wanted(model, other, llm.tokenizer.eos_token_ids)
+        assert found_beams(good) == expected_beams(model, other, llm.tokenizer.eos_token_ids)
         assert is_empty(engine)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_that_fails_to_copy_ends_the_search(llm: nc.LLM, kind: str) -> None:
+def test_failed_forks_end_the_search(llm: nc.LLM, kind: str) -> None:
     engine = Engine(Failing(runner(kind, toy()), copies=False), llm.tokenizer, backend="reference")
-    alone_ = BeamRequest([1, 2, 3], BeamParams(num_beams=1, max_tokens=9, ignore_eos=True))
-    bad, good = drive(engine, [BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=9)), alone_])
+    single = BeamRequest([1, 2, 3], BeamParams(num_beams=1, max_tokens=9, ignore_eos=True))
+    bad, good = drive(engine, [BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=9)), single])
     assert [(e.chunk.finish_reason, e.chunk.stop_reason) for e in bad] == [
-        ("error", "the model failed: no room to copy")
+        ("error", "the model failed: out of memory while copying")
     ]
-    assert found(good) == wanted(toy(), alone_, ())
+    assert found_beams(good) == expected_beams(toy(), single, ())
     assert is_empty(engine)
 
 
-def test_a_beam_of_one_is_greedy(llm: nc.LLM) -> None:
+def test_one_beam_is_greedy_decoding(llm: nc.LLM) -> None:
     prompts = ["Once upon a time", "The dog", "Tom"]
     greedy = llm.generate(prompts, nc.SamplingParams(temperature=0.0, max_tokens=30))
     for early in (True, False):
@@ -277,11 +281,11 @@ def test_a_beam_of_one_is_greedy(llm: nc.LLM) -> None:
             assert (beam.finish_reason, beam.stop_reason) == (plain.outputs[0].finish_reason, None)
 
 
-def test_scores_of_a_real_model_are_those_of_teacher_forcing(llm: nc.LLM) -> None:
-    """The embedded model reads each answer again, one token at a time."""
-    asked = dict(num_beams=4, max_tokens=14, length_penalty=0.7, early_stopping="never")
+def test_scores_equal_teacher_forcing(llm: nc.LLM) -> None:
+    """The embedded model computes the logprobs of each output again."""
+    options = dict(num_beams=4, max_tokens=14, length_penalty=0.7, early_stopping="never")
     prompts = ["Once upon a time", "Lily had a big red ball. She"]
-    for completion in llm.beam_search(prompts, **asked):
+    for completion in llm.beam_search(prompts, **options):
         assert len(completion.outputs) == 4
         assert [beam.score for beam in completion.outputs] == sorted(
             (b.score for b in completion.outputs), reverse=True
@@ -298,8 +302,8 @@ def test_scores_of_a_real_model_are_those_of_teacher_forcing(llm: nc.LLM) -> Non
             assert beam.finish_reason == ("stop" if beam.token_ids[-1] in llm.tokenizer.eos_token_ids else "length")
 
 
-def storm(llm: nc.LLM, kind: str, seed: int, steps: int) -> None:
-    """Searches and other requests come, go, pause, fail; what ends well is right, and nothing is left."""
+def run_stress(llm: nc.LLM, kind: str, seed: int, steps: int) -> None:
+    """Random searches and requests, with aborts, pauses and failures. Finished ones equal the reference."""
     rng = random.Random(seed)
     model = Toy(lambda ids: BAD if hash(ids) % 997 == 7 else rule(ids), SIZE, 64)
     inner = runner(kind, model, blocks=rng.randint(16, 60), block_size=4)
@@ -321,12 +325,12 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int) -> None:
             reason = own[-1].chunk.finish_reason
             reasons.append(reason)
             if isinstance(request, BeamRequest) and reason not in ("abort", "error"):
-                assert found(own) == wanted(model, request, llm.tokenizer.eos_token_ids)
+                assert found_beams(own) == expected_beams(model, request, llm.tokenizer.eos_token_ids)
             elif reason == "error" and isinstance(request, BeamRequest):
                 with pytest.raises(ValueError, match="NaN"):
-                    wanted(model, request, llm.tokenizer.eos_token_ids)
+                    expected_beams(model, request, llm.tokenizer.eos_token_ids)
             elif isinstance(request, Request) and reason != "abort":
-                assert answers(own, request.params.n) == alone(model, llm.tokenizer, request)
+                assert chunks_by_index(own, request.params.n) == reference_chunks(model, llm.tokenizer, request)
 
     for _ in range(steps):
         chance = rng.random()
@@ -352,12 +356,12 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_short_storm(llm: nc.LLM, kind: str) -> None:
-    storm(llm, kind, seed=1, steps=150)
+def test_short_stress(llm: nc.LLM, kind: str) -> None:
+    run_stress(llm, kind, seed=1, steps=150)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2, 6))
-def test_a_long_storm(llm: nc.LLM, kind: str, seed: int) -> None:
-    storm(llm, kind, seed, steps=1500)
+def test_long_stress(llm: nc.LLM, kind: str, seed: int) -> None:
+    run_stress(llm, kind, seed, steps=1500)

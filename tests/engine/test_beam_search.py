@@ -22,17 +22,17 @@ from nucleate.engine.beam.search import (
     logprobs,
     top_score_bound,
 )
-from nucleate.generation import beam_search as twin
+from nucleate.generation import beam_search as reference
 from nucleate.outputs import StepLogprobs, TokenLogprob
 
 FACTS = json.loads((Path(__file__).parents[1] / "data" / "transformers_beam.json").read_text("utf-8"))
 EARLY = [True, False, "never"]
 LogitsOf = Callable[[tuple[int, ...]], np.ndarray]
-Answer = tuple[tuple[int, ...], float, float, str]
+Beam = tuple[tuple[int, ...], float, float, str]
 
 
 def hashed(size: int, seed: int, banned: float = 0.0, *, coarse: bool = False) -> LogitsOf:
-    """Logits that depend on all tokens; coarse: on a grid, so that many are equal."""
+    """Logits that depend on all tokens. coarse: rounded, so that many are equal."""
 
     def logits_of(ids: tuple[int, ...]) -> np.ndarray:
         rng = np.random.default_rng([seed, len(ids), *ids])
@@ -48,9 +48,9 @@ def hashed(size: int, seed: int, banned: float = 0.0, *, coarse: bool = False) -
 
 
 class Tree:
-    """A form as a function of what was written: see ``BeamConstraint``."""
+    """A constraint as a function of the tokens so far, see ``BeamConstraint``."""
 
-    def __init__(self, allowed: twin.AllowedAfter, ids: tuple[int, ...] = ()) -> None:
+    def __init__(self, allowed: reference.AllowedAfter, ids: tuple[int, ...] = ()) -> None:
         self.allowed, self.ids = allowed, ids
 
     def advance(self, token: int) -> tuple[Tree, bool]:
@@ -65,7 +65,7 @@ class Tree:
 
 
 def run(model: LogitsOf, prompt: tuple[int, ...], params: BeamParams, ends: Sequence[int], tree: Tree | None = None):
-    """All steps of a search: its answers, and the search."""
+    """Run a search. Returns its beams and the search."""
     assert params.max_tokens is not None
     search, texts = BeamSearch(params, ends, params.max_tokens, tree), [()]
     while search.open:
@@ -75,14 +75,14 @@ def run(model: LogitsOf, prompt: tuple[int, ...], params: BeamParams, ends: Sequ
         size = logits_BV.shape[1]
         masks = None if tree is None else np.stack([beam.constraint.mask(size) for beam in search.open])
         children = search.step(logits_BV, masks)
-        assert np.array_equal(logits_BV, before), "logits are the caller's"
+        assert np.array_equal(logits_BV, before), "logits must not be modified"
         texts = [(*texts[child.parent], child.token) for child in children]
         assert len(texts) <= params.num_beams
-    answers = [(f.token_ids, f.score, f.logprob, "stop" if f.ended else "length") for f in search.best()]
-    return answers, search
+    beams = [(f.token_ids, f.score, f.logprob, "stop" if f.ended else "length") for f in search.best()]
+    return beams, search
 
 
-def wanted(model: LogitsOf, prompt: tuple[int, ...], params: BeamParams, ends: Sequence[int], **more: object):
+def expected_beams(model: LogitsOf, prompt: tuple[int, ...], params: BeamParams, ends: Sequence[int], **more: object):
     names = (
         "num_beams",
         "max_tokens",
@@ -92,8 +92,8 @@ def wanted(model: LogitsOf, prompt: tuple[int, ...], params: BeamParams, ends: S
         "num_beam_groups",
         "diversity_penalty",
     )
-    asked = {name: getattr(params, name) for name in names}
-    beams = twin.beam_search(model, prompt, eos_token_ids=ends, **asked, **more)
+    case = {name: getattr(params, name) for name in names}
+    beams = reference.beam_search(model, prompt, eos_token_ids=ends, **case, **more)
     return [(beam.token_ids, beam.score, beam.logprob, beam.finish_reason) for beam in beams]
 
 
@@ -116,10 +116,10 @@ def searches(draw: st.DrawFn, most: int = 40) -> tuple[int, BeamParams, list[int
 
 @given(searches(), st.integers(0, 2**32), st.sampled_from([0.0, 0.4]), st.booleans())
 @settings(max_examples=tiers.count(80, 400))
-def test_answers_are_those_of_the_twin(asked: tuple, seed: int, banned: float, coarse: bool) -> None:
-    size, params, ends = asked
+def test_beams_equal_the_reference(case: tuple, seed: int, banned: float, coarse: bool) -> None:
+    size, params, ends = case
     model = hashed(size, seed, banned, coarse=coarse)
-    assert run(model, (5,), params, ends)[0] == wanted(model, (5,), params, ends)
+    assert run(model, (5,), params, ends)[0] == expected_beams(model, (5,), params, ends)
 
 
 @pytest.mark.parametrize(
@@ -127,49 +127,49 @@ def test_answers_are_those_of_the_twin(asked: tuple, seed: int, banned: float, c
 )
 def test_recorded_numbers_of_transformers(fact: dict) -> None:
     table = np.array(FACTS["table"], np.float32)
-    asked = {name: fact[name] for name in ("num_beams", "length_penalty", "early_stopping")}
-    params = BeamParams(max_tokens=FACTS["max_tokens"], **asked)
-    answers, _ = run(lambda ids: table[ids[-1]], tuple(FACTS["prompt_ids"]), params, FACTS["eos_token_ids"])
-    assert [list(ids) for ids, *_ in answers] == fact["token_ids"]
-    assert [score for _, score, *_ in answers] == pytest.approx(fact["scores"], rel=1e-6)
+    case = {name: fact[name] for name in ("num_beams", "length_penalty", "early_stopping")}
+    params = BeamParams(max_tokens=FACTS["max_tokens"], **case)
+    beams, _ = run(lambda ids: table[ids[-1]], tuple(FACTS["prompt_ids"]), params, FACTS["eos_token_ids"])
+    assert [list(ids) for ids, *_ in beams] == fact["token_ids"]
+    assert [score for _, score, *_ in beams] == pytest.approx(fact["scores"], rel=1e-6)
 
 
 @pytest.mark.parametrize("early", EARLY)
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 2.0])
 @pytest.mark.parametrize(("size", "ends"), [(4, ()), (5, (1,)), (4, (0, 3))])
-@pytest.mark.fast_cases(13)
-def test_a_beam_as_wide_as_the_tree_finds_every_sequence_in_order(
+@pytest.mark.fast_cases(8)
+def test_enough_beams_find_every_sequence_in_order(
     size: int, ends: tuple[int, ...], penalty: float, early: bool | str
 ) -> None:
     model, longest, every = hashed(size, 3), 4, {}
     for length in range(1, longest + 1):
         for ids in itertools.product(range(size), repeat=length):
             if (ids[-1] in ends or length == longest) and not set(ids[:-1]) & set(ends):
-                rows = [twin._logprobs(model((7, *ids[:at])))[token] for at, token in enumerate(ids)]
+                rows = [reference._logprobs(model((7, *ids[:at])))[token] for at, token in enumerate(ids)]
                 every[ids] = float(sum(rows)) / length**penalty
     params = BeamParams(num_beams=size**longest, max_tokens=longest, length_penalty=penalty, early_stopping=early)
-    answers, _ = run(model, (7,), params, ends)
-    assert {ids for ids, *_ in answers} == set(every)
-    assert [score for _, score, *_ in answers] == pytest.approx(sorted(every.values(), reverse=True), abs=1e-12)
+    beams, _ = run(model, (7,), params, ends)
+    assert {ids for ids, *_ in beams} == set(every)
+    assert [score for _, score, *_ in beams] == pytest.approx(sorted(every.values(), reverse=True), abs=1e-12)
 
 
 @pytest.mark.parametrize("size", [63, 64, 65, 640, 1000, 4097])
 @pytest.mark.parametrize("num_beams", [1, 2, 9])
 @pytest.mark.parametrize("coarse", [True, False])
-def test_answers_of_a_large_vocabulary(size: int, num_beams: int, coarse: bool) -> None:
-    """Where parts of the scores stand for all; with a grid of scores, ties across them."""
+def test_beams_of_large_vocabularies(size: int, num_beams: int, coarse: bool) -> None:
+    """Where blocks bound the scores; with rounded scores, ties across blocks."""
     model = hashed(size, size, 0.2, coarse=coarse)
     ends = [size - 1, 7]
     params = BeamParams(num_beams=num_beams, max_tokens=3, early_stopping="never")
-    assert run(model, (5,), params, ends)[0] == wanted(model, (5,), params, ends)
+    assert run(model, (5,), params, ends)[0] == expected_beams(model, (5,), params, ends)
     flat = BeamParams(num_beams=num_beams, max_tokens=2)
-    assert run(lambda ids: np.zeros(size, np.float32), (), flat, [3])[0] == wanted(
+    assert run(lambda ids: np.zeros(size, np.float32), (), flat, [3])[0] == expected_beams(
         lambda ids: np.zeros(size, np.float32), (), flat, [3]
     )
 
 
 @given(st.integers(0, 2**32), st.integers(1, 400), st.integers(1, 30), st.booleans())
-def test_the_order_is_that_of_a_whole_sort(seed: int, size: int, count: int, coarse: bool) -> None:
+def test_candidates_are_in_the_order_of_a_full_sort(seed: int, size: int, count: int, coarse: bool) -> None:
     rng = np.random.default_rng(seed)
     total_BV = rng.normal(size=(3, size))
     if coarse:
@@ -189,20 +189,20 @@ def test_the_order_is_that_of_a_whole_sort(seed: int, size: int, count: int, coa
 
 
 @given(st.integers(0, 2**32), st.integers(1, 700), st.integers(1, 5), st.sampled_from([1e-30, 1.0, 1e4, 1e38]))
-def test_logprobs_are_those_of_the_twin_to_the_last_bit(seed: int, size: int, rows: int, scale: float) -> None:
+def test_logprobs_are_bit_equal_to_the_reference(seed: int, size: int, rows: int, scale: float) -> None:
     rng = np.random.default_rng(seed)
     with np.errstate(over="ignore"):
         logits_BV = np.clip(rng.normal(size=(rows, size)) * scale, -3e38, 3e38).astype(np.float32)
     logits_BV[rng.random((rows, size)) < 0.1] = -np.inf
     logits_BV[:, 0] = 0.5
-    expected = np.stack([twin._logprobs(row) for row in logits_BV])
+    expected = np.stack([reference._logprobs(row) for row in logits_BV])
     assert np.array_equal(logprobs(logits_BV), expected)
     assert np.array_equal(logprobs(logits_BV[::1][:, :]), expected)
     assert np.array_equal(logprobs(np.asfortranarray(logits_BV)), expected)
 
 
-def sentences(seed: int, size: int) -> twin.AllowedAfter:
-    """What some random sentences allow; the last token of the vocabulary ends one that others go on from."""
+def sentences(seed: int, size: int) -> reference.AllowedAfter:
+    """A constraint that allows some random sentences. The last token of the vocabulary ends a sentence."""
     rng = np.random.default_rng(seed)
     texts = {tuple(rng.integers(0, size, rng.integers(1, 6)).tolist()) for _ in range(rng.integers(1, 30))}
 
@@ -215,18 +215,18 @@ def sentences(seed: int, size: int) -> twin.AllowedAfter:
 
 @given(searches(most=70), st.integers(0, 2**32), st.booleans())
 @settings(max_examples=tiers.count(60, 300))
-def test_answers_of_a_form_are_those_of_the_twin(asked: tuple, seed: int, coarse: bool) -> None:
-    size, params, _ = asked
+def test_constrained_beams_equal_the_reference(case: tuple, seed: int, coarse: bool) -> None:
+    size, params, _ = case
     model, allowed = hashed(size + 1, seed, coarse=coarse), sentences(seed, size)
     for ends in ([size], []):
-        answers, _ = run(model, (5,), params, ends, Tree(allowed))
-        assert answers == wanted(model, (5,), params, ends, allowed=allowed)
-        assert answers
-        assert all(answer[3] == "length" or not allowed(answer[0]) or answer[0][-1] in ends for answer in answers)
+        beams, _ = run(model, (5,), params, ends, Tree(allowed))
+        assert beams == expected_beams(model, (5,), params, ends, allowed=allowed)
+        assert beams
+        assert all(beam[3] == "length" or not allowed(beam[0]) or beam[0][-1] in ends for beam in beams)
 
 
-def test_a_form_that_ends_nearly_everywhere_starves_nobody() -> None:
-    """Far more ends than EOS ids come before the tokens with which a text can go on."""
+def test_many_possible_ends_do_not_starve_open_beams() -> None:
+    """Far more tokens that end a text have higher scores than those that continue it."""
     size, open_ones = 500, {480, 481, 482}
 
     def allowed(ids: tuple[int, ...]) -> Sequence[int]:
@@ -236,8 +236,8 @@ def test_a_form_that_ends_nearly_everywhere_starves_nobody() -> None:
         return np.linspace(9, 0, size, dtype=np.float32)
 
     params = BeamParams(num_beams=3, max_tokens=4, length_penalty=4.0, early_stopping="never")
-    answers, search = run(model, (), params, (), Tree(allowed))
-    assert answers == wanted(model, (), params, (), allowed=allowed)
+    beams, search = run(model, (), params, (), Tree(allowed))
+    assert beams == expected_beams(model, (), params, (), allowed=allowed)
     assert search.length > 1
 
 
@@ -250,21 +250,21 @@ def test_a_form_that_ends_nearly_everywhere_starves_nobody() -> None:
         ([-np.inf] * 3, "every token is at -inf"),
     ],
 )
-def test_a_row_without_a_next_token_is_an_error_that_names_its_beam(bad: list[float], reason: str) -> None:
+def test_rows_without_a_valid_token_are_errors_of_their_beam(bad: list[float], reason: str) -> None:
     search = BeamSearch(BeamParams(num_beams=2, max_tokens=5), (), 5)
     with pytest.raises(SearchError, match=reason) as error:
         search.step(np.array([bad], np.float32))
     assert error.value.beam == 0
-    assert len(search.step(np.array([[0.0, 2.0, 1.0]], np.float32))) == 2  # it stays as it was
+    assert len(search.step(np.array([[0.0, 2.0, 1.0]], np.float32))) == 2  # the search is unchanged
     with pytest.raises(SearchError, match=reason) as error:
         search.step(np.array([[0.0, 0.0, 0.0], bad], np.float32))
     assert error.value.beam == 1
     assert error.value.reason
 
 
-def test_a_mask_that_leaves_nothing_is_an_error_that_names_its_beam() -> None:
+def test_masks_that_allow_nothing_are_errors_of_their_beam() -> None:
     search = BeamSearch(BeamParams(num_beams=2, max_tokens=5), (), 5)
-    all_of, none_of = np.array([[-1]], np.int32), np.array([[-8]], np.int32)  # bits of no token of the vocabulary
+    all_of, none_of = np.array([[-1]], np.int32), np.array([[-8]], np.int32)  # only bits outside the vocabulary
     search.step(np.array([[0.0, 2.0, 1.0]], np.float32), all_of)
     with pytest.raises(SearchError, match="every token that is allowed is at -inf") as error:
         search.step(np.zeros((2, 3), np.float32), np.concatenate([all_of, none_of]))
@@ -274,39 +274,42 @@ def test_a_mask_that_leaves_nothing_is_an_error_that_names_its_beam() -> None:
     assert error.value.beam == 0
 
 
-def test_steps_are_told_of_in_the_order_of_the_answer() -> None:
-    asked: list[tuple[int, int]] = []
+def test_logprobs_are_in_the_order_of_the_output() -> None:
+    case: list[tuple[int, int]] = []
 
-    def told(place: int, token: int) -> StepLogprobs:
-        asked.append((place, token))
-        return StepLogprobs(TokenLogprob(token, float(place), None), (), ())
+    def logprobs_of(position: int, token: int) -> StepLogprobs:
+        case.append((position, token))
+        return StepLogprobs(TokenLogprob(token, float(position), None), (), ())
 
     search = BeamSearch(BeamParams(num_beams=2, max_tokens=3), [0], 3)
     model = hashed(9, 1)
     texts: list[tuple[int, ...]] = [()]
     while search.open:
-        children = search.step(np.stack([model(ids) for ids in texts]), None, told)
+        children = search.step(np.stack([model(ids) for ids in texts]), None, logprobs_of)
         texts = [(*texts[child.parent], child.token) for child in children]
-    assert len(asked) <= 3 * 2 + 3 * 2  # of those that go on or end, no other candidate
+    assert len(case) <= 3 * 2 + 3 * 2  # only for beams that continue or end
     for found in search.best():
         assert [link.logprobs.chosen.token_id for link in found.steps] == list(found.token_ids)
         assert len(found.token_ids) == found.length
 
 
-def test_a_group_that_is_over_goes_on_with_nothing() -> None:
+def test_finished_groups_have_no_children() -> None:
     params = BeamParams(num_beams=2, num_beam_groups=2, max_tokens=9, early_stopping=True, diversity_penalty=50.0)
     search = BeamSearch(params, [0], 9)
     assert search.step(np.array([[-9.0, 1.0, 0.9, -9.0]], np.float32)) == [(0, 1), (0, 2)]
-    rows = [[9.0, -9.0, -9.0, 8.0], [-9.0, -9.0, 0.9, 1.0]]  # the first one ends, though 3 comes next
+    rows = [[9.0, -9.0, -9.0, 8.0], [-9.0, -9.0, 0.9, 1.0]]  # the first group ends, though token 3 has a high score
     assert search.step(np.array(rows, np.float32)) == [(1, 3)]
 
 
-def test_groups_begin_with_one_beam_and_end_one_by_one() -> None:
+def test_groups_start_with_one_beam_and_end_separately() -> None:
     params = BeamParams(num_beams=4, num_beam_groups=2, max_tokens=9, early_stopping=True, diversity_penalty=50.0)
     search = BeamSearch(params, [0, 1], 9)
     assert len(search.open) == 1
     children = search.step(np.array([[5.0, 4.0, 9.0, 8.0, 1.0, 0.5]], np.float32))
-    assert children == [(0, 2), (0, 3)]  # of the first group; the second one, where these cost 50, ends with 0 and 1
+    assert children == [
+        (0, 2),
+        (0, 3),
+    ]  # the first group; the second one, where these tokens cost 50, ends with 0 and 1
     assert len(search.open) == 2
     assert search.step(np.array([[0.0] * 6, [1.0, 0.9, 0, 0, 0, 0]], np.float32)) == []
     assert {found.token_ids for found in search.best()} == {(0,), (1,), (2, 0), (2, 1)}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from beam_searches import found, wanted
+from beam_searches import expected_beams, found_beams
 from toy_requests import KINDS, drive, is_empty, runner, toy
 
 import nucleate as nc
@@ -24,7 +24,7 @@ PERSON = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-FORMS = {
+CONSTRAINTS = {
     "choice": nc.StructuredOutputs(choice=("a cat", "a dog", "a dragon", "the cat")),
     "regex": nc.StructuredOutputs(regex="[ab]{1,4}c?"),
     "numbers": nc.StructuredOutputs(regex="-?[1-9][0-9]{0,2}"),
@@ -39,14 +39,14 @@ def grammars(llm: nc.LLM) -> GrammarCompiler:
     return GrammarCompiler(llm.tokenizer, 4096)
 
 
-def allowed_by(form: CompiledGrammar, *, ignore_eos: bool) -> Callable[[tuple[int, ...]], set[int]]:
+def allowed_by(grammar: CompiledGrammar, *, ignore_eos: bool) -> Callable[[tuple[int, ...]], set[int]]:
     def allowed(ids: tuple[int, ...]) -> set[int]:
-        matcher = form.matcher(ignore_eos=ignore_eos)
+        matcher = grammar.matcher(ignore_eos=ignore_eos)
         for token in ids:
             matcher.accept_token(token)
         if ids and matcher.terminated:
             return set()
-        mask_W = np.empty(form.num_words, np.int32)
+        mask_W = np.empty(grammar.num_words, np.int32)
         matcher.fill_bitmask(mask_W)
         return set(np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little")).tolist())
 
@@ -54,39 +54,39 @@ def allowed_by(form: CompiledGrammar, *, ignore_eos: bool) -> Callable[[tuple[in
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", FORMS)
-@pytest.mark.fast_cases(7)
-def test_answers_are_those_of_the_slow_twin(llm: nc.LLM, grammars: GrammarCompiler, kind: str, name: str) -> None:
+@pytest.mark.parametrize("name", CONSTRAINTS)
+@pytest.mark.fast_cases(5)
+def test_beams_equal_the_reference(llm: nc.LLM, grammars: GrammarCompiler, kind: str, name: str) -> None:
     rng = random.Random(f"{kind}{name}")
-    model, form = toy(), grammars.compile(FORMS[name])
+    model, grammar = toy(), grammars.compile(CONSTRAINTS[name])
     engine = Engine(runner(kind, model, rng.choice([20, 200])), llm.tokenizer, backend="reference")
     requests = []
     for ignores in (False, True):
         num_beams = rng.randint(1, 5)
         params = BeamParams(
-            num_beams=num_beams, max_tokens=rng.randint(2, 8), structured_outputs=FORMS[name], ignore_eos=ignores,
+            num_beams=num_beams, max_tokens=rng.randint(2, 8), structured_outputs=CONSTRAINTS[name], ignore_eos=ignores,
             length_penalty=rng.choice([0.0, 1.0, 2.0]), early_stopping=rng.choice([True, False, "never"]),
         )  # fmt: skip
         requests.append(BeamRequest([rng.randrange(1, 40) for _ in range(5)], params))
     for request, events in zip(requests, drive(engine, requests), strict=True):
-        allowed = allowed_by(form, ignore_eos=request.params.ignore_eos)
-        assert found(events) == wanted(model, request, llm.tokenizer.eos_token_ids, allowed=allowed)
+        allowed = allowed_by(grammar, ignore_eos=request.params.ignore_eos)
+        assert found_beams(events) == expected_beams(model, request, llm.tokenizer.eos_token_ids, allowed=allowed)
     assert is_empty(engine)
     assert engine.stats.grammar_mask_seconds > 0
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("name", FORMS)
-def test_every_answer_has_the_form(llm: nc.LLM, grammars: GrammarCompiler, name: str, groups: int) -> None:
-    structured_outputs = FORMS[name]
-    asked = dict(
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_outputs_satisfy_the_constraint(llm: nc.LLM, grammars: GrammarCompiler, name: str, groups: int) -> None:
+    structured_outputs = CONSTRAINTS[name]
+    options = dict(
         num_beams=6,
         num_beam_groups=groups,
         diversity_penalty=1.0,
         max_tokens=60,
         structured_outputs=structured_outputs,
     )
-    [completion] = llm.beam_search("Tom was", **asked)
+    [completion] = llm.beam_search("Tom was", **options)
     assert completion.outputs
     for beam in completion.outputs:
         assert beam.finish_reason == "stop" or (name == "object" and beam.finish_reason == "length")
@@ -107,7 +107,7 @@ def test_every_answer_has_the_form(llm: nc.LLM, grammars: GrammarCompiler, name:
         assert beam.validation is None
 
 
-def test_a_wide_search_finds_every_text_there_is(llm: nc.LLM, grammars: GrammarCompiler) -> None:
+def test_many_beams_find_every_possible_text(llm: nc.LLM, grammars: GrammarCompiler) -> None:
     texts = ("a cat", "a dog", "a dragon", "the cat", "no")
     [completion] = llm.beam_search("It was", num_beams=200, structured_outputs=nc.StructuredOutputs(choice=texts))
     assert {beam.text for beam in completion.outputs} == set(texts)
@@ -115,10 +115,10 @@ def test_a_wide_search_finds_every_text_there_is(llm: nc.LLM, grammars: GrammarC
     assert len({beam.token_ids for beam in completion.outputs}) == len(completion.outputs)
 
 
-def test_what_is_not_held_is_told_of_every_answer(llm: nc.LLM, grammars: GrammarCompiler) -> None:
+def test_outputs_with_ignored_keywords_are_validated(llm: nc.LLM, grammars: GrammarCompiler) -> None:
     schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
     structured = nc.StructuredOutputs(json_schema=schema, on_unsupported="ignore", whitespace="none")
-    grammars.compile(structured).validate("[1,2]")  # its library is loaded, which takes time
+    grammars.compile(structured).validate("[1,2]")  # load the library first, which takes time
     [completion] = llm.beam_search("x", num_beams=4, structured_outputs=structured, max_tokens=20)
     assert {beam.text for beam in completion.outputs} == {"[1,1]", "[1,2]", "[2,1]", "[2,2]"}
     for beam in completion.outputs:
@@ -126,27 +126,27 @@ def test_what_is_not_held_is_told_of_every_answer(llm: nc.LLM, grammars: Grammar
         assert bool(beam.validation.errors) == (beam.text in ("[1,1]", "[2,2]"))
 
 
-def test_a_model_that_can_write_nothing_of_the_form_is_an_error(llm: nc.LLM, grammars: GrammarCompiler) -> None:
+def test_logits_that_allow_no_valid_token_are_an_error(llm: nc.LLM, grammars: GrammarCompiler) -> None:
     def mute(ids: tuple[int, ...]) -> np.ndarray:
         logits = np.full(4096, -np.inf, np.float32)
         logits[7] = 0.0
         return logits
 
     engine = Engine(runner("paged", toy(of=mute)), llm.tokenizer, backend="reference")
-    params = BeamParams(num_beams=2, structured_outputs=FORMS["choice"], max_tokens=5)
+    params = BeamParams(num_beams=2, structured_outputs=CONSTRAINTS["choice"], max_tokens=5)
     [[event]] = drive(engine, [BeamRequest([1, 2], params)])
     assert event.chunk.finish_reason == "error"
     assert "every token that is allowed is at -inf" in str(event.chunk.stop_reason)
     assert is_empty(engine)
 
 
-def test_a_form_that_fails_is_an_error_of_its_search(
+def test_grammar_failures_end_only_their_search(
     llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = Engine(runner("paged", toy()), llm.tokenizer, backend="reference")
-    params = BeamParams(num_beams=2, structured_outputs=FORMS["choice"], max_tokens=5)
+    params = BeamParams(num_beams=2, structured_outputs=CONSTRAINTS["choice"], max_tokens=5)
 
-    def advance(held: GuideConstraint, token: int) -> tuple[GuideConstraint, bool]:
+    def advance(constraint: GuideConstraint, token: int) -> tuple[GuideConstraint, bool]:
         raise MatcherError("the grammar engine failed")
 
     monkeypatch.setattr(GuideConstraint, "advance", advance)
@@ -154,11 +154,11 @@ def test_a_form_that_fails_is_an_error_of_its_search(
     [event], good = drive(engine, [BeamRequest([1, 2], params), plain])
     message = "the output cannot satisfy its structured-output constraint: the grammar engine failed"
     assert (event.chunk.finish_reason, event.chunk.stop_reason) == ("error", message)
-    assert found(good) == wanted(toy(), plain, llm.tokenizer.eos_token_ids)
+    assert found_beams(good) == expected_beams(toy(), plain, llm.tokenizer.eos_token_ids)
     assert is_empty(engine)
 
 
-def test_a_form_that_cannot_be_made_is_refused_at_once(llm: nc.LLM, grammars: GrammarCompiler) -> None:
+def test_unsupported_patterns_are_rejected(llm: nc.LLM, grammars: GrammarCompiler) -> None:
     with pytest.raises(nc.ParameterError, match="regex") as error:
         llm.beam_search("x", structured_outputs=nc.StructuredOutputs(regex="a(?=b)"))
     assert error.value.field == "regex"

@@ -1,7 +1,7 @@
-"""Beam search on the engine beside ``generate(num_beams=...)`` of Transformers: a thousand random searches.
+"""Beam search on the engine equals ``generate(num_beams=...)`` of Transformers for a thousand random searches.
 
-Token for token, and scores within 1e-4. Models are small Llamas with random weights; all searches on a model run on one
-engine, many at a time.
+Tokens are equal, and scores within 1e-4. Models are small Llamas with random weights; all searches on a model
+run on one engine, many at a time.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ transformers = pytest.importorskip("transformers", reason="needs the extra 'torc
 PENALTIES = (-1.0, 0.0, 0.5, 1.0, 2.0)
 EARLY: tuple[Any, ...] = (True, False, "never")
 SIZES = (40, 53, 64, 101)
-SETTINGS = list(itertools.product(PENALTIES, EARLY, (1, 2, 3)))  # and how many ids end an answer
+SETTINGS = list(itertools.product(PENALTIES, EARLY, (1, 2, 3)))  # the last one is the number of stop ids
 ALL = 1000
 
 
 class Beams(transformers.GenerationConfig):
-    def get_generation_mode(self, *_: object) -> Any:  # also of width 1, for which it would be greedy search
+    def get_generation_mode(self, *_: object) -> Any:  # also for one beam, which would be greedy search
         return transformers.generation.GenerationMode.BEAM_SEARCH
 
 
@@ -67,7 +67,7 @@ def request_of(number: int, size: int) -> BeamRequest:
     return BeamRequest(rng.integers(0, size, rng.integers(1, 20)).tolist(), params)
 
 
-def theirs(model: Any, request: BeamRequest, count: int) -> list[tuple[tuple[int, ...], float]]:
+def transformers_search(model: Any, request: BeamRequest, count: int) -> list[tuple[tuple[int, ...], float]]:
     params, prompt = request.params, list(request.prompt_ids)
     config = Beams(
         num_beams=params.num_beams, num_return_sequences=count, max_new_tokens=params.max_tokens, pad_token_id=0,
@@ -76,35 +76,35 @@ def theirs(model: Any, request: BeamRequest, count: int) -> list[tuple[tuple[int
     )  # fmt: skip
     ids = torch.tensor([prompt])
     out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=config)
-    lengths = (out.beam_indices >= 0).sum(1).tolist()  # padding may look like an end
+    lengths = (out.beam_indices >= 0).sum(1).tolist()  # padding equals an EOS id
     texts = [tuple(text[len(prompt) :][:n]) for text, n in zip(out.sequences.tolist(), lengths, strict=True)]
     return list(zip(texts, out.sequences_scores.tolist(), strict=True))
 
 
 def compare(ours: BeamCompletion, model: Any, request: BeamRequest) -> None:
-    """Scores are as many float32 sums there: large ones differ by a hundred-thousandth of themselves."""
-    expected = theirs(model, request, request.params.n)
+    """Transformers sums scores in float32, so large ones differ by up to 1e-5 of their value."""
+    expected = transformers_search(model, request, request.params.n)
     assert [beam.token_ids for beam in ours.outputs] == [ids for ids, _ in expected]
     assert [beam.score for beam in ours.outputs] == pytest.approx([score for _, score in expected], abs=1e-4, rel=1e-5)
 
 
 def run(llm: nc.LLM, numbers: range) -> int:
-    """Compare; how many are equal."""
+    """Compare searches. Returns the number compared."""
     from nucleate.models.transformers.transformers_model import TransformersModel
 
     equal = 0
-    for place, size in enumerate(SIZES):
+    for index, size in enumerate(SIZES):
         model = model_of(size)
-        requests = {number: request_of(number, size) for number in numbers if number % len(SIZES) == place}
+        requests = {number: request_of(number, size) for number in numbers if number % len(SIZES) == index}
         engine = Engine(runner_of(TransformersModel.of(model), 8 << 20), llm.tokenizer, max_num_seqs=48)
         assert engine.runner.paged
-        places = {engine.add(request): number for number, request in requests.items()}
-        pieces: dict[int, list[Any]] = {number: [] for number in requests}
+        numbers_by_id = {engine.add(request): number for number, request in requests.items()}
+        chunks: dict[int, list[Any]] = {number: [] for number in requests}
         while len(engine):
             for event in engine.step():
-                pieces[places[event.request_id]].append(event.chunk)
+                chunks[numbers_by_id[event.request_id]].append(event.chunk)
         for number, request in requests.items():
-            ours = BeamCompletion.from_chunks(request.prompt_ids, pieces[number])
+            ours = BeamCompletion.from_chunks(request.prompt_ids, chunks[number])
             compare(ours, model, request)
             equal += 1
     return equal

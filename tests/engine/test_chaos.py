@@ -1,4 +1,4 @@
-"""Everything at once, for thousands of steps: nothing is lost, stuck or leaked, and what ends well is right."""
+"""Stress tests: nothing is lost, stuck or leaked, and finished outputs equal the reference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 
 import pytest
 import tiers
-from engine_storm import storm
+from engine_storm import run_stress
 from toy_requests import KINDS, SIZE, is_empty, runner, toy
 
 import nucleate as nc
@@ -18,14 +18,14 @@ from nucleate.engine.request import Request
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_short_storm(llm: nc.LLM, kind: str, seed: int) -> None:
-    storm(llm, kind, seed, steps=350)
+def test_short_stress(llm: nc.LLM, kind: str, seed: int) -> None:
+    run_stress(llm, kind, seed, steps=350)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_long_storm(llm: nc.LLM, kind: str) -> None:
-    storm(llm, kind, 100, steps=10_000)
+def test_long_stress(llm: nc.LLM, kind: str) -> None:
+    run_stress(llm, kind, 100, steps=10_000)
 
 
 @pytest.mark.parametrize("kind", ["paged", "contexts"])
@@ -35,7 +35,7 @@ def test_memory_is_flat_over_2000_requests(llm: nc.LLM, kind: str) -> None:
     rng = random.Random(1)
 
     def serve(count: int) -> int:
-        """How many objects there are after so many requests."""
+        """Run this number of requests. Returns the number of live objects."""
         for _ in range(count):
             prompt = [rng.randrange(1, SIZE) for _ in range(rng.randint(1, 12))]
             engine.add(Request(prompt, nc.SamplingParams(max_tokens=2, seed=rng.randrange(99), temperature=0)))

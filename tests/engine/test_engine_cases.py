@@ -1,11 +1,11 @@
-"""What an engine promises, one case at a time."""
+"""Single cases of the engine's behaviour."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from toy_models import PagedToy
-from toy_requests import KINDS, SIZE, TABLE, alone, answers, drive, is_empty, rule, runner, toy
+from toy_requests import KINDS, SIZE, TABLE, chunks_by_index, drive, is_empty, reference_chunks, rule, runner, toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
@@ -24,21 +24,24 @@ def reasons(events: list[EngineOutput]) -> list[tuple[object, object]]:
     return [(e.chunk.finish_reason, e.chunk.stop_reason) for e in events if e.chunk.finish_reason]
 
 
-def test_n_answers_read_the_prompt_once(llm: nc.LLM) -> None:
+def test_n_outputs_compute_the_prompt_once(llm: nc.LLM) -> None:
     engine = engine_of(llm)
     request = Request(range(1, 23), GREEDY.replace(n=5, temperature=1.0, seed=3))
     [events] = drive(engine, [request])
-    assert answers(events, 5) == alone(toy(), llm.tokenizer, request)
+    assert chunks_by_index(events, 5) == reference_chunks(toy(), llm.tokenizer, request)
     first, *others = sorted({key for forward in engine.runner.forwards for key, _, _ in forward})
     begins = {key: start for forward in reversed(engine.runner.forwards) for key, start, _ in forward}
-    assert begins == {first: 0, **dict.fromkeys(others, 20)}  # blocks of 4: the last two tokens of 22 are read again
+    assert begins == {
+        first: 0,
+        **dict.fromkeys(others, 20),
+    }  # blocks of 4: the last two of 22 tokens are computed again
     assert (engine.stats.prefix_cache_queries, engine.stats.prefix_cache_hits) == (5 * 22, 4 * 20)
     assert engine.stats.prefix_cache_hit_rate == 80 / 110
     assert events[-1].usage == Usage(22, 30)
     assert [event.finished for event in events].count(True) == 1
 
 
-def test_the_other_answers_wait_for_the_prompt(llm: nc.LLM) -> None:
+def test_other_outputs_wait_for_the_prompt(llm: nc.LLM) -> None:
     engine = engine_of(llm, max_num_seqs=2, max_num_batched_tokens=8)
     engine.add(Request(range(1, 23), GREEDY.replace(n=100)))
     assert engine.stats.num_waiting_seqs == 1
@@ -51,7 +54,7 @@ def test_the_other_answers_wait_for_the_prompt(llm: nc.LLM) -> None:
     assert engine.stats.num_running_seqs == 2
 
 
-def test_prompts_are_read_in_parts_beside_those_that_write(llm: nc.LLM) -> None:
+def test_prefill_chunks_are_mixed_with_decodes(llm: nc.LLM) -> None:
     engine = engine_of(llm, max_num_batched_tokens=10, max_num_seqs=10)
     engine.add(Request([1, 2], GREEDY))
     engine.step()
@@ -62,7 +65,7 @@ def test_prompts_are_read_in_parts_beside_those_that_write(llm: nc.LLM) -> None:
     assert sizes == [[2], [1, 9], [1, 9], [1, 9], [1, 2]]
 
 
-def test_a_better_priority_goes_first(llm: nc.LLM) -> None:
+def test_requests_run_by_priority(llm: nc.LLM) -> None:
     engine = engine_of(llm, max_num_seqs=1)
     ids = [engine.add(Request([1, 2], GREEDY, priority=priority)) for priority in (5, 5, -1, 0)]
     ended = []
@@ -72,7 +75,7 @@ def test_a_better_priority_goes_first(llm: nc.LLM) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_invalid_logits_end_their_answer_alone(llm: nc.LLM, kind: str) -> None:
+def test_invalid_logits_end_only_their_sequence(llm: nc.LLM, kind: str) -> None:
     def broken(seen: tuple[int, ...]) -> np.ndarray:
         return np.full(SIZE, np.nan, np.float32) if seen[0] == 9 and len(seen) > 4 else rule(seen)
 
@@ -81,24 +84,24 @@ def test_invalid_logits_end_their_answer_alone(llm: nc.LLM, kind: str) -> None:
     assert reasons(events[0]) == reasons(events[2]) == [("length", None)]
     assert [reason for reason, _ in reasons(events[1])] == ["error", "error"]
     assert "invalid logits" in str(reasons(events[1])[0][1])
-    assert [len(pieces) for pieces in answers(events[1], 2)] == [3, 3]  # two tokens, and the end
+    assert [len(chunks) for chunks in chunks_by_index(events[1], 2)] == [3, 3]  # two tokens, then the error
     assert is_empty(engine)
 
 
-def test_a_pattern_that_takes_too_long_ends_its_answer_alone(llm: nc.LLM) -> None:
+def test_slow_stop_patterns_end_only_their_sequence(llm: nc.LLM) -> None:
     a, b = (llm.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("a", "b"))
 
-    def says(seen: tuple[int, ...]) -> np.ndarray:
+    def scripted(seen: tuple[int, ...]) -> np.ndarray:
         return np.eye(SIZE, dtype=np.float32)[b if len(seen) > 90 else a] * 50
 
     slow = GREEDY.replace(stop_regex="(a|aa)+c", max_tokens=120)
-    events = drive(engine := engine_of(llm, of=says), [Request([1], slow), Request([2], GREEDY)])
+    events = drive(engine := engine_of(llm, of=scripted), [Request([1], slow), Request([2], GREEDY)])
     assert [reason for reason, _ in reasons(events[0]) + reasons(events[1])] == ["error", "length"]
     assert is_empty(engine)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_that_fails_for_one_sequence_goes_on_with_the_others(llm: nc.LLM, kind: str) -> None:
+def test_model_failures_for_a_sequence_end_only_it(llm: nc.LLM, kind: str) -> None:
     def fails(seen: tuple[int, ...]) -> np.ndarray:
         if seen[0] == 9 and len(seen) > 4:
             raise RuntimeError("a kernel\nhas failed")
@@ -107,14 +110,14 @@ def test_a_model_that_fails_for_one_sequence_goes_on_with_the_others(llm: nc.LLM
     requests = [Request([8, 1, 1], GREEDY), Request([9, 1, 1], GREEDY), Request([7, 1, 1], GREEDY)]
     events = drive(engine := engine_of(llm, kind, of=fails), requests)
     assert reasons(events[1]) == [("error", "the model failed: a kernel has failed")]
-    for place in (0, 2):
-        assert answers(events[place], 1) == alone(toy(), llm.tokenizer, requests[place])
+    for index in (0, 2):
+        assert chunks_by_index(events[index], 1) == reference_chunks(toy(), llm.tokenizer, requests[index])
     assert is_empty(engine)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("steps", range(6))
-def test_an_abort_in_every_state(llm: nc.LLM, kind: str, steps: int) -> None:
+def test_abort_in_every_state(llm: nc.LLM, kind: str, steps: int) -> None:
     engine = engine_of(llm, kind, max_num_seqs=2, max_num_batched_tokens=4)
     other = engine.add(Request([5, 6, 7], GREEDY))
     number = engine.add(Request(range(1, 9), GREEDY.replace(n=3)))
@@ -122,23 +125,23 @@ def test_an_abort_in_every_state(llm: nc.LLM, kind: str, steps: int) -> None:
     events = engine.abort(number)
     assert reasons(events) == [("abort", None)] * 3
     assert [event.finished for event in events] == [False, False, True]
-    told = [event for event in [*seen, *events] if event.request_id == number]
-    assert events[-1].usage == Usage(8, sum(len(event.chunk.token_ids) for event in told))
+    own = [event for event in [*seen, *events] if event.request_id == number]
+    assert events[-1].usage == Usage(8, sum(len(event.chunk.token_ids) for event in own))
     assert engine.abort(number) == engine.abort("nobody") == []
     rest = [event for event in seen if event.request_id == other]
     while len(engine):
         rest += engine.step()
-    assert answers(rest, 1) == alone(toy(), llm.tokenizer, Request([5, 6, 7], GREEDY))
+    assert chunks_by_index(rest, 1) == reference_chunks(toy(), llm.tokenizer, Request([5, 6, 7], GREEDY))
     assert is_empty(engine)
 
 
-def test_an_abort_shows_what_was_held_back(llm: nc.LLM) -> None:
+def test_abort_flushes_buffered_text(llm: nc.LLM) -> None:
     ids = llm.tokenizer.encode("The little fox", add_special_tokens=False)
 
-    def says(seen: tuple[int, ...]) -> np.ndarray:
+    def scripted(seen: tuple[int, ...]) -> np.ndarray:
         return np.eye(SIZE, dtype=np.float32)[ids[len(seen) - 1]] * 50
 
-    engine = engine_of(llm, of=says)
+    engine = engine_of(llm, of=scripted)
     number = engine.add(Request([1], GREEDY.replace(stop="The little fox ran")))
     for _ in ids:
         assert [event.chunk.text for event in engine.step()] == [""]
@@ -147,22 +150,23 @@ def test_an_abort_shows_what_was_held_back(llm: nc.LLM) -> None:
 
 @pytest.mark.parametrize("budget", [1, 3, 64])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.fast_cases(4)
-def test_logprobs_of_a_prompt_that_is_read_in_parts(
+@pytest.mark.fast_cases(3)
+def test_prompt_logprobs_with_chunked_prefill(
     llm: nc.LLM, kind: str, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nucleate.engine.engine.MAX_PROMPT_LOGITS", 5 * SIZE)
+    monkeypatch.setattr("nucleate.engine.engine.MIN_PROMPT_CHUNK", 1)
     params = GREEDY.replace(prompt_logprobs=2, logprob_token_ids=[3], n=2)
     same, others = list(range(1, 14)), [Request(range(1, 30), GREEDY.replace(max_tokens=30)) for _ in range(3)]
     requests = [Request(same, GREEDY), *others, Request(same, params), Request([4], params), Request(same, params)]
     engine = engine_of(llm, kind, blocks=34, max_num_seqs=min(budget, 4), max_num_batched_tokens=budget)
     events = drive(engine, requests)
     for request, own in zip(requests, events, strict=True):
-        assert answers(own, request.params.n) == alone(toy(), llm.tokenizer, request)
+        assert chunks_by_index(own, request.params.n) == reference_chunks(toy(), llm.tokenizer, request)
 
 
-def test_what_a_finished_answer_reads_too_much(llm: nc.LLM) -> None:
-    """Where forwards run by themselves: nothing at a length, which is known before, one token at a stop."""
+def test_tokens_computed_after_the_end(llm: nc.LLM) -> None:
+    """With asynchronous runners: none at a length limit, which is known in advance, and one at a stop token."""
     requests = [Request([1, 2], GREEDY), Request([3, 4], GREEDY)]
     stop = drive(engine_of(llm), requests)[0][2].chunk.token_ids[0]
     requests[0] = Request([1, 2], GREEDY.replace(stop_token_ids=[stop]))
@@ -174,7 +178,7 @@ def test_what_a_finished_answer_reads_too_much(llm: nc.LLM) -> None:
     assert read["asynchronous"] == read["paged"] + 1
 
 
-def test_a_paused_request_stands_still(llm: nc.LLM) -> None:
+def test_paused_requests_make_no_progress(llm: nc.LLM) -> None:
     engine = engine_of(llm)
     number, request = engine.add(Request([1, 2], GREEDY.replace(n=2))), Request([3, 4], GREEDY)
     other = engine.add(request)
@@ -189,18 +193,18 @@ def test_a_paused_request_stands_still(llm: nc.LLM) -> None:
     while len(engine):
         events += engine.step()
     own = [event for event in events if event.request_id == number]
-    assert answers(own, 2) == alone(toy(), llm.tokenizer, Request([1, 2], GREEDY.replace(n=2)))
+    assert chunks_by_index(own, 2) == reference_chunks(toy(), llm.tokenizer, Request([1, 2], GREEDY.replace(n=2)))
 
 
-def test_one_that_is_preempted_keeps_its_state(llm: nc.LLM) -> None:
-    """Mirostat's state cannot be had from the tokens; penalties and seeds go on where they were."""
+def test_preemption_keeps_the_sampler_state(llm: nc.LLM) -> None:
+    """Mirostat's state cannot be computed from the tokens; penalties and seeds continue."""
     params = GREEDY.replace(
         temperature=1.0, max_tokens=30, mirostat_tau=3.0, repetition_penalty=1.3, seed=1, logprobs=2
     )
     requests = [Request([1 + i, 2, 3], params.replace(seed=i)) for i in range(4)]
     engine = engine_of(llm, blocks=14)
     for request, events in zip(requests, drive(engine, requests), strict=True):
-        assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
+        assert chunks_by_index(events, 1) == reference_chunks(toy(), llm.tokenizer, request)
     assert engine.stats.num_preemptions > 2
 
 
@@ -224,7 +228,7 @@ def test_one_that_is_preempted_keeps_its_state(llm: nc.LLM) -> None:
         (lambda: Request([1], id="here"), "id", "there is a request 'here' already"),
     ],
 )
-def test_what_is_refused_changes_nothing(llm: nc.LLM, request_: object, field: str, message: str) -> None:
+def test_rejected_requests_change_nothing(llm: nc.LLM, request_: object, field: str, message: str) -> None:
     engine = engine_of(llm, blocks=10)  # of 4 tokens
     engine.add(Request([1, 2], GREEDY, id="here"))
     with pytest.raises(nc.ParameterError, match=message) as caught:
@@ -246,43 +250,43 @@ def test_what_is_refused_changes_nothing(llm: nc.LLM, request_: object, field: s
         ({"backend": "fast"}, "backend must be one of"),
     ],
 )
-def test_an_engine_says_what_it_cannot_be(llm: nc.LLM, options: dict, message: str) -> None:
+def test_invalid_engine_options(llm: nc.LLM, options: dict, message: str) -> None:
     with pytest.raises(nc.ParameterError, match=message):
         Engine(runner("paged", toy()), llm.tokenizer, **options)
 
 
-def test_ids_are_the_callers_or_numbers_that_nobody_took(llm: nc.LLM) -> None:
+def test_request_ids_are_given_or_unused_numbers(llm: nc.LLM) -> None:
     engine = engine_of(llm)
     assert engine.add(Request([1], GREEDY, id="request-0")) == "request-0"
     assert engine.add(Request([1], GREEDY, id="request-1")) == "request-1"
-    taken = engine.add(Request([1], GREEDY))
-    assert taken not in ("request-0", "request-1")
-    assert engine.add(Request([1], GREEDY)) != taken
+    unused = engine.add(Request([1], GREEDY))
+    assert unused not in ("request-0", "request-1")
+    assert engine.add(Request([1], GREEDY)) != unused
     while len(engine):
         engine.step()
-    assert engine.add(Request([1], GREEDY, id=taken)) == taken  # it is over
+    assert engine.add(Request([1], GREEDY, id=unused)) == unused  # it has ended
 
 
-def test_a_context_shorter_than_the_model_has(llm: nc.LLM) -> None:
+def test_max_model_len_limits_the_length(llm: nc.LLM) -> None:
     engine = engine_of(llm, max_model_len=10)
     [events] = drive(engine, [Request([1, 2, 3], GREEDY.replace(max_tokens=None))])
     assert (len(events), reasons(events)) == (7, [("length", None)])
 
 
-def test_a_runner_is_asked_for_no_more_logits_than_are_used(llm: nc.LLM) -> None:
+def test_only_needed_logits_are_requested(llm: nc.LLM) -> None:
     class Counting(PagedToy):
-        asked = 0
+        requested_logits = 0
 
         def forward(self, parts: object) -> np.ndarray:
-            self.asked += sum(part.num_logits for part in parts)
+            self.requested_logits += sum(part.num_logits for part in parts)
             return super().forward(parts)
 
     engine = Engine(Counting(toy(), 100, 4), llm.tokenizer, max_num_batched_tokens=5, max_num_seqs=5)
     drive(engine, [Request(range(1, 20), GREEDY), Request(range(1, 9), GREEDY)])
-    assert engine.runner.asked == 12
+    assert engine.runner.requested_logits == 12
 
 
-def test_an_idle_engine_does_nothing(llm: nc.LLM) -> None:
+def test_an_idle_step_does_nothing(llm: nc.LLM) -> None:
     engine = engine_of(llm)
     assert engine.step() == []
     assert engine.stats == (0, 0, 100, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0, SpeculativeStats())

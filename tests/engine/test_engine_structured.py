@@ -1,4 +1,4 @@
-"""Answers of a form: the engine beside its slow twin, forced tokens, and every other parameter beside a grammar."""
+"""Structured output in the engine: the reference's chunks, forced tokens, and other parameters with a grammar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_requests import KINDS, SIZE, alone, answers, drive, is_empty, random_request, rule, runner, toy
+from toy_requests import (
+    KINDS,
+    SIZE,
+    chunks_by_index,
+    drive,
+    is_empty,
+    random_request,
+    reference_chunks,
+    rule,
+    runner,
+    toy,
+)
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
@@ -31,7 +42,7 @@ RECORD = {
     "required": ["name", "kind", "sizes"],
     "additionalProperties": False,
 }
-FORMS: list[dict[str, Any]] = [
+CONSTRAINTS: list[dict[str, Any]] = [
     {"json_schema": RECORD, "whitespace": "none"},
     {"json_schema": RECORD},
     {"json_object": True},
@@ -67,28 +78,38 @@ def engine_of(llm: nc.LLM, kind: str = "paged", blocks: int = 300, **options: An
     return Engine(runner(kind, toy(), blocks), llm.tokenizer, **{"backend": "reference", **options})
 
 
-def of_form(rng: random.Random) -> Request:
-    """A request with a bit of everything, of some form."""
+def structured_request(rng: random.Random) -> Request:
+    """A random request with structured output."""
     request = random_request(rng)
     params = request.params.override(
-        structured_outputs=rng.choice(FORMS), **rng.choice(EVERY_STAGE), max_tokens=rng.randint(1, 60), stop_regex=()
+        structured_outputs=rng.choice(CONSTRAINTS),
+        **rng.choice(EVERY_STAGE),
+        max_tokens=rng.randint(1, 60),
+        stop_regex=(),
     )
     return dataclasses.replace(request, params=params)
 
 
 @pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("worth", [-1.0, 1e9], ids=["masks during the forward", "masks after it"])
+@pytest.mark.parametrize("overlap_seconds", [-1.0, 1e9], ids=["masks during the forward", "masks after it"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 7}])
-def test_pieces_are_those_of_the_slow_twin(
-    llm: nc.LLM, grammars: GrammarCompiler, kind: str, options: dict, worth: float, monkeypatch: pytest.MonkeyPatch
+def test_chunks_equal_the_reference(
+    llm: nc.LLM,
+    grammars: GrammarCompiler,
+    kind: str,
+    options: dict,
+    overlap_seconds: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("nucleate.structured_output.grammar_manager.OVERLAP_SECONDS", worth)
+    monkeypatch.setattr("nucleate.structured_output.grammar_manager.OVERLAP_SECONDS", overlap_seconds)
     rng = random.Random(f"{kind}{options}")
-    requests = [of_form(rng) if rng.random() < 0.8 else random_request(rng) for _ in range(30)]
+    requests = [structured_request(rng) if rng.random() < 0.8 else random_request(rng) for _ in range(30)]
     engine = engine_of(llm, kind, 64, **options)
     for request, events in zip(requests, drive(engine, requests), strict=True):
-        assert answers(events, request.params.n) == alone(toy(), llm.tokenizer, request, grammars), request
+        assert chunks_by_index(events, request.params.n) == reference_chunks(toy(), llm.tokenizer, request, grammars), (
+            request
+        )
     assert is_empty(engine)
     assert engine.stats.jump_forward_tokens
     assert engine.stats.grammar_mask_seconds > 0
@@ -96,7 +117,7 @@ def test_pieces_are_those_of_the_slow_twin(
         assert engine.stats.num_preemptions
 
 
-def test_masks_are_made_while_the_model_reads_and_its_failures_harm_nobody_else(
+def test_masks_computed_during_the_forward_pass_with_model_failures(
     llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(seen: tuple[int, ...]) -> np.ndarray:
@@ -122,15 +143,15 @@ def test_masks_are_made_while_the_model_reads_and_its_failures_harm_nobody_else(
             assert last(events).finish_reason == "error"
             assert "no memory" in str(last(events).stop_reason)
         else:
-            assert answers(events, 1) == alone(toy(), llm.tokenizer, request, grammars)
+            assert chunks_by_index(events, 1) == reference_chunks(toy(), llm.tokenizer, request, grammars)
     assert "nucleate-masks" in threads
     assert is_empty(engine)
 
 
-def test_a_search_without_a_form_leaves_masks_that_are_being_made_to_those_who_wait(
+def test_beam_searches_do_not_fill_masks_that_are_being_computed(
     llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or else two threads would fill from one matcher, which the library refuses by failing."""
+    """Otherwise two threads would use one matcher, which the library does not support."""
     monkeypatch.setattr("nucleate.structured_output.grammar_manager.OVERLAP_SECONDS", -1.0)
     engine = engine_of(llm)
     filling = threading.Lock()
@@ -153,26 +174,26 @@ def test_a_search_without_a_form_leaves_masks_that_are_being_made_to_those_who_w
     while len(engine):
         events += [event for event in engine.step() if event.request_id == number]
     assert not any(together)
-    assert answers(events, 1) == alone(toy(), llm.tokenizer, request, grammars)
+    assert chunks_by_index(events, 1) == reference_chunks(toy(), llm.tokenizer, request, grammars)
 
 
-@pytest.mark.fast_cases(7)
+@pytest.mark.fast_cases(5)
 @pytest.mark.parametrize("stage", EVERY_STAGE, ids=str)
-@pytest.mark.parametrize("structured_outputs", FORMS[:4] + FORMS[7:8], ids=str)
-def test_skipped_tokens_change_nothing(
+@pytest.mark.parametrize("structured_outputs", CONSTRAINTS[:4] + CONSTRAINTS[7:8], ids=str)
+def test_jump_forward_changes_no_output(
     llm: nc.LLM, grammars: GrammarCompiler, structured_outputs: dict[str, Any], stage: dict[str, Any]
 ) -> None:
     params = nc.SamplingParams(**{"structured_outputs": structured_outputs, "seed": 5, "max_tokens": 60, **stage})
     request = Request([7, 8, 9], params)
     engine = engine_of(llm)
     [events] = drive(engine, [request])
-    assert answers(events, 1) == alone(toy(), llm.tokenizer, request, grammars)
-    tells_or_bans = {"logprobs", "suppress_token_ids", "dry_multiplier"} & stage.keys()
+    assert chunks_by_index(events, 1) == reference_chunks(toy(), llm.tokenizer, request, grammars)
+    not_skippable = {"logprobs", "suppress_token_ids", "dry_multiplier"} & stage.keys()
     if structured_outputs.get("whitespace") == "none" or "regex" in structured_outputs:
-        assert bool(engine.stats.jump_forward_tokens) != bool(tells_or_bans)
+        assert bool(engine.stats.jump_forward_tokens) != bool(not_skippable)
 
 
-def test_forced_tokens_are_read_in_one_forward(llm: nc.LLM) -> None:
+def test_forced_tokens_are_computed_in_one_step(llm: nc.LLM) -> None:
     engine = engine_of(llm)
     text = "a very long text that leaves no choice at all"
     [events] = drive(engine, [Request([5, 6], nc.SamplingParams(structured_outputs={"regex": text}))])
@@ -183,7 +204,7 @@ def test_forced_tokens_are_read_in_one_forward(llm: nc.LLM) -> None:
     assert events[-1].usage.completion_tokens == len(events)
 
 
-def test_forced_tokens_do_not_pass_the_limit(llm: nc.LLM) -> None:
+def test_forced_tokens_respect_max_tokens(llm: nc.LLM) -> None:
     structured_outputs = {"regex": "a very long text that leaves no choice at all"}
     [events] = drive(
         engine_of(llm), [Request([5, 6], nc.SamplingParams(structured_outputs=structured_outputs, max_tokens=4))]
@@ -199,7 +220,7 @@ def text_of(events: list[EngineOutput]) -> str:
     return "".join(event.chunk.text for event in events)
 
 
-def ended(llm: nc.LLM, structured_outputs: Any, kind: str = "paged", **params: Any) -> tuple[str, str | None, Any]:
+def run_one(llm: nc.LLM, structured_outputs: Any, kind: str = "paged", **params: Any) -> tuple[str, str | None, Any]:
     [events] = drive(
         engine_of(llm, kind),
         [Request([5, 6], nc.SamplingParams(structured_outputs=structured_outputs, seed=1, **params))],
@@ -208,65 +229,65 @@ def ended(llm: nc.LLM, structured_outputs: Any, kind: str = "paged", **params: A
 
 
 @pytest.mark.parametrize("kind", KINDS)
-class TestBeside:
-    """What other parameters of a request mean beside a form."""
+class TestOtherParameters:
+    """Other request parameters combined with a grammar."""
 
-    def test_the_end_of_the_form_is_the_end(self, llm: nc.LLM, kind: str) -> None:
-        text, *why = ended(llm, {"regex": "[0-9]{2}"}, kind)
+    def test_the_end_of_the_grammar_ends_the_output(self, llm: nc.LLM, kind: str) -> None:
+        text, *why = run_one(llm, {"regex": "[0-9]{2}"}, kind)
         assert re.fullmatch("[0-9]{2}", text)
         assert why == ["stop", None]
 
-    def test_at_the_last_token_the_form_counts(self, llm: nc.LLM, kind: str) -> None:
+    def test_the_grammar_decides_at_the_last_token(self, llm: nc.LLM, kind: str) -> None:
         [seven] = llm.tokenizer.encode("7", add_special_tokens=False)
-        assert ended(llm, {"choice": ["7"]}, kind, max_tokens=1) == ("7", "stop", None)
-        assert ended(llm, {"choice": ["7"]}, kind, max_tokens=1, stop_token_ids=[seven]) == ("", "stop", seven)
-        assert ended(llm, {"choice": ["7"]}, kind, max_tokens=1, stop="7") == ("", "stop", "7")
+        assert run_one(llm, {"choice": ["7"]}, kind, max_tokens=1) == ("7", "stop", None)
+        assert run_one(llm, {"choice": ["7"]}, kind, max_tokens=1, stop_token_ids=[seven]) == ("", "stop", seven)
+        assert run_one(llm, {"choice": ["7"]}, kind, max_tokens=1, stop="7") == ("", "stop", "7")
 
-    def test_a_longer_minimum_than_the_form_has(self, llm: nc.LLM, kind: str) -> None:
-        assert ended(llm, {"choice": ["7"]}, kind, min_tokens=20) == ("7", "stop", None)
+    def test_min_tokens_beyond_the_grammar(self, llm: nc.LLM, kind: str) -> None:
+        assert run_one(llm, {"choice": ["7"]}, kind, min_tokens=20) == ("7", "stop", None)
 
-    def test_a_minimum_within_the_form(self, llm: nc.LLM, kind: str) -> None:
-        text, why, _ = ended(llm, {"regex": "[a-z]{0,99}"}, kind, min_tokens=12, max_tokens=12)
+    def test_min_tokens_within_the_grammar(self, llm: nc.LLM, kind: str) -> None:
+        text, why, _ = run_one(llm, {"regex": "[a-z]{0,99}"}, kind, min_tokens=12, max_tokens=12)
         assert why == "length"
         assert re.fullmatch("[a-z]+", text)
 
-    def test_ignore_eos_goes_on_as_long_as_the_form_can(self, llm: nc.LLM, kind: str) -> None:
-        text, why, _ = ended(llm, {"regex": "[a-z]{0,300}"}, kind, ignore_eos=True, max_tokens=40)
+    def test_ignore_eos_continues_as_long_as_the_grammar_allows(self, llm: nc.LLM, kind: str) -> None:
+        text, why, _ = run_one(llm, {"regex": "[a-z]{0,300}"}, kind, ignore_eos=True, max_tokens=40)
         assert why == "length"
         assert re.fullmatch("[a-z]{40,}", text)
-        text, why, _ = ended(llm, {"regex": "[a-z]{0,9}"}, kind, ignore_eos=True)
+        text, why, _ = run_one(llm, {"regex": "[a-z]{0,9}"}, kind, ignore_eos=True)
         assert why == "stop"
         assert re.fullmatch("[a-z]{9}", text)
 
-    def test_a_stop_string_within_the_form(self, llm: nc.LLM, kind: str) -> None:
-        text, why, which = ended(llm, {"json_schema": RECORD, "whitespace": "none"}, kind, stop='"kind"')
+    def test_a_stop_string_within_the_grammar(self, llm: nc.LLM, kind: str) -> None:
+        text, why, which = run_one(llm, {"json_schema": RECORD, "whitespace": "none"}, kind, stop='"kind"')
         assert text.endswith(",")
         assert (why, which) == ("stop", '"kind"')
 
     def test_top_k_1(self, llm: nc.LLM, kind: str) -> None:
-        text, why, _ = ended(llm, {"json_schema": RECORD}, kind, top_k=1)
+        text, why, _ = run_one(llm, {"json_schema": RECORD}, kind, top_k=1)
         assert why == "stop"
         assert json.loads(text).keys() == RECORD["properties"].keys()
 
-    def test_penalties_never_let_a_token_in(self, llm: nc.LLM, kind: str) -> None:
+    def test_penalties_never_allow_a_masked_token(self, llm: nc.LLM, kind: str) -> None:
         bias = dict.fromkeys(range(0, SIZE, 3), 100.0)
-        text, why, _ = ended(
+        text, why, _ = run_one(
             llm, {"regex": "[0-9]{9}"}, kind, logit_bias=bias, repetition_penalty=0.1, frequency_penalty=-2.0
         )
         assert why == "stop"
         assert re.fullmatch("[0-9]{9}", text)
 
-    def test_a_ban_that_leaves_nothing_ends_this_answer_alone(self, llm: nc.LLM, kind: str) -> None:
+    def test_bans_that_leave_nothing_end_only_their_sequence(self, llm: nc.LLM, kind: str) -> None:
         seven = [token for token in range(SIZE) if "7" in llm.tokenizer.decode([token])]
         alive = Request([1, 2], nc.SamplingParams(seed=3, max_tokens=9))
         dies = Request([1, 2], nc.SamplingParams(structured_outputs={"regex": "a{9}7"}, suppress_token_ids=seven, n=2))
         engine = engine_of(llm, kind)
         events, others = drive(engine, [dies, alive])
-        for answer in answers(events, 2):
-            assert "".join(piece.text for piece in answer) == "a" * 9
-            assert answer[-1].finish_reason == "error"
-            assert "no token satisfies the structured-output constraint" in str(answer[-1].stop_reason)
-        assert answers(others, 1) == alone(toy(), llm.tokenizer, alive)
+        for output in chunks_by_index(events, 2):
+            assert "".join(chunk.text for chunk in output) == "a" * 9
+            assert output[-1].finish_reason == "error"
+            assert "no token satisfies the structured-output constraint" in str(output[-1].stop_reason)
+        assert chunks_by_index(others, 1) == reference_chunks(toy(), llm.tokenizer, alive)
         assert is_empty(engine)
 
     def test_logprobs_raw_and_processed(self, llm: nc.LLM, kind: str) -> None:
@@ -279,22 +300,27 @@ class TestBeside:
                 inside = all(set(text) <= {"0", "1"} for text in shown)
                 assert inside == (mode == "processed")
 
-    def test_a_form_that_is_not_held_in_full_is_validated(self, llm: nc.LLM, kind: str) -> None:
+    def test_outputs_with_ignored_keywords_are_validated(self, llm: nc.LLM, kind: str) -> None:
         schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 4, "maxItems": 4}
         params = nc.SamplingParams(structured_outputs={"json_schema": schema, "on_unsupported": "ignore"}, seed=1, n=2)
         [events] = drive(engine_of(llm, kind), [Request([5, 6], params)])
-        for pieces in answers(events, 2):
-            *others, end = (piece.validation for piece in pieces)
+        for chunks in chunks_by_index(events, 2):
+            *others, end = (chunk.validation for chunk in chunks)
             assert not any(others)
             assert isinstance(end, Validation)
             assert end.ignored == ("uniqueItems",)
             assert len(end.errors) == 1
             assert "non-unique" in end.errors[0]
-        held = {"json_schema": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 4}, "on_unsupported": "ignore"}
-        [events] = drive(engine_of(llm, kind), [Request([5, 6], nc.SamplingParams(structured_outputs=held, seed=1))])
+        supported = {
+            "json_schema": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 4},
+            "on_unsupported": "ignore",
+        }
+        [events] = drive(
+            engine_of(llm, kind), [Request([5, 6], nc.SamplingParams(structured_outputs=supported, seed=1))]
+        )
         assert last(events).validation is None
 
-    def test_a_grammar_that_fails_ends_its_answer_alone(self, llm: nc.LLM, kind: str) -> None:
+    def test_grammar_failures_end_only_their_sequence(self, llm: nc.LLM, kind: str) -> None:
         engine = engine_of(llm, kind)
         params = nc.SamplingParams(structured_outputs={"regex": "[a-z]{30}"}, seed=1)
         dies, lives = engine.add(Request([1, 2], params)), engine.add(Request([1, 3], params))
@@ -312,7 +338,7 @@ class TestBeside:
         assert last(of[lives]).finish_reason == "stop"
         assert is_empty(engine)
 
-    def test_a_token_that_the_mask_allowed_and_the_grammar_refuses_ends_its_answer_alone(
+    def test_allowed_tokens_that_the_grammar_rejects_end_only_their_sequence(
         self, llm: nc.LLM, kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         engine = engine_of(llm, kind)
@@ -338,7 +364,7 @@ class TestBeside:
         assert re.fullmatch("[a-z]{30}", text_of(of[lives]))
         assert is_empty(engine)
 
-    def test_an_abort_in_the_middle(self, llm: nc.LLM, kind: str) -> None:
+    def test_abort_within_a_grammar(self, llm: nc.LLM, kind: str) -> None:
         engine = engine_of(llm, kind)
         params = nc.SamplingParams(
             structured_outputs={
@@ -355,15 +381,15 @@ class TestBeside:
         assert is_empty(engine)
 
 
-def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("grammar_matcher", "time_budget", "llguidance_engine"):  # as if each took so much longer
+def test_slow_masks_end_only_their_sequence(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("grammar_matcher", "time_budget", "llguidance_engine"):  # as if each call took 50 ms longer
         monkeypatch.setattr(f"nucleate.structured_output.{module}.FREE_SECONDS", -0.05)
     monkeypatch.setattr("nucleate.structured_output.compiler.SLOW_STEP_SECONDS", -1.0)
     engine = engine_of(llm, structured_limits=GrammarLimits(mask_budget_seconds=0.4))
     params = nc.SamplingParams(structured_outputs={"regex": "[0-9]{3,30}"}, logprobs=0, ignore_eos=True, seed=1)
     other = params.replace(
         structured_outputs={"regex": "[0-9]{3,31}"}, max_tokens=3
-    )  # the answers of a form share its seconds
+    )  # outputs of one grammar share its time budget
     slow, quick = drive(engine, [Request([1, 2], params), Request([1, 3], other)])
     assert last(slow).finish_reason == "error"
     assert 3 <= len(slow) <= 8
@@ -376,12 +402,12 @@ def test_slow_masks_end_their_answer_alone(llm: nc.LLM, monkeypatch: pytest.Monk
     ("structured_outputs", "field"),
     [
         ({"regex": "("}, "regex"),
-        ({"json_schema": {"not": {}}}, "json_schema"),
+        ({"json_schema": {"uniqueItems": True}}, "json_schema"),
         ({"grammar": "start: nothing"}, "grammar"),
         ({"choice": ["x" * 30_000]}, "choice"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused(llm: nc.LLM, structured_outputs: dict[str, Any], field: str) -> None:
+def test_grammars_that_do_not_compile_are_rejected(llm: nc.LLM, structured_outputs: dict[str, Any], field: str) -> None:
     engine = engine_of(llm)
     with pytest.raises(nc.ParameterError) as caught:
         engine.add(Request([1], nc.SamplingParams(structured_outputs=structured_outputs)))
@@ -389,7 +415,7 @@ def test_what_cannot_be_compiled_is_refused(llm: nc.LLM, structured_outputs: dic
     assert is_empty(engine)
 
 
-def test_without_the_library_the_field_says_so(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_llguidance_requests_are_rejected(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise ModuleNotFoundError("structured output needs the package llguidance: pip install 'nucleate[structured]'")
 
@@ -400,16 +426,16 @@ def test_without_the_library_the_field_says_so(llm: nc.LLM, monkeypatch: pytest.
     assert caught.value.field == "structured_outputs"
 
 
-def test_without_the_library_that_validates_a_form_that_needs_it_is_refused(
+def test_without_jsonschema_requests_that_need_validation_are_rejected(
     llm: nc.LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(llm)
-    held = {"type": "array", "items": {"enum": [1]}, "maxItems": 4}
+    supported = {"type": "array", "items": {"enum": [1]}, "maxItems": 4}
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     engine.prepare(
-        Request([1], nc.SamplingParams(structured_outputs={"json_schema": held, "on_unsupported": "ignore"}))
+        Request([1], nc.SamplingParams(structured_outputs={"json_schema": supported, "on_unsupported": "ignore"}))
     )
-    lenient = {"json_schema": {**held, "uniqueItems": True}, "on_unsupported": "ignore"}
+    lenient = {"json_schema": {**supported, "uniqueItems": True}, "on_unsupported": "ignore"}
     with pytest.raises(nc.ParameterError, match="needs jsonschema") as caught:
         engine.prepare(Request([1], nc.SamplingParams(structured_outputs=lenient)))
     assert caught.value.field == "structured_outputs"

@@ -1,4 +1,4 @@
-"""The scheduler driven at random and to the end, in worlds from one block to many."""
+"""Random operations on the scheduler, with KV caches from one block to many."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import tiers
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduler_world import CONFIGURATIONS, Drive, World, finish, resume, world_of
+from scheduler_world import CONFIGURATIONS, RandomDriver, SimulatedEngine, resume_all, run_to_end, simulated_engine_of
 
-from nucleate.engine.scheduler import SchedulerEntry
+from nucleate.engine.scheduler_entry import SchedulerEntry
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
-@pytest.mark.fast_cases(6)
+@pytest.mark.fast_cases(4)
 def test_three_thousand_operations(configuration: tuple[int, int, int, int, bool, bool]) -> None:
-    world = world_of(configuration)
-    drive = Drive(world, sum(configuration))
+    world = simulated_engine_of(configuration)
+    drive = RandomDriver(world, sum(configuration))
     for _ in range(tiers.count(1000, 3000)):
         drive.act()
         world.check()
@@ -41,7 +41,9 @@ class ScheduleMachine(RuleBasedStateMachine):
     )
     def make(self, count: int, size: int, sequences: int, spare: int, whole: bool, sharing: bool) -> None:
         self.late = []
-        self.world = World(count, size, sequences=sequences, tokens=sequences + spare, whole=whole, sharing=sharing)
+        self.world = SimulatedEngine(
+            count, size, sequences=sequences, tokens=sequences + spare, whole=whole, sharing=sharing
+        )
 
     @rule(
         prompt=st.lists(st.integers(0, 1), min_size=1, max_size=10),
@@ -49,10 +51,10 @@ class ScheduleMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         shares=st.booleans(),
         most=st.sampled_from((1, 3, 1 << 62)),
-        answers=st.integers(1, 2),
+        num_outputs=st.integers(1, 2),
     )
-    def add(self, prompt: list[int], output: int, priority: int, shares: bool, most: int, answers: int) -> None:
-        for _ in range(answers):
+    def add(self, prompt: list[int], output: int, priority: int, shares: bool, most: int, num_outputs: int) -> None:
+        for _ in range(num_outputs):
             self.world.add(prompt, output, priority, use_prefix_cache=shares, max_chunk=most)
 
     @precondition(lambda self: self.world.jobs)
@@ -101,16 +103,16 @@ TestSchedule.settings = settings(max_examples=tiers.count(20, 80), stateful_step
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
-@pytest.mark.fast_cases(60)
+@pytest.mark.fast_cases(36)
 def test_every_job_ends(configuration: tuple[int, int, int, int, bool, bool], seed: int) -> None:
-    world = world_of(configuration)
-    drive = Drive(world, seed)
+    world = simulated_engine_of(configuration)
+    drive = RandomDriver(world, seed)
     for _ in range(20):
         drive.add()
     for _ in range(seed):
         drive.act()
-    resume(drive)
-    finish(world, drive.rng)
+    resume_all(drive)
+    run_to_end(world, drive.rng)
     world.check()
     assert world.pool.num_free_blocks == world.pool.num_blocks
 
@@ -119,10 +121,10 @@ def test_every_job_ends(configuration: tuple[int, int, int, int, bool, bool], se
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
 def test_ten_thousand_operations(configuration: tuple[int, int, int, int, bool, bool], seed: int) -> None:
-    world = world_of(configuration)
-    drive = Drive(world, 1000 + seed)
+    world = simulated_engine_of(configuration)
+    drive = RandomDriver(world, 1000 + seed)
     for _ in range(10_000):
         drive.act()
         world.check()
-    resume(drive)
-    finish(world, drive.rng)
+    resume_all(drive)
+    run_to_end(world, drive.rng)

@@ -1,4 +1,4 @@
-"""The scheduler, one thing at a time: order, room, preemption, sharing, errors, speed."""
+"""Single cases of the scheduler: order, budget, preemption, prefix caching, errors, speed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import random
 import time
 
 import pytest
-from scheduler_world import World, finish
+from scheduler_world import SimulatedEngine, run_to_end
 
 from nucleate.engine.kv_cache import KVCacheManager
-from nucleate.engine.scheduler import Scheduler, SchedulerEntry
+from nucleate.engine.scheduler import Scheduler
+from nucleate.engine.scheduler_entry import SchedulerEntry
 
 
 def step(schedule: Scheduler, token: int = 7) -> list[tuple[tuple[int, int, int], int, int]]:
@@ -21,14 +22,14 @@ def step(schedule: Scheduler, token: int = 7) -> list[tuple[tuple[int, int, int]
     return [(chunk.sequence.order, chunk.start, chunk.stop) for chunk in chunks]
 
 
-def added(schedule: Scheduler, *jobs: SchedulerEntry) -> tuple[SchedulerEntry, ...]:
+def add_jobs(schedule: Scheduler, *jobs: SchedulerEntry) -> tuple[SchedulerEntry, ...]:
     for job in jobs:
         schedule.add(job)
     return jobs
 
 
 @pytest.mark.parametrize(("sequences", "tokens"), [(0, 4), (-1, 4), (4, 3), (1, 0)])
-def test_nonsense_counts(sequences: int, tokens: int) -> None:
+def test_invalid_limits(sequences: int, tokens: int) -> None:
     with pytest.raises(ValueError, match="must be >= max_num_seqs"):
         Scheduler(KVCacheManager(1, 1), max_num_seqs=sequences, max_num_batched_tokens=tokens)
 
@@ -43,7 +44,7 @@ def test_nonsense_counts(sequences: int, tokens: int) -> None:
         (SchedulerEntry((0, 0, 0), [1, 2], 4, max_chunk=0), "0 at a time"),
     ],
 )
-def test_a_job_that_could_never_end(job: SchedulerEntry, message: str) -> None:
+def test_jobs_that_could_never_end_are_rejected(job: SchedulerEntry, message: str) -> None:
     schedule = Scheduler(KVCacheManager(4, 3), max_num_seqs=2, max_num_batched_tokens=2)
     with pytest.raises(ValueError, match=message):
         schedule.add(job)
@@ -51,16 +52,16 @@ def test_a_job_that_could_never_end(job: SchedulerEntry, message: str) -> None:
     schedule.add(SchedulerEntry((0, 0, 0), [1], 12))
 
 
-def test_a_job_that_is_not_there_cannot_be_removed() -> None:
+def test_removing_an_unknown_job_is_an_error() -> None:
     schedule = Scheduler(KVCacheManager(4, 3), max_num_seqs=2, max_num_batched_tokens=4)
-    (job,) = added(schedule, SchedulerEntry((0, 1, 0), [1], 3))
-    for stranger in (
+    (job,) = add_jobs(schedule, SchedulerEntry((0, 1, 0), [1], 3))
+    for unknown in (
         SchedulerEntry((0, 1, 0), [1], 3),
         SchedulerEntry((0, 0, 0), [1], 3),
         SchedulerEntry((0, 2, 0), [1], 3),
     ):
         with pytest.raises(ValueError, match="no sequence"):
-            schedule.remove(stranger)
+            schedule.remove(unknown)
     step(schedule)
     schedule.remove(job)
     with pytest.raises(ValueError, match=r"no sequence \(0, 1, 0\) here"):
@@ -68,10 +69,10 @@ def test_a_job_that_is_not_there_cannot_be_removed() -> None:
     assert schedule.kv_cache.num_free_blocks == 4
 
 
-def test_jobs_with_one_list_of_tokens_do_not_see_each_others() -> None:
+def test_jobs_with_a_common_prompt_list_are_independent() -> None:
     schedule = Scheduler(KVCacheManager(9, 1), max_num_seqs=3, max_num_batched_tokens=9)
     prompt = [1, 2]
-    first, second, third = added(schedule, *[SchedulerEntry((0, 0, n), prompt, 3) for n in range(3)])
+    first, second, third = add_jobs(schedule, *[SchedulerEntry((0, 0, n), prompt, 3) for n in range(3)])
     first.append(3)
     second.append(4)
     assert (first.token_ids, second.token_ids, third.token_ids, prompt) == ([1, 2, 3], [1, 2, 4], [1, 2], [1, 2])
@@ -83,75 +84,77 @@ def test_jobs_with_one_list_of_tokens_do_not_see_each_others() -> None:
     assert fixed.token_ids == [1, 2, 100, 101, 102]
 
 
-def test_single_tokens_are_read_before_prompts_and_prompts_by_order() -> None:
+def test_decodes_come_before_prompts_and_prompts_in_order() -> None:
     schedule = Scheduler(KVCacheManager(99, 4), max_num_seqs=4, max_num_batched_tokens=8)
     low, late, early = (2, 0, 0), (0, 2, 0), (0, 1, 0)
-    added(schedule, SchedulerEntry(low, [1], 9))
+    add_jobs(schedule, SchedulerEntry(low, [1], 9))
     assert step(schedule) == [(low, 0, 1)]
-    added(schedule, SchedulerEntry(late, range(20), 30), SchedulerEntry(early, range(50, 59), 30))
+    add_jobs(schedule, SchedulerEntry(late, range(20), 30), SchedulerEntry(early, range(50, 59), 30))
     assert step(schedule) == [(low, 1, 2), (early, 0, 7)]
     assert step(schedule) == [(low, 2, 3), (early, 7, 9), (late, 0, 5)]
     assert step(schedule) == [(early, 9, 10), (low, 3, 4), (late, 5, 11)]
 
 
-def test_a_prompt_that_waits_is_read_before_one_of_a_worse_priority_that_runs() -> None:
+def test_a_waiting_prompt_precedes_a_running_one_of_worse_priority() -> None:
     schedule = Scheduler(KVCacheManager(99, 4), max_num_seqs=4, max_num_batched_tokens=8)
-    added(schedule, SchedulerEntry((1, 0, 0), range(20), 30))
+    add_jobs(schedule, SchedulerEntry((1, 0, 0), range(20), 30))
     assert step(schedule) == [((1, 0, 0), 0, 8)]
-    added(schedule, SchedulerEntry((0, 1, 0), range(50, 55), 30))
+    add_jobs(schedule, SchedulerEntry((0, 1, 0), range(50, 55), 30))
     assert step(schedule) == [((0, 1, 0), 0, 5), ((1, 0, 0), 8, 11)]
 
 
 @pytest.mark.parametrize("spare", [0, 3])
-def test_a_better_priority_takes_a_seat_from_the_last_of_a_worse_one(spare: int) -> None:
+def test_a_better_priority_preempts_the_last_job_of_a_worse_one(spare: int) -> None:
     schedule = Scheduler(KVCacheManager(99, 4), max_num_seqs=3, max_num_batched_tokens=3 + spare)
-    jobs = added(schedule, *[SchedulerEntry((priority, at, 0), [at], 9) for at, priority in enumerate((0, 1, 1))])
+    jobs = add_jobs(schedule, *[SchedulerEntry((priority, at, 0), [at], 9) for at, priority in enumerate((0, 1, 1))])
     step(schedule)
-    added(schedule, SchedulerEntry((1, 9, 0), [9], 9))
+    add_jobs(schedule, SchedulerEntry((1, 9, 0), [9], 9))
     assert [order for order, _, _ in step(schedule)] == [(0, 0, 0), (1, 1, 0), (1, 2, 0)]  # no better than the last
-    added(schedule, SchedulerEntry((0, 7, 0), [7], 9))
+    add_jobs(schedule, SchedulerEntry((0, 7, 0), [7], 9))
     assert {order for order, _, _ in step(schedule)} == {(0, 0, 0), (0, 7, 0), (1, 1, 0)}
     assert schedule.waiting[0] is jobs[2]
     assert (jobs[2].block_ids, jobs[2].num_computed, jobs[2].token_ids) == ([], 0, [2, 7, 7])
-    added(schedule, *[SchedulerEntry((-1, at, 0), [at], 9) for at in range(4)])
+    add_jobs(schedule, *[SchedulerEntry((-1, at, 0), [at], 9) for at in range(4)])
     assert [order for order, _, _ in step(schedule)] == [(-1, at, 0) for at in range(3)]
     assert schedule.num_preemptions == 4
 
 
-def test_those_that_are_paused_make_room_first_and_are_not_read() -> None:
+def test_paused_jobs_are_preempted_first_and_not_computed() -> None:
     schedule = Scheduler(KVCacheManager(4, 1), max_num_seqs=3, max_num_batched_tokens=9)
-    best, second, worst = added(schedule, *[SchedulerEntry((at, at, 0), [at], 4) for at in range(3)])
+    best, second, worst = add_jobs(schedule, *[SchedulerEntry((at, at, 0), [at], 4) for at in range(3)])
     step(schedule)
     best.paused = True
-    assert step(schedule) == [((1, 1, 0), 1, 2), ((2, 2, 0), 1, 2)]  # it made room for the last of them
+    assert step(schedule) == [((1, 1, 0), 1, 2), ((2, 2, 0), 1, 2)]  # preempted for the growth of the last job
     assert schedule.running == [second, worst]
     assert schedule.num_preemptions == 1
     best.paused = False
-    assert step(schedule) == [((0, 0, 0), 0, 2)]  # with the blocks of both: the second would need three
+    assert step(schedule) == [((0, 0, 0), 0, 2)]  # with the blocks of both: the second job would need three
     assert (schedule.running, schedule.waiting) == ([best], [second, worst])
 
 
-def test_one_that_comes_back_takes_nothing_from_those_of_its_priority() -> None:
+def test_a_resumed_job_preempts_none_of_its_priority() -> None:
     schedule = Scheduler(KVCacheManager(9, 1), max_num_seqs=1, max_num_batched_tokens=9)
-    first, second = added(schedule, SchedulerEntry((0, 0, 0), [1], 4, paused=True), SchedulerEntry((0, 1, 0), [2], 4))
+    first, second = add_jobs(
+        schedule, SchedulerEntry((0, 0, 0), [1], 4, paused=True), SchedulerEntry((0, 1, 0), [2], 4)
+    )
     step(schedule)
     first.paused = False
     assert step(schedule) == [((0, 1, 0), 1, 2)]
     assert (schedule.running, schedule.num_preemptions) == ([second], 0)
 
 
-def test_one_whose_token_is_still_to_come_has_nothing_to_read() -> None:
+def test_a_job_that_waits_for_its_token_is_not_scheduled() -> None:
     schedule = Scheduler(KVCacheManager(9, 1), max_num_seqs=1, max_num_batched_tokens=9)
-    (job,) = added(schedule, SchedulerEntry((0, 0, 0), [1, 2], 4))
+    (job,) = add_jobs(schedule, SchedulerEntry((0, 0, 0), [1, 2], 4))
     schedule.mark_computed(schedule.schedule())
     assert schedule.schedule() == []
     job.append(3)
     assert step(schedule) == [((0, 0, 0), 2, 3)]
 
 
-def test_none_overtakes_one_that_does_not_fit_yet() -> None:
+def test_no_job_overtakes_one_that_does_not_fit_yet() -> None:
     schedule = Scheduler(KVCacheManager(6, 1), max_num_seqs=4, max_num_batched_tokens=9)
-    added(
+    add_jobs(
         schedule,
         SchedulerEntry((0, 0, 0), [1, 2, 3], 6),
         SchedulerEntry((0, 1, 0), [4, 5, 6, 7], 6),
@@ -159,13 +162,13 @@ def test_none_overtakes_one_that_does_not_fit_yet() -> None:
     )
     assert step(schedule) == [((0, 0, 0), 0, 3)]
     assert [job.order[1] for job in schedule.waiting] == [1, 2]
-    schedule.waiting[0].paused = True  # unless it does not want to
+    schedule.waiting[0].paused = True  # unless that one is paused
     assert step(schedule) == [((0, 0, 0), 3, 4), ((0, 2, 0), 0, 1)]
 
 
-def test_the_last_makes_room_for_one_that_grows() -> None:
+def test_the_last_job_is_preempted_for_one_that_grows() -> None:
     schedule = Scheduler(KVCacheManager(4, 2), max_num_seqs=4, max_num_batched_tokens=9)
-    first, second = added(
+    first, second = add_jobs(
         schedule, SchedulerEntry((0, 0, 0), [1, 2, 3, 4], 8), SchedulerEntry((0, 1, 0), [5, 6, 7, 8], 8)
     )
     step(schedule)
@@ -173,16 +176,16 @@ def test_the_last_makes_room_for_one_that_grows() -> None:
     assert (schedule.running, schedule.waiting, schedule.num_preemptions) == ([first], [second], 1)
     assert step(schedule) == [((0, 0, 0), 5, 6)]
     schedule.remove(first)
-    assert step(schedule) == [((0, 1, 0), 2, 5)]  # of its own two blocks one has been given away
+    assert step(schedule) == [((0, 1, 0), 2, 5)]  # one of its two cached blocks was evicted
     assert (second.token_ids, second.num_cached, schedule.num_preemptions) == ([5, 6, 7, 8, 7, 7], 0, 1)
 
 
-def test_reused_counts_what_was_never_read() -> None:
+def test_num_cached_counts_tokens_never_computed() -> None:
     schedule = Scheduler(KVCacheManager(20, 2), max_num_seqs=4, max_num_batched_tokens=99)
     prompt = [1, 2, 3, 4, 5, 6]
-    (first,) = added(schedule, SchedulerEntry((0, 0, 0), prompt, 9))
+    (first,) = add_jobs(schedule, SchedulerEntry((0, 0, 0), prompt, 9))
     step(schedule)
-    same, other, own, longer = added(
+    same, other, own, longer = add_jobs(
         schedule,
         SchedulerEntry((0, 1, 0), prompt, 9),
         SchedulerEntry((0, 2, 0), [1, 2, 3, 9, 5, 6], 9),
@@ -204,21 +207,21 @@ def test_reused_counts_what_was_never_read() -> None:
     assert not {*own.block_ids} & {*same.block_ids, *other.block_ids, *longer.block_ids}
 
 
-def test_one_that_shares_nothing_can_be_shared() -> None:
+def test_jobs_without_prefix_cache_still_fill_it() -> None:
     schedule = Scheduler(KVCacheManager(20, 2), max_num_seqs=4, max_num_batched_tokens=99)
     own, same = SchedulerEntry((0, 0, 0), [1, 2, 3], 9, use_prefix_cache=False), SchedulerEntry((0, 1, 0), [1, 2, 4], 9)
-    added(schedule, own)
+    add_jobs(schedule, own)
     step(schedule)
-    added(schedule, same)
+    add_jobs(schedule, same)
     step(schedule)
     assert (same.num_cached, same.block_ids[0]) == (2, own.block_ids[0])
 
 
-def test_what_a_preempted_job_finds_of_itself_was_read() -> None:
+def test_recomputed_tokens_do_not_count_as_cached() -> None:
     schedule = Scheduler(KVCacheManager(20, 1), max_num_seqs=1, max_num_batched_tokens=9)
-    (job,) = added(schedule, SchedulerEntry((1, 0, 0), [1, 2, 3], 9))
+    (job,) = add_jobs(schedule, SchedulerEntry((1, 0, 0), [1, 2, 3], 9))
     step(schedule)
-    (better,) = added(schedule, SchedulerEntry((0, 1, 0), [9], 9))
+    (better,) = add_jobs(schedule, SchedulerEntry((0, 1, 0), [9], 9))
     step(schedule)
     assert schedule.running == [better]
     schedule.remove(better)
@@ -226,9 +229,11 @@ def test_what_a_preempted_job_finds_of_itself_was_read() -> None:
     assert (job.num_cached, job.num_computed) == (0, 4)
 
 
-def test_at_most_so_many_tokens_of_a_prompt_at_a_time() -> None:
+def test_max_chunk_limits_prompt_chunks() -> None:
     schedule = Scheduler(KVCacheManager(20, 2), max_num_seqs=2, max_num_batched_tokens=9)
-    added(schedule, SchedulerEntry((0, 0, 0), range(7), 9, max_chunk=3), SchedulerEntry((0, 1, 0), range(20, 30), 12))
+    add_jobs(
+        schedule, SchedulerEntry((0, 0, 0), range(7), 9, max_chunk=3), SchedulerEntry((0, 1, 0), range(20, 30), 12)
+    )
     assert [step(schedule) for _ in range(3)] == [
         [((0, 0, 0), 0, 3), ((0, 1, 0), 0, 6)],
         [((0, 0, 0), 3, 6), ((0, 1, 0), 6, 10)],
@@ -236,9 +241,9 @@ def test_at_most_so_many_tokens_of_a_prompt_at_a_time() -> None:
     ]
 
 
-def test_whole_prompts_the_first_however_long() -> None:
+def test_whole_prompts_schedule_the_first_of_any_length() -> None:
     schedule = Scheduler(KVCacheManager(99, 2), max_num_seqs=4, max_num_batched_tokens=9, whole_prompts=True)
-    added(schedule, *[SchedulerEntry((0, at, 0), [at] * length, 30) for at, length in enumerate((3, 20, 4, 5))])
+    add_jobs(schedule, *[SchedulerEntry((0, at, 0), [at] * length, 30) for at, length in enumerate((3, 20, 4, 5))])
     assert [step(schedule) for _ in range(4)] == [
         [((0, 0, 0), 0, 3)],
         [((0, 0, 0), 3, 4), ((0, 1, 0), 0, 20)],
@@ -247,9 +252,9 @@ def test_whole_prompts_the_first_however_long() -> None:
     ]
 
 
-def test_whole_prompts_are_cut_for_the_most_of_their_job() -> None:
+def test_whole_prompts_respect_max_chunk() -> None:
     schedule = Scheduler(KVCacheManager(99, 2), max_num_seqs=2, max_num_batched_tokens=4, whole_prompts=True)
-    added(schedule, SchedulerEntry((0, 0, 0), [1] * 11, 30, max_chunk=5), SchedulerEntry((0, 1, 0), [2] * 3, 30))
+    add_jobs(schedule, SchedulerEntry((0, 0, 0), [1] * 11, 30, max_chunk=5), SchedulerEntry((0, 1, 0), [2] * 3, 30))
     assert [step(schedule) for _ in range(4)] == [
         [((0, 0, 0), 0, 5)],
         [((0, 0, 0), 5, 10)],
@@ -258,9 +263,9 @@ def test_whole_prompts_are_cut_for_the_most_of_their_job() -> None:
     ]
 
 
-def test_one_that_goes_between_plan_and_done_leaves_nothing() -> None:
+def test_removing_a_job_during_a_step_leaves_nothing() -> None:
     schedule = Scheduler(KVCacheManager(9, 2), max_num_seqs=4, max_num_batched_tokens=99)
-    gone, stays = added(schedule, SchedulerEntry((0, 0, 0), [1, 2, 3], 9), SchedulerEntry((0, 1, 0), [1, 2, 3], 9))
+    gone, stays = add_jobs(schedule, SchedulerEntry((0, 0, 0), [1, 2, 3], 9), SchedulerEntry((0, 1, 0), [1, 2, 3], 9))
     plan = schedule.schedule()
     schedule.remove(gone)
     schedule.mark_computed([chunk for chunk in plan if chunk.sequence is not gone])
@@ -268,31 +273,31 @@ def test_one_that_goes_between_plan_and_done_leaves_nothing() -> None:
     assert schedule.kv_cache.match_prefix([1, 2, 3]).block_ids == stays.block_ids[:1]
 
 
-def test_what_was_not_read_is_not_shared() -> None:
+def test_uncomputed_blocks_are_not_cached() -> None:
     schedule = Scheduler(KVCacheManager(9, 2), max_num_seqs=4, max_num_batched_tokens=4)
-    (gone,) = added(schedule, SchedulerEntry((0, 0, 0), [1, 2, 3, 4, 5, 6], 9))
+    (gone,) = add_jobs(schedule, SchedulerEntry((0, 0, 0), [1, 2, 3, 4, 5, 6], 9))
     step(schedule)
-    assert (gone.num_computed, schedule.schedule()[0].stop) == (4, 6)  # the rest was about to be
+    assert (gone.num_computed, schedule.schedule()[0].stop) == (4, 6)  # the rest was scheduled but not computed
     schedule.remove(gone)
     assert len(schedule.kv_cache.match_prefix([1, 2, 3, 4, 5, 6, 7]).block_ids) == 2
 
 
-def test_a_job_waits_for_blocks_that_others_than_jobs_have() -> None:
+def test_a_job_waits_for_blocks_used_outside_the_scheduler() -> None:
     pool = KVCacheManager(2, 1)
     schedule = Scheduler(pool, max_num_seqs=1, max_num_batched_tokens=9)
     blocks = pool.allocate(2) or []
-    added(schedule, SchedulerEntry((0, 0, 0), [1], 2))
+    add_jobs(schedule, SchedulerEntry((0, 0, 0), [1], 2))
     assert step(schedule) == []
     pool.free(blocks)
     assert step(schedule) == [((0, 0, 0), 0, 1)]
 
 
-def test_a_tight_pool_preempts_no_more_than_it_must() -> None:
-    """Eight that grow to half of the pool: one that is preempted waits until there is room for it."""
-    world = World(16, 4, sequences=8, tokens=32)
+def test_a_small_pool_preempts_only_when_needed() -> None:
+    """Eight jobs grow to half of the pool; a preempted job waits until there are blocks for it."""
+    world = SimulatedEngine(16, 4, sequences=8, tokens=32)
     for at in range(8):
         world.add([at] * 4, 28)
-    finish(world, random.Random(0))
+    run_to_end(world, random.Random(0))
     assert world.schedule.num_preemptions <= 16
     assert world.forwards <= 4 * 32
 
@@ -301,9 +306,9 @@ def test_a_tight_pool_preempts_no_more_than_it_must() -> None:
 
 
 def seconds(steps: int, running: int, waiting: int) -> float:
-    """The fastest of some steps in which all that run read a token."""
+    """The fastest of some steps in which all running jobs decode one token."""
     schedule = Scheduler(KVCacheManager(running * 40, 16), max_num_seqs=running, max_num_batched_tokens=2 * running)
-    added(schedule, *[SchedulerEntry((0, at, 0), [at], 600) for at in range(running + waiting)])
+    add_jobs(schedule, *[SchedulerEntry((0, at, 0), [at], 600) for at in range(running + waiting)])
     times = []
     for _ in range(steps):
         began = time.thread_time()
@@ -316,18 +321,18 @@ def seconds(steps: int, running: int, waiting: int) -> float:
     return min(times)
 
 
-def test_a_step_takes_little_time_however_many_wait() -> None:
-    assert seconds(50, 256, 0) < 256 * 5e-6  # 0.5 us a job
+def test_step_time_does_not_depend_on_the_queue() -> None:
+    assert seconds(50, 256, 0) < 256 * 5e-6  # 0.5 us per job
     assert seconds(50, 256, 10_000) < 256 * 5e-6
 
 
-def test_many_that_wait_come_and_go_fast() -> None:
+def test_a_long_queue_is_added_and_removed_fast() -> None:
     rng = random.Random(0)
     schedule = Scheduler(KVCacheManager(9, 16), max_num_seqs=2, max_num_batched_tokens=9)
     jobs = [SchedulerEntry((rng.randrange(3), at, 0), [1], 9) for at in range(10_000)]
     rng.shuffle(jobs)
     began = time.thread_time()
-    added(schedule, *jobs)
+    add_jobs(schedule, *jobs)
     rng.shuffle(jobs)
     for job in jobs:
         schedule.remove(job)

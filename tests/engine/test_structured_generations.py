@@ -1,4 +1,4 @@
-"""Answers of the embedded model under many forms: each is what was asked for, or says that it ran out of room."""
+"""Structured outputs of the embedded model: each conforms, or ends by length."""
 
 from __future__ import annotations
 
@@ -34,31 +34,33 @@ MAY_REPEAT = {"names of a pattern", "other names are numbers"}
 """Schemas with names that are not listed: no grammar remembers which of them it has seen; JSON's last one counts."""
 
 
-def requests(structured_outputs: dict[str, Any], place: int) -> list[nc.SamplingParams]:
-    """One of all settings under a form, nine answers."""
+def requests(structured_outputs: dict[str, Any], index: int) -> list[nc.SamplingParams]:
+    """Nine settings for one constraint."""
     return [
-        nc.SamplingParams(structured_outputs=structured_outputs, seed=1000 * place + number, **values)
+        nc.SamplingParams(structured_outputs=structured_outputs, seed=1000 * index + number, **values)
         for number, values in enumerate(SETTINGS)
     ]
 
 
-def outputs(llm: nc.LLM, forms: list[dict[str, Any]]) -> list[list[CompletionOutput]]:
-    """Ten answers under each form: nine of one batch of all, one streamed."""
-    asked = [params for place, structured_outputs in enumerate(forms) for params in requests(structured_outputs, place)]
-    prompts = [PROMPTS[number % len(PROMPTS)] for number in range(len(asked))]
-    done = iter(llm.generate(prompts, asked))
-    found = [[output for _ in SETTINGS for output in next(done).outputs] for _ in forms]
-    for place, structured_outputs in enumerate(forms):
-        params = nc.SamplingParams(structured_outputs=structured_outputs, seed=place, **STREAMED)
-        pieces = list(llm.stream(PROMPTS[place % len(PROMPTS)], params))
-        assert [piece.finish_reason for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
-        found[place].append(nc.Completion.from_chunks((1,), pieces).outputs[0])
+def outputs(llm: nc.LLM, constraints: list[dict[str, Any]]) -> list[list[CompletionOutput]]:
+    """Ten outputs for each constraint: nine from one batch, one streamed."""
+    params_list = [
+        params for index, structured_outputs in enumerate(constraints) for params in requests(structured_outputs, index)
+    ]
+    prompts = [PROMPTS[number % len(PROMPTS)] for number in range(len(params_list))]
+    done = iter(llm.generate(prompts, params_list))
+    found = [[output for _ in SETTINGS for output in next(done).outputs] for _ in constraints]
+    for index, structured_outputs in enumerate(constraints):
+        params = nc.SamplingParams(structured_outputs=structured_outputs, seed=index, **STREAMED)
+        chunks = list(llm.stream(PROMPTS[index % len(PROMPTS)], params))
+        assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+        found[index].append(nc.Completion.from_chunks((1,), chunks).outputs[0])
     assert {len(each) for each in found} == {10}
     return found
 
 
-def wrong(schema: dict[str, Any], text: str, *, may_repeat: bool = False) -> list[str]:
-    """What is wrong with a text, by another judge than the one that made it."""
+def validation_errors(schema: dict[str, Any], text: str, *, may_repeat: bool = False) -> list[str]:
+    """The errors of a text, from an independent validator."""
     value = json.loads(text, parse_constant=_never, object_pairs_hook=dict if may_repeat else _once)
     judge = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": _pattern})
     return [error.message for error in judge(schema, format_checker=FORMATS).iter_errors(value)]
@@ -116,37 +118,39 @@ def _is_duration(text: object) -> bool:
         ({"multipleOf": 0.25}, 1.75, 1.8),
     ],
 )
-def test_the_judge_knows_right_from_wrong(schema: dict[str, Any], right: object, not_right: object) -> None:
-    assert wrong(schema, json.dumps(right)) == []
-    assert len(wrong(schema, json.dumps(not_right))) == 1
+def test_the_validator_detects_errors(schema: dict[str, Any], right: object, not_right: object) -> None:
+    assert validation_errors(schema, json.dumps(right)) == []
+    assert len(validation_errors(schema, json.dumps(not_right))) == 1
 
 
-def test_answers_under_fifty_schemas_parse_and_validate(llm: nc.LLM) -> None:
-    forms = [
-        {"json_schema": schema, "whitespace": "none" if place % 2 else "flexible"}
-        for place, schema in enumerate(SCHEMAS.values())
+def test_outputs_of_fifty_schemas_are_valid(llm: nc.LLM) -> None:
+    constraints = [
+        {"json_schema": schema, "whitespace": "none" if index % 2 else "flexible"}
+        for index, schema in enumerate(SCHEMAS.values())
     ]
-    assert len(forms) == 50
+    assert len(constraints) == 50
     some = slice(None, None, tiers.count(15, 1))
     grammars = GrammarCompiler(llm.tokenizer, llm.model.vocab_size)
     without_end: Counter[str] = Counter()
     for (name, schema), structured_outputs, each in zip(
-        list(SCHEMAS.items())[some], forms[some], outputs(llm, forms[some]), strict=True
+        list(SCHEMAS.items())[some], constraints[some], outputs(llm, constraints[some]), strict=True
     ):
         for output in each:
             if output.finish_reason == "length":
                 assert name in OPEN, (name, output.text[-200:])
-                assert begins(grammars, structured_outputs, output.token_ids)
+                assert is_unfinished_prefix(grammars, structured_outputs, output.token_ids)
                 without_end[name] += 1
             else:
                 assert (output.finish_reason, output.stop_reason) == ("stop", None), (name, output)
-                assert wrong(schema, output.text, may_repeat=name in MAY_REPEAT) == [], (name, output.text)
+                assert validation_errors(schema, output.text, may_repeat=name in MAY_REPEAT) == [], (name, output.text)
             assert output.validation is None
     assert without_end.total() <= 10, without_end
 
 
-def begins(grammars: GrammarCompiler, structured_outputs: dict[str, Any], tokens: tuple[int, ...]) -> bool:
-    """Whether tokens are the beginning of a text under a form that goes on."""
+def is_unfinished_prefix(
+    grammars: GrammarCompiler, structured_outputs: dict[str, Any], tokens: tuple[int, ...]
+) -> bool:
+    """Whether tokens are an unfinished prefix under a constraint."""
     matcher = grammars.compile(StructuredOutputs(**structured_outputs)).matcher()
     for token in tokens:
         matcher.accept_token(token)
@@ -154,7 +158,7 @@ def begins(grammars: GrammarCompiler, structured_outputs: dict[str, Any], tokens
 
 
 @pytest.mark.slow
-def test_answers_match_their_expression(llm: nc.LLM) -> None:
+def test_outputs_match_their_pattern(llm: nc.LLM) -> None:
     assert len(PATTERNS) == 20
     for pattern, each in zip(PATTERNS, outputs(llm, [{"regex": pattern} for pattern in PATTERNS]), strict=True):
         for output in each:
@@ -162,7 +166,7 @@ def test_answers_match_their_expression(llm: nc.LLM) -> None:
             assert regex.fullmatch(pattern, output.text), (pattern, output.text)
 
 
-def test_answers_are_one_of_the_choices(llm: nc.LLM) -> None:
+def test_outputs_are_one_of_the_choices(llm: nc.LLM) -> None:
     assert len(CHOICES) == 20
     for texts, each in zip(CHOICES, outputs(llm, [{"choice": texts} for texts in CHOICES]), strict=True):
         for output in each:

@@ -1,4 +1,4 @@
-"""Forms beside everything else a request can ask for, drawn at random: the engine and its slow twin, and the judge."""
+"""Random constraints combined with all other parameters: compared with the reference and a JSON schema validator."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema
 import pytest
 import tiers
-from grammar_examples import CHOICES, PATTERNS, SCHEMAS, Schema, closed, listed, text, whole
+from grammar_examples import CHOICES, PATTERNS, SCHEMAS, Schema, array, closed, integer, text
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from toy_requests import KINDS, SIZE, alone, answers, drive, is_empty, runner, toy
+from toy_requests import KINDS, SIZE, chunks_by_index, drive, is_empty, reference_chunks, runner, toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
@@ -22,8 +22,8 @@ from nucleate.outputs import CompletionChunk, EngineOutput
 from nucleate.structured_output import GrammarCompiler, StructuredOutputs
 from nucleate.structured_output.validation import validate
 
-LENIENT = {"json_schema": {"type": "array", "items": whole(0, 3), "uniqueItems": True}, "on_unsupported": "ignore"}
-FORMS: list[dict[str, Any]] = [
+LENIENT = {"json_schema": {"type": "array", "items": integer(0, 3), "uniqueItems": True}, "on_unsupported": "ignore"}
+CONSTRAINTS: list[dict[str, Any]] = [
     *({"json_schema": schema, "whitespace": "none"} for schema in SCHEMAS.values()),
     *({"json_schema": schema} for schema in SCHEMAS.values()),
     *({"regex": pattern} for pattern in (*PATTERNS, "[a-z ]*", "x?", "(?s).*")),
@@ -49,8 +49,8 @@ STAGES: list[dict[str, Any]] = [
 
 
 @st.composite
-def of_form(draw: st.DrawFn) -> Request:
-    """A request of some form, with what may meet it: penalties, bans, minimum, stops, logprobs, several answers."""
+def structured_request(draw: st.DrawFn) -> Request:
+    """A request with structured output and random other parameters."""
     most = draw(st.integers(1, 40))
     values = {
         "min_tokens": draw(st.sampled_from([0, 0, 1, 7])),
@@ -69,14 +69,14 @@ def of_form(draw: st.DrawFn) -> Request:
         **draw(st.sampled_from(STAGES)),
     }
     values["min_tokens"] = min(values["min_tokens"], most)
-    params = nc.SamplingParams(structured_outputs=draw(st.sampled_from(FORMS)), max_tokens=most, **values)
+    params = nc.SamplingParams(structured_outputs=draw(st.sampled_from(CONSTRAINTS)), max_tokens=most, **values)
     prompt = draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
     return Request(prompt, params)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _patient() -> Iterator[None]:
-    """Validating takes as long as it takes, so that a busy machine makes no difference."""
+    """Raise the validation timeout, for busy machines."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nucleate.structured_output.guide.VALIDATION_SECONDS", 60.0)
         yield
@@ -89,33 +89,33 @@ def grammars(llm: nc.LLM) -> GrammarCompiler:
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=10)
-@given(asked=st.lists(of_form(), min_size=1, max_size=4), rows=st.integers(1, 5))
+@given(requests=st.lists(structured_request(), min_size=1, max_size=4), rows=st.integers(1, 5))
 @pytest.mark.fast_cases(1)
-def test_every_parameter_beside_a_form(
-    llm: nc.LLM, grammars: GrammarCompiler, kind: str, asked: list[Request], rows: int
+def test_structured_output_with_all_parameters(
+    llm: nc.LLM, grammars: GrammarCompiler, kind: str, requests: list[Request], rows: int
 ) -> None:
     engine = Engine(
         runner(kind, toy(), 30), llm.tokenizer, max_num_seqs=rows, max_num_batched_tokens=8, backend="reference"
     )
-    for request, events in zip(asked, drive(engine, asked), strict=True):
-        found = answers(events, request.params.n)
-        assert found == alone(toy(), llm.tokenizer, request, grammars), request
-        for pieces in found:
-            assert holds(grammars, request.params, pieces), request
+    for request, events in zip(requests, drive(engine, requests), strict=True):
+        found = chunks_by_index(events, request.params.n)
+        assert found == reference_chunks(toy(), llm.tokenizer, request, grammars), request
+        for chunks in found:
+            assert follows_grammar(grammars, request.params, chunks), request
         assert events[-1].usage is not None
         assert events[-1].usage.completion_tokens == sum(len(event.chunk.token_ids) for event in events)
     assert is_empty(engine)
 
 
-def holds(grammars: GrammarCompiler, params: nc.SamplingParams, pieces: list[CompletionChunk]) -> bool:
-    """Whether the tokens of an answer are a beginning of its form, and all of it where nothing else ended it."""
+def follows_grammar(grammars: GrammarCompiler, params: nc.SamplingParams, chunks: list[CompletionChunk]) -> bool:
+    """Whether the tokens follow the grammar, and complete it unless something else ended the output."""
     assert params.structured_outputs is not None
     matcher = grammars.compile(params.structured_outputs).matcher(ignore_eos=params.ignore_eos)
-    tokens = [token for piece in pieces for token in piece.token_ids]
-    for place, token in enumerate(tokens):
-        assert place == 0 or not matcher.terminated
+    tokens = [token for chunk in chunks for token in chunk.token_ids]
+    for index, token in enumerate(tokens):
+        assert index == 0 or not matcher.terminated
         matcher.accept_token(token)
-    reason, detail = pieces[-1].finish_reason, pieces[-1].stop_reason
+    reason, detail = chunks[-1].finish_reason, chunks[-1].stop_reason
     if matcher.terminated:
         return reason == "stop"
     return (reason, detail) != ("stop", None) or params.stop_json
@@ -124,43 +124,43 @@ def holds(grammars: GrammarCompiler, params: nc.SamplingParams, pieces: list[Com
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2))
-def test_aborts_and_pauses_leave_the_others_alone(llm: nc.LLM, grammars: GrammarCompiler, kind: str, seed: int) -> None:
+def test_aborts_and_pauses_do_not_affect_others(llm: nc.LLM, grammars: GrammarCompiler, kind: str, seed: int) -> None:
     rng = random.Random(seed)
     engine = Engine(
         runner(kind, toy(), 24), llm.tokenizer, max_num_seqs=4, max_num_batched_tokens=9, backend="reference"
     )
-    asked = [Request([1 + number], one_of(rng)) for number in range(24)]
-    live = {engine.add(request): request for request in asked}
+    requests = [Request([1 + number], random_params(rng)) for number in range(24)]
+    live = {engine.add(request): request for request in requests}
     events: dict[str, list[EngineOutput]] = {number: [] for number in live}
     aborted = set(rng.sample(list(live), 8))
     while len(engine):
-        told = engine.step()
+        new_events = engine.step()
         if rng.random() < 0.3:
             engine.pause(rng.choice(list(live)), paused=rng.random() < 0.3)
         if rng.random() < 0.2:
-            told += engine.abort(rng.choice(list(aborted)))
+            new_events += engine.abort(rng.choice(list(aborted)))
         if rng.random() < 0.05:
             for number in live:
                 engine.pause(number, paused=False)
-        for event in told:
+        for event in new_events:
             events[event.request_id].append(event)
     for number, request in live.items():
-        wanted = alone(toy(), llm.tokenizer, request, grammars)
-        for pieces, whole_answer in zip(answers(events[number], request.params.n), wanted, strict=True):
-            if pieces[-1].finish_reason == "abort":
+        expected = reference_chunks(toy(), llm.tokenizer, request, grammars)
+        for chunks, complete in zip(chunks_by_index(events[number], request.params.n), expected, strict=True):
+            if chunks[-1].finish_reason == "abort":
                 assert number in aborted
-                told = [piece.token_ids for piece in pieces[:-1]]
-                assert told == [piece.token_ids for piece in whole_answer[: len(told)]]
-                assert pieces[-1].validation is None
+                token_ids = [chunk.token_ids for chunk in chunks[:-1]]
+                assert token_ids == [chunk.token_ids for chunk in complete[: len(token_ids)]]
+                assert chunks[-1].validation is None
             else:
-                assert pieces == whole_answer
+                assert chunks == complete
     assert is_empty(engine)
 
 
-def one_of(rng: random.Random) -> nc.SamplingParams:
+def random_params(rng: random.Random) -> nc.SamplingParams:
     values = rng.choice(STAGES)
     return nc.SamplingParams(
-        structured_outputs=rng.choice(FORMS),
+        structured_outputs=rng.choice(CONSTRAINTS),
         max_tokens=rng.randint(5, 50),
         n=rng.choice([1, 2]),
         seed=rng.randrange(99),
@@ -172,7 +172,7 @@ def _joined(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
     names = st.lists(st.sampled_from(["a", "b c", "ä", "key", 'q"', "x\\y", "🙂"]), max_size=3, unique=True)
     return st.one_of(
         st.builds(_object, names, st.lists(inner, min_size=3, max_size=3), st.integers(0, 3)),
-        st.builds(lambda items, low, more: listed(items, low, low + more), inner, st.integers(0, 2), st.integers(0, 2)),
+        st.builds(lambda items, low, more: array(items, low, low + more), inner, st.integers(0, 2), st.integers(0, 2)),
         st.builds(_tuple, st.lists(inner, min_size=1, max_size=3)),
         st.builds(lambda either: {"anyOf": either}, st.lists(inner, min_size=1, max_size=3)),
     )
@@ -187,7 +187,7 @@ def _tuple(schemas: list[Schema]) -> Schema:
 
 
 def _referred(schema: Schema) -> Schema:
-    """The same schema, twice and by a name."""
+    """An object with the schema twice, by reference."""
     return {"$defs": {"it": schema}, **closed(one={"$ref": "#/$defs/it"}, two={"$ref": "#/$defs/it"})}
 
 
@@ -199,40 +199,44 @@ _PATTERNS = st.sampled_from(["^[a-f]{1,4}$", "^(?:ab|cd)+$", "^x", "[0-9]", "y$"
 _FORMATS = st.sampled_from(["date", "ipv4", "uuid", "email"])
 LEAVES: st.SearchStrategy[Schema] = st.one_of(
     st.sampled_from([{"type": "null"}, {"type": "boolean"}, {"type": ["boolean", "null"]}]),
-    st.builds(lambda bounds: whole(*bounds), _BOUNDS),
+    st.builds(lambda bounds: integer(*bounds), _BOUNDS),
     st.builds(lambda bounds: {"type": "number", "minimum": bounds[0], "maximum": bounds[1]}, _BOUNDS),
     st.builds(lambda bounds: {"type": "number", "exclusiveMinimum": bounds[0] - 0.5, "maximum": bounds[1]}, _BOUNDS),
-    st.builds(lambda least, k: whole(least, least + 3 * k, multipleOf=k), st.integers(-50, 50), st.integers(1, 12)),
+    st.builds(lambda least, k: integer(least, least + 3 * k, multipleOf=k), st.integers(-50, 50), st.integers(1, 12)),
     st.builds(lambda low, more: text(low + more, minLength=low), st.integers(0, 4), st.integers(0, 6)),
     st.builds(lambda pattern: text(12, pattern=pattern), _PATTERNS),
     st.builds(lambda name: text(40, format=name), _FORMATS),
     st.builds(lambda values: {"enum": values}, st.lists(_VALUES, min_size=1, max_size=5)),
     st.builds(lambda value: {"const": value}, _VALUES),
 )
-_WHOLE = st.recursive(LEAVES, _joined, max_leaves=6)
-RANDOM = st.one_of(_WHOLE, _WHOLE, st.builds(_referred, _WHOLE))
+_SCHEMAS = st.recursive(LEAVES, _joined, max_leaves=6)
+RANDOM = st.one_of(_SCHEMAS, _SCHEMAS, st.builds(_referred, _SCHEMAS))
 
 
-# to shrink these takes minutes
+# shrinking takes minutes
 @settings(max_examples=tiers.count(3, 10), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     schemas=st.lists(RANDOM, min_size=10, max_size=10), seed=st.integers(0, 2**32), stage=st.sampled_from(STAGES[:4])
 )
-def test_random_schemas_are_fulfilled(llm: nc.LLM, schemas: list[Schema], seed: int, stage: dict[str, Any]) -> None:
+def test_outputs_of_random_schemas_are_valid(
+    llm: nc.LLM, schemas: list[Schema], seed: int, stage: dict[str, Any]
+) -> None:
     engine = Engine(runner("paged", toy(1024), 4000), llm.tokenizer)
-    asked = [
+    requests = [
         nc.SamplingParams(
-            structured_outputs={"json_schema": schema, "whitespace": ("flexible", "none")[place % 2]},
+            structured_outputs={"json_schema": schema, "whitespace": ("flexible", "none")[index % 2]},
             seed=seed,
             **stage,
         )
-        for place, schema in enumerate(schemas)
+        for index, schema in enumerate(schemas)
     ]
-    for schema, events in zip(schemas, drive(engine, [Request([5], params) for params in asked]), strict=True):
+    for schema, events in zip(schemas, drive(engine, [Request([5], params) for params in requests]), strict=True):
         written = "".join(event.chunk.text for event in events)
-        if events[-1].chunk.finish_reason == "length":  # a number may have digits without end
+        if events[-1].chunk.finish_reason == "length":  # numbers may have unlimited digits
             continue
         assert (events[-1].chunk.finish_reason, events[-1].chunk.stop_reason) == ("stop", None), (schema, written)
-        judge = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER)
-        assert [error.message for error in judge.iter_errors(json.loads(written))] == [], (schema, written)
+        validator = jsonschema.Draft202012Validator(
+            schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+        )
+        assert [error.message for error in validator.iter_errors(json.loads(written))] == [], (schema, written)
         assert validate(StructuredOutputs(json_schema=schema), written, seconds=60) == []

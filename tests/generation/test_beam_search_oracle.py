@@ -28,7 +28,7 @@ def steps(*rows: list[float], prompt: int = 0) -> LogitsOf:
 
 
 def hashed(size: int, seed: int, banned: float = 0.0) -> LogitsOf:
-    """A model whose logits depend on all tokens; a part of them, never all, is at -inf."""
+    """A model whose logits depend on all tokens. banned: the fraction at -inf, never all."""
 
     def logits_of(ids: tuple[int, ...]) -> np.ndarray:
         rng = np.random.default_rng([seed, len(ids), *ids])
@@ -51,9 +51,9 @@ def logprobs(logits: np.ndarray) -> list[float]:
 )
 def test_recorded_numbers_of_transformers(fact: dict) -> None:
     table = np.array(FACTS["table"], np.float32)
-    asked = {name: fact[name] for name in ("num_beams", "length_penalty", "early_stopping")}
+    options = {name: fact[name] for name in ("num_beams", "length_penalty", "early_stopping")}
     same = {name: FACTS[name] for name in ("prompt_ids", "max_tokens", "eos_token_ids")}
-    beams = beam_search(lambda ids: table[ids[-1]], **same, **asked)
+    beams = beam_search(lambda ids: table[ids[-1]], **same, **options)
     assert [list(beam.token_ids) for beam in beams] == fact["token_ids"]
     assert [beam.score for beam in beams] == pytest.approx(fact["scores"], rel=1e-6)
 
@@ -61,8 +61,8 @@ def test_recorded_numbers_of_transformers(fact: dict) -> None:
 @pytest.fixture(scope="module")
 def generate() -> Callable[..., list[tuple[list[int], float]]]:
     """Beam search of Transformers over tables [length, last token, next token]: ids and scores, the best first."""
-    torch = pytest.importorskip("torch", reason="the twin needs the extra 'torch'")
-    hf = pytest.importorskip("transformers", reason="the twin needs the extra 'torch'")
+    torch = pytest.importorskip("torch", reason="the comparison needs the extra 'torch'")
+    hf = pytest.importorskip("transformers", reason="the comparison needs the extra 'torch'")
 
     class Tables(hf.PreTrainedModel, hf.GenerationMixin):
         config_class = hf.PretrainedConfig
@@ -79,10 +79,10 @@ def generate() -> Callable[..., list[tuple[list[int], float]]]:
             return hf.modeling_outputs.CausalLMOutput(logits=logits)
 
     class Beams(hf.GenerationConfig):
-        def get_generation_mode(self, *_):  # also of width 1, for which it would be greedy search
+        def get_generation_mode(self, *_):  # also for one beam, which would be greedy search
             return hf.generation.GenerationMode.BEAM_SEARCH
 
-    def run(tables, prompt_ids, *, num_beams, max_tokens, eos_token_ids, **asked):
+    def run(tables, prompt_ids, *, num_beams, max_tokens, eos_token_ids, **options):
         config = Beams(
             num_beams=num_beams,
             num_return_sequences=num_beams,
@@ -92,17 +92,17 @@ def generate() -> Callable[..., list[tuple[list[int], float]]]:
             return_dict_in_generate=True,
             output_scores=True,
             use_cache=False,
-            **asked,
+            **options,
         )
         out = Tables(tables).generate(torch.tensor([prompt_ids]), generation_config=config)
         lengths = (out.beam_indices >= 0).sum(1).tolist()  # padding looks like EOS
-        answers = [ids[len(prompt_ids) :][:n] for ids, n in zip(out.sequences.tolist(), lengths, strict=True)]
-        return list(zip(answers, out.sequences_scores.tolist(), strict=True))
+        texts = [ids[len(prompt_ids) :][:n] for ids, n in zip(out.sequences.tolist(), lengths, strict=True)]
+        return list(zip(texts, out.sequences_scores.tolist(), strict=True))
 
     return run
 
 
-@pytest.mark.fast_cases(4)
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("early", EARLY)
 @pytest.mark.parametrize("num_beams", [1, 2, 3, 4, 5])
 def test_equals_transformers(num_beams: int, early: bool | str, generate: Callable) -> None:
@@ -110,25 +110,25 @@ def test_equals_transformers(num_beams: int, early: bool | str, generate: Callab
     settings = list(itertools.product([0.0, 0.5, 1.0, 2.0, -0.5], [(), (2,), (4, 0), (5, 1, 1, 3)]))
     for choice in rng.permutation(len(settings))[:10]:
         penalty, ends = settings[choice]
-        # as many as the beams without EOS: with fewer, Transformers goes on with copies of the prompt at -1e9
+        # enough tokens for the beams; with fewer, Transformers continues copies of the prompt at -1e9
         size, prompt, longest = int(rng.integers(9, 14)), [6] * int(rng.integers(1, 4)), int(rng.integers(1, 9))
         tables = rng.normal(scale=rng.uniform(0.5, 3), size=(12, size, size)).astype(np.float32)
         tables[..., list(ends)] += rng.uniform(-1, 2)
-        asked = dict(
+        options = dict(
             num_beams=num_beams, max_tokens=longest, eos_token_ids=ends, length_penalty=penalty, early_stopping=early
         )
-        twin = generate(tables, prompt, **asked)
-        beams = beam_search(lambda ids, tables=tables: tables[len(ids) - 1, ids[-1]], prompt, **asked)
-        assert [list(beam.token_ids) for beam in beams] == [ids for ids, _ in twin], asked
-        assert [beam.score for beam in beams] == pytest.approx([score for _, score in twin], rel=1e-5, abs=1e-6)
+        stock = generate(tables, prompt, **options)
+        beams = beam_search(lambda ids, tables=tables: tables[len(ids) - 1, ids[-1]], prompt, **options)
+        assert [list(beam.token_ids) for beam in beams] == [ids for ids, _ in stock], options
+        assert [beam.score for beam in beams] == pytest.approx([score for _, score in stock], rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("early", EARLY)
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0, 2.0])
 @pytest.mark.parametrize(("size", "ends"), [(3, ()), (3, (1,)), (4, (0, 3)), (3, (0, 1, 2)), (1, ())])
 @pytest.mark.parametrize("banned", [0.0, 0.4])
-@pytest.mark.fast_cases(60)
-def test_a_beam_as_wide_as_the_tree_finds_every_sequence_in_order(
+@pytest.mark.fast_cases(36)
+def test_enough_beams_find_every_sequence_in_order(
     size: int, ends: tuple[int, ...], penalty: float, early: bool | str, banned: float
 ) -> None:
     model, longest, all_sequences = hashed(size, 3, banned), 4, {}
@@ -150,7 +150,7 @@ def test_a_beam_as_wide_as_the_tree_finds_every_sequence_in_order(
 
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("penalty", [0.0, 1.0, 3.0])
-def test_width_one_is_greedy(early: bool, penalty: float) -> None:
+def test_one_beam_is_greedy(early: bool, penalty: float) -> None:
     for seed in range(20):
         model, ends, greedy = hashed(5, seed, banned=0.3), {4, 2}, []
         while len(greedy) < 6 and (not greedy or greedy[-1] not in ends):
@@ -169,14 +169,14 @@ def test_width_one_is_greedy(early: bool, penalty: float) -> None:
     st.sets(st.integers(0, 5)),
     st.sampled_from([-2.0, 0.0, 0.7, 1.0, 3.0]),
 )
-def test_laws(seed: int, size: int, num_beams: int, longest: int, ends: set[int], penalty: float) -> None:
+def test_properties(seed: int, size: int, num_beams: int, longest: int, ends: set[int], penalty: float) -> None:
     model, ends = hashed(size, seed, banned=0.2), {token for token in ends if token < size}
     found = {}
     for early in EARLY:
-        asked = dict(
+        options = dict(
             num_beams=num_beams, max_tokens=longest, eos_token_ids=ends, length_penalty=penalty, early_stopping=early
         )
-        beams = found[early] = beam_search(model, (5, 5), **asked)
+        beams = found[early] = beam_search(model, (5, 5), **options)
         assert 1 <= len(beams) <= num_beams
         assert len({beam.token_ids for beam in beams}) == len(beams)
         assert [beam.score for beam in beams] == sorted((beam.score for beam in beams), reverse=True)
@@ -188,42 +188,42 @@ def test_laws(seed: int, size: int, num_beams: int, longest: int, ends: set[int]
             assert beam.finish_reason == ("stop" if beam.token_ids[-1] in ends else "length")
             assert beam.finish_reason == "stop" or len(beam.token_ids) == longest
         for count in range(1, num_beams + 1):
-            assert beam_search(model, (5, 5), **asked, num_return_sequences=count) == beams[:count]
-    for hasty, patient in itertools.pairwise(EARLY):  # who searches on can only find better ones
+            assert beam_search(model, (5, 5), **options, num_return_sequences=count) == beams[:count]
+    for hasty, patient in itertools.pairwise(EARLY):  # a longer search can only find better ones
         assert len(found[hasty]) <= len(found[patient])
         assert all(a.score <= b.score for a, b in zip(found[hasty], found[patient], strict=False))
 
 
-def plainly(model: LogitsOf, **asked: object) -> list[Beam]:
-    return beam_search(model, (5, 5), **asked)
+def search(model: LogitsOf, **options: object) -> list[Beam]:
+    return beam_search(model, (5, 5), **options)
 
 
 @given(st.integers(0, 2**32), st.integers(2, 7), st.integers(1, 4), st.integers(1, 5), st.sampled_from([0.0, 0.5, 9.0]))
-def test_groups_without_a_penalty_and_one_group_with_one(
+def test_groups_without_a_penalty_and_a_single_group_with_one(
     seed: int, size: int, num_beams: int, longest: int, weight: float
 ) -> None:
     model = hashed(size, seed, banned=0.2)
-    asked = dict(max_tokens=longest, eos_token_ids=[1], early_stopping=EARLY[seed % 3], length_penalty=0.5)
-    alone = plainly(model, num_beams=num_beams, **asked)
-    assert plainly(model, num_beams=num_beams, num_beam_groups=1, diversity_penalty=weight, **asked) == alone
-    assert plainly(model, num_beams=3 * num_beams, num_beam_groups=3, **asked) == alone  # all find the same
+    options = dict(max_tokens=longest, eos_token_ids=[1], early_stopping=EARLY[seed % 3], length_penalty=0.5)
+    single = search(model, num_beams=num_beams, **options)
+    assert search(model, num_beams=num_beams, num_beam_groups=1, diversity_penalty=weight, **options) == single
+    assert search(model, num_beams=3 * num_beams, num_beam_groups=3, **options) == single  # all groups find the same
 
 
 @given(st.integers(0, 2**32), st.integers(2, 7), st.integers(1, 5), st.integers(1, 5), st.sampled_from([0.3, 2.0, 1e6]))
-def test_groups_of_one_beam_are_greedy_searches_that_avoid_each_other(
+def test_groups_of_one_beam_are_greedy_with_a_diversity_penalty(
     seed: int, size: int, groups: int, longest: int, weight: float
 ) -> None:
     model, end = hashed(size, seed), 1
     texts: list[list[int]] = [[] for _ in range(groups)]
     for _ in range(longest):
-        taken = [0] * size
+        counts = [0] * size
         for text in texts:
             if text[-1:] == [end]:
                 continue
-            scores = [x - weight * n for x, n in zip(logprobs(model((5, 5, *text))), taken, strict=True)]
+            scores = [x - weight * n for x, n in zip(logprobs(model((5, 5, *text))), counts, strict=True)]
             text.append(scores.index(max(scores)))
-            taken[text[-1]] += text[-1] != end
-    beams = plainly(
+            counts[text[-1]] += text[-1] != end
+    beams = search(
         model,
         num_beams=groups,
         num_beam_groups=groups,
@@ -234,59 +234,59 @@ def test_groups_of_one_beam_are_greedy_searches_that_avoid_each_other(
     )
     assert {beam.token_ids for beam in beams} == set(map(tuple, texts))
     assert len(beams) == len(set(map(tuple, texts)))
-    for beam in beams:  # the score knows of no penalty
+    for beam in beams:  # the score does not include the penalty
         parts = [logprobs(model((5, 5, *beam.token_ids[:i])))[token] for i, token in enumerate(beam.token_ids)]
         assert beam.logprob == pytest.approx(math.fsum(parts), abs=1e-9)
 
 
-def test_a_group_avoids_what_the_groups_before_go_on_with() -> None:
+def test_a_group_is_penalized_for_tokens_of_earlier_groups() -> None:
     model = steps([3.0, 2.0, 1.0, 0.0, 0.0, 0.0], [0.0] * 6)
     beams = beam_search(model, (), num_beams=4, num_beam_groups=2, diversity_penalty=1.5, max_tokens=1)
-    assert [beam.token_ids[0] for beam in beams] == [0, 1, 2]  # of the second 0 at 1.5, then 2 at 1
+    assert [beam.token_ids[0] for beam in beams] == [0, 1, 2]  # in the second step 0 at 1.5, then 2 at 1
     beams = beam_search(model, (), num_beams=4, num_beam_groups=2, diversity_penalty=99.0, max_tokens=1)
     assert [beam.token_ids[0] for beam in beams] == [0, 1, 2, 3]
     ends = beam_search(
         model, (), num_beams=2, num_beam_groups=2, diversity_penalty=99.0, max_tokens=1, eos_token_ids=[0]
     )
-    assert [beam.token_ids[0] for beam in ends] == [0]  # an end is nothing to be avoided
+    assert [beam.token_ids[0] for beam in ends] == [0]  # tokens that end a beam are not penalized
 
 
 TEXTS = [(0, 1), (0, 1, 2), (0, 2, 2, 2), (1,), (2, 0, 1, 0), (2, 0, 1, 1), (2, 1)]
 
 
 def after(ids: tuple[int, ...]) -> set[int]:
-    """What can follow in one of the texts above; 3 is the end of one that others go on from."""
+    """The tokens that can follow in the texts above; 3 ends a text that is a prefix of others."""
     found = {text[len(ids)] for text in TEXTS if text[: len(ids)] == ids and len(text) > len(ids)}
     return found | {3} if ids in TEXTS and found else found
 
 
 @pytest.mark.parametrize("early", EARLY)
 @pytest.mark.parametrize("seed", range(5))
-def test_what_is_not_allowed_is_out_and_what_is_whole_ends(seed: int, early: bool | str) -> None:
+def test_only_allowed_texts_are_found_and_complete_ones_end(seed: int, early: bool | str) -> None:
     model = hashed(4, seed)
     expected = {}
     for text in TEXTS:
         ids = (*text, 3) if after(text) else text
         expected[ids] = math.fsum(logprobs(model((5, 5, *ids[:i])))[token] for i, token in enumerate(ids))
-    asked = dict(max_tokens=9, eos_token_ids=[3], allowed=after, early_stopping=early, length_penalty=0.0)
-    beams = plainly(model, num_beams=20, **asked)
+    options = dict(max_tokens=9, eos_token_ids=[3], allowed=after, early_stopping=early, length_penalty=0.0)
+    beams = search(model, num_beams=20, **options)
     assert [beam.token_ids for beam in beams] == sorted(expected, key=lambda ids: -expected[ids])
     assert [beam.score for beam in beams] == pytest.approx(sorted(expected.values(), reverse=True), abs=1e-9)
     assert {beam.finish_reason for beam in beams} == {"stop"}
-    short = plainly(model, num_beams=20, **asked | {"max_tokens": 2})
+    short = search(model, num_beams=20, **options | {"max_tokens": 2})
     assert {beam.token_ids for beam in short if beam.finish_reason == "stop"} == {(1,), (2, 1)}
     assert {beam.token_ids for beam in short if beam.finish_reason == "length"} == {(0, 1), (0, 2), (2, 0)}
-    assert plainly(model, num_beams=2, **asked)[0].token_ids in expected
+    assert search(model, num_beams=2, **options)[0].token_ids in expected
 
 
-def test_where_nothing_that_is_allowed_can_be_the_search_fails() -> None:
+def test_the_search_fails_without_an_allowed_token() -> None:
     with pytest.raises(ValueError, match="no token that is allowed has a finite score"):
         beam_search(steps([0.0, -np.inf]), (), num_beams=2, max_tokens=3, allowed=lambda ids: {1})
     with pytest.raises(ValueError, match="no token that is allowed has a finite score"):
         beam_search(steps([0.0, 0.0]), (), num_beams=2, max_tokens=3, allowed=lambda ids: set())
 
 
-def test_ties_go_to_the_lower_beam_then_the_lower_token_and_the_earlier_end() -> None:
+def test_ties_prefer_the_lower_beam_then_token_and_the_earlier_end() -> None:
     flat = steps(*[[0.0] * 4] * 3)
     assert [b.token_ids for b in beam_search(flat, (), num_beams=3, max_tokens=1)] == [(0,), (1,), (2,)]
     assert [b.token_ids for b in beam_search(flat, (), num_beams=3, max_tokens=2)] == [(0, 0), (0, 1), (0, 2)]
@@ -294,15 +294,15 @@ def test_ties_go_to_the_lower_beam_then_the_lower_token_and_the_earlier_end() ->
     assert [(b.token_ids, b.score) for b in beams] == [(ids, -math.log(4)) for ids in [(0,), (1, 0), (1, 1)]]
 
 
-def test_an_end_that_is_not_among_the_first_is_lost() -> None:
-    model = steps([1.0, 0.9, 0.0], [0.0, 0.0, 0.0])  # token 1 alone is likelier than any pair
+def test_ends_beyond_the_best_candidates_are_dropped() -> None:
+    model = steps([1.0, 0.9, 0.0], [0.0, 0.0, 0.0])  # token 1 alone is more likely than any pair
     [beam] = beam_search(model, (), num_beams=1, max_tokens=2, eos_token_ids=[1], length_penalty=0.0)
     assert (beam.token_ids, beam.finish_reason) == ((0, 0), "length")
     best, _ = beam_search(model, (), num_beams=2, max_tokens=2, eos_token_ids=[1], length_penalty=0.0)
     assert (best.token_ids, best.finish_reason) == ((1,), "stop")
 
 
-def test_many_ends_ahead_do_not_starve_the_open_beams() -> None:
+def test_many_ends_do_not_starve_open_beams() -> None:
     model = steps([9.0, 8.0, 7.0, 6.0, 5.0, 4.0], [0.0, 0.0, 0.0, 0.0, 1.5, 2.0])
     beams = beam_search(
         model, (), num_beams=2, max_tokens=2, eos_token_ids=[0, 1, 2, 3], length_penalty=9.0, early_stopping="never"
@@ -310,11 +310,11 @@ def test_many_ends_ahead_do_not_starve_the_open_beams() -> None:
     assert [beam.token_ids for beam in beams] == [(4, 5), (4, 4)]
 
 
-@pytest.mark.parametrize(("early", "asked"), [(True, 3), (False, 5), ("never", 7)])
-def test_when_a_search_ends(early: bool | str, asked: int) -> None:
+@pytest.mark.parametrize(("early", "num_steps"), [(True, 3), (False, 5), ("never", 7)])
+def test_when_a_search_ends(early: bool | str, num_steps: int) -> None:
     seen = []
     first, second, flat = [0.4, 0.5, 0.1, 0, 0, 0], [0.5, 0.49, 0.01, 0, 0, 0], [0, 0.2, 0.2, 0.2, 0.2, 0.2]
-    # worst of the ends: log(.4); best open one: log(.245) / 2 above it, log(.049) / 3 below, log(.049) / 5 above, ...
+    # worst finished beam: log(.4); best open one: log(.245) / 2 above it, log(.049) / 3 below, log(.049) / 5 above, ...
     rows = [np.log(np.array(row) + 1e-30) for row in (first, second, flat, flat, flat)]
 
     def model(ids: tuple[int, ...]) -> np.ndarray:
@@ -322,17 +322,17 @@ def test_when_a_search_ends(early: bool | str, asked: int) -> None:
         return rows[len(ids) - 1]
 
     beam_search(model, [2], num_beams=2, max_tokens=5, eos_token_ids=[0], early_stopping=early)
-    assert len(seen) == asked
-    assert len(set(seen)) == asked
+    assert len(seen) == num_steps
+    assert len(set(seen)) == num_steps
     assert all(ids[0] == 2 for ids in seen)
 
 
-def test_a_tie_of_the_best_open_beam_with_the_worst_end_ends_the_search() -> None:
+def test_a_tie_of_the_best_open_and_the_worst_finished_beam_ends_the_search() -> None:
     [beam] = beam_search(steps([0.0, 0.0]), (), num_beams=1, max_tokens=9, eos_token_ids=[0])  # a second row would fail
     assert beam.token_ids == (0,)
 
 
-def test_never_hopes_for_a_short_answer_where_the_penalty_is_negative() -> None:
+def test_never_uses_the_shortest_length_for_negative_penalties() -> None:
     rows = [np.log(row) for row in ([0.4, 0.58, 0.02], [0.09, 0.9, 0.01], [0.98, 0.01, 0.01], [0.98, 0.01, 0.01])]
     beams = beam_search(
         steps(*rows), (), num_beams=2, max_tokens=20, eos_token_ids=[0], length_penalty=-1.0, early_stopping="never"
@@ -340,18 +340,18 @@ def test_never_hopes_for_a_short_answer_where_the_penalty_is_negative() -> None:
     assert [beam.token_ids for beam in beams] == [(0,), (1, 1, 0)]
 
 
-def test_there_are_no_more_beams_than_sequences() -> None:
+def test_at_most_one_beam_per_possible_sequence() -> None:
     assert len(beam_search(hashed(2, 0), (), num_beams=5, max_tokens=9, eos_token_ids=[0, 1])) == 2
     only = beam_search(steps([-np.inf, 3.0], [2.0, -np.inf]), (), num_beams=4, max_tokens=2)
     assert only == [Beam((1, 0), 0.0, 0.0, "length")]
 
 
-def test_an_end_at_the_last_step_is_a_stop() -> None:
+def test_eos_at_the_last_step_is_a_stop() -> None:
     beams = beam_search(steps([1.0, 0.0]), (), num_beams=2, max_tokens=1, eos_token_ids=[0])
     assert [beam.finish_reason for beam in beams] == ["stop", "length"]
 
 
-def test_logits_are_read_as_float32_and_not_written_to() -> None:
+def test_logits_are_converted_to_float32_and_not_modified() -> None:
     row = np.array([1.0, 1.0 + 1e-12, 0.0])  # equal in float32: the lower id wins
     row.flags.writeable = False
     [beam] = beam_search(lambda ids: row, (), num_beams=1, max_tokens=1)
@@ -375,7 +375,7 @@ def test_logits_are_read_as_float32_and_not_written_to() -> None:
         ([[0.0, 1.0]], "floats"),
     ],
 )
-def test_bad_logits_are_an_error_also_late_and_of_one_beam(bad: list, message: str) -> None:
+def test_invalid_logits_are_an_error_in_any_step_and_beam(bad: list, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         beam_search(lambda ids: np.array(bad), (), num_beams=2, max_tokens=3)
     with pytest.raises(ValueError, match=message):
@@ -405,14 +405,14 @@ def test_bad_logits_are_an_error_also_late_and_of_one_beam(bad: list, message: s
         ("num_return_sequences", 4, r"num_return_sequences must be at most num_beams \(3\), got 4"),
     ],
 )
-def test_an_error_names_the_field_and_what_is_allowed(field: str, value: object, message: str) -> None:
-    asked = dict(prompt_ids=[0], num_beams=3, max_tokens=5) | {field: value}
+def test_errors_name_the_field_and_the_allowed_values(field: str, value: object, message: str) -> None:
+    options = dict(prompt_ids=[0], num_beams=3, max_tokens=5) | {field: value}
     with pytest.raises(nc.ParameterError, match=message) as error:
-        beam_search(hashed(3, 0), **asked)
+        beam_search(hashed(3, 0), **options)
     assert error.value.field == field
 
 
-def test_a_beam_is_frozen_and_ids_may_come_from_numpy_or_an_iterator() -> None:
+def test_beams_are_frozen_and_ids_may_be_numpy_or_iterators() -> None:
     model = hashed(6, 1)
     beams = beam_search(model, (1, 2), num_beams=2, max_tokens=3, eos_token_ids=(3, 3, 4))
     assert beams == beam_search(

@@ -1,4 +1,4 @@
-"""Where kernels are kept on disk."""
+"""The location of cached kernels on disk."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from nucleate.jit import kernel_cache
 
 
-def test_kernels_of_other_sources_or_versions_are_kept_elsewhere(
+def test_kernels_of_other_sources_or_versions_have_another_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
@@ -22,8 +22,8 @@ def test_kernels_of_other_sources_or_versions_are_kept_elsewhere(
     assert first != kernel_cache.folder("1.0", [source])
 
 
-def test_a_folder_that_is_a_file_keeps_nothing(tmp_path: Path) -> None:
-    place = tmp_path / "file"
-    place.write_text("")
-    assert not kernel_cache.writable(place)
+def test_a_folder_that_is_a_file_is_not_writable(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("")
+    assert not kernel_cache.writable(path)
     assert kernel_cache.writable(tmp_path / "folder")

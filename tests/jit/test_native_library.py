@@ -1,4 +1,4 @@
-"""Kernels as machine code: what is compiled, what Python hands them, and how a file is read."""
+"""Kernels as machine code: compilation, argument conversion, and reading of cache files."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def square(x):
     return x * x
 
 @kernel("float64(float32[:, ::1], float64[:], int64, uint64, float32, boolean)")
-def all_kinds(rows, strided, whole, seed, part, yes):
+def all_kinds(rows, strided, integer, seed, part, yes):
     if seed != np.uint64(2**64 - 1) or not yes:
         return -1.0
-    return square(rows.sum()) + strided.sum() + whole + part
+    return square(rows.sum()) + strided.sum() + integer + part
 
 @kernel("void(int64[::1], float64[::1])")
 def order(out, x):
@@ -72,7 +72,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
         return made
 
 
-def test_all_kinds_of_arguments_and_results(library: KernelLibrary) -> None:
+def test_arguments_and_results_of_every_type(library: KernelLibrary) -> None:
     rows, strided = np.full((2, 3), 0.5, np.float32), np.arange(6.0)[::2]
     run = library.all_kinds
     assert run(rows, strided, np.int64(4), 2**64 - 1, 0.25, True) == 9 + 6 + 4 + 0.25
@@ -89,10 +89,10 @@ def test_all_kinds_of_arguments_and_results(library: KernelLibrary) -> None:
 
 
 class Sub(np.ndarray):
-    """An array that is one, such as a map of a file."""
+    """A subclass of ndarray, such as a memory map."""
 
 
-def test_an_array_of_a_class_of_its_own_is_one(library: KernelLibrary) -> None:
+def test_a_subclass_of_ndarray_is_accepted(library: KernelLibrary) -> None:
     rows = np.ones((1, 1), np.float32).view(Sub)
     assert library.all_kinds(rows, np.zeros(0), 0, 2**64 - 1, 0.0, True) == 1.0
 
@@ -114,10 +114,10 @@ def test_an_array_of_a_class_of_its_own_is_one(library: KernelLibrary) -> None:
         {4: None},
     ],
 )
-def test_what_a_kernel_does_not_take(wrong: dict[int, Any], library: KernelLibrary) -> None:
+def test_wrong_argument_types(wrong: dict[int, Any], library: KernelLibrary) -> None:
     given: list[Any] = [np.ones((1, 1), np.float32), np.ones(1), 1, 2**64 - 1, 1.0, True]
-    for place, value in wrong.items():
-        given[place] = value
+    for index, value in wrong.items():
+        given[index] = value
     with pytest.raises(TypeError):
         library.all_kinds(*given)
 
@@ -129,17 +129,17 @@ def test_the_number_of_arguments(library: KernelLibrary) -> None:
         library.next_one(1, 2)
 
 
-def test_numbers_that_do_not_fit(library: KernelLibrary) -> None:
+def test_integer_overflow(library: KernelLibrary) -> None:
     with pytest.raises(OverflowError):
         library.next_one(2**70)
 
 
-def test_a_kernel_that_fails(library: KernelLibrary) -> None:
+def test_a_failing_kernel(library: KernelLibrary) -> None:
     with pytest.raises(RuntimeError, match="fails failed"):
         library.fails(4)
 
 
-def test_nothing_is_left_over(library: KernelLibrary) -> None:
+def test_no_reference_leaks(library: KernelLibrary) -> None:
     x, out, rows = np.arange(9.0)[:8], np.empty(8, np.int64), np.ones((1, 1), np.float32)
     before = [sys.getrefcount(each) for each in (None, x, out, rows)]
     for _ in range(1000):
@@ -151,19 +151,19 @@ def test_nothing_is_left_over(library: KernelLibrary) -> None:
 
 
 def again(library: KernelLibrary) -> KernelLibrary:
-    """The same as another process would have it."""
+    """The same library as in another process."""
     return KernelLibrary(library.name, library.modules, library._sources)
 
 
 @pytest.fixture
 def cache(library: KernelLibrary, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = library._sources[0].parent
-    monkeypatch.setenv("NUCLEATE_CACHE", str(place / "cache"))
-    monkeypatch.syspath_prepend(str(place))
-    return place
+    folder = library._sources[0].parent
+    monkeypatch.setenv("NUCLEATE_CACHE", str(folder / "cache"))
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
 
 
-def test_another_process_reads_them_without_numba(library: KernelLibrary, cache: Path) -> None:
+def test_another_process_loads_them_without_numba(library: KernelLibrary, cache: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
@@ -179,7 +179,7 @@ print(library.next_one(1), "numba" in sys.modules)
 @pytest.mark.parametrize(
     "damage", [lambda data: data[:-1], lambda data: b"", lambda data: b"{}\n1", lambda data: b"x" * 99]
 )
-def test_a_file_that_is_not_as_it_was_written_is_none(damage: Any, library: KernelLibrary, cache: Path) -> None:
+def test_a_damaged_file_is_ignored(damage: Any, library: KernelLibrary, cache: Path) -> None:
     data = library.path.read_bytes()
     library.path.write_bytes(damage(data))
     try:
@@ -189,30 +189,32 @@ def test_a_file_that_is_not_as_it_was_written_is_none(damage: Any, library: Kern
     assert again(library).load()
 
 
-def test_a_file_that_calls_what_is_not_there_is_none(library: KernelLibrary, cache: Path) -> None:
+def test_a_file_with_unknown_functions_is_ignored(library: KernelLibrary, cache: Path) -> None:
     head, _, code = library.path.read_bytes().partition(b"\n")
     assert native_library._functions(head + b"\n" + code) is not None
     assert native_library._functions(native_library.packed(code, {}, ["no_such_function_anywhere"])) is None
 
 
-def test_where_nothing_can_be_written_they_are_compiled_for_this_process(
+def test_kernels_are_compiled_in_memory_if_the_cache_is_not_writable(
     library: KernelLibrary, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUCLEATE_CACHE", str(cache / "elsewhere"))
-    monkeypatch.setattr(kernel_cache, "writable", lambda place: False)
+    monkeypatch.setattr(kernel_cache, "writable", lambda path: False)
     one = again(library)
     assert one.next_one(1) == 2
     assert not one.path.exists()
 
 
-def test_those_of_another_user_are_read(library: KernelLibrary, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where ``nucleate warm`` has made the image of a container that another user runs."""
-    monkeypatch.setattr(kernel_cache, "writable", lambda place: False)
+def test_kernels_of_another_user_are_loaded(
+    library: KernelLibrary, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example a cache that ``nucleate warm`` filled when a container image was built."""
+    monkeypatch.setattr(kernel_cache, "writable", lambda path: False)
     monkeypatch.setattr(native_library, "_compile", None)
     assert again(library).next_one(1) == 2
 
 
-def test_what_cannot_be_compiled_says_why(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compilation_error_has_a_reason(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
     with pytest.raises(KernelError, match="No module named 'no_such_module'"):
         native_library.ensure_loaded([KernelLibrary("none", ["no_such_module"], [])])
@@ -220,16 +222,16 @@ def test_what_cannot_be_compiled_says_why(cache: Path, tmp_path: Path, monkeypat
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks")
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_begins_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the threads of its parent, which were to get kernels, are not there."""
+def test_a_fork_loads_its_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads of the parent that load kernels do not exist in a forked child."""
     library = KernelLibrary("unmade", [], [])
     library.mark_started(compiling=True)
     child = os.fork()
     if not child:
-        begun: list[object] = []
+        started: list[object] = []
         monkeypatch.setattr(
-            native_library, "load_in_background", lambda some, *, compiling: begun.append((some, compiling))
+            native_library, "load_in_background", lambda some, *, compiling: started.append((some, compiling))
         )
         library.record_fallback(native_library.LOAD_AFTER)
-        os._exit(0 if begun == [([library], False)] else 1)
+        os._exit(0 if started == [([library], False)] else 1)
     assert os.waitpid(child, 0)[1] == 0

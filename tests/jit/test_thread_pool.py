@@ -1,4 +1,4 @@
-"""How many threads work."""
+"""The number of worker threads."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from nucleate.jit.thread_pool import cores, pool
 from nucleate.parameters.parameter import ParameterError
 
 
-@pytest.mark.parametrize("asked", ["0", "-1", "two", "1.5"])
-def test_a_number_of_threads_that_makes_no_sense_is_an_error_that_says_so(
-    asked: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("NUCLEATE_THREADS", asked)
-    with pytest.raises(ParameterError, match=f"NUCLEATE_THREADS must be an integer >= 1, got '{asked}'"):
+@pytest.mark.parametrize("setting", ["0", "-1", "two", "1.5"])
+def test_an_invalid_number_of_threads_is_an_explained_error(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUCLEATE_THREADS", setting)
+    with pytest.raises(ParameterError, match=f"NUCLEATE_THREADS must be an integer >= 1, got '{setting}'"):
         cores.__wrapped__()
 
 
-def test_the_number_that_is_asked_for_or_that_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_threads_is_configured_or_that_of_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUCLEATE_THREADS", "3")
     assert cores.__wrapped__() == 3
     monkeypatch.setenv("NUCLEATE_THREADS", " ")

@@ -1,4 +1,4 @@
-"""nc.warm: afterwards nothing is compiled or read any more; until then, the reference answers and nobody waits."""
+"""nc.warm: afterwards nothing is compiled or loaded any more; until then, the reference samples without waiting."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PARAMS = nc.SamplingParams(temperature=0.9, top_p=0.95, seed=5)
 
 
 @pytest.fixture
-def unmade(monkeypatch, tmp_path):
-    """A library that is kept nowhere, and whose compiler waits until it is told to go on."""
+def uncompiled(monkeypatch, tmp_path):
+    """An uncached library whose compilation waits for an event."""
     go = threading.Event()
     library = KernelLibrary("unmade", (), ())
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
     monkeypatch.setattr(readiness, "KERNELS", readiness.KernelReadiness((library,)))
 
-    def compile_(one, told, *, background):
+    def compile_(one, progress, *, background):
         assert one is library
         assert background
         go.wait(30)
@@ -39,27 +39,27 @@ def unmade(monkeypatch, tmp_path):
     go.set()
 
 
-def who_drew(monkeypatch, backend="auto"):
-    """How many rows of a call the reference draws, and the tokens."""
+def sample_and_count(monkeypatch, backend="auto"):
+    """The tokens, and the number of rows that the reference sampled."""
     rows, run = [], reference.run
     monkeypatch.setattr(reference, "run", lambda *given: rows.append(1) or run(*given))
     return nc.sample(LOGITS, PARAMS, backend=backend), len(rows)
 
 
-def test_the_reference_answers_meanwhile_and_kernels_afterwards(unmade, monkeypatch):
-    library, go = unmade
+def test_the_reference_samples_until_the_kernels_are_ready(uncompiled, monkeypatch):
+    library, go = uncompiled
     thread = native_library.load_in_background([library])
-    meanwhile, by_reference = who_drew(monkeypatch)
+    meanwhile, by_reference = sample_and_count(monkeypatch)
     assert by_reference == 2
     go.set()
     thread.join(30)
-    afterwards, by_reference = who_drew(monkeypatch)
+    afterwards, by_reference = sample_and_count(monkeypatch)
     assert by_reference == 0
     assert meanwhile.tolist() == afterwards.tolist()
 
 
-def test_a_sampler_moves_over_in_the_middle_of_its_answers(unmade):
-    library, go = unmade
+def test_a_sampler_switches_to_kernels_in_the_middle_of_an_output(uncompiled):
+    library, go = uncompiled
     thread = native_library.load_in_background([library])
     sampler, fixed = nc.Sampler(20_000), nc.Sampler(20_000, backend="reference")
     params = PARAMS.replace(repetition_penalty=1.3, frequency_penalty=0.5, logprobs=2)
@@ -70,23 +70,23 @@ def test_a_sampler_moves_over_in_the_middle_of_its_answers(unmade):
         if step == 3:
             go.set()
             thread.join(30)
-        told, meant = sampler(LOGITS), fixed(LOGITS)
-        assert told.token_ids.tolist() == meant.token_ids.tolist()
-        for one, other in zip(told.logprobs, meant.logprobs, strict=True):
+        actual, expected = sampler(LOGITS), fixed(LOGITS)
+        assert actual.token_ids.tolist() == expected.token_ids.tolist()
+        for one, other in zip(actual.logprobs, expected.logprobs, strict=True):
             assert [each.token_id for each in one.top] == [each.token_id for each in other.top]
 
 
-def test_the_cpu_backend_does_not_ask_whether_it_is_worth_it(unmade, monkeypatch):
-    assert who_drew(monkeypatch, backend="cpu")[1] == 0
+def test_the_cpu_backend_always_uses_kernels(uncompiled, monkeypatch):
+    assert sample_and_count(monkeypatch, backend="cpu")[1] == 0
 
 
-def test_a_backend_that_does_not_exist(unmade):
+def test_an_unknown_backend(uncompiled):
     with pytest.raises(ValueError, match="backend must be one of auto, reference, cpu"):
         readiness.compiled("gpu", 1)
 
 
-def begun(monkeypatch):
-    """What is begun in the background from now on: (names, whether to compile)."""
+def record_loads(monkeypatch):
+    """Record background loads: (names, whether to compile)."""
     found = []
     monkeypatch.setattr(
         native_library,
@@ -96,14 +96,14 @@ def begun(monkeypatch):
     return found
 
 
-def test_kernels_are_read_as_soon_as_that_is_worth_it_and_compiled_much_later(monkeypatch, tmp_path):
+def test_kernels_are_loaded_early_and_compiled_much_later(monkeypatch, tmp_path):
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
-    library, found = KernelLibrary("unmade", (), ()), begun(monkeypatch)
+    library, found = KernelLibrary("unmade", (), ()), record_loads(monkeypatch)
     library.record_fallback(native_library.LOAD_AFTER / 2)
     assert found == []
     library.record_fallback(native_library.LOAD_AFTER / 2)
     assert found == [(["unmade"], False)]
-    library.mark_started(compiling=False)  # as that thread would
+    library.mark_started(compiling=False)  # as the background thread would
     assert not library.load()
     library.record_fallback(native_library.COMPILE_AFTER / 2)
     assert len(found) == 1
@@ -111,8 +111,8 @@ def test_kernels_are_read_as_soon_as_that_is_worth_it_and_compiled_much_later(mo
     assert found[1:] == [(["unmade"], True)]
 
 
-def test_what_is_being_got_is_not_begun_with_again(monkeypatch):
-    library, found = KernelLibrary("unmade", (), ()), begun(monkeypatch)
+def test_a_load_in_progress_is_not_started_again(monkeypatch):
+    library, found = KernelLibrary("unmade", (), ()), record_loads(monkeypatch)
     library.mark_started(compiling=True)
     library.mark_started(compiling=False)  # by another thread
     assert not library.load()
@@ -120,13 +120,13 @@ def test_what_is_being_got_is_not_begun_with_again(monkeypatch):
     assert found == []
 
 
-def test_two_threads_compile_once(unmade, monkeypatch, tmp_path):
-    library, go = unmade
+def test_two_threads_compile_once(uncompiled, monkeypatch, tmp_path):
+    library, go = uncompiled
     monkeypatch.undo()
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
     ran = []
 
-    def run(one, told, *, background):
+    def run(one, progress, *, background):
         ran.append(background)
         go.wait(30)
         one.ready = True
@@ -140,8 +140,8 @@ def test_two_threads_compile_once(unmade, monkeypatch, tmp_path):
     assert len(ran) == 1
 
 
-def test_small_calls_add_up(unmade, monkeypatch):
-    found = begun(monkeypatch)
+def test_the_cost_of_small_calls_adds_up(uncompiled, monkeypatch):
+    found = record_loads(monkeypatch)
     row = LOGITS[:1, :1000]
     calls = 0
     while not found:
@@ -150,12 +150,12 @@ def test_small_calls_add_up(unmade, monkeypatch):
     assert calls == pytest.approx(native_library.LOAD_AFTER / readiness.SECONDS_PER_LOGIT / 1000, abs=1)
 
 
-def test_a_compiler_that_fails_is_logged_and_holds_up_nobody(unmade, monkeypatch, caplog):
-    def fail(library, told, *, background):
+def test_a_compiler_error_is_logged_and_blocks_nothing(uncompiled, monkeypatch, caplog):
+    def fail(library, progress, *, background):
         raise KernelError("no such register")
 
     monkeypatch.setattr(native_library, "_compile", fail)
-    library, _ = unmade
+    library, _ = uncompiled
     native_library.load_in_background([library]).join(30)
     assert "no such register" in caplog.text
     assert not readiness.compiled("auto", 10**6)
@@ -164,11 +164,11 @@ def test_a_compiler_that_fails_is_logged_and_holds_up_nobody(unmade, monkeypatch
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_what_else_is_to_be_warmed_comes_afterwards(background, caplog):
-    came = []
+def test_the_additional_function_runs_after_the_kernels(background, caplog):
+    ready_before = []
 
     def also():
-        came.append(all(library.ready for library in ALL))
+        ready_before.append(all(library.ready for library in ALL))
         raise RuntimeError("the model's")
 
     if background:
@@ -177,17 +177,17 @@ def test_what_else_is_to_be_warmed_comes_afterwards(background, caplog):
     else:
         with pytest.raises(RuntimeError, match="the model's"):
             nc.warm(also=also)
-    assert came == [True]
+    assert ready_before == [True]
 
 
-def test_it_says_what_it_does():
+def test_progress_names_every_library():
     lines = []
     assert nc.warm(on_progress=lines.append) is None
     assert [line.partition(":")[0] for line in lines] == [library.name for library in ALL]
 
 
-def test_every_kernel_that_is_declared_is_in_a_library():
-    """Else it would be compiled in the process that needs it."""
+def test_every_kernel_is_in_a_library():
+    """Other kernels would be compiled in the process that needs them."""
     root = Path(nc.__file__).parent
     declared = {
         ".".join(path.relative_to(root.parent).with_suffix("").parts)
@@ -233,19 +233,19 @@ print("done")
 """
 
 
-def test_after_warm_no_pipeline_of_built_in_stages_compiles_or_reads_anything():
-    """In a process of its own, where Numba cannot even be imported."""
+def test_after_warm_no_pipeline_of_built_in_stages_compiles_or_loads_anything():
+    """In a separate process, where Numba cannot even be imported."""
     benchmarks = Path(__file__).parents[2] / "benchmarks"
     command = [sys.executable, "-c", AFTERWARDS, str(benchmarks)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert ran.stdout.strip() == "done", ran.stderr[-3000:]
 
 
-def test_importing_it_loads_neither_the_compiler_nor_what_reads_its_work():
+def test_importing_the_package_imports_no_compiler():
     code = "import nucleate.llm, sys; print(sorted({'numba', 'llvmlite', 'llvmlite.binding'} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout.strip() == "[]"
 
 
-def test_the_sampler_has_its_own():
+def test_the_sampler_needs_only_some_libraries():
     assert set(SAMPLER) < set(ALL)

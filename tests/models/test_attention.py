@@ -1,4 +1,4 @@
-"""The kernel equals attention as it is written in papers, in float64, for every shape and rule."""
+"""The attention kernel equals a float64 implementation for every shape and attention rule."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nucleate.models.runner import ModelInput
 
 
 def attended(query_HD, keys_LKD, values_LKE, rule, length):
-    """One token at place length - 1, over the keys before it and its own."""
+    """The attention output of the token at position length - 1."""
     oldest = max(0, length - rule.window) if rule.window else 0
     group = len(query_HD) // keys_LKD.shape[1]
     rows = []
@@ -56,7 +56,7 @@ def cases(draw):
 
 
 def run(rule, kv_heads, heads, size, value_size, block_size, lengths, new, threads, seed, dirt=np.nan):
-    """What the kernel gives, and what is right, for the last ``new`` tokens of some sequences."""
+    """The kernel's outputs and the expected ones, for the last ``new`` tokens of some sequences."""
     random = np.random.default_rng(seed)
     blocks = sum(-(-length // block_size) for length in lengths) + 2
     free = random.permutation(blocks).tolist()
@@ -69,9 +69,9 @@ def run(rule, kv_heads, heads, size, value_size, block_size, lengths, new, threa
         start = max(0, length - new)
         table = [free.pop() for _ in range(-(-length // block_size))]
         old = [random.standard_normal((length, kv_heads, d), np.float32) for d in (size, value_size)]
-        for place in range(start):
-            keys[table[place // block_size], :, place % block_size] = old[0][place]
-            values[table[place // block_size], :, place % block_size] = old[1][place]
+        for position in range(start):
+            keys[table[position // block_size], :, position % block_size] = old[0][position]
+            values[table[position // block_size], :, position % block_size] = old[1][position]
         parts.append(ModelInput(key, [0] * length, start, length, table, 1))
         olds.append(old)
     packing = BatchLayout(parts, block_size)
@@ -83,17 +83,17 @@ def run(rule, kv_heads, heads, size, value_size, block_size, lengths, new, threa
     strided = np.asfortranarray(queries) if seed % 2 else queries
     attention.decode_attention(strided, new_keys, new_values, pool, packing, rule, out, threads)
     rows = [
-        attended(queries[first + place - part.start], *old, rule, place + 1)
+        attended(queries[first + position - part.start], *old, rule, position + 1)
         for part, old, first in zip(parts, olds, packing.inputs[:, 0], strict=True)
-        for place in range(part.start, part.stop)
+        for position in range(part.start, part.stop)
     ]
     return out, np.stack(rows), (parts, pool, olds)
 
 
 @given(cases())
 @settings(max_examples=tiers.count(37, 150))
-def test_the_kernel_is_attention(case) -> None:
-    before, attention.MIN_BYTES = attention.MIN_BYTES, 0  # also small work is shared out among threads
+def test_the_kernel_equals_attention(case) -> None:
+    before, attention.MIN_BYTES = attention.MIN_BYTES, 0  # use threads for small inputs too
     try:
         ours, right, _ = run(**case)
     finally:
@@ -107,30 +107,30 @@ PLAIN = dict(
 )  # fmt: skip
 
 
-def test_new_keys_and_values_are_stored_and_nothing_else_is_touched() -> None:
+def test_only_new_keys_and_values_are_stored() -> None:
     _, _, (parts, pool, olds) = run(**{**PLAIN, "new": 3})
     written = np.zeros(len(pool[0]) * 16, bool)
     for part, old in zip(parts, olds, strict=True):
         for array, values in zip(token_major(pool, 16), old, strict=True):
-            for place in range(part.stop):
-                block = part.block_ids[place // 16]
-                np.testing.assert_array_equal(array[block, :, place % 16], values[place])
-                written[block * 16 + place % 16] = True
+            for position in range(part.stop):
+                block = part.block_ids[position // 16]
+                np.testing.assert_array_equal(array[block, :, position % 16], values[position])
+                written[block * 16 + position % 16] = True
     for array in token_major(pool, 16):
         assert np.isnan(array.swapaxes(1, 2).reshape(len(written), -1)[~written]).all()
 
 
-def test_scores_far_apart_do_not_overflow() -> None:
+def test_large_score_differences_do_not_overflow() -> None:
     ours, right, _ = run(**{**PLAIN, "rule": AttentionRule(100.0)})
     np.testing.assert_allclose(ours, right, atol=1e-3)
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("place", [0, 4, 20])
-def test_what_is_not_finite_stays_within_its_sequence(value: float, place: int) -> None:
+@pytest.mark.parametrize("position", [0, 4, 20])
+def test_non_finite_values_stay_within_their_sequence(value: float, position: int) -> None:
     random = np.random.default_rng(0)
     keys_RLKD, values_RLKD = random.standard_normal((2, 3, 21, 2, 16)).astype(np.float32)
-    keys_RLKD[1, place, 0, 3] = value
+    keys_RLKD[1, position, 0, 3] = value
     queries_RHD = random.standard_normal((3, 4, 16)).astype(np.float32)
     pool = allocate_kv_cache(6, 16, 2, 16, 16)
     parts = [ModelInput(i, [0] * 21, 20, 21, [i, 3 + i], 1) for i in range(3)]
@@ -148,13 +148,13 @@ def test_what_is_not_finite_stays_within_its_sequence(value: float, place: int) 
     assert np.isnan(out[1, :2]).all() or not np.isnan(value)
 
 
-def test_blocks_are_of_whole_vectors() -> None:
+def test_block_sizes_are_multiples_of_the_vector_size() -> None:
     with pytest.raises(ValueError, match="block_size must be a multiple of 16, got 8"):
         allocate_kv_cache(1, 8, 1, 16, 16)
 
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=40), st.integers(1, 8), st.sampled_from([0, 5]))
-def test_work_is_cut_evenly(lengths: list[int], count: int, window: int) -> None:
+def test_work_is_split_evenly(lengths: list[int], count: int, window: int) -> None:
     packing = BatchLayout([ModelInput(i, [0] * n, n - 1, n, [0] * n, 1) for i, n in enumerate(lengths)], 1)
     cuts = packing.split(3, window, count)
     work = np.repeat([min(n, window) if window else n for n in lengths], 3)
@@ -170,7 +170,7 @@ def test_work_is_cut_evenly(lengths: list[int], count: int, window: int) -> None
     ),
     st.integers(0, 99),
 )
-def test_a_packing_says_where_every_token_is(given_parts, seed: int) -> None:
+def test_packing_locates_every_token(given_parts, seed: int) -> None:
     random = np.random.default_rng(seed)
     free, parts, rows = random.permutation(200).tolist(), [], []
     for key, (start, count, logits, more) in enumerate(given_parts):
@@ -180,11 +180,11 @@ def test_a_packing_says_where_every_token_is(given_parts, seed: int) -> None:
         parts.append(ModelInput(key, ids, start, stop, blocks, min(logits, count)))
         rows += [(ids[p], p, blocks[p // 16] * 16 + p % 16, p >= stop - min(logits, count)) for p in range(start, stop)]
     packing = BatchLayout(parts, 16)
-    ids, positions, slots, kept = zip(*rows, strict=True)
+    ids, positions, slots, selected = zip(*rows, strict=True)
     assert packing.ids_T.tolist() == list(ids)
     assert packing.positions_T.tolist() == list(positions)
     assert packing.slots.tolist() == list(slots)
-    assert packing.logits_indices.tolist() == np.flatnonzero(kept).tolist()
+    assert packing.logits_indices.tolist() == np.flatnonzero(selected).tolist()
     for array in (packing.ids_T, packing.positions_T, packing.slots, packing.logits_indices):
         assert array.dtype == np.int64
     both = np.concatenate((packing.short, packing.long))
@@ -197,12 +197,12 @@ def test_a_packing_says_where_every_token_is(given_parts, seed: int) -> None:
 
 
 @given(st.floats(-120, 0, width=32))
-def test_exp_is_exp(x: float) -> None:
+def test_exp_equals_numpy(x: float) -> None:
     ours = elementwise.exp(np.float32(x))
     assert ours == pytest.approx(np.exp(np.float64(max(x, -87.33))), rel=4e-7)
 
 
-def test_gate_is_silu_times_up() -> None:
+def test_gate_equals_silu_times_up() -> None:
     random = np.random.default_rng(0)
     both = random.standard_normal((5, 62)).astype(np.float32) * 30
     both[0, :3] = 0, 1e30, -1e30

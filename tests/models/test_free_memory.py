@@ -1,4 +1,4 @@
-"""How much memory keys and values take without being told."""
+"""The default size of the KV cache."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import nucleate as nc
 from nucleate.models import free_memory, loader
 
 
-def test_what_is_free_is_between_nothing_and_all() -> None:
+def test_free_memory_is_between_zero_and_the_total() -> None:
     assert 1 << 20 < free_memory.free() < 1 << 50
 
 
-def test_where_linux_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_without_proc_meminfo(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object) -> str:
         raise FileNotFoundError
 
@@ -26,14 +26,14 @@ def test_where_linux_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
     assert free_memory.free() == free_memory.DEFAULT
 
 
-def test_a_quarter_is_the_most(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kv_cache_takes_at_most_a_quarter(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "free", lambda: 1 << 20)
     block = 16 * llm.model.token_bytes
     assert loader.runner_of(llm.model, tokens=32).blocks == 2
     assert loader.runner_of(llm.model).blocks == (1 << 18) // block
 
 
-def test_an_engine_takes_what_its_sequences_can_fill(llm: nc.LLM) -> None:
+def test_the_kv_cache_is_not_larger_than_its_sequences(llm: nc.LLM) -> None:
     assert llm.new_engine(max_num_seqs=2).stats.num_kv_blocks == 2 * 1024 // 16
     assert llm.new_engine(kv_cache_memory=1 << 20).stats.num_kv_blocks < 100
     with pytest.raises(nc.ModelError, match="needs at least"):

@@ -1,4 +1,4 @@
-"""Hidden states that a packed Llama leaves behind are those of its slow twin; who does not watch gets none."""
+"""The batched Llama captures the hidden states of the unbatched model."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def model() -> Llama:
     return Llama(EMBEDDED)
 
 
-class Peeking(LlamaContext):
-    """The twin, layer by layer: its state before a layer is what a model of the layers before it gives."""
+class LayerwiseLlama(LlamaContext):
+    """The unbatched model with access to the hidden state before each layer."""
 
     def hidden(self, layer: int, ids: list[int]) -> np.ndarray:
         short = object.__new__(Llama)
@@ -30,16 +30,16 @@ class Peeking(LlamaContext):
         return LlamaContext(short)._forward(ids)
 
 
-def some(length: int, seed: int = 0) -> list[int]:
+def random_ids(length: int, seed: int = 0) -> list[int]:
     return [0, *np.random.default_rng(seed + length).integers(0, 4096, length - 1).tolist()]
 
 
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("layers", [(0,), (6,), (2, 4, 6), (5, 1, 5), (0, 1, 2, 3, 4, 5, 6)])
-def test_they_are_those_of_the_slow_twin(layers: tuple[int, ...], model: Llama) -> None:
+def test_they_equal_those_of_the_unbatched_model(layers: tuple[int, ...], model: Llama) -> None:
     runner = BatchedLlama(model, MEMORY)
     runner.capture_hidden_states(layers)
-    texts = [some(length) for length in (1, 5, 17, 40)]
+    texts = [random_ids(length) for length in (1, 5, 17, 40)]
     reads = [(0, 1), (0, 5), (0, 17), (0, 30)], [(30, 40)], []
     for read in reads:
         parts = [
@@ -47,34 +47,34 @@ def test_they_are_those_of_the_slow_twin(layers: tuple[int, ...], model: Llama) 
             for i, span in enumerate(read)
         ]
         runner.forward(parts)
-        wanted = [
+        expected = [
             np.concatenate(
-                [Peeking(model).hidden(layer, part.token_ids[: part.stop])[part.start :] for layer in layers], 1
+                [LayerwiseLlama(model).hidden(layer, part.token_ids[: part.stop])[part.start :] for layer in layers], 1
             )
             for part in parts
         ]
         assert runner.hidden_states.dtype == np.float32
         assert runner.hidden_states.shape == (sum(stop - start for start, stop in read), 192 * len(layers))
         if read and read[0][0] == 0:
-            np.testing.assert_allclose(runner.hidden_states, np.concatenate(wanted), atol=1e-4, rtol=1e-4)
+            np.testing.assert_allclose(runner.hidden_states, np.concatenate(expected), atol=1e-4, rtol=1e-4)
 
 
-def test_a_part_that_goes_on(model: Llama) -> None:
-    runner, [text] = BatchedLlama(model, MEMORY), [some(40)]
+def test_chunks_in_separate_steps(model: Llama) -> None:
+    runner, [text] = BatchedLlama(model, MEMORY), [random_ids(40)]
     runner.capture_hidden_states((3, 6))
     got = []
     for start, stop in ((0, 7), (7, 8), (8, 31), (31, 40)):
         runner.forward([ModelInput(0, text, start, stop, [5, 1, 9], 1)])
         got.append(runner.hidden_states)
-    twin = Peeking(model)
-    wanted = np.concatenate([twin.hidden(3, text), twin.hidden(6, text)], 1)
-    np.testing.assert_allclose(np.concatenate(got), wanted, atol=1e-4, rtol=1e-4)
+    reference = LayerwiseLlama(model)
+    expected = np.concatenate([reference.hidden(3, text), reference.hidden(6, text)], 1)
+    np.testing.assert_allclose(np.concatenate(got), expected, atol=1e-4, rtol=1e-4)
 
 
-def test_logits_are_the_same_bits_watched_or_not(model: Llama) -> None:
+def test_logits_are_bit_equal_with_and_without_capture(model: Llama) -> None:
     one, two = BatchedLlama(model, MEMORY), BatchedLlama(model, MEMORY)
     two.capture_hidden_states((2, 4, 6))
-    parts = [ModelInput(0, some(9), 0, 9, [0], 3), ModelInput(1, some(33), 0, 33, [1, 2, 3], 1)]
+    parts = [ModelInput(0, random_ids(9), 0, 9, [0], 3), ModelInput(1, random_ids(33), 0, 33, [1, 2, 3], 1)]
     np.testing.assert_array_equal(one.forward(parts), two.forward(parts))
     assert one.hidden_states.shape == (0, 0)
     assert two.hidden_states.shape == (42, 576)
@@ -83,22 +83,22 @@ def test_logits_are_the_same_bits_watched_or_not(model: Llama) -> None:
     assert two.hidden_states.shape == (0, 0)
 
 
-def test_features_belong_to_the_caller(model: Llama) -> None:
+def test_hidden_states_are_copies(model: Llama) -> None:
     runner = BatchedLlama(model, MEMORY)
     runner.capture_hidden_states((0, 6))
-    runner.forward([ModelInput(0, some(9), 0, 9, [0], 1)])
+    runner.forward([ModelInput(0, random_ids(9), 0, 9, [0], 1)])
     before, copy = runner.hidden_states, runner.hidden_states.copy()
-    runner.forward([ModelInput(0, some(20), 0, 9, [0], 1)])
+    runner.forward([ModelInput(0, random_ids(20), 0, 9, [0], 1)])
     np.testing.assert_array_equal(before, copy)
 
 
 @pytest.mark.parametrize("layers", [(7,), (-1,), (0, 9)])
-def test_there_are_no_other_layers(layers: tuple[int, ...], model: Llama) -> None:
+def test_invalid_layers(layers: tuple[int, ...], model: Llama) -> None:
     with pytest.raises(ValueError, match=r"the layers must be in 0\.\.6, got"):
         BatchedLlama(model, MEMORY).capture_hidden_states(layers)
 
 
-def test_who_cannot_be_watched_says_so(model: Llama) -> None:
+def test_runners_without_hidden_state_capture(model: Llama) -> None:
     runner = SequentialRunner(model, 10)
     runner.capture_hidden_states(())
     with pytest.raises(ModelError, match="from a model that runs batched"):
@@ -106,17 +106,17 @@ def test_who_cannot_be_watched_says_so(model: Llama) -> None:
     assert runner.hidden_states.size == 0
 
 
-def test_a_toy_gives_places_and_ids() -> None:
+def test_a_toy_returns_positions_and_ids() -> None:
     runner = PagedToy(Toy(lambda _: np.zeros(9, np.float32), 9), 4)
     runner.capture_hidden_states((3, 1))
     runner.forward([ModelInput(0, [5, 6, 7, 8], 1, 3, [0], 0), ModelInput(1, [4], 0, 1, [1], 1)])
     np.testing.assert_array_equal(runner.hidden_states, [[1, 6, 1, 6], [2, 7, 2, 7], [0, 4, 0, 4]])
 
 
-def test_a_driver_may_watch(model: Llama) -> None:
+def test_capture_with_the_driver(model: Llama) -> None:
     driver = Driver(runner_of(model, MEMORY), 7)
     driver.runner.capture_hidden_states((6,))
-    driver.add(some(12))
-    driver.add(some(30))
+    driver.add(random_ids(12))
+    driver.add(random_ids(30))
     driver.run(5)
     assert driver.runner.hidden_states.shape[1] == 192

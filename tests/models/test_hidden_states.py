@@ -1,4 +1,4 @@
-"""Hidden states that a packed model of Transformers leaves behind are those that Transformers tells of."""
+"""Batched Transformers models capture the hidden states that Transformers returns."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ def model_of(name: str, dtype: str = "float32") -> TransformersModel:
     torch.manual_seed(0)
     made = transformers.AutoModelForCausalLM.from_config(getattr(transformers, config)(**settings))
     for key, weight in made.named_parameters():
-        if "norm" in key or "ln_" in key:  # ones would hide where a normalisation stands
+        if "norm" in key or "ln_" in key:  # norm weights of one would hide a misplaced normalization
             torch.nn.init.uniform_(weight, 0.5, 2.0)
     return TransformersModel.of(made.to(getattr(torch, dtype)))
 
 
-def some(length: int) -> list[int]:
+def random_ids(length: int) -> list[int]:
     found: list[int] = np.random.default_rng(length).integers(3, 199, length).tolist()
     return found
 
 
 def stock(model: TransformersModel, ids: list[int]) -> list[np.ndarray]:
-    """What each layer reads; what Transformers tells last has been normalised."""
+    """The input of each layer; the last hidden state of Transformers is normalized."""
     with torch.inference_mode():
         out = model.model(input_ids=torch.tensor([ids]), use_cache=False, output_hidden_states=True)
     return [x[0].float().numpy() for x in out.hidden_states]
@@ -81,15 +81,15 @@ def final_norm(model: TransformersModel, x_TX: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_they_are_those_of_transformers(name: str) -> None:
+def test_they_equal_those_of_transformers(name: str) -> None:
     model = model_of(name)
     runner = runner_of(model, MEMORY)
     assert runner.paged, runner.unbatched_reason
     layers = (2, 0, 3, 1, 2)
     runner.capture_hidden_states(layers)
     assert runner.hidden_states.shape == (0, 64 * 5)
-    texts = [some(length) for length in (1, 5, 17, 40)]
-    wanted = [stock(model, text) for text in texts]
+    texts = [random_ids(length) for length in (1, 5, 17, 40)]
+    expected = [stock(model, text) for text in texts]
     got: list[list[np.ndarray]] = [[] for _ in texts]
     for reads in ([(0, 1), (0, 5), (0, 17), (0, 30)], [(30, 38)], [(38, 40)]):
         first = len(texts) - len(reads)
@@ -105,27 +105,27 @@ def test_they_are_those_of_transformers(name: str) -> None:
             got[part.key].append(runner.hidden_states[begin:end])
             begin = end
         assert begin == len(runner.hidden_states)
-    for pieces, told in zip(got, wanted, strict=True):
-        ours = np.split(np.concatenate(pieces), 5, axis=1)
-        last = max(np.abs(told[2]).max(), 1.0)
-        for place, layer in enumerate(layers):
+    for chunks, stock_states in zip(got, expected, strict=True):
+        ours = np.split(np.concatenate(chunks), 5, axis=1)
+        last = max(np.abs(stock_states[2]).max(), 1.0)
+        for index, layer in enumerate(layers):
             if layer < 3:
-                np.testing.assert_allclose(ours[place], told[layer], atol=2e-3 * last)
+                np.testing.assert_allclose(ours[index], stock_states[layer], atol=2e-3 * last)
             else:
-                np.testing.assert_allclose(final_norm(model, ours[place]), told[3], atol=2e-2)
+                np.testing.assert_allclose(final_norm(model, ours[index]), stock_states[3], atol=2e-2)
 
 
-def test_logits_are_the_same_bits_watched_or_not() -> None:
+def test_logits_are_bit_equal_with_and_without_capture() -> None:
     model = model_of("qwen3")
     one, two = runner_of(model, MEMORY), runner_of(model, MEMORY)
     two.capture_hidden_states((1, 3))
-    parts = [ModelInput(0, some(9), 0, 9, [0], 3), ModelInput(1, some(33), 0, 33, [1, 2, 3], 1)]
+    parts = [ModelInput(0, random_ids(9), 0, 9, [0], 3), ModelInput(1, random_ids(33), 0, 33, [1, 2, 3], 1)]
     np.testing.assert_array_equal(one.forward(parts), two.forward(parts))
     assert one.hidden_states.shape == (0, 0)
     assert two.hidden_states.shape == (42, 128)
     before, copy = two.hidden_states, two.hidden_states.copy()
-    two.forward([ModelInput(0, some(20), 0, 9, [0], 1)])
-    np.testing.assert_array_equal(before, copy)  # they belong to the caller
+    two.forward([ModelInput(0, random_ids(20), 0, 9, [0], 1)])
+    np.testing.assert_array_equal(before, copy)  # they are copies
     two.forward([])
     assert two.hidden_states.shape == (0, 128)
     two.capture_hidden_states((2,))
@@ -137,19 +137,19 @@ def test_logits_are_the_same_bits_watched_or_not() -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in two.model.modules())
 
 
-def test_to_be_watched_anew_harms_nothing_that_was_read() -> None:
+def test_changing_the_captured_layers_keeps_the_kv_cache() -> None:
     model = model_of("gemma3")
-    ids, runner = some(30), runner_of(model, MEMORY)
+    ids, runner = random_ids(30), runner_of(model, MEMORY)
     runner.forward([ModelInput(0, ids, 0, 20, [0, 1], 0)])
     runner.capture_hidden_states((1,))
     [logits_V] = runner.forward([ModelInput(0, ids, 20, 30, [0, 1], 1)])
     np.testing.assert_allclose(logits_V, model.begin().forward(ids), atol=1e-3)
 
 
-def test_short_types_are_told_as_float32() -> None:
+def test_half_precision_states_are_returned_as_float32() -> None:
     runner = runner_of(model_of("llama", "bfloat16"), MEMORY)
     runner.capture_hidden_states((0, 3))
-    runner.forward([ModelInput(0, some(9), 0, 9, [0], 1)])
+    runner.forward([ModelInput(0, random_ids(9), 0, 9, [0], 1)])
     assert runner.hidden_states.dtype == np.float32
     np.testing.assert_array_equal(
         runner.hidden_states, torch.from_numpy(runner.hidden_states).to(torch.bfloat16).float().numpy()
@@ -157,14 +157,14 @@ def test_short_types_are_told_as_float32() -> None:
 
 
 @pytest.mark.parametrize("layers", [(4,), (-1,), (0, 9)])
-def test_there_are_no_other_layers(layers: tuple[int, ...]) -> None:
+def test_invalid_layers(layers: tuple[int, ...]) -> None:
     runner = runner_of(model_of("llama"), MEMORY)
     with pytest.raises(ValueError, match=r"the layers must be in 0\.\.3, got"):
         runner.capture_hidden_states(layers)
     assert runner.hidden_states.size == 0
 
 
-def test_a_model_whose_layers_cannot_be_found_says_so() -> None:
+def test_models_whose_layers_are_not_found() -> None:
     runner = runner_of(model_of("llama"), MEMORY)
     decoder = runner.model.get_decoder()
     decoder.again = torch.nn.ModuleList([*decoder.layers])
@@ -176,15 +176,15 @@ def test_a_model_whose_layers_cannot_be_found_says_so() -> None:
         runner.capture_hidden_states((1,))
 
 
-class Odd(torch.nn.Module):  # type: ignore[misc, name-defined]
-    """Its layers hand on what they are given, by name, beside something else."""
+class CustomDecoder(torch.nn.Module):  # type: ignore[misc, name-defined]
+    """A model whose layers pass hidden states by keyword and return a tuple."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = torch.nn.ModuleList([Pair(), Pair()])
         self.config = transformers.LlamaConfig(num_hidden_layers=2)
 
-    def get_decoder(self) -> Odd:
+    def get_decoder(self) -> CustomDecoder:
         return self
 
     def forward(self, x: Any) -> Any:
@@ -198,20 +198,20 @@ class Pair(torch.nn.Module):  # type: ignore[misc, name-defined]
         return hidden_states + 1, None
 
 
-def test_a_layer_may_have_a_list_as_long_of_its_own() -> None:
-    """Such as experts: one for each layer there is, by chance."""
-    model = Odd()
+def test_layers_with_a_module_list_of_the_same_length() -> None:
+    """For example as many experts as layers."""
+    model = CustomDecoder()
     model.layers[1].experts = torch.nn.ModuleList([Pair(), Pair()])
     assert decoder_layers(model) == [*model.layers]
 
 
-def test_a_layer_that_reads_something_else_says_so() -> None:
-    model = Odd()
+def test_layers_with_other_inputs() -> None:
+    model = CustomDecoder()
     watcher = HiddenStateCapture(model, (2, 0))
     model(torch.zeros(1, 4, 3))
     np.testing.assert_array_equal(watcher.take().numpy(), [[2, 2, 2, 0, 0, 0]] * 4)
     with pytest.raises(ModelError, match=r"layer 2 has an input of shape \(\)"):
-        watcher.take()  # nothing was seen since
+        watcher.take()  # nothing was captured since
     for shape in ((1, 4, 2, 3), (2, 4, 3)):
         model(torch.zeros(shape))
         with pytest.raises(ModelError, match=f"layer 2 has an input of shape {re.escape(str(shape))}"):

@@ -1,32 +1,40 @@
-"""A model is found, or a line says why not; the runtime is the one that suits it."""
+"""Finding models and choosing a runtime; errors are one line."""
 
 from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from nucleate.models.loader import EMBEDDED, load, recommended, resolve
+import nucleate as nc
+from nucleate.models.generation_config import recommended
+from nucleate.models.loader import EMBEDDED, load, resolve
 from nucleate.models.protocol import ModelError
+from nucleate.models.transformers.device import check_device
 from nucleate.parameters.parameter import ParameterError
 
 
-def test_none_is_the_embedded_model_and_a_folder_is_itself(tmp_path: Path) -> None:
+def test_none_is_the_embedded_model_and_folders_are_used_directly(tmp_path: Path) -> None:
     assert resolve(None) == EMBEDDED
     (tmp_path / "config.json").write_text("{}")
     assert resolve(str(tmp_path)) == resolve(tmp_path) == tmp_path
 
 
 @pytest.mark.parametrize("name", ["missing", "./missing", "/missing/folder", "a/b/c", "../x", ""])
-def test_a_missing_folder_is_said_so(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_folder(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=r"not a model folder|no model folder|no config\.json"):
         resolve(name)
 
 
-def test_a_folder_without_config_is_said_so(tmp_path: Path) -> None:
+def test_a_folder_without_config(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"is not a model folder: it has no config\.json"):
         resolve(tmp_path)
 
@@ -39,15 +47,13 @@ def test_a_folder_without_config_is_said_so(tmp_path: Path) -> None:
         ("~nobody-here/x", "home directory"),
     ],
 )
-def test_what_cannot_be_a_folder_is_said_so_and_not_looked_for_on_the_hub(
-    name: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_paths_are_not_looked_up_on_the_hub(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EMBEDDED.parent)
     with pytest.raises(ModelError, match=f"is not a model folder: .*{message}"):
         resolve(name)
 
 
-def test_an_id_that_cannot_be_downloaded_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_download(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match="no folder 'owner/name', and the download from the hub failed"):
         resolve("owner/name")
@@ -59,55 +65,135 @@ def test_auto_chooses_numpy_for_the_embedded_model() -> None:
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("cpu", "bfloat16"), ("cpu", "float16")])
-def test_auto_chooses_torch_where_numpy_has_no_such_type(device: str, dtype: str) -> None:
+def test_auto_chooses_torch_for_types_without_numpy_support(device: str, dtype: str) -> None:
     pytest.importorskip("transformers", reason="needs the extra 'torch'")
     assert load(EMBEDDED, device, dtype).runtime == f"torch cpu {dtype}"
 
 
 @pytest.mark.parametrize(("device", "dtype"), [("cuda", "auto"), ("auto", "float16")])
-def test_numpy_refuses_what_it_has_not(device: str, dtype: str) -> None:
+def test_numpy_rejects_unsupported_devices_and_types(device: str, dtype: str) -> None:
     with pytest.raises(ModelError, match=r"device .cpu. and dtype .float32. only"):
         load(EMBEDDED, device, dtype, runtime="numpy")
 
 
-@pytest.mark.parametrize(("device", "dtype"), [("gpu", "auto"), ("cuda:99", "auto")])
-def test_torch_errors_are_one_line(device: str, dtype: str) -> None:
+@pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:-1", "cuda:1x", "CPU", "cpu:0", "", None, 0])
+def test_an_unknown_device_is_found_without_torch(device: Any) -> None:
+    code = (
+        f"import sys, nucleate as nc\ntry: nc.LLM('owner/name', device={device!r})\nexcept nc.ParameterError as error: "
+    )
+    code += "print(error, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"device must be auto, cpu, cuda, cuda:N, xpu, xpu:N or mps, got {device!r} False\n"
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "xpu:99"])
+def test_a_device_that_is_not_there_is_found_before_the_model(device: str) -> None:
+    pytest.importorskip("torch", reason="needs the extra 'torch'")
+    with pytest.raises(
+        ParameterError, match=f"device '{device}' is not available: torch .*; allowed: auto, cpu, "
+    ) as error:
+        nc.LLM("owner/name", device=device)  # there is no such model, and no download begins
+    assert error.value.field == "device"
+
+
+@pytest.mark.parametrize(
+    ("device", "built", "count", "message"),
+    [
+        ("cuda", None, 0, r"device 'cuda' is not available: torch 2\.9 is built without CUDA"),
+        ("cuda", "12.8", 0, "device 'cuda' is not available: torch finds no cuda devices;"),
+        ("cuda:1", "12.8", 1, "device 'cuda:1' is not available: torch finds 1 cuda device;"),
+        ("cuda:2", "12.8", 2, "device 'cuda:2' is not available: torch finds 2 cuda devices;"),
+        ("cuda:1", "12.8", 2, None),
+        ("cuda", "12.8", 1, None),
+    ],
+)
+def test_why_a_device_is_not_available(
+    device: str, built: str | None, count: int, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = SimpleNamespace(
+        cuda=SimpleNamespace(device_count=lambda: count),
+        version=SimpleNamespace(cuda=built, hip=None),
+        __version__="2.9",
+    )
+    monkeypatch.setattr("nucleate.models.transformers.device.import_torch", lambda: torch)
+    if message is None:
+        check_device(device)
+    else:
+        with pytest.raises(ParameterError, match=message):
+            check_device(device)
+
+
+@pytest.fixture
+def quantized(tmp_path: Path) -> Callable[..., Path]:
+    """A function that writes the embedded model with other types of weights and another quantization_config."""
+    torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
     pytest.importorskip("transformers", reason="needs the extra 'torch'")
-    with pytest.raises(ModelError) as caught:
-        load(EMBEDDED, device, dtype, runtime="torch")
-    assert "\n" not in str(caught.value)
+    from safetensors.torch import load_file, save_file
+
+    def write(dtype: str, quantization: Any = None, scale: str = "") -> Path:
+        shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
+        weights = load_file(EMBEDDED / "model.safetensors")
+        for name in [name for name in weights if "_proj" in name]:
+            weights[name] = weights[name].to(getattr(torch, dtype))
+            if scale:
+                weights[name.removesuffix("weight") + scale] = torch.ones(1)
+        save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        config = json.loads((EMBEDDED / "config.json").read_text())
+        if quantization is not None:
+            config["quantization_config"] = quantization
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return tmp_path
+
+    return write
 
 
-def test_an_unknown_runtime_is_refused() -> None:
+def test_auto_chooses_torch_for_float8_weights(quantized: Callable[..., Path]) -> None:
+    folder = quantized("float8_e4m3fn")
+    assert load(folder).runtime == "torch cpu float32"
+    with pytest.raises(ModelError, match="its weights have the type F8_E4M3, not BF16, F16, F32"):
+        load(folder, runtime="numpy")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "scale", "numpy_message", "torch_message"),
+    [
+        ("int8", None, "", "the type I8, not", r"quantized \(.*, I8\), but config.json has no quantization_config"),
+        (
+            "float8_e4m3fn", None, "weight_scale", "the type F8_E4M3, not",
+            r"quantized \(.*, F\d.*\), but config.json has no quantization_config",
+        ),
+        ("float8_e4m3fn", {"quant_method": "fbgemm_fp8"}, "weight_scale", r"quantized \(fbgemm_fp8\)", "requires"),
+        ("int8", {"quant_method": "compressed-tensors"}, "", r"quantized \(compressed-tensors\)", "required"),
+        ("int8", "int8", "", r"quantized \(int8\)", "cannot load the model"),
+    ],
+)  # fmt: skip
+def test_quantized_weights_that_cannot_be_loaded_are_one_error(
+    dtype: str, quantization: Any, scale: str, numpy_message: str, torch_message: str, quantized: Callable[..., Path]
+) -> None:
+    folder = quantized(dtype, quantization, scale)
+    for runtime, message in (("numpy", numpy_message), ("auto", torch_message)):
+        with pytest.raises(ModelError, match=message) as caught:
+            load(folder, device="cpu", runtime=runtime)
+        assert "\n" not in str(caught.value)
+
+
+def test_unknown_runtimes_are_rejected() -> None:
     with pytest.raises(ParameterError, match="auto, numpy, torch"):
         load(EMBEDDED, runtime="jax")
     with pytest.raises(ParameterError, match="bfloat16"):
         load(EMBEDDED, dtype="int7")
 
 
-def test_recommended_parameters_are_those_of_the_folder(tmp_path: Path) -> None:
-    assert recommended(EMBEDDED) == {"temperature": 0.7, "top_p": 0.9, "top_k": 50}
-    assert recommended(tmp_path) == {}
-    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.1}))  # do_sample is not set
-    assert recommended(tmp_path) == {}
-
-
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize("content", [b"", b"nonsense", b"[]", b"null", b"\xff\xfe"])
-def test_a_file_that_holds_no_json_object_is_one_clear_error(name: str, content: bytes, tmp_path: Path) -> None:
+def test_a_file_without_a_json_object_is_one_error(name: str, content: bytes, tmp_path: Path) -> None:
     shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelError, match=rf"/{name} (is not valid JSON|must contain a JSON object)"):
         (load if name == "config.json" else recommended)(tmp_path)
 
 
-def test_do_sample_is_true_or_false(tmp_path: Path) -> None:
-    (tmp_path / "generation_config.json").write_text('{"do_sample": "false", "temperature": 0.5}')
-    with pytest.raises(ModelError, match="do_sample must be true or false, got 'false'"):
-        recommended(tmp_path)
-
-
-def test_the_embedded_model_is_small_and_says_where_it_comes_from() -> None:
+def test_the_embedded_model_is_small_and_has_a_model_card() -> None:
     assert sum(path.stat().st_size for path in EMBEDDED.iterdir()) <= 8_000_000
     card = (EMBEDDED / "README.md").read_text("utf-8")
     for fact in ("CDLA-Sharing-1.0", "CC BY", "public domain", "nats per token", "per byte"):

@@ -13,8 +13,8 @@ from nucleate.models.llama.numpy_llama import Llama, unsupported_reason
 from nucleate.models.loader import EMBEDDED
 from nucleate.models.protocol import ModelError
 
-torch = pytest.importorskip("torch", reason="the twin needs the extra 'torch'")
-transformers = pytest.importorskip("transformers", reason="the twin needs the extra 'torch'")
+torch = pytest.importorskip("torch", reason="the comparison needs the extra 'torch'")
+transformers = pytest.importorskip("transformers", reason="the comparison needs the extra 'torch'")
 
 SHAPES = {
     "tied": {},
@@ -41,32 +41,32 @@ def folder_of(path: Path, dtype: str = "float32", **changes: object) -> Path:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_logits_equal_those_of_transformers(shape: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path, **SHAPES[shape])
-    twin = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    stock = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = np.random.default_rng(0).integers(0, 97, 70).tolist()
     with torch.inference_mode():
-        expected_TV = twin(torch.tensor([ids])).logits[0].numpy()
+        expected_TV = stock(torch.tensor([ids])).logits[0].numpy()
     context = Llama(folder).begin()
     np.testing.assert_allclose(context.forward(ids[:3]), expected_TV[2], atol=1e-4)
     np.testing.assert_allclose(context.forward(ids[3:40]), expected_TV[39], atol=1e-4)
-    for place in range(40, 70):  # past the first room of the cache
-        np.testing.assert_allclose(context.forward([ids[place]]), expected_TV[place], atol=1e-4)
+    for position in range(40, 70):  # beyond the initial capacity of the cache
+        np.testing.assert_allclose(context.forward([ids[position]]), expected_TV[position], atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_every_stored_type_is_read_exactly(dtype: str, tmp_path: Path) -> None:
+def test_all_stored_types_are_loaded_exactly(dtype: str, tmp_path: Path) -> None:
     folder = folder_of(tmp_path, dtype=dtype)
-    twin = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    expected = twin.model.embed_tokens.weight.detach().numpy()
+    stock = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    expected = stock.model.embed_tokens.weight.detach().numpy()
     np.testing.assert_array_equal(Llama(folder).embedding, expected)
 
 
 @pytest.mark.slow
-def test_greedy_tokens_of_the_embedded_model_equal_generate() -> None:
-    twin = transformers.AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32)
+def test_greedy_output_of_the_embedded_model_equals_generate() -> None:
+    stock = transformers.AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32)
     prompt = [0, 500, 600, 700]
     ids = torch.tensor([prompt])
     settings = dict(max_new_tokens=80, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    out = twin.generate(ids, attention_mask=torch.ones_like(ids), **settings)
+    out = stock.generate(ids, attention_mask=torch.ones_like(ids), **settings)
     context = Llama(EMBEDDED).begin()
     logits_V, ours = context.forward(prompt), []
     for _ in range(80):
@@ -75,17 +75,17 @@ def test_greedy_tokens_of_the_embedded_model_equal_generate() -> None:
     assert ours == out[0, len(prompt) :].tolist()
 
 
-def test_sequences_do_not_disturb_each_other() -> None:
+def test_sequences_are_independent() -> None:
     model = Llama(EMBEDDED)
-    alone = model.begin().forward([0, 7, 8, 9])
+    separate = model.begin().forward([0, 7, 8, 9])
     first, second = model.begin(), model.begin()
     first.forward([0, 7])
     second.forward([0, 100, 101, 102])
-    np.testing.assert_allclose(first.forward([8, 9]), alone, atol=1e-4)
+    np.testing.assert_allclose(first.forward([8, 9]), separate, atol=1e-4)
 
 
 @pytest.mark.parametrize("ids", [[], [-1], [4096], [5] * 1025])
-def test_what_cannot_be_read_is_refused_and_harms_nothing(ids: list[int]) -> None:
+def test_invalid_inputs_are_rejected_without_effect(ids: list[int]) -> None:
     context = Llama(EMBEDDED).begin()
     with pytest.raises(ValueError, match=r"token ids in 0\.\.4095|exceed the context length 1024"):
         context.forward(ids)
@@ -102,9 +102,7 @@ def test_what_cannot_be_read_is_refused_and_harms_nothing(ids: list[int]) -> Non
         ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2}}, "RoPE scaling"),
     ],
 )
-def test_other_architectures_are_refused_with_the_reason(
-    change: dict[str, object], reason: str, tmp_path: Path
-) -> None:
+def test_other_architectures_are_rejected_with_a_reason(change: dict[str, object], reason: str, tmp_path: Path) -> None:
     shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
@@ -113,14 +111,14 @@ def test_other_architectures_are_refused_with_the_reason(
         Llama(tmp_path)
 
 
-def test_a_broken_weights_file_is_one_clear_error(tmp_path: Path) -> None:
+def test_a_broken_weights_file_is_one_error(tmp_path: Path) -> None:
     shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").write_bytes(b"\x10" + b"\0" * 40)
     with pytest.raises(ModelError, match="is not a valid safetensors file"):
         Llama(tmp_path)
 
 
-def test_missing_tensors_are_one_clear_error(tmp_path: Path) -> None:
+def test_missing_tensors_are_one_error(tmp_path: Path) -> None:
     shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 7}))
@@ -141,7 +139,7 @@ def test_missing_tensors_are_one_clear_error(tmp_path: Path) -> None:
         ({"rope_parameters": ["x"]}, "rope_parameters in config.json is not an object"),
     ],
 )
-def test_a_config_that_does_not_fit_the_weights_is_one_clear_error(
+def test_a_config_that_does_not_match_the_weights_is_one_error(
     change: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
@@ -151,7 +149,7 @@ def test_a_config_that_does_not_fit_the_weights_is_one_clear_error(
         Llama(tmp_path)
 
 
-def test_kv_heads_of_null_are_as_many_as_heads(tmp_path: Path) -> None:
+def test_null_kv_heads_mean_as_many_as_heads(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, num_key_value_heads=4)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_key_value_heads": None}))

@@ -1,4 +1,4 @@
-"""Products of few rows by the kernel are those of NumPy, also where it leaves them to BLAS."""
+"""Small-batch matrix products equal those of NumPy, with the kernel and with BLAS."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from nucleate.jit.kernel_libraries import MODELS
 from nucleate.models.matmul import MAX_KERNEL_ROWS, compiled_matmul
 
 
-def some(*shape: int) -> np.ndarray:
+def random_array(*shape: int) -> np.ndarray:
     return np.random.default_rng(shape).standard_normal(shape).astype(np.float32)
 
 
 @pytest.mark.parametrize("count", [0, *range(1, MAX_KERNEL_ROWS + 3), 40])
 @pytest.mark.parametrize(("size", "columns"), [(192, 1152), (512, 16), (4, 4096), (100, 48), (7, 32), (12, 30), (1, 1)])
-def test_it_is_the_product(count: int, size: int, columns: int) -> None:
-    x, weight = some(count, size), some(size, columns)
+def test_equals_numpy(count: int, size: int, columns: int) -> None:
+    x, weight = random_array(count, size), random_array(size, columns)
     out = np.full((count, columns), np.nan, np.float32)
     assert compiled_matmul(x, weight, out) is out
     np.testing.assert_allclose(out, x @ weight, atol=2e-4)
@@ -24,19 +24,19 @@ def test_it_is_the_product(count: int, size: int, columns: int) -> None:
 
 
 @pytest.mark.parametrize("count", range(1, MAX_KERNEL_ROWS + 6))
-def test_the_kernel_takes_any_number_of_rows(count: int) -> None:
-    x, weight, out = some(count, 8), some(8, 32), np.full((count, 32), np.nan, np.float32)
+def test_the_kernel_supports_any_number_of_rows(count: int) -> None:
+    x, weight, out = random_array(count, 8), random_array(8, 32), np.full((count, 32), np.nan, np.float32)
     MODELS.multiply(x, weight, out)
     np.testing.assert_allclose(out, x @ weight, atol=1e-5)
 
 
-def test_rows_that_do_not_lie_together() -> None:
-    wide, weight = some(6, 400), some(192, 64)
+def test_rows_with_a_stride() -> None:
+    wide, weight = random_array(6, 400), random_array(192, 64)
     np.testing.assert_allclose(compiled_matmul(wide[::2, 8:200], weight), wide[::2, 8:200] @ weight, atol=2e-4)
 
 
-def test_what_is_no_number_stays_in_its_row() -> None:
-    x, weight = some(5, 64), some(64, 32)
+def test_nan_stays_in_its_row() -> None:
+    x, weight = random_array(5, 64), random_array(64, 32)
     x[1, 3], x[2, 7] = np.nan, np.inf
     out = compiled_matmul(x, weight)
     assert np.isnan(out[1]).all()
@@ -45,8 +45,8 @@ def test_what_is_no_number_stays_in_its_row() -> None:
 
 
 @pytest.mark.parametrize("count", range(2, MAX_KERNEL_ROWS + 1))
-def test_a_row_comes_out_the_same_alone(count: int) -> None:
-    x, weight = some(count, 192), some(192, 320)
+def test_a_row_does_not_depend_on_the_batch(count: int) -> None:
+    x, weight = random_array(count, 192), random_array(192, 320)
     together = compiled_matmul(x, weight)
     for row in range(count):
         np.testing.assert_array_equal(compiled_matmul(x[row : row + 1], weight)[0], together[row])

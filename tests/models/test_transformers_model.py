@@ -1,4 +1,4 @@
-"""Models that torch runs go through the same front door: greedy text equals Transformers' own generate."""
+"""Transformers models in ``LLM``: greedy text equals Transformers' ``generate``."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_greedy_text_equals_generate(name: str, tmp_path: Path) -> None:
     llm = nc.LLM(folder_of(tmp_path, CONFIGS[name]()))
     params = nc.SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     [completion] = llm.generate("Once upon a time", params)
-    twin = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     prompt = torch.tensor([completion.prompt_token_ids])
-    out = twin.generate(
+    out = stock.generate(
         prompt,
         attention_mask=torch.ones_like(prompt),
         max_new_tokens=30,
@@ -56,20 +56,20 @@ def test_greedy_text_equals_generate(name: str, tmp_path: Path) -> None:
     assert list(completion.outputs[0].token_ids) == out[0, prompt.shape[1] :].tolist()
 
 
-def test_both_runtimes_tell_the_same_story() -> None:
+def test_both_runtimes_generate_the_same_text() -> None:
     params = nc.SamplingParams(temperature=0.8, top_p=0.9, seed=5, max_tokens=60)
     stories = [nc.LLM(runtime=runtime).generate("The fox", params)[0].text for runtime in ("numpy", "torch")]
     assert stories[0] == stories[1]
 
 
-def test_a_folder_with_torn_weights_is_one_clear_error(tmp_path: Path) -> None:
+def test_truncated_weights_are_one_error(tmp_path: Path) -> None:
     shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
     (tmp_path / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(nc.ModelError, match="cannot load the model in"):
         nc.LLM(tmp_path, runtime="torch")
 
 
-def test_weights_that_are_not_there_are_an_error_not_random_numbers(tmp_path: Path) -> None:
+def test_missing_weights_are_an_error(tmp_path: Path) -> None:
     folder = folder_of(tmp_path, CONFIGS["qwen2"]())
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3, "layer_types": None}))
@@ -77,9 +77,7 @@ def test_weights_that_are_not_there_are_an_error_not_random_numbers(tmp_path: Pa
         nc.LLM(folder)
 
 
-def test_code_that_comes_with_a_model_is_not_run_nor_asked_about(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_remote_code_is_never_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "mine.py").write_text("raise SystemExit('it ran')")
@@ -88,7 +86,7 @@ def test_code_that_comes_with_a_model_is_not_run_nor_asked_about(
         nc.LLM(tmp_path)
 
 
-def test_a_folder_without_a_tokenizer_is_one_whole_error(tmp_path: Path) -> None:
+def test_a_folder_without_a_tokenizer_is_one_error(tmp_path: Path) -> None:
     shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(nc.ModelError, match=r"cannot load a tokenizer from .* one of: \(1\)") as caught:
@@ -96,18 +94,18 @@ def test_a_folder_without_a_tokenizer_is_one_whole_error(tmp_path: Path) -> None
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_whose_logits_are_longer_than_the_tokenizer(tmp_path: Path) -> None:
+def test_a_model_with_more_logits_than_tokens(tmp_path: Path) -> None:
     config = transformers.Qwen2Config(**{**LLAMA_LIKE, "vocab_size": 4200})
     llm = nc.LLM(folder_of(tmp_path, config))
     wide = nc.SamplingParams(temperature=100.0, seed=0, max_tokens=50, ignore_eos=True)
     output = llm.generate("The", wide)[0].outputs[0]
     assert len(output.token_ids) == 50
-    assert max(output.token_ids) >= 4096  # the padding was drawn, and adds no text
+    assert max(output.token_ids) >= 4096  # padding ids were sampled, and add no text
     known = [token for token in output.token_ids if token < 4096]
     assert output.text == llm.tokenizer.decode(known)
 
 
-def test_a_folder_without_tokenizer_json_has_its_tokenizer_converted(tmp_path: Path) -> None:
+def test_tokenizers_without_tokenizer_json_are_converted(tmp_path: Path) -> None:
     folder_of(tmp_path, CONFIGS["gpt2"]())
     stored = json.loads((tmp_path / "tokenizer.json").read_text())
     (tmp_path / "vocab.json").write_text(json.dumps(stored["model"]["vocab"]))
@@ -124,7 +122,7 @@ def test_a_folder_without_tokenizer_json_has_its_tokenizer_converted(tmp_path: P
         llm.chat([{"role": "user", "content": "Hello"}])
 
 
-def test_a_metaspace_tokenizer_streams_what_decode_says(tmp_path: Path) -> None:
+def test_a_metaspace_tokenizer_streams_the_decoded_text(tmp_path: Path) -> None:
     folder_of(tmp_path, transformers.LlamaConfig(**{**LLAMA_LIKE, "vocab_size": 600}))
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
@@ -143,6 +141,6 @@ def test_a_metaspace_tokenizer_streams_what_decode_says(tmp_path: Path) -> None:
     llm = nc.LLM(tmp_path)
     params = nc.SamplingParams(temperature=5.0, seed=1, max_tokens=40, ignore_eos=True)
     [completion] = llm.generate("the little fox", params)
-    whole = [*completion.prompt_token_ids, *completion.outputs[0].token_ids]
-    decoded = tokenizer.decode([token for token in whole if token < tokenizer.get_vocab_size()])
+    token_ids = [*completion.prompt_token_ids, *completion.outputs[0].token_ids]
+    decoded = tokenizer.decode([token for token in token_ids if token < tokenizer.get_vocab_size()])
     assert decoded == tokenizer.decode(completion.prompt_token_ids) + completion.text

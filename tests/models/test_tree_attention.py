@@ -1,4 +1,4 @@
-"""A tree that is read at once is as each of its branches read alone, as a chain: to the last bit where chains are."""
+"""Tree attention: each branch of a tree equals the same tokens as a chain."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from nucleate.models.paged.tree_mask import MAX_TREE_TOKENS, TreeMask
 from nucleate.models.runner import ModelInput, Move, Runner
 
 
-def random_parents(random: np.random.Generator, count: int) -> list[int]:
-    """Chains, stars, and what is in between."""
-    kind = random.random()
+def random_parents(rng: np.random.Generator, count: int) -> list[int]:
+    """A random tree: a chain, a star, or in between."""
+    kind = rng.random()
     if kind < 0.15:
         return [-1] * count
     if kind < 0.3:
         return [*range(-1, count - 1)]
-    return [int(random.integers(-1, place)) if place else -1 for place in range(count)]
+    return [int(rng.integers(-1, position)) if position else -1 for position in range(count)]
 
 
-def path_to(parents: Sequence[int], place: int) -> list[int]:
+def path_to(parents: Sequence[int], position: int) -> list[int]:
     path = []
-    while place >= 0:
-        path.insert(0, place)
-        place = parents[place]
+    while position >= 0:
+        path.insert(0, position)
+        position = parents[position]
     return path
 
 
@@ -64,10 +64,10 @@ def cases(draw: Any) -> dict[str, Any]:
 @given(cases())
 @settings(max_examples=tiers.count(12, 50))
 def test_the_kernel_attends_along_branches(case: dict[str, Any]) -> None:
-    """Beside it, parts without a tree; before it, none, one or some tokens of its own part."""
-    random, size = np.random.default_rng(case["seed"]), 16
+    """With inputs without a tree in the batch, and with no, one or some tokens before the tree."""
+    rng, size = np.random.default_rng(case["seed"]), 16
     rule, kv_heads, heads, block_size = case["rule"], case["kv_heads"], case["heads"], case["block_size"]
-    free = random.permutation(40).tolist()
+    free = rng.permutation(40).tolist()
     pool = allocate_kv_cache(40, block_size, kv_heads, size, size)
     for array in pool:
         array[:] = np.nan
@@ -76,18 +76,18 @@ def test_the_kernel_attends_along_branches(case: dict[str, Any]) -> None:
     for key, (length, own, nodes) in enumerate(case["texts"]):
         start, stop = max(0, length - own), length + nodes
         table = [free.pop() for _ in range(-(-stop // block_size))]
-        old = [random.standard_normal((stop, kv_heads, size), np.float32) for _ in range(2)]
-        for place in range(start):
-            keys[table[place // block_size], :, place % block_size] = old[0][place]
-            values[table[place // block_size], :, place % block_size] = old[1][place]
-        parents = random_parents(random, nodes) if nodes else None
+        old = [rng.standard_normal((stop, kv_heads, size), np.float32) for _ in range(2)]
+        for position in range(start):
+            keys[table[position // block_size], :, position % block_size] = old[0][position]
+            values[table[position // block_size], :, position % block_size] = old[1][position]
+        parents = random_parents(rng, nodes) if nodes else None
         if nodes > 4 and parents == [*range(-1, nodes - 1)]:
-            parents[-1] = 0  # not a chain: those are attended elsewhere if they are long
+            parents[-1] = 0  # not a chain: long chains use another code path
         parts.append(ModelInput(key, [0] * stop, start, stop, table, 1, parents))
         olds.append(old)
     packing = BatchLayout(parts, block_size)
     assert len(packing.short) == len(parts)
-    queries = random.standard_normal((packing.size, heads, size), np.float32)
+    queries = rng.standard_normal((packing.size, heads, size), np.float32)
     new = [np.concatenate([old[i][part.start :] for old, part in zip(olds, parts, strict=True)]) for i in (0, 1)]
     out = np.full((packing.size, heads, size), 7, np.float32)
     before, attention.MIN_BYTES = attention.MIN_BYTES, 0
@@ -98,31 +98,31 @@ def test_the_kernel_attends_along_branches(case: dict[str, Any]) -> None:
     at = 0
     for part, (old_keys, old_values) in zip(parts, olds, strict=True):
         parents, base = part.parents or [], part.stop - len(part.parents or [])
-        for place in range(part.start, part.stop):
-            seen = [*range(min(place + 1, base)), *[base + one for one in path_to(parents, place - base)]]
+        for position in range(part.start, part.stop):
+            seen = [*range(min(position + 1, base)), *[base + one for one in path_to(parents, position - base)]]
             right = attended(queries[at], old_keys[seen], old_values[seen], rule, len(seen))
             np.testing.assert_allclose(out[at], right, atol=3e-5, rtol=1e-4)
             assert packing.positions_T[at] == len(seen) - 1
             at += 1
-        for stored, old in zip((keys, values), (old_keys, old_values), strict=True):  # in the order of the list
-            for place in range(part.stop):
-                block = part.block_ids[place // block_size]
-                np.testing.assert_array_equal(stored[block, :, place % block_size], old[place])
+        for stored, old in zip((keys, values), (old_keys, old_values), strict=True):  # in list order
+            for position in range(part.stop):
+                block = part.block_ids[position // block_size]
+                np.testing.assert_array_equal(stored[block, :, position % block_size], old[position])
 
 
 @given(st.integers(0, 30), st.integers(1, 30), st.integers(0, 2**20), st.sampled_from([0, 1, 3, 9]))
-def test_what_is_seen_is_what_leads_there(length: int, nodes: int, seed: int, window: int) -> None:
-    random = np.random.default_rng(seed)
-    parents = random_parents(random, nodes)
-    tree, start = TreeMask(parents, length + nodes), int(random.integers(0, length + nodes))
-    wanted = np.zeros((length + nodes - start, length + nodes), bool)
-    for place in range(start, length + nodes):
-        seen = [*range(min(place + 1, length)), *[length + one for one in path_to(parents, place - length)]]
-        wanted[place - start, seen[-window:] if window else seen] = True
-    np.testing.assert_array_equal(tree.mask(start, window), wanted)
+def test_a_node_attends_to_its_path(length: int, nodes: int, seed: int, window: int) -> None:
+    rng = np.random.default_rng(seed)
+    parents = random_parents(rng, nodes)
+    tree, start = TreeMask(parents, length + nodes), int(rng.integers(0, length + nodes))
+    expected = np.zeros((length + nodes - start, length + nodes), bool)
+    for position in range(start, length + nodes):
+        seen = [*range(min(position + 1, length)), *[length + one for one in path_to(parents, position - length)]]
+        expected[position - start, seen[-window:] if window else seen] = True
+    np.testing.assert_array_equal(tree.mask(start, window), expected)
 
 
-def test_chains_have_no_trees() -> None:
+def test_chains_have_no_tree_mask() -> None:
     parts = [ModelInput(0, [1, 2, 3], 0, 3, [0], 3), ModelInput(1, [1, 2], 1, 2, [1], 1)]
     packing = BatchLayout(parts, 16)
     assert packing.tree_links_T2.shape == (0, 2)
@@ -142,35 +142,37 @@ BLOCKS = [*range(12)]
 
 
 def logits(
-    runner: Runner, ids: Sequence[int], start: int, wanted: int, parents: Sequence[int] | None = None, key: int = 0
+    runner: Runner, ids: Sequence[int], start: int, num_logits: int, parents: Sequence[int] | None = None, key: int = 0
 ) -> Any:
     blocks = [block + 12 * key for block in BLOCKS]
-    return np.array(runner.forward([ModelInput(key, list(ids), start, len(ids), blocks, wanted, parents)]))
+    return np.array(runner.forward([ModelInput(key, list(ids), start, len(ids), blocks, num_logits, parents)]))
 
 
 def tree_and_branches(make: Any, size: int, seed: int, nodes: int, chunk: int = 1) -> Any:
-    """Logits of a tree's tokens, and of what follows a branch that is kept; and all of them by chains."""
-    random = np.random.default_rng(seed)
-    ids = random.integers(3, size, int(random.integers(chunk + 1, 45))).tolist()
-    tokens, parents = random.integers(3, size, nodes).tolist(), random_parents(random, nodes)
+    """Logits of a tree's tokens and of a token after an accepted branch, from the tree and from chains."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(3, size, int(rng.integers(chunk + 1, 45))).tolist()
+    tokens, parents = rng.integers(3, size, nodes).tolist(), random_parents(rng, nodes)
     if nodes > 1 and parents == [*range(-1, nodes - 1)]:
         parents[-1] = -1
     first, runner = len(ids) - chunk if chunk else 0, make()
     if first:
         logits(runner, ids[:first], 0, 0)
     ours = logits(runner, [*ids, *tokens], first, nodes + 1, parents)
-    alone, twin = [], make()
+    separate, reference = [], make()
     if first:
-        logits(twin, ids[:first], 0, 0, key=1)
-    paths = [path_to(parents, place) for place in range(nodes)]
+        logits(reference, ids[:first], 0, 0, key=1)
+    paths = [path_to(parents, position) for position in range(nodes)]
     for path in [[], *paths]:
-        alone.append(logits(twin, [*ids, *[tokens[place] for place in path]], first, len(path) + 1, key=1)[-1])
-    path = max(paths, key=lambda path: (path != [*range(len(path))], len(path)))  # one that has to be moved
-    kept = [*ids, *[tokens[place] for place in path], 7]
-    runner.move([Move(0, BLOCKS, [len(ids) + place for place in path], len(ids))])
-    logits(twin, kept[:-1], first, 0, key=1)
-    follows = [logits(each, kept, len(kept) - 1, 1, key=key)[0] for key, each in enumerate((runner, twin))]
-    return [*ours, follows[0]], [*alone, follows[1]]
+        separate.append(
+            logits(reference, [*ids, *[tokens[position] for position in path]], first, len(path) + 1, key=1)[-1]
+        )
+    path = max(paths, key=lambda path: (path != [*range(len(path))], len(path)))  # a branch whose KV cache must move
+    accepted = [*ids, *[tokens[position] for position in path], 7]
+    runner.move([Move(0, BLOCKS, [len(ids) + position for position in path], len(ids))])
+    logits(reference, accepted[:-1], first, 0, key=1)
+    follows = [logits(each, accepted, len(accepted) - 1, 1, key=key)[0] for key, each in enumerate((runner, reference))]
+    return [*ours, follows[0]], [*separate, follows[1]]
 
 
 @pytest.fixture(scope="module")
@@ -179,28 +181,28 @@ def model() -> Llama:
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3, 5, 6, 10])
-def test_the_embedded_model_reads_trees_to_the_last_bit(seed: int, model: Llama) -> None:
+def test_trees_of_the_embedded_model_are_bit_equal(seed: int, model: Llama) -> None:
     def make() -> BatchedLlama:
         runner = BatchedLlama(model, 8 << 20)
         runner.kernels = compiled()
         return runner
 
-    ours, alone = tree_and_branches(make, 4096, seed, 1 + seed % 13)
-    for mine, other in zip(ours, alone, strict=True):
-        if seed < 7:  # up to SHORT tokens of a chain the kernel attends
+    ours, separate = tree_and_branches(make, 4096, seed, 1 + seed % 13)
+    for mine, other in zip(ours, separate, strict=True):
+        if seed < 7:  # the kernel computes chains of up to SHORT tokens
             np.testing.assert_array_equal(mine, other)
         else:
             np.testing.assert_allclose(mine, other, atol=2e-4)
 
 
 @pytest.mark.parametrize(("nodes", "chunk"), [(15, 1), (40, 1), (5, 12), (5, 0)])
-def test_large_trees_and_those_after_a_part_of_a_prompt(nodes: int, chunk: int, model: Llama) -> None:
-    ours, alone = tree_and_branches(lambda: BatchedLlama(model, 8 << 20), 4096, nodes, nodes, chunk)
-    np.testing.assert_allclose(np.stack(ours), np.stack(alone), atol=2e-4)
+def test_large_trees_and_trees_after_a_prompt_chunk(nodes: int, chunk: int, model: Llama) -> None:
+    ours, separate = tree_and_branches(lambda: BatchedLlama(model, 8 << 20), 4096, nodes, nodes, chunk)
+    np.testing.assert_allclose(np.stack(ours), np.stack(separate), atol=2e-4)
 
 
 @pytest.mark.parametrize("count", [1, 4, 7, 12])
-def test_a_chain_that_is_told_as_a_tree(count: int, model: Llama) -> None:
+def test_a_chain_given_as_a_tree(count: int, model: Llama) -> None:
     ids = np.random.default_rng(count).integers(3, 4096, 20 + count).tolist()
     found = []
     for parents in (None, range(-1, count - 1)):
@@ -212,39 +214,39 @@ def test_a_chain_that_is_told_as_a_tree(count: int, model: Llama) -> None:
         np.testing.assert_array_equal(chain, tree)
 
 
-def test_a_tree_read_in_two_parts(model: Llama) -> None:
-    """Its first tokens have been read: they are seen where they lie."""
-    random = np.random.default_rng(3)
-    ids, parents = random.integers(3, 4096, 30).tolist(), [-1, -1, 0, 1, 3, 0, 2, 2]
+def test_a_tree_in_two_steps(model: Llama) -> None:
+    """The KV cache of its first tokens is already stored."""
+    rng = np.random.default_rng(3)
+    ids, parents = rng.integers(3, 4096, 30).tolist(), [-1, -1, 0, 1, 3, 0, 2, 2]
     whole, parted = BatchedLlama(model, 8 << 20), BatchedLlama(model, 8 << 20)
     logits(whole, ids[:21], 0, 0)
-    wanted = logits(whole, ids, 21, 9, parents)
+    expected = logits(whole, ids, 21, 9, parents)
     logits(parted, ids[:21], 0, 0)
     logits(parted, ids[:25], 21, 4, parents[:3])
     for stop in (26, 29, 30):
         start = {26: 25, 29: 26, 30: 29}[stop]
         found = logits(parted, ids[:stop], start, stop - start, parents[: stop - 22])
-        np.testing.assert_allclose(found, wanted[start - 21 : stop - 21], atol=2e-4)
+        np.testing.assert_allclose(found, expected[start - 21 : stop - 21], atol=2e-4)
 
 
-def test_trees_of_many_sequences_at_once(model: Llama) -> None:
-    """Beside decodes, chains, prompts and each other."""
-    random, runner, alone = np.random.default_rng(8), BatchedLlama(model, 16 << 20), BatchedLlama(model, 16 << 20)
+def test_trees_of_several_sequences_in_a_batch(model: Llama) -> None:
+    """Together with decodes, chains and prompts."""
+    rng, runner, separate = np.random.default_rng(8), BatchedLlama(model, 16 << 20), BatchedLlama(model, 16 << 20)
     parts = []
     for key, (length, new, nodes) in enumerate(
         [(20, 1, 6), (9, 1, 0), (40, 1, 30), (33, 20, 0), (17, 1, 3), (30, 4, 0)]
     ):
-        ids, blocks = random.integers(3, 4096, length + nodes).tolist(), [*range(key * 6, key * 6 + 6)]
-        for each in (runner, alone):
+        ids, blocks = rng.integers(3, 4096, length + nodes).tolist(), [*range(key * 6, key * 6 + 6)]
+        for each in (runner, separate):
             each.forward([ModelInput(key, ids, 0, length - new, blocks, 0)])
-        parents = random_parents(random, nodes) if nodes else None
+        parents = random_parents(rng, nodes) if nodes else None
         parts.append(ModelInput(key, ids, length - new, length + nodes, blocks, nodes + 1, parents))
     ours = runner.forward(parts)
-    theirs = np.concatenate([alone.forward([part]) for part in parts])
+    theirs = np.concatenate([separate.forward([part]) for part in parts])
     np.testing.assert_allclose(ours, theirs, atol=2e-4)
 
 
-def test_a_context_that_is_full_counts_depths(model: Llama) -> None:
+def test_a_full_context_counts_depths(model: Llama) -> None:
     runner, ids = BatchedLlama(model, 16 << 20), [5] * 1028
     blocks = [*range(65)]
     assert runner.forward([ModelInput(0, ids[:1027], 1022, 1027, blocks, 1, [-1] * 4)]).shape == (1, 4096)
@@ -257,8 +259,8 @@ TOY = Toy(lambda seen: np.random.default_rng(seen).normal(size=199).astype(np.fl
 
 @pytest.mark.parametrize("seed", range(4))
 def test_models_without_weights(seed: int) -> None:
-    ours, alone = tree_and_branches(lambda: PagedToy(TOY, 60, 5), 199, seed, 4 + seed, 1 + seed)
-    np.testing.assert_array_equal(np.stack(ours), np.stack(alone))
+    ours, separate = tree_and_branches(lambda: PagedToy(TOY, 60, 5), 199, seed, 4 + seed, 1 + seed)
+    np.testing.assert_array_equal(np.stack(ours), np.stack(separate))
 
 
 ONE = dict(
@@ -309,7 +311,7 @@ def of_transformers(name: str) -> Any:
     ("name", "compiled"),
     [*((name, True) for name in MODELS), ("llama", False), ("windows", False), ("soft caps", False), ("sinks", False)],
 )
-@pytest.mark.fast_cases(4)
+@pytest.mark.fast_cases(3)
 def test_models_of_transformers(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not compiled:
         monkeypatch.setattr("nucleate.models.transformers.batched_model.has_kernel", lambda device, dtype: False)
@@ -317,27 +319,27 @@ def test_models_of_transformers(name: str, compiled: bool, monkeypatch: pytest.M
     assert runner.paged, runner.unbatched_reason
     assert runner.tree_attention
     for seed, (nodes, chunk) in enumerate([(6, 1), (3, 9), (5, 0)]):
-        ours, alone = tree_and_branches(lambda: runner, 199, seed, nodes, chunk)
-        np.testing.assert_allclose(np.stack(ours), np.stack(alone), atol=2e-3)
+        ours, separate = tree_and_branches(lambda: runner, 199, seed, nodes, chunk)
+        np.testing.assert_allclose(np.stack(ours), np.stack(separate), atol=2e-3)
 
 
 @given(st.integers(0, 2**20))
 @settings(max_examples=30)
 def test_moves_read_before_they_write(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    pool, blocks = allocate_kv_cache(9, 16, 2, 8, 8), random.permutation(9).tolist()
+    rng = np.random.default_rng(seed)
+    pool, blocks = allocate_kv_cache(9, 16, 2, 8, 8), rng.permutation(9).tolist()
     for array in pool:
-        array[:] = random.standard_normal(array.shape)
+        array[:] = rng.standard_normal(array.shape)
     before = [array.copy() for array in token_major(pool, 16)]
-    moves, wanted = [], [array.copy() for array in before]
+    moves, expected = [], [array.copy() for array in before]
     for key in range(2):
-        table, start = blocks[key * 4 : key * 4 + 4], int(random.integers(0, 40))
-        count = int(random.integers(1, 20))
-        sources = sorted(random.choice(np.arange(start, 64), count, replace=False).tolist())
+        table, start = blocks[key * 4 : key * 4 + 4], int(rng.integers(0, 40))
+        count = int(rng.integers(1, 20))
+        sources = sorted(rng.choice(np.arange(start, 64), count, replace=False).tolist())
         moves.append(Move(key, table, sources, start))
         for target, source in enumerate(sources, start):
-            for array, old in zip(wanted, before, strict=True):
+            for array, old in zip(expected, before, strict=True):
                 array[table[target // 16], :, target % 16] = old[table[source // 16], :, source % 16]
     copy_slots(pool, *slots_of(moves, 16))
-    for array, right in zip(token_major(pool, 16), wanted, strict=True):
+    for array, right in zip(token_major(pool, 16), expected, strict=True):
         np.testing.assert_array_equal(array, right)

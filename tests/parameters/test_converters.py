@@ -1,4 +1,4 @@
-"""Values in messages: cut short, at a cost that does not grow with them."""
+"""Values in messages: truncated, at a cost that does not depend on their size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PLAIN = st.recursive(
 
 
 @given(PLAIN)
-def test_it_is_the_repr_cut_to_60_characters(value: Any) -> None:
+def test_a_shown_value_is_its_repr_truncated_to_60_characters(value: Any) -> None:
     text = repr(value)
     assert shown(value) == (text if len(text) <= 60 else text[:57] + "...")
 
@@ -34,10 +34,10 @@ def test_large_values_cost_no_more_than_small_ones(value: Any) -> None:
     assert time.thread_time() - began < 0.02
 
 
-def test_depth() -> None:
+def test_deeply_nested_values() -> None:
     value: Any = 1
     for _ in range(100_000):
         value = [value]
     assert shown(value) == "[" * 57 + "..."
-    while isinstance(value, list):  # one by one: Python would take it apart with one call in another
+    while isinstance(value, list):  # iteratively: the destructor would recurse
         value = value[0]

@@ -1,4 +1,4 @@
-"""Parameters: ranges, words, tables, JSON; every error says the field, the value and what is allowed."""
+"""Parameters: ranges, words, tables, JSON; every error names the field, the value and the accepted values."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WORDS = make("tuple[str, ...]")
 TABLE = make("Mapping[int, float]")
 CHOICE = make("str", choices=("raw", "processed"))
 CHOICES = make("str | tuple[str, ...]", choices=("hf", "vllm"))
-SPELT = make("tuple[str | tuple[int, ...], ...]", low=0)
+WORDS_OR_IDS = make("tuple[str | tuple[int, ...], ...]", low=0)
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ SPELT = make("tuple[str | tuple[int, ...], ...]", low=0)
         (CHOICE, Word("raw"), "raw"),
         (CHOICES, "hf", "hf"),
         (CHOICES, np.str_("vllm"), "vllm"),
-        (CHOICES, ["x", Word("y")], ("x", "y")),  # names of stages, which are checked where the stages are known
+        (CHOICES, ["x", Word("y")], ("x", "y")),  # names of stages, which are checked where the stages are defined
         (CHOICES, (), ()),
-        (SPELT, "a b", ("a b",)),
-        (SPELT, ["a", Word("b"), [1, np.uint8(2)], (3,)], ("a", "b", (1, 2), (3,))),
-        (SPELT, (i for i in ((0,), "a")), ((0,), "a")),
-        (SPELT, [np.array([4, 5])], ((4, 5),)),
-        (SPELT, np.array([[4, 5], [6, 7]]), ((4, 5), (6, 7))),
-        (SPELT, [], ()),
+        (WORDS_OR_IDS, ["a b"], ("a b",)),
+        (WORDS_OR_IDS, ["a", Word("b"), [1, np.uint8(2)], (3,)], ("a", "b", (1, 2), (3,))),
+        (WORDS_OR_IDS, (i for i in ((0,), "a")), ((0,), "a")),
+        (WORDS_OR_IDS, [np.array([4, 5])], ((4, 5),)),
+        (WORDS_OR_IDS, np.array([[4, 5], [6, 7]]), ((4, 5), (6, 7))),
+        (WORDS_OR_IDS, [], ()),
         (TABLE, {}, TokenTable()),
         (TABLE, {"7": 1, 5: np.float32(2)}, TokenTable({5: 2.0, 7: 1.0})),
     ],
@@ -104,8 +104,11 @@ def test_good_values_become_canonical(parameter, value, canonical):
         (WORDS, ["", [""], b"a", [b"a"], {"a": 1}, 5, None, [["a"]], [1]]),
         (CHOICE, ["", "Raw", "raw ", None, 0, b"raw", ["raw"], ("raw", "processed"), {}]),
         (CHOICES, ["", "x", "hf,vllm", None, 0, True, b"hf", [""], [1], [None], [["hf"]], [b"x"], {"hf": 1}]),
-        (SPELT, ["", [""], [()], ["a", []], 5, [5], [True], None, [None], b"a", [b"a"], {"a": 1}, [{"a": 1}]]),
-        (SPELT, [[[1, "a"]], [["a"]], [[1.0]], [[True]], [[-1]], [[[1]]], [10**5000], np.array([1, 2]), [np.array(1)]]),
+        (WORDS_OR_IDS, ["", [""], [()], ["a", []], 5, [5], [True], None, [None], b"a", [b"a"], {"a": 1}, [{"a": 1}]]),
+        (
+            WORDS_OR_IDS,
+            [[[1, "a"]], [["a"]], [[1.0]], [[True]], [[-1]], [[[1]]], [10**5000], np.array([1, 2]), [np.array(1)]],
+        ),
         (TABLE, [None, [], [(1, 2.0)], "x", {1: None}, {1: "2"}, {1: True}, {1: float("nan")}, {1: float("-inf")}]),
         (TABLE, [{-1: 1.0}, {"-1": 1.0}, {1.0: 1.0}, {True: 1.0}, {"a": 1.0}, {"٣": 1.0}, {"5": 1, 5: 2}, {" 5": 1}]),
         (TABLE, [{"": 1.0}, {"9" * 5000: 1.0}, {None: 1.0}, {(1,): 1.0}, {1: [1.0]}, {1: 10**400}]),
@@ -135,11 +138,11 @@ def test_bad_values_are_errors_that_name_the_field(parameter, values):
         (WORDS, "a non-empty string or a list of such"),
         (CHOICE, "one of raw, processed"),
         (CHOICES, "one of hf, vllm or a list of stage names"),
-        (SPELT, "a list of non-empty strings or non-empty lists of token ids >= 0"),
+        (WORDS_OR_IDS, "a list of non-empty strings or non-empty lists of token ids >= 0"),
         (TABLE, "a mapping of token ids (>= 0) to finite numbers"),
     ],
 )
-def test_what_is_allowed_in_words(parameter, words):
+def test_the_accepted_values_are_described(parameter, words):
     assert parameter.allowed == words
 
 
@@ -152,7 +155,7 @@ def test_errors_are_short_and_can_be_pickled():
     assert str(COUNT.error(10**5000)).endswith("got a very large int")
 
 
-def test_an_unknown_name_gets_the_nearest_and_all():
+def test_an_unknown_name_is_an_error_with_the_nearest_and_all_names():
     error = unknown("top_q", ["top_p", "min_p"])
     assert str(error) == "unknown parameter 'top_q'; did you mean top_p? (known: min_p, top_p)"
     assert str(unknown("zzz", ["a"], "stage")) == "unknown stage 'zzz' (known: a)"
@@ -169,9 +172,9 @@ def test_a_table_is_a_value():
     assert TokenTable() == {}
     assert table != TokenTable({5: 1.0})
     source = {1: 2.0}
-    kept = TokenTable(source)
+    token_table = TokenTable(source)
     source[1] = 3.0
-    assert kept == {1: 2.0}
+    assert token_table == {1: 2.0}
     with pytest.raises(TypeError):
         table[2] = 0.0
 

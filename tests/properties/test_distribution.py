@@ -1,4 +1,4 @@
-"""Draws follow the distribution: chi-square at alpha 1e-6, with fixed seeds, tails included."""
+"""Sampled tokens follow the distribution: chi-square tests at alpha 1e-6, with fixed seeds, tails included."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DRAWS = tiers.count(60_000, 200_000)
 
 
 def critical(degrees):
-    """The chi-square that is exceeded once in a million (Wilson and Hilferty's approximation)."""
+    """The chi-square value that is exceeded once in a million (Wilson and Hilferty's approximation)."""
     part = 2 / (9 * degrees)
     return degrees * (1 - part + 4.7534 * part**0.5) ** 3
 
 
 def assert_follows(counts, p):
-    """Bins that expect fewer than 10 are put together; what cannot be drawn never is."""
+    """Compare counts with probabilities; bins with an expected count below 10 are merged."""
     assert counts[p == 0].sum() == 0
     expected = p * counts.sum()
     rare = expected < 10
@@ -44,8 +44,8 @@ def test_the_critical_values_are_about_right(degrees):
     assert 2e-7 < math.fsum(map(math.exp, log_terms)) < 1.1e-6  # the exact tail, for even degrees
 
 
-def test_the_chi_square_finds_a_small_mistake():
-    """So that the tests below can fail: a token that is drawn a little too often."""
+def test_the_chi_square_test_detects_a_small_error():
+    """Shows that the tests below can fail: a token that is sampled a little too often is detected."""
     p = np.full(10, 0.1)
     counts = np.round(p * 200_000).astype(int)
     assert_follows(counts, p)
@@ -62,30 +62,30 @@ def uniforms(seed, steps, stream, index):
     return ((words[0] << np.uint64(32)) | words[1]).astype(np.float64) * 2.0**-64 + 2.0**-65
 
 
-def many(kept, seed, steps):
-    """The two-level draw of the reference for many steps at once, of the tokens that are in."""
-    groups, place, sizes = np.unique(kept.ids_N // 256, return_inverse=True, return_counts=True)
+def sample_many(survivors, seed, steps):
+    """The two-level sampling of the reference for many steps at once, over the surviving tokens."""
+    groups, group_of, sizes = np.unique(survivors.ids_N // 256, return_inverse=True, return_counts=True)
     ids, x = np.zeros((len(groups), sizes.max()), np.int64), np.full((len(groups), sizes.max()), -np.inf)
     for group in range(len(groups)):
-        inside = np.flatnonzero(place == group)
-        inside = inside[np.argsort(kept.ids_N[inside])]
-        ids[group, : len(inside)], x[group, : len(inside)] = kept.ids_N[inside], kept.x_N[inside]
+        inside = np.flatnonzero(group_of == group)
+        inside = inside[np.argsort(survivors.ids_N[inside])]
+        ids[group, : len(inside)], x[group, : len(inside)] = survivors.ids_N[inside], survivors.x_N[inside]
     mass = np.logaddexp.reduce(x, axis=1)
-    drawn = []
+    sampled = []
     for part in np.array_split(steps, -(-len(steps) * (len(groups) + ids.shape[1]) // 30_000)):
         winner = (mass + noise.gumbel(uniforms(seed, part, noise.GROUP, groups))).argmax(axis=1)
         best = (x[winner] + noise.gumbel(uniforms(seed, part, noise.TOKEN, ids[winner]))).argmax(axis=1)
-        drawn.append(ids[winner, best])
-    return np.concatenate(drawn)
+        sampled.append(ids[winner, best])
+    return np.concatenate(sampled)
 
 
 def assert_draws(logits, stages, draws=DRAWS, checked=100):
-    """Truncate with the reference, draw with its twin, look at some of the draws of each backend one by one."""
-    kept, p, steps = reference.survivors(logits, stages), reference.probabilities(logits, stages), np.arange(draws)
-    got = many(kept, 7, steps)
+    """Sample with a vectorized copy of the reference, and check some of its tokens against each backend."""
+    survivors, p, steps = reference.survivors(logits, stages), reference.probabilities(logits, stages), np.arange(draws)
+    got = sample_many(survivors, 7, steps)
     for engine in ENGINES:
         assert got[:checked].tolist() == [engine.draw(logits, stages, 7, step) for step in range(checked)]
-        assert engine.survivors(logits, stages).ids_N.tolist() == kept.ids_N.tolist()
+        assert engine.survivors(logits, stages).ids_N.tolist() == survivors.ids_N.tolist()
         assert engine.probabilities(logits, stages) == pytest.approx(p, rel=1e-12, abs=1e-300)
     assert_follows(np.bincount(got, minlength=len(logits)), p)
     by_group = np.add.reduceat(p, np.arange(0, len(p), 256))
@@ -117,38 +117,38 @@ FAR_APART = np.where(np.arange(2000) % 100 == 0, np.arange(2000) % 7, -np.inf).a
     ],
     ids=[
         *("temperature", "top-k", "top-p", "min-p", "all of them", "ties", "ties cut by top-k", "ties cut by top-p"),
-        *("equal", "coin", "groups of one or two", "typical"),
+        *("equal", "two equal tokens", "groups of one or two", "typical"),
     ],
 )
-def test_draws_follow_the_distribution(logits, stages):
+def test_gumbel_sampling_follows_the_distribution(logits, stages):
     assert_draws(logits, (*stages, Gumbel(0)))
 
 
 @pytest.mark.parametrize(
     "stages", [(Temperature(1.5),), (TopK(40),), (TopP(0.7),), (MinP(0.1), Typical(0.9))], ids=repr
 )
-def test_the_textbook_draw_follows_it_too(stages):
-    """One number per step, walked down the order."""
+def test_categorical_sampling_follows_the_distribution(stages):
+    """One uniform number per step, located in the cumulative distribution."""
     stages = (*stages, Categorical(0))
     p = reference.probabilities(ROW, stages)
-    kept = reference.survivors(ROW, stages)
+    survivors = reference.survivors(ROW, stages)
     u = uniforms(7, np.arange(DRAWS), noise.TOKEN, np.array([0]))[:, 0]
-    mass = np.cumsum(np.exp(kept.x_N - kept.x_N[0]))
-    got = kept.ids_N[np.minimum(np.searchsorted(mass, u * mass[-1]), len(mass) - 1)]
+    mass = np.cumsum(np.exp(survivors.x_N - survivors.x_N[0]))
+    got = survivors.ids_N[np.minimum(np.searchsorted(mass, u * mass[-1]), len(mass) - 1)]
     for engine in ENGINES:
         assert got[:100].tolist() == [engine.draw(ROW, stages, 7, step) for step in range(100)]
     assert_follows(np.bincount(got, minlength=len(ROW)), p)
 
 
-def test_xtc_is_the_mixture_of_its_coin():
+def test_xtc_samples_the_mixture_of_both_outcomes():
     stages = (Temperature(0.8), Xtc(0.3, 0.03, (int(ROW.argmax()),)), TopP(0.95), Gumbel(0))
     steps = np.arange(tiers.count(20_000, 60_000))
-    coins = uniforms(7, steps, noise.XTC, np.array([0]))[:, 0]
-    there = coins < 0.3
-    assert abs(there.sum() - 0.3 * len(steps)) < 4.9 * (len(steps) * 0.3 * 0.7) ** 0.5
+    uniform = uniforms(7, steps, noise.XTC, np.array([0]))[:, 0]
+    active = uniform < 0.3
+    assert abs(active.sum() - 0.3 * len(steps)) < 4.9 * (len(steps) * 0.3 * 0.7) ** 0.5
     got = np.zeros(len(steps), np.int64)
-    for part, u in ((there, 0.0), (~there, 1.0)):
-        got[part] = many(reference.survivors(ROW, stages, u=u), 7, steps[part])
+    for part, u in ((active, 0.0), (~active, 1.0)):
+        got[part] = sample_many(reference.survivors(ROW, stages, u=u), 7, steps[part])
     for engine in ENGINES:
         assert got[:300].tolist() == [engine.draw(ROW, stages, 7, step) for step in range(300)]
     assert_follows(np.bincount(got, minlength=len(ROW)), reference.probabilities(ROW, stages))
@@ -156,8 +156,8 @@ def test_xtc_is_the_mixture_of_its_coin():
 
 @on_every_engine
 @pytest.mark.parametrize("draw", [Gumbel(0), Categorical(0)], ids=["gumbel", "categorical"])
-@pytest.mark.fast_cases(3)
-def test_seeds_are_as_good_as_steps(engine, draw):
+@pytest.mark.fast_cases(2)
+def test_sampling_over_seeds_follows_the_distribution(engine, draw):
     logits = np.array([1.0, 0.0, 0.5, -1.0], np.float32)
     got = [engine.draw(logits, (draw,), seed, 0) for seed in range(tiers.count(800, 2500))]
     assert_follows(np.bincount(got, minlength=4), reference.probabilities(logits, (draw,)))
@@ -166,8 +166,8 @@ def test_seeds_are_as_good_as_steps(engine, draw):
 @on_every_engine
 @pytest.mark.parametrize("draw", [Gumbel(0), Categorical(0)], ids=["gumbel", "categorical"])
 @pytest.mark.fast_cases(2)
-def test_a_token_does_not_depend_on_the_one_before(engine, draw):
-    """Pairs of steps, and of a step and the same one of the next seed, are as often there as their product says."""
+def test_consecutive_tokens_are_independent(engine, draw):
+    """Pairs of tokens in consecutive steps, and in one step of consecutive seeds, are independent."""
     logits = np.array([0.7, 0.0, -0.3], np.float32)
     p = reference.probabilities(logits, (draw,))
     got = np.array([[engine.draw(logits, (draw,), seed, step) for step in range(1000)] for seed in (8, 9)])
@@ -176,10 +176,10 @@ def test_a_token_does_not_depend_on_the_one_before(engine, draw):
 
 
 def tail(steps):
-    """One token, and 128k others 18 nats below it, that have 0.2 % together: all of it is drawn, and evenly."""
+    """One token, and 128k others 18 nats below it with 0.2 % of the mass: the tail is sampled evenly."""
     logits = np.zeros(131_072, np.float32)
     logits[70_000] = 18.0
-    got = many(reference.survivors(logits, ()), 5, steps)
+    got = sample_many(reference.survivors(logits, ()), 5, steps)
     few = got != 70_000
     p = reference.probabilities(logits, (Gumbel(0),))
     expected = len(steps) * p[0] * 131_071
@@ -195,16 +195,16 @@ def tail(steps):
 
 
 @pytest.mark.slow
-def test_a_long_tail_gets_its_true_mass():
+def test_a_long_tail_gets_its_probability_mass():
     assert tail(np.arange(DRAWS)) > DRAWS / 700
 
 
 @pytest.mark.exhaustive
-def test_a_long_tail_gets_its_true_mass_over_many_draws():
+def test_a_long_tail_gets_its_probability_mass_over_many_samples():
     assert tail(np.arange(DRAWS, 2_000_000)) > 3000
 
 
-def test_the_walk_of_categorical_reaches_the_tail():
+def test_categorical_sampling_reaches_the_tail():
     logits = np.zeros(131_072, np.float32)
     logits[70_000] = 18.0
     u = uniforms(5, np.arange(25_000), noise.TOKEN, np.array([0]))[:, 0]

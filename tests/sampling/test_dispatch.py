@@ -1,4 +1,4 @@
-"""What dispatch says is what runs; and it says so without loading a compiler or a tensor library."""
+"""Dispatch reports the path that runs, without importing a compiler or a tensor library."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FUSED: list[Pipeline] = [
 OTHERS: list[Pipeline] = [(Typical(0.9), Gumbel(1)), (Mirostat(5), Gumbel(2)), (Frequency(0.5), Xtc(0.5), Gumbel(3))]
 
 
-def test_explaining_what_a_device_runs_loads_neither_compiler_nor_tensors() -> None:
+def test_explaining_a_device_imports_neither_compiler_nor_tensors() -> None:
     code = """
 import sys
 import nucleate as nc
@@ -59,28 +59,28 @@ print({"numba", "llvmlite", "torch", "triton"} & sys.modules.keys(), file=sys.st
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
-    """The paths that rows take, by the names that ``explain`` gives them."""
-    seen: set[tuple[str, str]] = set()
+    """The paths that rows take, by their names in ``explain``."""
+    paths: set[tuple[str, str]] = set()
     runner, fused = cpu_paths.runner, cpu_paths.fused
 
     def watched_runner(fast: bool) -> Any:
-        seen.add(("cpu", "composed stages") if fast else ("reference", "reference"))
+        paths.add(("cpu", "composed stages") if fast else ("reference", "reference"))
         return runner(fast)
 
     def watched_fused() -> Any:
-        seen.add(("cpu", "fused kernel"))
+        paths.add(("cpu", "fused kernel"))
         return fused()
 
     for module in (host_batch, functional):
         monkeypatch.setattr(module, "runner", watched_runner)
         monkeypatch.setattr(module, "fused", watched_fused)
-    return seen
+    return paths
 
 
 @pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize("backend", ["auto", "cpu", "reference"])
 @pytest.mark.parametrize(("size", "rows"), [(50, 1), (4096, 1), (4096, 2), (9000, 1)])
-def test_what_explain_says_is_what_runs(
+def test_explain_reports_the_path_that_runs(
     ran: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, size: int, rows: int, backend: str, loaded: bool
 ) -> None:
     monkeypatch.setattr(readiness.KERNELS, "ready", loaded)
@@ -104,7 +104,7 @@ def _step(logits: np.ndarray, stages: Pipeline, backend: str) -> None:
     sampler(logits)
 
 
-def test_explain_knows_the_state_of_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_reports_whether_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     params = nc.SamplingParams(top_p=0.9, seed=1)
     early = nc.explain(params, vocab_size=128256)
     assert (early.backend, early.path) == ("reference", "reference")
@@ -115,7 +115,7 @@ def test_explain_knows_the_state_of_the_kernels(monkeypatch: pytest.MonkeyPatch)
     assert nc.explain(params, vocab_size=10**6, backend="reference").why == "the backend is 'reference'"
 
 
-def test_explain_knows_the_vocabulary_and_the_backend_of_a_device() -> None:
+def test_explain_reports_the_vocabulary_size_and_the_backend_of_a_device() -> None:
     stages = (Dry(0.8), LogitBias({70: 1.0}), TopK(5), Gumbel(1))
     assert nc.explain(stages, "mps", vocab_size=100).backend == "torch"
     with pytest.raises(ParameterError, match="logit_bias names token 70, but the vocabulary ends at 49"):

@@ -1,4 +1,4 @@
-"""Memory and what follows a row: equal to the whole history after every token, at a cost that does not grow with it."""
+"""Incremental history equals the full history after every token, at a constant cost per token."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ def as_dict(counts):
 
 @pytest.mark.parametrize("window", WINDOWS)
 @given(prompt=TEXTS, output=TEXTS, more=TEXTS)
-@pytest.mark.fast_cases(4)
-def test_a_tally_counts_what_is_there_after_every_token(window, prompt, output, more):
-    tally, said = TokenCounter(History(prompt, output), window), list(output)
+@pytest.mark.fast_cases(3)
+def test_token_counts_are_correct_after_every_token(window, prompt, output, more):
+    tally, history = TokenCounter(History(prompt, output), window), list(output)
     for token in [None, *more]:
         if token is not None:
             tally.push(token)
-            said.append(token)
-        both = [*prompt, *said]
+            history.append(token)
+        both = [*prompt, *history]
         last = both if window == -1 else both[max(0, len(both) - (window or 0)) :]
-        expected = counted(said, prompt) if window is None else counted(last)
-        assert as_dict(tally.counts()) == as_dict(History(prompt, said).counts(window)) == expected
+        expected = counted(history, prompt) if window is None else counted(last)
+        assert as_dict(tally.counts()) == as_dict(History(prompt, history).counts(window)) == expected
         assert all(column.dtype == np.int64 for column in tally.counts())
 
 
-def test_a_tally_holds_no_more_tokens_than_its_window():
+def test_token_counts_use_memory_bounded_by_the_window():
     tally = TokenCounter(History((), ()), 5)
     for token in range(1000):
         tally.push(token)
@@ -59,28 +59,28 @@ def test_a_tally_holds_no_more_tokens_than_its_window():
     assert tally._columns.shape[1] < 32
 
 
-def test_counts_that_were_given_away_are_as_they_were():
-    """Of one step: a rule may not see the numbers change under it."""
+def test_returned_counts_do_not_change_later():
+    """Counts are a snapshot of one step: later tokens do not change them."""
     counts = History((1, 2), (2, 3)).counts(None)
     assert as_dict(counts) == {1: (1, 0), 2: (1, 1), 3: (0, 1)}
 
 
 def assert_follows(stage, prompt, output, more):
-    follower, said = stage.incremental_listing(History(prompt, output)), list(output)
+    follower, history = stage.incremental_listing(History(prompt, output)), list(output)
     memory = IncrementalHistory((stage, Gumbel(0)), prompt, output)
     for token in [None, *more]:
         if token is not None:
             follower.push(token)
             memory.push(token)
-            said.append(token)
-        whole = dict(stage.listing(History(prompt, said)))
-        assert dict(follower.listing()) == whole
-        assert dict(memory.listing(stage)) == whole
-    return whole
+            history.append(token)
+        full_listing = dict(stage.listing(History(prompt, history)))
+        assert dict(follower.listing()) == full_listing
+        assert dict(memory.listing(stage)) == full_listing
+    return full_listing
 
 
 @given(TEXTS, TEXTS, TEXTS, WORDS, st.sampled_from([1, 2, 3, 9]), st.sampled_from([-1, 0, 1, 2, 3, 8, 50, 10**6]))
-def test_dry_follows_a_row(prompt, output, more, breakers, allowed, last_n):
+def test_dry_equals_the_full_listing(prompt, output, more, breakers, allowed, last_n):
     assert_follows(Dry(0.8, 1.5, allowed, breakers, last_n), prompt, output, more)
 
 
@@ -100,10 +100,10 @@ def test_dry_follows_a_row(prompt, output, more, breakers, allowed, last_n):
     ids=str,
 )
 @pytest.mark.parametrize("last_n", [-1, 0, 1, 4, 30])
-def test_dry_with_every_kind_of_breaker_is_a_walk_by_hand(breakers, last_n):
-    numbers = random.Random(repr(breakers))
+def test_dry_with_every_kind_of_breaker_equals_the_definition(breakers, last_n):
+    rng = random.Random(repr(breakers))
     for turn in range(4):
-        text = [numbers.choice((0, 1, 1, 0, 2)) for _ in range(50)]
+        text = [rng.choice((0, 1, 1, 0, 2)) for _ in range(50)]
         stage = Dry(1.0, 2.0, 1 + turn % 3, breakers, last_n)
         follower = stage.incremental_listing(History(text[:10], ()))
         for end in range(10, 51):
@@ -112,24 +112,28 @@ def test_dry_with_every_kind_of_breaker_is_a_walk_by_hand(breakers, last_n):
             assert dict(follower.listing()) == by_hand(text[:end], 1 + turn % 3, breakers or (), last_n)
 
 
-def by_hand(said, allowed, breakers, last_n):
-    """DRY as its definition says it: each earlier place, token by token, no further than the end of a breaker."""
-    ends = [any(tuple(said[max(0, i - len(b) + 1) : i + 1]) == b for b in breakers) for i in range(len(said))]
-    first = 0 if last_n < 0 else max(0, len(said) - last_n)
+def by_hand(history, allowed, breakers, last_n):
+    """DRY by definition: compare each earlier position token by token, up to the end of a breaker."""
+    ends = [any(tuple(history[max(0, i - len(b) + 1) : i + 1]) == b for b in breakers) for i in range(len(history))]
+    first = 0 if last_n < 0 else max(0, len(history) - last_n)
     lengths = {}
-    for place in range(first, len(said)):
+    for position in range(first, len(history)):
         n = 0
-        while place - 1 - n >= first and said[place - 1 - n] == said[len(said) - 1 - n] and not ends[len(said) - 1 - n]:
+        while (
+            position - 1 - n >= first
+            and history[position - 1 - n] == history[len(history) - 1 - n]
+            and not ends[len(history) - 1 - n]
+        ):
             n += 1
-        token = said[place]
-        completes = any(b[-1] == token and tuple([*said, token][-len(b) :]) == b for b in breakers)
+        token = history[position]
+        completes = any(b[-1] == token and tuple([*history, token][-len(b) :]) == b for b in breakers)
         if n >= allowed and not completes:
             lengths[token] = max(lengths.get(token, 0), n)
     return {token: -(2.0 ** (n - allowed)) for token, n in lengths.items()}
 
 
 @given(TEXTS, TEXTS, TEXTS, st.sampled_from([1, 2, 3, 4, 10, 59, 10**6]))
-def test_no_repeat_ngram_follows_a_row(prompt, output, more, n):
+def test_no_repeat_ngram_equals_the_full_listing(prompt, output, more, n):
     listing = assert_follows(NoRepeatNgram(n), prompt, output, more)
     both = [*prompt, *output, *more]
     grams = {tuple(both[i : i + n]) for i in range(len(both) - n + 1)}
@@ -138,7 +142,7 @@ def test_no_repeat_ngram_follows_a_row(prompt, output, more, n):
 
 
 @given(TEXTS, TEXTS, WORDS)
-def test_bad_words_follow_a_row(prompt, more, words):
+def test_bad_words_equal_the_full_listing(prompt, more, words):
     listing = assert_follows(BadWords(words), prompt, (), more)
     banned = {w[-1] for w in words if len(w) - 1 <= len(more) and tuple(more[len(more) - len(w) + 1 :]) == w[:-1]}
     assert listing == dict.fromkeys(banned, -math.inf)
@@ -165,20 +169,20 @@ def test_text_needs_a_tokenizer(stage):
         IncrementalHistory((stage, Gumbel(0)), [1, 1], [1])
 
 
-def test_a_memory_answers_for_every_window_of_its_stages_at_once():
+def test_one_history_serves_every_window_of_its_stages():
     stages = (Repetition(2.0), Frequency(1.0, 3), Presence(1.0, -1), Frequency(0.5, 0), MinTokens(4, (9,)), Gumbel(0))
-    prompt, said = [1, 2, 2], []
+    prompt, history = [1, 2, 2], []
     memory = IncrementalHistory(stages, prompt)
     for token in [2, 5, 5, 1, 2, 9, 9, 9]:
         memory.push(token)
-        said.append(token)
+        history.append(token)
         for window in (None, 3, -1, 0):
-            assert as_dict(memory.counts(window)) == as_dict(History(prompt, said).counts(window))
-        assert memory.listing(stages[4]) == stages[4].listing(History(prompt, said))
-    assert memory.output == said
+            assert as_dict(memory.counts(window)) == as_dict(History(prompt, history).counts(window))
+        assert memory.listing(stages[4]) == stages[4].listing(History(prompt, history))
+    assert memory.output == history
 
 
-def test_a_memory_is_not_changed_by_what_its_caller_does_later():
+def test_a_history_does_not_share_memory_with_its_caller():
     prompt, output = [1, 2, 1], [2]
     memory = IncrementalHistory((Repetition(2.0), NoRepeatNgram(2), Gumbel(0)), prompt, output)
     prompt.append(7)
@@ -194,16 +198,16 @@ LISTED = (
 
 
 def text(length, seed=0):
-    """Many different tokens, and passages that come again."""
-    numbers, said = random.Random(seed), []
-    while len(said) < length:
-        start = numbers.randrange(len(said) + 1)
-        said += said[start : start + 12] if numbers.random() < 0.1 else [numbers.randrange(5000) for _ in range(20)]
-    return said[:length]
+    """Many different tokens, with repeated passages."""
+    rng, history = random.Random(seed), []
+    while len(history) < length:
+        start = rng.randrange(len(history) + 1)
+        history += history[start : start + 12] if rng.random() < 0.1 else [rng.randrange(5000) for _ in range(20)]
+    return history[:length]
 
 
 def cost(length, turns=200, tries=5):
-    """Seconds per token and step, at the best of several tries, after a prompt of some length."""
+    """Seconds per token and step, as the best of several runs, after a prompt of some length."""
     memory, best = IncrementalHistory((*LISTED, Gumbel(0)), text(length)), float("inf")
     for turn in range(tries):
         start = time.thread_time()
@@ -219,7 +223,7 @@ def test_a_step_costs_the_same_after_a_long_text_as_after_a_short_one():
     assert cost(100_000) < 6 * cost(1000)
 
 
-def test_a_prompt_of_one_token_for_ever_is_admitted_at_once():
+def test_a_long_prompt_of_one_token_is_indexed_quickly():
     sampler, start = nc.Sampler(10), time.thread_time()
     row = sampler.add((Dry(0.8), NoRepeatNgram(50), Repetition(1.1), Gumbel(1)), [5] * 20_000)
     token = sampler(np.zeros((1, 10), np.float32)).token_ids[0]

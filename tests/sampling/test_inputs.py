@@ -1,4 +1,4 @@
-"""What a caller hands in: taken in any form that means one thing, refused with a message in every other."""
+"""Inputs: every unambiguous type is accepted, any other is rejected with a message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nucleate.sampling.stages import Allowed, BadWords, Dry, LogitBias, MinToken
 
 
 def packed(allowed, size):
-    """A bitmask of some tokens."""
+    """A bitmask that allows some tokens."""
     words = np.zeros(-(-size // 32), np.uint32)
     for token in allowed:
         words[token // 32] |= np.uint32(1 << (token % 32))
@@ -34,7 +34,7 @@ def test_a_mask_allows_the_tokens_whose_bits_are_set(case):
     assert nc.sample(np.zeros((1, size)), (), mask=packed(allowed, size)[None])[0] in allowed
 
 
-def test_a_mask_is_of_its_row_and_bits_to_spare_mean_nothing():
+def test_each_row_has_its_own_mask_and_spare_bits_are_ignored():
     logits = np.zeros((3, 33), np.float32)
     mask = np.zeros((3, 2), np.int32)
     mask[0], mask[1], mask[2, 1] = -1, packed({32, 5}, 33), -(2**31) | 1  # the highest bit is the sign
@@ -48,7 +48,7 @@ def test_a_mask_is_of_its_row_and_bits_to_spare_mean_nothing():
     assert (nc.probabilities(logits, (), mask=torch.tensor(mask)) == p).all()
 
 
-def test_a_mask_without_a_token_is_an_error_of_its_row():
+def test_an_empty_mask_is_an_error_of_its_row():
     logits = np.zeros((2, 40), np.float32)
     logits[1, 7] = -np.inf
     mask = np.zeros((2, 2), np.int32)
@@ -58,7 +58,7 @@ def test_a_mask_without_a_token_is_an_error_of_its_row():
     assert caught.value.errors == dict.fromkeys((0, 1), "every token is at -inf after mask")
 
 
-def test_a_mask_is_before_every_cut_and_penalty_counts_stay():
+def test_a_mask_applies_before_every_truncation():
     logits = np.array([[3.0, 2.0, 1.0, 0.0]])
     for order in nc.PRESETS:
         params = nc.SamplingParams(top_k=2, top_p=0.99, order=order)
@@ -78,10 +78,10 @@ def test_a_mask_is_before_every_cut_and_penalty_counts_stay():
         (np.zeros((2, 40), bool), TypeError, "mask must be of int32, got bool"),
         (np.zeros((2, 2), np.int64), TypeError, "mask must be of int32, got int64"),
         (np.zeros((2, 2), np.float32), TypeError, "mask must be of int32, got float32"),
-        (np.zeros((2, 2), ">i4"), TypeError, "mask must be of int32, got >i4"),  # its bits lie elsewhere
+        (np.zeros((2, 2), ">i4"), TypeError, "mask must be of int32, got >i4"),  # bits in another memory layout
     ],
 )
-def test_another_mask_is_refused(mask, error, words):
+def test_invalid_masks_are_rejected(mask, error, words):
     with pytest.raises(error, match=words):
         masks(mask, 2, 33)
     with pytest.raises(error, match=words):
@@ -96,7 +96,7 @@ def test_no_mask_is_none_per_row():
 # ---- integers
 
 
-def test_one_integer_for_all_rows_or_one_each():
+def test_an_integer_applies_to_all_rows_and_a_list_to_each():
     assert per_row(5, 3, "step") == [5, 5, 5]
     assert per_row(np.array([1, 2]), 2, "step") == [1, 2]
     assert per_row((0, 2**64 - 1), 2, "step") == [0, 2**64 - 1]
@@ -117,28 +117,28 @@ def test_one_integer_for_all_rows_or_one_each():
 @pytest.mark.parametrize(
     "ids", [[], (), np.zeros(0), np.zeros(0, np.int32), range(3), np.array([0, 2], np.uint8), [2] * 9]
 )
-def test_a_history_is_a_list_of_ids_of_any_kind(ids):
+def test_a_history_is_a_list_of_ids_of_any_type(ids):
     got = history(ids, 3, "prompt_ids")
     assert (got.dtype, got.tolist()) == (np.int64, [int(token) for token in ids])
 
 
 @pytest.mark.parametrize("ids", [[1.0], ["a"], [True], [None], [[1]], "12", 5, np.zeros((1, 1), int), {1: 2}])
-def test_another_history_is_refused(ids):
+def test_invalid_histories_are_rejected(ids):
     with pytest.raises(TypeError, match="prompt_ids must be a list of token ids, got"):
         history(ids, 3, "prompt_ids")
 
 
 @pytest.mark.parametrize("ids", [[3], [-1], [0, 2**63 - 1], np.array([2**64 - 1], np.uint64)])
-def test_ids_outside_the_vocabulary_are_refused(ids):
+def test_ids_outside_the_vocabulary_are_rejected(ids):
     with pytest.raises(ValueError, match=r"prompt_ids holds token ids outside the vocabulary \(0\.\.2\)"):
         history(ids, 3, "prompt_ids")
 
 
-def test_a_history_is_not_the_callers_to_change():
+def test_a_history_is_copied():
     given = np.array([1, 2])
-    kept = history(given, 3, "prompt_ids")
+    copied = history(given, 3, "prompt_ids")
     given[0] = 0
-    assert kept.tolist() == [1, 2]
+    assert copied.tolist() == [1, 2]
     assert [ids.tolist() for ids in histories(None, 2, 3, "prompt_ids")] == [[], []]
 
 
@@ -166,7 +166,7 @@ def test_an_id_in_a_stage_must_be_in_the_vocabulary(stage, field, token):
 # ---- logits
 
 
-def test_a_row_is_read_when_it_is_asked_for():
+def test_rows_are_converted_lazily():
     wide = np.zeros((2, 4), np.float64)
     rows = LogitsInput(wide)
     wide[1] = 1.0
@@ -175,7 +175,7 @@ def test_a_row_is_read_when_it_is_asked_for():
     assert [row.tolist() for row in rows] == [[0.0] * 4, [1.0] * 4]
 
 
-def test_masks_that_lie_plainly_are_read_where_they_are():
+def test_contiguous_masks_are_not_copied():
     mask = np.full((3, 4), -1, np.int32)
     assert contiguous_mask_layout(None, 3, 100) == (0, 0)
     assert contiguous_mask_layout(mask, 3, 100) == (mask.ctypes.data, 16)

@@ -1,4 +1,4 @@
-"""The names of maths mean the same of numbers, arrays and tensors."""
+"""The functions of maths agree for numbers, arrays and tensors."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def test_arrays_and_tensors_agree():
                 np.testing.assert_array_equal(values(function(*given)), expected)
     for condition in (True, False, array > 0, tensor > 0):
         for a, b in ((tensor, 7.0), (7.0, tensor), (tensor, tensor * 2), (1.0, 0.0)):
-            said = maths.where(condition, a, b)
-            wanted = np.where(np.asarray(condition), np.asarray(a), np.asarray(b))
-            np.testing.assert_array_equal(np.broadcast_to(values(said), wanted.shape), wanted)
+            actual = maths.where(condition, a, b)
+            numpy_result = np.where(np.asarray(condition), np.asarray(a), np.asarray(b))
+            np.testing.assert_array_equal(np.broadcast_to(values(actual), numpy_result.shape), numpy_result)

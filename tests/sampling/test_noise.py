@@ -1,4 +1,4 @@
-"""Noise: published vectors, exact bits, golden numbers. A change of any of these changes every seeded answer."""
+"""Noise: published vectors, exact bits, golden numbers. Changing one of these changes every seeded output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ONES = 0xFFFFFFFF
         ),
     ],
 )
-def test_philox_gives_the_vectors_of_random123(counter, key, expected):
+def test_philox_equals_the_vectors_of_random123(counter, key, expected):
     words = noise.philox(tuple(np.array([word], np.uint64) for word in counter), key)
     assert tuple(int(word[0]) for word in words) == expected
 
@@ -45,7 +45,7 @@ def naive_philox(counter, key):
 @pytest.mark.parametrize("seed", [0, 1, 2**32, 2**64 - 1, 0x0123456789ABCDEF])
 @pytest.mark.parametrize("step", [0, 7, 2**32 + 5, 2**64 - 1])
 @pytest.mark.parametrize("stream", [noise.TOKEN, noise.GROUP, noise.DRAFT])
-def test_uniform_is_the_first_two_words_of_its_counter(seed, step, stream):
+def test_uniform_uses_the_first_two_words_of_its_counter(seed, step, stream):
     index = np.array([0, 1, 255, 256, 128_255, 2**32 - 1])
     got = noise.uniform(seed, step, stream, index)
     for i, u in zip(index, got, strict=True):
@@ -54,7 +54,7 @@ def test_uniform_is_the_first_two_words_of_its_counter(seed, step, stream):
 
 
 @pytest.mark.parametrize("word", [0, ONES])
-def test_the_ends_of_uniform_are_open(monkeypatch, word):
+def test_uniform_numbers_are_strictly_between_0_and_1(monkeypatch, word):
     monkeypatch.setattr(noise, "philox", lambda counter, key: (np.full_like(counter[0], word),) * 4)
     u = noise.uniform(0, 0, noise.TOKEN, np.arange(3))
     assert ((u > 0) & (u < 1)).all()
@@ -99,7 +99,7 @@ def test_gumbel_is_the_inverse_of_its_distribution(u):
 
 
 def test_the_tails_of_gumbel():
-    assert noise.gumbel(2.0**-65) == pytest.approx(65 * math.log(2), rel=1e-15)  # the most there can be: 45 nats
+    assert noise.gumbel(2.0**-65) == pytest.approx(65 * math.log(2), rel=1e-15)  # the maximum: 45 nats
     assert noise.gumbel(1 - 2.0**-53) == pytest.approx(-math.log(53 * math.log(2)), rel=1e-15)
     g = noise.gumbel(noise.uniform(2, 0, noise.TOKEN, np.arange(200_000)))
     assert g.mean() == pytest.approx(0.5772156649, abs=0.015)
@@ -113,16 +113,16 @@ def test_fresh_seeds_are_64_bit_and_differ():
     assert all(0 <= seed < 2**64 for seed in seeds)
 
 
-def test_streams_have_the_numbers_that_the_docs_give_them():
+def test_streams_have_the_documented_numbers():
     names = ("TOKEN", "GROUP", "XTC", "ACCEPT", "RESIDUAL", "DRAFT")
     assert [getattr(noise, name) for name in names] == list(range(6))
 
 
-def test_the_coin_of_a_step_is_the_first_number_of_its_own_stream():
+def test_the_random_decision_of_a_step_is_the_first_number_of_its_stream():
     stages = (Xtc(0.5), Gumbel(77))
     for step in (0, 1, 2**32, 2**64 - 1):
         w0, w1, _, _ = naive_philox((0, step % 2**32, step >> 32, 2), (77, 0))
         assert reference.xtc_uniform(stages, 77, step) == (float(w0 * 2**32 + w1) + 0.5) * 2.0**-64
-    assert reference.xtc_uniform((Gumbel(77),), 77, 0) == 1.0  # none is flipped where nothing hangs on it
-    with_coin = [nc.sample(np.zeros((1, 50)), (Xtc(1e-300), Gumbel(seed)))[0] for seed in range(20)]
-    assert with_coin == [nc.sample(np.zeros((1, 50)), (Gumbel(seed),))[0] for seed in range(20)]
+    assert reference.xtc_uniform((Gumbel(77),), 77, 0) == 1.0  # no random decision is made if it has no effect
+    with_xtc = [nc.sample(np.zeros((1, 50)), (Xtc(1e-300), Gumbel(seed)))[0] for seed in range(20)]
+    assert with_xtc == [nc.sample(np.zeros((1, 50)), (Gumbel(seed),))[0] for seed in range(20)]

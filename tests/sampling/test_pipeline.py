@@ -1,4 +1,4 @@
-"""sample, probabilities, explain: what they take, what they refuse, what they say."""
+"""sample, probabilities and explain: accepted inputs, errors and results."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_numpy_floats(kind):
     assert same(LOGITS.astype(kind))
 
 
-def test_any_layout_of_memory():
+def test_logits_of_any_memory_layout():
     wide = np.zeros((3, 8), np.float32)
     wide[:, ::2] = LOGITS
     assert same(wide[:, ::2])
@@ -78,7 +78,7 @@ def test_any_layout_of_memory():
     assert same(np.broadcast_to(LOGITS[None], (2, 3, 4))[0])
 
 
-def test_no_copy_where_none_is_needed():
+def test_float32_logits_are_not_copied():
     assert np.shares_memory(LogitsInput(LOGITS)[1], LOGITS)
 
 
@@ -106,12 +106,12 @@ def test_torch_steps_and_histories():
 @pytest.mark.parametrize(
     "bad", [np.array([[1, 2]]), np.array([[True]]), np.array([[1j]]), np.array([["1"]]), [[1, 2]], [[None]]]
 )
-def test_numbers_that_are_no_floats_are_refused(bad):
+def test_logits_that_are_not_floats_are_rejected(bad):
     with pytest.raises(TypeError, match="logits must be floating-point numbers, got "):
         nc.sample(bad, SEEDED)
 
 
-def test_torch_numbers_that_are_no_floats_are_refused():
+def test_torch_logits_that_are_not_floats_are_rejected():
     torch = pytest.importorskip("torch")
     for kind in (torch.int64, torch.bool, torch.complex64):
         with pytest.raises(TypeError, match="logits must be floating-point numbers, got "):
@@ -119,12 +119,12 @@ def test_torch_numbers_that_are_no_floats_are_refused():
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (1, 2, 3), (3, 0), (0,), (0, 0)])
-def test_logits_of_another_shape_are_refused(shape):
+def test_logits_of_an_invalid_shape_are_rejected(shape):
     with pytest.raises(ValueError, match=r"logits must have the shape \[rows, vocabulary\], got \["):
         nc.sample(np.zeros(shape, np.float32), SEEDED)
 
 
-def test_an_empty_batch_is_an_empty_answer():
+def test_an_empty_batch_gives_an_empty_result():
     empty = np.zeros((0, 7), np.float32)
     for params in (SEEDED, (), []):
         tokens = nc.sample(empty, params)
@@ -134,17 +134,17 @@ def test_an_empty_batch_is_an_empty_answer():
     assert nc.sample(empty, [], step=[], prompt_ids=[], output_ids=[]).shape == (0,)
 
 
-def test_the_results_have_the_promised_types():
+def test_the_results_have_the_documented_types():
     assert nc.sample(LOGITS, SEEDED).dtype == np.int64
     p = nc.probabilities(LOGITS, SEEDED)
     assert (p.dtype, p.shape) == (np.float64, LOGITS.shape)
     assert p.sum(axis=1) == pytest.approx(np.ones(3))
 
 
-# ---- rows that cannot be drawn
+# ---- rows without a token
 
 
-def test_bad_rows_are_named_and_the_others_drawn():
+def test_invalid_rows_are_named_and_the_others_sampled():
     logits = np.repeat(LOGITS[:1], 6, axis=0)
     logits[1, 2] = np.nan
     logits[3, 0] = np.inf
@@ -169,7 +169,7 @@ def test_a_number_beyond_float32_is_an_error_of_its_row():
     assert nc.sample(np.array([[0.0, -1e300]]), SEEDED).tolist() == [0]
 
 
-def test_a_row_emptied_by_a_stage_says_by_which():
+def test_an_error_names_the_stage_that_emptied_the_row():
     params = [nc.SamplingParams(suppress_token_ids=range(4)), nc.SamplingParams(allowed_token_ids=()), SEEDED]
     with pytest.raises(nc.LogitsError) as caught:
         nc.sample(LOGITS, params)
@@ -185,7 +185,7 @@ def test_a_row_emptied_by_a_stage_says_by_which():
 # ---- the other arguments
 
 
-def test_one_of_everything_or_one_per_row():
+def test_arguments_are_for_all_rows_or_per_row():
     many = [nc.SamplingParams(temperature=0), (TopK(1),), SEEDED]
     got = nc.sample(LOGITS, many, step=[0, 1, 0], prompt_ids=[[], [1], [2, 3]], output_ids=np.zeros((3, 2), int))
     assert got.tolist() == [1, 2, EXPECTED[2]]
@@ -196,7 +196,7 @@ def test_one_of_everything_or_one_per_row():
     assert nc.sample(LOGITS, SEEDED, step=2**64 - 1).shape == (3,)
 
 
-def test_histories_reach_the_penalties_they_should():
+def test_histories_reach_the_right_penalties():
     logits = np.zeros((1, 4), np.float32)
     penalised = nc.SamplingParams(presence_penalty=1, seed=0)
     p = nc.probabilities(logits, penalised, prompt_ids=[[0]], output_ids=[[1, 1]])[0]
@@ -250,12 +250,12 @@ def test_histories_reach_the_penalties_they_should():
         ({"params": (Suppress((2**70,)),)}, ParameterError, "suppress_token_ids names token"),
     ],
 )
-def test_wrong_arguments_are_errors_that_say_so(arguments, error, words):
+def test_invalid_arguments_are_explained(arguments, error, words):
     with pytest.raises(error, match=words):
         nc.sample(**{"logits_BV": LOGITS, "params": SEEDED, **arguments})
 
 
-def test_an_int_of_any_kind_is_an_int():
+def test_integers_of_any_type_are_accepted():
     class Step(enum.IntEnum):
         SECOND = 1
 
@@ -274,7 +274,7 @@ def test_without_a_seed_rows_and_calls_differ():
     assert len(set(seeded)) == 1
 
 
-def test_the_seed_of_a_draw_that_is_greedy_anyway_still_flips_the_coins():
+def test_the_seed_of_a_greedy_pipeline_controls_xtc():
     stages = (Xtc(0.5, 0.05), Temperature(0))
     logits = np.log([[0.3, 0.3, 0.3, 0.1]])
     tokens = [nc.sample(logits[[0] * 5], (*stages, Gumbel(seed))).tolist() for seed in range(20)]
@@ -288,7 +288,7 @@ def test_the_seed_of_a_draw_that_is_greedy_anyway_still_flips_the_coins():
 # ---- pipelines as values
 
 
-def test_a_draw_is_added_where_none_is():
+def test_a_draw_is_added_if_there_is_none():
     assert as_pipeline(()) == (Gumbel(),)
     assert as_pipeline((TopK(5),)) == (TopK(5), Gumbel())
     assert as_pipeline((TopK(5), Greedy())) == (TopK(5), Greedy())
@@ -329,7 +329,7 @@ def test_simplify(stages, simple):
     assert simplify(simple) == simple
 
 
-def test_explain_tells_the_truth(monkeypatch):
+def test_explain_reports_the_pipeline_that_runs(monkeypatch):
     monkeypatch.setattr(readiness.KERNELS, "ready", True)
     plan = nc.explain(nc.SamplingParams(temperature=0.7, top_p=0.9, seed=1))
     assert plan.backend == "cpu"
@@ -342,7 +342,7 @@ def test_explain_tells_the_truth(monkeypatch):
     ]
 
 
-def test_explain_says_what_is_left_out_and_added():
+def test_explain_lists_removed_and_added_stages():
     plan = nc.explain((TopK(5), Suppress((1,)), TopK(5), MinP(0), Greedy()))
     assert plan.stages == (TopK(5), Suppress((1,)), Greedy())
     assert str(plan).splitlines()[1:] == [
@@ -375,7 +375,7 @@ def test_explain_says_what_is_left_out_and_added():
         ((Frequency(0.5, 5000),), ""),
     ],
 )
-def test_explain_says_what_a_device_runs(monkeypatch, stages, why):
+def test_explain_reports_what_a_device_runs(monkeypatch, stages, why):
     monkeypatch.setattr(readiness.KERNELS, "ready", True)
     for device in ("cuda", "cuda:3"):
         plan = nc.explain((*stages, Gumbel(1)), device=device)
@@ -383,19 +383,19 @@ def test_explain_says_what_a_device_runs(monkeypatch, stages, why):
             assert (plan.backend, plan.path) == ("cpu", "composed stages")
             assert re.match(f"on the CPU, because .*{why}", plan.why), plan.why
         else:
-            there = importlib.util.find_spec("triton") is not None
-            assert (plan.backend, plan.path) == (("triton", "fused kernel") if there else TENSORS)
+            has_triton = importlib.util.find_spec("triton") is not None
+            assert (plan.backend, plan.path) == (("triton", "fused kernel") if has_triton else TENSORS)
     assert (nc.explain((*stages, Gumbel(1)), device="mps").backend == "torch") == (not why)
 
 
-def test_explain_knows_where_there_is_no_triton(monkeypatch):
+def test_explain_reports_that_triton_is_missing(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     plan = nc.explain((TopK(5), Gumbel(1)), device="cuda")
     assert (plan.backend, plan.path) == TENSORS
     assert str(plan).splitlines()[0] == "torch backend, composed stages: cuda has no Triton"
 
 
-def test_explain_refuses_what_does_not_exist():
+def test_explain_rejects_unknown_backends_and_devices():
     with pytest.raises(ParameterError, match="device must be 'cpu'"):
         nc.explain(SEEDED, device="tpu")
     with pytest.raises(ParameterError, match="device must be 'cpu'"):
@@ -407,7 +407,7 @@ def test_explain_refuses_what_does_not_exist():
 # ---- speed: nothing that grows faster than the vocabulary
 
 
-def test_the_largest_vocabularies_take_no_longer_than_their_size():
+def test_time_is_linear_in_the_vocabulary_size():
     """About 50 ms for 256k tokens on one slow core; a loop per group or a sort per stage would take many times that."""
     logits = np.random.default_rng(0).normal(size=(1, 256_000)).astype(np.float32) * 3
     stages = (LogitBias({1: 2.0}), Presence(0.1), Temperature(0.8), TopP(0.95), Gumbel(1))
@@ -423,20 +423,20 @@ def test_the_largest_vocabularies_take_no_longer_than_their_size():
 
 
 @pytest.mark.parametrize("backend", ["reference", "cpu", "auto"])
-def test_probabilities_are_computed_by_the_backend_that_is_given(monkeypatch, backend):
-    asked = []
+def test_probabilities_use_the_requested_backend(monkeypatch, backend):
+    calls = []
 
     def row_probabilities(fast):
-        asked.append(fast)
+        calls.append(fast)
         return functional.reference.probabilities
 
     monkeypatch.setattr(functional, "row_probabilities", row_probabilities)
     logits = np.zeros((2, 300), np.float32)
     nc.probabilities(logits, SEEDED, backend=backend)
-    assert asked == [backend == "cpu"] * 2
-    asked.clear()
+    assert calls == [backend == "cpu"] * 2
+    calls.clear()
     nc.probabilities(np.zeros((1, 9000), np.float32), SEEDED, backend=backend)
-    assert asked == [backend == "cpu"]  # "auto" has no kernels yet
+    assert calls == [backend == "cpu"]  # "auto" has no kernels yet
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Orders: ours, other engines', a request's own. What each preset says is held against numbers worked out by hand."""
+"""Stage orders: ours, other engines' and custom ones. Presets are checked against numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nucleate.sampling.stage import Ceiling, Floor, Prefix, Tap
 from nucleate.sampling.stages import STAGES, Categorical, Greedy, Gumbel, Mask, Temperature, TopK, TopP, Xtc
 from nucleate.sampling_params import FIELDS
 
-SAID = {  # what a request says to have a stage
+FIELDS_OF = {  # the fields that request a stage
     "logit_bias": {"logit_bias": {2: 1.0}},
     "repetition": {"repetition_penalty": 1.2},
     "frequency": {"frequency_penalty": 0.3},
@@ -41,7 +41,7 @@ SAID = {  # what a request says to have a stage
 }
 BANS = ["bad_words", "min_tokens", "suppress", "allowed"]
 ORDERS = {
-    "canonical": list(SAID),
+    "canonical": list(FIELDS_OF),
     "vllm": [*BANS, "logit_bias", "repetition", "frequency", "presence", "temperature", "min_p", "top_k", "top_p"],
     "hf": [
         *("logit_bias", "repetition", "no_repeat_ngram", *BANS, "temperature"),
@@ -56,64 +56,66 @@ ORDERS = {
 LOGITS = np.log([[0.4, 0.3, 0.2, 0.1]])
 
 
-def asked(names, **changes):
-    """Parameters that ask for some stages."""
-    said = {field: value for name in names for field, value in SAID[name].items()}
-    return nc.SamplingParams(**{**said, **changes})
+def request(names, **changes):
+    """Parameters that request some stages."""
+    fields = {field: value for name in names for field, value in FIELDS_OF[name].items()}
+    return nc.SamplingParams(**{**fields, **changes})
 
 
-def kept(logits=LOGITS, prompt=(), output=(), **params):
-    """The ids that are left, and their probabilities."""
+def surviving(logits=LOGITS, prompt=(), output=(), **params):
+    """The surviving ids, and all probabilities."""
     p = nc.probabilities(logits, nc.SamplingParams(**params), prompt_ids=[prompt], output_ids=[output])[0]
     return np.flatnonzero(p).tolist(), p
 
 
-# ---- what stands where
+# ---- order of the stages
 
 
-def test_every_preset_is_tried_here():
+def test_every_preset_is_tested():
     assert ORDERS.keys() == nc.PRESETS.keys() == set(FIELDS["order"].choices)
-    assert ORDERS["canonical"] == [name for name in STAGES if name in SAID]
+    assert ORDERS["canonical"] == [name for name in STAGES if name in FIELDS_OF]
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_request_for_everything_has_the_order_of_the_preset(order):
-    *stages, draw = asked(ORDERS[order], order=order, seed=3).pipeline()
+def test_a_request_with_every_stage_has_the_order_of_the_preset(order):
+    *stages, draw = request(ORDERS[order], order=order, seed=3).build_pipeline()
     assert [stage.name for stage in stages] == ORDERS[order]
     assert draw == Gumbel(3)
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_request_for_nothing_has_only_what_the_preset_always_has(order):
+def test_a_request_without_stages_has_only_the_presets_defaults(order):
     always = {"akunu": (TopK(256),)}.get(order, ())
-    assert nc.SamplingParams(order=order).pipeline() == (*always, Gumbel())
+    assert nc.SamplingParams(order=order).build_pipeline() == (*always, Gumbel())
 
 
-@pytest.mark.parametrize(("order", "name"), [(o, n) for o, names in ORDERS.items() for n in SAID if n not in names])
-def test_a_stage_that_the_order_has_no_place_for_is_an_error(order, name):
+@pytest.mark.parametrize(
+    ("order", "name"), [(o, n) for o, names in ORDERS.items() for n in FIELDS_OF if n not in names]
+)
+def test_a_stage_that_is_not_in_the_order_is_an_error(order, name):
     with pytest.raises(ParameterError, match=f"order '{order}' does not include {name}, which this request") as caught:
-        asked([name], order=order)
+        request([name], order=order)
     assert caught.value.field == "order"
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_an_order_survives_json_and_change(order):
-    params = asked(ORDERS[order], order=order, draw="categorical")
+def test_an_order_survives_json_and_replace(order):
+    params = request(ORDERS[order], order=order, draw="categorical")
     assert nc.SamplingParams.from_json(params.to_json()) == params
     assert eval(repr(params), {"SamplingParams": nc.SamplingParams}) == params
     assert params.replace(order=ORDERS[order]).order == tuple(ORDERS[order])
     assert nc.SamplingParams.from_json(params.replace(order=ORDERS[order]).to_json()).order == tuple(ORDERS[order])
 
 
-# ---- what the presets give where the request says nothing
+# ---- defaults of the presets
 
 
 def windows(**params):
-    stages = asked(["repetition", "frequency", "presence"], **params).pipeline()[:-1]
+    stages = request(["repetition", "frequency", "presence"], **params).build_pipeline()[:-1]
     return {stage.window for stage in stages}
 
 
-def test_llama_cpp_counts_the_last_64_tokens_unless_the_request_says_how_many():
+def test_llama_cpp_penalizes_the_last_64_tokens_by_default():
     assert windows(order="llama.cpp") == {64}
     assert windows(order="llama.cpp", penalty_last_n=5) == {5}
     assert windows(order="llama.cpp", penalty_last_n=-1) == {-1}
@@ -125,35 +127,35 @@ def test_llama_cpp_counts_the_last_64_tokens_unless_the_request_says_how_many():
 def test_the_window_of_llama_cpp_in_numbers():
     logits = np.zeros((1, 3))
     prompt, output = [0] * 3 + [1] * 62, [2, 2]  # the last 64: 62 times 1, twice 2
-    _, p = kept(logits, prompt, output, order="llama.cpp", frequency_penalty=0.5)
+    _, p = surviving(logits, prompt, output, order="llama.cpp", frequency_penalty=0.5)
     assert p == pytest.approx(np.array([1, np.exp(-31), np.exp(-1)]) / (1 + np.exp(-31) + np.exp(-1)))
-    _, p = kept(logits, prompt, output, frequency_penalty=0.5)  # ours counts the output alone
+    _, p = surviving(logits, prompt, output, frequency_penalty=0.5)  # ours counts the output only
     assert p == pytest.approx(np.array([1, 1, np.exp(-1)]) / (2 + np.exp(-1)))
 
 
-def test_hf_keeps_what_equals_the_kth():
+def test_hf_top_k_keeps_ties():
     logits = np.array([[3.0, 2.0, 2.0, 2.0, 1.0]])
-    assert kept(logits, top_k=2)[0] == [0, 1]
-    assert kept(logits, top_k=2, order="hf")[0] == [0, 1, 2, 3]
-    assert kept(logits, top_k=4, order="hf")[0] == [0, 1, 2, 3]
-    assert kept(logits, top_k=5, order="hf")[0] == [0, 1, 2, 3, 4]
-    assert kept(np.zeros((1, 5)), top_k=2, order="hf")[0] == [0, 1, 2, 3, 4]
-    assert kept(np.zeros((1, 5)), top_k=1, order="hf")[0] == [0]  # greedy, whatever equals the best
+    assert surviving(logits, top_k=2)[0] == [0, 1]
+    assert surviving(logits, top_k=2, order="hf")[0] == [0, 1, 2, 3]
+    assert surviving(logits, top_k=4, order="hf")[0] == [0, 1, 2, 3]
+    assert surviving(logits, top_k=5, order="hf")[0] == [0, 1, 2, 3, 4]
+    assert surviving(np.zeros((1, 5)), top_k=2, order="hf")[0] == [0, 1, 2, 3, 4]
+    assert surviving(np.zeros((1, 5)), top_k=1, order="hf")[0] == [0]  # greedy: ties are not kept
 
 
 @pytest.mark.parametrize("top_k", [0, -1])
 def test_akunu_keeps_256_tokens_when_top_k_is_off(top_k):
     logits = np.random.default_rng(0).normal(size=(1, 1000))
-    ids, _ = kept(logits, order="akunu", top_k=top_k)
+    ids, _ = surviving(logits, order="akunu", top_k=top_k)
     assert ids == sorted(np.argsort(-logits[0])[:256].tolist())
-    assert len(kept(logits, order="akunu", top_k=999)[0]) == 999
+    assert len(surviving(logits, order="akunu", top_k=999)[0]) == 999
 
 
 @pytest.mark.parametrize(
-    ("params", "ours", "akunus"),
-    [  # of 0.4, 0.3, 0.2, 0.1
+    ("params", "expected", "expected_akunu"),
+    [  # probabilities 0.4, 0.3, 0.2, 0.1
         ({"top_k": 2, "top_p": 0.5}, [0], [0, 1]),  # 0.4 / 0.7 reaches a half, 0.4 does not
-        ({"top_k": 2, "top_p": 0.95}, [0, 1], [0, 1]),  # all that is in does not reach 0.95 of the whole
+        ({"top_k": 2, "top_p": 0.95}, [0, 1], [0, 1]),  # the survivors do not reach 0.95 of the total mass
         ({"top_k": 3, "min_p": 0.6, "top_p": 0.55}, [0], [0, 1]),
         ({"top_p": 0.4}, [0], [0]),
         ({"top_p": 0.41}, [0, 1], [0, 1]),
@@ -161,61 +163,62 @@ def test_akunu_keeps_256_tokens_when_top_k_is_off(top_k):
         ({"temperature": 0.5, "top_k": 2, "top_p": 0.5}, [0], [0]),
     ],
 )
-def test_top_p_of_akunu_is_a_part_of_all_tokens(params, ours, akunus):
-    assert kept(**params)[0] == ours
-    assert kept(**params, order="akunu")[0] == akunus
+def test_top_p_of_akunu_is_relative_to_all_tokens(params, expected, expected_akunu):
+    assert surviving(**params)[0] == expected
+    assert surviving(**params, order="akunu")[0] == expected_akunu
 
 
-def test_hf_cuts_top_p_before_min_p_and_typical():
-    assert kept(top_p=0.5, min_p=0.6)[0] == [0]  # min-p leaves 0.4 and 0.3: 4/7 reaches a half
-    assert kept(top_p=0.5, min_p=0.6, order="hf")[0] == [0, 1]
+def test_hf_applies_top_p_before_min_p_and_typical():
+    assert surviving(top_p=0.5, min_p=0.6)[0] == [0]  # min-p keeps 0.4 and 0.3: 4/7 reaches a half
+    assert surviving(top_p=0.5, min_p=0.6, order="hf")[0] == [0, 1]
     typical = {"typical_p": 0.2, "top_p": 0.5}
-    assert kept(**typical)[0] == [1]  # of all four, 0.3 is nearest to the entropy
-    assert kept(**typical, order="hf")[0] == [0]  # of 4/7 and 3/7, the first
+    assert surviving(**typical)[0] == [1]  # of all four, 0.3 is nearest to the entropy
+    assert surviving(**typical, order="hf")[0] == [0]  # of 4/7 and 3/7, the first
 
 
-def test_llama_cpp_cuts_before_the_temperature():
+def test_llama_cpp_truncates_before_the_temperature():
     logits = np.log([[0.5, 0.3, 0.2]])
-    assert kept(logits, min_p=0.5, temperature=2.0)[0] == [0, 1, 2]  # sqrt(0.2 / 0.5) is above a half
-    assert kept(logits, min_p=0.5, temperature=2.0, order="llama.cpp")[0] == [0, 1]
+    assert surviving(logits, min_p=0.5, temperature=2.0)[0] == [0, 1, 2]  # sqrt(0.2 / 0.5) is above a half
+    assert surviving(logits, min_p=0.5, temperature=2.0, order="llama.cpp")[0] == [0, 1]
 
 
-def test_vllm_cuts_in_another_order_with_the_same_effect():
-    """Min-p looks at the best token only and bans are for good, so that neither cares what came before it."""
+def test_vllm_truncates_in_another_order_with_the_same_effect():
+    """Min-p depends only on the best token and bans are permanent, so neither depends on what came before it."""
     random = np.random.default_rng(1)
     for _ in range(50):
         logits = (random.normal(size=(3, 12)) * 3).round(1)
-        params = asked(
+        params = request(
             random.permutation(ORDERS["vllm"])[:8],
             top_k=int(random.integers(2, 9)),
             top_p=float(random.uniform(0.1, 1)),
         )
         args = dict(prompt_ids=random.integers(0, 12, (3, 9)), output_ids=random.integers(0, 12, (3, 9)))
-        ours = nc.probabilities(logits, params, **args)
-        assert (ours == nc.probabilities(logits, params.replace(order="vllm"), **args)).all()
+        expected = nc.probabilities(logits, params, **args)
+        assert (expected == nc.probabilities(logits, params.replace(order="vllm"), **args)).all()
 
 
-# ---- orders of one's own
+# ---- custom orders
 
 
-def test_stages_run_in_the_order_they_are_named_in():
+def test_stages_run_in_the_requested_order():
     params = dict(temperature=2.0, top_p=0.65, top_k=2)
     for order in (
         ("top_p", "temperature", "top_k"),
         ("top_k", "top_p", "temperature"),
         ["temperature", "top_p", "top_k"],
     ):
-        made = nc.SamplingParams(**params, order=order).pipeline()
+        made = nc.SamplingParams(**params, order=order).build_pipeline()
         assert [stage.name for stage in made] == [*order, "gumbel"]
     logits = np.log([[0.64, 0.25, 0.11]])
-    assert kept(logits, **params, order=["top_p", "temperature", "top_k"])[0] == [0, 1]
-    assert kept(logits, temperature=2.0, top_p=0.6, order=["top_p", "temperature"])[0] == [0]
-    assert kept(logits, temperature=2.0, top_p=0.6, order=["temperature", "top_p"])[0] == [0, 1]  # 8/16.3 and 5/16.3
+    assert surviving(logits, **params, order=["top_p", "temperature", "top_k"])[0] == [0, 1]
+    assert surviving(logits, temperature=2.0, top_p=0.6, order=["top_p", "temperature"])[0] == [0]
+    # 8/16.3 and 5/16.3
+    assert surviving(logits, temperature=2.0, top_p=0.6, order=["temperature", "top_p"])[0] == [0, 1]
 
 
-def test_a_place_that_is_not_needed_is_left_empty():
-    assert nc.SamplingParams(order=["top_k", "dry", "min_p"], min_p=0.5).pipeline()[0].name == "min_p"
-    assert nc.SamplingParams(order=[]).pipeline() == (Gumbel(),)
+def test_unrequested_stages_of_an_order_are_skipped():
+    assert nc.SamplingParams(order=["top_k", "dry", "min_p"], min_p=0.5).build_pipeline()[0].name == "min_p"
+    assert nc.SamplingParams(order=[]).build_pipeline() == (Gumbel(),)
 
 
 @pytest.mark.parametrize(
@@ -230,6 +233,7 @@ def test_a_place_that_is_not_needed_is_left_empty():
         (["top_k", "min_p", "top_k"], "order has top_k twice"),
         (["top_k", "gumbel"], "order does not name gumbel: the draw is last, logprobs_mode places logprobs, and"),
         (["greedy"], "order does not name greedy"),
+        (["top_k", "guidance"], "order does not name guidance: it is always first"),
         (["top_k", "mask"], "order does not name mask"),
         (["logprobs", "top_k"], "order does not name logprobs"),
         ([5], "order must be one of"),
@@ -237,14 +241,14 @@ def test_a_place_that_is_not_needed_is_left_empty():
         ({"top_k": 1}, "order must be one of"),
     ],
 )
-def test_an_order_that_makes_no_sense_is_an_error_that_names_it(order, words):
+def test_an_invalid_order_is_an_error_that_names_it(order, words):
     with pytest.raises(ParameterError, match=words) as caught:
         nc.SamplingParams(order=order)
     assert caught.value.field == "order"
     assert len(str(caught.value)) < 700
 
 
-def test_a_stage_without_a_place_is_refused_however_it_comes_to_be():
+def test_a_stage_that_is_not_in_the_order_is_rejected_everywhere():
     with pytest.raises(ParameterError, match=r"order \('top_k',\) does not include temperature") as caught:
         nc.SamplingParams(order=["top_k"], temperature=0.5)
     assert caught.value.field == "order"
@@ -252,7 +256,7 @@ def test_a_stage_without_a_place_is_refused_however_it_comes_to_be():
         nc.SamplingParams(order=["top_k"]).replace(min_p=0.5)
     with pytest.raises(ParameterError, match="does not include top_a"):
         nc.SamplingParams(top_a=0.5).replace(order="vllm")
-    assert nc.SamplingParams(order="vllm", dry_base=2.0).pipeline() == (Gumbel(),)  # it asks for no penalty
+    assert nc.SamplingParams(order="vllm", dry_base=2.0).build_pipeline() == (Gumbel(),)  # it requests no penalty
 
 
 # ---- draws
@@ -263,37 +267,39 @@ def test_a_stage_without_a_place_is_refused_however_it_comes_to_be():
 )
 @pytest.mark.parametrize("order", ORDERS)
 def test_the_draw_is_last(order, draw, last):
-    assert asked(["temperature"], order=order, draw=draw, seed=4).pipeline()[-1] == last
+    assert request(["temperature"], order=order, draw=draw, seed=4).build_pipeline()[-1] == last
 
 
 @pytest.mark.parametrize("greedy", [{"temperature": 0}, {"top_k": 1}, {"draw": "greedy"}], ids=str)
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.fast_cases(7)
+@pytest.mark.fast_cases(5)
 def test_a_greedy_request_has_no_truncation_in_any_order(order, greedy):
-    others = ("adaptive_p", "mirostat")  # the first is no truncation, the second is an error beside greedy
+    others = ("adaptive_p", "mirostat")  # the first is no truncation, the second is an error with greedy
     names = [name for name in ORDERS[order] if name not in others]
-    params = asked(names, order=order, **greedy)
-    assert not any(isinstance(s, Floor | Prefix | Ceiling) and not s.greedy for s in params.pipeline())
+    params = request(names, order=order, **greedy)
+    assert not any(isinstance(s, Floor | Prefix | Ceiling) and not s.greedy for s in params.build_pipeline())
     logits = np.random.default_rng(2).normal(size=(20, 12))
-    plain = asked([n for n in names if not issubclass(STAGES[n], Floor | Prefix | Ceiling)], order=order, temperature=0)
+    plain = request(
+        [n for n in names if not issubclass(STAGES[n], Floor | Prefix | Ceiling)], order=order, temperature=0
+    )
     assert nc.sample(logits, params).tolist() == nc.sample(logits, plain).tolist()
     assert nc.probabilities(logits, params).max(axis=1).tolist() == [1.0] * 20
 
 
-def test_the_greedy_draw_flips_no_coin():
+def test_greedy_ignores_xtc():
     params = nc.SamplingParams(draw="greedy", xtc_probability=0.5, xtc_threshold=0.1)
     assert {int(nc.sample(LOGITS, params)[0]) for _ in range(30)} == {0}
-    assert params.pipeline() == (Greedy(),)
-    assert Xtc(0.5) in params.replace(draw="gumbel").pipeline()
+    assert params.build_pipeline() == (Greedy(),)
+    assert Xtc(0.5) in params.replace(draw="gumbel").build_pipeline()
 
 
 # ---- the mask
 
 
-def test_a_mask_has_its_place_before_what_looks_at_the_row():
+def test_a_mask_precedes_stages_that_depend_on_the_row():
     assert with_mask((TopK(2), Gumbel())) == (Mask(), TopK(2), Gumbel())
     for order, names in ORDERS.items():
-        stages = asked(names, order=order).pipeline()
+        stages = request(names, order=order).build_pipeline()
         masked = with_mask(stages)
         place = masked.index(Mask())
         assert without_mask(masked) == stages
@@ -304,8 +310,8 @@ def test_a_mask_has_its_place_before_what_looks_at_the_row():
 
 @pytest.mark.parametrize("mode", ["raw", "processed"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_logprobs_stand_first_or_last_in_any_order(order, mode):
-    stages = asked(ORDERS[order], order=order, logprobs=1, logprobs_mode=mode).pipeline()
+def test_logprobs_are_first_or_last_in_any_order(order, mode):
+    stages = request(ORDERS[order], order=order, logprobs=1, logprobs_mode=mode).build_pipeline()
     assert isinstance(stages[0 if mode == "raw" else -2], Tap)
     names = [stage.name for stage in stages if not isinstance(stage, Tap | Mask)]
     assert names == [*ORDERS[order], "gumbel"]
@@ -314,5 +320,5 @@ def test_logprobs_stand_first_or_last_in_any_order(order, mode):
 def test_a_preset_is_data():
     assert nc.PRESETS["canonical"][0] == "logit_bias"
     assert all(isinstance(preset, tuple) for preset in nc.PRESETS.values())
-    stages = asked(["temperature", "top_p"], order="canonical", seed=1).pipeline()
+    stages = request(["temperature", "top_p"], order="canonical", seed=1).build_pipeline()
     assert stages == (Temperature(0.8), TopP(0.9), Gumbel(1))

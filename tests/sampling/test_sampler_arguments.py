@@ -1,4 +1,4 @@
-"""What a Sampler is given and gives back: fields for engines, end ids, tokens sampled elsewhere, tensors."""
+"""Arguments and results of a Sampler: engine-only fields, EOS ids, tokens sampled elsewhere, tensors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 
 import nucleate as nc
+from nucleate.parameters.field_names import ENGINE_ONLY
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stage import Pipeline
 from nucleate.sampling.stages import Greedy, Gumbel, Logprobs, MinTokens, Mirostat, Suppress, TopK, Xtc
-from nucleate.sampling_params import ENGINE_ONLY, FIELDS
+from nucleate.sampling_params import FIELDS
 
 V = 300
 TORCH = importlib.util.find_spec("torch") is not None
 BACKENDS = ["auto", "reference", "cpu", *(["torch"] if TORCH else [])]
-SAID: dict[str, Any] = {
+ENGINE_VALUES: dict[str, Any] = {
     "max_tokens": 5,
     "stop": ("x",),
     "stop_regex": ("x",),
@@ -39,26 +40,26 @@ def logits(rows: int = 1, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ENGINE_ONLY)
-def test_a_field_for_engines_is_refused_by_name(name: str) -> None:
-    params = nc.SamplingParams(seed=1, **{name: SAID[name]})
+def test_an_engine_only_field_is_rejected_by_name(name: str) -> None:
+    params = nc.SamplingParams(seed=1, **{name: ENGINE_VALUES[name]})
     sampler = nc.Sampler(V)
     with pytest.raises(ParameterError, match=f"^{name} is for LLM and Engine, but a Sampler only samples") as caught:
         sampler.add(params)
     assert caught.value.field == name
     assert ENGINE_ONLY[name] in str(caught.value)
     assert sampler.rows == ()
-    sampler.add(params.pipeline())  # what is left of it is the sampler's business
+    sampler.add(params.build_pipeline())  # the pipeline alone is supported
 
 
-def test_every_field_is_a_stage_s_or_is_refused_or_is_harmless() -> None:
+def test_every_field_is_used_rejected_or_without_effect() -> None:
     from nucleate.sampling_params import REQUEST_PARAMETERS
 
     assert ENGINE_ONLY.keys() <= REQUEST_PARAMETERS.keys() <= FIELDS.keys()
-    assert REQUEST_PARAMETERS.keys() - ENGINE_ONLY.keys() == {"ignore_eos", "logprobs_mode"}
+    assert REQUEST_PARAMETERS.keys() - ENGINE_ONLY.keys() == {"ignore_eos", "logprobs_mode", "pipeline"}
     nc.Sampler(V).add(nc.SamplingParams(ignore_eos=True, logprobs=1, logprobs_mode="processed"))
 
 
-def test_min_tokens_bans_the_ids_that_end() -> None:
+def test_min_tokens_bans_the_eos_ids() -> None:
     x = np.zeros((1, V), np.float32)
     x[0, [7, 9]] = 50.0, 40.0
     with pytest.raises(ParameterError, match="min_tokens needs the ids that end the output") as caught:
@@ -78,7 +79,7 @@ def test_min_tokens_bans_the_ids_that_end() -> None:
     assert sampler(x).token_ids.tolist() == [7]
 
 
-def test_end_ids_are_checked() -> None:
+def test_eos_ids_are_checked() -> None:
     with pytest.raises(ValueError, match=r"eos_token_ids holds token ids outside the vocabulary \(0..299\)"):
         nc.Sampler(V).add(nc.SamplingParams(), eos_token_ids=[V])
     with pytest.raises(TypeError, match="eos_token_ids must be a list of token ids"):
@@ -114,7 +115,7 @@ def test_a_token_is_an_id_of_the_vocabulary(backend: str, wrong: Any) -> None:
     ],
     ids=repr,
 )
-def test_a_token_that_cannot_be_sampled_is_not_taken(backend: str, stages: Pipeline) -> None:
+def test_a_token_with_probability_0_is_not_accepted(backend: str, stages: Pipeline) -> None:
     sampler, x = nc.Sampler(V, backend), logits()
     row = sampler.add(stages, [1, 2])
     p_V = nc.probabilities(x, stages, prompt_ids=[[1, 2]])[0]
@@ -126,14 +127,14 @@ def test_a_token_that_cannot_be_sampled_is_not_taken(backend: str, stages: Pipel
             sampler.accept(row, token, x[0], distribution=p_V)
     assert (sampler.output_ids(row), sampler.stages(row)) == ((), before)
     good = int(p_V.argmax())
-    told = sampler.accept(row, good, x[0])
-    assert (told is not None) == isinstance(stages[0], Logprobs)
+    report = sampler.accept(row, good, x[0])
+    assert (report is not None) == isinstance(stages[0], Logprobs)
     assert sampler.output_ids(row) == (good,)
     sampler.accept(row, good, x[0], distribution=p_V)
     assert sampler.output_ids(row) == (good, good)
 
 
-def test_a_mask_forbids_a_token_that_would_be_taken() -> None:
+def test_a_masked_token_is_not_accepted() -> None:
     sampler, x, mask_W = nc.Sampler(V), logits(), np.zeros(-(-V // 32), np.int32)
     row = sampler.add((Gumbel(1),))
     mask_W[0] = 0b110
@@ -142,18 +143,18 @@ def test_a_mask_forbids_a_token_that_would_be_taken() -> None:
     sampler.accept(row, 1, x[0], mask_W)
 
 
-def test_a_token_of_either_side_of_a_coin_is_taken() -> None:
+def test_a_token_of_either_xtc_outcome_is_accepted() -> None:
     x = np.full((1, V), -9.0, np.float32)
     x[0, [3, 4]] = 1.0, 0.9
-    for token in (3, 4):  # with the coin only the second stays
+    for token in (3, 4):  # with XTC active only the second survives
         sampler = nc.Sampler(V)
         row = sampler.add((Logprobs(1), Xtc(0.3, 0.1), Gumbel(1)))
-        told = sampler.accept(row, token, x[0])
-        assert told is not None
-        assert told.chosen.token_id == token
+        report = sampler.accept(row, token, x[0])
+        assert report is not None
+        assert report.chosen.token_id == token
 
 
-def test_logits_of_a_row_without_a_token_and_of_another_size_are_refused() -> None:
+def test_invalid_logits_and_logits_of_another_size_are_rejected() -> None:
     sampler = nc.Sampler(V)
     row = sampler.add((Gumbel(1),))
     with pytest.raises(ValueError, match="NaN at token 0"):
@@ -200,7 +201,7 @@ def test_tensors_give_tensors(backend: str, kind: str) -> None:
 
 
 @pytest.mark.skipif(not TORCH, reason="torch is not installed")
-def test_rows_of_the_hot_chain_give_tensors_at_once() -> None:
+def test_rows_of_the_fused_kernel_give_tensors_at_once() -> None:
     import torch
 
     sampler = nc.Sampler(V, "cpu")

@@ -1,4 +1,4 @@
-"""Shapes: names, parameters, values; a stage of one's own; what a class body may not say."""
+"""Stage classes: names, parameters, values, custom stages, and rejected class bodies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TopA(Floor):
         return row.top + log(self.a) - log(row.mass)
 
 
-def test_a_stage_of_ones_own_is_a_stage_like_any():
+def test_a_custom_stage_works_like_a_built_in_one():
     logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], np.float32))
     p = nc.probabilities(logits, (Temperature(1.0), TopA(0.4), Gumbel(1)))  # 0.4 * 0.5 ** 2 = 0.1
     assert p == pytest.approx(np.array([[0.5, 0.3, 0.15, 0]]) / 0.95)
@@ -58,7 +58,7 @@ def test_a_stage_of_ones_own_is_a_stage_like_any():
         TopA(1.5)
 
 
-def test_a_stage_may_be_made_in_a_function():
+def test_a_stage_may_be_defined_in_a_function():
     class Local: ...
 
     class Half(Scale):
@@ -73,14 +73,14 @@ def test_a_stage_may_be_made_in_a_function():
         def other(self) -> Local:
             return self.kept
 
-    ids, x, whole = reference.survivors(np.array([4.0, 2.0], np.float32), (Half(2.0),))
-    assert (ids.tolist(), x.tolist()) == ([0, 1], [0.0, -1.0])  # a rule sees scores from the top
-    assert whole == (0.0, pytest.approx(1 + np.exp(-1)))
+    ids, x, total = reference.survivors(np.array([4.0, 2.0], np.float32), (Half(2.0),))
+    assert (ids.tolist(), x.tolist()) == ([0, 1], [0.0, -1.0])  # a rule gets scores relative to the maximum
+    assert total == (0.0, pytest.approx(1 + np.exp(-1)))
 
 
 def test_annotations_may_be_written_in_any_way():
     class Written(Draw):
-        """All kinds."""
+        """A stage with parameters of every type."""
 
         uniforms = "none"
         a: Optional[int] = param("a", default=None, name="a")  # noqa: UP045  # users write it so too
@@ -97,15 +97,15 @@ def test_annotations_may_be_written_in_any_way():
     }
 
 
-def test_annotations_that_are_no_text_are_read_too():
+def test_annotations_that_are_types_are_supported_too():
     body = {"__annotations__": {"a": int | None}, "a": param("a", neutral=None), "uniforms": "none"}
     kind = type("Made", (Draw,), body)
     assert (kind.parameters["a"].kind, kind.parameters["a"].optional) == ("int", True)
 
 
-def test_a_parameter_without_default_must_be_given():
+def test_a_parameter_without_default_is_required():
     class Must(Floor):
-        """Must."""
+        """A stage with a required parameter."""
 
         a: float = param("needed")
 
@@ -126,7 +126,7 @@ def test_a_parameter_without_default_must_be_given():
         ({"a": float, "b": int}, {"a": param("a"), "b": 5}, "b must be declared"),
     ],
 )
-def test_a_class_body_that_would_lose_a_parameter_is_refused(annotations, values, words):
+def test_a_class_body_that_would_lose_a_parameter_is_rejected(annotations, values, words):
     with pytest.raises(TypeError, match=words):
         type("Wrong", (Floor,), {"__annotations__": annotations, **values})
 
@@ -153,15 +153,16 @@ def test_names_are_snake_case(name, snake):
     assert type(name, (Floor,), {}).name == snake
 
 
-def test_every_shape_is_told_and_nothing_else():
-    assert [shape_of(shape) for shape in SHAPES] == ["Shift", "Scale", "Floor", "Prefix", "Ceiling", "Draw", "Tap"]
-    with pytest.raises(TypeError, match="Stage has none of the shapes Shift, Scale"):
+def test_every_kind_of_stage_is_recognized():
+    names = ["Combine", "Shift", "Scale", "Floor", "Prefix", "Ceiling", "Transform", "Draw", "Tap"]
+    assert [shape_of(shape) for shape in SHAPES] == names
+    with pytest.raises(TypeError, match="Stage has none of the shapes Combine, Shift, Scale"):
         shape_of(Stage)
     with pytest.raises(TypeError, match="none of the shapes"):
         shape_of(type("Odd", (Stage,), {})())
 
 
-def test_values_are_taken_to_their_canonical_type():
+def test_values_are_converted_to_their_canonical_type():
     stage = LogitBias({np.int64(7): np.float32(0.5), "3": 1, 5: True + 1})
     assert repr(stage) == "LogitBias({3: 1.0, 5: 2.0, 7: 0.5})"
     assert stage == LogitBias({7: 0.5, 5: 2.0, 3: 1.0})
@@ -182,14 +183,14 @@ def test_stages_are_frozen():
         TopK(5).k = 6
 
 
-def test_a_stages_own_field_is_named_in_errors():
+def test_a_custom_field_is_named_in_errors():
     with pytest.raises(ParameterError, match=r"^ends must be a list of integers >= 0, got"):
         MinTokens(1, (-1,))
     with pytest.raises(ParameterError, match=r"^min_tokens must be an integer >= 0, got -1"):
         MinTokens(-1)
 
 
-def test_every_file_of_stages_is_found_once():
+def test_every_stage_file_is_registered_once():
     kinds = list(STAGES.values())
     assert len({kind.__module__ for kind in kinds}) == len(kinds)
     assert [kind.rank for kind in kinds] == sorted(kind.rank for kind in kinds)
@@ -198,9 +199,9 @@ def test_every_file_of_stages_is_found_once():
         assert (kind.__doc__ or "").strip().splitlines()[0].endswith((".", ";"))
 
 
-def test_a_shift_without_parameters_may_list_only_ids_of_the_vocabulary():
+def test_the_listing_of_a_shift_may_only_contain_ids_of_the_vocabulary():
     class Odd(Shift):
-        """Odd."""
+        """A stage with an invalid listing."""
 
         touches = "listed"
 
@@ -214,9 +215,9 @@ def test_a_shift_without_parameters_may_list_only_ids_of_the_vocabulary():
         reference.survivors(np.zeros(3, np.float32), (Odd(),))
 
 
-def test_a_draw_of_ones_own_is_its_distribution():
+def test_a_custom_draw_has_its_own_distribution():
     class Last(Draw):
-        """The least likely."""
+        """The least likely token."""
 
         uniforms = "none"
 
@@ -228,9 +229,9 @@ def test_a_draw_of_ones_own_is_its_distribution():
     assert nc.probabilities(logits, (Last(),)).tolist() == [[0, 1, 0]]
 
 
-def test_a_rule_that_breaks_is_an_error_of_its_row():
+def test_a_failing_rule_is_an_error_of_its_row():
     class Broken(Scale):
-        """Broken."""
+        """A stage that fails."""
 
         def apply(self, x: Any, row: RowStats) -> Any:
             return x / 0.0
@@ -239,7 +240,7 @@ def test_a_rule_that_breaks_is_an_error_of_its_row():
         nc.sample(np.array([[1.0, 0.0]], np.float32), (Broken(),))
 
 
-def test_a_prefix_of_ones_own():
+def test_a_custom_prefix():
     class Half(Prefix):
         """The first half."""
 
@@ -253,9 +254,9 @@ def test_a_prefix_of_ones_own():
     assert nc.probabilities(np.zeros((1, 1)), (Half(),)).tolist() == [[1.0]]
 
 
-def test_a_prefix_in_an_order_of_ones_own_that_stops_short():
+def test_a_custom_prefix_with_its_own_order_that_stops_early():
     class Worst(Prefix):
-        """The last ones, two of them at most."""
+        """The last tokens, at most two."""
 
         inclusive = False
 
@@ -270,13 +271,13 @@ def test_a_prefix_in_an_order_of_ones_own_that_stops_short():
 
     logits = np.log([[4.0, 2.0, 1.0, 1.0]])
     assert nc.probabilities(logits, (Worst(),))[0] == pytest.approx([0, 0, 0.5, 0.5])
-    assert nc.probabilities(logits, (Worst(), Greedy())).tolist() == [[0, 0, 1, 0]]  # of equal ones the lowest id
+    assert nc.probabilities(logits, (Worst(), Greedy())).tolist() == [[0, 0, 1, 0]]  # among equal scores the lowest id
     assert nc.probabilities(logits[:, :1], (Worst(),)).tolist() == [[1.0]]
 
 
-def test_a_ceiling_of_ones_own():
+def test_a_custom_ceiling():
     class Roof(Ceiling):
-        """Drop what is at most 2 below the best, in a quarter of the steps."""
+        """Drop tokens at most 2 below the best, in a quarter of the steps."""
 
         act_probability = 0.25
 
@@ -285,30 +286,30 @@ def test_a_ceiling_of_ones_own():
 
     assert shape_of(Roof) == "Ceiling"
     logits = np.array([[2.0, 1.0, 0.0, -1.0]], np.float32)
-    every, few = (np.exp(x) / np.exp(x).sum() for x in (logits[0], np.array([-np.inf, -np.inf, 0.0, -1.0])))
-    assert nc.probabilities(logits, (Roof(),))[0] == pytest.approx(0.75 * every + 0.25 * few)
+    every, rest = (np.exp(x) / np.exp(x).sum() for x in (logits[0], np.array([-np.inf, -np.inf, 0.0, -1.0])))
+    assert nc.probabilities(logits, (Roof(),))[0] == pytest.approx(0.75 * every + 0.25 * rest)
     tokens = [nc.sample(logits, (Roof(), Gumbel(seed)))[0] for seed in range(400)]
     assert 10 < np.isin(tokens, (2, 3)).sum() < 390
 
 
-def test_a_tap_of_ones_own_reports_and_changes_nothing():
+def test_a_custom_tap_reports_and_changes_nothing():
     class Watch(Tap):
-        """Report the best."""
+        """Report the best token."""
 
         @property
         def request(self) -> tuple[int, tuple[int, ...]]:
             return 1, (2,)
 
     logits = np.array([2.0, 1.0, 0.0], np.float32)
-    told = reference.run(logits, (TopK(2), Watch(), Gumbel(1)), 1, 0).logprobs
-    assert [one.token_id for one in told.top] == [0]
-    assert (told.requested[0].logprob, told.requested[0].rank) == (-np.inf, None)
+    report = reference.run(logits, (TopK(2), Watch(), Gumbel(1)), 1, 0).logprobs
+    assert [one.token_id for one in report.top] == [0]
+    assert (report.requested[0].logprob, report.requested[0].rank) == (-np.inf, None)
     assert nc.probabilities(logits[None], (Watch(),)) == pytest.approx(nc.probabilities(logits[None], ()), rel=0)
 
 
-def test_a_shift_with_a_window_sees_all_it_sees_as_output():
+def test_a_shift_with_a_window_counts_prompt_tokens_as_output():
     class Seen(Shift):
-        """A point for each time."""
+        """One point per occurrence."""
 
         touches = "output"
         last: int | None = param("window", default=None)
@@ -333,9 +334,9 @@ def test_a_shift_with_a_window_sees_all_it_sees_as_output():
         assert x[np.argsort(ids)].tolist() == counts
 
 
-def test_a_shift_cannot_bring_a_token_back():
+def test_a_shift_cannot_restore_a_masked_token():
     class Same(Shift):
-        """Everything equal."""
+        """Set all scores to the same value."""
 
         touches = "unlisted"
 
@@ -346,9 +347,9 @@ def test_a_shift_cannot_bring_a_token_back():
     assert p.tolist() == [0, 0, 0.5, 0.5]
 
 
-def test_a_stage_is_neutral_only_if_all_its_switches_are():
+def test_a_stage_is_neutral_only_if_all_its_switches_are_off():
     class Two(Floor):
-        """Two switches and a number that is none."""
+        """Two switches and a number that is not a switch."""
 
         a: float = param("a", neutral=0.0, name="a")
         b: int = param("b", neutral=0, off=(-1,), name="b")
@@ -363,9 +364,9 @@ def test_a_stage_is_neutral_only_if_all_its_switches_are():
     assert not Two(b=1).neutral
 
 
-def test_a_stage_without_its_rule_cannot_be_made():
+def test_a_stage_without_a_rule_cannot_be_created():
     class Ruleless(Floor):
-        """Nothing."""
+        """A stage without a rule."""
 
     with pytest.raises(TypeError, match="abstract method"):
         Ruleless()

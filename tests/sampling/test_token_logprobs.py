@@ -1,4 +1,4 @@
-"""Logprobs and ranks of a few tokens: equal to a naive sort of everything, without sorting it."""
+"""Logprobs and ranks of a few tokens equal a naive sort of all tokens, without sorting."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 
 from nucleate.sampling.backends import reference
 from nucleate.sampling.stages import Gumbel, Logprobs, Suppress, Temperature, TopK
-from nucleate.sampling.token_logprobs import logprobs
+from nucleate.sampling.token_logprobs import BLOCK_ELEMENTS, logprobs, row_logprobs
 
 INF = math.inf
 
 
-def naive(ids, x, chosen, top=0, asked=()):
-    """The same from a sort in plain Python."""
+def naive(ids, x, chosen, top=0, requested=()):
+    """The same result from a full sort in plain Python."""
     rows = sorted((-score, token) for token, score in zip(ids, x, strict=True) if score > -INF)
     best = -rows[0][0]
     log_mass = best + math.log(math.fsum(math.exp(-score - best) for score, _ in rows))
     ranked = {token: (token, -score - log_mass, rank) for rank, (score, token) in enumerate(rows, 1)}
-    return ranked[chosen], [*ranked.values()][:top], [ranked.get(token, (token, -INF, None)) for token in asked]
+    return ranked[chosen], [*ranked.values()][:top], [ranked.get(token, (token, -INF, None)) for token in requested]
 
 
 def assert_equal(got, expected):
@@ -46,20 +46,20 @@ SCORE = st.sampled_from([-INF, -3.5, -1.0, 0.0, 1.0, 1.0, 2.25, 700.0, -700.0]) 
     st.lists(st.integers(0, 70), max_size=6).map(tuple),
     st.randoms(use_true_random=False),
 )
-def test_any_tokens_in_any_order_are_as_a_sort_has_them(scores, top, asked, numbers):
-    scores[7] = 0.5  # one at least is in
+def test_any_tokens_in_any_order_equal_a_full_sort(scores, top, requested, numbers):
+    scores[7] = 0.5  # at least one token survives
     items = list(scores.items())
     numbers.shuffle(items)
     ids, x = (list(column) for column in zip(*items, strict=True))
     chosen = numbers.choice([token for token, score in items if score > -INF])
     for kind in (np.float64, np.float32):
         given_x = np.array(x, kind)
-        got = logprobs(np.array(ids), given_x, chosen, top, asked)
-        assert_equal(got, naive(ids, given_x.astype(float).tolist(), chosen, top, asked))
+        got = logprobs(np.array(ids), given_x, chosen, top, requested)
+        assert_equal(got, naive(ids, given_x.astype(float).tolist(), chosen, top, requested))
 
 
 @pytest.mark.parametrize("top", [0, 1, 2, 3, 4, 5, 9])
-def test_ties_go_to_the_lowest_id_whatever_the_order_they_come_in(top):
+def test_ties_go_to_the_lowest_id_in_any_input_order(top):
     ids = np.array([9, 4, 30, 2, 17])
     got = logprobs(ids, np.array([1.0, 1, 1, 1, 5]), 9, top)
     assert [one.token_id for one in got.top] == [17, 2, 4, 9, 30][:top]
@@ -71,7 +71,7 @@ def test_ties_go_to_the_lowest_id_whatever_the_order_they_come_in(top):
     assert [one.logprob for one in equal.top] == pytest.approx([-math.log(5)] * min(top, 5))
 
 
-def test_what_is_out_has_no_rank_and_is_none_of_the_best():
+def test_masked_tokens_have_no_rank_and_are_not_listed():
     ids = np.array([0, 1, 2, 3])
     got = logprobs(ids, np.array([-INF, 2.0, -INF, 2.0]), 3, 4, (0, 1, 2, 3, 4, 99))
     assert [one.token_id for one in got.top] == [1, 3]
@@ -81,7 +81,7 @@ def test_what_is_out_has_no_rank_and_is_none_of_the_best():
     ]
 
 
-def test_one_token_is_certain():
+def test_a_single_token_has_logprob_0():
     got = logprobs(np.array([5]), np.array([-1e30]), 5, 3, (5, 5, 0))
     assert got.chosen == got.top[0] == got.requested[0] == got.requested[1] == (5, 0.0, 1)
     assert got.requested[2] == (0, -INF, None)
@@ -95,19 +95,19 @@ def test_large_scores_do_not_overflow(far):
     assert all(math.isfinite(one.logprob) for one in got.top)
 
 
-def test_what_is_given_is_not_changed():
+def test_the_inputs_are_not_modified():
     ids, x = np.array([3, 1, 2]), np.array([0.0, 5.0, 1.0])
     ids.flags.writeable = x.flags.writeable = False
     assert logprobs(ids, x, 1, 2).top[0].token_id == 1
 
 
-def test_a_report_is_as_of_its_place_in_the_pipeline():
+def test_a_report_depends_on_its_position_in_the_pipeline():
     logits = np.array([0.5, 2.0, 1.0, 2.0, -1.0, -INF], np.float32)
     for cut in ((), (Temperature(0.5),), (TopK(2),), (Suppress((1,)), Temperature(2.0), TopK(3))):
-        kept = reference.survivors(logits, cut)
+        survivors = reference.survivors(logits, cut)
         for after in ((), (TopK(1),)):
             result = reference.run(logits, (*cut, Logprobs(9, (5, 1, 0)), *after, Gumbel(4)), 4, 0)
-            expected = naive(kept.ids_N.tolist(), kept.x_N.tolist(), result.token, 9, (5, 1, 0))
+            expected = naive(survivors.ids_N.tolist(), survivors.x_N.tolist(), result.token, 9, (5, 1, 0))
             assert_equal(result.logprobs, expected)
 
 
@@ -127,3 +127,33 @@ def test_a_large_vocabulary_is_not_sorted(kind, ties):
         return best
 
     assert seconds(lambda: logprobs(ids, x, 77, 20, (5,))) < 0.5 * seconds(lambda: np.argsort(-x, kind="stable"))
+
+
+@given(
+    st.integers(1, 9).flatmap(lambda size: st.lists(st.lists(SCORE, min_size=size, max_size=size), max_size=7)),
+    st.sampled_from([0, 1, 2, 5, 40]),
+    st.lists(st.integers(0, 0), max_size=2).map(tuple),
+    st.randoms(use_true_random=False),
+)
+def test_many_rows_equal_one_at_a_time(rows, top, requested, numbers):
+    rows = [np.array(row, np.float32) for row in rows]
+    chosen = [numbers.randrange(len(row)) for row in rows]
+    expected = [
+        logprobs(np.arange(len(row)), row, token, top, requested) if row.max() > -INF else None
+        for row, token in zip(rows, chosen, strict=True)
+    ]
+    assert row_logprobs(iter(rows), chosen, top, requested) == expected
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_rows_without_a_distribution_have_no_logprobs(bad):
+    rows = np.zeros((4, 3), np.float32)
+    rows[1, 2], rows[3] = bad, -INF
+    found = row_logprobs(rows, [0, 1, 2, 0], 2, (1,))
+    assert [one is None for one in found] == [False, True, False, True]
+
+
+def test_rows_of_several_blocks_equal_one_at_a_time():
+    rows = np.random.default_rng(0).normal(size=(7, BLOCK_ELEMENTS // 3)).astype(np.float32)
+    found = row_logprobs(rows, range(7), 3, (5,))
+    assert found == [logprobs(np.arange(rows.shape[1]), row, one, 3, (5,)) for one, row in enumerate(rows)]

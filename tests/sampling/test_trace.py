@@ -1,4 +1,4 @@
-"""trace tells the truth: its token is the sample's, its steps are the pipeline's, its words are right."""
+"""trace: its token equals sample's, its steps equal the pipeline's, and its explanations are correct."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from nucleate.sampling.stages import (
     Xtc,
 )
 
-SIZE = 37  # no multiple of 32 or of anything
+SIZE = 37  # no multiple of 32
 CHOICES = (
     lambda r: LogitBias({int(i): float(r.normal()) for i in r.integers(0, SIZE, 3)}),
     lambda r: Repetition(float(r.uniform(0.5, 2)), int(r.integers(-1, 9))),
@@ -73,7 +73,7 @@ CHOICES = (
 
 
 def case(seed):
-    """A random pipeline in a random order, with a row of logits that has ties and holes, histories, a mask, a step."""
+    """A random pipeline in a random order, with a row of logits that has ties and -inf, histories, a mask, a step."""
     r = np.random.default_rng(seed)
     stages = [CHOICES[i](r) for i in r.permutation(len(CHOICES))[: r.integers(0, 8)]]
     if r.integers(3) == 0:
@@ -93,49 +93,49 @@ def batch(words):
 
 
 @pytest.mark.parametrize("start", range(0, 300, 50))
-@pytest.mark.fast_cases(3)
-def test_the_token_is_the_samples_and_an_error_is_its_error(start):
+@pytest.mark.fast_cases(2)
+def test_token_and_error_equal_those_of_sample(start):
     failed = 0
     for seed in range(start, start + 50):
         logits, stages, words, step, mask = case(seed)
-        told = nc.trace(logits, stages, step=step, mask=mask, **words)
+        trace = nc.trace(logits, stages, step=step, mask=mask, **words)
         rows = None if mask is None else mask[None]
-        if told.error is None:
-            assert told.token_id == nc.sample(logits[None], stages, step=step, mask=rows, **batch(words))[0]
+        if trace.error is None:
+            assert trace.token_id == nc.sample(logits[None], stages, step=step, mask=rows, **batch(words))[0]
             continue
         with pytest.raises(nc.LogitsError) as caught:
             nc.sample(logits[None], stages, step=step, mask=rows, **batch(words))
-        assert (told.token_id, told.error) == (None, caught.value.errors[0])
+        assert (trace.token_id, trace.error) == (None, caught.value.errors[0])
         failed += 1
     assert failed < 10
 
 
-def under(coin, stages):
-    """The stages in a step whose coin is known."""
+def active_stages(uniform, stages):
+    """The stages in a step with a known random decision."""
     for stage in stages:
         if not isinstance(stage, Ceiling):
             yield stage
-        elif coin < stage.act_probability:
+        elif uniform < stage.act_probability:
             yield dataclasses.replace(stage, probability=1.0)
 
 
-def test_every_step_is_the_pipeline_up_to_it():
+def test_every_step_equals_the_pipeline_up_to_it():
     for seed in range(120):
         logits, stages, words, step, _ = case(seed)
-        told = nc.trace(logits, stages, step=step, **words)
-        coin = reference.xtc_uniform(stages, getattr(stages[-1], "seed", 0), step)
-        assert [one.stage for one in told.steps] == [None, *stages][: len(told.steps)]
-        for place, one in enumerate(told.steps):
-            done = tuple(stage for stage in under(coin, stages[:place]) if not isinstance(stage, Draw))
+        trace = nc.trace(logits, stages, step=step, **words)
+        uniform = reference.xtc_uniform(stages, getattr(stages[-1], "seed", 0), step)
+        assert [one.stage for one in trace.steps] == [None, *stages][: len(trace.steps)]
+        for index, one in enumerate(trace.steps):
+            done = tuple(stage for stage in active_stages(uniform, stages[:index]) if not isinstance(stage, Draw))
             if one.stage is stages[-1]:
-                expected = np.eye(SIZE)[told.token_id]
+                expected = np.eye(SIZE)[trace.token_id]
             else:
                 expected = nc.probabilities(logits[None], done, **batch(words))[0]
             assert one.probabilities == pytest.approx(expected, rel=1e-12)
             assert one.left == np.count_nonzero(one.probabilities)
 
 
-def test_touched_and_removed_are_the_difference_to_the_step_before():
+def test_changed_and_removed_tokens_are_the_difference_to_the_previous_step():
     for seed in range(120):
         logits, stages, words, step, mask = case(seed)
         steps = nc.trace(logits, stages, step=step, mask=mask, **words).steps
@@ -150,7 +150,7 @@ def test_touched_and_removed_are_the_difference_to_the_step_before():
             assert in_after <= in_before
 
 
-def test_numbers_of_a_step_are_those_of_its_distribution():
+def test_the_numbers_of_a_step_describe_its_distribution():
     for seed in range(60):
         logits, stages, words, step, mask = case(seed)
         for one in nc.trace(logits, stages, step=step, mask=mask, **words).steps:
@@ -178,14 +178,14 @@ def test_numbers_of_a_step_are_those_of_its_distribution():
         ([3e38, 0.0], (Temperature(2.0), Repetition(1e-300)), "+inf at token 0 after repetition", 2),
     ],
 )
-def test_a_row_without_a_token_says_why_and_how_far_it_came(logits, stages, error, steps):
-    told = nc.trace(logits, stages, prompt_ids=[0])
+def test_a_row_without_a_token_has_an_error_and_the_steps_before_it(logits, stages, error, steps):
+    trace = nc.trace(logits, stages, prompt_ids=[0])
     if steps and stages[0] == Temperature(2.0):  # the best score is at 0 by then, and nothing overflows
-        assert (told.error, len(told.steps)) == (None, 4)
+        assert (trace.error, len(trace.steps)) == (None, 4)
         return
-    assert (told.token_id, told.error, len(told.steps)) == (None, error, steps)
-    assert str(told).splitlines()[-1].startswith(f"error: {error} (seed ")
-    assert json.loads(told.to_json())["error"] == error
+    assert (trace.token_id, trace.error, len(trace.steps)) == (None, error, steps)
+    assert str(trace).splitlines()[-1].startswith(f"error: {error} (seed ")
+    assert json.loads(trace.to_json())["error"] == error
     with pytest.raises(nc.LogitsError, match=error.replace("+", r"\+")):
         nc.sample([logits], stages, prompt_ids=[[0]])
 
@@ -207,62 +207,62 @@ def test_a_row_without_a_token_says_why_and_how_far_it_came(logits, stages, erro
         ({"params": (Suppress((2,)),)}, ParameterError, "suppress_token_ids names token 2"),
         ({"params": [TopK(2)]}, TypeError, "params must be a SamplingParams or a tuple of stages"),
         (
-            {"params": nc.SamplingParams(bad_words="x")},
+            {"params": nc.SamplingParams(bad_words=["x"])},
             ParameterError,
             "bad_words has the text 'x', but there is no tokenizer",
         ),
     ],
 )
-def test_wrong_arguments_are_errors_that_say_so(arguments, error, words):
+def test_wrong_arguments_are_explained(arguments, error, words):
     with pytest.raises(error, match=words):
         nc.trace(**{"logits_V": [0.0, 1.0], "params": (), **arguments})
 
 
-# ---- what it takes
+# ---- accepted arguments
 
 
-def test_torch_rows_and_masks_are_as_good_as_numpys():
+def test_torch_rows_and_masks_equal_numpys():
     torch = pytest.importorskip("torch")
     logits, params = np.array([0.5, 2.0, 1.0, 0.25]), nc.SamplingParams(seed=3, top_k=2)
     mask = np.array([0b1101], np.int32)
     expected = nc.trace(logits, params, mask=mask)
     for kind in (torch.float32, torch.bfloat16, torch.float64):
         row = torch.tensor(logits.tolist(), dtype=kind, requires_grad=True)
-        told = nc.trace(row, params, mask=torch.tensor(mask))
-        assert str(told) == str(expected)
+        trace = nc.trace(row, params, mask=torch.tensor(mask))
+        assert str(trace) == str(expected)
     assert expected.steps[1].removed.tolist() == [1]
 
 
-def test_a_mask_may_have_words_to_spare_and_bits_beyond_the_vocabulary():
+def test_a_mask_may_have_extra_words_and_bits_beyond_the_vocabulary():
     mask = np.array([-1, 0b10001, -1], np.int32)
-    told = nc.trace(np.zeros(37), nc.SamplingParams(seed=1), mask=mask)
-    assert told.steps[1].name == "mask"
-    assert told.steps[1].removed.tolist() == [33, 34, 35]
-    assert told.steps[1].why == "masked tokens: 3 banned"
+    trace = nc.trace(np.zeros(37), nc.SamplingParams(seed=1), mask=mask)
+    assert trace.steps[1].name == "mask"
+    assert trace.steps[1].removed.tolist() == [33, 34, 35]
+    assert trace.steps[1].why == "masked tokens: 3 banned"
 
 
-def test_without_a_seed_the_one_taken_is_told():
+def test_a_generated_seed_is_returned():
     logits = np.zeros(1000)
-    told = nc.trace(logits, nc.SamplingParams(), step=3)
-    assert nc.sample(logits[None], nc.SamplingParams(seed=told.seed), step=3)[0] == told.token_id
-    assert nc.trace(logits, nc.SamplingParams()).seed != told.seed
-    assert told.step == 3
+    trace = nc.trace(logits, nc.SamplingParams(), step=3)
+    assert nc.sample(logits[None], nc.SamplingParams(seed=trace.seed), step=3)[0] == trace.token_id
+    assert nc.trace(logits, nc.SamplingParams()).seed != trace.seed
+    assert trace.step == 3
 
 
-def test_stages_that_do_nothing_are_shown_too():
-    told = nc.trace([0.0, 1.0, 2.0], (TopK(0), Temperature(0), TopP(0.9), Gumbel(1)))
-    assert [one.why for one in told.steps[1:4]] == [
+def test_neutral_stages_are_listed_too():
+    trace = nc.trace([0.0, 1.0, 2.0], (TopK(0), Temperature(0), TopP(0.9), Gumbel(1)))
+    assert [one.why for one in trace.steps[1:4]] == [
         "neutral: no effect",
         "greedy: keeps only the first of the ranking",
         "target 0.9, reached 1",
     ]
 
 
-# ---- words
+# ---- explanations
 
 
 class Small(Prefix):
-    """Its weight is no probability."""
+    """A prefix whose weights are not probabilities."""
 
     share: float = param("part")
 
@@ -274,7 +274,7 @@ class Small(Prefix):
 
 
 class Turn(Scale):
-    """Upside down."""
+    """Negate the scores."""
 
     monotone = False
 
@@ -295,7 +295,7 @@ P = np.log([0.4, 0.3, 0.2, 0.1])
         ((Frequency(0.5, -1),), "prompt and output tokens: 3 changed by -1 to -0.5"),
         ((TopK(1, False), Presence(0.5, 0)), "prompt and output tokens, the last 0: none changed"),
         ((BadWords(((0,), (2, 1), (3, 3))),), "listed tokens: 2 banned"),
-        ((nc.SamplingParams(allowed_token_ids=(0, 1)).pipeline()[0],), "unlisted tokens: 2 banned"),
+        ((nc.SamplingParams(allowed_token_ids=(0, 1)).build_pipeline()[0],), "unlisted tokens: 2 banned"),
         ((Temperature(0.5),), "score range 1.386 -> 2.773"),
         ((Turn(),), "score range 1.386 -> 1.386; another token ranks first"),
         ((MinP(0.5),), "probability >= 0.2, 0.5 of the highest"),
@@ -315,68 +315,68 @@ P = np.log([0.4, 0.3, 0.2, 0.1])
         ((Logprobs(3),), "reports logprobs of this distribution"),
     ],
 )
-def test_why_says_the_numbers_it_went_by(stages, why):
+def test_explanations_contain_the_numbers(stages, why):
     logits = np.concatenate((P, np.full(6, -np.inf)))
-    told = nc.trace(logits, (*stages, Gumbel(1)), prompt_ids=[0], output_ids=[1, 1, 2])
-    said = told.steps[len(stages)].why
-    assert said == why or (said.startswith("random number 0.") and said.endswith(f" < 1: {why}"))
+    trace = nc.trace(logits, (*stages, Gumbel(1)), prompt_ids=[0], output_ids=[1, 1, 2])
+    explanation = trace.steps[len(stages)].why
+    assert explanation == why or (explanation.startswith("random number 0.") and explanation.endswith(f" < 1: {why}"))
 
 
-def test_a_coin_that_spares_says_so():
-    seen = {nc.trace(P, (Xtc(0.5), Gumbel(seed))).steps[1].why.split(" ", 3)[3] for seed in range(40)}
-    assert seen == {">= 0.5: inactive in this step", "< 0.5: 4 with probability >= 0.1, keeps the last of them"}
+def test_an_inactive_ceiling_is_explained():
+    explanations = {nc.trace(P, (Xtc(0.5), Gumbel(seed))).steps[1].why.split(" ", 3)[3] for seed in range(40)}
+    assert explanations == {">= 0.5: inactive in this step", "< 0.5: 4 with probability >= 0.1, keeps the last of them"}
 
 
 @pytest.mark.parametrize(
     ("draw", "how"),
     [(Greedy(), "highest score"), (Gumbel(2), "highest score with noise"), (Categorical(2), "inverse CDF")],
 )
-def test_the_draw_says_how_likely_its_token_was(draw, how):
-    told = nc.trace(P, (TopK(3), draw))
-    chance = [4 / 9, 3 / 9, 2 / 9][told.token_id]
-    assert told.steps[-1].why.startswith(how)
-    assert told.steps[-1].why.endswith(f": rank {told.token_id + 1} of 3, probability {chance:.4g}")
+def test_the_draw_reports_the_probability_of_its_token(draw, how):
+    trace = nc.trace(P, (TopK(3), draw))
+    chance = [4 / 9, 3 / 9, 2 / 9][trace.token_id]
+    assert trace.steps[-1].why.startswith(how)
+    assert trace.steps[-1].why.endswith(f": rank {trace.token_id + 1} of 3, probability {chance:.4g}")
 
 
-# ---- shown
+# ---- output
 
 
-def test_the_table_is_lined_up_and_says_it_all():
-    told = nc.trace(P, nc.SamplingParams(temperature=0.5, top_k=3, top_p=0.6, seed=1, logit_bias={3: 1e-3}), step=2)
-    head, *rows, end = str(told).splitlines()
+def test_the_table_is_aligned_and_complete():
+    trace = nc.trace(P, nc.SamplingParams(temperature=0.5, top_k=3, top_p=0.6, seed=1, logit_bias={3: 1e-3}), step=2)
+    head, *rows, end = str(trace).splitlines()
     assert head.split() == ["stage", "left", "touched", "removed", "entropy", "best", "p", "why"]
     stages = ["logits", "LogitBias({3: 0.001})", "Temperature(0.5)", "TopK(3)", "TopP(0.6)", "Gumbel(1)"]
     assert [row[: head.index("left")].strip() for row in rows] == stages
-    assert end == f"token {told.token_id} (seed 1, step 2)"
+    assert end == f"token {trace.token_id} (seed 1, step 2)"
     why = head.index("why")
-    assert [row[why:] for row in rows] == [one.why for one in told.steps]
+    assert [row[why:] for row in rows] == [one.why for one in trace.steps]
     assert all(row[why - 1] == " " for row in rows)
     left = head.index("left") + 4
-    assert [int(row[:left].split()[-1]) for row in rows] == [one.left for one in told.steps] == [4, 4, 4, 3, 2, 1]
+    assert [int(row[:left].split()[-1]) for row in rows] == [one.left for one in trace.steps] == [4, 4, 4, 3, 2, 1]
     assert not any(row.endswith(" ") for row in [head, *rows])
 
 
-def test_long_stages_and_words_do_not_break_the_table():
-    told = nc.trace(np.zeros(500), (Suppress(tuple(range(400))), Gumbel(1)))
-    table = told.table(lambda token: f"word {token} " * 20)
+def test_long_stage_names_and_explanations_do_not_break_the_table():
+    trace = nc.trace(np.zeros(500), (Suppress(tuple(range(400))), Gumbel(1)))
+    table = trace.table(lambda token: f"word {token} " * 20)
     assert max(map(len, table.splitlines())) < 170
     assert "Suppress((0, 1, 2" in table
     assert "word 0 word 0 wor..." in table
 
 
-def test_json_is_json_for_every_pipeline():
-    refuse = lambda name: pytest.fail(f"{name} is no JSON")
+def test_every_pipeline_gives_valid_json():
+    fail = lambda name: pytest.fail(f"{name} is no JSON")
     for seed in range(60):
         logits, stages, words, step, mask = case(seed)
-        told = nc.trace(logits, stages, step=step, mask=mask, **words)
-        page = json.loads(told.to_json(top=3), parse_constant=refuse)
+        trace = nc.trace(logits, stages, step=step, mask=mask, **words)
+        page = json.loads(trace.to_json(top=3), parse_constant=fail)
         assert (page["token_id"], page["error"], page["seed"], page["step"]) == (
-            told.token_id,
-            told.error,
-            told.seed,
+            trace.token_id,
+            trace.error,
+            trace.seed,
             step,
         )
-        for shown, one in zip(page["steps"], told.steps, strict=True):
+        for shown, one in zip(page["steps"], trace.steps, strict=True):
             assert (shown["stage"], shown["left"], shown["why"]) == (one.name, one.left, one.why)
             assert shown["removed_count"] == len(one.removed) >= len(shown["removed"]) <= 3
             assert shown["touched_count"] == len(one.touched)
@@ -387,15 +387,16 @@ def test_json_is_json_for_every_pipeline():
 
 
 def test_no_public_name_is_also_a_module():
-    """Who imports the module would find it in place of the function."""
-    assert [name for name in nc.__all__ if importlib.util.find_spec(f"nucleate.{name}") is not None] == []
+    """Importing the module by this name would return the module instead of the function."""
+    modules = [name for name in nc.__all__ if importlib.util.find_spec(f"nucleate.{name}") is not None]
+    assert modules == ["watermark"]  # the module itself is public
 
 
-def test_a_trace_changes_nothing_it_is_given():
+def test_the_arguments_are_not_modified():
     logits, words = np.zeros(8, np.float32), [1, 2]
-    kept = logits.copy()
+    unchanged = logits.copy()
     nc.trace(logits, nc.SamplingParams(repetition_penalty=2.0, logit_bias={1: 5}), prompt_ids=words)
-    assert (logits == kept).all()
+    assert (logits == unchanged).all()
     assert words == [1, 2]
 
 
@@ -403,19 +404,19 @@ def test_a_trace_changes_nothing_it_is_given():
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_trace_of_the_cpu_backend_is_that_of_the_reference(seed):
+def test_a_trace_of_the_cpu_backend_equals_the_reference(seed):
     x = np.random.default_rng(seed).normal(size=400) * 3
     stages = (Presence(1.0), Temperature(0.8), TopK(50), Typical(0.9), Xtc(0.5, 0.05), Gumbel(seed))
     one = nc.trace(x, stages, output_ids=[3, 5])
     other = nc.trace(x, stages, output_ids=[3, 5], backend="cpu")
     assert other.token_id == one.token_id == nc.sample(x[None], stages, output_ids=[[3, 5]], backend="cpu")[0]
-    for mine, expected in zip(other.steps, one.steps, strict=True):
-        assert mine.stage == expected.stage
-        assert mine.removed.tolist() == expected.removed.tolist()
-        assert mine.scores == pytest.approx(expected.scores, rel=1e-6)
+    for cpu_step, expected in zip(other.steps, one.steps, strict=True):
+        assert cpu_step.stage == expected.stage
+        assert cpu_step.removed.tolist() == expected.removed.tolist()
+        assert cpu_step.scores == pytest.approx(expected.scores, rel=1e-6)
 
 
-def test_a_trace_of_the_cpu_backend_tells_errors_and_wrong_backends():
+def test_a_trace_of_the_cpu_backend_reports_errors_and_wrong_backends():
     bad = nc.trace([1.0, float("nan")], nc.SamplingParams(seed=1), backend="cpu")
     assert (bad.token_id, bad.error) == (None, "NaN at token 1")
     none = nc.trace([1.0, 2.0], (Suppress((0, 1)), Gumbel(1)), backend="cpu")

@@ -10,6 +10,6 @@ from server_process import Server
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """The embedded model, with the limits that it has by itself."""
+    """A server process with the bundled model and default limits."""
     with Server() as running:
         yield running

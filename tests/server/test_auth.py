@@ -30,7 +30,7 @@ GOOD = (b"authorization", b"Bearer sk-second")
 Header = tuple[bytes, bytes]
 
 
-def answer(text: str) -> Any:
+def respond(text: str) -> Any:
     async def endpoint(request: Request) -> PlainTextResponse:
         return PlainTextResponse(text)
 
@@ -43,19 +43,19 @@ async def greet(socket: Any) -> None:
 
 
 def router() -> Router:
-    """One open route, and others that look like it."""
-    inner = [Route("/health", answer("mounted"), name="health"), Route("/models", answer("inner models"))]
+    """One open route, and others with similar paths."""
+    inner = [Route("/health", respond("mounted"), name="health"), Route("/models", respond("inner models"))]
     return Router(
         [
-            Route("/v1/models", answer("models"), name="models"),
-            Route("/health", answer("health"), name="health"),
-            Route("/healthy", answer("healthy"), name="healthy"),
-            Route("/echo/{path:path}", answer("echo"), name="echo"),
+            Route("/v1/models", respond("models"), name="models"),
+            Route("/health", respond("health"), name="health"),
+            Route("/healthy", respond("healthy"), name="healthy"),
+            Route("/echo/{path:path}", respond("echo"), name="echo"),
             Mount("/sub", routes=inner),
             Mount("/named", routes=inner, name="health"),
             Host("health.example", Router(inner), name="health"),
             WebSocketRoute("/health", greet, name="health"),
-            Route("/{name}", answer("any"), name="any"),
+            Route("/{name}", respond("any"), name="any"),
         ]
     )
 
@@ -75,7 +75,7 @@ def scope_of(path: str, method: str = "GET", root_path: str = "", headers: tuple
 
 
 def call(app: Any, scope: dict[str, Any]) -> tuple[int, dict[str, str], str]:
-    """Status, headers and body of what an app answers to a body that it must not have to read."""
+    """Status, headers and body of an app's response; fails if the app reads the request body."""
     sent: list[Any] = []
 
     async def receive() -> Any:
@@ -104,19 +104,19 @@ def bearer(key: str) -> Header:
     return b"authorization", b"Bearer " + key.encode("latin-1")
 
 
-def test_without_keys_everything_passes() -> None:
+def test_without_keys_every_request_is_accepted() -> None:
     assert call(guarded(()), scope_of("/v1/models"))[2] == "models"
     assert status(guarded(()), "/a/b/c") == 404
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_every_key_is_good(key: str) -> None:
+def test_every_configured_key_is_accepted(key: str) -> None:
     assert call(guarded(), scope_of("/v1/models", headers=(bearer(key),)))[2] == "models"
     assert status(guarded(), "/a/b/c", bearer(key)) == 404
     assert status(guarded(), "/v1/models", bearer(key), method="POST") == 405
 
 
-def test_what_a_refusal_looks_like() -> None:
+def test_the_response_to_an_invalid_key() -> None:
     code, headers, body = call(guarded(), scope_of("/v1/models", headers=(bearer("sk-secret"),)))
     error = json.loads(body)["error"]
     assert (code, headers["www-authenticate"], headers["content-type"]) == (401, "Bearer", "application/json")
@@ -167,13 +167,13 @@ def test_what_a_refusal_looks_like() -> None:
         ((b"authorization\x00", b"Bearer sk-first"),),
     ],
 )
-def test_no_key(headers: tuple[Header, ...]) -> None:
+def test_requests_without_a_valid_key(headers: tuple[Header, ...]) -> None:
     assert status(guarded(), "/v1/models", *headers) == 401
     assert status(guarded(), "/health", *headers) == 200
 
 
 @pytest.mark.parametrize("value", [b"bearer sk-first", b"BEARER sk-first", b"Bearer   sk-first "])
-def test_the_scheme_is_read_as_http_has_it(value: bytes) -> None:
+def test_the_authentication_scheme_is_case_insensitive(value: bytes) -> None:
     assert status(guarded(), "/v1/models", (b"authorization", value)) == 200
 
 
@@ -215,19 +215,19 @@ def test_the_scheme_is_read_as_http_has_it(value: bytes) -> None:
         "/\uff48ealth",
     ],
 )
-def test_a_path_that_only_looks_open(path: str) -> None:
+def test_a_path_similar_to_an_open_route_is_not_open(path: str) -> None:
     assert status(guarded(), path) == 401
     assert status(guarded(), path, GOOD) != 401
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "get", "", "X"])
-def test_another_method_is_no_open_route(method: str) -> None:
+def test_other_methods_of_an_open_route_need_a_key(method: str) -> None:
     assert status(guarded(), "/health", method=method) == 401
     assert status(guarded(), "/v1/models", method=method) == 401
     assert status(guarded(), "/health", GOOD, method=method) == 405
 
 
-def test_what_is_open() -> None:
+def test_open_routes() -> None:
     assert call(guarded(), scope_of("/health"))[2] == "health"
     assert status(guarded(), "/health", method="HEAD") == 200
     assert status(guarded(), "/v1/models", method="HEAD") == 401
@@ -248,30 +248,30 @@ def test_what_is_open() -> None:
         ("/v1/models", "/v1/models"),
     ],
 )
-def test_a_root_path_opens_nothing(root_path: str, path: str) -> None:
+def test_a_root_path_does_not_bypass_authentication(root_path: str, path: str) -> None:
     assert status(guarded(), path, root_path=root_path) == 401
 
 
-def test_a_host_opens_nothing() -> None:
+def test_a_host_header_does_not_bypass_authentication() -> None:
     for host in (b"health.example", b"HEALTH.example:80", b"x/health", b"localhost/health?", b""):
         assert status(guarded(), "/v1/models", (b"host", host)) == 401
         assert status(guarded(), "/models", (b"host", host)) == 401
 
 
-def test_what_is_no_request_for_a_page() -> None:
+def test_scopes_other_than_http() -> None:
     socket_scope = {**scope_of("/health"), "type": "websocket", "subprotocols": []}
     del socket_scope["method"]
     assert call(guarded(), socket_scope)[0] == 1008
     assert status(guarded(), "/health", GOOD) == 200
     assert call(guarded(), {**scope_of("/v1/models"), "type": "something new"})[0] == 401
-    begun = []
+    scope_types = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        begun.append(scope["type"])
+        scope_types.append(scope["type"])
 
     asyncio.run(APIKeyMiddleware(app, router(), KEYS)({"type": "lifespan"}, None, None))  # type: ignore[arg-type]
     asyncio.run(APIKeyMiddleware(app, router(), KEYS)({**socket_scope, "headers": [GOOD]}, None, None))  # type: ignore[arg-type]
-    assert begun == ["lifespan", "websocket"]
+    assert scope_types == ["lifespan", "websocket"]
 
 
 PARTS = st.sampled_from(["/", "health", "v1", "models", "sub", "named", "echo", "..", "%2f", "\n", "y", "api"])
@@ -279,10 +279,10 @@ PARTS = st.sampled_from(["/", "health", "v1", "models", "sub", "named", "echo", 
 
 def routers() -> list[Any]:
     page = [
-        Route("/v1/models", answer("models"), name="models"),
-        Mount("/sub", Starlette(routes=[Route("/health", answer("mounted"), name="health")])),
-        Route("/health", answer("health"), name="health", methods=["GET", "HEAD"]),
-        Route("/{path:path}", answer("any"), name="any"),
+        Route("/v1/models", respond("models"), name="models"),
+        Mount("/sub", Starlette(routes=[Route("/health", respond("mounted"), name="health")])),
+        Route("/health", respond("health"), name="health", methods=["GET", "HEAD"]),
+        Route("/{path:path}", respond("any"), name="any"),
     ]
     return [router(), Starlette(routes=page).router]
 
@@ -294,7 +294,7 @@ def routers() -> list[Any]:
     root_path=st.sampled_from(["", "", "/api", "/health", "/sub", "/v1"]),
     method=st.sampled_from(["GET", "HEAD", "POST", "OPTIONS"]),
 )
-def test_open_is_what_the_router_answers_with_an_open_route(
+def test_exactly_the_requests_that_the_router_matches_to_an_open_route_are_open(
     which: int, parts: list[str], root_path: str, method: str
 ) -> None:
     routes = ROUTERS[which]
@@ -304,20 +304,20 @@ def test_open_is_what_the_router_answers_with_an_open_route(
         chosen["passed"] = True
 
     endpoints = {id(route.endpoint) for route in routes.routes if isinstance(route, Route) and route.name == "health"}
-    seen = dict(chosen)
-    asyncio.run(routed(routes, seen))
-    answered = id(seen.get("endpoint")) in endpoints and method in seen["route"].methods
+    matched = dict(chosen)
+    asyncio.run(routed(routes, matched))
+    is_open = id(matched.get("endpoint")) in endpoints and method in matched["route"].methods
     try:
         call(APIKeyMiddleware(app, routes, KEYS), chosen)
     except IndexError:  # nothing was sent
         assert chosen.pop("passed")
-        assert answered
+        assert is_open
     else:
-        assert not answered
+        assert not is_open
 
 
 async def routed(routes: Any, scope: dict[str, Any]) -> None:
-    """Let a router answer, and leave in the scope which of its routes it was."""
+    """Let a router respond, and store the matched route in the scope."""
 
     async def receive() -> Any:
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -335,7 +335,7 @@ async def routed(routes: Any, scope: dict[str, Any]) -> None:
 ROUTERS = routers()
 
 
-def test_all_keys_are_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_keys_are_compared_even_after_a_match(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[tuple[bytes, bytes]] = []
     compare = module.compare_digest
 
@@ -354,7 +354,7 @@ def test_all_keys_are_compared_whichever_is_right(monkeypatch: pytest.MonkeyPatc
 
 @settings(max_examples=tiers.count(25, 100))
 @given(st.binary(max_size=30))
-def test_no_bytes_but_a_key_are_one(value: bytes) -> None:
+def test_random_bytes_are_not_accepted_as_a_key(value: bytes) -> None:
     assert status(APP, "/v1/models", (b"authorization", b"Bearer " + value)) == 401
 
 
@@ -362,7 +362,7 @@ APP = guarded()
 
 
 @pytest.mark.parametrize("key", ["", " ", "sk first", "sk-\u00e9", "sk\n", "\ud800", "sk\x7f"])
-def test_a_key_that_no_client_could_send(key: str) -> None:
+def test_a_key_that_no_client_could_send_is_rejected(key: str) -> None:
     for make in (lambda: guarded(("good", key)), lambda: read_keys(["good", key], None, None)):
         with pytest.raises(ParameterError, match=r"API key.* must ") as caught:
             make()
@@ -370,7 +370,7 @@ def test_a_key_that_no_client_could_send(key: str) -> None:
         assert not key.strip() or key not in str(caught.value)
 
 
-def test_keys_come_from_flags_a_file_and_the_environment(tmp_path: Path) -> None:
+def test_keys_are_read_from_flags_a_file_and_the_environment(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_bytes(b"\xef\xbb\xbf# ours\r\n\r\n  one \r\n\t# theirs\ntwo#2\n")
     assert read_keys(["flag", "flag", "a,b"], file, "env, three ,one") == {
@@ -410,7 +410,7 @@ def test_an_invalid_key_file(tmp_path: Path, data: bytes, message: str) -> None:
     assert caught.value.field == "api_key_file"
 
 
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_key_file(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(ParameterError, match=r"cannot be read: (Is a directory|No such file)"):
             read_keys([], path, None)
@@ -418,9 +418,9 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """A server that asks for keys, on loopback."""
-    health = Route("/health", answer("health"), name="health", methods=["GET", "HEAD"])
-    models = Route("/v1/models", answer("models"), name="models", methods=["GET", "POST"])
+    """A server that requires API keys, on loopback."""
+    health = Route("/health", respond("health"), name="health", methods=["GET", "HEAD"])
+    models = Route("/v1/models", respond("models"), name="models", methods=["GET", "POST"])
     page = Starlette(routes=[health, models])
     page.add_middleware(APIKeyMiddleware, router=page.router, keys=KEYS)  # type: ignore[arg-type]
     config = uvicorn.Config(page, port=0, http="httptools", ws="none", log_config=None, lifespan="off")
@@ -436,18 +436,18 @@ def port() -> Iterator[int]:
 
 
 def talk(port: int, *requests: bytes) -> list[int]:
-    """The statuses of answers to raw requests on one connection."""
+    """The status codes of the responses to raw requests on one connection."""
     found = []
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection, connection.makefile("rb") as answers:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection, connection.makefile("rb") as replies:
         for request in requests:
             connection.sendall(request)
-            found.append(int(answers.readline().split()[1]))
+            found.append(int(replies.readline().split()[1]))
             length = 0
-            for line in iter(answers.readline, b"\r\n"):
+            for line in iter(replies.readline, b"\r\n"):
                 name, _, value = line.partition(b":")
                 length = int(value) if name.lower() == b"content-length" else length
             if not request.startswith(b"HEAD"):
-                assert len(answers.read(length)) == length
+                assert len(replies.read(length)) == length
     return found
 
 
@@ -459,7 +459,7 @@ def raw(target: str, *headers: str, method: str = "GET", body: bytes = b"") -> b
 KEY = "Authorization: Bearer sk-first"
 
 
-def test_a_connection_goes_on_after_a_refusal_with_a_body_nobody_read(port: int) -> None:
+def test_a_connection_stays_usable_after_a_401_with_an_unread_body(port: int) -> None:
     large = raw("/v1/models", method="POST", body=b"x" * 3_000_000)
     assert talk(port, large, raw("/v1/models", KEY), raw("/v1/models", "a: b"), large, raw("/health")) == [
         401,
@@ -493,11 +493,11 @@ def test_a_connection_goes_on_after_a_refusal_with_a_body_nobody_read(port: int)
         ("/docs", 401),
     ],
 )
-def test_targets_over_the_wire(port: int, target: str, expected: int) -> None:
+def test_request_targets_over_a_socket(port: int, target: str, expected: int) -> None:
     assert talk(port, raw(target), raw("/health")) == [expected, 200]
 
 
-def test_headers_over_the_wire(port: int) -> None:
+def test_headers_over_a_socket(port: int) -> None:
     for headers, expected in [
         ((KEY,), 200),
         (("AUTHORIZATION: bearer sk-first",), 200),

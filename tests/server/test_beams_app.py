@@ -34,7 +34,7 @@ SEARCHES: list[dict[str, Any]] = [
 
 
 def searched(llm: nc.LLM, fields: dict[str, Any]) -> list[list[int]]:
-    """The answers by the slow twin."""
+    """The completions of the reference implementation."""
     num_beams = fields.get("best_of", fields.get("n", 1))
     names = ("length_penalty", "early_stopping", "diversity_penalty")
     found = beam_search(
@@ -51,8 +51,8 @@ def searched(llm: nc.LLM, fields: dict[str, Any]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("fields", SEARCHES, ids=str)
-@pytest.mark.fast_cases(3)
-def test_the_best_come_first_and_are_those_of_the_twin(llm: nc.LLM, fields: dict[str, Any]) -> None:
+@pytest.mark.fast_cases(2)
+def test_the_best_beams_come_first_and_equal_those_of_the_reference(llm: nc.LLM, fields: dict[str, Any]) -> None:
     async def use(app: Any, service: Service) -> None:
         call = await ask(app, PATH, {**BODY, **fields})
         assert call.status == 200, call.data
@@ -72,9 +72,9 @@ def test_several_prompts_echo_and_logprobs(llm: nc.LLM) -> None:
         call = await ask(app, PATH, {**body, "echo": True})
         texts = [choice["text"] for choice in call.json["choices"]]
         assert len(texts) == 4
-        assert all(text.startswith("Lily" if place < 2 else "The dog") for place, text in enumerate(texts))
-        told = await ask(app, PATH, {**body, "logprobs": 2})
-        for choice, text in zip(told.json["choices"], texts, strict=True):
+        assert all(text.startswith("Lily" if index < 2 else "The dog") for index, text in enumerate(texts))
+        response = await ask(app, PATH, {**body, "logprobs": 2})
+        for choice, text in zip(response.json["choices"], texts, strict=True):
             assert text.endswith(choice["text"])
             assert len(choice["logprobs"]["token_logprobs"]) == len(choice["token_ids"])
 
@@ -96,9 +96,9 @@ def test_structured_output_in_a_chat(llm: nc.LLM) -> None:
 
 def test_beam_search_does_not_change_other_requests(llm: nc.LLM) -> None:
     async def use(app: Any, service: Service) -> None:
-        drawn = {"prompt": [1, 2, 3], "max_tokens": 30, "seed": 4, "ignore_eos": True, "n": 3}
-        alone = (await ask(app, PATH, drawn)).json["choices"]
-        bodies = [drawn, {**BODY, "best_of": 8}, drawn, {**BODY, "best_of": 5, "n": 5}]
+        sampled = {"prompt": [1, 2, 3], "max_tokens": 30, "seed": 4, "ignore_eos": True, "n": 3}
+        alone = (await ask(app, PATH, sampled)).json["choices"]
+        bodies = [sampled, {**BODY, "best_of": 8}, sampled, {**BODY, "best_of": 5, "n": 5}]
         calls = await asyncio.gather(*(ask(app, PATH, body) for body in bodies))
         assert calls[0].json["choices"] == calls[2].json["choices"] == alone
         assert [one["token_ids"] for one in calls[1].json["choices"]] == searched(llm, {"best_of": 8})
@@ -106,7 +106,7 @@ def test_beam_search_does_not_change_other_requests(llm: nc.LLM) -> None:
     serve(llm, use)
 
 
-def test_who_leaves_ends_the_search(llm: nc.LLM) -> None:
+def test_a_client_disconnect_ends_the_search(llm: nc.LLM) -> None:
     async def use(app: Any, service: Service) -> None:
         call = begin(app, PATH, {**BODY, "best_of": 8, "max_tokens": 200, "ignore_eos": True})
         for _ in range(400):
@@ -125,7 +125,7 @@ def test_who_leaves_ends_the_search(llm: nc.LLM) -> None:
     serve(llm, use, slowly)
 
 
-def test_a_search_that_fails_is_an_error(llm: nc.LLM) -> None:
+def test_a_failed_search_is_an_error(llm: nc.LLM) -> None:
     def broken(seen: tuple[int, ...]) -> np.ndarray:
         return np.full(SIZE, np.nan, np.float32) if len(seen) > 5 else rule(seen)
 
@@ -136,7 +136,7 @@ def test_a_search_that_fails_is_an_error(llm: nc.LLM) -> None:
     serve(llm, use, broken)
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
+REJECTED: list[tuple[dict[str, Any], str]] = [
     ({"stream": True}, "stream"),
     ({"use_beam_search": "yes"}, "use_beam_search"),
     ({"early_stopping": "sometimes"}, "early_stopping"),
@@ -170,36 +170,36 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_what_does_not_go_together_is_refused_by_name(llm: nc.LLM) -> None:
+def test_incompatible_fields_are_rejected_by_name(llm: nc.LLM) -> None:
     async def use(app: Any, service: Service) -> None:
-        for fields, name in REFUSED:
+        for fields, name in REJECTED:
             check_error(await ask(app, PATH, {**BODY, **fields}), 400, param=name)
 
     serve(llm, use)
 
 
 @pytest.mark.parametrize("endpoint", [COMPLETIONS, CHAT], ids=["completions", "chat"])
-def test_every_parameter_is_taken_over_or_refused(endpoint: Any) -> None:
-    """None is dropped: what a search does not know is refused when it says something."""
+def test_every_parameter_is_used_or_rejected(endpoint: Any) -> None:
+    """Beam search rejects unsupported parameters instead of ignoring them, unless they have their default."""
     subject = {"prompt": "x"} if endpoint is COMPLETIONS else {"messages": HELLO}
     plain = read_body(endpoint, {**subject, "use_beam_search": True}, nc.SamplingParams()).beam_params
     for name, parameter in FIELDS.items():
         other = {"bool": not parameter.default, "float": 0.5, "int": 3}.get(parameter.kind)
         if other is None or name in ("n", "seed", "logprobs"):
             continue
-        refused = asked = None
+        rejected = parsed = None
         try:
-            asked = read_body(endpoint, {**subject, "use_beam_search": True, name: other}, nc.SamplingParams())
+            parsed = read_body(endpoint, {**subject, "use_beam_search": True, name: other}, nc.SamplingParams())
         except ParameterError as error:
-            refused = error
-        if asked is None:
-            assert (name.rpartition("_")[0] or name) in str(refused)
+            rejected = error
+        if parsed is None:
+            assert (name.rpartition("_")[0] or name) in str(rejected)
         else:
-            assert asked.beam_params != plain, name
+            assert parsed.beam_params != plain, name
 
 
-def test_what_a_model_recommends_for_drawing_does_not_matter() -> None:
+def test_the_sampling_defaults_of_the_model_are_ignored() -> None:
     defaults = nc.SamplingParams(temperature=0.7, top_p=0.9, max_tokens=9)
-    asked = read_body(COMPLETIONS, {"prompt": "x", "use_beam_search": True}, defaults)
-    assert asked.beam_params is not None
-    assert (asked.beam_params.max_tokens, asked.beam_params.num_beams) == (9, 1)
+    parsed = read_body(COMPLETIONS, {"prompt": "x", "use_beam_search": True}, defaults)
+    assert parsed.beam_params is not None
+    assert (parsed.beam_params.max_tokens, parsed.beam_params.num_beams) == (9, 1)

@@ -35,13 +35,13 @@ OWN = {"min_p": 0.02, "dry_multiplier": 0.8}
 
 
 class Box:
-    """Runs programs in a folder of their own, without a network and without the user's settings."""
+    """Runs programs in a separate folder, without a network and without the user's settings."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.attempts = folder, folder / "attempts"
 
     def run(self, *command: str, codes: tuple[int, ...] = (0,), cwd: Path | None = None, **variables: str) -> str:
-        """What a Python program (-m NAME, or a file) writes to stdout. codes: the exit statuses that are right."""
+        """The stdout of a Python program (-m NAME, or a file). codes: the accepted exit statuses."""
         path = os.pathsep.join(filter(None, [str(HERE / "clients" / "offline"), variables.pop("PYTHONPATH", "")]))
         own = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "OFFLINE_LOG": str(self.attempts)}
         environment = {**own, **serving.QUIET, "PYTHONPATH": path, **variables}
@@ -55,18 +55,18 @@ class Box:
             check=False,
         )
         assert done.returncode in codes, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
-        assert not self.attempts.exists(), f"it asked for the network:\n{self.attempts.read_text()}"
+        assert not self.attempts.exists(), f"it tried to use the network:\n{self.attempts.read_text()}"
         return done.stdout
 
 
 @pytest.fixture
-def box(tmp_path: Path) -> Box:
+def sandbox(tmp_path: Path) -> Box:
     return Box(tmp_path)
 
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Server]:
-    """A server of short answers, for those who ask for very many."""
+    """A server with short completions, for clients that request very many."""
     with Server("--max-model-len", "64", "--max-completion-tokens", "16") as running:
         yield running
 
@@ -84,21 +84,21 @@ def of_prompt(llm: nc.LLM, prompt: str = PROMPT, **fields: Any) -> str:
     return llm.generate(prompt, llm.default_params.replace(**{**SAMPLED, **fields}))[0].text
 
 
-def test_the_box_has_no_network(tmp_path: Path) -> None:
+def test_the_sandbox_has_no_network(tmp_path: Path) -> None:
     code = "import socket; socket.create_connection(('example.org', 80), 1)"
     with pytest.raises(AssertionError, match=r"no network here: example\.org"):
         Box(tmp_path).run("-c", code)
-    with pytest.raises(AssertionError, match=r"it asked for the network:\s+socket.getaddrinfo example\.org"):
+    with pytest.raises(AssertionError, match=r"it tried to use the network:\s+socket.getaddrinfo example\.org"):
         Box(tmp_path).run("-c", f"try: {code}\nexcept OSError: pass")
 
 
 @needs("litellm")
-def test_litellm(server: Server, llm: nc.LLM, box: Box) -> None:
+def test_litellm(server: Server, llm: nc.LLM, sandbox: Box) -> None:
     script = str(HERE / "clients" / "with_litellm.py")
-    told = json.loads(box.run(script, server.url, MODEL, LITELLM_LOCAL_MODEL_COST_MAP="True").splitlines()[-1])
+    results = json.loads(sandbox.run(script, server.url, MODEL, LITELLM_LOCAL_MODEL_COST_MAP="True").splitlines()[-1])
     chat = of_chat(llm)
     usage = [chat.usage.prompt_tokens, 16]
-    assert told == {
+    assert results == {
         "chat": chat.text,
         "finish_reason": "length",
         "usage": usage,
@@ -119,13 +119,13 @@ def test_litellm(server: Server, llm: nc.LLM, box: Box) -> None:
 
 
 @needs("langchain_openai")
-def test_langchain(server: Server, llm: nc.LLM, box: Box) -> None:
-    told = json.loads(box.run(str(HERE / "clients" / "with_langchain.py"), server.url, MODEL).splitlines()[-1])
-    chat, asked = of_chat(llm), HELLO[0]["content"]
+def test_langchain(server: Server, llm: nc.LLM, sandbox: Box) -> None:
+    results = json.loads(sandbox.run(str(HERE / "clients" / "with_langchain.py"), server.url, MODEL).splitlines()[-1])
+    chat, question = of_chat(llm), HELLO[0]["content"]
     usage = [chat.usage.prompt_tokens, 16]
     others = [[{"role": "user", "content": f"Tell me of a {thing}."}] for thing in ("dog", "hat", "boat")]
-    brief = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": asked}]
-    assert told == {
+    with_system_prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]
+    assert results == {
         "chat": chat.text,
         "finish_reason": "length",
         "usage": usage,
@@ -137,10 +137,10 @@ def test_langchain(server: Server, llm: nc.LLM, box: Box) -> None:
         "several": [of_chat(llm, messages).text for messages in others],
         "logprobs": [2] * 16,
         "streamed logprobs": 16,
-        "conversation": of_chat(llm, brief).text,
+        "conversation": of_chat(llm, with_system_prompt).text,
         "own": of_chat(llm, **OWN).text,
         "stop": of_chat(llm, stop=" ").text,
-        "text": of_prompt(llm, top_p=1.0),  # it sends its own default
+        "text": of_prompt(llm, top_p=1.0),  # the client sends its own default
         "text streamed": of_prompt(llm, top_p=1.0),
         "text batch": [of_prompt(llm, top_p=1.0)] * 2,
         "unknown field": ["OpenAIInvalidRequestError", "temprature"],
@@ -150,8 +150,8 @@ def test_langchain(server: Server, llm: nc.LLM, box: Box) -> None:
 
 
 @needs("llm")
-def test_llm(server: Server, llm: nc.LLM, box: Box) -> None:
-    models = box.folder / "extra-openai-models.yaml"
+def test_llm(server: Server, llm: nc.LLM, sandbox: Box) -> None:
+    models = sandbox.folder / "extra-openai-models.yaml"
     kinds = {"tiny": "", "tiny-text": "  completion: true\n"}
     models.write_text(
         "".join(
@@ -161,30 +161,32 @@ def test_llm(server: Server, llm: nc.LLM, box: Box) -> None:
     )
     options = ["-o", "temperature", "0.9", "-o", "seed", "7", "-o", "max_tokens", "16"]
 
-    def ask(name: str, prompt: str, *more: str) -> str:
-        return box.run("-m", "llm", "prompt", "-m", name, prompt, *options, *more, LLM_USER_PATH=str(box.folder))
+    def run_llm(name: str, prompt: str, *more: str) -> str:
+        return sandbox.run(
+            "-m", "llm", "prompt", "-m", name, prompt, *options, *more, LLM_USER_PATH=str(sandbox.folder)
+        )
 
-    chat, asked = of_chat(llm).text, HELLO[0]["content"]
-    assert ask("tiny", asked) == ask("tiny", asked, "--no-stream") == chat + "\n"
-    assert ask("tiny-text", PROMPT) == ask("tiny-text", PROMPT, "--no-stream") == of_prompt(llm) + "\n"
+    chat, question = of_chat(llm).text, HELLO[0]["content"]
+    assert run_llm("tiny", question) == run_llm("tiny", question, "--no-stream") == chat + "\n"
+    assert run_llm("tiny-text", PROMPT) == run_llm("tiny-text", PROMPT, "--no-stream") == of_prompt(llm) + "\n"
     messages = [*HELLO, {"role": "assistant", "content": chat}, {"role": "user", "content": "And then?"}]
-    ask("tiny", asked)
-    assert ask("tiny", "And then?", "--continue") == of_chat(llm, messages).text + "\n"
-    brief = [{"role": "system", "content": "Be brief."}, *HELLO]
-    assert ask("tiny", asked, "--system", "Be brief.") == of_chat(llm, brief).text + "\n"
-    logged = json.loads(box.run("-m", "llm", "logs", "--json", "-n", "1", LLM_USER_PATH=str(box.folder)))
+    run_llm("tiny", question)
+    assert run_llm("tiny", "And then?", "--continue") == of_chat(llm, messages).text + "\n"
+    with_system_prompt = [{"role": "system", "content": "Be brief."}, *HELLO]
+    assert run_llm("tiny", question, "--system", "Be brief.") == of_chat(llm, with_system_prompt).text + "\n"
+    logged = json.loads(sandbox.run("-m", "llm", "logs", "--json", "-n", "1", LLM_USER_PATH=str(sandbox.folder)))
     assert logged[0]["output_tokens"] == 16
 
 
 LM_EVAL = needs("lm_eval", "datasets", "aiohttp", "tenacity", "requests")
 
 
-def evaluate(server: Server, box: Box, options: dict[str, Any]) -> dict[str, Any]:
-    """What lm-eval makes of the tasks in the folder."""
+def evaluate(server: Server, sandbox: Box, options: dict[str, Any]) -> dict[str, Any]:
+    """The lm-eval results of the tasks in the folder."""
     folder = HERE / "data" / "lm_eval"
     script, offline = str(HERE / "clients" / "with_lm_eval.py"), {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
-    told = box.run(script, server.url, MODEL, str(folder), json.dumps(options), cwd=folder, **offline)
-    return json.loads(told.splitlines()[-1])
+    results = sandbox.run(script, server.url, MODEL, str(folder), json.dumps(options), cwd=folder, **offline)
+    return json.loads(results.splitlines()[-1])
 
 
 @LM_EVAL
@@ -197,30 +199,30 @@ def evaluate(server: Server, box: Box, options: dict[str, Any]) -> dict[str, Any
     ],
     ids=str,
 )
-def test_lm_eval(server: Server, llm: nc.LLM, box: Box, options: dict[str, Any]) -> None:
-    told = evaluate(server, box, options)
-    choices = told["samples"]["nucleate_choice"]
+def test_lm_eval(server: Server, llm: nc.LLM, sandbox: Box, options: dict[str, Any]) -> None:
+    results = evaluate(server, sandbox, options)
+    choices = results["samples"]["nucleate_choice"]
     assert len(choices) == 5
     for sample in choices:
-        for pair, ((value, greedy),) in zip(sample["asked"], sample["answered"], strict=True):
+        for pair, ((value, greedy),) in zip(sample["arguments"], sample["responses"], strict=True):
             assert (pytest.approx(value, abs=1e-3), greedy) == score(llm, *pair)
-    assert told["results"]["nucleate_choice"]["acc,none"] == 1.0
-    for sample in told["samples"]["nucleate_story"]:
-        prompt = plain(llm, sample["asked"][0][0])
-        assert sample["answered"] == [[llm.generate([prompt], greedy_params())[0].text]]
-    for sample in told["samples"]["nucleate_rolling"]:
-        value, _ = score_ids(llm, [0], plain(llm, sample["asked"][0][0]))
-        assert sample["answered"] == [[pytest.approx(value, abs=1e-3)]]
+    assert results["results"]["nucleate_choice"]["acc,none"] == 1.0
+    for sample in results["samples"]["nucleate_story"]:
+        prompt = plain(llm, sample["arguments"][0][0])
+        assert sample["responses"] == [[llm.generate([prompt], greedy_params())[0].text]]
+    for sample in results["samples"]["nucleate_rolling"]:
+        value, _ = score_ids(llm, [0], plain(llm, sample["arguments"][0][0]))
+        assert sample["responses"] == [[pytest.approx(value, abs=1e-3)]]
 
 
 @LM_EVAL
-def test_lm_eval_in_a_chat(server: Server, llm: nc.LLM, box: Box) -> None:
-    told = evaluate(server, box, {"chat": True, "num_concurrent": 2, "eos_string": "<|end|>"})
-    samples = told["samples"]["nucleate_story"]
+def test_lm_eval_in_a_chat(server: Server, llm: nc.LLM, sandbox: Box) -> None:
+    results = evaluate(server, sandbox, {"chat": True, "num_concurrent": 2, "eos_string": "<|end|>"})
+    samples = results["samples"]["nucleate_story"]
     assert len(samples) == 5
     for sample in samples:
-        (messages,), _ = sample["asked"][0]
-        assert sample["answered"] == [[llm.chat(json.loads(messages), greedy_params()).text]]
+        (messages,), _ = sample["arguments"][0]
+        assert sample["responses"] == [[llm.chat(json.loads(messages), greedy_params()).text]]
 
 
 def greedy_params() -> nc.SamplingParams:
@@ -232,35 +234,35 @@ def plain(llm: nc.LLM, text: str) -> list[int]:
 
 
 def score(llm: nc.LLM, start: str, end: str) -> tuple[float, bool]:
-    """The logprob of an end after a start, and whether it is what greedy decoding would write."""
-    head, whole = plain(llm, start), plain(llm, start + end)
-    return score_ids(llm, whole[: len(head)], whole[len(head) :])
+    """The logprob of a continuation, and whether greedy decoding would generate it."""
+    head, full_text = plain(llm, start), plain(llm, start + end)
+    return score_ids(llm, full_text[: len(head)], full_text[len(head) :])
 
 
 def score_ids(llm: nc.LLM, head: list[int], tail: list[int]) -> tuple[float, bool]:
     params = nc.SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0)
-    told = llm.generate([[*head, *tail]], params)[0].prompt_logprobs
-    assert told is not None
-    steps = [step.chosen for step in told[len(head) :] if step is not None]
+    results = llm.generate([[*head, *tail]], params)[0].prompt_logprobs
+    assert results is not None
+    steps = [step.chosen for step in results[len(head) :] if step is not None]
     return math.fsum(step.logprob for step in steps), all(step.rank == 1 for step in steps)
 
 
 @needs("schemathesis")
 @pytest.mark.parametrize(("mode", "status"), [("positive", "200"), ("negative", "400")])
-def test_schemathesis(small: Server, box: Box, mode: str, status: str) -> None:
-    """What fits the document, and what does not: never an error of the server, and always as the document says."""
-    settings, report = str(HERE / "data" / "schemathesis.toml"), box.folder / "report.json"
-    written = box.run(
+def test_schemathesis(small: Server, sandbox: Box, mode: str, status: str) -> None:
+    """Valid and invalid requests never cause a server error, and every response matches the document."""
+    settings, report = str(HERE / "data" / "schemathesis.toml"), sandbox.folder / "report.json"
+    tool_output = sandbox.run(
         *("-m", "schemathesis.cli", "--config-file", settings, "run", f"{small.url}/openapi.json"),
         *("--mode", mode, "--report-json-path", str(report)),
         codes=(0, 1),
         SCHEMATHESIS_HOOKS=str(HERE / "clients" / "schemathesis_hooks.py"),
     )
-    told = json.loads(report.read_text())
-    assert told["exit_code"] == 0, written
-    assert told["operations"]["tested"] == told["operations"]["total"] >= 10
-    assert told["test_cases"]["generated"] > 500
+    results = json.loads(report.read_text())
+    assert results["exit_code"] == 0, tool_output
+    assert results["operations"]["tested"] == results["operations"]["total"] >= 10
+    assert results["test_cases"]["generated"] > 500
     for route in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
-        assert small.metric("nucleate_http_requests_total", route=route, status=status) > 10, written
+        assert small.metric("nucleate_http_requests_total", route=route, status=status) > 10, tool_output
     assert small.request("GET", "/health").status == 200
     assert "Traceback" not in small.log

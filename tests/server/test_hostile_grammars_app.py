@@ -19,7 +19,7 @@ from test_hostile import ONE_THREAD, check_error, idle, memory, worked
 TEXTS = Path(__file__).parents[1] / "structured_output" / "test_hostile_grammars.py"
 SECONDS = 2.0
 GAP = 15.0
-"""Seconds between two frames of a neighbour's stream at the most, on a machine that has other things to do."""
+"""Maximum seconds between two frames of another client's stream, on a busy machine."""
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
 SUBJECT = {PATH: {"prompt": "Once"}, CHAT: {"messages": [{"role": "user", "content": "Hello"}]}}
 STORY = {"prompt": "Once upon a time", "temperature": 0.9, "ignore_eos": True, "seed": 5, "max_tokens": 400}
@@ -32,24 +32,24 @@ AMBIGUOUS = {
 
 
 def bodies() -> Iterator[tuple[str, str, str, bytes]]:
-    """What the tests of the library have, as clients would say it: a name, the path, the field, the body."""
+    """The grammars of the library's tests as requests: a name, the path, the field, the body."""
     cases = runpy.run_path(str(TEXTS))["CASES"]
     paths = cycle(SUBJECT)
-    for form, name, value in cases:
-        if name == "numbers as names":  # in JSON they are strings, and right
+    for constraint_kind, name, value in cases:
+        if name == "numbers as names":  # in JSON they are valid strings
             continue
-        ways: list[tuple[str, Any]] = [("structured_outputs", {form: value})]
-        ways.append(("structured_outputs", {"json" if form == "json_schema" else form: value}))
-        if form == "json_schema" and isinstance(value, dict):
+        ways: list[tuple[str, Any]] = [("structured_outputs", {constraint_kind: value})]
+        ways.append(("structured_outputs", {"json" if constraint_kind == "json_schema" else constraint_kind: value}))
+        if constraint_kind == "json_schema" and isinstance(value, dict):
             named = {"name": "x", "schema": value}
             ways.append(("response_format", {"type": "json_schema", "json_schema": named}))
-        for field, said in ways:
+        for field, constraint in ways:
             path = next(paths)
             try:
-                data = json.dumps({**SUBJECT[path], field: said, "max_tokens": 5}).encode()
+                data = json.dumps({**SUBJECT[path], field: constraint, "max_tokens": 5}).encode()
             except (TypeError, ValueError, RecursionError):
-                continue  # no JSON at all, so that nobody can send it
-            yield f"{field} {form} {name}", path, field, data
+                continue  # not JSON, so no client can send it
+            yield f"{field} {constraint_kind} {name}", path, field, data
 
 
 HOSTILE = list(bodies())
@@ -64,14 +64,14 @@ def server() -> Iterator[Server]:
         assert '"status":500' not in running.log.replace(" ", "")
 
 
-def asked(server: Server, path: str, data: bytes) -> tuple[Answer, float]:
-    """The answer, and how long it took: no longer than the server worked, whatever else the machine does."""
+def timed_request(server: Server, path: str, data: bytes) -> tuple[Answer, float]:
+    """The response, and the CPU seconds of the server, which do not depend on the load of the machine."""
     start, before = time.perf_counter(), worked(server)
-    answer = server.request("POST", path, data)
-    return answer, min(time.perf_counter() - start, worked(server) - before)
+    response = server.request("POST", path, data)
+    return response, min(time.perf_counter() - start, worked(server) - before)
 
 
-def test_there_are_many() -> None:
+def test_there_are_enough_cases() -> None:
     assert len(HOSTILE) >= 200
     assert len({name.split(" ", 2)[2] for name, *_ in HOSTILE}) >= 100
     for field in ("response_format", "structured_outputs"):
@@ -84,9 +84,9 @@ def test_every_hostile_grammar_is_a_clear_error_in_time(server: Server) -> None:
     for number, (name, path, field, data) in enumerate(HOSTILE[:: tiers.count(5, 1)]):
         if number % 40 == 0:
             streams.append(Stream(server, STORY))
-        answer, took = asked(server, path, data)
+        response, took = timed_request(server, path, data)
         try:
-            error = check_error(answer, 400, (field, "body"))
+            error = check_error(response, 400, (field, "body"))
             assert took < SECONDS, took
             assert error["param"] == field or b"NaN" in data or b'"twice' in data or b": 1e999" in data
             assert error["message"].startswith((field, "body must be JSON")) or field in error["message"]
@@ -107,7 +107,7 @@ def test_every_hostile_grammar_is_a_clear_error_in_time(server: Server) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", AMBIGUOUS)
-def test_what_is_slow_at_every_token_ends_alone(server: Server, name: str) -> None:
+def test_a_grammar_that_is_slow_at_every_token_ends_only_its_own_request(server: Server, name: str) -> None:
     alone = server.request("POST", PATH, STORY).json["choices"][0]["text"]
     stream = Stream(server, STORY)
     ambiguous = {
@@ -117,20 +117,20 @@ def test_what_is_slow_at_every_token_ends_alone(server: Server, name: str) -> No
         "ignore_eos": True,
         "seed": 1,
     }
-    answers: list[Answer | None] = [None] * 2
+    responses: list[Answer | None] = [None] * 2
 
-    def ask(place: int) -> None:
-        answers[place] = server.request("POST", PATH, {**ambiguous, "seed": place}, seconds=300)
+    def run_request(index: int) -> None:
+        responses[index] = server.request("POST", PATH, {**ambiguous, "seed": index}, seconds=300)
 
-    together(len(answers), ask)
+    together(len(responses), run_request)
     stream.wait()
     assert stream.whole
     assert stream.text == alone
     assert max(after - earlier for earlier, after in pairwise(stream.times)) < GAP
-    for answer in answers:
-        assert answer is not None
-        if answer.status != 200:
-            error = check_error(answer, 400, "structured_outputs")
+    for response in responses:
+        assert response is not None
+        if response.status != 200:
+            error = check_error(response, 400, "structured_outputs")
             assert (
                 "structured_outputs: the output cannot satisfy its structured-output constraint: " in error["message"]
             )
@@ -138,12 +138,12 @@ def test_what_is_slow_at_every_token_ends_alone(server: Server, name: str) -> No
 
 
 @pytest.mark.slow
-def test_a_slow_one_as_a_stream_ends_with_an_error(server: Server) -> None:
-    form = {"structured_outputs": AMBIGUOUS["two of itself"], "ignore_eos": True, "seed": 1}
-    stream = Stream(server, {"prompt": "Once", "max_tokens": 900, **form}).wait()
+def test_a_slow_grammar_ends_its_stream_with_an_error(server: Server) -> None:
+    fields = {"structured_outputs": AMBIGUOUS["two of itself"], "ignore_eos": True, "seed": 1}
+    stream = Stream(server, {"prompt": "Once", "max_tokens": 900, **fields}).wait()
     assert stream.frames[-1] == "[DONE]"
     error = stream.bodies[-1]["error"]
     assert (error["param"], error["type"]) == ("structured_outputs", "invalid_request_error")
     assert "took too long" in error["message"]
-    assert len(stream.bodies) > 1  # a part of it came
+    assert len(stream.bodies) > 1  # a part of the text came
     assert server.request("GET", "/health").status == 200

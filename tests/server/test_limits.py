@@ -30,16 +30,16 @@ def body(kind: Endpoint, **fields: Any) -> dict[str, Any]:
     return {**({"messages": [HELLO]} if kind is CHAT else {"prompt": "Hello"}), **fields}
 
 
-def asked_of(kind: Endpoint, **fields: Any) -> ParsedRequest:
+def parse(kind: Endpoint, **fields: Any) -> ParsedRequest:
     return read_body(kind, body(kind, **fields), DEFAULTS)
 
 
-def refusal(fields: Mapping[str, Any], limits: ServerLimits | None = None) -> ParameterError | None:
-    """What the limits say to a body before it is read."""
-    return said((limits or ServerLimits()).check_body, body(COMPLETIONS, **fields), VOCABULARY)
+def limit_error(fields: Mapping[str, Any], limits: ServerLimits | None = None) -> ParameterError | None:
+    """The error of checking a body against the limits before it is parsed."""
+    return error_of((limits or ServerLimits()).check_body, body(COMPLETIONS, **fields), VOCABULARY)
 
 
-def said(check: Callable[..., object], *given_: Any) -> ParameterError | None:
+def error_of(check: Callable[..., object], *given_: Any) -> ParameterError | None:
     try:
         check(*given_)
     except ParameterError as error:
@@ -51,7 +51,7 @@ def ids(count: int) -> list[int]:
     return [1] * count
 
 
-# limit: (its value, the field, a value with this size, how a message calls what is counted)
+# limit: (its value, the field, a value with this size, the noun in the message)
 SIZES: list[tuple[str, int, str, Any, str]] = [
     ("max_completion_tokens", 7, "max_tokens", lambda size: size, ""),
     ("max_completion_tokens", 7, "max_completion_tokens", lambda size: size, ""),
@@ -79,17 +79,17 @@ SIZES: list[tuple[str, int, str, Any, str]] = [
 @pytest.mark.parametrize(
     ("limit", "allowed", "field", "sized", "noun"), SIZES, ids=lambda value: "" if callable(value) else str(value)
 )
-def test_one_more_than_allowed_is_refused_with_both_numbers(
+def test_one_more_than_allowed_is_rejected_with_both_numbers(
     limit: str, allowed: int, field: str, sized: Any, noun: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert refusal({field: sized(allowed + 1)}) is None
+    assert limit_error({field: sized(allowed + 1)}) is None
     if limit in ServerLimits.PARAMETERS:
         limits = ServerLimits(**{limit: allowed})
     else:
         limits = ServerLimits()
         monkeypatch.setattr(module, limit, allowed)
-    assert refusal({field: sized(allowed)}, limits) is None
-    error = refusal({field: sized(allowed + 1)}, limits)
+    assert limit_error({field: sized(allowed)}, limits) is None
+    error = limit_error({field: sized(allowed + 1)}, limits)
     assert error is not None
     assert error.field == field
     assert f"at most {allowed} " in str(error)
@@ -97,64 +97,64 @@ def test_one_more_than_allowed_is_refused_with_both_numbers(
     assert noun in str(error)
 
 
-def test_every_limit_of_a_number_is_of_a_field() -> None:
+def test_every_numeric_limit_applies_to_a_field() -> None:
     assert LIMITED_FIELDS.keys() <= COMPLETIONS.field_names | CHAT.field_names
     assert {*LIMITED_FIELDS.values()} <= ServerLimits.PARAMETERS.keys()
 
 
-def test_every_order_that_there_is_fits() -> None:
+def test_every_valid_stage_order_fits_the_limits() -> None:
     for order in (*FIELDS["order"].choices, [], [*REQUESTABLE], [*reversed(REQUESTABLE)]):
-        assert refusal({"order": order}) is None
+        assert limit_error({"order": order}) is None
     for order in ("a" * 10**6, ["a" * 10**6], ["top_p"] * 10**6):
-        error = refusal({"order": order})
+        error = limit_error({"order": order})
         assert error is not None
         assert error.field == "order"
 
 
 def test_allowed_token_ids_may_be_as_long_as_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_ENTRIES", 1)
-    assert refusal({"allowed_token_ids": ids(VOCABULARY)}) is None
-    error = refusal({"allowed_token_ids": ids(VOCABULARY + 1)})
+    assert limit_error({"allowed_token_ids": ids(VOCABULARY)}) is None
+    error = limit_error({"allowed_token_ids": ids(VOCABULARY + 1)})
     assert str(error) == "allowed_token_ids has 51 entries, but this server allows at most 50 entries"
 
 
-def test_true_is_no_number_of_logprobs() -> None:
-    assert refusal({"logprobs": True}, ServerLimits(max_logprobs=0)) is None
+def test_true_is_not_a_number_of_logprobs() -> None:
+    assert limit_error({"logprobs": True}, ServerLimits(max_logprobs=0)) is None
 
 
 def test_messages_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "MAX_MESSAGES", 3)
-    asked_of(CHAT, messages=[HELLO] * 3)
+    parse(CHAT, messages=[HELLO] * 3)
     with pytest.raises(ParameterError, match="messages has 4 entries, but at most 3 are allowed"):
-        asked_of(CHAT, messages=[HELLO] * 4)
+        parse(CHAT, messages=[HELLO] * 4)
 
 
-def test_answers_to_all_prompts_are_counted() -> None:
+def test_choices_of_all_prompts_are_counted() -> None:
     limits = ServerLimits(max_choices_per_request=6)
     good = [
-        asked_of(COMPLETIONS, prompt=["a", "b"], n=3),
-        asked_of(COMPLETIONS, prompt=["a", "b"], best_of=3),
-        asked_of(CHAT, n=6),
+        parse(COMPLETIONS, prompt=["a", "b"], n=3),
+        parse(COMPLETIONS, prompt=["a", "b"], best_of=3),
+        parse(CHAT, n=6),
     ]
-    for asked in good:
-        limits.check_request(asked, [[1]] * max(len(asked.prompts), 1), 100)
-    for field, asked in {
-        "n": asked_of(COMPLETIONS, prompt=["a", "b"], n=4),
-        "best_of": asked_of(COMPLETIONS, prompt=["a", "b"], n=2, best_of=4),
-        "prompt": asked_of(COMPLETIONS, prompt=["a"] * 7),
+    for request in good:
+        limits.check_request(request, [[1]] * max(len(request.prompts), 1), 100)
+    for field, request in {
+        "n": parse(COMPLETIONS, prompt=["a", "b"], n=4),
+        "best_of": parse(COMPLETIONS, prompt=["a", "b"], n=2, best_of=4),
+        "prompt": parse(COMPLETIONS, prompt=["a"] * 7),
     }.items():
         with pytest.raises(ParameterError, match=f"{field} requests [78] choices .* at most 6 ") as caught:
-            limits.check_request(asked, [[1]] * len(asked.prompts), 100)
+            limits.check_request(request, [[1]] * len(request.prompts), 100)
         assert caught.value.field == field
     with pytest.raises(ParameterError, match=r"n requests 7 choices \(1 prompts, 7 choices each\)"):
-        limits.check_request(asked_of(CHAT, n=7), [[1]], 100)
+        limits.check_request(parse(CHAT, n=7), [[1]], 100)
 
 
 PROMPTS = [[1, 2, 3], [1, 2]]
 
 
 @pytest.mark.parametrize(
-    ("fields", "told", "field"),
+    ("fields", "num_logprobs", "field"),
     [
         ({}, 0, ""),
         ({"max_tokens": 10**6, "n": 128}, 0, ""),
@@ -173,35 +173,37 @@ PROMPTS = [[1, 2, 3], [1, 2]]
         ({"echo": True, "max_tokens": 0, "logprobs": 1}, 5 * 2 + 2 * 2, "echo"),
     ],
 )
-def test_what_is_told_is_counted(
-    fields: dict[str, Any], told: int, field: str, monkeypatch: pytest.MonkeyPatch
+def test_returned_logprobs_are_counted(
+    fields: dict[str, Any], num_logprobs: int, field: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = asked_of(COMPLETIONS, prompt=PROMPTS, **fields)
-    monkeypatch.setattr(module, "MAX_LOGPROBS_PER_RESPONSE", max(told, 1))
-    ServerLimits().check_request(asked, PROMPTS, 100)
-    if told > 1:
-        monkeypatch.setattr(module, "MAX_LOGPROBS_PER_RESPONSE", told - 1)
-        with pytest.raises(ParameterError, match=f"{field} requests {told} .* at most {told - 1} ") as caught:
-            ServerLimits().check_request(asked, PROMPTS, 100)
+    request = parse(COMPLETIONS, prompt=PROMPTS, **fields)
+    monkeypatch.setattr(module, "MAX_LOGPROBS_PER_RESPONSE", max(num_logprobs, 1))
+    ServerLimits().check_request(request, PROMPTS, 100)
+    if num_logprobs > 1:
+        monkeypatch.setattr(module, "MAX_LOGPROBS_PER_RESPONSE", num_logprobs - 1)
+        with pytest.raises(
+            ParameterError, match=f"{field} requests {num_logprobs} .* at most {num_logprobs - 1} "
+        ) as caught:
+            ServerLimits().check_request(request, PROMPTS, 100)
         assert caught.value.field == field
 
 
-def test_where_a_chat_does_not_say_how_long_the_context_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = asked_of(CHAT, messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=4)
+def test_a_chat_without_max_tokens_counts_up_to_the_context_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    request = parse(CHAT, messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=4)
     monkeypatch.setattr(module, "MAX_LOGPROBS_PER_RESPONSE", 5 * 90)
-    ServerLimits().check_request(asked, [[1] * 10], 100)
+    ServerLimits().check_request(request, [[1] * 10], 100)
     monkeypatch.setattr(module, "MAX_LOGPROBS_PER_RESPONSE", 5 * 90 - 1)
     with pytest.raises(ParameterError, match=r"logprobs requests 450 .* at most 449 "):
-        ServerLimits().check_request(asked, [[1] * 10], 100)
+        ServerLimits().check_request(request, [[1] * 10], 100)
 
 
-def test_what_an_endpoint_gives_where_a_body_does_not_say() -> None:
+def test_the_default_max_tokens_of_an_endpoint() -> None:
     for url, usual in {COMPLETIONS.url: 16, CHAT.url: None}.items():
         for limit, expected in {None: usual, 5: 5, 30: usual or 30}.items():
             endpoint = ServerLimits(max_completion_tokens=limit).cap_max_tokens(ENDPOINTS[url])
             assert endpoint.max_tokens == expected
-            asked = read_body(endpoint, body(ENDPOINTS[url]), DEFAULTS)
-            assert asked.params.max_tokens == expected
+            request = read_body(endpoint, body(ENDPOINTS[url]), DEFAULTS)
+            assert request.params.max_tokens == expected
 
 
 def test_limits_have_ranges() -> None:
@@ -234,10 +236,10 @@ VALUES = st.recursive(
 
 @settings(max_examples=tiers.count(75, 300))
 @given(value=VALUES, names=st.lists(st.sampled_from(sorted(COMPLETIONS.field_names | CHAT.field_names)), max_size=4))
-def test_no_json_is_more_than_a_parameter_error(value: Any, names: list[str]) -> None:
+def test_any_json_is_accepted_or_a_parameter_error(value: Any, names: list[str]) -> None:
     small = ServerLimits(max_completion_tokens=4, max_choices_per_request=4, max_logprobs=4)
     for given_body in (value, dict.fromkeys(names, value)):
-        assert len(str(said(small.check_body, given_body, 5))) < 200
+        assert len(str(error_of(small.check_body, given_body, 5))) < 200
 
 
 MILLION = 10**6
@@ -258,22 +260,22 @@ WORST: dict[str, tuple[Endpoint, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", WORST)
-def test_refusing_a_large_body_takes_no_time(name: str) -> None:
+def test_rejecting_a_large_body_is_fast(name: str) -> None:
     kind, fields = WORST[name]
     large = body(kind, **fields)
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        error = said(ServerLimits().check_body, large, 128_256)
-        if error is None:  # some are not for the limits to refuse
-            error = said(read_body, kind, large, DEFAULTS)
+        error = error_of(ServerLimits().check_body, large, 128_256)
+        if error is None:  # some values are not checked by the limits
+            error = error_of(read_body, kind, large, DEFAULTS)
         times.append(time.perf_counter() - start)
         assert error is not None
         assert len(str(error)) < 2000
     assert min(times) < 0.05  # without the limits up to 8 s
 
 
-def test_the_most_that_is_allowed_is_read_soon() -> None:
+def test_the_largest_allowed_body_is_parsed_quickly() -> None:
     vocabulary = 128_256
     fields = {
         "prompt": ["a" * 10_000] * 256,
@@ -291,7 +293,7 @@ def test_the_most_that_is_allowed_is_read_soon() -> None:
     }
     best = 9.0
     for _ in range(3):
-        start = time.thread_time()  # whatever else the machine does
+        start = time.thread_time()  # CPU time, which does not depend on the load
         ServerLimits().check_body(fields, vocabulary)
         read_body(COMPLETIONS, fields, DEFAULTS)
         best = min(best, time.thread_time() - start)

@@ -34,21 +34,21 @@ def metrics(**more: Any) -> Metrics:
 
 
 def families(made: Metrics) -> dict[str, Metric]:
-    """What a scraper reads, by name."""
-    told, kind = made.render()
+    """The metric families that a scraper reads, by name."""
+    rendered, kind = made.render()
     assert kind == "text/plain; version=0.0.4; charset=utf-8"
-    found = list(read_text(told.decode()))
+    found = list(read_text(rendered.decode()))
     assert len({family.name for family in found}) == len(found)
     return {family.name: family for family in found}
 
 
 def value(made: Metrics, name: str, **labels: str) -> float | None:
-    """One sample, of this model; None if there is none."""
+    """The value of one sample of this model; None if there is none."""
     return made.registry.get_sample_value(name, {**MODEL, **labels})
 
 
 def used() -> Metrics:
-    """Some figures of every kind."""
+    """Metrics with some values of every kind."""
     made = metrics()
     made.count_request(GENERATION_ROUTES[0], 200, 0.5)
     made.count_request(GENERATION_ROUTES[1], 503, 0.5, error="queue_full")
@@ -64,7 +64,7 @@ def used() -> Metrics:
 
 def test_engine_metrics() -> None:
     made = metrics()
-    told = {sample.name: sample.value for family in families(made).values() for sample in family.samples}
+    rendered = {sample.name: sample.value for family in families(made).values() for sample in family.samples}
     expected = {
         "num_requests_running": 3,
         "num_requests_waiting": 5,
@@ -88,7 +88,7 @@ def test_engine_metrics() -> None:
         "spec_decode_mean_acceptance_length": 2.5,
         "spec_decode_draft_seconds_total": 0.5,
     }
-    assert {name: told["nucleate_" + name] for name in expected} == expected
+    assert {name: rendered["nucleate_" + name] for name in expected} == expected
     aliases = {
         "num_requests_running": 3,
         "num_requests_waiting": 5,
@@ -99,13 +99,13 @@ def test_engine_metrics() -> None:
         "spec_decode_num_draft_tokens_total": 90,
         "spec_decode_num_accepted_tokens_total": 60,
     }
-    assert {name: told["vllm:" + name] for name in aliases} == aliases
+    assert {name: rendered["vllm:" + name] for name in aliases} == aliases
     for prefix in ("nucleate_", "vllm:"):
         name = f"{prefix}spec_decode_num_accepted_tokens_per_pos_total"
         assert [value(made, name, position=position) for position in "012"] == [35, 25, None]
 
 
-def test_every_name_that_gateways_and_people_look_for_is_there_from_the_beginning() -> None:
+def test_every_standard_metric_exists_before_the_first_request() -> None:
     names = {sample.name for family in families(metrics()).values() for sample in family.samples}
     for histogram in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
         assert f"vllm:{histogram}_seconds_bucket" in names
@@ -113,19 +113,20 @@ def test_every_name_that_gateways_and_people_look_for_is_there_from_the_beginnin
     assert all(name.startswith(("nucleate_", "vllm:")) for name in names)
 
 
-def test_the_engine_is_asked_once_per_scrape_and_never_while_counting() -> None:
-    asked = []
-    made = Metrics("tiny", lambda: (asked.append(0), STATS)[1])
+def test_engine_stats_are_read_once_per_scrape_and_never_while_counting() -> None:
+    reads = []
+    made = Metrics("tiny", lambda: (reads.append(0), STATS)[1])
     made.observe_token(0.1)
     made.count_request("/v1/models", 200, 0.1)
-    assert not asked
+    assert not reads
     made.render()
-    assert len(asked) == 1
+    assert len(reads) == 1
 
 
-def test_the_strict_parser_reads_the_same() -> None:
+def test_a_strict_parser_reads_the_same_samples() -> None:
     made = used()
-    strict = openmetrics_text(made.registry, escaping=ALLOWUTF8).decode()  # else it writes other names than the text
+    # without escaping it writes other names than the text format
+    strict = openmetrics_text(made.registry, escaping=ALLOWUTF8).decode()
     assert {family.name: family for family in read_openmetrics(strict)} == families(made)
     samples = [sample for family in families(made).values() for sample in family.samples]
     assert len({(sample.name, *sorted(sample.labels.items())) for sample in samples}) == len(samples)
@@ -133,7 +134,7 @@ def test_the_strict_parser_reads_the_same() -> None:
         assert value(made, sample.name, **{k: v for k, v in sample.labels.items() if k not in MODEL}) == sample.value
 
 
-def test_no_blocks_at_all() -> None:
+def test_cache_usage_is_0_without_kv_blocks() -> None:
     made = Metrics("tiny", lambda: STATS._replace(num_kv_blocks=0, num_used_kv_blocks=0))
     assert value(made, "nucleate_kv_cache_usage_perc") == 0
 
@@ -149,16 +150,16 @@ def test_counters_end_in_total_and_gauges_do_not() -> None:
         assert family.documentation
 
 
-def slow_histogram(seen: list[float]) -> dict[str, float]:
-    """What a histogram says, by definition."""
-    return {end: sum(seconds <= float(end) for seconds in seen) for end in [*map(str, BUCKETS), "+Inf"]}
+def slow_histogram(observed: list[float]) -> dict[str, float]:
+    """Bucket counts of a histogram, by definition."""
+    return {end: sum(seconds <= float(end) for seconds in observed) for end in [*map(str, BUCKETS), "+Inf"]}
 
 
 @settings(max_examples=40)
 @given(st.lists(SECONDS, max_size=20), st.sampled_from(["observe_first_token", "observe_token"]))
-def test_a_histogram_counts_as_the_definition_says(seen: list[float], which: str) -> None:
+def test_histogram_buckets_match_the_definition(observed: list[float], which: str) -> None:
     made = metrics()
-    for seconds in seen:
+    for seconds in observed:
         getattr(made, which)(seconds)
     name = {"observe_first_token": "time_to_first_token_seconds", "observe_token": "inter_token_latency_seconds"}[which]
     found = families(made)
@@ -166,13 +167,13 @@ def test_a_histogram_counts_as_the_definition_says(seen: list[float], which: str
         samples = found[prefix + name].samples
         buckets = {sample.labels["le"]: sample.value for sample in samples if sample.name.endswith("_bucket")}
         rest = {sample.name: sample.value for sample in samples if not sample.name.endswith("_bucket")}
-        assert buckets == slow_histogram(seen)
-        assert rest == {prefix + name + "_count": len(seen), prefix + name + "_sum": pytest.approx(sum(seen))}
+        assert buckets == slow_histogram(observed)
+        assert rest == {prefix + name + "_count": len(observed), prefix + name + "_sum": pytest.approx(sum(observed))}
     other = ({"time_to_first_token_seconds", "inter_token_latency_seconds"} - {name}).pop()
     assert value(made, f"nucleate_{other}_count") == 0
 
 
-def test_buckets_tell_a_millisecond_from_a_minute() -> None:
+def test_buckets_cover_a_millisecond_to_a_minute() -> None:
     assert list(BUCKETS) == sorted(set(BUCKETS))
     assert (BUCKETS[0], BUCKETS[-1]) == (0.001, 60)
 
@@ -188,30 +189,30 @@ def test_requests_by_route_and_status() -> None:
     for (route, status), count in counted.items():
         assert value(made, "nucleate_http_requests_total", route=route, status=status) == count
     duration = "nucleate_http_request_duration_seconds"
-    assert value(made, f"{duration}_count", route="/v1/completions") == 2  # not that which was refused
+    assert value(made, f"{duration}_count", route="/v1/completions") == 2  # the rejected request is not counted
     assert value(made, f"{duration}_sum", route="/v1/completions") == pytest.approx(1.2)
     assert value(made, f"{duration}_bucket", route="/v1/completions", le="0.5") == 1
-    assert value(made, "vllm:e2e_request_latency_seconds_count") == 3  # those that make text
+    assert value(made, "vllm:e2e_request_latency_seconds_count") == 3  # only routes that generate text
     assert value(made, "vllm:e2e_request_latency_seconds_sum") == pytest.approx(3.2)
     assert value(made, "vllm:e2e_request_latency_seconds_bucket", le="0.75") == 2
     assert value(made, f"{duration}_count", route="/v1/completions") == 2  # a scrape changes nothing
 
 
-def test_errors_and_clients_that_left() -> None:
+def test_errors_and_client_disconnects() -> None:
     made = metrics()
     made.count_request(GENERATION_ROUTES[0], 500, 0.1)
     made.count_request(GENERATION_ROUTES[0], 503, 0.1, error="queue_full")
-    made.count_request(GENERATION_ROUTES[0], 200, 0.1, error="model")  # in mid-stream
+    made.count_request(GENERATION_ROUTES[0], 200, 0.1, error="model")  # during the stream
     made.count_request(GENERATION_ROUTES[0], 200, 0.1, disconnected=True)
     made.count_request(GENERATION_ROUTES[0], 404, 0.1)
-    told = {kind: value(made, "nucleate_request_errors_total", kind=kind) for kind in get_args(ErrorKind)}
-    assert told == {**dict.fromkeys(get_args(ErrorKind), 0), "internal": 1, "queue_full": 1, "model": 1}
+    rendered = {kind: value(made, "nucleate_request_errors_total", kind=kind) for kind in get_args(ErrorKind)}
+    assert rendered == {**dict.fromkeys(get_args(ErrorKind), 0), "internal": 1, "queue_full": 1, "model": 1}
     assert value(made, "nucleate_client_disconnects_total") == 1
     assert value(made, "nucleate_http_request_duration_seconds_count", route=GENERATION_ROUTES[0]) is None
     assert value(made, "nucleate_http_requests_total", route=GENERATION_ROUTES[0], status="200") == 2
 
 
-def test_prompts_and_answers() -> None:
+def test_prompts_and_completions() -> None:
     made = metrics()
     made.count_prompt_tokens(7)
     made.count_prompt_tokens(5)
@@ -219,8 +220,8 @@ def test_prompts_and_answers() -> None:
         made.count_finished_sequence(reason)  # type: ignore[arg-type]
     for name in ("nucleate_prompt_tokens_total", "vllm:prompt_tokens_total"):
         assert value(made, name) == 12
-    told = {reason: value(made, "nucleate_finished_sequences_total", finish_reason=reason) for reason in REASONS}
-    assert told == {"stop": 2, "length": 1, "abort": 0, "error": 1}
+    rendered = {reason: value(made, "nucleate_finished_sequences_total", finish_reason=reason) for reason in REASONS}
+    assert rendered == {"stop": 2, "length": 1, "abort": 0, "error": 1}
     alias = {reason: value(made, "vllm:request_success_total", finished_reason=reason) for reason in REASONS}
     assert alias == {"stop": 2, "length": 1, "abort": 0, "error": None}
 
@@ -240,7 +241,7 @@ def test_clients_cannot_create_labels(paths: list[str]) -> None:
     assert value(made, "nucleate_http_requests_total", route=OTHER, status="404") >= 4
 
 
-def test_a_server_may_have_other_routes() -> None:
+def test_a_server_may_define_its_own_routes() -> None:
     made = metrics(routes=["/mine"])
     made.count_request("/mine", 200, 0.1)
     made.count_request("/v1/models", 200, 0.1)
@@ -249,7 +250,7 @@ def test_a_server_may_have_other_routes() -> None:
 
 
 @pytest.mark.parametrize("name", ['a"b', "a\\n", "a\nb 1", 'x"} 1\nforged 2', "\u00e9\u2028\r", "", "\udc80"])
-def test_any_model_name_is_a_label(name: str) -> None:
+def test_any_model_name_is_a_valid_label(name: str) -> None:
     made = Metrics(name, lambda: STATS)
     text = made.render()[0].decode()
     names = {s.labels["model_name"] for f in read_text(text) for s in f.samples}
@@ -257,7 +258,7 @@ def test_any_model_name_is_a_label(name: str) -> None:
     assert "\nforged" not in text
 
 
-def test_servers_of_one_process_know_nothing_of_each_other() -> None:
+def test_servers_in_one_process_have_separate_metrics() -> None:
     before = prometheus_client.generate_latest()
     one, two = metrics(), metrics()
     one.observe_token(0.1)
@@ -266,7 +267,7 @@ def test_servers_of_one_process_know_nothing_of_each_other() -> None:
     assert b"nucleate" not in before + prometheus_client.generate_latest()
 
 
-def test_structured_output_is_counted_by_kind_and_rejected_requests_apart() -> None:
+def test_structured_output_is_counted_by_kind_and_rejections_separately() -> None:
     made = metrics()
     name = "nucleate_structured_output_requests_total"
     assert [value(made, name, kind=kind) for kind in KINDS] == [0] * 5

@@ -22,8 +22,8 @@ HEAD = ResponseHead("x-1", 1700000000, "tiny")
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
-def asked(*prompts: Any, **fields: Any) -> ParsedRequest:
-    """What a body with these fields asks for: completions of prompts, or an answer to a conversation."""
+def parse(*prompts: Any, **fields: Any) -> ParsedRequest:
+    """The parsed request with these fields: a completion of the prompts, or a chat without prompts."""
     if prompts:
         return read_body(COMPLETIONS, {"prompt": prompts[0] if len(prompts) == 1 else prompts, **fields}, ANY)
     logprobs = {"logprobs": True, "top_logprobs": fields.pop("logprobs")} if "logprobs" in fields else {}
@@ -31,25 +31,27 @@ def asked(*prompts: Any, **fields: Any) -> ParsedRequest:
 
 
 ANY = nc.SamplingParams()
-TOLD = asked("Once", logprobs=1)
+WITH_LOGPROBS = parse("Once", logprobs=1)
 
 
-def told(token: int, logprob: float = -1.0, rank: int | None = 1) -> TokenLogprob:
+def scored(token: int, logprob: float = -1.0, rank: int | None = 1) -> TokenLogprob:
     return TokenLogprob(token, logprob, rank)
 
 
 def completion(llm: nc.LLM, ids: list[int], prompt: str = "Once", steps: bool = True, **changes: Any) -> Completion:
-    """A completion as if the model had said these tokens."""
+    """A completion with these generated tokens."""
     prompt_ids = llm.encode(prompt)
     text = llm.tokenizer.decode(prompt_ids + ids)[len(prompt) :]
-    logprobs = tuple(StepLogprobs(told(token), (told(token), told(0, -2.0, 2)), ()) for token in ids) if steps else None
+    logprobs = (
+        tuple(StepLogprobs(scored(token), (scored(token), scored(0, -2.0, 2)), ()) for token in ids) if steps else None
+    )
     values = dict(index=0, text=text, token_ids=tuple(ids), finish_reason="stop", stop_reason=None, seed=7)
     output = CompletionOutput(**{**values, "logprobs": logprobs, **changes})
     return Completion(tuple(prompt_ids), (output,), Usage(len(prompt_ids), len(ids)))
 
 
-def test_a_completion_as_openai_has_it(llm: nc.LLM) -> None:
-    request = asked("The fox", "A", n=2, seed=1, max_tokens=5)
+def test_a_completion_body_in_openais_format(llm: nc.LLM) -> None:
+    request = parse("The fox", "A", n=2, seed=1, max_tokens=5)
     first, second = llm.generate(list(request.prompts), request.engine_params)
     made = completion_body(HEAD, request, [first, second], llm.tokenizer)
     assert {**made, "choices": 0} == {
@@ -75,80 +77,86 @@ def test_a_completion_as_openai_has_it(llm: nc.LLM) -> None:
     }
 
 
-def test_a_chat_completion_as_openai_has_it(llm: nc.LLM) -> None:
-    request = asked(n=2, seed=1, max_tokens=3, logprobs=2, logprob_token_ids=[5])
-    answer = llm.chat(HELLO, request.engine_params)
-    made = chat_body(HEAD, request, answer, llm.tokenizer)
+def test_a_chat_completion_body_in_openais_format(llm: nc.LLM) -> None:
+    request = parse(n=2, seed=1, max_tokens=3, logprobs=2, logprob_token_ids=[5])
+    generated = llm.chat(HELLO, request.engine_params)
+    made = chat_body(HEAD, request, generated, llm.tokenizer)
     assert made["object"] == "chat.completion"
     choice = made["choices"][1]
-    assert choice["message"] == {"role": "assistant", "content": answer.outputs[1].text, "refusal": None}
+    assert choice["message"] == {"role": "assistant", "content": generated.outputs[1].text, "refusal": None}
     assert choice["logprobs"]["refusal"] is None
     assert len(choice["logprobs"]["content"]) == 3
-    for entry, token in zip(choice["logprobs"]["content"], answer.outputs[1].token_ids, strict=True):
+    for entry, token in zip(choice["logprobs"]["content"], generated.outputs[1].token_ids, strict=True):
         assert set(entry) == {"token", "logprob", "bytes", "token_id", "rank", "top_logprobs", "requested_logprobs"}
         assert (entry["token_id"], bytes(entry["bytes"]).decode()) == (token, entry["token"])
         assert [one["rank"] for one in entry["top_logprobs"]] == [1, 2]
         assert [one["token_id"] for one in entry["requested_logprobs"]] == [5]
-    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == answer.outputs[1].text
+    assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == generated.outputs[1].text
     assert json.dumps(made, allow_nan=False)
 
 
-def test_logprobs_of_the_prompt_come_with_its_first_answer(llm: nc.LLM) -> None:
-    request = asked("The fox", "A dog", n=2, max_tokens=1, prompt_logprobs=1)
-    answers = llm.generate(list(request.prompts), request.engine_params)
-    choices = completion_body(HEAD, request, answers, llm.tokenizer)["choices"]
+def test_prompt_logprobs_come_with_the_first_choice(llm: nc.LLM) -> None:
+    request = parse("The fox", "A dog", n=2, max_tokens=1, prompt_logprobs=1)
+    results = llm.generate(list(request.prompts), request.engine_params)
+    choices = completion_body(HEAD, request, results, llm.tokenizer)["choices"]
     assert [choice.get("prompt_logprobs") is not None for choice in choices] == [True, False, True, False]
     first, second, _ = choices[0]["prompt_logprobs"]
     assert first is None
-    assert second["token_id"] == answers[0].prompt_token_ids[1]
-    assert "prompt_logprobs" in chat_body(HEAD, request, answers[0], llm.tokenizer)["choices"][0]
+    assert second["token_id"] == results[0].prompt_token_ids[1]
+    assert "prompt_logprobs" in chat_body(HEAD, request, results[0], llm.tokenizer)["choices"][0]
 
 
 @pytest.mark.parametrize("text", [" a fox.", " 🦊🥁 né", "日本語", "a", ""])
-def test_offsets_of_tokens_are_those_of_their_text(llm: nc.LLM, text: str) -> None:
+def test_text_offsets_match_the_token_texts(llm: nc.LLM, text: str) -> None:
     ids = llm.tokenizer.encode(text, add_special_tokens=False)
-    made = completion_body(HEAD, TOLD, [completion(llm, ids)], llm.tokenizer)["choices"][0]
+    made = completion_body(HEAD, WITH_LOGPROBS, [completion(llm, ids)], llm.tokenizer)["choices"][0]
     assert made["text"] == text
-    whole = [len(llm.tokenizer.decode(ids[:place]).rstrip("\ufffd")) for place in range(len(ids))]
-    assert made["logprobs"]["text_offset"] == whole
-    said = [name.removeprefix("bytes:") for name in made["logprobs"]["tokens"]]
+    lengths = [len(llm.tokenizer.decode(ids[:position]).rstrip("\ufffd")) for position in range(len(ids))]
+    assert made["logprobs"]["text_offset"] == lengths
+    texts = [name.removeprefix("bytes:") for name in made["logprobs"]["tokens"]]
     data = b"".join(
-        bytes.fromhex(name.replace("\\x", "")) if name.startswith("\\x") else name.encode() for name in said
+        bytes.fromhex(name.replace("\\x", "")) if name.startswith("\\x") else name.encode() for name in texts
     )
     assert data.decode() == text
 
 
-def test_offsets_stay_in_a_text_that_was_cut(llm: nc.LLM) -> None:
+def test_text_offsets_stay_within_a_truncated_text(llm: nc.LLM) -> None:
     ids = llm.tokenizer.encode(" the fox and the drum", add_special_tokens=False)
-    made = completion_body(HEAD, TOLD, [completion(llm, ids, text=" the")], llm.tokenizer)["choices"][0]
+    made = completion_body(HEAD, WITH_LOGPROBS, [completion(llm, ids, text=" the")], llm.tokenizer)["choices"][0]
     assert made["logprobs"]["text_offset"] == [0] + [4] * (len(ids) - 1)
 
 
-def test_what_json_cannot_write_is_openais_number(llm: nc.LLM) -> None:
-    steps = (StepLogprobs(told(70, -math.inf, None), (told(71), told(70, -math.inf, None)), (told(3, -math.inf),)),)
-    answer = completion(llm, [70], logprobs=steps)
-    told_too = asked("Once", logprobs=1, logprob_token_ids=[3])
-    chat = chat_body(HEAD, told_too, answer, llm.tokenizer)["choices"][0]["logprobs"]["content"][0]
+def test_infinite_logprobs_become_openais_minimum(llm: nc.LLM) -> None:
+    steps = (
+        StepLogprobs(
+            scored(70, -math.inf, None),
+            (scored(71), scored(70, -math.inf, None)),
+            (scored(3, -math.inf),),
+        ),
+    )
+    generated = completion(llm, [70], logprobs=steps)
+    requested = parse("Once", logprobs=1, logprob_token_ids=[3])
+    chat = chat_body(HEAD, requested, generated, llm.tokenizer)["choices"][0]["logprobs"]["content"][0]
     assert (chat["logprob"], chat["rank"], chat["top_logprobs"][1]["logprob"]) == (-9999.0, None, -9999.0)
-    legacy = completion_body(HEAD, told_too, [answer], llm.tokenizer)["choices"][0]["logprobs"]
+    legacy = completion_body(HEAD, requested, [generated], llm.tokenizer)["choices"][0]["logprobs"]
     assert legacy["token_logprobs"] == [-9999.0]
     assert sorted(legacy["top_logprobs"][0].values()) == [-9999.0, -1.0]
     assert legacy["requested_logprobs"][0][0]["logprob"] == -9999.0
     assert json.dumps([chat, legacy], allow_nan=False)
 
 
-def test_ids_without_a_token_have_no_text(llm: nc.LLM) -> None:
+def test_ids_without_a_token_have_an_empty_text(llm: nc.LLM) -> None:
     size = llm.tokenizer.vocab_size
     tokenizer = type(llm.tokenizer)(llm.folder, padded_size=size + 8)
-    answer = CompletionOutput(0, "", (size + 1,), "length", None, 1, (StepLogprobs(told(size + 1), (), ()),))
-    made = chat_body(HEAD, TOLD, Completion((1,), (answer,), Usage(1, 1)), tokenizer)
+    generated = CompletionOutput(0, "", (size + 1,), "length", None, 1, (StepLogprobs(scored(size + 1), (), ()),))
+    made = chat_body(HEAD, WITH_LOGPROBS, Completion((1,), (generated,), Usage(1, 1)), tokenizer)
     assert made["choices"][0]["logprobs"]["content"][0]["bytes"] == []
-    completion_body(HEAD, TOLD, [Completion((1,), (answer,), Usage(1, 1))], tokenizer)
+    completion_body(HEAD, WITH_LOGPROBS, [Completion((1,), (generated,), Usage(1, 1))], tokenizer)
 
 
 def echoed(llm: nc.LLM, prompt: Any, **fields: Any) -> tuple[Completion, dict[str, Any]]:
-    """An answer with its prompt: what was made, and its first choice."""
-    request = asked(prompt, echo=True, seed=1, **fields)
+    """A completion with echo: the body, and its first choice."""
+    request = parse(prompt, echo=True, seed=1, **fields)
     ids = llm.encode(prompt)
     completions = llm.generate([ids], request.engine_params)
     return completions[0], completion_body(HEAD, request, completions, llm.tokenizer)["choices"][0]
@@ -158,78 +166,78 @@ PROMPTS = ["The fox", "x", "The 🦊 né", "<|user|>Hi<|end|>", "a<|endoftext|>b
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_a_prompt_is_shown_as_it_came(llm: nc.LLM, prompt: str) -> None:
-    answer, choice = echoed(llm, prompt, max_tokens=4)
-    assert choice["text"] == prompt + answer.text
+def test_echo_returns_the_prompt_unchanged(llm: nc.LLM, prompt: str) -> None:
+    generated, choice = echoed(llm, prompt, max_tokens=4)
+    assert choice["text"] == prompt + generated.text
     assert choice["logprobs"] is None
     assert "prompt_logprobs" not in choice
-    assert choice["token_ids"] == list(answer.outputs[0].token_ids)
+    assert choice["token_ids"] == list(generated.outputs[0].token_ids)
     ids = llm.encode(prompt)
     shown = llm.tokenizer.decode(ids)  # without special tokens
-    answer, choice = echoed(llm, ids, max_tokens=4)
-    assert choice["text"] == shown + answer.text
-    answer, choice = echoed(llm, ids, max_tokens=4, skip_special_tokens=False)
-    assert choice["text"] == "<|endoftext|>" + prompt + answer.text
+    generated, choice = echoed(llm, ids, max_tokens=4)
+    assert choice["text"] == shown + generated.text
+    generated, choice = echoed(llm, ids, max_tokens=4, skip_special_tokens=False)
+    assert choice["text"] == "<|endoftext|>" + prompt + generated.text
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 @pytest.mark.parametrize("silent", [False, True])
-@pytest.mark.parametrize("form", ["text", "text in full", "ids", "ids in full"])
-def test_logprobs_of_a_prompt_that_is_shown(llm: nc.LLM, prompt: str, silent: bool, form: str) -> None:
-    size, full, ids = 0 if silent else 3, form.endswith("full"), llm.encode(prompt)
-    answer, choice = echoed(
-        llm, prompt if "text" in form else ids, max_tokens=size, logprobs=2, skip_special_tokens=not full
+@pytest.mark.parametrize("variant", ["text", "text in full", "ids", "ids in full"])
+def test_prompt_logprobs_with_echo(llm: nc.LLM, prompt: str, silent: bool, variant: str) -> None:
+    size, full, ids = 0 if silent else 3, variant.endswith("full"), llm.encode(prompt)
+    generated, choice = echoed(
+        llm, prompt if "text" in variant else ids, max_tokens=size, logprobs=2, skip_special_tokens=not full
     )
-    told, own = choice["logprobs"], answer.outputs[0].token_ids[:size]
-    assert [len(column) for column in told.values()] == [len(ids) + size] * 4
-    assert (told["token_logprobs"][0], told["top_logprobs"][0]) == (None, None)
-    steps = [*answer.prompt_logprobs[1:], *answer.outputs[0].logprobs[:size]]
-    assert told["token_logprobs"][1:] == [step.chosen.logprob for step in steps]
-    for step, top in zip(steps, told["top_logprobs"][1:], strict=True):
+    reported, own = choice["logprobs"], generated.outputs[0].token_ids[:size]
+    assert [len(column) for column in reported.values()] == [len(ids) + size] * 4
+    assert (reported["token_logprobs"][0], reported["top_logprobs"][0]) == (None, None)
+    steps = [*generated.prompt_logprobs[1:], *generated.outputs[0].logprobs[:size]]
+    assert reported["token_logprobs"][1:] == [step.chosen.logprob for step in steps]
+    for step, top in zip(steps, reported["top_logprobs"][1:], strict=True):
         assert sorted(top.values()) == sorted({step.chosen.logprob, *(one.logprob for one in step.top)})
         assert len(top) in (2, 3)
-    # a text has no sign of what the tokenizer put before it
+    # a text does not contain the special tokens that the tokenizer put before it
     counts = {"text": [False] + [True] * (len(ids) - 1), "ids": [token > 4 for token in ids]}
     counts |= {"text in full": counts["text"], "ids in full": [True] * len(ids)}
 
-    def before(place: int) -> str:
-        own = [token for token, there in zip(ids[:place], counts[form], strict=False) if there]
+    def before(position: int) -> str:
+        own = [token for token, there in zip(ids[:position], counts[variant], strict=False) if there]
         return llm.tokenizer.decode(own, skip_special_tokens=False).rstrip("\ufffd")
 
-    assert told["text_offset"][: len(ids)] == [len(before(place)) for place in range(len(ids))]
-    assert choice["text"] == before(len(ids)) + ("" if silent else answer.text)
-    assert told["text_offset"][len(ids) :][:1] == [len(before(len(ids)))] * (not silent)
-    assert told["tokens"][1:2] == [llm.tokenizer.decode(ids[1:2], skip_special_tokens=False)]
+    assert reported["text_offset"][: len(ids)] == [len(before(position)) for position in range(len(ids))]
+    assert choice["text"] == before(len(ids)) + ("" if silent else generated.text)
+    assert reported["text_offset"][len(ids) :][:1] == [len(before(len(ids)))] * (not silent)
+    assert reported["tokens"][1:2] == [llm.tokenizer.decode(ids[1:2], skip_special_tokens=False)]
     assert choice["token_ids"] == list(own)
     assert "prompt_logprobs" not in choice
 
 
 def test_a_character_split_between_prompt_and_completion_appears_once(llm: nc.LLM) -> None:
     ids = llm.encode("A🦊")
-    request = asked(ids[:-1], echo=True, logprobs=0)
-    output = CompletionOutput(0, "🦊", (ids[-1],), "stop", None, 1, (StepLogprobs(told(ids[-1]), (), ()),))
+    request = parse(ids[:-1], echo=True, logprobs=0)
+    output = CompletionOutput(0, "🦊", (ids[-1],), "stop", None, 1, (StepLogprobs(scored(ids[-1]), (), ()),))
     made = completion_body(HEAD, request, [Completion(tuple(ids[:-1]), (output,), Usage(5, 1))], llm.tokenizer)
     assert made["choices"][0]["text"] == "A🦊"
     assert made["choices"][0]["logprobs"]["text_offset"] == [0, 0, 1, 1, 1, 1]
-    silent = asked(ids[:-1], echo=True, max_tokens=0)
+    silent = parse(ids[:-1], echo=True, max_tokens=0)
     made = completion_body(HEAD, silent, [Completion(tuple(ids[:-1]), (output,), Usage(5, 1))], llm.tokenizer)
     assert made["choices"][0]["text"] == "A\ufffd"
 
 
-def test_a_special_token_that_is_left_out_is_not_taken_for_its_spelling(llm: nc.LLM) -> None:
+def test_a_skipped_special_token_is_not_confused_with_its_text(llm: nc.LLM) -> None:
     spelled = [token for part in ("<|", "user", "|>") for token in llm.tokenizer.encode(part, add_special_tokens=False)]
     ids = [2, *spelled, 399]
     output = CompletionOutput(0, "", (), "abort", None, 7)
     body = completion_body(
-        HEAD, asked(ids, echo=True, logprobs=0), [Completion(tuple(ids), (output,), Usage(9, 0))], llm.tokenizer
+        HEAD, parse(ids, echo=True, logprobs=0), [Completion(tuple(ids), (output,), Usage(9, 0))], llm.tokenizer
     )
     (choice,) = body["choices"]
     assert (choice["text"], choice["logprobs"]["text_offset"][:2]) == ("<|user|>The", [0, 0])
     assert choice["logprobs"]["text_offset"][-1] == len("<|user|>")
 
 
-def test_each_answer_of_each_prompt_repeats_its_own(llm: nc.LLM) -> None:
-    request = asked("The fox", "A", echo=True, n=2, seed=1, max_tokens=2, logprobs=1)
+def test_every_choice_echoes_its_own_prompt(llm: nc.LLM) -> None:
+    request = parse("The fox", "A", echo=True, n=2, seed=1, max_tokens=2, logprobs=1)
     made = llm.generate(list(request.prompts), request.engine_params)
     choices = completion_body(HEAD, request, made, llm.tokenizer)["choices"]
     for choice, prompt, output in zip(
@@ -240,7 +248,7 @@ def test_each_answer_of_each_prompt_repeats_its_own(llm: nc.LLM) -> None:
         assert "".join(choice["logprobs"]["tokens"][1:]) == choice["text"]
 
 
-def test_logprobs_of_a_prompt_asked_for_twice(llm: nc.LLM) -> None:
+def test_prompt_logprobs_requested_by_two_fields(llm: nc.LLM) -> None:
     for own, of_prompt in ((3, 1), (1, 3)):
         _, choice = echoed(llm, "The fox", max_tokens=1, logprobs=own, prompt_logprobs=of_prompt)
         assert [len(step["top_logprobs"]) for step in choice["prompt_logprobs"][1:]] == [of_prompt] * 2
@@ -250,11 +258,11 @@ def test_logprobs_of_a_prompt_asked_for_twice(llm: nc.LLM) -> None:
     assert [step and [one["token_id"] for one in step] for step in found] == [None] + [[7, 9]] * 4
 
 
-def test_a_prompt_whose_logprobs_are_not_known(llm: nc.LLM) -> None:
-    request = asked("Once", echo=True, logprobs=1)
-    answer = replace(completion(llm, [70]), prompt_logprobs=(None, None))
-    told = completion_body(HEAD, request, [answer], llm.tokenizer)["choices"][0]["logprobs"]
-    assert told["token_logprobs"] == [None, None, -1.0]
+def test_unknown_prompt_logprobs_are_null(llm: nc.LLM) -> None:
+    request = parse("Once", echo=True, logprobs=1)
+    generated = replace(completion(llm, [70]), prompt_logprobs=(None, None))
+    reported = completion_body(HEAD, request, [generated], llm.tokenizer)["choices"][0]["logprobs"]
+    assert reported["token_logprobs"] == [None, None, -1.0]
     aborted = Completion((0, 399), (CompletionOutput(0, "", (), "abort", None, 7),), Usage(2, 0))
     choice = completion_body(HEAD, request, [aborted], llm.tokenizer)["choices"][0]
     assert (choice["logprobs"]["top_logprobs"], choice["finish_reason"]) == ([None, None], "abort")
@@ -262,7 +270,7 @@ def test_a_prompt_whose_logprobs_are_not_known(llm: nc.LLM) -> None:
 
 @pytest.mark.parametrize("reason", ["stop", "length", "abort"])
 def test_max_tokens_of_0_returns_only_the_prompt(llm: nc.LLM, reason: FinishReason) -> None:
-    request = asked("Once", echo=True, max_tokens=0, n=2)
+    request = parse("Once", echo=True, max_tokens=0, n=2)
     output = CompletionOutput(0, " upon", (70,), reason, 70, 7)
     made = completion_body(
         HEAD, request, [Completion((0, 5), (output, replace(output, index=1)), Usage(2, 2))], llm.tokenizer
@@ -278,32 +286,32 @@ LOGPROBS = st.lists(st.sampled_from([0.0, -0.5, -1.0, -2.5, -math.inf]), max_siz
 
 
 @settings(max_examples=tiers.count(25, 100))
-@given(answers=st.lists(LOGPROBS, min_size=1, max_size=6), n=st.integers(1, 6), tells=st.booleans())
-def test_the_best_are_those_with_the_highest_mean(answers: list[list[float]], n: int, tells: bool) -> None:
-    n = min(n, len(answers))
+@given(results=st.lists(LOGPROBS, min_size=1, max_size=6), n=st.integers(1, 6), with_logprobs=st.booleans())
+def test_best_of_selects_the_highest_mean_logprobs(results: list[list[float]], n: int, with_logprobs: bool) -> None:
+    n = min(n, len(results))
     outputs = tuple(
         CompletionOutput(
             index, str(index), tuple(range(len(own))), "stop", None, index + 5,
             tuple(StepLogprobs(TokenLogprob(0, one, 1), (), ()) for one in own) or None,
         )
-        for index, own in enumerate(answers)
+        for index, own in enumerate(results)
     )  # fmt: skip
-    usage = Usage(3, sum(map(len, answers)))
-    request = asked("Once", n=n, best_of=len(answers), **({"logprobs": 0} if tells else {}))
+    usage = Usage(3, sum(map(len, results)))
+    request = parse("Once", n=n, best_of=len(results), **({"logprobs": 0} if with_logprobs else {}))
     found = select_outputs(request, Completion((1, 2, 3), outputs, usage))
     assert found.usage == usage
     assert [output.index for output in found.outputs] == list(range(n))
-    places = sorted(
-        range(len(answers)), key=lambda i: (-sum(answers[i]) / len(answers[i]) if answers[i] else math.inf, i)
+    ranking = sorted(
+        range(len(results)), key=lambda i: (-sum(results[i]) / len(results[i]) if results[i] else math.inf, i)
     )
-    expected = places[:n] if len(answers) > n else range(n)
+    expected = ranking[:n] if len(results) > n else range(n)
     assert [output.seed - 5 for output in found.outputs] == list(expected)
-    assert all((output.logprobs is not None) == (tells and bool(output.token_ids)) for output in found.outputs)
+    assert all((output.logprobs is not None) == (with_logprobs and bool(output.token_ids)) for output in found.outputs)
     assert select_outputs(request, found) == found
 
 
-def test_the_best_of_some_answers(llm: nc.LLM) -> None:
-    request = asked("The fox", n=2, best_of=6, seed=1, max_tokens=5, temperature=1.5)
+def test_best_of_with_several_prompts(llm: nc.LLM) -> None:
+    request = parse("The fox", n=2, best_of=6, seed=1, max_tokens=5, temperature=1.5)
     made = llm.generate(["The fox"], request.engine_params)
     body = completion_body(HEAD, request, made, llm.tokenizer)
     best = sorted(made[0].outputs, key=lambda output: -output.cumulative_logprob / len(output.token_ids))
@@ -315,38 +323,44 @@ def test_the_best_of_some_answers(llm: nc.LLM) -> None:
 
 def test_logprobs_are_returned_if_requested(llm: nc.LLM) -> None:
     nothing = Completion((0,), (CompletionOutput(0, "", (), "abort", None, 7),), Usage(1, 0))
-    assert chat_body(HEAD, asked(), completion(llm, [70]), llm.tokenizer)["choices"][0]["logprobs"] is None
-    assert chat_body(HEAD, TOLD, nothing, llm.tokenizer)["choices"][0]["logprobs"] == {"content": [], "refusal": None}
+    assert chat_body(HEAD, parse(), completion(llm, [70]), llm.tokenizer)["choices"][0]["logprobs"] is None
+    assert chat_body(HEAD, WITH_LOGPROBS, nothing, llm.tokenizer)["choices"][0]["logprobs"] == {
+        "content": [],
+        "refusal": None,
+    }
 
 
-def test_what_a_client_is_told_of_an_error() -> None:
-    for detail, said in (
+def test_internal_details_are_removed_from_error_messages() -> None:
+    for detail, message in (
         ("invalid logits: no finite score", "invalid logits: no finite score"),
         ("the model failed: [Errno 2] /secret/path", "the model failed"),
         ("the model failed:", "the model failed"),
         ("a pattern is too slow; the model failed: no", "a pattern is too slow; the model failed: no"),
     ):
-        assert failure_message(detail) == said
+        assert failure_message(detail) == message
 
 
-def test_what_an_answer_is_worth(llm: nc.LLM) -> None:
+def test_validation_results_are_returned(llm: nc.LLM) -> None:
     worth = Validation(("uniqueItems at /a",), ())
-    for request, make in ((asked("Once"), completion_body), (asked(), chat_body)):
-        for validation, expected in ((worth, {"ignored": ["uniqueItems at /a"], "errors": []}), (None, None)):
+    for request, make in ((parse("Once"), completion_body), (parse(), chat_body)):
+        for validation, expected in (
+            (worth, {"ignored": ["uniqueItems at /a"], "errors": [], "unchecked": []}),
+            (None, None),
+        ):
             done: Any = completion(llm, [5], validation=validation)
             [choice] = make(HEAD, request, [done] if make is completion_body else done, llm.tokenizer)["choices"]
             assert choice.get("validation") == expected
             assert ("validation" in choice) == (validation is not None)
-    silent = asked("Once", echo=True, max_tokens=0)
+    silent = parse("Once", echo=True, max_tokens=0)
     [choice] = completion_body(HEAD, silent, [completion(llm, [5], validation=worth)], llm.tokenizer)["choices"]
     assert "validation" not in choice
 
 
-def test_what_an_answer_is_worth_is_not_told_at_any_length(llm: nc.LLM) -> None:
+def test_long_validation_results_are_truncated(llm: nc.LLM) -> None:
     worth = Validation(tuple(f"not at /{number}" for number in range(5000)), ("x" * 10**5,))
-    [choice] = completion_body(HEAD, asked("Once"), [completion(llm, [5], validation=worth)], llm.tokenizer)["choices"]
+    [choice] = completion_body(HEAD, parse("Once"), [completion(llm, [5], validation=worth)], llm.tokenizer)["choices"]
     assert choice["validation"]["ignored"][98:] == ["not at /98", "not at /99", "and 4900 more"]
     assert len(choice["validation"]["errors"][0]) == 2000
-    few = Validation(("not",) * 100, ())
-    [choice] = completion_body(HEAD, asked("Once"), [completion(llm, [5], validation=few)], llm.tokenizer)["choices"]
+    short = Validation(("not",) * 100, ())
+    [choice] = completion_body(HEAD, parse("Once"), [completion(llm, [5], validation=short)], llm.tokenizer)["choices"]
     assert choice["validation"]["ignored"] == ["not"] * 100

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from nucleate.server import request_log as module
 from nucleate.server.request_log import LOGGERS, MAX_FIELD, LogFormat, RequestLog, configure
 
-FORMS = pytest.mark.parametrize("form", ["json", "text"])
+FORMATS = pytest.mark.parametrize("log_format", ["json", "text"])
 REQUEST: dict[str, Any] = {"id": "r-1", "method": "POST", "route": "/v1/completions", "status": 200, "seconds": 0.25}
 NASTY = [
     "a\nb",
@@ -42,9 +42,9 @@ NASTY = [
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
-def lines(write: Any, form: LogFormat = "json", level: str = "info", **more: Any) -> list[str]:
+def lines(write: Any, log_format: LogFormat = "json", level: str = "info", **more: Any) -> list[str]:
     stream = io.StringIO()
-    with configure(stream, log_format=form, level=level):
+    with configure(stream, log_format=log_format, level=level):
         write(RequestLog(**more))
     text = stream.getvalue()
     assert text == "" or text.endswith("\n")
@@ -55,13 +55,13 @@ def one(write: Any, **more: Any) -> dict[str, Any]:
     (line,) = lines(write, **more)
     assert line.isascii()
     assert line.isprintable()
-    told = json.loads(line)
-    assert isinstance(told, dict)
-    return told
+    record = json.loads(line)
+    assert isinstance(record, dict)
+    return record
 
 
 def test_a_request_as_json() -> None:
-    told = one(
+    record = one(
         lambda log: log.request(
             **{**REQUEST, "seconds": 0.25000049},
             client="127.0.0.1:5000",
@@ -73,9 +73,9 @@ def test_a_request_as_json() -> None:
             finish_reasons=("stop", "length"),
         )
     )
-    at = datetime.fromisoformat(told.pop("time"))
+    at = datetime.fromisoformat(record.pop("time"))
     assert abs((datetime.now(UTC) - at).total_seconds()) < 60
-    assert told == {
+    assert record == {
         **REQUEST,
         "level": "info",
         "event": "request",
@@ -91,7 +91,7 @@ def test_a_request_as_json() -> None:
 
 def test_a_request_as_text() -> None:
     more: dict[str, Any] = {"client": "::1", "stream": False, "finish_reasons": ["stop", "stop"], "disconnected": True}
-    (line,) = lines(lambda log: log.request(**REQUEST, **more), form="text")
+    (line,) = lines(lambda log: log.request(**REQUEST, **more), log_format="text")
     assert re.fullmatch(
         TIME + r" info    request id=r-1 method=POST route=/v1/completions status=200 seconds=0\.25 "
         r"client=::1 stream=no finish_reasons=stop,stop disconnected=yes",
@@ -100,11 +100,11 @@ def test_a_request_as_text() -> None:
 
 
 def test_an_empty_list() -> None:
-    (line,) = lines(lambda log: log.request(**REQUEST, finish_reasons=[]), form="text")
+    (line,) = lines(lambda log: log.request(**REQUEST, finish_reasons=[]), log_format="text")
     assert line.endswith(" finish_reasons=none")
 
 
-def test_what_was_not_so_is_left_out() -> None:
+def test_absent_fields_are_omitted() -> None:
     assert one(lambda log: log.request(**REQUEST)).keys() == {"time", "level", "event", *REQUEST}
 
 
@@ -113,30 +113,30 @@ def test_the_time_is_utc_with_milliseconds(monkeypatch: pytest.MonkeyPatch) -> N
     assert one(lambda log: log.event("x"))["time"] == "2023-11-14T22:13:20.000Z"
 
 
-@FORMS
+@FORMATS
 @pytest.mark.parametrize("value", NASTY)
-def test_nothing_a_client_sends_makes_another_line(form: LogFormat, value: str) -> None:
+def test_client_input_never_adds_a_line(log_format: LogFormat, value: str) -> None:
     def write(log: RequestLog) -> None:
         log.request(**{**REQUEST, "id": value, "route": value, "method": value}, client=value, prompt=value)
-        logging.getLogger("uvicorn.error").warning("told: %s", value)
+        logging.getLogger("uvicorn.error").warning("message: %s", value)
 
-    made = lines(write, form, prompts=True)
+    made = lines(write, log_format, prompts=True)
     assert len(made) == 2
     assert all(line.isprintable() for line in made)
-    if form == "json":
-        told = [json.loads(line) for line in made]
-        assert [told[0][name] for name in ("id", "route", "method", "client", "prompt")] == [value] * 5
-        assert told[1]["event"] == f"told: {value}".strip()
+    if log_format == "json":
+        records = [json.loads(line) for line in made]
+        assert [records[0][name] for name in ("id", "route", "method", "client", "prompt")] == [value] * 5
+        assert records[1]["event"] == f"message: {value}".strip()
 
 
-@FORMS
+@FORMATS
 @settings(max_examples=tiers.count(12, 50))
 @given(value=st.text(max_size=30))
-def test_any_text(form: LogFormat, value: str) -> None:
-    made = lines(lambda log: log.request(**{**REQUEST, "route": value}), form, "debug")
+def test_any_text(log_format: LogFormat, value: str) -> None:
+    made = lines(lambda log: log.request(**{**REQUEST, "route": value}), log_format, "debug")
     assert len(made) == 1
     assert made[0].isprintable()
-    if form == "json":
+    if log_format == "json":
         assert json.loads(made[0])["route"] == value
     elif value != "/v1/completions":
         words = re.fullmatch(r'(.* method=POST) route=("(?:[^"\\]|\\.)*"|[^" ]+) status=200 seconds=0\.25', made[0])
@@ -144,28 +144,28 @@ def test_any_text(form: LogFormat, value: str) -> None:
 
 
 @pytest.mark.parametrize("value", ["x status=500", "x\nstatus=500", '" status=500 "', "\\", '\\" status=500'])
-def test_a_value_of_the_text_form_looks_like_one_value(value: str) -> None:
-    (line,) = lines(lambda log: log.request(**{**REQUEST, "route": value}), form="text")
+def test_a_value_in_the_text_format_looks_like_one_value(value: str) -> None:
+    (line,) = lines(lambda log: log.request(**{**REQUEST, "route": value}), log_format="text")
     outside = re.sub(r'"(?:[^"\\]|\\.)*"', "QUOTED", line)
     assert "status=500" not in outside
     assert outside.count("status=200") == 1
     assert "route=QUOTED" in outside
 
 
-def test_prompts_only_if_asked_for_and_never_all_of_a_long_one() -> None:
+def test_prompts_are_logged_only_if_requested_and_truncated() -> None:
     assert "secret" not in str(one(lambda log: log.request(**REQUEST, prompt="secret")))
     assert one(lambda log: log.request(**REQUEST, prompt="secret"), prompts=True)["prompt"] == "secret"
-    told = one(lambda log: log.request(**REQUEST, prompt="x" * 100_000), prompts=True)
-    assert told["prompt"] == "x" * 2000 + "..."
+    record = one(lambda log: log.request(**REQUEST, prompt="x" * 100_000), prompts=True)
+    assert record["prompt"] == "x" * 2000 + "..."
     assert one(lambda log: log.request(**REQUEST, prompt="x" * 2000), prompts=True)["prompt"] == "x" * 2000
 
 
-def test_no_field_is_long() -> None:
+def test_long_fields_are_truncated() -> None:
     long = "\U0001f600" * 100_000
-    told = one(lambda log: log.request(**{**REQUEST, "route": long, "id": long}))
-    assert len(told["route"]) == len(told["id"]) == MAX_FIELD + 3
-    told = one(lambda log: logging.getLogger("uvicorn.error").info("%s", long))
-    assert len(told["event"]) == MAX_FIELD + 3
+    record = one(lambda log: log.request(**{**REQUEST, "route": long, "id": long}))
+    assert len(record["route"]) == len(record["id"]) == MAX_FIELD + 3
+    record = one(lambda log: logging.getLogger("uvicorn.error").info("%s", long))
+    assert len(record["event"]) == MAX_FIELD + 3
 
 
 def raised(message: str) -> BaseException:
@@ -180,23 +180,23 @@ def raised(message: str) -> BaseException:
 
 def test_a_traceback_is_a_field() -> None:
     error = raised("went\nwrong")
-    told = one(lambda log: log.request(**{**REQUEST, "status": 500}, error=error))
-    assert told["level"] == "error"
-    assert told["traceback"].startswith("Traceback (most recent call last):\n")
-    assert told["traceback"].endswith("RuntimeError: went\nwrong")
-    assert "in inner" in told["traceback"]
+    record = one(lambda log: log.request(**{**REQUEST, "status": 500}, error=error))
+    assert record["level"] == "error"
+    assert record["traceback"].startswith("Traceback (most recent call last):\n")
+    assert record["traceback"].endswith("RuntimeError: went\nwrong")
+    assert "in inner" in record["traceback"]
 
 
-def test_a_traceback_for_people_cannot_look_like_lines_of_the_log() -> None:
+def test_a_traceback_in_the_text_format_cannot_look_like_log_lines() -> None:
     error = raised("went\n2026-01-01T00:00:00.000Z info    request forged\r2026-\x1b[2J")
-    first, *rest = lines(lambda log: log.event("failed", logging.ERROR, error), form="text")
+    first, *rest = lines(lambda log: log.event("failed", logging.ERROR, error), log_format="text")
     assert re.fullmatch(TIME + " error   failed", first)
     assert rest[0] == "    | Traceback (most recent call last):"
     assert len(rest) > 4
     assert all(line.startswith("    | ") and line.isprintable() for line in rest)
 
 
-def test_a_traceback_is_not_endless() -> None:
+def test_a_traceback_has_a_maximum_length() -> None:
     def deep(n: int) -> None:
         if n:
             deep(n - 1) if n % 2 else other(n - 1)
@@ -208,9 +208,9 @@ def test_a_traceback_is_not_endless() -> None:
     try:
         deep(300)
     except RuntimeError as error:
-        told = one(lambda log, error=error: log.event("failed", logging.ERROR, error))
-    assert len(told["traceback"]) <= 20_000
-    assert told["traceback"].endswith("RuntimeError: " + "x" * (500 - len("RuntimeError: ")) + "...")
+        record = one(lambda log, error=error: log.event("failed", logging.ERROR, error))
+    assert len(record["traceback"]) <= 20_000
+    assert record["traceback"].endswith("RuntimeError: " + "x" * (500 - len("RuntimeError: ")) + "...")
 
 
 def test_levels() -> None:
@@ -233,9 +233,9 @@ def test_levels() -> None:
         lines(write, level="loud")
 
 
-def test_events_and_other_programs() -> None:
-    told = one(lambda log: log.event("ready", host="::", port=8000, seconds=float("nan"), left=None))
-    assert {**told, "time": ""} == {
+def test_events_of_the_server_and_of_libraries() -> None:
+    record = one(lambda log: log.event("ready", host="::", port=8000, seconds=float("nan"), left=None))
+    assert {**record, "time": ""} == {
         "time": "",
         "level": "info",
         "event": "ready",
@@ -243,11 +243,11 @@ def test_events_and_other_programs() -> None:
         "port": 8000,
         "seconds": "nan",
     }
-    told = one(lambda log: log.event("%s %d"))
-    assert told["event"] == "%s %d"
+    record = one(lambda log: log.event("%s %d"))
+    assert record["event"] == "%s %d"
     for name in ("uvicorn.error", "uvicorn", "asyncio", "nucleate"):
-        told = one(lambda log, name=name: logging.getLogger(name).warning("a %s", "b", extra={"fields": 3}))
-        assert {**told, "time": ""} == {"time": "", "level": "warning", "event": "a b", "logger": name}
+        record = one(lambda log, name=name: logging.getLogger(name).warning("a %s", "b", extra={"fields": 3}))
+        assert {**record, "time": ""} == {"time": "", "level": "warning", "event": "a b", "logger": name}
 
     def fail(log: RequestLog) -> None:
         try:
@@ -255,12 +255,12 @@ def test_events_and_other_programs() -> None:
         except ValueError:
             logging.getLogger("uvicorn.error").exception("Exception in ASGI application\n")
 
-    told = one(fail)
-    assert told["event"] == "Exception in ASGI application"
-    assert told["traceback"].endswith("ValueError: x")
+    record = one(fail)
+    assert record["event"] == "Exception in ASGI application"
+    assert record["traceback"].endswith("ValueError: x")
 
 
-def test_loggers_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loggers_are_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LOGGERS:
         monkeypatch.setattr(logging.getLogger(name), "level", 33)
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
@@ -283,20 +283,20 @@ def test_loggers_are_left_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threading.active_count() == threads
 
 
-def test_nothing_goes_to_the_root_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_passed_to_the_root_logger(caplog: pytest.LogCaptureFixture) -> None:
     lines(lambda log: [log.event("once"), logging.getLogger("uvicorn.error").error("once")])
     assert not caplog.records
 
 
 class Stuck(io.StringIO):
-    """A stream that takes nothing until it may."""
+    """A stream that blocks writes until it is released."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.begun, self.go = threading.Event(), threading.Event()
+        self.started, self.go = threading.Event(), threading.Event()
 
     def write(self, text: str) -> int:
-        self.begun.set()
+        self.started.set()
         self.go.wait()
         return super().write(text)
 
@@ -306,21 +306,21 @@ def test_a_stuck_stream_does_not_block_others(monkeypatch: pytest.MonkeyPatch) -
     stream, log = Stuck(), RequestLog()
     with configure(stream, log_format="json", level="info"):
         log.event("line", number=0)
-        stream.begun.wait()
+        stream.started.wait()
         start = time.perf_counter()
         for number in range(1, 1000):
             log.event("line", number=number)
         assert time.perf_counter() - start < 30
         stream.go.set()
-    told = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert [line["number"] for line in told] == list(range(101))
+    records = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["number"] for line in records] == list(range(101))
 
 
-def test_the_last_lines_are_written() -> None:
+def test_the_last_lines_are_written_on_exit() -> None:
     assert len(lines(lambda log: [log.event("line", number=number) for number in range(2000)])) == 2000
 
 
-def test_many_threads() -> None:
+def test_logging_from_many_threads() -> None:
     def write(log: RequestLog) -> None:
         threads = [threading.Thread(target=lambda: [log.event("x", n=n) for n in range(100)]) for _ in range(4)]
         for thread in threads:
@@ -334,41 +334,41 @@ def test_many_threads() -> None:
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, Any]]:
-    reading, writing = os.pipe()
+    read_end, writing = os.pipe()
     with os.fdopen(writing, "w") as stream:
-        yield reading, stream
+        yield read_end, stream
 
 
-def test_a_pipe_that_does_not_wait_gets_all(pipe: tuple[int, Any]) -> None:
-    reading, stream = pipe
+def test_a_non_blocking_pipe_gets_all_lines(pipe: tuple[int, Any]) -> None:
+    read_end, stream = pipe
     os.set_blocking(stream.fileno(), False)
     found: list[bytes] = []
 
     def read() -> None:
         time.sleep(0.1)
-        found.extend(iter(lambda: os.read(reading, 1000), b""))
+        found.extend(iter(lambda: os.read(read_end, 1000), b""))
 
     thread = threading.Thread(target=read)
     thread.start()
     with configure(stream, log_format="json", level="info"):
-        for number in range(200):  # lines that a pipe takes in parts
+        for number in range(200):  # lines that a pipe accepts in parts
             RequestLog().event("line", number=number, **dict.fromkeys("abcdef", "x" * 2000))
     stream.close()
     thread.join()
-    os.close(reading)
-    told = [json.loads(line) for line in b"".join(found).splitlines()]
-    assert [(line["number"], len(line["f"])) for line in told] == [(number, 2000) for number in range(200)]
+    os.close(read_end)
+    records = [json.loads(line) for line in b"".join(found).splitlines()]
+    assert [(line["number"], len(line["f"])) for line in records] == [(number, 2000) for number in range(200)]
 
 
-def test_a_reader_that_went_away_is_no_error(pipe: tuple[int, Any]) -> None:
-    reading, stream = pipe
-    os.close(reading)
+def test_a_closed_pipe_is_no_error(pipe: tuple[int, Any]) -> None:
+    read_end, stream = pipe
+    os.close(read_end)
     with configure(stream, log_format="json", level="info"):
         for _ in range(10):
             RequestLog().event("line")
 
 
-def test_a_stream_that_was_closed_is_no_error() -> None:
+def test_a_closed_stream_is_no_error() -> None:
     stream = io.StringIO()
     with configure(stream, log_format="json", level="info"):
         stream.close()
@@ -386,12 +386,12 @@ print("over")
 """
 
 
-def test_a_process_ends_though_nobody_reads_its_log() -> None:
-    begun = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    enough = threading.Timer(60, begun.kill)
+def test_a_process_ends_though_its_log_is_not_read() -> None:
+    child = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    enough = threading.Timer(60, child.kill)
     enough.start()
-    with begun:
-        assert begun.stdout is not None
-        assert begun.stdout.read() == "over\n"
-        assert begun.wait() == 0
+    with child:
+        assert child.stdout is not None
+        assert child.stdout.read() == "over\n"
+        assert child.wait() == 0
     enough.cancel()

@@ -32,14 +32,14 @@ NAMED = {"name": "x", "schema": SCHEMA}
 LENIENT = {"type": "array", "uniqueItems": True}
 
 
-def asked(kind: Endpoint = CHAT, defaults: nc.SamplingParams | None = None, **fields: Any) -> ParsedRequest:
+def parse(kind: Endpoint = CHAT, defaults: nc.SamplingParams | None = None, **fields: Any) -> ParsedRequest:
     body = {"messages": HELLO} if kind is CHAT else {"prompt": "Hello"}
     return read_body(kind, json.loads(json.dumps({**body, **fields})), defaults or nc.SamplingParams())
 
 
 def error_of(kind: Endpoint = CHAT, **fields: Any) -> ParameterError:
     with pytest.raises(ParameterError) as caught:
-        asked(kind, **fields)
+        parse(kind, **fields)
     return caught.value
 
 
@@ -47,7 +47,7 @@ def schema_of(**fields: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": {**NAMED, **fields}}}
 
 
-# what a body says, and what it means
+# fields of a body, and the constraint they mean
 MEANINGS: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": {"type": "text", "json_schema": None}}, None),
@@ -100,18 +100,18 @@ MEANINGS: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
 
 
 @BOTH
-@pytest.mark.parametrize(("fields", "meant"), MEANINGS, ids=lambda value: json.dumps(value, default=str)[:60])
+@pytest.mark.parametrize(("fields", "expected"), MEANINGS, ids=lambda value: json.dumps(value, default=str)[:60])
 def test_both_fields_set_the_same_constraint(
-    kind: Endpoint, fields: dict[str, Any], meant: StructuredOutputs | None
+    kind: Endpoint, fields: dict[str, Any], expected: StructuredOutputs | None
 ) -> None:
-    read = asked(kind, **fields)
-    assert read.params.structured_outputs == meant
-    assert read.params == asked(kind).params.replace(structured_outputs=meant)
+    read = parse(kind, **fields)
+    assert read.params.structured_outputs == expected
+    assert read.params == parse(kind).params.replace(structured_outputs=expected)
     busy = [name for name, value in fields.items() if value is not None and value != {"type": "text"}]
     assert read.requested_format.field == (busy or [RESPONSE_FORMAT])[0]
 
 
-def test_the_properties_of_a_schema_stay_in_their_order() -> None:
+def test_schema_properties_keep_their_order() -> None:
     text = '{"messages": [{"role": "user", "content": "x"}], "response_format": {"json_schema": {"schema": '
     text += '{"properties": {"b": {}, "a": {}, "c": {}}, "type": "object"}, "name": "x"}, "type": "json_schema"}}'
     structured_outputs = read_body(CHAT, read_json(text, "body"), nc.SamplingParams()).params.structured_outputs
@@ -120,22 +120,22 @@ def test_the_properties_of_a_schema_stay_in_their_order() -> None:
     assert [*structured_outputs.schema] == ["properties", "type"]
 
 
-def test_a_line_of_a_batch_takes_structured_outputs() -> None:
-    assert asked(PLAIN, structured_outputs={"regex": "a"}).params.structured_outputs == StructuredOutputs(regex="a")
+def test_a_batch_line_accepts_structured_outputs() -> None:
+    assert parse(PLAIN, structured_outputs={"regex": "a"}).params.structured_outputs == StructuredOutputs(regex="a")
     assert str(error_of(PLAIN, structured_outputs={"regex": 7})).startswith("structured_outputs.regex must be")
     assert error_of(PLAIN, response_format={"type": "json_object"}).field == RESPONSE_FORMAT
 
 
-def test_what_a_body_says_goes_before_the_default() -> None:
+def test_a_body_overrides_the_default() -> None:
     defaults = nc.SamplingParams(structured_outputs={"regex": "a"})
-    assert asked(defaults=defaults).params.structured_outputs == StructuredOutputs(regex="a")
-    assert asked(defaults=defaults).requested_format.field == STRUCTURED_OUTPUTS
-    assert asked(defaults=defaults, response_format=None).params.structured_outputs == StructuredOutputs(regex="a")
-    assert asked(defaults=defaults, response_format={"type": "json_object"}).params.structured_outputs is not None
-    assert asked(defaults=defaults, response_format={"type": "text"}).params.structured_outputs is None
+    assert parse(defaults=defaults).params.structured_outputs == StructuredOutputs(regex="a")
+    assert parse(defaults=defaults).requested_format.field == STRUCTURED_OUTPUTS
+    assert parse(defaults=defaults, response_format=None).params.structured_outputs == StructuredOutputs(regex="a")
+    assert parse(defaults=defaults, response_format={"type": "json_object"}).params.structured_outputs is not None
+    assert parse(defaults=defaults, response_format={"type": "text"}).params.structured_outputs is None
 
 
-# how an error begins
+# how an error message starts
 ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": "text"}, "response_format must be an object, got 'text'"),
     ({"response_format": {}}, "response_format.type must be one of text, json_object, json_schema, got None"),
@@ -157,7 +157,10 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json_object": False}}, "structured_outputs must have exactly one of "),
     ({"structured_outputs": {"json": False, "regex": "a"}}, "structured_outputs must have exactly one of "),
     ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs must have exactly one of "),
-    ({"structured_outputs": {"json": 5}}, "structured_outputs.json must be a JSON object or its text, got 5"),
+    (
+        {"structured_outputs": {"json": 5}},
+        "structured_outputs.json must be a JSON object, a boolean, or its text, got 5",
+    ),
     ({"structured_outputs": {"json": '{"a":1,"a":2}'}}, "structured_outputs.json must be JSON: duplicate name 'a'"),
     ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object must be true or false"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice must be a non-empty list"),
@@ -168,7 +171,10 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regexp": "a"}}, "unknown field of structured_outputs 'regexp'; did you mean regex?"),
     ({"structured_outputs": 5}, "structured_outputs must be an object, got 5"),
     ({"structured_outputs": {"json": {}, "json_schema": {}}}, "structured_outputs must have exactly one of "),
-    ({"structured_outputs": {"json_schema": 5}}, "structured_outputs.json_schema must be a JSON object or its text"),
+    (
+        {"structured_outputs": {"json_schema": 5}},
+        "structured_outputs.json_schema must be a JSON object, a boolean, or its text",
+    ),
     (
         {"structured_outputs": {"regex": "a", "on_unsupported": "ignore"}},
         "structured_outputs.on_unsupported needs json",
@@ -188,7 +194,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
 
 @BOTH
 @pytest.mark.parametrize(("fields", "begins"), ERRORS, ids=[begins for _, begins in ERRORS])
-def test_an_error_names_the_field_and_the_place(kind: Endpoint, fields: dict[str, Any], begins: str) -> None:
+def test_an_error_names_the_field_and_the_position(kind: Endpoint, fields: dict[str, Any], begins: str) -> None:
     error = error_of(kind, **fields)
     assert error.field == next(iter(fields))
     assert str(error).startswith(begins)
@@ -197,9 +203,9 @@ def test_an_error_names_the_field_and_the_place(kind: Endpoint, fields: dict[str
 
 @BOTH
 def test_only_one_constraint_is_allowed(kind: Endpoint) -> None:
-    said = {RESPONSE_FORMAT: {"type": "json_object"}, STRUCTURED_OUTPUTS: {"regex": "a"}}
-    assert said.keys() == set(FORMAT_FIELDS)
-    for fields in (said, dict(reversed(said.items()))):
+    both = {RESPONSE_FORMAT: {"type": "json_object"}, STRUCTURED_OUTPUTS: {"regex": "a"}}
+    assert both.keys() == set(FORMAT_FIELDS)
+    for fields in (both, dict(reversed(both.items()))):
         error = error_of(kind, **fields)
         assert (error.field, str(error)) == (
             STRUCTURED_OUTPUTS,
@@ -209,7 +215,7 @@ def test_only_one_constraint_is_allowed(kind: Endpoint) -> None:
 
 @BOTH
 @pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar", "json_object"])
-def test_what_vllm_called_it_once_is_told_by_its_new_name(kind: Endpoint, name: str) -> None:
+def test_old_vllm_names_are_rejected_with_the_new_name(kind: Endpoint, name: str) -> None:
     error = error_of(kind, **{f"guided_{name}": "a"})
     assert error.field == f"guided_{name}"
     assert str(error) == f"unknown field 'guided_{name}'; use structured_outputs.{name}"
@@ -238,20 +244,20 @@ def test_any_value_is_a_constraint_or_an_error_that_names_its_field(data: st.Dat
     )
     given_ = data.draw(st.dictionaries(st.sampled_from(FORMAT_FIELDS), values.filter(lambda value: value is not None)))
     try:
-        said = read_format(given_)
+        parsed = read_format(given_)
     except ParameterError as caught:
-        error, said = caught, None
+        error, parsed = caught, None
     else:
         error = None
     if error is not None:
         assert error.field in given_
         assert error.field in str(error)
         return
-    assert (said is None) == (not given_)
-    assert said is None or said.field in given_
+    assert (parsed is None) == (not given_)
+    assert parsed is None or parsed.field in given_
 
 
-# ---- what the engine says of a form
+# ---- compilation errors
 
 
 @pytest.mark.parametrize(
@@ -271,20 +277,20 @@ def test_any_value_is_a_constraint_or_an_error_that_names_its_field(data: st.Dat
     ],
     ids=str,
 )
-def test_what_the_engine_refuses_names_the_field_too(llm: nc.LLM, fields: dict[str, Any], begins: str) -> None:
-    read = asked(**fields)
+def test_compilation_errors_name_the_field_too(llm: nc.LLM, fields: dict[str, Any], begins: str) -> None:
+    read = parse(**fields)
     with pytest.raises(ParameterError) as caught, translate_errors(read.requested_format):
         llm.new_engine().prepare(Request([1], read.engine_params))
     field = next(iter(fields))
     assert caught.value.field == field
     assert str(caught.value).startswith(begins)
-    if "uniqueItems" in begins:  # how it can be had all the same, in words of this field
+    if "uniqueItems" in begins:  # the workaround, in terms of this field
         assert {RESPONSE_FORMAT: '"strict": false', STRUCTURED_OUTPUTS: 'on_unsupported="ignore"'}[field] in str(
             caught.value
         )
 
 
-def test_errors_of_other_fields_stay_what_they_are(llm: nc.LLM) -> None:
+def test_errors_of_other_fields_do_not_change(llm: nc.LLM) -> None:
     with pytest.raises(ParameterError) as caught, translate_errors(RequestedFormat(RESPONSE_FORMAT)):
         llm.new_engine().prepare(Request([1], nc.SamplingParams(allowed_token_ids=(10**6,))))
     assert caught.value.field == "allowed_token_ids"
@@ -292,7 +298,7 @@ def test_errors_of_other_fields_stay_what_they_are(llm: nc.LLM) -> None:
         raise ZeroDivisionError
 
 
-def test_there_is_no_third_field() -> None:
+def test_the_format_fields_are_these_two() -> None:
     assert str(error_of(structured={"regex": "a"})).startswith(
         "unknown field 'structured'; did you mean structured_outputs?"
     )

@@ -21,34 +21,34 @@ ADDRESS = "http://127.0.0.1:8000"
 
 
 def commands() -> list[tuple[str, Any]]:
-    """The path and the body of every call of curl."""
+    """The path and the body of every curl command."""
     words, found = shlex.split(SHELL.replace("\\\n", " "), comments=True), []
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         if word == "curl":
-            assert words[place + 1].startswith(ADDRESS)
-            assert words[place + 2 : place + 5] == ["-H", "Content-Type: application/json", "-d"]
-            found.append((words[place + 1].removeprefix(ADDRESS), json.loads(words[place + 5])))
+            assert words[index + 1].startswith(ADDRESS)
+            assert words[index + 2 : index + 5] == ["-H", "Content-Type: application/json", "-d"]
+            found.append((words[index + 1].removeprefix(ADDRESS), json.loads(words[index + 5])))
     return found
 
 
-def test_there_are_examples_of_every_structured_output_field() -> None:
-    said = {name for _, body in commands() for name in body}
-    assert {"response_format", "structured_outputs", "min_p", "stream"} <= said
+def test_every_structured_output_field_has_an_example() -> None:
+    fields = {name for _, body in commands() for name in body}
+    assert {"response_format", "structured_outputs", "min_p", "stream"} <= fields
     assert len(commands()) >= 7
 
 
 @pytest.mark.parametrize(("path", "body"), commands(), ids=lambda value: str(value)[:60])
-def test_an_example_is_answered(server: Server, path: str, body: Any) -> None:
-    answer = server.request("POST", path, {**body, "stream": False})
-    assert answer.status == 200, answer.data
-    for choice in answer.json["choices"]:
+def test_every_example_is_accepted(server: Server, path: str, body: Any) -> None:
+    response = server.request("POST", path, {**body, "stream": False})
+    assert response.status == 200, response.data
+    for choice in response.json["choices"]:
         text = choice["text"] if "text" in choice else choice["message"]["content"]
-        form = body.get("response_format", {}).get("json_schema", {})
-        form = form.get("schema") or body.get("structured_outputs", {}).get("json_schema")
-        if form is not None:
+        schema = body.get("response_format", {}).get("json_schema", {})
+        schema = schema.get("schema") or body.get("structured_outputs", {}).get("json_schema")
+        if schema is not None:
             assert choice["finish_reason"] == "stop"
             assert isinstance(json.loads(text), dict | list | str | int)
-            assert ("validation" in choice) == ("uniqueItems" in form or "oneOf" in form)
+            assert ("validation" in choice) == ("uniqueItems" in schema)
         outputs = body.get("structured_outputs", {})
         assert "choice" not in outputs or text in outputs["choice"]
         assert "regex" not in outputs or re.fullmatch(outputs["regex"], text)
@@ -56,7 +56,7 @@ def test_an_example_is_answered(server: Server, path: str, body: Any) -> None:
         assert server.request("POST", path, body).data.endswith(b"data: [DONE]\n\n")
 
 
-def test_what_the_page_says_of_validation_is_so(server: Server) -> None:
+def test_the_documented_validation_results_are_correct(server: Server) -> None:
     body = next(body for _, body in commands() if "uniqueItems" in str(body))
     [choice] = server.request("POST", "/v1/completions", body).json["choices"]
     assert choice["validation"]["ignored"] == ["uniqueItems"]
@@ -67,8 +67,8 @@ def test_what_the_page_says_of_validation_is_so(server: Server) -> None:
 def test_the_page_lists_all_metrics_and_limits() -> None:
     stats = EngineStats(*(0,) * 14)
     names = {family.name for family in Metrics("x", lambda: stats).collect()}
-    written = {name.removesuffix("_total") for name in re.findall(r"`(nucleate_\w+)`", PAGE)}
-    assert written == {name for name in names if name.startswith("nucleate_")}
+    documented = {name.removesuffix("_total") for name in re.findall(r"`(nucleate_\w+)`", PAGE)}
+    assert documented == {name for name in names if name.startswith("nucleate_")}
     aliases = {name.removesuffix("_total") for name in re.findall(r"`(nucleate_\w+)` \*", PAGE)}
     assert aliases == VLLM_ALIASES
     table = PAGE.partition("## Limits")[2].partition("## ")[0]

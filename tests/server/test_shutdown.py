@@ -17,29 +17,29 @@ from programs import begun
 from server_process import QUIET, Server, wait_until
 from stream_clients import Stream, Wire, raw
 
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # threads that stay awake starve the others where tests run side by side
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # busy threads starve the others where tests run side by side
 STORY = {"prompt": "Once upon a time", "temperature": 0.9, "ignore_eos": True}
 END = 60.0
-"""Seconds that a server may take to end beyond its grace, on a machine that has other things to do."""
+"""Seconds that a server may take to exit beyond its shutdown timeout, on a busy machine."""
 
 
-class Whole(threading.Thread):
-    """A request for a whole answer."""
+class CompleteRequest(threading.Thread):
+    """A request for a complete response."""
 
     def __init__(self, server: Server, body: Any) -> None:
         super().__init__(daemon=True)
-        self.server, self.body, self.answer, self.error = server, body, None, None
+        self.server, self.body, self.response, self.error = server, body, None, None
         self.start()
 
     def run(self) -> None:
         try:
-            self.answer = self.server.request("POST", "/v1/completions", self.body, seconds=60)
+            self.response = self.server.request("POST", "/v1/completions", self.body, seconds=60)
         except OSError as error:
             self.error = error
 
 
-class Coming(threading.Thread):
-    """New requests, one after the other, on a connection that is kept as long as the server keeps it."""
+class RequestLoop(threading.Thread):
+    """New requests, one after the other, on a persistent connection."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(daemon=True)
@@ -65,30 +65,30 @@ class Coming(threading.Thread):
                         time.sleep(0.01)
             except ConnectionRefusedError:
                 self.refused += 1
-            except OSError:  # it was closed between two requests
+            except OSError:  # the server closed it between two requests
                 pass
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.fast_cases(1)
-def test_what_is_at_work_comes_to_its_end(number: signal.Signals) -> None:
+def test_requests_in_flight_are_completed(number: signal.Signals) -> None:
     with Server(environment=ONE_THREAD) as server:
         streams = [Stream(server, {**STORY, "seed": seed, "max_tokens": 200}) for seed in range(6)]
-        wholes = [Whole(server, {**STORY, "seed": seed, "max_tokens": 200}) for seed in range(6)]
-        coming = [Coming(server) for _ in range(2)]
-        wait_until(lambda: all(stream.frames for stream in streams) and all(one.statuses for one in coming), 60)
+        complete_requests = [CompleteRequest(server, {**STORY, "seed": seed, "max_tokens": 200}) for seed in range(6)]
+        loops = [RequestLoop(server) for _ in range(2)]
+        wait_until(lambda: all(stream.frames for stream in streams) and all(one.statuses for one in loops), 60)
         wait_until(lambda: server.metric("nucleate_num_requests_running") >= 12, 30)
         server.process.send_signal(number)
         start = time.perf_counter()
         assert server.process.wait(30 + END) == 0
         assert time.perf_counter() - start < 30 + END
-        for stream, whole in zip(streams, wholes, strict=True):
+        for stream, complete in zip(streams, complete_requests, strict=True):
             assert stream.wait(10).whole, (stream.status, stream.error, stream.frames[-3:])
-            whole.join(10)
-            assert whole.answer is not None, whole.error
-            assert whole.answer.status == 200
-            assert whole.answer.json["choices"][0]["text"] == stream.text
-        for one in coming:
+            complete.join(10)
+            assert complete.response is not None, complete.error
+            assert complete.response.status == 200
+            assert complete.response.json["choices"][0]["text"] == stream.text
+        for one in loops:
             one.join(10)
             assert not one.torn
             assert not one.is_alive()
@@ -98,7 +98,7 @@ def test_what_is_at_work_comes_to_its_end(number: signal.Signals) -> None:
 def test_streams_beyond_the_shutdown_timeout_get_an_error() -> None:
     with Server("--shutdown-timeout-seconds", "0.3", environment=ONE_THREAD) as server:
         streams = [Stream(server, {**STORY, "max_tokens": 900, "n": 8}) for _ in range(4)]
-        wholes = [Whole(server, {**STORY, "max_tokens": 900, "n": 8}) for _ in range(2)]
+        complete_requests = [CompleteRequest(server, {**STORY, "max_tokens": 900, "n": 8}) for _ in range(2)]
         wait_until(lambda: all(stream.frames for stream in streams), 60)
         wait_until(lambda: server.metric("nucleate_num_requests_running") >= 41, 30)
         server.process.send_signal(signal.SIGTERM)
@@ -109,17 +109,17 @@ def test_streams_beyond_the_shutdown_timeout_get_an_error() -> None:
             assert stream.frames[-1] == "[DONE]"
             error = json.loads(stream.frames[-2])["error"]
             assert (error["code"], error["type"]) == ("shutting_down", "server_error")
-        for whole in wholes:
-            whole.join(10)
-            assert whole.answer is not None, whole.error
-            assert (whole.answer.status, whole.answer.json["error"]["code"]) == (503, "shutting_down")
-            assert "retry-after" in whole.answer.headers
+        for complete in complete_requests:
+            complete.join(10)
+            assert complete.response is not None, complete.error
+            assert (complete.response.status, complete.response.json["error"]["code"]) == (503, "shutting_down")
+            assert "retry-after" in complete.response.headers
         assert "Traceback" not in server.log
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.fast_cases(1)
-def test_a_second_signal_ends_it_at_once(number: signal.Signals) -> None:
+def test_a_second_signal_ends_the_server_at_once(number: signal.Signals) -> None:
     with Server(environment=ONE_THREAD) as server:
         stream = Stream(server, {**STORY, "max_tokens": 900, "n": 64})
         wait_until(lambda: stream.frames, 60)
@@ -132,7 +132,7 @@ def test_a_second_signal_ends_it_at_once(number: signal.Signals) -> None:
         assert not stream.whole
 
 
-def test_a_second_signal_is_no_error() -> None:
+def test_a_second_signal_exits_without_a_traceback() -> None:
     with Server(environment=ONE_THREAD) as server:
         stream = Stream(server, {**STORY, "max_tokens": 900, "n": 64})
         wait_until(lambda: stream.frames, 60)
@@ -147,19 +147,19 @@ def test_a_second_signal_is_no_error() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("seconds", [0.3, 1.0])
 @pytest.mark.fast_cases(2)
-def test_a_signal_while_it_starts(number: signal.Signals, seconds: float) -> None:
+def test_a_signal_during_startup(number: signal.Signals, seconds: float) -> None:
     environment = {**os.environ, **QUIET}
     with begun("-m", "nucleate", "serve", "--port", "0", env=environment, stderr=subprocess.PIPE) as process:
         time.sleep(seconds)  # somewhere between the first import and the last
         process.send_signal(number)
-        _, told = process.communicate(timeout=END)
-    assert b"Traceback" not in told
+        _, err = process.communicate(timeout=END)
+    assert b"Traceback" not in err
     assert process.returncode in (0, -number, 128 + number)
 
 
-def test_a_port_in_use_is_an_error_in_one_line() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+def test_a_port_in_use_is_a_one_line_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
         command = [sys.executable, "-m", "nucleate", "serve", "--port", str(port)]
         done = subprocess.run(command, env={**os.environ, **QUIET}, capture_output=True, timeout=60, check=False)
     assert done.returncode == 1

@@ -33,7 +33,7 @@ PROMPT = (0, 399, 1897)
 KINDS = pytest.mark.parametrize("kind", [CompletionStream, ChatStream])
 
 
-def asked(kind: type[ResponseStream], prompts: Any = "The fox", **fields: Any) -> ParsedRequest:
+def parse(kind: type[ResponseStream], prompts: Any = "The fox", **fields: Any) -> ParsedRequest:
     if kind is CompletionStream:
         return read_body(COMPLETIONS, {"prompt": prompts, "stream": True, **fields}, DEFAULTS)
     if "logprobs" in fields:
@@ -42,11 +42,11 @@ def asked(kind: type[ResponseStream], prompts: Any = "The fox", **fields: Any) -
 
 
 def opened(llm: nc.LLM, kind: type[ResponseStream], count: int = 1, **fields: Any) -> ResponseStream:
-    return kind(HEAD, asked(kind, ["The fox"] * count, **fields), [PROMPT] * count, llm.tokenizer)
+    return kind(HEAD, parse(kind, ["The fox"] * count, **fields), [PROMPT] * count, llm.tokenizer)
 
 
 def frames(data: bytes) -> list[dict[str, Any]]:
-    """The chunks in frames, none of which is the last one."""
+    """The chunks in frames, excluding the final [DONE]."""
     assert data == b"" or data.endswith(b"\n\n")
     found = data.split(b"\n\n")[:-1]
     assert all(frame.startswith(b"data: {") and b"\n" not in frame and frame.isascii() for frame in found)
@@ -60,22 +60,26 @@ def choices(data: bytes) -> list[dict[str, Any]]:
     return [one["choices"][0] for one in made]
 
 
-TOLD = dict(logprobs=None, finish_reason=None, seed=7)
+COMMON = dict(logprobs=None, finish_reason=None, seed=7)
 
 
-def test_a_chat_as_openai_streams_it(llm: nc.LLM) -> None:
+def test_chat_chunks_in_openais_format(llm: nc.LLM) -> None:
     chunks = opened(llm, ChatStream, stream_options={"include_usage": True})
     first = frames(chunks.frames(0, [CompletionChunk("Hi", (70,), 0, 7)]))
     head = {"id": HEAD.id, "object": "chat.completion.chunk", "created": HEAD.created, "model": HEAD.model}
-    role = {"index": 0, "delta": {"role": "assistant", "content": ""}, **TOLD, "token_ids": []}
+    role = {"index": 0, "delta": {"role": "assistant", "content": ""}, **COMMON, "token_ids": []}
     assert first == [
         {**head, "choices": [role], "usage": None},
-        {**head, "choices": [{"index": 0, "delta": {"content": "Hi"}, **TOLD, "token_ids": [70]}], "usage": None},
+        {**head, "choices": [{"index": 0, "delta": {"content": "Hi"}, **COMMON, "token_ids": [70]}], "usage": None},
     ]
     last = frames(chunks.frames(0, [CompletionChunk(" you", (71, 72), 0, 7, "stop", "end")]))
-    end = {"index": 0, "delta": {}, **TOLD, "finish_reason": "stop", "token_ids": [], "stop_reason": "end"}
+    end = {"index": 0, "delta": {}, **COMMON, "finish_reason": "stop", "token_ids": [], "stop_reason": "end"}
     assert last == [
-        {**head, "choices": [{"index": 0, "delta": {"content": " you"}, **TOLD, "token_ids": [71, 72]}], "usage": None},
+        {
+            **head,
+            "choices": [{"index": 0, "delta": {"content": " you"}, **COMMON, "token_ids": [71, 72]}],
+            "usage": None,
+        },
         {**head, "choices": [end], "usage": None},
     ]
     data = chunks.end(Usage(3, 4))
@@ -84,18 +88,18 @@ def test_a_chat_as_openai_streams_it(llm: nc.LLM) -> None:
     assert data.endswith(b"\n\ndata: [DONE]\n\n")
 
 
-def test_completions_as_openai_streams_them(llm: nc.LLM) -> None:
+def test_completion_chunks_in_openais_format(llm: nc.LLM) -> None:
     chunks = opened(llm, CompletionStream, 2, n=2)
     head = {"id": HEAD.id, "object": "text_completion", "created": HEAD.created, "model": HEAD.model}
     found = frames(chunks.frames(1, [CompletionChunk("Hi", (70,), 1, 7)]))
-    assert found == [{**head, "choices": [{"index": 3, "text": "Hi", **TOLD, "token_ids": [70]}]}]
+    assert found == [{**head, "choices": [{"index": 3, "text": "Hi", **COMMON, "token_ids": [70]}]}]
     found = frames(chunks.frames(1, [CompletionChunk("", (71,), 1, 7, "length")]))
-    end = {"index": 3, "text": "", **TOLD, "finish_reason": "length", "token_ids": [71], "stop_reason": None}
+    end = {"index": 3, "text": "", **COMMON, "finish_reason": "length", "token_ids": [71], "stop_reason": None}
     assert found == [{**head, "choices": [end]}]
     assert chunks.end(Usage(3, 4)) == DONE == b"data: [DONE]\n\n"
 
 
-def test_the_ends_of_streams(llm: nc.LLM) -> None:
+def test_the_final_frames(llm: nc.LLM) -> None:
     body = error_body("no\nmore", kind="server_error")
     data = error_frame(body)
     assert data.endswith(DONE)
@@ -104,7 +108,7 @@ def test_the_ends_of_streams(llm: nc.LLM) -> None:
 
 
 @KINDS
-def test_what_says_nothing_makes_no_frame(llm: nc.LLM, kind: type[ResponseStream]) -> None:
+def test_a_chunk_without_content_makes_no_frame(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind)
     assert chunks.frames(0, []) == b""
     assert chunks.frames(0, [CompletionChunk("", (70,), 0, 7)]) == b""
@@ -118,32 +122,32 @@ def test_what_says_nothing_makes_no_frame(llm: nc.LLM, kind: type[ResponseStream
 
 
 @KINDS
-def test_what_an_answer_is_worth_comes_with_its_end(llm: nc.LLM, kind: type[ResponseStream]) -> None:
+def test_validation_results_come_with_the_last_chunk(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind, n=2)
-    worth = Validation(("uniqueItems at /a",), ("$.a: wrong",))
+    result = Validation(("uniqueItems at /a",), ("$.a: wrong",))
     early = choices(
         chunks.frames(
             0, [CompletionChunk("[", (70,), 0, 7), CompletionChunk("[", (70,), 1, 7), CompletionChunk("1", (71,), 0, 7)]
         )
     )
-    ends = choices(chunks.frames(0, [CompletionChunk("]", (72,), 0, 7, "stop", validation=worth)]))
+    ends = choices(chunks.frames(0, [CompletionChunk("]", (72,), 0, 7, "stop", validation=result)]))
     other = choices(chunks.frames(0, [CompletionChunk("]", (72,), 1, 7, "stop")]))
-    assert ends[-1]["validation"] == {"ignored": ["uniqueItems at /a"], "errors": ["$.a: wrong"]}
+    assert ends[-1]["validation"] == {"ignored": ["uniqueItems at /a"], "errors": ["$.a: wrong"], "unchecked": []}
     assert not any("validation" in choice for choice in (*early, *ends[:-1], *other))
 
 
 @KINDS
-def test_logprobs_do_not_wait_for_a_text(llm: nc.LLM, kind: type[ResponseStream]) -> None:
+def test_logprobs_are_sent_before_the_text_is_complete(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind, logprobs=1)
     for token in (177, 258):  # parts of one character
-        told = (StepLogprobs(TokenLogprob(token, -1.0, 1), (), ()),)
-        choice = choices(chunks.frames(0, [CompletionChunk("", (token,), 0, 7, None, None, told)]))[-1]
-        said = choice["logprobs"]["content"] if kind is ChatStream else choice["logprobs"]["tokens"]
-        assert (len(said), choice["token_ids"], choice["finish_reason"]) == (1, [token], None)
+        token_logprobs = (StepLogprobs(TokenLogprob(token, -1.0, 1), (), ()),)
+        choice = choices(chunks.frames(0, [CompletionChunk("", (token,), 0, 7, None, None, token_logprobs)]))[-1]
+        entries = choice["logprobs"]["content"] if kind is ChatStream else choice["logprobs"]["tokens"]
+        assert (len(entries), choice["token_ids"], choice["finish_reason"]) == (1, [token], None)
 
 
 @KINDS
-def test_an_answer_without_a_word_has_its_beginning_and_its_end(llm: nc.LLM, kind: type[ResponseStream]) -> None:
+def test_an_output_without_text_has_a_first_and_a_last_chunk(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     found = choices(opened(llm, kind).frames(0, [CompletionChunk("", (4,), 0, 7, "stop")]))
     assert [choice["finish_reason"] for choice in found] == [None, "stop"][-len(found) :]
     assert found[-1]["token_ids"] == [4]
@@ -152,7 +156,7 @@ def test_an_answer_without_a_word_has_its_beginning_and_its_end(llm: nc.LLM, kin
 
 
 @KINDS
-def test_an_error_never_ends_a_choice(llm: nc.LLM, kind: type[ResponseStream]) -> None:
+def test_an_error_sets_no_finish_reason(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind)
     chunks.frames(0, [CompletionChunk("a", (70,), 0, 7)])
     (choice,) = choices(chunks.frames(0, [CompletionChunk("b", (), 0, 7, "error", "the model failed: /path")]))
@@ -162,7 +166,7 @@ def test_an_error_never_ends_a_choice(llm: nc.LLM, kind: type[ResponseStream]) -
 
 
 @KINDS
-def test_what_comes_at_once_is_one_frame_for_each_answer(llm: nc.LLM, kind: type[ResponseStream]) -> None:
+def test_simultaneous_chunks_of_a_choice_share_a_frame(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind, n=2)
     for index in (0, 1):
         chunks.frames(0, [CompletionChunk("a", (70,), index, 7 + index)])
@@ -171,25 +175,25 @@ def test_what_comes_at_once_is_one_frame_for_each_answer(llm: nc.LLM, kind: type
         CompletionChunk(text, (ord(text),), index, 7 + index) for text, index in zip("bcdefg", indices, strict=True)
     ]
     found = choices(chunks.frames(0, at_once))
-    said = [choice.get("text", choice.get("delta", {}).get("content")) for choice in found]
-    assert sorted(zip([choice["index"] for choice in found], said, strict=True)) == [(0, "cf"), (1, "bdeg")]
+    entries = [choice.get("text", choice.get("delta", {}).get("content")) for choice in found]
+    assert sorted(zip([choice["index"] for choice in found], entries, strict=True)) == [(0, "cf"), (1, "bdeg")]
     assert sorted(choice["seed"] for choice in found) == [7, 8]
 
 
-def test_a_prompt_without_an_answer(llm: nc.LLM) -> None:
+def test_prompt_only_requests(llm: nc.LLM) -> None:
     chunks = opened(llm, CompletionStream, echo=True, max_tokens=0, stream_options={"include_usage": True})
     (choice,) = choices(chunks.frames(0, [CompletionChunk(" jumps", (70,), 0, 7, "stop", 70)]))
-    end = {**TOLD, "finish_reason": "length", "stop_reason": None}
+    end = {**COMMON, "finish_reason": "length", "stop_reason": None}
     assert choice == {"index": 0, "text": "The fox", **end, "token_ids": []}
     usage = frames(chunks.end(Usage(3, 1)).removesuffix(DONE))[0]["usage"]
     assert usage == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
 
 
-def slow(kind: type[ResponseStream], number: int, piece: CompletionChunk, include_usage: bool) -> bytes:
-    """A frame that brings text, as ``json`` writes it."""
-    said = {"text": piece.text} if kind is CompletionStream else {"delta": {"content": piece.text}}
-    choice = {"index": number, **said, "logprobs": None, "finish_reason": None, "seed": piece.seed,
-              "token_ids": list(piece.token_ids)}  # fmt: skip
+def json_frame(kind: type[ResponseStream], number: int, chunk: CompletionChunk, include_usage: bool) -> bytes:
+    """A frame with text, serialized by ``json``."""
+    content = {"text": chunk.text} if kind is CompletionStream else {"delta": {"content": chunk.text}}
+    choice = {"index": number, **content, "logprobs": None, "finish_reason": None, "seed": chunk.seed,
+              "token_ids": list(chunk.token_ids)}  # fmt: skip
     body = {"id": HEAD.id, "object": kind.kind, "created": HEAD.created, "model": HEAD.model, "choices": [choice]}
     body |= {"usage": None} if include_usage else {}
     return f"data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()
@@ -207,7 +211,7 @@ IDS = st.lists(st.integers(0, 2**31), max_size=3).map(tuple)
 @settings(max_examples=tiers.count(40, 300))
 @given(data=st.data())
 @pytest.mark.fast_cases(2)
-def test_quick_frames_are_those_that_json_writes(
+def test_fast_frames_equal_those_of_json(
     llm: nc.LLM, kind: type[ResponseStream], include_usage: bool, data: st.DataObject
 ) -> None:
     options = {"stream_options": {"include_usage": True}} if include_usage else {}
@@ -215,54 +219,54 @@ def test_quick_frames_are_those_that_json_writes(
     index = data.draw(st.integers(0, 2))
     chunks.frames(0, [CompletionChunk("a", (70,), index, seed)])
     for text, ids in data.draw(st.lists(st.tuples(TEXTS, IDS), min_size=3, max_size=8)):
-        piece = CompletionChunk(text, ids, index, seed)
-        assert chunks.frames(0, [piece]) == slow(kind, index, piece, include_usage)
-        assert json.loads(slow(kind, index, piece, include_usage)[6:])["choices"][0]["index"] == index
+        chunk = CompletionChunk(text, ids, index, seed)
+        assert chunks.frames(0, [chunk]) == json_frame(kind, index, chunk, include_usage)
+        assert json.loads(json_frame(kind, index, chunk, include_usage)[6:])["choices"][0]["index"] == index
 
 
 @KINDS
-def test_a_huge_text(llm: nc.LLM, kind: type[ResponseStream]) -> None:
+def test_a_very_long_text(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind)
     chunks.frames(0, [CompletionChunk("a", (70,), 0, 7)])
-    piece = CompletionChunk('"🦊\n' * 300_000, tuple(range(10_000)), 0, 7)
-    assert chunks.frames(0, [piece]) == slow(kind, 0, piece, False)
+    chunk = CompletionChunk('"🦊\n' * 300_000, tuple(range(10_000)), 0, 7)
+    assert chunks.frames(0, [chunk]) == json_frame(kind, 0, chunk, False)
 
 
 @KINDS
 def test_a_frame_takes_microseconds(llm: nc.LLM, kind: type[ResponseStream]) -> None:
-    """A frame by ``json`` takes five times as long; twice, at the least, where others disturb."""
+    """Serializing a frame with ``json`` takes five times as long; at least twice on a busy machine."""
     chunks = opened(llm, kind)
     chunks.frames(0, [CompletionChunk("a", (70,), 0, 7)])
-    pieces = [[CompletionChunk(" fox", (index,), 0, 7)] for index in range(2000)]
-    quick, written = [], []
+    chunk_list = [[CompletionChunk(" fox", (index,), 0, 7)] for index in range(2000)]
+    fast, by_json = [], []
     for _ in range(5):
         start = time.perf_counter()
-        for one in pieces:
+        for one in chunk_list:
             chunks.frames(0, one)
         middle = time.perf_counter()
-        for one in pieces:
-            slow(kind, 0, one[0], False)
-        quick.append(middle - start)
-        written.append(time.perf_counter() - middle)
-    assert min(quick) < min(written) / 2, (min(quick), min(written))
+        for one in chunk_list:
+            json_frame(kind, 0, one[0], False)
+        fast.append(middle - start)
+        by_json.append(time.perf_counter() - middle)
+    assert min(fast) < min(by_json) / 2, (min(fast), min(by_json))
 
 
-# Streams as a whole
+# Complete streams
 
 
 def joined(kind: type[ResponseStream], given: list[dict[str, Any]]) -> dict[str, Any]:
-    """The body that chunks make up, as a client puts them together."""
-    whole: dict[int, dict[str, Any]] = {}
+    """Merge the chunks into a body, as a client does."""
+    outputs: dict[int, dict[str, Any]] = {}
     for chunk in given:
         for choice in chunk["choices"]:
-            own = whole.setdefault(choice["index"], {"index": choice["index"], "said": [], "logprobs": []})
+            own = outputs.setdefault(choice["index"], {"index": choice["index"], "texts": [], "logprobs": []})
             assert "finish_reason" not in own, "a choice goes on after its end"
-            said = [choice["text"]] if kind is CompletionStream else [choice["delta"].get("content")]
+            texts = [choice["text"]] if kind is CompletionStream else [choice["delta"].get("content")]
             if kind is ChatStream:
-                assert ("role" in choice["delta"]) == (not own["said"])
+                assert ("role" in choice["delta"]) == (not own["texts"])
                 assert (choice["delta"] == {}) == (choice["finish_reason"] is not None)
-                said = [text for text in said if text is not None]
-            own["said"] += said
+                texts = [text for text in texts if text is not None]
+            own["texts"] += texts
             own["logprobs"] += [] if choice["logprobs"] is None else [choice["logprobs"]]
             own["token_ids"] = own.get("token_ids", []) + choice["token_ids"]
             assert own.setdefault("seed", choice["seed"]) == choice["seed"]
@@ -273,8 +277,8 @@ def joined(kind: type[ResponseStream], given: list[dict[str, Any]]) -> dict[str,
             else:
                 own |= {name: choice[name] for name in ("finish_reason", "stop_reason", "validation") if name in choice}
     made = []
-    for _, own in sorted(whole.items()):
-        text, parts = "".join(own.pop("said")), own.pop("logprobs")
+    for _, own in sorted(outputs.items()):
+        text, parts = "".join(own.pop("texts")), own.pop("logprobs")
         own |= {"message": {"role": "assistant", "content": text, "refusal": None}} if kind is ChatStream else {}
         own |= {"text": text} if kind is CompletionStream else {}
         own["logprobs"] = {name: [] for part in parts[:1] for name in part} or None
@@ -287,7 +291,7 @@ def joined(kind: type[ResponseStream], given: list[dict[str, Any]]) -> dict[str,
 
 
 def trimmed(body: dict[str, Any]) -> dict[str, Any]:
-    """A body without its kind and date; no logprobs are as good as none of any token."""
+    """A body without object type and creation time; null logprobs equal a list without logprobs."""
     for choice in body["choices"]:
         if choice["logprobs"] is not None and not any(choice["logprobs"].values()):
             choice["logprobs"] = None
@@ -303,49 +307,49 @@ def steps(draw: st.DrawFn, ids: Sequence[int], top: int, also: Sequence[int]) ->
 
 
 @st.composite
-def answers(
+def random_chunks(
     draw: st.DrawFn, llm: nc.LLM, prompt_ids: Sequence[int], index: int, request: ParsedRequest
 ) -> list[CompletionChunk]:
-    """An answer in pieces, its text behind its tokens by some of them, and cut at any place."""
+    """The chunks of one random output; the text may lag behind the tokens and may be truncated."""
     ids = draw(st.lists(st.sampled_from([4, 70, 104, 177, 237, 258, 399, 1190, 1897]), max_size=6))
     ids = ids[:1] if request.prompt_only else ids
     before = len(llm.tokenizer.decode(prompt_ids, skip_special_tokens=True).rstrip("\ufffd"))
     text = llm.tokenizer.decode([*prompt_ids, *ids])[before:]
     text = text[: draw(st.integers(0, len(text)))]
-    told = list(steps(draw, ids, request.engine_params.logprobs or 0, request.params.logprob_token_ids))
+    token_logprobs = list(steps(draw, ids, request.engine_params.logprobs or 0, request.params.logprob_token_ids))
     reason = draw(st.sampled_from(["stop", "length", "abort"]))
     detail = draw(st.sampled_from([None, 4, "the end"]))
-    worth = draw(
+    result = draw(
         st.sampled_from([None, Validation(("not at /a",), ()), Validation(("not",), ("$: wrong", "$.a: too"))])
     )
-    pieces, shown, certain = [], 0, 0
-    for place, token in enumerate(ids):
-        last = place == len(ids) - 1
-        certain = len(llm.tokenizer.decode([*prompt_ids, *ids[: place + 1]]).rstrip("\ufffd")) - before
+    chunk_list, shown, certain = [], 0, 0
+    for position, token in enumerate(ids):
+        last = position == len(ids) - 1
+        certain = len(llm.tokenizer.decode([*prompt_ids, *ids[: position + 1]]).rstrip("\ufffd")) - before
         until = len(text) if last else draw(st.integers(shown, max(shown, min(certain, len(text)))))
-        logprobs = (told[place],) if request.returns_logprobs else None
+        logprobs = (token_logprobs[position],) if request.returns_logprobs else None
         end = (reason, detail) if last else (None, None)
-        validation = worth if last else None
-        pieces.append(
+        validation = result if last else None
+        chunk_list.append(
             CompletionChunk(text[shown:until], (token,), index, 7 + index, *end, logprobs, validation=validation)
         )
         shown = until
-    if not pieces:
-        pieces = [CompletionChunk("", (), index, 7 + index, "abort")]
+    if not chunk_list:
+        chunk_list = [CompletionChunk("", (), index, 7 + index, "abort")]
     of_prompt = None
     if index == 0 and request.engine_params.prompt_logprobs is not None and draw(st.booleans()):
         of_prompt = (
             None,
             *steps(draw, prompt_ids[1:], request.engine_params.prompt_logprobs, request.params.logprob_token_ids),
         )
-    first = pieces[0]
-    pieces[0] = replace(first, prompt_logprobs=of_prompt)
-    return pieces
+    first = chunk_list[0]
+    chunk_list[0] = replace(first, prompt_logprobs=of_prompt)
+    return chunk_list
 
 
 def interleaved(draw: st.DrawFn, own: list[list[CompletionChunk]]) -> list[CompletionChunk]:
-    """Pieces of several answers as an engine gives them: the first answer begins."""
-    queues, found = [list(pieces) for pieces in own], [own[0][0]]
+    """Chunks of several outputs in random order; the first output starts."""
+    queues, found = [list(chunk_list) for chunk_list in own], [own[0][0]]
     del queues[0][0]
     while any(queues):
         queue = draw(st.sampled_from([queue for queue in queues if queue]))
@@ -357,7 +361,7 @@ def interleaved(draw: st.DrawFn, own: list[list[CompletionChunk]]) -> list[Compl
 @settings(max_examples=tiers.count(50, 400))
 @given(data=st.data())
 @pytest.mark.fast_cases(1)
-def test_chunks_put_together_are_the_whole_body(llm: nc.LLM, kind: type[ResponseStream], data: st.DataObject) -> None:
+def test_merged_chunks_equal_the_response_body(llm: nc.LLM, kind: type[ResponseStream], data: st.DataObject) -> None:
     draw = data.draw
     prompts: list[Any] = ["x"]
     if kind is CompletionStream:
@@ -369,22 +373,22 @@ def test_chunks_put_together_are_the_whole_body(llm: nc.LLM, kind: type[Response
         fields |= {name: draw(st.sampled_from(values))} if draw(st.booleans()) else {}
     if kind is CompletionStream and draw(st.booleans()):
         fields |= {"echo": True} | ({"max_tokens": 0} if draw(st.booleans()) else {})
-    request = asked(kind, stream_options={"include_usage": True}, **fields)
+    request = parse(kind, stream_options={"include_usage": True}, **fields)
     ids = [llm.encode(prompt) for prompt in prompts]
-    whole = [
-        [draw(answers(llm, prompt_ids, index, request), label="answer") for index in range(request.params.n)]
+    outputs = [
+        [draw(random_chunks(llm, prompt_ids, index, request), label="output") for index in range(request.params.n)]
         for prompt_ids in ids
     ]
     chunks, stream = kind(HEAD, request, ids, llm.tokenizer), b""
-    queues = [interleaved(draw, own) for own in whole]
-    for place, queue in enumerate(queues):
+    queues = [interleaved(draw, own) for own in outputs]
+    for position, queue in enumerate(queues):
         while queue:
             size = draw(st.integers(1, len(queue)))
-            stream += chunks.frames(place, queue[:size])
+            stream += chunks.frames(position, queue[:size])
             del queue[:size]
     completions = [
-        Completion.from_chunks(prompt_ids, [piece for own in answer for piece in own])
-        for prompt_ids, answer in zip(ids, whole, strict=True)
+        Completion.from_chunks(prompt_ids, [chunk for own in output_chunks for chunk in own])
+        for prompt_ids, output_chunks in zip(ids, outputs, strict=True)
     ]
     usage = Usage(sum(one.usage.prompt_tokens for one in completions),
                   sum(one.usage.completion_tokens for one in completions))  # fmt: skip
@@ -402,48 +406,46 @@ def test_chunks_put_together_are_the_whole_body(llm: nc.LLM, kind: type[Response
 @pytest.mark.parametrize("fields", [{}, {"echo": True}, {"echo": True, "max_tokens": 0}, {"stop": ["fox", "the", "a"]},
                                     {"prompt_logprobs": 1}])  # fmt: skip
 @pytest.mark.parametrize("logprobs", [None, 2])
-@pytest.mark.fast_cases(5)
-def test_what_an_engine_says_as_a_stream(llm: nc.LLM, fields: dict[str, Any], logprobs: int | None) -> None:
+@pytest.mark.fast_cases(3)
+def test_any_engine_output_is_a_valid_stream(llm: nc.LLM, fields: dict[str, Any], logprobs: int | None) -> None:
     prompts = ["The fox", "🦊"]
-    request = asked(CompletionStream, prompts, n=2, seed=3, logprobs=logprobs, stream_options={"include_usage": True},
+    request = parse(CompletionStream, prompts, n=2, seed=3, logprobs=logprobs, stream_options={"include_usage": True},
                     **{"max_tokens": 20, **fields})  # fmt: skip
-    ids, pieces = [llm.encode(prompt) for prompt in prompts], []
+    ids, chunk_list = [llm.encode(prompt) for prompt in prompts], []
     chunks, data = CompletionStream(HEAD, request, ids, llm.tokenizer), b""
-    for place, own in enumerate(ids):
-        pieces.append(list(llm.stream(own, request.engine_params)))
-        data += b"".join(chunks.frames(place, [piece]) for piece in pieces[-1])
-    completions = [Completion.from_chunks(own, said) for own, said in zip(ids, pieces, strict=True)]
+    for position, own in enumerate(ids):
+        chunk_list.append(list(llm.stream(own, request.engine_params)))
+        data += b"".join(chunks.frames(position, [chunk]) for chunk in chunk_list[-1])
+    completions = [Completion.from_chunks(own, entries) for own, entries in zip(ids, chunk_list, strict=True)]
     body = completion_body(HEAD, request, completions, llm.tokenizer)
     read, made = (sum(getattr(one.usage, f"{name}_tokens") for one in completions) for name in ("prompt", "completion"))
     data += chunks.end(Usage(read, made))
     assert trimmed(joined(CompletionStream, frames(data.removesuffix(DONE)))) == trimmed(json.loads(json.dumps(body)))
 
 
-def test_the_types_are_openais(llm: nc.LLM) -> None:
+def test_chunks_have_openais_types(llm: nc.LLM) -> None:
     types = pytest.importorskip("openai.types")
     chat = pytest.importorskip("openai.types.chat")
-    told = (StepLogprobs(TokenLogprob(70, -1.0, 1), (TokenLogprob(71, -2.0, 2),), ()),)
+    token_logprobs = (StepLogprobs(TokenLogprob(70, -1.0, 1), (TokenLogprob(71, -2.0, 2),), ()),)
     for logprobs in (None, 1):
-        said = None if logprobs is None else told
-        pieces = [
-            CompletionChunk("a", (70,), 0, 7, None, None, said),
-            CompletionChunk("b", (70,), 0, 7, "stop", "b", said),
+        entries = None if logprobs is None else token_logprobs
+        chunk_list = [
+            CompletionChunk("a", (70,), 0, 7, None, None, entries),
+            CompletionChunk("b", (70,), 0, 7, "stop", "b", entries),
         ]
         for kind in (ChatStream, CompletionStream):
             fields = {} if logprobs is None else {"logprobs": logprobs}
-            request = asked(kind, stream_options={"include_usage": True}, **fields)
+            request = parse(kind, stream_options={"include_usage": True}, **fields)
             chunks = kind(HEAD, request, [PROMPT], llm.tokenizer)
-            data = b"".join(chunks.frames(0, [piece]) for piece in pieces) + chunks.end(Usage(3, 2))
+            data = b"".join(chunks.frames(0, [chunk]) for chunk in chunk_list) + chunks.end(Usage(3, 2))
             for chunk in frames(data.removesuffix(DONE)):
                 model = chat.ChatCompletionChunk if kind is ChatStream else types.Completion
-                if (
-                    kind is CompletionStream
-                ):  # their type says that it is a string; their API, and all others, send null
+                if kind is CompletionStream:  # the type is a string; OpenAI and other servers send null
                     for choice in chunk["choices"]:
                         choice["finish_reason"] = choice["finish_reason"] or "stop"
                 found = model.model_validate(chunk, strict=True)
                 assert found.model_dump(exclude_unset=True) == chunk
-            completion = Completion.from_chunks(PROMPT, pieces)
+            completion = Completion.from_chunks(PROMPT, chunk_list)
             if kind is ChatStream:
                 body = chat_body(HEAD, request, completion, llm.tokenizer)
                 assert chat.ChatCompletion.model_validate(body, strict=True)

@@ -49,7 +49,7 @@ def is_record(text: str) -> bool:
     return [*json.loads(text)] == ["name", "kind", "sizes"]
 
 
-FORMS: list[tuple[dict[str, Any], Any]] = [
+CONSTRAINTS: list[tuple[dict[str, Any], Any]] = [
     ({"response_format": {"type": "json_schema", "json_schema": {"name": "r", "schema": RECORD}}}, is_record),
     ({"structured_outputs": {"json": json.dumps(RECORD), "disable_any_whitespace": True}}, is_record),
     ({"structured_outputs": {"regex": "[0-9]{3}-[0-9]{4}"}}, re.compile("[0-9]{3}-[0-9]{4}").fullmatch),
@@ -58,7 +58,7 @@ FORMS: list[tuple[dict[str, Any], Any]] = [
     ({"structured_outputs": {"grammar": 'start: "(" start ")" | "x"'}}, re.compile(r"\(*x\)*").fullmatch),
     ({"structured_outputs": {"regex": "a very long text that leaves no choice at all"}}, lambda text: len(text) == 45),
 ]
-EACH = pytest.mark.parametrize(("fields", "right"), FORMS, ids=[str(fields)[:60] for fields, _ in FORMS])
+EACH = pytest.mark.parametrize(("fields", "right"), CONSTRAINTS, ids=[str(fields)[:60] for fields, _ in CONSTRAINTS])
 
 
 def text_of(choice: Any) -> str:
@@ -70,7 +70,7 @@ def streamed(parts: list[Any]) -> str:
 
 
 def parts_of(call: Any, index: int = 0) -> list[Any]:
-    """The choices of a stream that ended well, of one answer."""
+    """The choices of a stream with one output that ended normally."""
     assert call.status == 200
     assert call.frames[-1] == "[DONE]"
     found = [choice for frame in call.frames[:-1] for choice in frame["choices"] if choice["index"] == index]
@@ -80,16 +80,16 @@ def parts_of(call: Any, index: int = 0) -> list[Any]:
 
 @PATHS
 @EACH
-@pytest.mark.fast_cases(7)
+@pytest.mark.fast_cases(5)
 def test_structured_output_with_and_without_streaming(
     llm: nc.LLM, path: str, fields: dict[str, Any], right: Any
 ) -> None:
     async def use(app: Any, service: Service) -> None:
         body = {**SUBJECT[path], **fields, "n": 3}
-        whole = await ask(app, path, body)
+        response = await ask(app, path, body)
         stream = await ask(app, path, {**body, "stream": True})
-        assert whole.status == 200, whole.data
-        for choice in whole.json["choices"]:
+        assert response.status == 200, response.data
+        for choice in response.json["choices"]:
             assert right(text_of(choice)), choice
             assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
             assert "validation" not in choice
@@ -98,13 +98,13 @@ def test_structured_output_with_and_without_streaming(
             assert ids_of(parts) == choice["token_ids"]
             assert (parts[-1]["finish_reason"], parts[-1]["stop_reason"]) == ("stop", None)
             assert not any("validation" in part for part in parts)
-        made = sum(len(choice["token_ids"]) for choice in whole.json["choices"])
-        assert whole.json["usage"]["completion_tokens"] == made
+        made = sum(len(choice["token_ids"]) for choice in response.json["choices"])
+        assert response.json["usage"]["completion_tokens"] == made
 
     serve(llm, use)
 
 
-def test_tokens_that_must_follow_come_at_once(llm: nc.LLM) -> None:
+def test_forced_tokens_are_generated_at_once(llm: nc.LLM) -> None:
     async def use(app: Any, service: Service) -> None:
         before = service.engine.stats
         call = await ask(
@@ -127,12 +127,12 @@ def test_tokens_that_must_follow_come_at_once(llm: nc.LLM) -> None:
 @PATHS
 def test_logprobs_with_structured_output(llm: nc.LLM, path: str) -> None:
     async def use(app: Any, service: Service) -> None:
-        told = {"logprobs": True, "top_logprobs": 2} if path == CHAT_PATH else {"logprobs": 2}
-        body = {**SUBJECT[path], **told, "structured_outputs": {"regex": "the fox is [0-9]{3}"}}
-        whole = await ask(app, path, body)
+        logprob_fields = {"logprobs": True, "top_logprobs": 2} if path == CHAT_PATH else {"logprobs": 2}
+        body = {**SUBJECT[path], **logprob_fields, "structured_outputs": {"regex": "the fox is [0-9]{3}"}}
+        response = await ask(app, path, body)
         bare = await ask(app, path, {**SUBJECT[path], "structured_outputs": body["structured_outputs"]})
         stream = await ask(app, path, {**body, "stream": True})
-        [choice] = whole.json["choices"]
+        [choice] = response.json["choices"]
         assert text_of(choice) == text_of(bare.json["choices"][0])
         steps = choice["logprobs"]["content"] if path == CHAT_PATH else choice["logprobs"]["tokens"]
         assert len(steps) == len(choice["token_ids"])
@@ -145,8 +145,8 @@ def test_logprobs_with_structured_output(llm: nc.LLM, path: str) -> None:
 
 def test_best_of_and_echo_with_structured_output(llm: nc.LLM) -> None:
     async def use(app: Any, service: Service) -> None:
-        form = {"structured_outputs": {"regex": "[0-9]{4}"}}
-        body = {**SUBJECT[PATH], **form, "prompt": ["The fox", "A cat"], "best_of": 5, "n": 2, "echo": True}
+        constraint = {"structured_outputs": {"regex": "[0-9]{4}"}}
+        body = {**SUBJECT[PATH], **constraint, "prompt": ["The fox", "A cat"], "best_of": 5, "n": 2, "echo": True}
         choices = (await ask(app, PATH, body)).json["choices"]
         assert [bool(re.fullmatch("(The fox|A cat)[0-9]{4}", choice["text"])) for choice in choices] == [True] * 4
         every = (await ask(app, PATH, {**body, "best_of": 5, "n": 5})).json["choices"]
@@ -160,12 +160,12 @@ def test_best_of_and_echo_with_structured_output(llm: nc.LLM) -> None:
 
 
 @PATHS
-def test_what_an_answer_is_worth_whose_schema_was_not_held_in_full(llm: nc.LLM, path: str) -> None:
+def test_validation_results_of_a_schema_with_ignored_keywords(llm: nc.LLM, path: str) -> None:
     async def use(app: Any, service: Service) -> None:
         body = {**SUBJECT[path], **LENIENT, "n": 2}
-        whole = await ask(app, path, body)
+        response = await ask(app, path, body)
         stream = await ask(app, path, {**body, "stream": True})
-        for choice in whole.json["choices"]:
+        for choice in response.json["choices"]:
             assert len(json.loads(text_of(choice))) == 4
             assert choice["validation"]["ignored"] == ["uniqueItems"]
             [error] = choice["validation"]["errors"]
@@ -181,13 +181,13 @@ def test_what_an_answer_is_worth_whose_schema_was_not_held_in_full(llm: nc.LLM, 
 
 
 def _dead_end(llm: nc.LLM) -> dict[str, Any]:
-    """Parameters by which an answer comes to nine letters, and not to its end."""
+    """Parameters with which an output reaches nine letters but cannot end."""
     seven = [token for token in range(SIZE) if "7" in llm.tokenizer.decode([token])]
     return {"structured_outputs": {"regex": "a{9}7"}, "suppress_token_ids": seven}
 
 
 @PATHS
-def test_what_was_said_before_an_answer_failed_is_sent_to_a_slow_client_too(llm: nc.LLM, path: str) -> None:
+def test_text_before_a_failure_is_sent_to_a_slow_client_too(llm: nc.LLM, path: str) -> None:
     async def use(app: Any, service: Service) -> None:
         stream = begin(app, path, {**SUBJECT[path], **_dead_end(llm), "stream": True})
         stream.reads.clear()
@@ -195,7 +195,7 @@ def test_what_was_said_before_an_answer_failed_is_sent_to_a_slow_client_too(llm:
         while not stats.sampled_tokens or stats.num_running_seqs or stats.num_waiting_seqs:
             await asyncio.sleep(0.001)
             stats = service.engine.stats
-        await asyncio.sleep(0.02)  # what comes of it lies there all at once
+        await asyncio.sleep(0.02)  # the chunks are buffered all at once
         stream.reads.set()
         await asyncio.wait_for(stream.task, 30)
         *chunks, error, done = stream.frames
@@ -211,13 +211,13 @@ def test_a_ban_of_all_allowed_tokens_is_a_client_error(llm: nc.LLM, path: str) -
     async def use(app: Any, service: Service) -> None:
         body = {**SUBJECT[path], **_dead_end(llm)}
         other = begin(app, PATH, {**SUBJECT[PATH], "prompt": [1]})
-        whole = await ask(app, path, body)
-        check_error(whole, 400, param="structured_outputs", type="invalid_request_error", code=None)
-        assert "no token satisfies the structured-output constraint" in whole.json["error"]["message"]
+        response = await ask(app, path, body)
+        check_error(response, 400, param="structured_outputs", type="invalid_request_error", code=None)
+        assert "no token satisfies the structured-output constraint" in response.json["error"]["message"]
         stream = await ask(app, path, {**body, "stream": True})
         *chunks, error, done = stream.frames
         assert streamed([chunk["choices"][0] for chunk in chunks]) == "a" * 9
-        assert (error, done) == (whole.json, "[DONE]")
+        assert (error, done) == (response.json, "[DONE]")
         await other.task
         assert other.status == 200
         text = (await ask(app, "/metrics")).data.decode()
@@ -244,20 +244,20 @@ def test_a_slow_mask_ends_only_its_own_sequence(llm: nc.LLM, monkeypatch: pytest
 
 
 def _slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if each mask took 50 ms longer."""
+    """Make each mask take 50 ms longer."""
     from nucleate import structured_output
 
-    places = [name for name in dir(structured_output) if hasattr(getattr(structured_output, name), "FREE_SECONDS")]
-    assert places
-    for name in places:
+    modules = [name for name in dir(structured_output) if hasattr(getattr(structured_output, name), "FREE_SECONDS")]
+    assert modules
+    for name in modules:
         monkeypatch.setattr(getattr(structured_output, name), "FREE_SECONDS", -0.05)
 
 
 @PATHS
-def test_what_cannot_be_compiled_is_refused_and_counted(llm: nc.LLM, path: str, caplog: Any) -> None:
+def test_compilation_failures_are_rejected_and_counted(llm: nc.LLM, path: str, caplog: Any) -> None:
     async def use(app: Any, service: Service) -> None:
-        secret = {"type": "object", "properties": {"very private": {"not": {}}}}
-        for field, form, words in (
+        secret = {"type": "object", "properties": {"very private": {"uniqueItems": True}}}
+        for field, constraint, words in (
             (
                 "response_format",
                 {"type": "json_schema", "json_schema": {"name": "x", "schema": secret}},
@@ -269,7 +269,7 @@ def test_what_cannot_be_compiled_is_refused_and_counted(llm: nc.LLM, path: str, 
             ("response_format", {"type": "very private"}, ".type must be one of"),
         ):
             for stream in (False, True):
-                call = await ask(app, path, {**SUBJECT[path], field: form, "stream": stream})
+                call = await ask(app, path, {**SUBJECT[path], field: constraint, "stream": stream})
                 check_error(call, 400, param=field, type="invalid_request_error", code=None)
                 assert call.json["error"]["message"].startswith(field)
                 assert words in call.json["error"]["message"]
@@ -286,7 +286,7 @@ def test_what_cannot_be_compiled_is_refused_and_counted(llm: nc.LLM, path: str, 
     assert "private" not in json.dumps(lines)
 
 
-# ---- time
+# ---- timing
 
 
 COSTLY: list[tuple[Callable[[int], Any], int]] = [
@@ -310,9 +310,9 @@ def test_the_event_loop_is_not_blocked_by_a_grammar_compilation(
 ) -> None:
     async def use(app: Any, service: Service) -> None:
         shares = []
-        for seed in range(4):  # one is enough: the machine may have something else to do
-            form = {"json_schema": schema(seed)}
-            call = begin(app, PATH, {**SUBJECT[PATH], "max_tokens": 1, "structured_outputs": form})
+        for seed in range(4):  # one is enough: the machine may run other programs
+            constraint = {"json_schema": schema(seed)}
+            call = begin(app, PATH, {**SUBJECT[PATH], "max_tokens": 1, "structured_outputs": constraint})
             shares.append(await longest_hold(call.task))
             assert call.status == status
         assert min(shares) < 0.4, shares
@@ -322,13 +322,13 @@ def test_the_event_loop_is_not_blocked_by_a_grammar_compilation(
 
 def test_a_compilation_survives_a_cancelled_caller(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
-    begun, gate = threading.Event(), threading.Event()
+    started, gate = threading.Event(), threading.Event()
     compile_ = GrammarCompiler.compile
 
-    def held(self: GrammarCompiler, structured_outputs: Any) -> Any:
+    def blocked_compile(self: GrammarCompiler, structured_outputs: Any) -> Any:
         compiled.append(structured_outputs.regex)
         if structured_outputs.regex == "slow":
-            begun.set()
+            started.set()
             gate.wait(60)
         return compile_(self, structured_outputs)
 
@@ -337,14 +337,14 @@ def test_a_compilation_survives_a_cancelled_caller(llm: nc.LLM, monkeypatch: pyt
             return begin(app, PATH, {**SUBJECT[PATH], "structured_outputs": {"regex": regex}})
 
         await asking("a").task
-        monkeypatch.setattr(GrammarCompiler, "compile", held)
+        monkeypatch.setattr(GrammarCompiler, "compile", blocked_compile)
         waiting = [asking("slow")]
-        await asyncio.to_thread(begun.wait, 60)
+        await asyncio.to_thread(started.wait, 60)
         leaver = asking("slow 2")
         waiting += [asking("quick") for _ in range(9)]  # more than there are threads
         await asyncio.sleep(0.05)
         leaver.leave()
-        assert (await ask(app, PATH, {**SUBJECT[PATH], "max_tokens": 1})).status == 200  # without a form
+        assert (await ask(app, PATH, {**SUBJECT[PATH], "max_tokens": 1})).status == 200  # without a constraint
         await asyncio.gather(leaver.task, *(call.task for call in waiting))
         for call in waiting:
             check_error(call, 504, code="timeout", type="server_error")
@@ -354,7 +354,7 @@ def test_a_compilation_survives_a_cancelled_caller(llm: nc.LLM, monkeypatch: pyt
         last = asking("again")
         await last.task
         assert last.json["choices"][0]["text"] == "again"
-        assert compiled == ["slow", "again"]  # of the others nobody waited any more when their turn came
+        assert compiled == ["slow", "again"]  # the other callers had been cancelled before their turn
 
     try:
         monkeypatch.setattr(service_module, "PREPARE_TIMEOUT_SECONDS", 1.5)
@@ -369,26 +369,26 @@ def test_other_requests_do_not_change_an_output(llm: nc.LLM) -> None:
     async def use(app: Any, service: Service) -> None:
         alone = streamed(parts_of(await ask(app, PATH, plain)))
         beside = begin(app, PATH, plain)
-        calls = [begin(app, PATH, {**SUBJECT[PATH], **fields, "n": 2, "prompt": [5]}) for fields, _ in FORMS]
+        calls = [begin(app, PATH, {**SUBJECT[PATH], **fields, "n": 2, "prompt": [5]}) for fields, _ in CONSTRAINTS]
         await asyncio.gather(beside.task, *(call.task for call in calls))
-        assert [call.status for call in calls] == [200] * len(FORMS)
+        assert [call.status for call in calls] == [200] * len(CONSTRAINTS)
         assert streamed(parts_of(beside)) == alone
 
     serve(llm, use, slowly)
 
 
-# ---- the server as it starts
+# ---- startup
 
 
 def test_the_grammar_vocabulary_is_prepared_at_startup(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     begin_ = GrammarCompiler.__init__
 
-    def begun(self: GrammarCompiler, *arguments: Any, **options: Any) -> None:
+    def started(self: GrammarCompiler, *arguments: Any, **options: Any) -> None:
         made.append(threading.current_thread().name)
         begin_(self, *arguments, **options)
 
-    monkeypatch.setattr(GrammarCompiler, "__init__", begun)
+    monkeypatch.setattr(GrammarCompiler, "__init__", started)
 
     async def use(app: Any, service: Service) -> None:
         assert made == ["MainThread"]
@@ -398,7 +398,7 @@ def test_the_grammar_vocabulary_is_prepared_at_startup(llm: nc.LLM, monkeypatch:
     serve(llm, use)
 
 
-def test_a_server_without_the_library_serves_all_else(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_without_llguidance_serves_other_requests(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> None:
         raise ModuleNotFoundError("structured output needs the package llguidance: pip install 'nucleate[structured]'")
 
@@ -406,8 +406,8 @@ def test_a_server_without_the_library_serves_all_else(llm: nc.LLM, monkeypatch: 
 
     async def use(app: Any, service: Service) -> None:
         assert (await ask(app, PATH, SUBJECT[PATH])).status == 200
-        for field, form in (("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"})):
-            call = await ask(app, PATH, {**SUBJECT[PATH], field: form})
+        for field, constraint in (("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"})):
+            call = await ask(app, PATH, {**SUBJECT[PATH], field: constraint})
             check_error(call, 400, param=field)
             assert call.json["error"]["message"].startswith(f"{field}: structured output needs the package llguidance")
 

@@ -32,8 +32,8 @@ PARAMS = {
 }
 
 
-class World:
-    """A sampler with a row for each of some sequences, and the model that they share. masked: some tokens are out."""
+class SimulatedEngine:
+    """A sampler with a row per sequence, and their shared model. masked: a mask excludes some tokens."""
 
     def __init__(self, params, seeds, masked=False):
         self.sampler = Sampler(V)
@@ -51,7 +51,7 @@ class World:
         return list(self.sampler.output_ids(self.rows[number]))
 
     def draw(self, numbers, ids):
-        """The next tokens of some sequences: all of their tokens so far are given."""
+        """Sample the next tokens of some sequences. ids: all their tokens so far."""
         self.calls += 1
         logits = np.stack([LOGITS[each[-2], each[-1]] for each in ids])
         mask = None
@@ -68,20 +68,20 @@ class World:
         return [self.output(number) for number in range(len(self.rows))]
 
     def speculative(self, propose):
-        """As an engine would: the logits are those of the drafted tokens, not of what was drawn."""
+        """Decode with drafts as an engine does: the logits are computed from the draft tokens."""
         rounds, alive = 0, list(range(len(self.rows)))
         while alive:
             drafts = [propose(number, self.ids(number), LENGTH - len(self.output(number))) for number in alive]
             read = []
             for number, draft in zip(alive, drafts, strict=True):
                 before = {ROOT: self.ids(number)}
-                for place, token in enumerate(draft.tokens):
-                    before[place] = [*before[place - 1 if draft.parents is None else draft.parents[place]], token]
+                for index, token in enumerate(draft.tokens):
+                    before[index] = [*before[index - 1 if draft.parents is None else draft.parents[index]], token]
                 read.append(before)
 
-            def draw(places_alive, places, alive=alive, read=read):
-                ids = [read[each][place] for each, place in zip(places_alive, places, strict=True)]
-                return self.draw([alive[each] for each in places_alive], ids)
+            def draw(alive_indices, indices, alive=alive, read=read):
+                ids = [read[each][index] for each, index in zip(alive_indices, indices, strict=True)]
+                return self.draw([alive[each] for each in alive_indices], ids)
 
             before = [len(self.output(number)) for number in alive]
             verdicts = coupled(drafts, draw, lambda each, token, alive=alive: len(self.output(alive[each])) == LENGTH)
@@ -93,12 +93,12 @@ class World:
         return [self.output(number) for number in range(len(self.rows))], rounds
 
 
-def foreseeing(truth, prompts, rng, share):
-    """Proposers that know the future, and tell lies in between."""
+def oracles(truth, prompts, rng, share):
+    """Proposers that draft the correct tokens with a given probability, else random ones."""
 
-    def token(number, place):
-        told = truth[number][place] if place < LENGTH else 0
-        return told if rng.random() < share else int(rng.integers(V))
+    def token(number, index):
+        correct = truth[number][index] if index < LENGTH else 0
+        return correct if rng.random() < share else int(rng.integers(V))
 
     def chain(number, ids, left):
         start = len(ids) - len(prompts[number])
@@ -107,8 +107,8 @@ def foreseeing(truth, prompts, rng, share):
     def tree(number, ids, left):
         start, size = len(ids) - len(prompts[number]), int(rng.integers(1, 12))
         parents, depths = [], []
-        for place in range(size):
-            parents.append(int(rng.integers(ROOT, place)))
+        for index in range(size):
+            parents.append(int(rng.integers(ROOT, index)))
             depths.append(0 if parents[-1] == ROOT else depths[parents[-1]] + 1)
         return Draft(tuple(token(number, start + depth) for depth in depths), tuple(parents))
 
@@ -120,13 +120,15 @@ def foreseeing(truth, prompts, rng, share):
 @pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
 def test_drafts_change_nothing(name, masked):
     params, seeds = [PARAMS[name]] * 4, [5, 6, 2**64 - 1, 5]
-    truth = World(params, seeds, masked=masked).plain()
+    truth = SimulatedEngine(params, seeds, masked=masked).plain()
     assert len({tuple(each) for each in truth}) > 1
     rng, rounds = np.random.default_rng(2), {}
     for share in (0.0, 0.7, 1.0):
-        world = World(params, seeds, masked=masked)
-        for proposer in foreseeing(truth, world.prompts, rng, share):
-            found, rounds[proposer.__name__, share] = World(params, seeds, masked=masked).speculative(proposer)
+        world = SimulatedEngine(params, seeds, masked=masked)
+        for proposer in oracles(truth, world.prompts, rng, share):
+            found, rounds[proposer.__name__, share] = SimulatedEngine(params, seeds, masked=masked).speculative(
+                proposer
+            )
             assert found == truth
     assert rounds["chain", 1.0] < rounds["chain", 0.7] <= LENGTH
     assert rounds["chain", 1.0] < LENGTH / 2 < rounds["chain", 0.0]
@@ -135,20 +137,21 @@ def test_drafts_change_nothing(name, masked):
 
 def test_mixed_sequences_in_one_batch():
     params, seeds = list(PARAMS.values()), list(range(len(PARAMS)))
-    truth = World(params, seeds).plain()
-    world, proposer = World(params, seeds), NgramProposer(3, 1)
+    truth = SimulatedEngine(params, seeds).plain()
+    world, proposer = SimulatedEngine(params, seeds), NgramProposer(3, 1)
     found, _ = world.speculative(
         lambda number, ids, left: draft_of(proposer, DraftContext(number, ids, 3), min(4, left - 1))
     )
     assert found == truth
     assert (
         truth
-        == [World([each], [seed]).plain()[0] for each, seed in zip(params[:1], seeds[:1], strict=True)] + truth[1:]
+        == [SimulatedEngine([each], [seed]).plain()[0] for each, seed in zip(params[:1], seeds[:1], strict=True)]
+        + truth[1:]
     )
 
 
 def test_shared_noise_increases_acceptance():
-    """A worse model that draws with the noise of the target, or with its own."""
+    """A worse draft model that samples with the noise of the target, or with its own."""
     worse = LOGITS + np.random.default_rng(3).normal(0, 0.7, LOGITS.shape).astype(np.float32)
     rounds = {}
     for other in (0, 1):
@@ -161,9 +164,9 @@ def test_shared_noise_increases_acceptance():
                 tokens.append(int(nc.sample(worse[last[0], last[1]][None], nc.SamplingParams(seed=seed), step=step)[0]))
             return Draft(tuple(tokens))
 
-        world = World([nc.SamplingParams()] * 3, [100, 101, 102])
+        world = SimulatedEngine([nc.SamplingParams()] * 3, [100, 101, 102])
         found, rounds[other] = world.speculative(propose)
-        assert found == World([nc.SamplingParams()] * 3, [100, 101, 102]).plain()
+        assert found == SimulatedEngine([nc.SamplingParams()] * 3, [100, 101, 102]).plain()
     assert rounds[0] < 0.75 * rounds[1]
 
 
@@ -171,9 +174,11 @@ def test_only_continuing_rows_are_sampled():
     calls = []
     truth = {0: [4, 5, 6, 7], 1: [4, 9, 9, 9], 2: [8, 8, 8, 8]}
 
-    def draw(numbers, places):
-        calls.append((list(numbers), list(places)))
-        return [truth[number][0 if place == ROOT else place + 1] for number, place in zip(numbers, places, strict=True)]
+    def draw(numbers, indices):
+        calls.append((list(numbers), list(indices)))
+        return [
+            truth[number][0 if index == ROOT else index + 1] for number, index in zip(numbers, indices, strict=True)
+        ]
 
     verdicts = coupled([Draft((4, 5, 6)), Draft((4, 5, 6)), Draft()], draw)
     assert verdicts == [AcceptanceResult((0, 1, 2), 7), AcceptanceResult((0,), 9), AcceptanceResult((), 8)]
@@ -182,17 +187,17 @@ def test_only_continuing_rows_are_sampled():
 
 
 def test_eos_within_a_draft():
-    verdicts = coupled([Draft((4, 5, 6))] * 2, lambda numbers, places: [5 + place for place in places], None)
+    verdicts = coupled([Draft((4, 5, 6))] * 2, lambda numbers, indices: [5 + index for index in indices], None)
     assert verdicts == [AcceptanceResult((0, 1, 2), 7)] * 2
-    told = []
+    correct = []
 
-    def ended(number, token):
-        told.append((number, token))
+    def is_done(number, token):
+        correct.append((number, token))
         return token == 5 and number == 1
 
-    verdicts = coupled([Draft((4, 5, 6))] * 2, lambda numbers, places: [5 + place for place in places], ended)
+    verdicts = coupled([Draft((4, 5, 6))] * 2, lambda numbers, indices: [5 + index for index in indices], is_done)
     assert verdicts == [AcceptanceResult((0, 1, 2), 7), AcceptanceResult((0,), 5)]
-    assert told == [(0, 4), (1, 4), (0, 5), (1, 5), (0, 6), (0, 7)]
+    assert correct == [(0, 4), (1, 4), (0, 5), (1, 5), (0, 6), (0, 7)]
 
 
 def test_invalid_logits_in_coupled_verification():
@@ -202,9 +207,9 @@ def test_invalid_logits_in_coupled_verification():
     logits[:, :, 2] = 1
     logits[0, 1] = np.nan
 
-    def draw(numbers, places):
+    def draw(numbers, indices):
         return sampler(
-            np.stack([logits[number, place + 1] for number, place in zip(numbers, places, strict=True)]),
+            np.stack([logits[number, index + 1] for number, index in zip(numbers, indices, strict=True)]),
             [rows[number] for number in numbers],
         ).token_ids.tolist()
 
@@ -216,5 +221,5 @@ def test_invalid_logits_in_coupled_verification():
 
 def test_the_first_of_equal_siblings_is_accepted():
     tree = Draft((3, 3, 5, 6), (ROOT, ROOT, 1, 0))
-    verdicts = coupled([tree], lambda numbers, places: [{ROOT: 3, 0: 5, 1: 5, 2: 9}[place] for place in places])
-    assert verdicts == [AcceptanceResult((0,), 5)]  # exact still: what could have been kept is drawn again
+    verdicts = coupled([tree], lambda numbers, indices: [{ROOT: 3, 0: 5, 1: 5, 2: 9}[index] for index in indices])
+    assert verdicts == [AcceptanceResult((0,), 5)]  # still exact: the other sibling is sampled again

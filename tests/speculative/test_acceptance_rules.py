@@ -30,7 +30,7 @@ Q = np.array([0.2, 0.3, 0.5])
 def test_rejection_by_hand():
     draft = Draft((2, 2), distributions=(Q, Q))
     assert rejection(P, draft, [0.39, 0.99], 0.5) == AcceptanceResult((0, 1), 1)  # 0.2 / 0.5, then 0.8 / 0.5
-    assert rejection(P, draft, [0.41, 0.0], 0.5) == AcceptanceResult((), 0)  # all that p has over q is at 0
+    assert rejection(P, draft, [0.41, 0.0], 0.5) == AcceptanceResult((), 0)  # max(p - q, 0) is nonzero only at 0
     assert rejection(P, Draft((2, 0), distributions=(Q, Q)), [0.0, 0.51], 0.0) == AcceptanceResult((0,), 2)  # 0.1 / 0.2
     assert rejection(P, Draft((0, 1)), [0.49, 0.0], 0.9) == AcceptanceResult((0, 1), 1)
     assert rejection(P, Draft((0, 1)), [0.51, 0.0], 0.59) == AcceptanceResult((), 1)  # 0.3 of 0.5
@@ -64,14 +64,14 @@ def test_siblings_by_hand():
     tree = Draft((2, 1, 1, 0), (ROOT, ROOT, 1, 1))
     rows = [P[0], P[1], P[1], P[2], P[2]]
     assert rejection(rows, tree, [0.19, 0, 0, 0], 0.5) == AcceptanceResult((0,), 2)
-    assert rejection(rows, tree, [0.21, 0.37, 0.09, 0], 0.5) == AcceptanceResult((1, 2), 1)  # 0.3 of 0.8 that are left
+    assert rejection(rows, tree, [0.21, 0.37, 0.09, 0], 0.5) == AcceptanceResult((1, 2), 1)  # 0.3 of the remaining 0.8
     assert rejection(rows, tree, [0.21, 0.38, 0, 0], 0.99) == AcceptanceResult((), 0)
     assert rejection(rows, tree, [0.21, 0.37, 0.11, 0.12], 0.3) == AcceptanceResult((1,), 2)
     assert rejection(rows, tree, [0.21, 0.37, 0.11, 0.11], 0.3) == AcceptanceResult((1, 3), 1)  # 0.1 of 0.9
     twice = Draft((2, 2), (ROOT, ROOT))
     assert rejection(rows, twice, [0.21, 0.0], 0.0) == AcceptanceResult(
         (), 0
-    )  # it is not likelier for being asked twice
+    )  # a repeated sibling does not become more likely
 
 
 def test_typical_by_hand():
@@ -104,34 +104,34 @@ def test_equal_distributions_accept_everything(name):
         p = rng.random((4, size)) ** 8
         p /= p.sum(axis=1, keepdims=True)
         tokens = tuple(int(rng.choice(size, p=row)) for row in p[:3])
-        for coin in (0.0, LAST):
-            verdict = RULES[name].verify(p, Draft(tokens, distributions=tuple(p[:3])), [LAST] * 3, coin)
+        for u in (0.0, LAST):
+            verdict = RULES[name].verify(p, Draft(tokens, distributions=tuple(p[:3])), [LAST] * 3, u)
             assert verdict.path == (0, 1, 2)
             assert p[3, verdict.token] > 0
 
 
 @pytest.mark.parametrize("name", EXACT)
 def test_zero_residual(name):
-    """A coin of 1 refuses what is certain, as a coin that was rounded may: then p itself is drawn from."""
-    for law in (P[0], None):
-        p = P if law is not None else [[1.0, 0.0, 0.0], *P[1:]]
-        verdict = RULES[name].verify(p, Draft((0,), distributions=(law,)), [1.0], 0.2)
+    """A uniform number of 1 (possible by rounding) rejects a certain token; then p itself is sampled from."""
+    for distribution in (P[0], None):
+        p = P if distribution is not None else [[1.0, 0.0, 0.0], *P[1:]]
+        verdict = RULES[name].verify(p, Draft((0,), distributions=(distribution,)), [1.0], 0.2)
         assert verdict == AcceptanceResult((), 0)
     verdict = RULES[name].verify(P, Draft((0, 2), distributions=(P[0], P[1])), [1.0, 1.0], 0.15)
     assert verdict == AcceptanceResult((), 0)
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.parametrize("coin", [0.0, 0.5, LAST])
-def test_impossible_tokens_are_never_returned(name, coin):
+@pytest.mark.parametrize("u", [0.0, 0.5, LAST])
+def test_impossible_tokens_are_never_returned(name, u):
     rng = np.random.default_rng(2)
     for _ in range(100):
         size = int(rng.integers(2, 9))
         p = rng.random((3, size)) * (rng.random((3, size)) < 0.5)
         p[np.arange(3), rng.integers(size, size=3)] = 1e-12
-        laws = tuple(rng.dirichlet(np.ones(size), 2)) if rng.random() < 0.7 else None
-        draft = Draft(tuple(map(int, rng.integers(size, size=2))), distributions=laws)
-        verdict = RULES[name].verify(p, draft, [0.0, rng.random()] if coin == 0 else rng.random(2), coin)
+        distributions = tuple(rng.dirichlet(np.ones(size), 2)) if rng.random() < 0.7 else None
+        draft = Draft(tuple(map(int, rng.integers(size, size=2))), distributions=distributions)
+        verdict = RULES[name].verify(p, draft, [0.0, rng.random()] if u == 0 else rng.random(2), u)
         for row, token in enumerate(verdict.tokens(draft)):
             assert p[row, token] > 0
 
@@ -141,33 +141,33 @@ def test_impossible_tokens_are_never_returned(name, coin):
 def test_invalid_target_rows_are_errors_if_reached(name, broken):
     verify_with, draft = RULES[name].verify, Draft((1, 1, 1))
     good, bad = [0.0, 1.0], [0.0, broken]
-    for place in range(4):
-        rows = [good] * place + [bad] + [good] * (3 - place)
+    for index in range(4):
+        rows = [good] * index + [bad] + [good] * (3 - index)
         path, token, error = verify_with(rows, draft, [0.5] * 3, 0.5)
-        assert (path, token) == (tuple(range(place)), -1)
-        assert error == "the target has no valid distribution" + (f" after {place} draft tokens" if place else "")
-        assert AcceptanceResult(path, token, error).tokens(draft) == [1] * place
-        assert verify_with(rows, Draft((0, 1, 1)), [0.5] * 3, 0.5).error == (error if place == 0 else None)
+        assert (path, token) == (tuple(range(index)), -1)
+        assert error == "the target has no valid distribution" + (f" after {index} draft tokens" if index else "")
+        assert AcceptanceResult(path, token, error).tokens(draft) == [1] * index
+        assert verify_with(rows, Draft((0, 1, 1)), [0.5] * 3, 0.5).error == (error if index == 0 else None)
 
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.parametrize(
-    "law",
+    "distribution",
     [[np.nan, 1, 0], [0, 0, 0], [1, -1, 1], [np.inf, 0, 0], [1.0, 0.0, 0.0]],
     ids=["nan", "0", "-", "inf", "not it"],
 )
-def test_invalid_draft_distributions_end_the_draft(name, law):
-    laws = (P[0], np.array(law, float), P[2])
-    for coin in (0.05, 0.15, 0.5):
-        verdict = RULES[name].verify(P[[0, 1, 2, 2]], Draft((0, 1, 1), distributions=laws), [0.0] * 3, coin)
-        assert verdict == AcceptanceResult((0,), [0, 1, 2][int(np.searchsorted([0.1, 0.2], coin))])
-    siblings = Draft((1, 2), (ROOT, ROOT), (None, np.array(law, float)))
+def test_invalid_draft_distributions_end_the_draft(name, distribution):
+    distributions = (P[0], np.array(distribution, float), P[2])
+    for u in (0.05, 0.15, 0.5):
+        verdict = RULES[name].verify(P[[0, 1, 2, 2]], Draft((0, 1, 1), distributions=distributions), [0.0] * 3, u)
+        assert verdict == AcceptanceResult((0,), [0, 1, 2][int(np.searchsorted([0.1, 0.2], u))])
+    siblings = Draft((1, 2), (ROOT, ROOT), (None, np.array(distribution, float)))
     assert rejection(P[[0, 1, 1]], siblings, [0.9, 0.0], 0.99) == AcceptanceResult((), 2)
     assert rejection(P[[0, 1, 1]], siblings, [0.9, 0.0], 0.0) == AcceptanceResult((), 0)
-    first = Draft((1, 2), (ROOT, ROOT), (np.array(law, float), None))
+    first = Draft((1, 2), (ROOT, ROOT), (np.array(distribution, float), None))
     assert rejection(P[[0, 1, 1]], first, [0.0, 0.0], 0.4) == AcceptanceResult(
         (), 0
-    )  # what follows it was drawn given it
+    )  # later draft tokens are conditional on this one
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -196,7 +196,7 @@ def test_block_verification_rejects_trees():
 
 @pytest.mark.parametrize("name", EXACT)
 def test_distributions_of_any_size_and_dtype(name):
-    """float32 laws sum to 1 but for rounding; weights that do not are taken as weights."""
+    """float32 distributions need not sum to exactly 1, and unnormalized weights are accepted."""
     rng = np.random.default_rng(3)
     x = rng.normal(0, 3, 50_001).astype(np.float32)
     p = np.exp(x - x.max())
@@ -210,7 +210,7 @@ def test_distributions_of_any_size_and_dtype(name):
 
 
 def test_target_rows_are_read_lazily():
-    class Rows:
+    class RecordingRows:
         def __init__(self):
             self.seen = []
 
@@ -219,7 +219,7 @@ def test_target_rows_are_read_lazily():
             return P[0]
 
     for rule, seen in ((rejection, [0]), (typical, [0])):
-        rows = Rows()
+        rows = RecordingRows()
         rule(rows, Draft((2, 2, 2)), [0.9] * 3, 0.5) if rule is rejection else rule(
             rows, Draft((2, 2)), [], 0, 1.0, 9.0
         )
@@ -227,15 +227,15 @@ def test_target_rows_are_read_lazily():
 
 
 def test_verification_noise():
-    coins, last = acceptance_uniforms, residual_uniform
-    assert np.array_equal(coins(5, 2**40, 3), noise.uniform(5, 2**40, noise.ACCEPT, np.arange(3)))
-    assert np.array_equal(coins(5, 1, 9)[:4], coins(5, 1, 4))  # whatever the length of the draft
-    assert len(coins(5, 1, 0)) == 0
+    uniforms, last = acceptance_uniforms, residual_uniform
+    assert np.array_equal(uniforms(5, 2**40, 3), noise.uniform(5, 2**40, noise.ACCEPT, np.arange(3)))
+    assert np.array_equal(uniforms(5, 1, 9)[:4], uniforms(5, 1, 4))  # whatever the length of the draft
+    assert len(uniforms(5, 1, 0)) == 0
     assert last(5, 2) == noise.uniform(5, 2, noise.RESIDUAL, np.zeros(1, int))[0]
     numbers = [
-        *coins(5, 1, 3),
-        *coins(5, 2, 3),
-        *coins(6, 1, 3),
+        *uniforms(5, 1, 3),
+        *uniforms(5, 2, 3),
+        *uniforms(6, 1, 3),
         last(5, 1),
         last(5, 2),
     ]

@@ -28,34 +28,34 @@ WRONG = -7  # a token that never comes
 
 
 class Eager:
-    """A proposer that always drafts as many as it may, and remembers what it was told. The token at place i is i."""
+    """A proposer that drafts as many tokens as allowed and records its calls. The correct token at position i is i."""
 
     layers = ()
 
     def __init__(self, chance=lambda: 1.0):
-        self.asked, self.told, self.forgotten = [], [], []
+        self.requested, self.accepted_counts, self.forgotten = [], [], []
         self.chance, self.rng = chance, random.Random(3)
 
     def propose(self, states, counts):
-        self.asked += counts
+        self.requested += counts
         return [self.draft(len(state.token_ids), count) for state, count in zip(states, counts, strict=True)]
 
     def draft(self, start, count):
         return Draft(tuple(i if self.rng.random() < self.chance() else WRONG for i in range(start, start + count)))
 
     def accepted(self, key, count):
-        self.told.append((key, count))
+        self.accepted_counts.append((key, count))
 
     def forget(self, key, output_ids=()):
         self.forgotten.append((key, tuple(output_ids)))
 
 
-def grown(ids, count):
+def append_tokens(ids, count):
     ids += range(len(ids), len(ids) + count)
 
 
 def rate(chance, slope, sequences=1, steps=400, drafting=0.0, having=0.0):
-    """Tokens per second, and how many were drafted in each step; a step takes 1 + slope per token, or a little else."""
+    """Tokens per second, and the number of draft tokens of each step. A step takes 1 + slope per token, +- 5%."""
     rng, now = random.Random(3), 0
     proposer = AdaptiveProposer(Eager(lambda: chance(now)))
     states = [DraftContext(key, [0]) for key in range(sequences)]
@@ -65,11 +65,11 @@ def rate(chance, slope, sequences=1, steps=400, drafting=0.0, having=0.0):
         drafts = proposer.propose(states, [MOST] * sequences) if proposer.active() else [Draft()] * sequences
         more = 0
         for state, draft in zip(states, drafts, strict=True):
-            kept = num_matching_tokens(draft, range(1 << 30), len(state.token_ids))
+            accepted = num_matching_tokens(draft, range(1 << 30), len(state.token_ids))
             if draft:
-                proposer.accepted(state.key, kept)
-            grown(state.token_ids, kept + 1)
-            more += kept + 1
+                proposer.accepted(state.key, accepted)
+            append_tokens(state.token_ids, accepted + 1)
+            more += accepted + 1
         count = sum(map(len, drafts))
         took = (1 + slope * (count + sequences)) * rng.uniform(0.95, 1.05) + drafting * count + having * (count > 0)
         proposer.end_step(sequences, count + sequences, took)
@@ -79,7 +79,7 @@ def rate(chance, slope, sequences=1, steps=400, drafting=0.0, having=0.0):
 
 
 def fixed_rates(chance, slope, sequences, drafting, having):
-    """What comes of each number of drafted tokens, in the mean."""
+    """The mean tokens per second for each fixed draft length."""
     return [
         sequences
         * sum(chance**i for i in range(k + 1))
@@ -88,7 +88,7 @@ def fixed_rates(chance, slope, sequences, drafting, having):
     ]
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("sequences", [1, 6])
 @pytest.mark.parametrize("slope", [0.02, 0.2, 0.5])
 @pytest.mark.parametrize(("drafting", "having"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3)])
@@ -113,15 +113,15 @@ def test_adapts_when_acceptance_changes():
 
 @pytest.mark.parametrize("chance", [0.0, 1.0])
 def test_new_sequences_start_with_shared_acceptance_rates(chance):
-    """Whoever comes later begins where the ones before it ended."""
+    """A new sequence starts with the acceptance rates of the earlier ones."""
     proposer = AdaptiveProposer(Eager(lambda: chance))
     for key in range(6):
         ids = [0]
         for _ in range(20):
             count = len(draft_of(proposer, DraftContext(key, ids), MOST))
-            kept = int(count * chance)
-            proposer.accepted(key, kept)
-            grown(ids, kept + 1)
+            accepted = int(count * chance)
+            proposer.accepted(key, accepted)
+            append_tokens(ids, accepted + 1)
             proposer.end_step(1, 1 + count, 1 + 0.1 * count)
         proposer.forget(key)
     count = len(draft_of(proposer, DraftContext(99, [0]), MOST))
@@ -132,15 +132,15 @@ def test_new_sequences_start_with_shared_acceptance_rates(chance):
 def test_calls_are_forwarded_to_the_proposer():
     inner = Eager()
     proposer = AdaptiveProposer(inner)
-    proposer.accepted(1, 3)  # of a sequence that never was
+    proposer.accepted(1, 3)  # an unknown sequence
     assert len(draft_of(proposer, DraftContext(1, [1]), 0)) == 0
     proposer.accepted(1, 0)
-    assert inner.asked == inner.told == []
+    assert inner.requested == inner.accepted_counts == []
     count = len(draft_of(proposer, DraftContext(1, [1]), MOST))
-    assert 0 < count == inner.asked[0]
+    assert 0 < count == inner.requested[0]
     proposer.accepted(1, 1)
-    proposer.accepted(1, 1)  # of one draft once
-    assert inner.told == [(1, 1)]
+    proposer.accepted(1, 1)  # each draft counts once
+    assert inner.accepted_counts == [(1, 1)]
     proposer.forget(1, [7, 8])
     proposer.forget(2)
     assert inner.forgotten == [(1, (7, 8)), (2, ())]
@@ -148,7 +148,7 @@ def test_calls_are_forwarded_to_the_proposer():
 
 
 def steps(proposer, token_cost):
-    """Have had steps in which one more token takes the time of so many tokens."""
+    """Record steps in which each token costs ``token_cost`` of a step."""
     for drafted in (1, 9) * 20:
         proposer.costs.record(1, 1, 1.0)
         proposer.costs.record(1, 1 + drafted, 1.0 + token_cost * drafted)
@@ -162,10 +162,10 @@ def test_unprofitable_drafts_become_shadow_drafts():
     steps(proposer, 1.0)
     for _ in range(20):
         assert not draft_of(proposer, DraftContext(0, ids), MOST)
-        grown(ids, 1)
+        append_tokens(ids, 1)
         proposer.end_step(1, 1, 1.0)
-    assert inner.asked == [MAX_SHADOW_TOKENS] * 20
-    assert inner.told == [(0, 0)] * 20  # none of them was read
+    assert inner.requested == [MAX_SHADOW_TOKENS] * 20
+    assert inner.accepted_counts == [(0, 0)] * 20  # no draft was verified
     assert proposer._rates[0]._counts.verified[0] > 5
     assert sum(proposer._rates[0]._counts.accepted) == 0
 
@@ -178,14 +178,14 @@ def test_correct_shadow_drafts_lead_to_verified_drafts():
         draft = draft_of(proposer, DraftContext(0, ids), MOST)
         proposer.accepted(0, len(draft))
         drafted.append(len(draft))
-        grown(ids, len(draft) + 1)
+        append_tokens(ids, len(draft) + 1)
         proposer.end_step(1, 1 + len(draft), 1.0 + 0.5 * len(draft))
     assert drafted[:MAX_SHADOW_TOKENS] == [0] * MAX_SHADOW_TOKENS
     assert np.mean(drafted[30:]) > 5
 
 
 class Slow(Eager):
-    """Takes so many seconds."""
+    """A proposer that takes a number of seconds."""
 
     def __init__(self, monkeypatch, seconds, chance=lambda: 0.0):
         super().__init__(chance)
@@ -197,28 +197,28 @@ class Slow(Eager):
         return super().propose(states, counts)
 
 
-def quietly(proposer, states, count):
-    """So many steps of a second, in which no draft is read."""
+def run_without_drafts(proposer, states, count):
+    """Run steps of one second without verified drafts."""
     for _ in range(count):
         if proposer.active():
             assert not any(proposer.propose(states, [MOST] * len(states)))
         for state in states:
-            grown(state.token_ids, 1)
+            append_tokens(state.token_ids, 1)
         proposer.end_step(len(states), len(states), 1.0)
 
 
 def test_shadow_drafts_take_a_small_share_of_the_time(monkeypatch):
-    """Of a proposer that takes as long as a step; first drafts of sequences are no exception."""
+    """Also for a proposer as slow as a step, and for the first drafts of sequences."""
     proposer = AdaptiveProposer(inner := Slow(monkeypatch, 1.0))
     steps(proposer, 1.0)
     for key in range(100):
-        quietly(proposer, [DraftContext(key, [0])], 5)
-    quietly(proposer, [DraftContext(key, [0]) for key in range(1, 5)], 1000)
+        run_without_drafts(proposer, [DraftContext(key, [0])], 5)
+    run_without_drafts(proposer, [DraftContext(key, [0]) for key in range(1, 5)], 1000)
     assert 1500 * 0.8 * SHADOW_TIME_SHARE < inner.clock < 1500 * 1.2 * SHADOW_TIME_SHARE + 2
 
 
-class Reading(Slow):
-    """Takes as long to read what layers gave."""
+class Observing(Slow):
+    """Takes as long to process hidden states."""
 
     layers = (1,)
     reads = 0
@@ -230,40 +230,40 @@ class Reading(Slow):
 
 @pytest.mark.parametrize("pays", [False, True])
 def test_hidden_states_are_passed_before_shadow_drafts(monkeypatch, pays):
-    """And all the time where drafts pay; else reading and drafting together take a small part of the time."""
-    proposer = AdaptiveProposer(inner := Reading(monkeypatch, 0.05, lambda: float(pays)))
+    """All of them if drafts pay; otherwise drafting and processing take a small share of the time."""
+    proposer = AdaptiveProposer(inner := Observing(monkeypatch, 0.05, lambda: float(pays)))
     steps(proposer, 0.1 if pays else 1.0)
-    ids, told = [0], []
+    ids, calls = [0], []
     for _ in range(4000):
         draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.active() else Draft()
         if not proposer.is_idle():
             proposer.observe([])
-        told.append((inner.reads, len(inner.asked)))
-        kept = num_matching_tokens(draft, range(1 << 20), len(ids))
-        proposer.accepted(0, kept)
-        grown(ids, kept + 1)
+        calls.append((inner.reads, len(inner.requested)))
+        accepted = num_matching_tokens(draft, range(1 << 20), len(ids))
+        proposer.accepted(0, accepted)
+        append_tokens(ids, accepted + 1)
         proposer.end_step(1, 1 + len(draft), 1.0 + 0.1 * len(draft))
-    reads = [after - before for (before, _), (after, _) in pairwise(told)]
-    asked = [place for place, ((_, before), (_, after)) in enumerate(pairwise(told)) if after > before]
+    reads = [after - before for (before, _), (after, _) in pairwise(calls)]
+    drafting_steps = [index for index, ((_, before), (_, after)) in enumerate(pairwise(calls)) if after > before]
     if pays:
         assert sum(reads) > 0.99 * len(reads)
         return
     assert 4000 * 0.8 * SHADOW_TIME_SHARE < inner.clock < 4000 * 1.2 * SHADOW_TIME_SHARE + 2
-    assert len(asked) > 2
-    for place in asked[1:]:
+    assert len(drafting_steps) > 2
+    for index in drafting_steps[1:]:
         assert (
-            sum(reads[place - WARMUP_STEPS // 4 : place]) == WARMUP_STEPS // 4
-        )  # it takes time, so that it ends later
+            sum(reads[index - WARMUP_STEPS // 4 : index]) == WARMUP_STEPS // 4
+        )  # processing takes time, so the step ends later
 
 
 def test_empty_proposals_take_a_small_share_of_the_time(monkeypatch):
-    class Silent(Slow):
+    class Empty(Slow):
         def draft(self, start, count):
             return Draft()
 
-    proposer = AdaptiveProposer(inner := Silent(monkeypatch, 1.0))
+    proposer = AdaptiveProposer(inner := Empty(monkeypatch, 1.0))
     steps(proposer, 0.1)
-    quietly(proposer, [DraftContext(0, [0])], 1000)
+    run_without_drafts(proposer, [DraftContext(0, [0])], 1000)
     assert 1000 * 0.8 * SHADOW_TIME_SHARE < inner.clock < 1000 * 1.2 * SHADOW_TIME_SHARE + 2
 
 
@@ -272,17 +272,17 @@ def test_unused_shadow_time_is_capped(monkeypatch):
     for _ in range(1000):
         proposer.end_step(1, 1, 1.0)
     steps(proposer, 1.0)
-    quietly(proposer, [DraftContext(0, [0])], 200)
+    run_without_drafts(proposer, [DraftContext(0, [0])], 200)
     assert inner.clock < (200 + MAX_CREDIT_STEPS + 4) * SHADOW_TIME_SHARE
 
 
 def test_drafts_grow_by_doubling():
-    """What more tokens than ever cost is not known."""
+    """The cost of more tokens than in any earlier step is unknown."""
     proposer, ids, drafted = AdaptiveProposer(Eager()), [0], []
     for _ in range(8):
         drafted.append(len(draft_of(proposer, DraftContext(0, ids), MOST)))
         proposer.accepted(0, drafted[-1])
-        grown(ids, drafted[-1] + 1)
+        append_tokens(ids, drafted[-1] + 1)
     assert drafted[:4] == [1, 2, 4, 8]
 
 
@@ -309,16 +309,16 @@ def test_profitable_drafts_continue_without_shadow_time():
 
 @pytest.mark.parametrize("chance", [0.5, 1.0])
 def test_drafting_resumes_when_acceptance_improves(chance):
-    """Steps with drafts, of which half are right, take three times as long. Then they become right."""
+    """Half of the draft tokens are correct and a step takes three times as long. Then all of them are correct."""
     now = 0.5
     proposer, ids, drafted = AdaptiveProposer(Eager(lambda: now)), [0], []
     for step in range(800):
         if step == 600:
             now = chance
         draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.active() else Draft()
-        kept = num_matching_tokens(draft, range(1 << 20), len(ids))
-        proposer.accepted(0, kept)
-        grown(ids, kept + 1)
+        accepted = num_matching_tokens(draft, range(1 << 20), len(ids))
+        proposer.accepted(0, accepted)
+        append_tokens(ids, accepted + 1)
         proposer.end_step(1, 1 + len(draft), 1.0 + 2.0 * bool(draft))
         drafted.append(len(draft))
     assert sum(drafted[200:600]) < 40
@@ -331,7 +331,7 @@ def test_overspent_shadow_time_is_capped(monkeypatch):
     proposer, state = AdaptiveProposer(Eager(lambda: 0.0)), DraftContext(0, [0])
     steps(proposer, 1.0)
     proposer.propose([state], [MOST])
-    grown(state.token_ids, 1)
+    append_tokens(state.token_ids, 1)
 
     def late():
         clock[0] += 1e9
@@ -347,14 +347,14 @@ def test_overspent_shadow_time_is_capped(monkeypatch):
 
 
 def test_sampled_shadow_drafts_are_verified():
-    """Whether a draft that was drawn from a law would be kept, the tokens that come without it do not say."""
+    """Tokens sampled without a draft do not show whether a sampled draft would be accepted."""
 
-    class Drawn(Eager):
+    class Sampled(Eager):
         def draft(self, start, count):
             tokens = super().draft(start, count).tokens
             return Draft(tokens, None, tuple(np.ones(2) for _ in tokens))
 
-    inner = Drawn(lambda: 0.0)
+    inner = Sampled(lambda: 0.0)
     proposer, drafted = AdaptiveProposer(inner), []
     steps(proposer, 1.0)
     for _ in range(400):
@@ -367,40 +367,40 @@ def test_sampled_shadow_drafts_are_verified():
 
 
 def test_empty_proposals_are_retried():
-    class Silent(Eager):
+    class Empty(Eager):
         def draft(self, start, count):
             return Draft()
 
-    inner = Silent()
+    inner = Empty()
     proposer = AdaptiveProposer(inner)
     for _ in range(50):
         assert len(draft_of(proposer, DraftContext(0, []), 4)) == 0
         proposer.accepted(0, 0)
         proposer.end_step(1, 1, 1.0)
-    assert len(inner.asked) == 50
-    assert not inner.told
+    assert len(inner.requested) == 50
+    assert not inner.accepted_counts
 
 
 TREE = Draft((1, 2, 3, 4, 2), (ROOT, ROOT, 0, 1, 2))
 
 
 @pytest.mark.parametrize(
-    ("ids", "kept"), [([], 0), ([3], 0), ([1], 1), ([2, 4], 2), ([2, 3], 1), ([1, 3, 2], 3), ([1, 3, 2, 9], 3)]
+    ("ids", "accepted"), [([], 0), ([3], 0), ([1], 1), ([2, 4], 2), ([2, 3], 1), ([1, 3, 2], 3), ([1, 3, 2, 9], 3)]
 )
-def test_shadow_draft_comparison(ids, kept):
-    assert num_matching_tokens(TREE, [7, 7, *ids], 2) == kept
+def test_shadow_draft_comparison(ids, accepted):
+    assert num_matching_tokens(TREE, [7, 7, *ids], 2) == accepted
     chances = AcceptanceRates(everyone := AcceptanceCounts(0.9))
     chances.shadow_draft, chances.shadow_start = TREE, 2
     chances.compare([7, 7, *ids])
-    decided = kept == TREE.depth or kept < len(ids)
+    decided = accepted == TREE.depth or accepted < len(ids)
     assert bool(chances.shadow_draft) is not decided
-    assert everyone.verified == ([1.0] * min(3, kept + 1) if decided else [])
-    assert sum(everyone.accepted) == (kept if decided else 0)
+    assert everyone.verified == ([1.0] * min(3, accepted + 1) if decided else [])
+    assert sum(everyone.accepted) == (accepted if decided else 0)
 
 
 @given(st.lists(st.tuples(st.integers(1, 60), st.floats(0.001, 9)), min_size=2, max_size=30))
 def test_cost_line_fit(added):
-    """Of those with drafts, the nothing that no tokens add among them."""
+    """The fit includes a step with drafts of no tokens."""
     costs = StepCosts({1: 1e9}, first_step_seen=True)
     for drafted, seconds in added:
         costs.record(1, 1 + drafted, (1 + seconds) * 1e9)
@@ -412,7 +412,7 @@ def test_cost_line_fit(added):
 
 def test_token_and_fixed_cost():
     costs = StepCosts()
-    assert (costs.token_cost(1), costs.fixed_cost) == (1 / (1 + FIXED_COST_TOKENS), 0.0)  # a guess
+    assert (costs.token_cost(1), costs.fixed_cost) == (1 / (1 + FIXED_COST_TOKENS), 0.0)  # an initial estimate
     for drafted in (1, 4, 8) * 60:
         costs.record(3, 3, 1.5)
         costs.record(3, 3 + drafted, 2.0 + 0.1 * drafted)
@@ -420,7 +420,7 @@ def test_token_and_fixed_cost():
     assert costs.fixed_cost == pytest.approx(0.5 / 1.5, rel=0.1)
     for _ in range(4000):
         costs.record(3, 3, 1.5)
-    assert costs.fixed_cost < 0.1 * 0.5 / 1.5  # it may have been bad luck
+    assert costs.fixed_cost < 0.1 * 0.5 / 1.5  # could be an outlier
     down = StepCosts()
     for drafted in (1, 5, 9) * 20:
         down.record(1, 1, 10.0)
@@ -446,16 +446,16 @@ def test_outlier_steps_are_capped():
 @pytest.mark.parametrize("plain", [3, 30])
 @pytest.mark.parametrize("compiling", [0.0, 9.0, 1000.0])
 def test_first_step_with_drafts_is_ignored(plain, compiling):
-    """A few steps without drafts, then one with the first draft, for which kernels are compiled or loaded."""
+    """A few steps without drafts, then one with the first draft, which compiles or loads kernels."""
     proposer, state, drafted = AdaptiveProposer(Eager()), DraftContext(0, [0]), []
     for _ in range(plain):
         proposer.end_step(1, 1, 1.0)
     for _ in range(20):
         draft = draft_of(proposer, state, MOST) if proposer.active() else Draft()
-        kept = num_matching_tokens(draft, range(1 << 30), len(state.token_ids))
+        accepted = num_matching_tokens(draft, range(1 << 30), len(state.token_ids))
         if draft:
-            proposer.accepted(0, kept)
-        grown(state.token_ids, kept + 1)
+            proposer.accepted(0, accepted)
+        append_tokens(state.token_ids, accepted + 1)
         took = 1 + 0.02 * len(draft) + compiling * (len(draft) > 0 and not any(drafted))
         proposer.end_step(1, 1 + len(draft), took)
         drafted.append(len(draft))
@@ -464,42 +464,42 @@ def test_first_step_with_drafts_is_ignored(plain, compiling):
 
 @given(st.lists(st.sampled_from([0.0, 0.2, 0.5, 0.9, 1.0]), min_size=1, max_size=6), st.floats(0, 1), st.floats(0, 2))
 def test_best_length_maximizes_the_gain(rates, token_cost, fixed):
-    kept = AcceptanceCounts(decay=1.0)
-    kept.verified = [1e9] * len(rates)
-    kept.accepted = [1e9 * rate for rate in rates]
+    counts = AcceptanceCounts(decay=1.0)
+    counts.verified = [1e9] * len(rates)
+    counts.accepted = [1e9 * rate for rate in rates]
     gains = [0.0] + [sum(np.cumprod(rates[:k])) - token_cost * k - fixed for k in range(1, len(rates) + 1)]
-    count, gain = AcceptanceRates(kept).best_length(len(rates), token_cost, fixed)
+    count, gain = AcceptanceRates(counts).best_length(len(rates), token_cost, fixed)
     assert gain == pytest.approx(sum(np.cumprod(rates[:count])), abs=1e-6)
     assert gains[count] == pytest.approx(max(gains), abs=1e-6)
 
 
 def test_acceptance_counts():
-    kept = AcceptanceCounts(decay=1.0)
+    counts = AcceptanceCounts(decay=1.0)
     for count in (0, 1, 2, 3, 3):
-        kept.add(3, count)
-    assert (kept.verified, kept.accepted) == ([5, 4, 3], [4, 3, 2])
-    kept.add(0, 0)
-    kept.add(1, 1)
-    assert (kept.verified, kept.accepted) == ([6, 4, 3], [5, 3, 2])
-    assert kept.rate(0, 0.5, 2.0) == 6 / 8
-    assert kept.rate(9, 0.4, 2.0) == pytest.approx(0.4)
+        counts.add(3, count)
+    assert (counts.verified, counts.accepted) == ([5, 4, 3], [4, 3, 2])
+    counts.add(0, 0)
+    counts.add(1, 1)
+    assert (counts.verified, counts.accepted) == ([6, 4, 3], [5, 3, 2])
+    assert counts.rate(0, 0.5, 2.0) == 6 / 8
+    assert counts.rate(9, 0.4, 2.0) == pytest.approx(0.4)
 
 
 @pytest.mark.parametrize("pays", [False, True])
 def test_new_sequences_get_drafts_if_drafts_paid(pays):
-    """Though there is no time left for quiet drafts; and hidden states are told from its first token on."""
+    """Also without time left for shadow drafts; hidden states are passed from the first token on."""
     inner = Eager(lambda: float(pays))
     inner.layers = (1,)
     proposer, ids = AdaptiveProposer(inner), [0]
     steps(proposer, 0.1 if pays else 1.0)
     for _ in range(40):
         draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.active() else Draft()
-        kept = num_matching_tokens(draft, range(1 << 20), len(ids))
-        proposer.accepted(0, kept)
-        grown(ids, kept + 1)
+        accepted = num_matching_tokens(draft, range(1 << 20), len(ids))
+        proposer.accepted(0, accepted)
+        append_tokens(ids, accepted + 1)
         proposer.end_step(1, 1 + len(draft), 1.0 + 0.1 * len(draft))
     proposer.forget(0)
-    assert not proposer.propose([], [])  # nobody is at work
+    assert not proposer.propose([], [])  # nothing is running
     proposer._shadow_seconds = -1.0
     assert not proposer.active()
     assert proposer.is_idle()

@@ -50,49 +50,49 @@ def test_draft_tokens_outside_the_vocabulary(token: Any, good: bool, tree: bool)
     ("text", "length"),
     [("", 0), ("a", 1), ("ab", 2), ("aba", 3), ("b", 0), ("aa", 1), ("abb", 2), ("abac", 4), ("abaca", 4), ("acb", 2)],
 )
-@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("sampled", [False, True])
 def test_chains_with_a_grammar(
-    llm: nc.LLM, grammars: GrammarCompiler, abc: list[int], text: str, length: int, drawn: bool
+    llm: nc.LLM, grammars: GrammarCompiler, abc: list[int], text: str, length: int, sampled: bool
 ) -> None:
-    """What was drawn stays, though the form refuses it, and nothing after it does; after its end nothing at all."""
+    """A sampled token that the grammar rejects is kept, but nothing after it; after its end nothing is kept."""
     guide = Guide(grammars.compile(nc.StructuredOutputs(regex="(ab)*ac")))
     tokens = tuple(abc["abc".index(letter)] for letter in text)
     ended = text[:length].endswith("c")
-    wanted = tokens[: length + (drawn and not ended)]
+    expected = tokens[: length + (sampled and not ended)]
     for parents in (None, tuple(range(ROOT, len(tokens) + ROOT))):
-        laws = (LAW,) * len(tokens) if drawn else None
-        assert filter_draft(Draft(tokens, parents, laws), SIZE, guide).tokens == wanted
-    before = guide.mask()  # of the form nothing was taken
+        distributions = (LAW,) * len(tokens) if sampled else None
+        assert filter_draft(Draft(tokens, parents, distributions), SIZE, guide).tokens == expected
+    before = guide.mask()  # the grammar state is unchanged
     np.testing.assert_array_equal(before, Guide(guide.grammar).mask())
 
 
 @pytest.mark.parametrize("tree", [False, True])
 def test_filtered_tokens_are_integers(tree: bool) -> None:
-    """A proposer may count in NumPy; what stays of its draft is told to whoever asked, who may write JSON."""
+    """A proposer may return NumPy integers; results must be serializable as JSON."""
     draft = Draft((np.int64(1), 2, np.uint8(3)), (ROOT, ROOT, 0) if tree else None, (LAW,) * 3)
     found = filter_draft(draft, SIZE, None)
     assert [type(token) for token in found.tokens] == [int] * 3
     assert (found.tokens, found.parents, found.distributions) == (draft.tokens, draft.parents, draft.distributions)
 
 
-@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("sampled", [False, True])
 @pytest.mark.parametrize("tree", [False, True])
-def test_failed_grammars_allow_no_draft(grammars: GrammarCompiler, abc: list[int], drawn: bool, tree: bool) -> None:
-    """Not for what the tokens are: also those that were drawn are left out."""
+def test_failed_grammars_allow_no_draft(grammars: GrammarCompiler, abc: list[int], sampled: bool, tree: bool) -> None:
+    """Sampled tokens are dropped too."""
     guide = Guide(grammars.compile(nc.StructuredOutputs(regex="(ab)*ac")))
     guide.matcher._error = "it took too long"  # type: ignore[attr-defined]
     assert guide.error is not None
-    draft = Draft(tuple(abc[:2]), (ROOT, ROOT) if tree else None, (LAW,) * 2 if drawn else None)
+    draft = Draft(tuple(abc[:2]), (ROOT, ROOT) if tree else None, (LAW,) * 2 if sampled else None)
     assert not filter_draft(draft, SIZE, guide)
 
 
-@pytest.mark.parametrize("drawn", [False, True])
-def test_trees_with_a_grammar(llm: nc.LLM, grammars: GrammarCompiler, abc: list[int], drawn: bool) -> None:
+@pytest.mark.parametrize("sampled", [False, True])
+def test_trees_with_a_grammar(llm: nc.LLM, grammars: GrammarCompiler, abc: list[int], sampled: bool) -> None:
     a, b, c = abc
     guide = Guide(grammars.compile(nc.StructuredOutputs(regex="(ab)*ac")))
-    tree = Draft((a, b, c, b, a, b, a), (ROOT, ROOT, 0, 0, 3, 2, 1), (LAW,) * 7 if drawn else None)
+    tree = Draft((a, b, c, b, a, b, a), (ROOT, ROOT, 0, 0, 3, 2, 1), (LAW,) * 7 if sampled else None)
     found = filter_draft(tree, SIZE, guide)
-    if drawn:  # the b at first is refused, and nothing follows it; after the c the form is at its end
+    if sampled:  # the first b is rejected, with all that follows it; after the c the grammar is complete
         assert (found.tokens, found.parents) == ((a, b, c, b, a), (ROOT, ROOT, 0, 0, 3))
         assert found.distributions == (LAW,) * 5
     else:

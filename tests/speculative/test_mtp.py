@@ -42,8 +42,8 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-class Reader:
-    """A model, its modules, and a proposer that is told what the model reads."""
+class Harness:
+    """A model, its modules, and a proposer that receives the model's hidden states."""
 
     def __init__(self, family: str, **options: Any) -> None:
         self.stock = stock_of(family)
@@ -58,22 +58,22 @@ class Reader:
         watcher.close()
         return found
 
-    def told(self, key: int, ids: list[int], start: int = 0) -> None:
-        """All but the last token have been read, the proposer learns of those from a place on."""
+    def observe(self, key: int, ids: list[int], start: int = 0) -> None:
+        """Pass the hidden states from ``start`` on, of all tokens but the last."""
         self.proposer.observe([TargetOutput(key, start, ids[start:-1], self.hidden(ids[:-1])[start:])])
 
     def drafts(self, texts: dict[int, list[int]], count: int) -> list[tuple[int, ...]]:
         states = [DraftContext(key, ids, temperature=0.0) for key, ids in texts.items()]
         return [draft.tokens for draft in self.proposer.propose(states, [count] * len(states))]
 
-    def assert_right(self, texts: dict[int, list[int]], count: int, bases: dict[int, int] | None = None) -> None:
-        """What is drafted is what is found by reading all of a text."""
+    def assert_correct(self, texts: dict[int, list[int]], count: int, bases: dict[int, int] | None = None) -> None:
+        """The drafts equal those computed from scratch."""
         for (key, ids), tokens in zip(texts.items(), self.drafts(texts, count), strict=True):
-            wanted, close = slow_draft(self.stock, ids, count, (bases or {}).get(key, 0))
-            assert list(tokens) == wanted or close < CLOSE
+            expected, close = slow_draft(self.stock, ids, count, (bases or {}).get(key, 0))
+            assert list(tokens) == expected or close < CLOSE
 
 
-def some(length: int, seed: int = 0) -> list[int]:
+def random_ids(length: int, seed: int = 0) -> list[int]:
     found: list[int] = np.random.default_rng(seed + 99 * length).integers(3, 199, length).tolist()
     return found
 
@@ -81,232 +81,234 @@ def some(length: int, seed: int = 0) -> list[int]:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.fast_cases(2)
 def test_drafts_equal_those_computed_from_scratch(family: str) -> None:
-    """Texts of many lengths grow by what was drafted and by what was not, and are asked for drafts now and then."""
-    reader, rng = Reader(family), random.Random(family)
-    texts = {key: some(length) for key, length in enumerate((2, 3, 15, 16, 17, 40))}
+    """Texts of many lengths grow by draft tokens and by others, with drafts for some of them in each step."""
+    harness, rng = Harness(family), random.Random(family)
+    texts = {key: random_ids(length) for key, length in enumerate((2, 3, 15, 16, 17, 40))}
     read = dict.fromkeys(texts, 0)
     for step in range(5):
-        asked = dict(rng.sample([*texts.items()], 4)) if step else texts
-        for key, ids in asked.items():
-            reader.told(key, ids, read[key])
+        requested = dict(rng.sample([*texts.items()], 4)) if step else texts
+        for key, ids in requested.items():
+            harness.observe(key, ids, read[key])
             read[key] = len(ids) - 1
         count = (4, 1, 5, 2, 4)[step]
-        reader.assert_right(asked, count)
-        for (key, ids), tokens in zip(asked.items(), reader.drafts(asked, count), strict=True):
-            kept = rng.randint(0, len(tokens))
-            texts[key] = [*ids, *tokens[:kept], rng.randrange(3, 199)]
+        harness.assert_correct(requested, count)
+        for (key, ids), tokens in zip(requested.items(), harness.drafts(requested, count), strict=True):
+            accepted = rng.randint(0, len(tokens))
+            texts[key] = [*ids, *tokens[:accepted], rng.randrange(3, 199)]
 
 
 @pytest.mark.parametrize("family", ["mellum", "deepseek_v3, 3"])
 @pytest.mark.fast_cases(1)
 def test_each_sequence_gets_its_number_of_draft_tokens(family: str) -> None:
-    reader, counts = Reader(family), [1, 6, 0, 4, 2, 6]
-    texts = {key: some(20 + 5 * key) for key in range(6)}
+    harness, counts = Harness(family), [1, 6, 0, 4, 2, 6]
+    texts = {key: random_ids(20 + 5 * key) for key in range(6)}
     for _ in range(2):
         for key, ids in texts.items():
-            reader.told(key, ids)
+            harness.observe(key, ids)
         states = [DraftContext(key, ids, temperature=0.0) for key, ids in texts.items()]
-        drafts = reader.proposer.propose(states, counts)
+        drafts = harness.proposer.propose(states, counts)
         for state, count, draft in zip(states, counts, drafts, strict=True):
-            wanted, close = slow_draft(reader.stock, [*state.token_ids], count)
-            assert list(draft.tokens) == wanted or close < CLOSE
+            expected, close = slow_draft(harness.stock, [*state.token_ids], count)
+            assert list(draft.tokens) == expected or close < CLOSE
         texts = {key: [*ids, 5, 6] for key, ids in texts.items()}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_modules_equal_transformers(family: str) -> None:
-    reader = Reader(family)
+    harness = Harness(family)
     for length in (2, 9, 33):
-        ids = some(length, 5)
-        reader.told(length, ids)
-        wanted, close = slow_draft(reader.stock, ids, reader.modules.count)
+        ids = random_ids(length, 5)
+        harness.observe(length, ids)
+        expected, close = slow_draft(harness.stock, ids, harness.modules.count)
         assert close > CLOSE
-        assert stock_draft(reader.stock, ids) == wanted
-        assert [list(tokens) for tokens in reader.drafts({length: ids}, reader.modules.count)] == [wanted]
+        assert stock_draft(harness.stock, ids) == expected
+        assert [list(tokens) for tokens in harness.drafts({length: ids}, harness.modules.count)] == [expected]
 
 
 @pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3, 3"])
 def test_drafts_are_the_same_without_the_kernel(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nucleate.models.transformers.batched_model.has_kernel", lambda device, dtype: False)
     monkeypatch.setattr("nucleate.models.transformers.mtp_module.has_kernel", lambda device, dtype: False)
-    reader = Reader(family)
-    texts = {key: some(length) for key, length in enumerate((2, 17, 33))}
+    harness = Harness(family)
+    texts = {key: random_ids(length) for key, length in enumerate((2, 17, 33))}
     for round_ in range(2):
         for key, ids in texts.items():
-            reader.told(key, ids, 0 if not round_ else len(ids) - 3)
-        reader.assert_right(texts, 5)
+            harness.observe(key, ids, 0 if not round_ else len(ids) - 3)
+        harness.assert_correct(texts, 5)
         texts = {key: [*ids, 7, 8] for key, ids in texts.items()}
 
 
 @pytest.mark.parametrize("family", ["glm4_moe", "mellum", "deepseek_v3, 3"])
 def test_sequences_with_a_late_start(family: str) -> None:
-    """Others had read its beginning: it is as if it began there, at the same positions."""
-    reader = Reader(family)
+    """The prefix came from the prefix cache: the state starts after it, at the same positions."""
+    harness = Harness(family)
     bases = {0: 0, 1: 7, 2: 31, 3: 38}
-    texts = {key: some(40, key) for key in bases}
+    texts = {key: random_ids(40, key) for key in bases}
     for key, base in bases.items():
-        reader.told(key, texts[key], base)
+        harness.observe(key, texts[key], base)
     for _ in range(2):
-        reader.assert_right(texts, 4, bases)
+        harness.assert_correct(texts, 4, bases)
     longer = {key: [*ids, 5, 6, 9] for key, ids in texts.items()}
     for key, ids in longer.items():
-        reader.told(key, ids, 39)
-    reader.assert_right(longer, 4, bases)
+        harness.observe(key, ids, 39)
+    harness.assert_correct(longer, 4, bases)
 
 
 def test_positions_are_those_of_the_sequence() -> None:
-    """Not counted from where it is known: what a module gives would be the same otherwise but for rounding."""
-    reader, seen = Reader("glm4_moe"), []
-    own = reader.modules._model.forward_layer
+    """Positions do not count from the first known hidden state; the outputs would be almost equal."""
+    harness, seen = Harness("glm4_moe"), []
+    own = harness.modules._model.forward_layer
 
-    def peeking(place: int, x: Any, positions: Any, *rest: Any, **named: Any) -> Any:
+    def recording(index: int, x: Any, positions: Any, *rest: Any, **named: Any) -> Any:
         seen.append(positions[0].tolist())
-        return own(place, x, positions, *rest, **named)
+        return own(index, x, positions, *rest, **named)
 
-    reader.modules._model.forward_layer = peeking
-    reader.told(0, some(20), 12)
-    reader.drafts({0: some(20)}, 3)
+    harness.modules._model.forward_layer = recording
+    harness.observe(0, random_ids(20), 12)
+    harness.drafts({0: random_ids(20)}, 3)
     assert seen == [[13, 14, 15, 16, 17, 18, 19], [20], [21]]
 
 
 def test_missing_tokens_restart_the_state() -> None:
-    reader, ids = Reader("deepseek_v3, 3"), some(50)
-    hidden_TX = reader.hidden(ids[:-1])
-    reader.proposer.observe([TargetOutput(0, 0, ids[:10], hidden_TX[:10])])
-    reader.drafts({0: ids[:11]}, 4)
-    reader.proposer.observe([TargetOutput(0, 30, ids[30:49], hidden_TX[30:49])])
-    reader.assert_right({0: ids}, 4, {0: 30})
+    harness, ids = Harness("deepseek_v3, 3"), random_ids(50)
+    hidden_TX = harness.hidden(ids[:-1])
+    harness.proposer.observe([TargetOutput(0, 0, ids[:10], hidden_TX[:10])])
+    harness.drafts({0: ids[:11]}, 4)
+    harness.proposer.observe([TargetOutput(0, 30, ids[30:49], hidden_TX[30:49])])
+    harness.assert_correct({0: ids}, 4, {0: 30})
 
 
 @pytest.mark.parametrize("family", ["mellum", "deepseek_v3, 3"])
 def test_repeated_hidden_states_change_nothing(family: str) -> None:
-    reader, ids = Reader(family), some(50)
-    hidden_TX = reader.hidden(ids[:-1])
+    harness, ids = Harness(family), random_ids(50)
+    hidden_TX = harness.hidden(ids[:-1])
     for start, stop in ((0, 20), (5, 20), (0, 33), (33, 33), (16, 49), (48, 49)):
-        reader.proposer.observe([TargetOutput(0, start, ids[start:stop], hidden_TX[start:stop])])
-        reader.assert_right({0: ids[: stop + 1]}, 3)
-    reader.assert_right({0: ids}, 4)
+        harness.proposer.observe([TargetOutput(0, start, ids[start:stop], hidden_TX[start:stop])])
+        harness.assert_correct({0: ids[: stop + 1]}, 3)
+    harness.assert_correct({0: ids}, 4)
 
 
 def test_without_the_last_hidden_state_there_is_no_draft() -> None:
-    reader, ids = Reader("glm4_moe"), some(30)
-    hidden_TX = reader.hidden(ids)
-    assert reader.drafts({0: ids}, 4) == [()]
-    reader.proposer.observe([TargetOutput(0, 0, ids[:25], hidden_TX[:25])])
-    assert reader.drafts({0: ids}, 4) == [()]
-    assert reader.drafts({0: ids[:20]}, 4) == [()]
-    reader.proposer.observe([TargetOutput(0, 25, ids[25:29], hidden_TX[25:29])])
-    reader.assert_right({0: ids}, 4)
-    assert reader.proposer.propose([], []) == []
-    assert reader.drafts({0: ids}, 0) == [()]
-    assert reader.drafts({1: []}, 3) == [()]
+    harness, ids = Harness("glm4_moe"), random_ids(30)
+    hidden_TX = harness.hidden(ids)
+    assert harness.drafts({0: ids}, 4) == [()]
+    harness.proposer.observe([TargetOutput(0, 0, ids[:25], hidden_TX[:25])])
+    assert harness.drafts({0: ids}, 4) == [()]
+    assert harness.drafts({0: ids[:20]}, 4) == [()]
+    harness.proposer.observe([TargetOutput(0, 25, ids[25:29], hidden_TX[25:29])])
+    harness.assert_correct({0: ids}, 4)
+    assert harness.proposer.propose([], []) == []
+    assert harness.drafts({0: ids}, 0) == [()]
+    assert harness.drafts({1: []}, 3) == [()]
 
 
 def test_hidden_states_are_copied() -> None:
-    reader, ids = Reader("glm4_moe"), some(30)
-    hidden_TX = reader.hidden(ids[:-1])
-    reader.proposer.observe([TargetOutput(0, 0, ids[:-1], hidden_TX)])
+    harness, ids = Harness("glm4_moe"), random_ids(30)
+    hidden_TX = harness.hidden(ids[:-1])
+    harness.proposer.observe([TargetOutput(0, 0, ids[:-1], hidden_TX)])
     hidden_TX[:] = np.nan
-    reader.assert_right({0: ids}, 3)
+    harness.assert_correct({0: ids}, 3)
 
 
 @pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3, 3"])
 @pytest.mark.parametrize("shared", [True, False])
 def test_nan_hidden_states_give_no_draft(family: str, shared: bool) -> None:
-    reader, ids = Reader(family), some(12)
-    reader.told(0, ids)
-    reader.told(1, ids)
-    reader.proposer.observe([TargetOutput(1, 11, ids[-1:], np.full((1, 64), np.nan, np.float32))])
+    harness, ids = Harness(family), random_ids(12)
+    harness.observe(0, ids)
+    harness.observe(1, ids)
+    harness.proposer.observe([TargetOutput(1, 11, ids[-1:], np.full((1, 64), np.nan, np.float32))])
     states = [DraftContext(0, ids, 5, 3, shared_noise=shared), DraftContext(1, [*ids, 8], 5, 3, shared_noise=shared)]
-    one, other = reader.proposer.propose(states, [5, 5])
+    one, other = harness.proposer.propose(states, [5, 5])
     assert len(one) == 5
     assert not other.tokens
     assert not other.distributions
 
 
 def test_sampled_tokens_have_shared_noise_or_distributions() -> None:
-    """Coupled, a token is what the target would draw from the scores; else it comes with the law of these scores."""
+    """With shared noise, a token is what the target samples; otherwise it comes with its distribution."""
     from nucleate.speculative.proposers.neural import mtp
     from nucleate.speculative.proposers.neural.draft_sampling import sample_tokens
 
-    reader, ids = Reader("glm4_moe"), some(20)
+    harness, ids = Harness("glm4_moe"), random_ids(20)
     seen: list[Any] = []
 
-    def peeking(logits_RV: np.ndarray, states: list[DraftContext], places: list[int]) -> Any:
-        seen.append((logits_RV, list(places)))
-        return sample_tokens(logits_RV, states, places)
+    def recording(logits_RV: np.ndarray, states: list[DraftContext], indices: list[int]) -> Any:
+        seen.append((logits_RV, list(indices)))
+        return sample_tokens(logits_RV, states, indices)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mtp, "sample_tokens", peeking)
-        reader.told(0, ids)
-        [coupled] = reader.proposer.propose([DraftContext(0, ids, 5, 3, 0.9)], [3])
-        [drawn] = reader.proposer.propose([DraftContext(0, ids, 5, 3, 0.9, shared_noise=False)], [3])
-    assert [places for _, places in seen] == [[0], [1], [2]] * 2
+        patch.setattr(mtp, "sample_tokens", recording)
+        harness.observe(0, ids)
+        [coupled] = harness.proposer.propose([DraftContext(0, ids, 5, 3, 0.9)], [3])
+        [sampled] = harness.proposer.propose([DraftContext(0, ids, 5, 3, 0.9, shared_noise=False)], [3])
+    assert [indices for _, indices in seen] == [[0], [1], [2]] * 2
     assert coupled.distributions is None
-    assert drawn.distributions is not None
-    for place, (logits_RV, _) in enumerate(seen[:3]):
+    assert sampled.distributions is not None
+    for index, (logits_RV, _) in enumerate(seen[:3]):
         params = nc.SamplingParams(temperature=0.9, seed=3)
-        assert coupled.tokens[place] == nc.sample(logits_RV, params, step=15 + place)[0]
-    for law, (logits_RV, _) in zip(drawn.distributions, seen[3:], strict=True):
-        np.testing.assert_allclose(law, nc.probabilities(logits_RV, nc.SamplingParams(temperature=0.9))[0], rtol=1e-9)
+        assert coupled.tokens[index] == nc.sample(logits_RV, params, step=15 + index)[0]
+    for distribution, (logits_RV, _) in zip(sampled.distributions, seen[3:], strict=True):
+        np.testing.assert_allclose(
+            distribution, nc.probabilities(logits_RV, nc.SamplingParams(temperature=0.9))[0], rtol=1e-9
+        )
 
 
 def test_forgotten_sequences_free_their_memory() -> None:
-    reader = Reader("deepseek_v3, 3")
-    texts = {key: some(20 + key) for key in range(5)}
+    harness = Harness("deepseek_v3, 3")
+    texts = {key: random_ids(20 + key) for key in range(5)}
     for key, ids in texts.items():
-        reader.told(key, ids)
-    reader.drafts(texts, 5)
+        harness.observe(key, ids)
+    harness.drafts(texts, 5)
     for key in texts:
-        reader.proposer.accepted(key, 1)
-        reader.proposer.forget(key, [1, 2])
-        reader.proposer.forget(key)
-    assert not reader.proposer._captured
-    assert not reader.proposer._kv_slots.tables
-    assert sorted(reader.proposer._kv_slots.free) == [*range(len(reader.proposer._kv_slots.free))]
+        harness.proposer.accepted(key, 1)
+        harness.proposer.forget(key, [1, 2])
+        harness.proposer.forget(key)
+    assert not harness.proposer._captured
+    assert not harness.proposer._kv_slots.tables
+    assert sorted(harness.proposer._kv_slots.free) == [*range(len(harness.proposer._kv_slots.free))]
 
 
 def test_pending_hidden_states_are_bounded() -> None:
-    reader, rng = Reader("glm4_moe"), np.random.default_rng(1)
+    harness, rng = Harness("glm4_moe"), np.random.default_rng(1)
     for start in range(0, 5000, 100):
         hidden_TX = rng.standard_normal((100, 64)).astype(np.float32)
-        reader.proposer.observe([TargetOutput(0, start, [7] * 100, hidden_TX)])
-        heard = reader.proposer._captured[0]
-        assert sum(map(len, heard._chunks)) <= MAX_PENDING
-        assert heard.stop == start + 100
-    assert len(reader.drafts({0: [7] * 5001}, 4)[0]) == 4
-    assert sum(map(len, heard._chunks)) == 1  # what was taken in is kept as keys and values
+        harness.proposer.observe([TargetOutput(0, start, [7] * 100, hidden_TX)])
+        captured = harness.proposer._captured[0]
+        assert sum(map(len, captured._chunks)) <= MAX_PENDING
+        assert captured.stop == start + 100
+    assert len(harness.drafts({0: [7] * 5001}, 4)[0]) == 4
+    assert sum(map(len, captured._chunks)) == 1  # processed tokens are in the KV cache
 
 
 def test_idle_sequences_are_evicted() -> None:
-    per_block = sum(pool.size for pool in Reader("glm4_moe").modules.new_pools(1))
-    reader = Reader("glm4_moe", memory=8 * per_block + 1)
-    assert len(reader.proposer._kv_slots.free) == 8
-    texts = {key: some(50, key) for key in range(4)}
+    per_block = sum(pool.size for pool in Harness("glm4_moe").modules.new_kv_caches(1))
+    harness = Harness("glm4_moe", memory=8 * per_block + 1)
+    assert len(harness.proposer._kv_slots.free) == 8
+    texts = {key: random_ids(50, key) for key in range(4)}
     for key, ids in texts.items():
-        reader.told(key, ids)
-        reader.assert_right({key: ids}, 4)  # 4 of 8 blocks each
-    together = reader.drafts(texts, 4)
+        harness.observe(key, ids)
+        harness.assert_correct({key: ids}, 4)  # 4 of 8 blocks each
+    together = harness.drafts(texts, 4)
     assert 1 <= sum(len(tokens) == 4 for tokens in together) <= 2
     for key, tokens in zip(texts, together, strict=True):
         if tokens:
-            assert list(tokens) == slow_draft(reader.stock, texts[key], 4)[0]
-    long = some(8 * BLOCK + 2)
-    reader.told(9, long)
-    assert reader.drafts({9: long}, 4) == [()]
-    reader.told(9, long)
-    assert reader.drafts({9: long}, 1) == [()]  # 129 places
-    reader.told(8, long[:-1])
-    reader.assert_right({8: long[:-1]}, 1)
+            assert list(tokens) == slow_draft(harness.stock, texts[key], 4)[0]
+    long = random_ids(8 * BLOCK + 2)
+    harness.observe(9, long)
+    assert harness.drafts({9: long}, 4) == [()]
+    harness.observe(9, long)
+    assert harness.drafts({9: long}, 1) == [()]  # 129 positions
+    harness.observe(8, long[:-1])
+    harness.assert_correct({8: long[:-1]}, 1)
     with pytest.raises(ModelError, match=f"{per_block - 1} bytes of KV cache cannot hold one block of {per_block}"):
-        Mtp(reader.modules, per_block - 1)
+        Mtp(harness.modules, per_block - 1)
 
 
 def folder_of(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, TransformersModel]:
-    """A model, and the same from its folder."""
+    """A model, and the same model loaded from a folder."""
     stock = stock_of(family)
     save(*stock, tmp_path)
-    if family != "mellum":  # Transformers knows the number of the last layer of such models by heart
+    if family != "mellum":  # Transformers hard-codes the last layer's number for these models
         monkeypatch.setattr(type(stock[0]), "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.[234]\."])
     return stock, TransformersModel(tmp_path, "cpu", "auto")
 
@@ -314,13 +316,13 @@ def folder_of(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> t
 @pytest.mark.parametrize("family", ["glm4_moe", "mellum", "deepseek_v3, 3"])
 def test_modules_are_loaded_from_the_model_folder(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stock, model = folder_of(family, tmp_path, monkeypatch)
-    reader, ids = Reader(family), some(30)
-    reader.proposer = load("mtp", model)  # type: ignore[assignment]
-    assert reader.proposer.layers == (2,)
-    reader.told(0, ids)
-    assert list(reader.drafts({0: ids}, 4)[0]) == slow_draft(stock, ids, 4)[0]
+    harness, ids = Harness(family), random_ids(30)
+    harness.proposer = load("mtp", model)  # type: ignore[assignment]
+    assert harness.proposer.layers == (2,)
+    harness.observe(0, ids)
+    assert list(harness.drafts({0: ids}, 4)[0]) == slow_draft(stock, ids, 4)[0]
     found = brought(model)
-    assert brought(model) is found  # read once
+    assert brought(model) is found  # loaded once
     theirs = {weight.data_ptr() for weight in model.model.parameters()}
     shared = (found._model.embed_tokens.weight, found._model.shared_head.weight)
     assert {weight.data_ptr() for weight in shared} <= theirs
@@ -328,18 +330,18 @@ def test_modules_are_loaded_from_the_model_folder(family: str, tmp_path: Path, m
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_modules_in_half_precision(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder is read as the model was asked for; rounding may change a guess, seldom."""
+    """Weights are loaded in the dtype of the model; rounding rarely changes a draft token."""
     folder_of("glm4_moe", tmp_path, monkeypatch)
     model = TransformersModel(tmp_path, "cpu", dtype)
-    reader, agree = Reader("glm4_moe"), 0
+    harness, agree = Harness("glm4_moe"), 0
     proposer = load("mtp", model)
     assert {weight.dtype for weight in brought(model)._model.parameters()} == {getattr(torch, dtype)}
     for key in range(8):
-        ids = some(20, key)
-        proposer.observe([TargetOutput(key, 0, ids[:-1], reader.hidden(ids[:-1]))])
+        ids = random_ids(20, key)
+        proposer.observe([TargetOutput(key, 0, ids[:-1], harness.hidden(ids[:-1]))])
         [draft] = proposer.propose([DraftContext(key, ids, temperature=0.0)], [3])
         assert len(draft) == 3
-        agree += draft.tokens[0] == slow_draft(reader.stock, ids, 1)[0][0]
+        agree += draft.tokens[0] == slow_draft(harness.stock, ids, 1)[0][0]
     assert agree >= 6
 
 
@@ -380,7 +382,7 @@ def test_folders_without_module_weights(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_module_outputs_are_validated() -> None:
-    """With what Transformers makes of the same: nobody drafts by modules that are run wrongly."""
+    """The outputs are compared with those of Transformers on loading."""
     from nucleate.models.transformers.ragged_attention import AttentionPlan
 
     stock, right = stock_of("deepseek_v3, 3"), AttentionPlan.attend
@@ -394,7 +396,7 @@ def test_module_outputs_are_validated() -> None:
 def test_a_different_final_norm_is_detected() -> None:
     model, modules = stock_of("glm4_moe")
     model.get_decoder().norm.register_forward_hook(lambda module, given, out: out * 1.1)
-    modules_of(model, modules)  # it is asked like the model asks it
+    modules_of(model, modules)  # called as in the model
     del model.get_decoder()._modules["norm"]
-    with pytest.raises(ModelError, match="the MTP modules of the model cannot be run"):
+    with pytest.raises(ModelError, match=r"cannot continue a text: AttributeError: .* no attribute 'norm'"):
         modules_of(model, modules)

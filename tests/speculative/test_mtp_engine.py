@@ -25,7 +25,7 @@ from nucleate.speculative.draft import Draft, DraftContext
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
-from mtp_models import SIZE, alike_of, modules_of  # noqa: E402
+from mtp_models import SIZE, modules_of, predictable_of  # noqa: E402
 
 from nucleate.speculative.proposers.neural.mtp import Mtp  # noqa: E402
 
@@ -50,7 +50,7 @@ def one_thread() -> Iterator[None]:
 
 
 def requests(count: int, seed: int) -> list[Request]:
-    """Some begin alike."""
+    """Requests, some of which share a prefix."""
     rng = random.Random(seed)
     common = [rng.randrange(3, SIZE) for _ in range(40)]
     made = []
@@ -61,19 +61,19 @@ def requests(count: int, seed: int) -> list[Request]:
     return made
 
 
-def told(events: list[EngineOutput]) -> list[tuple[Any, ...]]:
-    """What does not depend on how the answers of a request take turns."""
-    pieces = sorted((event.chunk for event in events), key=lambda piece: piece.index)
-    return [(p.index, p.seed, p.text, p.token_ids, p.finish_reason, p.stop_reason) for p in pieces]
+def comparable(events: list[EngineOutput]) -> list[tuple[Any, ...]]:
+    """The events in an order that does not depend on the interleaving of a request's outputs."""
+    chunks = sorted((event.chunk for event in events), key=lambda chunk: chunk.index)
+    return [(p.index, p.seed, p.text, p.token_ids, p.finish_reason, p.stop_reason) for p in chunks]
 
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("family", ["glm4_moe", "mellum", "deepseek_v3, 3"])
-@pytest.mark.parametrize("blocks", [None, 14], ids=["", "little room"])
+@pytest.mark.parametrize("blocks", [None, 14], ids=["", "few blocks"])
 def test_text_is_that_without_drafts(llm: nc.LLM, family: str, blocks: int | None) -> None:
-    """In a mixed batch; with prompts that begin alike; and where answers must make room and are read again."""
-    stock = alike_of(family, 0.06)
-    modules, asked = modules_of(*stock), requests(14, 3)
+    """In a mixed batch, with shared prefixes, and with preemption."""
+    stock = predictable_of(family, 0.06)
+    modules, batch = modules_of(*stock), requests(14, 3)
     engines = []
     for speculation in (None, Speculation(lambda: Mtp(modules), 4, adaptive=False)):
         runner = runner_of(TransformersModel.of(stock[0]), MEMORY)
@@ -83,8 +83,8 @@ def test_text_is_that_without_drafts(llm: nc.LLM, family: str, blocks: int | Non
             Engine(runner, llm.tokenizer, speculative_config=speculation, max_num_batched_tokens=64, max_num_seqs=16)
         )
     plain, engine = engines
-    for request, wanted, found in zip(asked, drive(plain, asked), drive(engine, asked), strict=True):
-        assert told(found) == told(wanted), request.params
+    for request, expected, found in zip(batch, drive(plain, batch), drive(engine, batch), strict=True):
+        assert comparable(found) == comparable(expected), request.params
     assert is_empty(engine)
     drafts, stats = engine.stats.speculative, engine.stats
     assert 0.1 * drafts.draft_tokens < drafts.accepted_tokens < 0.95 * drafts.draft_tokens
@@ -93,24 +93,28 @@ def test_text_is_that_without_drafts(llm: nc.LLM, family: str, blocks: int | Non
 
 
 def test_perfect_drafts_are_always_accepted(llm: nc.LLM) -> None:
-    """Then every draft is kept, greedy and drawn: the noise is that of the target."""
-    stock = alike_of("glm4_moe", 0.0)
+    """Every draft token is accepted, greedy or sampled with the noise of the target."""
+    stock = predictable_of("glm4_moe", 0.0)
     modules = modules_of(*stock)
     for temperature in (0.0, 1.0):
         runner = runner_of(TransformersModel.of(stock[0]), MEMORY)
-        asked = Speculation(lambda: Mtp(modules), 3, adaptive=False)
-        engine = Engine(runner, llm.tokenizer, speculative_config=asked)
+        config = Speculation(lambda: Mtp(modules), 3, adaptive=False)
+        engine = Engine(runner, llm.tokenizer, speculative_config=config)
         params = nc.SamplingParams(seed=1, max_tokens=33, temperature=temperature, ignore_eos=True)
         drive(engine, [Request([5, 6, 7 + i], params.replace(seed=i)) for i in range(4)])
         assert engine.stats.speculative.mean_acceptance_length > 3.5
 
 
-class Lying(Mtp):
-    """Says other laws than those it draws from."""
+class Misreporting(Mtp):
+    """Reports other distributions than those it samples from."""
 
     def propose(self, states: Any, counts: Any) -> list[Draft]:
         return [
-            Draft(draft.tokens, None, draft.distributions and tuple(np.roll(law, 1) for law in draft.distributions))  # type: ignore[arg-type]
+            Draft(
+                draft.tokens,
+                None,
+                draft.distributions and tuple(np.roll(distribution, 1) for distribution in draft.distributions),
+            )  # type: ignore[arg-type]
             for draft in super().propose(states, counts)
         ]
 
@@ -119,11 +123,11 @@ PROMPT = [3, 2, 4]
 
 
 def texts(proposer: type[Mtp], rule: str, stock: tuple[Any, Any], llm: nc.LLM, trials: int) -> np.ndarray:
-    """How often each text of three tokens was said after the first one, which is never drafted."""
+    """The count of each text of four tokens. The first token is never drafted."""
     modules = modules_of(*stock)
-    asked = Speculation(lambda: proposer(modules), 2, rule, adaptive=False)
+    config = Speculation(lambda: proposer(modules), 2, rule, adaptive=False)
     runner = runner_of(TransformersModel.of(stock[0]), 32 << 20)
-    engine = Engine(runner, llm.tokenizer, speculative_config=asked, max_num_seqs=256)
+    engine = Engine(runner, llm.tokenizer, speculative_config=config, max_num_seqs=256)
     params = nc.SamplingParams(max_tokens=4, ignore_eos=True, temperature=1.2)
     counts: Counter[tuple[int, ...]] = Counter()
     for events in drive(engine, [Request(PROMPT, params.replace(seed=seed)) for seed in range(trials)]):
@@ -135,20 +139,20 @@ def texts(proposer: type[Mtp], rule: str, stock: tuple[Any, Any], llm: nc.LLM, t
     return counts_4
 
 
-def law_of_texts(model: Any) -> np.ndarray:
-    """The chances of all texts of four tokens."""
-    beginnings = list(itertools.product(range(5), repeat=3))
+def text_probabilities(model: Any) -> np.ndarray:
+    """The probability of each text of four tokens."""
+    prefixes = list(itertools.product(range(5), repeat=3))
     with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([[*PROMPT, *beginning] for beginning in beginnings])).logits
+        logits = model(input_ids=torch.tensor([[*PROMPT, *prefix] for prefix in prefixes])).logits
     p = logits[:, len(PROMPT) - 1 :].double().div(1.2).softmax(-1).numpy()
     found = np.zeros((5,) * 4)
-    for row, beginning in enumerate(beginnings):
-        before = np.prod([p[row, place, token] for place, token in enumerate(beginning)])
-        found[beginning] = before * p[row, 3]
+    for row, prefix in enumerate(prefixes):
+        before = np.prod([p[row, index, token] for index, token in enumerate(prefix)])
+        found[prefix] = before * p[row, 3]
     return found
 
 
-def assert_law(counts_4: np.ndarray, p_4: np.ndarray) -> None:
+def assert_distribution(counts_4: np.ndarray, p_4: np.ndarray) -> None:
     assert_follows(counts_4.ravel(), p_4.ravel())
     for drop in ((0,), (3,), (0, 1), (1, 2), (2, 3)):
         assert_follows(counts_4.sum(axis=drop).ravel(), p_4.sum(axis=drop).ravel())
@@ -157,23 +161,23 @@ def assert_law(counts_4: np.ndarray, p_4: np.ndarray) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "proposer", "rule"),
-    [("glm4_moe", Mtp, "rejection"), ("deepseek_v3, 3", Mtp, "block"), ("mellum", Lying, "rejection")],
+    [("glm4_moe", Mtp, "rejection"), ("deepseek_v3, 3", Mtp, "block"), ("mellum", Misreporting, "rejection")],
 )
 def test_texts_have_the_model_distribution(family: str, proposer: type[Mtp], rule: str, llm: nc.LLM) -> None:
-    stock = alike_of(family, 0.25, vocab_size=5)
-    p_4 = law_of_texts(stock[0])
+    stock = predictable_of(family, 0.25, vocab_size=5)
+    p_4 = text_probabilities(stock[0])
     assert p_4.sum() == pytest.approx(1)
     counts_4 = texts(proposer, rule, stock, llm, 500)
     if proposer is Mtp:
-        assert_law(counts_4, p_4)
-    else:  # the test can tell
+        assert_distribution(counts_4, p_4)
+    else:  # the test detects a wrong distribution
         with pytest.raises(AssertionError, match="chi-square"):
-            assert_law(counts_4, p_4)
+            assert_distribution(counts_4, p_4)
 
 
 def test_hidden_states_stay_on_the_device_of_the_logits() -> None:
-    """As on a device: what is told may be tensors, and is the same."""
-    stock = alike_of("glm4_moe", 0.25)
+    """Hidden states may be tensors on a device, with the same result."""
+    stock = predictable_of("glm4_moe", 0.25)
     modules, ids = modules_of(*stock), [5, 6, 7, 8, 9, 3, 4]
     runner: Any = runner_of(TransformersModel.of(stock[0]), MEMORY)
     runner.capture_hidden_states((2,))

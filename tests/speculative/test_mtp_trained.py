@@ -26,8 +26,8 @@ from nucleate.speculative.proposers.neural.mtp import Mtp  # noqa: E402
 CHANCES = np.array([0.75, 0.15, 0.07, 0.03])
 
 
-class Text:
-    """What comes next has four chances, by the last token and a little of the one before it."""
+class MarkovText:
+    """Random text: one of four tokens follows, depending on the last token and a little on the one before."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(0)
@@ -35,19 +35,19 @@ class Text:
 
     def some(self, rows: int, length: int) -> np.ndarray:
         ids_RT = self.rng.integers(2, SIZE, (rows, length))
-        for place in range(2, length):
+        for index in range(2, length):
             choice_R = self.rng.choice(4, rows, p=CHANCES)
-            ids_RT[:, place] = self.next_4V4[ids_RT[:, place - 2] % 4, ids_RT[:, place - 1], choice_R]
+            ids_RT[:, index] = self.next_4V4[ids_RT[:, index - 2] % 4, ids_RT[:, index - 1], choice_R]
         return ids_RT
 
 
-def train(model: Any, modules: Any, text: Text, steps: int) -> list[float]:
-    """The model guesses the next token, its module the one after it; both losses, as they were at last."""
+def train(model: Any, modules: Any, text: MarkovText, steps: int) -> list[float]:
+    """Train the model to predict the next token and its module the one after it. Returns the two final losses."""
     weights = {id(weight): weight for part in (model, modules) for weight in part.parameters()}
     optimizer = torch.optim.AdamW(weights.values(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 4e-3, total_steps=steps)
     loss = torch.nn.functional.cross_entropy
-    told = []
+    last_losses = []
     for _ in range(steps):
         ids = torch.from_numpy(text.some(32, 48))
         out = model(input_ids=ids, use_cache=False, output_hidden_states=True)
@@ -62,8 +62,8 @@ def train(model: Any, modules: Any, text: Text, steps: int) -> list[float]:
         sum(losses).backward()
         optimizer.step()
         schedule.step()
-        told = [one.item() for one in losses]
-    return told
+        last_losses = [one.item() for one in losses]
+    return last_losses
 
 
 @pytest.fixture(autouse=True)
@@ -76,19 +76,19 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.slow
 def test_mean_acceptance_length(llm: nc.LLM) -> None:
-    stock, text = stock_of("glm4_moe", initializer_range=0.05), Text()
+    stock, text = stock_of("glm4_moe", initializer_range=0.05), MarkovText()
     losses = train(*stock, text, 300)
     modules = modules_of(*stock)
     prompts = text.some(16, 24).tolist()
-    for temperature, least in ((0.0, 2.5), (1.0, 1.5)):  # it had 3.9 and 2.0
+    for temperature, least in ((0.0, 2.5), (1.0, 1.5)):  # usually 3.9 and 2.0
         requests = [
             Request(ids, nc.SamplingParams(seed=seed, temperature=temperature, max_tokens=60, ignore_eos=True))
             for seed, ids in enumerate(prompts)
         ]
-        said, tau = [], []
+        outputs, acceptance_length = [], []
         for speculation in (None, Speculation(lambda: Mtp(modules), 4, adaptive=False)):
             engine = Engine(runner_of(TransformersModel.of(stock[0])), llm.tokenizer, speculative_config=speculation)
-            said.append([[event.chunk.token_ids for event in events] for events in drive(engine, requests)])
-            tau.append(engine.stats.speculative.mean_acceptance_length if speculation else 1.0)
-        assert said[0] == said[1]
-        assert tau[1] > least, losses
+            outputs.append([[event.chunk.token_ids for event in events] for events in drive(engine, requests)])
+            acceptance_length.append(engine.stats.speculative.mean_acceptance_length if speculation else 1.0)
+        assert outputs[0] == outputs[1]
+        assert acceptance_length[1] > least, losses

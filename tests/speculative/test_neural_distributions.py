@@ -24,8 +24,8 @@ def model() -> Llama:
     return Llama(EMBEDDED)
 
 
-def told(proposer: Proposer, model: Llama, keys: range) -> None:
-    """Many sequences of the same text have been read up to the last token."""
+def observe_text(proposer: Proposer, model: Llama, keys: range) -> None:
+    """Pass the hidden states of one text to many sequences, without its last token."""
     if proposer.layers:
         runner = BatchedLlama(model, 8 << 20)
         runner.capture_hidden_states(proposer.layers)
@@ -34,12 +34,12 @@ def told(proposer: Proposer, model: Llama, keys: range) -> None:
 
 
 def drafts_of(name: str, model: Llama, count: int, tokens: int, temperature: float = 1.0) -> list[Draft]:
-    """Drafts of the same text with so many seeds."""
+    """Drafts of one text with many seeds."""
     proposer = load(name, model)
     found = []
     for start in range(0, count, 250):
         keys = range(start, start + 250)
-        told(proposer, model, keys)
+        observe_text(proposer, model, keys)
         states = [DraftContext(key, TEXT, 5, 1000 + key, temperature, shared_noise=False) for key in keys]
         found += proposer.propose(states, [tokens] * 250)
         for key in keys:
@@ -48,13 +48,13 @@ def drafts_of(name: str, model: Llama, count: int, tokens: int, temperature: flo
 
 
 BINS_V = np.arange(4096) * 7919 % 13
-"""Where each token is counted: whatever a law is like, it has something in most of these."""
+"""The bin of each token: any distribution has some mass in most of them."""
 
 
-def fits(tokens: list[int], laws: list[np.ndarray]) -> bool:
-    """Whether tokens may have been drawn each from its law: chi-square of how many fell where."""
+def fits(tokens: list[int], distributions: list[np.ndarray]) -> bool:
+    """Whether tokens fit their distributions, by a chi-square test."""
     seen = np.bincount(BINS_V[tokens], minlength=13)
-    expected = sum(np.bincount(BINS_V, law_V, 13) for law_V in laws)
+    expected = sum(np.bincount(BINS_V, distribution_V, 13) for distribution_V in distributions)
     order = np.argsort(expected)
     rare = min(12, int(np.searchsorted(expected[order].cumsum(), 5)))  # the bins up to this one are one bin
     starts = np.array([0, *range(rare + 1, 13)])
@@ -67,21 +67,21 @@ def fits(tokens: list[int], laws: list[np.ndarray]) -> bool:
 @pytest.mark.parametrize(("name", "temperature"), [*((name, 1.0) for name in EMBEDDED_METHODS), ("eagle", 0.7)])
 def test_tokens_have_the_reported_distributions(name: str, temperature: float, model: Llama) -> None:
     drafts = drafts_of(name, model, 1500, 2, temperature)
-    laws = [draft.distributions for draft in drafts]
-    first_V = laws[0][0]
+    distributions = [draft.distributions for draft in drafts]
+    first_V = distributions[0][0]
     assert first_V.dtype == np.float64
     assert first_V.shape == (4096,)
     assert first_V.sum() == pytest.approx(1)
     for draft in drafts:
         np.testing.assert_allclose(draft.distributions[0], first_V, atol=1e-5)
-    for place in range(2):
-        tokens = [draft.tokens[place] for draft in drafts]
-        assert fits(tokens, [draft.distributions[place] for draft in drafts])
-        assert not fits(tokens, [np.roll(draft.distributions[place], 1) for draft in drafts])  # other laws
+    for index in range(2):
+        tokens = [draft.tokens[index] for draft in drafts]
+        assert fits(tokens, [draft.distributions[index] for draft in drafts])
+        assert not fits(tokens, [np.roll(draft.distributions[index], 1) for draft in drafts])  # other distributions
     common = max({draft.tokens[0] for draft in drafts}, key=[draft.tokens[0] for draft in drafts].count)
     after = [draft for draft in drafts if draft.tokens[0] == common]
     assert fits([draft.tokens[1] for draft in after], [draft.distributions[1] for draft in after])
-    if name in ("draft", "eagle"):  # the second token knows the first
+    if name in ("draft", "eagle"):  # the second token depends on the first
         other = next(draft for draft in drafts if draft.tokens[0] != common)
         assert np.abs(other.distributions[1] - after[0].distributions[1]).sum() > 0.1
     else:
@@ -95,15 +95,15 @@ def test_rules_with_these_distributions_keep_the_target_distribution(rule: str, 
     logits_V = model.begin().forward(TEXT)
     p_V = nc.probabilities(logits_V[None], nc.SamplingParams())[0]
     given = []
-    for place, draft in enumerate(drafts_of("eagle", model, 1500, 1)):
-        coins = acceptance.acceptance_uniforms(1000 + place, len(TEXT) - 5, 1)
+    for index, draft in enumerate(drafts_of("eagle", model, 1500, 1)):
+        uniforms = acceptance.acceptance_uniforms(1000 + index, len(TEXT) - 5, 1)
         verdict = acceptance.RULES[rule].verify(
-            np.stack([p_V, p_V]), draft, coins, acceptance.residual_uniform(1000 + place, len(TEXT) - 5)
+            np.stack([p_V, p_V]), draft, uniforms, acceptance.residual_uniform(1000 + index, len(TEXT) - 5)
         )
         given.append(verdict.tokens(draft)[0])
     assert fits(given, [p_V] * len(given))
     drafted = [draft.tokens[0] for draft in drafts_of("eagle", model, 1500, 1)]
-    assert not fits(drafted, [p_V] * len(drafted))  # the test can tell
+    assert not fits(drafted, [p_V] * len(drafted))  # the test detects a wrong distribution
 
 
 def rows(count: int, size: int = 700, seed: int = 0) -> np.ndarray:
@@ -116,27 +116,27 @@ def test_shared_noise_samples_as_the_target(size: int) -> None:
     logits_RV[4, :-2] = -np.inf
     seeds = [99, 2**64 - 1, 0, 2**33 + 5, *range(8)]
     states = [DraftContext(0, [1] * (10 + row), 4, seeds[row], (0.5, 1.0, 1.7)[row % 3]) for row in range(12)]
-    places = [row % 5 for row in range(12)]
-    for row, one in enumerate(sample_tokens(logits_RV, states, places)):
+    indices = [row % 5 for row in range(12)]
+    for row, one in enumerate(sample_tokens(logits_RV, states, indices)):
         params = nc.SamplingParams(temperature=states[row].temperature, seed=states[row].seed)
-        assert one.token == nc.sample(logits_RV[row][None], params, step=6 + row + places[row])[0]
+        assert one.token == nc.sample(logits_RV[row][None], params, step=6 + row + indices[row])[0]
         assert one.distribution is None
 
 
 def test_draft_noise_has_its_own_stream() -> None:
     logits_RV = rows(4)
     states = [DraftContext(0, [1] * 9, 4, 5, 0.8, shared_noise=False)] * 4
-    drawn = sample_tokens(logits_RV, states, range(4))
-    for place, one in enumerate(drawn):
-        x_V = logits_RV[place].astype(np.float64) / 0.8
-        law_V = np.exp(x_V - x_V.max())
-        law_V /= law_V.sum()
+    sampled = sample_tokens(logits_RV, states, range(4))
+    for index, one in enumerate(sampled):
+        x_V = logits_RV[index].astype(np.float64) / 0.8
+        distribution_V = np.exp(x_V - x_V.max())
+        distribution_V /= distribution_V.sum()
         assert one.distribution is not None
-        np.testing.assert_allclose(one.distribution, law_V, rtol=1e-12)
-        u = noise.uniform(5, 5, noise.DRAFT, np.array([place]))[0]
-        assert one.token == np.flatnonzero(law_V.cumsum() > u)[0]
+        np.testing.assert_allclose(one.distribution, distribution_V, rtol=1e-12)
+        u = noise.uniform(5, 5, noise.DRAFT, np.array([index]))[0]
+        assert one.token == np.flatnonzero(distribution_V.cumsum() > u)[0]
     again = sample_tokens(logits_RV[2:3], states[:1], [2])
-    assert again[0].token == drawn[2].token
+    assert again[0].token == sampled[2].token
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -156,7 +156,7 @@ def test_logits_without_a_valid_token(temperature: float, *, shared: bool) -> No
 @pytest.mark.parametrize("name", ["medusa", "eagle", "dflash"])
 def test_nan_hidden_states_give_no_draft(name: str, model: Llama) -> None:
     proposer = load(name, model)
-    told(proposer, model, range(2))
+    observe_text(proposer, model, range(2))
     width = 192 * len(proposer.layers)
     proposer.observe([TargetOutput(1, len(TEXT) - 1, TEXT[-1:], np.full((1, width), np.nan, np.float32))])
     states = [DraftContext(0, TEXT, 5, 3), DraftContext(1, [*TEXT, 8], 5, 3)]

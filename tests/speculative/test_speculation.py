@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_proposers import Oracle, Silent
+from scripted_proposers import NoDrafts, Oracle
 from toy_models import PagedToy, Toy
-from toy_requests import SIZE, alone, answers, drive, is_empty, rule, runner, toy
+from toy_requests import SIZE, chunks_by_index, drive, is_empty, reference_chunks, rule, runner, toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
@@ -24,14 +24,14 @@ from nucleate.speculative.tree import truncate
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)
 
 
-class Fixed(Silent):
-    """Says the same, whatever it is asked."""
+class Fixed(NoDrafts):
+    """Always proposes the same tokens."""
 
     def __init__(self, *tokens: int) -> None:
         super().__init__()
         self.tokens = tokens
         self.states: list[DraftContext] = []
-        self.told: list[int] = []
+        self.accepted_counts: list[int] = []
 
     def draft(self, state: DraftContext, count: int) -> Draft:
         self.states.append(state)
@@ -39,18 +39,18 @@ class Fixed(Silent):
 
     def accepted(self, key: int, count: int) -> None:
         super().accepted(key, count)
-        self.told.append(count)
+        self.accepted_counts.append(count)
 
 
 def engine_of(
     llm: nc.LLM, proposer: Any, tokens: int = 4, of: Any = rule, rule_name: str = "coupled", **more: Any
 ) -> Any:
-    asked = Speculation(lambda: proposer, tokens, rule_name, adaptive=False)
+    config = Speculation(lambda: proposer, tokens, rule_name, adaptive=False)
     made = {"blocks": 100, **more}
-    return Engine(runner("paged", toy(of=of), made.pop("blocks")), llm.tokenizer, speculative_config=asked, **made)
+    return Engine(runner("paged", toy(of=of), made.pop("blocks")), llm.tokenizer, speculative_config=config, **made)
 
 
-# what it may be
+# the limit
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -92,10 +92,10 @@ def test_invalid_configurations(values: dict[str, Any], message: str) -> None:
 def test_valid_configurations() -> None:
     assert Speculation.of(None) is None
     assert Speculation.of("suffix") == Speculation("suffix", 4, "coupled", adaptive=True)
-    asked = Speculation(NgramProposer, adaptive=False)
-    assert Speculation.of(asked) is asked
-    assert type(asked.create_proposer()) is NgramProposer
-    assert asked.create_proposer() is not asked.create_proposer()
+    config = Speculation(NgramProposer, adaptive=False)
+    assert Speculation.of(config) is config
+    assert type(config.create_proposer()) is NgramProposer
+    assert config.create_proposer() is not config.create_proposer()
     assert type(Speculation("ngram").create_proposer()) is AdaptiveProposer
     assert Speculation.of({"method": "suffix", "num_speculative_tokens": 7}) == Speculation("suffix", 7)
     with pytest.raises(nc.ParameterError, match="unknown parameter 'num_speculative_token'; did you mean num_specu"):
@@ -132,7 +132,7 @@ def test_llm_with_speculation() -> None:
         nc.LLM(speculative_config="sufix")
 
 
-# what is drafted
+# draft lengths
 
 
 def test_chains_use_the_first_branch() -> None:
@@ -146,7 +146,7 @@ def test_chains_use_the_first_branch() -> None:
 
 
 def test_draft_contexts(llm: nc.LLM) -> None:
-    """The tokens at the time, where the prompt ends, its seed and its temperature."""
+    """A context has the tokens so far, the prompt length, the seed and the temperature."""
     proposer = Fixed()
     engine = engine_of(llm, proposer)
     cool = Request([7, 8], GREEDY.replace(temperature=0.3, seed=5, n=2))
@@ -160,15 +160,15 @@ def test_draft_contexts(llm: nc.LLM) -> None:
 @pytest.mark.parametrize("tokens", [1, 3, 64])
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_drafts_longer_than_the_remaining_tokens(llm: nc.LLM, name: str, tokens: int, most: int) -> None:
-    """No draft goes past the last token; one that knows all needs a forward for the first, and one for the rest."""
+    """No draft exceeds the last token. A perfect draft needs one step for the first token and one for the rest."""
     request = Request([4, 5, 6], GREEDY.replace(max_tokens=most))
-    wanted = alone(toy(), llm.tokenizer, request)
-    said = [token for piece in wanted[0] for token in piece.token_ids]
-    engine = engine_of(llm, Oracle({((4, 5, 6), 1): [*said, 1, 2, 3]}), tokens, rule_name=name)
+    expected = reference_chunks(toy(), llm.tokenizer, request)
+    ids = [token for chunk in expected[0] for token in chunk.token_ids]
+    engine = engine_of(llm, Oracle({((4, 5, 6), 1): [*ids, 1, 2, 3]}), tokens, rule_name=name)
     [events] = drive(engine, [request])
-    assert answers(events, 1) == wanted
+    assert chunks_by_index(events, 1) == expected
     read = max(stop for forward in engine.runner.forwards for _, _, stop in forward)
-    assert read <= 3 + most - 1  # what would follow the last is not asked for
+    assert read <= 3 + most - 1  # nothing is drafted after the last token
     rest = max(0, most - 1)
     assert engine.stats.num_steps == 1 + -(-rest // (tokens + 1))
     assert engine.stats.speculative.accepted_tokens == engine.stats.speculative.draft_tokens
@@ -181,79 +181,79 @@ def test_a_vocabulary_of_any_size(llm: nc.LLM, name: str, size: int) -> None:
     model = Toy(lambda seen: table[seen[-1]], size, 64)
     params = nc.SamplingParams(max_tokens=20, ignore_eos=True, seed=3, temperature=0, presence_penalty=0.5)
     request = Request([1, 2], params)
-    wanted = alone(model, llm.tokenizer, request)
-    proposer = Oracle({((1, 2), 3): [token for piece in wanted[0] for token in piece.token_ids]}, 0.8)
-    asked = Speculation(lambda: proposer, 5, name, adaptive=False)
-    engine = Engine(PagedToy(model, 40, 4), llm.tokenizer, speculative_config=asked, backend="reference")
+    expected = reference_chunks(model, llm.tokenizer, request)
+    proposer = Oracle({((1, 2), 3): [token for chunk in expected[0] for token in chunk.token_ids]}, 0.8)
+    config = Speculation(lambda: proposer, 5, name, adaptive=False)
+    engine = Engine(PagedToy(model, 40, 4), llm.tokenizer, speculative_config=config, backend="reference")
     [events] = drive(engine, [request])
-    assert answers(events, 1) == wanted
+    assert chunks_by_index(events, 1) == expected
     assert engine.stats.speculative.accepted_tokens > 0
 
 
 @pytest.mark.parametrize("name", ACCEPTANCE_RULES)
 @pytest.mark.parametrize("kind", ["paged", "asynchronous"])
 def test_invalid_logits_within_a_draft(llm: nc.LLM, name: str, kind: str) -> None:
-    """In a draft it ends the answer where it is come to, after what was right before; if not, it does not matter."""
+    """They end the output at the first accepted position with invalid logits; elsewhere they have no effect."""
 
     def broken(seen: tuple[int, ...]) -> np.ndarray:
         return np.full(SIZE, np.nan, np.float32) if len(seen) == 6 or seen[-1] == 4000 else rule(seen)
 
     request, model = Request([4, 5, 6], GREEDY.replace(max_tokens=9)), toy(of=broken)
-    wanted = alone(model, llm.tokenizer, request)
-    assert wanted[0][-1].finish_reason == "error"
-    said = [token for piece in wanted[0] for token in piece.token_ids]
-    for draft in ([*said, 7, 7, 7], [said[0], 4000, 4000, 7, 7]):
-        asked = Speculation(lambda draft=draft: Oracle({((4, 5, 6), 1): draft}), 6, name, adaptive=False)
-        engine = Engine(runner(kind, model), llm.tokenizer, speculative_config=asked, backend="reference")
+    expected = reference_chunks(model, llm.tokenizer, request)
+    assert expected[0][-1].finish_reason == "error"
+    ids = [token for chunk in expected[0] for token in chunk.token_ids]
+    for draft in ([*ids, 7, 7, 7], [ids[0], 4000, 4000, 7, 7]):
+        config = Speculation(lambda draft=draft: Oracle({((4, 5, 6), 1): draft}), 6, name, adaptive=False)
+        engine = Engine(runner(kind, model), llm.tokenizer, speculative_config=config, backend="reference")
         [events] = drive(engine, [request])
-        assert answers(events, 1) == wanted
+        assert chunks_by_index(events, 1) == expected
         assert is_empty(engine)
 
 
 def test_draft_blocks_are_freed(llm: nc.LLM) -> None:
-    """And none is taken from anybody: where there is no room, there is no draft."""
+    """Without free blocks there is no draft; nothing is preempted for one."""
     proposer = Fixed(*range(20))
     engine = engine_of(llm, proposer, 20, max_num_seqs=4)
-    for place in range(4):
-        engine.add(Request([place + 1] * 5, GREEDY.replace(max_tokens=40)))
+    for index in range(4):
+        engine.add(Request([index + 1] * 5, GREEDY.replace(max_tokens=40)))
     while len(engine):
         engine.step()
         for job in engine._scheduler.running:
             assert len(job.block_ids) <= engine._kv_cache.blocks_needed(len(job.token_ids))
     assert engine.stats.num_preemptions == 0
     assert engine.stats.speculative.draft_tokens > 100
-    tight = engine_of(llm, Fixed(*range(20)), 20, blocks=12)  # of 4 tokens: for one answer and a bit
-    requests = [Request([place + 1] * 5, GREEDY.replace(max_tokens=40)) for place in range(2)]
+    tight = engine_of(llm, Fixed(*range(20)), 20, blocks=12)  # of 4 tokens: enough for one output and a little more
+    requests = [Request([index + 1] * 5, GREEDY.replace(max_tokens=40)) for index in range(2)]
     plain = Engine(runner("paged", toy(), 12), llm.tokenizer)
-    found, wanted = drive(tight, requests), drive(plain, requests)
-    assert [answers(events, 1) for events in found] == [answers(events, 1) for events in wanted]
+    found, expected = drive(tight, requests), drive(plain, requests)
+    assert [chunks_by_index(events, 1) for events in found] == [chunks_by_index(events, 1) for events in expected]
     assert tight.stats.num_preemptions == plain.stats.num_preemptions
     assert is_empty(tight)
 
 
 def test_rejected_tokens_are_not_in_the_prefix_cache(llm: nc.LLM) -> None:
-    """The blocks that others may share hold what was said."""
-    said = alone(toy(), llm.tokenizer, Request([4] * 5, GREEDY.replace(max_tokens=12)))
-    tokens = [token for piece in said[0] for token in piece.token_ids]
+    """Shared blocks contain only output tokens."""
+    ids = reference_chunks(toy(), llm.tokenizer, Request([4] * 5, GREEDY.replace(max_tokens=12)))
+    tokens = [token for chunk in ids[0] for token in chunk.token_ids]
     engine = engine_of(llm, Fixed(*range(30)), 20)
     drive(engine, [Request([4] * 5, GREEDY.replace(max_tokens=12))])
     prompt = [*[4] * 5, *tokens]
     for length in range(5, len(prompt) + 1):
         request = Request(prompt[:length], GREEDY)
         [events] = drive(engine, [request])
-        assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
+        assert chunks_by_index(events, 1) == reference_chunks(toy(), llm.tokenizer, request)
     assert engine.stats.prefix_cache_hits > 20
 
 
 def test_drafts_count_towards_the_token_budget(llm: nc.LLM) -> None:
-    """No forward reads more than it may, and who waits does not wait for drafts."""
+    """No step exceeds the budget, and waiting prompts come before drafts."""
     engine = engine_of(llm, Fixed(*range(30)), 20, max_num_batched_tokens=10, max_num_seqs=3)
-    drive(engine, [Request([place + 1] * 9, GREEDY.replace(max_tokens=12)) for place in range(6)])
+    drive(engine, [Request([index + 1] * 9, GREEDY.replace(max_tokens=12)) for index in range(6)])
     assert max(sum(stop - start for _, start, stop in forward) for forward in engine.runner.forwards) == 10
 
 
 def test_forward_failures_caused_by_drafts(llm: nc.LLM) -> None:
-    """Then it is asked again without."""
+    """The step is repeated without drafts."""
 
     def fails(seen: tuple[int, ...]) -> np.ndarray:
         if seen[-1] == 77:
@@ -264,30 +264,30 @@ def test_forward_failures_caused_by_drafts(llm: nc.LLM) -> None:
     engine = engine_of(llm, proposer, of=fails)
     request = Request([4, 5, 6], GREEDY)
     [events] = drive(engine, [request])
-    assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
-    assert proposer.told
-    assert set(proposer.told) == {0}
+    assert chunks_by_index(events, 1) == reference_chunks(toy(), llm.tokenizer, request)
+    assert proposer.accepted_counts
+    assert set(proposer.accepted_counts) == {0}
     assert is_empty(engine)
 
 
 def test_failing_proposers(llm: nc.LLM, caplog: pytest.LogCaptureFixture) -> None:
-    class Failing(Silent):
+    class Failing(NoDrafts):
         def propose(self, states: Any, counts: Any) -> Any:
             raise RuntimeError("out of\nideas")
 
     engine = engine_of(llm, Failing())
     request = Request([4, 5, 6], GREEDY)
     [events] = drive(engine, [request])
-    assert answers(events, 1) == alone(toy(), llm.tokenizer, request)
+    assert chunks_by_index(events, 1) == reference_chunks(toy(), llm.tokenizer, request)
     assert caplog.text.count("the proposer failed, continuing without drafts") == 1
     assert engine.stats.speculative.draft_tokens == 0
 
 
 def test_eos_within_a_draft(llm: nc.LLM) -> None:
-    """What is drafted after it is neither told nor counted, and nothing is drawn there."""
+    """Draft tokens after EOS are not reported, counted or sampled."""
     ids = llm.tokenizer.encode("The little fox ran home. It was happy.", add_special_tokens=False)
 
-    def says(seen: tuple[int, ...]) -> np.ndarray:
+    def scripted(seen: tuple[int, ...]) -> np.ndarray:
         return np.eye(SIZE, dtype=np.float32)[ids[min(len(seen) - 1, len(ids) - 1)]] * 50
 
     for more, text, reason in (
@@ -297,27 +297,25 @@ def test_eos_within_a_draft(llm: nc.LLM) -> None:
     ):
         request = Request([1], GREEDY.replace(max_tokens=30, **more))
         proposer = Oracle({((1,), 1): ids})
-        engine = engine_of(llm, proposer, 8, of=says)
+        engine = engine_of(llm, proposer, 8, of=scripted)
         [events] = drive(engine, [request])
-        [wanted] = alone(toy(of=says), llm.tokenizer, request)
-        assert answers(events, 1) == [wanted]
+        [expected] = reference_chunks(toy(of=scripted), llm.tokenizer, request)
+        assert chunks_by_index(events, 1) == [expected]
         assert "".join(event.chunk.text for event in events) == text
         assert events[-1].chunk.stop_reason == reason
-        assert engine.stats.sampled_tokens == events[-1].usage.completion_tokens == len(wanted)
+        assert engine.stats.sampled_tokens == events[-1].usage.completion_tokens == len(expected)
         assert engine.stats.num_steps <= 2
 
 
 def test_speculative_stats(llm: nc.LLM) -> None:
     request = Request([4, 5, 6], GREEDY.replace(max_tokens=9))
-    said = [token for piece in alone(toy(), llm.tokenizer, request)[0] for token in piece.token_ids]
-    wrong = [*said[:3], (said[3] + 1) % SIZE, *said[4:]]
+    ids = [token for chunk in reference_chunks(toy(), llm.tokenizer, request)[0] for token in chunk.token_ids]
+    wrong = [*ids[:3], (ids[3] + 1) % SIZE, *ids[4:]]
     engine = engine_of(llm, Oracle({((4, 5, 6), 1): wrong}), 3)
     drive(engine, [request])
-    figures = (
-        engine.stats.speculative
-    )  # the first token alone; 2 of 3 right, and one more; 3 of 3, and one more; the last
-    assert figures[:3] == (4, 6, 5)
-    assert (figures.verified_tokens_per_position, figures.accepted_tokens_per_position) == ((2, 2, 2), (2, 2, 1))
-    assert (figures.acceptance_rate, figures.mean_acceptance_length) == (5 / 6, 1 + 5 / 4)
-    assert figures.draft_seconds > 0
+    stats = engine.stats.speculative  # the first token; 2 of 3 accepted, and one more; 3 of 3, and one more; the last
+    assert stats[:3] == (4, 6, 5)
+    assert (stats.verified_tokens_per_position, stats.accepted_tokens_per_position) == ((2, 2, 2), (2, 2, 1))
+    assert (stats.acceptance_rate, stats.mean_acceptance_length) == (5 / 6, 1 + 5 / 4)
+    assert stats.draft_seconds > 0
     assert (SpeculativeStats().acceptance_rate, SpeculativeStats().mean_acceptance_length) == (0, 1)

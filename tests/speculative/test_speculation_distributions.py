@@ -14,7 +14,7 @@ import pytest
 import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_proposers import Silent
+from scripted_proposers import NoDrafts
 from test_acceptance_coupled import PARAMS
 from test_acceptance_distribution import DRAFTED, LENGTH, PROMPT, TARGETS, Target, assert_follows, assert_texts
 from toy_models import Toy
@@ -38,7 +38,7 @@ from nucleate.speculative.draft import Draft, DraftContext
 from nucleate.speculative.draft_distribution import sample_inverse_cdf
 
 SIZE = 37
-COINLESS = [name for name, params in PARAMS.items() if supports_rejection_sampling(params.pipeline())]
+SUPPORTED = [name for name, params in PARAMS.items() if supports_rejection_sampling(params.build_pipeline())]
 
 
 def packed(allowed_NV: np.ndarray) -> np.ndarray:
@@ -56,79 +56,79 @@ def packed(allowed_NV: np.ndarray) -> np.ndarray:
     st.booleans(),
 )
 def test_distributions_match_sampling(name: str, seed: int, count: int, backend: str, masked: bool) -> None:
-    """As ``probabilities`` says, with the tokens ahead as a part of the history."""
+    """They equal ``probabilities`` with the preceding draft tokens in the history."""
     rng = np.random.default_rng(seed)
     prompt, output, ahead = (rng.integers(0, SIZE, size).tolist() for size in (6, int(rng.integers(0, 9)), count))
     logits = rng.normal(0, 2, (count + 1, SIZE)).astype(np.float32)
     masks = packed(rng.random((count + 1, SIZE)) < 0.6) if masked else None
     sampler = Sampler(SIZE, backend)
     row = sampler.add(PARAMS[name], prompt, output_ids=output, seed=3)
-    laws = sampler.distributions(row, logits, ahead, masks)
-    for place in reversed(range(count + 1)):
-        wanted = nc.probabilities(
-            logits[place : place + 1],
+    distributions = sampler.distributions(row, logits, ahead, masks)
+    for index in reversed(range(count + 1)):
+        expected = nc.probabilities(
+            logits[index : index + 1],
             PARAMS[name],
             prompt_ids=[prompt],
-            output_ids=[output + ahead[:place]],
-            mask=None if masks is None else masks[place : place + 1],
+            output_ids=[output + ahead[:index]],
+            mask=None if masks is None else masks[index : index + 1],
             backend="reference",
         )[0]
-        assert laws[place].dtype == np.float64
-        np.testing.assert_allclose(laws[place], wanted, rtol=1e-9, atol=1e-12)
+        assert distributions[index].dtype == np.float64
+        np.testing.assert_allclose(distributions[index], expected, rtol=1e-9, atol=1e-12)
     assert sampler.output_ids(row) == tuple(output)
 
 
-@pytest.mark.parametrize("name", COINLESS)
+@pytest.mark.parametrize("name", SUPPORTED)
 @pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
 def test_accepting_tokens_equals_sampling_them(name: str, masked: bool) -> None:
-    """Histories, steps, states and logprobs; and the laws before it, with the tokens ahead."""
+    """Histories, steps, states and logprobs are equal, and the distributions along the draft."""
     rng = np.random.default_rng(7)
     count, prompt = 12, [1, 2, 3]
     logits = rng.normal(0, 2, (count, SIZE)).astype(np.float32)
     masks = packed(rng.random((count, SIZE)) < 0.7) if masked else None
-    draws, takes = Sampler(SIZE, "reference"), Sampler(SIZE, "reference")
-    drawn, taken = (sampler.add(PARAMS[name], prompt, seed=5) for sampler in (draws, takes))
+    sampling, accepting = Sampler(SIZE, "reference"), Sampler(SIZE, "reference")
+    sampled, row = (sampler.add(PARAMS[name], prompt, seed=5) for sampler in (sampling, accepting))
     tokens: list[int] = []
-    told: list[StepLogprobs | None] = []
+    report: list[StepLogprobs | None] = []
     stages = []
-    for place in range(count):
-        stages.append(draws.stages(drawn))
-        mask = None if masks is None else masks[place : place + 1]
-        out = draws(logits[place : place + 1], [drawn], mask=mask)
+    for index in range(count):
+        stages.append(sampling.stages(sampled))
+        mask = None if masks is None else masks[index : index + 1]
+        out = sampling(logits[index : index + 1], [sampled], mask=mask)
         tokens.append(int(out.token_ids[0]))
-        told.append(None if out.logprobs is None else out.logprobs[0])
-    laws = takes.distributions(taken, logits, tokens[:-1], masks)
-    for place in range(count):
-        mask = None if masks is None else masks[place : place + 1]
-        wanted = nc.probabilities(
-            logits[place : place + 1], stages[place], prompt_ids=[prompt], output_ids=[tokens[:place]], mask=mask
+        report.append(None if out.logprobs is None else out.logprobs[0])
+    distributions = accepting.distributions(row, logits, tokens[:-1], masks)
+    for index in range(count):
+        mask = None if masks is None else masks[index : index + 1]
+        expected = nc.probabilities(
+            logits[index : index + 1], stages[index], prompt_ids=[prompt], output_ids=[tokens[:index]], mask=mask
         )
-        np.testing.assert_allclose(laws[place], wanted[0], rtol=1e-9, atol=1e-12)
-    for place, token in enumerate(tokens):
-        found = takes.accept(taken, token, logits[place], None if masks is None else masks[place])
-        assert found == told[place]
-    assert takes.output_ids(taken) == draws.output_ids(drawn)
-    assert takes.stages(taken) == draws.stages(drawn)
+        np.testing.assert_allclose(distributions[index], expected[0], rtol=1e-9, atol=1e-12)
+    for index, token in enumerate(tokens):
+        found = accepting.accept(row, token, logits[index], None if masks is None else masks[index])
+        assert found == report[index]
+    assert accepting.output_ids(row) == sampling.output_ids(sampled)
+    assert accepting.stages(row) == sampling.stages(sampled)
     more = rng.normal(0, 2, (1, SIZE)).astype(np.float32)
-    assert takes(more, [taken]).token_ids == draws(more, [drawn]).token_ids  # with the noise of the same step
+    assert accepting(more, [row]).token_ids == sampling(more, [sampled]).token_ids  # with the noise of the same step
 
 
-def test_a_mask_that_a_pipeline_places_itself_stays_where_it_is() -> None:
-    """Also where a stage learns from the tokens ahead."""
+def test_an_explicit_mask_stage_keeps_its_position() -> None:
+    """Also with a stateful stage that updates along the draft."""
     rng = np.random.default_rng(3)
     stages = (Typical(0.6), Mask(), Mirostat(2.0), Gumbel(5))
     logits = rng.normal(0, 2, (4, SIZE)).astype(np.float32)
     masks = packed(rng.random((4, SIZE)) < 0.5)
-    draws, asked = Sampler(SIZE, "reference"), Sampler(SIZE, "reference")
-    drawn, row = draws.add(stages), asked.add(stages)
-    wanted, tokens = [], []
-    for place in range(4):
-        given = logits[place : place + 1], draws.stages(drawn)
-        wanted.append(nc.probabilities(*given, output_ids=[tokens], mask=masks[place : place + 1])[0])
-        tokens.append(int(draws(logits[place : place + 1], mask=masks[place : place + 1]).token_ids[0]))
-    laws = asked.distributions(row, logits, tokens[:-1], masks)
-    for place in range(4):
-        np.testing.assert_allclose(laws[place], wanted[place], rtol=1e-9, atol=1e-12)
+    sampling, accepting = Sampler(SIZE, "reference"), Sampler(SIZE, "reference")
+    sampled, row = sampling.add(stages), accepting.add(stages)
+    expected, tokens = [], []
+    for index in range(4):
+        given = logits[index : index + 1], sampling.stages(sampled)
+        expected.append(nc.probabilities(*given, output_ids=[tokens], mask=masks[index : index + 1])[0])
+        tokens.append(int(sampling(logits[index : index + 1], mask=masks[index : index + 1]).token_ids[0]))
+    distributions = accepting.distributions(row, logits, tokens[:-1], masks)
+    for index in range(4):
+        np.testing.assert_allclose(distributions[index], expected[index], rtol=1e-9, atol=1e-12)
 
 
 def test_distributions_after_impossible_tokens() -> None:
@@ -136,22 +136,22 @@ def test_distributions_after_impossible_tokens() -> None:
     row = sampler.add(nc.SamplingParams(top_k=2, mirostat_tau=0.0))
     logits = np.zeros((3, SIZE), np.float32)
     logits[1, 4] = np.nan
-    laws = sampler.distributions(row, logits, [9, 3])
-    assert laws[0].tolist()[:3] == [0.5, 0.5, 0.0]
-    assert np.isnan(laws[1]).all()
-    assert "NaN at token 4" in laws.errors[1]
-    assert laws[2].sum() == 1
+    distributions = sampler.distributions(row, logits, [9, 3])
+    assert distributions[0].tolist()[:3] == [0.5, 0.5, 0.0]
+    assert np.isnan(distributions[1]).all()
+    assert "NaN at token 4" in distributions.errors[1]
+    assert distributions[2].sum() == 1
     with pytest.raises(ValueError, match=r"logits must have the shape \[3, 37\], got \[2, 37\]"):
         sampler.distributions(row, logits[:2], [9, 3])
     with pytest.raises(nc.ParameterError):
         sampler.distributions(row + 1, logits, [9, 3])
-    odd = TargetDistributions((Torn(a=1.0), *nc.SamplingParams().pipeline()), (), (), logits, ())
-    assert np.isnan(odd[0]).all()
-    assert odd.errors == {0: "ZeroDivisionError: it is torn"}
+    invalid = TargetDistributions((Failing(a=1.0), *nc.SamplingParams().build_pipeline()), (), (), logits, ())
+    assert np.isnan(invalid[0]).all()
+    assert invalid.errors == {0: "ZeroDivisionError: it is torn"}
 
 
-class Torn(Floor):
-    """A stage that cannot do its work."""
+class Failing(Floor):
+    """A stage that raises an error."""
 
     rank = 1000
     a: float = param("no matter what", neutral=0.0)
@@ -161,40 +161,42 @@ class Torn(Floor):
 
 
 def test_unsupported_pipelines() -> None:
-    """A coin whose sides mean something else to a state, or to what is told."""
-    coin = {"xtc_probability": 0.5, "xtc_threshold": 0.1}
-    for values, wanted in [
+    """A random decision (XTC) combined with a stateful stage or with logprobs."""
+    xtc = {"xtc_probability": 0.5, "xtc_threshold": 0.1}
+    for values, expected in [
         ({}, True),
-        (coin, True),
+        (xtc, True),
         ({"mirostat_tau": 3.0}, True),
-        ({"mirostat_tau": 3.0, **coin}, False),
-        ({"logprobs": 1, **coin}, False),
-        ({"logprobs": 1, **coin, "xtc_probability": 1.0}, True),
+        ({"mirostat_tau": 3.0, **xtc}, False),
+        ({"logprobs": 1, **xtc}, False),
+        ({"logprobs": 1, **xtc, "xtc_probability": 1.0}, True),
     ]:
-        assert supports_rejection_sampling(nc.SamplingParams(**values).pipeline()) is wanted
+        assert supports_rejection_sampling(nc.SamplingParams(**values).build_pipeline()) is expected
 
 
-# the law of what is said
+# the distribution of the output
 
 
 def pick(seed: int, step: int, number: int, stream: int = noise.DRAFT) -> float:
     return float(noise.uniform(seed, step, stream, np.array([number]))[0])
 
 
-def chain(before: int, count: int, seed: int, step: int, laws_VV: np.ndarray, stream: int = noise.DRAFT) -> Draft:
-    """Drawn from the laws; its length depends on what was drawn."""
+def chain(
+    before: int, count: int, seed: int, step: int, distributions_VV: np.ndarray, stream: int = noise.DRAFT
+) -> Draft:
+    """A chain sampled from the distributions; its length depends on the sampled tokens."""
     tokens: list[int] = []
-    laws: list[np.ndarray] = []
+    distributions: list[np.ndarray] = []
     while len(tokens) < count and 2 not in tokens:
-        laws.append(laws_VV[tokens[-1] if tokens else before])
-        tokens.append(sample_inverse_cdf(laws[-1], pick(seed, step, len(tokens), stream)))
-    return Draft(tuple(tokens), distributions=tuple(laws))
+        distributions.append(distributions_VV[tokens[-1] if tokens else before])
+        tokens.append(sample_inverse_cdf(distributions[-1], pick(seed, step, len(tokens), stream)))
+    return Draft(tuple(tokens), distributions=tuple(distributions))
 
 
 def through_sampler(
-    target: Target, rule: Callable[..., AcceptanceResult], trials: int, stream: int, told: Any
+    target: Target, rule: Callable[..., AcceptanceResult], trials: int, stream: int, report: Any
 ) -> Counter:
-    """Texts of rows of a sampler, in rounds of a draft and a verdict each."""
+    """Decode texts with a sampler's rows, one draft and its verification at a time."""
     size, counts = target.size, Counter()
     sampler = Sampler(size, "reference")
     for seed in range(trials):
@@ -203,13 +205,15 @@ def through_sampler(
             step, before = len(output), (*PROMPT, *output)[-1]
             draft = chain(before, 3, seed, step, DRAFTED[size], stream)
             logits = target.logits[[before, *draft.tokens]]
-            masks = [mask_of(target, (*output, *draft.tokens[:place])) for place in range(len(draft) + 1)]
-            laws = sampler.distributions(row, logits, draft.tokens, None if target.forbids is None else masks)
-            seen = Draft(draft.tokens, distributions=told(draft.distributions))
-            verdict = rule(laws, seen, acceptance_uniforms(seed, step, len(draft)), residual_uniform(seed, step))
+            masks = [mask_of(target, (*output, *draft.tokens[:index])) for index in range(len(draft) + 1)]
+            distributions = sampler.distributions(row, logits, draft.tokens, None if target.forbids is None else masks)
+            seen = Draft(draft.tokens, distributions=report(draft.distributions))
+            verdict = rule(
+                distributions, seen, acceptance_uniforms(seed, step, len(draft)), residual_uniform(seed, step)
+            )
             assert verdict.error is None
-            for place, token in enumerate(verdict.tokens(draft)):
-                sampler.accept(row, token, logits[place], masks[place])
+            for index, token in enumerate(verdict.tokens(draft)):
+                sampler.accept(row, token, logits[index], masks[index])
         counts[sampler.output_ids(row)[:LENGTH]] += 1
         sampler.remove(row)
     return counts
@@ -221,8 +225,8 @@ def mask_of(target: Target, output: Sequence[int]) -> np.ndarray | None:
     return packed(np.array([[token not in target.forbids(output) for token in range(target.size)]]))[0]
 
 
-def honest(laws: Any) -> Any:
-    return laws
+def honest(distributions: Any) -> Any:
+    return distributions
 
 
 @pytest.mark.fast_cases(1)
@@ -232,28 +236,34 @@ def test_texts_have_the_target_distribution(name: str, rule: str) -> None:
     assert_texts(found, TARGETS[name])
 
 
-def keeps_all(p: Any, draft: Draft, coins_N: Any, coin: float) -> AcceptanceResult:
-    return AcceptanceResult(tuple(range(len(draft))), sample_inverse_cdf(p[len(draft)], coin))
+def accept_all(p: Any, draft: Draft, uniforms_N: Any, u: float) -> AcceptanceResult:
+    return AcceptanceResult(tuple(range(len(draft))), sample_inverse_cdf(p[len(draft)], u))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rule", "stream", "told"),
+    ("rule", "stream", "report"),
     [
-        (keeps_all, noise.DRAFT, honest),
-        (acceptance.rejection, noise.ACCEPT, honest),  # a draft drawn with the noise that decides on it
-        (acceptance.block, noise.DRAFT, lambda laws: tuple(law**0.5 / (law**0.5).sum() for law in laws)),
+        (accept_all, noise.DRAFT, honest),
+        (acceptance.rejection, noise.ACCEPT, honest),  # a draft sampled with the noise of its verification
+        (
+            acceptance.block,
+            noise.DRAFT,
+            lambda distributions: tuple(
+                distribution**0.5 / (distribution**0.5).sum() for distribution in distributions
+            ),
+        ),
         (acceptance.typical, noise.DRAFT, honest),
     ],
 )
-def test_wrong_rules_fail_the_test(rule: Callable[..., AcceptanceResult], stream: int, told: Any) -> None:
-    with pytest.raises(AssertionError, match=r"chi-square|cannot be said|too often"):
-        assert_texts(through_sampler(TARGETS["plain"], rule, 1500, stream, told), TARGETS["plain"])
+def test_wrong_rules_fail_the_test(rule: Callable[..., AcceptanceResult], stream: int, report: Any) -> None:
+    with pytest.raises(AssertionError, match=r"chi-square|impossible text|too often"):
+        assert_texts(through_sampler(TARGETS["plain"], rule, 1500, stream, report), TARGETS["plain"])
 
 
 @pytest.mark.slow
 def test_stateful_stages_follow_accepted_tokens() -> None:
-    """Mirostat: the texts of rows that draw, and of rows that verify drafts, in one table of two columns."""
+    """Mirostat: compares texts of rows that sample with texts of rows that verify drafts (contingency table)."""
     params = nc.SamplingParams(mirostat_tau=1.2, mirostat_eta=0.8)
     target, trials = Target(params), 1500
     counts = through_sampler(target, acceptance.rejection, trials, noise.DRAFT, honest)
@@ -276,24 +286,24 @@ def test_stateful_stages_follow_accepted_tokens() -> None:
 # through an engine
 
 
-class Drawing(Silent):
-    """Draws its drafts as it should, or with other noise."""
+class SamplingProposer(NoDrafts):
+    """Samples its drafts correctly, or with wrong noise."""
 
-    def __init__(self, laws_VV: np.ndarray, stream: int = noise.DRAFT, told: Any = honest) -> None:
+    def __init__(self, distributions_VV: np.ndarray, stream: int = noise.DRAFT, report: Any = honest) -> None:
         super().__init__()
-        self.laws_VV, self.stream, self.told = laws_VV, stream, told
+        self.distributions_VV, self.stream, self.report = distributions_VV, stream, report
 
     def draft(self, state: DraftContext, count: int) -> Draft:
         assert not state.shared_noise
-        draft = chain(state.token_ids[-1], count, state.seed, state.position, self.laws_VV, self.stream)
-        return Draft(draft.tokens, distributions=self.told(draft.distributions))
+        draft = chain(state.token_ids[-1], count, state.seed, state.position, self.distributions_VV, self.stream)
+        return Draft(draft.tokens, distributions=self.report(draft.distributions))
 
 
-def first_is_drawn(target: Target, trials: int, rule: str, proposer: Silent, llm: nc.LLM) -> Counter:
-    """Texts after the first token: nothing is drafted before there is one."""
+def count_texts(target: Target, trials: int, rule: str, proposer: NoDrafts, llm: nc.LLM) -> Counter:
+    """The counts of texts. The first token is never drafted."""
     model = Toy(lambda seen: target.logits[seen[-1]], target.size, 64)
-    asked = Speculation(lambda: proposer, 2, rule, adaptive=False)
-    engine = Engine(runner("paged", model, 400), llm.tokenizer, speculative_config=asked, backend="reference")
+    config = Speculation(lambda: proposer, 2, rule, adaptive=False)
+    engine = Engine(runner("paged", model, 400), llm.tokenizer, speculative_config=config, backend="reference")
     params = target.params.replace(max_tokens=LENGTH + 1, ignore_eos=True)
     requests = [Request(PROMPT, params.replace(seed=seed)) for seed in range(trials)]
     counts: Counter = Counter()
@@ -304,20 +314,20 @@ def first_is_drawn(target: Target, trials: int, rule: str, proposer: Silent, llm
     return counts
 
 
-def four(target: Target) -> np.ndarray:
-    """The chances of all texts of four tokens."""
+def text_probabilities(target: Target) -> np.ndarray:
+    """The probability of each text of four tokens."""
     p = np.zeros((target.size,) * 4)
     for text in itertools.product(range(target.size), repeat=4):
-        if all(target.law(text[:place])[text[place]] > 0 for place in range(3)):
-            p[text] = np.prod([target.law(text[:place])[text[place]] for place in range(4)])
+        if all(target.distribution(text[:index])[text[index]] > 0 for index in range(3)):
+            p[text] = np.prod([target.distribution(text[:index])[text[index]] for index in range(4)])
     return p
 
 
-def assert_fours(counts: Counter, target: Target) -> None:
+def assert_text_distribution(counts: Counter, target: Target) -> None:
     counts_4 = np.zeros((target.size,) * 4)
     for text, count in counts.items():
         counts_4[text] = count
-    p_4 = four(target)
+    p_4 = text_probabilities(target)
     assert_follows(counts_4.ravel(), p_4.ravel())
     for drop in ((0,), (3,), (0, 1), (1, 2), (2, 3)):
         assert_follows(counts_4.sum(axis=drop).ravel(), p_4.sum(axis=drop).ravel())
@@ -333,46 +343,51 @@ def small(**values: Any) -> Target:
 @pytest.mark.parametrize("values", [{}, {"top_p": 0.8, "presence_penalty": 0.6}], ids=["plain", "penalties"])
 def test_texts_of_an_engine(llm: nc.LLM, rule: str, values: dict[str, Any]) -> None:
     target = small(**values)
-    assert_fours(first_is_drawn(target, tiers.count(500, 1000), rule, Drawing(DRAFTED[3]), llm), target)
+    assert_text_distribution(
+        count_texts(target, tiers.count(500, 1000), rule, SamplingProposer(DRAFTED[3]), llm), target
+    )
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("proposer", [Drawing(DRAFTED[3], noise.ACCEPT), Drawing(DRAFTED[3], told=lambda laws: None)])
-def test_texts_with_wrong_draft_distributions(llm: nc.LLM, proposer: Drawing) -> None:
+@pytest.mark.parametrize(
+    "proposer",
+    [SamplingProposer(DRAFTED[3], noise.ACCEPT), SamplingProposer(DRAFTED[3], report=lambda distributions: None)],
+)
+def test_texts_with_wrong_draft_distributions(llm: nc.LLM, proposer: SamplingProposer) -> None:
     target = small()
-    if proposer.stream == noise.DRAFT:  # not told: less is kept, and the law stays
-        assert_fours(first_is_drawn(target, 1000, "rejection", proposer, llm), target)
+    if proposer.stream == noise.DRAFT:  # without distributions the output distribution is unchanged
+        assert_text_distribution(count_texts(target, 1000, "rejection", proposer, llm), target)
         return
     with pytest.raises(AssertionError, match="chi-square"):
-        assert_fours(first_is_drawn(target, 1000, "rejection", proposer, llm), target)
+        assert_text_distribution(count_texts(target, 1000, "rejection", proposer, llm), target)
 
 
 @pytest.mark.slow
 def test_grammars_may_forbid_sampled_draft_tokens(llm: nc.LLM) -> None:
-    """A token that a form refuses was drawn nevertheless: without it, the others would be said too often."""
+    """A sampled token that the grammar rejects must be verified: without it, others would occur too often."""
     a, b, c = (llm.tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("xa", "xb", "xc"))
-    known = {a: 0, b: 1, c: 2}
+    outputs_by_prompt = {a: 0, b: 1, c: 2}
     small_logits = np.log([[0.1, 0.8, 0.1], [0.8, 0.1, 0.1], [0.3, 0.3, 0.4]])
     wide = np.array([[0.1, 0.3, 0.6], [0.3, 0.1, 0.6], [0.4, 0.4, 0.2]])
 
     def logits(seen: tuple[int, ...]) -> np.ndarray:
         x_V = np.full(llm.tokenizer.vocab_size, -50, np.float32)
-        x_V[[a, b, c]] = small_logits[known.get(seen[-1], 0)]
+        x_V[[a, b, c]] = small_logits[outputs_by_prompt.get(seen[-1], 0)]
         return x_V
 
-    class Wide(Silent):
+    class Wide(NoDrafts):
         def draft(self, state: DraftContext, count: int) -> Draft:
-            draft = chain(known.get(state.token_ids[-1], 0), count, state.seed, state.position, wide)
-            laws = []
-            for law in draft.distributions or ():
-                law_V = np.zeros(llm.tokenizer.vocab_size)
-                law_V[[a, b, c]] = law
-                laws.append(law_V)
-            return Draft(tuple((a, b, c)[token] for token in draft.tokens), distributions=tuple(laws))
+            draft = chain(outputs_by_prompt.get(state.token_ids[-1], 0), count, state.seed, state.position, wide)
+            distributions = []
+            for distribution in draft.distributions or ():
+                distribution_V = np.zeros(llm.tokenizer.vocab_size)
+                distribution_V[[a, b, c]] = distribution
+                distributions.append(distribution_V)
+            return Draft(tuple((a, b, c)[token] for token in draft.tokens), distributions=tuple(distributions))
 
     model, trials = Toy(logits, llm.tokenizer.vocab_size, 64), 1000
-    asked = Speculation(Wide, 3, "rejection", adaptive=False)
-    engine = Engine(runner("paged", model, 400), llm.tokenizer, speculative_config=asked, backend="reference")
+    config = Speculation(Wide, 3, "rejection", adaptive=False)
+    engine = Engine(runner("paged", model, 400), llm.tokenizer, speculative_config=config, backend="reference")
     params = nc.SamplingParams(structured_outputs=nc.StructuredOutputs(regex="[ab]{4}"), max_tokens=6)
     requests = [Request([a], params.replace(seed=seed)) for seed in range(trials)]
     found = Counter("".join(event.chunk.text for event in events) for events in drive(engine, requests))
@@ -391,10 +406,12 @@ def test_grammars_may_forbid_sampled_draft_tokens(llm: nc.LLM) -> None:
 
 def test_draft_distributions_of_another_vocabulary(llm: nc.LLM, caplog: pytest.LogCaptureFixture) -> None:
     target = small()
-    proposer = Drawing(DRAFTED[3], told=lambda laws: tuple(np.append(law, 0.0) for law in laws))
+    proposer = SamplingProposer(
+        DRAFTED[3], report=lambda distributions: tuple(np.append(distribution, 0.0) for distribution in distributions)
+    )
     model = Toy(lambda seen: target.logits[seen[-1]], 3, 64)
-    asked = Speculation(lambda: proposer, 2, "rejection", adaptive=False)
-    engine = Engine(runner("paged", model, 40), llm.tokenizer, speculative_config=asked, backend="reference")
+    config = Speculation(lambda: proposer, 2, "rejection", adaptive=False)
+    engine = Engine(runner("paged", model, 40), llm.tokenizer, speculative_config=config, backend="reference")
     params = nc.SamplingParams(max_tokens=8, ignore_eos=True, seed=1)
     [events] = drive(engine, [Request(PROMPT, params)])
     assert len(events) == 8
@@ -403,7 +420,7 @@ def test_draft_distributions_of_another_vocabulary(llm: nc.LLM, caplog: pytest.L
 
 
 def test_verification_noise_is_independent() -> None:
-    """Streams of drafts, of what decides on them, and of what follows share no number with each other or the draw."""
+    """The noise streams of drafts, verification, residuals and normal sampling share no numbers."""
     streams = (noise.TOKEN, noise.GROUP, noise.XTC, noise.ACCEPT, noise.RESIDUAL, noise.DRAFT)
     found = np.stack([noise.uniform(3, 4, stream, np.arange(50)) for stream in streams])
     assert len(np.unique(found)) == found.size
@@ -413,18 +430,18 @@ def test_verification_noise_is_independent() -> None:
 
 
 def test_logprobs_are_those_of_the_target(llm: nc.LLM) -> None:
-    """Not those of a draft: of the logits at each place."""
+    """Logprobs come from the target's logits at each position, not from the draft."""
     target = small()
     model = Toy(lambda seen: target.logits[seen[-1]], 3, 64)
-    asked = Speculation(lambda: Drawing(DRAFTED[3]), 3, "rejection", adaptive=False)
-    engine = Engine(runner("paged", model, 40), llm.tokenizer, speculative_config=asked, backend="reference")
+    config = Speculation(lambda: SamplingProposer(DRAFTED[3]), 3, "rejection", adaptive=False)
+    engine = Engine(runner("paged", model, 40), llm.tokenizer, speculative_config=config, backend="reference")
     params = nc.SamplingParams(max_tokens=20, ignore_eos=True, seed=1, logprobs=3, logprobs_mode="raw")
     [events] = drive(engine, [Request(PROMPT, params)])
     before = PROMPT[-1]
     for event in events:
-        [token], [told] = event.chunk.token_ids, event.chunk.logprobs
-        wanted = logprobs(np.arange(3), target.logits[before], token, 3, ())
-        assert [one.token_id for one in told.top] == [one.token_id for one in wanted.top]
-        assert told.chosen.logprob == pytest.approx(wanted.chosen.logprob)
+        [token], [report] = event.chunk.token_ids, event.chunk.logprobs
+        expected = logprobs(np.arange(3), target.logits[before], token, 3, ())
+        assert [one.token_id for one in report.top] == [one.token_id for one in expected.top]
+        assert report.chosen.logprob == pytest.approx(expected.chosen.logprob)
         before = token
     assert engine.stats.speculative.accepted_tokens > 3

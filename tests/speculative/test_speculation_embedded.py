@@ -22,7 +22,7 @@ RECORD = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-HERE = [name for name in METHODS if name != "mtp"]  # which other models bring
+HERE = [name for name in METHODS if name != "mtp"]  # which need other models
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "T 0.8": {"temperature": 0.8},
@@ -47,7 +47,7 @@ PROMPTS = (
 
 
 def requests(llm: nc.LLM, count: int, seed: int) -> list[Request]:
-    """As many of each way, in any order."""
+    """Requests of all kinds, shuffled."""
     rng = random.Random(seed)
     ways = [*WAYS] * -(-count // len(WAYS))
     made = []
@@ -58,20 +58,20 @@ def requests(llm: nc.LLM, count: int, seed: int) -> list[Request]:
     return made
 
 
-def told(events: list[EngineOutput]) -> list[tuple[Any, ...]]:
-    """What does not depend on how the answers of a request take turns."""
-    pieces = sorted((event.chunk for event in events), key=lambda piece: piece.index)
-    return [(p.index, p.seed, p.text, p.token_ids, p.finish_reason, p.stop_reason) for p in pieces]
+def comparable(events: list[EngineOutput]) -> list[tuple[Any, ...]]:
+    """The events in an order that does not depend on the interleaving of a request's outputs."""
+    chunks = sorted((event.chunk for event in events), key=lambda chunk: chunk.index)
+    return [(p.index, p.seed, p.text, p.token_ids, p.finish_reason, p.stop_reason) for p in chunks]
 
 
 def compare(llm: nc.LLM, name: str, count: int, seed: int, **options: Any) -> None:
-    asked = requests(llm, count, seed)
+    batch = requests(llm, count, seed)
     plain, engine = llm.new_engine(), llm.new_engine(speculative_config=Speculation(name, **options))
-    for request, wanted, found in zip(asked, drive(plain, asked), drive(engine, asked), strict=True):
-        assert told(found) == told(wanted), request.params
-        assert found[-1].usage == wanted[-1].usage
+    for request, expected, found in zip(batch, drive(plain, batch), drive(engine, batch), strict=True):
+        assert comparable(found) == comparable(expected), request.params
+        assert found[-1].usage == expected[-1].usage
     assert is_empty(engine)
-    if options.get("adaptive", True):  # the clock says whether drafts pay, and where they do not there are none
+    if options.get("adaptive", True):  # depends on timing: there are no drafts where they do not pay
         assert engine.stats.num_steps <= plain.stats.num_steps
     else:
         assert engine.stats.speculative.accepted_tokens > 0

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from engine_storm import rule, storm
-from scripted_proposers import Answers, Oracle, Silent, Storm
-from test_structured_random import FORMS, STAGES, holds
-from toy_requests import SIZE, alone, answers, drive, is_empty, random_request, runner, toy
+from engine_storm import run_stress, sometimes_invalid
+from scripted_proposers import FaultyProposer, NoDrafts, Oracle, Outputs
+from test_structured_random import CONSTRAINTS, STAGES, follows_grammar
+from toy_requests import SIZE, chunks_by_index, drive, is_empty, random_request, reference_chunks, runner, toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
@@ -40,34 +40,34 @@ def grammars(llm: nc.LLM) -> GrammarCompiler:
 
 
 def any_request(rng: random.Random) -> Request:
-    """With any stage, and with a form now and then."""
+    """A request with random stages, sometimes with structured output."""
     request = random_request(rng)
     params = request.params.override(**rng.choice(STAGES))
     if rng.random() < 0.4:
         params = params.replace(
-            structured_outputs=nc.StructuredOutputs(**rng.choice(FORMS)), max_tokens=rng.randint(1, 50)
+            structured_outputs=nc.StructuredOutputs(**rng.choice(CONSTRAINTS)), max_tokens=rng.randint(1, 50)
         )
     return dataclasses.replace(request, params=params)
 
 
-def known(requests: list[Request], wanted: list[list[list[CompletionChunk]]]) -> Answers:
-    """What an oracle knows."""
+def outputs_by_prompt(requests: list[Request], expected: list[list[list[CompletionChunk]]]) -> Outputs:
+    """The outputs by prompt and seed, for an ``Oracle``."""
     return {
         (tuple(request.prompt_ids), (request.params.seed + index) % 2**64): [
-            token for piece in pieces for token in piece.token_ids
+            token for chunk in chunks for token in chunk.token_ids
         ]
-        for request, own in zip(requests, wanted, strict=True)
-        for index, pieces in enumerate(own)
+        for request, own in zip(requests, expected, strict=True)
+        for index, chunks in enumerate(own)
     }
 
 
-PROPOSERS: dict[str, Callable[[Answers], Proposer]] = {
-    "ngram": lambda answers: NgramProposer(3, 1),
-    "suffix": lambda answers: SuffixProposer(),
+PROPOSERS: dict[str, Callable[[Outputs], Proposer]] = {
+    "ngram": lambda outputs: NgramProposer(3, 1),
+    "suffix": lambda outputs: SuffixProposer(),
     "oracle": Oracle,
-    "half": lambda answers: Oracle(answers, 0.7),
-    "liar": lambda answers: Oracle(answers, 0.0),
-    "storm": lambda answers: Storm(answers, 0.8),
+    "half": lambda outputs: Oracle(outputs, 0.7),
+    "wrong": lambda outputs: Oracle(outputs, 0.0),
+    "faulty": lambda outputs: FaultyProposer(outputs, 0.8),
 }
 
 
@@ -80,72 +80,72 @@ def test_chunks_are_those_without_drafts(
 ) -> None:
     rng = random.Random(f"{kind}{options}{name}")
     requests, model = [any_request(rng) for _ in range(14)], toy()
-    wanted = [alone(model, llm.tokenizer, request, grammars) for request in requests]
-    proposer = PROPOSERS[name](known(requests, wanted))
-    asked = Speculation(
+    expected = [reference_chunks(model, llm.tokenizer, request, grammars) for request in requests]
+    proposer = PROPOSERS[name](outputs_by_prompt(requests, expected))
+    config = Speculation(
         lambda: proposer,
         rng.choice([1, 3, 4, 9]) if name != "oracle" else 6,
-        adaptive=rng.random() < 0.3 and name != "oracle",  # which looks at the clock
+        adaptive=rng.random() < 0.3 and name != "oracle",  # depends on timing
     )
-    engine = Engine(runner(kind, model, 64), llm.tokenizer, **options, speculative_config=asked, backend="reference")
-    for request, own, events in zip(requests, wanted, drive(engine, requests), strict=True):
-        assert answers(events, request.params.n) == own, request
-        written = sum(len(piece.token_ids) for pieces in own for piece in pieces)
+    engine = Engine(runner(kind, model, 64), llm.tokenizer, **options, speculative_config=config, backend="reference")
+    for request, own, events in zip(requests, expected, drive(engine, requests), strict=True):
+        assert chunks_by_index(events, request.params.n) == own, request
+        written = sum(len(chunk.token_ids) for chunks in own for chunk in chunks)
         assert [event.usage for event in events if event.finished] == [Usage(len(request.prompt_ids), written)]
     assert is_empty(engine)
-    assert not isinstance(proposer, Silent) or not proposer.keys
-    figures = engine.stats.speculative
+    assert not isinstance(proposer, NoDrafts) or not proposer.keys
+    stats = engine.stats.speculative
     if name == "oracle":
-        assert figures.mean_acceptance_length > 1.1
-        assert figures.accepted_tokens > 0.3 * figures.draft_tokens
+        assert stats.mean_acceptance_length > 1.1
+        assert stats.accepted_tokens > 0.3 * stats.draft_tokens
     if not options and name != "ngram":
-        assert figures.draft_tokens > 0
+        assert stats.draft_tokens > 0
 
 
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("kind", DRAFTING)
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("proposer", ["half", "storm"])
+@pytest.mark.parametrize("proposer", ["half", "faulty"])
 def test_distribution_rules_equal_coupled_for_greedy_decoding(
     llm: nc.LLM, grammars: GrammarCompiler, kind: str, name: str, proposer: str
 ) -> None:
-    """A greedy answer has but one text; of the others all is as it must be, whatever they say."""
+    """Greedy outputs are equal; the others satisfy all invariants."""
     rng = random.Random(f"{kind}{name}{proposer}")
     requests, model = [any_request(rng) for _ in range(16)], toy()
-    for place in range(0, len(requests), 2):
-        greedy = requests[place].params.replace(temperature=0.0, draw="gumbel", mirostat_tau=0.0)
-        requests[place] = dataclasses.replace(requests[place], params=greedy)
-    wanted = [alone(model, llm.tokenizer, request, grammars) for request in requests]
-    made = PROPOSERS[proposer](known(requests, wanted))
-    asked = Speculation(lambda: made, rng.choice([2, 4, 9]), name, adaptive=False)
-    engine = Engine(runner(kind, model, 64), llm.tokenizer, speculative_config=asked, backend="reference")
-    for request, own, events in zip(requests, wanted, drive(engine, requests), strict=True):
-        found = answers(events, request.params.n)
+    for index in range(0, len(requests), 2):
+        greedy = requests[index].params.replace(temperature=0.0, draw="gumbel", mirostat_tau=0.0)
+        requests[index] = dataclasses.replace(requests[index], params=greedy)
+    expected = [reference_chunks(model, llm.tokenizer, request, grammars) for request in requests]
+    made = PROPOSERS[proposer](outputs_by_prompt(requests, expected))
+    config = Speculation(lambda: made, rng.choice([2, 4, 9]), name, adaptive=False)
+    engine = Engine(runner(kind, model, 64), llm.tokenizer, speculative_config=config, backend="reference")
+    for request, own, events in zip(requests, expected, drive(engine, requests), strict=True):
+        found = chunks_by_index(events, request.params.n)
         if request.params.temperature == 0:
             assert found == own, request
-        for pieces in found:
-            assert [piece.finish_reason is None for piece in pieces] == [True] * (len(pieces) - 1) + [False]
-            if request.params.structured_outputs is not None and pieces[-1].finish_reason != "error":
-                assert holds(grammars, request.params, pieces)
+        for chunks in found:
+            assert [chunk.finish_reason is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+            if request.params.structured_outputs is not None and chunks[-1].finish_reason != "error":
+                assert follows_grammar(grammars, request.params, chunks)
             if request.params.logprobs is not None:
-                told = [piece.logprobs[0] for piece in pieces if piece.logprobs]
-                assert len(told) == len([piece for piece in pieces if piece.token_ids])
+                logprobs = [chunk.logprobs[0] for chunk in chunks if chunk.logprobs]
+                assert len(logprobs) == len([chunk for chunk in chunks if chunk.token_ids])
     assert is_empty(engine)
     assert engine.stats.speculative.accepted_tokens > 0
 
 
 def test_beam_searches_in_a_batch_with_drafts(llm: nc.LLM) -> None:
     rng = random.Random(5)
-    asked = [random_request(rng) for _ in range(6)]
-    wanted = [alone(toy(), llm.tokenizer, request) for request in asked]
+    requests = [random_request(rng) for _ in range(6)]
+    expected = [reference_chunks(toy(), llm.tokenizer, request) for request in requests]
     search = nc.BeamRequest([3, 4, 5], nc.BeamParams(num_beams=3, max_tokens=8))
-    proposer = Oracle(known(asked, wanted), 0.8)
+    proposer = Oracle(outputs_by_prompt(requests, expected), 0.8)
     speculation = Speculation(lambda: proposer, 5, adaptive=False)
     engine = Engine(runner("paged", toy(), 64), llm.tokenizer, speculative_config=speculation, backend="reference")
-    found = drive(engine, [*asked[:3], search, *asked[3:]])
+    found = drive(engine, [*requests[:3], search, *requests[3:]])
     beams = found.pop(3)
-    for request, own, events in zip(asked, wanted, found, strict=True):
-        assert answers(events, request.params.n) == own
+    for request, own, events in zip(requests, expected, found, strict=True):
+        assert chunks_by_index(events, request.params.n) == own
     plain = Engine(runner("paged", toy(), 64), llm.tokenizer, backend="reference")
     assert [[event.chunk for event in beams]] == [
         [event.chunk for event in events] for events in drive(plain, [search])
@@ -155,23 +155,23 @@ def test_beam_searches_in_a_batch_with_drafts(llm: nc.LLM) -> None:
 
 
 def drafting(seed: int) -> Speculation:
-    """Drafts that are often right, and often nonsense."""
+    """A speculation whose drafts are often correct and often invalid."""
     rng = random.Random(seed)
 
     def best(seen: tuple[int, ...]) -> int:
-        return int(rule(seen).argmax())
+        return int(sometimes_invalid(seen).argmax())
 
-    return Speculation(lambda: Storm({}, 0.9, rng, best), rng.randint(1, 9), adaptive=False)
+    return Speculation(lambda: FaultyProposer({}, 0.9, rng, best), rng.randint(1, 9), adaptive=False)
 
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", DRAFTING)
 @pytest.mark.parametrize("seed", range(3))
-def test_a_short_storm(llm: nc.LLM, kind: str, seed: int) -> None:
-    storm(llm, kind, seed, steps=350, speculative_config=drafting(seed))
+def test_short_stress(llm: nc.LLM, kind: str, seed: int) -> None:
+    run_stress(llm, kind, seed, steps=350, speculative_config=drafting(seed))
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", DRAFTING)
-def test_a_long_storm(llm: nc.LLM, kind: str) -> None:
-    storm(llm, kind, 100, steps=10_000, speculative_config=drafting(100))
+def test_long_stress(llm: nc.LLM, kind: str) -> None:
+    run_stress(llm, kind, 100, steps=10_000, speculative_config=drafting(100))

@@ -8,11 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_proposers import Silent
+from scripted_proposers import NoDrafts
 from test_acceptance_coupled import PARAMS
 from test_acceptance_distribution import DRAFTED
-from test_speculation_distributions import COINLESS, SIZE, assert_fours, first_is_drawn, honest, packed, small
-from tree_proposers import drawn_tree, guessed_tree, shared_draws
+from test_speculation_distributions import (
+    SIZE,
+    SUPPORTED,
+    assert_text_distribution,
+    count_texts,
+    honest,
+    packed,
+    small,
+)
+from tree_proposers import most_likely_tree, sampled_tree, shared_siblings
 
 import nucleate as nc
 from nucleate.engine.verification import DraftMasks
@@ -23,10 +31,10 @@ from nucleate.speculative.draft import Draft, DraftContext
 from nucleate.structured_output import GrammarCompiler, Guide
 
 
-@pytest.mark.parametrize("name", COINLESS)
+@pytest.mark.parametrize("name", SUPPORTED)
 @pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
 def test_distributions_along_a_branch_equal_those_of_a_chain(name: str, masked: bool) -> None:
-    """With any stage, also those that learn; and in any order."""
+    """With any stage, also stateful ones, and in any order."""
     rng = np.random.default_rng(5)
     parents = [-1, -1, 0, 1, 1, 2, -1, 4, 4, 0]
     tokens = rng.integers(0, SIZE, len(parents)).tolist()
@@ -35,67 +43,69 @@ def test_distributions_along_a_branch_equal_those_of_a_chain(name: str, masked: 
     masks = packed(rng.random((len(parents) + 1, SIZE)) < 0.7) if masked else None
     sampler = Sampler(SIZE, "reference")
     row = sampler.add(PARAMS[name], [1, 2, 3], output_ids=[4, 1, 4], seed=5)
-    laws = sampler.distributions(row, logits, tokens, masks, parents=parents)
+    distributions = sampler.distributions(row, logits, tokens, masks, parents=parents)
     for line in rng.permutation(len(parents) + 1).tolist():
         path = draft.path(line - 1)
-        lines = [0, *[place + 1 for place in path]]
-        alone = sampler.distributions(
-            row, logits[lines], [tokens[place] for place in path], None if masks is None else masks[lines]
+        lines = [0, *[index + 1 for index in path]]
+        separate = sampler.distributions(
+            row, logits[lines], [tokens[index] for index in path], None if masks is None else masks[lines]
         )
-        np.testing.assert_array_equal(laws[line], alone[len(path)])
+        np.testing.assert_array_equal(distributions[line], separate[len(path)])
     assert sampler.output_ids(row) == (4, 1, 4)
 
 
 def test_masks_along_branches(llm: nc.LLM) -> None:
     grammars = GrammarCompiler(llm.tokenizer, llm.tokenizer.vocab_size)
     a, b = (llm.tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("xa", "xb"))
-    form = grammars.compile(nc.StructuredOutputs(regex="(aab|bba|abc)+"))
+    grammar = grammars.compile(nc.StructuredOutputs(regex="(aab|bba|abc)+"))
     draft = Draft((a, b, a, b, b, a), (-1, -1, 0, 0, 1, 4))
-    masks = DraftMasks(Guide(form), draft)
+    masks = DraftMasks(Guide(grammar), draft)
     for line in (6, 2, 4, 0, 3, 1, 5):
-        alone = Guide(form)
-        for place in draft.path(line - 1):
-            alone.accept_token(draft.tokens[place])
-        np.testing.assert_array_equal(masks[line], alone.mask()[0])
+        guide = Guide(grammar)
+        for index in draft.path(line - 1):
+            guide.accept_token(draft.tokens[index])
+        np.testing.assert_array_equal(masks[line], guide.mask()[0])
 
 
-class Trees(Silent):
-    """Drafts of a tree, and what is told of its laws."""
+class Trees(NoDrafts):
+    """Proposes trees. report: maps their distributions to the reported ones."""
 
-    def __init__(self, make: Callable[..., Draft], told: Any = honest, **more: Any) -> None:
+    def __init__(self, make: Callable[..., Draft], report: Any = honest, **more: Any) -> None:
         super().__init__()
-        self.make, self.told, self.more = make, told, more
+        self.make, self.report, self.more = make, report, more
 
     def draft(self, state: DraftContext, count: int) -> Draft:
         assert not state.shared_noise
-        before, laws_VV = state.token_ids[-1], DRAFTED[3]
-        if self.make is guessed_tree:
-            return guessed_tree(before, count, laws_VV)
-        draft = self.make(before, count, state.seed, state.position, laws_VV, **self.more)
-        return Draft(draft.tokens, draft.parents, self.told(draft.distributions))
+        before, distributions_VV = state.token_ids[-1], DRAFTED[3]
+        if self.make is most_likely_tree:
+            return most_likely_tree(before, count, distributions_VV)
+        draft = self.make(before, count, state.seed, state.position, distributions_VV, **self.more)
+        return Draft(draft.tokens, draft.parents, self.report(draft.distributions))
 
 
-def said(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, proposer: Trees, values: dict[str, Any], trials: int) -> Counter:
-    asked = lambda made, *given, **more: Speculation(made, 6, "rejection", adaptive=False, tree_width=2)
-    monkeypatch.setattr("test_speculation_distributions.Speculation", asked)
-    return first_is_drawn(small(**values), trials, "rejection", proposer, llm)
+def texts_of(
+    llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, proposer: Trees, values: dict[str, Any], trials: int
+) -> Counter:
+    new_config = lambda made, *given, **more: Speculation(made, 6, "rejection", adaptive=False, tree_width=2)
+    monkeypatch.setattr("test_speculation_distributions.Speculation", new_config)
+    return count_texts(small(**values), trials, "rejection", proposer, llm)
 
 
 PENALTIES = {"top_p": 0.8, "presence_penalty": 0.6}
 MAKERS = {
-    "drawn": Trees(drawn_tree),
-    "guessed": Trees(guessed_tree),
-    "drawn once for all branches": Trees(shared_draws),
-    "drawn, and not told": Trees(drawn_tree, lambda laws: None),
+    "sampled": Trees(sampled_tree),
+    "most likely": Trees(most_likely_tree),
+    "same siblings in all branches": Trees(shared_siblings),
+    "sampled, without distributions": Trees(sampled_tree, lambda distributions: None),
 }
 
 
 @pytest.mark.parametrize(
     ("name", "values", "trials"),
     [
-        ("drawn", PENALTIES, 300),
-        ("guessed", {}, 250),
-        ("drawn once for all branches", {}, 250),
+        ("sampled", PENALTIES, 300),
+        ("most likely", {}, 250),
+        ("same siblings in all branches", {}, 250),
         *[
             pytest.param(name, values, 2000, marks=pytest.mark.exhaustive)
             for name in MAKERS
@@ -107,19 +117,25 @@ MAKERS = {
 def test_texts_of_an_engine(
     llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, name: str, values: dict[str, Any], trials: int
 ) -> None:
-    assert_fours(said(llm, monkeypatch, MAKERS[name], values, trials), small(**values))
+    assert_text_distribution(texts_of(llm, monkeypatch, MAKERS[name], values, trials), small(**values))
 
 
 @pytest.mark.parametrize(
     "proposer",
     [
-        Trees(drawn_tree, stream=noise.ACCEPT),  # drawn with the noise that decides on it
+        Trees(sampled_tree, stream=noise.ACCEPT),  # sampled with the noise of its verification
         pytest.param(
-            Trees(drawn_tree, lambda laws: tuple(law**0.3 / (law**0.3).sum() for law in laws)), marks=pytest.mark.slow
+            Trees(
+                sampled_tree,
+                lambda distributions: tuple(
+                    distribution**0.3 / (distribution**0.3).sum() for distribution in distributions
+                ),
+            ),
+            marks=pytest.mark.slow,
         ),
     ],
-    ids=["noise", "laws"],
+    ids=["noise", "distributions"],
 )
 def test_texts_with_wrong_draft_distributions(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, proposer: Trees) -> None:
     with pytest.raises(AssertionError, match="chi-square"):
-        assert_fours(said(llm, monkeypatch, proposer, {}, 500), small())
+        assert_text_distribution(texts_of(llm, monkeypatch, proposer, {}, 500), small())

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_neural import BEGINNINGS, fresh, told
+from test_neural import BEGINNINGS, fresh, observe_text
 from test_neural_distributions import TEXT, fits, rows
-from test_neural_distributions import told as told_many
+from test_neural_distributions import observe_text as observe_text_of_many
 from test_speculation_embedded import compare
 from toy_requests import drive
 
@@ -49,15 +49,17 @@ def gumbel(u: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("size", [700, 256, 257, 5])
 def test_siblings_with_the_noise_of_the_target(size: int) -> None:
-    """The first is what it would draw; the others are as far behind as their groups are, and they in these."""
+    """The first is what the target samples; the others follow by their scores in the Gumbel race."""
     logits_RV = rows(8, size)
     logits_RV[4, :-2] = -np.inf
-    asked = [
+    requests = [
         SiblingRequest(DraftContext(0, [1] * (10 + row), 4, row * 77, (0.5, 1.0)[row % 2]), row % 3, row * 5, 1 + row)
         for row in range(8)
     ]
-    firsts = sample_tokens(logits_RV, [one.context for one in asked], [one.depth for one in asked])
-    for logits_V, one, found, first in zip(logits_RV, asked, sample_siblings(logits_RV, asked), firsts, strict=True):
+    firsts = sample_tokens(logits_RV, [one.context for one in requests], [one.depth for one in requests])
+    for logits_V, one, found, first in zip(
+        logits_RV, requests, sample_siblings(logits_RV, requests), firsts, strict=True
+    ):
         x_V = logits_V.astype(np.float64) / one.context.temperature
         seed, step = one.context.seed, one.context.position + one.depth
         groups = np.arange(-(-size // GROUP_SIZE))
@@ -70,18 +72,18 @@ def test_siblings_with_the_noise_of_the_target(size: int) -> None:
             own = slice(g * GROUP_SIZE, (g + 1) * GROUP_SIZE)
             if np.isfinite(group_G[g]):
                 behind_V[own] = group_G.max() - group_G[g] + token_V[own].max() - token_V[own]
-        wanted = [
+        expected = [
             token for token in np.argsort(behind_V, kind="stable")[: one.num_siblings] if np.isfinite(behind_V[token])
         ]
-        assert [sibling.token for sibling in found] == wanted
+        assert [sibling.token for sibling in found] == expected
         assert found[0].token == first.token
-        weights = np.exp(-behind_V[wanted])
+        weights = np.exp(-behind_V[expected])
         assert [sibling.probability for sibling in found] == pytest.approx(weights / weights.sum())
         assert all(sibling.distribution is None for sibling in found)
 
 
 def test_shared_noise_runners_up_are_likely_replacements() -> None:
-    """More often than the next best without noise: of draws from scores that are a little other."""
+    """More often than the most likely tokens without noise, for a target with slightly different logits."""
     random, hits = np.random.default_rng(1), np.zeros(3)
     for seed in range(300):
         ours_V = (random.standard_normal(600) * 3).astype(np.float32)
@@ -101,20 +103,20 @@ def test_greedy_and_sampled_siblings() -> None:
     cold = DraftContext(0, [1] * 5, 4, 9, 0.0)
     best, few, none = sample_siblings(logits_RV, [SiblingRequest(cold, 0, 0, 8)] * 3)
     assert [sibling.token for sibling in best] == np.argsort(-logits_RV[0])[:8].tolist()
-    law = np.exp(logits_RV[0].astype(np.float64))
+    distribution = np.exp(logits_RV[0].astype(np.float64))
     assert [sibling.probability for sibling in best] == pytest.approx(
-        law[[sibling.token for sibling in best]] / law.sum()
+        distribution[[sibling.token for sibling in best]] / distribution.sum()
     )
     assert len(few) == 5
     assert none == []
     warm = cold._replace(temperature=0.7, shared_noise=False)
-    [drawn] = sample_siblings(logits_RV[:1], [SiblingRequest(warm, 2, 4, 3)])
-    assert drawn[0].token == sample_tokens(logits_RV[:1], [warm], [4])[0].token
+    [sampled] = sample_siblings(logits_RV[:1], [SiblingRequest(warm, 2, 4, 3)])
+    assert sampled[0].token == sample_tokens(logits_RV[:1], [warm], [4])[0].token
     left = np.exp(logits_RV[0].astype(np.float64) / 0.7)
-    for sibling in drawn:
+    for sibling in sampled:
         np.testing.assert_allclose(sibling.distribution, left / left.sum(), rtol=1e-9)
         left[sibling.token] = 0
-    assert len({sibling.token for sibling in drawn}) == 3
+    assert len({sibling.token for sibling in sampled}) == 3
     assert sample_siblings(logits_RV[:1], [SiblingRequest(warm, 2, 4, 0)]) == [[]]
 
 
@@ -122,9 +124,9 @@ def test_greedy_and_sampled_siblings() -> None:
 
 
 def wide(name: str, model: Llama, ids: Sequence[int], count: int, branches: int, **state: Any) -> Draft:
-    """The tree of a proposer that has seen nothing else."""
+    """The tree of a new proposer."""
     proposer = load(name, model, branches)
-    told(proposer, model, 9, [*ids])
+    observe_text(proposer, model, 9, [*ids])
     [draft] = proposer.propose([DraftContext(9, ids, **state)], [count])
     return draft
 
@@ -141,10 +143,10 @@ def test_the_first_branch_of_a_tree_equals_the_chain(
             tree = wide(name, model, ids, count, branches, **state)
             assert len(tree) == count
             assert tree.distributions is None
-            children, place, trunk = tree.children(), ROOT, []
-            while place in children:
-                place = children[place][0]
-                trunk.append(tree.tokens[place])
+            children, index, trunk = tree.children(), ROOT, []
+            while index in children:
+                index = children[index][0]
+                trunk.append(tree.tokens[index])
             assert tuple(trunk[:4]) == chain[: len(trunk)]
             for group in children.values():
                 assert len({tree.tokens[each] for each in group}) == len(group) <= branches
@@ -154,21 +156,21 @@ def test_the_first_branch_of_a_tree_equals_the_chain(
 def test_trees_do_not_depend_on_the_batch(name: str, model: Llama, texts: list[list[int]]) -> None:
     proposer = load(name, model, 3)
     for key, ids in enumerate(texts[:4]):
-        told(proposer, model, key, ids)
+        observe_text(proposer, model, key, ids)
     counts, warm, shared = [8, 3, 12, 1], [0.0, 1.0, 0.7, 0.0], [True, True, False, False]
     states = [DraftContext(key, texts[key], 4, key, warm[key], shared[key]) for key in range(4)]
-    proposer.propose(states, [16] * 4)  # what is drafted, and not read, leaves nothing behind
+    proposer.propose(states, [16] * 4)  # draft tokens leave no state behind
     for state, count, draft in zip(states, counts, proposer.propose(states, counts), strict=True):
         given = {key: value for key, value in state._asdict().items() if key not in ("key", "token_ids")}
-        alone = wide(name, model, state.token_ids, count, 3, **given)
-        assert (draft.tokens, draft.parents) == (alone.tokens, alone.parents)
+        separate = wide(name, model, state.token_ids, count, 3, **given)
+        assert (draft.tokens, draft.parents) == (separate.tokens, separate.parents)
         assert (draft.distributions is None) == (state.shared_noise or not state.temperature)
 
 
 def test_eagle_outputs_along_a_branch_equal_those_of_a_chain(
     model: Llama, texts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its output after each token that it goes on from: in a tree, and step by step."""
+    """The outputs after each expanded token equal those computed step by step."""
     grown: list[TreeBuilder] = []
     draft = TreeBuilder.build
     monkeypatch.setattr(TreeBuilder, "build", lambda growth: (grown.append(growth), draft(growth))[1])
@@ -179,26 +181,26 @@ def test_eagle_outputs_along_a_branch_equal_those_of_a_chain(
     tree = Draft(tuple(growth.chain.tokens), tuple(growth.parents))
     for looked in growth.expanded:
         proposer = load("eagle", model)
-        told(proposer, model, 9, ids)
+        observe_text(proposer, model, 9, ids)
         chain = growth.chain.__class__(DraftContext(9, ids, temperature=0.0), 14)
         [chain] = proposer._sequences.ready([chain])
         chain.ids = [*ids]
         with one_thread():
             x_RX = proposer._process_pending([chain])
-            for place, node in enumerate(tree.path(looked)):
+            for index, node in enumerate(tree.path(looked)):
                 chain.ids.append(tree.tokens[node])
-                x_RX = proposer._step([chain], x_RX, place)
+                x_RX = proposer._step([chain], x_RX, index)
         np.testing.assert_allclose(growth.outputs[looked], x_RX[0], atol=2e-4)
 
 
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.fast_cases(1)
 def test_siblings_have_the_reported_distributions(name: str, model: Llama) -> None:
-    """Of the first and of the second of them; and of the first after one of them."""
+    """Tested for the first and second sibling, and for the first one after a sibling."""
     proposer, drafts = load(name, model, 2), []
     for start in (0, 250):
         keys = range(start, start + 250)
-        told_many(proposer, model, keys)
+        observe_text_of_many(proposer, model, keys)
         drafts += proposer.propose(
             [DraftContext(key, TEXT, 5, 1000 + key, 1.0, shared_noise=False) for key in keys], [5] * 250
         )
@@ -207,22 +209,22 @@ def test_siblings_have_the_reported_distributions(name: str, model: Llama) -> No
     for draft in drafts:
         assert len(draft) == 5
         for group in draft.children().values():
-            for number, place in enumerate(group):  # without those before it, none of which is left out
+            for number, index in enumerate(group):  # without its earlier siblings
                 older = [draft.tokens[each] for each in group[:number]]
-                assert sorted(np.flatnonzero(draft.distributions[place] == 0)) == sorted(older)
+                assert sorted(np.flatnonzero(draft.distributions[index] == 0)) == sorted(older)
         first, second = draft.children()[ROOT][:2]
         left = draft.distributions[first].copy()
         left[draft.tokens[first]] = 0
         np.testing.assert_allclose(draft.distributions[second], left / left.sum(), atol=1e-12)
-    for place in (0, 1):
-        assert fits([draft.tokens[place] for draft in drafts], [draft.distributions[place] for draft in drafts])
-        wrong = [np.roll(draft.distributions[place], 1) for draft in drafts]
-        assert not fits([draft.tokens[place] for draft in drafts], wrong)
+    for index in (0, 1):
+        assert fits([draft.tokens[index] for draft in drafts], [draft.distributions[index] for draft in drafts])
+        wrong = [np.roll(draft.distributions[index], 1) for draft in drafts]
+        assert not fits([draft.tokens[index] for draft in drafts], wrong)
     some = [(draft, children[0][0]) for draft in drafts if 0 in (children := draft.children())]
     middle = np.median([draft.tokens[0] for draft, _ in some])
-    for own in (some, [(draft, place) for draft, place in some if draft.tokens[0] < middle]):
-        assert len(own) > 50  # and a number that decides on one token decides on no other
-        assert fits([draft.tokens[place] for draft, place in own], [draft.distributions[place] for draft, place in own])
+    for own in (some, [(draft, index) for draft, index in some if draft.tokens[0] < middle]):
+        assert len(own) > 50  # and each uniform number is used for one token only
+        assert fits([draft.tokens[index] for draft, index in own], [draft.distributions[index] for draft, index in own])
 
 
 def test_suffix_trees() -> None:
@@ -230,7 +232,7 @@ def test_suffix_trees() -> None:
     ids = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 4, 8, 1, 2, 3, 6, 8, 7, 1, 2, 3]
     [draft] = proposer.propose([DraftContext(0, ids)], [5])
     children = draft.children()
-    assert [draft.tokens[place] for place in children[ROOT]] == [4, 6]  # 4 twice; of the others the latest
+    assert [draft.tokens[index] for index in children[ROOT]] == [4, 6]  # 4 occurs twice; then the latest of the others
     assert all(len(group) <= 2 for group in children.values())
     assert len(draft) == 5
     [chain] = SuffixProposer().propose([DraftContext(0, ids)], [5])
@@ -238,12 +240,12 @@ def test_suffix_trees() -> None:
     assert chain.parents is None
     assert proposer.propose([DraftContext(1, [1, 2, 3])], [5])[0].tokens == ()
     [latest] = proposer.propose([DraftContext(2, [1, 2, 3, 30, 7, 1, 2, 3, 20, 8, 1, 2, 3])], [2])
-    assert latest.tokens[0] == 20  # of those that followed as often
+    assert latest.tokens[0] == 20  # of equally frequent ones
     with pytest.raises(ValueError, match="tree_width must be >= 1, got 0"):
         SuffixProposer(tree_width=0)
 
 
-# in an engine
+# in the engine
 
 
 @pytest.mark.parametrize(("name", "tokens", "branches"), [("suffix", 6, 3), ("medusa", 8, 3), ("eagle", 8, 2)])
@@ -261,8 +263,8 @@ def test_three_hundred_requests_at_once(
     compare(llm, name, 300, 2, num_speculative_tokens=tokens, tree_width=branches, **options)
 
 
-def tau(llm: nc.LLM, texts: list[list[int]], *asked: Any, **more: Any) -> float:
-    engine = llm.new_engine(speculative_config=Speculation(*asked, adaptive=False, **more))
+def acceptance_length(llm: nc.LLM, texts: list[list[int]], *config: Any, **more: Any) -> float:
+    engine = llm.new_engine(speculative_config=Speculation(*config, adaptive=False, **more))
     params = nc.SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     drive(engine, [Request(ids, params) for ids in texts])
     return engine.stats.speculative.mean_acceptance_length
@@ -271,14 +273,14 @@ def tau(llm: nc.LLM, texts: list[list[int]], *asked: Any, **more: Any) -> float:
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.fast_cases(1)
 def test_trees_have_a_higher_acceptance_length(name: str, llm: nc.LLM, texts: list[list[int]]) -> None:
-    assert tau(llm, texts[:4], name, 8, tree_width=2) > tau(llm, texts[:4], name, 8) + 0.1
+    assert acceptance_length(llm, texts[:4], name, 8, tree_width=2) > acceptance_length(llm, texts[:4], name, 8) + 0.1
 
 
 @pytest.mark.parametrize("name", TREES)
 def test_rejection_of_trees_by_the_embedded_model(name: str, llm: nc.LLM, texts: list[list[int]]) -> None:
-    """Nothing is complained of, and much is kept."""
-    asked = Speculation(name, 8, "rejection", adaptive=False, tree_width=2)
-    engine = llm.new_engine(speculative_config=asked)
+    """No warnings, and a high acceptance rate."""
+    config = Speculation(name, 8, "rejection", adaptive=False, tree_width=2)
+    engine = llm.new_engine(speculative_config=config)
     params = nc.SamplingParams(temperature=0.8, top_p=0.9, max_tokens=16, ignore_eos=True)
     drive(engine, [Request(ids, params.replace(seed=seed)) for seed, ids in enumerate(texts[:4])])
     assert engine.stats.speculative.mean_acceptance_length > {"medusa": 1.2, "eagle": 1.5}[name]

@@ -1,4 +1,4 @@
-"""Invalid stop regexes raise an error of one line that names the field, its value and what is allowed."""
+"""Invalid stop regexes raise a one-line error that names the field, its value and the accepted values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever random allowed tokens are drawn until the end: the text is what was asked for."""
+"""Random walks over allowed tokens always produce text that satisfies the constraint."""
 
 from __future__ import annotations
 
@@ -177,8 +177,8 @@ def allowed(mask_W: np.ndarray) -> np.ndarray:
     return np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little"))
 
 
-def draw(choices: list[int], tokenizer: Tokenizer, late: bool, chance: random.Random) -> int:
-    """Any of them; late, what is likely to end the text."""
+def draw(choices: list[int], tokenizer: Tokenizer, late: bool, rng: random.Random) -> int:
+    """A random allowed token; after many steps, one that is likely to end the text."""
     ends = [token for token in choices if token in tokenizer.eos_token_ids]
     if late and ends:
         return ends[0]
@@ -187,16 +187,16 @@ def draw(choices: list[int], tokenizer: Tokenizer, late: bool, chance: random.Ra
             token for token in choices if tokenizer.pieces.table[token] in ('"', "}", "]", ")", "x", "!", "z", "a")
         ]
         choices = closing or choices
-    return chance.choice(choices)
+    return rng.choice(choices)
 
 
 def walk(compiled: CompiledGrammar, tokenizer: Tokenizer, seed: int) -> str:
-    chance = random.Random(seed)
+    rng = random.Random(seed)
     matcher, mask_W = compiled.matcher(), np.empty(128, np.int32)
     tokens: list[int] = []
     for step in range(3000):
         matcher.fill_bitmask(mask_W)
-        token = draw(allowed(mask_W).tolist(), tokenizer, step > 25, chance)
+        token = draw(allowed(mask_W).tolist(), tokenizer, step > 25, rng)
         matcher.accept_token(token)
         if token in tokenizer.eos_token_ids:
             assert matcher.accepting
@@ -208,17 +208,17 @@ def walk(compiled: CompiledGrammar, tokenizer: Tokenizer, seed: int) -> str:
 
 @pytest.mark.parametrize("whitespace", ["flexible", "none"])
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:50])
-@pytest.mark.fast_cases(34)
-def test_a_text_under_a_schema_parses_and_validates(
+@pytest.mark.fast_cases(21)
+def test_text_with_a_schema_parses_and_validates(
     grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], whitespace: Any
 ) -> None:
     compiled = grammars.compile(StructuredOutputs(json_schema=schema, whitespace=whitespace))
     assert compiled.ignored == ()
-    judge = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     for seed in range(6):
         text = walk(compiled, tokenizer, seed)
         value = json.loads(text)
-        errors = [*judge(schema, format_checker=judge.FORMAT_CHECKER).iter_errors(value)]
+        errors = [*validator(schema, format_checker=validator.FORMAT_CHECKER).iter_errors(value)]
         assert not errors, text
         assert compiled.validate(text, seconds=60) == []
         if whitespace == "none":
@@ -226,7 +226,7 @@ def test_a_text_under_a_schema_parses_and_validates(
             assert not re.search(r"\s", outside), text
 
 
-def test_any_object(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_json_objects(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     compiled = grammars.compile(StructuredOutputs(json_object=True))
     for seed in range(20):
         text = walk(compiled, tokenizer, seed)
@@ -235,7 +235,7 @@ def test_any_object(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("pattern", REGEXES)
-def test_a_text_under_a_regex_matches(grammars: GrammarCompiler, tokenizer: Tokenizer, pattern: str) -> None:
+def test_text_with_a_regex_matches(grammars: GrammarCompiler, tokenizer: Tokenizer, pattern: str) -> None:
     import regex
 
     for seed in range(6):
@@ -244,24 +244,26 @@ def test_a_text_under_a_regex_matches(grammars: GrammarCompiler, tokenizer: Toke
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: repr(choice)[:30])
-def test_a_text_of_a_choice_is_one_of_them(
+def test_text_with_choices_is_one_of_them(
     grammars: GrammarCompiler, tokenizer: Tokenizer, choice: tuple[str, ...]
 ) -> None:
     compiled = grammars.compile(StructuredOutputs(choice=choice))
-    seen = {walk(compiled, tokenizer, seed) for seed in range(40)}
-    assert seen <= set(choice)
-    assert len(seen) >= min(len(set(choice)), 2)
+    walks = {walk(compiled, tokenizer, seed) for seed in range(40)}
+    assert walks <= set(choice)
+    assert len(walks) >= min(len(set(choice)), 2)
 
 
 @pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: repr(choice)[:30])
-def test_every_choice_can_be_written(grammars: GrammarCompiler, tokenizer: Tokenizer, choice: tuple[str, ...]) -> None:
+def test_every_choice_can_be_generated(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, choice: tuple[str, ...]
+) -> None:
     compiled = grammars.compile(StructuredOutputs(choice=choice))
     for text in choice:
         assert can_write(compiled, tokenizer, text), text
 
 
 def can_write(compiled: CompiledGrammar, tokenizer: Tokenizer, text: str) -> bool:
-    """Whether the grammar takes a text, byte for byte, and may end there."""
+    """Whether the grammar accepts a text byte for byte, and may end there."""
     table, special = tokenizer.pieces.table, tokenizer.special_ids
     one = {tokenizer.pieces.as_bytes(token): token for token in table if token not in special}
     matcher = compiled.matcher()
@@ -274,7 +276,7 @@ def can_write(compiled: CompiledGrammar, tokenizer: Tokenizer, text: str) -> boo
 
 
 @pytest.mark.parametrize(("grammar", "right"), GRAMMARS, ids=[grammar[:30] for grammar, _ in GRAMMARS])
-def test_a_text_under_a_grammar_is_of_it(
+def test_text_with_a_grammar_conforms_to_it(
     grammars: GrammarCompiler, tokenizer: Tokenizer, grammar: str, right: Callable[[str], bool]
 ) -> None:
     for seed in range(6):
@@ -301,7 +303,7 @@ def test_a_text_under_a_grammar_is_of_it(
         (TREE, json.dumps({"value": 1, "children": [{"value": 2, "children": [{"value": 3}]}]}, indent=2), "{}"),
     ],
 )
-def test_what_is_right_can_be_written_and_what_is_wrong_not(
+def test_valid_text_can_be_generated_and_invalid_text_cannot(
     grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], right: str, wrong: str
 ) -> None:
     compiled = grammars.compile(StructuredOutputs(json_schema=schema))
@@ -309,31 +311,31 @@ def test_what_is_right_can_be_written_and_what_is_wrong_not(
     assert not can_write(compiled, tokenizer, wrong)
 
 
-def test_masks_go_straight_into_a_sampler(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
-    """Rows of one batch, each under a form of its own or none; scores that prefer what is forbidden do not help."""
+def test_the_sampler_accepts_masks(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    """Rows of one batch, each with its own constraint or none; high scores of banned tokens have no effect."""
     wide = GrammarCompiler(tokenizer, 4133)
-    forms = [
+    constraints = [
         StructuredOutputs(choice=("yes", "no")),
         None,
         StructuredOutputs(regex="[0-9]{3}"),
         StructuredOutputs(json_schema=PERSON),
     ]
-    matchers = [None if form is None else wide.compile(form).matcher() for form in forms]
+    matchers = [None if constraint is None else wide.compile(constraint).matcher() for constraint in constraints]
     masks_RW = np.empty((4, wide.num_words), np.int32)
     logits_RV = np.random.default_rng(0).normal(size=(4, 4133)).astype(np.float32)
     logits_RV[:, 4096:] = 30  # ids beyond the tokenizer
     sampler = nc.Sampler(4133)
-    rows = [sampler.add(nc.SamplingParams(seed=5 + place, repetition_penalty=1.3)) for place in range(4)]
-    written: list[list[int]] = [[], [], [], []]
+    rows = [sampler.add(nc.SamplingParams(seed=5 + index, repetition_penalty=1.3)) for index in range(4)]
+    outputs: list[list[int]] = [[], [], [], []]
     for _ in range(12):
         wide.fill_all(matchers, masks_RW)
-        drawn = sampler(logits_RV, rows, mask=masks_RW).token_ids
-        for place, token in enumerate(int(token) for token in drawn):
-            written[place].append(token)
-            if matchers[place] is not None:
-                matchers[place].accept_token(token)
-    assert all(token >= 4096 for token in written[1])
-    texts = [tokenizer.decode([token for token in row if token < 4096], skip_special_tokens=True) for row in written]
+        sampled = sampler(logits_RV, rows, mask=masks_RW).token_ids
+        for index, token in enumerate(int(token) for token in sampled):
+            outputs[index].append(token)
+            if matchers[index] is not None:
+                matchers[index].accept_token(token)
+    assert all(token >= 4096 for token in outputs[1])
+    texts = [tokenizer.decode([token for token in row if token < 4096], skip_special_tokens=True) for row in outputs]
     assert texts[0] in ("yes", "no")
     assert re.fullmatch("[0-9]{3}", texts[2])
-    assert all(token < 4096 for row in (0, 2, 3) for token in written[row])
+    assert all(token < 4096 for row in (0, 2, 3) for token in outputs[row])

@@ -1,4 +1,4 @@
-"""Masks, one by one and many at once, against slow twins; taking back, copies, the end, and what goes wrong."""
+"""Masks, single and batched, against reference implementations; copies, the end of the text, and errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from nucleate.structured_output.time_budget import TimeBudget
 from nucleate.tokenization.tokenizer import Tokenizer
 
 OBJECT = {"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}, "required": ["name"]}
-FORMS = [
+CONSTRAINTS = [
     StructuredOutputs(json_schema=OBJECT),
     StructuredOutputs(json_schema=OBJECT, whitespace="none"),
     StructuredOutputs(json_object=True),
@@ -62,20 +62,20 @@ def allowed(matcher: GrammarMatcher, words: int = 128) -> list[int]:
 
 
 def walk(
-    matcher: GrammarMatcher, steps: int, chance: random.Random, words: int = 128, ends: frozenset[int] = frozenset()
+    matcher: GrammarMatcher, steps: int, rng: random.Random, words: int = 128, ends: frozenset[int] = frozenset()
 ) -> list[int]:
-    """Push random allowed tokens; tell them."""
+    """Accept random allowed tokens; return them."""
     pushed = []
     for _ in range(steps):
         tokens = [token for token in allowed(matcher, words) if token not in ends]
         if not tokens:
             break
-        pushed.append(chance.choice(tokens))
+        pushed.append(rng.choice(tokens))
         matcher.accept_token(pushed[-1])
     return pushed
 
 
-def takes(matcher: GrammarMatcher, token: int) -> bool:
+def accepts(matcher: GrammarMatcher, token: int) -> bool:
     try:
         matcher.copy().accept_token(token)
     except ValueError:
@@ -83,61 +83,63 @@ def takes(matcher: GrammarMatcher, token: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.to_json()[:40])
-@pytest.mark.fast_cases(3)
-def test_a_mask_is_every_token_tried(grammars: GrammarCompiler, tokenizer: Tokenizer, form: StructuredOutputs) -> None:
-    """But where only one text can follow: there guidance takes the first token in which that is usually written."""
-    matcher = grammars.compile(form).matcher()
-    chance = random.Random(1)
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.to_json()[:40])
+@pytest.mark.fast_cases(2)
+def test_a_mask_equals_trying_every_token(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, constraint: StructuredOutputs
+) -> None:
+    """Where only one text can follow, the engine forces the first token of its usual tokenization instead."""
+    matcher = grammars.compile(constraint).matcher()
+    rng = random.Random(1)
     for _ in range(5):
-        tried = [token for token in range(4096) if takes(matcher, token)]
+        tried = [token for token in range(4096) if accepts(matcher, token)]
         forced = matcher.jump_forward_tokens()
         assert allowed(matcher) == (list(forced[:1]) or tried)
         assert set(forced[:1]) <= set(tried)
-        if not walk(matcher, 1, chance, ends=tokenizer.eos_token_ids):
+        if not walk(matcher, 1, rng, ends=tokenizer.eos_token_ids):
             break
 
 
 @pytest.mark.parametrize(
     "pattern", ["[a-c]{2,9}(x|yz)?", "(ab|cd)*e?", "[^z]{3,5}", "(?i)hello|world", "x?y*z+[0-9]{2}"]
 )
-def test_a_mask_is_what_another_engine_says(grammars: GrammarCompiler, tokenizer: Tokenizer, pattern: str) -> None:
-    """A partial match of the text with each token added."""
-    form = grammars.compile(StructuredOutputs(regex=pattern))
+def test_a_mask_equals_that_of_another_engine(grammars: GrammarCompiler, tokenizer: Tokenizer, pattern: str) -> None:
+    """The other engine is the regex module: a partial match of the text with each token appended."""
+    constraint = grammars.compile(StructuredOutputs(regex=pattern))
     compiled = regex.compile(pattern)
     ends, table = tokenizer.eos_token_ids, tokenizer.pieces.table
     texts = {
         token: table[token] for token in table if token not in tokenizer.special_ids and isinstance(table[token], str)
     }
     for seed in range(3):
-        matcher, text, chance = form.matcher(), "", random.Random(seed)
+        matcher, text, rng = constraint.matcher(), "", random.Random(seed)
         for _ in range(6):
             right = {
                 token for token, piece in texts.items() if piece and compiled.fullmatch(text + piece, partial=True)
             }
-            told = {token for token in allowed(matcher) if token in texts}
-            assert told == (right & set(matcher.jump_forward_tokens()[:1]) or right), text
+            actual = {token for token in allowed(matcher) if token in texts}
+            assert actual == (right & set(matcher.jump_forward_tokens()[:1]) or right), text
             assert matcher.accepting == (compiled.fullmatch(text) is not None)
-            if not told:
+            if not actual:
                 break
-            token = chance.choice(sorted(told))
+            token = rng.choice(sorted(actual))
             matcher.accept_token(token)
             text += texts[token]
     assert ends
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.to_json()[:40])
-def test_copies_go_their_own_ways(grammars: GrammarCompiler, form: StructuredOutputs) -> None:
-    matcher, chance = grammars.compile(form).matcher(), random.Random(3)
-    walk(matcher, 3, chance)
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.to_json()[:40])
+def test_copies_are_independent(grammars: GrammarCompiler, constraint: StructuredOutputs) -> None:
+    matcher, rng = grammars.compile(constraint).matcher(), random.Random(3)
+    walk(matcher, 3, rng)
     before = mask_of(matcher)
     copies = [matcher.copy() for _ in range(6)]
     for one in copies:
-        walk(one, 5, chance)
+        walk(one, 5, rng)
     assert np.array_equal(mask_of(matcher), before)
 
 
-def test_the_end(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_the_end_of_a_text(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     ends = sorted(tokenizer.eos_token_ids)
     assert len(ends) == 2
     matcher = grammars.compile(StructuredOutputs(regex="ab?")).matcher()
@@ -175,7 +177,7 @@ def test_the_end(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
         assert copy.terminated
 
 
-def test_a_token_that_is_refused_changes_nothing(grammars: GrammarCompiler) -> None:
+def test_a_rejected_token_changes_nothing(grammars: GrammarCompiler) -> None:
     matcher = grammars.compile(StructuredOutputs(regex="[a-z]+")).matcher()
     walk(matcher, 2, random.Random(0))
     before = mask_of(matcher)
@@ -187,9 +189,9 @@ def test_a_token_that_is_refused_changes_nothing(grammars: GrammarCompiler) -> N
     assert np.array_equal(mask_of(matcher), before)
 
 
-def test_forced_tokens_are_the_usual_ones(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
-    form = StructuredOutputs(json_schema={"const": {"first_name": "hello world"}}, whitespace="none")
-    matcher = grammars.compile(form).matcher()
+def test_jump_forward_tokens_are_the_usual_tokenization(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    constraint = StructuredOutputs(json_schema={"const": {"first_name": "hello world"}}, whitespace="none")
+    matcher = grammars.compile(constraint).matcher()
     text = '{"first_name":"hello world"}'
     assert matcher.jump_forward_tokens() == tuple(tokenizer.encode(text, add_special_tokens=False))
     for token in matcher.jump_forward_tokens():
@@ -199,7 +201,7 @@ def test_forced_tokens_are_the_usual_ones(grammars: GrammarCompiler, tokenizer: 
     assert grammars.compile(StructuredOutputs(regex="[ab]c")).matcher().jump_forward_tokens() == ()
 
 
-def test_a_wrong_array_is_refused(grammars: GrammarCompiler) -> None:
+def test_an_invalid_array_is_rejected(grammars: GrammarCompiler) -> None:
     matcher = grammars.compile(StructuredOutputs(regex="a")).matcher()
     frozen = np.zeros(128, np.int32)
     frozen.flags.writeable = False
@@ -220,13 +222,13 @@ def test_a_wrong_array_is_refused(grammars: GrammarCompiler) -> None:
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 5, 32])
-def test_many_masks_are_those_one_by_one(grammars: GrammarCompiler, rows: int) -> None:
-    chance = random.Random(rows)
-    forms = FORMS
+def test_batched_masks_equal_single_ones(grammars: GrammarCompiler, rows: int) -> None:
+    rng = random.Random(rows)
+    constraints = CONSTRAINTS
     matchers: list[GrammarMatcher | None] = []
     for row in range(rows):
-        matcher = grammars.compile(forms[row % len(forms)]).matcher()
-        walk(matcher, chance.randrange(12), chance)
+        matcher = grammars.compile(constraints[row % len(constraints)]).matcher()
+        walk(matcher, rng.randrange(12), rng)
         matchers.append(None if row % 9 == 8 else matcher)
     for _ in range(4):
         masks_RW = np.full((rows, 128), 0x55555555, np.int32)
@@ -234,11 +236,11 @@ def test_many_masks_are_those_one_by_one(grammars: GrammarCompiler, rows: int) -
         for matcher, mask_W in zip(matchers, masks_RW, strict=True):
             assert np.array_equal(mask_W, np.full(128, -1) if matcher is None else mask_of(matcher))
             if matcher is not None:
-                walk(matcher, 1, chance)
+                walk(matcher, 1, rng)
 
 
 def small(*words: str, eos: str = "</s>") -> GrammarCompiler:
-    """A vocabulary of these words as they are, and an EOS."""
+    """A vocabulary of these words, unchanged, and an EOS."""
     backend = tokenizers.Tokenizer(
         models.WordLevel({word: i for i, word in enumerate([*words, eos])}, unk_token=words[0])
     )
@@ -246,8 +248,8 @@ def small(*words: str, eos: str = "</s>") -> GrammarCompiler:
     return GrammarCompiler(Tokenizer(backend, eos_token_ids=[len(words)]), len(words) + 1)
 
 
-def test_a_dead_end_is_an_error_that_stays() -> None:
-    """The text must go on with a letter that no token has."""
+def test_a_dead_end_is_a_permanent_error() -> None:
+    """The text must continue with a letter that no token has."""
     grammars = small("a", "b", "c", "e")
     matcher = grammars.compile(StructuredOutputs(regex="a(bd|ce)")).matcher()
     good = matcher.copy()
@@ -276,8 +278,8 @@ def test_a_dead_end_is_an_error_that_stays() -> None:
         grammars.compile(StructuredOutputs(regex="d"))
 
 
-def test_what_becomes_too_complex_is_an_error_of_its_row(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
-    """Text without an end: nothing is wrong until its only way is taken."""
+def test_exceeding_the_complexity_limit_is_an_error_of_its_row(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    """Text without an end: the error occurs once its only continuation is accepted."""
     matcher = grammars.compile(StructuredOutputs(grammar='start: "b" | "a" endless\nendless: "a" endless')).matcher()
     other = grammars.compile(StructuredOutputs(regex="[0-9]+")).matcher()
     matcher.accept_token(tokenizer.encode("a", add_special_tokens=False)[0])
@@ -292,7 +294,7 @@ def test_what_becomes_too_complex_is_an_error_of_its_row(grammars: GrammarCompil
 
 
 def panic() -> BaseException:
-    """A real one, which the engine raises for a token it cannot hold."""
+    """A real panic, which the engine raises for a token that is too long."""
 
     class Words:
         is_tokenizer_wrapper, bos_token_id, eos_token_id, special_token_ids = True, None, 0, (0,)
@@ -309,13 +311,13 @@ def panic() -> BaseException:
 
 
 def stand_in(inner: Any, ends_W: np.ndarray) -> GrammarMatcher:
-    """A matcher whose LLMatcher is this."""
+    """A matcher with this LLMatcher."""
     first = SimpleNamespace(deep_copy=lambda: inner)
     return GrammarMatcher(InitialMatcher(lambda: first, frozenset({0}), ends_W, TimeBudget(1.0)))
 
 
-class Panics:
-    """Stands for an LLMatcher whose every call panics; or raises what it is told to."""
+class FailingMatcher:
+    """A stand-in for an LLMatcher whose every call raises an error."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -338,12 +340,12 @@ def test_a_panic_of_the_engine_is_an_error_of_its_row(
     ends_W = np.zeros(128, np.int32)
     calls = ("fill_bitmask", np.zeros(128, np.int32)), ("accept_token", 1), ("jump_forward_tokens",), ("copy",)
     for name, *arguments in calls:
-        matcher = stand_in(Panics(error), ends_W)
+        matcher = stand_in(FailingMatcher(error), ends_W)
         with pytest.raises(MatcherError, match="the grammar engine failed"):
             getattr(matcher, name)(*arguments)
         assert matcher.error == "the grammar engine failed"
-    good = [grammars.compile(form).matcher() for form in FORMS[:3]]
-    bad = stand_in(Panics(error), ends_W)
+    good = [grammars.compile(constraint).matcher() for constraint in CONSTRAINTS[:3]]
+    bad = stand_in(FailingMatcher(error), ends_W)
     masks_RW = np.full((4, 128), -1, np.int32)
 
     class Executor:
@@ -371,10 +373,10 @@ def test_a_panic_while_compiling_is_a_parameter_error(
         grammars.compile(StructuredOutputs(regex="panic"))
 
 
-def test_a_stop_that_is_no_error_and_no_end_is_an_error() -> None:
-    """The engine's mask would then allow EOS, and the text would be cut short without a word."""
+def test_a_stop_without_an_error_or_an_end_is_an_error() -> None:
+    """Otherwise the engine's mask would allow EOS, and the text would be truncated silently."""
 
-    class Stops(Panics):
+    class Stops(FailingMatcher):
         def is_stopped(self) -> bool:
             return True
 
@@ -391,19 +393,19 @@ def test_a_stop_that_is_no_error_and_no_end_is_an_error() -> None:
         matcher.copy()
 
 
-def test_what_is_no_panic_goes_through() -> None:
-    matcher = stand_in(Panics(KeyboardInterrupt()), np.zeros(1, np.int32))
+def test_other_exceptions_propagate() -> None:
+    matcher = stand_in(FailingMatcher(KeyboardInterrupt()), np.zeros(1, np.int32))
     with pytest.raises(KeyboardInterrupt):
         matcher.jump_forward_tokens()
     assert matcher.error is None
 
 
 class Clock:
-    """Stands for the time; work takes what it is told to."""
+    """A fake clock; calls advance it by a given time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        self.day = 0.0  # by which budgets fill
+        self.day = 0.0  # used to refill budgets
         monkeypatch.setattr(structured_output.time_budget, "monotonic", lambda: self.day)
         monkeypatch.setattr(structured_output.time_budget, "_CPU_TIME", structured_output.time_budget._CpuTime())
         for module in (
@@ -416,8 +418,8 @@ class Clock:
                 monkeypatch.setattr(module, name, lambda: self.now, raising=False)
 
 
-class Takes:
-    """Stands for an LLMatcher whose every call takes so many seconds."""
+class SlowMatcher:
+    """A stand-in for an LLMatcher whose every call takes some seconds."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self.clock, self.seconds, self.calls = clock, seconds, 0
@@ -436,17 +438,17 @@ class Takes:
         return call
 
 
-def test_who_is_slow_pays_and_nobody_beside_it(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_row_uses_its_own_budget_only(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     grammars, clock = GrammarCompiler(tokenizer, 4096), Clock(monkeypatch)
     ends_W = np.zeros(128, np.int32)
-    seconds = [0.0, 0.1, 0.004, 0.0]  # the third takes what is free
-    inner = [Takes(clock, each) for each in seconds]
+    seconds = [0.0, 0.1, 0.004, 0.0]  # the third stays within the free allowance
+    inner = [SlowMatcher(clock, each) for each in seconds]
     rows = [stand_in(each, ends_W) for each in inner]
-    together = []
+    batch_sizes = []
 
     class Executor:
-        def unsafe_compute_mask_ptr(self, every: list[tuple[Takes, int]], *_: object) -> None:
-            together.append(len(every))
+        def unsafe_compute_mask_ptr(self, every: list[tuple[SlowMatcher, int]], *_: object) -> None:
+            batch_sizes.append(len(every))
             for each, _row in every:
                 each.compute()
 
@@ -455,11 +457,10 @@ def test_who_is_slow_pays_and_nobody_beside_it(tokenizer: Tokenizer, monkeypatch
     for step in range(12):
         masks_RW[:] = 1
         grammars.fill_all(rows, masks_RW)
-        assert together == [
-            2
-        ]  # in the first step, once those before them have taken longer than it takes to wake others
-        left = [row.budget.remaining for row in rows]
-        assert left == pytest.approx([1.0, 1.0 - 0.095 * min(step + 1, 11), 1.0, 1.0])
+        # one batch, in the first step, once the earlier rows have taken longer than it takes to wake threads
+        assert batch_sizes == [2]
+        remaining = [row.budget.remaining for row in rows]
+        assert remaining == pytest.approx([1.0, 1.0 - 0.095 * min(step + 1, 11), 1.0, 1.0])
         assert [row.error is None for row in rows] == [True, step < 10, True, True]
         assert masks_RW.any(1).tolist() == [True, step < 10, True, True]
     assert "its masks took too long" in (rows[1].error or "")
@@ -467,31 +468,31 @@ def test_who_is_slow_pays_and_nobody_beside_it(tokenizer: Tokenizer, monkeypatch
     inner[0].seconds = 0.004
     for _ in range(70):
         grammars.fill_all(rows, masks_RW)
-    assert together == [2] * 71  # together again, but for the first
+    assert batch_sizes == [2] * 71  # batched again, except for the first
     assert [row.budget.remaining for row in rows if row.error is None] == [1.0] * 3
 
 
-def test_many_quick_ones_are_not_taken_for_slow(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_fast_rows_are_not_counted_as_slow(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     grammars, clock = GrammarCompiler(tokenizer, 4096), Clock(monkeypatch)
-    rows = [stand_in(Takes(clock, 0.001), np.zeros(128, np.int32)) for _ in range(40)]
-    together = []
+    rows = [stand_in(SlowMatcher(clock, 0.001), np.zeros(128, np.int32)) for _ in range(40)]
+    batch_sizes = []
 
     class Executor:
-        def unsafe_compute_mask_ptr(self, every: list[tuple[Takes, int]], *_: object) -> None:
-            together.append(len(every))
+        def unsafe_compute_mask_ptr(self, every: list[tuple[SlowMatcher, int]], *_: object) -> None:
+            batch_sizes.append(len(every))
             clock.now += 0.04
 
     monkeypatch.setattr(grammars._engine, "_executor", Executor())
     for _ in range(660):
         grammars.fill_all(rows, np.ones((40, 128), np.int32))
-    assert 640 <= len(together) < 660
+    assert 640 <= len(batch_sizes) < 660
     assert all(row.error is None and row.budget.remaining == 1.0 for row in rows)
 
 
 @pytest.mark.parametrize("call", ["accept_token", "jump_forward_tokens", "copy"])
-def test_every_call_is_paid_for(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_call_uses_the_budget(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
-    matcher = stand_in(Takes(clock, 0.3), np.zeros(128, np.int32))
+    matcher = stand_in(SlowMatcher(clock, 0.3), np.zeros(128, np.int32))
     arguments = {"accept_token": (1,)}.get(call, ())
     for _ in range(4):
         assert matcher.error is None
@@ -502,54 +503,54 @@ def test_every_call_is_paid_for(call: str, monkeypatch: pytest.MonkeyPatch) -> N
         matcher.fill_bitmask(np.zeros(128, np.int32))
 
 
-def test_all_answers_of_a_form_pay_from_one_budget_that_fills_again(
+def test_all_sequences_of_a_constraint_share_a_budget_that_refills(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grammars, clock = GrammarCompiler(tokenizer, 4096), Clock(monkeypatch)
-    inner = Takes(clock, 0.0)
+    inner = SlowMatcher(clock, 0.0)
     budget = TimeBudget(1.0)
-    beginning = InitialMatcher(lambda: inner, frozenset({0}), np.zeros(128, np.int32), budget)
-    rows = [GrammarMatcher(beginning) for _ in range(63)]
+    initial = InitialMatcher(lambda: inner, frozenset({0}), np.zeros(128, np.int32), budget)
+    rows = [GrammarMatcher(initial) for _ in range(63)]
     rows.append(rows[0].copy())
-    calm = GrammarMatcher(beginning)
-    calm.ll_matcher = Takes(clock, 0.001)
+    fast = GrammarMatcher(initial)
+    fast.ll_matcher = SlowMatcher(clock, 0.001)
     for row in rows:
-        row.ll_matcher = Takes(clock, 0.105)
+        row.ll_matcher = SlowMatcher(clock, 0.105)
     masks_RW = np.ones((64, 128), np.int32)
     grammars._time_each = True
     grammars.fill_all(rows, masks_RW)
-    assert clock.now == pytest.approx(64 * 0.105)  # of nobody it was known
+    assert clock.now == pytest.approx(64 * 0.105)  # no row was known to be slow
     alive = [row for row in rows if row.error is None]
     assert len(alive) == 10
     grammars.fill_all(alive, masks_RW[:10])
-    assert clock.now == pytest.approx(64 * 0.105)  # all of them were slow, and nothing is left
+    assert clock.now == pytest.approx(64 * 0.105)  # all of them were slow, and the budget is used up
     assert {row.error for row in rows} == {"the grammar is so ambiguous that its masks took too long"}
-    mask_of(calm)
-    assert calm.error is None  # who is not slow goes on
+    mask_of(fast)
+    assert fast.error is None  # a fast row continues
     assert budget.remaining == pytest.approx(1.0 - 6.4)
     clock.day += 60
     assert budget.remaining == pytest.approx(0.6)
-    calm.ll_matcher = Takes(clock, 0.505)
-    mask_of(calm)
-    assert calm.error is None
+    fast.ll_matcher = SlowMatcher(clock, 0.505)
+    mask_of(fast)
+    assert fast.error is None
     clock.day += 1000
     assert budget.remaining == 1.0
 
 
 @pytest.mark.parametrize("call", ["fill_bitmask", "fill_all", "accept_token", "copy"])
-def test_a_form_whose_states_are_used_up_begins_anew(
+def test_a_constraint_whose_states_are_used_up_is_recreated(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """Its states are those of all answers there were."""
+    """The states of the engine accumulate over all sequences."""
     limits = llguidance_loader.library().LLParserLimits(max_lexer_states=1_500, verbose_errors=False)
     monkeypatch.setattr(structured_output.llguidance_engine, "parser_limits", lambda: limits)
-    grammars, usual = GrammarCompiler(tokenizer, 4096), []
-    made = monkeypatch_count(monkeypatch)
-    form = StructuredOutputs(regex="[ab]*a[ab]{14}c")
-    compiled, chance = grammars.compile(form), random.Random(0)
+    grammars, accepted_tokens = GrammarCompiler(tokenizer, 4096), []
+    made = record_compilations(monkeypatch)
+    constraint = StructuredOutputs(regex="[ab]*a[ab]{14}c")
+    compiled, rng = grammars.compile(constraint), random.Random(0)
     letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab"]
     masks_RW = np.empty((2, 128), np.int32)
-    old = compiled.matcher()
+    longest_lived = compiled.matcher()
     for _ in range(30 if call == "accept_token" else 12):
         matcher, other = compiled.matcher(), compiled.matcher()
         for step in range(100):
@@ -561,40 +562,40 @@ def test_a_form_whose_states_are_used_up_begins_anew(
             elif call == "copy":
                 matcher = matcher.copy()
                 matcher.fill_bitmask(masks_RW[0])
-            token = chance.choice(letters)
+            token = rng.choice(letters)
             matcher.accept_token(token)
             if call != "accept_token":
                 other.accept_token(token)
             if step % 25 == 0:
-                old.accept_token(token)
-                usual.append(token)
+                longest_lived.accept_token(token)
+                accepted_tokens.append(token)
         assert matcher.error is None
     assert len(made) > 1
-    assert grammars.compile(form) is compiled
+    assert grammars.compile(constraint) is compiled
     monkeypatch.undo()
-    calm = GrammarCompiler(tokenizer, 4096).compile(form).matcher()
-    for token in usual:
-        calm.accept_token(token)
-    assert np.array_equal(mask_of(old), mask_of(calm))
+    fresh = GrammarCompiler(tokenizer, 4096).compile(constraint).matcher()
+    for token in accepted_tokens:
+        fresh.accept_token(token)
+    assert np.array_equal(mask_of(longest_lived), mask_of(fresh))
 
 
-def test_a_simple_pattern_is_not_too_much_for_a_large_vocabulary() -> None:
-    """A mask over many tokens takes many items, however simple what it is for is."""
+def test_a_simple_pattern_is_not_too_complex_for_a_large_vocabulary() -> None:
+    """A mask over many tokens needs many items, even for a simple constraint."""
     assert llguidance_loader.parser_limits().step_max_items >= 50_000
     tokenizer = many_words()
-    form = StructuredOutputs(regex="[a-z ]{1,500}")
+    constraint = StructuredOutputs(regex="[a-z ]{1,500}")
     grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
-    assert len(allowed(grammars.compile(form).matcher(), grammars.num_words)) > 60_000
+    assert len(allowed(grammars.compile(constraint).matcher(), grammars.num_words)) > 60_000
 
 
 def many_words() -> Tokenizer:
-    chance = random.Random(0)
-    words = {"".join(chance.choices("abcdefghijklmnopqrstuvwxyz ", k=chance.randint(3, 12))) for _ in range(66_000)}
+    rng = random.Random(0)
+    words = {"".join(rng.choices("abcdefghijklmnopqrstuvwxyz ", k=rng.randint(3, 12))) for _ in range(66_000)}
     return Tokenizer(byte_level(*words), eos_token_ids=[256])
 
 
-def monkeypatch_count(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every grammar that the library compiles."""
+def record_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record every grammar that the library compiles."""
     made: list[str] = []
     compiled = structured_output.llguidance_engine.LLGuidanceEngine.matcher
 
@@ -606,13 +607,11 @@ def monkeypatch_count(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def test_an_answer_that_uses_up_all_states_by_itself_is_an_error(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sequence_that_uses_up_all_states_is_an_error(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     limits = llguidance_loader.library().LLParserLimits(max_lexer_states=400, verbose_errors=False)
     monkeypatch.setattr(structured_output.llguidance_engine, "parser_limits", lambda: limits)
-    grammars, made = GrammarCompiler(tokenizer, 4096), monkeypatch_count(monkeypatch)
-    matcher, chance = grammars.compile(StructuredOutputs(regex="[ab]*a[ab]{14}c")).matcher(), random.Random(0)
+    grammars, made = GrammarCompiler(tokenizer, 4096), record_compilations(monkeypatch)
+    matcher, rng = grammars.compile(StructuredOutputs(regex="[ab]*a[ab]{14}c")).matcher(), random.Random(0)
     letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab"]
     one = np.empty(128, np.int32)
     for _ in range(600):
@@ -620,8 +619,8 @@ def test_an_answer_that_uses_up_all_states_by_itself_is_an_error(
             matcher.fill_bitmask(one)
         except MatcherError:
             break
-        matcher.accept_token(chance.choice(letters))
-    assert len(made) == 3  # the second time it was its own doing; others begin anew all the same
+        matcher.accept_token(rng.choice(letters))
+    assert len(made) == 3  # the second time one sequence used them all; the others restart anyway
     assert "too many states" in (matcher.error or "")
 
 
@@ -642,11 +641,11 @@ def test_a_token_too_long_for_the_engine_is_never_allowed(length: int, left_out:
     assert grammars.excluded_ids == ((258,) if left_out else ())
     matcher = grammars.compile(StructuredOutputs(regex="x*")).matcher()
     assert (258 in allowed(matcher, grammars.num_words)) is not left_out
-    assert takes(matcher, 258) is not left_out
+    assert accepts(matcher, 258) is not left_out
     assert allowed(matcher, grammars.num_words)[:1] == [tokenizer.encode("x")[0]]
 
 
-def test_special_tokens_are_no_text_but_can_be_named() -> None:
+def test_special_tokens_are_not_text_but_can_be_named() -> None:
     tokenizer = Tokenizer(byte_level(), eos_token_ids=[256])
     grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
     assert not {256, 257} & set(
@@ -655,16 +654,15 @@ def test_special_tokens_are_no_text_but_can_be_named() -> None:
     matcher = grammars.compile(StructuredOutputs(grammar='start: "a" <tool> "b"')).matcher()
     matcher.accept_token(tokenizer.encode("a")[0])
     assert allowed(matcher, grammars.num_words) == [257]
-    named = grammars.compile(
-        StructuredOutputs(grammar='start: "a" <end> "b"')
-    ).matcher()  # an EOS in the middle of the text
+    # an EOS in the middle of the text
+    named = grammars.compile(StructuredOutputs(grammar='start: "a" <end> "b"')).matcher()
     named.accept_token(tokenizer.encode("a")[0])
     assert allowed(named, grammars.num_words) == [256]
     named.accept_token(256)
     assert (named.accepting, allowed(named, grammars.num_words)) == (False, [*tokenizer.encode("b")])
 
 
-def test_an_eos_that_reads_like_text_is_no_text() -> None:
+def test_an_eos_that_looks_like_text_is_not_text() -> None:
     tokenizer = Tokenizer(byte_level("xx"), eos_token_ids=[258])
     grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
     matcher = grammars.compile(StructuredOutputs(regex="x{2,4}")).matcher()
@@ -682,12 +680,12 @@ def test_an_eos_that_reads_like_text_is_no_text() -> None:
 def test_ids_beyond_the_tokenizer_are_never_allowed(tokenizer: Tokenizer, more: int) -> None:
     grammars = GrammarCompiler(tokenizer, 4096 + more)
     assert grammars.num_words == -(-(4096 + more) // 32)
-    for form in FORMS:
-        matcher, chance = grammars.compile(form).matcher(), random.Random(more)
+    for constraint in CONSTRAINTS:
+        matcher, rng = grammars.compile(constraint).matcher(), random.Random(more)
         for _ in range(12):
             assert max(allowed(matcher, grammars.num_words)) < 4096
-            assert all(not takes(matcher, token) for token in range(4096, 4096 + more, 97))
-            walk(matcher, 1, chance, grammars.num_words)
+            assert all(not accepts(matcher, token) for token in range(4096, 4096 + more, 97))
+            walk(matcher, 1, rng, grammars.num_words)
 
 
 def test_a_model_may_have_fewer_ids_than_the_tokenizer(tokenizer: Tokenizer) -> None:
@@ -701,7 +699,7 @@ def test_a_model_may_have_fewer_ids_than_the_tokenizer(tokenizer: Tokenizer) -> 
     assert tokenizer.decode(text) in ("the sunny day", "the rainy day")
 
 
-def test_a_tokenizer_that_will_not_do_is_told(tokenizer: Tokenizer) -> None:
+def test_an_unsupported_tokenizer_is_an_error(tokenizer: Tokenizer) -> None:
     with pytest.raises(ValueError, match="with an EOS token"):
         GrammarCompiler(Tokenizer(byte_level()), 258)
     with pytest.raises(ValueError, match="with an EOS token"):
@@ -715,8 +713,8 @@ def test_a_tokenizer_that_will_not_do_is_told(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     "name", ["byte-level", "llama", "gemma", "metaspace-always", "metaspace-never", "word-piece", "no-decoder", "fuse"]
 )
-def test_other_kinds_of_tokenizers(tokenizers_by_name: dict[str, Tokenizer], name: str) -> None:
-    """What is checked is what the detokenizer shows after a prompt."""
+def test_other_types_of_tokenizers(tokenizers_by_name: dict[str, Tokenizer], name: str) -> None:
+    """The detokenizer's text after a prompt is checked."""
     backend = tokenizers_by_name[name]
     tokenizer = Tokenizer(backend.backend, eos_token_ids=[backend.backend.token_to_id("</s>")])
     grammars, words = GrammarCompiler(tokenizer, tokenizer.vocab_size), -(-tokenizer.vocab_size // 32)
@@ -729,33 +727,31 @@ def test_other_kinds_of_tokenizers(tokenizers_by_name: dict[str, Tokenizer], nam
         tokens = walk(matcher, 12, random.Random(seed), words, tokenizer.eos_token_ids)
         assert matcher.accepting
         detokenizer = Detokenizer(tokenizer, [prompt])
-        text = "".join(part for token in tokens for part in detokenizer.push(token)) + "".join(detokenizer.close())
+        text = "".join(map(detokenizer.push, tokens)) + detokenizer.close()
         assert regex.fullmatch("[ a-z]{1,12}", text), text
         shown.add(text)
         assert all(isinstance(token, int) for token in matcher.jump_forward_tokens())
     assert len(shown) > 1
 
 
-def test_who_asks_again_gets_the_same_and_the_oldest_goes(tokenizer: Tokenizer) -> None:
+def test_compiled_grammars_are_cached_and_the_oldest_evicted(tokenizer: Tokenizer) -> None:
     grammars = GrammarCompiler(tokenizer, 4096, cache_bytes=600_000)
     first = grammars.compile(StructuredOutputs(regex="first"))
     assert grammars.compile(StructuredOutputs(regex="first")) is first
     for number in range(30):
         grammars.compile(StructuredOutputs(regex=f"{number}"))
-        assert grammars.compile(StructuredOutputs(regex="first")) is first  # used, so it stays
-        assert grammars._cached_bytes == sum(kept.num_bytes for kept in grammars._cache.values()) <= 600_000
+        assert grammars.compile(StructuredOutputs(regex="first")) is first  # recently used, so it stays cached
+        assert grammars._cached_bytes == sum(cached.num_bytes for cached in grammars._cache.values()) <= 600_000
     assert 2 < len(grammars._cache) < 10
     for number in range(10, 20):
         grammars.compile(StructuredOutputs(regex=f"{number}"))
     assert grammars.compile(StructuredOutputs(regex="first")) is not first
-    assert first.matcher().jump_forward_tokens()  # what is dropped still works
-    grammars.compile(
-        StructuredOutputs(choice=[f"choice {i}" for i in range(2000)])
-    )  # larger than all there is room for
+    assert first.matcher().jump_forward_tokens()  # an evicted grammar still works
+    grammars.compile(StructuredOutputs(choice=[f"choice {i}" for i in range(2000)]))  # larger than the cache
     assert grammars._cached_bytes <= 600_000
 
 
-def test_many_threads_compile_the_same_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_threads_compile_the_same_grammar_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     grammars, made, count = GrammarCompiler(tokenizer, 4096), [], []
     compile_once = grammars._compile
 
@@ -765,20 +761,20 @@ def test_many_threads_compile_the_same_once(tokenizer: Tokenizer, monkeypatch: p
         return compile_once(structured_outputs)
 
     monkeypatch.setattr(grammars, "_compile", slowly)
-    forms = [
+    constraints = [
         StructuredOutputs(regex="same"),
         StructuredOutputs(regex="same"),
         StructuredOutputs(regex="("),
         StructuredOutputs(regex="("),
     ] * 4
 
-    def ask(form: StructuredOutputs) -> None:
+    def compile_one(constraint: StructuredOutputs) -> None:
         try:
-            made.append(grammars.compile(form))
+            made.append(grammars.compile(constraint))
         except ParameterError as error:
             made.append(str(error))
 
-    threads = [threading.Thread(target=ask, args=(form,)) for form in forms]
+    threads = [threading.Thread(target=compile_one, args=(constraint,)) for constraint in constraints]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -789,21 +785,21 @@ def test_many_threads_compile_the_same_once(tokenizer: Tokenizer, monkeypatch: p
     assert not grammars._in_progress
     with pytest.raises(ParameterError):
         grammars.compile(StructuredOutputs(regex="("))
-    assert len(count) == 3  # an error is not kept
+    assert len(count) == 3  # an error is not cached
 
 
-def test_matchers_are_made_and_moved_in_many_threads(grammars: GrammarCompiler) -> None:
-    compiled = grammars.compile(FORMS[0])
+def test_matchers_are_created_and_used_in_many_threads(grammars: GrammarCompiler) -> None:
+    compiled = grammars.compile(CONSTRAINTS[0])
     expected = [mask_of(compiled.matcher()).tolist()]
     wrong: list[object] = []
 
     def use(seed: int) -> None:
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         for _ in range(20):
             matcher = compiled.matcher()
             if mask_of(matcher).tolist() not in expected:
                 wrong.append(seed)
-            walk(matcher, 10, chance)
+            walk(matcher, 10, rng)
 
     threads = [threading.Thread(target=use, args=(seed,)) for seed in range(6)]
     for thread in threads:

@@ -1,4 +1,4 @@
-"""What llguidance would take though the schema forbids it: hostile spellings of names and characters, names twice."""
+"""Cases that llguidance accepts although the schema forbids them: escaped names and characters, duplicate names."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ KNOWN: list[tuple[dict[str, Any], str, bool]] = [
 
 
 @pytest.mark.parametrize(("schema", "text", "right"), KNOWN, ids=lambda value: json.dumps(value)[:60])
-def test_what_was_found(
+def test_known_cases(
     grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], text: str, *, right: bool
 ) -> None:
     assert can_write(grammars.compile(StructuredOutputs(json_schema=schema)), tokenizer, text) == right
 
 
-def test_schemas_in_a_grammar_are_held_as_well(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_schemas_in_a_grammar_are_enforced_too(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
     compiled = grammars.compile(StructuredOutputs(grammar=f"start: %json {json.dumps(OPEN)}"))
     assert not can_write(compiled, tokenizer, r'{"\u0061":1}')
     assert can_write(compiled, tokenizer, '{"b":1}')
@@ -89,7 +89,7 @@ def test_schemas_in_a_grammar_are_held_as_well(grammars: GrammarCompiler, tokeni
 
 
 @pytest.mark.parametrize(
-    ("schema", "what"),
+    ("schema", "problem"),
     [
         (
             {"additionalProperties": NULL, "minProperties": 2},
@@ -108,15 +108,15 @@ def test_schemas_in_a_grammar_are_held_as_well(grammars: GrammarCompiler, tokeni
         ({"pattern": "|".join(f"\\x{i:02x}" for i in range(32))}, "pattern at /items with this many control"),
     ],
 )
-def test_what_cannot_be_mended_is_refused_or_listed(
-    grammars: GrammarCompiler, schema: dict[str, Any], what: str
+def test_what_cannot_be_enforced_is_rejected_or_listed(
+    grammars: GrammarCompiler, schema: dict[str, Any], problem: str
 ) -> None:
-    whole = {"type": "array", "items": schema}
-    with pytest.raises(ParameterError, match=f"json_schema: cannot enforce {what}") as caught:
-        grammars.compile(StructuredOutputs(json_schema=whole))
+    nested = {"type": "array", "items": schema}
+    with pytest.raises(ParameterError, match=f"json_schema: cannot enforce {problem}") as caught:
+        grammars.compile(StructuredOutputs(json_schema=nested))
     assert caught.value.field == "json_schema"
-    compiled = grammars.compile(StructuredOutputs(json_schema=whole, on_unsupported="ignore"))
-    assert [each.split(" ", 1)[0] for each in compiled.ignored] == [what.split(" ", 1)[0].strip(",")]
+    compiled = grammars.compile(StructuredOutputs(json_schema=nested, on_unsupported="ignore"))
+    assert [each.split(" ", 1)[0] for each in compiled.ignored] == [problem.split(" ", 1)[0].strip(",")]
     assert compiled.ignored[0].endswith("at /items")
 
 
@@ -130,12 +130,12 @@ def test_what_cannot_be_mended_is_refused_or_listed(
         {"type": "object", "properties": {f"{i:060}": NULL for i in range(40)}},
     ],
 )  # fmt: skip
-def test_what_is_right_as_it_is_is_taken(grammars: GrammarCompiler, schema: dict[str, Any]) -> None:
+def test_enforceable_schemas_are_accepted(grammars: GrammarCompiler, schema: dict[str, Any]) -> None:
     assert grammars.compile(StructuredOutputs(json_schema=schema)).ignored == ()
 
 
 @pytest.mark.parametrize("pattern", ["^[a-z]+$", r"^\d{4}-\d\d$", r"[\w.-]+@[\w.-]+", r"a\[b\]", r"[\]\n]", "é|[ä-ü]"])
-def test_ordinary_patterns_are_as_they_were(pattern: str) -> None:
+def test_ordinary_patterns_are_not_rewritten(pattern: str) -> None:
     assert remove_control_characters(pattern) == pattern
 
 
@@ -168,54 +168,50 @@ PATTERNS = st.builds(
 )
 
 
-def spelled(text: str, chance: random.Random) -> str:
-    """A string of JSON in which some characters are written as no one writes them."""
+def escaped(text: str, rng: random.Random) -> str:
+    """A JSON string in which some characters have unusual escapes."""
     kinds = (
         lambda c: json.dumps(c, ensure_ascii=False)[1:-1],
         lambda c: f"\\u{ord(c):04x}",
         lambda c: f"\\u{ord(c):04X}",
     )
-    return '"' + "".join(chance.choice(kinds)(c) if chance.random() < 0.4 else kinds[0](c) for c in text) + '"'
+    return '"' + "".join(rng.choice(kinds)(c) if rng.random() < 0.4 else kinds[0](c) for c in text) + '"'
 
 
-def hostile(schema: dict[str, Any], chance: random.Random) -> str:
-    """Members as the schema may have them, or nearly, in the order in which they can be written."""
+def hostile(schema: dict[str, Any], rng: random.Random) -> str:
+    """An object whose members match the schema, or nearly, in the order in which they can be generated."""
     names = [*schema["properties"], *schema["required"]]
-    asked = [name for name in dict.fromkeys(names) if name in schema["required"] or chance.random() < 0.6]
-    said = [*asked, *(chance.choice([*NAMES, "x2"]) for _ in range(chance.randint(0, 3)))]
-    return "{" + ",".join(f"{spelled(name, chance)}:{json.dumps(chance.choice(VALUES))}" for name in said) + "}"
+    member_names = [name for name in dict.fromkeys(names) if name in schema["required"] or rng.random() < 0.6]
+    all_names = [*member_names, *(rng.choice([*NAMES, "x2"]) for _ in range(rng.randint(0, 3)))]
+    return "{" + ",".join(f"{escaped(name, rng)}:{json.dumps(rng.choice(VALUES))}" for name in all_names) + "}"
 
 
 @settings(deadline=None, max_examples=tiers.count(15, 60))
 @given(schema=OBJECTS, seed=st.integers(0, 2**32))
-def test_an_object_that_is_taken_validates(
+def test_an_accepted_object_validates(
     grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], seed: int
 ) -> None:
     try:
         compiled = grammars.compile(StructuredOutputs(json_schema=schema))
     except ParameterError:
         return
-    judge, chance = jsonschema.Draft202012Validator(schema), random.Random(seed)
+    validator, rng = jsonschema.Draft202012Validator(schema), random.Random(seed)
     for _ in range(60):
-        text = hostile(schema, chance)
+        text = hostile(schema, rng)
         if can_write(compiled, tokenizer, text):
-            assert judge.is_valid(json.loads(text)), (schema, text)
+            assert validator.is_valid(json.loads(text)), (schema, text)
 
 
 @settings(deadline=None, max_examples=tiers.count(15, 60))
 @given(pattern=PATTERNS, seed=st.integers(0, 2**32))
-def test_a_string_that_is_taken_validates(
-    grammars: GrammarCompiler, tokenizer: Tokenizer, pattern: str, seed: int
-) -> None:
+def test_an_accepted_string_validates(grammars: GrammarCompiler, tokenizer: Tokenizer, pattern: str, seed: int) -> None:
     schema = {"type": "string", "pattern": pattern}
     try:
         compiled = grammars.compile(StructuredOutputs(json_schema=schema))
     except ParameterError:
         return
-    judge, chance = jsonschema.Draft202012Validator(schema), random.Random(seed)
+    validator, rng = jsonschema.Draft202012Validator(schema), random.Random(seed)
     for _ in range(60):
-        text = spelled(
-            "".join(chance.choice('"\\\nab\0 5y]/\x01\x08\x7f!') for _ in range(chance.randint(1, 2))), chance
-        )
+        text = escaped("".join(rng.choice('"\\\nab\0 5y]/\x01\x08\x7f!') for _ in range(rng.randint(1, 2))), rng)
         if can_write(compiled, tokenizer, text):
-            assert judge.is_valid(json.loads(text)), (pattern, text)
+            assert validator.is_valid(json.loads(text)), (pattern, text)

@@ -1,4 +1,4 @@
-"""Calls an ASGI application as a server would, without a socket: a test decides when the client reads and leaves."""
+"""Calls an ASGI application without a socket; a test controls when the client reads and disconnects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JSON = (b"content-type", b"application/json")
 
 
 class Call:
-    """One request and what comes of it."""
+    """A request and its response so far."""
 
     def __init__(self, app: Any, method: str, path: str, body: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> None:
         scope = {
@@ -57,7 +57,7 @@ class Call:
 
     @property
     def frames(self) -> list[Any]:
-        """The data of a stream's frames; comments as they are."""
+        """The decoded data of a stream's frames; comments unchanged."""
         made = []
         for frame in self.data.decode().split("\n\n")[:-1]:
             kind, _, data = frame.partition(": ")
@@ -66,13 +66,13 @@ class Call:
 
 
 def begin(app: Any, path: str, body: Any = None, method: str = "", headers: tuple = (JSON,)) -> Call:
-    """A request on its way. body: JSON, or bytes; without one, it is a GET."""
+    """Start a request. body: JSON or bytes; without a body it is a GET request."""
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     return Call(app, method or ("GET" if body is None else "POST"), path, data, tuple(headers))
 
 
 async def ask(app: Any, path: str, body: Any = None, **rest: Any) -> Call:
-    """A request, and its answer."""
+    """Send a request and wait for the response."""
     call = begin(app, path, body, **rest)
     await asyncio.wait_for(call.task, 60)
     return call
@@ -80,7 +80,7 @@ async def ask(app: Any, path: str, body: Any = None, **rest: Any) -> Call:
 
 @asynccontextmanager
 async def alive(app: Any) -> AsyncIterator[Any]:
-    """While the application's lifespan lasts."""
+    """Run the application's lifespan."""
     incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
     task = asyncio.ensure_future(app({"type": "lifespan", "asgi": {"version": "3.0"}}, incoming.get, outgoing.put))

@@ -32,8 +32,8 @@ class Reference:
     def sampler(self, size):
         return nc.Sampler(size, backend=self.name)
 
-    def sample(self, logits, params, **said):
-        return nc.sample(logits, params, backend=self.name, **said)
+    def sample(self, logits, params, **options):
+        return nc.sample(logits, params, backend=self.name, **options)
 
 
 class Stages(Reference):
@@ -54,14 +54,14 @@ class Cpu(Stages):
             return generic.run(logits, stages, seed, step, past)
         seeded = [dataclasses.replace(s, seed=seed) if "seed" in s.parameters else s for s in stages]
         mask = past.mask[None] if any(isinstance(stage, Mask) for stage in stages) and past.mask is not None else None
-        said = {"prompt_ids": [past.prompt], "output_ids": [past.output], "mask": mask}
+        options = {"prompt_ids": [past.prompt], "output_ids": [past.output], "mask": mask}
         rows = np.asarray(logits, np.float32)[None]
         try:
-            token = int(self.sample(rows, tuple(seeded), step=step, **said)[0])
+            token = int(self.sample(rows, tuple(seeded), step=step, **options)[0])
         except nc.LogitsError as error:
             raise reference.RowError(error.errors[0]) from error
-        told = [stage for stage in stages if isinstance(stage, Tap) and not stage.neutral]
-        reports = [generic.step_logprobs(rows[0], token, tap.request) for tap in told]
+        taps = [stage for stage in stages if isinstance(stage, Tap) and not stage.neutral]
+        reports = [generic.step_logprobs(rows[0], token, tap.request) for tap in taps]
         return reference.RowResult(token, reports[0] if reports else None, stages)
 
 

@@ -1,4 +1,4 @@
-"""Beam searches for the engine's tests, and what their slow twin finds."""
+"""Beam searches for the engine's tests, and their reference results."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import toy_requests as toys
 from toy_models import Toy
 
-from nucleate.engine.beam.params import BeamParams, BeamPiece, BeamRequest
+from nucleate.engine.beam.params import BeamChunk, BeamParams, BeamRequest
 from nucleate.generation.beam_search import beam_search
 from nucleate.outputs import EngineOutput
 
 SIZE = 300
-"""A smaller vocabulary than that of ``toys``, as the twin sorts all of it."""
+"""A smaller vocabulary than in ``toy_requests``, as the reference sorts all of it."""
 
 NAMES = (
     "num_beams",
@@ -24,11 +24,11 @@ NAMES = (
     "num_beam_groups",
     "diversity_penalty",
 )
-Answer = tuple[tuple[int, ...], float, float, str | None]
+BeamTuple = tuple[tuple[int, ...], float, float, str | None]
 
 
 def rule(seen: tuple[int, ...]) -> np.ndarray:
-    """Logits that depend on every token and on their order; often the end of a text is likely."""
+    """Logits that depend on every token and on their order; EOS is often likely."""
     return toys.rule(seen)[:SIZE]
 
 
@@ -37,7 +37,7 @@ def toy(context_length: int = 256, of: Callable[[tuple[int, ...]], np.ndarray] =
 
 
 def random_search(rng: random.Random, longest: int = 20) -> BeamRequest:
-    """A search with a bit of everything."""
+    """A search with random parameters."""
     groups = rng.choice([1, 1, 1, 2])
     num_beams = groups * rng.randint(1, 4)
     params = BeamParams(
@@ -56,26 +56,28 @@ def random_search(rng: random.Random, longest: int = 20) -> BeamRequest:
     return BeamRequest(prompt, params, priority=rng.choice([0, 0, 1, -1]))
 
 
-def wanted(model: Toy, request: BeamRequest, eos: Sequence[int] | frozenset[int], **more: object) -> list[Answer]:
-    """What the slow twin finds."""
+def expected_beams(
+    model: Toy, request: BeamRequest, eos: Sequence[int] | frozenset[int], **more: object
+) -> list[BeamTuple]:
+    """The beams of the reference search."""
     params = request.params
-    asked = {name: getattr(params, name) for name in NAMES}
-    room = model.context_length - len(request.prompt_ids)
-    most = room if params.max_tokens is None else min(room, params.max_tokens)
+    options = {name: getattr(params, name) for name in NAMES}
+    max_new = model.context_length - len(request.prompt_ids)
+    max_tokens = max_new if params.max_tokens is None else min(max_new, params.max_tokens)
     ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos)]
     rule: Callable[[tuple[int, ...]], np.ndarray] = model.rule
-    beams = beam_search(rule, request.prompt_ids, max_tokens=most, eos_token_ids=ends, **asked, **more)
+    beams = beam_search(rule, request.prompt_ids, max_tokens=max_tokens, eos_token_ids=ends, **options, **more)
     return [(beam.token_ids, beam.score, beam.logprob, beam.finish_reason) for beam in beams]
 
 
-def found(events: Sequence[EngineOutput]) -> list[Answer]:
-    """What the events of a search that ended well say."""
-    answers: list[Answer] = []
+def found_beams(events: Sequence[EngineOutput]) -> list[BeamTuple]:
+    """The beams in the events of a finished search."""
+    beams: list[BeamTuple] = []
     for index, event in enumerate(events):
-        piece = event.chunk
-        assert isinstance(piece, BeamPiece)
-        assert (piece.index, event.finished) == (index, index == len(events) - 1)
-        answers.append((piece.token_ids, piece.score, piece.logprob, piece.finish_reason))
+        chunk = event.chunk
+        assert isinstance(chunk, BeamChunk)
+        assert (chunk.index, event.finished) == (index, index == len(events) - 1)
+        beams.append((chunk.token_ids, chunk.score, chunk.logprob, chunk.finish_reason))
     assert events[-1].usage is not None
-    assert events[-1].usage.completion_tokens == sum(len(answer[0]) for answer in answers)
-    return answers
+    assert events[-1].usage.completion_tokens == sum(len(beam[0]) for beam in beams)
+    return beams

@@ -1,4 +1,4 @@
-"""Stages of one's own: rules with helpers, switches, orders, weights and states that no stage of ours has."""
+"""Custom stages: rules with helpers, switches, orders, weights and states that no built-in stage has."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nucleate.sampling.maths import exp, log, minimum, where
+from nucleate.sampling.maths import INFINITY, exp, log, minimum, ones, places, total, where
 from nucleate.sampling.stage import Ceiling, Draw, Floor, Prefix, Scale, param
 
 FACTOR = 0.25
@@ -18,7 +18,7 @@ def softened(x: Any) -> Any:
 
 
 class Softer(Scale):
-    """A rule with a helper, and a constant of its module."""
+    """A rule with a helper function and a module constant."""
 
     on: bool = param("", neutral=False, public=False)
 
@@ -27,7 +27,7 @@ class Softer(Scale):
 
 
 class Turned(Scale):
-    """Not monotone, and with an integer and a number that may be none."""
+    """Not monotone; with an integer and an optional parameter."""
 
     monotone = False
     n: int = param("", default=3, public=False)
@@ -38,7 +38,7 @@ class Turned(Scale):
 
 
 class Middle(Prefix):
-    """An order, weights and a target that no stage of ours has; the first token need not be the best."""
+    """A custom order, weights and target; the first token need not be the most likely."""
 
     inclusive = False
     part: float = param("", default=0.5, public=False)
@@ -63,7 +63,7 @@ class Beheaded(Ceiling):
 
 
 class Tail(Draw):
-    """Races the other way round, with noise of its own shape."""
+    """A race that prefers unlikely tokens, with another kind of noise."""
 
     uniforms = "each"
 
@@ -89,7 +89,7 @@ class Uneven(Draw):
 
 
 class Odd(Prefix):
-    """Weights that no cut can be told from but by a walk: the reference's business."""
+    """Weights that may be negative, which only the reference supports."""
 
     def weight(self, x: Any, row: Any) -> Any:
         return x + 1.0
@@ -99,14 +99,14 @@ class Odd(Prefix):
 
 
 class Foreign(Scale):
-    """A rule that is no expression of numbers: NumPy's business."""
+    """A rule that is not a numeric expression, which only NumPy can run."""
 
     def apply(self, x: Any, row: Any) -> Any:
         return np.asarray([float(one) for one in x.tolist()]) * 0.5
 
 
 class Learner(Floor):
-    """A state, told by a rule with a helper."""
+    """A stateful stage whose update uses a helper."""
 
     cut: float = param("", default=-3.0, public=False)
     seen: float = param("", default=0.0, public=False)
@@ -126,7 +126,49 @@ def chance(logprob: Any) -> Any:
     return exp(logprob)
 
 
+class Drops(Floor):
+    """A threshold by the distances of the highest scores, with fewer tokens than it reads in some rows."""
+
+    sorted_count = 40
+    part: float = param("", default=0.5, public=False)
+
+    def floor(self, row: Any) -> Any:
+        below = where(row.sorted_scores > -INFINITY, row.top - row.sorted_scores, 0.0)
+        return row.top - self.part * total(below / places(below))
+
+
+class Rooted(Prefix):
+    """As many tokens as a sum over the highest scores says, at least two."""
+
+    sorted_count = 3
+    inclusive = False
+    min_keep = 2
+    part: float = param("", default=5.0, public=False)
+
+    def weight(self, x: Any, row: Any) -> Any:
+        return ones(x)
+
+    def target(self, row: Any) -> Any:
+        return self.part * total(exp(row.sorted_scores - row.top)) + 0.001
+
+
+class Second(Scale):
+    """A linear scale by the second score, of rows that have one."""
+
+    sorted_count = 2
+    on: bool = param("", neutral=False, public=False)
+
+    def apply(self, x: Any, row: Any) -> Any:
+        gap = row.top - row.sorted_scores[..., 1:]
+        return (x - row.top) / (1.0 + minimum(gap, 1.0))
+
+
 OWN = (
+    Drops(),
+    Drops(0.1),
+    Rooted(),
+    Rooted(1.5),
+    Second(on=True),
     Learner(),
     Learner(-1.5, 0.3),
     Softer(on=True),

@@ -1,7 +1,8 @@
-"""Random rows and numbers for the compiled chain, and what counts as a float edge: a difference of the last digits.
+"""Random rows and parameters for the fused kernel, and rounding edges: differences explained by the last digits.
 
-A set of survivors is a prefix of the one order, so it is its length. A length is an edge if a cut moved by ``NEAR``, a
-part of itself, keeps as many; a token is one if its key in the race of the reference is ``NEAR`` the highest.
+The survivors are the first tokens in rank order, so their number identifies them. A number is at an edge if a threshold
+changed by the relative amount ``NEAR`` gives it; a token is, if its key in the reference's race is within ``NEAR`` of
+the highest.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from nucleate.sampling.maths import SLACK
 from nucleate.sampling.stages import Gumbel, MinP, Temperature, TopK, TopNSigma, TopP
 
 NEAR = 3e-7
-"""Weights of groups are float32, and exp is good to 8e-8: three units in the last place."""
+"""Group weights are float32, and exp is accurate to 8e-8: three units in the last place."""
 SHARP = 1e-12
-"""Where all is float64."""
+"""Tolerance of float64 computations."""
 
 SMALL = (1, 2, 31, 255, 256, 257, 1000)
 LARGE = (32_000, 128_256, 151_936)
@@ -49,7 +50,7 @@ def row(numbers: np.random.Generator, size: int, kind: str) -> np.ndarray:
         case "one":
             x[:] = -np.inf
             x[some[0]] = numbers.choice([0.0, -3e38, 3e38, 1.5])
-        case "island":  # what a grammar leaves
+        case "island":  # as with a grammar mask
             inside = x[some[0] : some[0] + 30].copy()
             x[:] = -np.inf
             x[some[0] : some[0] + 30] = inside
@@ -63,20 +64,20 @@ def row(numbers: np.random.Generator, size: int, kind: str) -> np.ndarray:
             x += numbers.choice([-1.0, 1.0]) * 10.0 ** numbers.integers(2, 6)
         case "zeros":
             x = np.where(numbers.random(size) < 0.5, 0.0, -0.0)
-        case "doubled":  # each score at several places, so that cuts fall among equal ones
+        case "doubled":  # repeated scores, so that thresholds fall among equal ones
             x = x[numbers.integers(max(1, size // int(numbers.choice([2, 7, 300]))), size=size)]
         case "outliers":  # a heavy tail: a few scores, and very many that are far away
             x = x - 15.0 * (numbers.random(size) < 0.99)
-        case "steps":  # as float16 and bfloat16 have them
+        case "steps":  # bfloat16 values
             x = (x.astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
     return np.asarray(x, np.float32)
 
 
 def numbers_for(numbers: np.random.Generator, x: np.ndarray) -> tuple[FusedParams, bool]:
-    """Parameters of a chain, and whether they are at an edge by design.
+    """Parameters of a pipeline, and whether they are at an edge by design:
 
-    That is, with a cut that falls on a token, give or take a last digit, or with a top-p so near 1 that the tokens at
-    its cut weigh little more than a last digit.
+    a threshold within the last digits of a token's score, or a top-p so near 1 that the tokens at its threshold weigh
+    little more than the last digit.
     """
 
     def one(*values: float) -> float:
@@ -90,7 +91,7 @@ def numbers_for(numbers: np.random.Generator, x: np.ndarray) -> tuple[FusedParam
         m=one(0, 0, 0, 0.05, 0.3, 1e-4, 1, u, 10.0 ** -(40 * u), 5e-324),
         p=one(1, 1, 1, 0.9, 0.5, 0.99, 0.1, 1e-9, 1 - 1e-9, 1 - 1e-7, 0.999999, 1 - u, 1 - u / 1000, 0.5, 0.25),
     )
-    if numbers.random() < 0.2:  # as other engines have it
+    if numbers.random() < 0.2:  # min-p and temperature last, as in other engines
         late_t = one(1, 0.7, 1.5, 1e-4, 1e4, 10.0 ** numbers.uniform(-3, 2))
         found = found._replace(late_m=one(0, 0.05, 0.3, u), late_t=late_t)
     if numbers.random() < 0.25:
@@ -99,37 +100,37 @@ def numbers_for(numbers: np.random.Generator, x: np.ndarray) -> tuple[FusedParam
 
 
 def on_a_token(numbers: np.random.Generator, x: np.ndarray, found: FusedParams) -> FusedParams:
-    """With the cut of min-p or top-p within some units of the last digit of where a token is."""
-    kept = np.sort(x[x > -np.inf].astype(np.float64))[::-1]
-    d = (kept - kept[0]) / (found.t or 1.0)
-    place = numbers.integers(len(d))
+    """The same with the threshold of min-p or top-p within some units of the last place of a token."""
+    survivors = np.sort(x[x > -np.inf].astype(np.float64))[::-1]
+    d = (survivors - survivors[0]) / (found.t or 1.0)
+    token_rank = numbers.integers(len(d))
     by = numbers.choice([0.0, 1e-15, -1e-15, 1e-10, -1e-10, 1e-6, -1e-6, 3e-6, -3e-6])
     mass = np.cumsum(np.exp(d))
     if numbers.random() < 0.5:
-        m = math.exp(max(d[place] * (1 + by) + numbers.choice([0.0, SLACK]), -700.0))
+        m = math.exp(max(d[token_rank] * (1 + by) + numbers.choice([0.0, SLACK]), -700.0))
         return found._replace(m=float(min(m, 1.0)))
-    p = mass[place] / mass[-1] / (1 - numbers.choice([0.0, SLACK])) * (1 + by)
+    p = mass[token_rank] / mass[-1] / (1 - numbers.choice([0.0, SLACK])) * (1 + by)
     return found._replace(sigmas=0.0, k=0, m=0.0, p=float(min(max(p, 1e-12), 1.0)))
 
 
-def pipeline(numbers: FusedParams, seed: int = 0, place: int = 0) -> tuple[object, ...]:
-    """The stages of a chain, the temperature after so many of the cuts: 0 to 2."""
+def pipeline(numbers: FusedParams, seed: int = 0, num_before: int = 0) -> tuple[object, ...]:
+    """The stages of a pipeline. num_before: the number of truncations before the temperature, 0 to 2."""
     t, sigmas, k, m, p, late_m, late_t = numbers
     first, then = (TopNSigma(sigmas), TopK(k)), (MinP(m), TopP(p), MinP(late_m), Temperature(late_t), Gumbel(seed))
-    return (*first[:place], Temperature(t), *first[place:], *then)
+    return (*first[:num_before], Temperature(t), *first[num_before:], *then)
 
 
-def lengths(x: np.ndarray, numbers: FusedParams, place: int = 0) -> dict[str, tuple[int, int]]:
-    """How many tokens the cuts keep at least and at most, if they are off by a little: by what is off."""
+def lengths(x: np.ndarray, numbers: FusedParams, num_before: int = 0) -> dict[str, tuple[int, int]]:
+    """The minimum and maximum number of survivors if a threshold changes by its tolerance, by kind of threshold."""
     t, sigmas, k, m, p, late_m, _ = numbers
     below = np.sort(x[x > -np.inf].astype(np.float64))[::-1]
     with np.errstate(all="ignore"):
         below = (below - below[0]) / t
     below = below[below > -np.inf]
     spread = math.sqrt(np.var(below)) if sigmas else 0.0
-    slack = SLACK / t if place else SLACK
+    slack = SLACK / t if num_before else SLACK
 
-    def kept(sigma_off: float, m_off: float, p_off: float) -> int:
+    def survivors(sigma_off: float, m_off: float, p_off: float) -> int:
         n = len(below)
         if sigmas:
             n = min(n, max(1, int((below >= (-sigmas * spread) * (1 + sigma_off) - slack).sum())))
@@ -146,24 +147,24 @@ def lengths(x: np.ndarray, numbers: FusedParams, place: int = 0) -> dict[str, tu
 
     found = {}
     for name, off in {"min-p": (0, SHARP, 0), "top-n-sigma": (SHARP, 0, 0), "top-p": (0, 0, NEAR)}.items():
-        both = [kept(*(sign * one for one in off)) for sign in (-1, 1)]
+        both = [survivors(*(sign * one for one in off)) for sign in (-1, 1)]
         if both[0] != both[1]:
             found[name] = (min(both), max(both))
-    corners = [kept(*off) for off in itertools.product((-SHARP, SHARP), (-SHARP, SHARP), (-NEAR, NEAR))]
+    corners = [survivors(*off) for off in itertools.product((-SHARP, SHARP), (-SHARP, SHARP), (-NEAR, NEAR))]
     found["several"] = (min(corners), max(corners))
     return found
 
 
-def edge_of_a_set(x: np.ndarray, numbers: FusedParams, order: list[int], got: list[int], place: int = 0) -> str:
-    """What kind of edge explains a set, of which the reference has another; "" for none. order: all ids, best first."""
+def edge_of_a_set(x: np.ndarray, numbers: FusedParams, order: list[int], got: list[int], num_before: int = 0) -> str:
+    """The kind of edge that explains survivors other than the reference's, or "". order: all ids in rank order."""
     if not got or sorted(order[: len(got)]) != got or numbers.t == 0 or numbers.k == 1:
         return ""
-    return next((name for name, (low, high) in lengths(x, numbers, place).items() if low <= len(got) <= high), "")
+    return next((name for name, (low, high) in lengths(x, numbers, num_before).items() if low <= len(got) <= high), "")
 
 
-def edge_of_a_draw(kept: reference.Survivors, seed: int, step: int, got: int) -> str:
-    """What kind of edge explains a token, where the reference draws another of the same ones; "" for none."""
-    groups, x = kept.ids_N // noise.GROUP_SIZE, kept.x_N - kept.x_N.max()
+def edge_of_a_draw(survivors: reference.Survivors, seed: int, step: int, got: int) -> str:
+    """The kind of edge that explains a sampled token other than the reference's, or ""."""
+    groups, x = survivors.ids_N // noise.GROUP_SIZE, survivors.x_N - survivors.x_N.max()
     which = np.unique(groups)
     mass = np.array([np.exp(x[groups == group]).sum() for group in which])
     with np.errstate(all="ignore"):
@@ -172,8 +173,8 @@ def edge_of_a_draw(kept: reference.Survivors, seed: int, step: int, got: int) ->
     if group not in which or not keys.max() - keys[which == group][0] <= NEAR:
         return ""
     inside = groups == group
-    keys_in = x[inside] + noise.gumbel(noise.uniform(seed, step, noise.TOKEN, kept.ids_N[inside]))
-    gap = keys_in.max() - keys_in[kept.ids_N[inside] == got]
+    keys_in = x[inside] + noise.gumbel(noise.uniform(seed, step, noise.TOKEN, survivors.ids_N[inside]))
+    gap = keys_in.max() - keys_in[survivors.ids_N[inside] == got]
     if not (len(gap) and gap[0] <= SHARP * max(1.0, abs(keys_in.max()))):
         return ""
     return "race of tokens" if keys.max() == keys[which == group][0] else "race of groups"

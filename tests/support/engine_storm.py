@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from toy_requests import SIZE, TABLE, alone, answers, is_empty, random_request, runner, toy
+from toy_requests import SIZE, TABLE, chunks_by_index, is_empty, random_request, reference_chunks, runner, toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
@@ -20,83 +20,111 @@ BAD = TABLE[0].copy()
 BAD[5] = np.nan
 
 
-def rule(seen: tuple[int, ...]) -> np.ndarray:
-    """Logits as in ``toys``, invalid after some beginnings."""
-    place = hash(seen) % (len(TABLE) * 20)
-    return BAD if place == 7 else TABLE[place % len(TABLE)]
+def sometimes_invalid(seen: tuple[int, ...]) -> np.ndarray:
+    """Logits as in ``toy_requests``, but invalid after some prefixes."""
+    index = hash(seen) % (len(TABLE) * 20)
+    return BAD if index == 7 else TABLE[index % len(TABLE)]
 
 
-class Failing:
-    """A runner that fails now and then: as a whole, or for the sequences of one key."""
+class FailingRunner:
+    """A runner that fails at random: a whole forward pass, or all passes with a certain key."""
 
     def __init__(self, inner: object, rng: random.Random) -> None:
-        self.inner, self.rng, self.cursed, self.armed = inner, rng, set(), True
+        self.inner, self.rng, self.failing_keys, self.armed = inner, rng, set(), True
 
     def __getattr__(self, name: str) -> object:
         return getattr(self.inner, name)
 
     def forward(self, parts: Sequence[ModelInput]) -> object:
         if self.armed and self.rng.random() < 0.02:
-            self.cursed.add(self.rng.choice(parts).key)
-        if any(part.key in self.cursed for part in parts):
+            self.failing_keys.add(self.rng.choice(parts).key)
+        if any(part.key in self.failing_keys for part in parts):
             raise RuntimeError("out of memory\nin a kernel")
         if self.armed and len(parts) > 1 and self.rng.random() < 0.02:
-            self.inner.forward(parts[: len(parts) // 2])  # it fails in the middle, and can be asked again
+            self.inner.forward(parts[: len(parts) // 2])  # fails in the middle; the call can be repeated
             raise MemoryError
         return self.inner.forward(parts)
 
 
-class Watched:
-    """A request from outside: what it was told, and whether the contract of events was kept."""
+class TrackedRequest:
+    """A request with its events. Checks that no event follows the last one."""
 
     def __init__(self, request: Request) -> None:
         self.request, self.events, self.aborted, self.paused = request, [], False, False
 
     def take(self, event: EngineOutput) -> None:
-        assert not self.over, "an event after the last one"
-        assert all(not piece.finish_reason for piece in self.pieces(event.chunk.index)), "a piece after the last one"
+        assert not self.is_finished, "an event after the last one"
+        assert all(not chunk.finish_reason for chunk in self.chunks(event.chunk.index)), "a chunk after the last one"
         self.events.append(event)
 
     @property
-    def over(self) -> bool:
+    def is_finished(self) -> bool:
         return bool(self.events) and self.events[-1].finished
 
-    def pieces(self, index: int) -> list[CompletionChunk]:
+    def chunks(self, index: int) -> list[CompletionChunk]:
         return [event.chunk for event in self.events if event.chunk.index == index]
 
-    def check(self, model: object, llm: nc.LLM) -> None:
-        """Answers that ended by themselves are those of the slow twin; others are a beginning of them."""
+    def check(self, model: object, llm: nc.LLM, expect: Callable[..., Any]) -> None:
+        """Finished outputs equal the reference; aborted and failed ones are prefixes of it."""
         count = self.request.params.n
-        for pieces, wanted in zip(answers(self.events, count), alone(model, llm.tokenizer, self.request), strict=True):
-            reason, detail = pieces[-1].finish_reason, pieces[-1].stop_reason
+        for chunks, expected in zip(
+            chunks_by_index(self.events, count), expect(model, llm.tokenizer, self.request), strict=True
+        ):
+            reason, detail = chunks[-1].finish_reason, chunks[-1].stop_reason
             if reason == "abort" or (reason == "error" and "model failed" in str(detail)):
-                assert pieces[-1].token_ids == ()
+                assert chunks[-1].token_ids == ()
                 assert reason == "error" or self.aborted
-                told = [piece.token_ids for piece in pieces[:-1]]
-                assert told == [piece.token_ids for piece in wanted[: len(told)]]
-                whole = "".join(piece.text for piece in wanted)
-                assert whole.startswith("".join(piece.text for piece in pieces[:-1]))
+                reported = [chunk.token_ids for chunk in chunks[:-1]]
+                assert reported == [chunk.token_ids for chunk in expected[: len(reported)]]
+                full_text = "".join(chunk.text for chunk in expected)
+                assert full_text.startswith("".join(chunk.text for chunk in chunks[:-1]))
             else:
-                assert pieces == wanted
+                assert chunks == expected
         last = self.events[-1].usage
         assert last.completion_tokens == sum(len(event.chunk.token_ids) for event in self.events)
 
 
-def taken(live: dict[str, Watched]) -> list[Request]:
-    """A request with an id that there is already."""
+def check_companions(engine: Engine) -> None:
+    """A sequence and its companion run together, and have the same output."""
+    running = engine._scheduler.running
+    companions = [entry for entry in running if entry.owner is not None]
+    assert len(companions) == engine._scheduler.num_companions
+    assert all(entry.owner in running and entry.owner.companion is entry for entry in companions)
+    assert all(entry.companion in companions for entry in running if entry.companion is not None)
+    for entry in companions:
+        left = [one.max_length - len(one.token_ids) for one in (entry, entry.owner)]
+        assert left[0] == left[1]
+        assert entry.paused == entry.owner.paused
+
+
+def duplicate_requests(live: dict[str, TrackedRequest]) -> list[Request]:
+    """A request with an id that is in use."""
     return [Request([1], id=number) for number in list(live)[:1]]
 
 
-def storm(llm: nc.LLM, kind: str, seed: int, steps: int, **options: Any) -> None:
+def run_stress(
+    llm: nc.LLM,
+    kind: str,
+    seed: int,
+    steps: int,
+    new_request: Callable[[random.Random], Request] = random_request,
+    expect: Callable[..., Any] = reference_chunks,
+    together: int = 1,
+    **options: Any,
+) -> None:
+    """Run random requests.
+
+    expect: returns the chunks of a request, as ``reference_chunks`` does. together: sequences that must fit at a time.
+    """
     rng = random.Random(seed)
-    model = toy(context_length=96, of=rule)
-    inner = runner(kind, model, blocks=rng.randint(26, 60), block_size=4)
-    failing = Failing(inner, rng)
-    limits = {"max_num_seqs": rng.randint(1, 9), "max_num_batched_tokens": rng.randint(9, 40)}
+    model = toy(context_length=96, of=sometimes_invalid)
+    inner = runner(kind, model, blocks=rng.randint(26 * together, 26 * together + 34), block_size=4)
+    failing = FailingRunner(inner, rng)
+    limits = {"max_num_seqs": rng.randint(together, 9), "max_num_batched_tokens": rng.randint(9, 40)}
     options = {**limits, "enable_prefix_caching": rng.random() < 0.8, "backend": "reference", **options}
     engine = Engine(failing, llm.tokenizer, **options)
-    live: dict[str, Watched] = {}
-    done: list[Watched] = []
+    live: dict[str, TrackedRequest] = {}
+    done: list[TrackedRequest] = []
 
     def take(events: list[EngineOutput]) -> None:
         for event in events:
@@ -107,7 +135,7 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int, **options: Any) -> None
     for _ in range(steps):
         chance = rng.random()
         if chance < 0.25 and len(live) < 15:
-            watched = Watched(random_request(rng))
+            watched = TrackedRequest(new_request(rng))
             live[engine.add(watched.request)] = watched
         elif chance < 0.28 and live:
             number = rng.choice(list(live))
@@ -120,8 +148,9 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int, **options: Any) -> None
             engine.pause(number, paused=live[number].paused)
         elif chance < 0.34:
             with pytest.raises(nc.ParameterError):
-                engine.add(rng.choice([Request([]), Request([SIZE]), Request([1] * 96), *taken(live)]))
+                engine.add(rng.choice([Request([]), Request([SIZE]), Request([1] * 96), *duplicate_requests(live)]))
         take(engine.step())
+        check_companions(engine)
         stats = engine.stats
         assert stats.num_running_seqs <= limits["max_num_seqs"]
         assert stats.num_used_kv_blocks <= stats.num_kv_blocks
@@ -136,6 +165,6 @@ def storm(llm: nc.LLM, kind: str, seed: int, steps: int, **options: Any) -> None
     assert not live, f"stuck: {engine.stats}"
     assert is_empty(engine)
     for watched in done:
-        watched.check(model, llm)
-    reasons = {piece.finish_reason for watched in done for piece in (event.chunk for event in watched.events)}
+        watched.check(model, llm, expect)
+    reasons = {chunk.finish_reason for watched in done for chunk in (event.chunk for event in watched.events)}
     assert reasons >= {"stop", "length", "abort", "error"} or steps < 1000

@@ -1,7 +1,7 @@
-"""Forms that text is asked to have: fifty JSON schemas of rising difficulty, expressions, and lists to choose from.
+"""Structured-output examples: fifty JSON schemas of rising difficulty, regular expressions, and lists of choices.
 
-All within what the policy "strict" holds. Most strings and numbers are bounded, since a model of stories does not end
-them by itself; those of ``OPEN`` are not, and their answers may end by length.
+All are fully supported. Most strings and numbers are bounded, since a story model does not end them by itself; those
+of ``OPEN`` are not, so outputs may end by length.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ Schema = dict[str, Any]
 
 
 def closed(optional: tuple[str, ...] = (), /, **properties: Any) -> Schema:
-    """An object of these properties and no others; all but the optional are required."""
+    """An object with these properties and no others; all but ``optional`` are required."""
     required = [name for name in properties if name not in optional]
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
@@ -21,22 +21,22 @@ def text(most: int, **more: Any) -> Schema:
     return {"type": "string", "maxLength": most, **more}
 
 
-def whole(low: int, high: int, **more: Any) -> Schema:
+def integer(low: int, high: int, **more: Any) -> Schema:
     return {"type": "integer", "minimum": low, "maximum": high, **more}
 
 
-def listed(items: Any, low: int, high: int, **more: Any) -> Schema:
+def array(items: Any, low: int, high: int, **more: Any) -> Schema:
     return {"type": "array", "items": items, "minItems": low, "maxItems": high, **more}
 
 
 def nested(depth: int) -> Schema:
-    return whole(0, 9) if depth == 0 else closed(inner=nested(depth - 1))
+    return integer(0, 9) if depth == 0 else closed(inner=nested(depth - 1))
 
 
 _PLAIN: dict[str, Schema] = {
     "null": {"type": "null"},
     "yes or no": {"type": "boolean"},
-    "a digit": whole(0, 9),
+    "a digit": integer(0, 9),
     "a word": text(12, minLength=1),
     "one of three": {"enum": ["red", "green", "blue"]},
     "a constant": {"const": {"kind": "fixed", "of": [1, 2.5, None, True]}},
@@ -47,20 +47,20 @@ _PLAIN: dict[str, Schema] = {
 }
 
 _LISTS_AND_NUMBERS: dict[str, Schema] = {
-    "three digits": listed(whole(0, 9), 3, 3),
-    "an empty list": listed({"type": "boolean"}, 0, 0),
-    "up to four words": listed(text(8), 0, 4),
-    "a table": listed(listed(whole(-9, 9), 2, 2), 2, 3),
+    "three digits": array(integer(0, 9), 3, 3),
+    "an empty list": array({"type": "boolean"}, 0, 0),
+    "up to four words": array(text(8), 0, 4),
+    "a table": array(array(integer(-9, 9), 2, 2), 2, 3),
     "a tuple": {
         "type": "array",
-        "prefixItems": [{"enum": ["x", "y"]}, whole(0, 99), {"type": "boolean"}],
+        "prefixItems": [{"enum": ["x", "y"]}, integer(0, 99), {"type": "boolean"}],
         "items": False,
         "minItems": 3,
     },
     "a tuple and more": {
         "type": "array",
         "prefixItems": [text(6), {"type": "null"}],
-        "items": whole(1, 3),
+        "items": integer(1, 3),
         "minItems": 2,
         "maxItems": 5,
     },
@@ -68,7 +68,7 @@ _LISTS_AND_NUMBERS: dict[str, Schema] = {
     "bounds that are left out": {"type": "integer", "exclusiveMinimum": 17, "exclusiveMaximum": 203},
     "hundredths of one": {"type": "number", "minimum": 0, "maximum": 1, "multipleOf": 0.01},
     "a narrow number": {"type": "number", "exclusiveMinimum": -0.25, "exclusiveMaximum": 0.5, "multipleOf": 0.125},
-    "multiples of seven": whole(0, 700, multipleOf=7),
+    "multiples of seven": integer(0, 700, multipleOf=7),
     "quarters": {"type": "number", "minimum": 0, "maximum": 20, "multipleOf": 0.25},
 }
 
@@ -89,32 +89,32 @@ _STRINGS: dict[str, Schema] = {
         id={"type": "string", "format": "uuid"},
         mail=text(40, format="email"),
     ),
-    "other letters": closed(**{"größe": whole(1, 60), "名前": {"enum": ["花子", "太郎"]}, "🙂": {"const": "ça va"}}),
+    "other letters": closed(**{"größe": integer(1, 60), "名前": {"enum": ["花子", "太郎"]}, "🙂": {"const": "ça va"}}),
     "what must be escaped": closed(
         **{
             'a "quoted" name': {"enum": ['say "yes"', "back\\slash", "line\nbreak", "tab\t", "\u0001"]},
-            "a/b~c": whole(0, 1),
+            "a/b~c": integer(0, 1),
         }
     ),
     "characters, not bytes": text(5, minLength=5),
 }
 
 _OBJECTS: dict[str, Schema] = {
-    "a person": closed(name=text(16), age=whole(0, 120), tall={"type": "boolean"}),
+    "a person": closed(name=text(16), age=integer(0, 120), tall={"type": "boolean"}),
     "most of it optional": closed(
-        ("nick", "born", "likes"), name=text(8), nick=text(8), born=whole(1900, 2030), likes=listed(text(6), 0, 2)
+        ("nick", "born", "likes"), name=text(8), nick=text(8), born=integer(1900, 2030), likes=array(text(6), 0, 2)
     ),
-    "all of it optional": closed(("a", "b", "c"), a=whole(0, 9), b={"type": "null"}, c={"type": "boolean"}),
+    "all of it optional": closed(("a", "b", "c"), a=integer(0, 9), b={"type": "null"}, c={"type": "boolean"}),
     "thirty optional": closed(
-        tuple(f"field_{i}" for i in range(30)), **{f"field_{i}": whole(0, i + 1) for i in range(30)}
+        tuple(f"field_{i}" for i in range(30)), **{f"field_{i}": integer(0, i + 1) for i in range(30)}
     ),
     "forty required": closed(**{f"column {i:02}": {"enum": [i, -i, None]} for i in range(40)}),
-    "a list of records": listed(closed(id=whole(1, 999), kind={"enum": ["in", "out"]}, note=text(10)), 1, 3),
+    "a list of records": array(closed(id=integer(1, 999), kind={"enum": ["in", "out"]}, note=text(10)), 1, 3),
     "nested thirty deep": nested(30),
     "nested ten deep": nested(10),
     "names of a pattern": {
         "type": "object",
-        "patternProperties": {"^x_[a-z]{1,3}$": whole(0, 9)},
+        "patternProperties": {"^x_[a-z]{1,3}$": integer(0, 9)},
         "additionalProperties": False,
         "minProperties": 1,
         "maxProperties": 3,
@@ -123,21 +123,21 @@ _OBJECTS: dict[str, Schema] = {
         "type": "object",
         "properties": {"title": text(10)},
         "required": ["title"],
-        "additionalProperties": whole(0, 99),
+        "additionalProperties": integer(0, 99),
         "maxProperties": 3,
     },
 }
 
 _COMPOSED: dict[str, Schema] = {
     "either or": {
-        "anyOf": [closed(circle=whole(1, 50)), closed(width=whole(1, 50), height=whole(1, 50)), {"type": "null"}]
+        "anyOf": [closed(circle=integer(1, 50)), closed(width=integer(1, 50), height=integer(1, 50)), {"type": "null"}]
     },
-    "told apart by kind": listed(
+    "told apart by kind": array(
         {
             "oneOf": [
                 closed(kind={"const": "mail"}, to=text(12)),
                 closed(kind={"const": "call"}, number={"type": "string", "pattern": "^[0-9]{5,9}$"}),
-                closed(kind={"const": "wait"}, hours=whole(1, 48)),
+                closed(kind={"const": "wait"}, hours=integer(1, 48)),
             ]
         },
         1,
@@ -146,14 +146,14 @@ _COMPOSED: dict[str, Schema] = {
     "both of two": {"allOf": [{"type": "integer", "minimum": 10}, {"maximum": 90, "multipleOf": 5}]},
     "an object in parts": {
         "allOf": [
-            {"type": "object", "properties": {"a": whole(0, 9)}, "required": ["a"]},
+            {"type": "object", "properties": {"a": integer(0, 9)}, "required": ["a"]},
             {"properties": {"a": {"maximum": 4}, "b": {"enum": ["p", "q"]}}, "required": ["b"]},
         ],
         "additionalProperties": False,
         "properties": {"a": True, "b": True},
     },
     "shared parts": {
-        "$defs": {"point": closed(x=whole(-99, 99), y=whole(-99, 99)), "name": text(8, pattern="^[a-z]+$")},
+        "$defs": {"point": closed(x=integer(-99, 99), y=integer(-99, 99)), "name": text(8, pattern="^[a-z]+$")},
         **closed(label={"$ref": "#/$defs/name"}, start={"$ref": "#/$defs/point"}, end={"$ref": "#/$defs/point"}),
     },
     "a chain": {
@@ -164,7 +164,7 @@ _COMPOSED: dict[str, Schema] = {
     },
     "a tree": {
         "$defs": {"node": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}},
-        **closed(value=whole(0, 9), left={"$ref": "#/$defs/node"}, right={"$ref": "#/$defs/node"}),
+        **closed(value=integer(0, 9), left={"$ref": "#/$defs/node"}, right={"$ref": "#/$defs/node"}),
     },
     "a call of a tool": closed(
         ("limit",),
@@ -172,27 +172,27 @@ _COMPOSED: dict[str, Schema] = {
         arguments=closed(
             ("until",),
             query=text(40, minLength=3),
-            fields=listed({"enum": ["title", "body", "author", "date"]}, 1, 3),
+            fields=array({"enum": ["title", "body", "author", "date"]}, 1, 3),
             until={"type": "string", "format": "date"},
             weights={
                 "type": "object",
-                "patternProperties": {"^[a-z]{1,8}$": whole(0, 100)},
+                "patternProperties": {"^[a-z]{1,8}$": integer(0, 100)},
                 "additionalProperties": False,
                 "maxProperties": 2,
             },
         ),
-        limit=whole(1, 50),
+        limit=integer(1, 50),
     ),
 }
 
 OPEN: dict[str, Schema] = {
     "any string and number": closed(text={"type": "string"}, number={"type": "number"}),
-    "other names are numbers": _OBJECTS["other names are numbers"],  # its names have any length
+    "other names are numbers": _OBJECTS["other names are numbers"],  # its names are unbounded
 }
-"""Nothing bounds how long their texts are."""
+"""Schemas without a maximum length."""
 
 SCHEMAS: dict[str, Schema] = {**_PLAIN, **_LISTS_AND_NUMBERS, **_STRINGS, **_OBJECTS, **_COMPOSED, **OPEN}
-"""Fifty, by what they are called."""
+"""The fifty schemas by name."""
 
 PATTERNS = (
     "[0-9]{3}-[0-9]{4}",

@@ -1,4 +1,4 @@
-"""Requests that no server should take, many kinds of them, each with what is wrong with it. Knows no server."""
+"""Many kinds of invalid requests, each with the field that the error must name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JSON_TYPE = {"content-type": "application/json"}
 
 
 class Bad(NamedTuple):
-    """A request. field: what the error object must name; None: nothing. Several: any of them."""
+    """An invalid request. field: the ``param`` of the error (None: no param; several: any of them)."""
 
     name: str
     path: str
@@ -30,7 +30,7 @@ class Bad(NamedTuple):
 
 
 def malformed(count: int, seed: int = 0) -> list[Bad]:
-    """So many of them: most as ``fixed`` has them, the others with values at random. In any order."""
+    """``count`` requests in random order: nine tenths from ``fixed``, the others with random values."""
     rng = random.Random(seed)
     known = list(fixed())
     rng.shuffle(known)
@@ -41,7 +41,7 @@ def malformed(count: int, seed: int = 0) -> list[Bad]:
 
 
 def fixed() -> Iterator[Bad]:
-    """What somebody has thought of."""
+    """The hand-written cases."""
     for path in SUBJECT:
         for name, parameter in FIELDS.items():
             yield from _of_field(path, name, parameter)
@@ -58,13 +58,13 @@ def _body(path: str, name: str, value: Any, field: str | tuple[str, ...] | None 
 
 
 def _literal(path: str, name: str, literal: str, field: str) -> Bad:
-    """A value that json.dumps would not write."""
+    """A value that json.dumps cannot write."""
     data = json.dumps(SUBJECT[path]).encode()[:-1] + f', "{name}": {literal}}}'.encode()
     return Bad(f"{path} {name}={literal[:40]}", path, data, field)
 
 
 def _of_field(path: str, name: str, parameter: Parameter) -> Iterator[Bad]:
-    """Every field: of other types, out of its range, no number."""
+    """Values of a field with a wrong type, out of range, or not finite."""
     wrong: list[Any] = [{"a": {"b": 1}}, [[["x"]]], [None], [{}], {"1": []}]
     if parameter.kind != "bool":
         wrong += [True]
@@ -72,7 +72,7 @@ def _of_field(path: str, name: str, parameter: Parameter) -> Iterator[Bad]:
         wrong += ["x", ""]
     if "str" in parameter.kind or parameter.choices or parameter.kind == "bool":
         wrong += [7]
-    if path == CHAT and name == "logprobs":  # there it is whether
+    if path == CHAT and name == "logprobs":  # a boolean in chat requests
         wrong = [value for value in wrong if not isinstance(value, bool)] + [5]
     for value in wrong:
         yield _body(path, name, value)
@@ -92,7 +92,7 @@ def _of_field(path: str, name: str, parameter: Parameter) -> Iterator[Bad]:
 
 
 def _of_body(path: str) -> Iterator[Bad]:
-    """What is wrong with a body as a whole."""
+    """Invalid bodies."""
     subject = json.dumps(SUBJECT[path])
     texts = ["", " ", "{", "[]", "null", "1", '"text"', "{]", "{'a': 1}", "\x00", "{}}", subject[:-1], subject + "x"]
     texts += [subject[:-1] + ",}", subject[:-1] + ', "seed": 01}', "[" * 100_000, '{"a":' * 50_000]
@@ -144,11 +144,11 @@ def _of_body(path: str) -> Iterator[Bad]:
                 yield _body(path, name, value)
     yield _body(path, "min_tokens", 9, max_tokens=8)
     yield _body(path, "n", 129)
-    yield from _of_forms(path)
+    yield from _of_structured_output(path)
 
 
-def _of_forms(path: str) -> Iterator[Bad]:
-    """What is wrong with the form of an answer, or with how it is said."""
+def _of_structured_output(path: str) -> Iterator[Bad]:
+    """Invalid structured-output fields."""
     schema = {"name": "x", "schema": {"type": "object"}}
     formats: list[Any] = ["text", 7, {}, [], {"type": "xml"}, {"type": ["text"]}, {"type": "text", "frob": 1}]
     formats += [{"type": "json_schema"}, {"type": "json_schema", "json_schema": {}}, {"schema": {}}]
@@ -230,7 +230,7 @@ def _of_chat() -> Iterator[Bad]:
     messages += [HELLO * 3000, [{"role": "user", "content": [{"type": "text", "text": ""}] * 3000}]]
     messages += [[{"role": "user", "content": "a " * 20_000}]]
     for value in messages:
-        yield _body(CHAT, "messages", value, ("messages", "prompt"))  # a conversation is a prompt when it is tokens
+        yield _body(CHAT, "messages", value, ("messages", "prompt"))  # the tokenized conversation is the prompt
     yield _body(CHAT, "prompt", "Hello")
     for name, value in (("tools", [{}]), ("tool_choice", "required")):
         yield _body(CHAT, name, value)
@@ -253,7 +253,7 @@ def _of_tokens() -> Iterator[Bad]:
 
 
 def _of_http() -> Iterator[Bad]:
-    """What is wrong with a request that is HTTP."""
+    """Invalid HTTP requests: content types, methods, paths, sizes."""
     for path, subject in SUBJECT.items():
         data = json.dumps(subject).encode()
         for kind in (
@@ -330,4 +330,4 @@ GARBAGE = (
     b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx: \x00\r\n\r\n",
 )
-"""What is no HTTP, or contradicts itself."""
+"""Bytes that are not HTTP, or are contradictory."""

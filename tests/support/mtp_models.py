@@ -1,4 +1,4 @@
-"""Small models with random weights that bring modules for multi-token prediction, in memory and in folders."""
+"""Small models with random weights and MTP modules, in memory and in folders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LATENT = dict(
 )  # fmt: skip
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4_moe": ("Glm4MoeConfig", {**SMALL, **ROUTED}),
-    "mellum": (  # its module has a window
+    "mellum": (  # its module uses a sliding window
         "MellumConfig",
         dict(
             SMALL, num_experts=3, num_mtp_layers=1, sliding_window=11,
@@ -39,17 +39,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 LONE = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "post_norm": "norm"}
-"""What Mellum calls that which is beside the block of its module."""
+"""Mellum's names for the module's weights outside its block."""
 
 
 def stock_of(family: str, seed: int = 0, **more: Any) -> tuple[Any, Any]:
-    """A model, and its modules as Transformers makes them. Its norms have weights of their own."""
+    """A model and its modules from Transformers. Norm weights are random."""
     config, settings = FAMILIES[family]
     torch.manual_seed(seed)
     made = getattr(transformers, config)(**{**settings, **more})
     model = transformers.AutoModelForCausalLM.from_config(made).eval()
     modules = MtpModel(model, made.num_mtp_layers).eval()
-    for weight in modules.layers.parameters():  # Transformers leaves some of these as they lay in memory
+    for weight in modules.layers.parameters():  # Transformers leaves some of them uninitialized
         torch.nn.init.normal_(weight, std=0.2)
     for name, weight in [*model.named_parameters(), *modules.layers.named_parameters()]:
         if "norm" in name:
@@ -57,8 +57,8 @@ def stock_of(family: str, seed: int = 0, **more: Any) -> tuple[Any, Any]:
     return model, modules
 
 
-def alike_of(family: str, scale: float, **more: Any) -> tuple[Any, Any]:
-    """The same, but what follows a token depends on little else, and the modules know it: scale 0 is nothing else."""
+def predictable_of(family: str, scale: float, **more: Any) -> tuple[Any, Any]:
+    """The same, but the next token depends mostly on the last one, also in the modules (scale 0: only on it)."""
     model, modules = stock_of(family, **more)
     with torch.no_grad():
         for name, weight in [*model.named_parameters(), *modules.layers.named_parameters()]:
@@ -66,7 +66,7 @@ def alike_of(family: str, scale: float, **more: Any) -> tuple[Any, Any]:
                 weight.fill_(1.0)
             elif "o_proj" in name or "down_proj" in name:
                 weight.mul_(scale)
-        model.get_input_embeddings().weight[0] = 0.1  # the padding had none
+        model.get_input_embeddings().weight[0] = 0.1  # the padding row was zero
         for layer in modules.layers:
             layer.eh_proj.weight.mul_(scale)
             layer.eh_proj.weight[:, : model.config.hidden_size] += torch.eye(model.config.hidden_size)
@@ -78,7 +78,7 @@ def modules_of(model: Any, modules: Any) -> MtpModules:
 
 
 def save(model: Any, modules: Any, folder: Path) -> None:
-    """As such models lie in their folders: each expert, and each module, under names of its own."""
+    """Save a model with the weight names of published checkpoints: separate experts and modules."""
     model.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     first = model.config.num_hidden_layers
@@ -106,24 +106,24 @@ def save(model: Any, modules: Any, folder: Path) -> None:
 
 
 def slow_draft(stock: tuple[Any, Any], ids: list[int], count: int, base: int = 0) -> tuple[list[int], float]:
-    """The best tokens after a text, each found by reading all of it anew; and how close the choice was, at least.
+    """The most likely tokens, each computed from scratch, and the smallest margin between the two best logits.
 
-    base: what the model made of the tokens before is not known.
+    base: hidden states before this position are unknown.
     """
     model, modules = stock
     most = len(modules.layers)
     with torch.inference_mode():
         out = model(input_ids=torch.tensor([ids[:-1]]), use_cache=False, output_hidden_states=True)
         x_1TX, drafted, close = out.hidden_states[-1][:, base:], [], float("inf")
-        given_1TX, place, start = x_1TX, 0, base + 1
+        given_1TX, module, start = x_1TX, 0, base + 1
         for step in range(count):
             if step < most:
-                given_1TX, place, start = x_1TX, step, base + step + 1
-            else:  # the last module goes on from its own output
+                given_1TX, module, start = x_1TX, step, base + step + 1
+            else:  # the last module continues from its own output
                 given_1TX = torch.cat([given_1TX, x_1TX[:, -1:]], 1)
             tokens = torch.tensor([[*ids, *drafted][start:]])
             positions = torch.arange(start, start + tokens.shape[1])[None]
-            x_1TX = modules.forward_layer(place, given_1TX, positions, None, input_ids=tokens)
+            x_1TX = modules.forward_layer(module, given_1TX, positions, None, input_ids=tokens)
             scores_V = modules._project_to_logits(x_1TX[:, -1:])[0, 0]
             best = scores_V.topk(2)
             drafted.append(int(best.indices[0]))
@@ -132,7 +132,7 @@ def slow_draft(stock: tuple[Any, Any], ids: list[int], count: int, base: int = 0
 
 
 def stock_draft(stock: tuple[Any, Any], ids: list[int]) -> list[int]:
-    """What Transformers drafts itself, a token by each module."""
+    """The draft of Transformers, one token per module."""
     model, modules = stock
     with torch.inference_mode():
         out = model(input_ids=torch.tensor([ids[:-1]]), use_cache=False, output_hidden_states=True)

@@ -1,4 +1,4 @@
-"""A second, independent meaning of a pipeline: its rows, its draw, its report, its state. Slow, and free of NumPy."""
+"""An independent pure Python implementation of a pipeline: rows, sampling, logprobs and states."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import naive_stages
+from naive_philox import uniform
 from naive_stages import BadRowError, Row, fresh
 
 __all__ = ["BadRowError", "Past", "draw", "probabilities", "run", "step", "uniform"]
 
 
 class Past(NamedTuple):
-    """What a step knows beside its logits: what was said, what is allowed, how the coin fell."""
+    """The inputs of a step besides the logits. u: the uniform number for XTC."""
 
     prompt: list
     output: list
@@ -32,13 +33,13 @@ def rows(logits, stages, past):
 
 
 def run(logits, stages, past):
-    """The tokens that stay, in order, and their scores."""
+    """The surviving tokens in rank order, with their scores."""
     *_, row = rows(logits, stages, past)
     return row
 
 
 def probabilities(logits, stages, past):
-    """Over all coins: between two chances of an XTC all of them fall the same way."""
+    """The probabilities over all values of u. Between two XTC probabilities the result is constant."""
     chances = sorted({0.0, 1.0, *(stage.probability for stage in stages if stage.name == "xtc")})
     found = [0.0] * len(logits)
     for low, high in pairwise(chances):
@@ -48,27 +49,12 @@ def probabilities(logits, stages, past):
     return found
 
 
-def philox(counter, key):
-    c, k = list(counter), list(key)
-    for _ in range(10):
-        high0, low0 = divmod(c[0] * 0xD2511F53, 2**32)
-        high1, low1 = divmod(c[2] * 0xCD9E8D57, 2**32)
-        c = [high1 ^ c[1] ^ k[0], low1, high0 ^ c[3] ^ k[1], low0]
-        k = [(k[0] + 0x9E3779B9) % 2**32, (k[1] + 0xBB67AE85) % 2**32]
-    return c
-
-
-def uniform(seed, step, stream, index):
-    word0, word1, _, _ = philox((index, step % 2**32, step >> 32, stream), (seed % 2**32, seed >> 32))
-    return (word0 * 2**32 + word1 + 0.5) / 2**64
-
-
 def gumbel(seed, step, stream, index):
     return -math.log(-math.log1p(-uniform(seed, step, stream, index)))
 
 
 def draw(kind, row, seed, step):
-    """The token: greedy, by two levels of Gumbel noise, or walked down the order. From the top: noise must count."""
+    """Sample a token: greedy, by two levels of Gumbel noise, or by inverse CDF. Scores are relative to the maximum."""
     row = Row(row.order, {token: row.x[token] - row.top for token in row.order})
     if kind == "greedy":
         return row.order[0]
@@ -93,37 +79,37 @@ def draw(kind, row, seed, step):
 
 
 class Step(NamedTuple):
-    """The token drawn; what the logprobs stage tells, as (chosen, top, asked) of (id, logprob, rank); the states."""
+    """The sampled token; the logprobs as (chosen, top, requested) of (id, logprob, rank); the states."""
 
     token: int
-    told: tuple | None
+    logprobs: tuple | None
     states: list
 
 
 def step(logits, stages, seed, at, past):
-    """One step. The coin is the step's own: past.u is not looked at."""
+    """One step. Its uniform number comes from the seed; past.u is ignored."""
     past = past._replace(u=uniform(seed, at, 2, 0))
     found = list(rows(logits, stages, past))
-    token = draw(stages[-1].name, found[-1], seed, at)
-    told, states = None, []
+    token = draw(stages[-1].name, found[-1], *naive_stages.noise(stages[-1], past, seed, at))
+    logprobs, states = None, []
     for stage, before, after in zip(stages, found, found[1:], strict=False):
         state = None
         if stage.name == "logprobs" and (stage.n is not None or stage.ids):
-            told = report(before, token, stage.n or 0, stage.ids)
-        if stage.name == "mirostat" and stage.tau:
+            logprobs = report(before, token, stage.n or 0, stage.ids)
+        if stage.name in ("mirostat", "mirostat_v1") and stage.tau:
             state = stage.mu - stage.eta * (-after.log_p(token) / math.log(2) - stage.tau)
         if stage.name == "adaptive_p" and stage.target is not None:
             state = stage.decay * stage.mean + (1 - stage.decay) * math.exp(before.log_p(token))
         states.append(state)
-    return Step(token, told, states)
+    return Step(token, logprobs, states)
 
 
-def report(row, chosen, n, asked):
-    """Ranks go by score, then by id, as of the place: also where rounding has made equal what was not."""
+def report(row, chosen, n, requested):
+    """Logprobs at this position in the pipeline. Ranks are by score, then by id."""
     order = sorted(row.order, key=lambda token: (-row.x[token], token))
-    rank = {token: place for place, token in enumerate(order, 1)}
+    rank = {token: position for position, token in enumerate(order, 1)}
 
     def one(token):
         return (token, row.log_p(token), rank[token]) if token in rank else (token, -math.inf, None)
 
-    return one(chosen), [one(token) for token in order[:n]], [one(token) for token in asked]
+    return one(chosen), [one(token) for token in order[:n]], [one(token) for token in requested]

@@ -1,23 +1,26 @@
-"""What each stage does to a row, in plain Python from docs/semantics.md: dicts, sorted, math.fsum. Knows no shape.
+"""Each stage of docs/semantics.md in plain Python: dicts, sorted, math.fsum.
 
-A rule takes (stage, row, past) and gives the row after it, or None where it changes nothing.
+A rule takes (stage, row, past) and returns the next row, or None if it changes nothing.
 """
 
 from __future__ import annotations
 
 import math
+import struct
 from collections import Counter
 from itertools import accumulate
+
+from naive_philox import token_word
 
 SLACK = 1e-6
 
 
 class BadRowError(Exception):
-    """No token can be drawn."""
+    """No token can be sampled."""
 
 
 class Row:
-    """``order``: the ids that are in; ``x``: their scores; ``uncut``: the scores before the first cut of late."""
+    """``order``: the surviving ids; ``x``: their scores; ``uncut``: the scores before truncation."""
 
     def __init__(self, order, x, uncut=None):
         self.order, self.x = order, {token: x[token] for token in order}
@@ -35,14 +38,18 @@ class Row:
     def keep(self, tokens):
         return Row(list(tokens), self.x, self.uncut)
 
-    def at_least(self, log_chance):
-        """The tokens at least this likely, and the best. In logs, because chances vanish below 1e-323."""
-        best = self.order[0]
-        return self.keep(t for t in self.order if t == best or self.log_p(t) >= log_chance - SLACK)
+    def at_least(self, log_chance, stage):
+        """The tokens at least this likely, and the first. In logs, as probabilities underflow below 1e-323."""
+        first = self.first(stage)
+        return self.keep(t for t in self.order if t in first or self.log_p(t) >= log_chance - SLACK)
+
+    def first(self, stage):
+        """The tokens that a truncation keeps in any case."""
+        return set(self.order[: max(1, stage.min_keep)])
 
 
 def fresh(x):
-    """A row in the order of its scores, then of its ids."""
+    """A row in rank order: by score, then by id."""
     if any(math.isnan(value) or value == math.inf for value in x.values()):
         raise BadRowError
     inside = [token for token, value in x.items() if value != -math.inf]
@@ -59,7 +66,7 @@ def _logit_bias(stage, row, past):
     return fresh({t: v + stage.bias.get(t, 0.0) for t, v in row.x.items()}) if stage.bias else None
 
 
-def _said(stage, past):
+def _counted(stage, past):
     """(prompt, output) as a penalty counts them."""
     if stage.last_n is None:
         return past.prompt, past.output
@@ -68,19 +75,25 @@ def _said(stage, past):
 
 
 def _repetition(stage, row, past):
-    prompt, output = _said(stage, past)
+    prompt, output = _counted(stage, past)
     seen = {*prompt, *output}
     changed = {t: (v / stage.r if v > 0 else v * stage.r) if t in seen else v for t, v in row.x.items()}
     return fresh(changed) if stage.r != 1 else None
 
 
+def _encoder_repetition(stage, row, past):
+    r = stage.r
+    changed = {t: (v * r if v > 0 else v / r) if t in past.prompt else v for t, v in row.x.items()}
+    return fresh(changed) if r != 1 else None
+
+
 def _frequency(stage, row, past):
-    count = Counter(_said(stage, past)[1])
+    count = Counter(_counted(stage, past)[1])
     return fresh({t: v - stage.f * count[t] for t, v in row.x.items()}) if stage.f else None
 
 
 def _presence(stage, row, past):
-    output = _said(stage, past)[1]
+    output = _counted(stage, past)[1]
     return fresh({t: v - stage.a if t in output else v for t, v in row.x.items()}) if stage.a else None
 
 
@@ -91,18 +104,18 @@ def _ends_with(tokens, end):
 def _dry(stage, row, past):
     if stage.multiplier == 0:
         return None
-    said, breakers = past.prompt + past.output, stage.breakers or ()
-    tokens = said if stage.last_n == -1 else said[max(0, len(said) - stage.last_n) :]
+    history, breakers = past.prompt + past.output, stage.breakers or ()
+    tokens = history if stage.last_n == -1 else history[max(0, len(history) - stage.last_n) :]
     longest = {}
     for n in range(1, len(tokens)):
-        if any(_ends_with(said[: len(said) - n + 1], breaker) for breaker in breakers):
-            break  # the n-th token from the end ends a breaker, so no suffix has it
+        if any(_ends_with(history[: len(history) - n + 1], breaker) for breaker in breakers):
+            break  # the n-th token from the end ends a breaker, so no longer suffix counts
         for after in range(n, len(tokens)):
             if tokens[after - n : after] == tokens[len(tokens) - n :] and n >= stage.allowed_length:
                 longest[tokens[after]] = n
     x = dict(row.x)
     for token, n in longest.items():
-        if token in x and not any(_ends_with([*said, token], breaker) for breaker in breakers):
+        if token in x and not any(_ends_with([*history, token], breaker) for breaker in breakers):
             penalty = math.log(stage.multiplier) + (n - stage.allowed_length) * math.log(stage.base)
             if stage.base > 1:
                 penalty = min(penalty, 87 + min(0.0, math.log(stage.multiplier)))
@@ -142,7 +155,7 @@ def _mask(stage, row, past):
 
 
 def _divided(row, t):
-    """From the top, so that nothing overflows but what is out then anyway. The order stays."""
+    """Divide scores relative to the maximum; those that overflow become -inf. The order does not change."""
     x = {}
     for token in row.order:
         try:
@@ -164,8 +177,19 @@ def _dynamic_temperature(stage, row, past):
     if stage.high == 0:
         return row.keep(row.order[:1])
     part = row.entropy() / math.log(len(row.order)) if len(row.order) > 1 else 0.0
-    part = min(max(part, 1e-30), 1.0)  # rounding may leave 0..1; and 0 would be greedy, which only high says
+    part = min(max(part, 1e-30), 1.0)  # rounding may leave 0..1, and 0 would be greedy
     return _divided(row, max(stage.low + (stage.high - stage.low) * part**stage.exponent, 1e-30))
+
+
+def _quadratic(stage, row, past):
+    """text-generation-webui's formula, with d from the highest score downwards. Scores that overflow become -inf."""
+    if stage.factor == 0:
+        return None
+    x = {}
+    for token in row.order:
+        d = row.top - row.x[token]
+        x[token] = -0.5 * stage.factor * d * d * (3 - stage.curve + (stage.curve - 1) * d)
+    return Row([token for token in row.order if x[token] != -math.inf], x)
 
 
 def _top_n_sigma(stage, row, past):
@@ -177,7 +201,7 @@ def _top_n_sigma(stage, row, past):
         sigma = math.sqrt(math.fsum((value - mean) ** 2 for value in x.values()) / len(x))
     except OverflowError:  # scores beyond 1e154, from a temperature near 0: no score is that many deviations away
         return None
-    return row.keep(t for t in row.order if t == row.order[0] or x[t] >= row.top - stage.n * sigma - SLACK)
+    return row.keep(t for t in row.order if t in row.first(stage) or x[t] >= row.top - stage.n * sigma - SLACK)
 
 
 def _top_k(stage, row, past):
@@ -188,17 +212,17 @@ def _top_k(stage, row, past):
     return row.keep(first + equal if stage.with_ties and stage.k != 1 else first)
 
 
-def _until(row, order, target):
-    """The first tokens of an order that reach a mass, in the order of the row."""
+def _until(row, order, target, stage):
+    """The first tokens of an order that reach a mass, in rank order."""
     before = accumulate((row.e[token] for token in order), initial=0.0)
     first = {t for t, mass in zip(order, before, strict=False) if t == order[0] or mass < target * (1 - SLACK)}
-    return row.keep(t for t in row.order if t in first)
+    return row.keep(t for t in row.order if t in first or t in order[: stage.min_keep])
 
 
 def _typical(stage, row, past):
     entropy = row.entropy()
     order = sorted(row.order, key=lambda token: abs(-row.log_p(token) - entropy))
-    return _until(row, order, stage.p * row.mass) if stage.p != 1 else None
+    return _until(row, order, stage.p * row.mass, stage) if stage.p != 1 else None
 
 
 def _top_p(stage, row, past):
@@ -208,29 +232,30 @@ def _top_p(stage, row, past):
         whole = math.fsum(math.exp(value - row.top) for value in row.uncut)
     except OverflowError:
         whole = math.inf
-    return _until(row, row.order, stage.p * (whole if stage.of_full_mass else row.mass))
+    return _until(row, row.order, stage.p * (whole if stage.of_full_mass else row.mass), stage)
 
 
 def _min_p(stage, row, past):
     if stage.m == 0:
         return None
-    return row.keep(t for t in row.order if row.x[t] - row.top >= math.log(stage.m) - SLACK)
+    return row.keep(t for t in row.order if t in row.first(stage) or row.x[t] - row.top >= math.log(stage.m) - SLACK)
 
 
 def _top_a(stage, row, past):
-    return row.at_least(math.log(stage.a) - 2 * math.log(row.mass)) if stage.a else None
+    return row.at_least(math.log(stage.a) - 2 * math.log(row.mass), stage) if stage.a else None
 
 
 def _epsilon(stage, row, past):
-    return row.at_least(math.log(stage.e)) if stage.e else None
+    return row.at_least(math.log(stage.e), stage) if stage.e else None
 
 
 def _eta(stage, row, past):
-    return row.at_least(min(math.log(stage.e), math.log(stage.e) / 2 - row.entropy())) if stage.e else None
+    return row.at_least(min(math.log(stage.e), math.log(stage.e) / 2 - row.entropy()), stage) if stage.e else None
 
 
 def _p_less(stage, row, past):
-    return row.at_least(math.log(math.fsum((e / row.mass) ** 2 for e in row.e.values()))) if stage.on else None
+    square = math.fsum((e / row.mass) ** 2 for e in row.e.values())
+    return row.at_least(math.log(square), stage) if stage.on else None
 
 
 def _top_h(stage, row, past):
@@ -238,13 +263,29 @@ def _top_h(stage, row, past):
         return None
     shares = (-math.exp(row.log_p(token)) * row.log_p(token) if row.e[token] else 0.0 for token in row.order)
     most = stage.a * row.entropy() * (1 + SLACK)
-    return row.keep(t for t, s in zip(row.order, accumulate(shares), strict=True) if t == row.order[0] or s <= most)
+    pairs = zip(row.order, accumulate(shares), strict=True)
+    return row.keep(t for t, share in pairs if t in row.first(stage) or share <= most)
 
 
 def _mirostat(stage, row, past):
     if stage.tau == 0:
         return None
-    return row.keep(t for t in row.order if t == row.order[0] or -row.log_p(t) / math.log(2) <= stage.mu)
+    return row.keep(t for t in row.order if t in row.first(stage) or -row.log_p(t) / math.log(2) <= stage.mu)
+
+
+def _mirostat_v1(stage, row, past):
+    """llama.cpp's formula, in logs; the limit where its denominator is 0."""
+    if stage.tau == 0:
+        return None
+    top, log_n = row.order[:100], math.log(max(len(row.order), 2))
+    steps = [(math.log((i + 2) / (i + 1)), row.x[top[i]] - row.x[top[i + 1]]) for i in range(len(top) - 1)]
+    s = sum(t * b for t, b in steps) / max(math.fsum(t * t for t, _ in steps), 1e-30)
+    s = min(max(s, 1e-30), 1e30)
+    e = (s - 1) * log_n
+    ratio = 1.0 if abs(e) < 1e-8 else e / -math.expm1(-e)  # e is at least -log n
+    log_k = (stage.mu * math.log(2) + math.log(ratio / log_n)) / s
+    k = len(row.order) if log_k > 50 else math.exp(log_k) * (1 + SLACK)
+    return row.keep(row.order[: int(max(1, stage.min_keep, min(k, len(row.order))))])
 
 
 def _xtc(stage, row, past):
@@ -253,6 +294,8 @@ def _xtc(stage, row, past):
     least = math.log(stage.threshold) - SLACK if stage.threshold else -math.inf
     above = [token for token in row.order if row.log_p(token) >= least]
     dropped = set(above[:-1]) - set(stage.exempt)
+    if len(row.order) - len(dropped) < stage.min_keep:
+        return None
     return row.keep(token for token in row.order if token not in dropped)
 
 
@@ -272,4 +315,58 @@ def _greedy(stage, row, past):
     return row.keep(row.order[:1])
 
 
-_gumbel = _categorical = _logprobs
+_gumbel = _categorical = _gumbel_watermark = _logprobs
+
+
+def context(past, n):
+    """The last n output tokens, and whether an earlier output token followed the same; None if there are fewer."""
+    output = [int(token) for token in past.output]
+    if len(output) < n:
+        return None, False
+    before = [output[end - n : end] for end in range(n, len(output) + 1)]
+    return before[-1], before[-1] in before[:-1]
+
+
+def noise(stage, past, seed, step):
+    """The seed and step of a draw's random numbers."""
+    if stage.name != "gumbel_watermark":
+        return seed, step
+    tokens, repeated = context(past, stage.context)
+    return (seed, step) if tokens is None or repeated else stage.key.numbers("gumbel noise", tokens)
+
+
+def _kgw(stage, row, past):
+    tokens, _ = context(past, stage.context)
+    if tokens is None or not stage.delta:
+        return None
+    return fresh({t: _float32(x + stage.delta * _is_green(stage, tokens, t)) for t, x in row.x.items()})
+
+
+def _is_green(stage, tokens, token):
+    most = round(stage.gamma * 2**32)
+    if not stage.self_hash:
+        return token_word(*stage.key.numbers("kgw green", tokens), token) < most
+    pairs = [stage.key.numbers("kgw self", [anchor]) for anchor in tokens]
+    words = [(token_word(*pair, token, 7) // 2, token_word(*pair, token) < most) for pair in pairs]
+    return min(words)[1]
+
+
+def _float32(x):
+    try:
+        return struct.unpack("f", struct.pack("f", x))[0]
+    except OverflowError:
+        return math.inf
+
+
+def _synthid(stage, row, past):
+    tokens, repeated = context(past, stage.context)
+    if tokens is None or repeated or not stage.layers:
+        return None
+    numbers = stage.key.numbers("synthid", tokens)
+    words = {token: token_word(*numbers, token) for token in row.order}
+    p = {token: row.e[token] / row.mass for token in row.order}
+    for layer in range(stage.layers):
+        share = math.fsum(p[token] for token in p if words[token] >> layer & 1)
+        p = {token: value * (1 + (words[token] >> layer & 1) - share) for token, value in p.items()}
+    after = {token: math.log(value) if value > 0 else -math.inf for token, value in p.items()}
+    return None if after == {token: x - row.top for token, x in row.x.items()} else fresh(after)

@@ -1,9 +1,8 @@
-"""Rows on which a decision of the reference is nearly tied, made on purpose: which group wins, which token, where a cut
-ends. ``case(index)`` gives always the same one; its gap is log-uniform from 1e-14 to 1e-5, on either side of the tie.
+"""Rows on which a decision of the reference is nearly tied: the winning group, the winning token, or a truncation.
+``case(index)`` is deterministic; its gap is log-uniform from 1e-14 to 1e-5, on either side of the tie.
 
-Scores are float32 and so far apart that no two of them are that close by chance. What makes the tie is a parameter,
-which is float64: the temperature for a race, p or m for a cut. Where a cut is tied, the step is one at which the token
-in question decides the draw, if there is one.
+Scores are float32 and never that close by chance. A float64 parameter makes the tie: the temperature for sampling, p or
+m for truncation. For a tied truncation, the step is one at which the token in question changes the result, if any.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from nucleate.sampling.stages.truncation.top_p import TopP
 from nucleate.sampling.stages.truncation.typical import Typical
 
 STEPS = 256
-"""Steps tried to find one whose token depends on a threshold."""
+"""Number of steps searched for one whose token depends on the threshold."""
 
 
 class Case(NamedTuple):
@@ -38,10 +37,10 @@ class Case(NamedTuple):
     stages: Pipeline  #: ends in a Gumbel with the seed
     seed: int
     step: int
-    gap: float  #: as wanted; ``measured`` says what it is
+    gap: float  #: the requested gap; ``measured`` returns the real one
 
 
-class Standing(NamedTuple):
+class DrawState(NamedTuple):
     """The noisy scores of a reference draw: of the groups, and of the tokens of the winning group."""
 
     groups: np.ndarray
@@ -55,66 +54,66 @@ class Standing(NamedTuple):
 def case(index: int) -> Case:
     """The near tie with an index."""
     kind = KINDS[index % len(KINDS)]
-    numbers = np.random.default_rng([index, 19])
-    gap = 10.0 ** numbers.uniform(-14, -5) * numbers.choice([-1.0, 1.0])
+    rng = np.random.default_rng([index, 19])
+    gap = 10.0 ** rng.uniform(-14, -5) * rng.choice([-1.0, 1.0])
     for _ in range(100):
-        found = MAKERS[kind](numbers, gap)
-        if found is not None:
-            logits, stages, seed, step = found
+        result = MAKERS[kind](rng, gap)
+        if result is not None:
+            logits, stages, seed, step = result
             return Case(kind, logits, (*stages, Gumbel(seed=seed)), seed, step, gap)
     raise AssertionError(f"no near tie for {index}")
 
 
-def row(numbers: np.random.Generator) -> np.ndarray:
-    """Scores of some 600 to 5,000 tokens, of one in thirty rows more: peaked, flat, or between."""
-    size = int(600 * (5000 / 600) ** numbers.random())
-    if numbers.random() < 1 / 30:
-        size = int(numbers.integers(8192, 40000))
-    match numbers.integers(4):
+def row(rng: np.random.Generator) -> np.ndarray:
+    """Scores of 600 to 5,000 tokens (more in one of thirty rows), from peaked to flat."""
+    size = int(600 * (5000 / 600) ** rng.random())
+    if rng.random() < 1 / 30:
+        size = int(rng.integers(8192, 40000))
+    match rng.integers(4):
         case 0:
-            x = numbers.normal(size=size)
+            x = rng.normal(size=size)
         case 1:
-            x = numbers.normal(size=size) * 3
+            x = rng.normal(size=size) * 3
         case 2:
-            x = numbers.gumbel(size=size) * 1.5
+            x = rng.gumbel(size=size) * 1.5
         case _:
-            x = numbers.normal(size=size) * 2 - 8
-            x[numbers.choice(size, 30, replace=False)] = numbers.normal(size=30) * 1.5 + 2
-    if numbers.random() < 0.1:
-        x[numbers.random(size) < 0.3] = -np.inf
+            x = rng.normal(size=size) * 2 - 8
+            x[rng.choice(size, 30, replace=False)] = rng.normal(size=30) * 1.5 + 2
+    if rng.random() < 0.1:
+        x[rng.random(size) < 0.3] = -np.inf
     return np.float32(x)
 
 
-def fresh_seed(numbers: np.random.Generator) -> int:
-    return int(numbers.integers(0, 2**64, dtype=np.uint64))
+def fresh_seed(rng: np.random.Generator) -> int:
+    return int(rng.integers(0, 2**64, dtype=np.uint64))
 
 
-def kept(logits: np.ndarray, stages: Pipeline) -> tuple[np.ndarray, np.ndarray]:
+def survivors(logits: np.ndarray, stages: Pipeline) -> tuple[np.ndarray, np.ndarray]:
     """The surviving ids, ranked, and their relative scores."""
     ids, x, _ = reference.survivors(logits, stages)
     return ids, x - x.max()
 
 
-def standing(ids: np.ndarray, x: np.ndarray, seed: int, step: int) -> Standing:
+def draw_state(ids: np.ndarray, x: np.ndarray, seed: int, step: int) -> DrawState:
     groups, masses = reference.group_logsumexp(ids // noise.GROUP_SIZE, x)
     group_scores = masses + noise.gumbel(noise.uniform(seed, step, noise.GROUP, groups))
     group = int(groups[group_scores.argmax()])
     inside = ids // noise.GROUP_SIZE == group
     tokens = ids[inside]
     token_scores = x[inside] + noise.gumbel(noise.uniform(seed, step, noise.TOKEN, tokens))
-    return Standing(groups, group_scores, group, tokens, token_scores, int(tokens[token_scores.argmax()]))
+    return DrawState(groups, group_scores, group, tokens, token_scores, int(tokens[token_scores.argmax()]))
 
 
-def ahead(at: Standing, by_token: bool, one: int, other: int) -> float:
+def lead(at: DrawState, by_token: bool, one: int, other: int) -> float:
     """The lead of one group, or token, over another; NaN if one is missing."""
     ids, scores = (at.tokens, at.token_scores) if by_token else (at.groups, at.group_scores)
     first, second = scores[ids == one], scores[ids == other]
     return float(first[0] - second[0]) if first.size and second.size else np.nan
 
 
-def before_a_race(numbers: np.random.Generator) -> Callable[[float], Pipeline]:
-    """A function from a temperature to the stages before a draw."""
-    k, p, m, n = int(numbers.integers(2, 400)), numbers.uniform(0.3, 0.99), 10 ** numbers.uniform(-4, -1), 3.0
+def stages_before_draw(rng: np.random.Generator) -> Callable[[float], Pipeline]:
+    """A function from a temperature to the stages before sampling."""
+    k, p, m, n = int(rng.integers(2, 400)), rng.uniform(0.3, 0.99), 10 ** rng.uniform(-4, -1), 3.0
     return [
         lambda t: (Temperature(t),),
         lambda t: (Temperature(t), TopK(k)),
@@ -124,21 +123,21 @@ def before_a_race(numbers: np.random.Generator) -> Callable[[float], Pipeline]:
         lambda t: (TopNSigma(n), MinP(m), Temperature(t)),
         lambda t: (TopK(k), MinP(m), TopP(p), Temperature(t)),
         lambda t: (Typical(p), Temperature(t)),
-    ][numbers.integers(8)]
+    ][rng.integers(8)]
 
 
-def race(numbers: np.random.Generator, gap: float, by_token: bool) -> Any:
+def race(rng: np.random.Generator, gap: float, by_token: bool) -> Any:
     """A temperature at which two groups, or two tokens of the winning group, nearly tie."""
-    logits, seed, stages = row(numbers), fresh_seed(numbers), before_a_race(numbers)
-    start, end = numbers.uniform(0.3, 0.8), numbers.uniform(1.0, 2.0)
-    lefts = kept(logits, stages(start)), kept(logits, stages(end))
+    logits, seed, stages = row(rng), fresh_seed(rng), stages_before_draw(rng)
+    start, end = rng.uniform(0.3, 0.8), rng.uniform(1.0, 2.0)
+    survivors_at_ends = survivors(logits, stages(start)), survivors(logits, stages(end))
     for step in range(40):
 
-        def at(t: float, step: int = step) -> Standing:
-            return standing(*kept(logits, stages(t)), seed, step)
+        def at(t: float, step: int = step) -> DrawState:
+            return draw_state(*survivors(logits, stages(t)), seed, step)
 
-        low, high, a, b = start, end, *(standing(*left, seed, step) for left in lefts)
-        for _ in range(5):  # towards a temperature at which one takes over from the other
+        low, high, a, b = start, end, *(draw_state(*left, seed, step) for left in survivors_at_ends)
+        for _ in range(5):  # bisect for the temperature at which the winner changes
             if a.token == b.token or (a.group == b.group) != by_token:
                 break
             middle = (low + high) / 2
@@ -150,21 +149,21 @@ def race(numbers: np.random.Generator, gap: float, by_token: bool) -> Any:
         else:
             one, other = (a.token, b.token) if by_token else (a.group, b.group)
 
-            def apart(t: float, at: Any = at, one: int = one, other: int = other) -> float:
-                return ahead(at(t), by_token, one, other) - gap
+            def difference_at(t: float, at: Any = at, one: int = one, other: int = other) -> float:
+                return lead(at(t), by_token, one, other) - gap
 
-            t = meet(apart, low, high, abs(gap) / 8)
-            found = at(t)
-            if (found.token if by_token else found.group) in (one, other) and near(
-                abs(ahead(found, by_token, one, other)), gap
+            t = meet(difference_at, low, high, abs(gap) / 8)
+            result = at(t)
+            if (result.token if by_token else result.group) in (one, other) and near(
+                abs(lead(result, by_token, one, other)), gap
             ):
                 return logits, stages(t), seed, step
     return None
 
 
-def near(gap: float, wanted: float) -> bool:
+def near(gap: float, expected: float) -> bool:
     """Whether a gap is as requested, within float64 precision."""
-    return abs(gap - abs(wanted)) <= 0.5 * abs(wanted) + 3e-14
+    return abs(gap - abs(expected)) <= 0.5 * abs(expected) + 3e-14
 
 
 def meet(f: Callable[[float], float], low: float, high: float, enough: float) -> float:
@@ -187,9 +186,9 @@ def meet(f: Callable[[float], float], low: float, high: float, enough: float) ->
     return high if abs(b) <= abs(a) else low
 
 
-def before_a_cut(numbers: np.random.Generator) -> Pipeline:
+def stages_before_truncation(rng: np.random.Generator) -> Pipeline:
     """Stages before a truncation."""
-    t, k, m, p = numbers.uniform(0.4, 1.6), int(numbers.integers(5, 500)), 10 ** numbers.uniform(-5, -2), 0.97
+    t, k, m, p = rng.uniform(0.4, 1.6), int(rng.integers(5, 500)), 10 ** rng.uniform(-5, -2), 0.97
     return [
         (),
         (Temperature(t),),
@@ -199,36 +198,36 @@ def before_a_cut(numbers: np.random.Generator) -> Pipeline:
         (Temperature(t), TopNSigma(4.0)),
         (TopK(k), MinP(m)),
         (Temperature(t), TopP(p)),
-    ][numbers.integers(8)]
+    ][rng.integers(8)]
 
 
-def after_a_cut(numbers: np.random.Generator) -> Pipeline:
-    return [(), (), (Temperature(numbers.uniform(0.5, 1.5)),)][numbers.integers(3)]
+def stages_after_truncation(rng: np.random.Generator) -> Pipeline:
+    return [(), (), (Temperature(rng.uniform(0.5, 1.5)),)][rng.integers(3)]
 
 
-def place_in(numbers: np.random.Generator, count: int) -> int:
+def random_rank(rng: np.random.Generator, count: int) -> int:
     """The rank of a token, not the first: mostly near the top."""
-    most = count if numbers.random() < 0.3 else min(count, 300)
-    return int(2 ** numbers.uniform(0, np.log2(most))) if most > 1 else 0
+    most = count if rng.random() < 0.3 else min(count, 300)
+    return int(2 ** rng.uniform(0, np.log2(most))) if most > 1 else 0
 
 
 def step_between(
-    numbers: np.random.Generator, seed: int, x_V: np.ndarray, with_it: np.ndarray, without_it: np.ndarray
+    rng: np.random.Generator, seed: int, x_V: np.ndarray, with_it: np.ndarray, without_it: np.ndarray
 ) -> int:
     """A step at which two sets of survivors give different tokens, if one is found soon."""
-    steps = numbers.integers(0, 64) + np.arange(STEPS)
+    steps = rng.integers(0, 64) + np.arange(STEPS)
     winners = []
     for ids in (with_it, without_it):
         groups, masses = reference.group_logsumexp(ids // noise.GROUP_SIZE, x_V[ids])
         scores = masses + noise.gumbel(uniforms(seed, steps, noise.GROUP, groups))
         winners.append(groups[scores.argmax(axis=1)])
-    for place in np.flatnonzero(winners[0] != winners[1])[:1]:
-        return int(steps[place])
+    for rank in np.flatnonzero(winners[0] != winners[1])[:1]:
+        return int(steps[rank])
     moved = np.setxor1d(with_it, without_it) // noise.GROUP_SIZE
-    for place in np.flatnonzero(np.isin(winners[0], moved))[:20]:
-        tokens = [standing(ids, x_V[ids], seed, int(steps[place])).token for ids in (with_it, without_it)]
+    for rank in np.flatnonzero(np.isin(winners[0], moved))[:20]:
+        tokens = [draw_state(ids, x_V[ids], seed, int(steps[rank])).token for ids in (with_it, without_it)]
         if tokens[0] != tokens[1]:
-            return int(steps[place])
+            return int(steps[rank])
     return int(steps[0])
 
 
@@ -246,112 +245,112 @@ def full(size: int, ids: np.ndarray, x: np.ndarray) -> np.ndarray:
     return x_V
 
 
-def top_p(numbers: np.random.Generator, gap: float) -> Any:
+def top_p(rng: np.random.Generator, gap: float) -> Any:
     """Top-p whose target equals a cumulative sum, except for the gap."""
-    logits, seed, first = row(numbers), fresh_seed(numbers), before_a_cut(numbers)
-    ids, x = kept(logits, first)
-    place = place_in(numbers, len(ids))
+    logits, seed, first = row(rng), fresh_seed(rng), stages_before_truncation(rng)
+    ids, x = survivors(logits, first)
+    rank = random_rank(rng, len(ids))
     weights = np.exp(x)
-    p = reference.exclusive_cumsum(weights)[place] * (1.0 + gap) / (weights.sum() * (1.0 - SLACK))
-    if place == 0 or not 0.0 < p < 1.0:
+    p = reference.exclusive_cumsum(weights)[rank] * (1.0 + gap) / (weights.sum() * (1.0 - SLACK))
+    if rank == 0 or not 0.0 < p < 1.0:
         return None
-    step = step_between(numbers, seed, full(len(logits), ids, x), ids[: place + 1], ids[:place])
-    return logits, (*first, TopP(float(p)), *after_a_cut(numbers)), seed, step
+    step = step_between(rng, seed, full(len(logits), ids, x), ids[: rank + 1], ids[:rank])
+    return logits, (*first, TopP(float(p)), *stages_after_truncation(rng)), seed, step
 
 
-def min_p(numbers: np.random.Generator, gap: float) -> Any:
+def min_p(rng: np.random.Generator, gap: float) -> Any:
     """Min-p whose threshold equals a score, except for the gap."""
-    logits, seed, first = row(numbers), fresh_seed(numbers), before_a_cut(numbers)
-    ids, x = kept(logits, first)
-    place = place_in(numbers, len(ids))
-    m = np.exp(x[place] - gap + SLACK)
-    if not (x[place] > -30.0 and 0.0 < m < 1.0):
+    logits, seed, first = row(rng), fresh_seed(rng), stages_before_truncation(rng)
+    ids, x = survivors(logits, first)
+    rank = random_rank(rng, len(ids))
+    m = np.exp(x[rank] - gap + SLACK)
+    if not (x[rank] > -30.0 and 0.0 < m < 1.0):
         return None
-    place = np.count_nonzero(x > x[place])  # of equal ones all are in question
-    if place == 0:
+    rank = np.count_nonzero(x > x[rank])  # all equal tokens are affected
+    if rank == 0:
         return None
-    last = np.count_nonzero(x >= x[place])
-    step = step_between(numbers, seed, full(len(logits), ids, x), ids[:last], ids[:place])
-    return logits, (*first, MinP(float(m)), *after_a_cut(numbers)), seed, step
+    last = np.count_nonzero(x >= x[rank])
+    step = step_between(rng, seed, full(len(logits), ids, x), ids[:last], ids[:rank])
+    return logits, (*first, MinP(float(m)), *stages_after_truncation(rng)), seed, step
 
 
-def typical_mass(numbers: np.random.Generator, gap: float) -> Any:
-    """As for top-p, in the order of typical."""
-    logits, seed, first = row(numbers), fresh_seed(numbers), before_a_cut(numbers)
-    ids, x = kept(logits, first)
+def typical_mass(rng: np.random.Generator, gap: float) -> Any:
+    """As for top-p, in the order of typical sampling."""
+    logits, seed, first = row(rng), fresh_seed(rng), stages_before_truncation(rng)
+    ids, x = survivors(logits, first)
     stats = reference.statistics(x)
     order = np.argsort(Typical(0.5).order(x, stats), kind="stable")
     weights = np.exp(x[order])
-    place = place_in(numbers, len(ids))
-    p = reference.exclusive_cumsum(weights)[place] * (1.0 + gap) / (weights.sum() * (1.0 - SLACK))
-    if place == 0 or not 0.0 < p < 1.0:
+    rank = random_rank(rng, len(ids))
+    p = reference.exclusive_cumsum(weights)[rank] * (1.0 + gap) / (weights.sum() * (1.0 - SLACK))
+    if rank == 0 or not 0.0 < p < 1.0:
         return None
     x_V = full(len(logits), ids, x)
-    step = step_between(numbers, seed, x_V, ids[order[: place + 1]], ids[order[:place]])
-    return logits, (*first, Typical(float(p)), *after_a_cut(numbers)), seed, step
+    step = step_between(rng, seed, x_V, ids[order[: rank + 1]], ids[order[:rank]])
+    return logits, (*first, Typical(float(p)), *stages_after_truncation(rng)), seed, step
 
 
-def typical_distance(numbers: np.random.Generator, gap: float) -> Any:
+def typical_distance(rng: np.random.Generator, gap: float) -> Any:
     """Two tokens nearly equally far from the entropy, on both sides, with the cutoff between them."""
-    logits, seed, t = row(numbers), fresh_seed(numbers), numbers.uniform(0.6, 1.6)
-    ids, x = kept(logits, (Temperature(t),))
+    logits, seed, t = row(rng), fresh_seed(rng), rng.uniform(0.6, 1.6)
+    ids, x = survivors(logits, (Temperature(t),))
     order = np.argsort(Typical(0.5).order(x, reference.statistics(x)), kind="stable")
     centre = signed(x)
     swaps = np.flatnonzero(centre[order[:-1]] * centre[order[1:]] < 0)
     if not swaps.size:
         return None
-    i, j = order[place := swaps[place_in(numbers, len(swaps))]], order[place + 1]
+    i, j = order[rank := swaps[random_rank(rng, len(swaps))]], order[rank + 1]
 
-    def apart(t: float) -> float:
-        d = signed(kept(logits, (Temperature(t),))[1])
+    def difference_at(t: float) -> float:
+        d = signed(survivors(logits, (Temperature(t),))[1])
         return float(abs(d[i]) - abs(d[j])) - gap
 
     ends = [t * (1 + way * far) for far in (1e-4, 1e-3, 1e-2, 1e-1) for way in (-1, 1)]
-    end = next((end for end in ends if apart(end) * apart(t) < 0), None)
+    end = next((end for end in ends if difference_at(end) * difference_at(t) < 0), None)
     if end is None:
         return None
-    t = meet(apart, t, end, abs(gap) / 8)
-    ids, x = kept(logits, (Temperature(t),))
+    t = meet(difference_at, t, end, abs(gap) / 8)
+    ids, x = survivors(logits, (Temperature(t),))
     order = np.argsort(Typical(0.5).order(x, reference.statistics(x)), kind="stable")
-    place = int(min(np.flatnonzero((order == i) | (order == j))))
-    if {int(order[place]), int(order[min(place + 1, len(order) - 1)])} != {int(i), int(j)}:
+    rank = int(min(np.flatnonzero((order == i) | (order == j))))
+    if {int(order[rank]), int(order[min(rank + 1, len(order) - 1)])} != {int(i), int(j)}:
         return None
     weights = np.exp(x[order])
-    p = (reference.exclusive_cumsum(weights)[place] + weights[place] / 2) / weights.sum()
-    others, x_V = ids[order[:place]], full(len(logits), ids, x)
-    step = step_between(numbers, seed, x_V, np.append(others, ids[i]), np.append(others, ids[j]))
+    p = (reference.exclusive_cumsum(weights)[rank] + weights[rank] / 2) / weights.sum()
+    others, x_V = ids[order[:rank]], full(len(logits), ids, x)
+    step = step_between(rng, seed, x_V, np.append(others, ids[i]), np.append(others, ids[j]))
     return logits, (Temperature(float(t)), Typical(float(p))), seed, step
 
 
 def signed(x: np.ndarray) -> np.ndarray:
-    """How much rarer than a typical token."""
+    """The signed distance of each token's surprisal from the entropy."""
     stats = reference.statistics(x)
     return np.log(stats.mass) - x - stats.entropy
 
 
-def top_k(numbers: np.random.Generator, _gap: float) -> Any:
+def top_k(rng: np.random.Generator, _gap: float) -> Any:
     """The k-th and the next token have equal or adjacent float32 scores."""
-    logits, seed, first = row(numbers), fresh_seed(numbers), before_a_cut(numbers)
-    ids, x = kept(logits, first)
-    place = place_in(numbers, len(ids) - 1)
-    if place == 0:
+    logits, seed, first = row(rng), fresh_seed(rng), stages_before_truncation(rng)
+    ids, x = survivors(logits, first)
+    rank = random_rank(rng, len(ids) - 1)
+    if rank == 0:
         return None
-    one, other = ids[place], ids[place + 1]
+    one, other = ids[rank], ids[rank + 1]
     logits[other] = logits[one]
-    for _ in range(int(numbers.integers(3))):
-        logits[other] = np.nextafter(logits[other], np.float32(numbers.choice([-np.inf, np.inf])))
-    ids, x = kept(logits, first)
+    for _ in range(int(rng.integers(3))):
+        logits[other] = np.nextafter(logits[other], np.float32(rng.choice([-np.inf, np.inf])))
+    ids, x = survivors(logits, first)
     where = np.flatnonzero((ids == one) | (ids == other))
     if len(where) < 2:
         return None
     k = int(where[0]) + 1
-    step = step_between(numbers, seed, full(len(logits), ids, x), ids[:k], np.append(ids[: k - 1], ids[k]))
-    return logits, (*first, TopK(k), *after_a_cut(numbers)) if k > 1 else (*first, TopK(2)), seed, step
+    step = step_between(rng, seed, full(len(logits), ids, x), ids[:k], np.append(ids[: k - 1], ids[k]))
+    return logits, (*first, TopK(k), *stages_after_truncation(rng)) if k > 1 else (*first, TopK(2)), seed, step
 
 
 MAKERS: dict[str, Callable[[np.random.Generator, float], Any]] = {
-    "group": lambda numbers, gap: race(numbers, gap, by_token=False),
-    "token": lambda numbers, gap: race(numbers, gap, by_token=True),
+    "group": lambda rng, gap: race(rng, gap, by_token=False),
+    "token": lambda rng, gap: race(rng, gap, by_token=True),
     "top_p": top_p,
     "min_p": min_p,
     "typical mass": typical_mass,
@@ -370,7 +369,7 @@ def measured(one: Case) -> dict[str, float]:
     ):
         below, stats = reference.relative_scores(before)
         if isinstance(stage, Draw):
-            at = standing(before.ids_N, below, one.seed, one.step)
+            at = draw_state(before.ids_N, below, one.seed, one.step)
             for kind, scores in (("group", at.group_scores), ("token", at.token_scores)):
                 best = np.sort(scores)[-2:]
                 gaps[kind] = best[-1] - best[0] if len(best) > 1 else np.inf
@@ -393,5 +392,5 @@ def measured(one: Case) -> dict[str, float]:
     return gaps
 
 
-def smallest(numbers: np.ndarray) -> float:
-    return float(np.abs(numbers).min()) if numbers.size else np.inf
+def smallest(rng: np.ndarray) -> float:
+    return float(np.abs(rng).min()) if rng.size else np.inf

@@ -1,4 +1,4 @@
-"""The embedded model with drafts, as plainly as can be: a forward of all sequences at a time, no engine."""
+"""A minimal speculative decoding loop for the embedded model: one forward pass of all sequences per step, no engine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutp
 
 
 @dataclass
-class Text:
-    """A sequence. ``drafts``: all it was given."""
+class TextState:
+    """A sequence. ``drafts``: all drafts so far."""
 
     key: int
     ids: list[int]
@@ -34,16 +34,16 @@ class Text:
 
 
 class Loop:
-    """A model, and a proposer or none."""
+    """Decodes with a model and, optionally, a proposer."""
 
     def __init__(self, model: Llama, proposer: Proposer | None = None, tokens: int = 4) -> None:
         self.runner, self.proposer, self.tokens = BatchedLlama(model, 64 << 20), proposer, tokens
         self.runner.capture_hidden_states(proposer.layers if proposer is not None else ())
-        self.texts: list[Text] = []
+        self.texts: list[TextState] = []
 
-    def add(self, ids: Sequence[int], **params: float) -> Text:
+    def add(self, ids: Sequence[int], **params: float) -> TextState:
         key, each = len(self.texts), 20
-        made = Text(key, [*ids], len(ids), [*range(key * each, key * each + each)], SamplingParams(**params))
+        made = TextState(key, [*ids], len(ids), [*range(key * each, key * each + each)], SamplingParams(**params))
         self.texts.append(made)
         return made
 
@@ -54,7 +54,7 @@ class Loop:
                 drafts = self.proposer.propose([text.state for text in going], [self.tokens] * len(going))
             self.step(going, drafts)
 
-    def step(self, texts: list[Text], drafts: list[Draft]) -> None:
+    def step(self, texts: list[TextState], drafts: list[Draft]) -> None:
         parts = [
             ModelInput(
                 text.key, [*text.ids, *draft.tokens], text.read, len(text.ids) + len(draft), text.blocks, 1 + len(draft)
@@ -64,25 +64,25 @@ class Loop:
         logits_LV = self.runner.forward(parts)
         firsts = np.cumsum([0, *(part.num_logits for part in parts)])
 
-        def draw(sequences: list[int], places: list[int]) -> list[int]:
-            rows = [int(firsts[sequence]) + place + 1 for sequence, place in zip(sequences, places, strict=True)]
-            steps = [texts[at].state.position + place + 1 for at, place in zip(sequences, places, strict=True)]
+        def sample_rows(sequences: list[int], nodes: list[int]) -> list[int]:
+            rows = [int(firsts[sequence]) + node + 1 for sequence, node in zip(sequences, nodes, strict=True)]
+            steps = [texts[at].state.position + node + 1 for at, node in zip(sequences, nodes, strict=True)]
             params = [texts[sequence].params for sequence in sequences]
             return sample(logits_LV[rows], params, step=steps).tolist()
 
         readings, start = [], 0
-        for text, draft, verdict, part in zip(texts, drafts, coupled(drafts, draw), parts, strict=True):
+        for text, draft, verdict, part in zip(texts, drafts, coupled(drafts, sample_rows), parts, strict=True):
             new, before, text.read = verdict.tokens(draft), text.read, len(text.ids) + len(verdict.path)
             text.ids = [*text.ids, *new]
             text.drafts.append(draft)
-            told_TF = self.runner.hidden_states[start : start + text.read - before]
-            readings.append(TargetOutput(text.key, before, text.ids[before : text.read], told_TF))
+            hidden_states_TF = self.runner.hidden_states[start : start + text.read - before]
+            readings.append(TargetOutput(text.key, before, text.ids[before : text.read], hidden_states_TF))
             start += part.stop - part.start
         if self.proposer is not None and self.proposer.layers:
             self.proposer.observe(readings)
 
     @property
-    def tau(self) -> float:
-        """Tokens per forward, but for those of the prompts."""
+    def mean_acceptance_length(self) -> float:
+        """Output tokens per forward pass after the prefill."""
         forwards = sum(len(text.drafts) - 1 for text in self.texts)
         return sum(len(text.ids) - text.prompt - 1 for text in self.texts) / forwards

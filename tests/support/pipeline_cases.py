@@ -1,4 +1,4 @@
-"""Random rows, stages at the edges of their parameters, pipelines of several, and what was said before."""
+"""Random rows, stages with extreme parameters, pipelines and histories."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import random
 import numpy as np
 
 from nucleate.sampling.history import History
+from nucleate.sampling.stage import Combine
 from nucleate.sampling.stages import STAGES
+from nucleate.sampling.watermark_key import WatermarkKey
 
+KEY = WatermarkKey(b"a key of the tests")
 SIZES = (1, 2, 3, 5, 17, 31, 32, 33, 255, 256, 257, 1000)
 SEEDS = (0, 1, 2**32, 2**64 - 1)
 DRAWS = [name for name, kind in STAGES.items() if kind.rank >= 99]
-OTHERS = [name for name in STAGES if name not in DRAWS]
+OTHERS = [name for name, kind in STAGES.items() if name not in DRAWS and not issubclass(kind, Combine)]
+KEYED = ("kgw", "synthid", "gumbel_watermark")
+"""The stages that need a key."""
 
 
 def row(rng, size):
@@ -38,7 +43,7 @@ def row(rng, size):
 
 
 def ids(rng, size, most, pool=()):
-    """Token ids, of a few tokens where a pool of them is given."""
+    """Random token ids, from a pool if given."""
     return tuple(rng.choice(pool) if pool else rng.randrange(size) for _ in range(rng.randrange(most)))
 
 
@@ -47,12 +52,13 @@ def words(rng, size, pool):
 
 
 def stage(rng, name, size, pool=()):
-    """A stage with parameters at their edges or inside."""
+    """A stage with random, often extreme parameters."""
     chance, e = rng.choice([5e-324, 1e-9, 0.1, 0.25, 0.5, 0.9, 0.99, 1 - 1e-9, 1.0]), [0, 5e-324, 1e-9, 0.003, 0.3, 1.0]
     last_n = rng.choice([None, None, -1, 0, 1, 3, 64, 2**70])
     few = [*pool, *ids(rng, size, 3)]
     made = {
         "logit_bias": lambda: (dict.fromkeys(ids(rng, size, 5), rng.choice([0.0, -100.0, 100.0, 0.5, 1e30, -1e30])),),
+        "encoder_repetition": lambda: (rng.choice([1.0, 0.5, 1.3, 1e30]),),
         "repetition": lambda: (rng.choice([5e-324, 1e-5, 0.5, 1.0, 1.1, 2.0, 1e5, 1e308]), last_n),
         "frequency": lambda: (rng.choice([-2.0, -0.1, 0.0, 0.3, 2.0]), last_n),
         "presence": lambda: (rng.choice([-2.0, -0.1, 0.0, 0.3, 2.0]), last_n),
@@ -73,6 +79,7 @@ def stage(rng, name, size, pool=()):
         "dynamic_temperature": lambda: rng.choice(
             [(), (0, 0), (0.1, 0.1), (0.5, 1.5), (0.2, 30.0), (1.0, 1e300), (0.7, 3.0, 0.0), (0.5, 2.0, 3.0)]
         ),
+        "quadratic": lambda: (rng.choice([0.0, 1e-9, 0.05, 0.3, 4.5, 1e30]), rng.choice([1.0, 1.001, 2.0, 3.0])),
         "top_n_sigma": lambda: (rng.choice([0, 5e-324, 0.01, 0.7, 1.0, 2.0, 1e30]),),
         "top_k": lambda: (rng.choice([-1, 0, 1, 2, 3, 50, size, size + 1, 2**31 - 1]), rng.random() < 0.4),
         "typical": lambda: (chance,),
@@ -83,6 +90,11 @@ def stage(rng, name, size, pool=()):
         "p_less": lambda: (rng.choice([False, True]),),
         "top_h": lambda: (rng.choice([None, 5e-324, 1e-9, 0.1, 0.3, 0.62, 0.93, 1.0]),),
         "mirostat": lambda: (
+            rng.choice([0.0, 1e-9, 0.7, 2.0, 5.0, 1e30]),
+            rng.choice([0.0, 0.1, 1.0, 30.0]),
+            rng.choice([None, None, -3.0, 0.0, 1.9, 8.3]),
+        ),
+        "mirostat_v1": lambda: (
             rng.choice([0.0, 1e-9, 0.7, 2.0, 5.0, 1e30]),
             rng.choice([0.0, 0.1, 1.0, 30.0]),
             rng.choice([None, None, -3.0, 0.0, 1.9, 8.3]),
@@ -100,14 +112,24 @@ def stage(rng, name, size, pool=()):
         ),
         "logprobs": lambda: (rng.choice([None, 0, 1, 2, 5, size, 2**70]), ids(rng, size, 4)),
         "greedy": lambda: (),
+        "kgw": lambda: (
+            rng.choice([0.0, 0.5, 2.0, 2.5, 1e30]),
+            rng.choice([2.0**-32, 0.25, 0.5, 1 - 2.0**-32]),
+            rng.choice([1, 1, 2, 4]),
+            rng.random() < 0.5,
+            KEY,
+        ),
+        "synthid": lambda: (rng.choice([0, 1, 5, 30, 32]), rng.choice([1, 1, 2, 4]), KEY),
+        "gumbel_watermark": lambda: (rng.choice(SEEDS), rng.choice([1, 1, 2, 4]), KEY),
         "gumbel": lambda: (rng.choice(SEEDS),),
         "categorical": lambda: (rng.choice(SEEDS),),
     }[name]()
-    return STAGES[name](*made)
+    least = {"min_keep": rng.choice([0, 0, 0, 1, 2, 5, size, 2**31 - 1])}
+    return STAGES[name](*made, **(least if "min_keep" in STAGES[name].parameters else {}))
 
 
 def mask(rng, size):
-    """Packed, of a length that may exceed what is needed: dense, even, sparse, or one token."""
+    """A packed mask, sometimes longer than needed, that allows many, half, few or one of the tokens."""
     density = rng.choice([0.98, 0.5, 0.1, 0.0])
     bits = np.random.default_rng(rng.getrandbits(32)).random((-(-size // 32) + rng.randrange(2)) * 32) < density
     bits[rng.randrange(size)] = True
@@ -115,12 +137,12 @@ def mask(rng, size):
 
 
 def case(seed, most=4):
-    """(logits, stages, history, step); the stages end with a draw and have one logprobs at most."""
+    """(logits, stages, history, step). The stages end with a selection and have at most one logprobs stage."""
     rng = random.Random(seed)
     size = rng.choice(SIZES)
     pool = ids(rng, size, 4)
     names = rng.sample(OTHERS, rng.randrange(most)) if rng.random() < 0.8 else rng.choices(OTHERS, k=6)
-    names = [name for place, name in enumerate(names) if name != "logprobs" or name not in names[:place]]
+    names = [name for index, name in enumerate(names) if name != "logprobs" or name not in names[:index]]
     if rng.random() < 0.5:
         names.sort(key=lambda name: STAGES[name].rank)
     stages = (*(stage(rng, name, size, pool) for name in names), stage(rng, rng.choice(DRAWS), size))

@@ -1,4 +1,4 @@
-"""Programs that tests start: none outlives its test, whatever the test comes to."""
+"""Processes that tests start. They are killed when the test ends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @contextmanager
 def begun(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
-    """A Python program that runs: its arguments, and options of ``Popen``."""
+    """Start a Python process with these arguments and options of ``Popen``."""
     with subprocess.Popen([sys.executable, *arguments], **options) as process:
         try:
             yield process

@@ -1,4 +1,4 @@
-"""Kernels that race on a GPU, and their twins that do not: what ``races`` is held by. Run as a script."""
+"""Kernels with data races, and correct versions of them, to test ``race_detector``. Run as a script."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZE = 256
 
 @jit
 def step(numbers: tl.tensor, out: tl.tensor, waits: tl.constexpr) -> None:
-    """All threads read a number, and one writes it: later ones may read what it wrote."""
+    """All threads read a number and then write it: later threads may read the new value."""
     number = tl.load(numbers)
     if waits:
         tl.debug_barrier()
@@ -23,7 +23,7 @@ def step(numbers: tl.tensor, out: tl.tensor, waits: tl.constexpr) -> None:
 
 @jit
 def shift(numbers: tl.tensor, out: tl.tensor, waits: tl.constexpr) -> None:
-    """Numbers move on by one place."""
+    """Moves numbers by one position."""
     ids = tl.arange(0, 128)
     had = tl.load(numbers + ids)
     if waits:
@@ -33,7 +33,7 @@ def shift(numbers: tl.tensor, out: tl.tensor, waits: tl.constexpr) -> None:
 
 @jit
 def handed(numbers: tl.tensor, out: tl.tensor, waits: tl.constexpr) -> None:
-    """What some threads write, others read."""
+    """Threads read what other threads wrote."""
     ids = tl.arange(0, 128)
     tl.store(out + ids, ids)
     if waits:
@@ -43,14 +43,14 @@ def handed(numbers: tl.tensor, out: tl.tensor, waits: tl.constexpr) -> None:
 
 @jit
 def in_place(numbers: tl.tensor, out: tl.tensor, waits: tl.constexpr) -> None:
-    """With fewer places than threads some of these read what others write."""
+    """With fewer elements than threads, several threads update one element."""
     ids = tl.arange(0, 128) if waits else tl.arange(0, 64)
     tl.store(numbers + ids, tl.load(numbers + ids) + 1)
 
 
 @jit
 def one_for_all(numbers: tl.tensor, out: tl.tensor, waits: tl.constexpr) -> None:
-    """Many threads write at one place: the same, or not."""
+    """Several threads write to one address, equal or different values."""
     ids = tl.arange(0, 128)
     if waits:
         tl.store(numbers + ids // 2, ids * 0 + 7)
@@ -60,7 +60,7 @@ def one_for_all(numbers: tl.tensor, out: tl.tensor, waits: tl.constexpr) -> None
 
 @jit
 def programs(numbers: tl.tensor, out: tl.tensor, waits: tl.constexpr) -> None:
-    """Each program writes what the next one reads, or keeps to itself."""
+    """Each program writes what the next one reads, or only its own elements."""
     here = tl.program_id(0)
     tl.debug_barrier()
     if waits:
@@ -71,7 +71,7 @@ def programs(numbers: tl.tensor, out: tl.tensor, waits: tl.constexpr) -> None:
 
 @jit
 def added(numbers: tl.tensor, out: tl.tensor, waits: tl.constexpr) -> None:
-    """All programs and threads count at one place, by atomic operations or beside them."""
+    """All programs add to one address atomically; some also read it without an atomic operation."""
     ids = tl.arange(0, 128)
     tl.atomic_add(numbers + ids * 0, ids.to(tl.int64))
     if not waits:
@@ -80,7 +80,7 @@ def added(numbers: tl.tensor, out: tl.tensor, waits: tl.constexpr) -> None:
 
 @jit
 def changed(numbers: tl.tensor, out: tl.tensor, waits: tl.constexpr) -> None:
-    """What atomic operations have made is read by the same program."""
+    """A program reads the result of its atomic operations."""
     ids = tl.arange(0, 128)
     tl.atomic_add(numbers + tl.program_id(0) + ids * 0, ids.to(tl.int64))
     if waits:

@@ -1,4 +1,4 @@
-"""What rows write whose Shifts depend on what they said before: to be compared between backends."""
+"""Texts of rows with history-dependent Shifts, to compare backends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nucleate.sampling.stages import (
 
 
 def shifts(rng: random.Random, size: int) -> tuple[Any, ...]:
-    """What changes scores, with much of it by the order of what was said, in some order."""
+    """Random Shifts, mostly history-dependent, sometimes shuffled."""
 
     def words(most: int) -> tuple[tuple[int, ...], ...]:
         return tuple(
@@ -36,7 +36,7 @@ def shifts(rng: random.Random, size: int) -> tuple[Any, ...]:
         )
 
     window = rng.choice([None, -1, 3, 20])
-    found = [
+    stages = [
         Repetition(rng.choice([0.8, 1.4]), window),
         Frequency(rng.uniform(-0.5, 1.0), window),
         Presence(rng.uniform(-0.5, 1.0), rng.choice([window, 5])),
@@ -46,16 +46,16 @@ def shifts(rng: random.Random, size: int) -> tuple[Any, ...]:
         LogitBias({rng.randrange(size): rng.uniform(-2.0, 2.0) for _ in range(3)}),
         MinTokens(3, (0, 1)),
     ]
-    some = [one for one in found if rng.random() < 0.6] or found[3:4]
+    some = [one for one in stages if rng.random() < 0.6] or stages[3:4]
     if rng.random() < 0.4:
         rng.shuffle(some)
     return tuple(some)
 
 
 def written(backend: str, seed: int, steps: int, size: int, ring: int = 32) -> list[list[int]]:
-    """What some rows write, each token by the last: many scores are close, so that edits decide.
+    """The output of some rows. The logits depend on the last token and are close, so that adjustments matter.
 
-    ring: how many tokens of a row a device keeps at first.
+    ring: the initial size of a row's token ring on the device.
     """
     with unittest.mock.patch.object(batch_state, "MIN_RING_SIZE", ring):
         rng, sampler = random.Random(seed), nc.Sampler(size, backend)
@@ -69,8 +69,8 @@ def written(backend: str, seed: int, steps: int, size: int, ring: int = 32) -> l
     for step in range(steps):
         if step % 5 == 4:
             sampler.accept(1, step % size)
-        found = sampler(table_VV[last]).token_ids.tolist()
-        last = [max(token, 0) for token in found]
+        stages = sampler(table_VV[last]).token_ids.tolist()
+        last = [max(token, 0) for token in stages]
     return [list(sampler.output_ids(row)) for row in sampler.rows]
 
 

@@ -1,6 +1,6 @@
-"""Drives any Runner as an engine would: deals out blocks, packs what is next of each sequence, takes the best token.
+"""Drives a Runner like an engine: allocates blocks, batches the next tokens of each sequence, decodes greedily.
 
-Sequences join and leave, prompts are read in parts, prefixes are shared, and some are thrown away and read again.
+With chunked prefill, shared prefixes and preemption by recomputation.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from nucleate.models.runner import ModelInput, Runner
 
 @dataclass
 class Text:
-    """A text that grows."""
+    """A sequence."""
 
     key: int
     ids: list[int]
-    prompt: int  #: how many of them are the prompt
+    prompt: int  #: prompt length
     read: int = 0
     blocks: list[int] = field(default_factory=list)
-    shared: int = 0  #: how many of its blocks are another's
-    logits: list[np.ndarray] = field(default_factory=list)  #: of each token after the prompt
+    shared: int = 0  #: number of shared blocks
+    logits: list[np.ndarray] = field(default_factory=list)  #: for each output token
 
 
 class Driver:
-    """A runner, and which of its blocks are free, in no order."""
+    """A runner with its free blocks, in random order."""
 
     def __init__(self, runner: Runner, seed: int = 0) -> None:
         self.runner, self.random = runner, np.random.default_rng(seed)
@@ -35,7 +35,7 @@ class Driver:
         self.sequences: list[Text] = []
 
     def add(self, ids: Sequence[int], sharing: Text | None = None) -> Text:
-        """A new sequence; ``sharing``: one that begins with the same ids, and has read them."""
+        """Add a sequence. sharing: a sequence whose computed prefix it shares."""
         made = Text(len(self.sequences), list(ids), len(ids))
         if sharing is not None:
             size = self.runner.block_size
@@ -46,7 +46,7 @@ class Driver:
         return made
 
     def step(self, tokens: dict[int, int]) -> None:
-        """One forward, in which sequences, by key, read so many more tokens at most."""
+        """One forward pass. tokens: the maximum number of new tokens by key."""
         parts = []
         for key, count in tokens.items():
             one = self.sequences[key]
@@ -65,18 +65,18 @@ class Driver:
                 one.logits = [*one.logits[: len(one.ids) - one.prompt], next(rows)]
                 one.ids.append(int(one.logits[-1].argmax()))
 
-    def throw_away(self, one: Text) -> None:
-        """Its blocks are given to others; it will be read again."""
+    def preempt(self, one: Text) -> None:
+        """Free the blocks of a sequence; it will be recomputed."""
         self.runner.forget(one.key)
         self.free += one.blocks[one.shared :]
         self.random.shuffle(self.free)
         one.blocks, one.read, one.shared = [], 0, 0
 
     def run(self, outputs: int) -> None:
-        """Read on, with now these, now those sequences, until each has so many tokens of output."""
+        """Run random subsets of the sequences until each has this number of output tokens."""
         while open_ := [one for one in self.sequences if len(one.ids) < one.prompt + outputs]:
             chosen = [one for one in open_ if self.random.random() < 0.8] or open_[:1]
             self.random.shuffle(chosen)
             if self.random.random() < 0.1:
-                self.throw_away(chosen[0])
+                self.preempt(chosen[0])
             self.step({one.key: int(self.random.integers(1, 14)) for one in chosen})

@@ -1,4 +1,4 @@
-"""What a Sampler says when rows come and go at random: the same story for every backend, to be compared."""
+"""Random operations on a Sampler, recorded to compare backends."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from nucleate.sampling.stages import (
 
 
 def stages(rng: random.Random, size: int) -> tuple[Any, ...]:
-    """A pipeline, most of the time one that a device runs."""
+    """A random pipeline that usually runs on the device."""
 
     def some(most: int) -> tuple[int, ...]:
         return tuple(rng.randrange(size) for _ in range(rng.randrange(1, most)))
@@ -55,7 +55,7 @@ def stages(rng: random.Random, size: int) -> tuple[Any, ...]:
         ]),
     }  # fmt: skip
     chosen = [stage for name in ways if rng.random() < 0.5 for stage in ways[name]]
-    if rng.random() < 0.15:  # what the host runs
+    if rng.random() < 0.15:  # runs on the CPU
         chosen.append(rng.choice([Typical(0.8), Mirostat(3.0)]))
     if rng.random() < 0.1:
         chosen = [Dry(0.8, 1.75, 1, ((4,),)), *(stage for stage in chosen if not isinstance(stage, Logprobs))]
@@ -63,7 +63,7 @@ def stages(rng: random.Random, size: int) -> tuple[Any, ...]:
 
 
 def scores(rng: random.Random, rows: int, size: int) -> Any:
-    """Logits of some type and strides, odd ones here and there."""
+    """Random logits of random dtype and stride, sometimes invalid."""
     import torch
 
     numbers = np.random.default_rng(rng.getrandbits(32))
@@ -79,19 +79,19 @@ def scores(rng: random.Random, rows: int, size: int) -> Any:
         elif rng.random() < 0.04:
             x_RV[row] = -np.inf
     kind, stride = rng.choice([torch.float32, torch.float16, torch.bfloat16, torch.float64]), rng.choice([1, 1, 2])
-    lying = torch.full((rows, size * stride), torch.nan, dtype=kind)
-    lying[:, ::stride] = torch.from_numpy(x_RV)
-    return lying[:, ::stride]
+    padded = torch.full((rows, size * stride), torch.nan, dtype=kind)
+    padded[:, ::stride] = torch.from_numpy(x_RV)
+    return padded[:, ::stride]
 
 
-def said(out: Any) -> tuple[Any, ...]:
-    """What a step gave, as values."""
-    told = None if out.logprobs is None or not any(out.logprobs) else [*out.logprobs]
-    return out.token_ids.tolist(), dict(out.errors), told, out.seeds.tolist()
+def as_values(out: Any) -> tuple[Any, ...]:
+    """The results of a step as plain values."""
+    logprobs = None if out.logprobs is None or not any(out.logprobs) else [*out.logprobs]
+    return out.token_ids.tolist(), dict(out.errors), logprobs, out.seeds.tolist()
 
 
 def same(one: Any, other: Any) -> bool:
-    """Equal, but for the last digits of logarithms: kernels sum groups in float32."""
+    """Equal up to rounding of logprobs: kernels sum groups in float32."""
     if isinstance(one, float) and isinstance(other, float):
         return one == other or abs(one - other) < 1e-6
     if isinstance(one, list | tuple) and type(one) is type(other):
@@ -100,38 +100,44 @@ def same(one: Any, other: Any) -> bool:
 
 
 def play(backend: str, seed: int, steps: int, size: int = 77, most: int = 5) -> list[Any]:
-    """The story: each action with what came of it."""
-    rng, sampler, story = random.Random(seed), nc.Sampler(size, backend), []
+    """The result of each random action."""
+    rng, sampler, results = random.Random(seed), nc.Sampler(size, backend), []
     for _ in range(steps):
         rows, action = list(sampler.rows), rng.random()
         if len(rows) < 2 or (action < 0.2 and len(rows) < most):
             prompt, output = ([rng.randrange(size) for _ in range(rng.randrange(9))] for _ in range(2))
-            seed = rng.getrandbits(64)  # a greedy row would take a fresh one
-            story.append(sampler.add(stages(rng, size), prompt, output_ids=output, seed=seed))
+            seed = rng.getrandbits(64)  # a greedy row would get a random one
+            results.append(sampler.add(stages(rng, size), prompt, output_ids=output, seed=seed))
         elif action < 0.3:
-            story.append(sampler.remove(rng.choice(rows)))
+            results.append(sampler.remove(rng.choice(rows)))
         elif action < 0.4:
             sampler.accept(rng.choice(rows), rng.randrange(size))
         elif action < 0.5:
             row, x_RV = rng.choice(rows), scores(rng, 2, size).float().nan_to_num(0.5, 9.0)
-            law_V = sampler.distributions(row, x_RV, [3])[0]
-            if not np.isnan(law_V).any():
-                story.append((law_V.tolist(), sampler.accept(row, int(law_V.argmax()), x_RV[0]), sampler.stages(row)))
+            distribution_V = sampler.distributions(row, x_RV, [3])[0]
+            if not np.isnan(distribution_V).any():
+                results.append(
+                    (
+                        distribution_V.tolist(),
+                        sampler.accept(row, int(distribution_V.argmax()), x_RV[0]),
+                        sampler.stages(row),
+                    )
+                )
         elif action < 0.55:
-            story.append([sampler.output_ids(row) for row in rows])
+            results.append([sampler.output_ids(row) for row in rows])
         else:
-            asked = rng.choice([None, rng.sample(rows, rng.randrange(1, len(rows) + 1))])
-            count = len(rows if asked is None else asked)
+            selected = rng.choice([None, rng.sample(rows, rng.randrange(1, len(rows) + 1))])
+            count = len(rows if selected is None else selected)
             mask = np.random.default_rng(rng.getrandbits(32)).integers(-(2**31), 2**31, (count, -(-size // 32) + 1))
             mask = mask.astype(np.int32) if rng.random() < 0.3 else None
-            story.append(said(sampler(scores(rng, count, size), asked, mask=mask)))
-    return [*story, [(sampler.output_ids(row), sampler.seed(row)) for row in sampler.rows]]
+            results.append(as_values(sampler(scores(rng, count, size), selected, mask=mask)))
+    return [*results, [(sampler.output_ids(row), sampler.seed(row)) for row in sampler.rows]]
 
 
 def looped(backend: str, seed: int, size: int, rows: int, steps: int, rounds: int, cut: int = 2) -> list[Any]:
-    """Tokens of a table of logits by the last token, in a loop and (for "reference") step by step.
+    """Tokens sampled with ``Sampler.loop``, or step by step for "reference". The logits depend on the last token.
 
-    A row has NaN where it comes to token 5; those at ids up to ``cut`` end a row.
+    After token 5 the logits contain NaN; ids up to ``cut`` end a row.
     """
     import torch
 
@@ -150,16 +156,16 @@ def looped(backend: str, seed: int, size: int, rows: int, steps: int, rounds: in
 
     if backend != "reference":
         loop = sampler.loop(forward, first, steps=steps, stop_ids=range(cut + 1))
-        drawn = torch.cat([loop() for _ in range(rounds)], 1).tolist()
-        return [drawn, loop.ended_R.tolist(), [sampler.output_ids(row) for row in sampler.rows]]
-    drawn, last, ended = [[-1] * (steps * rounds) for _ in range(rows)], list(first), [False] * rows
+        sampled = torch.cat([loop() for _ in range(rounds)], 1).tolist()
+        return [sampled, loop.ended_R.tolist(), [sampler.output_ids(row) for row in sampler.rows]]
+    sampled, last, ended = [[-1] * (steps * rounds) for _ in range(rows)], list(first), [False] * rows
     for step in range(steps * rounds):
         for row in range(rows):
             if not ended[row]:
                 token = int(sampler(table_VV[last[row]][None], [row]).token_ids[0])
-                drawn[row][step], ended[row] = token, token <= cut
+                sampled[row][step], ended[row] = token, token <= cut
                 last[row] = token
-    return [drawn, ended, [sampler.output_ids(row) for row in sampler.rows]]
+    return [sampled, ended, [sampler.output_ids(row) for row in sampler.rows]]
 
 
 if __name__ == "__main__":

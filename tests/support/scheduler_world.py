@@ -1,4 +1,4 @@
-"""A scheduler over a model that only remembers what was written where, with all that must hold at every step."""
+"""A scheduler with a simulated KV cache, and checks of its invariants at every step."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from nucleate.engine.kv_cache import START, KVCacheManager
-from nucleate.engine.scheduler import ScheduledSequence, Scheduler, SchedulerEntry
+from nucleate.engine.scheduler import Scheduler
+from nucleate.engine.scheduler_entry import ScheduledSequence, SchedulerEntry
 
 ByJob = dict[SchedulerEntry, ScheduledSequence]
 
 
-class World:
-    """A scheduler, its jobs, and the memory of a model: for each token of each block, what was written there."""
+class SimulatedEngine:
+    """A scheduler, its jobs, and a simulated KV cache: for each slot of each block, the prefix stored there."""
 
     def __init__(
         self, count: int, size: int, *, sequences: int, tokens: int, whole: bool = False, sharing: bool = True
@@ -22,28 +23,28 @@ class World:
         self.pool = KVCacheManager(count, size, prefix_caching=sharing)
         self.schedule = Scheduler(self.pool, max_num_seqs=sequences, max_num_batched_tokens=tokens, whole_prompts=whole)
         self.memory: list[list[int | None]] = [[None] * size for _ in range(count)]
-        self.names: dict[tuple[int, int], int] = {}  # of beginnings, so that two are compared at once
-        self.nodes: dict[int, int] = {START: 0}  # the name of the beginning that a node stands for
+        self.names: dict[tuple[int, int], int] = {}  # of prefixes, as numbers
+        self.nodes: dict[int, int] = {START: 0}  # the prefix of each node
         self.jobs: list[SchedulerEntry] = []
-        self.truth: dict[SchedulerEntry, list[int]] = {}  # the tokens, kept apart
+        self.truth: dict[SchedulerEntry, list[int]] = {}  # the expected tokens
         self.names_of: dict[SchedulerEntry, list[int]] = {}
-        self.fresh: dict[SchedulerEntry, int] = {}  # how many of its first tokens it has never read
+        self.fresh: dict[SchedulerEntry, int] = {}  # how many of its first tokens were never computed
         self.arrivals = self.forwards = 0
         self.planned: list[ScheduledSequence] = []
-        self.gone: list[SchedulerEntry] = []  # that were preempted by the last plan
+        self.gone: list[SchedulerEntry] = []  # preempted by the last plan
         self.preempt, self.schedule._preempt = self.schedule._preempt, self.check_preempt
 
     def name(self, before: int, token: int) -> int:
         return self.names.setdefault((before, token), len(self.names) + 1)
 
-    def held(self, node: int, tokens: tuple[int, ...]) -> list[int]:
-        """The names of the beginnings that end with each of some tokens after a node."""
+    def prefix_names(self, node: int, tokens: tuple[int, ...]) -> list[int]:
+        """The names of the prefixes that end with each of some tokens after a node."""
         names = [self.nodes[node]]
         for token in tokens:
             names.append(self.name(names[-1], token))
         return names[1:]
 
-    # what happens
+    # operations
 
     def add(self, prompt: Any, output: int, priority: int = 0, **options: Any) -> SchedulerEntry:
         limit = len(prompt) + output
@@ -70,15 +71,15 @@ class World:
         self.extend_names(job)
 
     def fork(self, parent: SchedulerEntry) -> SchedulerEntry:
-        """A second job from what one has read, and what a model does for it."""
+        """Fork a job, and copy the blocks that a model would copy."""
         schedule, pool, size = self.schedule, self.pool, self.pool.block_size
-        seat, available = len(schedule.running) < schedule.max_num_seqs, pool.num_free_blocks
+        free_slot, available = len(schedule.running) < schedule.max_num_seqs, pool.num_free_blocks
         order = parent.order[0], self.arrivals, self.arrivals % 3
         child = SchedulerEntry(order, (), parent.max_length, parent.max_chunk)
         pair = schedule.fork(parent, child)
         self.arrivals += 1
         needed = pool.blocks_needed(parent.num_computed) if schedule.whole_prompts else parent.num_computed % size > 0
-        assert bool(child.block_ids) == (seat and parent.num_computed > 0 and available >= needed)
+        assert bool(child.block_ids) == (free_slot and parent.num_computed > 0 and available >= needed)
         assert pool.num_free_blocks == available - (needed if child.block_ids else 0)
         assert (pair is None) == (not child.block_ids or schedule.whole_prompts or not parent.num_computed % size)
         self.jobs.append(child)
@@ -102,21 +103,21 @@ class World:
         assert not job.block_ids
 
     def plan(self) -> None:
-        """Plan, hold the plan against the rules, and plan again as if it had failed."""
-        before = Before(self)
+        """Plan, check the plan, and plan again as after a failed step."""
+        before = PlanState(self)
         self.gone = []
         plan = self.schedule.schedule()
         check_plan(self, before, plan)
-        state = Before(self)
+        state = PlanState(self)
         again = self.schedule.schedule()
         assert len(again) == len(plan)
         spans = [{(one.sequence, one.start, one.stop, one.last) for one in each} for each in (again, plan)]
         assert spans[0] == spans[1]
-        assert Before(self) == state
+        assert PlanState(self) == state
         self.planned = again
 
     def done(self) -> list[SchedulerEntry]:
-        """The forward: writes what it was told to; the jobs whose last token has been read."""
+        """Execute the plan. Returns the jobs whose last token was computed."""
         chunks, self.planned = self.planned, []
         users = self.users()
         size = self.pool.block_size
@@ -133,21 +134,21 @@ class World:
         self.schedule.mark_computed(chunks)
         for (before, tokens), (_, node) in sorted(self.pool._cached.items(), key=lambda item: item[1][1]):
             if node not in self.nodes:
-                self.nodes[node] = self.held(before, tokens)[-1]
+                self.nodes[node] = self.prefix_names(before, tokens)[-1]
         return last
 
     def check_preempt(self) -> SchedulerEntry:
-        """Those that are paused make room first, then the last, and only if there is no room."""
+        """Check a preemption: paused jobs first, then the last one, and only without free blocks."""
         schedule = self.schedule
         ready = [job for job in schedule.waiting if not job.idle]
-        assert self.pool.num_free_blocks == 0 or not all(can_begin(self, job) for job in ready)
+        assert self.pool.num_free_blocks == 0 or not all(can_start(self, job) for job in ready)
         last = max(schedule.running, key=lambda job: (job.paused, job.order))
         assert self.preempt() is last
         assert last in schedule.waiting
         self.gone.append(last)
         return last
 
-    # what holds
+    # invariants
 
     def users(self) -> list[list[SchedulerEntry]]:
         users: list[list[SchedulerEntry]] = [[] for _ in range(self.pool.num_blocks)]
@@ -190,11 +191,11 @@ class World:
                 assert self.names_of[job][end - size : end] == self.memory[block]
         for (before, tokens), (block, node) in pool._cached.items():
             assert pool._keys[block] == (before, tokens)
-            assert self.memory[block] == self.held(before, tokens)
+            assert self.memory[block] == self.prefix_names(before, tokens)
             assert self.memory[block][-1] == self.nodes[node]
 
     def check_memory(self, job: SchedulerEntry) -> None:
-        """What a job has read is in its blocks: all that a model needs to go on."""
+        """The KV cache of a job's computed tokens is in its blocks."""
         size, names = self.pool.block_size, self.names_of[job]
         assert list(job.token_ids) == self.truth[job]
         assert 0 <= job.num_computed <= len(names) <= job.max_length
@@ -208,10 +209,10 @@ class World:
             assert job.num_cached == 0 or job.use_prefix_cache
 
 
-class Before:
-    """What a plan may change."""
+class PlanState:
+    """The state that a plan may change."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: SimulatedEngine) -> None:
         schedule = world.schedule
         self.running, self.waiting = list(schedule.running), list(schedule.waiting)
         self.blocks = {job: list(job.block_ids) for job in world.jobs}
@@ -224,7 +225,7 @@ class Before:
     __hash__ = None  # type: ignore[assignment]
 
 
-def check_plan(world: World, before: Before, plan: list[ScheduledSequence]) -> None:
+def check_plan(world: SimulatedEngine, before: PlanState, plan: list[ScheduledSequence]) -> None:
     schedule, pool = world.schedule, world.pool
     by_job = {chunk.sequence: chunk for chunk in plan}
     assert len(by_job) == len(plan)
@@ -239,14 +240,14 @@ def check_plan(world: World, before: Before, plan: list[ScheduledSequence]) -> N
         assert stop - start <= job.max_chunk
         assert not schedule.whole_prompts or stop == len(job.token_ids) or stop - start == job.max_chunk
     check_budget(world, by_job, unread)
-    check_beginners(world, before, by_job)
+    check_started(world, before, by_job)
     check_preempted(world, before)
-    if any(not job.idle for job in world.jobs) and not any(unwritten(job) for job in schedule.running):
-        assert plan, "there is always something to read, unless those that run wait for a token or an end"
+    if any(not job.idle for job in world.jobs) and not any(awaits_token(job) for job in schedule.running):
+        assert plan, "a plan is empty only if all running jobs wait for a token or for their end"
 
 
-def check_budget(world: World, by_job: ByJob, unread: dict[SchedulerEntry, int]) -> None:
-    """Single tokens first, then the prompts by order, with all that is left."""
+def check_budget(world: SimulatedEngine, by_job: ByJob, unread: dict[SchedulerEntry, int]) -> None:
+    """The budget goes to decodes first, then to prompts in order."""
     schedule = world.schedule
     ready = [job for job in schedule.running if unread[job] and not job.idle]
     singles = [job for job in ready if unread[job] == 1]
@@ -277,8 +278,8 @@ def check_budget(world: World, by_job: ByJob, unread: dict[SchedulerEntry, int])
     assert left == schedule.max_num_batched_tokens - total
 
 
-def check_beginners(world: World, before: Before, by_job: ByJob) -> None:
-    """None begins before one that comes first; the first that waits while tokens are left finds no room."""
+def check_started(world: SimulatedEngine, before: PlanState, by_job: ByJob) -> None:
+    """Jobs start in order; the first waiting job starts unless there are no tokens or blocks left."""
     schedule = world.schedule
     begun = [job for job in schedule.running if job not in before.running]
     first = next((job for job in schedule.waiting if not job.idle), None)
@@ -290,38 +291,38 @@ def check_beginners(world: World, before: Before, by_job: ByJob) -> None:
         return
     assert all(job.order < first.order for job in begun)
     if schedule.whole_prompts and any(
-        unread(job) > 1 and not job.idle and job not in by_job for job in schedule.running
+        num_uncomputed(job) > 1 and not job.idle and job not in by_job for job in schedule.running
     ):
-        return  # no tokens are left for a prompt before it
+        return  # no tokens are left for an earlier prompt
     sizes = {job: chunk.stop - chunk.start for job, chunk in by_job.items()}
     tried = sum(sizes.values()) < schedule.max_num_batched_tokens or (
-        not begun and all(unread(job) == 1 for job in sizes)
+        not begun and all(num_uncomputed(job) == 1 for job in sizes)
     )
     if tried or any(size > 1 and job.order > first.order for job, size in sizes.items()):
-        assert not can_begin(world, first)
+        assert not can_start(world, first)
         assert not any(job.paused or job.order[0] > first.order[0] for job in schedule.running)
 
 
-def unwritten(job: SchedulerEntry) -> bool:
-    """Whether the next token, or the end, is what a running job waits for."""
-    return not job.paused and (job.idle or not unread(job))
+def awaits_token(job: SchedulerEntry) -> bool:
+    """Whether a running job waits for its next token or its end."""
+    return not job.paused and (job.idle or not num_uncomputed(job))
 
 
-def unread(job: SchedulerEntry) -> int:
+def num_uncomputed(job: SchedulerEntry) -> int:
     return len(job.token_ids) - job.num_computed
 
 
-def can_begin(world: World, job: SchedulerEntry) -> bool:
-    """Whether there is room as things are: a seat, and blocks for what nobody has."""
+def can_start(world: SimulatedEngine, job: SchedulerEntry) -> bool:
+    """Whether a job can start: a free sequence slot, and free blocks for what is not in the prefix cache."""
     pool = world.pool
     shared = pool.match_prefix(job.token_ids).block_ids if job.use_prefix_cache else []
-    room = pool.blocks_needed(len(job.token_ids)) - len(shared) <= pool.num_free_blocks
+    fits = pool.blocks_needed(len(job.token_ids)) - len(shared) <= pool.num_free_blocks
     pool.free(shared)
-    return room and len(world.schedule.running) < world.schedule.max_num_seqs
+    return fits and len(world.schedule.running) < world.schedule.max_num_seqs
 
 
-def check_preempted(world: World, before: Before) -> None:
-    """Only for one that runs and grows, or for one of a better priority that begins, or waits for still more."""
+def check_preempted(world: SimulatedEngine, before: PlanState) -> None:
+    """Preemption happens only for a growing job, or for a job of better priority that starts or waits."""
     schedule, size = world.schedule, world.pool.block_size
     assert schedule.num_preemptions - before.num_preemptions == len(world.gone)
     grow = [job for job in before.running if len(job.token_ids) > len(before.blocks[job]) * size]
@@ -334,7 +335,7 @@ def check_preempted(world: World, before: Before) -> None:
         )
 
 
-# configurations: blocks, tokens of one, sequences, tokens of a forward, whole, sharing
+# configurations: blocks, block size, sequences, tokens per step, whole prompts, prefix caching
 
 CONFIGURATIONS = [
     (1, 1, 1, 1, False, True),
@@ -352,17 +353,17 @@ CONFIGURATIONS = [
 ]
 
 
-def world_of(configuration: tuple[int, int, int, int, bool, bool]) -> World:
+def simulated_engine_of(configuration: tuple[int, int, int, int, bool, bool]) -> SimulatedEngine:
     count, size, sequences, tokens, whole, sharing = configuration
-    return World(count, size, sequences=sequences, tokens=tokens, whole=whole, sharing=sharing)
+    return SimulatedEngine(count, size, sequences=sequences, tokens=tokens, whole=whole, sharing=sharing)
 
 
-class Drive:
-    """Requests at random: few tokens, common beginnings, so that much is shared and much is in the way."""
+class RandomDriver:
+    """Random operations on few tokens with shared prefixes, so that there is much sharing and preemption."""
 
-    def __init__(self, world: World, seed: int) -> None:
+    def __init__(self, world: SimulatedEngine, seed: int) -> None:
         self.world, self.rng = world, random.Random(seed)
-        self.late: list[SchedulerEntry] = []  # the next token is still to come
+        self.late: list[SchedulerEntry] = []  # jobs that wait for their next token
         self.most = min(world.pool.num_blocks * world.pool.block_size, 60)
         self.stems = [[self.rng.randrange(2) for _ in range(self.most + 1)] for _ in range(2)]
 
@@ -375,7 +376,7 @@ class Drive:
         if rng.random() < 0.3:
             prompt[-1] ^= 1
         output = rng.randrange(1, max(2, min(self.most - length + 3, 20)))
-        for _ in range(rng.choice((1, 1, 1, 3))):  # several answers to one prompt: one list of tokens
+        for _ in range(rng.choice((1, 1, 1, 3))):  # several outputs of one prompt share one list of tokens
             self.world.add(
                 prompt,
                 output,
@@ -387,7 +388,7 @@ class Drive:
 
     def step(self) -> None:
         self.world.plan()
-        while self.world.planned and self.rng.random() < 0.1:  # gone while the forward runs
+        while self.world.planned and self.rng.random() < 0.1:  # removed during the step
             self.world.remove(self.rng.choice(self.world.planned).sequence)
         if self.world.planned and self.rng.random() < 0.1:
             self.fork(self.rng.choice(self.world.planned).sequence)
@@ -412,7 +413,7 @@ class Drive:
                 self.world.remove(job)
 
     def write(self) -> None:
-        """The tokens that are still to come."""
+        """Append the delayed tokens."""
         late, self.late = self.late, []
         for job in late:
             if job in self.world.jobs and job.num_computed == len(job.token_ids):
@@ -434,7 +435,7 @@ class Drive:
             self.fork(rng.choice(world.jobs))
         elif choice < 0.34:
             world.plan()
-            world.planned = []  # a forward that failed
+            world.planned = []  # a failed step
         elif choice < 0.36:
             world.plan()
             world.check()
@@ -443,8 +444,8 @@ class Drive:
         world.planned = []
 
 
-def resume(drive: Drive) -> None:
-    """From now on every job goes on."""
+def resume_all(drive: RandomDriver) -> None:
+    """Resume all paused jobs."""
     drive.write()
     world = drive.world
     for job in list(world.jobs):
@@ -453,8 +454,8 @@ def resume(drive: Drive) -> None:
             world.remove(job)
 
 
-def finish(world: World, rng: random.Random) -> None:
-    """Drive until all have ended; a bound on the steps, as the first by order gets on in each."""
+def run_to_end(world: SimulatedEngine, rng: random.Random) -> None:
+    """Run until all jobs have ended, with a limit on the steps."""
     bound = 2 * sum(job.max_length for job in world.jobs) + len(world.jobs)
     for _ in range(bound + 1):
         if not world.jobs:

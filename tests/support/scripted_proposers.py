@@ -1,4 +1,4 @@
-"""Proposers for tests: those that know what comes, those that lie, and those that break every promise."""
+"""Proposers for tests: correct, wrong and faulty ones."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 from nucleate.speculative.draft import Draft, DraftContext, TargetOutput
 
-Answers = Mapping[tuple[tuple[int, ...], int], Sequence[int]]
-"""By the prompt and the seed of an answer, the tokens that it will have."""
+Outputs = Mapping[tuple[tuple[int, ...], int], Sequence[int]]
+"""The output tokens by (prompt, seed)."""
 
 NONSENSE: list[Any] = [-1, 4096, 10**9, 5, "5", None, 5.0]
-"""What is said as a token."""
+"""Invalid and valid draft tokens."""
 
 
-class Silent:
-    """The least that a proposer must have."""
+class NoDrafts:
+    """A proposer without drafts; checks the keys it is called with."""
 
     layers: tuple[int, ...] = ()
 
@@ -31,7 +31,7 @@ class Silent:
         return Draft()
 
     def observe(self, readings: Sequence[TargetOutput]) -> None:
-        raise AssertionError("nobody asked for features")
+        raise AssertionError("no hidden states were requested")
 
     def accepted(self, key: int, count: int) -> None:
         assert key in self.keys
@@ -40,36 +40,36 @@ class Silent:
         self.keys.discard(key)
 
 
-class Oracle(Silent):
-    """Knows the answers, and says each token with a chance; or else another one."""
+class Oracle(NoDrafts):
+    """Drafts each token of the known outputs with probability ``share``, else a random one."""
 
-    def __init__(self, answers: Answers, share: float = 1.0, rng: random.Random | None = None) -> None:
+    def __init__(self, outputs: Outputs, share: float = 1.0, rng: random.Random | None = None) -> None:
         super().__init__()
-        self.answers, self.share, self.rng = answers, share, rng or random.Random(1)
+        self.outputs, self.share, self.rng = outputs, share, rng or random.Random(1)
 
     def draft(self, state: DraftContext, count: int) -> Draft:
         ids = [int(token) for token in state.token_ids]
-        known = self.answers.get((tuple(ids[: state.num_prompt_tokens]), state.seed), ())
+        known = self.outputs.get((tuple(ids[: state.num_prompt_tokens]), state.seed), ())
         right = list(known[state.position : state.position + count])
         right += [self.rng.randrange(4096) for _ in range(count - len(right))]
         return Draft(tuple(x if self.rng.random() < self.share else self.rng.randrange(4096) for x in right))
 
 
-class Storm(Oracle):
-    """All that a proposer may not do, and all that it may. best: the likeliest token after some others."""
+class FaultyProposer(Oracle):
+    """Errors, invalid drafts, trees and correct drafts. best: returns the most likely next token of a prefix."""
 
     def __init__(
         self,
-        answers: Answers,
+        outputs: Outputs,
         share: float = 1.0,
         rng: random.Random | None = None,
         best: Callable[[tuple[int, ...]], int] | None = None,
     ) -> None:
-        super().__init__(answers, share, rng)
+        super().__init__(outputs, share, rng)
         self.best = best
 
     def draft(self, state: DraftContext, count: int) -> Draft:
-        """What is likely, where the answer is not known."""
+        """Draft the most likely tokens where the output is unknown."""
         if self.best is None:
             return super().draft(state, count)
         ids = list(state.token_ids)
@@ -86,29 +86,29 @@ class Storm(Oracle):
         if what < 0.1:
             return [None] * len(states)  # type: ignore[list-item]
         drafts = super().propose(states, counts)
-        for place, draft in enumerate(drafts):
+        for index, draft in enumerate(drafts):
             what = rng.random()
             if what < 0.1:
-                drafts[place] = Draft(tuple(rng.choice(NONSENSE) for _ in range(rng.randint(1, 5))))
+                drafts[index] = Draft(tuple(rng.choice(NONSENSE) for _ in range(rng.randint(1, 5))))
             elif what < 0.2:
-                drafts[place] = Draft((*draft.tokens, *(rng.randrange(4096) for _ in range(30))))
+                drafts[index] = Draft((*draft.tokens, *(rng.randrange(4096) for _ in range(30))))
             elif what < 0.3:
-                drafts[place] = self.tree(draft)
+                drafts[index] = self.tree(draft)
             elif what < 0.4:
-                drafts[place] = Draft()
+                drafts[index] = Draft()
         return drafts
 
     def tree(self, draft: Draft) -> Draft:
-        """The draft, and siblings of its tokens."""
+        """The draft with random siblings."""
         tokens: list[int] = []
         parents: list[int] = []
-        place = -1
+        index = -1
         for token in draft.tokens:
             more = [self.rng.randrange(4096) for _ in range(self.rng.randint(0, 2))]
             first = len(tokens)
             tokens += [token, *more]
-            parents += [place] * (1 + len(more))
-            place = first
+            parents += [index] * (1 + len(more))
+            index = first
         return Draft(tuple(tokens), tuple(parents))
 
     def accepted(self, key: int, count: int) -> None:

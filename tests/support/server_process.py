@@ -1,4 +1,4 @@
-"""A real `nucleate serve` process for the tests. Knows HTTP as plain as the standard library has it, and no client."""
+"""A real `nucleate serve` process for the tests, with the HTTP client of the standard library."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ sys.exit(main())
 
 
 class Answer(NamedTuple):
-    """An HTTP answer. headers: by lower-case name."""
+    """An HTTP response. headers: by lower-case name."""
 
     status: int
     headers: Mapping[str, str]
@@ -41,10 +41,10 @@ class Answer(NamedTuple):
 
 
 class Server:
-    """`nucleate serve` with these flags, on a port of loopback that is free: ``with Server("--queue", "1") as server``.
+    """`nucleate serve` with these flags, on a free loopback port: ``with Server("--queue", "1") as server``.
 
-    environment: variables beside those of this process; None takes one away. constants: of modules, by their full
-    names. Raises RuntimeError with what the server wrote if it does not come up in time (seconds).
+    environment: added to that of this process; None removes a variable. constants: values of module constants by
+    their full names. Raises RuntimeError with the server's log if it does not start within ``seconds``.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Server:
         constants: Mapping[str, float] | None = None,
         seconds: float = 300.0,
     ) -> None:
-        wanted = {**os.environ, **QUIET, **(environment or {})}
+        variables = {**os.environ, **QUIET, **(environment or {})}
         program = ["-m", "nucleate"] if constants is None else ["-c", CHANGED.format(constants)]
         command = [sys.executable, *program, "serve", "--host", "127.0.0.1", "--port", "0", *flags]
         self._lines: list[bytes] = []
@@ -62,7 +62,7 @@ class Server:
         self.url = ""
         self.process = subprocess.Popen(
             command,
-            env={name: value for name, value in wanted.items() if value is not None},
+            env={name: value for name, value in variables.items() if value is not None},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -83,16 +83,16 @@ class Server:
 
     @property
     def log(self) -> str:
-        """What the server has written to stderr."""
+        """The server's stderr so far."""
         return b"".join(self._lines).decode(errors="replace")
 
     def warmed(self, seconds: float = 300.0) -> Self:
-        """This, when its kernels are compiled, or loaded: from then on it needs no more memory for them."""
+        """Wait until the kernels are compiled or loaded. Returns this server."""
         wait_until(lambda: "kernels ready" in self.log, seconds)
         return self
 
     def stop(self, seconds: float = 120.0) -> int:
-        """Ask the server to end as a supervisor does, and give its exit status. Twice is as good as once."""
+        """Send SIGTERM and return the exit status. Idempotent."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -111,25 +111,25 @@ class Server:
         headers: Mapping[str, str] | None = None,
         seconds: float = 120.0,
     ) -> Answer:
-        """The answer to one request. body: bytes are sent as they are, all else as JSON."""
+        """Send a request and return the response. body: bytes, or an object to send as JSON."""
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         own = {} if data is None else {"content-type": "application/json"}
         connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=seconds)
         try:
             connection.request(method, path, data, {**own, **(headers or {})})
-            answer = connection.getresponse()
-            told = {name.lower(): value for name, value in answer.getheaders()}
-            return Answer(answer.status, told, answer.read())
+            response = connection.getresponse()
+            lower_case_headers = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, lower_case_headers, response.read())
         finally:
             connection.close()
 
     def metric(self, name: str, headers: Mapping[str, str] | None = None, **labels: str) -> float:
-        """A metric of /metrics with these labels, added up over all others. Raises KeyError if it is not there."""
+        """The sum of a metric over all series with these labels. Raises KeyError if there is none."""
         found = []
         for line in self.request("GET", "/metrics", headers=headers).data.decode().splitlines():
             key, _, value = line.rpartition(" ")
-            own, _, told = key.partition("{")
-            if own == name and all(f'{label}="{wanted}"' in told for label, wanted in labels.items()):
+            own, _, label_text = key.partition("{")
+            if own == name and all(f'{label}="{expected}"' in label_text for label, expected in labels.items()):
                 found.append(float(value))
         if not found:
             raise KeyError(name)
@@ -143,7 +143,7 @@ class Server:
                 if not self.url and (found := URL.search(line)):
                     self.url = found[0].decode()
                     self._up.set()
-        self._up.set()  # it will say nothing more
+        self._up.set()  # no more output
 
     def _end(self) -> int:
         code = self.process.wait()
@@ -152,9 +152,9 @@ class Server:
 
 
 def wait_until(true: Callable[[], object], seconds: float = 5.0) -> float:
-    """Seconds until something is true. Raises AssertionError if it is not in time."""
+    """Poll until a condition is true. Returns the seconds waited; raises AssertionError after ``seconds``."""
     start = time.perf_counter()
     while not true():
-        assert time.perf_counter() - start < seconds, f"not so after {seconds} s"
+        assert time.perf_counter() - start < seconds, f"the condition is not true after {seconds} s"
         time.sleep(0.01)
     return time.perf_counter() - start

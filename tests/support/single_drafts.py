@@ -6,6 +6,6 @@ from nucleate.speculative.draft import Draft, DraftContext, Proposer
 
 
 def draft_of(proposer: Proposer, state: DraftContext, count: int) -> Draft:
-    """What is proposed to one sequence alone."""
+    """The draft for a single sequence."""
     [draft] = proposer.propose([state], [count])
     return draft

@@ -1,4 +1,4 @@
-"""Small tokenizers of every family, trained here from a few sentences."""
+"""Small tokenizers of every family, trained on a few sentences."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def word_piece(cleanup: bool) -> tokenizers.Tokenizer:
 
 
 def words(decoder: decoders.Decoder | None) -> tokenizers.Tokenizer:
-    """Whole words and odd tokens, to try a decoder on."""
-    odd = [
+    """Words and unusual tokens, to test a decoder."""
+    unusual = [
         "a",
         " b",
         "▁c▁",
@@ -94,7 +94,7 @@ def words(decoder: decoders.Decoder | None) -> tokenizers.Tokenizer:
         " ",
     ]
     tokenizer = tokenizers.Tokenizer(
-        models.WordLevel({token: index for index, token in enumerate(["[UNK]", *odd])}, unk_token="[UNK]")
+        models.WordLevel({token: index for index, token in enumerate(["[UNK]", *unusual])}, unk_token="[UNK]")
     )
     if decoder is not None:
         tokenizer.decoder = decoder

@@ -1,4 +1,4 @@
-"""Streams as the tests read them: a socket of their own each, read when the test says so. Knows no test."""
+"""Streaming HTTP clients for tests: each has its own socket, read under the control of the test."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from server_process import Server
 
 
 def raw(method: str, path: str, data: bytes = b"", headers: Mapping[str, str] | None = None) -> bytes:
-    """A request as it is sent."""
+    """The bytes of an HTTP request."""
     own = {"host": "localhost", "content-type": "application/json", "content-length": str(len(data)), **(headers or {})}
     head = "".join(f"{name}: {value}\r\n" for name, value in own.items() if value)
     return f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode("latin-1") + data
 
 
 class Wire:
-    """A connection that sends any bytes. receive: bytes that the system keeps for a client that does not read."""
+    """A connection that sends any bytes. receive: size of the socket's receive buffer in bytes (0: default)."""
 
     def __init__(self, server: Server, seconds: float = 60.0, receive: int = 0) -> None:
         address = urlsplit(server.url)
@@ -49,7 +49,7 @@ class Wire:
         self.socket.sendall(data)
 
     def head(self) -> int:
-        """The status of the answer to what was sent."""
+        """Read the response head. Returns the status."""
         if self.answer is not None:
             self.answer.close()
         self.answer = HTTPResponse(self.socket)
@@ -57,12 +57,12 @@ class Wire:
         return self.answer.status
 
     def read(self) -> bytes:
-        """The rest of the answer."""
+        """The rest of the response body."""
         assert self.answer is not None
         return self.answer.read()
 
     def frames(self) -> Iterator[str]:
-        """What the events of a stream say, until its end."""
+        """The data of the stream's events."""
         assert self.answer is not None
         for line in self.answer:
             if line.startswith(b"data: "):
@@ -70,7 +70,7 @@ class Wire:
 
 
 class Stream:
-    """A stream, read to its end by a thread of its own."""
+    """A stream that a thread reads to its end."""
 
     def __init__(self, server: Server, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> None:
         self.status = 0
@@ -83,7 +83,7 @@ class Stream:
         self._thread.start()
 
     def wait(self, seconds: float = 60.0) -> Self:
-        """Until it has ended."""
+        """Wait for the end of the stream."""
         self._thread.join(seconds)
         if self._thread.is_alive():
             raise TimeoutError(f"the stream did not end in {seconds} s: {self.frames[-3:]}")
@@ -91,10 +91,10 @@ class Stream:
 
     @property
     def whole(self) -> bool:
-        """Whether its answer has come to its end, and the stream after it."""
+        """Whether the stream is complete: a finish reason, then [DONE]."""
         bodies = self.bodies
-        told = bool(bodies) and any(choice["finish_reason"] for choice in bodies[-1].get("choices", ()))
-        return self.error is None and self.status == 200 and told and self.frames[-1] == "[DONE]"
+        finished = bool(bodies) and any(choice["finish_reason"] for choice in bodies[-1].get("choices", ()))
+        return self.error is None and self.status == 200 and finished and self.frames[-1] == "[DONE]"
 
     @property
     def bodies(self) -> list[Any]:
@@ -112,17 +112,17 @@ class Stream:
                 for frame in wire.frames():
                     self.times.append(time.perf_counter())
                     self.frames.append(frame)
-        except Exception as error:  # noqa: BLE001  # whatever it is, the test looks at it
+        except Exception as error:  # noqa: BLE001  # the test checks it
             self.error = error
 
 
 def text_of(bodies: Sequence[Any]) -> str:
-    """The first answer of a stream."""
+    """The text of the first choice."""
     return "".join(choice["text"] for body in bodies for choice in body.get("choices", ()) if choice["index"] == 0)
 
 
 def together(count: int, work: Callable[[int], None]) -> None:
-    """Do something on so many threads. Raises what one of them has raised."""
+    """Run ``work`` on several threads. Raises the first exception."""
     errors: list[BaseException] = []
 
     def guarded(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Random rows and pipelines as tensors against the reference: what differs. A script, too, see ``interpreted``."""
+"""Compares composed tensor pipelines with the reference on random rows. Also a script for ``triton_interpreter``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from nucleate.sampling.backends import reference
 from nucleate.sampling.history import History
 from nucleate.sampling.inputs import check_ids
 from nucleate.sampling.pipeline import simplify
-from nucleate.sampling.stage import Shift, Tap
+from nucleate.sampling.stage import Combine, Shift, Tap, Transform
 from nucleate.sampling.stages import STAGES, Logprobs
 
 NEAR = 1e-9
 
 
 def near(one: Any, other: Any, part: float = NEAR) -> bool:
-    """Equal, but for the last digits of floats."""
+    """Equal up to rounding of floats."""
     if isinstance(one, float) and isinstance(other, float):
         return one == other or abs(one - other) <= part * max(1.0, abs(one), abs(other))
     if isinstance(one, list | tuple) and isinstance(other, list | tuple):
@@ -31,25 +31,25 @@ def near(one: Any, other: Any, part: float = NEAR) -> bool:
 
 
 def parameters(stages: Any) -> list[Any]:
-    return [(stage.name, *(getattr(stage, name) for name in stage.parameters)) for stage in stages]
+    return [(stage.name, *(getattr(stage, name) for name in stage.parameters if name != "key")) for stage in stages]
 
 
 def drawing(
     rows: list[tuple[Any, ...]], seeds: list[int], steps: list[int], size: int, floats: Any = None
 ) -> tuple[Any, ...]:
-    """Rows of one structure as ``run.run`` takes them: the batch, the steps, the numbers."""
+    """Inputs of ``batch_sampling.run`` for rows of one pipeline signature: the batch, the steps, the parameters."""
     import torch
 
     from nucleate.sampling.backends.torch import batch_sampling
     from nucleate.sampling.dispatch import signature
 
-    staged = [signature.pipeline_signature(stages) for stages in rows]
-    assert not any(isinstance(one, str) for one in staged), staged
-    assert len({one.signatures for one in staged}) == 1
+    signatures = [signature.pipeline_signature(stages) for stages in rows]
+    assert not any(isinstance(one, str) for one in signatures), signatures
+    assert len({one.signatures for one in signatures}) == 1
     seeds_R, steps_R = (torch.tensor([word - 2**64 * (word >= 2**63) for word in words]) for words in (seeds, steps))
     floats = floats or torch.float64
-    params_RP = torch.tensor([one.params for one in staged], dtype=floats).view(len(staged), -1)
-    batch = batch_sampling.make_batch(staged, seeds_R, size, floats)
+    params_RP = torch.tensor([one.params for one in signatures], dtype=floats).view(len(signatures), -1)
+    batch = batch_sampling.make_batch(signatures, seeds_R, size, floats)
     return batch, steps_R, params_RP if batch.stateful else None
 
 
@@ -66,12 +66,12 @@ def outcome(given: Any, logits: Any) -> Any:
 
 
 def watched(stages: Any, size: int) -> Any:
-    """With a Tap before the draw, if there is none, that reports every token that is in."""
+    """The stages with a Tap before the selection that reports all surviving tokens, unless they have a Tap."""
     return stages if any(isinstance(stage, Tap) for stage in stages) else (*stages[:-1], Logprobs(size), stages[-1])
 
 
 def difference(x: Any, stages: Any, seed: int, step: int) -> str:
-    """In what a row differs from the reference: the token, what is left and its scores, the state; or nothing."""
+    """How a row differs from the reference (token, survivors, scores, state), or ""."""
     return _difference(x, stages, seed, step)[:500]  # pytest is slow to compare long texts
 
 
@@ -81,10 +81,10 @@ def _difference(x: Any, stages: Any, seed: int, step: int) -> str:
     from nucleate.sampling.dispatch import signature
 
     stages = watched(simplify(stages), len(x))
-    place = next(i for i, stage in enumerate(stages) if isinstance(stage, Tap))
+    index = next(i for i, stage in enumerate(stages) if isinstance(stage, Tap))
     try:
         expected = reference.run(x, stages, seed, step)
-    except Exception as error:  # noqa: BLE001  # compared with what the kernels say
+    except Exception as error:  # noqa: BLE001  # compared with the result of the kernels
         expected = error
     given = drawing([stages], [seed], [step], len(x))
     got = outcome(given, torch.from_numpy(x)[None])
@@ -93,11 +93,11 @@ def _difference(x: Any, stages: Any, seed: int, step: int) -> str:
         return "" if token == -1 else f"drew {token}, the reference raised {expected!r}: {stages}"
     if token != expected.token:
         return f"drew {token}, the reference {expected.token}: {stages}"
-    left = reference.survivors_per_stage(x, stages, History(), reference.xtc_uniform(stages, seed, step))[place]
-    told_V = got.tapped_RV[0].numpy()
-    if np.flatnonzero(told_V > -np.inf).tolist() != sorted(left.ids_N.tolist()):
-        return f"left {np.flatnonzero(told_V > -np.inf)}, the reference {sorted(left.ids_N)}: {stages}"
-    if not near(told_V[left.ids_N].tolist(), left.x_N.tolist()):
+    left = reference.survivors_per_stage(x, stages, History(), reference.xtc_uniform(stages, seed, step))[index]
+    reported_V = got.tapped_RV[0].numpy()
+    if np.flatnonzero(reported_V > -np.inf).tolist() != sorted(left.ids_N.tolist()):
+        return f"left {np.flatnonzero(reported_V > -np.inf)}, the reference {sorted(left.ids_N)}: {stages}"
+    if not near(reported_V[left.ids_N].tolist(), left.x_N.tolist()):
         return f"other scores: {stages}"
     moved = (
         signature.with_state(stages, given[0].signatures, got.params_RP.tolist()[0]) if given[0].stateful else stages
@@ -106,25 +106,25 @@ def _difference(x: Any, stages: Any, seed: int, step: int) -> str:
 
 
 def survey(seeds: list[int], sizes: Any = cases.SIZES, most: int = 6) -> list[str]:
-    """Random pipelines without Shifts: what differs, by seed."""
+    """The differences for random pipelines without Shifts, by seed."""
     found = []
     cases.SIZES, before = sizes, cases.SIZES
     for seed in seeds:
         x, stages, _, step = cases.case(seed, most=most)
-        stages = tuple(stage for stage in stages if not isinstance(stage, Shift))
-        own = getattr(stages[-1], "seed", None)
-        if why := difference(x, stages, 7 if own is None else own, step):
+        stages = tuple(stage for stage in stages if not isinstance(stage, Shift | Transform))
+        draw_seed = getattr(stages[-1], "seed", None)
+        if why := difference(x, stages, 7 if draw_seed is None else draw_seed, step):
             found.append(f"{seed}: {why}")
     cases.SIZES = before
     return found
 
 
 def every_stage(seeds: list[int], sizes: Any) -> list[str]:
-    """Each stage that is no Shift alone, after a cut, and before a scale, with parameters at their edges."""
+    """Tests each stage other than Shifts alone, after a truncation, and before a scale, with extreme parameters."""
     found = []
     for seed in seeds:
         for name, kind in STAGES.items():
-            if issubclass(kind, Shift | Tap):
+            if issubclass(kind, Combine | Shift | Tap | Transform):
                 continue
             rng = random.Random(f"{name} {seed}")
             size = rng.choice(sizes)
@@ -140,7 +140,7 @@ def every_stage(seeds: list[int], sizes: Any) -> list[str]:
 
 
 def pipeline(rng: random.Random, size: int) -> tuple[Any, ...]:
-    """Stages of any kind, in canonical order."""
+    """A random pipeline, in canonical order."""
     while True:
         names = rng.sample(cases.OTHERS, rng.randrange(1, 6))
         narrow = [name for name in names if not issubclass(STAGES[name], Shift)]
@@ -154,10 +154,10 @@ def pipeline(rng: random.Random, size: int) -> tuple[Any, ...]:
 
 
 def mixed(backend: str, seed: int, size: int, steps: int, kinds: int = 4) -> list[Any]:
-    """What a Sampler says of rows of many structures, and their states."""
+    """The results of a Sampler with rows of several pipeline signatures, and their states."""
     import torch
 
-    rng, sampler, story = random.Random(seed), nc.Sampler(size, backend), []
+    rng, sampler, results = random.Random(seed), nc.Sampler(size, backend), []
     for _ in range(kinds):
         stages = pipeline(rng, size)
         for _ in range(rng.randrange(1, 3)):
@@ -168,19 +168,19 @@ def mixed(backend: str, seed: int, size: int, steps: int, kinds: int = 4) -> lis
             x_RV[rng.randrange(len(x_RV)), rng.randrange(size)] = np.nan
         mask = np.stack([np.resize(cases.mask(rng, size), -(-size // 32)) for _ in sampler.rows])
         out = sampler(torch.from_numpy(x_RV), mask=mask if rng.random() < 0.4 else None)
-        story.append((out.token_ids.tolist(), sorted(out.errors.items()), told(out.logprobs)))
+        results.append((out.token_ids.tolist(), sorted(out.errors.items()), logprobs_as_lists(out.logprobs)))
         row, token = rng.choice(sampler.rows), rng.randrange(size)
         if rng.random() < 0.3:
             try:
                 sampler.accept(row, token)
-            except ParameterError:  # a state that is no number any more
-                return story
-        story.append([parameters(sampler.stages(row)) for row in sampler.rows])
-    return story
+            except ParameterError:  # the state is not finite any more
+                return results
+        results.append([parameters(sampler.stages(row)) for row in sampler.rows])
+    return results
 
 
-def told(logprobs: Any) -> Any:
-    """Logprobs as lists; ranks of tokens that are out are none."""
+def logprobs_as_lists(logprobs: Any) -> Any:
+    """Logprobs as lists; the rank of a masked token is None."""
     if logprobs is None or not any(logprobs):
         return None
     return [

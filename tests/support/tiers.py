@@ -1,8 +1,7 @@
-"""How many examples a test takes: few in `make test`, more in `make test-all`, all in `make test-exhaustive`."""
+"""The number of test examples: few in `make test`, more in `make test-all`, all in `make test-exhaustive`."""
 
 from __future__ import annotations
 
-import math
 import random
 from collections import defaultdict
 from typing import Any
@@ -16,8 +15,8 @@ _COMMON: dict[str, Any] = {
     "suppress_health_check": [HealthCheck.too_slow],
     "database": None,
 }
-settings.register_profile("fast", max_examples=25, **_COMMON)
-settings.register_profile("more", max_examples=50, **_COMMON)
+settings.register_profile("fast", max_examples=15, **_COMMON)
+settings.register_profile("more", max_examples=30, **_COMMON)
 settings.register_profile("full", max_examples=100, **_COMMON)
 
 
@@ -30,16 +29,16 @@ def choose(markers: str) -> None:
 def count(fast: int, full: int) -> int:
     """The number of examples, rows or trials in this run.
 
-    `fast` in `make test`, `full` in `make test-exhaustive`, and their geometric mean in `make test-all`.
+    `fast` in `make test`, `full` in `make test-exhaustive`, and in `make test-all` a number between them.
     """
-    between = round(math.sqrt(fast * full))
+    between = round(fast ** (2 / 3) * full ** (1 / 3))
     return {"fast": fast, "more": between, "full": full}[settings.get_current_profile_name()]
 
 
 def mark_slow_cases(items: list[pytest.Item]) -> None:
     """Mark as slow the exhaustive tests, and all cases of a parametrised test beyond the number in `fast_cases`.
 
-    The cases that stay have as many different parameters as possible; otherwise chance decides, always in the same way.
+    The remaining cases cover as many different parameters as possible; otherwise the choice is pseudorandom.
     """
     cases = defaultdict(list)
     for item in items:

@@ -1,4 +1,4 @@
-"""A model whose logits are whatever a function says: for tests and teaching. Holds no weights."""
+"""A model without weights whose logits come from a function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nucleate.models.runner import Fork, ModelInput, Move
 
 
 class Toy:
-    """A Model of ``vocab_size`` tokens. ``rule`` gets all token ids so far and returns the logits [V] of the next."""
+    """A Model with ``vocab_size`` tokens. ``rule`` maps all token ids so far to the next logits [V]."""
 
     runtime = "toy"
 
@@ -23,7 +23,7 @@ class Toy:
 
     @classmethod
     def script(cls, token_ids: Sequence[int], vocab_size: int, prompt_length: int, context_length: int = 1024) -> Toy:
-        """A model that, after a prompt of the given length, says these tokens, then the last of them for ever."""
+        """A model that generates these tokens after a prompt of the given length, then repeats the last one."""
 
         def rule(seen: tuple[int, ...]) -> NDArray[np.float32]:
             logits_V = np.zeros(vocab_size, np.float32)
@@ -58,10 +58,10 @@ class ToyContext:
 
 
 class PagedToy:
-    """A Toy as a Runner whose blocks hold token ids: it knows of a sequence only what its blocks say.
+    """A Toy as a Runner whose blocks store token ids: it uses only what is in the blocks.
 
-    asynchronous: say so, though it is not. ``forwards`` is what it has read, part by part. The hidden state of a token
-    is its place in the sequence and its id, in all layers.
+    asynchronous: the value of the attribute; calls are synchronous. ``forwards`` records the inputs. The hidden state
+    of a token is its position and its id, in all layers.
     """
 
     paged = True
@@ -72,7 +72,7 @@ class PagedToy:
         self.model, self.blocks, self.block_size, self.asynchronous = model, blocks, block_size, asynchronous
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
         self.forwards: list[list[tuple[int, int, int]]] = []  # key, start, stop
-        self._held = np.full((blocks, block_size), -1, np.int64)
+        self._stored = np.full((blocks, block_size), -1, np.int64)
         self.capture_hidden_states(())
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
@@ -86,49 +86,49 @@ class PagedToy:
         for part in parts:
             for position in range(part.start, part.stop):
                 block = part.block_ids[position // self.block_size]
-                self._held[block, position % self.block_size] = part.token_ids[position]
+                self._stored[block, position % self.block_size] = part.token_ids[position]
         if self.watched:
             read = [
-                (position, part.token_ids[place])
+                (position, part.token_ids[index])
                 for part in parts
-                for place, position in zip(range(part.start, part.stop), _positions(part), strict=True)
+                for index, position in zip(range(part.start, part.stop), _positions(part), strict=True)
             ]
             self.hidden_states = np.tile(np.array(read, np.float32).reshape(-1, 2), len(self.watched))
         rows = [
-            self.model.rule(self._seen(part, place))
+            self.model.rule(self._seen(part, index))
             for part in parts
-            for place in range(part.stop - part.num_logits, part.stop)
+            for index in range(part.stop - part.num_logits, part.stop)
         ]
         return np.stack(rows) if rows else np.empty((0, self.vocab_size), np.float32)
 
-    def _seen(self, part: ModelInput, place: int) -> tuple[int, ...]:
-        """The tokens up to a place, along its branch."""
-        held = self._held[list(part.block_ids)].ravel().tolist()
+    def _seen(self, part: ModelInput, index: int) -> tuple[int, ...]:
+        """The tokens up to an index, along its branch."""
+        stored = self._stored[list(part.block_ids)].ravel().tolist()
         base, path = part.stop - len(part.parents or ()), []
-        while place >= base and part.parents:
-            path.append(held[place])
-            place = base + part.parents[place - base]
-        return (*held[: place + 1], *reversed(path))
+        while index >= base and part.parents:
+            path.append(stored[index])
+            index = base + part.parents[index - base]
+        return (*stored[: index + 1], *reversed(path))
 
     def move(self, moves: Sequence[Move]) -> None:
         """See ``Runner.move``."""
         for _, blocks, sources, start in moves:
             for target, source in enumerate(sources, start):
-                (block, place), (old, at) = divmod(target, self.block_size), divmod(source, self.block_size)
-                self._held[blocks[block], place] = self._held[blocks[old], at]
+                (block, index), (old, at) = divmod(target, self.block_size), divmod(source, self.block_size)
+                self._stored[blocks[block], index] = self._stored[blocks[old], at]
 
     def fork(self, forks: Sequence[Fork]) -> None:
         """See ``Runner.fork``."""
         for _, _, pair in forks:
             if pair is not None:
-                self._held[pair[1]] = self._held[pair[0]]
+                self._stored[pair[1]] = self._stored[pair[0]]
 
     def forget(self, key: int) -> None:
         """See ``Runner.forget``."""
 
 
 def _positions(part: ModelInput) -> list[int]:
-    """Of the tokens that are read, in the sequence."""
+    """The positions of the computed tokens in the sequence."""
     if not part.parents:
         return [*range(part.start, part.stop)]
     tree = TreeMask(part.parents, part.stop)

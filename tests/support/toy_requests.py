@@ -1,4 +1,4 @@
-"""Models without weights for the engine's tests, and requests as a program would make them."""
+"""Models without weights and random requests for the engine's tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nucleate.tokenization.tokenizer import Tokenizer
 
 SIZE = 4096
 TABLE = np.random.default_rng(0).normal(0, 3, (97, SIZE)).astype(np.float32)
-TABLE[:, 0] += 6.0  # the end of a text, so that answers end
+TABLE[:, 0] += 6.0  # EOS, so that outputs end
 
 
 def rule(seen: tuple[int, ...]) -> np.ndarray:
@@ -41,7 +41,7 @@ KINDS = ("paged", "asynchronous", "contexts")
 
 
 def random_request(rng: random.Random, longest: int = 40) -> Request:
-    """A request with a bit of everything."""
+    """A request with random parameters."""
     prompt = [rng.randrange(1, 40) for _ in range(rng.randint(1, longest))]
     if rng.random() < 0.5:
         prompt = [*range(1, rng.randint(2, 30)), *prompt]
@@ -65,7 +65,7 @@ def random_request(rng: random.Random, longest: int = 40) -> Request:
 
 
 def drive(engine: Engine, requests: Iterable[Request], most: int = 20_000) -> list[list[EngineOutput]]:
-    """The events of requests that come all at once."""
+    """Submit requests together and run the engine. Returns the events of each request."""
     ids = [engine.add(request) for request in requests]
     events: dict[str, list[EngineOutput]] = {number: [] for number in ids}
     for _ in range(most):
@@ -76,20 +76,26 @@ def drive(engine: Engine, requests: Iterable[Request], most: int = 20_000) -> li
     raise AssertionError(f"not done after {most} steps: {engine.stats}")
 
 
-def alone(
-    model: Toy, tokenizer: Tokenizer, request: Request, grammars: GrammarCompiler | None = None
+def reference_chunks(
+    model: Toy,
+    tokenizer: Tokenizer,
+    request: Request,
+    grammars: GrammarCompiler | None = None,
+    companion_model: Toy | None = None,
 ) -> list[list[CompletionChunk]]:
-    """What the slow twin makes of a request, answer by answer."""
+    """The chunks of each output of a request, from the reference loop."""
     ids, params = request.prompt_ids, request.params
-    return [list(generate(model, tokenizer, ids, params, index, grammars)) for index in range(params.n)]
+    return [
+        list(generate(model, tokenizer, ids, params, index, grammars, companion_model)) for index in range(params.n)
+    ]
 
 
-def answers(events: list[EngineOutput], count: int) -> list[list[CompletionChunk]]:
+def chunks_by_index(events: list[EngineOutput], count: int) -> list[list[CompletionChunk]]:
     return [[event.chunk for event in events if event.chunk.index == index] for index in range(count)]
 
 
 def is_empty(engine: Engine) -> bool:
-    """Whether nothing of any request is left in an engine."""
+    """Whether an engine has no requests, blocks or sampler rows left."""
     stats = engine.stats
     left = (
         len(engine),

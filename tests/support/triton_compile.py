@@ -1,4 +1,4 @@
-"""Compiles the Triton kernels for GPUs that need not be there, and tells what they take. Prints JSON."""
+"""Compiles the Triton kernels without a GPU and prints their resource use as JSON."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ SIZE, RING = 128_256, 8192
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def compiled(asked: list[tuple[str, str, bool, int]]) -> list[dict[str, Any]]:
-    """Registers, bytes of stack (spills) and instructions of each (kernel, type, with all there may be, capability)."""
+def compiled(requested: list[tuple[str, str, bool, int]]) -> list[dict[str, Any]]:
+    """Registers, stack bytes (spills) and instructions of each (kernel, dtype, all features, capability)."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    launched.without_gpu(asked[0][3])
-    for kind, everything in dict.fromkeys((kind, everything) for _, kind, everything, _ in asked):
-        wanted = {name for name, *rest in asked if rest[:2] == [kind, everything]}
-        for name, made in launched.kernels_of(lambda a=(kind, everything): sample(*a), wanted).items():
-            found[name, kind, everything] = measured(made.asm["cubin"])
-    return [found[name, kind, everything] for name, kind, everything, _ in asked]
+    launched.disable_gpu(requested[0][3])
+    for kind, all_features in dict.fromkeys((kind, all_features) for _, kind, all_features, _ in requested):
+        names = {name for name, *rest in requested if rest[:2] == [kind, all_features]}
+        for name, made in launched.kernels_of(lambda a=(kind, all_features): sample(*a), names).items():
+            found[name, kind, all_features] = resources_of(made.asm["cubin"])
+    return [found[name, kind, all_features] for name, kind, all_features, _ in requested]
 
 
-def sample(kind: str, everything: bool) -> None:
+def sample(kind: str, all_features: bool) -> None:
     """A call of one row."""
     work = launch.TritonWorkspace(1, SIZE, "cpu")
     lines_SC, ring_SL = torch.zeros(4, COLUMNS, dtype=torch.int64), torch.zeros(4, RING, dtype=torch.int64)
-    active = torch.ones(1, dtype=torch.bool) if everything else None
-    mask = torch.zeros(1, SIZE // 32, dtype=torch.int32) if everything else None
+    active = torch.ones(1, dtype=torch.bool) if all_features else None
+    mask = torch.zeros(1, SIZE // 32, dtype=torch.int32) if all_features else None
     state = RowState(torch.zeros(1, dtype=torch.int64), lines_SC, ring_SL, RING, active)
-    launch.sample(torch.zeros(1, SIZE, dtype=TYPES[kind]), state, work, mask, report=everything)
+    launch.sample(torch.zeros(1, SIZE, dtype=TYPES[kind]), state, work, mask, report=all_features)
 
 
-def measured(cubin: bytes) -> dict[str, Any]:
-    """What the disassembler says of machine code."""
+def resources_of(cubin: bytes) -> dict[str, Any]:
+    """The resource use of machine code, from the disassembler."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

@@ -1,6 +1,6 @@
-"""Runs the Triton kernels in Triton's interpreter, in a process of its own: it decides on import how kernels run.
+"""Runs the Triton kernels in Triton's interpreter, in a separate process, as the mode is fixed on import.
 
-A kernel that would race on a GPU is an error of whoever asked, see ``races``.
+A data race (see ``race_detector``) raises an error in the caller.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import race_detector as races
 
 
 class Interpreted:
-    """A process that runs kernels in NumPy. ``call`` a function of a script, such as those below, by its name."""
+    """A process that runs kernels in NumPy. ``call`` runs a function of a script by name."""
 
     def __init__(self, script: str = __file__) -> None:
         self._process = subprocess.Popen(
@@ -25,14 +25,14 @@ class Interpreted:
             env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         )
 
-    def call(self, name: str, *given: Any) -> Any:
-        """What the function says; raises what it raises."""
-        pickle.dump((name, given), self._process.stdin)
+    def call(self, name: str, *args: Any) -> Any:
+        """The result of the function; raises its exception."""
+        pickle.dump((name, args), self._process.stdin)
         self._process.stdin.flush()
-        well, answer = pickle.load(self._process.stdout)
+        well, result = pickle.load(self._process.stdout)
         if well:
-            return answer
-        raise answer
+            return result
+        raise result
 
     def close(self) -> None:
         self._process.stdin.close()
@@ -40,24 +40,21 @@ class Interpreted:
         self._process.stdout.close()
 
 
-def hasten() -> None:
-    """The interpreter patches the language for each call of a function; once for each module and kernel is enough.
-
-    It also works out the type of an array anew for each operation.
-    """
+def patch_interpreter() -> None:
+    """Patch the interpreter for speed: patch the language once per module and kernel, and cache the types of arrays."""
     from triton.runtime import interpreter
 
     patched, run = set(), interpreter.InterpretedFunction.run
 
-    def called(self: Any, *given: Any, **named: Any) -> Any:
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
         if id(self.fn.__globals__) not in patched:
             patched.add(id(self.fn.__globals__))
             interpreter._patch_lang(self.fn)
-        return self.rewrite()(*given, **named)
+        return self.rewrite()(*args, **kwargs)
 
-    def started(self: Any, *given: Any, **named: Any) -> Any:
+    def started(self: Any, *args: Any, **kwargs: Any) -> Any:
         patched.clear()
-        return run(self, *given, **named)
+        return run(self, *args, **kwargs)
 
     interpreter.InterpretedFunction.__call__, interpreter.InterpretedFunction.run = called, started
     type_of, known = interpreter._get_np_dtype, {}
@@ -72,7 +69,7 @@ def hasten() -> None:
 
 
 def uniforms(seed: int, step: int, stream: int, count: int) -> tuple[list[float], list[float]]:
-    """(uniform numbers, exponential ones) of the first ids."""
+    """Uniform and exponential variates of the first ids."""
     import torch
     import triton.language as tl
     from triton import jit
@@ -94,7 +91,7 @@ def uniforms(seed: int, step: int, stream: int, count: int) -> tuple[list[float]
 
 
 def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict[str, Any]:
-    """What the kernels leave in their workspace. more: dtype, stride, mask, rows, cuts, report, out, active."""
+    """The workspace after a call. more: dtype, stride, mask, rows, cuts, report, out, active."""
     import torch
 
     from nucleate.sampling.backends.torch.slots import COLUMNS, PROMPT_LENGTH, SEED, STEP
@@ -102,13 +99,13 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
     from nucleate.sampling.backends.triton.device_memory import RowState
 
     rows, size = x_RV.shape
-    lying = torch.full((rows, size * more.get("stride", 1) + more.get("stride", 1)), torch.nan)
-    lying = lying.to(getattr(torch, more.get("dtype", "float32")))
-    logits = lying[:, : size * more.get("stride", 1) : more.get("stride", 1)]
+    padded = torch.full((rows, size * more.get("stride", 1) + more.get("stride", 1)), torch.nan)
+    padded = padded.to(getattr(torch, more.get("dtype", "float32")))
+    logits = padded[:, : size * more.get("stride", 1) : more.get("stride", 1)]
     logits.copy_(torch.from_numpy(x_RV))
     work = launch.TritonWorkspace(more.get("rows", rows), size, "cpu")
     for tensor in [*vars(work).values(), *work.sums, *work.pending, *work.scratch]:
-        if isinstance(tensor, torch.Tensor):  # what an earlier call left there is of no account
+        if isinstance(tensor, torch.Tensor):  # old contents must not matter
             tensor.fill_(torch.nan if tensor.is_floating_point() else 99)
     mask = torch.from_numpy(more["mask"]) if "mask" in more else None
     slots_R = torch.arange(len(numbers)).flip(0) + 1
@@ -135,7 +132,7 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
 
 
 class Reads:
-    """Counts how often kernels read the scores of a tensor: a part of all scores, by kernel, in order of launches."""
+    """Counts the reads of a tensor's scores, as a fraction of all scores, by kernel in launch order."""
 
     def __init__(self, logits: Any) -> None:
         self._first, self._end = logits.data_ptr(), logits.data_ptr() + logits.untyped_storage().nbytes()
@@ -148,9 +145,9 @@ class Reads:
         self._methods = InterpretedFunction.run, InterpreterBuilder.create_masked_load
         run, load = self._methods
 
-        def started(kernel: Any, *given: Any, **named: Any) -> Any:
+        def started(kernel: Any, *args: Any, **kwargs: Any) -> Any:
             self.by_kernel.append((kernel.fn.__name__, 0.0))
-            return run(kernel, *given, **named)
+            return run(kernel, *args, **kwargs)
 
         def loaded(builder: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
             at = pointers.data[mask.data]
@@ -168,23 +165,23 @@ class Reads:
         InterpretedFunction.run, InterpreterBuilder.create_masked_load = self._methods
 
 
-def serve(functions: Any = globals()) -> None:  # noqa: B008  # these here
-    hasten()
+def serve(functions: Any = globals()) -> None:  # noqa: B008  # the functions of this module
+    patch_interpreter()
     watch = races.Watch()
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed goes elsewhere
+    os.dup2(2, 1)  # prints go to stderr
     while True:
         try:
-            name, given = pickle.load(source)
+            name, args = pickle.load(source)
         except EOFError:
             return
         try:
-            named = given[-1] if given and isinstance(given[-1], dict) else {}
-            answer = True, functions[name](*given[: len(given) - bool(named)], **named)
+            kwargs = args[-1] if args and isinstance(args[-1], dict) else {}
+            result = True, functions[name](*args[: len(args) - bool(kwargs)], **kwargs)
             watch.check()
-        except Exception as error:  # noqa: BLE001  # told to whoever asked
-            answer = False, error
-        pickle.dump(answer, target)
+        except Exception as error:  # noqa: BLE001  # raised in the caller
+            result = False, error
+        pickle.dump(result, target)
         target.flush()
 
 

@@ -1,7 +1,7 @@
-"""Launches the Triton kernels as ``Sampler`` does, for a GPU that is not there: a launch ends when it is compiled.
+"""Launches the Triton kernels as ``Sampler`` does, without a GPU: a launch only compiles.
 
-So types, and which numbers become constants (1 does), are what Triton makes of the arguments themselves. Nothing is
-computed: each token is 0. Prints, as JSON, the launches of each kernel and the most shared memory that it takes.
+So Triton derives types and constants (such as 1) from the real arguments. Each token is 0. Prints the number of
+launches and the maximum shared memory of each kernel as JSON.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import random_histories as pasts
-import sampler_scenarios as played
+import random_histories as histories
+import sampler_scenarios as scenarios
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -22,50 +22,50 @@ from triton.runtime.jit import JITFunction
 from nucleate.sampling.backends.torch import torch_device
 
 LAUNCHES: dict[str, list[int]] = {}
-"""How often each kernel was launched, and the most shared memory that it takes."""
+"""The number of launches and the maximum shared memory of each kernel."""
 MADE: dict[str, Any] = {}
-"""What was compiled last of each kernel; of these only, if there are any:"""
+"""The last compiled version of each kernel; only of those in ``WANTED``, if any."""
 WANTED: set[str] = set()
 
 
-def without_gpu(capability: int) -> None:
-    """Have launches compile only, and arrays begin with zeros, as no kernel writes to them."""
-    asked = {"target": GPUTarget("cuda", capability, 32), "device": 0, "stream": 0}
-    answers = {f"get_current_{name}": lambda *_, answer=answer: answer for name, answer in asked.items()}
-    driver.set_active(SimpleNamespace(**answers))
+def disable_gpu(capability: int) -> None:
+    """Make launches only compile, and arrays start with zeros, as no kernel writes to them."""
+    device = {"target": GPUTarget("cuda", capability, 32), "device": 0, "stream": 0}
+    functions = {f"get_current_{name}": lambda *_, value=value: value for name, value in device.items()}
+    driver.set_active(SimpleNamespace(**functions))
     torch_device.triton_interpreted, torch.empty = lambda: True, torch.zeros
     run = JITFunction.run
 
-    def compiled(self: Any, *given: Any, **named: Any) -> None:
+    def compiled(self: Any, *args: Any, **kwargs: Any) -> None:
         if WANTED and self.fn.__name__ not in WANTED:
             return
-        made = MADE[self.fn.__name__] = run(self, *given, **{**named, "warmup": True})
-        told = LAUNCHES.setdefault(self.fn.__name__, [0, 0])
-        told[:] = told[0] + 1, max(told[1], made.metadata.shared)
+        made = MADE[self.fn.__name__] = run(self, *args, **{**kwargs, "warmup": True})
+        entry = LAUNCHES.setdefault(self.fn.__name__, [0, 0])
+        entry[:] = entry[0] + 1, max(entry[1], made.metadata.shared)
 
     JITFunction.run = compiled
 
 
-def kernels_of(call: Callable[[], None], wanted: set[str]) -> dict[str, Any]:
-    """Some of the kernels that a call launches, compiled."""
+def kernels_of(call: Callable[[], None], names: set[str]) -> dict[str, Any]:
+    """The compiled kernels with these names that a call launches."""
     MADE.clear()
-    WANTED.update(wanted)
+    WANTED.update(names)
     call()
     WANTED.clear()
     return {**MADE}
 
 
 def everything() -> None:
-    """Stories with rows of many kinds: minutes of compiling."""
-    played.play("triton", 1, 12, size=1)
-    played.play("triton", 0, 12, size=77)
-    pasts.written("triton", 0, 6, 50)
+    """Scenarios with many kinds of rows: minutes of compilation."""
+    scenarios.play("triton", 1, 12, size=1)
+    scenarios.play("triton", 0, 12, size=77)
+    histories.written("triton", 0, 6, 50)
 
 
 if __name__ == "__main__":
-    without_gpu(int(sys.argv[1]))
-    pasts.written("triton", 2, 3, 1000, ring=1)
-    played.looped("triton", 1, 60, 1, 1, 2)
+    disable_gpu(int(sys.argv[1]))
+    histories.written("triton", 2, 3, 1000, ring=1)
+    scenarios.looped("triton", 1, 60, 1, 1, 2)
     if "everything" in sys.argv:
         everything()
     print(json.dumps(LAUNCHES))

@@ -1,13 +1,15 @@
-"""Chat templates mean what they mean elsewhere, and a hostile one harms nobody."""
+"""Chat templates render as in Transformers, and a hostile one is harmless."""
 
 from __future__ import annotations
 
 import time
 from datetime import datetime
+from typing import Any
 
 import pytest
 
-from nucleate.tokenization.chat_template import MAX_TEMPLATE, render
+from nucleate.parameters.parameter import ParameterError
+from nucleate.tokenization.chat_template import MAX_TEMPLATE, ChatTemplateOptions, render
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 MESSAGES = [{"role": "system", "content": "Be <b>brief</b> & kind."}, {"role": "user", "content": "Hi"}]
@@ -41,8 +43,11 @@ LLAMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set system 
 def test_common_templates() -> None:
     expected = "<|im_start|>system\nBe <b>brief</b> & kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
     assert render(CHAT_ML, MESSAGES) == expected + "<|im_start|>assistant\n"
-    assert render(CHAT_ML, [*MESSAGES, {"role": "tool", "content": "x"}], add_generation_prompt=False) == expected
-    text = render(LLAMA, [*MESSAGES, {"role": "assistant", "content": "Yes?"}], variables=TOKENS)
+    assert (
+        render(CHAT_ML, [*MESSAGES, {"role": "tool", "content": "x"}], ChatTemplateOptions(add_generation_prompt=False))
+        == expected
+    )
+    text = render(LLAMA, [*MESSAGES, {"role": "assistant", "content": "Yes?"}], special_tokens=TOKENS)
     assert text == "<s>[INST] <<SYS>>Be <b>brief</b> & kind.<</SYS>>Hi [/INST]Yes?</s>"
 
 
@@ -57,10 +62,44 @@ def test_transformers_renders_the_same() -> None:
         "{% for m in messages %}\n  {% if loop.last %}{% break %}{% endif %}\n{{ m.content[:3] }}\n{% endfor %}\n",
     ]
     for template in templates:
-        theirs, _ = utilities.render_jinja_template(
+        transformers_text, _ = utilities.render_jinja_template(
             [MESSAGES], tools, None, template, add_generation_prompt=True, bos_token="<s>", eos_token="</s>"
         )
-        assert render(template, MESSAGES, variables={**TOKENS, "tools": tools}) == theirs[0]
+        assert (
+            render(template, MESSAGES, ChatTemplateOptions(variables={"tools": tools}), TOKENS) == transformers_text[0]
+        )
+
+
+TRIMMED = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}\n{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+PARTS = "{% for m in messages %}{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize("template", [CHAT_ML, TRIMMED])
+@pytest.mark.parametrize("final", ["Once", "Once upon a ", "two\n", "", "Hi", "<|im_end|>"])
+def test_final_messages_are_continued_as_in_transformers(template: str, final: str) -> None:
+    utilities = pytest.importorskip("transformers.utils.chat_template_utils")
+    messages = [*MESSAGES, {"role": "assistant", "content": final}]
+    expected, _ = utilities.render_jinja_template(
+        [messages], None, None, template, continue_final_message=True, add_generation_prompt=False
+    )
+    text = render(template, messages, ChatTemplateOptions(continue_final_message=True))
+    assert text == expected[0]
+    assert text.rstrip().endswith(final.strip())
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": final}]}]
+    assert render(PARTS, parts, ChatTemplateOptions(continue_final_message=True)) == f"<a><{final}"
+
+
+@pytest.mark.parametrize(
+    ("template", "content"),
+    [("nothing", "a"), ("{{ messages[0].content }}", "a"), (PARTS, []), (PARTS, [{"type": "image"}])],
+)
+def test_final_messages_that_cannot_be_continued(template: str, content: Any) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]
+    with pytest.raises(ParameterError, match="continue_final_message"):
+        render(template, messages, ChatTemplateOptions(continue_final_message=True))
 
 
 def test_date() -> None:
@@ -68,7 +107,7 @@ def test_date() -> None:
     assert render("{{ strftime_now('%Y') }}", MESSAGES) in {str(today - 1), str(today)}
 
 
-REFUSED = [
+REJECTED = [
     ("{{ raise_exception('no system\nrole') }}", "chat template: no system role"),
     ("a\n{% if %}", "chat template: line 2: Expected an expression"),
     ("{{ messages[0].content + 1 }}", "chat template: can only concatenate str"),
@@ -84,7 +123,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("template", "message"), REFUSED, ids=[template[:20] for template, _ in REFUSED])
+@pytest.mark.parametrize(("template", "message"), REJECTED, ids=[template[:20] for template, _ in REJECTED])
 def test_template_errors_are_one_line(template: str, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         render(template, MESSAGES)
@@ -117,7 +156,7 @@ def test_messages_are_checked(messages: object, message: str) -> None:
         render(CHAT_ML, messages)
 
 
-def test_other_message_forms_reach_the_template() -> None:
+def test_other_message_formats_reach_the_template() -> None:
     call = [{"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}]
     assert render("{{ messages[0].tool_calls[0].name }}", call) == "f"
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}]}]

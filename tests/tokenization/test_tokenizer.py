@@ -50,7 +50,7 @@ def test_older_folders(tmp_path: Path, plain: Tokenizer) -> None:
     assert (loaded.bos_token_id, loaded.eos_token_ids, loaded.chat_template) == (0, {2}, "yes")
 
 
-def test_training_settings_do_not_cut_the_text(tmp_path: Path, plain: Tokenizer) -> None:
+def test_truncation_and_padding_settings_are_ignored(tmp_path: Path, plain: Tokenizer) -> None:
     data = json.loads(plain.backend.to_str())
     data["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     (tmp_path / "tokenizer.json").write_text(json.dumps(data))
@@ -91,7 +91,7 @@ def test_folder_errors_name_the_path(tmp_path: Path, plain: Tokenizer) -> None:
         Tokenizer(tmp_path)
 
 
-def test_ids(tokenizer: Tokenizer) -> None:
+def test_special_ids(tokenizer: Tokenizer) -> None:
     assert tokenizer.vocab_size == max(tokenizer.pieces.tokens) + 1
     assert tokenizer.special_ids
     for token_id in tokenizer.special_ids:
@@ -101,7 +101,7 @@ def test_ids(tokenizer: Tokenizer) -> None:
     assert tokenizer.chat_template is None
 
 
-def test_families(tokenizers_by_name: dict[str, Tokenizer]) -> None:
+def test_tokenizer_families(tokenizers_by_name: dict[str, Tokenizer]) -> None:
     found = {name: tokenizer.pieces.family for name, tokenizer in tokenizers_by_name.items()}
     assert found["byte-level"] == "utf8"
     assert found["suffix"] == "suffix"
@@ -120,14 +120,14 @@ def test_pieces_are_the_bytes_of_a_text(tokenizers_by_name: dict[str, Tokenizer]
         assert b"".join(map(tokenizer.pieces.as_bytes, ids)).decode().lstrip() == text
 
 
-def test_encode_refuses_what_is_no_text(plain: Tokenizer) -> None:
+def test_encode_rejects_values_that_are_not_text(plain: Tokenizer) -> None:
     with pytest.raises(ValueError, match="not valid Unicode: surrogates not allowed at character 1"):
         plain.encode("a\ud800")
     with pytest.raises(TypeError, match="text must be a str, not int"):
         plain.encode(5)
 
 
-def test_spellings_are_those_of_a_word_that_begins_and_of_one_that_follows(
+def test_spellings_are_with_and_without_a_leading_space(
     tokenizers_by_name: dict[str, Tokenizer],
 ) -> None:
     for name in ("byte-level", "llama", "gemma", "metaspace-always", "metaspace-first", "metaspace-never"):
@@ -136,31 +136,32 @@ def test_spellings_are_those_of_a_word_that_begins_and_of_one_that_follows(
             spelled = tokenizer.spellings(word)
             assert 1 <= len(spelled) <= 2
             assert len(set(spelled)) == len(spelled)
-            if tokenizer.decode(tokenizer.encode(word, add_special_tokens=False)).strip() == word:  # it can be spelled
+            # the tokenizer has tokens for this word
+            if tokenizer.decode(tokenizer.encode(word, add_special_tokens=False)).strip() == word:
                 assert {tokenizer.decode(ids).strip() for ids in spelled} == {word}
-            written = {tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (word, f" {word}")}
-            assert set(spelled) <= written
-            for ids in written:  # what is left out ends with one that is there, which bans it too
+            encodings = {tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (word, f" {word}")}
+            assert set(spelled) <= encodings
+            for ids in encodings:  # a sequence that is left out ends with a token that is listed, which bans it too
                 assert any(ids[-len(end) :] == end for end in spelled)
 
 
-def test_containing_is_every_token_that_has_the_text_in_its_own(tokenizer: Tokenizer) -> None:
+def test_containing_is_every_token_whose_text_contains_the_string(tokenizer: Tokenizer) -> None:
     for text in (".", "a", "og", "\n", '"', "😀", "</s>", "no token has this"):
         slow = [i for i in sorted(tokenizer.pieces.tokens) if text in tokenizer.decode([i], skip_special_tokens=False)]
         found = tokenizer.containing(text)
         assert found == slow
-        found.append(-1)  # the caller's to change
+        found.append(-1)  # the caller may modify the result
         assert tokenizer.containing(text) == slow
 
 
-def test_containing_may_be_asked_for_anything(plain: Tokenizer) -> None:
+def test_containing_accepts_any_string(plain: Tokenizer) -> None:
     expected = plain.containing("dog")
     assert [plain.containing(f"{number}") for number in range(200)][5] == plain.containing("5")
     assert plain.containing("dog") == expected != []
 
 
 def test_import_is_light() -> None:
-    """What takes long to import is imported where it is used."""
+    """Packages that are slow to import are imported where they are used."""
     code = (
         "import sys, nucleate.tokenization.tokenizer, nucleate.tokenization.detokenizer\n"
         "import nucleate.stopping.stop_matcher, nucleate.tokenization.chat_template\n"

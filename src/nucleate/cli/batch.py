@@ -17,6 +17,7 @@ from nucleate.cli import flags
 from nucleate.cli.batch_output import BatchOutput
 from nucleate.cli.jsonl import lines, open_input
 from nucleate.cli.structured_flags import check_structured
+from nucleate.cli.watermark_flags import add_watermark
 
 if TYPE_CHECKING:
     from nucleate.cli.batch_runner import BatchRun
@@ -58,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_model(parser)
     flags.add_engine(parser)
     flags.add_speculation(parser)
+    add_watermark(parser)
     flags.add_sampling(parser)
 
 

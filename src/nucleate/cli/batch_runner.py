@@ -18,10 +18,11 @@ from nucleate.models.protocol import ModelError
 from nucleate.outputs import Completion, CompletionChunk
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.http_errors import generation_failed
+from nucleate.server.http_errors import HTTPError, generation_failed
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, PLAIN
 from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.response_format import translate_errors
+from nucleate.server.service import encode_prompts
 
 PROGRESS_SECONDS = 0.2  # between updates of the progress bar
 
@@ -115,12 +116,11 @@ class BatchRun:
                 served = f"{shown(self.name)} (see --served-model-name)"
                 message = f"the model {shown(parsed.model)} does not exist; this batch uses {served}"
                 return LineError(message, "model_not_found", "model", 404)
-            if parsed.messages is not None:
-                prompts = [self.llm.encode_chat(parsed.messages, parsed.chat_template_kwargs)]
-            else:
-                prompts = [self.llm.encode(prompt) for prompt in parsed.prompts]
+            prompts = encode_prompts(self.llm, parsed, self.engine.context_length)
             with translate_errors(parsed.requested_format):
                 self._add_requests(BatchJob(entry, parsed, prompts, [[] for _ in prompts], len(prompts)))
+        except HTTPError as error:
+            return LineError(error.message, error.code, error.param, error.status)
         except (ParameterError, ModelError) as error:
             return LineError(" ".join(str(error).split()), param=getattr(error, "field", None), status=400)
         return None

@@ -1,8 +1,8 @@
 """Chat with a model in the terminal.
 
 Each line is a message; lines that begin with / are commands (/help lists them). Ctrl-C stops the reply, Ctrl-D or /quit
-ends the program. Sampling parameters that are not set take the values of the model's generation_config.json, then the
-defaults listed here.
+ends the program. Sampling parameters that are not set take the values of the model's generation_config.json (see
+--generation-config), then the defaults listed here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.generate import StreamPrinter
+from nucleate.cli.watermark_flags import add_watermark
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS, SamplingParams
 
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="System message at the start of the conversation.")
     flags.add_model(parser)
     flags.add_speculation(parser)
+    add_watermark(parser)
     flags.add_sampling(parser, without=("n",))
 
 
@@ -149,7 +151,8 @@ class ChatSession:
         if value or name not in FIELDS:
             self.params = flags.set_parameter(self.params, name, value)
         else:
-            self.params = self.params.replace(**{name: getattr(self.llm.default_params, name)})
+            kept = {field: getattr(self.params, field) for field in self.params.fields_set if field != name}
+            self.params = self.llm.default_params.override(**kept)
 
     def reply(self, messages: list[dict[str, str]]) -> int:
         """Stream the reply to the last message and keep both, also if Ctrl-C stopped it.

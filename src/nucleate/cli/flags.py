@@ -6,8 +6,11 @@ import argparse
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from nucleate.cli.structured_flags import add_structured, read_structured
-from nucleate.parameters.parameter import Parameter, ParameterError, unknown
+from nucleate.cli.structured_flags import add_structured, read_content, read_structured
+from nucleate.cli.watermark_flags import watermark_option
+from nucleate.models import BUNDLED_MODEL
+from nucleate.parameters.parameter import Parameter, ParameterError, read_json, unknown
+from nucleate.sampling.pipeline_format import KIND as PIPELINE
 from nucleate.sampling.stages import STAGES
 from nucleate.sampling_params import FIELDS, REQUEST_PARAMETERS, SamplingParams
 from nucleate.speculative.config import ACCEPTANCE_RULES, METHODS, TREE_METHODS, Speculation
@@ -20,10 +23,10 @@ _STOP = ("min_tokens", "max_tokens", "include_stop_str_in_output", "ignore_eos")
 
 def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
     """Add a flag for each field of SamplingParams. Without a flag, the model's recommendation applies."""
-    groups: dict[str, Any] = {}
+    groups, titles = dict[str, Any](), _group_titles()
     for name, parameter in FIELDS.items():
         if name not in without and parameter.kind != STRUCTURED:
-            title = _GROUPS.get(name, "sampling")
+            title = titles.get(name, "sampling")
             if title not in groups:
                 groups[title] = parser.add_argument_group(title)
             add_parameter(groups[title], parameter)
@@ -31,21 +34,17 @@ def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ())
         add_structured(parser)
 
 
-def _groups() -> dict[str, str]:
+def _group_titles() -> dict[str, str]:
     """Return the title of the help group of each sampling parameter, by default the package of its stage."""
-    found = {
-        parameter.name: stage.__module__.split(".")[-2]
-        for stage in STAGES.values()
-        for parameter in stage.parameters.values()
-    }
+    found: dict[str, str] = {}
+    for stage in STAGES.values():
+        package = stage.__module__.split(".")[-2] if stage.__module__.startswith("nucleate.") else "plug-ins"
+        found |= {parameter.name: package for parameter in stage.parameters.values()}
     titles = {"constraints": "token constraints", "selection": "sampling"}
     groups = {name: titles.get(package, package) for name, package in found.items()}
     for name in (*REQUEST_PARAMETERS, "min_tokens"):
         groups[name] = "stop criteria" if name in _STOP or name.startswith("stop") else "output"
     return {**groups, "logprobs": "output", "logprob_token_ids": "output"}
-
-
-_GROUPS = _groups()
 
 
 def add_parameter(group: Any, parameter: Parameter) -> None:
@@ -77,27 +76,34 @@ def format_default(default: Any) -> str:
     return f"{default:g}" if default or default == 0 else "none"
 
 
-BUNDLED_MODEL = "nucleate-tiny"
-"""The name of the bundled model in requests."""
-
-
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add the flags that select a model and how it runs."""
     group = parser.add_argument_group("model")
     group.add_argument(
         "-m", "--model", metavar="MODEL", help="Model folder or Hugging Face id (default: bundled model)."
     )
+    for flag, text in (
+        ("--tokenizer", "Tokenizer folder or Hugging Face id (default: that of the model)."),
+        ("--revision", "Branch, tag or commit of a Hugging Face id (default: the main branch)."),
+    ):
+        group.add_argument(flag, metavar=flag.removeprefix("--").upper(), help=text)
     group.add_argument(
         "--device", metavar="DEVICE", default="auto", help="Device: auto, cpu, cuda, cuda:1, ... (default: auto)."
     )
-    group.add_argument(
-        "--dtype",
-        metavar="DTYPE",
-        default="auto",
-        help="Data type of the weights: auto, float32, bfloat16 or float16 (default: auto).",
-    )
+    text = "Data type of the weights: auto, float32, bfloat16 or float16 (default: auto)."
+    group.add_argument("--dtype", metavar="DTYPE", default="auto", help=text)
     group.add_argument(
         "--runtime", metavar="RUNTIME", default="auto", help="Model runtime: auto, numpy or torch (default: auto)."
+    )
+    text = "Companion model of contrastive decoding, with the same vocabulary: folder or id (default: none)."
+    group.add_argument("--companion-model", metavar="MODEL", help=text)
+    group.add_argument(
+        "--generation-config",
+        metavar="SOURCE",
+        choices=("auto", "none"),
+        default="auto",
+        help="Where the defaults of sampling parameters come from: auto (the model's generation_config.json) or none "
+        "(default: auto).",
     )
 
 
@@ -117,7 +123,12 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     for flag, metavar, default, text in (
         ("--max-num-seqs", "N", 64, "Maximum number of sequences that run at the same time (default: 64)."),
-        ("--max-num-batched-tokens", "N", None, "Maximum number of tokens per forward pass (default: 1024)."),
+        (
+            "--max-num-batched-tokens",
+            "N",
+            None,
+            "Maximum number of tokens per forward pass (default: 96 on a CPU, 1024 on a GPU; more for many drafts).",
+        ),
         (
             "--max-model-len",
             "N",
@@ -145,6 +156,8 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("speculative decoding")
     text = f"Speculative decoding method: {', '.join(METHODS)} (default: off)."
     group.add_argument("--speculative", choices=METHODS, metavar="METHOD", help=text)
+    text = "Draft model of the method draft: folder or Hugging Face id (default: the one for the bundled model)."
+    group.add_argument("--speculative-model", metavar="MODEL", help=text)
     text = "Maximum number of draft tokens per step (default: 4)."
     group.add_argument("--num-speculative-tokens", type=int, metavar="N", help=text)
     text = f"Maximum children of a node in the draft tree; more than 1 needs {', '.join(TREE_METHODS)} (default: 1)."
@@ -157,9 +170,10 @@ def add_speculation(parser: argparse.ArgumentParser) -> None:
 
 
 def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the model and speculation flags as keyword arguments of ``LLM``. Raises ParameterError."""
-    options = {name: getattr(arguments, name) for name in ("model", "device", "dtype", "runtime")}
+    """Return the model, speculation and watermark flags as keyword arguments of ``LLM``. Raises ParameterError."""
+    options = {name: getattr(arguments, name) for name in _MODEL_OPTIONS}
     speculation = _speculation(arguments) if hasattr(arguments, "speculative") else None
+    options |= watermark_option(arguments) if hasattr(arguments, "watermark") else {}
     return options if speculation is None else {**options, "speculative_config": speculation}
 
 
@@ -174,7 +188,12 @@ def _speculation(arguments: argparse.Namespace) -> Speculation | None:
     return None
 
 
+_MODEL_OPTIONS = (
+    *("model", "tokenizer", "revision", "device", "dtype", "runtime", "generation_config", "companion_model"),
+)
+
 _SPECULATION_FIELDS = {
+    "speculative_model": "model",
     "num_speculative_tokens": "num_speculative_tokens",
     "speculative_tree_width": "tree_width",
     "speculative_acceptance_rule": "acceptance_rule",
@@ -200,7 +219,9 @@ def parse_value(parameter: Parameter, text: Any) -> Any:
     try:
         return parameter.check(_PARSE[parameter.kind](text) if parameter.kind in _PARSE else text)
     except ValueError as error:
-        if parameter.kind == STRUCTURED and isinstance(error, ParameterError):  # it names a part of the value
+        if parameter.kind in (STRUCTURED, PIPELINE) and isinstance(
+            error, ParameterError
+        ):  # it names a part of the value
             raise
         raise parameter.error(text) from None  # with the text as written
 
@@ -208,10 +229,15 @@ def parse_value(parameter: Parameter, text: Any) -> Any:
 def set_parameter(params: SamplingParams, name: str, text: str) -> SamplingParams:
     """Return the parameters with one of them set from text, as ``/set`` does. Raises ParameterError."""
     name = name.replace("-", "_")
+    return params.override(**{name: parse_text(name, text)})
+
+
+def parse_text(name: str, text: str) -> Any:
+    """Parse the value of a sampling parameter from one text. Raises ParameterError."""
     if name not in FIELDS:
         raise unknown(name, FIELDS)
     kind = FIELDS[name].kind
-    return params.override(**{name: parse_value(FIELDS[name], _FROM_TEXT[kind](text) if kind in _FROM_TEXT else text)})
+    return parse_value(FIELDS[name], _FROM_TEXT[kind](text) if kind in _FROM_TEXT else text)
 
 
 def _bool(text: str) -> Any:
@@ -243,6 +269,12 @@ def _structured(text: str) -> StructuredOutputs | None:
     return None if text.lower() == "none" else StructuredOutputs.from_json(text)
 
 
+def _pipeline(text: str) -> Any:
+    """Parse stages separated by |, or the JSON list of ``SamplingParams.to_json``; ``@FILE`` reads them from a file."""
+    text = read_content("pipeline", text).strip()
+    return None if text.lower() == "none" else read_json(text, "pipeline") if text.startswith("[") else text
+
+
 STRUCTURED = "StructuredOutputs"
 """The kind of parameter with several flags; ``/set`` takes it as JSON."""
 
@@ -256,6 +288,7 @@ _PARSE: dict[str, Callable[[Any], Any]] = {
     "Mapping[int, float]": _table,
     "str | tuple[str, ...]": _names,
     STRUCTURED: _structured,
+    PIPELINE: _pipeline,
 }
 _FROM_TEXT: dict[str, Callable[[str], Any]] = {"bool": _bool, **dict.fromkeys(REPEATABLE, lambda text: (text,))}
 _METAVARS = {
@@ -264,5 +297,7 @@ _METAVARS = {
     "float": "NUMBER",
     "int": "N",
     "tuple[int, ...]": "ID,ID...",
+    "str | tuple[int, ...]": "TEXT",
     "Mapping[int, float]": "ID=NUMBER,...",
+    PIPELINE: "STAGE|STAGE|...",
 }

@@ -2,7 +2,7 @@
 
 The prompt is the argument, a file (--file) or piped in; without any, the bundled model tells a story. The text goes to
 stdout, then the statistics (tokens per second, seed, finish reason) to stderr. Sampling parameters that are not set
-take the values of the model's generation_config.json, then the defaults listed here.
+take the values of the model's generation_config.json (see --generation-config), then the defaults listed here.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from nucleate.cli import flags
 from nucleate.cli.beam_flags import add_beams, read_beams, search
 from nucleate.cli.input_text import add_prompt, read_prompt
 from nucleate.cli.output_text import to_json, validation_text
+from nucleate.cli.watermark_flags import add_watermark
 from nucleate.outputs import CompletionChunk, Validation
 
 USAGE = "[OPTIONS] [PROMPT]"
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="Print one JSON object at the end instead of text.")
     flags.add_model(parser)
     flags.add_speculation(parser)
+    add_watermark(parser)
     add_beams(parser)
     flags.add_sampling(parser)
 

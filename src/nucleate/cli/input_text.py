@@ -29,9 +29,7 @@ def read_prompt(arguments: argparse.Namespace) -> str:
     elif arguments.prompt not in (None, "-"):
         text = arguments.prompt
     elif arguments.prompt == "-" or is_piped():
-        if sys.stdin is None:
-            raise UsageError("no prompt: stdin is closed")
-        text = decode(sys.stdin.buffer.read(), "stdin")
+        text = read_stdin("no prompt: ")
     elif arguments.model is None:
         arguments.echo = True
         return DEFAULT_PROMPT
@@ -40,6 +38,13 @@ def read_prompt(arguments: argparse.Namespace) -> str:
     if not text:
         raise UsageError("the prompt is empty: pass some text as an argument, with --file or on stdin")
     return str(text)
+
+
+def read_stdin(problem: str = "") -> str:
+    """Return the text of stdin. Raises UsageError. problem: the start of the message if it is closed."""
+    if sys.stdin is None:
+        raise UsageError(f"{problem}stdin is closed")
+    return decode(sys.stdin.buffer.read(), "stdin")
 
 
 def decode(data: bytes, source: str) -> str:

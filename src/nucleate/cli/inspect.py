@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from nucleate.llm import LLM
+    from nucleate.sampling.stage import Pipeline
     from nucleate.sampling.trace import Trace, TraceStep
     from nucleate.sampling_params import SamplingParams
+    from nucleate.stopping.stop_matcher import StopRules
     from nucleate.tokenization.tokenizer import Tokenizer
 
 USAGE = "[OPTIONS] [PROMPT]"
@@ -71,9 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
     llm = LLM(**flags.model_options(arguments))
     params = llm.default_params.override(**values)
     ids = llm.encode(prompt)
-    admit(llm.model, llm.tokenizer, ids, params)
+    rules = admit(llm.model, llm.tokenizer, ids, params)
     stages, mask = stages_of(params, llm.model.vocab_size, llm.tokenizer), grammar_mask(llm, params)
-    result = trace(llm.model.begin().forward(ids), stages, prompt_ids=ids, mask=mask)
+    companion = companion_logits(llm, stages, ids, rules)
+    result = trace(llm.model.begin().forward(ids), stages, prompt_ids=ids, mask=mask, companion=companion)
     if arguments.json:
         page = {
             "prompt": prompt,
@@ -98,6 +101,19 @@ def grammar_mask(llm: LLM, params: SamplingParams) -> NDArray[np.int32] | None:
 
     grammar = compile_grammar(params.structured_outputs, lambda: GrammarCompiler(llm.tokenizer, llm.model.vocab_size))
     return None if grammar is None else Guide(grammar, ignore_eos=params.ignore_eos).mask()[0]
+
+
+def companion_logits(llm: LLM, stages: Pipeline, ids: list[int], rules: StopRules) -> NDArray[np.float32] | None:
+    """Return the logits [V] of the companion sequence; None for a pipeline without one."""
+    from nucleate.engine.companions import admit_companion
+    from nucleate.sampling.companion import split_combine
+
+    stage, _ = split_combine(stages)
+    if stage is None:
+        return None
+    companion, _ = admit_companion(stage, ids, rules, llm.model, llm.companion_model)
+    model = llm.companion_model if stage.companion_model and llm.companion_model is not None else llm.model
+    return model.begin().forward(companion.prompt_ids)
 
 
 def show(result: Trace, tokenizer: Tokenizer, ids: list[int], top: int) -> None:

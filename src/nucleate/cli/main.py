@@ -13,16 +13,21 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from itertools import pairwise
 
 from nucleate.cli.argument_parser import ArgumentParser, UsageError
 
 __all__ = ["COMMANDS", "UsageError", "main"]
+
+PLUGIN = "--plugin"
 
 COMMANDS = {
     "generate": "Continue a prompt and stream the text to the terminal.",
     "chat": "Chat with a model in the terminal.",
     "serve": "Run an OpenAI-compatible HTTP server.",
     "batch": "Process a JSONL file of requests.",
+    "compare": "Compare sampling settings over prompts and seeds.",
+    "detect": "Look for a watermark in a text.",
     "inspect": "Show what each sampling stage does to the next token of a prompt.",
     "bench": "Measure the time to sample a token on this machine.",
     "warm": "Compile the CPU kernels now instead of on first use.",
@@ -97,12 +102,22 @@ def run(arguments: list[str]) -> int:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"unknown command {name!r}{hint} (commands: {', '.join(COMMANDS)})")
+    _load_plugins(arguments[1:])
     command = importlib.import_module(f"nucleate.cli.{name}")
     parsed = command_parser(name).parse_args(arguments[1:])
     from nucleate.jit.thread_pool import cores
 
     cores()  # reports an invalid NUCLEATE_THREADS before any work
     return int(command.run(parsed))
+
+
+def _load_plugins(arguments: list[str]) -> None:
+    """Load the plug-ins before the flags are read, because a registered stage has flags of its own."""
+    from nucleate.plugins.plugin_loader import load_plugins
+
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    names = [value for flag, value in pairwise(arguments[:end]) if flag == PLUGIN]
+    load_plugins([*names, *(one.partition("=")[2] for one in arguments[:end] if one.startswith(f"{PLUGIN}="))])
 
 
 def command_parser(name: str) -> ArgumentParser:
@@ -122,6 +137,8 @@ def command_parser(name: str) -> ArgumentParser:
 def add_arguments(parser: ArgumentParser, name: str) -> None:
     """Add the arguments of a command to a parser."""
     importlib.import_module(f"nucleate.cli.{name}").add_arguments(parser)
+    text = "Load stages from a module or a .py file (repeatable; also: NUCLEATE_PLUGINS, separated by commas)."
+    parser.add_argument(PLUGIN, action="append", metavar="MODULE", help=text)
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
 
 

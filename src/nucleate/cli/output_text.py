@@ -30,4 +30,6 @@ def to_json(value: Any) -> Any:
 def validation_text(validation: Validation) -> str:
     """Describe in one line whether an output conforms to a schema with unsupported keywords."""
     result = f"the output is invalid: {'; '.join(validation.errors)}" if validation.errors else "the output is valid"
+    if validation.unchecked:
+        result += f", except that nothing checks {', '.join(validation.unchecked)}"
     return " ".join(f"ignored schema keywords: {', '.join(validation.ignored)}; {result}".split())

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import ipaddress
+import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
+from nucleate.cli.watermark_flags import add_watermark
+from nucleate.parameters.parameter import ParameterError
 from nucleate.server.limits import ServerLimits
 
 if TYPE_CHECKING:
     from nucleate.models.runner import Runner
+    from nucleate.server.auth import APIKeys
     from nucleate.server.request_log import RequestLog
 
 USAGE = "[OPTIONS]"
@@ -69,6 +73,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         help="Allowed CORS origin; * is any; can be repeated (default: none).",
     )
+    access.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="Allowed name in the Host header, besides localhost; * is any; can be repeated (default: any if there are "
+        "API keys or --host is not localhost, else none).",
+    )
     log = parser.add_argument_group("logging (to stderr)")
     formats, levels = ("json", "text"), ("debug", "info", "warning", "error")
     log.add_argument(
@@ -88,6 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_model(parser)
     flags.add_engine(parser)
     flags.add_speculation(parser)
+    add_watermark(parser)
     group = parser.add_argument_group("limits")
     for parameter in ServerLimits.PARAMETERS.values():
         flags.add_parameter(group, parameter)
@@ -106,7 +119,8 @@ def run(arguments: argparse.Namespace) -> int:
     from nucleate.jit.warmup import warm
     from nucleate.llm import LLM
     from nucleate.server.app import application
-    from nucleate.server.auth import VARIABLE, read_keys
+    from nucleate.server.auth import VARIABLE, APIKeys, read_keys
+    from nucleate.server.host_check import ANY, check_origins, is_loopback
     from nucleate.server.request_log import LogFormat, RequestLog, configure
     from nucleate.server.run import bind, default_sigint_handler, serve
     from nucleate.server.service import REGEX_SECONDS, Service
@@ -115,7 +129,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--port must be an integer >= 0 and < 65536, got {arguments.port}")
     limits = ServerLimits(**flags.read_values(arguments, ServerLimits.PARAMETERS))
     values = flags.read_values(arguments)
-    keys = read_keys(arguments.api_key, arguments.api_key_file, os.environ.get(VARIABLE))
+    check_origins(arguments.allow_origin)
+
+    def keys_now() -> frozenset[str]:
+        return read_keys(arguments.api_key, arguments.api_key_file, os.environ.get(VARIABLE))
+
+    keys = APIKeys(keys_now())
     log_format: LogFormat = arguments.log_format or ("text" if sys.stderr.isatty() else "json")
     with (
         default_sigint_handler(),
@@ -131,8 +150,9 @@ def run(arguments: argparse.Namespace) -> int:
         service = Service(llm, engine, flags.model_name(arguments), defaults, limits)
         if not keys and not is_loopback(arguments.host):
             log.event("no API key is set: anyone who can reach this address can use the server (see --api-key)", 30)
-        app = application(service, log, keys=keys, origins=arguments.allow_origin)
-        return serve(app, service, log, bound)
+        hosts = arguments.allowed_host or ([] if not keys and is_loopback(arguments.host) else [ANY])
+        app = application(service, log, keys=keys, origins=arguments.allow_origin, hosts=hosts)
+        return serve(app, service, log, bound, lambda: _reload(keys, keys_now, log))
 
 
 def _warm_model(runner: Runner, log: RequestLog) -> None:
@@ -140,9 +160,13 @@ def _warm_model(runner: Runner, log: RequestLog) -> None:
     log.event("kernels ready")
 
 
-def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address."""
+def _reload(keys: APIKeys, read: Callable[[], frozenset[str]], log: RequestLog) -> None:
+    """Read the API keys again. A server that started without keys stays open; one with keys keeps at least one."""
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+        found = read() if keys else frozenset[str]()
+    except ParameterError as error:
+        log.event("API keys not reloaded", logging.ERROR, error_message=str(error))
+        return
+    if found:
+        keys.replace(found)
+    log.event("API keys reloaded", count=len(found))

@@ -10,17 +10,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from nucleate.cli import flags
+from nucleate.parameters.parameter import unknown
 from nucleate.sampling.stage import shape_of
 from nucleate.sampling.stages import STAGES
 
-USAGE = "[--json]"
+WORDS = {True: "holds", False: "DOES NOT HOLD", None: "does not apply"}
+USAGE = "[--check NAME] [--json]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="Print a JSON list instead of text.")
+    text = "Check the properties of a stage on random rows: neutral value, order, batches, backends."
+    parser.add_argument("--check", metavar="NAME", help=text)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.check is not None:
+        return check(arguments.check, as_json=arguments.json)
     rows: list[dict[str, Any]] = [
         {
             "name": stage.name,
@@ -42,6 +48,23 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def check(name: str, *, as_json: bool) -> int:
+    """Print which properties hold; the exit status is 1 if one does not."""
+    from nucleate.plugins.stage_check import check_stage
+
+    if name not in STAGES:
+        raise unknown(name, STAGES, "stage")
+    found = check_stage(STAGES[name])
+    if as_json:
+        print(json.dumps([one._asdict() for one in found], indent=1))
+    else:
+        for one in found:
+            print(f"{WORDS[one.holds]:15}{one.name}")
+            if one.detail:
+                print(textwrap.fill(one.detail, 100, initial_indent=" " * 15, subsequent_indent=" " * 15))
+    return int(any(one.holds is False for one in found))
+
+
 def show(rows: list[dict[str, Any]]) -> None:
     """Print a line per stage and one per parameter below it, as wide as the terminal."""
     columns = max(80, shutil.get_terminal_size((120, 24)).columns)
@@ -49,7 +72,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     inner = max(len(parameter["name"]) for row in rows for parameter in row["parameters"]) + 1
     first_use: dict[str, str] = {}
     for row in rows:
-        print(_wrap(f"{row['name']:{width}}{row['shape']:8}", row["help"], columns))
+        print(_wrap(f"{row['name']:{width}}{row['shape']:10}", row["help"], columns))
         for parameter in row["parameters"]:
             text = f"{parameter['help']} [{parameter['allowed']}; default {flags.format_default(parameter['default'])}]"
             first = first_use.setdefault(parameter["name"], row["name"])

@@ -22,6 +22,7 @@ _ON_UNSUPPORTED = (
 _WHITESPACE = (
     "Whitespace between JSON tokens: flexible (a space, or a line break with indentation) or none (default: flexible)."
 )
+_MAX_DIGITS = "Maximum number of consecutive digits of a number in JSON; 0 for no limit (default: 16)."
 TITLE = "structured output (at most one of the first five; @FILE reads the value from a file)"
 
 FLAGS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
@@ -36,6 +37,7 @@ FLAGS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "grammar": ("grammar", "Generate text of this grammar, in Lark or GBNF.", {"metavar": "@FILE|TEXT"}),
     "on_unsupported": ("schema-on-unsupported", _ON_UNSUPPORTED, {"metavar": "ACTION"}),
     "whitespace": ("json-whitespace", _WHITESPACE, {"metavar": "MODE"}),
+    "max_digits": ("json-max-digits", _MAX_DIGITS, {"metavar": "N"}),
 }
 """By field: the flag without its dashes, its help text and further arguments for argparse."""
 
@@ -55,7 +57,9 @@ def read_structured(arguments: argparse.Namespace) -> StructuredOutputs | None:
     values: dict[str, Any] = {field: value for field, value in given.items() if value is not None}
     for field in _FILES:
         if field in values:
-            values[field] = _content(FLAGS[field][0], values[field])
+            values[field] = read_content(FLAGS[field][0], values[field])
+    if (text := values.get("max_digits", "")).isdecimal() and len(text) < 10:
+        values["max_digits"] = int(text)
     return StructuredOutputs(**values) if values else None
 
 
@@ -68,7 +72,7 @@ def check_structured(engine: Engine, structured_outputs: StructuredOutputs | Non
         engine.prepare(Request([0], SamplingParams(structured_outputs=structured_outputs)))
 
 
-def _content(flag: str, text: str) -> str:
+def read_content(flag: str, text: str) -> str:
     """Return the content of the file if the text is ``@FILE``; otherwise the text."""
     if text.startswith("@"):
         return decode(Path(text[1:]).read_bytes(), text[1:]).removeprefix("\ufeff")

@@ -158,7 +158,7 @@ class AsyncEngine:
                 self._check(caller)
         batch, caller.outputs = caller.outputs, []
         for _, output in batch:
-            if output.finished:
+            if output.usage is not None:
                 del caller.places[output.request_id]
         if caller.paused:
             self._pause(caller, paused=False)
@@ -176,7 +176,7 @@ class AsyncEngine:
             if caller is None:  # the caller has left
                 continue
             caller.outputs.append((caller.places[output.request_id], output))
-            if output.finished:
+            if output.usage is not None:
                 del self._callers[output.request_id]
             if len(caller.outputs) >= caller.max_pending and not caller.paused:
                 self._pause(caller, paused=True)

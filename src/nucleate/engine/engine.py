@@ -9,7 +9,6 @@ it gives the same tokens for the same logits.
 
 from __future__ import annotations
 
-import functools
 from operator import attrgetter
 from time import perf_counter
 
@@ -21,11 +20,13 @@ from nucleate.engine.beam.scheduling import (
     RunningBeamSearch,
     ValidatedBeamRequest,
 )
+from nucleate.engine.companions import Companions
 from nucleate.engine.kv_cache import KVCacheManager
 from nucleate.engine.model_executor import ForwardOutput, ModelExecutor
-from nucleate.engine.request import Request, ValidatedRequest, admit, stages_of
-from nucleate.engine.running_request import NO_ROW, RunningRequest, RunningSequence
+from nucleate.engine.request import PipelineCache, Request, ValidatedRequest, admit
+from nucleate.engine.running_request import RunningRequest, RunningSequence
 from nucleate.engine.scheduler import Scheduler
+from nucleate.engine.scheduler_entry import NO_ROW
 from nucleate.engine.speculator import Speculator
 from nucleate.engine.stats import EngineStats, SpeculativeStats
 from nucleate.engine.token_sampler import StepSampler, TokenSampler
@@ -34,31 +35,34 @@ from nucleate.outputs import EngineOutput, Finish
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
 from nucleate.sampling.inputs import check_count
-from nucleate.sampling.noise import fresh_seed
-from nucleate.sampling.pipeline import PreparedPipeline, prepared
 from nucleate.sampling.sampler import Sampler
-from nucleate.sampling_params import SamplingParams
+from nucleate.sampling.stage import Stage
 from nucleate.speculative.config import Speculation
-from nucleate.structured_output import GrammarLimits, can_jump_forward
+from nucleate.structured_output import GrammarLimits
 from nucleate.structured_output.grammar_manager import GrammarManager
 from nucleate.tokenization.tokenizer import Tokenizer
 
-MAX_NUM_SEQS, MAX_NUM_BATCHED_TOKENS = 64, 1024
-"""Defaults."""
+MAX_NUM_SEQS = 64
+"""Default."""
 
-MAX_PROMPT_LOGITS = 1 << 26
-"""Logits that a chunk computes at most if prompt logprobs are requested, as rows times vocabulary."""
+BATCHED_TOKENS, BATCHED_TOKENS_ON_GPU = 96, 1024
+"""Defaults of ``max_num_batched_tokens``. All sequences wait for a step: on a CPU, more tokens take longer."""
+
+MAX_PROMPT_LOGITS, MIN_PROMPT_CHUNK = 1 << 19, 64
+"""If prompt logprobs are requested: logits that a chunk computes at most, as rows times vocabulary; tokens at least."""
 
 
 class Engine:
     """Requests are added with ``add`` and cancelled with ``abort``; ``step`` advances all of them.
 
     runner: the model. max_num_seqs: sequences that run at a time. max_num_batched_tokens: tokens per forward pass, at
-    least max_num_seqs. max_model_len: tokens of a prompt with its output; None (and the most): what the model's context
-    and the KV cache hold. enable_prefix_caching: reuse the KV cache of common prompt prefixes. regex_seconds: time
-    budget of the stop regexes of a sequence, see ``stop_matcher``. structured_limits: limits of structured output.
-    speculative_config: speculative decoding, off by default: a method, a ``Speculation``, or a mapping of its fields.
-    backend: as in ``Sampler``; with "triton" or "torch", sampling runs on the model's device. Raises ParameterError.
+    least max_num_seqs; None: 96 on a CPU, 1024 on a GPU, or more if all sequences with their drafts take more.
+    max_model_len: tokens of a prompt with its output; None (and the most): what the model's context and the KV cache
+    hold. enable_prefix_caching: reuse the KV cache of common prompt prefixes. regex_seconds: time budget of the stop
+    regexes of a sequence, see ``stop_matcher``. structured_limits: limits of structured output. companion_runner: the
+    companion model of contrastive decoding. speculative_config: a method, a ``Speculation``, or a mapping of its
+    fields; off by default. watermark: a stage of ``nucleate.watermark`` for every request except beam search. backend:
+    as in ``Sampler``; with "triton" or "torch", sampling runs on the model's device. Raises ParameterError.
     """
 
     def __init__(
@@ -67,31 +71,36 @@ class Engine:
         tokenizer: Tokenizer,
         *,
         max_num_seqs: int = MAX_NUM_SEQS,
-        max_num_batched_tokens: int = MAX_NUM_BATCHED_TOKENS,
+        max_num_batched_tokens: int | None = None,
         max_model_len: int | None = None,
         enable_prefix_caching: bool = True,
         regex_seconds: float = 0.5,
         structured_limits: GrammarLimits | None = None,
         speculative_config: Speculation | str | None = None,
+        watermark: Stage | None = None,
+        companion_runner: Runner | None = None,
         backend: str = "auto",
     ) -> None:
         check_count(max_num_seqs, "max_num_seqs")
+        speculation = Speculation.of(speculative_config)
+        if max_num_batched_tokens is None:
+            per_sequence = 1 + (speculation.num_speculative_tokens if speculation else 0)
+            default = BATCHED_TOKENS_ON_GPU if runner.asynchronous else BATCHED_TOKENS
+            max_num_batched_tokens = max(default, max_num_seqs * per_sequence)
         check_count(max_num_batched_tokens, "max_num_batched_tokens", max_num_seqs, "max_num_seqs")
-        self.context_length = min(runner.context_length, runner.blocks * runner.block_size)
+        self._companions = Companions(runner, companion_runner, max_num_seqs)
+        blocks = self._companions.num_blocks
+        self.context_length = min(runner.context_length, blocks * runner.block_size)
         if max_model_len is not None:
             check_count(max_model_len, "max_model_len", 2)
             self.context_length = min(self.context_length, max_model_len)
         self.runner, self.tokenizer, self.vocab_size = runner, tokenizer, runner.vocab_size
         self.max_num_seqs, self._regex_seconds = max_num_seqs, regex_seconds
         self._kv_cache = KVCacheManager(
-            runner.blocks, runner.block_size, prefix_caching=enable_prefix_caching and runner.paged
+            blocks, runner.block_size, prefix_caching=enable_prefix_caching and runner.paged
         )
-        self._scheduler = Scheduler(
-            self._kv_cache,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            whole_prompts=not runner.paged,
-        )
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        self._scheduler = Scheduler(self._kv_cache, **limits, whole_prompts=not runner.paged)
         on_device = backend in TENSOR_BACKENDS and runner.asynchronous  # opt-in: not yet validated on a GPU
         device = str(getattr(runner, "device", "cpu")) if on_device else "cpu"
         self._sampler = Sampler(runner.vocab_size, backend, device)
@@ -100,11 +109,12 @@ class Engine:
         self._token_sampler = TokenSampler(self._sampler, self._grammars, self, deferred=runner.asynchronous)
         self._num_arrivals = self._prefix_cache_queries = self._prefix_cache_hits = 0
         self._beams = BeamScheduler(self._scheduler, runner, self._grammars, tokenizer, self._requests)
-        self._cached_pipeline = functools.lru_cache(maxsize=256)(self._prepare_pipeline)
+        self._pipelines = PipelineCache(self.vocab_size, tokenizer, watermark)
         self._speculator: Speculator | None = None
-        if (config := Speculation.of(speculative_config)) is not None:
-            self._speculator = Speculator(config, runner, self._scheduler, self._sampler)
-        self._executor = ModelExecutor(runner, self._scheduler, self._grammars, self._speculator, self)
+        if speculation is not None:
+            self._speculator = Speculator(speculation, runner, self._companions, self._scheduler, self._sampler)
+        runners = self._companions.runners
+        self._executor = ModelExecutor(runners, self._scheduler, self._grammars, self._speculator, self)
 
     def __len__(self) -> int:
         """The number of unfinished requests."""
@@ -149,11 +159,11 @@ class Engine:
         rules = admit(self, self.tokenizer, request.prompt_ids, params, self._regex_seconds)
         spec = params.structured_outputs
         grammar = None if spec is None else self._grammars.compile(spec)
-        pipeline = (self._cached_pipeline if params.cacheable else self._prepare_pipeline)(params)
-        return ValidatedRequest(request, pipeline, rules, grammar)
-
-    def _prepare_pipeline(self, params: SamplingParams) -> PreparedPipeline:
-        return prepared(stages_of(params, self.vocab_size, self.tokenizer))
+        pipeline = self._pipelines.get(params)
+        companion = None
+        if pipeline.combine is not None:
+            companion, rules = self._companions.admit(pipeline.combine, request.prompt_ids, rules, self)
+        return ValidatedRequest(request, pipeline, rules, grammar, companion)
 
     def add(self, request: AnyRequest) -> str:
         """Admit a request and return its id. Raises ParameterError, without any effect."""
@@ -163,7 +173,7 @@ class Engine:
         if isinstance(request, ValidatedBeamRequest):
             self._beams.start(request, request_id, self._num_arrivals)
         else:
-            running = self._requests[request_id] = self._admit(request, request_id)
+            running = self._requests[request_id] = RunningRequest.of(request, request_id, self._num_arrivals)
             self._start_sequence(running)
         self._num_arrivals += 1
         return request_id
@@ -223,10 +233,10 @@ class Engine:
         """See ``SequenceLifecycle``."""
         running = sequence.running
         self.start_siblings(running)
-        self._prefix_cache_queries += len(running.request.prompt_ids)
-        self._prefix_cache_hits += sequence.num_cached
+        self._prefix_cache_queries += running.num_prompt_tokens
+        self._prefix_cache_hits += sum([each.num_cached for each in sequence.group])
         self._scheduler.remove(sequence)
-        self.runner.forget(sequence.key)
+        self._companions.forget(sequence)
         if self._speculator is not None:
             self._speculator.forget(sequence)
         if sequence.row != NO_ROW:
@@ -253,23 +263,20 @@ class Engine:
             raise ParameterError("id", f"there is a request {request_id!r:.80} already")
         return request_id
 
-    def _admit(self, validated: ValidatedRequest, request_id: str) -> RunningRequest:
-        request, pipeline, rules, grammar = validated
-        seed = fresh_seed() if request.params.seed is None else request.params.seed
-        limit = len(request.prompt_ids) + (rules.max_tokens or 0)  # admit sets max_tokens
-        skips = grammar is not None and can_jump_forward(pipeline.given)
-        return RunningRequest(
-            request, request_id, seed, pipeline, rules, grammar, limit, self._num_arrivals, jump_forward=skips
-        )
-
     def _start_sequence(self, running: RunningRequest) -> None:
         """Add the next sequence of a request to the scheduler."""
-        self._scheduler.add(running.start_sequence(self.tokenizer, max(1, MAX_PROMPT_LOGITS // self.vocab_size)))
+        max_chunk = max(MIN_PROMPT_CHUNK, MAX_PROMPT_LOGITS // self.vocab_size)
+        self._scheduler.add(running.start_sequence(self.tokenizer, max_chunk))
 
     def _sample(self, result: ForwardOutput, outputs: list[EngineOutput]) -> None:
         """Sample the next token of every sequence whose last token was computed, and advance beam searches."""
         ready, beams = self._executor.ready(result)
         logits_LV, speculator = result.logits, self._speculator
+        if self._scheduler.num_companions:
+            logits_LV, failed = self._companions.combine(ready, logits_LV, result.companion_logits)
+            for one, message in failed:
+                outputs += self.fail(one.sequence, message)
+                ready.remove(one)
         if beams:
             outputs += self._beams.process(beams, logits_LV)
         if speculator is None or not speculator.has_drafts(ready):

@@ -13,8 +13,8 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-START = 0
-"""The prefix node before the first block of every sequence."""
+START, COMPANION_START = 0, -1
+"""The prefix nodes before the first block of every sequence: of the model, and of the companion model."""
 
 _CacheKey = tuple[int, tuple[int, ...]]  # the prefix node before a block, and the tokens in it
 
@@ -65,10 +65,10 @@ class KVCacheManager:
             taken.append(block)
         return taken
 
-    def match_prefix(self, token_ids: Sequence[int]) -> PrefixHit:
-        """Find and use the longest cached prefix of a sequence. It never covers the last token."""
+    def match_prefix(self, token_ids: Sequence[int], root: int = START) -> PrefixHit:
+        """Find and use the longest cached prefix of a sequence after a root. It never covers the last token."""
         blocks: list[int] = []
-        node, size = START, self.block_size
+        node, size = root, self.block_size
         for start in range(0, (len(token_ids) - 1) // size * size, size):
             found = self._cached.get((node, tuple(token_ids[start : start + size])))
             if found is None:

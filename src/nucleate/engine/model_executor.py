@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from nucleate.engine.beam.scheduling import RunningBeam
+from nucleate.engine.companions import CompanionSequence
 from nucleate.engine.running_request import RunningSequence, SequenceLifecycle
-from nucleate.engine.scheduler import ScheduledSequence, Scheduler
+from nucleate.engine.scheduler import Scheduler
+from nucleate.engine.scheduler_entry import ScheduledSequence
 from nucleate.engine.speculator import Speculator
 from nucleate.models.runner import Runner
 from nucleate.outputs import EngineOutput
@@ -22,20 +25,27 @@ class ForwardOutput(NamedTuple):
     scheduled: list[ScheduledSequence]
     logits: Any  #: [L, V]
     hidden_states: Any = None  #: of all computed tokens, if a proposer reads them
+    companions: Sequence[ScheduledSequence] = ()  #: those that the companion model computed
+    companion_logits: Any = None
 
 
 class ModelExecutor:
-    """Runs forward passes. lifecycle: ends the sequences for which the model fails."""
+    """Runs forward passes.
+
+    runners: of the model, and of the companion model if there is one. lifecycle: ends the sequences for which the model
+    fails.
+    """
 
     def __init__(
         self,
-        runner: Runner,
+        runners: Sequence[Runner],
         scheduler: Scheduler,
         grammars: GrammarManager,
         speculator: Speculator | None,
         lifecycle: SequenceLifecycle,
     ) -> None:
-        self._runner, self._scheduler, self._grammars, self._speculator = runner, scheduler, grammars, speculator
+        self._runner, self._companion_runner = runners[0], runners[1] if len(runners) > 1 else None
+        self._scheduler, self._grammars, self._speculator = scheduler, grammars, speculator
         self._lifecycle = lifecycle
         self.num_steps = 0
         self.computed_tokens = 0  # those of drafts too
@@ -44,11 +54,10 @@ class ModelExecutor:
     def run(self, scheduled: list[ScheduledSequence], outputs: list[EngineOutput]) -> list[ForwardOutput]:
         """Compute the scheduled tokens. Failed sequences add their last outputs to ``outputs``."""
         self.num_steps += 1
-        if self._speculator is None or self._speculator.coupled:  # the other rules need masks along the draft
+        if self._grammars.is_slow and (self._speculator is None or self._speculator.coupled):
+            # the other acceptance rules need masks along the draft
             ends = [one.sequence for one in scheduled if one.last and isinstance(one.sequence, RunningSequence)]
-            guides = [sequence.processor.guide for sequence in ends]
-            if any(guides):
-                self._grammars.prefetch(guides)
+            self._grammars.prefetch([sequence.processor.guide for sequence in ends])
         begin = perf_counter()
         try:
             results = [self._forward(scheduled)]
@@ -56,36 +65,47 @@ class ModelExecutor:
             results = self._forward_alone(scheduled, outputs, error)
         self.seconds += perf_counter() - begin
         for result in results:
-            self._scheduler.mark_computed(result.scheduled)
-            self.computed_tokens += sum([one.stop - one.start for one in result.scheduled])
+            computed = [*result.scheduled, *result.companions]
+            self._scheduler.mark_computed(computed)
+            self.computed_tokens += sum([one.stop - one.start for one in computed])
             if self._speculator is not None:
-                self.computed_tokens += sum([len(one.draft) for one in result.scheduled])
+                self.computed_tokens += sum([len(one.draft) for one in computed])
         return results
 
     def _forward(self, scheduled: list[ScheduledSequence]) -> ForwardOutput:
+        others: list[ScheduledSequence] = []
+        other_logits_LV = None
+        if self._companion_runner is not None and self._scheduler.num_companions:
+            others = [one for one in scheduled if on_companion_model(one)]
+            if others:
+                scheduled = [one for one in scheduled if not on_companion_model(one)]
+                other_logits_LV = self._companion_runner.forward([one.sequence.model_input(one) for one in others])
         logits_LV = self._runner.forward([one.sequence.model_input(one) for one in scheduled])
         if self._speculator is None:
-            return ForwardOutput(scheduled, logits_LV)
-        self._speculator.remove_draft_tokens(scheduled)
-        return ForwardOutput(scheduled, logits_LV, self._speculator.hidden_states(scheduled))
+            return ForwardOutput(scheduled, logits_LV, None, others, other_logits_LV)
+        self._speculator.remove_draft_tokens([*scheduled, *others])
+        states_TF = self._speculator.hidden_states()
+        return ForwardOutput(scheduled, logits_LV, states_TF, others, other_logits_LV)
 
     def _forward_alone(
         self, scheduled: list[ScheduledSequence], outputs: list[EngineOutput], error: Exception
     ) -> list[ForwardOutput]:
-        """After an error of the whole batch: each sequence alone, without its draft."""
+        """After an error of the whole batch: each sequence alone, with its companion and without its draft."""
         results: list[ForwardOutput] = []
         retry = len(scheduled) > 1 or any(one.draft for one in scheduled)
         if self._speculator is not None:
             self._speculator.withdraw(scheduled)
+        together = {one.companion.sequence for one in scheduled if one.companion is not None}
         for one in scheduled:
-            if one.sequence.finished:  # another beam of its search has failed
+            if one.sequence.finished or one.sequence in together:  # another beam, or its companion, has failed
                 continue
             try:
                 if not retry:
                     raise error
-                results.append(self._forward([one]))
+                results.append(self._forward([one] if one.companion is None else [one, one.companion]))
             except Exception as own:  # noqa: BLE001  # a model may raise anything; the request gets the message
-                outputs += self._lifecycle.fail(one.sequence, f"the model failed: {one_line(own)}")
+                failed = one.sequence.owner or one.sequence
+                outputs += self._lifecycle.fail(failed, f"the model failed: {one_line(own)}")
         return results
 
     @staticmethod
@@ -107,5 +127,15 @@ class ModelExecutor:
                 end += one.last + draft
             if one.last and not sequence.finished:
                 one.logits_row = end - 1 - draft
-                (beams if sequence.__class__ is RunningBeam else ready).append(one)
+                if sequence.owner is None:
+                    (beams if sequence.__class__ is RunningBeam else ready).append(one)
+        end = 0
+        for one in result.companions:
+            end += one.last + len(one.draft)
+            one.logits_row = end - 1 - len(one.draft)
         return ready, beams
+
+
+def on_companion_model(one: ScheduledSequence) -> bool:
+    """Whether the companion model computes a sequence."""
+    return isinstance(one.sequence, CompanionSequence) and one.sequence.on_companion_model

@@ -5,17 +5,21 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
+from nucleate.engine.companions import Companion
 from nucleate.models.protocol import ModelLimits
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.inputs import check_ids
-from nucleate.sampling.pipeline import PreparedPipeline
-from nucleate.sampling.stage import Pipeline
+from nucleate.sampling.pipeline import PreparedPipeline, prepared
+from nucleate.sampling.pipeline_format import is_pipeline
+from nucleate.sampling.stage import Pipeline, Stage
 from nucleate.sampling_params import SamplingParams
 from nucleate.stopping.stop_matcher import StopRules
 from nucleate.structured_output import CompiledGrammar
 from nucleate.tokenization.tokenizer import Tokenizer
+from nucleate.watermark.kinds import check_watermark, with_watermark
 
 MAX_N = 128
 """The highest value of ``n``."""
@@ -25,6 +29,7 @@ MAX_N = 128
 class Request:
     """A prompt and its sampling parameters. prompt_ids: token ids, at least one. priority: lower runs first.
 
+    params: a tuple of stages stands for ``SamplingParams(pipeline=stages)``.
     id: a string that no other running request has; without one, the engine assigns it.
     """
 
@@ -43,8 +48,12 @@ class Request:
         except TypeError:
             raise ParameterError("prompt", f"prompt_ids must be token ids, got {self.prompt_ids!r:.60}") from None
         object.__setattr__(self, "prompt_ids", ids)
+        if isinstance(self.params, tuple) and is_pipeline(self.params):
+            object.__setattr__(self, "params", SamplingParams(pipeline=self.params))
         if not isinstance(self.params, SamplingParams):
-            raise ParameterError("params", f"params must be a SamplingParams, got {self.params!r:.60}")
+            raise ParameterError(
+                "params", f"params must be a SamplingParams or a tuple of stages, got {self.params!r:.60}"
+            )
         if self.id is not None and not isinstance(self.id, str):
             raise ParameterError("id", f"id must be a string or None, got {self.id!r:.60}")
         if isinstance(self.priority, bool) or not isinstance(self.priority, int):
@@ -54,9 +63,25 @@ class Request:
 def stages_of(params: SamplingParams, vocab_size: int, tokenizer: Tokenizer) -> Pipeline:
     """The sampling pipeline of some parameters, for a model and its tokenizer."""
     ends = tuple(token for token in tokenizer.eos_token_ids if token < vocab_size)  # others cannot be sampled
-    stages = params.pipeline(ends, tokenizer)
+    stages = params.build_pipeline(ends, tokenizer)
     check_ids(stages, vocab_size)
     return stages
+
+
+class PipelineCache:
+    """The prepared pipelines of parameters, for a model, its tokenizer and a watermark. Raises ParameterError."""
+
+    def __init__(self, vocab_size: int, tokenizer: Tokenizer, watermark: Stage | None = None) -> None:
+        self._vocab_size, self._tokenizer, self._watermark = vocab_size, tokenizer, check_watermark(watermark)
+        self._cached = lru_cache(maxsize=256)(self._prepare)
+
+    def get(self, params: SamplingParams) -> PreparedPipeline:
+        """The pipeline of some parameters. Raises ParameterError."""
+        return (self._cached if params.cacheable else self._prepare)(params)
+
+    def _prepare(self, params: SamplingParams) -> PreparedPipeline:
+        stages = stages_of(params, self._vocab_size, self._tokenizer)
+        return prepared(with_watermark(stages, self._watermark))
 
 
 def admit(
@@ -85,24 +110,33 @@ def admit(
             raise ParameterError(
                 "stop_token_ids", f"stop_token_ids names token {token}, but the vocabulary ends at {size - 1}"
             )
+    max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+    return stop_rules(params, frozenset(tokenizer.eos_token_ids), max_tokens, regex_seconds)
+
+
+def stop_rules(
+    params: SamplingParams, eos_token_ids: frozenset[int], max_tokens: int | None, regex_seconds: float = 0.5
+) -> StopRules:
+    """The stop rules of some parameters. max_tokens: None for no limit. Raises ParameterError."""
     return StopRules(
         stop=params.stop,
         stop_token_ids=frozenset(params.stop_token_ids),
-        eos_token_ids=frozenset(tokenizer.eos_token_ids),
+        eos_token_ids=eos_token_ids,
         stop_regex=params.stop_regex,
         stop_json=params.stop_json,
         include_stop_str_in_output=params.include_stop_str_in_output,
         ignore_eos=params.ignore_eos,
-        max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+        max_tokens=max_tokens,
         min_tokens=params.min_tokens,
         regex_seconds=regex_seconds,
     )
 
 
 class ValidatedRequest(NamedTuple):
-    """A request that was checked against the model, with its pipeline, stop rules and grammar."""
+    """A request that was checked against the model, with its pipeline, stop rules, grammar and companion."""
 
     request: Request
     pipeline: PreparedPipeline
     rules: StopRules
     grammar: CompiledGrammar | None
+    companion: Companion | None = None

@@ -3,32 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
-
-from nucleate.engine.request import MAX_N, Request
-from nucleate.engine.scheduler import ScheduledSequence, SchedulerEntry
+from nucleate.engine.companions import Companion, CompanionSequence, add_companion
+from nucleate.engine.request import MAX_N, Request, ValidatedRequest
+from nucleate.engine.scheduler_entry import NO_ROW, ScheduledSequence, SchedulerEntry
 from nucleate.models.runner import ModelInput
 from nucleate.outputs import CompletionChunk, EngineOutput, Finish, PromptLogprobs, StepLogprobs, Usage
+from nucleate.parameters.converters import one_line
 from nucleate.sampling.inputs import LogitsInput
+from nucleate.sampling.noise import fresh_seed
 from nucleate.sampling.pipeline import PreparedPipeline
-from nucleate.sampling.token_logprobs import logprobs
+from nucleate.sampling.token_logprobs import row_logprobs
 from nucleate.sampling_params import SamplingParams
 from nucleate.speculative.draft import NO_DRAFT, DraftContext
 from nucleate.stopping.stop_matcher import StopMatcher, StopRules
-from nucleate.structured_output import CompiledGrammar, Guide
+from nucleate.structured_output import CompiledGrammar, Guide, can_jump_forward
 from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 
-NO_ROW = 1 << 62
-"""The sampler row of a sequence that has none yet. It sorts after all others."""
+_model_input = partial(tuple.__new__, ModelInput)
+_engine_output = partial(tuple.__new__, EngineOutput)
+"""Take half the time of ``ModelInput(...)`` and ``EngineOutput(...)``."""
+
+
+def text_error(error: Exception) -> Finish:
+    """How an output ends whose tokens cannot be converted to text."""
+    return Finish("error", f"the output cannot be converted to text: {one_line(error)}")
 
 
 class OutputProcessor:
     """The output of one sequence."""
+
+    __slots__ = ("_detokenizer", "_hidden", "_matcher", "_new_detokenizer", "guide", "index", "prompt_logprobs", "seed")
 
     def __init__(
         self,
@@ -43,28 +53,35 @@ class OutputProcessor:
         self.index, self.seed, self.guide = index, seed, guide
         self.prompt_logprobs: PromptLogprobs | None = None  #: to be sent with the next chunk
         self._matcher = StopMatcher(rules)
-        ends = rules.stop_token_ids if rules.ignore_eos else rules.stop_token_ids | rules.eos_token_ids
-        self._hidden = frozenset() if rules.include_stop_str_in_output else ends  # these show no text where they stop
+        self._hidden: frozenset[int] = frozenset() if rules.include_stop_str_in_output else rules.end_ids
         self._new_detokenizer = partial(Detokenizer, tokenizer, prompt_ids, params.skip_special_tokens)
         self._detokenizer: Detokenizer | None = None  # created with the first token: it decodes the prompt
 
     def push(self, token: int, logprobs: StepLogprobs | None, *, complete: bool = False) -> CompletionChunk:
         """Process one token and its logprobs, if they were requested. complete: the grammar allows no further token."""
         matcher, detokenizer = self._matcher, self._detokenizer
-        if detokenizer is None:
-            detokenizer = self._detokenizer = self._new_detokenizer()
+        collected = None if logprobs is None else (logprobs,)
         hidden = token in self._hidden and matcher.is_stop_token(token)
-        texts = matcher.push(token, "" if hidden else "".join(detokenizer.push(token)))
-        if complete:
-            matcher.complete()
-        if matcher.finish is not None:
-            texts = (*texts, *matcher.close("".join(detokenizer.close())))
-        return self._chunk("".join(texts), (token,), matcher.finish, None if logprobs is None else (logprobs,))
+        text = ""
+        try:
+            if detokenizer is None:
+                detokenizer = self._detokenizer = self._new_detokenizer()
+            text = matcher.push(token, "" if hidden else detokenizer.push(token))
+            if complete:
+                matcher.complete()
+            if matcher.finish is not None:
+                text += matcher.close(detokenizer.close())
+        except Exception as error:  # noqa: BLE001  # a tokenizer may raise anything; only this request fails
+            return self._chunk(text, (token,), text_error(error), collected)
+        return self._chunk(text, (token,), matcher.finish, collected)
 
     def end(self, finish: Finish) -> CompletionChunk:
         """End the output without a token (abort, error). Text that was held back is included."""
-        tail = "".join(self._detokenizer.close()) if self._detokenizer is not None else ""
-        return self._chunk("".join(self._matcher.close(tail)), (), finish, None)
+        tail = ""
+        if self._detokenizer is not None:
+            with suppress(Exception):  # a tokenizer may raise anything
+                tail = self._detokenizer.close()
+        return self._chunk(self._matcher.close(tail), (), finish, None)
 
     def _chunk(
         self, text: str, tokens: tuple[int, ...], finish: Finish | None, logprobs: tuple[StepLogprobs, ...] | None
@@ -90,17 +107,34 @@ class RunningRequest:
     max_length: int  #: tokens of the prompt and of the longest output
     arrival: int
     jump_forward: bool = False  #: whether tokens that the grammar forces need not be sampled
+    companion: Companion | None = None  #: of each of its sequences
     paused: bool = False
     sequences: dict[int, RunningSequence] = field(default_factory=dict)  #: the unfinished ones, by index
     num_started: int = 0
     num_finished: int = 0
     completion_tokens: int = 0
 
+    @classmethod
+    def of(cls, validated: ValidatedRequest, request_id: str, arrival: int) -> RunningRequest:
+        """Start a validated request: fix its seed."""
+        request, pipeline, rules, grammar, companion = validated
+        seed = fresh_seed() if request.params.seed is None else request.params.seed
+        max_length = len(request.prompt_ids) + (rules.max_tokens or 0)  # admit sets max_tokens
+        skips = grammar is not None and can_jump_forward(pipeline.given)
+        if companion is not None:
+            pipeline = pipeline._replace(combine=None)  # the engine combines logits before it samples
+        return cls(request, request_id, seed, pipeline, rules, grammar, max_length, arrival, skips, companion)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The tokens of the prompt, and of that of the companion."""
+        return len(self.request.prompt_ids) + (0 if self.companion is None else len(self.companion.prompt_ids))
+
     def output(self, chunk: CompletionChunk) -> EngineOutput:
         """Wrap a chunk. The last chunk of the last sequence carries the usage."""
         self.completion_tokens += len(chunk.token_ids)
         if chunk.finish_reason is None:
-            return EngineOutput(self.id, chunk)
+            return _engine_output((self.id, chunk, None))
         self.num_finished += 1
         if self.num_finished < self.request.params.n:
             return EngineOutput(self.id, chunk)
@@ -112,24 +146,28 @@ class RunningRequest:
         self.num_started += 1
         guide = None if self.grammar is None else Guide(self.grammar, ignore_eos=params.ignore_eos)
         seed = (self.seed + index) % 2**64
+        key = self.arrival * MAX_N + index
         sequence = self.sequences[index] = RunningSequence(
-            (self.request.priority, self.arrival, index),
+            (self.request.priority, self.arrival, 2 * index),
             ids,
             self.max_length,
             paused=self.paused,
             running=self,
-            key=self.arrival * MAX_N + index,
+            key=2 * key,
             processor=OutputProcessor(index, seed, tokenizer, ids, params, self.rules, guide),
         )
         if index == 0 and params.prompt_logprobs is not None:
             sequence.prompt_logprobs, sequence.use_prefix_cache, sequence.max_chunk = [None], False, max_chunk
+        if self.companion is not None:
+            add_companion(sequence, self.companion, 2 * key + 1)
         return sequence
 
     def pause(self, *, paused: bool) -> None:
         """See ``Engine.pause``."""
         self.paused = paused
         for sequence in self.sequences.values():
-            sequence.paused = paused
+            for one in sequence.group:
+                one.paused = paused
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -154,7 +192,7 @@ class RunningSequence(SchedulerEntry):
         start, stop, draft = scheduled.start, scheduled.stop, scheduled.draft
         if draft is NO_DRAFT:
             count = int(scheduled.last) if self.prompt_logprobs is None else stop - start
-            return ModelInput(self.key, self.token_ids, start, stop, self.block_ids, count)
+            return _model_input((self.key, self.token_ids, start, stop, self.block_ids, count, None))
         parents, count = None if draft.is_chain else draft.parents, len(draft)
         return ModelInput(self.key, self.token_ids, start, stop + count, self.block_ids, 1 + count, parents)
 
@@ -167,13 +205,11 @@ class RunningSequence(SchedulerEntry):
             return
         request, rows = self.running.request, LogitsInput(logits_TV)
         params, prompt_ids = request.params, request.prompt_ids
-        ids_V = np.arange(rows.shape[1])
-        top, more = params.prompt_logprobs or 0, params.logprob_token_ids
-        first, start, stop = len(self.prompt_logprobs), scheduled.start, scheduled.stop
-        for place in range(max(start + 1, first), min(stop + 1, len(prompt_ids))):
-            x_V = rows[place - start - 1]
-            valid = np.isfinite(x_V.max())
-            self.prompt_logprobs.append(logprobs(ids_V, x_V, prompt_ids[place], top, more) if valid else None)
+        start = scheduled.start + 1
+        places = range(max(start, len(self.prompt_logprobs)), min(scheduled.stop + 1, len(prompt_ids)))
+        chosen = prompt_ids[places.start : places.stop]
+        logits = (rows[place - start] for place in places)
+        self.prompt_logprobs += row_logprobs(logits, chosen, params.prompt_logprobs or 0, params.logprob_token_ids)
         if len(self.prompt_logprobs) == len(prompt_ids):
             self.processor.prompt_logprobs, self.prompt_logprobs = tuple(self.prompt_logprobs), None
             self.use_prefix_cache, self.max_chunk = True, self.max_length
@@ -190,3 +226,19 @@ class SequenceLifecycle(Protocol):
 
     def fail(self, sequence: Any, message: str) -> list[EngineOutput]:
         """A sequence, or the search of a beam, cannot continue: its last outputs."""
+
+
+def can_draft(one: ScheduledSequence) -> bool:
+    """Whether a sequence has generated a token, and all its tokens are scheduled."""
+    sequence = one.sequence
+    return (
+        one.last
+        and isinstance(sequence, RunningSequence)
+        and sequence.row != NO_ROW
+        and sequence.prompt_logprobs is None
+    )
+
+
+def only_decodes(one: ScheduledSequence) -> bool:
+    """Whether the only token to compute, apart from a draft, is the last one."""
+    return one.last and one.stop - one.start == 1 and isinstance(one.sequence, RunningSequence | CompanionSequence)

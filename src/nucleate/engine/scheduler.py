@@ -5,7 +5,7 @@ Scheduling is iteration-level: each step is planned from scratch (Yu et al., Orc
 Agrawal et al., Sarathi-Serve, arXiv 2403.02310). The order is priority, then arrival; a sequence never starts before an
 earlier one that cannot start. A sequence gets blocks for all its tokens when it starts, so the KV cache can only run
 out when a sequence grows: then the last sequence in the order is *preempted*. It frees its blocks, waits, and is
-recomputed later.
+recomputed later. A sequence and its companion start, are preempted and end together.
 
 The scheduler is pure Python and sees only lengths, priorities and blocks.
 """
@@ -13,58 +13,10 @@ The scheduler is pure Python and sees only lengths, priorities and blocks.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Iterator
 
-from nucleate.engine.kv_cache import START, KVCacheManager, PrefixHit
-from nucleate.speculative.draft import NO_DRAFT, Draft
-
-Order = tuple[int, int, int]
-"""Priority (lower runs first), arrival, and index of the sequence in its request: unique per sequence."""
-
-
-@dataclass(eq=False, slots=True)
-class SchedulerEntry:
-    """One sequence as the scheduler sees it. ``max_length``: its maximum number of tokens, prompt and output."""
-
-    order: Order
-    token_ids: Sequence[int]
-    max_length: int
-    max_chunk: int = 1 << 62  #: the most tokens to compute per step
-    use_prefix_cache: bool = True  #: False if the logits of the whole prompt are needed
-    paused: bool = False  #: back-pressure: it is not scheduled, and is the first to be preempted
-    num_computed: int = 0  #: tokens whose keys and values are in the KV cache
-    num_cached: int = 0  #: prompt tokens that came from the prefix cache and were never computed
-    block_ids: list[int] = field(default_factory=list)
-    num_cached_blocks: int = 0  #: its full blocks, which are in the prefix cache
-    prefix_node: int = START  #: the prefix that ends with the last of these
-    owns_tokens: bool = False  #: whether ``token_ids`` is a list that no other sequence shares
-    preempted: bool = False  #: whether it ever was
-    finished: bool = False  #: whether it was removed from the scheduler
-
-    @property
-    def idle(self) -> bool:
-        """Whether it has nothing to compute for now: it is paused, or at its maximum length."""
-        return self.paused or len(self.token_ids) >= self.max_length
-
-    def append(self, token: int) -> None:
-        """Append a token. Token lists are shared between sequences until the first append."""
-        if not self.owns_tokens:
-            self.token_ids, self.owns_tokens = list(self.token_ids), True
-        self.token_ids.append(token)  # type: ignore[attr-defined]
-
-
-@dataclass(eq=False, slots=True)
-class ScheduledSequence:
-    """The tokens ``start`` to ``stop`` of a sequence, computed in one step."""
-
-    sequence: Any  #: a SchedulerEntry; in an engine, a RunningSequence or RunningBeam
-    start: int
-    stop: int
-    last: bool  #: whether this chunk ends with the sequence's last token, so that a new token follows
-    draft: Draft = NO_DRAFT  #: not empty, if it is not NO_DRAFT; computed after ``stop``
-    logits_row: int = -1  #: row of its last token in the step's logits; the rows of the draft tokens follow
+from nucleate.engine.kv_cache import KVCacheManager, PrefixHit
+from nucleate.engine.scheduler_entry import Order, ScheduledSequence, SchedulerEntry
 
 
 class Scheduler:
@@ -84,6 +36,7 @@ class Scheduler:
         self.running: list[SchedulerEntry] = []  # sorted by order, like those that wait
         self.waiting: list[SchedulerEntry] = []  # not started, or preempted
         self.num_preemptions = 0
+        self.num_companions = 0  # running ones
         self._decoding: dict[SchedulerEntry, ScheduledSequence] = {}  # of the plan in progress: one token each
 
     def __len__(self) -> int:
@@ -95,9 +48,11 @@ class Scheduler:
         if not 0 < length < entry.max_length or entry.max_chunk < 1:
             message = f"{length} of {entry.max_length} tokens, {entry.max_chunk} at a time: nothing can be computed"
             raise ValueError(message)
-        if self.kv_cache.blocks_needed(entry.max_length) > self.kv_cache.num_blocks:
+        if sum([self.kv_cache.blocks_needed(one.max_length) for one in entry.group]) > self.kv_cache.num_blocks:
             blocks = f"{self.kv_cache.num_blocks} blocks of {self.kv_cache.block_size}"
-            raise ValueError(f"{entry.max_length} tokens do not fit {blocks}")
+            raise ValueError(f"{' and '.join(str(one.max_length) for one in entry.group)} tokens do not fit {blocks}")
+        if len(entry.group) > self.max_num_seqs:
+            raise ValueError("a sequence with a companion needs max_num_seqs >= 2")
         insort(self.waiting, entry, key=_order)
 
     def fork(self, parent: SchedulerEntry, child: SchedulerEntry) -> tuple[int, int] | None:
@@ -109,7 +64,8 @@ class Scheduler:
         cache = self.kv_cache
         child.token_ids, child.owns_tokens, child.paused = list(parent.token_ids), True, parent.paused
         full, rest = (0, parent.num_computed) if self.whole_prompts else divmod(parent.num_computed, cache.block_size)
-        taken = cache.allocate(cache.blocks_needed(rest)) if self._has_slot() and parent.num_computed else None
+        has_slot = len(self.running) < self.max_num_seqs
+        taken = cache.allocate(cache.blocks_needed(rest)) if has_slot and parent.num_computed else None
         if taken is None:
             insort(self.waiting, child, key=_order)
             return None
@@ -121,13 +77,13 @@ class Scheduler:
         return (parent.block_ids[full], taken[0]) if taken and not self.whole_prompts else None
 
     def remove(self, entry: SchedulerEntry) -> None:
-        """Remove a sequence, whatever its state, and free its blocks."""
-        entry.finished = True
+        """Remove a sequence and its companion, whatever their state, and free their blocks."""
         if entry.block_ids:
-            _take_out(self.running, entry)
-            self._free(entry)
+            self._stop(entry)
         else:
             _take_out(self.waiting, entry)
+        for one in entry.group:
+            one.finished = True
 
     def schedule(self) -> list[ScheduledSequence]:
         """Plan a step, without idle sequences. A plan that did not run can be made again: it is the same."""
@@ -145,7 +101,7 @@ class Scheduler:
             elif computed < length:
                 prompts.append(entry)
         chunks = self._schedule_prompts(prompts) if prompts or self.waiting else []
-        return [*decoding.values(), *chunks]
+        return self._together([*decoding.values(), *chunks]) if self.num_companions else [*decoding.values(), *chunks]
 
     def mark_computed(self, scheduled: Iterable[ScheduledSequence]) -> None:
         """Record that chunks were computed, of those sequences that have not finished. Drafts do not count."""
@@ -190,9 +146,28 @@ class Scheduler:
         while self.kv_cache.blocks_needed(len(entry.token_ids)) > len(entry.block_ids):
             if (taken := self.kv_cache.allocate(1)) is not None:
                 entry.block_ids += taken
-            elif self._preempt() is entry:
-                return False
+            else:
+                self._preempt()
+                if not entry.block_ids:
+                    return False
         return True
+
+    def _together(self, planned: list[ScheduledSequence]) -> list[ScheduledSequence]:
+        """Let a sequence and its companion compute their last tokens in the same step: the first one waits."""
+        by_entry = {one.sequence: one for one in planned}
+        kept = []
+        for one in planned:
+            entry: SchedulerEntry = one.sequence
+            partner = entry.companion or entry.owner
+            if one.last and partner is not None:
+                other = by_entry.get(partner)
+                if other is None or other.stop < len(partner.token_ids):
+                    one.stop, one.last = one.stop - 1, False
+                elif partner is entry.companion:
+                    one.companion = other
+            if one.start < one.stop:
+                kept.append(one)
+        return kept
 
     def _schedule_prompts(self, prompts: list[SchedulerEntry]) -> list[ScheduledSequence]:
         """Spend what is left of the token budget on prompts. At least one token is left, as max_num_seqs fit."""
@@ -226,7 +201,7 @@ class Scheduler:
                 if first.idle:
                     place += 1
                 elif self._start(first):
-                    yield first
+                    yield from first.group
                 else:
                     place = len(waiting)
             if entry is not None and entry.block_ids:  # it may have been preempted by one that started
@@ -242,15 +217,24 @@ class Scheduler:
                 return False
             self._preempt()
         _take_out(self.waiting, entry)
-        insort(self.running, entry, key=_order)
+        for one in entry.group:
+            insort(self.running, one, key=_order)
+        self.num_companions += entry.companion is not None
         return True
 
     def _allocate(self, entry: SchedulerEntry) -> bool:
-        """Allocate the blocks of a sequence, from the prefix cache where possible; False if there is no room."""
-        if not self._has_slot():
+        """Allocate the blocks of a sequence and its companion; False, without any effect, if there is no room."""
+        if len(self.running) + len(entry.group) > self.max_num_seqs or not self._allocate_blocks(entry):
             return False
-        cache = self.kv_cache
-        hit = cache.match_prefix(entry.token_ids) if entry.use_prefix_cache else PrefixHit([], START)
+        if entry.companion is None or self._allocate_blocks(entry.companion):
+            return True
+        self._free(entry)
+        return False
+
+    def _allocate_blocks(self, entry: SchedulerEntry) -> bool:
+        """Allocate the blocks of a sequence, from the prefix cache where possible; False if there is no room."""
+        cache, root = self.kv_cache, entry.root
+        hit = cache.match_prefix(entry.token_ids, root) if entry.use_prefix_cache else PrefixHit([], root)
         taken = cache.allocate(cache.blocks_needed(len(entry.token_ids)) - len(hit.block_ids))
         if taken is None:
             cache.free(hit.block_ids)
@@ -264,27 +248,32 @@ class Scheduler:
         entry.num_cached = min(entry.num_cached, entry.num_computed) if entry.preempted else entry.num_computed
         return True
 
-    def _has_slot(self) -> bool:
-        return len(self.running) < self.max_num_seqs
-
     def _victim(self) -> SchedulerEntry:
         """The sequence to preempt: the last paused one, or else the last of all."""
         return next((entry for entry in reversed(self.running) if entry.paused), self.running[-1])
 
     def _preempt(self) -> SchedulerEntry:
-        """Move a running sequence back to the waiting ones, and return it."""
-        entry = self._victim()
-        _take_out(self.running, entry)
-        self._decoding.pop(entry, None)
-        self._free(entry)
+        """Move a running sequence, with its companion, back to the waiting ones, and return it."""
+        victim = self._victim()
+        entry = victim.owner or victim
+        self._stop(entry)
         insort(self.waiting, entry, key=_order)
-        entry.preempted = True
+        for one in entry.group:
+            self._decoding.pop(one, None)
+            one.preempted = True
         self.num_preemptions += 1
         return entry
 
+    def _stop(self, entry: SchedulerEntry) -> None:
+        """Remove a sequence and its companion from the running ones, and free their blocks."""
+        for one in entry.group:
+            _take_out(self.running, one)
+            self._free(one)
+        self.num_companions -= entry.companion is not None
+
     def _free(self, entry: SchedulerEntry) -> None:
         self.kv_cache.free(entry.block_ids)
-        entry.block_ids, entry.num_computed, entry.num_cached_blocks, entry.prefix_node = [], 0, 0, START
+        entry.block_ids, entry.num_computed, entry.num_cached_blocks, entry.prefix_node = [], 0, 0, entry.root
 
 
 def _order(entry: SchedulerEntry) -> Order:

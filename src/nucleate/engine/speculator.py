@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
-from nucleate.engine.running_request import NO_ROW, RunningSequence
-from nucleate.engine.scheduler import ScheduledSequence, Scheduler, SchedulerEntry
+from nucleate.engine.companions import Companions
+from nucleate.engine.running_request import RunningSequence, can_draft, only_decodes
+from nucleate.engine.scheduler import Scheduler
+from nucleate.engine.scheduler_entry import ScheduledSequence
 from nucleate.engine.stats import SpeculativeStats
 from nucleate.engine.token_sampler import StepSampler
 from nucleate.engine.verification import InvalidDistributionError, Path, verify_by_rule, verify_coupled
@@ -37,7 +39,9 @@ MAX_LOGITS = 1 << 26
 class Speculator:
     """Speculative decoding of one engine. Raises ParameterError, ModelError."""
 
-    def __init__(self, config: Speculation, runner: Runner, scheduler: Scheduler, sampler: Sampler) -> None:
+    def __init__(
+        self, config: Speculation, runner: Runner, companions: Companions, scheduler: Scheduler, sampler: Sampler
+    ) -> None:
         if not runner.paged:
             why = f": {runner.unbatched_reason}" if runner.unbatched_reason else ""
             raise ParameterError(FIELD, f"speculative decoding needs a model that runs batched{why}")
@@ -46,11 +50,13 @@ class Speculator:
         self.layers = tuple(self.proposer.layers)
         if self.layers:
             runner.capture_hidden_states(self.layers)
-        if (warm := getattr(runner, "warm", None)) is not None:
-            warm()  # verification must be bit-identical to decoding, which needs the compiled kernels
-            ensure_loaded([DRAFTS])
-        self._runner, self._scheduler, self._sampler = runner, scheduler, sampler
-        self._tree_width = config.effective_tree_width if getattr(runner, "tree_attention", False) else 1
+        for each in companions.runners:
+            if (warm := getattr(each, "warm", None)) is not None:
+                warm()  # verification must be bit-identical to decoding, which needs the compiled kernels
+                ensure_loaded([DRAFTS])
+        self._runner, self._companions, self._scheduler, self._sampler = runner, companions, scheduler, sampler
+        supports_trees = all(getattr(each, "tree_attention", False) for each in companions.runners)
+        self._tree_width = config.effective_tree_width if supports_trees else 1
         self._paths: dict[int, Path] = {}  # accepted paths of the trees of this step, by key
         self._steps = self._drafted = self._accepted = 0
         count = config.num_speculative_tokens
@@ -76,10 +82,14 @@ class Speculator:
         Draft tokens are appended to the tokens of their sequences until ``remove_draft_tokens`` or ``withdraw``.
         """
         self._drafting = False
-        if self._adaptive is not None and not self._adaptive.active():
-            return
+        if self._adaptive is None or self._adaptive.active():
+            self._draft(scheduled)
+        if self.layers:
+            self._runner.capture_enabled = self._needs_hidden_states(scheduled)
+
+    def _draft(self, scheduled: list[ScheduledSequence]) -> None:
         begin = perf_counter()
-        ones = [one for one in scheduled if _can_draft(one)]
+        ones = [one for one in scheduled if can_draft(one)]
         if ones:
             counts = self._counts(scheduled, ones)
             contexts = [self._context(one.sequence) for one in ones]
@@ -95,11 +105,12 @@ class Speculator:
         budget = min(budget, MAX_LOGITS // self._runner.vocab_size - len(scheduled))
         counts = []
         for one in ones:
-            depth = _max_depth(one.sequence)
+            depth = one.sequence.max_draft_depth
             limit = self.config.num_speculative_tokens if self._verifiable(one.sequence) else 0
-            count = max(0, min(limit, budget, limit if depth > 0 and self._tree_width > 1 else depth))
+            rows = len(one.group)
+            count = max(0, min(limit, budget // rows, limit if depth > 0 and self._tree_width > 1 else depth))
             counts.append(count)
-            budget -= count
+            budget -= rows * count
         return counts
 
     def _verifiable(self, sequence: RunningSequence) -> bool:
@@ -132,15 +143,17 @@ class Speculator:
     def _add_draft(self, one: ScheduledSequence, draft: Draft, count: int) -> None:
         """Add as much of a draft as fits and as the grammar allows."""
         sequence: RunningSequence = one.sequence
-        draft = truncate(draft, self._tree_width, _max_depth(sequence), count)
+        draft = truncate(draft, self._tree_width, sequence.max_draft_depth, count)
         draft = filter_draft(draft, self._runner.vocab_size, sequence.processor.guide)
-        draft = draft.prefix(self._scheduler.reserve(sequence, len(draft)))
+        for each in sequence.group:
+            draft = draft.prefix(self._scheduler.reserve(each, len(draft)))
         if not draft:
             self._guarded(self.proposer.accepted, sequence.key, 0)
             return
         self._drafting = True
-        sequence.token_ids += draft.tokens  # type: ignore[operator]
-        one.draft = draft
+        for part in one.group:
+            part.sequence.token_ids += draft.tokens
+            part.draft = draft
 
     def remove_draft_tokens(self, scheduled: Sequence[ScheduledSequence]) -> None:
         """Remove draft tokens from their sequences, after the forward pass."""
@@ -155,7 +168,8 @@ class Speculator:
             if one.draft:
                 one.draft = NO_DRAFT
                 self._scheduler.trim(one.sequence)
-                self._guarded(self.proposer.accepted, one.sequence.key, 0)
+                if one.sequence.owner is None:
+                    self._guarded(self.proposer.accepted, one.sequence.key, 0)
 
     def has_drafts(self, ready: Sequence[ScheduledSequence]) -> bool:
         """Whether any of these sequences has a draft. If not, a verification step is counted for each of them."""
@@ -183,7 +197,7 @@ class Speculator:
 
     def _compact_trees(self, ready: Sequence[ScheduledSequence], paths: Sequence[Path]) -> None:
         """Move the KV cache entries of the accepted path of each tree to the positions that a chain has."""
-        moves = []
+        moves: dict[Runner, list[Move]] = {}
         for one, path in zip(ready, paths, strict=True):
             if one.sequence.finished or one.draft.is_chain:
                 continue
@@ -191,10 +205,12 @@ class Speculator:
                 self._paths[one.sequence.key] = path
             in_place = next((depth for depth, node in enumerate(path) if node != depth), len(path))
             if in_place < len(path):
-                sources = [one.stop + node for node in path[in_place:]]
-                moves.append(Move(one.sequence.key, one.sequence.block_ids, sources, one.stop + in_place))
-        if moves:
-            self._runner.move(moves)
+                for part in one.group:
+                    sources = [part.stop + node for node in path[in_place:]]
+                    move = Move(part.sequence.key, part.sequence.block_ids, sources, part.stop + in_place)
+                    moves.setdefault(self._companions.runner_of(part.sequence), []).append(move)
+        for runner, own in moves.items():
+            runner.move(own)
 
     def _verify_by_rule(self, one: ScheduledSequence, step: StepSampler) -> Path:
         try:
@@ -216,17 +232,22 @@ class Speculator:
             self._verified_at[position] += 1
             self._accepted_at[position] += position < accepted
         if not sequence.finished:
-            self._scheduler.advance(sequence, one.stop + accepted)
-            self._scheduler.trim(sequence)
+            for part in one.group:
+                self._scheduler.advance(part.sequence, part.stop + accepted)
+                self._scheduler.trim(part.sequence)
             self._guarded(self.proposer.accepted, sequence.key, accepted)
 
-    def hidden_states(self, scheduled: Sequence[ScheduledSequence]) -> Any:
+    def _needs_hidden_states(self, scheduled: Sequence[ScheduledSequence]) -> bool:
+        adaptive = self._adaptive
+        return (
+            adaptive is None
+            or not adaptive.is_idle()
+            or (not all(map(only_decodes, scheduled)) and not adaptive.is_idle(new_sequence=True))
+        )
+
+    def hidden_states(self) -> Any:
         """The hidden states of the last forward pass; None if the proposer does not need them now."""
-        if not self.layers:
-            return None
-        if self._adaptive is not None and self._adaptive.is_idle(new_sequence=not all(map(_only_decodes, scheduled))):
-            return None
-        return self._runner.hidden_states
+        return self._runner.hidden_states if self.layers and self._runner.capture_enabled else None
 
     def observe(self, scheduled: Sequence[ScheduledSequence], states_TF: Any) -> None:
         """Pass the hidden states of all accepted tokens to the proposer."""
@@ -252,7 +273,7 @@ class Speculator:
         """Report a step to the adaptive controller: its number of tokens, drafts included, and its duration."""
         if self._adaptive is None:
             return
-        if all(map(_only_decodes, scheduled)):
+        if all(map(only_decodes, scheduled)):
             self._adaptive.end_step(len(scheduled), computed_tokens, seconds)
         else:
             self._adaptive.sequence_started()
@@ -276,24 +297,3 @@ class Speculator:
         if not self._failed:
             logger.warning("speculative decoding: the proposer failed, continuing without drafts: %.300s", what)
         self._failed = True
-
-
-def _max_depth(entry: SchedulerEntry) -> int:
-    """The maximum depth of a draft: the token at the maximum length is always sampled."""
-    return entry.max_length - len(entry.token_ids) - 1
-
-
-def _can_draft(one: ScheduledSequence) -> bool:
-    """Whether a sequence has generated a token, and all its tokens are scheduled."""
-    sequence = one.sequence
-    return (
-        one.last
-        and isinstance(sequence, RunningSequence)
-        and sequence.row != NO_ROW
-        and sequence.prompt_logprobs is None
-    )
-
-
-def _only_decodes(one: ScheduledSequence) -> bool:
-    """Whether the only token to compute, apart from a draft, is the last one."""
-    return one.last and one.stop - one.start == 1 and isinstance(one.sequence, RunningSequence)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from nucleate.engine.running_request import NO_ROW, RunningSequence, SequenceLifecycle
+from nucleate.engine.running_request import RunningSequence, SequenceLifecycle
+from nucleate.engine.scheduler_entry import NO_ROW
 from nucleate.outputs import EngineOutput, StepLogprobs
 from nucleate.sampling.sampler import Sampler
-from nucleate.structured_output import error_message
+from nucleate.structured_output import Guide, error_message
 from nucleate.structured_output.grammar_manager import GrammarManager
 
 
@@ -40,7 +41,10 @@ class TokenSampler:
         """Sample a token for each sequence from its row of the logits; -1 for those that fail."""
         if not sequences:
             return []
-        logits_RV = logits_LV if len(rows) == len(logits_LV) else logits_LV[rows]
+        if len(rows) == len(logits_LV):
+            logits_RV = logits_LV
+        else:  # the rows of companions come last: a slice copies nothing
+            logits_RV = logits_LV[: len(rows)] if rows == [*range(len(rows))] else logits_LV[rows]
         guides = [sequence.processor.guide for sequence in sequences]
         mask = self._grammars.mask(guides) if any(guides) else None
         slots = [each.row if each.row != NO_ROW else self._new_row(each) for each in sequences]
@@ -49,30 +53,36 @@ class TokenSampler:
         self.seconds += perf_counter() - begin
         logprobs = out.logprobs or (None,) * len(sequences)
         tokens: list[int] = out.token_ids.tolist()
-        for place, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
+        for place, (sequence, guide, token) in enumerate(zip(sequences, guides, tokens, strict=True)):
             if token < 0:
                 outputs += self.fail(sequence, out.errors[place])
+            elif guide is None:
+                sequence.append(token)
+                self._pending.append((sequence, token, logprobs[place], False))
             else:
-                self._append(sequence, token, logprobs[place])
+                self._append_guided(sequence, guide, token, logprobs[place])
         self.sampled_tokens += len(sequences) - len(out.errors)
         return tokens
 
     def accept(self, sequence: RunningSequence, token: int, logprobs: StepLogprobs | None) -> None:
         """Append a token that draft verification chose."""
-        self._append(sequence, token, logprobs)
+        guide = sequence.processor.guide
+        if guide is None:
+            sequence.append(token)
+            self._pending.append((sequence, token, logprobs, False))
+        else:
+            self._append_guided(sequence, guide, token, logprobs)
         self.sampled_tokens += 1
 
     def fail(self, sequence: RunningSequence, error: str) -> list[EngineOutput]:
         """End a sequence for which no token can be sampled: its last outputs."""
         return self._lifecycle.fail(sequence, error_message(error, sequence.processor.guide))
 
-    def _append(self, sequence: RunningSequence, token: int, logprobs: StepLogprobs | None) -> None:
+    def _append_guided(
+        self, sequence: RunningSequence, guide: Guide, token: int, logprobs: StepLogprobs | None
+    ) -> None:
         """Append a token, and the tokens that the grammar forces after it (jump-forward)."""
         sequence.append(token)
-        guide = sequence.processor.guide
-        if guide is None:
-            self._pending.append((sequence, token, logprobs, False))
-            return
         sequence.grammar_complete = guide.accept_token(token)
         self._pending.append((sequence, token, logprobs, sequence.grammar_complete))
         if sequence.grammar_complete or not sequence.running.jump_forward:

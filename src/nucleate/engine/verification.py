@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.engine.running_request import RunningSequence
-from nucleate.engine.scheduler import ScheduledSequence
+from nucleate.engine.scheduler_entry import ScheduledSequence
 from nucleate.engine.token_sampler import StepSampler
 from nucleate.sampling.sampler import Sampler
 from nucleate.speculative.acceptance import RULES, acceptance_uniforms, coupled, residual_uniform
@@ -32,28 +32,28 @@ def verify_coupled(ready: Sequence[ScheduledSequence], sampler: StepSampler) -> 
     drafted = [one for one in ready if one.draft]
     depths = [one.draft.depths() for one in drafted]
 
-    def sample(places: list[int], nodes: list[int]) -> list[int]:
+    def sample(indices: list[int], nodes: list[int]) -> list[int]:
         """The next tokens of some drafted sequences, each after a node of its draft."""
         if nodes[0] == ROOT:  # the first call: all of them, and the sequences without drafts
             tokens = sampler.sample([one.sequence for one in ready], [one.logits_row for one in ready])
             return [token for one, token in zip(ready, tokens, strict=True) if one.draft]
-        found = [-1] * len(places)
+        found = [-1] * len(indices)
         unknown: list[int] = []
-        for at, (place, node) in enumerate(zip(places, nodes, strict=True)):
-            one = drafted[place]
-            ids, end = one.sequence.token_ids, one.stop + depths[place][node] + 1
+        for at, (index, node) in enumerate(zip(indices, nodes, strict=True)):
+            one = drafted[index]
+            ids, end = one.sequence.token_ids, one.stop + depths[index][node] + 1
             if end < len(ids):
                 found[at] = ids[end]
             else:
                 unknown.append(at)
         if unknown:
-            ones = [drafted[places[at]] for at in unknown]
+            ones = [drafted[indices[at]] for at in unknown]
             rows = [one.logits_row + nodes[at] + 1 for one, at in zip(ones, unknown, strict=True)]
             for at, token in zip(unknown, sampler.sample([one.sequence for one in ones], rows), strict=True):
                 found[at] = token
         return found
 
-    results = coupled([one.draft for one in drafted], sample, lambda place, _: drafted[place].sequence.done)
+    results = coupled([one.draft for one in drafted], sample, lambda index, _: drafted[index].sequence.done)
     paths = iter([result.path for result in results])
     return [next(paths) if one.draft else () for one in ready]
 
@@ -74,7 +74,7 @@ def verify_by_rule(one: ScheduledSequence, step: StepSampler, sampler: Sampler, 
         result = RULES[rule].verify(targets, draft, uniforms, residual_uniform(processor.seed, position))
     except (ValueError, TypeError) as error:
         raise InvalidDistributionError(str(error)) from error
-    ids, lines = sequence.token_ids, [0, *(place + 1 for place in result.path)]  # of logits, distributions and masks
+    ids, lines = sequence.token_ids, [0, *(node + 1 for node in result.path)]  # of logits, distributions and masks
     count = 0
     for token, line in zip(result.tokens(draft), lines, strict=False):
         if sequence.done:

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.engine.companions import Companion, admit_companion
 from nucleate.engine.request import admit, stages_of
 from nucleate.models.protocol import DecodingContext, Model
 from nucleate.outputs import CompletionChunk, Finish, PromptLogprobs, StepLogprobs
+from nucleate.sampling.companion import split_combine
 from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stage import Pipeline
 from nucleate.sampling.token_logprobs import logprobs as token_logprobs
@@ -27,10 +29,12 @@ def generate(
     params: SamplingParams,
     index: int = 0,
     grammars: GrammarCompiler | None = None,
+    companion_model: Model | None = None,
 ) -> Iterator[CompletionChunk]:
     """Generate output ``index`` of a prompt, one chunk per token. Arguments are validated now; the model runs lazily.
 
     grammars: a grammar compiler of the tokenizer; without one, it is created when structured output needs it.
+    companion_model: the weaker model of contrastive decoding.
     Raises ParameterError for a prompt that is empty, too long or outside the vocabulary, and for parameters that do not
     fit the model. Invalid logits end the output with finish_reason "error".
     """
@@ -39,20 +43,26 @@ def generate(
     grammar = compile_grammar(
         params.structured_outputs, lambda: grammars or GrammarCompiler(tokenizer, model.vocab_size)
     )
-    return run(model, tokenizer, tuple(prompt_ids), params, stages, rules, grammar, index)
+    companion = None
+    if (stage := split_combine(stages)[0]) is not None:
+        companion, rules = admit_companion(stage, prompt_ids, rules, model, companion_model)
+    models = (model, companion_model or model)
+    return run(models, tokenizer, tuple(prompt_ids), params, stages, rules, grammar, companion, index)
 
 
 def run(
-    model: Model,
+    models: tuple[Model, Model],
     tokenizer: Tokenizer,
     prompt_ids: tuple[int, ...],
     params: SamplingParams,
     stages: Pipeline,
     rules: StopRules,
     grammar: CompiledGrammar | None,
+    companion: Companion | None,
     index: int,
 ) -> Iterator[CompletionChunk]:
-    """The loop of ``generate``, with validated arguments."""
+    """The loop of ``generate``, with validated arguments. models: the model and the companion model."""
+    model, other_V = models[0], None
     detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
     matcher = StopMatcher(rules)
     guide = Guide(grammar, ignore_eos=params.ignore_eos) if grammar is not None else None
@@ -64,20 +74,24 @@ def run(
         logits_V = context.forward(prompt_ids)
     else:
         logits_V, prompt_logprobs = read_prompt(context, prompt_ids, params)
+    if companion is not None:
+        other = models[companion.stage.companion_model].begin()
+        other_V = other.forward(companion.prompt_ids)
     while True:
-        out = sampler(logits_V[None], mask=None if guide is None else guide.mask())
+        mask, others = None if guide is None else guide.mask(), None if other_V is None else other_V[None]
+        out = sampler(logits_V[None], mask=mask, companion=others)
         if out.errors:
-            text = "".join(matcher.close("".join(detokenizer.close())))
+            text = matcher.close(detokenizer.close())
             finish = Finish("error", error_message(out.errors[0], guide))
             yield CompletionChunk(text, (), index, seed, *finish, None, prompt_logprobs)
             return
         token = int(out.token_ids[0])
         hidden = matcher.is_stop_token(token) and not rules.include_stop_str_in_output
-        text = "".join(matcher.push(token, "" if hidden else "".join(detokenizer.push(token))))
+        text = matcher.push(token, "" if hidden else detokenizer.push(token))
         if guide is not None and guide.accept_token(token):
             matcher.complete()
         if matcher.finish is not None:
-            text += "".join(matcher.close("".join(detokenizer.close())))
+            text += matcher.close(detokenizer.close())
         validation = None if guide is None else guide.add_text(text, matcher.finish)
         reason, detail = matcher.finish or (None, None)
         logprobs = None if out.logprobs is None or out.logprobs[0] is None else (out.logprobs[0],)
@@ -86,6 +100,8 @@ def run(
         if matcher.finish is not None:
             return
         logits_V = context.forward((token,))
+        if companion is not None:
+            other_V = other.forward((token,))
 
 
 def read_prompt(

@@ -1,19 +1,25 @@
-"""Loads models: finds the folder, chooses the runtime, creates the runner, reads recommended parameters."""
+"""Loads models: finds the folder, or takes a model in memory; chooses the runtime, creates the runner."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nucleate.models.free_memory import free
 from nucleate.models.llama.batched_llama import BatchedLlama
 from nucleate.models.llama.numpy_llama import Llama, unsupported_reason
-from nucleate.models.model_config import read_config
 from nucleate.models.protocol import Model, ModelError
 from nucleate.models.runner import BLOCK, Runner, SequentialRunner
+from nucleate.models.transformers.device import check_device
+from nucleate.models.transformers.load_progress import load_progress
 from nucleate.models.transformers.transformers_model import TransformersModel
+from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 
 logger = logging.getLogger("nucleate")
@@ -27,40 +33,81 @@ DEFAULT_TOKEN_BYTES = 1024
 """Bytes of state per token, for models that do not report it."""
 MAX_NUMPY_BYTES = 64 << 20
 """Maximum size of the weights in bytes for which runtime "auto" selects numpy; above, torch is worth its start-up."""
+TOKENIZER_FILES = ("*.json", "*.model", "*.jinja", "*.txt")
+MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
-def resolve(model: str | Path | None) -> Path:
-    """The folder of a model: the embedded one for None, a folder, or a Hugging Face id (downloaded when not cached)."""
-    if model is None:
-        return EMBEDDED
+def is_in_memory(model: object) -> bool:
+    """Whether a model is an object in memory, and not a folder or an id."""
+    return model is not None and not isinstance(model, str | os.PathLike)
+
+
+def adopt(model: Any, **options: str | None) -> Model:
+    """A model in memory: of Transformers (it is not changed), or any other ``Model``.
+
+    options: arguments that only apply to a model that is loaded. Raises ParameterError, ModelError.
+    """
+    for name, value in options.items():
+        if value not in ("auto", None):
+            raise ParameterError(name, f"{name} cannot be set for a model in memory, got {shown(value)}")
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        return TransformersModel.of(model)
+    if all(hasattr(model, name) for name in ("vocab_size", "context_length", "runtime", "begin")):
+        return model  # type: ignore[no-any-return]
+    allowed = "a folder, a Hugging Face id, None, a model of Transformers, or an object with the methods of Model"
+    raise ParameterError("model", f"model must be {allowed}, got {shown(model)}")
+
+
+def resolve(model: str | os.PathLike[str] | None, revision: str | None = None) -> Path:
+    """The folder of a model: the embedded one for None, a folder, or a Hugging Face id (downloaded when not cached).
+
+    revision: a branch, tag or commit of a Hugging Face id. Raises ModelError, ParameterError.
+    """
+    folder = EMBEDDED if model is None else _existing(os.fspath(model))
+    if folder is not None:
+        if revision is not None:
+            reason = f"model is {'the embedded one' if model is None else 'a folder'}"
+            raise ParameterError("revision", f"revision needs a Hugging Face id, but {reason}; got {shown(revision)}")
+        return folder
+    if not _HUB_ID.fullmatch(str(model)) or str(model).startswith(("./", "../")):
+        raise ModelError(f"there is no model folder {str(model)!r} (a Hugging Face id has the form 'owner/name')")
+    return download(str(model), revision)
+
+
+def _existing(model: str) -> Path | None:
+    """The folder of a model; None if there is nothing of that name. Raises ModelError for anything else."""
     try:
         folder = Path(model).expanduser()
-        found = (folder / "config.json").is_file()
-        if found or not folder.exists():
-            problem = None
-        else:
-            problem = "it has no config.json" if folder.is_dir() else "it is a file"
+        if (folder / "config.json").is_file():
+            return folder
+        if not folder.exists():
+            return None
+        problem = "it has no config.json" if folder.is_dir() else "it is a file"
     except (OSError, RuntimeError) as error:  # no permission, a name too long, an unknown home directory
         problem = getattr(error, "strerror", None) or str(error)
-    if problem is not None:
-        raise ModelError(f"{str(model)[:200]} is not a model folder: {problem}")
-    if found:
-        return folder
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", str(model)) or str(model).startswith(("./", "../")):
-        raise ModelError(f"there is no model folder {str(model)!r} (a Hugging Face id has the form 'owner/name')")
-    return download(str(model))
+    raise ModelError(f"{model[:200]} is not a model folder: {problem}")
 
 
-def download(name: str) -> Path:
+def resolve_tokenizer(tokenizer: str | os.PathLike[str]) -> Path:
+    """The folder of a tokenizer: a folder, or a Hugging Face id. Raises ModelError."""
+    folder = Path(tokenizer)
+    if folder.is_dir() or not _HUB_ID.fullmatch(str(tokenizer)):
+        return folder  # its files are checked when they are read
+    return download(str(tokenizer), patterns=TOKENIZER_FILES)
+
+
+def download(name: str, revision: str | None = None, patterns: Sequence[str] = MODEL_FILES) -> Path:
     """The folder of a Hugging Face id, from the local cache or the hub."""
     import huggingface_hub
 
-    patterns = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=patterns))
+        return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
     except Exception as error:  # the hub's client raises errors of many libraries
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ModelError(f"there is no folder {name!r}, and the download from the hub failed: {reason}") from error
+        at = "" if revision is None else f" at revision {revision!r:.80}"
+        raise ModelError(f"there is no folder {name!r}, and the download from the hub{at} failed: {reason}") from error
 
 
 def load(folder: Path, device: str = "auto", dtype: str = "auto", runtime: str = "auto") -> Model:
@@ -70,15 +117,43 @@ def load(folder: Path, device: str = "auto", dtype: str = "auto", runtime: str =
     numpy for a Llama of at most 64 MiB if it supports the device and dtype, else torch. Raises ParameterError or
     ModelError.
     """
+    numpy_supports = check_options(device, dtype, runtime)
+    if runtime == "numpy" or (runtime == "auto" and numpy_supports and _is_small_llama(folder)):
+        return Llama(folder)
+    with load_progress(folder):
+        return TransformersModel(folder, device, dtype)
+
+
+def check_companion(model: Model, folder: Path | None, companion: Model, other: Path | None) -> None:
+    """Raise ModelError if a companion model has another vocabulary. folder, other: None for a model in memory."""
+    if companion.vocab_size != model.vocab_size:
+        sizes = f"{companion.vocab_size} tokens instead of {model.vocab_size}"
+        raise ModelError(f"the companion model must have the vocabulary of the model; {other or 'it'} has {sizes}")
+    files = [each / "tokenizer.json" for each in (folder, other) if each is not None]
+    if len(files) == 2 and all(file.is_file() for file in files) and _vocabulary(files[0]) != _vocabulary(files[1]):
+        raise ModelError(f"the companion model must have the vocabulary of the model; {other} has other tokens")
+
+
+def _vocabulary(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text("utf-8"))["model"]["vocab"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"cannot read the vocabulary in {file}: {error}") from error
+
+
+def check_options(device: str, dtype: str, runtime: str) -> bool:
+    """Check the arguments of ``load`` before the model is found or downloaded.
+
+    Returns whether the numpy runtime supports them. Raises ParameterError or ModelError.
+    """
     for name, value, allowed in (("runtime", runtime, RUNTIMES), ("dtype", dtype, DTYPES)):
         if value not in allowed:
             raise ParameterError(name, f"{name} must be one of {', '.join(allowed)}, got {value!r}")
     numpy_supports = device in ("auto", "cpu") and dtype in ("auto", "float32")
     if runtime == "numpy" and not numpy_supports:
         raise ModelError(f"the numpy runtime supports device 'cpu' and dtype 'float32' only, got {device!r}, {dtype!r}")
-    if runtime == "numpy" or (runtime == "auto" and numpy_supports and _is_small_llama(folder)):
-        return Llama(folder)
-    return TransformersModel(folder, device, dtype)
+    check_device(device)
+    return numpy_supports
 
 
 def runner_of(model: Model, memory: int | None = None, tokens: int = 1 << 16) -> Runner:
@@ -88,9 +163,9 @@ def runner_of(model: Model, memory: int | None = None, tokens: int = 1 << 16) ->
     reason. memory: bytes for the KV cache; by default enough for ``tokens`` tokens, but at most a quarter of the free
     memory. Raises ModelError if that is less than one block.
     """
-    token_bytes = getattr(model, "token_bytes", DEFAULT_TOKEN_BYTES)
+    token_bytes = bytes_per_token(model)
     if memory is None:
-        memory = min(token_bytes * tokens, (model.free_memory if isinstance(model, TransformersModel) else free()) // 4)
+        memory = _default_memory(model, token_bytes * tokens)
     if isinstance(model, Llama):
         return BatchedLlama(model, memory)
     if not isinstance(model, TransformersModel):
@@ -101,7 +176,30 @@ def runner_of(model: Model, memory: int | None = None, tokens: int = 1 << 16) ->
     try:
         return BatchedTransformers(model, memory)
     except IncompatibleModelError as error:
-        return _sequential(model, memory, token_bytes, str(error))
+        reason = str(error)
+        if model.decoding.cache is None:
+            reason += f"; each new token recomputes its sequence, as {model.decoding.reason}"
+        return _sequential(model, memory, token_bytes, reason)
+
+
+def runners_of(model: Model, companion: Model | None, memory: int | None, tokens: int) -> list[Runner]:
+    """The runners of a model and of its companion model, with about the same number of blocks. See ``runner_of``."""
+    if companion is None:
+        return [runner_of(model, memory, tokens)]
+    sizes = [bytes_per_token(each) for each in (model, companion)]
+    if memory is None:
+        memory = _default_memory(model, sum(sizes) * tokens)
+    shares = [memory * size // sum(sizes) for size in sizes]
+    return [runner_of(each, share, tokens) for each, share in zip((model, companion), shares, strict=True)]
+
+
+def bytes_per_token(model: Model) -> int:
+    """Bytes of KV cache per token."""
+    return int(getattr(model, "token_bytes", DEFAULT_TOKEN_BYTES))
+
+
+def _default_memory(model: Model, most: int) -> int:
+    return min(most, (model.free_memory if isinstance(model, TransformersModel) else free()) // 4)
 
 
 def _sequential(model: Model, memory: int, token_bytes: int, reason: str) -> SequentialRunner:
@@ -114,19 +212,3 @@ def _sequential(model: Model, memory: int, token_bytes: int, reason: str) -> Seq
 
 def _is_small_llama(folder: Path) -> bool:
     return unsupported_reason(folder) is None and (folder / "model.safetensors").stat().st_size <= MAX_NUMPY_BYTES
-
-
-def recommended(folder: Path) -> dict[str, Any]:
-    """The sampling parameters recommended in the model's generation_config.json.
-
-    The values are returned unchecked. Raises ModelError if the file cannot be read.
-    """
-    path = folder / "generation_config.json"
-    config = read_config(path) if path.is_file() else {}
-    sampled = config.get("do_sample") or False
-    if not isinstance(sampled, bool):
-        raise ModelError(f"{path}: do_sample must be true or false, got {sampled!r:.60}")
-    if not sampled:
-        return {}
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-    return {name: config[name] for name in names if config.get(name) is not None}

@@ -112,9 +112,12 @@ class Runner(Protocol):
         ModelError for a model whose hidden states cannot be captured.
         """
 
+    capture_enabled: bool
+    """Whether forward passes capture them. Set it to False while nobody reads them."""
+
     @property
     def hidden_states(self) -> NDArray[np.float32]:
-        """Hidden states of all tokens of the last forward pass: [T, captured layers * hidden size].
+        """Hidden states of all tokens of the last forward pass that captured them: [T, captured layers * hidden size].
 
         Layers are in the order given to ``capture_hidden_states``. A tensor if the logits are one.
         """
@@ -123,7 +126,7 @@ class Runner(Protocol):
         """Fork sequences: copy the named blocks; the others are shared."""
 
     def forget(self, key: int) -> None:
-        """A sequence has finished, or will be computed from its start again."""
+        """A sequence has finished."""
 
     def warm(self) -> None:
         """Compile or load kernels now, on any thread. Optional: forward passes do not need it to have been called."""
@@ -141,11 +144,14 @@ class SequentialRunner:
     paged = False
     asynchronous = False
     tree_attention = False
+    capture_enabled = True
 
     def __init__(self, model: Model, blocks: int, block_size: int = BLOCK, unbatched_reason: str = "") -> None:
         self.model, self.blocks, self.block_size, self.unbatched_reason = model, blocks, block_size, unbatched_reason
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
         self._open: dict[int, tuple[DecodingContext, int]] = {}  # with the number of computed tokens
+        self._prompts: dict[int, int] = {}  # the length of the prompt by key: that of its first input
+        self._splits_prompt = bool(getattr(model, "bidirectional_prompt", False))
         self.hidden_states = NO_HIDDEN_STATES
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
@@ -162,9 +168,13 @@ class SequentialRunner:
         context, length = self._open.pop(each.key, (None, 0))  # removed, in case the forward pass raises
         if context is None or length != each.start:
             context, length = self.model.begin(), 0
-        if length < each.start:
-            context.forward(each.token_ids[: each.start])
-        ids = each.token_ids[each.start : each.stop]
+        prompt, first = self._prompts.setdefault(each.key, each.stop), each.start
+        if self._splits_prompt and length < prompt <= each.stop - max(each.num_logits, 1):  # recomputed with its output
+            context.forward(each.token_ids[:prompt])
+            length, first = prompt, max(first, prompt)
+        if length < first:
+            context.forward(each.token_ids[length:first])
+        ids = each.token_ids[first : each.stop]
         if each.num_logits <= 1:
             logits_LV = context.forward(ids)[None][: each.num_logits]
         else:
@@ -180,6 +190,7 @@ class SequentialRunner:
         weights = self.model, *getattr(self.model, "__dict__", {}).values()
         shared = {id(each): each for each in weights}  # not copied
         for key, child, _ in forks:
+            self._prompts[child] = self._prompts.get(key, 0)
             if key in self._open:
                 with suppress(Exception):  # the model's code may raise anything
                     self._open[child] = copy.deepcopy(self._open[key], shared.copy())
@@ -187,6 +198,7 @@ class SequentialRunner:
     def forget(self, key: int) -> None:
         """See ``Runner.forget``."""
         self._open.pop(key, None)
+        self._prompts.pop(key, None)
 
     def warm(self) -> None:
         """Nothing to do."""

@@ -98,7 +98,13 @@ def _strings(value: Any, admits: Admits) -> tuple[str, ...]:
     items = (value,) if isinstance(value, str) else tuple(value)
     if isinstance(value, bytes | Mapping) or not all(isinstance(item, str) and item for item in items):
         raise TypeError
-    return tuple(str.__str__(item) for item in items)  # a plain string, also from a subclass
+    return tuple(map(_text, items))
+
+
+def _text(item: str) -> str:
+    """A plain string, also from a subclass. Raises UnicodeEncodeError for a lone surrogate."""
+    item.encode()
+    return str.__str__(item)
 
 
 def _choice(value: Any, admits: Admits) -> str:
@@ -111,11 +117,18 @@ def _choices(value: Any, admits: Admits) -> str | tuple[str, ...]:
     return _choice(value, admits) if isinstance(value, str) else _strings(value, admits)
 
 
+def _prompt(value: Any, admits: Admits) -> str | tuple[int, ...]:
+    if not isinstance(value, str):
+        return _integers(value, admits)
+    if not value:
+        raise ValueError
+    return _text(value)
+
+
 def _words(value: Any, admits: Admits) -> tuple[str | tuple[int, ...], ...]:
-    items = (value,) if isinstance(value, str) else value
-    if isinstance(items, bytes | Mapping):
+    if isinstance(value, str | bytes | Mapping):
         raise TypeError
-    words = tuple(str.__str__(item) if isinstance(item, str) else _integers(item, admits) for item in items)
+    words = tuple(_text(item) if isinstance(item, str) else _integers(item, admits) for item in value)
     if not all(words):
         raise ValueError
     return words
@@ -145,6 +158,7 @@ CONVERT: dict[str, Callable[[Any, Admits], Any]] = {
     "str": _choice,
     "str | tuple[str, ...]": _choices,
     "tuple[int, ...]": _integers,
+    "str | tuple[int, ...]": _prompt,
     "tuple[str, ...]": _strings,
     "tuple[str | tuple[int, ...], ...]": _words,
     "Mapping[int, float]": _table,
@@ -153,6 +167,7 @@ NOUNS = {
     "float": ("a number", ""),
     "int": ("an integer", ""),
     "tuple[int, ...]": ("", "a list of integers"),
+    "str | tuple[int, ...]": ("", "a non-empty text or a list of token ids"),
     "tuple[str, ...]": ("", "a non-empty string or a list of such"),
     "tuple[str | tuple[int, ...], ...]": (
         "",

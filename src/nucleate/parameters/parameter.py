@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import re
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass
@@ -15,6 +16,7 @@ from nucleate.parameters.converters import CONVERT, NOUNS, TokenTable, shown
 
 Kind = TypeVar("Kind", bound=type)
 
+_MODULES = re.compile(r"\b(?:[a-z_]+\.)+(?=\w)")
 MAX_LISTED = 12
 """An error for an unknown name lists all known names if there are at most this many."""
 
@@ -96,6 +98,9 @@ class Parameter:
             return CONVERT[self.kind](value, self.admits)
         except ParameterError:  # from a part of the value, with a more specific message
             raise
+        except UnicodeEncodeError as error:
+            reason = f"character {error.start} of a text is a lone surrogate"
+            raise ParameterError(self.name, f"{self.name} must be valid Unicode, but {reason}") from None
         except (TypeError, ValueError, OverflowError):
             raise self.error(value) from None
 
@@ -180,7 +185,7 @@ def _kinds(cls: type, fields: Iterable[str]) -> dict[str, tuple[str, bool, tuple
         optional = type(None) in typing.get_args(annotation)
         kinds = [k for k in typing.get_args(annotation) if k is not type(None)] if optional else [annotation]
         kind = kinds[0].__name__ if isinstance(kinds[0], type) and not typing.get_args(kinds[0]) else str(kinds[0])
-        kind = kind.removeprefix("typing.").removeprefix("collections.abc.")
+        kind = _MODULES.sub("", kind)  # "tuple[Stage, ...]", not "tuple[nucleate.sampling.stage.Stage, ...]"
         choices = typing.get_args(kinds[0]) if typing.get_origin(kinds[0]) is typing.Literal else ()
         kind = "str" if choices else kind
         if kind not in CONVERT:

@@ -14,14 +14,17 @@ from nucleate.sampling.backends import reference
 from nucleate.sampling.cpu_paths import row_probabilities
 from nucleate.sampling.history import History
 from nucleate.sampling.presets import with_mask, without_mask
-from nucleate.sampling.stage import Ceiling, Pipeline, Stage, Tap
+from nucleate.sampling.stage import Ceiling, Draw, Pipeline, Stage, Tap
 
 
 def supports_rejection_sampling(stages: Pipeline) -> bool:
     """Whether rejection sampling may replace the row's own draw.
 
-    It may not if a stage's state or its logprobs depend on the outcome of XTC's random decision.
+    It may not if a stage's state or its logprobs depend on the outcome of XTC's random decision, or if the draw's noise
+    depends on the history, as in a watermark.
     """
+    if isinstance(stages[-1], Draw) and stages[-1].keyed:
+        return False
     random_ceiling = any(isinstance(stage, Ceiling) and 0 < stage.act_probability < 1 for stage in stages)
     return not (random_ceiling and any(isinstance(stage, Tap) or is_stateful(stage) for stage in stages))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nucleate.sampling.dispatch.route import check_device, dispatch
 from nucleate.sampling.inputs import check_count, check_ids
 from nucleate.sampling.pipeline import Params, prepared
-from nucleate.sampling.stage import Pipeline, shape_of
+from nucleate.sampling.stage import Combine, Pipeline, shape_of
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,9 @@ class ExecutionPlan:
         where = self.backend if self.backend == self.path else f"{self.backend} backend, {self.path}"
         lines, left = [f"{where}: {self.why}" if self.why else where], list(self.stages)
         for stage in self.given:
+            if isinstance(stage, Combine) and not stage.neutral:
+                lines.append(f"  {shape_of(stage).lower():7} {stage!r}  (before the backend)")
+                continue
             stays = left[:1] == [stage]
             note = "" if stays else "  (removed: it cannot change the result)"
             lines.append(f"  {shape_of(stage).lower():7} {stage!r}{note}")

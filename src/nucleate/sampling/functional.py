@@ -13,6 +13,7 @@ from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.fused.edit_program import EditProgram
 from nucleate.sampling.backends.numba.fused.fused_sampler import RowTable
+from nucleate.sampling.companion import combined_rows
 from nucleate.sampling.cpu_paths import fused, row_probabilities, runner
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.dispatch.route import FUSED, dispatch
@@ -20,6 +21,7 @@ from nucleate.sampling.history import History
 from nucleate.sampling.inputs import LogitsInput, check_ids, histories, mask_layout, masks, per_row
 from nucleate.sampling.pipeline import Params, prepared
 from nucleate.sampling.presets import with_mask
+from nucleate.sampling.row_values import add_values
 
 
 class LogitsError(ValueError):
@@ -41,6 +43,7 @@ def sample(
     prompt_ids: Sequence[Sequence[int]] | None = None,
     output_ids: Sequence[Sequence[int]] | None = None,
     mask: Any = None,
+    companion: Any = None,
     backend: str = "auto",
 ) -> Any:
     """Sample one token per row, without keeping state: int64 [B], NumPy, or a tensor if the logits are a tensor.
@@ -48,12 +51,13 @@ def sample(
     logits_BV: float [B, V], NumPy or torch. params: one for all rows, or a list with one per row. step: position of the
     token in the output, one for all rows or one per row; the random numbers depend on it. prompt_ids, output_ids: a
     list of token ids per row, for penalties. mask: int32 [B, V / 32], bitmask of the allowed tokens, lowest bit first.
+    companion: float [B, V], logits of the companion sequences, for parameters with guidance or contrastive decoding.
     Stateful stages (mirostat, adaptive-p) are in their initial state; use ``Sampler`` to update them. Rows with the
     same logits, parameters and seed get the same token.
 
     Raises LogitsError for a row with NaN, +inf or no finite score; the error holds the tokens of the other rows.
     """
-    batch = _Batch(logits_BV, params, prompt_ids, output_ids, mask, backend)
+    batch = _Batch(logits_BV, params, prompt_ids, output_ids, mask, companion, backend)
     steps = per_row(step, len(batch), "step")
     tokens_B, errors = np.full(len(batch), -1, dtype=np.int64), {}
     seeds = [noise.fresh_seed() if seed is None else seed for seed in batch.seeds]
@@ -76,12 +80,19 @@ def _sample_fused(batch: _Batch, seeds: list[int], steps: list[int], tokens_B: N
     if not batch.fused_rows:
         return
     size, table, programs = batch.logits.shape[1], RowTable(len(batch.fused_rows)), []
+    logits = batch.logits
+    if any(pipeline.values for pipeline in batch.fused_rows.values()):
+        logits = LogitsInput(np.array([*logits], np.float32).reshape(logits.shape))
     for row, pipeline in batch.fused_rows.items():
-        programs.append(EditProgram(pipeline.edits, batch.histories[row], size))
-        table.add(row, pipeline.params, programs[-1].commands_at, seeds[row], steps[row])
+        past = batch.histories[row]
+        if pipeline.values is not None:
+            add_values(logits[row], pipeline.values, past, logits[row])
+        programs.append(EditProgram(pipeline.edits, past, size))
+        noise_key = reference.noise_of(batch.pipelines[row], past, seeds[row], steps[row])
+        table.add(row, pipeline.params, programs[-1].commands_at, *noise_key)
     part = table.select(table.rows, table.rows)
     masks_B = mask_layout([past.mask for past in batch.histories])
-    fused()(size).draw(batch.logits.layout(), len(table.rows), part.control, masks_B)
+    fused()(size).draw(logits.layout(), len(table.rows), part.control, masks_B)
     tokens_B[table.rows] = part.tokens
 
 
@@ -92,13 +103,14 @@ def probabilities(
     prompt_ids: Sequence[Sequence[int]] | None = None,
     output_ids: Sequence[Sequence[int]] | None = None,
     mask: Any = None,
+    companion: Any = None,
     backend: str = "auto",
 ) -> Any:
     """The distribution that ``sample`` samples from, after the whole pipeline: float64 [B, V]. Arguments as there.
 
     It is the distribution over all seeds; XTC is averaged over its random decision.
     """
-    batch = _Batch(logits_BV, params, prompt_ids, output_ids, mask, backend)
+    batch = _Batch(logits_BV, params, prompt_ids, output_ids, mask, companion, backend)
     p_BV, errors = np.zeros(batch.logits.shape), {}
     for row, (logits_V, stages, history, fast) in enumerate(batch):
         try:
@@ -113,7 +125,9 @@ def probabilities(
 class _Batch:
     """The checked arguments of one call, row by row."""
 
-    def __init__(self, logits_BV: Any, params: Any, prompt_ids: Any, output_ids: Any, mask: Any, backend: str) -> None:
+    def __init__(
+        self, logits_BV: Any, params: Any, prompt_ids: Any, output_ids: Any, mask: Any, companion: Any, backend: str
+    ) -> None:
         self.logits = LogitsInput(logits_BV)
         rows, size = self.logits.shape
         compiled(backend, rows * size)  # raises for an unknown backend
@@ -124,8 +138,10 @@ class _Batch:
         many = 1 if given is params else rows
         if len(given) * many != rows:
             raise ValueError(f"params has {len(given)} entries, but the logits have {rows} rows")
+        if any(one.combine for one in ready):
+            self.logits = LogitsInput(combined_rows([one.combine for one in ready] * many, logits_BV, companion))
         self.seeds = [getattr(one.given[-1], "seed", None) for one in ready] * many  # XTC needs them, even if greedy
-        self._pipelines = [one.stages if mask is None else with_mask(one.stages) for one in ready] * many
+        self.pipelines = [one.stages if mask is None else with_mask(one.stages) for one in ready] * many
         routes = [dispatch(one.stages, one.fused, size, rows, backend=backend) for one in ready] * many
         self._fast = [route.backend == "cpu" for route in routes]
         paths = zip(ready * many, routes, strict=True)
@@ -140,4 +156,4 @@ class _Batch:
 
     def __iter__(self) -> Any:
         """Per row: logits, pipeline, history, and whether the CPU backend runs it."""
-        return zip(self.logits, self._pipelines, self.histories, self._fast, strict=True)
+        return zip(self.logits, self.pipelines, self.histories, self._fast, strict=True)

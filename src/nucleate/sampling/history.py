@@ -19,8 +19,23 @@ class TokenCounts(NamedTuple):
     output_K: Ids
 
 
+class Context(NamedTuple):
+    """The last tokens of the output."""
+
+    tokens: tuple[int, ...]
+    repeated: bool  #: whether an earlier token of this output followed the same tokens
+
+
 class HistoryView(Protocol):
-    """What backends read of a row's history; implemented by ``History`` and ``IncrementalHistory``."""
+    """What backends and stages read of a row's history; implemented by ``History`` and ``IncrementalHistory``."""
+
+    @property
+    def prompt(self) -> Sequence[int] | Ids:
+        """The tokens of the prompt."""
+
+    @property
+    def output(self) -> Sequence[int] | Ids:
+        """The output tokens so far."""
 
     @property
     def mask(self) -> NDArray[np.int32] | None:
@@ -31,6 +46,12 @@ class HistoryView(Protocol):
 
     def listing(self, stage: Any) -> Mapping[int, float]:
         """The list of a Shift for this step."""
+
+    def values(self, stage: Any, size: int) -> Any:
+        """The values of a Shift for this step, see ``Shift.values``."""
+
+    def context(self, n: int) -> Context | None:
+        """The last n output tokens; None if the output is shorter."""
 
 
 class History(NamedTuple):
@@ -56,3 +77,14 @@ class History(NamedTuple):
 
     def listing(self, stage: Any) -> Mapping[int, float]:
         return dict(stage.listing(self))
+
+    def values(self, stage: Any, size: int) -> Any:
+        return stage.values(self, size)
+
+    def context(self, n: int) -> Context | None:
+        tokens = np.asarray(self.output, np.int64).tolist()
+        if len(tokens) < n:
+            return None
+        earlier = (tuple(tokens[end - n : end]) for end in range(n, len(tokens)))
+        last = tuple(tokens[len(tokens) - n :])
+        return Context(last, last in earlier)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,7 +20,8 @@ from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.inputs import LogitsInput, contiguous_layout, contiguous_mask_layout, like, mask_layout, masks
 from nucleate.sampling.presets import with_mask, without_mask
-from nucleate.sampling.stage import Pipeline, Tap
+from nucleate.sampling.row_values import add_values
+from nucleate.sampling.stage import Draw, Pipeline, Shift, Tap
 
 KEPT_BATCHES = 32
 """Maximum number of cached RowBatches, one per list of rows."""
@@ -35,6 +36,8 @@ class SamplerRow:
     seed: int
     tap: Tap | None = None  #: only of rows of the fused kernel
     program: EditProgram | None = None  #: likewise
+    values: Shift | None = None  #: likewise: added to the logits before the kernel runs
+    keyed: bool = False  #: likewise: whether the noise depends on the history, see ``Draw.noise_key``
 
     def move(self, stages: Pipeline) -> None:
         """Set the stages of the next step. The tuple stays the same object if no stage has changed its state."""
@@ -51,8 +54,8 @@ class RowBatch(NamedTuple):
     shape: tuple[int, int]
     seeds: NDArray[np.uint64]  #: read-only, shared by calls
     positions: list[int]  #: positions of the rows of the fused kernel
-    part: RowSelection  #: these rows in the table
-    memories: list[IncrementalHistory] | None  #: histories, if one kernel call and a push per row complete the step
+    part: RowSelection  #: those of them without values, in the table
+    appends: list[Callable[[int], None]] | None  #: of histories, if one kernel call and an append per row are a step
 
 
 Step = tuple[Any, Sequence[StepLogprobs | None] | None, Mapping[int, str], NDArray[np.uint64]]
@@ -70,6 +73,7 @@ class HostBatch:
         self._compiled = compiled(backend, 0)  # raises for an unknown backend
         self._size, self._backend, self._rows = size, backend, rows
         self._table = RowTable()  # the rows of the fused kernel
+        self._shifted = np.empty((0, size), np.float32)  # buffer for logits with values
         self._batch: RowBatch | None = None  # of the last step
         self._batches: dict[tuple[int, ...] | None, RowBatch] = {}
 
@@ -82,6 +86,8 @@ class HostBatch:
     def add(self, number: int, row: SamplerRow, fused: FusedPipeline) -> None:
         """Add a row of the fused kernel. Other rows need no entry."""
         row.tap, row.program = fused.tap, EditProgram(fused.edits, row.memory, self._size) if fused.edits else None
+        row.values = fused.values
+        row.keyed = isinstance(row.stages[-1], Draw) and row.stages[-1].keyed
         at = row.program.commands_at if row.program else (0, 0)
         self._table.add(number, fused.params, at, row.seed, len(row.memory.output))
 
@@ -116,24 +122,25 @@ class HostBatch:
             raise ValueError(f"rows has one row twice, got {numbers!r:.60}")
         rows, slots = [known(self._rows, row) for row in numbers], self._table.slots
         positions = [position for position, row in enumerate(numbers) if row in slots]
-        part = self._table.select([numbers[position] for position in positions], positions)
+        plain = [position for position in positions if rows[position].values is None]
+        part = self._table.select([numbers[position] for position in plain], plain)
         needs_more = len(positions) < len(rows) or any(
-            row.tap or (row.program and row.program.is_dynamic) for row in rows
+            row.tap or row.values or row.keyed or (row.program and row.program.is_dynamic) for row in rows
         )
-        memories = None if needs_more else [row.memory for row in rows]
+        appends = None if needs_more else [row.memory.append for row in rows]
         seeds = np.array([row.seed for row in rows], np.uint64)
         seeds.flags.writeable = False
-        return RowBatch(requested, numbers, rows, (len(rows), self._size), seeds, positions, part, memories)
+        return RowBatch(requested, numbers, rows, (len(rows), self._size), seeds, positions, part, appends)
 
     def step(self, requested: list[int] | None, logits_RV: Any, mask: Any) -> Step:
         """Sample a token per row: with one kernel call if the fused kernel runs all rows and none reports logprobs."""
         batch = self._batch
         if batch is None or batch.requested != requested:
             batch = self._batch = self.batch(requested)
-        memories, (count, size) = batch.memories, batch.shape
-        layout = contiguous_layout(logits_RV, batch.shape) if memories else None
-        bitmask = contiguous_mask_layout(mask, count, size) if memories else None
-        if not memories or layout is None or bitmask is None or not self.fast(count * size):
+        appends, (count, size) = batch.appends, batch.shape
+        layout = contiguous_layout(logits_RV, batch.shape) if appends else None
+        bitmask = contiguous_mask_layout(mask, count, size) if appends else None
+        if not appends or layout is None or bitmask is None or not self.fast(count * size):
             return self._step(LogitsInput(logits_RV), batch, mask, None)
         part = batch.part
         fused()(size).draw(layout, count, part.control, bitmask)
@@ -141,8 +148,8 @@ class HostBatch:
         tokens = tokens_R.tolist()
         if NOT_DRAWN in tokens:
             return self._step(LogitsInput(logits_RV), batch, mask, tokens_R)
-        for memory, token in zip(memories, tokens, strict=True):
-            memory.push(token)
+        for append, token in zip(appends, tokens, strict=True):
+            append(token)
         return like(logits_RV, tokens_R), None, {}, batch.seeds
 
     def _step(self, logits: LogitsInput, batch: RowBatch, mask: Any, sampled: NDArray[np.int64] | None) -> Step:
@@ -175,11 +182,49 @@ class HostBatch:
 
     def _sample_fused(self, logits: LogitsInput, batch: RowBatch, masks_R: Any, tokens_R: NDArray[np.int64]) -> None:
         """Sample the rows of the fused kernel. Rows that it cannot sample keep NOT_DRAWN."""
-        for row in batch.rows:
+        failed, shifted = [], [position for position, row in enumerate(batch.rows) if row.values is not None]
+        for position, row in enumerate(batch.rows):
             if row.program is not None:
                 row.program.refresh()
-        fused()(self._size).draw(logits.layout(), len(batch.positions), batch.part.control, mask_layout(masks_R))
-        tokens_R[batch.positions] = batch.part.tokens
+            if row.keyed and not self._set_noise(batch.numbers[position], row):
+                failed.append(position)
+        if shifted:
+            failed += self._sample_shifted(logits, batch, shifted, masks_R, tokens_R)
+        if len(shifted) < len(batch.positions):
+            fused()(self._size).draw(logits.layout(), len(batch.part.tokens), batch.part.control, mask_layout(masks_R))
+            tokens_R[[position for position in batch.positions if batch.rows[position].values is None]] = (
+                batch.part.tokens
+            )
+        tokens_R[failed] = NOT_DRAWN  # the general path returns the error
+
+    def _sample_shifted(
+        self, logits: LogitsInput, batch: RowBatch, positions: list[int], masks_R: Any, tokens_R: NDArray[np.int64]
+    ) -> list[int]:
+        """Sample rows whose logits change first. Returns the positions of those whose values raise an exception."""
+        if len(self._shifted) < len(positions):
+            self._shifted = np.empty((len(positions), self._size), np.float32)
+        x_NV, failed = self._shifted[: len(positions)], []
+        for x_V, position in zip(x_NV, positions, strict=True):
+            row = batch.rows[position]
+            try:
+                add_values(logits[position], row.values, row.memory, x_V)  # type: ignore[arg-type]  # not None
+            except Exception:  # noqa: BLE001  # a user-defined stage may raise anything
+                failed.append(position)
+        part = self._table.select([batch.numbers[position] for position in positions])
+        words = [masks_R[position] for position in positions]
+        kept = words if words[0] is None else list(np.stack(words))
+        fused()(self._size).draw((x_NV, 0, x_NV.strides[0], 0), len(positions), part.control, mask_layout(kept))
+        tokens_R[positions] = part.tokens
+        return failed
+
+    def _set_noise(self, number: int, row: SamplerRow) -> bool:
+        """Set the noise of a keyed draw. Returns False if it raises an exception."""
+        try:
+            noise_key = reference.noise_of(row.stages, row.memory, row.seed, len(row.memory.output))
+            self._table.set_noise(number, *noise_key)
+        except Exception:  # noqa: BLE001  # a user-defined stage may raise anything
+            return False
+        return True
 
     def _sample_row(
         self, logits_V: NDArray[np.float32], number: int, row: SamplerRow, mask_W: NDArray[np.int32] | None, fast: bool

@@ -3,38 +3,50 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.sampling.history import History, TokenCounts
-from nucleate.sampling.stage import Pipeline, Shift
+from nucleate.sampling.history import Context, History, TokenCounts
+from nucleate.sampling.stage import Draw, Pipeline, Shift, Transform
 
 
 class IncrementalHistory:
     """The history of one row, a HistoryView. Set ``mask`` before each step."""
 
+    __slots__ = (
+        *("_contexts", "_counters", "_history", "_listings", "_stages", "_updated", "_values"),
+        *("mask", "output", "prompt"),
+    )
+
     def __init__(self, stages: Pipeline, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
         self.prompt, self.output = [int(token) for token in prompt], [int(token) for token in output]
         self.mask: NDArray[np.int32] | None = None
-        self._stages = tuple(stage for stage in stages if isinstance(stage, Shift))  # keeps the ids of _listings valid
+        readers = [s for s in stages if isinstance(s, Shift | Transform) or (isinstance(s, Draw) and s.keyed)]
+        self._stages = tuple(readers)  # keeps the ids of _listings valid
         history = History(self.prompt, self.output)
         self._history = history  # shares the growing lists
         self._counters: dict[int | None, TokenCounter] = {}  # by window, created on first use
+        self._contexts: dict[int, ContextIndex] = {}  # by length, created on first use
+        self._values: dict[int, tuple[Any, Any, Any]] = {}  # by id of the stage: stage, last output tokens, values
+        shifts = [stage for stage in readers if isinstance(stage, Shift)]
         self._listings = {
-            id(stage): listing for stage in self._stages if (listing := stage.incremental_listing(history)) is not None
+            id(stage): listing for stage in shifts if (listing := stage.incremental_listing(history)) is not None
         }
+        self._updated: tuple[Any, ...] = tuple(self._listings.values())  # what a token updates
 
     def push(self, token: int) -> None:
         """Append a token."""
         self.output.append(token)
-        if self._counters:
-            for counter in self._counters.values():
-                counter.push(token)
-        if self._listings:
-            for listing in self._listings.values():
-                listing.push(token)
+        for each in self._updated:
+            each.push(token)
+
+    @property
+    def append(self) -> Callable[[int], None]:
+        """As ``push``, and faster: if no stage reads the history, nothing but the list of tokens is touched."""
+        return self.push if self._stages else self.output.append
 
     def counts(self, window: int | None) -> TokenCounts:
         return self._counter(window).counts()
@@ -44,13 +56,58 @@ class IncrementalHistory:
         return self._counter(window).table
 
     def _counter(self, window: int | None) -> TokenCounter:
-        if window not in self._counters:
-            self._counters[window] = TokenCounter(self._history, window)
-        return self._counters[window]
+        counter = self._counters.get(window)
+        if counter is None:
+            counter = TokenCounter(self._history, window)
+            if self._stages:  # see ``append``
+                self._counters[window] = counter
+                self._updated += (counter,)
+        return counter
 
     def listing(self, stage: Shift) -> Mapping[int, float]:
         incremental = self._listings.get(id(stage))
         return stage.listing(self._history) if incremental is None else incremental.listing()
+
+    def values(self, stage: Shift, size: int) -> Any:
+        """See ``HistoryView``. Computed again if the last ``Shift.context`` output tokens have changed."""
+        if stage.context is None:
+            return stage.values(self, size)
+        last = size, self.output[len(self.output) - min(stage.context, len(self.output)) :]
+        known, before, found = self._values.get(id(stage), (None, None, None))
+        if known is not stage or before != last:
+            found = stage.values(self, size)
+            if len(self._values) > len(self._stages):  # of stages whose state has changed
+                self._values.clear()
+            self._values[id(stage)] = stage, last, found
+        return found
+
+    def context(self, n: int) -> Context | None:
+        index = self._contexts.get(n)
+        if index is None:
+            index = ContextIndex(self.output, n)
+            if self._stages:  # see ``append``
+                self._contexts[n] = index
+                self._updated += (index,)
+        return index.last()
+
+
+class ContextIndex:
+    """The last n output tokens, and those before each earlier token. output: the growing list."""
+
+    def __init__(self, output: list[int], n: int) -> None:
+        self._output, self._n = output, n
+        self._earlier = {tuple(output[end - n : end]) for end in range(n, len(output))}
+
+    def push(self, token: int) -> None:
+        end = len(self._output) - 1
+        if end >= self._n:
+            self._earlier.add(tuple(self._output[end - self._n : end]))
+
+    def last(self) -> Context | None:
+        if len(self._output) < self._n:
+            return None
+        tokens = tuple(self._output[len(self._output) - self._n :])
+        return Context(tokens, tokens in self._earlier)
 
 
 class TokenCounter:

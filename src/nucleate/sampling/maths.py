@@ -60,3 +60,23 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 
 def ones(x: Any) -> Any:
     return x.new_ones(x.shape) if hasattr(x, "new_ones") else np.ones_like(x)
+
+
+def places(x: Any) -> Any:
+    """The place of each value in an array such as ``row.sorted_scores``, from 1."""
+    return ones(x).cumsum(-1) if hasattr(x, "new_ones") else np.cumsum(ones(x), -1)
+
+
+def total(x: Any) -> Any:
+    """The sum of an array such as ``row.sorted_scores``."""
+    return x.sum(-1, keepdim=True) if hasattr(x, "new_ones") else np.sum(x, -1)
+
+
+def log_softmax(x: Any) -> Any:
+    """The log-probabilities of a row of scores [V]; all NaN for a row that cannot be sampled. For Combine stages."""
+    if hasattr(x, "log_softmax"):
+        return x.log_softmax(-1)
+    with np.errstate(all="ignore"):
+        x = x - x.max()
+        x -= np.log(np.exp(x).sum())
+        return x

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nucleate.sampling.maths import log, log1p
 
 # Streams: one per use of random numbers.
-TOKEN, GROUP, XTC, ACCEPT, RESIDUAL, DRAFT = range(6)
+TOKEN, GROUP, XTC, ACCEPT, RESIDUAL, DRAFT, WATERMARK, WATERMARK_RANK = range(8)
 
 GROUP_SIZE = 256
 """Number of consecutive token ids in a group, the first level of a Gumbel draw."""
@@ -28,11 +28,11 @@ _WEYL = 0x9E3779B9, 0xBB67AE85
 Words = NDArray[np.uint64]
 
 
-def philox(counter: tuple[Words, Words, Words, Words], key: tuple[int, int]) -> tuple[Words, Words, Words, Words]:
+def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, Words, Words, Words]:
     """Ten rounds of Philox-4x32. Words are 32-bit values held in uint64 arrays, because products need 64 bits."""
     c0, c1, c2, c3 = counter
     for r in range(10):
-        k0, k1 = (np.uint64((k + r * w) & 0xFFFFFFFF) for k, w in zip(key, _WEYL, strict=True))
+        k0, k1 = ((k + np.uint64(r * w)) & _LOW for k, w in zip(key, _WEYL, strict=True))
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (p1 >> _SHIFT) ^ c1 ^ k0, p1 & _LOW, (p0 >> _SHIFT) ^ c3 ^ k1, p0 & _LOW
     return c0, c1, c2, c3
@@ -43,11 +43,20 @@ def uniform(seed: int, step: int, stream: int, index: NDArray[np.integer[Any]]) 
 
     seed and step: integers in 0..2**64 - 1; stream: one of the constants above; index: token or group ids, < 2**32.
     """
-    ids: Words = np.atleast_1d(index).astype(np.uint64)
-    low, high, kind = (np.full_like(ids, word) for word in (step & 0xFFFFFFFF, step >> 32, stream))
-    w0, w1, _, _ = philox((ids, low, high, kind), (seed & 0xFFFFFFFF, seed >> 32))
+    return uniforms(np.array([seed], np.uint64), np.array([step], np.uint64), stream, np.atleast_1d(index))
+
+
+def uniforms(seed: Words, step: Words, stream: int, index: NDArray[np.integer[Any]]) -> NDArray[np.float64]:
+    """``uniform`` of several seeds and steps: uint64 [N] or [1] each."""
+    w0, w1, _, _ = block_words(seed, step, stream, index)
     r = (w0 << _SHIFT) | w1
     return np.minimum((r.astype(np.float64) + 0.5) * 2.0**-64, 1.0 - 2.0**-53)  # float64 would round the last to 1
+
+
+def block_words(seed: Words, step: Words, stream: int, index: NDArray[np.integer[Any]]) -> tuple[Words, ...]:
+    """The four words of each index; arguments as in ``uniforms``."""
+    counter = index.astype(np.uint64), step & _LOW, step >> _SHIFT, np.full(1, stream, np.uint64)
+    return philox(counter, (seed & _LOW, seed >> _SHIFT))
 
 
 def gumbel(u: Any) -> Any:

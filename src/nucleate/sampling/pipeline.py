@@ -6,8 +6,22 @@ from abc import ABC, abstractmethod
 from functools import lru_cache
 from typing import NamedTuple
 
+from nucleate.sampling.companion import split_combine
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline, to_fused_pipeline
-from nucleate.sampling.stage import Ceiling, Draw, Pipeline, Prefix, Scale, Shift, Stage, Tap, TextEncoder, shape_of
+from nucleate.sampling.stage import (
+    Ceiling,
+    Combine,
+    Draw,
+    Pipeline,
+    Prefix,
+    Scale,
+    Shift,
+    Stage,
+    Tap,
+    TextEncoder,
+    Transform,
+    shape_of,
+)
 from nucleate.sampling.stages.selection.greedy import Greedy
 from nucleate.sampling.stages.selection.gumbel import Gumbel
 
@@ -19,7 +33,7 @@ class RequestParams(ABC):
     seed: int | None
 
     @abstractmethod
-    def pipeline(self, end_ids: tuple[int, ...] = (), tokenizer: TextEncoder | None = None) -> Pipeline:
+    def build_pipeline(self, end_ids: tuple[int, ...] = (), tokenizer: TextEncoder | None = None) -> Pipeline:
         """The stages that the parameters describe. end_ids: the token ids that end the output."""
 
     @property
@@ -37,9 +51,9 @@ Params = RequestParams | Pipeline
 
 
 def as_pipeline(params: Params) -> Pipeline:
-    """The stages of parameters, or a checked tuple of stages: one Draw, at the end, and at most one Tap."""
+    """The stages of parameters, or a checked tuple: at most one Combine, first; at most one Tap; one Draw, last."""
     if isinstance(params, RequestParams):
-        return params.pipeline()
+        return params.build_pipeline()
     if not isinstance(params, tuple) or not all(isinstance(stage, Stage) for stage in params):
         raise TypeError(f"params must be a SamplingParams or a tuple of stages, got {params!r:.60}")
     for stage in params:
@@ -47,6 +61,8 @@ def as_pipeline(params: Params) -> Pipeline:
     stages = params if params and isinstance(params[-1], Draw) else (*params, Gumbel())
     if any(isinstance(stage, Draw) for stage in stages[:-1]):
         raise ValueError(f"a pipeline has one draw, its last stage, got {stages}")
+    if any(isinstance(stage, Combine) for stage in stages[1:]):
+        raise ValueError(f"a pipeline has at most one Combine, its first stage, got {stages}")
     if sum(isinstance(stage, Tap) for stage in stages) > 1:
         raise ValueError(f"a pipeline has at most one Tap, got {stages}")
     return stages
@@ -74,24 +90,26 @@ class PreparedPipeline(NamedTuple):
     """A checked and simplified pipeline, ready for dispatch."""
 
     given: Pipeline  #: checked
-    stages: Pipeline  #: simplified
+    stages: Pipeline  #: simplified, without ``combine``
     fused: FusedPipeline | str  #: for the fused kernel, or the reason why it cannot run the pipeline
+    combine: Combine | None = None  #: the first stage, if it is one; ``stages`` are the others
 
 
 def prepared(params: Params | PreparedPipeline, end_ids: tuple[int, ...] = ()) -> PreparedPipeline:
-    """Check and simplify the pipeline of parameters. end_ids: see ``SamplingParams.pipeline``."""
+    """Check and simplify the pipeline of parameters. end_ids: see ``SamplingParams.build_pipeline``."""
     if isinstance(params, PreparedPipeline):
         return params
     if isinstance(params, RequestParams):
         return (_prepared if params.cacheable else _prepared.__wrapped__)(params, end_ids)
     given = as_pipeline(params)
-    return PreparedPipeline(given, (stages := simplify(given)), to_fused_pipeline(stages))
+    combine, others = split_combine(given)
+    return PreparedPipeline(given, (stages := simplify(others)), to_fused_pipeline(stages), combine)
 
 
 @lru_cache(maxsize=1024)
 def _prepared(params: RequestParams, end_ids: tuple[int, ...]) -> PreparedPipeline:
     """Cached: servers receive the same parameters many times."""
-    return prepared(params.pipeline(end_ids))
+    return prepared(params.build_pipeline(end_ids))
 
 
 def _may_change_top_token(stage: Stage) -> bool:
@@ -102,4 +120,4 @@ def _may_change_top_token(stage: Stage) -> bool:
         case Prefix():
             return type(stage).order is not Prefix.order
         case _:
-            return isinstance(stage, Shift | Ceiling)
+            return isinstance(stage, Shift | Ceiling | Transform)

@@ -5,32 +5,34 @@ A preset lists the stages in order. It may give a stage other default values tha
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 from nucleate.parameters.parameter import Parameter, ParameterError, declared, param, unknown
-from nucleate.sampling.stage import Ceiling, Draw, Floor, Pipeline, Prefix, Shift, Stage, Tap
+from nucleate.sampling.companion import field_of
+from nucleate.sampling.stage import Ceiling, Combine, Draw, Floor, Pipeline, Prefix, Shift, Stage, Tap
 from nucleate.sampling.stages import STAGES
 from nucleate.sampling.stages.constraints.mask import Mask
 from nucleate.sampling.stages.truncation.mirostat import Mirostat
+from nucleate.sampling.stages.truncation.mirostat_v1 import MirostatV1
 
 Preset = tuple[str | tuple[str, Mapping[str, Any]], ...]
 """Names of stages, each alone or with {attribute: default value}."""
 
-REQUESTABLE = tuple(
-    name
-    for name, kind in STAGES.items()
-    if not issubclass(kind, Draw | Tap) and any(p.public for p in kind.parameters.values())
-)
-"""The stages that a request can enable through its parameters."""
+REQUESTABLE: list[str] = []
+"""The stages that a request can enable through its parameters and order. ``update_presets`` fills it."""
+
+COMBINES: list[str] = []
+"""The Combine stages that a request can enable; it can enable one, which comes first. ``update_presets`` fills it."""
 
 BANS = ("bad_words", "min_tokens", "suppress", "allowed")
 
 _WINDOW = {"last_n": 64}
 
-PRESETS: Mapping[str, Preset] = {
-    "canonical": REQUESTABLE,
+PRESETS: dict[str, Preset] = {
+    "canonical": (),  # all stages by rank, see ``update_presets``
     "vllm": (*BANS, "logit_bias", "repetition", "frequency", "presence", "temperature", "min_p", "top_k", "top_p"),
     "hf": (
         *("logit_bias", "repetition", "no_repeat_ngram", *BANS, "temperature", "top_h"),
@@ -39,7 +41,7 @@ PRESETS: Mapping[str, Preset] = {
     "llama.cpp": (
         *(*BANS, "logit_bias", ("repetition", _WINDOW), ("frequency", _WINDOW), ("presence", _WINDOW), "dry"),
         *("top_n_sigma", "top_k", "typical", "top_p", "min_p", "xtc"),
-        *("temperature", "dynamic_temperature", "mirostat", "adaptive_p"),
+        *("temperature", "dynamic_temperature", "mirostat", "mirostat_v1", "adaptive_p"),
     ),
     "akunu": (*BANS, "repetition", "temperature", ("top_k", {"k": 256}), "min_p", ("top_p", {"of_full_mass": True})),
 }
@@ -55,18 +57,34 @@ class OrderParameters:
     draw: str = param(
         "How the token is selected: gumbel (Gumbel-max), categorical (inverse CDF) or greedy",
         default="gumbel",
-        choices=tuple(n for n, k in STAGES.items() if issubclass(k, Draw)),
+        choices=("gumbel",),  # and all others, see ``update_presets``
     )
 
 
-ORDER_PARAMETERS: Mapping[str, Parameter] = declared(OrderParameters)
+ORDER_PARAMETERS: dict[str, Parameter] = declared(OrderParameters)
 """The parameters above by name."""
 
-PIPELINE_PARAMETERS = (
-    *ORDER_PARAMETERS,
-    *(p.name for name in REQUESTABLE for p in STAGES[name].parameters.values() if p.public),
-)
-"""The names of all parameters that ``build`` reads."""
+PIPELINE_PARAMETERS: list[str] = []
+"""The names of all parameters that ``build`` reads. ``update_presets`` fills it."""
+
+
+def update_presets() -> None:
+    """Derive the lists and choices above from ``STAGES``."""
+    enabled = [name for name, kind in STAGES.items() if any(p.public for p in kind.parameters.values())]
+    COMBINES[:] = [name for name in enabled if issubclass(STAGES[name], Combine)]
+    REQUESTABLE[:] = [name for name in enabled if not issubclass(STAGES[name], Combine | Draw | Tap)]
+    PRESETS["canonical"] = tuple(REQUESTABLE)
+    draws = tuple(
+        name
+        for name, kind in STAGES.items()
+        if issubclass(kind, Draw) and all(p.public for p in kind.parameters.values())
+    )
+    ORDER_PARAMETERS["draw"] = dataclasses.replace(ORDER_PARAMETERS["draw"], choices=draws)
+    own = [p.name for name in (*COMBINES, *REQUESTABLE) for p in STAGES[name].parameters.values() if p.public]
+    PIPELINE_PARAMETERS[:] = [*ORDER_PARAMETERS, *own]
+
+
+update_presets()
 
 
 def check_order(order: str | tuple[str, ...]) -> None:
@@ -76,6 +94,7 @@ def check_order(order: str | tuple[str, ...]) -> None:
             raise ParameterError("order", str(unknown(name, REQUESTABLE, "stage in order")))
         if name not in REQUESTABLE:
             why = "the draw is last, logprobs_mode places logprobs, and a mask comes with each step"
+            why = "it is always first" if name in COMBINES else why
             raise ParameterError("order", f"order does not name {name}: {why}")
         if name in order[:position]:
             raise ParameterError("order", f"order has {name} twice")
@@ -98,15 +117,31 @@ def build(chosen: tuple[Any, ...], ends: tuple[int, ...] = ()) -> Pipeline:
             raise ParameterError("order", f"order {order!r} does not include {name}, which this request enables")
     own = {"ends": ends}
     stages = [_stage(name, values, own if isinstance(entry, str) else entry[1]) for name, entry in by_name.items()]
-    stages = [stage for stage in stages if not stage.neutral]
+    stages = [*_combines(values), *(stage for stage in stages if not stage.neutral)]
     greedy = next((stage for stage in (*stages, STAGES[values["draw"]]()) if stage.greedy), None)
     if greedy is not None:
-        if any(isinstance(stage, Mirostat) for stage in stages):
-            tau = values["mirostat_tau"]
-            message = f"mirostat_tau={tau:g} needs random sampling, but {greedy!r} is greedy: set only one of them"
-            raise ParameterError("mirostat_tau", message)
+        for stage in stages:
+            if isinstance(stage, Mirostat | MirostatV1):
+                field = stage.parameters["tau"].name
+                both = f"{field}={stage.tau:g} needs random sampling, but {greedy!r} is greedy"
+                raise ParameterError(field, f"{both}: set only one of them")
         stages = [stage for stage in stages if stage.greedy or not isinstance(stage, Floor | Prefix | Ceiling)]
     return tuple(stages)
+
+
+def _combines(values: Mapping[str, Any]) -> list[Stage]:
+    """The Combine stage that the request enables, if any. Raises ParameterError for more than one."""
+    found = [stage for name in COMBINES if not (stage := _stage(name, values, {})).neutral]
+    if len(found) > 1:
+        one, other = (field_of(stage) for stage in found[:2])  # type: ignore[arg-type]
+        raise ParameterError(other, f"{other} cannot be set with {one}: only one of them can combine logits")
+    return found
+
+
+def stages_in(order: str | tuple[str, ...]) -> tuple[str, ...]:
+    """The names of the stages in an order. Raises ParameterError as ``check_order``."""
+    check_order(order)
+    return tuple(entry if isinstance(entry, str) else entry[0] for entry in _entries(order))
 
 
 def _entries(order: str | tuple[str, ...]) -> Preset:
@@ -128,7 +163,7 @@ def with_mask(stages: Pipeline) -> Pipeline:
     """The pipeline with a Mask stage, placed before the first stage that reads the whole row."""
     if any(isinstance(stage, Mask) for stage in stages):
         return stages
-    first = next(i for i, stage in enumerate(stages) if not isinstance(stage, Shift | Tap))
+    first = next(i for i, stage in enumerate(stages) if not isinstance(stage, Combine | Shift | Tap))
     return (*stages[:first], Mask(), *stages[first:])
 
 

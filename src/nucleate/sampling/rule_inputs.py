@@ -20,6 +20,9 @@ class RowStats(NamedTuple):
     mean: Scores  #: mean score
     var: Scores  #: population variance of the scores
     full_mass: Scores  #: the mass before the filters since the last Shift or Scale; at least ``mass``
+    sorted_scores: Scores = (
+        None  #: the highest scores, descending, ``Stage.sorted_count`` of them; -inf where n is less
+    )
 
 
 class TokenInfo(NamedTuple):
@@ -29,6 +32,7 @@ class TokenInfo(NamedTuple):
     prompt_count: Scores  #: occurrences in the prompt
     output_count: Scores  #: occurrences in the output so far
     listed: Scores  #: its value in ``Shift.listing``, 0 if it is not listed
+    value: Scores = 0.0  #: its value in ``Shift.values``
 
 
 class SampledToken(NamedTuple):
@@ -41,6 +45,9 @@ class SampledToken(NamedTuple):
 
 class TextEncoder(Protocol):
     """The part of a tokenizer that ``Stage.encode_text`` uses."""
+
+    def encode(self, text: str) -> Iterable[int]:
+        """The token ids of a text, with the special tokens of a prompt."""
 
     def spellings(self, word: str) -> Iterable[tuple[int, ...]]:
         """The token ids of a word: at the start of a text, and after a space."""

@@ -14,6 +14,7 @@ from nucleate.jit.readiness import BACKENDS
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import noise
+from nucleate.sampling.companion import combined_rows
 from nucleate.sampling.cpu_paths import row_probabilities
 from nucleate.sampling.device_batch import DeviceBatch
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
@@ -24,7 +25,7 @@ from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.inputs import LogitsInput, check_count, check_ids, check_token, history, per_row
 from nucleate.sampling.pipeline import Params, PreparedPipeline, RequestParams, prepared
 from nucleate.sampling.presets import with_mask, without_mask
-from nucleate.sampling.stage import Pipeline, SampledToken, Tap
+from nucleate.sampling.stage import Combine, Pipeline, SampledToken, Tap
 
 if TYPE_CHECKING:
     from nucleate.sampling.backends.torch.decode_loop import DecodeLoop, Forward
@@ -65,6 +66,7 @@ class Sampler:
         self.backend = backend
         self.vocab_size = int(vocab_size)
         self._rows: dict[int, SamplerRow] = {}
+        self._combines: dict[int, Combine] = {}
         self._next = 0
         self._host = HostBatch(self.vocab_size, "auto" if backend in TENSOR_BACKENDS else backend, self._rows)
         self._device: DeviceBatch | None = None
@@ -94,7 +96,7 @@ class Sampler:
         output_ids: tokens that the row has already generated. seed: overrides the seed in params. index: of the output
         among n; the row's seed is seed + index. eos_token_ids: of the model, for ``min_tokens``. Raises ParameterError
         for token ids outside the vocabulary, for text in parameters, which needs a tokenizer (see
-        ``SamplingParams.pipeline``), and for fields that need an engine, such as ``stop``.
+        ``SamplingParams.build_pipeline``), and for fields that need an engine, such as ``stop``.
         """
         ends = tuple(history(eos_token_ids, self.vocab_size, "eos_token_ids").tolist())
         if isinstance(params, RequestParams):
@@ -104,7 +106,7 @@ class Sampler:
                 "eos_token_ids", "eos_token_ids needs SamplingParams; in a pipeline, use MinTokens(n, ids)"
             )
         pipeline = params if isinstance(params, PreparedPipeline) else prepared(params, ends)
-        given, stages, fused = pipeline
+        given, stages, fused, combine = pipeline
         if params is not pipeline:
             check_ids(stages, self.vocab_size)
         prompt = history(prompt_ids, self.vocab_size, "prompt_ids")
@@ -120,6 +122,8 @@ class Sampler:
         elif not isinstance(fused, str):
             self._host.add(number, row, fused)
         self._rows[number] = row
+        if combine is not None:
+            self._combines[number] = combine
         self._host.clear_cache()
         return number
 
@@ -131,15 +135,18 @@ class Sampler:
         masks: Any = None,
         *,
         parents: Sequence[int] | None = None,
+        companion: Any = None,
     ) -> TargetDistributions:
         """The distributions from which a row's next tokens are sampled: now, and after each of N - 1 draft tokens.
 
         The result has the shape [N, V], float64. The row does not change. logits_NV: float [N, V], NumPy or torch.
         tokens: the draft tokens. masks: a bitmask int32 [W] or None per position. parents: the index of the token that
-        each token follows, -1 for the row itself; by default the previous token. XTC is averaged over its random
-        decision. Computed on the CPU. Raises ValueError for logits of another shape.
+        each token follows, -1 for the row itself; by default the previous token. companion: [N, V], as in a call. XTC
+        is averaged over its random decision. Computed on the CPU. Raises ValueError for logits of another shape.
         """
         own, logits = self._up_to_date(row), LogitsInput(logits_NV)
+        if row in self._combines:
+            logits = LogitsInput(combined_rows([self._combines[row]] * len(logits), logits_NV, companion))
         if logits.shape != (len(tokens) + 1, self.vocab_size):
             raise ValueError(
                 f"logits must have the shape {[len(tokens) + 1, self.vocab_size]}, got {list(logits.shape)}"
@@ -164,8 +171,8 @@ class Sampler:
         from this row's distribution, under the bitmask mask_W if there is one; the token's logprobs are returned if
         the row reports them. distribution: float64 [V], as ``distributions`` returns it, if it is known; otherwise it
         is computed. On a device, a call with logits synchronises, unless the distribution is given and no stage has a
-        state or reports logprobs. Raises ParameterError for a token outside the vocabulary, and ValueError for a token
-        whose probability is 0.
+        state or reports logprobs. Logits of a row with guidance are combined ones. Raises ParameterError for a
+        token outside the vocabulary, and ValueError for a token whose probability is 0.
         """
         own = known(self._rows, row)
         check_token(token, self.vocab_size)
@@ -220,6 +227,7 @@ class Sampler:
         """Remove a row. The other rows do not change."""
         known(self._rows, row)
         del self._rows[row]
+        self._combines.pop(row, None)
         self._host.remove(row)
         self._host.clear_cache()
         if self._device is not None:
@@ -238,15 +246,22 @@ class Sampler:
         """The output tokens of a row so far. Synchronises with the device."""
         return tuple(self._up_to_date(row).memory.output)
 
-    def __call__(self, logits_RV: Any, rows: Iterable[int] | None = None, *, mask: Any = None) -> SamplerOutput:
+    def __call__(
+        self, logits_RV: Any, rows: Iterable[int] | None = None, *, mask: Any = None, companion: Any = None
+    ) -> SamplerOutput:
         """Sample the next token of each row, append it, and update stateful stages.
 
         logits_RV: float [R, V], NumPy or torch. rows: the numbers of the rows, in the order of the logits; by default
-        all rows. mask: int32 [R, V / 32], bitmask of the allowed tokens, lowest bit first. Invalid arguments raise
+        all rows. mask: int32 [R, V / 32], bitmask of the allowed tokens, lowest bit first.
+        companion: float [R, V], the logits of the companion sequences; other rows than those with guidance or
+        contrastive decoding ignore theirs. Append each sampled token to its companion too. Invalid arguments raise
         ValueError, TypeError or ParameterError, and change no row. Tensors on the sampler's device are not copied: do
         not overwrite the logits before reading ``errors``, whose messages are computed from them.
         """
         requested = None if rows is None else [operator.index(row) for row in rows]
+        if self._combines:
+            numbers = self._host.batch(requested).numbers
+            logits_RV = combined_rows([self._combines.get(number) for number in numbers], logits_RV, companion)
         if self._device is not None:
             batch = self._host.batch(requested)
             return _sampled((*self._device.step(batch.numbers, logits_RV, mask), batch.seeds))

@@ -3,11 +3,13 @@
 ========  ====================================  =======================================  =======================
 Class     Transformers / vLLM term              Methods to define                        Built-in examples
 ========  ====================================  =======================================  =======================
+Combine   classifier-free guidance              ``apply(x, other) -> x``                 guidance, contrastive
 Shift     logits processor, token by token      ``apply(x, token) -> x``                 penalties, bias, bans
 Scale     logits processor for the whole row    ``apply(x, row) -> x``                   temperature
 Floor     threshold filter                      ``floor(row) -> threshold``              min-p, epsilon
 Prefix    cumulative filter in rank order       ``weight(x, row)``, ``target(row)``      top-k, top-p, typical-p
 Ceiling   filter that removes the top tokens    ``ceiling(row) -> threshold``            XTC
+Transform logits processor, any function        ``apply(ids, x, history) -> x``          SynthID
 Tap       logprobs at this position             the property ``request``                 logprobs
 Draw      sampler, always the last stage        ``score(x, u)``, or weight and target    greedy, Gumbel-max
 ========  ====================================  =======================================  =======================
@@ -23,93 +25,28 @@ Suffixes of array names give their dimensions: B rows of a batch, V vocabulary i
 
 from __future__ import annotations
 
-import dataclasses
-import re
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self, dataclass_transform
+from typing import Any, ClassVar, Literal
 
-from nucleate.parameters.parameter import Parameter, declared
 from nucleate.parameters.parameter import param as param  # noqa: PLC0414
+from nucleate.sampling.combine_stage import Combine as Combine  # noqa: PLC0414
 from nucleate.sampling.history import History as History  # noqa: PLC0414  # stages import these from here
+from nucleate.sampling.history import HistoryView as HistoryView  # noqa: PLC0414
 from nucleate.sampling.rule_inputs import IncrementalListing as IncrementalListing  # noqa: PLC0414
 from nucleate.sampling.rule_inputs import RowStats as RowStats  # noqa: PLC0414
 from nucleate.sampling.rule_inputs import SampledToken as SampledToken  # noqa: PLC0414
 from nucleate.sampling.rule_inputs import Scores
 from nucleate.sampling.rule_inputs import TextEncoder as TextEncoder  # noqa: PLC0414
 from nucleate.sampling.rule_inputs import TokenInfo as TokenInfo  # noqa: PLC0414
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(param,))
-class Stage(ABC):  # noqa: B024  # the rules are declared by the subclasses
-    """One step of a pipeline. Subclass Shift, Scale, Floor, Prefix, Ceiling, Tap or Draw instead of this class.
-
-    In the subclass, set ``rank``, declare the parameters with ``param``, and define the rule. Parameters become
-    dataclass fields. The first line of the docstring is the stage's help text. Override the methods below if needed.
-    """
-
-    rank: ClassVar[int] = 0  #: the position in the default order, in which ``SamplingParams`` sorts stages
-    name: ClassVar[str] = ""  #: in traces and messages; by default the class name in snake case
-    parameters: ClassVar[Mapping[str, Parameter]] = {}  #: the declared parameters by attribute name
-    _switches: ClassVar[list[tuple[str, Parameter]]] = []  # the parameters with a no-op value
-
-    def __init_subclass__(cls) -> None:
-        if "name" not in cls.__dict__:
-            cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", cls.__name__).lower()
-        cls.parameters = declared(cls, prefix=cls.name)
-        cls._switches = [(a, p) for a, p in cls.parameters.items() if p.neutral is not dataclasses.MISSING]
-        dataclasses.dataclass(frozen=True, repr=False)(cls)
-        others = {field.name for field in dataclasses.fields(cls)} - cls.parameters.keys()  # type: ignore[arg-type]
-        if others:
-            raise TypeError(
-                f"{cls.__name__}: {', '.join(sorted(others))} must be declared in its own body with param(...), "
-                "or be a ClassVar; a stage with parameters is final"
-            )
-
-    def __post_init__(self) -> None:
-        for attribute, parameter in self.parameters.items():
-            object.__setattr__(self, attribute, parameter.check(getattr(self, attribute)))
-        self.verify()
-
-    def verify(self) -> None:  # noqa: B027  # optional
-        """Override to raise ParameterError for parameters that contradict each other. Called at construction."""
-
-    def encode_text(self, tokenizer: TextEncoder) -> Self:
-        """Override if parameters may contain text: return a copy with that text encoded as token ids."""
-        return self
-
-    def update(self, token: SampledToken) -> Self:
-        """Override in a stateful stage, such as mirostat: return the stage for the next step, with its new state.
-
-        The state is a parameter: return ``dataclasses.replace(self, ...)``.
-        """
-        return self
-
-    @property
-    def neutral(self) -> bool:
-        """Whether the stage has no effect with these parameters. Pipelines drop such stages."""
-        switches = self._switches
-        return bool(switches) and all(p.is_neutral(getattr(self, a)) for a, p in switches)
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the stage keeps only the most likely token, as with temperature 0. The rule is then not called."""
-        return False
-
-    def __repr__(self) -> str:
-        values = {a: getattr(self, a) for a, p in self.parameters.items() if getattr(self, a) != p.default}
-        if values and list(values) == list(self.parameters)[:1]:
-            shown = repr(*values.values())
-        else:
-            shown = ", ".join(f"{attribute}={value!r}" for attribute, value in values.items())
-        return f"{type(self).__name__}({shown})"
+from nucleate.sampling.stage_base import Stage as Stage  # noqa: PLC0414
 
 
 class Shift(Stage):
-    """Changes the scores of some tokens, by token counts or by a list: penalties, bias, bans.
+    """Changes the scores of tokens, by token counts, by a list or by a value per token: penalties, bias, bans.
 
-    Set ``touches`` and define ``apply``. Override ``listing`` if ``touches`` is "listed" or "unlisted", and ``window``
-    to limit which tokens are counted. For example::
+    Set ``touches`` and define ``apply``. Override ``listing`` if ``touches`` is "listed" or "unlisted", ``values`` if
+    it is "all", and ``window`` to limit which tokens are counted. For example::
 
         class Frequency(Shift):
             touches = "output"
@@ -118,9 +55,10 @@ class Shift(Stage):
                 return x - self.f * token.output_count
     """
 
-    touches: ClassVar[Literal["seen", "output", "listed", "unlisted", "masked"]]
+    touches: ClassVar[Literal["seen", "output", "listed", "unlisted", "masked", "all"]]
     """The tokens that ``apply`` changes: "seen", those in prompt or output; "output", those in the output; "listed" and
-    "unlisted", those that ``listing`` contains or does not contain; "masked", those that the step's bitmask forbids."""
+    "unlisted", those that ``listing`` contains or does not contain; "masked", those that the step's bitmask forbids;
+    "all", every token. With "all", the new scores are rounded to float32, the precision of logits."""
 
     @abstractmethod
     def apply(self, x: Scores, token: TokenInfo) -> Scores:
@@ -140,6 +78,18 @@ class Shift(Stage):
 
     def incremental_listing(self, history: History) -> IncrementalListing | None:
         """Override if the cost of ``listing`` grows with the history: return an object that updates it per token."""
+        return None
+
+    def values(self, history: HistoryView, size: int) -> Any:
+        """The values of all tokens in this step, for "all": an array [size], or one number; see ``TokenInfo.value``."""
+        return 0.0
+
+    @property
+    def context(self) -> int | None:
+        """The number of last output tokens that ``values`` depends on; None, the default: the whole history.
+
+        The values are computed again when these tokens change; with 0, once per row.
+        """
         return None
 
 
@@ -239,6 +189,25 @@ class Ceiling(Stage):
         """Return the lowest score of the tokens to remove."""
 
 
+class Transform(Stage):
+    """Computes the scores of all surviving tokens at once, on the CPU: for rules that the other shapes cannot express.
+
+    Define ``apply``. For example::
+
+        class Squared(Transform):
+            def apply(self, ids, x, history):
+                p = np.exp(x) / np.exp(x).sum()
+                return 2 * np.log(p)
+    """
+
+    @abstractmethod
+    def apply(self, ids: Any, x: Any, history: HistoryView) -> Any:
+        """Return the new scores, float64 [N]. ids, x: the tokens in rank order, and their scores minus the maximum.
+
+        A result of -inf bans the token. The cost grows with N: place the stage after truncation.
+        """
+
+
 class Tap(Stage):
     """Reports logprobs of the distribution at its position, and changes nothing. A pipeline has at most one.
 
@@ -274,6 +243,20 @@ class Draw(Stage):
     "one": one per row; select the first token in rank order at which the sum of weights reaches the target.
     """
 
+    def noise_key(self, history: HistoryView) -> tuple[int, int] | None:
+        """Override to make the random numbers of a step depend on the history: return two integers, 0 to 2**64 - 1.
+
+        They take the place of the row's seed and step in ``noise.uniform``, for this draw only. None, the default,
+        leaves the row's own. ``history.context(n)`` has the last n output tokens. Return the pseudo-random values of a
+        secret key, such as ``WatermarkKey.numbers``, for a watermark.
+        """
+        return None
+
+    @property
+    def keyed(self) -> bool:
+        """Whether ``noise_key`` is overridden."""
+        return type(self).noise_key is not Draw.noise_key
+
     def score(self, x: Scores, u: Scores) -> Scores:
         """Return the value to maximise for a token with the score x. For "none" and "each"."""
         raise NotImplementedError(f"{type(self).__name__} has uniforms = {self.uniforms!r}, and no rule for it")
@@ -288,11 +271,11 @@ class Draw(Stage):
 
 
 Pipeline = tuple[Stage, ...]
-SHAPES: tuple[type[Stage], ...] = (Shift, Scale, Floor, Prefix, Ceiling, Draw, Tap)
+SHAPES: tuple[type[Stage], ...] = (Combine, Shift, Scale, Floor, Prefix, Ceiling, Transform, Draw, Tap)
 
 
 def shape_of(stage: Stage | type[Stage]) -> str:
-    """The name of the base class of a stage: "Shift", "Scale", "Floor", "Prefix", "Ceiling", "Draw" or "Tap"."""
+    """The name of the base class of a stage, one of ``SHAPES``: "Shift", "Scale", ..."""
     kind = stage if isinstance(stage, type) else type(stage)
     for shape in SHAPES:
         if issubclass(kind, shape):

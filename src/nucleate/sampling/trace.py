@@ -15,12 +15,13 @@ from nucleate.parameters.converters import shown
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.reference import Survivors
+from nucleate.sampling.companion import combined_rows, split_combine
 from nucleate.sampling.cpu_paths import runner, survivors
 from nucleate.sampling.history import History
 from nucleate.sampling.inputs import LogitsInput, check_ids, history, masks, per_row
 from nucleate.sampling.pipeline import Params, as_pipeline
 from nucleate.sampling.presets import with_mask
-from nucleate.sampling.stage import Ceiling, Floor, Pipeline, Prefix, Scale, Shift, Stage, Tap, shape_of
+from nucleate.sampling.stage import Ceiling, Floor, Pipeline, Prefix, Scale, Shift, Stage, Transform, shape_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,26 +108,32 @@ def trace(
     output_ids: Sequence[int] | None = None,
     step: int = 0,
     mask: Any = None,
+    companion: Any = None,
     backend: str = "reference",
 ) -> Trace:
     """Show the effect of each stage on one row: tokens changed and removed, the reason, the resulting distribution.
 
-    logits_V: float [V]. Other arguments as in ``sample``, for one row; mask: int32 [V / 32]. backend: as in ``sample``,
+    logits_V: float [V]. Other arguments as in ``sample``, for one row; mask: int32 [V / 32]; companion: float [V], with
+    which the logits are combined first. backend: as in ``sample``,
     but "cpu" and "auto" may be slower than the reference here. The token is the one that ``sample`` returns. All given
     stages are shown, also those that cannot change the result. ``error`` reports logits that are NaN, +inf or all -inf,
     and a stage that removes all tokens.
     """
     logits = LogitsInput(_as_batch(logits_V, "logits"))
-    size, stages = logits.shape[1], as_pipeline(params)
+    size, (combine, stages) = logits.shape[1], split_combine(as_pipeline(params))
     fast = compiled(backend, size)
     check_ids(stages, size)
+    if combine is not None:
+        others = None if companion is None else _as_batch(companion, "companion")
+        logits = LogitsInput(combined_rows([combine], _as_batch(logits_V, "logits"), others))
     [at], [mask_W] = per_row(step, 1, "step"), masks(None if mask is None else _as_batch(mask, "mask"), 1, size)
     stages = stages if mask_W is None else with_mask(stages)
     prompt = history(() if prompt_ids is None else prompt_ids, size, "prompt_ids")
     output = history(() if output_ids is None else output_ids, size, "output_ids")
     seed = getattr(stages[-1], "seed", None)
     seed = noise.fresh_seed() if seed is None else seed
-    return _trace(logits[0], stages, History(prompt, output, mask_W), seed, at, fast=fast)
+    why = "as given" if combine is None else f"combined by {combine!r}"
+    return _trace(logits[0], stages, History(prompt, output, mask_W), seed, at, why, fast=fast)
 
 
 def _as_batch(row: Any, name: str) -> Any:
@@ -149,12 +156,12 @@ def _walk(
 
 
 def _trace(
-    logits_V: NDArray[np.float32], stages: Pipeline, past: History, seed: int, step: int, *, fast: bool
+    logits_V: NDArray[np.float32], stages: Pipeline, past: History, seed: int, step: int, why: str, *, fast: bool
 ) -> Trace:
     steps: list[TraceStep] = []
     try:
         kept = reference.all_tokens(logits_V)
-        steps.append(_step(None, "as given", None, kept, len(logits_V)))
+        steps.append(_step(None, why, None, kept, len(logits_V)))
         u = reference.xtc_uniform(stages, seed, step)
         for stage, left in zip(stages[:-1], _walk(kept, logits_V, stages, past, u, fast=fast), strict=True):
             steps.append(_step(stage, _why(stage, kept, left, u), kept, left, len(logits_V)))
@@ -162,7 +169,7 @@ def _trace(
         if fast:
             token = runner(fast)(logits_V, stages, seed, step, past).token
         else:
-            token = reference.select_token(stages[-1], kept, seed, step)
+            token = reference.select_token(stages[-1], kept, *reference.noise_of(stages, past, seed, step))
     except reference.RowError as error:
         return Trace(tuple(steps), None, str(error), seed, step)
     drawn = Survivors(np.array([token]), kept.x_N[kept.ids_N == token], kept.total)
@@ -220,6 +227,7 @@ _SUBJECTS = {
     "listed": "listed tokens",
     "unlisted": "unlisted tokens",
     "masked": "masked tokens",
+    "all": "all tokens",
 }
 
 
@@ -256,6 +264,12 @@ def _prefix(stage: Prefix, kept: Survivors, left: Survivors, u: float) -> str:
     return f"target {least}{condition}{share}, reached {reached}{probability}{own}"
 
 
+def _transform(stage: Transform, kept: Survivors, left: Survivors, u: float) -> str:
+    p_V, after_V = np.zeros((2, max(kept.ids_N) + 1))
+    p_V[kept.ids_N], after_V[left.ids_N] = _probabilities(kept), _probabilities(left)
+    return f"probabilities moved by {np.abs(after_V - p_V).sum() / 2:.3g} in total"
+
+
 def _ceiling(stage: Ceiling, kept: Survivors, left: Survivors, u: float) -> str:
     if u >= stage.act_probability:
         return f"random number {u:.4f} >= {stage.act_probability:g}: inactive in this step"
@@ -264,10 +278,6 @@ def _ceiling(stage: Ceiling, kept: Survivors, left: Survivors, u: float) -> str:
     above, event = int((below_N >= cut).sum()), f"random number {u:.4f} < {stage.act_probability:g}"
     least = f"probability >= {np.exp(cut - row.top) / row.mass:.3g}"
     return f"{event}: {above} with {least}{', keeps the last of them' if above else ''}"
-
-
-def _tap(stage: Tap, kept: Survivors, left: Survivors, u: float) -> str:
-    return "reports logprobs of this distribution"
 
 
 def _draw_reason(stage: Any, kept: Survivors, token: int) -> str:
@@ -283,7 +293,8 @@ _WHY: Mapping[str, Callable[[Any, Survivors, Survivors, float], str]] = {
     "Floor": _floor,
     "Prefix": _prefix,
     "Ceiling": _ceiling,
-    "Tap": _tap,
+    "Transform": _transform,
+    "Tap": lambda *_: "reports logprobs of this distribution",
 }
 
 

@@ -11,8 +11,9 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from nucleate import __version__
-from nucleate.server.auth import APIKeyMiddleware
+from nucleate.server.auth import APIKeyMiddleware, APIKeys
 from nucleate.server.generation_endpoint import GenerationEndpoint
+from nucleate.server.host_check import ANY, HostMiddleware
 from nucleate.server.metrics import Metrics
 from nucleate.server.openai.endpoints import ENDPOINTS
 from nucleate.server.openapi_document import document
@@ -23,11 +24,17 @@ from nucleate.server.tokenize_routes import TokenizeRoutes
 
 
 def application(
-    service: Service, log: RequestLog, *, keys: Collection[str] = (), origins: Collection[str] = ()
+    service: Service,
+    log: RequestLog,
+    *,
+    keys: APIKeys | Collection[str] = (),
+    origins: Collection[str] = (),
+    hosts: Collection[str] = (ANY,),
 ) -> ASGIApp:
     """Build the ASGI application. Its lifespan runs the engine of the service.
 
-    keys: accepted API keys; none: no authentication. origins: allowed CORS origins ("*": any).
+    keys: accepted API keys; none: no authentication. origins: allowed CORS origins ("*": any). hosts: allowed Host
+    names besides those of this machine ("*": any).
     """
     metrics = Metrics(service.name, lambda: service.engine.stats)
     info, text = InfoRoutes(service, bool(keys)), TokenizeRoutes(service)
@@ -50,10 +57,17 @@ def application(
     ]
     router = Router(routes, redirect_slashes=False, lifespan=lambda _: service.running())
     app: ASGIApp = APIKeyMiddleware(router, router, keys) if keys else router
+    app = app if ANY in hosts else HostMiddleware(app, hosts, origins)
     app = RequestMiddleware(app, log, metrics)
     if origins:
-        headers = ["authorization", "content-type"]
-        app = CORSMiddleware(app, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=headers)
+        app = CORSMiddleware(
+            app,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],  # OpenAI's JavaScript SDK sends a dozen of its own
+            allow_private_network=True,  # pages of public sites may call a server on localhost, if their origin may
+            expose_headers=["x-request-id", "retry-after"],
+        )
     return app
 
 

@@ -23,6 +23,27 @@ VARIABLE = "NUCLEATE_API_KEYS"
 MESSAGE = "Missing or invalid API key. Send it in one header 'Authorization: Bearer KEY'."
 
 
+class APIKeys:
+    """The accepted API keys; none: no authentication. Raises ParameterError for an invalid key."""
+
+    def __init__(self, keys: Iterable[str] = ()) -> None:
+        self.replace(keys)
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def replace(self, keys: Iterable[str]) -> None:
+        """Replace all keys, also while the server runs. Raises ParameterError, without any effect."""
+        self._digests = tuple(sha256(_checked(key, "api_key", "an API key").encode()).digest() for key in keys)
+
+    def accepts(self, key: bytes) -> bool:
+        """Return whether a key is valid, in constant time."""
+        digest, valid = sha256(key).digest(), False
+        for own in self._digests:  # no early exit: constant time
+            valid |= compare_digest(own, digest)
+        return valid
+
+
 class APIKeyMiddleware:
     """ASGI middleware directly around the router: rejects requests without a valid key with status 401.
 
@@ -31,13 +52,17 @@ class APIKeyMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, router: Router, keys: Iterable[str], open_routes: frozenset[str] = frozenset({"health"})
+        self,
+        app: ASGIApp,
+        router: Router,
+        keys: APIKeys | Iterable[str],
+        open_routes: frozenset[str] = frozenset({"health"}),
     ) -> None:
         self._app, self._router, self._open_routes = app, router, open_routes
-        self._digests = tuple(sha256(_checked(key, "api_key", "an API key").encode()).digest() for key in keys)
+        self._keys = keys if isinstance(keys, APIKeys) else APIKeys(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        unprotected = not self._digests or scope["type"] == "lifespan"
+        unprotected = not self._keys or scope["type"] == "lifespan"
         if unprotected or self._is_open(scope) or self._has_key(scope):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -53,18 +78,11 @@ class APIKeyMiddleware:
         return isinstance(chosen, Route) and chosen.name in self._open_routes  # a mount has many paths
 
     def _has_key(self, scope: Scope) -> bool:
-        """Return whether the request has a valid key, in constant time."""
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) != 1:  # with two, a proxy may have checked the other one
             return False
         scheme, _, key = given[0].partition(b" ")
-        if scheme.lower() != b"bearer":
-            return False
-        digest = sha256(key.strip(b" ")).digest()
-        valid = False
-        for own in self._digests:  # no early exit: constant time
-            valid |= compare_digest(own, digest)
-        return valid
+        return scheme.lower() == b"bearer" and self._keys.accepts(key.strip(b" "))
 
 
 def read_keys(given: Iterable[str], file: Path | None, environment: str | None) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from itertools import groupby
@@ -21,15 +21,19 @@ from nucleate.server.http_errors import (
     timed_out,
 )
 from nucleate.server.metrics import Metrics
+from nucleate.server.openai.json_encoding import json_parts, paced, pieces
+from nucleate.server.openai.logprobs import JSON
 from nucleate.server.openai.responses import chat_body, completion_body, failure_message
 from nucleate.server.openai.stream_chunks import KEEP_ALIVE, ChatStream, CompletionStream, ResponseStream, error_frame
-from nucleate.server.request_context import RequestContext, encode_json
-from nucleate.server.service import EngineCall, Service
+from nucleate.server.request_context import RequestContext
+from nucleate.server.service import WORKER_THREADS, GenerationCall, Service
 
 KEEP_ALIVE_SECONDS = 15.0
 """Interval of keep-alive comments in a stream without new text: otherwise proxies may close the connection."""
 ERROR_FRAME_TIMEOUT_SECONDS = 1.0
 """Maximum time to send the error frame that ends a stream, if the client does not read."""
+PARSED_AT_A_TIME = 2 * WORKER_THREADS
+"""Requests of an endpoint that are parsed at a time: in a burst, the others wait before they take worker threads."""
 
 Batch = list[tuple[int, EngineOutput]]
 Batches = AsyncGenerator[Batch]
@@ -40,6 +44,7 @@ class GenerationEndpoint:
 
     def __init__(self, url: str, service: Service, metrics: Metrics) -> None:
         self._url, self._service, self._metrics = url, service, metrics
+        self._parsing = asyncio.Semaphore(PARSED_AT_A_TIME)
 
     async def __call__(self, context: RequestContext) -> None:
         """Handle a request within its timeout. Errors after the start of a stream end the stream instead of raising."""
@@ -57,7 +62,8 @@ class GenerationEndpoint:
     async def _generate(self, context: RequestContext, data: bytes) -> None:
         service, log = self._service, context.log
         try:
-            call, stream = await service.run_in_thread(partial(self._parse, data))
+            async with self._parsing:
+                call, stream = await service.run_in_thread(partial(self._parse, data))
             if call.structured_output_kind is not None:
                 call = await service.run_in_thread(partial(service.prepare, call), compiling=True)
         except ParameterError as error:
@@ -69,15 +75,18 @@ class GenerationEndpoint:
         log.stream, log.prompt = call.parsed.stream, call.parsed.messages or call.parsed.prompts
         log.prompt_tokens = sum(map(len, call.prompt_token_ids))
         self._metrics.count_prompt_tokens(log.prompt_tokens)
-        with service.queue_slots([call.parsed.best_of] * len(call.prepared)) as release:
+        with service.queue_slots(call.sequence_counts) as release:
             async with aclosing(service.engine.run_all(call.prepared, heartbeat_seconds=KEEP_ALIVE_SECONDS)) as batches:
                 recorder = _Recorder(context, self._metrics, release, service, call)
-                if stream is None:
-                    await self._respond(context, call, batches, recorder)
-                else:
-                    await _stream(context, stream, batches, recorder)
+                try:
+                    if stream is None:
+                        await self._respond(context, call, batches, recorder)
+                    else:
+                        await self._stream(context, stream, batches, recorder)
+                finally:
+                    recorder.record_aborted()
 
-    def _parse(self, data: bytes) -> tuple[EngineCall, ResponseStream | None]:
+    def _parse(self, data: bytes) -> tuple[GenerationCall, ResponseStream | None]:
         """Parse a body. Runs on a worker thread, because it may take long."""
         call = self._service.parse(self._url, data)
         if not call.parsed.stream:
@@ -85,7 +94,9 @@ class GenerationEndpoint:
         kind = CompletionStream if call.parsed.messages is None else ChatStream
         return call, kind(call.head, call.parsed, call.prompt_token_ids, self._service.llm.tokenizer)
 
-    async def _respond(self, context: RequestContext, call: EngineCall, batches: Batches, recorder: _Recorder) -> None:
+    async def _respond(
+        self, context: RequestContext, call: GenerationCall, batches: Batches, recorder: _Recorder
+    ) -> None:
         chunks: list[list[CompletionChunk]] = [[] for _ in call.prepared]
         async for batch in batches:
             _, failure = recorder.record(batch)
@@ -93,35 +104,51 @@ class GenerationEndpoint:
                 raise failure
             for prompt, output in batch:
                 chunks[prompt].append(output.chunk)
-        await context.reply(200, await self._service.run_in_thread(partial(self._body, call, chunks)))
+        await context.reply_in_pieces(self._made_pieces(call, chunks))
 
-    def _body(self, call: EngineCall, chunks: Sequence[Sequence[CompletionChunk]]) -> bytes:
-        """Build the response body. Runs on a worker thread."""
+    async def _made_pieces(self, call: GenerationCall, chunks: Sequence[list[CompletionChunk]]) -> AsyncIterator[bytes]:
+        """Yield the pieces of the response body, made on a worker thread without a time limit: the work is done."""
+        made = self._pieces(call, chunks)
+        while (piece := await self._service.run_in_thread(partial(next, made, None), has_timeout=False)) is not None:
+            yield piece
+
+    def _pieces(self, call: GenerationCall, chunks: Sequence[list[CompletionChunk]]) -> Iterator[bytes]:
+        yield from pieces(paced(json_parts(self._body(call, chunks))))
+        for own in chunks:
+            while own:  # one by one: to free a million objects at once would hold the GIL for 100 ms
+                own.pop()
+
+    def _body(self, call: GenerationCall, chunks: Sequence[Sequence[CompletionChunk]]) -> JSON:
         tokenizer = self._service.llm.tokenizer
         completions = [Completion.from_chunks(ids, own) for ids, own in zip(call.prompt_token_ids, chunks, strict=True)]
         if call.parsed.messages is not None:
-            return encode_json(chat_body(call.head, call.parsed, completions[0], tokenizer))
-        return encode_json(completion_body(call.head, call.parsed, completions, tokenizer))
+            return chat_body(call.head, call.parsed, completions[0], tokenizer, iter)
+        return completion_body(call.head, call.parsed, completions, tokenizer, iter)
+
+    async def _stream(
+        self, context: RequestContext, stream: ResponseStream, batches: Batches, recorder: _Recorder
+    ) -> None:
+        async for batch in batches:
+            outputs, failure = recorder.record(batch)
+            if any(output.chunk.prompt_logprobs is not None for _, output in outputs):  # they may have megabytes
+                frames = await self._service.run_in_thread(partial(_frames, stream, outputs), has_timeout=False)
+            else:
+                frames = _frames(stream, outputs) if batch else KEEP_ALIVE
+            if frames:
+                if not context.status:
+                    await context.start_response(200)
+                await context.write(frames)
+            if failure is not None:
+                raise failure
+        await context.write(stream.end(recorder.usage), last=True)
 
 
-async def _stream(context: RequestContext, stream: ResponseStream, batches: Batches, recorder: _Recorder) -> None:
-    async for batch in batches:
-        outputs, failure = recorder.record(batch)
-        if len(outputs) == 1:
-            prompt, output = outputs[0]
-            frames = stream.frames(prompt, [output.chunk])
-        elif outputs:
-            groups = groupby(outputs, itemgetter(0))
-            frames = b"".join([stream.frames(prompt, [output.chunk for _, output in own]) for prompt, own in groups])
-        else:
-            frames = b"" if batch else KEEP_ALIVE
-        if frames:
-            if not context.status:
-                await context.start_response(200)
-            await context.write(frames)
-        if failure is not None:
-            raise failure
-    await context.write(stream.end(recorder.usage), last=True)
+def _frames(stream: ResponseStream, outputs: Batch) -> bytes:
+    if len(outputs) == 1:
+        prompt, output = outputs[0]
+        return stream.frames(prompt, [output.chunk])
+    groups = groupby(outputs, itemgetter(0))
+    return b"".join([stream.frames(prompt, [output.chunk for _, output in own]) for prompt, own in groups])
 
 
 class _Recorder:
@@ -133,12 +160,13 @@ class _Recorder:
         metrics: Metrics,
         release: Callable[[int], None],
         service: Service,
-        call: EngineCall,
+        call: GenerationCall,
     ) -> None:
         self.usage = Usage(0, 0)
         self._log, self._start, self._metrics = context.log, context.start_time, metrics
         self._release, self._service, self._call = release, service, call
         self._last_token_times: dict[tuple[int, int], float] = {}  # by prompt and index of the output
+        self._unfinished = dict.fromkeys(range(len(call.prepared)), call.sequences_per_prompt)  # by prompt
 
     def record(self, batch: Batch) -> tuple[Batch, HTTPError | None]:
         """Record outputs. Returns all of them and None; or those before the first failed one, and its error."""
@@ -153,6 +181,7 @@ class _Recorder:
                 self._metrics.observe_first_token(now - self._start)
             last[key] = now
             if chunk.finish_reason is not None:
+                self._unfinished[prompt] -= 1
                 failure = self._finish(chunk.finish_reason, chunk.stop_reason)
                 if failure is not None:
                     return batch[:number], failure
@@ -163,7 +192,14 @@ class _Recorder:
                 )
                 self._log.completion_tokens += completion_tokens
                 self._release(prompt)
+                del self._unfinished[prompt]
         return batch, None
+
+    def record_aborted(self) -> None:
+        """Record the sequences that did not finish, because the client disconnected or another one failed."""
+        for _ in range(sum(self._unfinished.values())):
+            self._finish("abort", None)
+        self._unfinished.clear()
 
     def _finish(self, reason: FinishReason, detail: str | int | None) -> HTTPError | None:
         self._metrics.count_finished_sequence(reason)
@@ -175,8 +211,8 @@ class _Recorder:
 
 
 async def _end_with_error(context: RequestContext, error: Exception) -> None:
-    """Raise the error; if the response has started, send it as the last frame of the stream instead."""
-    if not context.status:
+    """Raise the error; if a stream has started, send it as its last frame instead."""
+    if not context.status or not context.log.stream:
         raise error
     context.error = error if isinstance(error, HTTPError) else internal_error(context.id)
     with suppress(TimeoutError):

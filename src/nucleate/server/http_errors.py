@@ -38,6 +38,7 @@ class HTTPError(Exception):  # control flow, not always an error
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         super().__init__(message)
+        self.message, self.code, self.param = message, code, param
         self.status, self.headers, self.kind = status, headers, kind
         error_type = "invalid_request_error" if kind is None else "server_error"
         self.body: dict[str, Any] = error_body(message, param, code, error_type)
@@ -87,6 +88,14 @@ def too_long(field: str, count: int, context_length: int) -> HTTPError:
     limit = f"This model's maximum context length is {context_length} tokens for prompt and completion"
     message = f"{limit}, but the prompt alone has {count} tokens."
     return HTTPError(400, message, code="context_length_exceeded", param=field)
+
+
+def too_many_tokens(field: str, max_tokens: int, count: int, context_length: int) -> HTTPError:
+    """The request sets more output tokens than the context has room for after the prompt."""
+    limit = f"This model's maximum context length is {context_length} tokens for prompt and completion"
+    message = f"{limit}, but the prompt has {count} tokens and {field} is {max_tokens}."
+    hint = f"Set {field} to at most {context_length - count}."
+    return HTTPError(400, f"{message} {hint}", code="context_length_exceeded", param=field)
 
 
 def model_not_found(model: str, served: str) -> HTTPError:

@@ -51,11 +51,22 @@ class HTTPProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._stop_timer()
+        self._check_head()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._in_head, self._size = True, 0
         super().on_message_complete()
+
+    def _check_head(self) -> None:
+        """Raise ValueError, which becomes status 400, for a request that a proxy in front may read differently."""
+        version, names = self.parser.get_http_version(), [name for name, _ in self.headers]
+        if version not in ("1.0", "1.1"):
+            raise ValueError(f"HTTP version {version!r}")
+        if (hosts := names.count(b"host")) != 1 and (hosts or version == "1.1"):
+            raise ValueError(f"{hosts} Host headers")
+        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
+            raise ValueError("a transfer encoding other than chunked")
 
     def _start_timer(self) -> None:
         self._stop_timer()

@@ -12,6 +12,9 @@ from typing import Any, ClassVar
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import Parameter, ParameterError, param, with_parameters
+from nucleate.sampling.pipeline_format import MAX_STAGES
+from nucleate.sampling.stages import STAGES
+from nucleate.sampling.stages.selection.logprobs import Logprobs
 from nucleate.sampling_params import FIELDS
 from nucleate.server.openai.endpoints import Endpoint
 from nucleate.server.openai.requests import ParsedRequest
@@ -23,8 +26,8 @@ MAX_SEQUENCE_BREAKERS = 32
 """Maximum entries of ``dry_sequence_breakers``: each is searched for in the whole vocabulary."""
 MAX_CHARACTERS = 16_384
 """Maximum characters of all texts in a list, and token ids of all lists in a list."""
-MAX_LOGPROBS_PER_RESPONSE = 2**21
-"""Maximum logprobs and echoed tokens in one response."""
+MAX_LOGPROBS_PER_RESPONSE = 2**19
+"""Maximum logprobs and echoed tokens in one response: about 64 MiB, as a logprob takes up to 128 bytes of JSON."""
 
 
 @with_parameters
@@ -101,6 +104,8 @@ class ServerLimits:
         given = body if isinstance(body, Mapping) else {}
         for field in filter(given.__contains__, (*FIELDS, *LIMITED_FIELDS)):
             self._check_field(field, given[field], vocab_size)
+        if given.get("pipeline") is not None:
+            self._check_pipeline(given["pipeline"], vocab_size)
         prompts = given.get("prompt")
         if isinstance(prompts, list) and prompts and not isinstance(prompts[0], int):
             _check_count("prompt", len(prompts), self.max_choices_per_request, "prompts")
@@ -135,14 +140,28 @@ class ServerLimits:
         field = next(field for field, present in causes.items() if present)
         _check_count(field, total, MAX_LOGPROBS_PER_RESPONSE, "logprobs and echoed tokens", "requests")
 
+    def _check_pipeline(self, stages: Any, vocab_size: int) -> None:
+        """Check the parameters of each stage like the fields of the same name, and the number of entries of all."""
+        if not isinstance(stages, list):
+            raise ParameterError("pipeline", f"pipeline must be a list of objects with a stage, got {shown(stages)}")
+        count = 0
+        for stage in stages[: MAX_STAGES + 1]:
+            name = stage.get("stage") if isinstance(stage, Mapping) else None
+            if name == Logprobs.name:
+                raise ParameterError("pipeline", "pipeline cannot have the stage logprobs: set the field logprobs")
+            kind = STAGES.get(name) if isinstance(name, str) else None
+            for attribute, parameter in kind.parameters.items() if kind else ():
+                for value in (stage[key] for key in {attribute, parameter.name} if key in stage):
+                    self._check_field(parameter.name, value, vocab_size)
+                    count += len(value) if isinstance(value, list | Mapping) else 0
+        _check_count("pipeline", count, max(vocab_size, MAX_ENTRIES), "entries in all stages")
+
     def _check_field(self, field: str, value: Any, vocab_size: int) -> None:
         maximum = self.max_value(field)
         if maximum is not None and isinstance(value, int) and not isinstance(value, bool) and value > maximum:
             raise ParameterError(field, f"{field} must be at most {maximum} on this server, got {shown(value)}")
         if isinstance(value, list | tuple | Mapping):
-            _check_count(
-                field, len(value), vocab_size if field == "allowed_token_ids" else max_entries(field), "entries"
-            )
+            _check_count(field, len(value), max_entries(field, vocab_size), "entries")
         if isinstance(value, list | tuple):
             size = sum(len(entry) for entry in value if isinstance(entry, str | list | tuple))
             _check_count(field, size, MAX_CHARACTERS, "characters")
@@ -150,9 +169,10 @@ class ServerLimits:
             _check_count(field, len(value), MAX_CHARACTERS, "characters")
 
 
-def max_entries(field: str) -> int:
-    """Return the maximum number of entries of a list or mapping."""
-    return MAX_SEQUENCE_BREAKERS if field == "dry_sequence_breakers" else MAX_ENTRIES
+def max_entries(field: str, vocab_size: int = MAX_ENTRIES) -> int:
+    """Return the maximum number of entries of a list or mapping. vocab_size: that of ``allowed_token_ids``."""
+    others = {"dry_sequence_breakers": MAX_SEQUENCE_BREAKERS, "allowed_token_ids": vocab_size}
+    return others.get(field, MAX_CHARACTERS if field == "negative_prompt" else MAX_ENTRIES)
 
 
 def _check_count(field: str, count: int, allowed: int, noun: str, verb: str = "has") -> None:

@@ -11,10 +11,10 @@ from nucleate.server.request_schemas import NAME, TEXT, Schema, body_schema, det
 
 _ABOUT = """OpenAI-compatible text generation, with every sampling parameter as a request field.
 
-A field that is null counts as absent. Absent fields take the values of the model's generation_config.json, then the
-defaults shown here. Unknown fields and values out of range are rejected with status 400 and an error that names the
-field; nothing is dropped or clamped. Integers are written without a fraction. The following rules involve several
-fields or the model:
+A field that is null counts as absent. Absent fields take the values of the server's flags, then of the model's
+generation_config.json, then the defaults shown here. Unknown fields and values out of range are rejected with status
+400 and an error that names the field; nothing is dropped or clamped. Integers are written without a fraction. The
+following rules involve several fields or the model:
 
 - `stream_options` needs `stream`; in a chat, `top_logprobs` needs `logprobs`.
 - `min_tokens` is at most `max_tokens`; `max_completion_tokens` and `max_tokens` are equal if both are set.

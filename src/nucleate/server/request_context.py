@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -19,11 +18,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nucleate.server.http_errors import CLOSE, HTTPError, http_error, internal_error
 from nucleate.server.metrics import Metrics
+from nucleate.server.openai.json_encoding import encode_json
 from nucleate.server.request_log import RequestLog
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 BODY_TIMEOUT_SECONDS = 30.0
 """Maximum time for a request body to arrive."""
+PRIVATE_FIELDS = ("prompt", "messages", "tokens", "response_format", "structured_outputs")
+"""Body fields whose content is not logged."""
+MAX_ERROR_CHARACTERS = 500
+"""Maximum length of an error message in the log."""
 JSON_TYPE, STREAM_TYPE = "application/json", "text/event-stream; charset=utf-8"
 
 
@@ -122,6 +126,19 @@ class RequestContext:
         await self.start_response(status, {"content-length": str(len(data)), **headers}, content_type)
         await self._send({"type": "http.response.body", "body": data})
 
+    async def reply_in_pieces(self, pieces: AsyncIterator[bytes], content_type: str = JSON_TYPE) -> None:
+        """Send a whole response of status 200 in pieces. Waits while the client does not read."""
+        piece = await anext(pieces)
+        async for following in pieces:
+            if not self.status:
+                await self.start_response(200, content_type=content_type)
+            await self.write(piece)
+            piece = following
+        if self.status:
+            await self.write(piece, last=True)
+        else:
+            await self.reply(200, piece, content_type=content_type)
+
     async def send_error(self, error: HTTPError) -> None:
         """Send an error as the response."""
         self.error = error
@@ -183,8 +200,8 @@ class RequestMiddleware:
 
     def _record(self, context: RequestContext, error: BaseException | None) -> None:
         """Add a finished request to the metrics and the log. error: an unexpected exception."""
-        fields, scope = context.log, context.scope
-        kind = context.error.kind if context.error is not None else None if error is None else "internal"
+        fields, scope, response = context.log, context.scope, context.error
+        kind = response.kind if response is not None else None if error is None else "internal"
         self._metrics.count_request(
             context.route, context.status, context.seconds, error=kind, disconnected=context.disconnected
         )
@@ -203,9 +220,17 @@ class RequestMiddleware:
             time_to_first_token_seconds=fields.time_to_first_token_seconds,
             finish_reasons=fields.finish_reasons or None,
             client_disconnected=context.disconnected or None,
+            error_param=response and response.param,
+            error_code=response and response.code,
+            error_message=response and self._loggable(response),
             error=error,
             prompt=str(fields.prompt) if self._log.prompts and fields.prompt is not None else None,
         )
+
+    def _loggable(self, error: HTTPError) -> str | None:
+        """Return the message of an error, unless it may quote the prompt or a grammar, which the log does not have."""
+        is_private = error.param is not None and error.param.startswith(PRIVATE_FIELDS)
+        return None if is_private and not self._log.prompts else error.message[:MAX_ERROR_CHARACTERS]
 
 
 class Handler:
@@ -216,11 +241,6 @@ class Handler:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._handle(scope["nucleate.context"])
-
-
-def encode_json(body: Any) -> bytes:
-    """Encode a value as compact JSON."""
-    return json.dumps(body, separators=(",", ":")).encode()
 
 
 def _router_error(error: HTTPException, scope: Scope) -> HTTPError:

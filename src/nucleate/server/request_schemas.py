@@ -13,12 +13,15 @@ from typing import Any
 
 from nucleate.engine.beam.params import BeamParams
 from nucleate.parameters.parameter import Parameter
+from nucleate.sampling.pipeline_format import KIND as PIPELINE
+from nucleate.sampling.pipeline_format import MAX_STAGES
 from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling_params import FIELDS
 from nucleate.server.limits import MAX_CHARACTERS, MAX_ENTRIES, ServerLimits, max_entries
 from nucleate.server.openai.beam_search import PARAMETER_FIELDS, USE_BEAM_SEARCH
 from nucleate.server.openai.endpoints import Endpoint
-from nucleate.server.openai.messages import MAX_MESSAGES
+from nucleate.server.openai.messages import MAX_MESSAGES, TEMPLATE_FIELDS
+from nucleate.server.openai.requests import NON_EMPTY
 from nucleate.server.openai.response_format import RESPONSE_FORMAT
 
 Schema = dict[str, Any]
@@ -28,6 +31,7 @@ BOOLEAN: Schema = {"type": "boolean"}
 OBJECT: Schema = {"type": "object"}
 TEXT: Schema = {"type": "string"}
 NAME: Schema = {"type": "string", "minLength": 1}
+STAGE: Schema = {**OBJECT, "properties": {"stage": NAME}, "required": ["stage"]}
 IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 
@@ -55,7 +59,7 @@ def tokenize_schema(limits: ServerLimits) -> Schema:
         {
             "prompt": _nullable(TEXT, "The text to tokenize."),
             "messages": _nullable(schemas["messages"], "The chat to tokenize, instead of a text."),
-            **{name: schemas[name] for name in ("model", "chat_template_kwargs")},
+            **{name: schemas[name] for name in ("model", *TEMPLATE_FIELDS)},
             "add_special_tokens": _nullable(BOOLEAN, "Add special tokens; by default only to a text."),
             "return_token_strs": _nullable(BOOLEAN, "Also return the tokens as strings."),
         }
@@ -72,6 +76,7 @@ def field_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
     default = parameter.default
     if isinstance(default, Mapping | tuple):
         default = {str(key): value for key, value in default.items()} if isinstance(default, Mapping) else [*default]
+    default = None if parameter.name in NON_EMPTY else default
     return {**_nullable(_value_schema(parameter, limits), parameter.help), "default": default}
 
 
@@ -79,8 +84,9 @@ def _value_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
     names, kind = {"type": "string", "enum": [*parameter.choices]}, parameter.kind
     if kind == "str | tuple[str, ...]":
         return {"anyOf": [names, {"type": "array", "items": {"enum": [*REQUESTABLE]}, "uniqueItems": True}]}
-    if kind in ("bool", "str", "StructuredOutputs"):
-        return {"bool": BOOLEAN, "str": names, "StructuredOutputs": OBJECT}[kind]
+    if kind in ("bool", "str", "StructuredOutputs", PIPELINE):
+        stages = {**_list_schema(STAGE, MAX_STAGES), "minItems": 1}
+        return {"bool": BOOLEAN, "str": names, "StructuredOutputs": OBJECT, PIPELINE: stages}[kind]
     if kind in ("float", "int"):
         number = _number_schema(parameter, limits)
         return {"anyOf": [number, {"enum": [*parameter.off]}]} if parameter.off else number
@@ -92,8 +98,14 @@ def _value_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
         most = None if parameter.name == "allowed_token_ids" else max_entries(parameter.name)
         return _list_schema(_number_schema(parameter, limits), most)
     text = {**NAME, "maxLength": MAX_CHARACTERS}
-    words = {"anyOf": [text, {**_list_schema(_number_schema(parameter, limits), MAX_CHARACTERS), "minItems": 1}]}
-    return {"anyOf": [text, _list_schema(words if "int" in kind else text, max_entries(parameter.name))]}
+    ids = _list_schema(_number_schema(parameter, limits), MAX_CHARACTERS)
+    words = {"anyOf": [text, {**ids, "minItems": 1}]}
+    items = _list_schema(words if "int" in kind else text, max_entries(parameter.name))
+    if parameter.name in NON_EMPTY:
+        items["minItems"] = 1
+    if kind == "str | tuple[int, ...]":
+        items = ids
+    return items if kind.startswith("tuple") and "int" in kind else {"anyOf": [text, items]}
 
 
 def _number_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
@@ -138,6 +150,9 @@ def _endpoint_schemas(limits: ServerLimits) -> dict[str, Schema]:
         "echo": _nullable(BOOLEAN, "Start each completion with its prompt."),
         "stream": _nullable(BOOLEAN, "Stream the response as server-sent events."),
         "stream_options": _nullable(OBJECT, "With stream: include_usage; include_obfuscation has no effect."),
+        "add_generation_prompt": _nullable(BOOLEAN, "Append the header of the assistant's next message; the default."),
+        "continue_final_message": _nullable(BOOLEAN, "Continue the final message instead of adding one."),
+        "add_special_tokens": _nullable(BOOLEAN, "Add special tokens to those of the chat template."),
         "chat_template_kwargs": _nullable(OBJECT, "Additional variables for the chat template."),
         "model": _nullable(NAME, "The model name."),
         RESPONSE_FORMAT: _nullable(OBJECT, "Structured output as in OpenAI's API; strict by default."),

@@ -7,7 +7,8 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import FrameType
@@ -19,6 +20,11 @@ from nucleate.server.http_protocol import HTTPProtocol
 from nucleate.server.request_log import RequestLog
 from nucleate.server.service import Service
 
+SWITCH_SECONDS = 0.0005
+"""A thread that waits for the GIL gets it after this time: the engine needs it often in a step. Python's default is ten
+times as long, and a large body that is encoded on another thread would slow down every step by it several times."""
+BACKLOG, ACCEPTS_PER_ITERATION = 2048, 16
+"""Connections that wait to be accepted, and that the event loop accepts at a time: streams wait for the latter."""
 ABORT_SECONDS = 5.0
 """Additional time for aborted streams to send their last frames."""
 
@@ -50,10 +56,13 @@ def default_sigint_handler() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def serve(app: ASGIApp, service: Service, log: RequestLog, bound: socket.socket) -> int:
+def serve(
+    app: ASGIApp, service: Service, log: RequestLog, bound: socket.socket, on_hangup: Callable[[], None] = lambda: None
+) -> int:
     """Serve until SIGTERM or SIGINT, then reject new requests and wait for those in flight, up to the timeout.
 
-    A second signal stops the server at once. Returns the exit status: 1 if the engine has failed, else 0.
+    A second signal stops the server at once. on_hangup: called on SIGHUP. Returns the exit status: 1 if the engine has
+    failed, else 0.
     """
     config = uvicorn.Config(
         app,
@@ -66,14 +75,16 @@ def serve(app: ASGIApp, service: Service, log: RequestLog, bound: socket.socket)
         server_header=False,
         proxy_headers=False,
         limit_concurrency=service.limits.max_connections,
+        backlog=ACCEPTS_PER_ITERATION,
         timeout_keep_alive=service.limits.keep_alive_seconds,
         timeout_notify=0,  # run the callback below every second
         timeout_graceful_shutdown=int(service.limits.shutdown_timeout_seconds + ABORT_SECONDS) + 1,
     )
+    sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # the model and all modules are never garbage
     gc.set_threshold(50_000, 20, 100)  # a large body creates many objects: avoid a pause for each
-    server = _Server(config, service, log)
+    server = _Server(config, service, log, on_hangup)
     config.callback_notify = partial(_check_engine, server, service, log)
     server.run(sockets=[bound])
     return int(service.engine.stopped is not None and service.engine.stopped.__cause__ is not None)
@@ -92,12 +103,18 @@ class _Server(uvicorn.Server):
     uvicorn's own ``timeout_graceful_shutdown`` cancels requests without a response, so it is only the last resort.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service, log: RequestLog) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, log: RequestLog, on_hangup: Callable[[], None]
+    ) -> None:
         super().__init__(config)
-        self._service, self._log = service, log
+        self._service, self._log, self._on_hangup = service, log, on_hangup
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for bound in sockets or ():
+            bound.listen(BACKLOG)  # uvicorn's one option sets this and the accepted connections per iteration
+        if hasattr(signal, "SIGHUP"):  # not on Windows
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
         for bound in sockets or ():
             host, port = bound.getsockname()[:2]
             self._log.event("ready", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")

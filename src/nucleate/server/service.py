@@ -24,7 +24,15 @@ from nucleate.llm import LLM
 from nucleate.models.protocol import ModelError
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import SamplingParams
-from nucleate.server.http_errors import HTTPError, at_capacity, model_not_found, shutting_down, timed_out, too_long
+from nucleate.server.http_errors import (
+    HTTPError,
+    at_capacity,
+    model_not_found,
+    shutting_down,
+    timed_out,
+    too_long,
+    too_many_tokens,
+)
 from nucleate.server.limits import ServerLimits
 from nucleate.server.openai.endpoints import CHAT, ENDPOINTS
 from nucleate.server.openai.requests import ParsedRequest, read_body
@@ -43,7 +51,7 @@ REGEX_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class EngineCall:
+class GenerationCall:
     """A parsed request body and the engine requests made from it."""
 
     head: ResponseHead
@@ -55,6 +63,17 @@ class EngineCall:
     def prompt_token_ids(self) -> list[Sequence[int]]:
         """The token ids of each prompt."""
         return [one.prompt_ids for one in self.requests]
+
+    @property
+    def sequences_per_prompt(self) -> int:
+        """The number of sequences that finish per prompt."""
+        return self.parsed.best_of if self.parsed.beam_params is None else self.parsed.params.n
+
+    @property
+    def sequence_counts(self) -> list[int]:
+        """The number of sequences that each prompt runs, with their companions."""
+        companions = [one.companion is not None for one in self.prepared if isinstance(one, ValidatedRequest)]
+        return [self.parsed.best_of * (1 + has) for has in companions or [False] * len(self.prepared)]
 
     @property
     def structured_output_kind(self) -> str | None:
@@ -152,16 +171,16 @@ class Service:
         running = min(self.num_sequences, self._max_num_seqs)
         return at_capacity(running, self.num_sequences - running, code)
 
-    async def run_in_thread(self, work: Callable[[], T], *, compiling: bool = False) -> T:
+    async def run_in_thread(self, work: Callable[[], T], *, compiling: bool = False, has_timeout: bool = True) -> T:
         """Run a function on a worker thread, or on the grammar thread. Raises HTTPError if it takes too long."""
         threads = self._compiler if compiling else self._workers
         try:
-            async with asyncio.timeout(PREPARE_TIMEOUT_SECONDS):
+            async with asyncio.timeout(PREPARE_TIMEOUT_SECONDS if has_timeout else None):
                 return await asyncio.get_running_loop().run_in_executor(threads, work)
         except TimeoutError:
             raise timed_out("Grammar compilation" if compiling else "Processing", PREPARE_TIMEOUT_SECONDS) from None
 
-    def parse(self, url: str, data: bytes) -> EngineCall:
+    def parse(self, url: str, data: bytes) -> GenerationCall:
         """Parse a body. With structured output, ``prepare`` remains to be called.
 
         Raises ParameterError, ModelError, HTTPError.
@@ -170,20 +189,14 @@ class Service:
         body = self.decode_body(data)
         parsed = read_body(endpoint, body, self._defaults)
         self.check_model(parsed.model)
-        if parsed.messages is not None:
-            prompts = [self.llm.encode_chat(parsed.messages, parsed.chat_template_kwargs)]
-        else:
-            prompts = [self.llm.encode(prompt) for prompt in parsed.prompts]
-        longest = max(map(len, prompts))
-        if longest >= self.max_model_len:
-            raise too_long("prompt" if parsed.messages is None else "messages", longest, self.max_model_len)
+        prompts = encode_prompts(self.llm, parsed, self.max_model_len)
         self.limits.check_request(parsed, prompts, self.max_model_len)
         prefix = "chatcmpl" if url == CHAT.url else "cmpl"
         head = ResponseHead(f"{prefix}-{uuid4().hex}", int(time.time()), self.name)
-        call = EngineCall(head, parsed, [parsed.engine_request(ids) for ids in prompts])
+        call = GenerationCall(head, parsed, [parsed.engine_request(ids) for ids in prompts])
         return self.prepare(call) if call.structured_output_kind is None else call
 
-    def prepare(self, call: EngineCall) -> EngineCall:
+    def prepare(self, call: GenerationCall) -> GenerationCall:
         """Validate the requests of a call and compile its grammar, which may take a second. Raises ParameterError."""
         with nullcontext() if call.structured_output_kind is None else translate_errors(call.parsed.requested_format):
             return replace(call, prepared=[self.engine.prepare(request) for request in call.requests])
@@ -202,6 +215,24 @@ class Service:
         """Raise HTTPError if a request names another model."""
         if model not in (None, self.name):
             raise model_not_found(model, self.name)
+
+
+def encode_prompts(llm: LLM, parsed: ParsedRequest, max_model_len: int) -> list[list[int]]:
+    """Return the token ids of each prompt, or of the chat.
+
+    Raises HTTPError if a prompt fills the context, or if the body sets ``max_tokens`` to more than fits after it;
+    ParameterError, ModelError.
+    """
+    if parsed.messages is not None:
+        prompts = [llm.encode_chat(parsed.messages, parsed.template_options)]
+    else:
+        prompts = [llm.encode(prompt) for prompt in parsed.prompts]
+    longest, field, max_tokens = max(map(len, prompts)), parsed.max_tokens_field, parsed.params.max_tokens
+    if longest >= max_model_len:
+        raise too_long("prompt" if parsed.messages is None else "messages", longest, max_model_len)
+    if field is not None and max_tokens is not None and longest + max_tokens > max_model_len:
+        raise too_many_tokens(field, max_tokens, longest, max_model_len)
+    return prompts
 
 
 def _shortest_prompt(engine: Engine) -> list[int]:

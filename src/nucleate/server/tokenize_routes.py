@@ -27,13 +27,14 @@ class TokenizeRoutes:
     async def info(self, context: RequestContext) -> None:
         tokenizer = self._service.llm.tokenizer
         info = {
+            "tokenizer_class": tokenizer.config.get("tokenizer_class") or "PreTrainedTokenizerFast",
             "vocab_size": self._service.vocab_size,
             "max_model_len": self._service.max_model_len,
             "eos_token_ids": sorted(tokenizer.eos_token_ids),
             "bos_token_id": tokenizer.bos_token_id,
             "chat_template": tokenizer.chat_template,
         }
-        await context.reply(200, {**tokenizer.special_tokens, **info})
+        await context.reply(200, {**tokenizer.config, **tokenizer.special_tokens, **info})
 
     async def _reply(self, context: RequestContext, convert: Callable[[bytes], dict[str, Any]]) -> None:
         with self._service.request_slot():
@@ -45,13 +46,11 @@ class TokenizeRoutes:
         request = read_tokenize(service.decode_body(data))
         service.check_model(request.model)
         if request.messages is not None:
-            ids = service.llm.encode_chat(request.messages, request.chat_template_kwargs)
+            ids = service.llm.encode_chat(request.messages, request.template_options)
         else:
-            ids = tokenizer.encode(request.prompt or "", request.add_special_tokens)
-        result = {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids}
-        if request.return_token_strs:
-            result["token_strs"] = [tokenizer.pieces.tokens[token] for token in ids]
-        return result
+            ids = tokenizer.encode(request.prompt or "", request.template_options.add_special_tokens)
+        strings = [tokenizer.pieces.tokens[token] for token in ids] if request.return_token_strs else None
+        return {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids, "token_strs": strings}
 
     def _detokenize(self, data: bytes) -> dict[str, Any]:
         service = self._service

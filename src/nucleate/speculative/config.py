@@ -51,6 +51,8 @@ class Speculation:
     tree_width: maximum number of children of a node, 1 to 64. Above 1, the drafts of TREE_METHODS and of custom
     proposers are trees of ``num_speculative_tokens`` tokens in total. With "block", or if the model runner has no tree
     attention, only the first branch is verified.
+    model: the draft model for "draft", with the vocabulary of the target: a folder, a Hugging Face id, or a model of
+    Transformers in memory; None: the one trained for the embedded model.
     Raises ParameterError.
     """
 
@@ -59,6 +61,7 @@ class Speculation:
     acceptance_rule: str = COUPLED
     adaptive: bool = True
     tree_width: int = 1
+    model: Any = None
 
     def __post_init__(self) -> None:
         if not callable(self.method):
@@ -73,6 +76,8 @@ class Speculation:
         if self.tree_width > 1 and not callable(self.method) and self.method not in TREE_METHODS:
             message = f"tree_width must be 1 for the method {self.method!r}, got {self.tree_width}"
             raise ParameterError(FIELD, f"{message}; only {', '.join(TREE_METHODS)} propose trees")
+        if self.model is not None and self.method != "draft" and not callable(self.method):
+            raise ParameterError(FIELD, f"model is for the method 'draft', got it with {shown(self.method)}")
         if not isinstance(self.adaptive, bool):
             raise ParameterError(FIELD, f"adaptive must be True or False, got {shown(self.adaptive)}")
 
@@ -105,8 +110,10 @@ class Speculation:
         """Bind a trained method to the draft weights for a model. Raises ModelError if there are none."""
         if callable(self.method) or self.method in TOKEN_METHODS:
             return self
-        from nucleate.speculative.proposers.neural import load
+        from nucleate.speculative.proposers.neural import load, load_draft_model
 
+        if self.model is not None:
+            return replace(self, method=load_draft_model(self.model, model), model=None)
         name, tree_width = self.method, self.effective_tree_width
         load(name, model, tree_width)  # fail here rather than in the first request
         return replace(self, method=lambda: load(name, model, tree_width))

@@ -55,6 +55,13 @@ class StopRules:
     min_tokens: int = 0
     regex_seconds: float = 0.5
 
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The tokens that end the sequence."""
+        if self.ignore_eos:
+            return self.stop_token_ids
+        return self.stop_token_ids | self.eos_token_ids if self.stop_token_ids else self.eos_token_ids
+
     def __post_init__(self) -> None:
         if not self.stop_regex:
             return
@@ -87,9 +94,16 @@ class StopMatcher:
     after that: the text that the detokenizer held until the end may complete a match, which then is the finish reason.
     """
 
+    __slots__ = (
+        "_closed", "_end_ids", "_held", "_json", "_max_tokens", "_min_tokens", "_regexes", "_rules", "_searches",
+        "_seconds", "_shown", "_strings", "_tokens", "finish",
+    )  # fmt: skip
+
     def __init__(self, rules: StopRules) -> None:
         self.finish = Finish("length") if rules.max_tokens == 0 else None
         self._rules = rules
+        self._end_ids, self._min_tokens = rules.end_ids, rules.min_tokens
+        self._max_tokens = 1 << 62 if rules.max_tokens is None else rules.max_tokens
         self._tokens = 0
         self._strings = StringSearch(rules.stop) if rules.stop else None
         self._regexes = [RegexSearch(pattern) for pattern in rules.stop_regex]
@@ -102,75 +116,67 @@ class StopMatcher:
 
     def is_stop_token(self, token_id: int) -> bool:
         """Whether ``token_id`` as the next token ends the sequence; then it need not be detokenized."""
-        rules = self._rules
-        if self._tokens + 1 < rules.min_tokens:
-            return False
-        return token_id in rules.stop_token_ids or (token_id in rules.eos_token_ids and not rules.ignore_eos)
+        return token_id in self._end_ids and self._tokens + 1 >= self._min_tokens
 
-    def push(self, token_id: int, text: str) -> tuple[str, ...]:
+    def push(self, token_id: int, text: str) -> str:
         """Add a token and the text that it completed (may be empty). Returns the text that may be shown now.
 
         Raises RuntimeError after the sequence has ended.
         """
         if self.finish is not None or self._closed:
             raise RuntimeError(f"token {token_id} was pushed after the sequence had ended: {self.finish}")
-        rules = self._rules
-        stops = self.is_stop_token(token_id)
-        self._tokens += 1
-        if stops:
+        tokens = self._tokens = self._tokens + 1
+        if token_id in self._end_ids and tokens >= self._min_tokens:
+            rules = self._rules
             eos = token_id in rules.eos_token_ids and not rules.ignore_eos
             self.finish = Finish("stop", None if eos else token_id)
-            return self._show_stop_token(text) if rules.include_stop_str_in_output else ()
-        shown = self._read(text) if text else ()
-        if self.finish is None and rules.max_tokens is not None and self._tokens >= rules.max_tokens:
+            return self._show_stop_token(text) if rules.include_stop_str_in_output else ""
+        if self._searches and text:
+            text = self._read(text)
+        if tokens >= self._max_tokens and self.finish is None:
             self.finish = Finish("length")
-        return shown
+        return text
 
     def complete(self) -> None:
         """End the sequence because no token can follow (structured output), unless a stop match has ended it."""
         if self.finish is None or self.finish.reason == "length":
             self.finish = Finish("stop")
 
-    def close(self, tail: str = "") -> tuple[str, ...]:
+    def close(self, tail: str = "") -> str:
         """End the text. ``tail``: the text that the detokenizer held until the end. Returns the text not yet shown."""
         if self._closed:
-            return ()
-        shown = self._read(tail) if tail else ()
+            return ""
+        shown = self._read(tail) if self._searches and tail else tail
         if not self._closed:
             self._closed = True
-            shown = (*shown, self._held) if self._held else shown
-            self._held = ""
-        text = "".join(shown)
-        return (text,) if text else ()
+            shown, self._held = shown + self._held, ""
+        return shown
 
-    def _show_stop_token(self, text: str) -> tuple[str, ...]:
+    def _show_stop_token(self, text: str) -> str:
         if not text:
-            return ()
+            return ""
         # No match may extend across the text of the stop token.
         self._searches = False
         text, self._held = self._held + text, ""
-        return (text,)
+        return text
 
-    def _read(self, text: str) -> tuple[str, ...]:
-        if not self._searches:
-            return (text,)
+    def _read(self, text: str) -> str:
         self._held += text
         try:
             cut = self._search(text)
         except TimeoutError:
             self._closed = True
-            return ()
+            return ""
         if cut is not None:
             self._closed = True
-            text = self._held[: cut - self._shown]
-            return (text,) if text else ()
+            return self._held[: cut - self._shown]
         held = self._strings.open if self._strings is not None else 0
         for search in self._regexes:
             held = max(held, search.open)
         safe = len(self._held) - held
         text, self._held = self._held[:safe], self._held[safe:]
         self._shown += safe
-        return (text,) if text else ()
+        return text
 
     def _search(self, text: str) -> int | None:
         """Where to truncate the text, in characters from its start, if ``text`` completes a match."""

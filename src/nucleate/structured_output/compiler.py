@@ -20,7 +20,7 @@ from nucleate.structured_output.llguidance_engine import LLGuidanceEngine
 from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.structured_output.state_cache import InitialMatcher
 from nucleate.structured_output.time_budget import TimeBudget, mark_cpu_time
-from nucleate.structured_output.validation import MAX_SECONDS, validate
+from nucleate.structured_output.validation import MAX_SECONDS, unchecked_formats, validate
 from nucleate.structured_output.vocabulary import Vocabulary
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -42,6 +42,8 @@ class CompiledGrammar:
     ) -> None:
         self.spec = spec
         self.ignored = ignored
+        self.unchecked = unchecked_formats(spec.schema) if ignored else ()
+        """The string formats that neither masks nor ``validate`` check."""
         self.num_words = num_words
         """Length W of a bitmask, in words of 32 tokens."""
         self.num_bytes = num_bytes

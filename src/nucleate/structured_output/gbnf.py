@@ -1,14 +1,35 @@
-"""Converts GBNF, the grammar format of llama.cpp, to Lark."""
+"""Translates GBNF, the grammar format of llama.cpp, to Lark.
+
+llama.cpp compares characters one by one and keeps all readings. llguidance has a lexer with the longest match. The
+translation selects terminals for which both accept the same texts, see ``lexing``.
+"""
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+from typing import Final
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output.llguidance_loader import library, short_message
+from nucleate.structured_output.gbnf_parser import parse_gbnf
+from nucleate.structured_output.grammar_expressions import (
+    Choice,
+    Expression,
+    Reference,
+    Repetition,
+    Terminal,
+    TokenReference,
+)
+from nucleate.structured_output.grammar_simplification import simplify
+from nucleate.structured_output.lexing import Lexing, divide
+
+MAX_LARK_CHARACTERS: Final = 400_000
+"""Maximum length of a translated grammar: rules that are used often are repeated in it."""
+
+MAX_NESTING: Final = 12
+"""Brackets that are nested deeper become rules: llguidance accepts about twenty levels."""
 
 _RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
-_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)", re.DOTALL)
 
 
 def is_gbnf(grammar: str) -> bool:
@@ -16,28 +37,50 @@ def is_gbnf(grammar: str) -> bool:
 
 
 def lark_text(grammar: str) -> str:
-    """Return a grammar in Lark, converted from GBNF if necessary. Raises ParameterError for invalid GBNF."""
-    return _converted(grammar) if is_gbnf(grammar) else grammar
+    """Return a grammar in Lark, translated from GBNF if necessary. Raises ParameterError for invalid GBNF."""
+    return _translated(grammar) if is_gbnf(grammar) else grammar
 
 
-def _converted(text: str) -> str:
-    library()
-    from llguidance.gbnf_to_lark import gbnf_to_lark
-
-    try:
-        return str(gbnf_to_lark(_ESCAPE.sub(_character, text)))
-    except RecursionError:
-        raise ParameterError("grammar", "grammar: nested too deeply") from None
-    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
-        raise ParameterError("grammar", f"grammar: invalid GBNF: {short_message(str(error))}") from None
+@lru_cache(maxsize=8)
+def _translated(text: str) -> str:
+    rules = simplify(parse_gbnf(text), "root")
+    lexing = divide(rules, "root")
+    if sum(terminal.regex_length for terminal in lexing.terminals) > MAX_LARK_CHARACTERS:
+        raise ParameterError("grammar", f"grammar: more than {MAX_LARK_CHARACTERS} characters with its rules included")
+    return _lark(lexing)
 
 
-def _character(found: re.Match[str]) -> str:
-    """Rewrite an escape sequence that llguidance's converter mishandles."""
-    digits = found[1] or found[2]
-    if not digits:
-        return found[0]
-    code = int(digits, 16)
-    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise ParameterError("grammar", f"grammar: {found[0]} is not a valid character")
-    return f"\\x{code:02x}" if code < 0x80 else chr(code)
+def _lark(lexing: Lexing) -> str:
+    names = {name: f"rule_{number}" for number, name in enumerate(lexing.rules)} | {"root": "start"}
+    terminals = [
+        terminal.text if isinstance(terminal, TokenReference) else f"T_{number}"
+        for number, terminal in enumerate(lexing.terminals)
+    ]
+
+    lines: list[str] = []
+
+    def text(expression: Expression, level: int = 0) -> str:
+        match expression:
+            case Terminal():
+                return terminals[expression.number]
+            case Reference():
+                return names[expression.name]
+        if level > MAX_NESTING and not isinstance(expression, Repetition):
+            inner = text(expression)
+            lines.append(f"part_{len(lines)}: {inner}")
+            return f"part_{len(lines) - 1}"
+        parts = [text(part, level + 1) for part in expression.parts]
+        if isinstance(expression, Repetition):
+            nested = isinstance(expression.parts[0], Repetition)
+            return (f"({parts[0]})" if nested else parts[0]) + expression.operator
+        separator = " | " if isinstance(expression, Choice) else " "
+        return f"({separator.join(parts)})" if parts else '""'
+
+    for name, body in lexing.rules.items():
+        lines.append(f"{names[name]}: {text(body)}")
+    lines += [
+        f"{terminals[number]}: /{terminal.regex}/"
+        for number, terminal in enumerate(lexing.terminals)
+        if not isinstance(terminal, TokenReference)
+    ]
+    return "\n".join(lines) + "\n"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.gbnf import lark_text
 from nucleate.structured_output.json_schema import SchemaLocation, num_intersected_patterns, subschemas
 from nucleate.structured_output.lark import parse_lark
-from nucleate.structured_output.repetition_limits import expanded_size
+from nucleate.structured_output.repetition_limits import ambiguous_size, expanded_size
+from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.spec import StructuredOutputs
 
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNT_KEYWORDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 
 
@@ -28,9 +30,11 @@ class GrammarLimits:
     - ``max_choices``: number of choices, and of alternatives in a grammar.
     - ``max_repetitions``: upper bounds of lengths, items and regex repetitions.
     - ``max_required_repetitions``: lower bounds of regex repetitions.
+    - ``max_ambiguous_repetitions``: how many ways there are to divide a text among the repetitions of a regex group.
+    - ``max_pattern_properties``: different schemas under one ``patternProperties``, which are compared in pairs.
     - ``max_intersected_patterns``: patterns that one ``allOf`` may intersect; half of it for & and ~ in a grammar.
     - ``max_lark_regex_characters``: characters of all ``%regex`` in a grammar.
-    - ``max_multiple_of_product``: product of all ``multipleOf`` values.
+    - ``max_multiple_of_product``: product of all ``multipleOf`` values, and of one with the digits of its bounds.
     - ``mask_budget_seconds``: time that slow masks of all sequences of a constraint may take; see ``TimeBudget``.
     """
 
@@ -42,17 +46,22 @@ class GrammarLimits:
     max_choices: int = 10_000
     max_repetitions: int = 1_000_000
     max_required_repetitions: int = 20_000
+    max_ambiguous_repetitions: int = 1_000
+    max_pattern_properties: int = 64
     max_intersected_patterns: int = 16
     max_lark_regex_characters: int = 2_000
     max_multiple_of_product: int = 20_000
     mask_budget_seconds: float = 1.0
 
-    def check(self, spec: StructuredOutputs) -> None:
-        """Raise ParameterError, which names the field, if a constraint exceeds a limit. Runs in linear time."""
-        if spec.json_schema is not None:
-            self._check_max("json_schema", "characters", len(spec.json_schema), self.max_characters)
-            self._check_schemas([spec.schema])
-        elif spec.choice is not None:
+    def check(self, spec: StructuredOutputs) -> dict[str, Any] | None:
+        """Raise ParameterError, which names the field, if a constraint exceeds a limit. Runs in linear time.
+
+        Returns the prepared schema of a JSON constraint, otherwise None.
+        """
+        if spec.kind.startswith("json"):
+            self._check_max("json_schema", "characters", len(spec.json_schema or ""), self.max_characters)
+            return self._check_schemas([spec.schema])[0]
+        if spec.choice is not None:
             self._check_max("choice", "texts", len(spec.choice), self.max_choices)
             self._check_max("choice", "characters", sum(map(len, spec.choice)), self.max_characters)
             self._check_max("choice", "characters in one text", max(map(len, spec.choice)), self.max_string_characters)
@@ -60,6 +69,7 @@ class GrammarLimits:
             self.check_pattern("regex", spec.regex)
         elif spec.grammar is not None:
             self.check_grammar(spec.grammar)
+        return None
 
     def check_pattern(self, field: str, pattern: str, suffix: str = "") -> None:
         """Check one regular expression. suffix: its location in the field, for messages."""
@@ -67,6 +77,8 @@ class GrammarLimits:
         minimum, maximum = expanded_size(pattern)
         self._check_max(field, f"repetitions in a regex at least{suffix}", minimum, self.max_required_repetitions)
         self._check_max(field, f"repetitions in a regex at most{suffix}", maximum, self.max_repetitions)
+        ambiguous = ambiguous_size(pattern)
+        self._check_max(field, f"ambiguous repetitions in a regex{suffix}", ambiguous, self.max_ambiguous_repetitions)
 
     def check_grammar(self, text: str) -> None:
         """Check a grammar in Lark or GBNF."""
@@ -84,35 +96,40 @@ class GrammarLimits:
         except ParameterError as error:
             raise ParameterError(field, f"{field}: %json{str(error).removeprefix('json_schema')}") from None
 
-    def _check_schemas(self, schemas: Sequence[dict[str, Any]]) -> None:
-        """Check schemas. The limits apply to all of them together."""
+    def _check_schemas(self, schemas: Sequence[Any]) -> list[dict[str, Any]]:
+        """Check schemas and return them prepared. The limits apply to all of them together."""
         field = "json_schema"
         properties = values = count = 0
         factors: set[int] = set()
-        for schema in schemas:
-            self._check_max(
-                field,
-                "levels of depth",
-                _nesting_depth(schema, self.max_depth, self.max_string_characters),
-                self.max_depth,
-            )
+        prepared: list[dict[str, Any]] = []
+        for document in schemas:
+            depth, num_objects = _depth_and_objects(document, self.max_depth, self.max_string_characters)
+            self._check_max(field, "levels of depth", depth, self.max_depth)
+            self._check_max(field, "objects", num_objects, 2 * self.max_enum_values)
+            schema = prepare_schema(deepcopy(document))
+            prepared.append(schema)
             locations = list(subschemas(schema))
             count += len(locations)
             self._check_max(field, "schemas", count, self.max_enum_values)
             for location in locations:
-                _check_reference(location, schema)
                 properties += sum(len(location.mapping(name)) for name in ("properties", "patternProperties"))
+                properties += len(location.list_of("required"))
                 self._check_max(field, "properties", properties, self.max_properties)
                 values += len(location.list_of("enum"))
                 self._check_max(field, "values in enums", values, self.max_enum_values)
                 self._check_subschema(location, factors)
             self._check_intersections(locations, schema)
+        return prepared
 
     def _check_subschema(self, location: SchemaLocation, factors: set[int]) -> None:
         for name in _COUNT_KEYWORDS:
             count = location.schema.get(name)
             if isinstance(count, int | float):
                 self._check_max("json_schema", f"in {name}{location.message_suffix}", count, self.max_repetitions)
+        patterns = len(location.mapping("patternProperties"))
+        self._check_max(
+            "json_schema", f"patternProperties{location.message_suffix}", patterns, self.max_pattern_properties
+        )
         for pattern in location.patterns():
             self.check_pattern("json_schema", pattern, location.message_suffix)
         self._check_multiple(location, factors)
@@ -148,6 +165,14 @@ class GrammarLimits:
             raise ParameterError(
                 "json_schema", f"json_schema: multipleOf{location.message_suffix} is out of range: {value!r:.30}"
             )
+        bounds = [location.schema.get(name) for name in _BOUNDS]
+        digits_of_bounds = max((len(f"{abs(each):.0f}") for each in bounds if isinstance(each, int | float)), default=1)
+        self._check_max(
+            "json_schema",
+            f"as multipleOf times the digits of its bounds{location.message_suffix}",
+            number * digits_of_bounds,
+            self.max_multiple_of_product,
+        )
         factors.add(number)
         product = 1
         for factor in factors:
@@ -161,32 +186,25 @@ class GrammarLimits:
             raise ParameterError(field, f"{field} is too large: {number} {unit}; the maximum is {maximum}")
 
 
-def _check_reference(location: SchemaLocation, root: dict[str, Any]) -> None:
-    """Reject references that cannot be followed, because their targets would not be checked."""
-    field, reference = "json_schema", location.schema.get("$ref")
-    if reference is not None and location.ref_target(root) is None:
-        required = "must point to a schema in this document (#/...)"
-        message = f"{field}: $ref{location.message_suffix} {required}, got {shown(reference)}"
-        raise ParameterError(field, message)
-    if location.pointer and any(isinstance(location.schema.get(name), str) for name in ("$id", "id")):
-        raise ParameterError(field, f"{field}: an $id{location.message_suffix} is not supported, only at the root")
+def _depth_and_objects(value: Any, maximum: int, max_characters: int) -> tuple[int, int]:
+    """Return the nesting depth (or a depth above ``maximum``) and the number of objects.
 
-
-def _nesting_depth(value: Any, maximum: int, max_characters: int) -> int:
-    """Return the nesting depth, or a depth above ``maximum``. Raises ParameterError for a string that is too long."""
-    deepest, stack = 0, [(value, 1)]
+    Raises ParameterError for a string that is too long.
+    """
+    deepest, num_objects, stack = 0, 0, [(value, 1)]
     while stack:
         item, level = stack.pop()
         if isinstance(item, str):
             _check_string(item, max_characters)
         elif isinstance(item, dict | list):
             deepest = max(deepest, level)
+            num_objects += isinstance(item, dict)
             if deepest > maximum:
                 break
             for name in item if isinstance(item, dict) else ():
                 _check_string(name, max_characters)
             stack += [(child, level + 1) for child in (item.values() if isinstance(item, dict) else item)]
-    return deepest
+    return deepest, num_objects
 
 
 def _check_string(text: str, max_characters: int) -> None:

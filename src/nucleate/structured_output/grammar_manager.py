@@ -29,29 +29,24 @@ class GrammarManager:
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, limits: GrammarLimits | None) -> None:
         self.seconds = 0.0
+        self.is_slow = False  #: whether the last masks took so long that it pays to prefetch the next ones
         self._create: Callable[[], GrammarCompiler] = partial(GrammarCompiler, tokenizer, vocab_size, limits=limits)
         self._compiler: GrammarCompiler | None = None
         self._lock = threading.Lock()
         self._masks_RW = np.empty((0, 0), np.int32)
         self._thread = ThreadPoolExecutor(1, "nucleate-masks")
         self._prefetch: _Prefetch | None = None
-        self._last_seconds = 0.0  # time of the masks of the last step
 
     def compile(self, spec: StructuredOutputs | None) -> CompiledGrammar | None:
         """Compile the constraint of a request, on any thread. Raises ParameterError."""
         return compile_grammar(spec, self._get_compiler)
 
     def prefetch(self, guides: Sequence[Guide | None]) -> None:
-        """Start filling the masks of these sequences during a forward pass, if the last masks were slow."""
+        """Start filling the masks of these sequences during a forward pass."""
         if self._prefetch is not None:  # unused
             wait([self._prefetch.future])
             self._prefetch = None
-        if (
-            self._last_seconds > OVERLAP_SECONDS
-            and self._compiler is not None
-            and self._compiler.parallel
-            and any(guides)
-        ):
+        if any(guides):
             self._prefetch = _Prefetch(guides, self._thread.submit(self._fill, guides, overlapped=True))
 
     def mask(self, guides: Sequence[Guide | None]) -> NDArray[np.int32] | None:
@@ -77,7 +72,7 @@ class GrammarManager:
         compiler.fill_all(
             [None if guide is None else guide.matcher for guide in guides], masks_RW, overlapped=overlapped
         )
-        self._last_seconds = perf_counter() - begin
+        self.is_slow = compiler.parallel and perf_counter() - begin > OVERLAP_SECONDS
         return masks_RW
 
     def _get_compiler(self) -> GrammarCompiler:

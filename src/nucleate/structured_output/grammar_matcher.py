@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.structured_output.llguidance_loader import FAILED, raise_unless_panic, short_message
+from nucleate.structured_output.number_digits import JsonPosition
 from nucleate.structured_output.state_cache import STATES_EXHAUSTED, InitialMatcher
 from nucleate.structured_output.time_budget import FREE_SECONDS
 
@@ -40,6 +41,7 @@ class GrammarMatcher:
     """
 
     __slots__ = (
+        "_digit_limit",
         "_eos_ids",
         "_eos_mask_W",
         "_error",
@@ -48,6 +50,7 @@ class GrammarMatcher:
         "_initial",
         "_next_renewal",
         "_num_eos",
+        "_position",
         "_slow",
         "_tokens",
         "budget",
@@ -57,6 +60,7 @@ class GrammarMatcher:
     def __init__(self, initial: InitialMatcher, *, ignore_eos: bool = False) -> None:
         self._initial, self.budget, self._ignore_eos = initial, initial.budget, ignore_eos
         self._eos_ids, self._eos_mask_W = initial.eos_ids, initial.eos_mask_W
+        self._digit_limit, self._position = initial.digit_limit, JsonPosition()
         self._tokens: list[int] = []  # accepted by ``ll_matcher``
         self._num_eos = 0  # number of EOS tokens after them
         self._slow = False  # whether the last call was slow
@@ -113,7 +117,8 @@ class GrammarMatcher:
     def needs_finalizing(self) -> bool:
         """Whether a bitmask needs corrections after llguidance has written it."""
         renewed = self._generation != self._initial.current[1]
-        return self._ignore_eos or renewed or self._error is not None or self.ll_matcher.is_stopped()
+        limited = self._digit_limit is not None and self._digit_limit.applies(self._position)
+        return self._ignore_eos or renewed or limited or self._error is not None or self.ll_matcher.is_stopped()
 
     def finalize_bitmask(self, mask_W: NDArray[np.int32]) -> None:
         """Correct a bitmask that llguidance has written: after an error no token is allowed, not even EOS."""
@@ -129,6 +134,8 @@ class GrammarMatcher:
                 )
             elif not self.ll_matcher.is_accepting():
                 self._error = DEAD_END
+        if self._digit_limit is not None and self._error is None and self._digit_limit.applies(self._position):
+            self._digit_limit.apply(self._position, mask_W)
         if self._error is not None:
             mask_W[:] = 0
         elif self._ignore_eos and (mask_W & ~self._eos_mask_W).any():
@@ -143,6 +150,8 @@ class GrammarMatcher:
         if self._num_eos or not self._try_accept(token_id):
             raise ValueError(f"token {token_id} is not allowed here")
         self._tokens.append(token_id)
+        if self._digit_limit is not None:
+            self._position = self._position.after(self._digit_limit.tokens[token_id])
 
     def _is_accepting(self) -> bool:
         """Return whether the grammar may end here."""

@@ -18,11 +18,14 @@ Some models generate as much whitespace as is allowed: with 40 spaces, the bundl
 """
 
 
-def llguidance_grammar(spec: StructuredOutputs) -> str:
-    """Return the constraint in llguidance's JSON format. Raises ParameterError for an invalid grammar."""
-    if spec.kind.startswith("json"):
-        schema = json.dumps(rewrite_schema(spec.schema))
-        return str(library().LLMatcher.grammar_from_json_schema(schema, overrides=_options(spec)))
+def llguidance_grammar(spec: StructuredOutputs, schema: dict[str, Any] | None = None) -> str:
+    """Return the constraint in llguidance's JSON format. Raises ParameterError for an invalid grammar.
+
+    schema: the prepared schema of a JSON constraint, which is changed.
+    """
+    if schema is not None:
+        text = json.dumps(rewrite_schema(schema))
+        return str(library().LLMatcher.grammar_from_json_schema(text, overrides=_options(spec)))
     if spec.regex is not None:
         return str(library().LLMatcher.grammar_from_regex(spec.regex))
     if spec.choice is not None:

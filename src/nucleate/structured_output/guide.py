@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nucleate.outputs import Finish, Validation
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.stage import Pipeline, Shift, Tap
+from nucleate.sampling.stage import Pipeline, Shift, Tap, Transform
 from nucleate.structured_output.compiler import CompiledGrammar, GrammarCompiler
 from nucleate.structured_output.grammar_matcher import MatcherError
 from nucleate.structured_output.spec import StructuredOutputs
@@ -75,7 +75,8 @@ class Guide:
         self._text.append(text)
         if finish is None or finish.reason in ("abort", "error"):
             return None
-        return Validation(self.grammar.ignored, tuple(self.grammar.validate("".join(self._text), VALIDATION_SECONDS)))
+        errors = self.grammar.validate("".join(self._text), VALIDATION_SECONDS)
+        return Validation(self.grammar.ignored, tuple(errors), self.grammar.unchecked)
 
 
 def error_message(error: str, guide: Guide | None) -> str:
@@ -90,7 +91,7 @@ def error_message(error: str, guide: Guide | None) -> str:
 def can_jump_forward(stages: Pipeline) -> bool:
     """Return whether jump-forward tokens need no logits: no stage could ban them, and none reports logprobs."""
     return not any(
-        isinstance(stage, Tap) or (isinstance(stage, Shift) and stage.touches not in ("seen", "output"))
+        isinstance(stage, Tap | Transform) or (isinstance(stage, Shift) and stage.touches not in ("seen", "output"))
         for stage in stages
     )
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final, cast
 from urllib.parse import unquote
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output.formats import FORMATS
 from nucleate.structured_output.spec import OnUnsupported
 
 
@@ -19,26 +22,34 @@ def _split(text: str) -> frozenset[str]:
 
 SUPPORTED = _split(
     "type enum const anyOf oneOf allOf $ref properties patternProperties additionalProperties required minProperties "
-    "maxProperties items prefixItems additionalItems minItems maxItems minLength maxLength pattern format minimum "
-    "maximum exclusiveMinimum exclusiveMaximum multipleOf"
+    "maxProperties items prefixItems minItems maxItems minLength maxLength pattern format minimum maximum "
+    "exclusiveMinimum exclusiveMaximum multipleOf"
 )
 """Keywords that token masks enforce."""
-ANNOTATIONS = _split(
-    "$schema $id id $anchor $comment $defs definitions $vocabulary title description default examples example readOnly "
-    "writeOnly deprecated contentEncoding contentMediaType contentSchema discriminator externalDocs xml"
-)
-"""Keywords without effect on validation."""
 UNSUPPORTED = _split(
     "not if then else contains minContains maxContains uniqueItems propertyNames dependentRequired dependentSchemas "
-    "dependencies unevaluatedProperties unevaluatedItems $dynamicRef $dynamicAnchor $recursiveRef $recursiveAnchor "
-    "nullable x-guidance"
+    "dependencies additionalItems unevaluatedProperties unevaluatedItems $dynamicRef $recursiveRef nullable extends "
+    "disallow divisibleBy x-guidance"
 )
-FORMATS = _split("date-time date time duration email hostname ipv4 ipv6 uri uuid")
-"""String formats that token masks enforce."""
+"""Other keywords that constrain values. All other words have no effect on validation."""
+UNSUPPORTED_FORMATS = _split("idn-email idn-hostname regex")
+"""Other formats of the specification. All other names have no effect on validation, such as "password" and "binary"."""
+_HINTS = {"nullable": '; write "null" as one of the types'}
+TARGETS: Final = "$targets"
+"""Key of a normalized root for the schemas to which references refer, by JSON pointer."""
 
-_ONE = ("additionalProperties", "items", "additionalItems")
-_LIST = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-_NAMED = ("properties", "patternProperties")
+ONE = ("additionalProperties", "items")
+LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
+NAMED = ("properties", "patternProperties")
+"""Enforced keywords with one schema, a list of schemas, and an object of schemas."""
+_EVERY_ONE = (
+    *ONE,
+    *("additionalItems", "not", "if", "then", "else", "contains", "propertyNames"),
+    *("unevaluatedItems", "unevaluatedProperties"),
+)
+_EVERY_LIST = (*LIST, "items")
+_EVERY_NAMED = (*NAMED, "dependentSchemas", "dependencies")
+_DEFINITIONS = ("$defs", "definitions")
 
 
 @dataclass(frozen=True)
@@ -75,57 +86,57 @@ class SchemaLocation:
     def intersects(self) -> bool:
         """Whether several schemas apply to one value: by ``allOf``, or by ``$ref`` with other keywords."""
         return bool(self.list_of("allOf")) or (
-            "$ref" in self.schema and bool(self.schema.keys() - ANNOTATIONS - {"$ref"})
+            "$ref" in self.schema and bool(self.schema.keys() & SUPPORTED - {"$ref"})
         )
 
-    def children(self) -> Iterator[SchemaLocation]:
-        """Yield the direct subschemas under enforced keywords."""
-        for name in _NAMED:
-            for key, child in self.mapping(name).items():
-                yield from self._child(child, name, key)
-        for name in _ONE:
-            yield from self._child(self.schema.get(name), name)
-        for name in _LIST:
-            for index, child in enumerate(self.list_of(name)):
-                yield from self._child(child, name, str(index))
+    def children(self, *, every: bool = False, definitions: bool = False) -> list[SchemaLocation]:
+        """Return the direct subschemas under enforced keywords.
 
-    def _child(self, child: object, *path: str) -> Iterator[SchemaLocation]:
-        if isinstance(child, dict):
-            steps = (step.replace("~", "~0").replace("/", "~1") for step in path)
-            yield SchemaLocation("/".join([self.pointer, *steps]), child)
+        every: under all keywords that apply schemas. definitions: also schemas that are only defined here.
+        """
+        schema, found = self.schema, list[tuple[str, Any]]()
+        names, ones, lists = (_EVERY_NAMED, _EVERY_ONE, _EVERY_LIST) if every else (NAMED, ONE, LIST)
+        for name in (*names, *_DEFINITIONS) if definitions else names:
+            if name in schema:
+                found += [(f"{name}/{escaped_step(key)}", child) for key, child in self.mapping(name).items()]
+        found += [(name, schema[name]) for name in ones if name in schema]
+        for name in lists:
+            if name in schema:
+                found += [(f"{name}/{index}", child) for index, child in enumerate(self.list_of(name))]
+        return [SchemaLocation(f"{self.pointer}/{step}", child) for step, child in found if isinstance(child, dict)]
 
     def ref_target(self, root: Mapping[str, Any]) -> SchemaLocation | None:
-        """The target of ``$ref`` in the same document, if it is an object; otherwise None."""
+        """The target of a resolved ``$ref``, if it is an object; otherwise None."""
         pointer = self.schema.get("$ref")
-        if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
-            return None
-        target: Any = root
-        for step in pointer.split("/")[1:]:
-            key = unquote(step).replace("~1", "/").replace("~0", "~")
-            if isinstance(target, dict):
-                target = target.get(key)
-            elif isinstance(target, list) and key.isascii() and key.isdigit() and int(key[:9]) < len(target):
-                target = target[int(key[:9])]
-            else:
-                return None
-        return SchemaLocation(pointer[1:], target) if isinstance(target, dict) else None
+        target = root.get(TARGETS, {}).get(pointer) if isinstance(pointer, str) else None
+        return SchemaLocation(unquote(str(pointer)[1:]), target) if isinstance(target, dict) else None
 
 
-def subschemas(root: Mapping[str, Any]) -> Iterator[SchemaLocation]:
-    """Yield each schema in use once: the root, its subschemas and referenced schemas."""
-    yield from _reachable([SchemaLocation("", root)], root)
+def escaped_step(name: str) -> str:
+    """Return a name as a step of a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1") if "~" in name or "/" in name else name
 
 
-def _reachable(stack: list[SchemaLocation], root: Mapping[str, Any]) -> Iterator[SchemaLocation]:
-    visited: set[int] = set()
+def subschemas(root: Mapping[str, Any], *, every: bool = False) -> Iterator[SchemaLocation]:
+    """Yield each schema in use once: the root, its subschemas and referenced schemas.
+
+    every: also subschemas under keywords that cannot be enforced. A schema may be changed when it is yielded.
+    """
+    yield from _reachable([SchemaLocation("", root)], root, every=every)
+
+
+def _reachable(
+    stack: list[SchemaLocation], root: Mapping[str, Any], *, every: bool = False
+) -> Iterator[SchemaLocation]:
+    visited: dict[int, Mapping[str, Any]] = {}  # keeps the schemas alive, so that their identities are unique
     while stack:
         location = stack.pop()
         if id(location.schema) in visited:
             continue
-        visited.add(id(location.schema))
+        visited[id(location.schema)] = location.schema
         yield location
         ref_target = location.ref_target(root)
-        stack += [*reversed(list(location.children())), *([ref_target] if ref_target else [])]
+        stack += [*reversed(location.children(every=every)), *([ref_target] if ref_target else [])]
 
 
 def num_intersected_patterns(location: SchemaLocation, root: Mapping[str, Any]) -> int:
@@ -134,32 +145,57 @@ def num_intersected_patterns(location: SchemaLocation, root: Mapping[str, Any]) 
 
 
 def unsupported_keywords(root: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the unsupported keywords of a schema as (``keyword at pointer``, hint), where the hint may be empty."""
-    containers = _containers(root)
+    """Yield the unsupported keywords of a prepared schema as (``keyword at pointer``, hint); the hint may be empty."""
     for location in subschemas(root):
-        for keyword in location.schema:
-            if keyword in SUPPORTED or keyword in ANNOTATIONS or (keyword.startswith("x-") and keyword != "x-guidance"):
-                continue
-            if not location.pointer and keyword in containers:
-                continue
-            similar = (
-                []
-                if keyword in UNSUPPORTED | SUPPORTED
-                else difflib.get_close_matches(keyword[:40], [*SUPPORTED, *ANNOTATIONS], n=1)
-            )
-            yield f"{shown(keyword)[1:-1]}{location.message_suffix}", f"; did you mean {similar[0]}?" if similar else ""
+        for keyword, value in location.schema.items():
+            suffix = location.message_suffix
+            if keyword in NUMERIC:
+                if not all(map(_is_exact, value if keyword == "enum" and isinstance(value, list) else [value])):
+                    yield f"{keyword}{suffix} with such a large number", ""
+            elif keyword in UNSUPPORTED:
+                yield f"{keyword}{suffix}", _HINTS.get(keyword, "")
+            elif keyword not in SUPPORTED and (known := _misspelled(keyword[:_MAX_KEYWORD_LENGTH])):
+                yield f"{shown(keyword)[1:-1]}{suffix}", f"; did you mean {known}?"
         format_name = location.schema.get("format")
-        if format_name is not None and _applies_to_strings(location.schema) and format_name not in FORMATS:
-            yield f"format {shown(format_name)}{location.message_suffix}", f" (known: {', '.join(sorted(FORMATS))})"
+        if isinstance(format_name, str) and applies_to_strings(location.schema) and format_name not in FORMATS:
+            known = _FORMATS_BY_PLAIN_WORD.get(_plain(format_name[:_MAX_KEYWORD_LENGTH]))
+            what = f"format {shown(format_name)}{location.message_suffix}"
+            if format_name in UNSUPPORTED_FORMATS:
+                yield what, f" (supported: {', '.join(sorted(FORMATS))})"
+            elif known is not None:
+                yield what, f"; did you mean {known}?"
 
 
-def _containers(root: Mapping[str, Any]) -> set[str]:
-    """Return the root keys that contain referenced schemas, such as ``components`` in OpenAPI."""
-    pointers = [location.schema.get("$ref") for location in subschemas(root)]
-    return {pointer.split("/")[1] for pointer in pointers if isinstance(pointer, str) and pointer.startswith("#/")}
+def _is_exact(value: object) -> bool:
+    """Whether llguidance represents a number exactly: as a double, and as a 64-bit integer for bounds."""
+    return not isinstance(value, int | float) or (abs(value) < 2**63 and float(value) == value)
 
 
-def _applies_to_strings(schema: Mapping[str, Any]) -> bool:
+@lru_cache(4096)
+def _misspelled(keyword: str) -> str | None:
+    """Return the keyword that an unknown word probably stands for, or None for a word of another vocabulary."""
+    if keyword.startswith("x-"):
+        return None
+    word = _plain(keyword)
+    if word in _BY_PLAIN_WORD:
+        return _BY_PLAIN_WORD[word]
+    near = [known for known in _BY_PLAIN_WORD if known[:1] == word[:1] and abs(len(known) - len(word)) <= 2]
+    similar = difflib.get_close_matches(word, near, n=1, cutoff=_CUTOFF)
+    return _BY_PLAIN_WORD[similar[0]] if similar else None
+
+
+def _plain(keyword: str) -> str:
+    return re.sub("[^a-z0-9]", "", keyword.lower())
+
+
+NUMERIC = _split("const enum minimum maximum exclusiveMinimum exclusiveMaximum")
+_MAX_KEYWORD_LENGTH: Final = 32
+_CUTOFF: Final = 0.86
+_FORMATS_BY_PLAIN_WORD = {_plain(name): name for name in sorted({*FORMATS} | UNSUPPORTED_FORMATS)}
+_BY_PLAIN_WORD = {_plain(keyword): keyword for keyword in sorted(SUPPORTED | UNSUPPORTED) if keyword != "x-guidance"}
+
+
+def applies_to_strings(schema: Mapping[str, Any]) -> bool:
     kind = schema.get("type", "string")
     return "string" in kind if isinstance(kind, list | str) else False
 
@@ -174,7 +210,18 @@ def check_unsupported(unsupported: Iterable[tuple[str, str]], on_unsupported: On
     return ()
 
 
-def keyword_locations(root: Mapping[str, Any], keyword: str) -> str:
-    """Return the first three locations of a keyword, for messages."""
-    pointers = [location.pointer or "the root" for location in subschemas(root) if keyword in location.schema]
+def keyword_locations(root: Mapping[str, Any], *keywords: str) -> str:
+    """Return the first three locations of keywords, for messages."""
+    pointers = [
+        location.pointer or "the root"
+        for location in subschemas(root)
+        if not location.schema.keys().isdisjoint(keywords)
+    ]
     return ", ".join(shown(pointer)[1:-1] for pointer in pointers[:3]) + (" and more" if len(pointers) > 3 else "")
+
+
+def remove_keywords(root: Mapping[str, Any], *keywords: str) -> None:
+    """Remove keywords from a schema and its subschemas, in place."""
+    for location in subschemas(root):
+        for keyword in keywords:
+            cast("dict[str, Any]", location.schema).pop(keyword, None)

@@ -18,6 +18,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.repetition_limits import Item, Size, expanded_size, total_size
+from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.schema_soundness import rewrite_schema
 
 _TOKEN = re.compile(
@@ -119,7 +120,7 @@ def _to_llguidance(token: LarkToken, options: Mapping[str, Any]) -> str:
         return token.text
     value = token.value
     if options and token.text == "%json":
-        value = {**rewrite_schema(deepcopy(value)), "x-guidance": options}
+        value = {**rewrite_schema(prepare_schema(deepcopy(value))), "x-guidance": options}
     return f"{token.text} {{" + "\n" * token.lines + json.dumps(value)[1:]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from time import perf_counter
 from typing import Any, final
 
@@ -11,11 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output.gbnf import lark_text
+from nucleate.structured_output.gbnf import is_gbnf, lark_text
 from nucleate.structured_output.grammar_limits import GrammarLimits
 from nucleate.structured_output.grammar_matcher import GrammarMatcher, MatcherError
 from nucleate.structured_output.grammar_source import llguidance_grammar
-from nucleate.structured_output.json_schema import check_unsupported, keyword_locations, unsupported_keywords
+from nucleate.structured_output.ignored_patterns import remove_unsupported_patterns
+from nucleate.structured_output.json_schema import (
+    check_unsupported,
+    keyword_locations,
+    remove_keywords,
+    unsupported_keywords,
+)
 from nucleate.structured_output.lark import parse_lark
 from nucleate.structured_output.llguidance_loader import (
     FAILED,
@@ -25,11 +32,17 @@ from nucleate.structured_output.llguidance_loader import (
     short_message,
 )
 from nucleate.structured_output.llguidance_tokenizer import guidance_tokenizer
+from nucleate.structured_output.number_digits import DigitLimit, TokenDigits, longest_number
+from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.schema_soundness import unsupported_combinations
 from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.structured_output.state_cache import InitialMatcher
 from nucleate.structured_output.time_budget import FREE_SECONDS, TimeBudget
 from nucleate.structured_output.vocabulary import Vocabulary
+
+Schema = dict[str, Any]
+_COUNTS = ("minProperties", "maxProperties")
+_COUNTS_WARNING = "min/maxProperties"
 
 
 @final
@@ -39,6 +52,7 @@ class LLGuidanceEngine:
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits, threads: int | None) -> None:
         self._vocabulary, self._limits = vocabulary, limits
         self._tokenizer = guidance_tokenizer(vocabulary)
+        self._digits = TokenDigits(vocabulary.tokens)
         self._executor = library().LLExecutor(num_threads=threads)
 
     def compile(self, spec: StructuredOutputs) -> tuple[InitialMatcher, tuple[str, ...], int]:
@@ -46,28 +60,40 @@ class LLGuidanceEngine:
 
         Raises ParameterError, which names the field.
         """
-        self._limits.check(spec)
+        schema = self._limits.check(spec)
         ignored: tuple[str, ...] = ()
-        if spec.json_schema is not None:
-            schema = spec.schema
+        if schema is not None:
+            patterns = remove_unsupported_patterns(schema, overlapping=spec.on_unsupported == "ignore")
             ignored = check_unsupported(
-                (*unsupported_keywords(schema), *unsupported_combinations(schema)), spec.on_unsupported
+                (*patterns, *unsupported_keywords(schema), *unsupported_combinations(schema)), spec.on_unsupported
             )
         if spec.grammar is not None:
             self._check_grammar(spec.grammar)
-        text = _checked(spec, lambda: llguidance_grammar(spec))
-        eos_ids, eos_mask_W, budget = (
-            self._vocabulary.eos_ids,
-            self._vocabulary.eos_mask_W,
-            TimeBudget(self._limits.mask_budget_seconds),
+        initial, text = self._create(spec, schema)
+        if schema is not None and spec.on_unsupported != "error":
+            warnings = "".join(initial.current[0].get_grammar_warnings())
+            if _COUNTS_WARNING in warnings:  # llguidance approximates them, but not as alternatives
+                ignored += (f"{' and '.join(_COUNTS)} at {keyword_locations(schema, *_COUNTS)}",)
+                remove_keywords(schema, *_COUNTS)
+                initial, text = self._create(spec, schema)
+            if "oneOf" in warnings:
+                ignored += (f"oneOf treated as anyOf at {keyword_locations(schema, 'oneOf')}",)
+        return initial, ignored, 2**16 + 64 * len(text)
+
+    def _create(self, spec: StructuredOutputs, schema: Schema | None) -> tuple[InitialMatcher, str]:
+        """Return the initial matcher and llguidance's text of a constraint. schema: its prepared schema."""
+        text = _checked(spec, lambda: llguidance_grammar(spec, schema), schema)
+        eos_ids, eos_mask_W = self._vocabulary.eos_ids, self._vocabulary.eos_mask_W
+        budget, limit = TimeBudget(self._limits.mask_budget_seconds), None
+        if schema is not None and spec.max_digits:
+            limit = DigitLimit(self._digits, max(spec.max_digits, longest_number(schema)))
+        initial = _checked(
+            spec, lambda: InitialMatcher(lambda: self.matcher(text), eos_ids, eos_mask_W, budget, limit), schema
         )
-        initial = _checked(spec, lambda: InitialMatcher(lambda: self.matcher(text), eos_ids, eos_mask_W, budget))
         ll_matcher, _ = initial.current
         if ll_matcher.is_error():
-            raise _compile_error(spec, ll_matcher.get_error())
-        if spec.on_unsupported != "error":
-            ignored += _one_of_as_any_of(spec, ll_matcher.get_grammar_warnings())
-        return initial, ignored, 2**16 + 64 * len(text)
+            raise _compile_error(spec, ll_matcher.get_error(), schema)
+        return initial, text
 
     def matcher(self, text: str) -> Any:
         """Create an LLMatcher, possibly in an error state."""
@@ -117,7 +143,7 @@ class LLGuidanceEngine:
     def _check_grammar(self, grammar: str) -> None:
         """Check the embedded schemas and token ids of a grammar. Raises ParameterError."""
         lark = parse_lark(lark_text(grammar))
-        for schema in lark.schemas:
+        for schema in map(prepare_schema, deepcopy(lark.schemas)):
             for what, hint in (*unsupported_keywords(schema), *unsupported_combinations(schema)):
                 raise ParameterError("grammar", f"grammar: %json: cannot enforce {what}{hint}")
         for first, last in lark.token_id_ranges:
@@ -127,30 +153,33 @@ class LLGuidanceEngine:
                 raise ParameterError(
                     "grammar", f"grammar: <[{first}-{last}]> is not a range of token ids of this model"
                 )
+            if is_gbnf(grammar) and first not in self._vocabulary.special_ids:
+                raise ParameterError(
+                    "grammar", f"grammar: <[{first}]> must be a special token in GBNF; write other tokens as text"
+                )
 
 
-def _checked(spec: StructuredOutputs, call: Callable[[], Any]) -> Any:
+def _checked(spec: StructuredOutputs, call: Callable[[], Any], schema: Schema | None) -> Any:
     try:
         return call()
     except ParameterError:
         raise
     except (ValueError, OverflowError) as error:
-        raise _compile_error(spec, str(error)) from None
+        raise _compile_error(spec, str(error), schema) from None
     except BaseException as error:  # noqa: BLE001 - a panic is no Exception
         raise_unless_panic(error)
-        raise _compile_error(spec, FAILED) from None
+        raise _compile_error(spec, FAILED, schema) from None
 
 
-def _compile_error(spec: StructuredOutputs, message: str) -> ParameterError:
+def _compile_error(spec: StructuredOutputs, message: str, schema: Schema | None) -> ParameterError:
+    """Return the error for a message of llguidance. schema: the prepared schema of a JSON constraint."""
     field = spec.kind
     reason = short_message(message, keep_position=field == "grammar")
     if "oneOf" in reason:
-        where = f" at {keyword_locations(spec.schema, 'oneOf')}" if field == "json_schema" else " in %json"
+        where = f" at {keyword_locations(schema, 'oneOf')}" if schema else " in %json"
         hint = '; set on_unsupported="approximate" to treat it as anyOf' if field == "json_schema" else ""
         reason = f"cannot enforce oneOf whose alternatives may overlap{where}{hint}"
+    elif schema and _COUNTS_WARNING in reason:
+        where = keyword_locations(schema, *_COUNTS)
+        reason = f"cannot enforce {' and '.join(_COUNTS)} at {where} with optional properties of allOf or $ref"
     return ParameterError(field, f"{field}: {reason}")
-
-
-def _one_of_as_any_of(spec: StructuredOutputs, warnings: Sequence[str]) -> tuple[str, ...]:
-    warned = any("oneOf" in warning for warning in warnings)
-    return (f"oneOf treated as anyOf at {keyword_locations(spec.schema, 'oneOf')}",) if warned else ()

@@ -73,3 +73,33 @@ def _times(size: Size, operator: str) -> Size:
     minimum = int(low or 0)
     maximum = int(high) if high else max(minimum, 1) if comma else minimum
     return min(size[0] * minimum, MAX_SIZE), min(size[1] * max(maximum, minimum), MAX_SIZE)
+
+
+def ambiguous_size(pattern: str) -> int:
+    """Return how many ways there may be to divide a text among the repetitions of a group, as in ``([a-z]{1,9}){1,9}``.
+
+    Groups with a part of fixed length do not count, because it usually separates the repetitions.
+    """
+    worst = 0
+    levels: list[list[list[tuple[int, bool]]]] = [[[]]]  # alternatives of items: number of lengths, whether it is fixed
+    for match in _ITEM.finditer(pattern):
+        kind, items = match.lastgroup, levels[-1][-1]
+        if kind == "open":
+            levels.append([[]])
+        elif kind == "close":
+            alternatives = levels.pop()
+            levels = levels or [[[]]]
+            width = sum(width for each in alternatives for width, _ in each)
+            levels[-1][-1].append((width, all(any(fixed for _, fixed in each) for each in alternatives)))
+        elif match[0] == "|":
+            levels[-1].append([])
+        elif kind not in ("count", "loop"):
+            items.append((0, True))
+        elif items:
+            width, fixed = items.pop()
+            low, high = (int(match[4][:12]), int(match[6][:12] or 0)) if kind == "count" else (0, 1)
+            high = max(low, high) if kind != "count" or match[5] else low
+            if not fixed:
+                worst = min(max(worst, width * high), MAX_SIZE)
+            items.append((min(max(width * high, high - low), MAX_SIZE), fixed and low == high))
+    return worst

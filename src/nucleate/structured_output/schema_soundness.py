@@ -15,7 +15,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final, cast
 
+from nucleate.structured_output.format_rewriting import replace_formats
 from nucleate.structured_output.json_schema import SchemaLocation, subschemas
+from nucleate.structured_output.name_patterns import NO_CONTROL, pattern_excluding
+from nucleate.structured_output.property_counts import remove_unsupported_counts, unsupported_counts
+from nucleate.structured_output.schema_bundling import bundle
 
 MAX_NAME_CHARACTERS: Final = 2_000
 """Maximum characters of all declared names for a pattern that excludes them."""
@@ -28,7 +32,6 @@ _SAFE_CLASS = re.compile(r"\[(?!\^)(?:\\[dws]|\\[nrtfv](?!-)|\\[^a-zA-Z0-9]|[^\[
 _VERBOSE = re.compile(r"\(\?[\w-]*x")
 _CONTROL_ESCAPE = re.compile(r"[\x00-\x1f]|\\(?:x\{?|u\{?|U\{?)[0-9a-fA-F]+|\\a", re.DOTALL)
 _MAX_CONTROL_ESCAPES: Final = 20
-_NO_CONTROL: Final = r"[^\x00-\x08\x0e-\x1f]"
 
 
 def unsupported_combinations(root: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -45,14 +48,7 @@ def unsupported_combinations(root: Mapping[str, Any]) -> Iterator[tuple[str, str
                 f"properties{location.message_suffix}",
                 " with control characters in names, unless additionalProperties is false",
             )
-        minimum = location.schema.get("minProperties", 0)
-        repeatable = (
-            isinstance(minimum, int | float)
-            and minimum > 1
-            and minimum > len({*map(str, location.list_of("required"))}) + 1
-        )
-        if repeatable and (patterns or additional is not False):
-            yield f"minProperties{location.message_suffix}", ", because names can be repeated"
+        yield from unsupported_counts(location)
         for pattern in location.patterns():
             if len(set(_CONTROL_ESCAPE.findall(pattern))) > _MAX_CONTROL_ESCAPES:
                 yield f"pattern{location.message_suffix}", " with this many control characters"
@@ -61,9 +57,16 @@ def unsupported_combinations(root: Mapping[str, Any]) -> Iterator[tuple[str, str
 
 
 def rewrite_schema(root: dict[str, Any]) -> dict[str, Any]:
-    """Rewrite a schema in place, so that llguidance accepts no invalid text."""
-    for location in list(subschemas(root)):
+    """Return a prepared schema so that llguidance accepts no invalid text, with enforced keywords only.
+
+    Changes ``root``. References point to ``$defs``.
+    """
+    open_to_escapes = _open_to_escapes(root)
+    locations = list(subschemas(root))
+    replace_formats(root, [cast("dict[str, Any]", location.schema) for location in locations])
+    for location in locations:
         schema = cast("dict[str, Any]", location.schema)
+        remove_unsupported_counts(location)
         if isinstance(schema.get("pattern"), str):
             schema["pattern"] = remove_control_characters(schema["pattern"])
         if location.mapping("patternProperties"):
@@ -71,13 +74,47 @@ def rewrite_schema(root: dict[str, Any]) -> dict[str, Any]:
                 remove_control_characters(pattern): child
                 for pattern, child in location.mapping("patternProperties").items()
             }
-        elif _needs_name_pattern(location):
+        elif _needs_name_pattern(location) and id(schema) in open_to_escapes:
             additional = schema.get("additionalProperties", True)
             pattern = (
-                "^" if _allows_anything(additional) else f"^(?s:{_pattern_excluding(location.mapping('properties'))})$"
+                "^" if _allows_anything(additional) else f"^(?s:{pattern_excluding(location.mapping('properties'))})$"
             )
             schema |= {"patternProperties": {pattern: additional}, "additionalProperties": False}
-    return root
+    return bundle(root)
+
+
+def _open_to_escapes(root: dict[str, Any]) -> set[int]:
+    """Return the identities of the schemas that allow additional names, unless another schema always limits them.
+
+    The patterns of two schemas for the same object must not overlap, so only one of them may have a pattern for them.
+    """
+    found: set[int] = set()
+    stack: list[tuple[SchemaLocation, bool]] = [(SchemaLocation("", root), False)]
+    visited: set[tuple[int, bool]] = set()
+    while stack:
+        location, limited = stack.pop()
+        if (id(location.schema), limited) in visited:
+            continue
+        visited.add((id(location.schema), limited))
+        if not limited or not _allows_anything(location.schema.get("additionalProperties", True)):
+            found.add(id(location.schema))
+        members = [SchemaLocation("", each) for each in location.list_of("allOf") if isinstance(each, dict)]
+        limiting = [each for each in [location, *members] if _limits_names(each)]
+        in_place = {id(each) for name in ("allOf", "anyOf", "oneOf") for each in location.list_of(name)}
+        for child in location.children():
+            inner = id(child.schema) in in_place and (
+                limited or any(each.schema is not child.schema for each in limiting)
+            )
+            stack.append((child, inner))
+        target = location.ref_target(root)
+        stack += [(target, False)] if target else []
+    return found
+
+
+def _limits_names(location: SchemaLocation) -> bool:
+    """Whether a schema has patterns for all names of an object that it does not declare, or allows none of them."""
+    additional = location.schema.get("additionalProperties", True)
+    return additional is False or (bool(location.mapping("properties")) and not _allows_anything(additional))
 
 
 def remove_control_characters(pattern: str) -> str:
@@ -88,7 +125,7 @@ def remove_control_characters(pattern: str) -> str:
         end = _class_end(pattern, found.start()) if found[0] == "[" else found.end()
         text = pattern[found.start() : end]
         if text[:2] in (r"\p", r"\P") or (text[0] == "[" and (verbose or not _SAFE_CLASS.fullmatch(text))):
-            text = f"[{text}&&{_NO_CONTROL}]"
+            text = f"[{text}&&{NO_CONTROL}]"
         parts += [pattern[done : found.start()], text]
         done = end
     return "".join(parts) + pattern[done:]
@@ -133,17 +170,3 @@ def _can_exclude_names(additional: object, names: list[str]) -> bool:
 
 def _allows_anything(schema: object) -> bool:
     return schema is True or schema == {}
-
-
-def _pattern_excluding(names: Mapping[str, Any]) -> str:
-    """Return a regular expression that matches every text except these names."""
-    if not any(names):
-        return ".+" if names else ".*"
-    branches: dict[str, dict[str, None]] = {}
-    for name in names:
-        if name:
-            branches.setdefault(name[0], {})[name[1:]] = None
-    excluded = "".join(rf"\u{{{ord(first):x}}}" for first in branches)
-    more = [rf"\u{{{ord(first):x}}}(?:{_pattern_excluding(rest)})" for first, rest in branches.items()]
-    end = [] if "" in names else [""]
-    return "|".join([*end, f"[[^{excluded}]&&{_NO_CONTROL}].*", *more])

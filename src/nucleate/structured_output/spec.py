@@ -9,13 +9,15 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, Literal, cast, get_args
+from typing import Any, Final, Literal, get_args
 
 from nucleate.parameters.converters import register, shown
 from nucleate.parameters.parameter import ParameterError, read_json, unknown
 
 OnUnsupported = Literal["error", "approximate", "ignore"]
 Whitespace = Literal["flexible", "none"]
+MAX_DIGITS: Final = 16
+"""Default limit of the consecutive digits of a number in JSON."""
 KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
 """The kinds of constraints. Exactly one of these fields is set."""
 
@@ -26,8 +28,8 @@ class StructuredOutputs:
 
     Frozen and hashable. Exactly one of the first five fields is set:
 
-    - ``json_schema``: a JSON schema, as an object or its JSON text. It is kept as text, because properties are written
-      in the order of the schema.
+    - ``json_schema``: a JSON schema, as an object, true, false or a JSON text. It is kept as text, because properties
+      are written in the order of the schema.
     - ``json_object``: any JSON object.
     - ``regex``: a regular expression that the whole output matches, in the syntax of Rust's ``regex`` crate, without
       look-around.
@@ -37,7 +39,8 @@ class StructuredOutputs:
     ``on_unsupported`` selects what happens to schema keywords that cannot be enforced: ``"error"`` rejects the schema;
     ``"approximate"`` also rejects it, but treats ``oneOf`` as ``anyOf``; ``"ignore"`` skips these keywords and lists
     them in the output's ``validation``. ``whitespace`` between JSON tokens: ``"flexible"`` allows a space, or a line
-    break and up to 16 spaces or 8 tabs; ``"none"`` allows none.
+    break and up to 16 spaces or 8 tabs; ``"none"`` allows none. ``max_digits``: maximum number of consecutive digits of
+    a number in JSON, unless the schema requires more; 0 for no limit.
 
     Raises ParameterError, which names the field.
     """
@@ -49,6 +52,7 @@ class StructuredOutputs:
     grammar: str | None = None
     on_unsupported: OnUnsupported = "error"
     whitespace: Whitespace = "flexible"
+    max_digits: int = MAX_DIGITS
 
     def __post_init__(self) -> None:
         for name, convert in _CONVERT.items():
@@ -63,17 +67,18 @@ class StructuredOutputs:
         if self.whitespace != "flexible" and not self.kind.startswith("json"):
             raise ParameterError("whitespace", f"whitespace needs json_schema or json_object, got {self.kind}")
 
+        if self.max_digits != MAX_DIGITS and not self.kind.startswith("json"):
+            raise ParameterError("max_digits", f"max_digits needs json_schema or json_object, got {self.kind}")
+
     @property
     def kind(self) -> str:
         """The field that is set, one of ``KINDS``."""
         return next(name for name in KINDS if getattr(self, name) not in (None, False))
 
     @property
-    def schema(self) -> dict[str, Any]:
-        """The JSON schema as an object; for ``json_object``, the schema of any object."""
-        if self.json_schema is None:
-            return {"type": "object"}
-        return cast("dict[str, Any]", json.loads(self.json_schema))
+    def schema(self) -> Any:
+        """The JSON schema as an object, true or false; for ``json_object``, the schema of any object."""
+        return {"type": "object"} if self.json_schema is None else json.loads(self.json_schema)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults as JSON values."""
@@ -107,8 +112,8 @@ def _schema(name: str, value: object) -> str | None:
     if value is None:
         return None
     given = read_json(_text(name, value) or "", name) if isinstance(value, str) else value
-    if not isinstance(given, Mapping):
-        raise ParameterError(name, f"{name} must be a JSON object or its text, got {shown(value)}")
+    if not isinstance(given, Mapping | bool):
+        raise ParameterError(name, f"{name} must be a JSON object, a boolean, or its text, got {shown(value)}")
     try:
         text = json.dumps(given, allow_nan=False, separators=(",", ":"))
         same = json.loads(text) == given
@@ -158,6 +163,12 @@ def _one_of(kinds: Any, name: str, value: object) -> str:
     return str.__str__(value)
 
 
+def _count(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ParameterError(name, f"{name} must be an integer >= 0, got {shown(value)}")
+    return int(value)
+
+
 _CONVERT: Mapping[str, Callable[[str, Any], Any]] = {
     "json_schema": _schema,
     "json_object": _switch,
@@ -166,6 +177,7 @@ _CONVERT: Mapping[str, Callable[[str, Any], Any]] = {
     "grammar": _text,
     "on_unsupported": partial(_one_of, OnUnsupported),
     "whitespace": partial(_one_of, Whitespace),
+    "max_digits": _count,
 }
 
 

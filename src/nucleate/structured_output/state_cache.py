@@ -14,6 +14,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.structured_output.number_digits import DigitLimit
 from nucleate.structured_output.time_budget import TimeBudget
 
 STATES_EXHAUSTED = "too many states"
@@ -24,13 +25,20 @@ class InitialMatcher:
     """The state shared by all sequences of a constraint. ``current``: the initial LLMatcher and its generation number.
 
     create: creates an initial LLMatcher. ``eos_mask_W`` is the bitmask of ``eos_ids``. ``budget`` limits slow calls.
+    ``digit_limit`` limits the digits of numbers in JSON.
     """
 
     def __init__(
-        self, create: Callable[[], Any], eos_ids: frozenset[int], eos_mask_W: NDArray[np.int32], budget: TimeBudget
+        self,
+        create: Callable[[], Any],
+        eos_ids: frozenset[int],
+        eos_mask_W: NDArray[np.int32],
+        budget: TimeBudget,
+        digit_limit: DigitLimit | None = None,
     ) -> None:
         self.current: tuple[Any, int] = create(), 0
         self.eos_ids, self.eos_mask_W, self.budget = eos_ids, eos_mask_W, budget
+        self.digit_limit = digit_limit
         self._create = create
         self._lock = threading.Lock()
 

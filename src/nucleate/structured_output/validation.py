@@ -1,7 +1,7 @@
 """Validates a text against a whole JSON schema, with a time limit.
 
 Uses the package jsonschema. Validators that could take unbounded time are replaced: backtracking regular expressions,
-remote references and references that expand exponentially.
+remote references and references that expand exponentially. Patterns and formats mean the same as in token masks.
 """
 
 from __future__ import annotations
@@ -14,10 +14,14 @@ from typing import Any, Final
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json
+from nucleate.structured_output.formats import FORMATS
+from nucleate.structured_output.json_schema import applies_to_strings, escaped_step
+from nucleate.structured_output.pattern_syntax import python_pattern
 from nucleate.structured_output.spec import StructuredOutputs
 
 MAX_SECONDS: Final = 1.0
 MAX_ERRORS: Final = 10
+_VALUES = ("const", "enum", "default", "example", "examples")
 _EVERY_STEP = ("$ref", "$dynamicRef", "$recursiveRef", "properties", "items", "allOf", "anyOf", "oneOf", "contains")
 
 Check = Callable[[Any, Any, Any, Any], Any]
@@ -26,8 +30,8 @@ Check = Callable[[Any, Any, Any, Any], Any]
 def validate(spec: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -> list[str]:
     """Return the errors of a JSON text, at most ten, one line each; an empty list if it is valid.
 
-    Formats are checked as far as jsonschema supports them. A timeout counts as an error. Raises ModuleNotFoundError if
-    jsonschema is not installed, and ValueError for a constraint that is not JSON.
+    Formats are checked if token masks enforce them; see ``unchecked_formats`` for the others. A timeout counts as an
+    error. Raises ModuleNotFoundError if jsonschema is not installed, and ValueError for a constraint that is not JSON.
     """
     if not spec.kind.startswith("json"):
         raise ValueError(f"only JSON can be validated, not {spec.kind}")
@@ -45,6 +49,23 @@ def validate(spec: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -
         return ["the schema has an endless reference"]
     except Exception as error:  # noqa: BLE001 - jsonschema may raise anything for an invalid schema
         return [f"the schema cannot be applied: {type(error).__name__}: {shown(str(error))[1:-1]}"]
+
+
+def unchecked_formats(schema: dict[str, Any]) -> tuple[str, ...]:
+    """Return the formats in a schema that neither masks nor ``validate`` check, with their places."""
+    found: dict[str, None] = {}
+    stack: list[tuple[str, Any]] = [("", schema)]
+    while stack:
+        pointer, value = stack.pop()
+        if isinstance(value, list):
+            stack += [(f"{pointer}/{index}", item) for index, item in enumerate(value)][::-1]
+        elif isinstance(value, dict):
+            name = value.get("format")
+            if isinstance(name, str) and name not in FORMATS and applies_to_strings(value):
+                found[f"format {shown(name)}{f' at {shown(pointer)[1:-1]}' if pointer else ''}"] = None
+            children = [(key, child) for key, child in value.items() if key not in _VALUES]
+            stack += [(f"{pointer}/{escaped_step(key)}", child) for key, child in children][::-1]
+    return tuple(found)
 
 
 def load_validator() -> None:
@@ -69,11 +90,12 @@ def _validator(schema: dict[str, Any], deadline: float) -> Any:
     }
     search = _search(deadline)
     validators |= {"pattern": _pattern(search), "patternProperties": _pattern_properties(search)}
+    validators["format"] = _format(search)
     validators["additionalProperties"] = _additional(search)
     if "unevaluatedProperties" in validator_class.VALIDATORS and "patternProperties" in json.dumps(schema):
         validators["unevaluatedProperties"] = _unevaluated
     extended = jsonschema.validators.extend(validator_class, validators)
-    return extended(schema, registry=referencing.Registry(), format_checker=validator_class.FORMAT_CHECKER)
+    return extended(schema, registry=referencing.Registry())
 
 
 def _within(deadline: float, check: Check) -> Check:
@@ -92,7 +114,7 @@ def _search(deadline: float) -> Callable[[str, str], bool]:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
-        return regex.search(pattern, text, timeout=left) is not None
+        return regex.search(python_pattern(pattern), text, flags=regex.V1, timeout=left) is not None
 
     return search
 
@@ -103,6 +125,18 @@ def _pattern(search: Callable[[str, str], bool]) -> Check:
     def check(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
         if validator.is_type(instance, "string") and not search(pattern, instance):
             yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+    return check
+
+
+def _format(search: Callable[[str, str], bool]) -> Check:
+    from jsonschema import ValidationError
+
+    def check(validator: Any, name: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        known = FORMATS.get(name) if isinstance(name, str) and validator.is_type(instance, "string") else None
+        too_long = known is not None and len(instance) > (known.max_length or len(instance))
+        if known is not None and (too_long or not search(known.search_pattern, instance)):
+            yield ValidationError(f"does not have the format {name!r}: {instance!r}")
 
     return check
 

@@ -11,9 +11,9 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from nucleate.parameters.parameter import ParameterError
@@ -25,38 +25,86 @@ MAX_TEMPLATE: Final = 1_000_000  # characters
 MAX_PROMPT: Final = 16_000_000  # characters
 MAX_SECONDS: Final = 5.0
 
+_END_MARK: Final = "\ue000end of the final message\ue001"
+"""Marks the end of the final message in a rendered text; a template may trim the space after it."""
+
 _deadline: ContextVar[float] = ContextVar("deadline")
+
+
+@dataclass(frozen=True)
+class ChatTemplateOptions:
+    """How a conversation becomes a prompt.
+
+    add_generation_prompt: append the header of the assistant's next message. continue_final_message: end the prompt
+    with the content of the final message, for the model to continue; excludes add_generation_prompt.
+    add_special_tokens: add the tokenizer's special tokens to those of the template. variables: additional template
+    variables.
+    """
+
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    variables: Mapping[str, object] = field(default_factory=dict)
+
+
+DEFAULT_OPTIONS: Final = ChatTemplateOptions()
 
 
 def render(
     template: str,
     messages: Sequence[Mapping[str, Any]],
-    add_generation_prompt: bool = True,
-    variables: Mapping[str, object] = MappingProxyType({}),
+    options: ChatTemplateOptions = DEFAULT_OPTIONS,
+    special_tokens: Mapping[str, str] | None = None,
 ) -> str:
     """The prompt for a conversation.
 
     ``messages`` are ``{"role": ..., "content": ...}``, with content a string, a list of parts, or None where a message
-    has ``tool_calls``; other keys are passed to the template unchanged. ``add_generation_prompt`` appends the
-    header of the assistant's message. ``variables``: other template variables, such as ``bos_token`` and ``tools``.
+    has ``tool_calls``; other keys are passed to the template unchanged. ``special_tokens``: template variables such as
+    ``bos_token``, which take precedence over ``options.variables``.
 
     Raises ParameterError with one line: for an invalid message (with index and field), an invalid template, one that
-    raises an error for the conversation, and one that exceeds the limits above.
+    raises an error for the conversation, one that exceeds the limits above, and one that omits a final message to be
+    continued.
     """
     _check(messages)
     if len(template) > MAX_TEMPLATE:
         raise ParameterError(
             "messages", f"the chat template has {len(template)} characters; allowed are {MAX_TEMPLATE}"
         )
+    variables = {**options.variables, **(special_tokens or {})}
     context: dict[str, object] = {"tools": None, "documents": None, **variables}  # templates test these against None
+    if options.continue_final_message:
+        messages = [*messages[:-1], _marked(messages[-1])]
     token = _deadline.set(time.monotonic() + MAX_SECONDS)
     try:
+        add_generation_prompt = options.add_generation_prompt and not options.continue_final_message
         parts = _compiled(template).generate(messages=messages, add_generation_prompt=add_generation_prompt, **context)
-        return _joined(parts)
+        text = _joined(parts)
     except Exception as error:  # noqa: BLE001 - a template can raise any exception
         raise ParameterError("messages", f"chat template: {_line(error)}") from None
     finally:
         _deadline.reset(token)
+    return _until_mark(text) if options.continue_final_message else text
+
+
+def _marked(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message with the mark at the end of its text."""
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": f"{content}{_END_MARK} "}
+    last = content[-1] if content else None
+    if not isinstance(last, Mapping) or not isinstance(last.get("text"), str):
+        raise ParameterError("messages", "continue_final_message needs a final message that ends with text")
+    return {**message, "content": [*content[:-1], {**last, "text": f"{last['text']}{_END_MARK} "}]}
+
+
+def _until_mark(text: str) -> str:
+    """Return a rendered text until the mark. If the template trims messages, the final one is trimmed at its end."""
+    before, mark, after = text.rpartition(_END_MARK)
+    if not mark:
+        message = "continue_final_message: the chat template does not contain the final message"
+        raise ParameterError("continue_final_message", message)
+    return before if after.startswith(" ") else before.rstrip()
 
 
 def _joined(parts: Iterable[str]) -> str:

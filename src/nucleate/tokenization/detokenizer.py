@@ -36,6 +36,8 @@ class Detokenizer:
     not in the vocabulary, in the prompt or pushed; the detokenizer remains usable.
     """
 
+    __slots__ = ("_joiner", "_pieces", "_plain", "_skipped", "_started", "_table", "_tokenizer")
+
     def __init__(
         self,
         tokenizer: Tokenizer,
@@ -50,35 +52,34 @@ class Detokenizer:
         self._skipped: frozenset[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._joiner = _joiner(self._pieces, hold_bytes)
         self._started = False
-        self._plain = False  # started, and no text held back: a piece of text is returned as it is
+        self._plain = False  # started, and no text is held back: a piece that is text is returned as it is
         for token_id in prompt_ids:
             self.push(token_id)
         self._joiner.settle()
 
-    def push(self, token_id: int) -> tuple[str, ...]:
-        """Add a token. Returns the text that is now final: nothing, or one non-empty string."""
+    def push(self, token_id: int) -> str:
+        """Add a token. Returns the text that is now final, possibly empty."""
         try:
             piece = self._table[token_id]
         except KeyError:
             if self._table and self._tokenizer.is_padding(token_id):
-                return ()
+                return ""
             raise self._unknown(token_id) from None
         if token_id in self._skipped:
-            return ()
+            return ""
         if self._plain and piece.__class__ is str:
-            return (piece,) if piece else ()
+            return piece
         if not self._started:
             self._started = True
             piece = self._pieces.first(token_id)
         text = self._joiner.push(piece)
         self._plain = self._joiner.idle
-        return (text,) if text else ()
+        return text
 
-    def close(self) -> tuple[str, ...]:
-        """The rest of the text; an incomplete character becomes U+FFFD. Closing again returns nothing."""
+    def close(self) -> str:
+        """The rest of the text; an incomplete character becomes U+FFFD. Closing again returns an empty string."""
         self._table = {}
-        text = self._joiner.close()
-        return (text,) if text else ()
+        return self._joiner.close()
 
     def _unknown(self, token_id: int) -> ValueError:
         if token_id in self._pieces.table:

@@ -20,10 +20,13 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     import tokenizers
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Family = Literal["utf8", "text", "suffix", "whole"]
 Piece = str | bytes  # str: complete text; bytes: to be decoded together with adjacent bytes
@@ -44,6 +47,22 @@ _CLEANUP = (
     (" 've", "'ve"),
     (" 're", "'re"),
 )
+
+
+def without_panics(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, with panics of the library as ValueError: they are no ``Exception``, and would end the engine."""
+
+    def call(*args: P.args, **named: P.kwargs) -> T:
+        try:
+            return function(*args, **named)
+        except Exception:
+            raise
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # KeyboardInterrupt and the like
+                raise
+            raise ValueError(f"the tokenizers library failed: {error}") from None
+
+    return call
 
 
 def _byte_characters() -> dict[str, int]:
@@ -120,7 +139,7 @@ def read_pieces(tokenizer: tokenizers.Tokenizer) -> Pieces:
     named = ((token_id, tokenizer.id_to_token(token_id)) for token_id in range(highest + 1))
     tokens = {token_id: token for token_id, token in named if token is not None}
     table = {token_id: joining.piece(token, first=False) for token_id, token in tokens.items()}
-    return Pieces(joining, tokens, table, decoder.decode if decoder is not None else " ".join)
+    return Pieces(joining, tokens, table, without_panics(decoder.decode) if decoder is not None else " ".join)
 
 
 def read_decoder(decoder: Mapping[str, Any] | None) -> Joining:
@@ -182,7 +201,7 @@ def _replace(pattern: Mapping[str, str], content: str) -> Step | None:
         import tokenizers
 
         # The pattern is in the regex dialect of the library, so the library applies it.
-        decode = tokenizers.decoders.Replace(tokenizers.Regex(pattern["Regex"]), content).decode
+        decode = without_panics(tokenizers.decoders.Replace(tokenizers.Regex(pattern["Regex"]), content).decode)
         return lambda token, _first: decode([token])
     text = pattern["String"]
     return (lambda token, _first: token.replace(text, content)) if text else None

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.tokenization.token_bytes import Pieces, read_pieces
+from nucleate.tokenization.token_bytes import Pieces, read_pieces, without_panics
 from nucleate.tokenization.tokenizer_files import read_folder
 
 if TYPE_CHECKING:
@@ -45,15 +45,18 @@ class Tokenizer:
         self.padded_size = padded_size
         self._containing: dict[str, list[int]] = {}
         special_tokens: Mapping[str, str] = {}
+        config: Mapping[str, Any] = {}
         eos_ids: frozenset[int] = frozenset()
         if isinstance(source, (str, os.PathLike)):
             self.backend, settings = read_folder(Path(source))
-            special_tokens, eos_ids = settings.special_tokens, settings.eos_token_ids
+            special_tokens, eos_ids, config = settings.special_tokens, settings.eos_token_ids, settings.config
             chat_template = settings.chat_template if chat_template is None else chat_template
         else:
             self.backend = source
         self.special_tokens: Mapping[str, str] = special_tokens
         """By role: ``{"bos_token": "<s>", ...}``; chat templates use these names."""
+        self.config = config
+        """The content of ``tokenizer_config.json``; empty without the file."""
         self.chat_template = chat_template
         """The Jinja source, or None if the model has none."""
         self.bos_token_id = self._id_of("bos_token") if bos_token_id is None else bos_token_id
@@ -99,19 +102,20 @@ class Tokenizer:
             ) from None
         try:
             if len(text) > _LONG:
-                return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+                encode = without_panics(self.backend.encode_batch_fast)
+                return encode([text], add_special_tokens=add_special_tokens)[0].ids
+            return without_panics(self.backend.encode)(text, add_special_tokens=add_special_tokens).ids
         except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
             raise ParameterError("prompt", f"the tokenizer cannot encode the text: {error}") from None
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of ``ids``. Raises ValueError for an id that is not in the vocabulary."""
+        """The text of ``ids``. Raises ValueError for an id that is not in the vocabulary, or if the decoder fails."""
         known = self.pieces.tokens
         ids = list(ids)
         for token_id in ids:
             if token_id not in known and not self.is_padding(token_id):
                 raise self.unknown_id(token_id)
-        return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return without_panics(self.backend.decode)(ids, skip_special_tokens=skip_special_tokens)
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """The ids of a word, at the start of a text and after a space, without those that end with another of them."""
@@ -129,7 +133,7 @@ class Tokenizer:
     @cached_property
     def _texts(self) -> dict[int, str]:
         ids = sorted(self.pieces.tokens)
-        texts = self.backend.decode_batch([[token] for token in ids], skip_special_tokens=False)
+        texts = without_panics(self.backend.decode_batch)([[token] for token in ids], skip_special_tokens=False)
         return dict(zip(ids, texts, strict=True))
 
     def is_padding(self, token_id: int) -> bool:

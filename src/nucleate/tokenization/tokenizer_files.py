@@ -16,11 +16,12 @@ ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 
 @dataclass(frozen=True)
 class FolderSettings:
-    """``special_tokens`` by role, EOS ids and chat template of a folder."""
+    """``special_tokens`` by role, EOS ids, chat template and the whole ``tokenizer_config.json`` of a folder."""
 
     special_tokens: Mapping[str, str]
     eos_token_ids: frozenset[int]
     chat_template: str | None
+    config: Mapping[str, Any]
 
 
 def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, FolderSettings]:
@@ -58,7 +59,7 @@ def _read_settings(folder: Path) -> FolderSettings:
     eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if not all(type(token_id) is int and token_id >= 0 for token_id in eos_ids):
         raise ValueError(f"{folder}: eos_token_id must be a token id or a list of them, not {eos!r:.100}")
-    return FolderSettings(special_tokens, frozenset(eos_ids), _read_template(folder, config))
+    return FolderSettings(special_tokens, frozenset(eos_ids), _read_template(folder, config), config)
 
 
 def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""Near ties as tensors: where the two best of a decision are 1e-14 to 1e-5 apart, the token is the reference's."""
+"""Near ties on a device: where the two best tokens are 1e-14 to 1e-5 apart, the token equals the reference's."""
 
 from __future__ import annotations
 
@@ -23,28 +23,30 @@ BATCHES = 1, 2, 16, 300
 
 
 def batched(cases: list[Any], rows: int) -> list[int]:
-    """The tokens of near ties, drawn so many together: those of the chain in one call, others by structure."""
+    """The tokens of near ties, sampled in batches: the fused pipelines in one call, the others by signature."""
     kinds, tokens = defaultdict(list), [0] * len(cases)
-    for place, case in enumerate(cases):
-        chain = to_fused_pipeline(simplify(case.stages))
-        staged = signature.pipeline_signature(simplify(case.stages)) if isinstance(chain, str) else None
-        kinds[staged and staged.signatures].append((place, staged or chain.params))
+    for position, case in enumerate(cases):
+        fused = to_fused_pipeline(simplify(case.stages))
+        staged = signature.pipeline_signature(simplify(case.stages)) if isinstance(fused, str) else None
+        kinds[staged and staged.signatures].append((position, staged or fused.params))
     for kind in kinds.values():
         for start in range(0, len(kind), rows):
-            places, some = zip(*kind[start : start + rows], strict=True)
+            positions, some = zip(*kind[start : start + rows], strict=True)
             staged = (
                 list(some) if isinstance(some[0], signature.PipelineSignature) else signature.fused_signatures(some)
             )
-            size = max(len(cases[place].logits) for place in places)
-            x_RV = np.full((len(places), size), -np.inf, np.float32)
-            for x_V, place in zip(x_RV, places, strict=True):
-                x_V[: len(cases[place].logits)] = cases[place].logits
-            words = np.array([[cases[place].seed, cases[place].step] for place in places], np.uint64).view(np.int64)
+            size = max(len(cases[position].logits) for position in positions)
+            x_RV = np.full((len(positions), size), -np.inf, np.float32)
+            for x_V, position in zip(x_RV, positions, strict=True):
+                x_V[: len(cases[position].logits)] = cases[position].logits
+            words = np.array([[cases[position].seed, cases[position].step] for position in positions], np.uint64).view(
+                np.int64
+            )
             seeds_R, steps_R = torch.from_numpy(words).unbind(1)
             batch = batch_sampling.make_batch(staged, seeds_R, size, torch.float64)
             got = batch_sampling.run(batch, batch_sampling.StepInput(torch.from_numpy(x_RV).double(), steps_R))
-            for place, token in zip(places, got.tokens_R.tolist(), strict=True):
-                tokens[place] = token
+            for position, token in zip(positions, got.tokens_R.tolist(), strict=True):
+                tokens[position] = token
     return tokens
 
 
@@ -59,12 +61,12 @@ def differences(indices: range, batches: tuple[int, ...] = BATCHES) -> list[Any]
     ]
 
 
-def test_near_ties_are_decided_as_the_reference_does() -> None:
-    assert differences(range(tiers.count(70, 350))) == []
+def test_near_ties_are_decided_like_the_reference() -> None:
+    assert differences(range(tiers.count(35, 350))) == []
 
 
 @pytest.mark.exhaustive
-def test_ten_thousand_near_ties_are_decided_as_the_reference_does() -> None:
+def test_ten_thousand_near_ties_are_decided_like_the_reference() -> None:
     found = []
     for start in range(0, 10_500, 350):
         found += differences(range(start, start + 350))

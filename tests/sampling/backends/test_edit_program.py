@@ -1,4 +1,4 @@
-"""Programs: the Shifts of a row as a kernel reads them say what the Shifts say, step after step."""
+"""Edit programs: the compiled form of a row's Shifts has the effect of the Shifts, step after step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SIZE = 1000
 
 
 class Every(Shift):
-    """Bans the tokens with even ids: the rule looks at the id, so it is no plain ban."""
+    """Bans the tokens with even ids: the rule depends on the id, so it is not a plain ban."""
 
     touches = "listed"
 
@@ -48,7 +48,7 @@ class Every(Shift):
 
 
 class Twice(Shift):
-    """Adds what it lists, as LogitBias does, but lists something else each time."""
+    """Adds its listing, as LogitBias does, but lists something else each time."""
 
     touches = "listed"
     size: float = param("what is added", default=1.0, low=-5.0, high=5.0)
@@ -61,7 +61,7 @@ class Twice(Shift):
 
 
 class Beyond(Shift):
-    """Lists a token that may not be there."""
+    """Lists a token that may be outside the vocabulary."""
 
     touches = "listed"
     at: int = param("which", default=0, low=-10)
@@ -74,7 +74,7 @@ class Beyond(Shift):
 
 
 class Once(Shift):
-    """A penalty of its own."""
+    """A custom penalty."""
 
     touches = "output"
 
@@ -103,17 +103,17 @@ def counted(table):
 
 
 @pytest.mark.parametrize("window", [None, -1, 0, 1, 7, 100])
-def test_a_table_says_where_the_counts_are_however_they_grow(window):
-    told = random.Random(1)
-    prompt, output = ([told.randrange(40) for _ in range(30)] for _ in range(2))
-    memory = IncrementalHistory((), prompt, output)
+def test_the_count_table_points_to_the_current_counts(window):
+    rng = random.Random(1)
+    prompt, output = ([rng.randrange(40) for _ in range(30)] for _ in range(2))
+    memory = IncrementalHistory((Frequency(0.4),), prompt, output)
     table = memory.table(window)
     for _ in range(200):
-        fixed, held = count_table(History(prompt, memory.output), window)
+        fixed, owner = count_table(History(prompt, memory.output), window)
         assert counted(table) == counted(fixed)
         assert table is memory.table(window)
-        assert held is not None
-        memory.push(told.randrange(told.choice((3, 40, 400))))
+        assert owner is not None
+        memory.push(rng.randrange(rng.choice((3, 40, 400))))
 
 
 STAGES = [
@@ -128,57 +128,57 @@ STAGES = [
 
 
 @pytest.mark.parametrize("stages", STAGES, ids=lambda stages: "+".join(stage.name for stage in stages))
-def test_edits_of_a_growing_row_draw_what_the_reference_draws(stages):
-    """On scores where few tokens are likely, so that lists and counts matter; also without a memory."""
+def test_edits_of_a_growing_row_equal_the_reference(stages):
+    """With scores where few tokens are likely, so that lists and counts matter; also without a history."""
     pipeline = (*stages, Gumbel(7))
     assert not isinstance(to_fused_pipeline(simplify(pipeline)), str)
     sampler = nc.Sampler(SIZE, backend="cpu")
     row = sampler.add(pipeline, [3, 6, 3], output_ids=[6, 3])
-    history, changed, numbers = [6, 3], 0, np.random.default_rng(3)
+    history, changed, rng = [6, 3], 0, np.random.default_rng(3)
     for step in range(2, 30):
-        x = numbers.normal(size=(1, SIZE)).astype(np.float32)
+        x = rng.normal(size=(1, SIZE)).astype(np.float32)
         x[:, [1, 3, 6, 7, 9]] += 7
         past = History([3, 6, 3], history)
-        meant = reference.draw(x[0], pipeline, 7, step, past)
-        changed += meant != reference.draw(x[0], pipeline[-1:], 7, step, past)
+        expected = reference.draw(x[0], pipeline, 7, step, past)
+        changed += expected != reference.draw(x[0], pipeline[-1:], 7, step, past)
         given = dict(step=step, prompt_ids=[[3, 6, 3]], output_ids=[history])
-        assert nc.sample(x, pipeline, backend="cpu", **given).tolist() == [meant]
-        assert sampler(x).token_ids.tolist() == [meant]
-        history.append(meant)
+        assert nc.sample(x, pipeline, backend="cpu", **given).tolist() == [expected]
+        assert sampler(x).token_ids.tolist() == [expected]
+        history.append(expected)
     assert sampler.output_ids(row) == tuple(history)
     assert changed > 3
 
 
-def test_lists_are_made_once_where_they_cannot_change():
+def test_constant_lists_are_built_once():
     fixed = [LogitBias({3: 2.0}), Suppress((1,)), Allowed((1, 2)), Beyond(3)]
     moving = [MinTokens(3, (1,)), Twice(), NoRepeatNgram(2), BadWords(((1,),)), Dry(1.0), Fails()]
     assert [has_constant_listing(stage) for stage in (*fixed, *moving)] == [True] * 4 + [False] * 6
 
 
 @pytest.mark.parametrize("token", [-1, -10, SIZE, 2**40])
-def test_a_token_that_is_not_there_is_an_error_of_its_row(token):
+def test_a_token_outside_the_vocabulary_is_an_error_of_its_row(token):
     x = np.zeros((2, SIZE), np.float32)
     sampler = nc.Sampler(SIZE, backend="cpu")
     sampler.add((Beyond(token), Gumbel(1)))
     sampler.add((Beyond(5), Gumbel(1)))
-    told = sampler(x)
-    assert told.token_ids[0] == -1 < told.token_ids[1]
-    assert list(told.errors) == [0]
-    assert f"token {token}" in told.errors[0]
+    result = sampler(x)
+    assert result.token_ids[0] == -1 < result.token_ids[1]
+    assert list(result.errors) == [0]
+    assert f"token {token}" in result.errors[0]
 
 
-def test_a_list_that_raises_is_told_by_who_runs_the_row_instead():
+def test_an_exception_in_a_listing_is_raised_by_the_fallback():
     with pytest.raises(RuntimeError, match="out of order"):
         nc.sample(np.zeros((1, SIZE), np.float32), (Fails(), Gumbel(1)), backend="cpu")
 
 
-def test_only_rules_that_are_these_to_the_letter_are_edits():
+def test_only_the_exact_known_rules_are_compiled_to_edits():
     assert isinstance(to_fused_pipeline((Every(), Gumbel(1))), str)
     assert isinstance(to_fused_pipeline((Once(), Gumbel(1))), str)
     assert not isinstance(to_fused_pipeline((Twice(), Gumbel(1))), str)
 
     class Far(Shift):
-        """The same words, but another infinity."""
+        """The same rule with a different infinity."""
 
         touches = "masked"
 
@@ -195,7 +195,7 @@ def test_only_rules_that_are_these_to_the_letter_are_edits():
 FAR = 3.0
 
 
-def test_penalties_in_a_row_are_one_edit_if_they_count_the_same():
+def test_consecutive_penalties_over_the_same_counts_are_one_edit():
     def edits(*stages):
         return to_fused_pipeline(simplify(as_pipeline(stages))).edits
 
@@ -206,7 +206,7 @@ def test_penalties_in_a_row_are_one_edit_if_they_count_the_same():
     assert len(edits(Repetition(1.3), LogitBias({1: 2.0}), Frequency(0.4))) == 3
 
 
-def test_a_program_stays_where_it_is():
+def test_a_program_keeps_its_address():
     memory = IncrementalHistory((Twice(), Frequency(1.0)), [1], [2])
     program = EditProgram(to_fused_pipeline((Twice(), Frequency(1.0), Gumbel(1))).edits, memory, SIZE)
     at = program.commands_at

@@ -1,4 +1,4 @@
-"""Rows after Shifts, through the fused kernel and the composed path: survivors and draws are those of the reference."""
+"""Rows after Shifts, through the fused kernel and the composed path: survivors and tokens equal the reference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DRAWS = 2
 
 
 def shifts(rng: random.Random, size: int, pool: tuple[int, ...]) -> tuple[Shift, ...]:
-    """One to four, in any order, at the edges of their parameters; at half of the time such as are asked for."""
+    """One to four Shifts in any order, at the edges of their parameters; half of the time from ``stages``."""
     names = rng.sample(SHIFTS, rng.randrange(1, 5))
     if rng.random() < 0.5:
         return tuple(cases.stage(rng, name, size, pool) for name in names)
@@ -40,16 +40,16 @@ def shifts(rng: random.Random, size: int, pool: tuple[int, ...]) -> tuple[Shift,
 
 
 def survey(count: int, seed: int) -> Counter[str]:
-    """Of so many random rows with histories: how many were compared, and how many cannot be drawn from."""
-    numbers, found = np.random.default_rng(seed), Counter[str]()
+    """Compare random rows with histories; return how many were compared and how many are errors."""
+    array_rng, found = np.random.default_rng(seed), Counter[str]()
     for turn in range(count):
         rng = random.Random(seed * 10**9 + turn)
-        size = max(2, int(numbers.choice(edges.SMALL)))
-        kind = str(numbers.choice(edges.KINDS))
-        x = edges.row(numbers, size, kind)
-        chain, _ = edges.numbers_for(numbers, x)
+        size = max(2, int(array_rng.choice(edges.SMALL)))
+        kind = str(array_rng.choice(edges.KINDS))
+        x = edges.row(array_rng, size, kind)
+        fused_params, _ = edges.numbers_for(array_rng, x)
         pool = cases.ids(rng, size, 6)
-        edits, rest = shifts(rng, size, pool), edges.pipeline(chain)
+        edits, rest = shifts(rng, size, pool), edges.pipeline(fused_params)
         stages = (*edits, *rest)
         if isinstance(to_fused_pipeline(simplify(stages)), str):
             continue
@@ -58,33 +58,35 @@ def survey(count: int, seed: int) -> Counter[str]:
         past = History(cases.ids(rng, size, 25, pool), cases.ids(rng, size, 25, pool), packed)
         keys = [rng.getrandbits(64) for _ in range(DRAWS)]
         batch = [(*stages[:-1], Gumbel(key)) for key in keys]
-        said = {
+        history_fields = {
             "prompt_ids": [past.prompt] * DRAWS,
             "output_ids": [past.output] * DRAWS,
             "mask": None if packed is None else np.stack([packed] * DRAWS),
         }
-        what = (seed, turn, size, kind, stages, past)
+        description = (seed, turn, size, kind, stages, past)
         found["rows"] += 1
-        tokens = draws(x, batch, turn, said)
+        tokens = draws(x, batch, turn, history_fields)
         try:
-            kept = reference.survivors(x, stages, past)
-            expected: object = [reference.select_token(stages[-1], kept, key, turn) for key in keys]
+            survivors = reference.survivors(x, stages, past)
+            expected: object = [reference.select_token(stages[-1], survivors, key, turn) for key in keys]
         except reference.RowError as error:
             expected = dict.fromkeys(range(DRAWS), str(error))
             found["errors"] += 1
-        assert tokens == expected, what
+        assert tokens == expected, description
     return found
 
 
-def draws(x: np.ndarray, batch: list[tuple[object, ...]], step: int, said: dict[str, object]) -> object:
-    """The tokens of a row with each pipeline, or what is said of those that cannot be drawn."""
+def draws(x: np.ndarray, batch: list[tuple[object, ...]], step: int, history_fields: dict[str, object]) -> object:
+    """The tokens of a row with each pipeline, or the error message."""
     try:
-        return nc.sample(np.broadcast_to(x, (DRAWS, len(x))), batch, step=step, backend="cpu", **said).tolist()
+        return nc.sample(
+            np.broadcast_to(x, (DRAWS, len(x))), batch, step=step, backend="cpu", **history_fields
+        ).tolist()
     except nc.LogitsError as error:
         return error.errors
 
 
-def test_draws_after_shifts_are_those_of_the_reference() -> None:
+def test_tokens_after_shifts_equal_the_reference() -> None:
     count = tiers.count(500, 2500)
     found = survey(count, 0)
     print(found)
@@ -93,16 +95,16 @@ def test_draws_after_shifts_are_those_of_the_reference() -> None:
 
 
 @pytest.mark.exhaustive
-def test_draws_after_shifts_of_very_many_rows_are_those_of_the_reference() -> None:
+def test_tokens_after_shifts_of_very_many_rows_equal_the_reference() -> None:
     found = survey(50_000, 1)
     print(found)
     assert found["rows"] > 30_000
 
 
 def nudged(stages: tuple[object, ...]) -> list[tuple[object, ...]]:
-    """The same pipeline with one parameter off by its last digits."""
+    """The same pipeline with one parameter changed in its last digits."""
     found = []
-    for place, stage in enumerate(stages):
+    for index, stage in enumerate(stages):
         for attribute, parameter in stage.parameters.items():
             value = getattr(stage, attribute)
             if parameter.kind == "float" and value:
@@ -111,12 +113,12 @@ def nudged(stages: tuple[object, ...]) -> list[tuple[object, ...]]:
                         off = dataclasses.replace(stage, **{attribute: value * by})
                     except ParameterError:
                         continue
-                    found.append((*stages[:place], off, *stages[place + 1 :]))
+                    found.append((*stages[:index], off, *stages[index + 1 :]))
     return found
 
 
 def survey_stages(seeds: range) -> Counter[str]:
-    """Of random pipelines of any stages, through the composed path: how many were compared, and float edges."""
+    """Compare random pipelines through the composed path; return how many were compared, and float edges."""
     found: Counter[str] = Counter()
     for seed in seeds:
         logits, stages, history, _ = cases.case(seed)
@@ -136,19 +138,19 @@ def survey_stages(seeds: range) -> Counter[str]:
             found["edge: a parameter off by its last digits"] += 1
             continue
         assert np.allclose(got.x_N, expected.x_N, rtol=1e-12, atol=1e-12), (seed, stages)
-        for ours, theirs in zip(got.total, expected.total, strict=True):
-            assert ours == pytest.approx(theirs, rel=1e-12), (seed, stages)
+        for actual_part, expected_part in zip(got.total, expected.total, strict=True):
+            assert actual_part == pytest.approx(expected_part, rel=1e-12), (seed, stages)
     return found
 
 
-def test_sets_left_stage_by_stage_are_those_of_the_reference() -> None:
+def test_survivors_after_each_stage_equal_the_reference() -> None:
     found = survey_stages(range(50_000, tiers.count(50_600, 53_000)))
     print(found)
     assert found["errors"] < 0.2 * found["rows"]
     assert found["edge: a parameter off by its last digits"] <= 1
 
 
-def test_sets_left_stage_by_stage_of_long_rows_are_those_of_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_survivors_after_each_stage_of_long_rows_equal_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "SIZES", (2049, 5000, 12_000))
     found = survey_stages(range(60_000, tiers.count(60_100, 60_500)))
     print(found)
@@ -157,7 +159,7 @@ def test_sets_left_stage_by_stage_of_long_rows_are_those_of_the_reference(monkey
 
 
 class AtMost(Prefix):
-    """Keep the first tokens that weigh n together at most: whole numbers, so that the border is met."""
+    """Keep the first tokens with a total weight of at most n: integers, so that the threshold is met exactly."""
 
     inclusive = False
     n: int = param("how many", neutral=0, low=0)
@@ -170,7 +172,7 @@ class AtMost(Prefix):
 
 
 class AtMostTheLeast(AtMost):
-    """The same from the other end of the order, of which the second half is as it was."""
+    """The same from the other end of the order, whose second half is unchanged."""
 
     n: int = param("how many", neutral=0, low=0)
 
@@ -180,9 +182,9 @@ class AtMostTheLeast(AtMost):
 
 @pytest.mark.parametrize("size", [1, 7, 300, 3000, 9000])
 @pytest.mark.parametrize("kind", [AtMost, AtMostTheLeast], ids=lambda kind: kind.name)
-def test_a_border_that_is_met_exactly_is_the_border(kind: type[AtMost], size: int) -> None:
-    numbers = np.random.default_rng(size)
-    for x in (np.zeros(size), np.round(numbers.normal(size=size)), numbers.normal(size=size)):
+def test_a_threshold_that_is_met_exactly_is_inclusive(kind: type[AtMost], size: int) -> None:
+    array_rng = np.random.default_rng(size)
+    for x in (np.zeros(size), np.round(array_rng.normal(size=size)), array_rng.normal(size=size)):
         for n in {1, 2, size // 3 + 1, max(1, size - 1), size, size + 5}:
             for before in ((), (Temperature(1e300),)):  # makes all scores equal, and keeps the order
                 stages = (*before, kind(n), Gumbel(1))
@@ -192,7 +194,7 @@ def test_a_border_that_is_met_exactly_is_the_border(kind: type[AtMost], size: in
 
 
 @pytest.mark.exhaustive
-def test_sets_left_stage_by_stage_of_very_many_rows_are_those_of_the_reference() -> None:
+def test_survivors_after_each_stage_of_very_many_rows_equal_the_reference() -> None:
     found = survey_stages(range(100_000, 160_000))
     print(found)
     assert found["errors"] < 0.2 * found["rows"]

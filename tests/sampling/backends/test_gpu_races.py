@@ -1,4 +1,7 @@
-"""What races on a GPU is found in the interpreter, and nothing else. All tests of kernels there look for it, too."""
+"""Data races of GPU kernels are found in the interpreter, without false positives.
+
+All kernel tests check for them, too.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def kernels() -> Iterator[Interpreted]:
 
 
 @pytest.mark.parametrize(
-    ("name", "grid", "told"),
+    ("name", "grid", "message"),
     [
         ("step", 1, r"before a barrier: racing_kernels.py:\d+ reads; racing_kernels.py:\d+ writes"),
         ("shift", 1, "before a barrier: .* reads; .* writes"),
@@ -33,9 +36,11 @@ def kernels() -> Iterator[Interpreted]:
         ("changed", 3, "before a barrier: .* changes; .* reads"),
     ],
 )
-@pytest.mark.fast_cases(4)
-def test_what_races_is_told_and_its_twin_is_not(name: str, grid: int, told: str, kernels: Interpreted) -> None:
+@pytest.mark.fast_cases(3)
+def test_races_are_reported_and_correct_kernels_are_not(
+    name: str, grid: int, message: str, kernels: Interpreted
+) -> None:
     kernels.call("run", name, True, grid)
-    with pytest.raises(RaceError, match=told):
+    with pytest.raises(RaceError, match=message):
         kernels.call("run", name, False, grid)
     kernels.call("run", name, True, grid)

@@ -23,21 +23,21 @@ from nucleate.sampling.backends.numba.row_loading import FLOAT32
 KINDS = ("smooth", "few levels", "equal", "signed zeros", "far apart", "one far above", "holes")
 
 
-def scores(numbers: np.random.Generator, count: int, kind: str) -> np.ndarray:
-    x = numbers.normal(size=count) * 3
+def scores(rng: np.random.Generator, count: int, kind: str) -> np.ndarray:
+    x = rng.normal(size=count) * 3
     match kind:
         case "few levels":
             x = np.round(x)
         case "equal":
             x[:] = x[0]
         case "signed zeros":
-            x = numbers.choice([0.0, -0.0, 1e-40, -1e-40, 1.0], count)
+            x = rng.choice([0.0, -0.0, 1e-40, -1e-40, 1.0], count)
         case "far apart":
-            x = numbers.choice([-1.0, 1.0], count) * 10.0 ** numbers.uniform(-44, 38, count)
+            x = rng.choice([-1.0, 1.0], count) * 10.0 ** rng.uniform(-44, 38, count)
         case "one far above":
-            x[numbers.integers(count)] = 3e38
+            x[rng.integers(count)] = 3e38
         case "holes":
-            x[numbers.random(count) < 0.6] = -np.inf
+            x[rng.random(count) < 0.6] = -np.inf
     return x.astype(np.float32)
 
 
@@ -53,61 +53,61 @@ def candidates(work: Workspace, ids: np.ndarray, x: np.ndarray, weights: np.ndar
     return n
 
 
-def first(x: np.ndarray, weights: np.ndarray, goal: float) -> list[int]:
+def first(x: np.ndarray, weights: np.ndarray, target: float) -> list[int]:
     """Reference implementation: the shortest prefix whose weights reach a target, ids ascending."""
     order = np.argsort(-x, kind="stable")
-    reaching = np.flatnonzero(np.cumsum(weights[order]) >= goal)
+    reaching = np.flatnonzero(np.cumsum(weights[order]) >= target)
     return sorted(order[: reaching[0] + 1 if len(reaching) else None].tolist())
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.slow
-def test_the_first_ones_by_number_and_by_weight(kind: str) -> None:
-    numbers, work = np.random.default_rng(KINDS.index(kind)), space(4000)
+def test_the_first_tokens_by_count_and_by_weight(kind: str) -> None:
+    rng, work = np.random.default_rng(KINDS.index(kind)), space(4000)
     for _ in range(300):
-        size, count = 4000, int(numbers.choice([1, 2, 3, 30, 64, 65, 500]))
-        x = scores(numbers, size, kind)
-        ids = np.sort(numbers.choice(np.flatnonzero(x > -np.inf), min(count, (x > -np.inf).sum()), replace=False))
+        size, count = 4000, int(rng.choice([1, 2, 3, 30, 64, 65, 500]))
+        x = scores(rng, size, kind)
+        ids = np.sort(rng.choice(np.flatnonzero(x > -np.inf), min(count, (x > -np.inf).sum()), replace=False))
         count = len(ids)
-        level = {float(score): numbers.uniform(0.5, 1.5) for score in x[ids]}  # equal scores weigh the same
+        level = {float(score): rng.uniform(0.5, 1.5) for score in x[ids]}  # equal scores have equal weights
         given = np.array([level[float(score)] for score in x[ids]])
         for weights in (np.ones(count), given):
             if weights is given:
-                goal = float(given.sum() * numbers.choice([1e-9, 0.3003, 0.5003, 0.9903, 2.0]))  # no tie of sums
+                target = float(given.sum() * rng.choice([1e-9, 0.3003, 0.5003, 0.9903, 2.0]))  # no tie of sums
             else:
-                goal = float(numbers.integers(1, count + 1))
+                target = float(rng.integers(1, count + 1))
             way = BY_WEIGHT if weights is given else BY_COUNT
-            kept = keep_prefix(candidates(work, ids, x[ids], weights), goal, way, work)
-            expected = first(x[ids], weights, goal)
-            assert work.ids[:kept].tolist() == ids[expected].tolist()
-            assert work.weights[:kept].tolist() == weights[expected].tolist()
-            assert work.scores[:kept].tolist() == x[ids][expected].tolist()
+            selected = keep_prefix(candidates(work, ids, x[ids], weights), target, way, work)
+            expected = first(x[ids], weights, target)
+            assert work.ids[:selected].tolist() == ids[expected].tolist()
+            assert work.weights[:selected].tolist() == weights[expected].tolist()
+            assert work.scores[:selected].tolist() == x[ids][expected].tolist()
 
 
-def test_weights_of_nothing_do_no_harm() -> None:
+def test_zero_weights_are_harmless() -> None:
     work, x, ids = space(3), np.array([1.0, 3.0, 2.0], np.float32), np.arange(3)
     assert keep_prefix(candidates(work, ids, x, np.zeros(3)), 0.0, BY_WEIGHT, work) in (1, 2, 3)
     n = candidates(work, ids, x, np.array([1.0, 0.0, 0.0]))
-    assert keep_prefix(n, 1.1, BY_WEIGHT, work) == 3  # rounding may have made the goal larger than all of them
+    assert keep_prefix(n, 1.1, BY_WEIGHT, work) == 3  # rounding may have made the target larger than all of them
 
 
-def test_tokens_before_which_the_goal_may_be_reached_are_doubtful() -> None:
+def test_tokens_at_which_the_target_may_be_reached_are_uncertain() -> None:
     work, x, weights = space(256), np.array([2.0, 5.0, 2.0, 4.0], np.float32), np.array([0.1, 0.5, 0.1, 0.3])
-    for goal, doubtful in ((0.95, []), (0.85, [2]), (0.75, [0, 2]), (0.3, [0, 2, 3])):
+    for target, doubtful in ((0.95, []), (0.85, [2]), (0.75, [0, 2]), (0.3, [0, 2, 3])):
         n = candidates(work, np.arange(4), x, weights)
-        assert mark_uncertain(n, 1.0, goal, work)
+        assert mark_uncertain(n, 1.0, target, work)
         assert np.flatnonzero(work.weights[:n] < 0).tolist() == doubtful
     n = candidates(work, np.arange(100), np.zeros(100), np.full(100, 0.01))
     assert not mark_uncertain(n, 1.0, 0.1, work)  # more than are listed
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.fast_cases(3)
-def test_a_number_that_at_least_k_reach_and_few_more(kind: str) -> None:
-    numbers = np.random.default_rng(10 + KINDS.index(kind))
+@pytest.mark.fast_cases(2)
+def test_a_bound_that_at_least_k_scores_reach_and_few_more(kind: str) -> None:
+    rng = np.random.default_rng(10 + KINDS.index(kind))
     for _ in range(300):
-        count = int(numbers.choice([1, 2, 7, 125, 501, 1000]))
-        values, k = scores(numbers, count, kind), int(numbers.integers(1, count + 1))
+        count = int(rng.choice([1, 2, 7, 125, 501, 1000]))
+        values, k = scores(rng, count, kind), int(rng.integers(1, count + 1))
         cut = kth_value_bound(values, k)
         lowest = float(np.sort(values)[-k])
         assert cut <= lowest
@@ -116,10 +116,10 @@ def test_a_number_that_at_least_k_reach_and_few_more(kind: str) -> None:
 
 @pytest.mark.slow  # compiles for many seconds
 @pytest.mark.parametrize("size", [1, 63, 256, 300, 5000])
-def test_what_is_at_or_above_a_cut_is_found_in_its_order(size: int) -> None:
-    numbers, work = np.random.default_rng(size), space(size)
+def test_scores_at_or_above_a_threshold_are_found_in_order(size: int) -> None:
+    rng, work = np.random.default_rng(size), space(size)
     for kind in KINDS * 4:
-        x = scores(numbers, size, kind)
+        x = scores(rng, size, kind)
         load_row(x.ctypes.data, FLOAT32, size, 0, 0, 0, work)
         for cut in (np.float32(x.max()), np.sort(x)[-min(size, 9)], np.median(x), np.finfo(np.float32).min):
             cut = max(np.float32(cut), np.finfo(np.float32).min)
@@ -130,12 +130,12 @@ def test_what_is_at_or_above_a_cut_is_found_in_its_order(size: int) -> None:
 
 @pytest.mark.slow  # compiles for most of a minute
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_large_k_leaves_the_first_k(kind: str) -> None:
-    numbers = np.random.default_rng(20 + KINDS.index(kind))
+def test_a_large_k_keeps_the_first_k(kind: str) -> None:
+    rng = np.random.default_rng(20 + KINDS.index(kind))
     for size in (700, 5000, 32_000):
         for k in (63, 200, 1000, 4500):
-            x = scores(numbers, size, kind)
+            x = scores(rng, size, kind)
             if kind == "smooth":
-                x.sort()  # as uneven as can be: where a token is says how likely it is
+                x.sort()  # as uneven as possible: the position determines the probability
             best = first(x, np.ones(size), float(min(k, size, (x > -np.inf).sum())))
             assert agrees(x, (1.0, 0.0, k, 0.0, 1.0, 0.0, 1.0), best), (size, k)

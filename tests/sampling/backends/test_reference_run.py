@@ -1,4 +1,4 @@
-"""A step of the reference against the naive one: token, logprobs, the states of the stages after it; and the mask."""
+"""A step of the reference against the naive one: token, logprobs, the new states of the stages, and the mask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import naive_sampler as naive
 import numpy as np
 import pytest
 import tiers
-from pipeline_cases import OTHERS, case
+from pipeline_cases import KEYED, OTHERS, case
 
 import nucleate as nc
 from nucleate.sampling.backends import reference
@@ -42,13 +42,13 @@ def past(history):
     return naive.Past(list(history.prompt), list(history.output), history.mask)
 
 
-def same(ours, theirs):
-    """A TokenLogprob and a naive (id, logprob, rank)."""
-    assert ours[::2] == theirs[::2]
-    assert ours.logprob == pytest.approx(theirs[1], rel=LOG_P, abs=LOG_P)
+def same(actual, expected):
+    """Compare a TokenLogprob and a naive (id, logprob, rank)."""
+    assert actual[::2] == expected[::2]
+    assert actual.logprob == pytest.approx(expected[1], rel=LOG_P, abs=LOG_P)
 
 
-def test_token_report_and_states_equal_the_naive_ones():
+def test_token_logprobs_and_states_equal_the_naive_ones():
     fired, tokens = Counter(), 0
     count = tiers.count(1000, 3000)
     for seed in range(10000, 10000 + count):
@@ -63,20 +63,20 @@ def test_token_report_and_states_equal_the_naive_ones():
         result = reference.run(logits, stages, key, at, history)
         assert result.token == naively.token, (seed, stages)
         tokens += 1
-        assert (result.logprobs is None) == (naively.told is None)
-        if naively.told is not None:
-            chosen, top, asked = naively.told
+        assert (result.logprobs is None) == (naively.logprobs is None)
+        if naively.logprobs is not None:
+            chosen, top, requested = naively.logprobs
             same(result.logprobs.chosen, chosen)
-            for ours, theirs in ((result.logprobs.top, top), (result.logprobs.requested, asked)):
-                assert len(ours) == len(theirs)
-                for pair in zip(ours, theirs, strict=True):
+            for actual, expected in ((result.logprobs.top, top), (result.logprobs.requested, requested)):
+                assert len(actual) == len(expected)
+                for pair in zip(actual, expected, strict=True):
                     same(*pair)
             fired["report"] += 1
         for old, new, state in zip(stages, result.stages, naively.states, strict=True):
             if state is None:
                 assert new is old
                 continue
-            attribute = "mu" if old.name == "mirostat" else "mean"
+            attribute = "mean" if old.name == "adaptive_p" else "mu"
             assert getattr(new, attribute) == pytest.approx(state, rel=1e-6, abs=1e-12), (seed, stages)
             assert all(getattr(new, a) == getattr(old, a) for a in old.parameters if a != attribute)
             fired[attribute] += getattr(new, attribute) != getattr(old, attribute)
@@ -84,7 +84,7 @@ def test_token_report_and_states_equal_the_naive_ones():
     assert min(fired[kind] for kind in ("report", "mu", "mean")) > count / 43, fired
 
 
-def test_the_random_cases_make_every_stage_do_something():
+def test_every_stage_has_an_effect_in_the_random_cases():
     fired = Counter()
     for seed in range(3000):
         logits, stages, history, _ = case(seed)
@@ -97,33 +97,33 @@ def test_the_random_cases_make_every_stage_do_something():
     assert {name: fired[name] for name in OTHERS if fired[name] < 15} == {"logprobs": 0}
 
 
-def test_a_pipeline_is_one_coin_of_stream_two():
-    """The coin of XTC is u(seed, step, xtc, 0), and nothing else of the step changes whether it is looked at."""
+def test_a_pipeline_makes_one_random_decision_from_stream_2():
+    """The random decision of XTC is u(seed, step, xtc, 0), and reading it changes nothing else in the step."""
     logits = np.log(np.array([0.5, 0.3, 0.2], np.float32))
-    fell = Counter()
+    outcomes = Counter()
     for step in range(400):
         u = naive.uniform(9, step, 2, 0)
         token = reference.draw(logits, (Xtc(0.4, 0.1), Greedy()), 9, step)
         assert token == (2 if u < 0.4 else 0)
-        fell[token] += 1
-    assert 120 < fell[2] < 200
+        outcomes[token] += 1
+    assert 120 < outcomes[2] < 200
 
 
 @pytest.mark.parametrize("order", list(nc.PRESETS))
 def test_states_follow_a_run_of_many_tokens(order):
-    """Mirostat and adaptive-p over 60 steps, each from the state that the step before left."""
+    """Mirostat and adaptive-p over 60 steps, each from the state of the step before."""
     rng = np.random.default_rng(3)
     stateful = {"mirostat_tau": 2.0, "mirostat_eta": 0.3} if order in ("canonical", "llama.cpp") else {}
     values = {**stateful, "adaptive_p_target": 0.3} if stateful else {"top_k": 5}
-    stages = nc.SamplingParams(order=order, temperature=1.3, seed=5, logprobs=2, **values).pipeline()
+    stages = nc.SamplingParams(order=order, temperature=1.3, seed=5, logprobs=2, **values).build_pipeline()
     naively, output = stages, []
     for at in range(60):
         logits = rng.normal(size=50).astype(np.float32) * 2
-        told = naive.step(logits, naively, 5, at, naive.Past([], output))
+        expected_step = naive.step(logits, naively, 5, at, naive.Past([], output))
         result = reference.run(logits, stages, 5, at, History([], output))
-        assert result.token == told.token
+        assert result.token == expected_step.token
         changes = {"mirostat": "mu", "adaptive_p": "mean"}
-        for new, state in zip(result.stages, told.states, strict=True):
+        for new, state in zip(result.stages, expected_step.states, strict=True):
             assert state is None or getattr(new, changes[new.name]) == pytest.approx(state, rel=1e-9)
         assert [stage.name for stage in result.stages] == [stage.name for stage in stages]
         stages = naively = result.stages
@@ -131,15 +131,15 @@ def test_states_follow_a_run_of_many_tokens(order):
     assert ("mirostat" in [stage.name for stage in stages]) == bool(stateful)
 
 
-def test_mirostat_learns_the_surprise_among_the_tokens_kept():
+def test_mirostat_measures_the_surprise_among_the_surviving_tokens():
     logits = np.log2(np.array([0.5, 0.25, 0.125, 0.125])) * math.log(2)
     moved = reference.run(logits, (Mirostat(0.5, 0.25), Greedy()), 0, 0).stages[0]
-    assert moved == Mirostat(0.5, 0.25, 1.0 - 0.25 * (0.0 - 0.5))  # only the token of 1 bit is in: no surprise
+    assert moved == Mirostat(0.5, 0.25, 1.0 - 0.25 * (0.0 - 0.5))  # only the token of bit 1 survives: zero surprise
     moved = reference.run(logits, (Mirostat(1.25, 0.25), Greedy()), 0, 0).stages[0]
     assert moved.mu == pytest.approx(2.5 - 0.25 * (math.log2(1.5) - 1.25))
 
 
-def test_adaptive_p_learns_the_chance_before_it():
+def test_adaptive_p_uses_the_probability_before_it():
     logits = np.log(np.array([0.6, 0.3, 0.1], np.float32))
     stage = AdaptiveP(0.3, 0.5)
     result = reference.run(logits, (stage, Greedy()), 0, 0)
@@ -149,53 +149,53 @@ def test_adaptive_p_learns_the_chance_before_it():
 
 
 @pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 65, 1000])
-def test_a_mask_lets_through_exactly_its_bits(size):
+def test_a_mask_allows_exactly_its_bits(size):
     rng = np.random.default_rng(size)
     for _ in range(20):
         bits = rng.random(size) < 0.3
         bits[rng.integers(size)] = True
-        padded = np.ones(-(-size // 32) * 32, bool)  # what is beyond the vocabulary says nothing
+        padded = np.ones(-(-size // 32) * 32, bool)  # bits beyond the vocabulary are ignored
         padded[:size] = bits
         packed = np.packbits(padded, bitorder="little").view("<i4")
-        kept = reference.survivors(rng.normal(size=size), (Mask(), Gumbel(0)), History(mask=packed))
-        assert sorted(kept.ids_N.tolist()) == np.flatnonzero(bits).tolist()
+        surviving_ids = reference.survivors(rng.normal(size=size), (Mask(), Gumbel(0)), History(mask=packed))
+        assert sorted(surviving_ids.ids_N.tolist()) == np.flatnonzero(bits).tolist()
     with pytest.raises(reference.RowError, match="every token is at -inf after mask"):
         reference.survivors(np.zeros(size), (Mask(), Gumbel(0)), History(mask=np.zeros_like(packed)))
 
 
-def kept(p, *stages, **said):
+def surviving_ids(p, *stages, **history_fields):
     logits = np.log(np.array(p, np.float64))
-    return sorted(reference.survivors(logits, (*stages, Gumbel(0)), History(**said), 0.0).ids_N.tolist())
+    return sorted(reference.survivors(logits, (*stages, Gumbel(0)), History(**history_fields), 0.0).ids_N.tolist())
 
 
-def test_borders_of_the_new_cuts():
-    """Round numbers sit on the borders; the slack of 1e-6 decides, as decision 3 says."""
-    assert kept([0.25] * 4, Typical(0.5)) == [0, 1]
-    assert kept([0.5, 0.5], TopH(0.5)) == [0]
-    assert kept([0.25] * 4, TopH(0.75)) == [0, 1, 2]
-    assert kept([0.4, 0.3, 0.2, 0.1], Xtc(1.0, 0.2)) == [2, 3]
-    assert kept([0.4, 0.3, 0.2, 0.1], Xtc(1.0, 0.2, (0,))) == [0, 2, 3]
-    assert kept([0.4, 0.3, 0.2, 0.1], Xtc(1.0, 0.0)) == [3]
-    assert kept([0.4, 0.3, 0.2, 0.1], Xtc(1.0, 0.45)) == [0, 1, 2, 3]
-    assert kept([0.4, 0.3, 0.3], TopK(2, with_ties=True)) == [0, 1, 2]
-    assert kept([0.4, 0.3, 0.3], TopK(1, with_ties=True)) == [0]
-    assert kept([0.5, 0.2, 0.2, 0.1], TopK(2), TopP(0.7, of_full_mass=True)) == [0, 1]
-    assert kept([0.5, 0.2, 0.2, 0.1], TopK(2), TopP(0.7)) == [0]
-    assert kept([0.5, 0.2, 0.2, 0.1], TopK(2), TopP(0.99, of_full_mass=True)) == [0, 1]
-    # a scale begins anew: the whole is what it left
-    assert kept([0.5, 0.2, 0.2, 0.1], TopK(2), Temperature(0.9999999), TopP(0.7, of_full_mass=True)) == [0]
+def test_threshold_values_of_truncations():
+    """Round numbers are at the thresholds; the tolerance of 1e-6 decides (decision 3)."""
+    assert surviving_ids([0.25] * 4, Typical(0.5)) == [0, 1]
+    assert surviving_ids([0.5, 0.5], TopH(0.5)) == [0]
+    assert surviving_ids([0.25] * 4, TopH(0.75)) == [0, 1, 2]
+    assert surviving_ids([0.4, 0.3, 0.2, 0.1], Xtc(1.0, 0.2)) == [2, 3]
+    assert surviving_ids([0.4, 0.3, 0.2, 0.1], Xtc(1.0, 0.2, (0,))) == [0, 2, 3]
+    assert surviving_ids([0.4, 0.3, 0.2, 0.1], Xtc(1.0, 0.0)) == [3]
+    assert surviving_ids([0.4, 0.3, 0.2, 0.1], Xtc(1.0, 0.45)) == [0, 1, 2, 3]
+    assert surviving_ids([0.4, 0.3, 0.3], TopK(2, with_ties=True)) == [0, 1, 2]
+    assert surviving_ids([0.4, 0.3, 0.3], TopK(1, with_ties=True)) == [0]
+    assert surviving_ids([0.5, 0.2, 0.2, 0.1], TopK(2), TopP(0.7, of_full_mass=True)) == [0, 1]
+    assert surviving_ids([0.5, 0.2, 0.2, 0.1], TopK(2), TopP(0.7)) == [0]
+    assert surviving_ids([0.5, 0.2, 0.2, 0.1], TopK(2), TopP(0.99, of_full_mass=True)) == [0, 1]
+    # a scale restarts the total mass at the surviving tokens
+    assert surviving_ids([0.5, 0.2, 0.2, 0.1], TopK(2), Temperature(0.9999999), TopP(0.7, of_full_mass=True)) == [0]
 
 
 def penalised(stage, prompt, output):
-    """How far the stage takes each score down, by token."""
+    """The reduction of each score by the stage, by token."""
     x = np.linspace(0, -1, 8)
-    left = reference.survivors(x, (stage, Gumbel(0)), History(prompt, output))
-    after = dict(zip(left.ids_N.tolist(), left.x_N.tolist(), strict=True))
-    gone = {token: float(np.float32(x[token])) - after.get(token, -math.inf) for token in range(8)}
-    return {token: pytest.approx(by, rel=1e-6) for token, by in gone.items() if by}
+    survivors = reference.survivors(x, (stage, Gumbel(0)), History(prompt, output))
+    after = dict(zip(survivors.ids_N.tolist(), survivors.x_N.tolist(), strict=True))
+    reductions = {token: float(np.float32(x[token])) - after.get(token, -math.inf) for token in range(8)}
+    return {token: pytest.approx(by, rel=1e-6) for token, by in reductions.items() if by}
 
 
-def test_histories_worked_by_hand():
+def test_histories_computed_by_hand():
     repeat = [1, 2, 3, 1, 2]
     assert penalised(Dry(1.0, 2.0, 2), repeat, []) == penalised(Dry(1.0, 2.0, 2), repeat[:3], repeat[3:]) == {3: 1.0}
     assert penalised(Dry(0.5, 2.0, 1), repeat, []) == {3: 1.0}
@@ -207,10 +207,10 @@ def test_histories_worked_by_hand():
     assert penalised(Dry(1.0, 2.0, 1, ((2,),)), repeat, []) == {}
     assert penalised(Dry(1.0, 2.0, 2, None, 4), repeat, []) == {}  # the window has 2 3 1 2
     assert penalised(Dry(1.0, 2.0, 1, None, 4), repeat, []) == {3: 1.0}
-    # a breaker ends where it ends, also where it begins before the window
+    # a breaker ends at its last token, also if it starts before the window
     assert penalised(Dry(1.0, 2.0, 1, ((6, 4, 4, 4),), 2), [6, 4, 4], []) == {}
     assert penalised(Dry(1.0, 2.0, 1, ((6, 4, 4),), 3), [6, 4, 4, 4], []) == {4: 1.0}
-    assert penalised(Dry(1.0, 2.0, 1), [4] * 6, []) == {4: 16.0}  # five tokens occurred before, one place earlier
+    assert penalised(Dry(1.0, 2.0, 1), [4] * 6, []) == {4: 16.0}  # five tokens occurred before, one position earlier
     longest = penalised(Dry(1.0, 2.0, 1), [1, 2, 5, 2, 6, 1, 2], [])
     assert longest == {5: 2.0, 6: 1.0}
     assert penalised(NoRepeatNgram(1), [3], [5]) == {3: math.inf, 5: math.inf}
@@ -233,7 +233,7 @@ def test_the_penalty_of_dry_stays_finite(multiplier):
         assert by.expected >= min(multiplier, math.exp(87)) * (1 - 1e-9)
 
 
-def test_dynamic_temperature_at_its_ends():
+def test_dynamic_temperature_at_its_limits():
     sure, unsure = np.array([0, -1e4, -1e4]), np.zeros(3)
     for low, high, exponent in ((0.5, 2.0, 1.0), (0.5, 2.0, 4.0)):
         stage = DynamicTemperature(low, high, exponent)
@@ -243,16 +243,16 @@ def test_dynamic_temperature_at_its_ends():
     assert reference.survivors(unsure, (DynamicTemperature(0.0, 0.0),)).ids_N.tolist() == [0]
 
 
-def test_logprobs_of_huge_equal_scores_are_those_of_equal_chances():
-    """Scores so large that a logarithm added to them is lost."""
+def test_logprobs_of_huge_equal_scores_are_uniform():
+    """Scores so large that adding a logarithm has no effect."""
     tap = reference.run(np.full(4, 1e30), (Logprobs(2, (3,)), Greedy()), 0, 0).logprobs
     assert tap.chosen == (0, pytest.approx(-math.log(4)), 1)
     assert [tuple(one) for one in tap.top] == [(i, pytest.approx(-math.log(4)), i + 1) for i in range(2)]
     assert tap.requested == ((3, pytest.approx(-math.log(4)), 4),)
 
 
-@pytest.mark.parametrize("name", [name for name in OTHERS if STAGES[name]().neutral])
-def test_a_neutral_stage_is_a_bystander(name):
+@pytest.mark.parametrize("name", [name for name in OTHERS if name not in KEYED and STAGES[name]().neutral])
+def test_a_neutral_stage_has_no_effect(name):
     logits = np.array([3, 1, 2, 2], np.float32)
     result = reference.run(logits, (STAGES[name](), Gumbel(4)), 4, 1, History([1, 1, 1], [1, 1]))
     assert result == reference.run(logits, (Gumbel(4),), 4, 1)._replace(stages=result.stages)

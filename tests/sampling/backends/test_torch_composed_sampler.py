@@ -1,4 +1,4 @@
-"""Sampler on a device with rows of any structure side by side: token for token the story of the CPU's."""
+"""Sampler on a device with rows of any pipeline signature: token for token the outputs of the CPU."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ torch = pytest.importorskip("torch", reason="rows on a device are tensors")
 SIZES = (1, 2, 33, 255, 256, 257, 300)
 
 
-def told(seed: int, got: Any, size: int, steps: int, kinds: int = 4) -> None:
+def assert_equals_cpu(seed: int, got: Any, size: int, steps: int, kinds: int = 4) -> None:
     expected = staged.mixed("reference", seed, size, steps, kinds)
     assert len(got) == len(expected)
     for step, (one, other) in enumerate(zip(got, expected, strict=True)):
         if isinstance(one, tuple) and any(why == TOO_LARGE for _, why in one[1]):
-            return  # the CPU draws from it in float64, and goes on: see docs/cuda.md
+            return  # the CPU samples in float64, and continues: see docs/cuda.md
         assert staged.near(one, other, 1e-8), (seed, step, one, other)
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_rows_of_many_structures_are_those_of_the_cpu(size: int) -> None:
+def test_rows_of_many_signatures_equal_the_cpu(size: int) -> None:
     for seed in range(100 * size, 100 * size + tiers.count(1, 4)):
-        told(seed, staged.mixed("torch", seed, size, 4), size, 4)
+        assert_equals_cpu(seed, staged.mixed("torch", seed, size, 4), size, 4)
 
 
 @pytest.mark.exhaustive
-def test_very_many_rows_of_many_structures() -> None:
+def test_very_many_rows_of_many_signatures() -> None:
     for seed in range(10_000, 11_000):
         size = SIZES[seed % len(SIZES)]
-        told(seed, staged.mixed("torch", seed, size, 4), size, 4)
+        assert_equals_cpu(seed, staged.mixed("torch", seed, size, 4), size, 4)
 
 
-def test_rows_of_many_structures_beside_kernels() -> None:
-    """With noise that a kernel makes."""
+def test_rows_of_many_signatures_with_kernels() -> None:
+    """With noise computed by a kernel."""
     pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")
     kernels = interpreted.Interpreted(str(Path(staged.__file__)))
     for seed, size in ((5, 257), (6, 33)):
-        told(seed, kernels.call("mixed", "triton", seed, size, 2, 3), size, 2, 3)
+        assert_equals_cpu(seed, kernels.call("mixed", "triton", seed, size, 2, 3), size, 2, 3)
     kernels.close()
 
 
@@ -82,41 +82,41 @@ def test_every_preset_order_runs_on_the_device() -> None:
         for one in (sampler, other):
             one.add(params, [1, 2, 3])
     assert all(row in sampler._device for row in sampler.rows)
-    numbers = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for _ in range(12):
-        x_RV = (numbers.normal(size=(5, 400)) * 2).astype(np.float32)
+        x_RV = (rng.normal(size=(5, 400)) * 2).astype(np.float32)
         got, expected = sampler(torch.from_numpy(x_RV)), other(x_RV)
         assert got.token_ids.tolist() == expected.token_ids.tolist()
 
 
-def test_states_live_on_the_device_until_somebody_asks() -> None:
+def test_states_stay_on_the_device_until_they_are_read() -> None:
     stages = (Mirostat(3.0), AdaptiveP(0.2), Logprobs(2), Gumbel(7))
     sampler, other = nc.Sampler(60, "torch"), nc.Sampler(60, "reference")
     rows = [one.add(stages, seed=5) for one in (sampler, other)]
     assert rows == [0, 0]
-    numbers = np.random.default_rng(1)
+    rng = np.random.default_rng(1)
     for step in range(30):
-        x_RV = (numbers.normal(size=(1, 60)) * 3).astype(np.float32)
+        x_RV = (rng.normal(size=(1, 60)) * 3).astype(np.float32)
         if step == 9:
-            x_RV[0, 5] = np.nan  # a row without a token stays as it is
+            x_RV[0, 5] = np.nan  # a row without a token does not change
         if step % 7 == 3:
             tokens = [int(np.argmax(one.distributions(0, torch.from_numpy(x_RV))[0])) for one in (sampler, other)]
             given = [one.accept(0, tokens[1], x_RV[0]) for one in (sampler, other)]
-            assert staged.near(staged.told([given[0]]), staged.told([given[1]]))
+            assert staged.near(staged.logprobs_as_lists([given[0]]), staged.logprobs_as_lists([given[1]]))
         elif step % 7 == 5:
             for one in (sampler, other):
                 one.accept(0, step)
         else:
             got, expected = sampler(torch.from_numpy(x_RV)), other(x_RV)
             assert got.token_ids.tolist() == expected.token_ids.tolist()
-            assert staged.near(staged.told(got.logprobs), staged.told(expected.logprobs))
+            assert staged.near(staged.logprobs_as_lists(got.logprobs), staged.logprobs_as_lists(expected.logprobs))
             assert dict(got.errors) == dict(expected.errors)
         if step % 4 == 0:
             assert staged.near(staged.parameters(sampler.stages(0)), staged.parameters(other.stages(0)))
     assert sampler.output_ids(0) == other.output_ids(0)
 
 
-def test_a_state_that_would_be_no_number_is_an_error_of_its_row() -> None:
+def test_a_nan_state_is_an_error_of_its_row() -> None:
     stages = (Mirostat(1e308, 1e308), Gumbel(1))
     out = []
     for backend in ("torch", "reference"):
@@ -128,8 +128,8 @@ def test_a_state_that_would_be_no_number_is_an_error_of_its_row() -> None:
     assert out[0][0] == [-1]
 
 
-def test_a_mask_comes_after_logprobs_that_come_first_and_before_others() -> None:
-    """As ``with_mask`` places it."""
+def test_a_mask_follows_leading_logprobs_and_precedes_the_rest() -> None:
+    """The position that ``with_mask`` chooses."""
     ways = (
         (LogitBias({1: 2.0}), Logprobs(3, (1, 2)), Gumbel(1)),
         (LogitBias({1: 2.0}), Mask(), Logprobs(3), Gumbel(1)),
@@ -146,10 +146,10 @@ def test_a_mask_comes_after_logprobs_that_come_first_and_before_others() -> None
     for mask in (None, np.full((5, 2), 0x0F0F0F0F, np.int32)):
         got, expected = sampler(x_RV, mask=mask), other(x_RV, mask=mask)
         assert got.token_ids.tolist() == expected.token_ids.tolist()
-        assert staged.near(staged.told(got.logprobs), staged.told(expected.logprobs))
+        assert staged.near(staged.logprobs_as_lists(got.logprobs), staged.logprobs_as_lists(expected.logprobs))
 
 
-def test_a_loop_draws_rows_of_any_structure_and_states_stay_where_rows_end() -> None:
+def test_a_loop_samples_rows_of_any_signature_and_states_stop_where_rows_end() -> None:
     table_VV = torch.from_numpy(np.random.default_rng(5).normal(size=(40, 40)).astype(np.float32) * 2)
     ways = ((Mirostat(2.0), Gumbel(1)), (Typical(0.8), Temperature(0.7), Gumbel(2)), (TopK(5), Gumbel(3)))
     sampler, other = nc.Sampler(40, "torch"), nc.Sampler(40, "reference")
@@ -157,11 +157,11 @@ def test_a_loop_draws_rows_of_any_structure_and_states_stay_where_rows_end() -> 
         sampler.add(stages)
         other.add(stages)
     loop = sampler.loop(lambda tokens_R, active_R: table_VV[tokens_R], [7, 8, 9], steps=6, stop_ids=range(3))
-    drawn = torch.cat([loop(), loop(), loop()], 1).tolist()
+    sampled = torch.cat([loop(), loop(), loop()], 1).tolist()
     for row, first in enumerate((7, 8, 9)):
-        last, said = first, []
-        while len(said) < 18 and not (said and said[-1] < 3):
+        last, output = first, []
+        while len(output) < 18 and not (output and output[-1] < 3):
             last = int(other(table_VV[last][None], [row]).token_ids[0])
-            said.append(last)
-        assert drawn[row] == [*said, *[-1] * (18 - len(said))]
+            output.append(last)
+        assert sampled[row] == [*output, *[-1] * (18 - len(output))]
         assert staged.near(staged.parameters(sampler.stages(row)), staged.parameters(other.stages(row)))

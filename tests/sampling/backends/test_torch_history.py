@@ -1,4 +1,4 @@
-"""Lists that depend on the order of what was said, worked out on a device: those of ``Shift.listing``, step by step."""
+"""Lists that depend on the order of the history, computed on a device: equal to ``Shift.listing``, step by step."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from nucleate.sampling.dispatch.device_row import DeviceRowSpec  # noqa: E402
 SIZE = 6
 HERE = torch.device("cpu")
 TOKENS = st.integers(0, SIZE - 1)
-FEW = st.integers(0, 1)  # then much is repeated
-SAID = st.one_of(st.lists(TOKENS, max_size=14), st.lists(FEW, max_size=14))
+FEW = st.integers(0, 1)  # then there are many repeats
+TOKEN_LISTS = st.one_of(st.lists(TOKENS, max_size=14), st.lists(FEW, max_size=14))
 WORD = st.lists(TOKENS, min_size=1, max_size=4).map(tuple)
 STAGE = st.one_of(
     st.builds(
@@ -61,51 +61,57 @@ STAGE = st.one_of(
 )
 
 
-def rows_of(pipelines: list[tuple[Shift, ...]], said: list[tuple[list[int], list[int]]], ring: int) -> BatchState:
-    """Rows on a device, which keep so many of their last tokens at first."""
-    held = BatchState(SIZE, HERE, "torch", lambda row, tokens: None)
-    held._slots = Slots(HERE, torch.float64, ring)
-    for number, (shifts, (prompt, output)) in enumerate(zip(pipelines, said, strict=True)):
+def rows_of(pipelines: list[tuple[Shift, ...]], histories: list[tuple[list[int], list[int]]], ring: int) -> BatchState:
+    """Rows on a device, with an initial ring size."""
+    device_rows = BatchState(SIZE, HERE, "torch", lambda row, tokens: None)
+    device_rows._slots = Slots(HERE, torch.float64, ring)
+    for number, (shifts, (prompt, output)) in enumerate(zip(pipelines, histories, strict=True)):
         row = shifts_spec(shifts)
         assert isinstance(row, DeviceRowSpec), row
-        held.add(number, row, 1, prompt, output)
-    return held
+        device_rows.add(number, row, 1, prompt, output)
+    return device_rows
 
 
 @settings(max_examples=tiers.count(15, 60))
 @given(
-    rows=st.lists(st.tuples(STAGE, SAID, SAID), min_size=1, max_size=4),
-    news=st.lists(st.lists(st.one_of(FEW, st.integers(-1, SIZE - 1)), min_size=4, max_size=4), max_size=12),
+    rows=st.lists(st.tuples(STAGE, TOKEN_LISTS, TOKEN_LISTS), min_size=1, max_size=4),
+    new_tokens=st.lists(st.lists(st.one_of(FEW, st.integers(-1, SIZE - 1)), min_size=4, max_size=4), max_size=12),
     ring=st.sampled_from([1, 2, 8, 64]),
 )
-@example(rows=[(Dry(0.8, 1.75, 1, None, 5), [0] * 7, [])], news=[[0] * 4] * 3, ring=2)
+@example(rows=[(Dry(0.8, 1.75, 1, None, 5), [0] * 7, [])], new_tokens=[[0] * 4] * 3, ring=2)
 @example(
-    rows=[(Dry(0.8, 1.75, 1, ((1,), (0, 2)), -1), [0, 1] * 4, [])], news=[[0] * 4, [2] * 4, [0] * 4, [2] * 4], ring=2
+    rows=[(Dry(0.8, 1.75, 1, ((1,), (0, 2)), -1), [0, 1] * 4, [])],
+    new_tokens=[[0] * 4, [2] * 4, [0] * 4, [2] * 4],
+    ring=2,
 )
 @example(
-    rows=[(BadWords(((9, 1), (1, 0))), [], []), (Dry(0.8, 1.75, 1, ((SIZE + 3, 0),)), [0, 0], [])], news=[], ring=8
+    rows=[(BadWords(((9, 1), (1, 0))), [], []), (Dry(0.8, 1.75, 1, ((SIZE + 3, 0),)), [0, 0], [])],
+    new_tokens=[],
+    ring=8,
 )
-def test_lists_are_those_of_the_stages(rows: Any, news: Any, ring: int) -> None:
-    """What they add to scores of 0: a row of one Shift at a time."""
-    said = [(list(prompt), list(output)) for _, prompt, output in rows]
-    held = rows_of([(stage,) for stage, *_ in rows], [([*prompt], [*output]) for prompt, output in said], ring)
-    for tokens in [None, *news]:
-        part = held.view(range(len(rows)))
+def test_device_lists_equal_the_listings_of_the_stages(rows: Any, new_tokens: Any, ring: int) -> None:
+    """The additions to scores of 0: rows with one Shift at a time."""
+    histories = [(list(prompt), list(output)) for _, prompt, output in rows]
+    device_rows = rows_of(
+        [(stage,) for stage, *_ in rows], [([*prompt], [*output]) for prompt, output in histories], ring
+    )
+    for tokens in [None, *new_tokens]:
+        part = device_rows.view(range(len(rows)))
         if tokens is not None:
             tokens_R = torch.tensor(tokens[: len(rows)])
-            held.reserve(part, 1)
-            held._slots.push(part.slots_R, tokens_R)
-            held._update_repeats(part.groups[0], tokens_R)
-            for (_, output), token in zip(said, tokens_R.tolist(), strict=True):
+            device_rows.reserve(part, 1)
+            device_rows._slots.push(part.slots_R, tokens_R)
+            device_rows._update_repeats(part.groups[0], tokens_R)
+            for (_, output), token in zip(histories, tokens_R.tolist(), strict=True):
                 output.extend([token] * (token >= 0))
-        added_RV = held._apply_shifts(part.groups[0], torch.zeros(len(rows), SIZE, dtype=torch.float64)).tolist()
-        for added_V, (stage, *_), (prompt, output) in zip(added_RV, rows, said, strict=True):
+        added_RV = device_rows._apply_shifts(part.groups[0], torch.zeros(len(rows), SIZE, dtype=torch.float64)).tolist()
+        for added_V, (stage, *_), (prompt, output) in zip(added_RV, rows, histories, strict=True):
             expected = {token: x for token, x in stage.listing(History(prompt, output)).items() if token < SIZE}
             assert {token: x for token, x in enumerate(added_V) if x} == pytest.approx(expected, rel=1e-11)
 
 
 class Squeeze(Shift):
-    """A rule of one's own: scores of what was said go towards 0, the more so the more often."""
+    """A custom rule: scores of seen tokens move towards 0, the more the more often they occurred."""
 
     rank = 25
     touches = "seen"
@@ -123,7 +129,7 @@ class Squeeze(Shift):
 
 
 class Pull(Shift):
-    """A list of one's own, with a rule of its own."""
+    """A custom list with a custom rule."""
 
     rank = 26
     touches = "listed"
@@ -153,65 +159,68 @@ SHIFT = st.one_of(
 
 
 def scores(x_V: Any, stages: tuple[Shift, ...], history: History) -> Any:
-    """What the reference makes of scores, -inf where a token is out; NaN of all if that is an error."""
+    """The reference's scores, -inf where a token is masked; all NaN for an error."""
     try:
-        kept = reference.survivors(x_V, stages, history)
+        survivors = reference.survivors(x_V, stages, history)
     except reference.RowError:
         return np.full(SIZE, np.nan)
     y_V = np.full(SIZE, -np.inf)
-    y_V[kept.ids_N] = kept.x_N
+    y_V[survivors.ids_N] = survivors.x_N
     return y_V
 
 
 @settings(max_examples=tiers.count(15, 60))
 @given(
-    rows=st.lists(st.tuples(st.lists(SHIFT, min_size=1, max_size=4), SAID, SAID), min_size=1, max_size=3),
+    rows=st.lists(st.tuples(st.lists(SHIFT, min_size=1, max_size=4), TOKEN_LISTS, TOKEN_LISTS), min_size=1, max_size=3),
     seed=st.integers(0, 2**32),
 )
-def test_shifts_in_any_order_do_what_the_reference_does(rows: Any, seed: int) -> None:
-    numbers, kept, said = np.random.default_rng(seed), [], []
+def test_shifts_in_any_order_equal_the_reference(rows: Any, seed: int) -> None:
+    rng, supported, histories = np.random.default_rng(seed), [], []
     for shifts, prompt, output in rows:
         stages = tuple(shift for shift in shifts if not shift.neutral)
         row = shifts_spec(stages)
         if isinstance(row, str):
             assert "second of its kind" in row
             continue
-        kept.append(stages)
-        said.append((prompt, list(output)))
-    held = rows_of(kept, [(prompt, [*output]) for prompt, output in said], 2)  # it grows as it must
-    for _ in range(4 * bool(said)):
-        part = held.view(range(len(said)))
-        held.reserve(part, 1)
-        x_RV = numbers.normal(size=(len(said), SIZE)).astype(np.float32) * 3
-        x_RV[numbers.random(x_RV.shape) < 0.1] = -np.inf
+        supported.append(stages)
+        histories.append((prompt, list(output)))
+    # the ring grows as needed
+    device_rows = rows_of(supported, [(prompt, [*output]) for prompt, output in histories], 2)
+    for _ in range(4 * bool(histories)):
+        part = device_rows.view(range(len(histories)))
+        device_rows.reserve(part, 1)
+        x_RV = rng.normal(size=(len(histories), SIZE)).astype(np.float32) * 3
+        x_RV[rng.random(x_RV.shape) < 0.1] = -np.inf
         x_RV[:, 0] = 1.0
-        fixed = RowConstants(SIZE, len(said), torch.float64, HERE)
-        y_RV = held._apply_shifts(part.groups[0], batch_sampling.to_scores(torch.from_numpy(x_RV), fixed.zero_1))
+        fixed = RowConstants(SIZE, len(histories), torch.float64, HERE)
+        y_RV = device_rows._apply_shifts(part.groups[0], batch_sampling.to_scores(torch.from_numpy(x_RV), fixed.zero_1))
         y_RV = batch_sampling.apply_mask(fixed, y_RV, part.groups[0].allowed_RW)
-        odd_R = ~(y_RV.amax(1).abs() < torch.inf)
-        for place, (stages, (prompt, output)) in enumerate(zip(kept, said, strict=True)):
-            expected = scores(x_RV[place], stages, History(prompt, output))
-            assert bool(odd_R[place]) == bool(np.isnan(expected).all())
-            if not odd_R[place]:
-                np.testing.assert_allclose(y_RV[place].numpy(), expected, rtol=1e-12, atol=1e-12)
-        tokens_R = torch.from_numpy(numbers.integers(0, SIZE, len(said)))
-        held._slots.push(part.slots_R, tokens_R)
-        held._update_repeats(part.groups[0], tokens_R)
-        for (_, output), token in zip(said, tokens_R.tolist(), strict=True):
+        invalid_R = ~(y_RV.amax(1).abs() < torch.inf)
+        for index, (stages, (prompt, output)) in enumerate(zip(supported, histories, strict=True)):
+            expected = scores(x_RV[index], stages, History(prompt, output))
+            assert bool(invalid_R[index]) == bool(np.isnan(expected).all())
+            if not invalid_R[index]:
+                np.testing.assert_allclose(y_RV[index].numpy(), expected, rtol=1e-12, atol=1e-12)
+        tokens_R = torch.from_numpy(rng.integers(0, SIZE, len(histories)))
+        device_rows._slots.push(part.slots_R, tokens_R)
+        device_rows._update_repeats(part.groups[0], tokens_R)
+        for (_, output), token in zip(histories, tokens_R.tolist(), strict=True):
             output.append(token)
 
 
 def test_shifts_compile_without_a_graph_break() -> None:
     shifts = Repetition(1.2), Dry(0.8, 1.75, 1), NoRepeatNgram(2), BadWords(((1, 2),)), LogitBias({1: 2.0})
-    held = rows_of([shifts, shifts], [([1, 2, 1], []), ([3], [3])], 8)
-    part, x_RV = held.view([0, 1]), torch.zeros(2, SIZE, dtype=torch.float64)
+    device_rows = rows_of([shifts, shifts], [([1, 2, 1], []), ([3], [3])], 8)
+    part, x_RV = device_rows.view([0, 1]), torch.zeros(2, SIZE, dtype=torch.float64)
     torch._dynamo.reset()
-    compiled = torch.compile(lambda x_RV: held._apply_shifts(part.groups[0], x_RV), fullgraph=True, backend="eager")
-    assert torch.equal(compiled(x_RV), held._apply_shifts(part.groups[0], x_RV))
+    compiled = torch.compile(
+        lambda x_RV: device_rows._apply_shifts(part.groups[0], x_RV), fullgraph=True, backend="eager"
+    )
+    assert torch.equal(compiled(x_RV), device_rows._apply_shifts(part.groups[0], x_RV))
 
 
-def test_a_step_that_looks_back_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On tensors without numbers."""
+def test_a_step_with_a_history_does_not_synchronize(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tensors without data."""
     monkeypatch.setattr(torch_device, "open_device", torch.device)
     monkeypatch.setattr(torch_device, "select_kernels", lambda *given: "torch")
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -227,7 +236,7 @@ def test_a_step_that_looks_back_does_not_wait_for_the_device(monkeypatch: pytest
         assert sampler.loop(lambda tokens_R, active_R: x_RV[:1], [1], steps=3)().shape == (1, 3)
 
 
-def test_a_loop_looks_back_as_steps_do() -> None:
+def test_a_loop_uses_the_history_like_single_steps() -> None:
     table_VV = torch.from_numpy(np.random.default_rng(3).normal(size=(9, 9)).astype(np.float32))
     stages = Repetition(1.1), Dry(0.8, 1.75, 1, ((2,),)), NoRepeatNgram(4), BadWords(((3, 4), (5, 6, 7)))
     looped, stepped = nc.Sampler(9, "torch"), nc.Sampler(9, "reference")
@@ -238,24 +247,24 @@ def test_a_loop_looks_back_as_steps_do() -> None:
         looped.loop(lambda tokens_R, active_R: table_VV[tokens_R], [0, 1, 2], steps=10, stop_ids=[8]),
         [0, 1, 2],
     )
-    drawn = torch.cat([loop() for _ in range(5)], 1).tolist()
-    for row, tokens in enumerate(drawn):
+    sampled = torch.cat([loop() for _ in range(5)], 1).tolist()
+    for row, tokens in enumerate(sampled):
         for token in tokens:
             if token >= 0:
                 assert stepped(table_VV[last[row]][None], [row]).token_ids.tolist() == [token]
                 last[row] = token
-    assert any(-1 in tokens for tokens in drawn)
+    assert any(-1 in tokens for tokens in sampled)
 
 
-def test_rings_grow_with_what_is_said_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that has ended takes no room, however long others go on."""
+def test_rings_grow_only_with_the_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that has ended uses no space, however long others continue."""
     monkeypatch.setattr(on_device, "MIN_RING_SIZE", 16)
     sampler, table_VV = nc.Sampler(50, "torch"), torch.eye(50).roll(1, 1) * 1000
     sampler.add((NoRepeatNgram(60), Gumbel(1)), [2])
     sampler.add((Repetition(1.01, 4), Gumbel(1)), [3])
     loop = sampler.loop(lambda tokens_R, active_R: table_VV[tokens_R], [2, 11], steps=5, stop_ids=[10])
-    said = torch.cat([loop() for _ in range(9)], 1).tolist()
-    assert said[0] == [*range(3, 11), *[-1] * 37]
+    sampled = torch.cat([loop() for _ in range(9)], 1).tolist()
+    assert sampled[0] == [*range(3, 11), *[-1] * 37]
     assert sampler._device._state._slots.ring_size == 16
     for token in range(20):
         sampler.accept(0, token)
@@ -263,15 +272,15 @@ def test_rings_grow_with_what_is_said_and_no_more(monkeypatch: pytest.MonkeyPatc
     assert sampler.output_ids(0) == (*range(3, 11), *range(20))
 
 
-def test_what_the_host_still_runs() -> None:
+def test_stages_that_still_run_on_the_host() -> None:
     class Told(Shift):
-        """A list that depends on what was said."""
+        """A list that depends on the history."""
 
         touches = "listed"
-        told: float = param("how much", default=1.0)
+        amount: float = param("how much", default=1.0)
 
         def apply(self, x: Any, token: TokenInfo) -> Any:
-            return x + self.told * token.listed
+            return x + self.amount * token.listed
 
         def listing(self, history: History) -> Any:
             return {len(history.output): 1.0}
@@ -286,13 +295,13 @@ def test_what_the_host_still_runs() -> None:
             return x - self.elsewhere
 
     class Odd(Shift):
-        """A rule that is no expression."""
+        """A rule that is not an expression."""
 
         touches = "seen"
-        odd: float = param("how much", default=1.0)
+        factor: float = param("how much", default=1.0)
 
         def apply(self, x: Any, token: TokenInfo) -> Any:
-            return np.sort(x) * self.odd
+            return np.sort(x) * self.factor
 
     for shifts, why in (
         ((Told(),), "depends on the history"),
@@ -303,15 +312,15 @@ def test_what_the_host_still_runs() -> None:
         assert why in str(shifts_spec(shifts)), shifts
 
 
-def test_float32_columns_look_back_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For devices that have no float64."""
+def test_float32_columns_use_the_history_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For devices without float64."""
     monkeypatch.setattr(on_device, "float_dtype", lambda device: torch.float32)
     monkeypatch.setattr(on_device, "MIN_RING_SIZE", 16)
-    both, numbers = [nc.Sampler(40, backend) for backend in ("torch", "reference")], np.random.default_rng(0)
+    both, rng = [nc.Sampler(40, backend) for backend in ("torch", "reference")], np.random.default_rng(0)
     for sampler in both:
         sampler.add((Repetition(1.3, 5), Dry(0.9, 1.5, 1), NoRepeatNgram(3), Gumbel(1)), [1, 2, 1, 2])
         sampler.add((Dry(0.9, 1.5, 1), Squeeze(0.3), Frequency(0.4, 9), Repetition(1.3, 5), Gumbel(2)), [1, 2] * 4)
     for _ in range(30):
-        x_RV = numbers.normal(size=(2, 40)).astype(np.float32) * 2
+        x_RV = rng.normal(size=(2, 40)).astype(np.float32) * 2
         x_RV[:, :4] += 3.0
         assert both[0](x_RV).token_ids.tolist() == both[1](x_RV).token_ids.tolist()

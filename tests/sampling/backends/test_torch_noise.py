@@ -1,4 +1,4 @@
-"""The noise as tensor code has the bits of ``core.noise``, also compiled."""
+"""The noise as tensor code has the bits of ``core.noise``, also when compiled."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_float32_is_the_same_number_rounded_and_never_0_or_1() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_the_ends_stay_inside(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Words that come up once in 2**64 numbers."""
+def test_uniform_numbers_stay_inside_the_open_interval(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words that occur once in 2**64 numbers."""
     for word in (0, 2**32 - 1):
         monkeypatch.setattr(tensors, "words", lambda *_, word=word: (torch.tensor([word]), torch.tensor([word])))
         u = float(uniform(bits(0), bits(0), 0, bits(0), dtype))

@@ -1,6 +1,6 @@
-"""How many operations a step of a sampler gives a device, as PyTorch dispatches them: each may be a launch.
+"""The number of operations that a sampler step dispatches to a device, each of which may be a kernel launch.
 
-Views count too. Noise does not, that is the uniform numbers and what Gumbel makes of them.
+Views count too. The noise (uniform and Gumbel numbers) does not count.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiers
 
 import nucleate as nc
 from nucleate.sampling.dispatch import signature
-from nucleate.sampling.stage import Draw, Shift, Tap
+from nucleate.sampling.stage import Combine, Draw, Shift, Tap, Transform
 from nucleate.sampling.stages import STAGES, Gumbel, MinP, Temperature, TopK, TopNSigma, TopP
 
 torch = pytest.importorskip("torch", reason="tensor code needs torch")
@@ -25,17 +26,20 @@ from nucleate.sampling.backends.torch import batch_sampling, token_draw  # noqa:
 
 SIZE = 300
 CHAIN, OTHERS = 60, 120
-"""The most operations of a step of the chain, and of any other pipeline or with penalties."""
+"""The maximum number of operations in a step: of the fused pipeline, and of others or with penalties."""
+ZIPF_FIT = 40
+"""The operations of mirostat 1 that other stages do not have."""
 STAGES_OF = {
     "temperature": 0.7, "dynamic_temperature": (0.5, 1.5), "top_n_sigma": 2.0, "top_k": 20, "typical": 0.9,
     "min_p": 0.05, "top_a": 0.1, "epsilon": 0.01, "eta": 0.01, "p_less": True, "top_h": 0.5, "mirostat": 3.0,
+    "mirostat_v1": 3.0, "quadratic": (0.3, 1.5),
     "top_p": 0.9, "xtc": (0.5, 0.05), "adaptive_p": 0.3,
 }  # fmt: skip
-"""What narrows or scales, with parameters."""
+"""Truncations and scales, with parameters."""
 
 
 class Operations(TorchDispatchMode):
-    """Counts them; ``noise`` those within noise."""
+    """Counts operations; ``noise`` counts those within the noise functions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +54,7 @@ class Operations(TorchDispatchMode):
         return operation(*given, **(named or {}))
 
     def noisy(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, within noise."""
+        """The same function, marked as noise."""
 
         def called(*given: Any) -> Any:
             self._within += 1
@@ -68,7 +72,7 @@ def stage(name: str) -> Any:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, rows: list[Any], prompt: tuple[int, ...] = ()) -> Operations:
-    """Those of the second step of rows with these parameters."""
+    """The operations of the second step of rows with these parameters."""
     operations = Operations()
     for module in (token_draw, batch_sampling):
         monkeypatch.setattr(module, "uniform", operations.noisy(module.uniform))
@@ -87,7 +91,7 @@ def counted(monkeypatch: pytest.MonkeyPatch, rows: list[Any], prompt: tuple[int,
     return operations
 
 
-def test_rows_of_the_chain_are_one_call_whatever_their_numbers_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fused_rows_are_one_call_for_any_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     params, every = nc.SamplingParams, (TopNSigma(2.0), TopK(40), MinP(0.01), TopP(0.9))
     rows = [
         params(temperature=0.8, top_p=0.9, seed=1),
@@ -105,17 +109,19 @@ def test_noise_is_two_calls_of_philox(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counted(monkeypatch, [(Gumbel(1),)]).noise <= 165
 
 
-def test_every_stage_and_every_pair_keep_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    narrowing = {name for name, kind in STAGES.items() if not issubclass(kind, Shift | Tap | Draw)}
+def test_every_stage_and_every_pair_stays_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = Combine | Shift | Transform | Tap | Draw
+    narrowing = {name for name, kind in STAGES.items() if not issubclass(kind, others)}
     assert narrowing == STAGES_OF.keys()
     single = [(stage(name),) for name in STAGES_OF]
-    pairs = [tuple(map(stage, pair)) for pair in combinations(STAGES_OF, 2)]
+    pairs = [tuple(map(stage, pair)) for pair in combinations(STAGES_OF, 2)][:: tiers.count(4, 1)]
     for stages in (*single, *pairs):
         for last in (Gumbel(1), *((STAGES["categorical"](1),) if len(stages) == 1 else ())):
-            assert counted(monkeypatch, [(*stages, last)]).count.total() <= OTHERS, stages
+            most = OTHERS + ZIPF_FIT * any(one.name == "mirostat_v1" for one in stages)
+            assert counted(monkeypatch, [(*stages, last)]).count.total() <= most, stages
 
 
-def test_all_orders_keep_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_orders_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     params = nc.SamplingParams
     for order in nc.PRESETS:
         given = {"top_k": 9, "top_p": 0.9, "min_p": 0.01, "typical_p": 0.8, "seed": 1}
@@ -123,6 +129,6 @@ def test_all_orders_keep_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
         assert counted(monkeypatch, [params(temperature=0.7, order=order, **given)]).count.total() <= OTHERS, order
 
 
-def test_penalties_keep_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_penalties_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     row = nc.SamplingParams(temperature=0.8, seed=1, repetition_penalty=1.2, frequency_penalty=0.3)
     assert counted(monkeypatch, [row], (1, 2, 3)).count.total() <= OTHERS

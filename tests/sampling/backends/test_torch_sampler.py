@@ -1,4 +1,4 @@
-"""Sampler on a device: the same story as on the CPU, told by tensors, and by kernels in Triton's interpreter."""
+"""Sampler on a device: the same event log as on the CPU, with tensors and with kernels in Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from nucleate.sampling.stages import (
 )
 
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
-import sampler_scenarios as played  # noqa: E402
+import sampler_scenarios as scenarios  # noqa: E402
 
 from nucleate.sampling.backends.torch import batch_state as on_device  # noqa: E402
 from nucleate.sampling.backends.torch import decode_loop as loops  # noqa: E402
@@ -41,82 +41,82 @@ from nucleate.sampling.backends.torch.lazy import LazyDict, LazyList  # noqa: E4
 from nucleate.sampling.backends.torch.torch_device import select_kernels  # noqa: E402
 
 
-def told(story: list[Any], other: list[Any]) -> None:
-    """Fails where two stories part."""
-    assert len(story) == len(other)
-    for step, (one, another) in enumerate(zip(story, other, strict=True)):
-        assert played.same(one, another), (step, one, another)
+def assert_equal_events(events: list[Any], other: list[Any]) -> None:
+    """Check that two event logs are equal."""
+    assert len(events) == len(other)
+    for step, (one, another) in enumerate(zip(events, other, strict=True)):
+        assert scenarios.same(one, another), (step, one, another)
 
 
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[interpreted.Interpreted]:
     pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")
-    process = interpreted.Interpreted(str(Path(played.__file__)))
+    process = interpreted.Interpreted(str(Path(scenarios.__file__)))
     yield process
     process.close()
 
 
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(("seed", "size"), [*((seed, 77) for seed in range(5)), (8, 300), (9, 33), (10, 1)])
-def test_rows_come_and_go_as_on_the_cpu(seed: int, size: int) -> None:
-    told(played.play("torch", seed, 60, size), played.play("reference", seed, 60, size))
+def test_rows_added_and_removed_equal_the_cpu(seed: int, size: int) -> None:
+    assert_equal_events(scenarios.play("torch", seed, 60, size), scenarios.play("reference", seed, 60, size))
 
 
 @pytest.mark.exhaustive
-def test_very_many_stories() -> None:
+def test_very_many_scenarios() -> None:
     for seed in range(100, 300):
-        told(played.play("torch", seed, 60), played.play("reference", seed, 60))
+        assert_equal_events(scenarios.play("torch", seed, 60), scenarios.play("reference", seed, 60))
 
 
-def test_the_host_hears_of_tokens_before_they_are_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_reads_tokens_before_the_ring_overwrites_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_device, "MIN_RING_SIZE", 8)  # the longest window is 7
     for seed in (20, 21):
-        told(played.play("torch", seed, 60), played.play("reference", seed, 60))
-    sampler, drawn = nc.Sampler(40, "torch"), [[], []]
+        assert_equal_events(scenarios.play("torch", seed, 60), scenarios.play("reference", seed, 60))
+    sampler, sampled = nc.Sampler(40, "torch"), [[], []]
     for row in range(2):
         sampler.add((Repetition(1.2, 7), Gumbel(row)), [1] * row)
     for step in range(30):
         for row, token in enumerate(sampler(torch.zeros(2, 40)).token_ids.tolist()):
-            drawn[row].append(token)
+            sampled[row].append(token)
         if step % 3 == 0:
             sampler.accept(1, step)
-            drawn[1].append(step)
+            sampled[1].append(step)
     loop = sampler.loop(lambda tokens_R, active_R: torch.zeros(2, 40), [1, 1], steps=7)
     for row, tokens in enumerate(torch.cat([loop(), loop()], 1).tolist()):
-        drawn[row] += tokens
-    assert [sampler.output_ids(row) for row in range(2)] == [tuple(tokens) for tokens in drawn]
+        sampled[row] += tokens
+    assert [sampler.output_ids(row) for row in range(2)] == [tuple(tokens) for tokens in sampled]
 
 
 @pytest.mark.slow
-def test_stories_told_by_kernels(kernels: interpreted.Interpreted) -> None:
-    told(kernels.call("play", "triton", 3, 9), played.play("reference", 3, 9))
-    told(kernels.call("play", "triton", 9, 6, 300), played.play("reference", 9, 6, 300))
+def test_scenarios_with_kernels(kernels: interpreted.Interpreted) -> None:
+    assert_equal_events(kernels.call("play", "triton", 3, 9), scenarios.play("reference", 3, 9))
+    assert_equal_events(kernels.call("play", "triton", 9, 6, 300), scenarios.play("reference", 9, 6, 300))
 
 
 @pytest.mark.exhaustive
-def test_long_stories_told_by_kernels(kernels: interpreted.Interpreted) -> None:
+def test_long_scenarios_with_kernels(kernels: interpreted.Interpreted) -> None:
     for seed in range(30, 36):
-        told(kernels.call("play", "triton", seed, 40, 300), played.play("reference", seed, 40, 300))
+        assert_equal_events(kernels.call("play", "triton", seed, 40, 300), scenarios.play("reference", seed, 40, 300))
 
 
 def test_float32_columns_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For devices that have no float64."""
+    """For devices without float64."""
     monkeypatch.setattr(on_device, "float_dtype", lambda device: torch.float32)
     both = [nc.Sampler(300, backend) for backend in ("torch", "reference")]
     for sampler in both:
         sampler.add((LogitBias({3: 2.0}), Repetition(1.3, 5), Presence(0.4, 5), Temperature(0.7), Gumbel(1)), [1, 2])
         sampler.add((MinTokens(3, (1, 2)), TopK(20), TopP(0.9), Gumbel(2)), [1, 2])
-    numbers = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     for _ in range(40):
-        x_RV = numbers.normal(size=(2, 300)).astype(np.float32) * 2
+        x_RV = rng.normal(size=(2, 300)).astype(np.float32) * 2
         assert both[0](x_RV).token_ids.tolist() == both[1](x_RV).token_ids.tolist()
 
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("window", [None, 9])
 def test_entries_grow_with_the_output(window: int | None) -> None:
-    """More tokens, and more rows, than there was room for at first."""
-    numbers, size = np.random.default_rng(1), 400
+    """More tokens, and more rows, than the initial capacity."""
+    rng, size = np.random.default_rng(1), 400
     both = [nc.Sampler(size, backend) for backend in ("torch", "reference")]
     for step in range(80):
         for sampler in both if step in (0, 1, 2, 70) else ():
@@ -124,12 +124,12 @@ def test_entries_grow_with_the_output(window: int | None) -> None:
             sampler.add((TopP(0.9), Gumbel(step)))
         for sampler in both if 2 < step < 5 else ():
             sampler.remove(step)
-        x_RV = numbers.normal(size=(len(both[0]), size)).astype(np.float32)
+        x_RV = rng.normal(size=(len(both[0]), size)).astype(np.float32)
         assert both[0](x_RV).token_ids.tolist() == both[1](x_RV).token_ids.tolist()
     assert [both[0].output_ids(row) for row in both[0].rows] == [both[1].output_ids(row) for row in both[1].rows]
 
 
-def test_more_tokens_than_there_are_may_stay() -> None:
+def test_more_tokens_than_the_vocabulary_may_survive() -> None:
     both = [nc.Sampler(3, backend) for backend in ("torch", "reference")]
     for seed in range(40):
         for sampler in both:
@@ -139,20 +139,20 @@ def test_more_tokens_than_there_are_may_stay() -> None:
     assert set(one) == {0, 1, 2}
 
 
-def test_logprobs_of_a_row_of_ties() -> None:
+def test_logprobs_of_a_row_with_ties() -> None:
     x_RV = np.round(np.random.default_rng(2).normal(size=(3, 300)).astype(np.float32))
     x_RV[1, ::2], x_RV[2] = 0.0, -np.inf
     x_RV[2, [7, 200]] = -0.0, 0.0
     both = [nc.Sampler(300, backend) for backend in ("torch", "reference")]
     for sampler in both:
-        for row, asked in enumerate([(20, (1, 299)), (400, ()), (3, (7, 8))]):
-            sampler.add((Logprobs(*asked), Gumbel(row)))
-    one, other = (played.said(sampler(x_RV)) for sampler in both)
-    assert played.same(one, other), (one, other)
+        for row, case in enumerate([(20, (1, 299)), (400, ()), (3, (7, 8))]):
+            sampler.add((Logprobs(*case), Gumbel(row)))
+    one, other = (scenarios.as_values(sampler(x_RV)) for sampler in both)
+    assert scenarios.same(one, other), (one, other)
 
 
-def test_a_step_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On tensors without numbers: what asks for one of them fails, and so does what mixes devices."""
+def test_a_step_does_not_synchronize(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tensors without data: reading a value fails, and so does mixing devices."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
     from nucleate.sampling.backends.torch import torch_device
@@ -174,21 +174,21 @@ def test_a_step_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) ->
         assert len(out.logprobs) == 2
         loop = sampler.loop(lambda tokens_R, active_R: x_RV[:1], [1], [1], steps=1, stop_ids=[2])
         assert loop().shape == (1, 1)
-        for ask in (lambda: out.errors.get(0), lambda: out.logprobs[0], lambda: sampler.output_ids(0)):
+        for read_value in (lambda: out.errors.get(0), lambda: out.logprobs[0], lambda: sampler.output_ids(0)):
             with pytest.raises(DataDependentOutputException):
-                ask()
+                read_value()
 
 
-def test_a_loop_draws_what_the_host_would(kernels: interpreted.Interpreted) -> None:
+def test_a_loop_equals_the_host(kernels: interpreted.Interpreted) -> None:
     for seed in range(3):
-        drawn, ended, said = played.looped("reference", seed, 40, 4, 3, 4)
-        expected = [drawn, [end or row[-1] < 0 for end, row in zip(ended, drawn, strict=True)], said]
-        assert played.looped("torch", seed, 40, 4, 3, 4) == expected
-    assert kernels.call("looped", "triton", 3, 40, 2, 2, 2)[::2] == played.looped("reference", 3, 40, 2, 2, 2)[::2]
+        sampled, ended, reports = scenarios.looped("reference", seed, 40, 4, 3, 4)
+        expected = [sampled, [end or row[-1] < 0 for end, row in zip(ended, sampled, strict=True)], reports]
+        assert scenarios.looped("torch", seed, 40, 4, 3, 4) == expected
+    assert kernels.call("looped", "triton", 3, 40, 2, 2, 2)[::2] == scenarios.looped("reference", 3, 40, 2, 2, 2)[::2]
 
 
-def test_a_loop_writes_what_generate_writes(llm: nc.LLM) -> None:
-    """A Markov chain as a table, step by step with the whole of a sequence, and in a loop on tensors."""
+def test_a_loop_equals_generate(llm: nc.LLM) -> None:
+    """A Markov chain as a table, step by step with the full sequence, and in a loop on tensors."""
     size, count = 64, 12
     rows_VV = np.random.default_rng(3).normal(size=(size, size)).astype(np.float32) * 2
     params = nc.SamplingParams(
@@ -197,25 +197,25 @@ def test_a_loop_writes_what_generate_writes(llm: nc.LLM) -> None:
     expected, sampler, first = [], nc.Sampler(size, "torch"), [5, 17, 30, 44]
     ends = tuple(llm.tokenizer.eos_token_ids)
     for row, token in enumerate(first):
-        model = Toy(lambda seen: rows_VV[seen[-1]], size)
+        model = Toy(lambda sequence: rows_VV[sequence[-1]], size)
         pieces = generate(model, llm.tokenizer, [1, token], params.replace(seed=7), row)
-        ids = [*(token for piece in pieces for token in piece.token_ids)]
+        ids = [*(token for chunk in pieces for token in chunk.token_ids)]
         expected.append(ids + [-1] * (count - len(ids)))
-        sampler.add(params.pipeline(ends, llm.tokenizer), [1, token], seed=7 + row)
+        sampler.add(params.build_pipeline(ends, llm.tokenizer), [1, token], seed=7 + row)
     table_VV, stops = torch.from_numpy(rows_VV), [*ends, *range(9, 24)]
     loop = sampler.loop(lambda tokens_R, active_R: table_VV[tokens_R], first, steps=count // 3, stop_ids=stops)
     assert torch.cat([loop() for _ in range(3)], 1).tolist() == expected
     assert any(-1 in row for row in expected)
 
 
-class Stubborn:
-    """A device "cuda" as far as a loop asks: it captures."""
+class FakeCuda:
+    """A stand-in for the device "cuda" so that a loop captures a graph."""
 
     type = "cuda"
 
 
-def test_a_loop_is_captured_once_and_again_when_arrays_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs to warm up changes nothing. The graph is a stand-in: there is no GPU."""
+def test_a_loop_is_captured_once_and_again_after_reallocation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warm-up runs change nothing. The graph is a stand-in: there is no GPU."""
     captures = []
 
     def captured(run: Callable[[], None]) -> Callable[[], None]:
@@ -224,7 +224,7 @@ def test_a_loop_is_captured_once_and_again_when_arrays_move(monkeypatch: pytest.
         return run
 
     table_VV = torch.from_numpy(np.random.default_rng(4).normal(size=(200, 200)).astype(np.float32))
-    twins = []
+    pairs = []
     for stubborn in (True, False):
         sampler = nc.Sampler(200, "torch")
         sampler.add((Repetition(1.3), TopK(50), Gumbel(1)), [3])
@@ -233,22 +233,22 @@ def test_a_loop_is_captured_once_and_again_when_arrays_move(monkeypatch: pytest.
             monkeypatch.setattr(loops, "capture_graph", captured)
             for module in (loops, on_device):
                 monkeypatch.setattr(module, "device_guard", lambda device: contextlib.nullcontext())
-            loop._rows.device = Stubborn()
-        twins.append((sampler, loop))
+            loop._rows.device = FakeCuda()
+        pairs.append((sampler, loop))
     for step in range(6):
-        assert twins[0][1]().tolist() == twins[1][1]().tolist()
+        assert pairs[0][1]().tolist() == pairs[1][1]().tolist()
         if step == 3:
             assert len(captures) == 1
-            twins[0][0]._device._state.device = torch.device("cpu")
-            for sampler, _ in twins:
+            pairs[0][0]._device._state.device = torch.device("cpu")
+            for sampler, _ in pairs:
                 for _ in range(9):  # more rows than there were slots for
                     sampler.add((Gumbel(2),))
-            twins[0][0]._device._state.device = Stubborn()
-        assert twins[0][1].ended_R.tolist() == [False]
+            pairs[0][0]._device._state.device = FakeCuda()
+        assert pairs[0][1].ended_R.tolist() == [False]
     assert len(captures) == 2
 
 
-def test_a_loop_goes_on_after_a_stop_if_it_is_told_to() -> None:
+def test_a_loop_continues_after_a_stop_if_requested() -> None:
     sampler, table_VV = nc.Sampler(50, "torch"), torch.eye(50).roll(1, 1) * 1000
     row = sampler.add((Gumbel(1),), [3])
     loop = sampler.loop(lambda tokens_R, active_R: table_VV[tokens_R], [3], steps=4, stop_ids=[5])
@@ -261,7 +261,7 @@ def test_a_loop_goes_on_after_a_stop_if_it_is_told_to() -> None:
         loop()
 
 
-def test_a_loop_refuses_rows_that_need_the_host() -> None:
+def test_a_loop_rejects_rows_that_need_the_host() -> None:
     def forward(tokens_R: Any, active_R: Any) -> Any:
         raise AssertionError
 
@@ -269,13 +269,13 @@ def test_a_loop_refuses_rows_that_need_the_host() -> None:
     logprobs = Logprobs(1)
     for stages in ((), (Temperature(0.5), Suppress((1,))), (logprobs,), (Typical(0.5), logprobs)):
         sampler.add((*stages, Gumbel(1)))
-    wants = "it reports logprobs"
-    for rows, what in (
+    cause = "it reports logprobs"
+    for rows, message in (
         ([1], "row 1 .* it runs on the CPU"),
-        ([0, 2], f"row 2 .* {wants}"),
-        ([3], f"row 3 .* {wants}"),
+        ([0, 2], f"row 2 .* {cause}"),
+        ([3], f"row 3 .* {cause}"),
     ):
-        with pytest.raises(ParameterError, match=what):
+        with pytest.raises(ParameterError, match=message):
             sampler.loop(forward, [1] * len(rows), rows, steps=2)
     for given in ({"first_ids": [1, 2]}, {"first_ids": [50]}, {"steps": 0}, {"steps": 8192}, {"rows": [0, 0]}):
         with pytest.raises(ValueError):
@@ -284,31 +284,33 @@ def test_a_loop_refuses_rows_that_need_the_host() -> None:
         nc.Sampler(50).loop(forward, [], steps=1)
 
 
-def test_an_engine_draws_on_a_device(llm: nc.LLM) -> None:
-    """With drafts too, of which the host works out the laws."""
+def test_an_engine_samples_on_a_device(llm: nc.LLM) -> None:
+    """Also with speculative decoding, whose distributions the host computes."""
     requests = [
         nc.SamplingParams(seed=3, max_tokens=12, temperature=0.8, top_p=0.9, logprobs=2),
         nc.SamplingParams(seed=4, max_tokens=16, repetition_penalty=1.3, n=2, min_tokens=9),
         nc.SamplingParams(seed=6, max_tokens=12, typical_p=0.8),
     ]
 
-    def answers(backend: str, **more: Any) -> dict[tuple[str, int], list[int]]:
+    def outputs_of(backend: str, **more: Any) -> dict[tuple[str, int], list[int]]:
         engine = nc.Engine(llm.new_engine().runner, llm.tokenizer, backend=backend, **more)
         for number, params in enumerate(requests):
             engine.add(nc.Request(llm.encode("Once upon a time " + "the fox " * number), params))
         found: dict[tuple[str, int], list[int]] = {}
         while len(engine):
             for event in engine.step():
-                told = [step.chosen.token_id for step in event.chunk.logprobs or ()]
-                found.setdefault((event.request_id, event.chunk.index), []).extend([*event.chunk.token_ids, *told])
+                logprob_ids = [step.chosen.token_id for step in event.chunk.logprobs or ()]
+                found.setdefault((event.request_id, event.chunk.index), []).extend(
+                    [*event.chunk.token_ids, *logprob_ids]
+                )
         return found
 
-    expected = answers("auto")
-    assert answers("torch") == expected
-    assert answers("torch", speculative_config="suffix") == expected
+    expected = outputs_of("auto")
+    assert outputs_of("torch") == expected
+    assert outputs_of("torch", speculative_config="suffix") == expected
 
 
-def test_arguments_that_are_wrong_change_nothing() -> None:
+def test_wrong_arguments_change_nothing() -> None:
     sampler = nc.Sampler(40, "torch")
     sampler.add((Gumbel(1),))
     x_RV = np.zeros((1, 40), np.float32)
@@ -332,7 +334,7 @@ def test_arguments_that_are_wrong_change_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.longdouble, ">f4"])
-def test_numpy_floats_of_any_kind(kind: Any) -> None:
+def test_numpy_floats_of_any_type(kind: Any) -> None:
     x_RV = np.random.default_rng(5).normal(size=(2, 80)).astype(np.float16)
     mask_RW = np.full((2, 6), -2, np.int32)[:, ::2]
     expected = []
@@ -346,7 +348,7 @@ def test_numpy_floats_of_any_kind(kind: Any) -> None:
     assert expected[0] == nc.sample(x_RV, [(Gumbel(0),), (Gumbel(1),)], mask=mask_RW).tolist()
 
 
-def test_a_score_beyond_float32_is_drawn_from_as_on_the_cpu() -> None:
+def test_a_score_beyond_float32_is_sampled_as_on_the_cpu() -> None:
     for backend in ("torch", "reference"):
         sampler = nc.Sampler(40, backend)
         sampler.add((LogitBias({1: 3e38}), Gumbel(1)))
@@ -355,7 +357,7 @@ def test_a_score_beyond_float32_is_drawn_from_as_on_the_cpu() -> None:
         assert not out.errors
 
 
-def test_the_host_runs_what_the_device_cannot_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_unsupported_rows_run_on_the_host_and_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     sampler = nc.Sampler(40, "torch")
     with caplog.at_level(logging.WARNING, "nucleate"):
         for stages in ((), (Typical(0.5), Suppress((1,))), (Mirostat(3.0),), (TopK(5), Suppress((2,)))):
@@ -365,7 +367,7 @@ def test_the_host_runs_what_the_device_cannot_and_says_so_once(caplog: pytest.Lo
     assert [record.message for record in caplog.records] == messages
 
 
-def test_a_device_that_is_not_there_and_a_backend_that_cannot_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_device_and_an_unsupported_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     for device in ("tpu", "cuda:77", "meta", 3.5, None):
         with pytest.raises(ParameterError, match="device must "):
             nc.Sampler(5, device=device)
@@ -380,7 +382,7 @@ def test_a_device_that_is_not_there_and_a_backend_that_cannot_run_there(monkeypa
         nc.Sampler(5, "torch")
 
 
-def test_kernels_run_on_cuda_where_triton_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_run_on_cuda_if_triton_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, mps = torch.device("cuda", 0), torch.device("mps")
     assert select_kernels(mps, "auto") == "torch"
     for there, hip, expected in ((None, None, "torch"), ("", "6.2", "torch"), ("", None, "triton")):
@@ -391,7 +393,7 @@ def test_kernels_run_on_cuda_where_triton_is(monkeypatch: pytest.MonkeyPatch) ->
     assert select_kernels(cuda, "triton") == "triton"
 
 
-def test_what_comes_later_is_made_once() -> None:
+def test_lazy_values_are_computed_once() -> None:
     made = []
     items = LazyList(2, lambda: made.append(1) or [4, 5])
     assert len(items) == 2

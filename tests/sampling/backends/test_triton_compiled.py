@@ -1,4 +1,4 @@
-"""The Triton kernels compile for GPUs of three generations, spill nothing, and stay within a budget."""
+"""The Triton kernels compile for GPUs of three generations, without register spills and within a budget."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ pytest.importorskip("triton", reason="the kernels are Triton's: pip install trit
 
 CAPABILITIES = (80, 90, 100)
 TOKENS = 16
-"""How many tokens a thread of the first kernel has at once."""
+"""Tokens per thread of the first kernel."""
 
-# (kernel, type of logits, with all that may be there): the most registers, the most instructions
+# (kernel, type of logits, with all optional inputs): the most registers, the most instructions
 BUDGET = {  # for Triton 3.6 and 3.9
     ("stats", "fp32", False): (80, 45 * TOKENS),
     ("stats", "bf16", False): (80, 45 * TOKENS),
@@ -33,10 +33,10 @@ QUICK = [kernel for kernel in BUDGET if kernel[0] != "resume" and kernel != ("fi
 
 
 def compiled(capability: int, kernels: list[tuple[str, str, bool]]) -> None:
-    """In a process of its own, where nothing says that kernels are interpreted."""
-    asked = json.dumps([(*kernel, capability) for kernel in kernels])
+    """Compile in a separate process without Triton's interpreter mode."""
+    request = json.dumps([(*kernel, capability) for kernel in kernels])
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    script = [sys.executable, "-W", "error", str(Path(__file__).parents[2] / "support" / "triton_compile.py"), asked]
+    script = [sys.executable, "-W", "error", str(Path(__file__).parents[2] / "support" / "triton_compile.py"), request]
     done = subprocess.run(script, env=environment, check=True, capture_output=True, text=True)
     for kernel, found in zip(kernels, json.loads(done.stdout), strict=True):
         registers, instructions = BUDGET[kernel]

@@ -1,4 +1,4 @@
-"""Launches compile as they are: with the types and constants that Triton makes of what ``Sampler`` gives a kernel."""
+"""Every launch compiles with the types and constants that Triton derives from ``Sampler``'s arguments."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ pytest.importorskip("triton", reason="the kernels are Triton's: pip install trit
 
 KERNELS = {"stats", "finish", "tally", "collect", "resume", "uniforms"}
 SHARED = 48 << 10
-"""Bytes of shared memory that every GPU gives a program without being asked."""
+"""Bytes of shared memory that every GPU gives a program without an opt-in."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "asked",
+    "arguments",
     [
         ["90"],
         ["80", "everything"],
@@ -28,11 +28,11 @@ SHARED = 48 << 10
     ],
     ids=" ".join,
 )
-def test_every_launch_compiles(asked: list[str]) -> None:
+def test_every_launch_compiles(arguments: list[str]) -> None:
     script = str(Path(__file__).parents[2] / "support" / "triton_launches.py")
-    command = [sys.executable, "-W", "ignore", script, *asked]
+    command = [sys.executable, "-W", "ignore", script, *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     assert ran.returncode == 0, ran.stderr[-3000:]
-    told = json.loads(ran.stdout)
-    assert set(told) >= KERNELS
-    assert all(launches > 1 and shared <= SHARED for launches, shared in told.values()), told
+    result = json.loads(ran.stdout)
+    assert set(result) >= KERNELS
+    assert all(launches > 1 and shared <= SHARED for launches, shared in result.values()), result

@@ -1,4 +1,4 @@
-"""Rows on a device whose Shifts depend on what they said: they write what they write on the CPU."""
+"""Rows on a device whose Shifts depend on the history: their outputs equal those on the CPU."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def kernels() -> Iterator[Interpreted]:
 
 
 @pytest.mark.slow
-def test_rows_write_what_they_write_on_the_cpu(kernels: Interpreted, caplog: pytest.LogCaptureFixture) -> None:
+def test_outputs_equal_the_cpu(kernels: Interpreted, caplog: pytest.LogCaptureFixture) -> None:
     for seed in range(tiers.count(2, 4)):
         expected = pasts.written("reference", seed, 25, 30)
         assert pasts.written("torch", seed, 25, 30) == expected, seed
@@ -40,7 +40,7 @@ def test_rows_write_what_they_write_on_the_cpu(kernels: Interpreted, caplog: pyt
 
 
 @pytest.mark.exhaustive
-def test_rows_write_the_same_for_long(kernels: Interpreted) -> None:
+def test_long_outputs_equal_the_cpu(kernels: Interpreted) -> None:
     for seed in range(10, 40):
         assert pasts.written("torch", seed, 60, 30) == pasts.written("reference", seed, 60, 30), seed
     for seed in range(10, 14):
@@ -48,7 +48,7 @@ def test_rows_write_the_same_for_long(kernels: Interpreted) -> None:
 
 
 class Copies(TorchDispatchMode):
-    """Counts what goes from the host to the device."""
+    """Counts copies from the host to the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,8 +63,8 @@ class Copies(TorchDispatchMode):
         return out
 
 
-def test_a_row_comes_in_one_copy_and_goes_without_any(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On tensors without numbers."""
+def test_adding_a_row_takes_one_copy_and_removing_it_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On tensors without data."""
     monkeypatch.setattr(torch_device, "open_device", torch.device)
     monkeypatch.setattr(torch_device, "select_kernels", lambda *given: "torch")
     words = ((3, 4), (5, 6, 7))

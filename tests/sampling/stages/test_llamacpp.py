@@ -1,4 +1,4 @@
-"""llama.cpp's own numbers. Where it means something else, the reason is beside the vector, and ours is tested."""
+"""llama.cpp's own numbers. Where it differs by design, the reason is next to the vector, and our result is tested."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ QUEUES = [vector for vector in FACTS["vectors"] if vector["sampler"] == "queue"]
 
 
 def top_p(p: float) -> Stage:
-    """llama.cpp's top_p = 0 keeps one token. Ours must be above 0: zero mass is not what is meant, top_k = 1 is."""
+    """llama.cpp's top_p = 0 keeps one token. Ours must be above 0: use top_k = 1 instead."""
     if p == 0:
         with pytest.raises(nc.ParameterError, match="top_p must be a number > 0 and <= 1, got 0"):
             TopP(p)
@@ -46,7 +46,7 @@ def top_p(p: float) -> Stage:
 
 
 def min_p(p: float) -> Stage:
-    """llama.cpp takes min_p above 1 and keeps the best token then. Ours is a part of the best, so at most 1."""
+    """llama.cpp accepts min_p above 1 and keeps the best token. Ours is relative to the best token, so at most 1."""
     if p > 1:
         with pytest.raises(nc.ParameterError, match=r"min_p must be a number >= 0 and <= 1, got 1\.05"):
             MinP(p)
@@ -55,14 +55,14 @@ def min_p(p: float) -> Stage:
 
 STAGES = {
     "temp": lambda step: Temperature(step["temp"]),
-    "temp_ext": lambda step: Temperature(step["temp"]),  # with delta 0 it is the plain one
+    "temp_ext": lambda step: Temperature(step["temp"]),  # with delta 0 it is the plain sampler
     "top_k": lambda step: TopK(step["k"]),
     "top_n_sigma": lambda step: TopNSigma(step["n"]),
     "top_p": lambda step: top_p(step["p"]),
     "min_p": lambda step: min_p(step["p"]),
     "typical": lambda step: Typical(step["p"]),
 }
-FIELDS = {  # of SamplingParams, for their parameters
+FIELDS = {  # the parameters of SamplingParams
     "temp": lambda step: {"temperature": step["temp"]},
     "temp_ext": lambda step: {"temperature": step["temp"]},
     "top_k": lambda step: {"top_k": step["k"]},
@@ -73,7 +73,7 @@ FIELDS = {  # of SamplingParams, for their parameters
 }
 
 
-def test_no_vector_is_lost():
+def test_every_vector_is_tested():
     counts = Counter(vector["sampler"] for vector in FACTS["vectors"])
     assert counts == {
         "queue": 24,
@@ -91,16 +91,16 @@ def test_no_vector_is_lost():
 
 
 @pytest.mark.parametrize("vector", SINGLE, ids=lambda v: f"{v['sampler']}-{next(iter(v['params'].values()))}")
-def test_one_sampler(vector):
+def test_single_samplers(vector):
     assert vector["then_softmax"] == (vector["sampler"] != "typical")
     assert not vector["params"].get("delta")
     logits = np.log(np.array([vector["probs_in"]], np.float32))
     expected = np.array(vector["probs_out"])
-    expected /= expected.sum()  # where they ran no softmax, the numbers are those before the cut
-    ours = (STAGES[vector["sampler"]](vector["params"]),)
-    for params in (ours, nc.SamplingParams(order="llama.cpp", **FIELDS[vector["sampler"]](vector["params"]))):
+    expected /= expected.sum()  # where they ran no softmax, the numbers are those before the truncation
+    chain = (STAGES[vector["sampler"]](vector["params"]),)
+    for params in (chain, nc.SamplingParams(order="llama.cpp", **FIELDS[vector["sampler"]](vector["params"]))):
         p = nc.probabilities(logits, params)[0]
-        # Where inputs are equal, all of them or none stay; so in ascending order the probabilities tell the tokens.
+        # Among equal inputs, all or none survive; in ascending order the probabilities identify the tokens.
         assert sorted(p) == pytest.approx([0.0] * (len(p) - len(expected)) + sorted(expected), abs=vector["tol"])
         order = range(len(p)) if vector["sampler"] != "typical" else np.flatnonzero(p)
         assert (np.argsort(p[order], kind="stable") == np.argsort(logits[0][order], kind="stable")).all()
@@ -112,15 +112,16 @@ def test_xtc(vector):
     logits = np.log(np.array(vector["probs_in"], np.float32))
     fields = {"xtc_probability": params["probability"], "xtc_threshold": params["threshold"]}
     preset = nc.SamplingParams(order="llama.cpp", **fields)
-    gone = len(vector["probs_in"]) - len(vector["probs_out"])  # the inputs descend, so the first ones go
-    assert vector["probs_out"] == vector["probs_in"][gone:]
-    for stages in ((Xtc(params["probability"], params["threshold"]), Gumbel(0)), preset.pipeline()):
-        # Their coin is a Mersenne Twister's, ours Philox's: both sides of it are told here.
-        assert reference.survivors(logits, stages, u=0.98).ids_N.tolist() == list(range(gone, len(logits)))
+    # the inputs descend, so the first ones are removed
+    num_removed = len(vector["probs_in"]) - len(vector["probs_out"])
+    assert vector["probs_out"] == vector["probs_in"][num_removed:]
+    for stages in ((Xtc(params["probability"], params["threshold"]), Gumbel(0)), preset.build_pipeline()):
+        # Their random number comes from a Mersenne Twister, ours from Philox: both outcomes are tested.
+        assert reference.survivors(logits, stages, u=0.98).ids_N.tolist() == list(range(num_removed, len(logits)))
         assert reference.survivors(logits, stages, u=0.991).ids_N.tolist() == list(range(len(logits)))
         p = nc.probabilities(logits[None], stages)[0]
-        left = np.array([0.0] * gone + vector["probs_out"])
-        mixed = 0.99 * left / left.sum() + 0.01 * np.array(vector["probs_in"])
+        survivors = np.array([0.0] * num_removed + vector["probs_out"])
+        mixed = 0.99 * survivors / survivors.sum() + 0.01 * np.array(vector["probs_in"])
         assert p == pytest.approx(mixed, abs=vector["tol"])
 
 
@@ -129,20 +130,22 @@ def test_dry(vector):
     params, size = vector["params"], len(vector["probs_in"])
     logits = np.log(np.array([vector["probs_in"]], np.float32))
     names = {"multiplier": "multiplier", "base": "base", "allowed_length": "allowed_length", "last_n": "penalty_last_n"}
-    values = {attribute: params[theirs] for attribute, theirs in names.items()} | {"breakers": params["seq_breakers"]}
+    values = {attribute: params[their_name] for attribute, their_name in names.items()} | {
+        "breakers": params["seq_breakers"]
+    }
     fields = {Dry.parameters[attribute].name: value for attribute, value in values.items()}
-    said = params["history"]
+    history = params["history"]
     for stages in ((Dry(**values), Gumbel(0)), nc.SamplingParams(order="llama.cpp", **fields)):
-        for cut in range(len(said) + 1):  # what is prompt and what output makes no difference
-            p = nc.probabilities(logits, stages, prompt_ids=[said[:cut]], output_ids=[said[cut:]])[0]
+        for cut in range(len(history) + 1):  # the split into prompt and output makes no difference
+            p = nc.probabilities(logits, stages, prompt_ids=[history[:cut]], output_ids=[history[cut:]])[0]
             assert p == pytest.approx(vector["probs_out"], abs=vector["tol"])
-    if params["seq_breakers"]:  # without it the last two tokens are a repeat, so it does something
+    if params["seq_breakers"]:  # without breakers the last two tokens are a repeat, so they have an effect
         free = Dry(**{**values, "breakers": ()})
-        assert nc.probabilities(logits, (free,), prompt_ids=[said])[0] != pytest.approx(1 / size, abs=vector["tol"])
+        assert nc.probabilities(logits, (free,), prompt_ids=[history])[0] != pytest.approx(1 / size, abs=vector["tol"])
 
 
 def parts(kind: type[Stage], value: float, last_n: int) -> list[Stage]:
-    """llama.cpp takes any penalty; ours end at 2, as OpenAI's do. Penalties add up, so several make a larger one."""
+    """Split a large penalty into stages: llama.cpp accepts any, ours end at 2 as OpenAI's do, and penalties add up."""
     if value > 2:
         with pytest.raises(nc.ParameterError, match="must be a number >= -2 and <= 2, got 5"):
             kind(value)
@@ -151,8 +154,8 @@ def parts(kind: type[Stage], value: float, last_n: int) -> list[Stage]:
 
 @pytest.mark.parametrize("vector", PENALTIES, ids=lambda v: f"{v['params']['history']}-{v['params']['repeat']}")
 def test_penalties(vector):
-    params, said = vector["params"], vector["params"]["history"]
-    assert params["last_n"] == len(said)
+    params, history = vector["params"], vector["params"]["history"]
+    assert params["last_n"] == len(history)
     stages = (
         Repetition(params["repeat"], params["last_n"]),
         *parts(Frequency, params["freq"], params["last_n"]),
@@ -160,31 +163,31 @@ def test_penalties(vector):
     )
     logits = np.log(np.array([vector["probs_in"]], np.float32))
     ways = [stages]
-    if params["freq"] <= 2:  # the preset has room for one stage of each; its window is 64 unless told
+    if params["freq"] <= 2:  # the preset has one stage of each kind; its window is 64 by default
         fields = {"order": "llama.cpp", "repetition_penalty": params["repeat"]}
         ways += [nc.SamplingParams(**fields), nc.SamplingParams(**fields, penalty_last_n=params["last_n"])]
     for way in ways:
-        for cut in range(len(said) + 1):
-            p = nc.probabilities(logits, way, prompt_ids=[said[:cut]], output_ids=[said[cut:]])[0]
+        for cut in range(len(history) + 1):
+            p = nc.probabilities(logits, way, prompt_ids=[history[:cut]], output_ids=[history[cut:]])[0]
             assert p == pytest.approx(vector["probs_out"], abs=vector["tol"])
-    # what is before the window is forgotten
+    # tokens before the window are ignored
     early = [[4 if len(logits[0]) > 4 else 0]]
-    p = nc.probabilities(logits, stages, prompt_ids=early, output_ids=[said])[0]
+    p = nc.probabilities(logits, stages, prompt_ids=early, output_ids=[history])[0]
     assert p == pytest.approx(vector["probs_out"], abs=vector["tol"])
     # without a window two of the three count the output only
     free = tuple(type(stage)(*(getattr(stage, a) for a in list(stage.parameters)[:1])) for stage in stages)
-    changed = nc.probabilities(logits, free, prompt_ids=[said])[0] != pytest.approx(vector["probs_in"], abs=1e-5)
+    changed = nc.probabilities(logits, free, prompt_ids=[history])[0] != pytest.approx(vector["probs_in"], abs=1e-5)
     assert changed == (params["repeat"] != 1)
 
 
-def test_the_preset_forgets_penalties_after_64_tokens():
+def test_the_preset_penalizes_only_the_last_64_tokens():
     logits = np.zeros(5, np.float32)
     fields = {"repetition_penalty": 2.0, "frequency_penalty": 1.0, "presence_penalty": 1.0}
-    stages = nc.SamplingParams(order="llama.cpp", **fields).pipeline()
-    said = [3] + [4] * 63
-    near = reference.survivors(logits, stages, History(said[:9], said[9:]))
+    stages = nc.SamplingParams(order="llama.cpp", **fields).build_pipeline()
+    history = [3] + [4] * 63
+    near = reference.survivors(logits, stages, History(history[:9], history[9:]))
     assert dict(zip(near.ids_N.tolist(), near.x_N.tolist(), strict=True)) == {0: 0, 1: 0, 2: 0, 3: -2.0, 4: -64.0}
-    far = reference.survivors(logits, stages, History([*said[:9], 4], said[9:]))
+    far = reference.survivors(logits, stages, History([*history[:9], 4], history[9:]))
     assert dict(zip(far.ids_N.tolist(), far.x_N.tolist(), strict=True)) == {0: 0, 1: 0, 2: 0, 3: 0, 4: -65.0}
 
 
@@ -194,7 +197,7 @@ THEIR_ORDER = ("top_k", "top_p", "min_p")
 @pytest.mark.parametrize(
     "vector", QUEUES, ids=lambda v: "-".join(f"{s['sampler']}{s.get('k', s.get('p'))}" for s in v["steps"])
 )
-def test_queue(vector):
+def test_sampler_chains(vector):
     with np.errstate(divide="ignore"):
         logits = np.log(np.arange(vector["n_vocab"], dtype=np.float32))
     for count, step in enumerate(vector["steps"], 1):
@@ -202,11 +205,12 @@ def test_queue(vector):
         names = tuple(each["sampler"] for each in steps)
         fields = {name: value for each in steps for name, value in FIELDS[each["sampler"]](each).items()}
         in_order = list(names) == sorted(names, key=THEIR_ORDER.index)
-        orders = [names, "llama.cpp"] if in_order else [names]  # one of a request's own says the others
+        orders = [names, "llama.cpp"] if in_order else [names]  # a custom order for the others
         ways = [(*(STAGES[each["sampler"]](each) for each in steps), Gumbel(0))]
-        ways += [nc.SamplingParams(order=order, **fields).pipeline() for order in orders]
+        ways += [nc.SamplingParams(order=order, **fields).build_pipeline() for order in orders]
         for stages in ways:
-            kept = reference.survivors(logits, stages).ids_N
-            least = max(step["min_id"], 1)  # llama.cpp counts token 0, at -inf, until a cut drops it; ours is never in
-            assert kept.tolist() == list(range(step["max_id"], least - 1, -1))
-            assert len(kept) == step["size"] - (step["min_id"] == 0)
+            surviving_ids = reference.survivors(logits, stages).ids_N
+            # llama.cpp counts token 0, at -inf, until a truncation drops it; ours never counts it
+            least = max(step["min_id"], 1)
+            assert surviving_ids.tolist() == list(range(step["max_id"], least - 1, -1))
+            assert len(surviving_ids) == step["size"] - (step["min_id"] == 0)

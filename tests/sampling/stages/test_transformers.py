@@ -1,4 +1,4 @@
-"""Hugging Face transformers' numbers. Where it means something else, the reason is beside it, and ours is tested."""
+"""Hugging Face Transformers' numbers. Where it differs by design, the reason is given, and our result is tested."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ FACTS = json.loads((Path(__file__).parents[2] / "data" / "transformers.json").re
 VECTORS = [vector for vector in FACTS["vectors"] if vector.get("stage") != "log_softmax"]
 LOG_SOFTMAX = [vector for vector in FACTS["vectors"] if vector.get("stage") == "log_softmax"]
 
-NO_MIN_KEEP = "transformers keeps min_tokens_to_keep tokens whatever the cut says; ours keep the best one only"
-TIES = "transformers keeps every token equal to the k-th, so more than k; ours keep exactly k, the lowest ids first"
-DIFFERENT = {  # id: (why, the tokens ours keep, per row)
+NO_MIN_KEEP = "Transformers always keeps min_tokens_to_keep tokens; ours keep at least the best one"
+TIES = "Transformers keeps every token equal to the k-th, so more than k; ours keep exactly k, the lowest ids first"
+DIFFERENT = {  # id: (reason, our surviving tokens per row)
     "topk_1_keep3_uniform": (f"{TIES}; {NO_MIN_KEEP}", [[0]]),
     "topk_ties_at_boundary": (TIES, [[0, 1]]),
-    "topp_0_keeps_one": ("of equal tokens its sort puts any first; ours the lowest id", [[3], [1]]),
+    "topp_0_keeps_one": ("its sort may put any of equal tokens first; ours the lowest id", [[3], [1]]),
     "topp_0.9_keep2": (NO_MIN_KEEP, [[7, 8, 9], [9]]),
     "epsilon_keep2": (NO_MIN_KEEP, [[7, 8, 9], [9]]),
     "minp_0.9_keep2": (NO_MIN_KEEP, [[9], [9]]),
     "legacy_topk10_topp0.6_keep4": (NO_MIN_KEEP, [[10, 26], [27]]),
     "typical_0.7_keep2": (NO_MIN_KEEP, [[8, 9], [9]]),
-    "badwords": ("a bad word that is nothing but EOS stays in its list no more; ours bans what it is told", [[2], [3]]),
+    "badwords": ("it removes bad words that consist of EOS only; ours bans them", [[2], [3]]),
 }
 PRESET_AGREES = {"topk_ties_at_boundary": "the preset keeps what equals the k-th, as they do"}
 
@@ -56,7 +56,7 @@ def array(rows):
 
 
 def stage(name, params, row, history, logits):
-    """Ours for one of theirs, for one row: (stage, how many tokens of the history are its prompt)."""
+    """Our stage for one of theirs, for one row: (stage, number of prompt tokens in the history)."""
     match name:
         case "temperature":
             return Temperature(params["temperature"])
@@ -72,11 +72,11 @@ def stage(name, params, row, history, logits):
             return Epsilon(params["epsilon"])
         case "suppress":
             return Suppress(params["suppress_tokens"])
-        case "allowed":  # theirs asks a function per row
+        case "allowed":  # theirs calls a function per row
             return Allowed(params["allowed"][row])
         case "min_new_tokens":
             return MinTokens(params["min_new_tokens"], params["eos_token_id"])
-        case "sequence_bias":  # the bias of a sequence is that of its last token, once the others have just been said
+        case "sequence_bias":  # the bias applies to the last token of a sequence, right after its other tokens
             bias: dict[int, float] = {}
             for ids, value in params["sequence_bias"]:
                 if history[len(history) - len(ids) + 1 :] == ids[:-1] and len(ids) <= len(history) + 1:
@@ -90,9 +90,9 @@ def stage(name, params, row, history, logits):
             return NoRepeatNgram(params["ngram_size"])
         case "bad_words":
             return BadWords(params["bad_words_ids"])
-        case "forced_eos":  # no stage of ours: whoever wants it allows nothing else in the last step
+        case "forced_eos":  # no equivalent stage: allow only this token in the last step instead
             return Allowed([params["eos_token_id"]] if len(history) == params["max_length"] - 1 else None)
-        case "exp_decay":  # no stage of ours either: a bias that grows with the output, and with the score it is for
+        case "exp_decay":  # no equivalent stage: a bias that grows with the output, and with the score
             start, factor = params["exponential_decay_length_penalty"]
             over = len(history) - params["prompt_len"] - start
             eos, score = params["eos_token_id"], logits[params["eos_token_id"]]
@@ -101,7 +101,7 @@ def stage(name, params, row, history, logits):
 
 
 def preset(stages):
-    """The pipeline of a request that says the same, in the order of transformers."""
+    """The pipeline of an equivalent request, in the order of Transformers."""
     fields, ends = {"order": "hf"}, ()
     for one in stages:
         for attribute, parameter in one.parameters.items():
@@ -109,7 +109,7 @@ def preset(stages):
                 fields[parameter.name] = getattr(one, attribute)
             if parameter.name == "ends":
                 ends = getattr(one, attribute)
-    return nc.SamplingParams(**fields).pipeline(ends)
+    return nc.SamplingParams(**fields).build_pipeline(ends)
 
 
 def softmax(x):
@@ -117,7 +117,7 @@ def softmax(x):
     return e / e.sum()
 
 
-def test_no_vector_is_lost():
+def test_every_vector_is_tested():
     kinds = Counter(vector.get("stage", vector["kind"]) for vector in FACTS["vectors"])
     assert kinds == {
         "top_p": 7,
@@ -143,56 +143,56 @@ def test_no_vector_is_lost():
     assert PRESET_AGREES.keys() <= DIFFERENT.keys() <= {vector["id"] for vector in FACTS["vectors"]}
 
 
-def ours(vector, row):
-    """(the stages, what was said) for one row of a vector."""
+def our_stages(vector, row):
+    """(stages, history) for one row of a vector."""
     history = (vector.get("history") or [[]] * len(vector["logits"]))[row]
     pairs = vector.get("stages") or [[vector["stage"], vector["params"]]]
     logits = array(vector["logits"])[row].astype(np.float64)
     stages = tuple(stage(name, params, row, history, logits) for name, params in pairs)
     ignored = max(params.get("prompt_ignore_length", 0) for _, params in pairs)
     prompt = max(params.get("prompt_len", 0) for _, params in pairs)
-    # prompt_ignore_length leaves tokens of the prompt out of the penalty; ours counts all, so they are not given
+    # prompt_ignore_length excludes tokens of the prompt from the penalty; ours counts all, so they are not passed
     return stages, History(history[ignored:prompt], history[max(prompt, ignored) :])
 
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda v: v["id"])
-def test_vector(vector):
+def test_a_vector(vector):
     logits, expected = array(vector["logits"]), array(vector["expected"])
     _, different = DIFFERENT.get(vector["id"], ("", None))
     for row in range(len(logits)):
-        stages, seen = ours(vector, row)
+        stages, past = our_stages(vector, row)
         for way, pipeline in ((stages, (*stages, Gumbel(0))), (preset, preset(stages))):
-            kept = reference.survivors(logits[row], pipeline, seen)
-            p = reference.probabilities(logits[row], pipeline, seen)
+            survivors = reference.survivors(logits[row], pipeline, past)
+            p = reference.probabilities(logits[row], pipeline, past)
             if different is not None and not (way is preset and vector["id"] in PRESET_AGREES):
-                assert sorted(kept.ids_N.tolist()) == different[row]
+                assert sorted(survivors.ids_N.tolist()) == different[row]
                 inside = softmax(np.where(np.isin(np.arange(len(p)), different[row]), logits[row], -np.inf))
                 assert p == pytest.approx(inside, abs=1e-6)
                 continue
-            assert sorted(kept.ids_N.tolist()) == vector["kept"][row]
+            assert sorted(survivors.ids_N.tolist()) == vector["kept"][row]
             assert p == pytest.approx(softmax(expected[row]), abs=1e-6)
             if "probs" in vector:
                 assert p == pytest.approx(array(vector["probs"])[row], abs=1e-6)
 
 
 @pytest.mark.parametrize("vector", LOG_SOFTMAX, ids=lambda v: v["id"])
-def test_log_softmax_is_what_logprobs_reports(vector):
+def test_logprobs_equal_log_softmax(vector):
     logits, expected = array(vector["logits"]), array(vector["expected"])
     size = logits.shape[1]
     request = nc.SamplingParams(order="hf", logprobs=0, logprob_token_ids=range(size), seed=1)
     for row in range(len(logits)):
-        for pipeline in ((Logprobs(0, range(size)), Gumbel(1)), request.pipeline()):
-            told = reference.run(logits[row], pipeline, 1, 0).logprobs
-            assert [one.logprob for one in told.requested] == pytest.approx(expected[row].tolist(), rel=1e-6)
+        for pipeline in ((Logprobs(0, range(size)), Gumbel(1)), request.build_pipeline()):
+            report = reference.run(logits[row], pipeline, 1, 0).logprobs
+            assert [one.logprob for one in report.requested] == pytest.approx(expected[row].tolist(), rel=1e-6)
 
 
 @pytest.mark.parametrize("name", sorted(DIFFERENT))
-def test_every_difference_is_one(name):
-    """A vector named above really differs, so that the list cannot hide agreement."""
+def test_every_listed_difference_exists(name):
+    """Every vector listed above really differs, so that the list cannot hide agreement."""
     [vector] = [vector for vector in FACTS["vectors"] if vector["id"] == name]
     assert DIFFERENT[name][1] != vector["kept"]
 
 
-def test_top_p_of_zero_is_refused():
+def test_top_p_of_zero_is_rejected():
     with pytest.raises(nc.ParameterError, match="top_p must be a number > 0 and <= 1, got 0"):
         TopP(0)

@@ -1,4 +1,4 @@
-"""For schemathesis: the document, narrowed to what the embedded model has, so that much of what is made is answered."""
+"""Narrow the OpenAPI document for schemathesis to what the bundled model supports, so that many requests succeed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
         fields = schemas[name]["properties"]
         fields["model"] = {"enum": [MODEL, None]}
         if "stream_options" in fields:
-            fields["stream_options"] = {"type": "null"}  # all else needs stream, and most bodies are without it
+            fields["stream_options"] = {"type": "null"}  # the other fields need stream, and most bodies do not set it
         if "order" in fields:
             fields["order"] = {"enum": [None, *fields["order"]["anyOf"][0]["enum"]]}
         if "messages" in fields:

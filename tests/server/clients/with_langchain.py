@@ -31,25 +31,27 @@ def main(url: str, model: str) -> dict[str, Any]:
     fields = {"base_url": f"{url}/v1", "api_key": "any", "model": model, "seed": 7, "max_retries": 0}
     fields |= {"temperature": 0.9, "max_tokens": 16}
     chat = ChatOpenAI(**fields)
-    answer = chat.invoke(HELLO)
+    response = chat.invoke(HELLO)
     chunks = list(ChatOpenAI(**fields, stream_usage=True).stream(HELLO))
-    whole = chunks[0]
+    merged = chunks[0]
     for chunk in chunks[1:]:
-        whole += chunk
-    told = ChatOpenAI(**fields, logprobs=True, top_logprobs=2).invoke(HELLO).response_metadata["logprobs"]["content"]
+        merged += chunk
+    with_logprobs = (
+        ChatOpenAI(**fields, logprobs=True, top_logprobs=2).invoke(HELLO).response_metadata["logprobs"]["content"]
+    )
     scored = ChatOpenAI(**fields, logprobs=True)
     parts = [chunk.response_metadata.get("logprobs") for chunk in scored.stream(HELLO)]
     return {
-        "chat": answer.content,
-        "finish_reason": answer.response_metadata["finish_reason"],
-        "usage": [answer.usage_metadata["input_tokens"], answer.usage_metadata["output_tokens"]],
-        "streamed": whole.content,
-        "streamed usage": [whole.usage_metadata["input_tokens"], whole.usage_metadata["output_tokens"]],
-        "streamed finish_reason": whole.response_metadata["finish_reason"],
+        "chat": response.content,
+        "finish_reason": response.response_metadata["finish_reason"],
+        "usage": [response.usage_metadata["input_tokens"], response.usage_metadata["output_tokens"]],
+        "streamed": merged.content,
+        "streamed usage": [merged.usage_metadata["input_tokens"], merged.usage_metadata["output_tokens"]],
+        "streamed finish_reason": merged.response_metadata["finish_reason"],
         "async": asyncio.run(streamed(chat)),
         "batch": [one.content for one in chat.batch([HELLO] * 4)],
         "several": [one.content for one in chat.batch([f"Tell me of a {thing}." for thing in ("dog", "hat", "boat")])],
-        "logprobs": [len(step["top_logprobs"]) for step in told],
+        "logprobs": [len(step["top_logprobs"]) for step in with_logprobs],
         "streamed logprobs": sum(len(part["content"]) for part in parts if part),
         "conversation": chat.invoke([SystemMessage("Be brief."), HumanMessage(HELLO)]).content,
         "own": ChatOpenAI(**fields, extra_body={"min_p": 0.02, "dry_multiplier": 0.8}).invoke(HELLO).content,

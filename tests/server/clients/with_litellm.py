@@ -19,8 +19,8 @@ async def streamed(fields: dict[str, Any]) -> str:
 
 
 async def several(fields: dict[str, Any]) -> list[str]:
-    answers = await asyncio.gather(*(litellm.acompletion(**{**fields, "seed": seed}) for seed in range(8)))
-    return [answer.choices[0].message.content for answer in answers]
+    responses = await asyncio.gather(*(litellm.acompletion(**{**fields, "seed": seed}) for seed in range(8)))
+    return [response.choices[0].message.content for response in responses]
 
 
 def failure(**fields: Any) -> str:
@@ -36,14 +36,14 @@ def main(url: str, model: str) -> dict[str, Any]:
     chat = {**server, "model": f"openai/{model}", "messages": HELLO, "max_tokens": 16, "temperature": 0.9, "seed": 7}
     text = {key: value for key, value in chat.items() if key != "messages"}
     text |= {"model": f"text-completion-openai/{model}", "prompt": PROMPT}
-    answer = litellm.completion(**chat, logprobs=True, top_logprobs=2)
+    response = litellm.completion(**chat, logprobs=True, top_logprobs=2)
     chunks = list(litellm.completion(**chat, stream=True, stream_options={"include_usage": True}))
     built = litellm.stream_chunk_builder(chunks, messages=HELLO)
     return {
-        "chat": answer.choices[0].message.content,
-        "finish_reason": answer.choices[0].finish_reason,
-        "usage": [answer.usage.prompt_tokens, answer.usage.completion_tokens],
-        "logprobs": [len(step["top_logprobs"]) for step in answer.choices[0].logprobs["content"]],
+        "chat": response.choices[0].message.content,
+        "finish_reason": response.choices[0].finish_reason,
+        "usage": [response.usage.prompt_tokens, response.usage.completion_tokens],
+        "logprobs": [len(step["top_logprobs"]) for step in response.choices[0].logprobs["content"]],
         "streamed": "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices),
         "built": [built.choices[0].message.content, built.usage.prompt_tokens, built.usage.completion_tokens],
         "async": asyncio.run(streamed(chat)),

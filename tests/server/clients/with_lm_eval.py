@@ -1,7 +1,7 @@
-"""lm-eval: its scores and samples of the tasks in a folder, as one JSON object.
+"""lm-eval: prints its scores and the samples of the tasks in a folder as one JSON object.
 
-Arguments: the server's URL, the model, the folder, and options of lm-eval's client as JSON. With "chat" among them,
-tasks go to the chat completions, which can only write.
+Arguments: the server's URL, the model, the folder, and options of lm-eval's client as JSON. With "chat" among them, the
+tasks use chat completions, which only support generation.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def main(url: str, model: str, folder: str, options: str) -> dict[str, Any]:
         bootstrap_iters=0,
     )
     samples = {
-        task: [{"asked": sample["arguments"], "answered": sample["resps"]} for sample in told]
-        for task, told in results["samples"].items()
+        task: [{"arguments": sample["arguments"], "responses": sample["resps"]} for sample in samples_of_task]
+        for task, samples_of_task in results["samples"].items()
     }
     return {"results": results["results"], "samples": samples}
 

@@ -87,7 +87,7 @@ class BeamRequest:
     """A request to search for the highest-scoring outputs of a prompt. id and priority: as in ``Request``.
 
     No token is final before the search ends, so all output comes at the end: one ``EngineOutput`` per returned
-    sequence, best first, each with a complete ``BeamPiece`` whose ``index`` is its rank. The last one has the usage,
+    sequence, best first, each with a complete ``BeamChunk`` whose ``index`` is its rank. The last one has the usage,
     which counts the tokens of the returned sequences. A search that fails or is aborted gives one output without
     tokens.
     """
@@ -105,8 +105,8 @@ class BeamRequest:
 
 
 @final
-@dataclass(frozen=True)
-class BeamPiece(CompletionChunk):
+@dataclass(slots=True)
+class BeamChunk(CompletionChunk):
     """A complete output of a beam search. ``seed`` is always 0, as beam search is deterministic."""
 
     score: float = float("-inf")  #: logprob / number of tokens ** length_penalty
@@ -118,7 +118,7 @@ class BeamPiece(CompletionChunk):
 class BeamOutput:
     """One returned sequence. ``token_ids`` includes the token that ended it, ``text`` does not.
 
-    See ``BeamPiece`` and ``CompletionOutput``.
+    See ``BeamChunk`` and ``CompletionOutput``.
     """
 
     text: str
@@ -157,7 +157,7 @@ class BeamCompletion:
 
 
 def _output(piece: CompletionChunk) -> BeamOutput:
-    score, logprob = (piece.score, piece.logprob) if isinstance(piece, BeamPiece) else (float("-inf"),) * 2
+    score, logprob = (piece.score, piece.logprob) if isinstance(piece, BeamChunk) else (float("-inf"),) * 2
     return BeamOutput(
         piece.text,
         piece.token_ids,

@@ -16,11 +16,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.engine.beam.params import BeamPiece, BeamRequest
+from nucleate.engine.beam.params import BeamChunk, BeamRequest
 from nucleate.engine.beam.search import BeamCandidate, BeamSearch, FinishedBeam, SearchError
 from nucleate.engine.request import Request, ValidatedRequest, admit
-from nucleate.engine.running_request import NO_ROW, RunningRequest
-from nucleate.engine.scheduler import ScheduledSequence, Scheduler, SchedulerEntry
+from nucleate.engine.running_request import RunningRequest, text_error
+from nucleate.engine.scheduler import Scheduler
+from nucleate.engine.scheduler_entry import NO_ROW, ScheduledSequence, SchedulerEntry
 from nucleate.models.protocol import ModelLimits
 from nucleate.models.runner import Fork, ModelInput, Runner
 from nucleate.outputs import CompletionChunk, EngineOutput, Finish, StepLogprobs, Usage
@@ -228,24 +229,26 @@ class BeamScheduler:
 
     def _finish(self, running: RunningBeamSearch) -> list[EngineOutput]:
         """The outputs of a finished search."""
-        del self._requests[running.id]
         best, prompt = running.search.best(), len(running.request.prompt_ids)
         usage = Usage(prompt, sum(one.length for one in best))
-        pieces = [self._piece(running, index, one) for index, one in enumerate(best)]
+        try:
+            pieces = [self._piece(running, index, one) for index, one in enumerate(best)]
+        except Exception as error:  # noqa: BLE001  # a tokenizer may raise anything; only this request fails
+            return self.end(running, text_error(error))
+        del self._requests[running.id]
         return [EngineOutput(running.id, piece, usage if piece is pieces[-1] else None) for piece in pieces]
 
-    def _piece(self, running: RunningBeamSearch, index: int, beam: FinishedBeam) -> BeamPiece:
+    def _piece(self, running: RunningBeamSearch, index: int, beam: FinishedBeam) -> BeamChunk:
         params, rules, steps = running.request.params, running.rules, beam.steps
         tokens = tuple(step.token for step in steps)
         stopped = tokens[-1] in running.search.ends
         detokenizer = Detokenizer(self._tokenizer, running.request.prompt_ids, params.skip_special_tokens)
-        parts = [part for token in tokens[: len(tokens) - stopped] for part in detokenizer.push(token)]
-        text = "".join((*parts, *detokenizer.close()))
+        text = "".join(map(detokenizer.push, tokens[: len(tokens) - stopped])) + detokenizer.close()
         eos = tokens[-1] in rules.eos_token_ids and not params.ignore_eos
         finish = Finish("stop", tokens[-1] if stopped and not eos else None) if beam.ended else Finish("length")
         collected = tuple(step.logprobs for step in steps if step.logprobs is not None)
         validation = None if running.grammar is None else Guide(running.grammar).add_text(text, finish)
-        return BeamPiece(
+        return BeamChunk(
             text,
             tokens,
             index,

@@ -49,6 +49,7 @@ class BatchedLlama:
     asynchronous = False
     tree_attention = True
     unbatched_reason = ""
+    capture_enabled = True
 
     def __init__(self, model: Llama, memory: int, block_size: int = BLOCK) -> None:
         self.model, self.block_size = model, block_size
@@ -122,18 +123,19 @@ class BatchedLlama:
         delta_TX, normal_TX = np.zeros_like(x_TX), np.empty_like(x_TX)
         gated_TY = np.empty((layout.size, model.inner_size), np.float32)
         captured: dict[int, Floats] = {}
+        layers = self._captured_layers if self.capture_enabled else ()
         for index, (layer, cache) in enumerate(zip(model.layers, self.caches, strict=True)):
             add_and_normalise(x_TX, delta_TX, layer.attention_norm, model.epsilon, normal_TX)
-            if index in self._captured_layers:
+            if index in layers:
                 captured[index] = x_TX.copy()
             heads_TX = self._attend(cache, matmul(normal_TX, layer.query_key_value), rotation, layout, kernels)
             matmul(heads_TX, layer.attention_out, delta_TX)
             add_and_normalise(x_TX, delta_TX, layer.mlp_norm, model.epsilon, normal_TX)
             kernels.gate(matmul(normal_TX, layer.gate_up), gated_TY)
             matmul(gated_TY, layer.down, delta_TX)
-        if self._captured_layers:
+        if layers:
             captured[len(model.layers)] = x_TX + delta_TX
-            self._captured = [captured[layer] for layer in self._captured_layers]
+            self._captured = [captured[layer] for layer in layers]
         x_LX = x_TX[layout.logits_indices]
         normal_LX = np.empty_like(x_LX)
         add_and_normalise(x_LX, delta_TX[layout.logits_indices], model.norm, model.epsilon, normal_LX)

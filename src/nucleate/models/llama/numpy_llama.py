@@ -15,8 +15,13 @@ from numpy.typing import NDArray
 from nucleate.models.matmul import one_thread
 from nucleate.models.model_config import positive, positive_integer, read_config
 from nucleate.models.protocol import ModelError
+from nucleate.models.stored_weights import stored_dtypes
 
 Floats = NDArray[np.float32]
+
+
+DTYPES = ("BF16", "F16", "F32")
+"""Types of weights that are converted to float32, as safetensors names them."""
 
 
 class LlamaLayer(NamedTuple):
@@ -42,8 +47,17 @@ def unsupported_reason(folder: Path) -> str | None:
         return "it has biases, or an activation other than SiLU"
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         return "it uses RoPE scaling"
+    return _unsupported_weights(folder, config.get("quantization_config"))
+
+
+def _unsupported_weights(folder: Path, quantization: Any) -> str | None:
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        return f"its weights are quantized ({method!s:.40})"
     if not (folder / "model.safetensors").is_file():
         return "its weights are not in one model.safetensors"
+    if unsupported := {*stored_dtypes(folder / "model.safetensors").values()} - {*DTYPES}:
+        return f"its weights have the type {', '.join(sorted(unsupported))}, not {', '.join(DTYPES)}"
     return None
 
 
@@ -217,6 +231,6 @@ def read(path: Path) -> dict[str, Floats]:
         elif dtype in ("F16", "F32"):
             array = np.frombuffer(data, dtype.replace("F16", "<f2").replace("F32", "<f4")).astype(np.float32)
         else:
-            raise ModelError(f"{path}: {name} has the type {dtype}; the numpy runtime supports BF16, F16 and F32")
+            raise ModelError(f"{path}: {name} has the type {dtype}; the numpy runtime supports {', '.join(DTYPES)}")
         found[name] = array.reshape(entry["shape"])
     return found

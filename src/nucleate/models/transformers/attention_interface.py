@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from contextvars import ContextVar
-from itertools import chain
 from typing import Any
 
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from nucleate.models.transformers.model_object import share
 from nucleate.models.transformers.ragged_attention import AttentionPlan, IncompatibleModelError
 
 NAME, PROBE = "nucleate", "nucleate_probe"
@@ -17,8 +16,7 @@ NAME, PROBE = "nucleate", "nucleate_probe"
 
 def paged_copy(model: Any) -> Any:
     """A copy of the model that shares its weights, has its own config, and attends with ``dispatch``."""
-    weights = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
-    copied = copy.deepcopy(model, weights)
+    copied = share(model)
     implement(copied, NAME)
     return copied
 

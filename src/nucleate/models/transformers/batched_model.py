@@ -36,6 +36,7 @@ class BatchedTransformers:
     tree_attention = True
     unbatched_reason = ""
     hidden_states: Any = NO_HIDDEN_STATES  #: see ``Runner.hidden_states``; on a GPU a tensor, like the logits
+    capture_enabled: bool = True  #: see ``Runner.capture_enabled``
 
     def __init__(self, model: TransformersModel, memory: int, block_size: int = BLOCK) -> None:
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
@@ -48,7 +49,7 @@ class BatchedTransformers:
             self.model = paged_copy(model.model)
             self.layers = layers_of(self.model)
             with torch.inference_mode():
-                compare(self, model.model)
+                compare(self, model.model, model.decoding)
         except IncompatibleModelError:
             raise
         except Exception as error:  # the model's code may raise anything
@@ -86,8 +87,11 @@ class BatchedTransformers:
                 logits_to_keep=plan.logits_indices,
                 nucleate=plan,
             )
-            logits_LV = out.logits[0].float()
-            if self._capture is not None:
+            logits_LV = out.logits[0]
+            if len(logits_LV) != len(plan.logits_indices):  # some models ignore logits_to_keep
+                logits_LV = logits_LV[plan.logits_indices]
+            logits_LV = logits_LV.float()
+            if self._capture is not None and self.capture_enabled:
                 self.hidden_states = self._output(self._capture.take())
         return self._output(logits_LV)
 

@@ -11,14 +11,14 @@ import torch
 from nucleate.models.paged.kv_cache import NO_SINKS, AttentionRule
 from nucleate.models.runner import ModelInput
 from nucleate.models.transformers.attention_interface import MASKS, NAME, PROBE, implement
+from nucleate.models.transformers.decoding_context import TOLERANCE, Decoding, long_rope_length, positions
 from nucleate.models.transformers.ragged_attention import AttentionLayer, IncompatibleModelError
+from nucleate.models.transformers.transformers_model import layer_configs
 
 HARMLESS = {"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"}
 HARMLESS |= {"scaling", "softcap", "sliding_window", "s_aux", "cache_position", "output_router_logits", "return_dict"}
+HARMLESS |= {"logits_to_keep"}
 """Arguments of an attention function that ``AttentionRule`` covers or that change nothing."""
-
-TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.15, torch.float64: 1e-5}
-"""Tolerance: deviation of a token's logits from the stock ones, relative to their own deviation from the mean."""
 
 LENGTH, WINDOW = 24, 128
 """Tokens of a sequence in the comparison; longer, to exceed a sliding window, if that is at most WINDOW tokens."""
@@ -68,10 +68,10 @@ def layers_of(model: Any) -> list[AttentionLayer]:
     finally:
         MASKS.reset(token)
         implement(model, NAME)
-    layers, config = probe.layers, model.config.get_text_config()
+    layers, config = probe.layers, model.config.get_text_config(decoder=True)
     count = config.num_hidden_layers
     if len(layers) != count or len({id(layer.module) for layer in layers}) != count:
-        raise IncompatibleModelError(f"{len(layers)} of its {count} layers have their own keys and values")
+        raise IncompatibleModelError(f"{len(layers)} of its {count} layers have their own KV cache")
     if any(custom for custom, _ in masks):
         raise IncompatibleModelError("its attention has a custom mask")
     kinds = getattr(config, "layer_types", None) or [None] * count
@@ -88,24 +88,21 @@ def layers_of(model: Any) -> list[AttentionLayer]:
 
 def why_not(model: Any) -> str | None:
     """The reason that a model's config gives against batching; None if there is none."""
-    config = model.config.get_text_config()
+    config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
         return "it is an encoder-decoder model"
-    if not getattr(model, "_supports_attention_backend", False):
+    if not any(getattr(each, "_supports_attention_backend", False) for each in (model, model.get_decoder())):
         return "its attention cannot be replaced"
     if unsupported := set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}:
         return f"it has layers of type {', '.join(sorted(map(str, unsupported)))}"
-    if getattr(config, "attention_chunk_size", None):
+    if any(getattr(layer, "attention_chunk_size", None) for layer in layer_configs(config)):
         return "its attention is chunked"
-    for module in model.modules():
-        kinds = getattr(module, "rope_type", None)
-        for kind in kinds.values() if isinstance(kinds, dict) else (kinds,):
-            if kind in ("dynamic", "longrope"):
-                return f"its positions ({kind}) depend on the longest sequence in a batch"
+    if 0 < long_rope_length(model) < config.max_position_embeddings:
+        return "its positions (longrope) depend on the length of the sequence"
     return None
 
 
-def compare(runner: Any, stock: Any) -> None:
+def compare(runner: Any, stock: Any, decoding: Decoding) -> None:
     """Compare two sequences computed in a batch, in chunks, with the stock model. Raises IncompatibleModelError.
 
     It replaces the KV cache of the runner.
@@ -115,7 +112,8 @@ def compare(runner: Any, stock: Any) -> None:
     if length < 4:
         raise IncompatibleModelError(f"its context of {length} tokens is too short for the comparison")
     ids_2T = np.random.default_rng(0).integers(0, runner.vocab_size, (2, length))
-    expected_2TV = stock(input_ids=torch.from_numpy(ids_2T).to(runner.device), use_cache=False).logits
+    settings = {"position_ids": positions(stock, 0, length)} if decoding.positions else {}
+    expected_2TV = stock(input_ids=torch.from_numpy(ids_2T).to(runner.device), use_cache=False, **settings).logits
     count = -(-length // runner.block_size)
     runner.allocate(2 * count)
     blocks = [list(range(2 * count))[::-2], list(range(2 * count))[::2]]

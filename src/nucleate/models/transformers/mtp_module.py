@@ -19,7 +19,8 @@ from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, ModelInput
 from nucleate.models.transformers.attention_interface import MASKS, NAME, PROBE, implement, paged_copy
 from nucleate.models.transformers.batched_model import has_kernel, new_layer_cache
-from nucleate.models.transformers.compatibility import LENGTH, TOLERANCE, WINDOW, Probe
+from nucleate.models.transformers.compatibility import LENGTH, WINDOW, Probe
+from nucleate.models.transformers.decoding_context import TOLERANCE
 from nucleate.models.transformers.hidden_state_capture import HiddenStateCapture, decoder_layers
 from nucleate.models.transformers.ragged_attention import (
     AttentionLayer,
@@ -55,16 +56,16 @@ class MtpModules:
             reason = f"{type(error).__name__}: {one_line(error)}"
             raise ModelError(f"the MTP modules of the model cannot be run: {reason}") from error
 
-    def new_pools(self, blocks: int) -> list[LayerCache]:
+    def new_kv_caches(self, blocks: int) -> list[LayerCache]:
         """Create the KV cache of each module, in blocks of BLOCK tokens."""
         return [new_layer_cache(layer, blocks, BLOCK, self.device, self.dtype) for layer in self.layers]
 
-    def own(self, x_TX: Any) -> Any:
+    def copy_states(self, x_TX: Any) -> Any:
         """A copy of a runner's hidden states, on the device and in the dtype of the modules."""
         return torch.as_tensor(x_TX).to(self.device, self.dtype, copy=True)
 
-    def joined(self, parts: Sequence[Any]) -> Any:
-        """Hidden states, concatenated."""
+    def concatenate(self, parts: Sequence[Any]) -> Any:
+        """Concatenate hidden states along the tokens."""
         return parts[0] if len(parts) == 1 else torch.cat([*parts])
 
     def hidden(self, x_TX: Any) -> Any:
@@ -144,7 +145,7 @@ def _compare(ours: MtpModules, modules: Any, model: TransformersModel) -> None:
     ids = torch.from_numpy(ids_2T).to(ours.device)
     stock, states = _last_states(ours, model, ids[:, :length])
     count = -(-length // BLOCK)
-    blocks, caches = [list(range(2 * count))[::-2], list(range(2 * count))[::2]], ours.new_pools(2 * count)
+    blocks, caches = [list(range(2 * count))[::-2], list(range(2 * count))[::2]], ours.new_kv_caches(2 * count)
     third, positions = length // 3, torch.arange(length, device=ours.device)[None]
     for module in range(ours.count):
         later = ids[:, module + 1 : module + 1 + length]
@@ -177,7 +178,7 @@ def _last_states(ours: MtpModules, model: TransformersModel, ids_2T: Any) -> tup
         for row in ids_2T:
             out = model.model(input_ids=row[None], use_cache=False, output_hidden_states=True)
             stock.append(out.hidden_states[-1])
-            states.append(ours.hidden(ours.own(capture.take())))
+            states.append(ours.hidden(ours.copy_states(capture.take())))
     finally:
         capture.close()
     return stock, states

@@ -1,24 +1,21 @@
-"""Any causal language model of Transformers, run by torch: one sequence at a time, with the model's own cache."""
+"""Any causal language model of Transformers, run by torch: one sequence at a time."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from nucleate.models.free_memory import free
 from nucleate.models.protocol import ModelError
+from nucleate.models.stored_weights import quantized_weight
 from nucleate.parameters.converters import one_line
 
-NO_CACHE = "{} does not return its cache, which decoding needs"
+if TYPE_CHECKING:
+    from nucleate.models.transformers.decoding_context import TransformersContext
+
+MISSING = "this model needs torch and transformers ({}): pip install 'nucleate[torch]'"
 
 
 class TransformersModel:
@@ -36,7 +33,11 @@ class TransformersModel:
         try:
             device_ = torch.device(chosen)
             transformers.utils.logging.disable_progress_bar()
-            model, found = transformers.AutoModelForCausalLM.from_pretrained(
+            config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            quantized = quantized_weight(folder)
+            if quantized is not None and getattr(config, "quantization_config", None) is None:
+                raise ModelError(f"its weights are quantized ({quantized}), but config.json has no quantization_config")
+            model, found = _auto_class(config).from_pretrained(
                 folder, dtype=dtype, output_loading_info=True, trust_remote_code=False
             )
             if missing := sorted(found["missing_keys"]):  # which Transformers initialises at random
@@ -47,27 +48,39 @@ class TransformersModel:
 
     @classmethod
     def of(cls, model: Any) -> TransformersModel:
-        """Wrap a Transformers model that is in memory. Raises ModelError if it cannot be run."""
-        made = cls.__new__(cls)
-        made._wrap(model, str(model.device))  # noqa: SLF001
+        """A Transformers model in memory, which is not changed, see ``model_object``. Raises ModelError."""
+        from nucleate.models.transformers.model_object import runnable_copy
+
+        made, copied = cls.__new__(cls), runnable_copy(model)
+        made._wrap(copied, str(copied.device))  # noqa: SLF001
         return made
 
     def _wrap(self, model: Any, device: str) -> None:
+        from nucleate.models.transformers.decoding_context import decoding_of
+
         self.model = model.eval()
-        _signature(model.__class__)
-        text = model.config.get_text_config()
-        self.vocab_size: int = model.get_output_embeddings().weight.shape[0]
-        self.context_length: int = getattr(text, "max_position_embeddings", None) or 1 << 20
+        head = model.get_output_embeddings()
+        if head is None:
+            raise ModelError(f"{type(model).__name__} has no language model head")
+        self.vocab_size: int = _num_logits(head, model)
+        text = model.config.get_text_config(decoder=True)
+        length = getattr(text, "max_position_embeddings", None) or 0
+        self.context_length: int = length if length > 0 else 1 << 20
         self.runtime = f"torch {device} {str(model.dtype).removeprefix('torch.')}"
+        self.bidirectional_prompt = bool(getattr(text, "use_bidirectional_attention", False))
+        """Whether the tokens of a prompt attend to all of it, so that its output must not be computed with it."""
+        self.decoding = decoding_of(model, self.vocab_size)
 
     @property
     def token_bytes(self) -> int:
         """Approximate bytes of KV cache per token; some models cache other things."""
-        config = self.model.config.get_text_config()
-        heads = getattr(config, "num_attention_heads", None) or 1
-        size = getattr(config, "head_dim", None) or config.hidden_size // heads
-        shared = getattr(config, "num_key_value_heads", None) or heads
-        return int(2 * config.num_hidden_layers * shared * size * self.model.dtype.itemsize)
+        text = self.model.config.get_text_config(decoder=True)
+        numbers = 0
+        for config in layer_configs(text):
+            heads = getattr(config, "num_attention_heads", None) or 1
+            size = getattr(config, "head_dim", None) or getattr(config, "hidden_size", heads) // heads
+            numbers += 2 * (getattr(config, "num_key_value_heads", None) or heads) * size
+        return int(numbers * self.model.dtype.itemsize)
 
     @property
     def free_memory(self) -> int:
@@ -77,62 +90,50 @@ class TransformersModel:
         return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free()
 
     def begin(self) -> TransformersContext:
-        return TransformersContext(self.model)
+        from nucleate.models.transformers.decoding_context import TransformersContext
+
+        return TransformersContext(self.model, self.decoding)
 
 
-class TransformersContext:
-    """One sequence, with the model's own cache: keys and values, or a state."""
-
-    def __init__(self, model: Any) -> None:
-        self.model, self.cache, self.length = model, None, 0
-        self.cache_name, self.takes_positions = _signature(model.__class__)
-        self.stateful = bool(getattr(model, "_is_stateful", False))
-
-    def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """See ``DecodingContext.forward``."""
-        logits: NDArray[np.float32] = self._forward(token_ids, 1)[-1]
-        return logits
-
-    def forward_all(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """See ``DecodingContext.forward_all``."""
-        return self._forward(token_ids, 0)
-
-    def _forward(self, token_ids: Sequence[int], keep: int) -> NDArray[np.float32]:
-        """The logits of the last ``keep`` tokens, 0 for all."""
-        torch, _ = libraries()
-        if not len(token_ids):
-            raise ValueError("forward needs one or more token ids")
-        if self.stateful and self.length and len(token_ids) > 1:  # many allow several tokens at the start only
-            return np.concatenate([self._forward([token], 1) for token in token_ids])[-keep:]
-        ids = torch.tensor([list(token_ids)], device=self.model.device)
-        settings: dict[str, Any] = {self.cache_name: self.cache, "use_cache": True, "logits_to_keep": keep}
-        if self.stateful and self.takes_positions:  # some count positions wrongly
-            settings["position_ids"] = torch.arange(self.length, self.length + ids.shape[1], device=ids.device)[None]
-        with torch.inference_mode():
-            out = self.model(input_ids=ids, **settings)
-        if out.get(self.cache_name) is None:
-            raise ModelError(NO_CACHE.format(type(self.model).__name__))
-        self.cache, self.length = out[self.cache_name], self.length + len(token_ids)
-        logits: NDArray[np.float32] = out.logits[0].float().cpu().numpy()
-        return logits
+def _num_logits(head: Any, model: Any) -> int:
+    """The number of logits of a language model head, which may be quantized."""
+    shape = getattr(getattr(head, "weight", None), "shape", None)
+    size = getattr(head, "out_features", None) or (shape[0] if shape else model.config.get_text_config().vocab_size)
+    return int(size)
 
 
-@functools.cache
-def _signature(kind: Any) -> tuple[str, bool]:
-    """The name of a model's cache argument, and whether it takes positions. Raises ModelError if it has no cache."""
-    parameters = inspect.signature(kind.forward).parameters
-    for name in ("past_key_values", "cache_params", "state"):
-        if name in parameters:
-            return name, "position_ids" in parameters
-    raise ModelError(NO_CACHE.format(kind.__name__))
+def layer_configs(config: Any) -> list[Any]:
+    """The config of each layer. In a heterogeneous config, values that differ can only be read from these."""
+    if getattr(config, "is_heterogeneous", False):
+        return list(config.per_layer_config)
+    return [config] * config.num_hidden_layers
+
+
+AUTO_CLASSES = (
+    ("AutoModelForCausalLM", "MODEL_FOR_CAUSAL_LM_MAPPING"),
+    ("AutoModelForImageTextToText", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING"),
+    ("AutoModelForMultimodalLM", "MODEL_FOR_MULTIMODAL_LM_MAPPING"),
+)
+"""Classes of Transformers that load language models, alone or with vision and audio parts, and what they support."""
+
+
+def _auto_class(config: Any) -> Any:
+    """The class of Transformers that loads the language model with a config. Raises ModelError."""
+    _, transformers = libraries()
+    kind = type(config)
+    for name, mapping in AUTO_CLASSES:
+        classes = getattr(transformers, mapping, {})
+        if kind in classes and (classes[kind].config_class is kind or classes[kind].config_class in classes):
+            return getattr(transformers, name)
+    raise ModelError(f"Transformers has no language model for the architecture {config.model_type!r}")
 
 
 SPIN_COUNT = "2000"
 """GOMP_SPINCOUNT for torch's idle threads; OpenMP's default is a hundred times as high."""
 
 
-def libraries() -> tuple[Any, Any]:
-    """Import torch and transformers, or raise ModelError with the install command.
+def import_torch() -> Any:
+    """Import torch, or raise ModelError with the install command.
 
     If torch is loaded here, its idle threads sleep early, so that other threads can use the cores.
     """
@@ -140,21 +141,16 @@ def libraries() -> tuple[Any, Any]:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     try:
         import torch
+    except ImportError as error:
+        raise ModelError(MISSING.format(error)) from None
+    return torch
+
+
+def libraries() -> tuple[Any, Any]:
+    """Import torch and transformers, or raise ModelError with the install command."""
+    torch = import_torch()
+    try:
         import transformers
     except ImportError as error:
-        raise ModelError(f"this model needs torch and transformers ({error}): pip install 'nucleate[torch]'") from None
+        raise ModelError(MISSING.format(error)) from None
     return torch, transformers
-
-
-def convert_tokenizer(folder: Path, out: Path) -> None:
-    """Write the tokenizer of a folder without tokenizer.json, converted by Transformers, to another folder."""
-    _, transformers = libraries()
-    try:
-        transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(out)
-    except (OSError, ValueError, ImportError, AttributeError) as error:
-        raise ModelError(f"cannot load a tokenizer from {folder}: {one_line(error)}") from error
-    if not (out / "tokenizer.json").is_file():
-        raise ModelError(f"the tokenizer in {folder} has no fast version (tokenizer.json)")
-    for name in ("config.json", "generation_config.json"):  # they contain the EOS ids
-        if (folder / name).is_file():
-            shutil.copyfile(folder / name, out / name)

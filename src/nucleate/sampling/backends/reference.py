@@ -12,8 +12,17 @@ from numpy.typing import NDArray
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import noise
+from nucleate.sampling.backends.survivors import Floats as Floats  # noqa: PLC0414  # callers import these from here
+from nucleate.sampling.backends.survivors import Ids as Ids  # noqa: PLC0414
+from nucleate.sampling.backends.survivors import RowError as RowError  # noqa: PLC0414
+from nucleate.sampling.backends.survivors import Survivors as Survivors  # noqa: PLC0414
+from nucleate.sampling.backends.survivors import TotalMass as TotalMass  # noqa: PLC0414
+from nucleate.sampling.backends.survivors import check_scores, untruncated
+from nucleate.sampling.backends.survivors import ranked as ranked  # noqa: PLC0414
 from nucleate.sampling.history import History, HistoryView
 from nucleate.sampling.inputs import masked_tokens
+from nucleate.sampling.min_keep import min_keep_of
+from nucleate.sampling.row_values import checked_values
 from nucleate.sampling.stage import (
     Ceiling,
     Draw,
@@ -27,30 +36,9 @@ from nucleate.sampling.stage import (
     Stage,
     Tap,
     TokenInfo,
+    Transform,
 )
 from nucleate.sampling.token_logprobs import logprobs
-
-Floats = NDArray[np.float64]
-Ids = NDArray[np.int64]
-
-
-class RowError(ValueError):
-    """A row of logits that cannot be sampled."""
-
-
-class TotalMass(NamedTuple):
-    """The tokens before the first truncation since the last Shift or Scale: maximum score, and sum of exp(x - top)."""
-
-    top: float
-    mass: float
-
-
-class Survivors(NamedTuple):
-    """The surviving tokens in rank order: score descending, then id ascending."""
-
-    ids_N: Ids
-    x_N: Floats
-    total: TotalMass
 
 
 class RowResult(NamedTuple):
@@ -64,7 +52,7 @@ class RowResult(NamedTuple):
 def run(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: HistoryView = History()) -> RowResult:
     """Sample a token, report logprobs, and update stateful stages. Raises RowError."""
     per_stage = survivors_per_stage(logits_V, stages, past, xtc_uniform(stages, seed, step))
-    return row_result(per_stage, stages, select_token(stages[-1], per_stage[-1], seed, step))
+    return row_result(per_stage, stages, select_token(stages[-1], per_stage[-1], *noise_of(stages, past, seed, step)))
 
 
 def accept(
@@ -120,30 +108,11 @@ def apply_stages(kept: Survivors, size: int, stages: Pipeline, past: HistoryView
                 kept = Survivors(kept.ids_N[:1], kept.x_N[:1], kept.total)
             elif isinstance(stage, Shift) and not stage.neutral:
                 kept = apply_shift(kept, stage, past, size)
+            elif isinstance(stage, Transform) and not stage.neutral:
+                kept = apply_transform(kept, stage, past)
             elif not stage.neutral:
                 kept = apply_row_stage(kept, stage, u)
         yield kept
-
-
-def check_scores(ids_N: Ids, x_N: Floats, after: str = "") -> Floats:
-    """The scores; raises RowError if they cannot be sampled."""
-    for bad_N, name in ((np.isnan(x_N), "NaN"), (x_N == np.inf, "+inf")):
-        if bad_N.any():
-            raise RowError(f"{name} at token {ids_N[bad_N.argmax()]}{after}")
-    if not (x_N > -np.inf).any():
-        raise RowError(f"every token is at -inf{after}")
-    return x_N
-
-
-def ranked(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
-    """Sort tokens by score, stably; removes those at -inf."""
-    order_N = np.argsort(-x_N, kind="stable")[: np.count_nonzero(x_N > -np.inf)]
-    return ids_N[order_N], x_N[order_N]
-
-
-def untruncated(ids_N: Ids, x_N: Floats) -> Survivors:
-    """Tokens in rank order, before any truncation."""
-    return Survivors(ids_N, x_N, TotalMass(float(x_N[0]), float(np.exp(x_N - x_N[0]).sum())))
 
 
 def apply_shift(kept: Survivors, stage: Shift, past: HistoryView, size: int) -> Survivors:
@@ -164,8 +133,12 @@ def apply_shift(kept: Survivors, stage: Shift, past: HistoryView, size: int) -> 
         "listed": is_listed_V > 0,
         "unlisted": is_listed_V == 0,
         "masked": masked_tokens(past.mask, size),
+        "all": True,
     }[stage.touches]
-    shifted_V = stage.apply(x_V, TokenInfo(ids_V, prompt_V, output_V, listed_V))
+    value_V = checked_values(stage, past.values(stage, size), size) if stage.touches == "all" else 0.0
+    shifted_V = stage.apply(x_V, TokenInfo(ids_V, prompt_V, output_V, listed_V, value_V))
+    if stage.touches == "all":
+        shifted_V = np.asarray(shifted_V, np.float32).astype(np.float64)
     changed_V = touched_V & (x_V > -np.inf) & (shifted_V != x_V)
     if not changed_V.any():
         return kept
@@ -173,9 +146,21 @@ def apply_shift(kept: Survivors, stage: Shift, past: HistoryView, size: int) -> 
     return untruncated(*ranked(ids_V, x_V))
 
 
+def apply_transform(kept: Survivors, stage: Transform, past: HistoryView) -> Survivors:
+    """Apply a Transform; removes tokens at -inf."""
+    relative_N = kept.x_N - kept.x_N.max()
+    x_N = np.asarray(stage.apply(kept.ids_N, relative_N.copy(), past), np.float64)
+    if np.array_equal(x_N, relative_N):
+        return kept
+    if x_N.shape != kept.x_N.shape:
+        raise ValueError(f"{stage.name}.apply must return {len(kept.x_N)} scores, got {list(x_N.shape)}")
+    x_N, by_id_N = check_scores(kept.ids_N, x_N, f" after {stage.name}"), np.argsort(kept.ids_N)
+    return untruncated(*ranked(kept.ids_N[by_id_N], x_N[by_id_N]))
+
+
 def apply_row_stage(kept: Survivors, stage: Any, u: float) -> Survivors:
     """Apply a Scale or a truncation stage. The first token, in rank order or in the stage's own order, survives."""
-    (ids_N, x_N, total), (relative_N, row) = kept, relative_scores(kept)
+    (ids_N, x_N, total), (relative_N, row) = kept, relative_scores(kept, stage.sorted_count)
     match stage:
         case Scale():
             x_N = check_scores(ids_N, stage.apply(relative_N, row), f" after {stage.name}")
@@ -185,7 +170,7 @@ def apply_row_stage(kept: Survivors, stage: Any, u: float) -> Survivors:
             return untruncated(*ranked(ids_N, x_N))
         case Floor():
             keep_N = relative_N >= stage.floor(row)
-            keep_N[0] = True
+            keep_N[: min_keep_of(stage)] = True
         case Prefix():
             keep_N = prefix_mask(stage, relative_N, row)
             if stage.ties:
@@ -195,6 +180,7 @@ def apply_row_stage(kept: Survivors, stage: Any, u: float) -> Survivors:
             last = np.count_nonzero(above_N) - 1
             stays_N = (np.arange(len(x_N)) == last) | np.isin(ids_N, stage.exempt_ids)
             keep_N = ~above_N | (u >= stage.act_probability) | stays_N
+            keep_N |= np.count_nonzero(keep_N) < min_keep_of(stage)
         case Draw() | Tap():
             return kept
         case _:
@@ -202,10 +188,16 @@ def apply_row_stage(kept: Survivors, stage: Any, u: float) -> Survivors:
     return Survivors(ids_N[keep_N], x_N[keep_N], total)
 
 
-def relative_scores(kept: Survivors) -> tuple[Floats, RowStats]:
+def relative_scores(kept: Survivors, sorted_count: int = 0) -> tuple[Floats, RowStats]:
     """The arguments of a rule: scores relative to the maximum, and their statistics."""
     top = kept.x_N.max()
-    return kept.x_N - top, statistics(kept.x_N - top, TotalMass(kept.total.top - top, kept.total.mass))
+    row = statistics(kept.x_N - top, TotalMass(kept.total.top - top, kept.total.mass))
+    return kept.x_N - top, row._replace(sorted_scores=padded(kept.x_N - top, sorted_count))
+
+
+def padded(x_N: Floats, count: int) -> Floats:
+    """The first scores, with -inf after the last one."""
+    return np.concatenate((x_N[:count], np.full(max(count - len(x_N), 0), -np.inf)))
 
 
 def prefix_mask(stage: Prefix, x_N: Floats, row: RowStats) -> NDArray[np.bool_]:
@@ -214,7 +206,7 @@ def prefix_mask(stage: Prefix, x_N: Floats, row: RowStats) -> NDArray[np.bool_]:
     weight_N = stage.weight(x_N[order_N], row)
     reached_N = exclusive_cumsum(weight_N) if stage.inclusive else np.cumsum(weight_N)
     kept_N = reached_N < stage.target(row) if stage.inclusive else reached_N <= stage.target(row)
-    kept_N[0] = True
+    kept_N[: min_keep_of(stage)] = True
     keep_N = np.empty(len(x_N), bool)
     keep_N[order_N] = kept_N
     return keep_N
@@ -263,6 +255,12 @@ def xtc_uniform(stages: Pipeline, seed: int, step: int) -> float:
     """The uniform number that all Ceilings of a step share; generated only if there is one."""
     has_ceiling = any(isinstance(stage, Ceiling) for stage in stages)
     return float(noise.uniform(seed, step, noise.XTC, np.zeros(1, np.int64))[0]) if has_ceiling else 1.0
+
+
+def noise_of(stages: Pipeline, past: HistoryView, seed: int, step: int) -> tuple[int, int]:
+    """The seed and step of the draw's noise, see ``Draw.noise_key``."""
+    key = stages[-1].noise_key(past) if isinstance(stages[-1], Draw) else None
+    return (seed, step) if key is None else key
 
 
 def select_token(stage: Any, kept: Survivors, seed: int, step: int) -> int:

@@ -11,7 +11,7 @@ from nucleate.sampling.dispatch.rules import MAX_INTEGER, bans_tokens, rule_inpu
 from nucleate.sampling.dispatch.signature import PipelineSignature, pipeline_signature, unsupported_reason
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import INFINITY
-from nucleate.sampling.stage import Pipeline, Shift, Tap
+from nucleate.sampling.stage import Draw, Pipeline, Shift, Tap
 from nucleate.sampling.stages.constraints.bad_words import BadWords
 from nucleate.sampling.stages.constraints.min_tokens import MinTokens
 from nucleate.sampling.stages.penalties.dry import Dry
@@ -90,6 +90,8 @@ def device_row_spec(stages: Pipeline, vocab_size: int | None) -> DeviceRowSpec |
 
     vocab_size: V; None if it is not known.
     """
+    if isinstance(stages[-1], Draw) and stages[-1].keyed:
+        return f"the noise of {stages[-1]!r} depends on the history"
     tap = stages[0] if isinstance(stages[0], Tap) else None
     start = int(tap is not None)
     end = next(i for i, stage in enumerate(stages) if i >= start and not isinstance(stage, Shift))

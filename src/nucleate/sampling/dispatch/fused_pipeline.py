@@ -9,8 +9,8 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from nucleate.sampling.dispatch.rules import adds_listed_value, bans_tokens
-from nucleate.sampling.stage import Pipeline, Shift, Stage, Tap
+from nucleate.sampling.dispatch.rules import adds_listed_value, adds_value, bans_tokens
+from nucleate.sampling.stage import Draw, Pipeline, Shift, Stage, Tap
 from nucleate.sampling.stages.penalties.frequency import Frequency
 from nucleate.sampling.stages.penalties.presence import Presence
 from nucleate.sampling.stages.penalties.repetition import Repetition
@@ -57,6 +57,7 @@ class FusedPipeline(NamedTuple):
     tap: Tap | None  #: the raw logprobs to report
     edits: tuple[LogitEdit, ...]
     params: FusedParams
+    values: Shift | None = None  #: adds its values to the logits before the kernel runs
 
 
 TEMPERATURES = 1e-4, 1e4
@@ -67,12 +68,17 @@ def to_fused_pipeline(stages: Pipeline) -> FusedPipeline | str:
     """Convert a simplified pipeline for the fused kernel; or return why that is not possible."""
     tap = stages[0] if isinstance(stages[0], Tap) else None
     stages_after_tap = stages[tap is not None :]
+    first, values = stages_after_tap[0], None
+    if isinstance(first, Shift) and first.touches == "all":
+        if not adds_value(first):
+            return f"{first!r} has a rule that the fused kernel does not support"
+        values, stages_after_tap = first, stages_after_tap[1:]
     end = next(i for i, stage in enumerate(stages_after_tap) if not isinstance(stage, Shift))
     edits = to_logit_edits([stage for stage in stages_after_tap[:end] if isinstance(stage, Shift)])
     if isinstance(edits, str):
         return edits
     params = to_fused_params(stages_after_tap[end:])
-    return params if isinstance(params, str) else FusedPipeline(tap, edits, params)
+    return params if isinstance(params, str) else FusedPipeline(tap, edits, params, values)
 
 
 def to_logit_edits(shifts: list[Shift]) -> tuple[LogitEdit, ...] | str:
@@ -85,7 +91,7 @@ def to_logit_edits(shifts: list[Shift]) -> tuple[LogitEdit, ...] | str:
         for shift in run:
             if not (adds_listed_value if shift.touches == "listed" else bans_tokens)(shift):
                 return f"{shift!r} has a rule that the fused kernel does not support"
-            if shift.touches in ("seen", "output"):
+            if shift.touches in ("seen", "output", "all"):
                 return f"{shift!r} is not supported by the fused kernel"
             if shift.touches != "masked":
                 edits.append(shift)
@@ -118,7 +124,8 @@ def to_fused_params(stages: tuple[Stage, ...]) -> FusedParams | str:
     for t in (params.t, params.late_t, params.t * params.late_t):
         if not TEMPERATURES[0] <= t <= TEMPERATURES[1]:
             return f"its temperature is not from {TEMPERATURES[0]:g} to {TEMPERATURES[1]:g}"
-    return params if isinstance(stages[-1], Gumbel) else f"{stages[-1]!r} is not supported by the fused kernel"
+    is_gumbel = isinstance(stages[-1], Draw) and type(stages[-1]).score is Gumbel.score
+    return params if is_gumbel else f"{stages[-1]!r} is not supported by the fused kernel"
 
 
 def _add_stage(params: FusedParams, position: int, stage: Stage) -> tuple[FusedParams, int] | None:
@@ -127,15 +134,15 @@ def _add_stage(params: FusedParams, position: int, stage: Stage) -> tuple[FusedP
     match stage:
         case Temperature(t) if position < 3 and params.t == 1.0 and not params.sigmas:  # as before a top-k
             result = params._replace(t=t), max(position, 1)
-        case TopNSigma(n) if position < 2:
+        case TopNSigma(n, 0 | 1) if position < 2:
             result = params._replace(sigmas=n), 2
         case TopK(k, False) if position < 4 and not params.k:
             result = params._replace(k=k), max(position, 2)
-        case MinP(m) if position < 4 and not params.m:
+        case MinP(m, 0 | 1) if position < 4 and not params.m:
             result = params._replace(m=m), 3
-        case TopP(p, False) if position < 4:
+        case TopP(p, False, 0 | 1) if position < 4:
             result = params._replace(p=p), 4
-        case MinP(m) if position < 5:
+        case MinP(m, 0 | 1) if position < 5:
             result = params._replace(late_m=m), 5
         case Temperature(t) if position < 6:
             result = params._replace(late_t=t), 6

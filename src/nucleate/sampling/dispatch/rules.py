@@ -74,6 +74,9 @@ class TracedNumber(NDArrayOperatorsMixin):
             return TracedNumber(is_one=True)
         return self.__array_ufunc__(function, "", *arguments)
 
+    def __getitem__(self, part: Any) -> TracedNumber:
+        return TracedNumber(self.row, self.form if self.form == CONSTANT else OTHER)
+
     def __bool__(self) -> bool:
         raise TypeError("a rule that branches on a number has no single result")
 
@@ -168,6 +171,10 @@ def _add_listed_value(self: Any, x: Any, token: TokenInfo) -> Any:
     return x + token.listed
 
 
+def _add_value(self: Any, x: Any, token: TokenInfo) -> Any:
+    return x + token.value
+
+
 def _ban(self: Any, x: Any, token: TokenInfo) -> Any:
     return x - INFINITY
 
@@ -175,6 +182,11 @@ def _ban(self: Any, x: Any, token: TokenInfo) -> Any:
 def adds_listed_value(stage: Shift) -> bool:
     """Whether a Shift adds the values of its list to the scores."""
     return _same_code(type(stage).apply, _add_listed_value)
+
+
+def adds_value(stage: Shift) -> bool:
+    """Whether a Shift adds ``Shift.values`` to the scores."""
+    return _same_code(type(stage).apply, _add_value)
 
 
 def bans_tokens(stage: Shift) -> bool:

@@ -24,6 +24,7 @@ from nucleate.sampling.dispatch.rules import (
     TracedNumber,
     rules_of_stage,
 )
+from nucleate.sampling.min_keep import min_keep_of
 from nucleate.sampling.stage import Pipeline, RowStats, SampledToken, Stage, shape_of
 from nucleate.sampling.stages.selection.greedy import Greedy
 from nucleate.sampling.stages.selection.gumbel import Gumbel
@@ -155,6 +156,8 @@ def _stage_signature(stage: Stage) -> StageSignature | str:
     kind, shape = type(stage), shape_of(stage)
     if shape == "Shift":
         return f"{stage!r} comes after a stage that uses the whole row"
+    if shape == "Transform":
+        return f"{stage!r} is computed on the CPU"
     state_inputs = (
         _state_inputs(stage) if kind.update is not Stage.update and not stage.neutral else ((), (), frozenset())
     )
@@ -169,6 +172,8 @@ def _stage_signature(stage: Stage) -> StageSignature | str:
         names.update(dict.fromkeys(inputs.attributes))
     if shape == "Ceiling":
         names["act_probability"] = None
+    if min_keep_of(stage) > 1:
+        names["min_keep"] = None
     values = {name: getattr(stage, name) for name in names}
     switches = tuple((name, value) for name, value in values.items() if isinstance(value, bool | None))
     params = tuple(name for name, value in values.items() if not isinstance(value, bool | None))

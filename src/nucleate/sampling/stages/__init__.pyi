@@ -7,7 +7,10 @@ from nucleate.sampling.stages.constraints.logit_bias import LogitBias as LogitBi
 from nucleate.sampling.stages.constraints.mask import Mask as Mask
 from nucleate.sampling.stages.constraints.min_tokens import MinTokens as MinTokens
 from nucleate.sampling.stages.constraints.suppress import Suppress as Suppress
+from nucleate.sampling.stages.guidance.contrastive import Contrastive as Contrastive
+from nucleate.sampling.stages.guidance.guidance import Guidance as Guidance
 from nucleate.sampling.stages.penalties.dry import Dry as Dry
+from nucleate.sampling.stages.penalties.encoder_repetition import EncoderRepetition as EncoderRepetition
 from nucleate.sampling.stages.penalties.frequency import Frequency as Frequency
 from nucleate.sampling.stages.penalties.no_repeat_ngram import NoRepeatNgram as NoRepeatNgram
 from nucleate.sampling.stages.penalties.presence import Presence as Presence
@@ -18,11 +21,13 @@ from nucleate.sampling.stages.selection.gumbel import Gumbel as Gumbel
 from nucleate.sampling.stages.selection.logprobs import Logprobs as Logprobs
 from nucleate.sampling.stages.temperature.adaptive_p import AdaptiveP as AdaptiveP
 from nucleate.sampling.stages.temperature.dynamic_temperature import DynamicTemperature as DynamicTemperature
+from nucleate.sampling.stages.temperature.quadratic import Quadratic as Quadratic
 from nucleate.sampling.stages.temperature.temperature import Temperature as Temperature
 from nucleate.sampling.stages.truncation.epsilon import Epsilon as Epsilon
 from nucleate.sampling.stages.truncation.eta import Eta as Eta
 from nucleate.sampling.stages.truncation.min_p import MinP as MinP
 from nucleate.sampling.stages.truncation.mirostat import Mirostat as Mirostat
+from nucleate.sampling.stages.truncation.mirostat_v1 import MirostatV1 as MirostatV1
 from nucleate.sampling.stages.truncation.p_less import PLess as PLess
 from nucleate.sampling.stages.truncation.top_a import TopA as TopA
 from nucleate.sampling.stages.truncation.top_h import TopH as TopH
@@ -31,5 +36,8 @@ from nucleate.sampling.stages.truncation.top_n_sigma import TopNSigma as TopNSig
 from nucleate.sampling.stages.truncation.top_p import TopP as TopP
 from nucleate.sampling.stages.truncation.typical import Typical as Typical
 from nucleate.sampling.stages.truncation.xtc import Xtc as Xtc
+from nucleate.sampling.stages.watermarks.gumbel_watermark import GumbelWatermark as GumbelWatermark
+from nucleate.sampling.stages.watermarks.kgw import Kgw as Kgw
+from nucleate.sampling.stages.watermarks.synthid import SynthId as SynthId
 
 STAGES: dict[str, type[Stage]]

@@ -45,12 +45,12 @@ class Echo:
                 special = tokenizer.pieces.as_bytes(token).decode(errors="replace")
                 if not (shows_special and self.text.startswith(special, length)):
                     continue
-            length += sum(map(len, detokenizer.push(token)))
+            length += len(detokenizer.push(token))
 
 
 def _text(request: ParsedRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> str:
     """Return the text of token ids, without an incomplete character that the completion may end."""
     skip = request.params.skip_special_tokens
     text = tokenizer.decode(prompt, skip)
-    tail = "" if request.prompt_only else "".join(Detokenizer(tokenizer, prompt, skip).close())
+    tail = "" if request.prompt_only else Detokenizer(tokenizer, prompt, skip).close()
     return text.removesuffix(tail)

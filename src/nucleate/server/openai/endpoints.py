@@ -10,6 +10,7 @@ from typing import Any
 
 from nucleate.sampling_params import FIELDS
 from nucleate.server.openai.beam_search import BODY_FIELDS as BEAM_FIELDS
+from nucleate.server.openai.messages import TEMPLATE_FIELDS
 from nucleate.server.openai.response_format import RESPONSE_FORMAT
 
 _NO_TOOLS = ("none", "auto")  # accepted values without tools
@@ -49,8 +50,8 @@ CHAT = Endpoint(
     ("messages",),
     supported=frozenset(
         [
-            *("model", "stream", "stream_options", "max_completion_tokens", "top_logprobs", "chat_template_kwargs"),
-            *(RESPONSE_FORMAT, *BEAM_FIELDS),
+            *("model", "stream", "stream_options", "max_completion_tokens", "top_logprobs"),
+            *(RESPONSE_FORMAT, *TEMPLATE_FIELDS, *BEAM_FIELDS),
         ]
     ),
     ignored=_IGNORED | {"parallel_tool_calls"},

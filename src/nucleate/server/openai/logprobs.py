@@ -5,7 +5,7 @@ Beyond OpenAI's fields, each logprob has ``token_id`` and ``rank``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nucleate.outputs import PromptLogprobs, StepLogprobs, TokenLogprob
@@ -28,9 +28,9 @@ def step_body(step: StepLogprobs, tokenizer: Tokenizer, top: int | None = None) 
     return made
 
 
-def prompt_body(logprobs: PromptLogprobs, top: int, tokenizer: Tokenizer) -> list[JSON | None]:
-    """Return ``prompt_logprobs`` in the chat format."""
-    return [None if step is None else step_body(step, tokenizer, top) for step in logprobs]
+def prompt_body(logprobs: PromptLogprobs, top: int, tokenizer: Tokenizer) -> Iterator[JSON | None]:
+    """Yield ``prompt_logprobs`` in the chat format."""
+    return (None if step is None else step_body(step, tokenizer, top) for step in logprobs)
 
 
 def columns(
@@ -70,7 +70,7 @@ class TextOffsets:
     def push(self, token_id: int) -> int:
         """Return the number of final characters before this token. A stop string may still cut the text before it."""
         start = self._length
-        self._length += sum(map(len, self._detokenizer.push(token_id)))
+        self._length += len(self._detokenizer.push(token_id))
         return start
 
 

@@ -8,12 +8,16 @@ from typing import Any
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.openai.fields import invalid_value, unknown_field
+from nucleate.server.openai.fields import invalid_value, read_bool, unknown_field
+from nucleate.tokenization.chat_template import ChatTemplateOptions
 
 MAX_DEPTH = 8
 """Maximum nesting of ``chat_template_kwargs``."""
 
 MAX_MESSAGES = 2048
+
+TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template_kwargs")
+"""Fields of ``ChatTemplateOptions`` in a body."""
 
 _SUPPORTED = ("role", "content", "name")
 EMPTY_ONLY = ("refusal", "audio", "annotations", "tool_calls", "function_call", "tool_call_id", "reasoning_content")
@@ -56,6 +60,17 @@ def read_messages(value: Any) -> list[dict[str, str]]:
     if len(value) > MAX_MESSAGES:
         raise ParameterError("messages", f"messages has {len(value)} entries, but at most {MAX_MESSAGES} are allowed")
     return [_message(f"messages[{index}]", message) for index, message in enumerate(value)]
+
+
+def read_template_options(given: Mapping[str, Any]) -> ChatTemplateOptions:
+    """Read the fields that say how messages become a prompt. Raises ParameterError."""
+    continues = read_bool(given, "continue_final_message")
+    generates = read_bool(given, "add_generation_prompt", not continues)
+    if continues and generates:
+        message = "continue_final_message and add_generation_prompt cannot both be true"
+        raise ParameterError("continue_final_message", message)
+    variables = read_chat_template_kwargs(given.get("chat_template_kwargs", {}))
+    return ChatTemplateOptions(generates, continues, read_bool(given, "add_special_tokens"), variables)
 
 
 def read_chat_template_kwargs(value: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -29,7 +29,7 @@ from nucleate.server.openai.fields import (
     reject_deep_nesting,
     unknown_field,
 )
-from nucleate.server.openai.messages import read_chat_template_kwargs, read_messages
+from nucleate.server.openai.messages import TEMPLATE_FIELDS, read_messages, read_template_options
 from nucleate.server.openai.response_format import (
     FORMAT_FIELDS,
     RENAMED,
@@ -38,8 +38,14 @@ from nucleate.server.openai.response_format import (
     read_format,
 )
 from nucleate.structured_output.spec import StructuredOutputs
+from nucleate.tokenization.chat_template import DEFAULT_OPTIONS, ChatTemplateOptions
 
 Prompt = str | tuple[int, ...]
+
+NON_EMPTY = frozenset({"stop_regex"})
+"""Lists that are absent or not empty: an empty one is a mistake. ``stop`` may be empty in OpenAI's API."""
+
+_MAX_TOKENS = ("max_completion_tokens", "max_tokens")
 
 MAX_CACHED_CHARACTERS = 1024
 """Maximum size of the sampling parameters of a request, as JSON, that are cached."""
@@ -61,7 +67,8 @@ class ParsedRequest:
     echo: bool = False  #: completions start with the prompt
     best_of: int = 0  #: sequences to generate, of which the n best are returned; 0: n
     prompt_only: bool = False  #: max_tokens was 0: the response has only the prompt
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  #: additional variables of the chat template
+    max_tokens_field: str | None = None  #: the field of the body that sets ``max_tokens``
+    template_options: ChatTemplateOptions = DEFAULT_OPTIONS
     requested_format: RequestedFormat = UNCONSTRAINED  #: where the body sets the structured-output constraint
     beam_params: BeamParams | None = None  #: parameters of a beam search, instead of sampling
 
@@ -110,15 +117,14 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Parsed
     echo = read_bool(given, "echo")
     prompt_only = "echo" in endpoint.supported and json_equal(given.get("max_tokens"), 0)
     if prompt_only:
-        given["max_tokens"] = _prompt_only_max_tokens(given, echo, defaults)
+        given["max_tokens"] = _prompt_only_max_tokens(given, echo)
     requested = read_format(given) if any(name in given for name in FORMAT_FIELDS) else None
     params = _params(defaults, _values(endpoint, given, defaults, requested))
     stream, include_usage = _stream(given)
     prompts, messages = _prompts_or_messages(endpoint, given)
     best_of, model = _best_of(given, params.n, stream), read_model(given)
-    variables, beam_params = dict[str, Any](), None
-    if "chat_template_kwargs" in given:
-        variables = read_chat_template_kwargs(given["chat_template_kwargs"])
+    beam_params = None
+    options = DEFAULT_OPTIONS if given.keys().isdisjoint(TEMPLATE_FIELDS) else read_template_options(given)
     if any(name in given for name in BEAM_FIELDS):
         beam_params = read_beams(given, params, best_of=best_of, stream=stream, echo=echo)
     return ParsedRequest(
@@ -131,7 +137,8 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Parsed
         echo=echo,
         best_of=best_of,
         prompt_only=prompt_only,
-        chat_template_kwargs=variables,
+        max_tokens_field=None if prompt_only else next((name for name in _MAX_TOKENS if name in given), None),
+        template_options=options,
         requested_format=requested or UNCONSTRAINED,
         beam_params=beam_params,
     )
@@ -156,11 +163,11 @@ def _prompts_or_messages(
     return _prompts(given["prompt"], several=bool(endpoint.url)), None
 
 
-def _prompt_only_max_tokens(given: Mapping[str, Any], echo: bool, defaults: SamplingParams) -> int:
+def _prompt_only_max_tokens(given: Mapping[str, Any], echo: bool) -> int:
     """Return max_tokens for a request without output: the engine generates at least one token, which is dropped."""
     if not echo:
         raise ParameterError("max_tokens", "max_tokens must be an integer >= 1, or 0 with echo")
-    least = FIELDS["min_tokens"].check(given.get("min_tokens", defaults.min_tokens))
+    least = FIELDS["min_tokens"].check(given.get("min_tokens", 0))
     if least:
         raise ParameterError("min_tokens", f"min_tokens must be at most max_tokens (0), got {least}")
     return 1
@@ -186,6 +193,9 @@ def _values(
 ) -> dict[str, Any]:
     """Return the fields of SamplingParams that a body sets, under any name."""
     values = {name: value for name, value in given.items() if name in FIELDS}
+    for name in NON_EMPTY:
+        if values.get(name) == []:
+            raise FIELDS[name].error([])
     if requested is not None:
         values["structured_outputs"] = requested.structured_outputs
     if "top_logprobs" in endpoint.supported:

@@ -7,9 +7,9 @@ schema were ignored.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from nucleate.outputs import Completion, CompletionChunk, CompletionOutput, Usage, Validation
 from nucleate.server.openai.echo import Echo
@@ -34,35 +34,50 @@ class ResponseHead(NamedTuple):
     model: str
 
 
+Collect = Callable[[Iterable[Any]], Any]
+"""What becomes of a long list: ``list``, or ``iter`` for a body that is encoded piece by piece."""
+
+
 def completion_body(
-    head: ResponseHead, request: ParsedRequest, completions: Sequence[Completion], tokenizer: Tokenizer
+    head: ResponseHead,
+    request: ParsedRequest,
+    completions: Sequence[Completion],
+    tokenizer: Tokenizer,
+    collect: Collect = list,
 ) -> JSON:
     """Return the response body of ``/v1/completions``. completions: one per prompt."""
-    choices: list[JSON] = []
     returned = [select_outputs(request, completion) for completion in completions]
-    for index, completion in enumerate(returned):
-        echo = Echo(request, index, completion.prompt_token_ids, tokenizer) if request.echo else None
-        prefix = "" if echo is None else echo.text
-        for output in completion.outputs:
-            logprobs = _columns(request, echo, completion, output, tokenizer) if request.returns_logprobs else None
-            choices.append({"index": len(choices), "text": prefix + output.text, **_choice(output, logprobs)})
-            choices[-1] |= _prompt_logprobs(request, completion, output, tokenizer)
+
+    def choices() -> Iterator[JSON]:
+        count = 0
+        for index, completion in enumerate(returned):
+            echo = Echo(request, index, completion.prompt_token_ids, tokenizer) if request.echo else None
+            prefix = "" if echo is None else echo.text
+            for output in completion.outputs:
+                logprobs = _columns(request, echo, completion, output, tokenizer) if request.returns_logprobs else None
+                choice = {"index": count, "text": prefix + output.text, **_choice(output, logprobs)}
+                yield choice | _prompt_logprobs(request, completion, output, tokenizer, collect)
+                count += 1
+
     prompt_tokens = sum(completion.usage.prompt_tokens for completion in returned)
     usage = Usage(prompt_tokens, sum(completion.usage.completion_tokens for completion in returned))
-    return _body(head, "text_completion", choices, usage)
+    return _body(head, "text_completion", collect(choices()), usage)
 
 
-def chat_body(head: ResponseHead, request: ParsedRequest, completion: Completion, tokenizer: Tokenizer) -> JSON:
+def chat_body(
+    head: ResponseHead, request: ParsedRequest, completion: Completion, tokenizer: Tokenizer, collect: Collect = list
+) -> JSON:
     """Return the response body of ``/v1/chat/completions``."""
     completion = select_outputs(request, completion)
-    choices = []
-    for output in completion.outputs:
-        content = [step_body(step, tokenizer) for step in output.logprobs or ()]
+
+    def choice(output: CompletionOutput) -> JSON:
+        content = collect(step_body(step, tokenizer) for step in output.logprobs or ())
         logprobs = {"content": content, "refusal": None} if request.returns_logprobs else None
         message = {"role": "assistant", "content": output.text, "refusal": None}
-        choices.append({"index": output.index, "message": message, **_choice(output, logprobs)})
-        choices[-1] |= _prompt_logprobs(request, completion, output, tokenizer)
-    return _body(head, "chat.completion", choices, completion.usage)
+        own = {"index": output.index, "message": message, **_choice(output, logprobs)}
+        return own | _prompt_logprobs(request, completion, output, tokenizer, collect)
+
+    return _body(head, "chat.completion", collect(map(choice, completion.outputs)), completion.usage)
 
 
 def select_outputs(request: ParsedRequest, completion: Completion) -> Completion:
@@ -122,7 +137,7 @@ def usage_body(usage: Usage) -> JSON:
     }
 
 
-def _body(head: ResponseHead, kind: str, choices: list[JSON], usage: Usage) -> JSON:
+def _body(head: ResponseHead, kind: str, choices: Any, usage: Usage) -> JSON:
     named = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
     return {**named, "choices": choices, "usage": usage_body(usage)}
 
@@ -141,13 +156,13 @@ def _choice(output: CompletionOutput, logprobs: JSON | None) -> JSON:
 
 
 def _prompt_logprobs(
-    request: ParsedRequest, completion: Completion, output: CompletionOutput, tokenizer: Tokenizer
+    request: ParsedRequest, completion: Completion, output: CompletionOutput, tokenizer: Tokenizer, collect: Collect
 ) -> JSON:
     """Return ``prompt_logprobs`` for the first choice of a prompt, if requested."""
     logprobs, top = completion.prompt_logprobs, request.params.prompt_logprobs
     if logprobs is None or top is None or output is not completion.outputs[0]:
         return {}
-    return {"prompt_logprobs": prompt_body(logprobs, top, tokenizer)}
+    return {"prompt_logprobs": collect(prompt_body(logprobs, top, tokenizer))}
 
 
 def _columns(

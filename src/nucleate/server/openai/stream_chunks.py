@@ -7,7 +7,6 @@ the same request without streaming.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any, ClassVar, final
 
 from nucleate.outputs import CompletionChunk, FinishReason, PromptLogprobs, StepLogprobs, Usage, Validation
 from nucleate.server.openai.echo import Echo
+from nucleate.server.openai.json_encoding import dumps, json_parts, paced
 from nucleate.server.openai.logprobs import JSON, TextOffsets, columns, prompt_body, step_body
 from nucleate.server.openai.requests import ParsedRequest
 from nucleate.server.openai.responses import ResponseHead, usage_body, validation_body, without_output
@@ -157,11 +157,19 @@ class ResponseStream(ABC):
         if chunks[0].prompt_logprobs is not None:
             self._prompt_logprobs[choice.prompt] = chunks[0].prompt_logprobs
         choice.add([without_output(chunk) for chunk in chunks] if self._request.prompt_only else chunks)
-        frames = [_frame({**self._head, "choices": [made], **self._usage}) for made in self._flush(choice)]
+        frames = []
+        for made in self._flush(choice):
+            if "prompt_logprobs" in made:  # may have megabytes
+                body = {**self._head, "choices": iter((made,)), **self._usage}
+                if not self._request.echo:
+                    self._prompt_logprobs[choice.prompt] = None
+                frames.append(f"data: {''.join(paced(json_parts(body)))}\n\n".encode())
+            else:
+                frames.append(_frame({**self._head, "choices": [made], **self._usage}))
         if choice.started and not (choice.text_only or self._request.returns_logprobs or self._request.prompt_only):
             choice.text_only = True
             choice.frame_start = (
-                f'data: {_json(self._head)[:-1]},"choices":[{{"index":{choice.number},{self.text_prefix}'
+                f'data: {dumps(self._head)[:-1]},"choices":[{{"index":{choice.number},{self.text_prefix}'
             )
             choice.frame_middle = (
                 f'{self.text_suffix},"logprobs":null,"finish_reason":null,"seed":{choice.seed},"token_ids":['
@@ -244,7 +252,4 @@ class ChatStream(ResponseStream):
 
 
 def _frame(body: Mapping[str, Any]) -> bytes:
-    return f"data: {_json(body)}\n\n".encode()
-
-
-_json = json.JSONEncoder(separators=(",", ":")).encode
+    return f"data: {dumps(body)}\n\n".encode()

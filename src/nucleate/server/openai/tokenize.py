@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from nucleate.parameters.parameter import ParameterError
@@ -15,11 +15,10 @@ from nucleate.server.openai.fields import (
     reject_deep_nesting,
     unknown_field,
 )
-from nucleate.server.openai.messages import read_chat_template_kwargs, read_messages
+from nucleate.server.openai.messages import TEMPLATE_FIELDS, read_messages, read_template_options
+from nucleate.tokenization.chat_template import ChatTemplateOptions
 
-TOKENIZE = frozenset(
-    {"model", "prompt", "messages", "add_special_tokens", "return_token_strs", "chat_template_kwargs"},
-)
+TOKENIZE = frozenset({"model", "prompt", "messages", "return_token_strs", *TEMPLATE_FIELDS})
 """The fields of a body of ``/tokenize``."""
 DETOKENIZE = frozenset({"model", "tokens"})
 """The fields of a body of ``/detokenize``."""
@@ -31,10 +30,9 @@ class TokenizeRequest:
 
     prompt: str | None
     messages: Sequence[Mapping[str, str]] | None
-    add_special_tokens: bool  #: a chat template adds them by itself
+    template_options: ChatTemplateOptions  #: for a text, only add_special_tokens matters
     return_token_strs: bool = False  #: also return the tokens as strings
     model: str | None = None
-    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  #: additional variables of the chat template
 
 
 @dataclass(frozen=True)
@@ -54,15 +52,17 @@ def read_tokenize(body: Any) -> TokenizeRequest:
         raise ParameterError("prompt", "prompt or messages must be set, but not both")
     if prompt is not None and not isinstance(prompt, str):
         raise invalid_value("prompt", "a string", prompt)
-    if prompt is not None and "chat_template_kwargs" in given:
-        raise ParameterError("chat_template_kwargs", "chat_template_kwargs needs messages")
+    if prompt is not None:
+        for name in TEMPLATE_FIELDS:
+            if name in given and name != "add_special_tokens":
+                raise ParameterError(name, f"{name} needs messages")
+        given = {"add_special_tokens": True, **given}
     return TokenizeRequest(
         prompt,
         None if messages is None else read_messages(messages),
-        read_bool(given, "add_special_tokens", prompt is not None),
+        read_template_options(given),
         read_bool(given, "return_token_strs"),
         read_model(given),
-        read_chat_template_kwargs(given.get("chat_template_kwargs", {})),
     )
 
 

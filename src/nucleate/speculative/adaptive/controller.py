@@ -6,7 +6,7 @@ probability is higher than the number of tokens that the engine generates in tha
 
 Where drafts do not pay, or where that is unknown, *shadow drafts* are made now and then: they are not verified, but
 compared with the tokens that are generated. They cost only the time of the draft method, which is limited to a small
-share.
+share. Drafts that lose time pause, whatever was predicted (``loss_limit``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from time import perf_counter
 from typing import NamedTuple
 
 from nucleate.speculative.adaptive.acceptance_rate import AcceptanceCounts, AcceptanceRates
-from nucleate.speculative.adaptive.costs import BASELINE_INTERVAL, StepCosts
+from nucleate.speculative.adaptive.costs import BASELINE_INTERVAL, TRIAL_INTERVAL, StepCosts
+from nucleate.speculative.adaptive.loss_limit import LossLimit
 from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, Proposer, TargetOutput
 from nucleate.speculative.tree import truncate
 
@@ -34,6 +35,9 @@ WARMUP_STEPS = 32
 
 WIDTH_EMA_WEIGHT = 0.1
 """Weight of one tree in the moving average of the width of trees."""
+
+MAX_UNRECORDED_STEPS = 7
+"""Steps without a draft method at work of which only the next one is measured, and counts for all."""
 
 ITERATIONS = 3
 """Iterations of the fixed point between draft lengths and throughput."""
@@ -69,15 +73,24 @@ class AdaptiveProposer(Proposer):
         self._new_sequence_rates = AcceptanceRates(self._shared_counts)
         self._shadow_seconds = 0.0  # left for shadow drafts
         self._step_seconds = 0.0  # duration of the last step
+        self._propose_seconds = 0.0  # time that this step spent on drafts
         self._warmup_steps = WARMUP_STEPS if proposer.layers else 0
         self._steps_observed = self._warmup_steps  # steps since hidden states are received again, for a shadow draft,
         self._observe_seconds = 0.0  # and seconds that this took
         self._max_length = 1  # twice the longest draft so far: the cost of longer ones is unknown
+        self._loss_limit, self._num_accepted = LossLimit(), 0  # accepted: draft tokens of the current step
+        self._unrecorded_steps = 0
         self._num_drafted = 1  # how many sequences had a draft to verify in the last step
 
     def active(self) -> bool:
         """Whether ``propose`` may return a draft, as far as that is known without the sequences."""
-        return self._shadow_due or (self._num_drafted > 0 and self.costs.steps_since_baseline < BASELINE_INTERVAL)
+        return self._shadow_due or (self._num_drafted > 0 and not self._baseline_due)
+
+    @property
+    def _baseline_due(self) -> bool:
+        """Whether a step without drafts is due, to measure it now: more often while it is open whether drafts pay."""
+        interval = BASELINE_INTERVAL if self._loss_limit.gained else TRIAL_INTERVAL
+        return self.costs.steps_since_baseline >= interval
 
     @property
     def _shadow_due(self) -> bool:
@@ -87,7 +100,7 @@ class AdaptiveProposer(Proposer):
     def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
         begin = perf_counter()
-        if self.costs.steps_since_baseline >= BASELINE_INTERVAL:  # a step without drafts, to measure it
+        if self._baseline_due:  # a step without drafts, to measure it
             return [NO_DRAFT] * len(contexts)
         requests = self._requests(contexts, max_tokens)
         drafts = [NO_DRAFT] * len(contexts)
@@ -97,8 +110,9 @@ class AdaptiveProposer(Proposer):
             for request, context, draft in zip(requests, selected, proposed, strict=True):
                 drafts[request.sequence] = self._select_draft(request, context, draft)
         self._num_drafted = sum(map(bool, drafts))
+        self._propose_seconds = perf_counter() - begin
         share = 1 - sum([not request.charge_budget for request in requests]) / max(len(contexts), 1)
-        self._shadow_seconds -= (perf_counter() - begin) * share
+        self._shadow_seconds -= self._propose_seconds * share
         if requests:
             self._shadow_seconds, self._observe_seconds = self._shadow_seconds - self._observe_seconds, 0.0
         if self._shadow_seconds < 0:
@@ -130,6 +144,8 @@ class AdaptiveProposer(Proposer):
 
         The first iteration uses the throughput without drafts and requires a margin; later ones that of the result.
         """
+        if self._loss_limit.pause:
+            return [0] * len(found)
         token_cost, fixed_cost = self.costs.token_cost(sequences) * self._tokens_per_depth, self.costs.fixed_cost
         rate, (times, more) = 1.0, MARGIN
         lengths = [0] * len(found)
@@ -167,13 +183,12 @@ class AdaptiveProposer(Proposer):
 
         new_sequence: whether a new sequence starts, for which only the shared acceptance rates are known.
         """
-        token_cost = MARGIN[0] * self.costs.token_cost(1) * self._tokens_per_depth + MARGIN[1]
         if self._shadow_seconds >= 0 or self._num_drafted:
             return False
-        return (
-            not new_sequence
-            or not self._new_sequence_rates.best_length(MAX_SHADOW_TOKENS, token_cost, self.costs.fixed_cost)[0]
-        )
+        if not new_sequence:
+            return True
+        token_cost = MARGIN[0] * self.costs.token_cost(1) * self._tokens_per_depth + MARGIN[1]
+        return not self._new_sequence_rates.best_length(MAX_SHADOW_TOKENS, token_cost, self.costs.fixed_cost)[0]
 
     def sequence_started(self) -> None:
         """Request drafts again, because a sequence has started."""
@@ -193,6 +208,7 @@ class AdaptiveProposer(Proposer):
         if rates is not None and rates.drafted:
             rates.record(rates.drafted, count)
             rates.drafted = 0
+            self._num_accepted += count
             self._proposer.accepted(key, count)
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
@@ -205,9 +221,32 @@ class AdaptiveProposer(Proposer):
 
         A step in which the model failed for some sequences is ignored.
         """
+        if computed == sequences and self._unrecorded_steps < MAX_UNRECORDED_STEPS and self._idle(sequences):
+            self._unrecorded_steps += 1
+            return
+        steps, self._unrecorded_steps = 1 + self._unrecorded_steps, 0
+        num_accepted, self._num_accepted = self._num_accepted, 0
+        propose_seconds, self._propose_seconds = self._propose_seconds, 0.0
         if computed < max(sequences, 1):
             return
         self._step_seconds = self.costs.capped_seconds(sequences, computed, seconds)
         more = SHADOW_TIME_SHARE * self._step_seconds
-        self._shadow_seconds = max(-MAX_DEBT_STEPS * more, min(self._shadow_seconds + more, MAX_CREDIT_STEPS * more))
+        saved = min(self._shadow_seconds + steps * more, MAX_CREDIT_STEPS * more)
+        self._shadow_seconds = max(-MAX_DEBT_STEPS * more, saved)
+        if computed == sequences:
+            self._loss_limit.record_plain(steps)
+            if propose_seconds < seconds:  # shadow drafts are not part of a step without drafts
+                plain_seconds = self.costs.capped_seconds(sequences, computed, seconds - propose_seconds)
+                self.costs.record(sequences, computed, plain_seconds)
+            return
+        baseline = self.costs.baseline.get(sequences)
+        if baseline is not None and self.costs.first_step_seen:
+            self._loss_limit.record_drafts(self._step_seconds / baseline, 1 + num_accepted / sequences)
         self.costs.record(sequences, computed, self._step_seconds)
+
+    def _idle(self, sequences: int) -> bool:
+        """Whether this step, like the one before, had no use of the draft method, and is no news for the costs."""
+        costs = self.costs
+        return not (self._propose_seconds or self._num_drafted or costs.steps_since_baseline) and (
+            sequences in costs.baseline
+        )

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-BASELINE_INTERVAL = 64
-"""After so many steps with drafts, one without drafts is made to measure it."""
+BASELINE_INTERVAL, TRIAL_INTERVAL = 32, 6
+"""After so many steps with drafts, one without drafts is made to measure it: where drafts pay, and until that is known.
+"""
 
 FIXED_COST_TOKENS = 20
 """Initial guess of the time of a step that does not depend on its tokens, in tokens."""
 
-DECAY, BASELINE_DECAY = 0.97, 0.8
+DECAY, BASELINE_DECAY = 0.97, 0.85
 """Factors on the weight of older steps, with and without drafts."""
 
 ADDED_TIME_DECAY = 0.9993

@@ -1,6 +1,6 @@
-"""For a client's process (through PYTHONPATH): whoever looks for anything but loopback fails, and is written down.
+"""Block and record lookups of hosts other than loopback in a client's process (loaded through PYTHONPATH).
 
-The file that OFFLINE_LOG names tells of it, since many a client carries on without what it wanted from the network.
+The attempts are written to the file that OFFLINE_LOG names, because many clients continue silently without the network.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 HERE = (None, "", "localhost", "127.0.0.1", "::1", "0.0.0.0", "::")
 
 
-def look(event: str, arguments: tuple[Any, ...]) -> None:
+def block_lookups(event: str, arguments: tuple[Any, ...]) -> None:
     if event in ("socket.getaddrinfo", "socket.gethostbyname"):
         host = arguments[0]
     elif event in ("socket.connect", "socket.sendto") and isinstance(arguments[1], tuple):
@@ -27,4 +27,4 @@ def look(event: str, arguments: tuple[Any, ...]) -> None:
         raise OSError(f"no network here: {name}")
 
 
-sys.addaudithook(look)
+sys.addaudithook(block_lookups)

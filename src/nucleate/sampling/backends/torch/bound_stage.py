@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from nucleate.sampling.backends.torch.ranked_tokens import RankedTokens
 from nucleate.sampling.dispatch.rules import ReplaceRecorder
 from nucleate.sampling.dispatch.signature import RuleSignature, StageSignature
+from nucleate.sampling.stage import RowStats
 
 
 class BoundAttributes(ReplaceRecorder):
@@ -27,11 +29,20 @@ class BoundStage:
         self.rules: dict[str, RuleSignature] = {rule.name: rule for rule in signature.rules}
         self._columns = dict(zip(signature.param_names, params_RP.split(1, 1), strict=False))
         self.attributes: Any = BoundAttributes({**self._columns, **dict(signature.switches)})
+        self.min_keep_R1 = self._columns.get("min_keep")  #: the minimum number of tokens to keep; None: one
         self._cache: dict[str, Any] = {}
 
     def apply(self, rule: str, *arguments: Any) -> Any:
         """Call a rule."""
         return getattr(self.signature.kind, rule)(self.attributes, *arguments)
+
+    def stats(self, tokens: RankedTokens, rule: str) -> RowStats:
+        """The row statistics that a rule reads."""
+        return tokens.stats(self.rules[rule].row, self.signature.kind.sorted_count)
+
+    def at_least(self, last_R1: torch.Tensor) -> torch.Tensor:
+        """The last positions to keep, raised so that the minimum number of tokens is kept."""
+        return last_R1 if self.min_keep_R1 is None else torch.maximum(last_R1, self.min_keep_R1 - 1.0)
 
     def cached(self, rule: str, make: Callable[[], Any]) -> Any:
         """``make()``, computed once if it depends only on parameters that do not change."""

@@ -113,8 +113,11 @@ class RankedTokens:
         position_R1 = (self.ids_RN == tokens_R1).to(torch.int8).argmax(1, keepdim=True)
         return self.below_RN.gather(1, position_R1) - self.mass().log()
 
-    def stats(self, names: frozenset[str]) -> RowStats:
-        """The named row statistics, [R, 1] each, relative to the maximum score; the others are 1."""
+    def stats(self, names: frozenset[str], sorted_count: int = 0) -> RowStats:
+        """The named row statistics, [R, 1] each, relative to the maximum score; the others are 1.
+
+        The sorted scores are [R, sorted_count]; for them, the tokens must be sorted and without pending filters.
+        """
         stats_of: dict[str, Any] = dict.fromkeys(RowStats._fields, 1.0)
         surviving_RN, below_RN = None, self.below_RN
         if names & {"n", "mean", "var"}:
@@ -137,6 +140,10 @@ class RankedTokens:
             stats_of["full_mass"] = self.mass() if full_R1 is None else torch.maximum(full_R1, self.mass())
         if "n" in names:
             stats_of["n"] = stats_of["n"].to(self.constants.floats)
+        if "sorted_scores" in names:
+            missing = max(sorted_count - self.below_RN.shape[1], 0)
+            scores_RN = self.below_RN[:, :sorted_count]
+            stats_of["sorted_scores"] = torch.nn.functional.pad(scores_RN, (0, missing), value=-torch.inf)
         return RowStats(**{**stats_of, "top": 0.0})
 
     def _entropy(self) -> torch.Tensor:

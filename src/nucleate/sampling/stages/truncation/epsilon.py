@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, log
+from nucleate.sampling.min_keep import min_keep_parameter
 from nucleate.sampling.stage import Floor, RowStats, param
 
 
@@ -13,6 +14,7 @@ class Epsilon(Floor):
 
     rank = 65
     e: float = param("Minimum probability of a token; 0: off", neutral=0.0, low=0.0, high=1.0, name="epsilon_cutoff")
+    min_keep: int = min_keep_parameter()
 
     def floor(self, row: RowStats) -> Any:
         return row.top + log(row.mass) + log(self.e) - SLACK

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, log, minimum
+from nucleate.sampling.min_keep import min_keep_parameter
 from nucleate.sampling.stage import Floor, RowStats, param
 
 
@@ -19,6 +20,7 @@ class Eta(Floor):
         high=1.0,
         name="eta_cutoff",
     )
+    min_keep: int = min_keep_parameter()
 
     def floor(self, row: RowStats) -> Any:
         return row.top + log(row.mass) + minimum(log(self.e), 0.5 * log(self.e) - row.entropy) - SLACK

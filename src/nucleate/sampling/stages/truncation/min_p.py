@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, log
+from nucleate.sampling.min_keep import min_keep_parameter
 from nucleate.sampling.stage import Floor, RowStats, param
 
 
@@ -15,6 +16,7 @@ class MinP(Floor):
     m: float = param(
         "Minimum probability of a token, relative to the most likely one; 0: off", neutral=0.0, low=0.0, high=1.0
     )
+    min_keep: int = min_keep_parameter()
 
     def floor(self, row: RowStats) -> Any:
         return row.top + log(self.m) - SLACK

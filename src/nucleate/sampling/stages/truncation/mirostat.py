@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from nucleate.sampling.maths import log
+from nucleate.sampling.min_keep import min_keep_parameter
 from nucleate.sampling.stage import Floor, RowStats, SampledToken, param
 
 LOG_2 = 0.6931471805599453
@@ -18,6 +19,7 @@ class Mirostat(Floor):
     tau: float = param("Target surprise, in bits; 0: off", neutral=0.0, low=0.0, name="mirostat_tau")
     eta: float = param("Learning rate of mu", default=0.1, low=0.0, name="mirostat_eta")
     mu: float | None = param("Maximum surprise of this step, in bits; initially 2 tau", default=None, public=False)
+    min_keep: int = min_keep_parameter()
 
     def verify(self) -> None:
         if self.mu is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, log
+from nucleate.sampling.min_keep import min_keep_parameter
 from nucleate.sampling.stage import Floor, RowStats, param
 
 
@@ -13,6 +14,7 @@ class PLess(Floor):
 
     rank = 67
     on: bool = param("Remove tokens less likely than the sum of the squared probabilities", neutral=False)
+    min_keep: int = min_keep_parameter()
 
     def floor(self, row: RowStats) -> Any:
         return row.top + log(row.square) - log(row.mass) - SLACK

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, log
+from nucleate.sampling.min_keep import min_keep_parameter
 from nucleate.sampling.stage import Floor, RowStats, param
 
 
@@ -18,6 +19,7 @@ class TopA(Floor):
         low=0.0,
         high=1.0,
     )
+    min_keep: int = min_keep_parameter()
 
     def floor(self, row: RowStats) -> Any:
         return row.top + log(self.a) - log(row.mass) - SLACK

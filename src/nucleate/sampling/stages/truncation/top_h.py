@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, exp, log
+from nucleate.sampling.min_keep import min_keep_parameter
 from nucleate.sampling.stage import Prefix, RowStats, param
 
 
@@ -16,6 +17,7 @@ class TopH(Prefix):
     a: float | None = param(
         "Maximum part of the entropy that the kept tokens contribute", neutral=None, low=0.0, high=1.0, open_low=True
     )
+    min_keep: int = min_keep_parameter()
 
     def weight(self, x: Any, row: RowStats) -> Any:
         log_mass = log(row.mass)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, sqrt
+from nucleate.sampling.min_keep import min_keep_parameter
 from nucleate.sampling.stage import Floor, RowStats, param
 
 
@@ -13,6 +14,7 @@ class TopNSigma(Floor):
 
     rank = 60
     n: float = param("Maximum distance from the highest logit, in standard deviations; 0: off", neutral=0.0, low=0.0)
+    min_keep: int = min_keep_parameter()
 
     def floor(self, row: RowStats) -> Any:
         return row.top - self.n * sqrt(row.var) - SLACK

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, exp, where
+from nucleate.sampling.min_keep import min_keep_parameter
 from nucleate.sampling.stage import Prefix, RowStats, param
 
 
@@ -20,6 +21,7 @@ class TopP(Prefix):
         open_low=True,
     )
     of_full_mass: bool = param("p refers to the distribution before earlier truncations", default=False, public=False)
+    min_keep: int = min_keep_parameter()
 
     def weight(self, x: Any, row: RowStats) -> Any:
         return exp(x - row.top)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, absolute, exp, log
+from nucleate.sampling.min_keep import min_keep_parameter
 from nucleate.sampling.stage import Prefix, RowStats, param
 
 
@@ -20,6 +21,7 @@ class Typical(Prefix):
         open_low=True,
         name="typical_p",
     )
+    min_keep: int = min_keep_parameter()
 
     def order(self, x: Any, row: RowStats) -> Any:
         return absolute(row.top + log(row.mass) - x - row.entropy)

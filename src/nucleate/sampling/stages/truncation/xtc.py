@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, log
+from nucleate.sampling.min_keep import min_keep_parameter
 from nucleate.sampling.stage import Ceiling, RowStats, param
 
 
@@ -23,6 +24,7 @@ class Xtc(Ceiling):
         "Minimum probability of the tokens that are removed", default=0.1, low=0.0, high=0.5, name="xtc_threshold"
     )
     exempt: tuple[int, ...] = param("Token ids that are never removed", default=(), low=0, name="xtc_exempt_token_ids")
+    min_keep: int = min_keep_parameter()
 
     @property
     def act_probability(self) -> float:

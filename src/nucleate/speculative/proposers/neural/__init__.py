@@ -6,11 +6,17 @@ modules of a Transformers model, and runs on torch.
 
 from __future__ import annotations
 
-from nucleate.models.protocol import ModelError
+from collections.abc import Callable
+from typing import Any
+
+from nucleate.models.loader import adopt, is_in_memory, resolve, runner_of
+from nucleate.models.loader import load as load_model
+from nucleate.models.protocol import Model, ModelError
+from nucleate.models.runner import BLOCK
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.speculative.draft import Proposer
 from nucleate.speculative.proposers.neural.dflash import DFlash
-from nucleate.speculative.proposers.neural.draft_model import DraftModel
+from nucleate.speculative.proposers.neural.draft_model import KV_CACHE_BYTES, DraftModel
 from nucleate.speculative.proposers.neural.eagle import Eagle
 from nucleate.speculative.proposers.neural.medusa import Medusa
 from nucleate.speculative.proposers.neural.weights import weights_for
@@ -43,6 +49,28 @@ def load(name: str, model: object, tree_width: int = 1) -> Proposer:
             raise ModelError(
                 f"unknown trained method {name!r}; available: {', '.join((*EMBEDDED_METHODS, *MODEL_METHODS))}"
             )
+
+
+def load_draft_model(given: Any, target: Model) -> Callable[[], Proposer]:
+    """A draft model that the caller gives: a folder, a Hugging Face id, or a model in memory.
+
+    Returns a function that makes a proposer for an engine. Raises ModelError for a model with another vocabulary, or
+    one that cannot run batched; ParameterError.
+    """
+    model = adopt(given) if is_in_memory(given) else load_model(resolve(given))
+    if model.vocab_size != target.vocab_size:
+        sizes = f"{model.vocab_size} tokens instead of {target.vocab_size}"
+        raise ModelError(f"the draft model must have the vocabulary of the model, but has {sizes}")
+    memory = max(KV_CACHE_BYTES, 64 * BLOCK * getattr(model, "token_bytes", 0))
+
+    def new_proposer() -> Proposer:
+        runner = runner_of(model, memory)
+        if not runner.paged:
+            raise ModelError(f"the draft model must run batched: {runner.unbatched_reason}")
+        return DraftModel(runner)
+
+    new_proposer()  # fail here rather than in the first request
+    return new_proposer
 
 
 def _load_mtp(model: object) -> Proposer:

@@ -1,13 +1,16 @@
-"""A draft model: a small Llama with the target's vocabulary (arXiv 2211.17192 and 2302.01318)."""
+"""A draft model: a small model with the target's vocabulary (arXiv 2211.17192 and 2302.01318)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
 
 from nucleate.models.llama.batched_llama import BatchedLlama, compiled
-from nucleate.models.llama.numpy_llama import Llama
-from nucleate.models.runner import ModelInput
+from nucleate.models.llama.numpy_llama import Floats, Llama
+from nucleate.models.runner import ModelInput, Runner
 from nucleate.speculative.draft import Draft, DraftContext, Proposer
 from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, build_drafts
 from nucleate.speculative.proposers.neural.draft_sampling import sample_tokens
@@ -41,11 +44,10 @@ class CachedPrefix:
 
 
 class DraftModel(Proposer):
-    """See ``Proposer``. memory: size of the KV cache in bytes; sequences that do not fit have no drafts for a while."""
+    """See ``Proposer``. runner: of the draft model; sequences that do not fit in it have no drafts for a while."""
 
-    def __init__(self, model: Llama, memory: int = KV_CACHE_BYTES) -> None:
-        self.runner = BatchedLlama(model, memory)
-        self.runner.kernels = compiled()  # as for the target, which needs them to verify drafts
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
         self._kv_slots = KVSlots(self.runner.blocks, self.runner.block_size)
         self._prefixes: dict[int, CachedPrefix] = {}
 
@@ -65,7 +67,14 @@ class DraftModel(Proposer):
             "model.embed_tokens.weight": target.embedding @ embed.T * EMBEDDING_SCALE,
             "lm_head.weight": target.embedding @ unembed,
         }
-        return cls(Llama.of(config, tensors))
+        return cls.of_llama(Llama.of(config, tensors))
+
+    @classmethod
+    def of_llama(cls, model: Llama, memory: int = KV_CACHE_BYTES) -> DraftModel:
+        """A NumPy Llama as a draft model. memory: size of the KV cache in bytes."""
+        runner = BatchedLlama(model, memory)
+        runner.kernels = compiled()  # as for the target, which needs them to verify drafts
+        return cls(runner)
 
     def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
@@ -77,7 +86,7 @@ class DraftModel(Proposer):
         depth = 0
         while active:
             inputs = [self._model_input(chain, start) for chain, start in zip(active, starts, strict=True)]
-            logits_RV = self.runner.forward(inputs)
+            logits_RV = to_numpy(self.runner.forward(inputs))
             sampled = sample_tokens(logits_RV, [chain.context for chain in active], [depth] * len(active))
             active = [chain for chain, one in zip(active, sampled, strict=True) if chain.add(one)]
             starts = [len(chain.ids) for chain in active]
@@ -114,3 +123,8 @@ class DraftModel(Proposer):
         """See ``Proposer.forget``."""
         self._kv_slots.free_sequence(key)
         self._prefixes.pop(key, None)
+
+
+def to_numpy(logits_RV: Any) -> Floats:
+    """Logits as an array; those of a model on a GPU are a tensor."""
+    return np.asarray(logits_RV.cpu() if hasattr(logits_RV, "cpu") else logits_RV, np.float32)

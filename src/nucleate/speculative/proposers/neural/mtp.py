@@ -27,10 +27,10 @@ class Mtp(Proposer):
 
     def __init__(self, modules: MtpModules, memory: int = KV_CACHE_BYTES) -> None:
         self._modules, self.layers = modules, (modules.depth,)
-        size = sum(pool.size for pool in modules.new_pools(1))
+        size = sum(pool.size for pool in modules.new_kv_caches(1))
         if memory < size:
             raise ModelError(f"{memory} bytes of KV cache cannot hold one block of {size} bytes")
-        self._pools, self._kv_slots = modules.new_pools(memory // size), KVSlots(memory // size, BLOCK)
+        self._pools, self._kv_slots = modules.new_kv_caches(memory // size), KVSlots(memory // size, BLOCK)
         self._captured: dict[int, CapturedHiddenStates] = {}
 
     def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
@@ -76,7 +76,7 @@ class Mtp(Proposer):
         overlap = self._modules.count - 1
         spans = [(max(0, min(one.num_processed - overlap, one.count - 1)), one.count) for one in found]
         hidden_states = [one.states(start) for one, (start, _) in zip(found, spans, strict=True)]
-        x_TX = x_RX = self._modules.hidden(self._modules.joined(hidden_states))
+        x_TX = x_RX = self._modules.hidden(self._modules.concatenate(hidden_states))
         for depth in range(self._modules.count):
             x_TX, x_RX = self._run(active, depth, x_TX, spans)
             self._sample(active, x_RX, depth)
@@ -106,7 +106,7 @@ class Mtp(Proposer):
     def observe(self, outputs: Sequence[TargetOutput]) -> None:
         """See ``Proposer.observe``."""
         for output in outputs:
-            new = CapturedHiddenStates(self._modules.own, self._modules.joined)
+            new = CapturedHiddenStates(self._modules.copy_states, self._modules.concatenate)
             self._captured.setdefault(output.key, new).add(output)
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:

@@ -12,7 +12,7 @@ from nucleate.jit.kernel_libraries import GENERIC
 from nucleate.outputs import StepLogprobs
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.composed.pipeline_steps import PipelineStep
+from nucleate.sampling.backends.numba.composed.pipeline_steps import EXACT_STATISTICS, PipelineStep
 from nucleate.sampling.backends.reference import Floats, Ids, Survivors, TotalMass
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.noise import GROUP_SIZE
@@ -73,11 +73,12 @@ class CandidateList:
         kept = self.ranked_list()
         return Survivors(kept.ids_N, kept.x_N, kept.total_mass)
 
-    def statistics(self, names: frozenset[str]) -> RowStats:
-        """The named row statistics, as in ``reference.statistics``; others may be NaN."""
+    def statistics(self, names: frozenset[str], sorted_count: int = 0) -> RowStats:
+        """The named row statistics, as in ``reference.relative_scores``; others may be NaN. Scores must be ranked."""
         n, zero, missing = len(self.x_N), np.float64(0.0), np.nan
-        if not names - {"n", "top"}:
-            return RowStats(n, zero, missing, missing, missing, missing, missing, missing)
+        scores = reference.padded(self.x_N[:sorted_count] - self.top, sorted_count) if sorted_count else None
+        if not names - EXACT_STATISTICS:
+            return RowStats(n, zero, missing, missing, missing, missing, missing, missing, scores)
         if names & {"mean", "var"}:
             row = reference.statistics(self.relative_scores())
             mass, square, entropy, mean, var = row.mass, row.square, row.entropy, row.mean, row.var
@@ -90,7 +91,7 @@ class CandidateList:
             if "entropy" in names:
                 entropy = np.log(mass) - (e_N * relative_N).sum() / mass
         total = mass if self.total is None else max(self.total.mass * np.exp(self.total.top - self.top), mass)
-        return RowStats(n, zero, mass, square, entropy, mean, var, total)
+        return RowStats(n, zero, mass, square, entropy, mean, var, total, scores)
 
     def select(self, keep_N: NDArray[np.bool_] | slice, total: TotalMass | None) -> CandidateList:
         return CandidateList(self.ids_N[keep_N], self.x_N[keep_N], total, inexact=self.inexact)
@@ -108,13 +109,25 @@ class CandidateList:
 
     def shift(self, step: PipelineStep, past: HistoryView, size: int) -> CandidateList:
         """Apply a Shift after a Scale or a truncation, as the reference does, on all tokens. size: V."""
+        if self.inexact and step.stage.touches == "all":  # rounds
+            raise UndecidedRow
         before = self.survivors()
         after = reference.apply_shift(before, step.stage, past, size)
         return self if after is before else CandidateList(after.ids_N, after.x_N, None, inexact=self.inexact)
 
+    def transform(self, step: PipelineStep, past: HistoryView) -> CandidateList:
+        """Apply a Transform, as the reference does."""
+        if self.inexact:
+            raise UndecidedRow
+        before = self.survivors()
+        after = reference.apply_transform(before, step.stage, past)
+        return self if after is before else CandidateList(after.ids_N, after.x_N)
+
     def scale(self, step: PipelineStep) -> CandidateList:
         kept, stage = self.ranked_list(), step.stage
-        x_N = evaluate_rule(stage.apply, kept.relative_scores(), kept.statistics(step.kind.names))
+        x_N = evaluate_rule(
+            stage.apply, kept.relative_scores(), kept.statistics(step.kind.names, step.kind.sorted_count)
+        )
         ids_N, x_N = finite_tokens(kept.ids_N, x_N)
         if not stage.monotone:  # ranked later if a stage needs it
             by_id_N = np.argsort(ids_N)
@@ -125,12 +138,12 @@ class CandidateList:
 
     def floor(self, step: PipelineStep, total: TotalMass | None) -> CandidateList:
         kept = self.ranked_list()
-        threshold = float(step.stage.floor(kept.statistics(step.kind.names)))
-        return kept.above(threshold, total, inexact=self.inexact)
+        threshold = float(step.stage.floor(kept.statistics(step.kind.names, step.kind.sorted_count)))
+        return kept.above(threshold, total, step.min_keep, inexact=self.inexact)
 
-    def above(self, threshold: float, total: TotalMass | None, *, inexact: bool) -> CandidateList:
-        """The tokens at or above a relative threshold, and always the first one."""
-        return self.select(slice(self.count_at_least(threshold, inexact=inexact) or 1), total)
+    def above(self, threshold: float, total: TotalMass | None, min_keep: int = 1, *, inexact: bool) -> CandidateList:
+        """The tokens at or above a relative threshold, and always the first ``min_keep``."""
+        return self.select(slice(max(self.count_at_least(threshold, inexact=inexact), min_keep)), total)
 
     def count_at_least(self, threshold: float, *, inexact: bool) -> int:
         """The number of tokens at or above a relative threshold."""
@@ -145,7 +158,8 @@ class CandidateList:
 
     def prefix(self, step: PipelineStep, total: TotalMass | None) -> CandidateList:
         kept = self.ranked_list()
-        keep_N, _ = kept.prefix_mask(step, kept.statistics(step.kind.names), inexact=self.inexact)
+        row = kept.statistics(step.kind.names, step.kind.sorted_count)
+        keep_N, _ = kept.prefix_mask(step, row, inexact=self.inexact)
         return kept.select(keep_N, total)
 
     def prefix_mask(
@@ -170,9 +184,10 @@ class CandidateList:
         else:
             count = int(sums_N.searchsorted(target, side="right"))
             reached = count < len(sums_N)
-        count = min(max(count, 1), len(sums_N))
+        reached = reached and len(sums_N) >= step.min_keep
+        count = min(max(count, step.min_keep), len(sums_N))
         if inexact:
-            if not kind.unit_weights and any(
+            if (not kind.unit_weights or kind.names - {"top"}) and any(
                 abs(one - target) <= TIE_TOLERANCE * abs(target)
                 for one in sums_N[max(count - 2, 0) : count + 1].tolist()
             ):
@@ -193,8 +208,11 @@ class CandidateList:
 
     def ceiling(self, step: PipelineStep, total: TotalMass | None) -> CandidateList:
         kept = self.ranked_list()
-        threshold = float(step.stage.ceiling(kept.statistics(step.kind.names)))
-        return kept.select(~kept.ceiling_mask(step.stage, threshold, inexact=self.inexact), total)
+        threshold = float(step.stage.ceiling(kept.statistics(step.kind.names, step.kind.sorted_count)))
+        dropped_N = kept.ceiling_mask(step.stage, threshold, inexact=self.inexact)
+        if len(dropped_N) - np.count_nonzero(dropped_N) < step.min_keep:
+            return kept.with_total(total)
+        return kept.select(~dropped_N, total)
 
     def ceiling_mask(self, stage: Any, threshold: float, *, inexact: bool) -> NDArray[np.bool_]:
         """The tokens that a Ceiling drops: those at or above a threshold, except the last of them and exempt ones."""

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from nucleate.jit.kernel_libraries import GENERIC
 from nucleate.sampling.backends.numba.composed.candidate_list import UndecidedRow
 from nucleate.sampling.backends.reference import Floats, Ids
-from nucleate.sampling.dispatch.rules import bans_tokens
+from nucleate.sampling.dispatch.rules import adds_value, bans_tokens
 from nucleate.sampling.history import HistoryView, TokenCounts
 from nucleate.sampling.noise import GROUP_SIZE
+from nucleate.sampling.row_values import add_values, checked_values
 from nucleate.sampling.stage import Shift, TokenInfo
 
 LOWEST = np.finfo(np.float32).min
@@ -194,6 +195,8 @@ def apply_shift(row: EditedRow, stage: Shift, past: HistoryView) -> EditedRow:
             return _apply_rule(row, stage, ids_K, *_listed_counts(past, stage, ids_K), listed_K)
         case "unlisted" if bans_tokens(stage):
             return row.keep_only(_listing_arrays(past.listing(stage), row.work.size)[0])
+        case "all":
+            return _apply_to_all(row, stage, past)
         case "masked" if past.mask is None:
             return row
         case "masked" if bans_tokens(stage):
@@ -211,6 +214,25 @@ def _apply_rule(row: EditedRow, stage: Shift, ids_K: Ids, prompt_K: Any, output_
     if not new_K.max() < np.inf:  # a NaN or +inf
         raise UndecidedRow
     return row.with_scores(ids_K[changed_K], new_K)
+
+
+def _apply_to_all(row: EditedRow, stage: Shift, past: HistoryView) -> EditedRow:
+    """The row after a Shift that changes all tokens; its scores are rounded to float32."""
+    work, new_V = row.work, row.work.new_row()
+    if adds_value(stage) and not len(row.ids_K):
+        add_values(row.row_V, stage, past, new_V)
+        x_K: Any = NO_SCORES
+    else:
+        values: Any = checked_values(stage, past.values(stage, work.size), work.size)
+        ids_K, prompt_K, output_K = past.counts(stage.window)
+        (prompt_V, output_V), value_V = np.zeros((2, work.size)), np.broadcast_to(values, work.size)
+        prompt_V[ids_K], output_V[ids_K] = prompt_K, output_K
+        new_V[:] = stage.apply(row.row_V.astype(np.float64), TokenInfo(work.ids, prompt_V, output_V, 0.0, value_V))
+        new_V[row.row_V == -np.inf] = -np.inf
+        at_K = row.ids_K
+        x_K = stage.apply(row.x_K, TokenInfo(at_K, prompt_V[at_K], output_V[at_K], 0.0, value_V[at_K]))
+    new_V[row.ids_K] = x_K
+    return EditedRow(work, new_V)
 
 
 def _listing_arrays(listing: Mapping[int, float], size: int) -> tuple[Ids, Floats]:

@@ -78,7 +78,7 @@ def _run(
         raise UndecidedRow
     u = uniform(seed, step, noise.XTC) if pipeline.has_ceiling else 1.0
     kept, observed = _apply_stages(logits_V, steps, past, u, pipeline.needs_total)
-    token = kept.draw(steps[-1], seed, step)
+    token = kept.draw(steps[-1], *reference.noise_of(stages, past, seed, step))
     logprobs, updated = None, list(stages)
     for i, (before, after) in observed.items():
         stage = stages[i]
@@ -115,6 +115,8 @@ def _apply_stage(kept: Tokens, step: PipelineStep, past: HistoryView, u: float, 
         return kept
     if shape == "Shift":
         return kept.shift(step, past, size)
+    if shape == "Transform":
+        return kept.transform(step, past)
     if shape == "Scale":
         return kept.scale(step)
     before = kept.total_mass if needs_total else kept.total

@@ -49,6 +49,8 @@ TAIL_FRACTIONS = 0.3, 0.03, 0.001
 NEGATIVE_WEIGHT_PROBE = -(2.0 ** np.arange(-4, 24))
 """Relative scores at which weights are checked for being negative below the candidates."""
 
+NO_NAMES, COUNT = frozenset[str](), frozenset(("n",))
+
 Scales = tuple[tuple[Scale, RowStats, float], ...]
 """Scales, each with the statistics and the maximum that it is applied with."""
 
@@ -67,7 +69,7 @@ class FullRow:
         self._sums: Floats | None = None
         self._masses_G = np.empty(row.work.groups)
 
-    def statistics(self, names: frozenset[str]) -> RowStats:
+    def statistics(self, names: frozenset[str], sorted_count: int = 0) -> RowStats:
         """As ``CandidateList.statistics``."""
         mass, entropy, square, n, mean, var = np.nan, np.nan, np.nan, self.row.work.size, np.nan, np.nan
         if names & {"mass", "entropy", "full_mass"}:
@@ -80,7 +82,9 @@ class FullRow:
         elif "n" in names:
             n = self.row.moments(np.float32(self.row.top))[0]
         total = mass if self.total is None else max(self.total.mass * np.exp(self.total.top - self.top), mass)
-        return RowStats(*map(np.float64, (n, 0.0, mass, square, entropy, mean, var, total)))  # not floats: 1 / 0 is inf
+        scores = self._first(sorted_count).statistics(NO_NAMES, sorted_count).sorted_scores if sorted_count else None
+        values = map(np.float64, (n, 0.0, mass, square, entropy, mean, var, total))  # not floats: 1 / 0 is inf
+        return RowStats(*values)._replace(sorted_scores=scores)
 
     def _mass_sums(self) -> Floats:
         """``EditedRow.mass_sums`` after the scales."""
@@ -106,6 +110,14 @@ class FullRow:
     def list_above(self, threshold: float) -> CandidateList:
         """The tokens at or above a relative threshold, and possibly a few more."""
         return self._list_raw(self._raw_bound(threshold))
+
+    def _first(self, count: int) -> CandidateList:
+        """The first tokens in rank order, at least so many."""
+        return self._list_raw(self._kth_bound(count))
+
+    def _kth_bound(self, count: int) -> np.float32:
+        """``EditedRow.kth_bound``, also of more tokens than there are."""
+        return self.row.kth_bound(min(count, self.row.work.size))
 
     def ranked_list(self) -> CandidateList:
         return self._list_raw(LOWEST).with_total(self.total)
@@ -152,13 +164,16 @@ class FullRow:
         return self.list_above(0.0).first_token(total)
 
     def shift(self, step: PipelineStep, past: HistoryView, size: int) -> FullRow | CandidateList:
-        if self.scales:
+        if self.scales or (self.total and step.stage.touches == "all"):
             return self.ranked_list().shift(step, past, size)
         row = apply_shift(self.row, step.stage, past)
         return self if row is self.row or (self.total and row.equals(self.row)) else FullRow(row)
 
+    def transform(self, step: PipelineStep, past: HistoryView) -> CandidateList:
+        return self.ranked_list().transform(step, past)
+
     def scale(self, step: PipelineStep) -> FullRow | CandidateList:
-        stage, row = step.stage, self.statistics(step.kind.names)
+        stage, row = step.stage, self.statistics(step.kind.names, step.kind.sorted_count)
         if not stage.monotone:
             return self._scale_unranked(step, row)
         if step.kind.form == "linear":
@@ -186,11 +201,15 @@ class FullRow:
         return CandidateList(ids_N, x_N, inexact=self.inexact or step.kind.inexact, ranked=False)
 
     def floor(self, step: PipelineStep, total: TotalMass | None) -> CandidateList | FullRow:
-        threshold = float(step.stage.floor(self.statistics(step.kind.names)))
-        if not threshold <= 0.0:
-            return self.first_token(total)
+        threshold = float(step.stage.floor(self.statistics(step.kind.names, step.kind.sorted_count)))
         if threshold == -np.inf:
             return self.with_total(total)
+        if step.min_keep > 1:
+            lowest = min(self._raw_bound(min(threshold, 0.0)), self._kth_bound(step.min_keep))
+            kept = self._list_raw(lowest)
+            return kept.above(threshold, total, step.min_keep, inexact=self.inexact or step.kind.inexact)
+        if not threshold <= 0.0:
+            return self.first_token(total)
         inexact, lowest, maxima_G = self.inexact or step.kind.inexact, self._raw_bound(threshold), self.row.maxima_G
         if not 2 * np.count_nonzero(maxima_G >= lowest) > len(maxima_G) > MIN_GROUPS:
             return self._list_raw(lowest).above(threshold, total, inexact=inexact)
@@ -211,7 +230,8 @@ class FullRow:
         return left
 
     def prefix(self, step: PipelineStep, total: TotalMass | None) -> CandidateList:
-        row, inexact = self.statistics(step.kind.names), self.inexact or step.kind.inexact
+        row = self.statistics(step.kind.names, step.kind.sorted_count)
+        inexact = self.inexact or step.kind.inexact
         for kept in self._candidates(step, row):
             keep_N, reached = kept.prefix_mask(step, row, inexact=inexact)
             if reached:
@@ -231,7 +251,7 @@ class FullRow:
                 yield self.list_above(threshold - 2.0 * TIE_TOLERANCE * (1.0 + abs(threshold)))
         elif kind.unit_weights and not kind.has_order:
             if 0.0 < target < self.row.work.size:
-                yield self._list_raw(self.row.kth_bound(math.ceil(target)))
+                yield self._first(max(math.ceil(target), step.min_keep))
         elif not kind.has_order and np.min(stage.weight(NEGATIVE_WEIGHT_PROBE, row)) >= 0.0:
             for fraction in TAIL_FRACTIONS:
                 yield self.list_above(self._mass_threshold(fraction * self._mass_sums()[0]))
@@ -243,10 +263,11 @@ class FullRow:
         return float(GENERIC.threshold_by_mass(self._masses_G, rest)) if rest > TIE_TOLERANCE * mass else -np.inf
 
     def ceiling(self, step: PipelineStep, total: TotalMass | None) -> FullRow:
-        threshold = float(step.stage.ceiling(self.statistics(step.kind.names)))
+        threshold = float(step.stage.ceiling(self.statistics(step.kind.names, step.kind.sorted_count)))
         kept = self.list_above(min(threshold, 0.0))
         dropped_N = kept.ceiling_mask(step.stage, threshold, inexact=self.inexact or step.kind.inexact)
-        if not dropped_N.any():
+        left = self.statistics(COUNT).n - np.count_nonzero(dropped_N) if step.min_keep > 1 else 1
+        if not dropped_N.any() or left < step.min_keep:
             return self.with_total(total)
         return self._with_row(self.row.without(kept.ids_N[dropped_N]), total)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from nucleate.sampling.dispatch.rules import rule_settings, rules_of_stage
+from nucleate.sampling.min_keep import min_keep_of
 from nucleate.sampling.stage import Pipeline, Stage, Tap, shape_of
 
 CACHED_PIPELINES = 256
 """Maximum number of cached pipelines."""
+EXACT_STATISTICS = {"top", "n", "sorted_scores"}
 
 
 class StageKind(NamedTuple):
@@ -16,12 +18,13 @@ class StageKind(NamedTuple):
 
     shape: str  #: see ``shape_of``
     names: frozenset[str]  #: row statistics that the rules read
-    inexact: bool  #: the rules read statistics that are sums
+    inexact: bool  #: the rules read statistics that are sums of scores
     form: str  #: of ``Scale.apply`` or ``Prefix.order``, see ``rules.form``
     has_order: bool  #: a Prefix with its own order
     unit_weights: bool  #: a Prefix whose weights are 1
     softmax_weights: bool  #: the weights are exp(x - row.top)
     reads_total: bool  #: a rule reads the mass before the first truncation
+    sorted_count: int  #: see ``Stage``
 
 
 class PipelineStep(NamedTuple):
@@ -32,6 +35,7 @@ class PipelineStep(NamedTuple):
     is_neutral: bool  #: has no effect
     greedy: bool
     observes_token: bool  #: a Tap, or a stateful stage
+    min_keep: int  #: see ``min_keep_of``
 
 
 class PipelineSteps(NamedTuple):
@@ -73,7 +77,9 @@ def _cached(stages: Pipeline, steps: tuple[PipelineStep, ...]) -> PipelineSteps:
 def _step(stage: Stage) -> PipelineStep:
     neutral, greedy = stage.neutral, stage.greedy
     observes_token = isinstance(stage, Tap) or type(stage).update is not Stage.update
-    return PipelineStep(stage, _kind(stage), neutral and not greedy, greedy, observes_token and not neutral)
+    return PipelineStep(
+        stage, _kind(stage), neutral and not greedy, greedy, observes_token and not neutral, min_keep_of(stage)
+    )
 
 
 def _kind(stage: Any) -> StageKind:
@@ -84,7 +90,8 @@ def _kind(stage: Any) -> StageKind:
         shape_rule = rules.get("order") or rules.get("apply")
         weight = rules.get("weight")
         _kinds[key] = StageKind(
-            shape, names, bool(names - {"top"}), shape_rule.form if shape_rule else "", "order" in rules,
+            shape, names, bool(names - EXACT_STATISTICS), shape_rule.form if shape_rule else "", "order" in rules,
             bool(weight and weight.is_one), bool(weight and weight.is_softmax_weight), "full_mass" in names,
+            stage.sorted_count,
         )  # fmt: skip
     return _kinds[key]

@@ -104,6 +104,33 @@ def uniform(seed: Any, step: Any, stream: Any, index: Any) -> Any:
     return philox.uniform(seed, step, stream, index)
 
 
+@kernel("void(uint64, uint64, int64, uint32[::1])")
+def token_words(seed: Any, step: Any, stream: Any, out: Any) -> None:
+    """``token_words.vocabulary_words``. out: a multiple of four groups of 256."""
+    for first in range(0, out.size, 4 * GROUP_SIZE):
+        ends = first + GROUP_SIZE, first + 2 * GROUP_SIZE, first + 3 * GROUP_SIZE
+        out0, out1 = out[first : ends[0]], out[ends[0] : ends[1]]
+        out2, out3 = out[ends[1] : ends[2]], out[ends[2] : first + 4 * GROUP_SIZE]
+        for i in range(GROUP_SIZE):
+            w0, w1, w2, w3 = philox.words(seed, step, stream, (first >> 2) + i)
+            out0[i], out1[i], out2[i], out3[i] = np.uint32(w0), np.uint32(w1), np.uint32(w2), np.uint32(w3)
+
+
+@kernel("void(uint64, uint64, int64, int64, float32, float32[::1])")
+def values_below(seed: Any, step: Any, stream: Any, threshold: Any, value: Any, out: Any) -> None:
+    """``token_words.values_below``. out: a multiple of four groups of 256."""
+    for first in range(0, out.size, 4 * GROUP_SIZE):
+        ends = first + GROUP_SIZE, first + 2 * GROUP_SIZE, first + 3 * GROUP_SIZE
+        out0, out1 = out[first : ends[0]], out[ends[0] : ends[1]]
+        out2, out3 = out[ends[1] : ends[2]], out[ends[2] : first + 4 * GROUP_SIZE]
+        for i in range(GROUP_SIZE):
+            w0, w1, w2, w3 = philox.words(seed, step, stream, (first >> 2) + i)
+            out0[i] = value if np.int64(w0) < threshold else np.float32(0.0)
+            out1[i] = value if np.int64(w1) < threshold else np.float32(0.0)
+            out2[i] = value if np.int64(w2) < threshold else np.float32(0.0)
+            out3[i] = value if np.int64(w3) < threshold else np.float32(0.0)
+
+
 @kernel("int64(int64[::1], float64[::1], uint64, uint64, int64)")
 def gumbel_race(ids: Any, weights: Any, seed: Any, step: Any, stream: Any) -> Any:
     """The id with the highest log(weight) + Gumbel noise, by exponential race; -1 if two are too close."""

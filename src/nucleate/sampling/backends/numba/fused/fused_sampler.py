@@ -88,6 +88,11 @@ class RowTable:
         """Advance the step of a row whose token was sampled elsewhere."""
         self.entries["step"][self.slots[row]] += np.uint64(1)
 
+    def set_noise(self, row: int, seed: int, step: int) -> None:
+        """Set the seed and step of a row's next draw."""
+        entry = self.entries[self.slots[row]]
+        entry["seed"], entry["step"] = seed, step
+
     def select(self, rows: Sequence[int], positions: Sequence[int] | None = None) -> RowSelection:
         """The control block for some rows. positions: of their logits in the batch; default: 0, 1, 2, ..."""
         count = len(rows)

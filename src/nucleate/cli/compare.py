@@ -1,0 +1,112 @@
+"""Compare sampling settings over prompts and seeds, by diversity and likelihood.
+
+A setting is a list of fields, as in --setting 'temperature=0.8 top_p=0.9', with a name in front if it needs one
+('warm: temperature=1.2'). Presets are a field (order=llama.cpp), and so are pipelines (pipeline='top_k(40) | gumbel').
+Each setting continues each prompt once per seed. With --output, an interrupted comparison continues where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from nucleate.cli import flags
+from nucleate.cli.argument_parser import UsageError
+from nucleate.parameters.parameter import ParameterError, read_json
+
+USAGE = "--setting FIELDS [OPTIONS]"
+COMMON = {
+    "--setting": "Fields to compare, NAME=VALUE ... (repeatable).",
+    "--settings": "JSON file of settings by name.",
+    "--prompt": "Prompt (repeatable; default: built-in prompts).",
+    "--prompts": "File with a prompt per line, text or JSON.",
+    "--seeds": "Outputs per setting and prompt (default: 8).",
+    "--max-tokens": "Maximum tokens per output (default: 64).",
+    "--output": "JSONL file of results, to resume.",
+    "--csv": "Write the metrics to a CSV file.",
+    "--plot": "Plot the trade-off: .png, .svg or .pdf.",
+    "--model": "Folder or Hugging Face id (default: bundled).",
+    "--json": "Print a JSON list instead of a table.",
+}
+"""The options of ``--help``."""
+AXIS_HELP = "Metric on the {} axis of the trade-off (default: {})."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--setting", action="append", metavar="FIELDS", help=COMMON["--setting"])
+    text = "JSON file: an object of settings by name, each an object of fields or text, or a list of texts."
+    parser.add_argument("--settings", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help=COMMON["--prompt"])
+    text = "File with a prompt per line: text, a JSON string, or an object with the field prompt."
+    parser.add_argument("--prompts", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--seeds", type=int, default=8, metavar="N", help=COMMON["--seeds"])
+    text = "Maximum tokens per output, for settings without max_tokens (default: 64)."
+    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help=text)
+    text = "JSONL file to which results are appended; the comparison continues from those that it has."
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--csv", type=Path, metavar="FILE", help=COMMON["--csv"])
+    text = "Write a plot of the trade-off: a .png, .svg or .pdf file. Needs matplotlib (nucleate[plot])."
+    parser.add_argument("--plot", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--x", default="log_likelihood", metavar="METRIC", help=AXIS_HELP.format("x", "log_likelihood"))
+    parser.add_argument("--y", default="distinct_2", metavar="METRIC", help=AXIS_HELP.format("y", "distinct_2"))
+    parser.add_argument("--json", action="store_true", help=COMMON["--json"])
+    text = "Show a progress bar (default: if stderr is a terminal)."
+    parser.add_argument("--progress", action=argparse.BooleanOptionalAction, help=text)
+    flags.add_model(parser)
+    flags.add_speculation(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    settings = read_settings(arguments)
+    from nucleate.comparison.compare import compare
+    from nucleate.comparison.comparison import check_metrics
+    from nucleate.comparison.plot import check_plot
+    from nucleate.comparison.prompts import read_prompts
+    from nucleate.llm import LLM
+
+    check_metrics(arguments.x, arguments.y)
+    if arguments.plot is not None:
+        check_plot(arguments.plot)  # now, not after an hour
+    prompts = [*(arguments.prompt or ()), *(read_prompts(arguments.prompts) if arguments.prompts else ())]
+    show = sys.stderr.isatty() if arguments.progress is None else arguments.progress
+    found = compare(
+        LLM(**flags.model_options(arguments)),
+        settings,
+        prompts or None,
+        seeds=arguments.seeds,
+        max_tokens=arguments.max_tokens,
+        output=arguments.output,
+        use_tqdm=show,
+        x=arguments.x,
+        y=arguments.y,
+    )
+    print(json.dumps([*found.rows()], indent=1, allow_nan=False) if arguments.json else found)
+    if arguments.csv is not None:
+        found.to_csv(arguments.csv)
+    if arguments.plot is not None:
+        found.plot(arguments.plot)
+    return 0
+
+
+def read_settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings by name, of the file and of the flags. Raises UsageError, ParameterError, OSError."""
+    from nucleate.comparison.settings import named
+
+    found: dict[str, Any] = {}
+    if arguments.settings is not None:
+        value = read_json(arguments.settings.read_text("utf-8-sig"), "settings")
+        if isinstance(value, list) and all(isinstance(one, str) for one in value):
+            value = named(value)
+        if not isinstance(value, dict):
+            raise ParameterError("settings", f"{arguments.settings} must be an object of settings by name")
+        found |= value
+    for name, setting in named(arguments.setting or []).items():
+        if name in found:
+            raise UsageError(f"--setting {name!r} is also in {arguments.settings}")
+        found[name] = setting
+    if not found:
+        raise UsageError("nothing to compare: give --setting 'temperature=0.8 top_p=0.9', twice or more, or --settings")
+    return found

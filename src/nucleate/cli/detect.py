@@ -1,0 +1,51 @@
+"""Look for a watermark in a text, and print its p-value.
+
+The p-value is the probability of such a text without the watermark. Exit status: 0 if it is at most --threshold, 3 if
+it is higher, 1 or 2 for errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from nucleate.cli.argument_parser import UsageError
+from nucleate.cli.input_text import decode, read_stdin
+from nucleate.cli.watermark_flags import KINDS, add_key, read_key
+
+USAGE = "[OPTIONS] [FILE]"
+NOT_DETECTED = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", nargs="?", default="-", metavar="FILE", help="File with the text; - reads stdin.")
+    parser.add_argument("--watermark", default="kgw", metavar="KIND", help=f"{KINDS} (default: kgw).")
+    add_key(parser)
+    text = "Model of the tokenizer (default: bundled)."
+    parser.add_argument("-m", "--model", metavar="MODEL", help=text)
+    text = "Highest p-value of a detection (default: 0.001)."
+    parser.add_argument("--threshold", type=float, default=0.001, metavar="P", help=text)
+    parser.add_argument("--json", action="store_true", help="Print one JSON object instead of text.")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if not 0 < arguments.threshold < 1:
+        raise UsageError(f"--threshold must be a number > 0 and < 1, got {arguments.threshold:g}")
+    key = read_key(arguments)
+    from nucleate.llm.model_tokenizer import given_tokenizer
+    from nucleate.models.loader import resolve
+    from nucleate.watermark import detect, read_watermark
+
+    watermark = read_watermark(arguments.watermark, key)
+    text = read_stdin() if arguments.file == "-" else decode(Path(arguments.file).read_bytes(), arguments.file)
+    ids = given_tokenizer(resolve(arguments.model)).encode(text, add_special_tokens=False)
+    found = detect(ids, key, watermark)
+    detected = found.p_value <= arguments.threshold
+    if arguments.json:
+        print(json.dumps({"detected": detected, **found._asdict(), "num_tokens": len(ids)}))
+    else:
+        print(f"{'detected' if detected else 'not detected'}: p-value {found.p_value:.3g}")
+        print(f"statistic {found.statistic:.4f}, {found.expected:.4f} expected without the watermark")
+        print(f"{found.num_scored} of {len(ids)} tokens scored")
+    return 0 if detected else NOT_DETECTED

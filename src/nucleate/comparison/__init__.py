@@ -1,0 +1,1 @@
+"""Compares sampling settings over prompts and seeds: diversity, likelihood, repetition, length, entropy."""

@@ -1,0 +1,180 @@
+"""Companion sequences: the second row of logits of requests with guidance or contrastive decoding.
+
+A companion has the same output as its sequence, after another prompt or on the companion model. Its tokens are
+scheduled, cached and computed like those of any sequence. After the forward pass its logits are combined with those of
+its sequence; sampling, grammars and draft verification see combined logits only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+from nucleate.engine.kv_cache import COMPANION_START, START
+from nucleate.engine.scheduler_entry import NO_ROW, ScheduledSequence, SchedulerEntry
+from nucleate.models.protocol import ModelError, ModelLimits
+from nucleate.models.runner import ModelInput, Runner
+from nucleate.parameters.converters import one_line
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.companion import combine, field_of
+from nucleate.sampling.stage import Combine
+from nucleate.speculative.draft import NO_DRAFT
+from nucleate.stopping.stop_matcher import StopRules
+
+
+class Companion(NamedTuple):
+    """What the sequences of a request need for their companions."""
+
+    stage: Combine
+    prompt_ids: Sequence[int]
+
+
+def admit_companion(
+    stage: Combine, prompt_ids: Sequence[int], rules: StopRules, model: ModelLimits, other: ModelLimits | None
+) -> tuple[Companion, StopRules]:
+    """Validate the companion of a request. other: the companion model. Raises ParameterError.
+
+    Returns the stop rules with a ``max_tokens`` that fits the context of the companion.
+    """
+    limits = other if stage.companion_model else model
+    if limits is None:
+        field = field_of(stage)
+        how = "LLM(companion_model=...) or --companion-model"
+        raise ParameterError(field, f"{field} needs a companion model, given with {how}")
+    ids, name = tuple(stage.companion_prompt(prompt_ids)), stage.prompt_field
+    room = limits.context_length - len(ids)
+    if not ids:
+        raise ParameterError(name, f"{name} has no token; it must have at least one")
+    if not all(0 <= token < limits.vocab_size for token in ids):
+        raise ParameterError(name, f"{name} holds token ids outside the vocabulary (0..{limits.vocab_size - 1})")
+    if room < max(1, rules.min_tokens):
+        what = "companion model's context" if stage.companion_model else "context"
+        message = f"{name} has {len(ids)} tokens, but the {what} holds {limits.context_length}, output included"
+        raise ParameterError(name, message)
+    return Companion(stage, ids), _with_room(rules, room)
+
+
+def fit_blocks(companion: Companion, prompt_ids: Sequence[int], rules: StopRules, blocks: int, size: int) -> StopRules:
+    """Limit ``max_tokens`` so that the KV cache holds a sequence with its companion. Raises ParameterError."""
+    lengths = len(prompt_ids), len(companion.prompt_ids)
+    room = (blocks * size - sum(lengths)) // 2
+    while room > 0 and sum(-(-(length + room) // size) for length in lengths) > blocks:
+        room -= 1
+    if room < max(1, rules.min_tokens):
+        name = companion.stage.prompt_field
+        held = f"the KV cache holds {blocks * size} tokens, outputs included"
+        raise ParameterError(name, f"the prompt and that of its companion have {sum(lengths)} tokens, but {held}")
+    return _with_room(rules, room)
+
+
+def _with_room(rules: StopRules, room: int) -> StopRules:
+    max_tokens = room if rules.max_tokens is None else min(rules.max_tokens, room)
+    return rules if max_tokens == rules.max_tokens else replace(rules, max_tokens=max_tokens)
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class CompanionSequence(SchedulerEntry):
+    """The companion of a running sequence."""
+
+    row: ClassVar[int] = NO_ROW  #: not sampled,
+    prompt_logprobs: ClassVar[None] = None  #: and without prompt logprobs
+    key: int
+
+    @property
+    def on_companion_model(self) -> bool:
+        """Whether the companion model computes it."""
+        return self.root == COMPANION_START
+
+    def model_input(self, scheduled: ScheduledSequence) -> ModelInput:
+        """The input of the model runner for a scheduled chunk with its draft."""
+        start, stop, draft = scheduled.start, scheduled.stop, scheduled.draft
+        if draft is NO_DRAFT:
+            return ModelInput(self.key, self.token_ids, start, stop, self.block_ids, int(scheduled.last))
+        parents, count = None if draft.is_chain else draft.parents, len(draft)
+        return ModelInput(self.key, self.token_ids, start, stop + count, self.block_ids, 1 + count, parents)
+
+
+def add_companion(owner: Any, companion: Companion, key: int) -> None:
+    """Give a sequence that has not started its companion. key: unique, as that of the sequence."""
+    max_length = len(companion.prompt_ids) + owner.max_length - len(owner.token_ids)
+    priority, arrival, index = owner.order
+    owner.companion = CompanionSequence(
+        (priority, arrival, index + 1),
+        companion.prompt_ids,
+        max_length,
+        paused=owner.paused,
+        owner=owner,
+        root=COMPANION_START if companion.stage.companion_model else START,
+        key=key,
+    )
+
+
+class Companions:
+    """The companions of one engine.
+
+    other: the runner of the companion model, if there is one. ``num_blocks``: the blocks that both models have. A block
+    is used by a sequence of either model.
+    """
+
+    def __init__(self, runner: Runner, other: Runner | None, max_num_seqs: int) -> None:
+        self._runner, self._other, self._max_num_seqs = runner, other, max_num_seqs
+        self.runners = [runner] if other is None else [runner, other]
+        self.num_blocks = min([each.blocks for each in self.runners])
+        if other is not None and other.vocab_size != runner.vocab_size:
+            sizes = f"it has {other.vocab_size} tokens, the model {runner.vocab_size}"
+            raise ModelError(f"the companion model needs the vocabulary of the model: {sizes}")
+        if other is not None and other.block_size != runner.block_size:
+            sizes = f"it has blocks of {other.block_size} tokens, the model {runner.block_size}"
+            raise ModelError(f"the companion model needs the block size of the model: {sizes}")
+
+    def admit(
+        self, stage: Combine, prompt_ids: Sequence[int], rules: StopRules, model: ModelLimits
+    ) -> tuple[Companion, StopRules]:
+        """Validate the companion of a request, also against the size of the engine. Raises ParameterError."""
+        if self._max_num_seqs < 2:
+            field = field_of(stage)
+            raise ParameterError(field, f"{field} runs two sequences at a time, but max_num_seqs is 1")
+        companion, rules = admit_companion(stage, prompt_ids, rules, model, self._other)
+        return companion, fit_blocks(companion, prompt_ids, rules, self.num_blocks, self._runner.block_size)
+
+    def forget(self, sequence: Any) -> None:
+        """Drop the models' state of a finished sequence and of its companion."""
+        self._runner.forget(sequence.key)
+        if sequence.companion is not None:
+            self.runner_of(sequence.companion).forget(sequence.companion.key)
+
+    def runner_of(self, sequence: SchedulerEntry) -> Runner:
+        """The runner that computes a sequence."""
+        return self.runners[sequence.root == COMPANION_START]
+
+    def combine(
+        self, ready: Sequence[ScheduledSequence], logits_LV: Any, other_LV: Any
+    ) -> tuple[Any, list[tuple[ScheduledSequence, str]]]:
+        """Replace the rows of sequences that have a companion by combined ones. Changes NumPy logits in place.
+
+        other_LV: the logits of the companion model. Also returns the sequences whose stage failed, with the error.
+        """
+        failed = []
+        if hasattr(logits_LV, "detach"):
+            logits_LV = logits_LV.clone()
+        elif not logits_LV.flags.writeable:
+            logits_LV = logits_LV.copy()
+        if other_LV is not None and hasattr(logits_LV, "detach") != hasattr(other_LV, "detach"):
+            other_LV = logits_LV.new_tensor(other_LV) if hasattr(logits_LV, "detach") else other_LV.cpu().numpy()
+        for one in ready:
+            other = one.companion
+            if other is None:
+                continue
+            others_LV = other_LV if other.sequence.on_companion_model else logits_LV
+            stage, count = one.sequence.running.companion.stage, 1 + len(one.draft)
+            try:
+                for own, row in zip(_rows(one, count), _rows(other, count), strict=True):
+                    logits_LV[own] = combine(stage, logits_LV[own], others_LV[row])
+            except Exception as error:  # noqa: BLE001  # a user-defined stage may raise anything
+                failed.append((one, f"{type(error).__name__}: {one_line(error)}"))
+        return logits_LV, failed
+
+
+def _rows(one: ScheduledSequence, count: int) -> range:
+    return range(one.logits_row, one.logits_row + count)

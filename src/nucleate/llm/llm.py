@@ -1,0 +1,302 @@
+"""LLM: a model with its tokenizer, for offline inference. All calls share one engine."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, overload
+
+from nucleate.engine.beam.params import BeamCompletion, BeamParams, BeamRequest, beam_params
+from nucleate.engine.engine import MAX_NUM_SEQS, Engine
+from nucleate.engine.request import Request
+from nucleate.engine.shared_engine import SharedEngine
+from nucleate.jit.kernel_libraries import MODELS, SAMPLER
+from nucleate.jit.native_library import load_in_background
+from nucleate.llm.model_tokenizer import model_tokenizer
+from nucleate.llm.progress import with_progress
+from nucleate.models.loader import check_companion, is_in_memory, runners_of
+from nucleate.models.model_source import ModelSource
+from nucleate.models.protocol import Model, ModelError
+from nucleate.outputs import Completion, CompletionChunk
+from nucleate.parameters.converters import shown
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.inputs import check_count
+from nucleate.sampling.pipeline_format import is_pipeline
+from nucleate.sampling.stage import Pipeline, Stage
+from nucleate.sampling_params import SamplingParams
+from nucleate.speculative.config import Speculation
+from nucleate.tokenization.chat_template import DEFAULT_OPTIONS, ChatTemplateOptions, render
+from nucleate.tokenization.prompt_inputs import as_list, check_prompts, is_conversation
+from nucleate.watermark.kinds import check_watermark
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+GENERATION_CONFIG = ("auto", "none")
+"""Whether the sampling parameters in the model's generation_config.json are defaults."""
+
+
+class LLM:
+    """A model with its tokenizer.
+
+    model: None for the embedded model, a folder in the Transformers format, a Hugging Face id, or a model of
+    Transformers in memory, which is not changed. tokenizer: a folder, a Hugging Face id, a ``tokenizers.Tokenizer``, or
+    a tokenizer of Transformers; None: that of the folder. device, dtype: "auto", or as torch names them ("cpu",
+    "cuda:0"; "float32", "bfloat16", "float16"). runtime: "auto", "numpy" or "torch", see
+    ``nucleate.models.loader.load``. revision: a branch, tag or commit of a Hugging Face id. generation_config: "auto"
+    uses the sampling parameters in the model's generation config as defaults, "none" ignores them.
+    speculative_config: speculative decoding, which generates the same text in fewer forward passes: a method ("ngram",
+    "suffix", or one with weights trained for the model: "draft", "medusa", "eagle", "dflash", "mtp"), or a
+    ``Speculation``; None turns it off. watermark: a stage of ``nucleate.watermark`` for all outputs except beams.
+    companion_model: the weaker model of contrastive decoding, with the same vocabulary. max_num_seqs,
+    max_num_batched_tokens, max_model_len, kv_cache_memory: see ``new_engine``. Raises ModelError, ParameterError.
+
+    ``default_params`` are the defaults of sampling parameters. They apply to every field that a request does not set:
+    ``generate(prompt, temperature=1)`` and ``generate(prompt, SamplingParams(temperature=1))`` are the same.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Any | None = None,
+        tokenizer: str | os.PathLike[str] | Any | None = None,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        runtime: str = "auto",
+        revision: str | None = None,
+        generation_config: str = "auto",
+        speculative_config: str | Speculation | None = None,
+        watermark: Stage | None = None,
+        companion_model: str | os.PathLike[str] | Any | None = None,
+        max_num_seqs: int | None = None,
+        max_num_batched_tokens: int | None = None,
+        max_model_len: int | None = None,
+        kv_cache_memory: int | None = None,
+    ) -> None:
+        if generation_config not in GENERATION_CONFIG:
+            allowed = " or ".join(GENERATION_CONFIG)
+            raise ParameterError("generation_config", f"generation_config must be {allowed}, got {generation_config!r}")
+        options = {
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "max_model_len": max_model_len,
+            "kv_cache_memory": kv_cache_memory,
+        }
+        self._engine_options = {name: value for name, value in options.items() if value is not None}
+        for name, value in self._engine_options.items():
+            check_count(value, name)
+        speculation, self.watermark = Speculation.of(speculative_config), check_watermark(watermark)
+        if tokenizer is None and is_in_memory(model):
+            raise ParameterError("tokenizer", "a model in memory needs a tokenizer: LLM(model, tokenizer)")
+        source = ModelSource.find(model, device=device, dtype=dtype, runtime=runtime, revision=revision)
+        load_in_background((*SAMPLER, MODELS), compiling=False)
+        self.folder = source.folder
+        try:
+            self.default_params = SamplingParams(**(source.recommended() if generation_config == "auto" else {}))
+        except ParameterError as error:  # caused by the model, not by an argument
+            text = f"{source.generation_config_name}: {error} (generation_config 'none' ignores the file)"
+            raise ModelError(text) from None
+        self.model = source.load()
+        self.companion_model: Model | None = None
+        if companion_model is not None:
+            other = ModelSource.find(companion_model, device=device, dtype=dtype, runtime=runtime, revision=None)
+            self.companion_model = other.load()
+            check_companion(self.model, source.folder, self.companion_model, other.folder)
+        self.tokenizer = model_tokenizer(tokenizer, source, self.model.vocab_size)
+        self.speculative_config = None if speculation is None else speculation.bind_model(self.model)
+        self._engine = SharedEngine(self.new_engine)
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        sampling_params: SamplingParams | Pipeline | Sequence[SamplingParams | Pipeline] | None = None,
+        *,
+        use_tqdm: bool = False,
+        **values: Any,
+    ) -> list[Completion]:
+        """Complete prompts. Returns one Completion per prompt, in order.
+
+        prompts: a string, or a list of strings or of lists of token ids. sampling_params: one for all prompts, or a
+        list with one per prompt; a tuple of stages stands for ``SamplingParams(pipeline=stages)``. use_tqdm: show a
+        progress bar on stderr. values: fields of SamplingParams instead of sampling_params, as in ``generate(prompt,
+        max_tokens=30)``, or in addition to a pipeline. ``default_params`` applies to fields that are not set. All
+        requests are checked before the first one runs. Raises ParameterError.
+        """
+        given = check_prompts(prompts)
+        if isinstance(sampling_params, list | tuple) and not is_pipeline(sampling_params):
+            chosen = [self._params(one, values) for one in sampling_params]
+            if len(chosen) != len(given):
+                got = f"got {len(chosen)} of them for {len(given)} prompts"
+                raise ParameterError("sampling_params", f"a list of sampling_params must have one per prompt; {got}")
+        else:
+            chosen = [self._params(sampling_params, values)] * len(given)
+        requests = [Request(self.encode(prompt), one) for prompt, one in zip(given, chosen, strict=True)]
+        chunks: list[list[CompletionChunk]] = [[] for _ in requests]
+        for index, output in with_progress(self._engine.run(requests), len(requests), use_tqdm):
+            chunks[index].append(output.chunk)
+        return [
+            Completion.from_chunks(request.prompt_ids, own, prompt if isinstance(prompt, str) else None)
+            for request, own, prompt in zip(requests, chunks, given, strict=True)
+        ]
+
+    def beam_search(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        params: BeamParams | None = None,
+        use_tqdm: bool = False,
+        **values: Any,
+    ) -> list[BeamCompletion]:
+        """Complete prompts by beam search. Returns one BeamCompletion per prompt, in order, with the best beam first.
+
+        params: the parameters for all prompts; or pass its fields as keywords (``num_beams=8``). use_tqdm: show a
+        progress bar on stderr. ``default_params`` does not apply. Raises ParameterError.
+        """
+        chosen = beam_params(params, values)
+        requests = [BeamRequest(self.encode(prompt), chosen) for prompt in check_prompts(prompts)]
+        chunks: list[list[CompletionChunk]] = [[] for _ in requests]
+        for index, output in with_progress(self._engine.run(requests), len(requests), use_tqdm):
+            chunks[index].append(output.chunk)
+        return [
+            BeamCompletion.from_chunks(request.prompt_ids, own) for request, own in zip(requests, chunks, strict=True)
+        ]
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | Pipeline | None = None, **values: Any
+    ) -> Iterator[CompletionChunk]:
+        """Complete a prompt and yield chunks as they are generated; with n > 1, one output after the other.
+
+        sampling_params, values: as in ``generate``.
+        """
+        return self._stream(self.encode(prompt), self._params(sampling_params, values))
+
+    @overload
+    def chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | Pipeline | None = None, **values: Any
+    ) -> Completion: ...
+
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Pipeline | None = None,
+        **values: Any,
+    ) -> list[Completion]: ...
+
+    def chat(
+        self, messages: Sequence[Any], sampling_params: SamplingParams | Pipeline | None = None, **values: Any
+    ) -> Completion | list[Completion]:
+        """Answer a conversation, ``[{"role": ..., "content": ...}, ...]``, using the model's chat template.
+
+        A list of conversations gives a list of Completions. sampling_params, values: as in ``generate``. As in
+        Transformers, text in a message that spells a special token is encoded as that token: check untrusted messages.
+        """
+        params, several = self._params(sampling_params, values), not is_conversation(messages)
+        conversations = messages if several else [messages]
+        texts = [self._chat_text(one) for one in conversations]
+        requests = [Request(self._encode_rendered(text), params) for text in texts]
+        chunks: list[list[CompletionChunk]] = [[] for _ in requests]
+        for index, output in self._engine.run(requests):
+            chunks[index].append(output.chunk)
+        found = [
+            Completion.from_chunks(request.prompt_ids, own, text)
+            for request, own, text in zip(requests, chunks, texts, strict=True)
+        ]
+        return found if several else found[0]
+
+    def stream_chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | Pipeline | None = None, **values: Any
+    ) -> Iterator[CompletionChunk]:
+        """Answer a conversation and yield chunks as they are generated."""
+        if not is_conversation(messages):
+            raise ParameterError("messages", f"stream_chat answers one conversation, got {shown(messages)}")
+        return self._stream(self.encode_chat(messages), self._params(sampling_params, values))
+
+    def new_engine(self, **options: Any) -> Engine:
+        """Return a new engine for this model, for callers that run its steps themselves.
+
+        options: keyword arguments of ``Engine``, and ``kv_cache_memory``, the size of the KV cache in bytes; None:
+        enough for ``max_num_seqs`` sequences of full length, but at most a quarter of the free memory. Options that are
+        not given are those of the LLM. Raises ModelError, ParameterError.
+        """
+        options = {**self._engine_options, **options}
+        kv_cache_memory = options.pop("kv_cache_memory", None)
+        if kv_cache_memory is not None:
+            check_count(kv_cache_memory, "kv_cache_memory")
+        sequences = options.get("max_num_seqs", MAX_NUM_SEQS)
+        tokens = self.model.context_length * (max(sequences, 1) if isinstance(sequences, int) else 1)  # checked later
+        speculation = Speculation.of(options.pop("speculative_config", self.speculative_config))
+        options["speculative_config"] = None if speculation is None else speculation.bind_model(self.model)
+        options.setdefault("watermark", self.watermark)
+        runner, *others = runners_of(self.model, self.companion_model, kv_cache_memory, tokens)
+        return Engine(runner, self.tokenizer, companion_runner=others[0] if others else None, **options)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the cached prompt prefixes. Call it after the weights of a model in memory have changed.
+
+        Requests that are running end with an error.
+        """
+        self._engine = SharedEngine(self.new_engine)
+
+    def encode(self, prompt: Prompt | Sequence[object]) -> list[int]:
+        """Return the token ids of a prompt. Text gets the model's special tokens; ids are not changed."""
+        if isinstance(prompt, str):
+            if not prompt:
+                raise ParameterError("prompt", "the prompt is empty; it must have at least one token")
+            return self.tokenizer.encode(prompt)
+        tokens = as_list(prompt)
+        try:
+            if tokens is None or any(isinstance(token, bool) for token in tokens):
+                raise TypeError
+            return [operator.index(token) for token in tokens]
+        except TypeError:
+            raise ParameterError("prompt", f"a prompt is a string or a list of token ids, got {prompt!r:.60}") from None
+
+    def encode_chat(self, messages: Sequence[Message], options: ChatTemplateOptions = DEFAULT_OPTIONS) -> list[int]:
+        """Return the token ids of a conversation after the chat template."""
+        return self._encode_rendered(self._chat_text(messages, options), options.add_special_tokens)
+
+    def _chat_text(self, messages: Sequence[Message], options: ChatTemplateOptions = DEFAULT_OPTIONS) -> str:
+        template = self.tokenizer.chat_template
+        if template is None:
+            raise ModelError(
+                f"the model in {self.folder or 'memory'} has no chat template; use generate with a plain prompt"
+            )
+        return render(template, list(messages), options, self.tokenizer.special_tokens)
+
+    def _encode_rendered(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens)
+
+    def _params(self, given: Any, values: Mapping[str, Any]) -> SamplingParams:
+        """Return the parameters of a request, with ``default_params`` for the fields that it does not set."""
+        if given is None:
+            return self.default_params.override(**values) if values else self.default_params
+        if isinstance(given, tuple) and is_pipeline(given):
+            given, values = SamplingParams(pipeline=given, **values), {}
+        if not isinstance(given, SamplingParams):
+            hint = ""
+            if isinstance(given, Mapping):
+                hint = "; pass fields as keywords, as in generate(prompt, temperature=0.5)"
+            elif isinstance(given, Stage):
+                hint = "; a pipeline is a tuple of stages"
+            allowed = "a SamplingParams, a tuple of stages, or a list with one of these per prompt"
+            raise ParameterError("sampling_params", f"sampling_params must be {allowed}, got {shown(given)}{hint}")
+        if values:
+            names = ", ".join(values)
+            raise ParameterError("sampling_params", f"give either sampling_params or {names}, not both")
+        return given.with_defaults(self.default_params)
+
+    def _stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> Iterator[CompletionChunk]:
+        request = Request(prompt_ids, params)
+        self._engine.check(request)  # now, not at the first chunk
+        return _in_order(output.chunk for _, output in self._engine.run([request]))
+
+
+def _in_order(chunks: Iterable[CompletionChunk]) -> Iterator[CompletionChunk]:
+    """Yield the chunks of one output after the other. Those of later outputs are buffered."""
+    buffered: dict[int, list[CompletionChunk]] = {}
+    index = 0
+    for chunk in chunks:
+        buffered.setdefault(chunk.index, []).append(chunk)
+        while own := buffered.pop(index, None):
+            yield from own
+            index += own[-1].finish_reason is not None

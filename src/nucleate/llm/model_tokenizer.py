@@ -1,0 +1,38 @@
+"""The tokenizer of a model: its own, or one that the caller gives."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from nucleate.jit.kernel_cache import warn_once
+from nucleate.models.loader import resolve_tokenizer
+from nucleate.models.model_source import ModelSource
+from nucleate.models.protocol import ModelError
+from nucleate.models.transformers.tokenizer_conversion import convert_tokenizer, save_tokenizer
+from nucleate.parameters.parameter import ParameterError
+from nucleate.tokenization.tokenizer import Tokenizer
+from nucleate.tokenization.tokenizer_sources import fit_to_model, make_tokenizer
+
+
+def model_tokenizer(given: Any, source: ModelSource, vocab_size: int) -> Tokenizer:
+    """The tokenizer of a model, see ``LLM``. Raises ModelError, ParameterError."""
+    tokenizer = given_tokenizer(source.folder if given is None else given)
+    try:
+        unknown = fit_to_model(tokenizer, vocab_size, None if given is None else source.eos_token_ids())
+    except ValueError as error:
+        raise ModelError(f"the tokenizer does not fit the model: {error}") from None
+    if unknown:
+        warn_once(f"the tokenizer has {len(unknown)} added tokens that the model does not have, such as {unknown[0]}")
+    return tokenizer
+
+
+def given_tokenizer(given: Any) -> Tokenizer:
+    """A tokenizer in any form that ``LLM`` takes. Raises ModelError, ParameterError."""
+    given = resolve_tokenizer(given) if isinstance(given, str | os.PathLike) else given
+    try:
+        return make_tokenizer(given, convert=convert_tokenizer, save=save_tokenizer)
+    except ParameterError:
+        raise
+    except (OSError, ValueError) as error:
+        raise ModelError(f"cannot read the tokenizer: {error}") from error

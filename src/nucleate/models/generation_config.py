@@ -1,0 +1,127 @@
+"""Reads generation configs: the sampling parameters that a model recommends, under the names of SamplingParams.
+
+Values are not validated here. Parameters without a counterpart are reported in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from nucleate.jit.kernel_cache import warn_once
+from nucleate.models.model_config import read_config
+from nucleate.models.protocol import ModelError
+from nucleate.parameters.converters import shown
+
+FILE = "generation_config.json"
+
+ALWAYS: Mapping[str, str] = MappingProxyType(
+    {
+        "guidance_scale": "guidance_scale",
+        "repetition_penalty": "repetition_penalty",
+        "no_repeat_ngram_size": "no_repeat_ngram_size",
+        "bad_words_ids": "bad_words",
+        "suppress_tokens": "suppress_token_ids",
+        "min_new_tokens": "min_tokens",
+        "max_new_tokens": "max_tokens",
+        "stop_strings": "stop",
+        "sequence_bias": "logit_bias",
+    }
+)
+"""Parameters of Transformers that apply with and without sampling, and the fields of SamplingParams."""
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+"""Parameters that apply only if ``do_sample`` is true. The fields of SamplingParams have the same names."""
+
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "min_length": (0,),
+        "max_length": (),
+        "max_time": (),
+        "num_beams": (1,),
+        "num_return_sequences": (1,),
+        "penalty_alpha": (0,),
+        "dola_layers": (),
+        "token_healing": (False,),
+        "watermarking_config": (),
+        "remove_invalid_values": (False,),
+        "encoder_repetition_penalty": (1,),
+        "encoder_no_repeat_ngram_size": (0,),
+        "exponential_decay_length_penalty": (),
+        "begin_suppress_tokens": ([],),
+        "constraints": ([],),
+        "force_words_ids": ([],),
+        "forced_bos_token_id": (),
+        "forced_eos_token_id": (),
+    }
+)
+"""Parameters that change the output in Transformers and have no counterpart, with the values that have no effect."""
+
+
+def recommended(folder: Path) -> dict[str, Any]:
+    """The fields of SamplingParams that the model's generation_config.json sets, see ``recommended_values``.
+
+    Raises ModelError if the file cannot be read.
+    """
+    path = folder / FILE
+    return recommended_values(read_config(path), str(path), _context_length(folder)) if path.is_file() else {}
+
+
+def recommended_values(given: Mapping[str, Any], source: str, context_length: float) -> dict[str, Any]:
+    """The fields of SamplingParams that the parameters of a generation config set.
+
+    The parameters of SAMPLING need ``do_sample: true``, as in Transformers; ``do_sample: false`` recommends temperature
+    0. source: where the config comes from, for messages. Raises ModelError.
+    """
+    config = {name: value for name, value in given.items() if value is not None}
+    do_sample = config.get("do_sample")
+    if do_sample is not None and not isinstance(do_sample, bool):
+        raise ModelError(f"{source}: do_sample must be true or false, got {do_sample!r:.60}")
+    values = {name: config[name] for name in SAMPLING if name in config and do_sample}
+    if do_sample is False:
+        values["temperature"] = 0
+    for name, field in ALWAYS.items():
+        if name in config:
+            values[field] = _logit_bias(config[name]) if name == "sequence_bias" else config[name]
+    ignored = [
+        name for name in UNSUPPORTED if name in config and not _has_no_effect(name, config[name], context_length)
+    ]
+    ignored += [name for name, field in ALWAYS.items() if values.get(field, ...) is None]
+    _report(source, config, ignored, "have no counterpart")
+    if not do_sample:
+        unused = [name for name in SAMPLING if name in config]
+        _report(source, config, unused, "apply only with do_sample: true")
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _report(source: str, config: Mapping[str, Any], names: list[str], reason: str) -> None:
+    if names:
+        listed = ", ".join(f"{name}={shown(config[name])}" for name in names)
+        warn_once(f"{source}: these parameters are not applied, because they {reason}: {listed}")
+
+
+def _has_no_effect(name: str, value: Any, context_length: float) -> bool:
+    if name == "max_length" and isinstance(value, int):  # the whole context, or more
+        return context_length <= value
+    return value in UNSUPPORTED[name]
+
+
+def _context_length(folder: Path) -> float:
+    path = folder / "config.json"
+    length = read_config(path).get("max_position_embeddings") if path.is_file() else None
+    return length if isinstance(length, int) else float("inf")
+
+
+def _logit_bias(value: Any) -> dict[Any, Any] | None:
+    """``sequence_bias`` as a logit bias: [[token ids], bias] pairs, or a mapping of a model in memory.
+
+    None if a sequence has several tokens.
+    """
+    pairs = [[list(ids), bias] for ids, bias in value.items()] if isinstance(value, Mapping) else value
+    if not isinstance(pairs, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        return None
+    if not all(isinstance(ids, list) and len(ids) == 1 for ids, _ in pairs):
+        return None
+    return {ids[0]: bias for ids, bias in pairs}

@@ -1,0 +1,73 @@
+"""Where a model comes from: a folder, or an object in memory; and what its generation config recommends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nucleate.models.generation_config import FILE, recommended, recommended_values
+from nucleate.models.loader import adopt, check_options, is_in_memory, load, resolve
+from nucleate.models.model_config import read_config
+from nucleate.models.protocol import Model
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that is found, but not loaded. folder: None for a model in memory."""
+
+    load: Callable[[], Model]
+    folder: Path | None
+    in_memory: Any = None
+
+    @classmethod
+    def find(
+        cls, model: str | os.PathLike[str] | Any | None, *, device: str, dtype: str, runtime: str, revision: str | None
+    ) -> ModelSource:
+        """Find a model: None, a folder, a Hugging Face id (downloaded when not cached), or an object.
+
+        Raises ModelError, ParameterError.
+        """
+        if is_in_memory(model):
+            options = {"device": device, "dtype": dtype, "runtime": runtime, "revision": revision}
+            return cls(lambda: adopt(model, **options), None, model)
+        check_options(device, dtype, runtime)  # before a download
+        folder = resolve(model, revision)
+        return cls(lambda: load(folder, device, dtype, runtime), folder)
+
+    @property
+    def generation_config_name(self) -> str:
+        """What errors call the generation config."""
+        return str(self.folder / FILE) if self.folder is not None else "the model's generation_config"
+
+    def recommended(self) -> dict[str, Any]:
+        """The fields of SamplingParams that the generation config sets. Raises ModelError."""
+        if self.folder is not None:
+            return recommended(self.folder)
+        length = getattr(_text_config(self.in_memory), "max_position_embeddings", None)
+        return recommended_values(_values(self.in_memory), self.generation_config_name, length or float("inf"))
+
+    def eos_token_ids(self) -> frozenset[int]:
+        """The EOS ids in the generation config, or in the config. Raises ModelError."""
+        if self.folder is None:
+            found = [_values(self.in_memory), getattr(_text_config(self.in_memory), "__dict__", {})]
+        else:
+            paths = [self.folder / name for name in (FILE, "config.json")]
+            found = [read_config(path) for path in paths if path.is_file()]
+        eos = next((one["eos_token_id"] for one in found if one.get("eos_token_id") is not None), ())
+        return frozenset(
+            token for token in (eos if isinstance(eos, list | tuple) else (eos,)) if isinstance(token, int)
+        )
+
+
+def _values(model: Any) -> Mapping[str, Any]:
+    """The parameters in the generation config of a model in memory that are set."""
+    config: Any = getattr(model, "generation_config", None)
+    return config.to_diff_dict() if hasattr(config, "to_diff_dict") else {}
+
+
+def _text_config(model: Any) -> Any:
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config

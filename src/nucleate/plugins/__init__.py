@@ -1,0 +1,1 @@
+"""User-defined stages: registration, and loading from modules and installed packages."""

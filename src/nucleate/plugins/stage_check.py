@@ -1,0 +1,183 @@
+"""Checks the properties that every stage should have, on random rows: what ``nucleate stages --check`` runs."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.parameters.converters import one_line, shown
+from nucleate.plugins.stage_examples import SIZE, examples, neutrals, rows
+from nucleate.sampling.backends import reference
+from nucleate.sampling.companion import combine
+from nucleate.sampling.sampler import Sampler
+from nucleate.sampling.stage import Ceiling, Combine, Draw, Floor, History, Pipeline, Prefix, Scale, Shift, Stage
+from nucleate.sampling.stages.selection.gumbel import Gumbel
+from nucleate.sampling.stages.temperature.temperature import Temperature
+from nucleate.sampling.stages.truncation.min_p import MinP
+
+SEED = 99
+STEPS = range(3)
+PROMPT, OUTPUT = (0, 1, 1, 5, 7), (7, 7, 2, 1)
+HISTORY = History(PROMPT, OUTPUT)
+USES_ZERO = {"encoder_repetition", "repetition"}
+"""Stages that depend on the sign of a score, as in other engines: for them a constant matters."""
+SURROUNDINGS: tuple[tuple[Pipeline, Pipeline], ...] = (
+    ((), ()),
+    ((), (Temperature(1.5), MinP(0.02))),
+    ((Temperature(0.7),), (MinP(0.02),)),
+    ((MinP(0.05),), (Temperature(3.0),)),
+)
+"""Stages before and after the checked one."""
+
+
+class Property(NamedTuple):
+    """The result of a check. holds: None if it does not apply. detail: the first case in which it does not hold."""
+
+    name: str
+    holds: bool | None
+    detail: str = ""
+
+
+def check_stage(kind: type[Stage], names: Iterable[str] | None = None) -> list[Property]:
+    """Check properties of a stage, by default all of CHECKS. Takes a few seconds."""
+    return [_checked(name, CHECKS[name], kind) for name in (CHECKS if names is None else names)]
+
+
+def _checked(name: str, check: Callable[[type[Stage]], Iterator[str | None]], kind: type[Stage]) -> Property:
+    """Run a check, which yields None per case that holds, and otherwise what does not."""
+    applies = False
+    try:
+        for problem in check(kind):
+            if problem is not None:
+                return Property(name, holds=False, detail=problem)
+            applies = True
+    except Exception as error:  # noqa: BLE001 - the rule is not ours
+        return Property(name, holds=False, detail=f"{type(error).__name__}: {one_line(error)}")
+    return Property(name, True if applies else None)
+
+
+def _pipelines(stage: Stage) -> Iterator[Pipeline]:
+    """The stage among others, with a draw at the end."""
+    for before, after in SURROUNDINGS:
+        if not before or not isinstance(
+            stage, Combine | Shift
+        ):  # a Combine is first; GPUs run a Shift only before stages that read the whole row
+            yield (*before, stage) if isinstance(stage, Draw) else (*before, stage, *after, Gumbel(SEED))
+
+
+def _probabilities(logits: NDArray[np.float32], pipeline: Pipeline) -> NDArray[np.float64] | str:
+    """The distribution of a row by the reference, without simplifying the pipeline; or the error of the row."""
+    stage, *others = pipeline
+    if isinstance(stage, Combine) and not stage.neutral:
+        logits, pipeline = combine(stage, logits, _companions(logits[None])[0]), tuple(others)
+    try:
+        return reference.probabilities(logits, pipeline, HISTORY)
+    except reference.RowError as error:
+        return str(error)
+
+
+def _companions(logits_BV: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The logits of companions, for a Combine."""
+    return np.asarray(logits_BV[:, ::-1] / 2, np.float32)
+
+
+def _neutral(kind: type[Stage]) -> Iterator[str | None]:
+    for stage in neutrals(kind) if any(p.is_neutral(p.default) for p in kind.parameters.values()) else ():
+        for pipeline in _pipelines(stage):
+            for logits in rows():
+                without = tuple(one for one in pipeline if one is not stage)
+                one, other = _probabilities(logits, pipeline), _probabilities(logits, without)
+                same = one == other if isinstance(one, str) or isinstance(other, str) else np.array_equal(one, other)
+                yield None if same else f"{stage!r} changes probabilities"
+
+
+def _distribution(kind: type[Stage]) -> Iterator[str | None]:
+    for stage in examples(kind):
+        for pipeline in _pipelines(stage):
+            for logits in rows():
+                p_V = _probabilities(logits, pipeline)
+                if isinstance(p_V, str):
+                    yield None if issubclass(kind, Combine | Shift) else f"{stage!r}: {p_V}"
+                else:
+                    valid = abs(p_V.sum() - 1) < 1e-9 and (p_V >= 0).all() and not p_V[np.isneginf(logits)].any()
+                    yield None if valid else f"{stage!r}: {shown(p_V.tolist())}"
+
+
+def _truncation(kind: type[Stage]) -> Iterator[str | None]:
+    for stage in examples(kind) if issubclass(kind, Floor | Prefix | Ceiling) else ():
+        for logits in rows():
+            before = reference.survivors(logits, (), HISTORY).ids_N.tolist()
+            kept = reference.survivors(logits, (stage,), HISTORY, u=0.3).ids_N.tolist()
+            yield None if kept and set(kept) <= set(before) else f"{stage!r} keeps {kept}"
+
+
+def _order(kind: type[Stage]) -> Iterator[str | None]:
+    for stage in examples(kind) if issubclass(kind, Scale) and kind.monotone else ():
+        for logits in rows():
+            order = reference.survivors(logits, (), HISTORY).ids_N
+            kept, x_N = reference.survivors(logits, (stage,), HISTORY)[:2]
+            ordered = (kept == order[: len(kept)]).all() and (np.diff(x_N) <= 0).all()
+            yield None if ordered else f"{stage!r} changes the order of tokens; set monotone = False"
+
+
+def _constant(kind: type[Stage]) -> Iterator[str | None]:
+    rounds = issubclass(kind, Shift) and kind.touches == "all"  # to float32
+    for stage in examples(kind) if kind.name not in USES_ZERO else ():
+        for logits in rows():
+            pipeline = (stage,) if isinstance(stage, Draw) else (stage, Gumbel(SEED))
+            one, other = _probabilities(logits, pipeline), _probabilities(logits + np.float32(17), pipeline)
+            texts = isinstance(one, str) or isinstance(other, str)
+            tolerance = 1e-4 if issubclass(kind, Combine) else 1e-5 if rounds else 1e-12  # a Combine has float32
+            equal = one == other if texts else np.allclose(one, other, 0, tolerance)
+            yield None if equal else f"{stage!r} depends on a constant added to all logits"
+
+
+def _batch(kind: type[Stage]) -> Iterator[str | None]:
+    logits_BV = rows(count=4)
+    for stage in examples(kind, most=4):
+        for pipeline in _pipelines(stage):
+            alone = [_tokens(logits_V[None], pipeline, "auto")[0] for logits_V in logits_BV]
+            together = _tokens(logits_BV[::-1], pipeline, "auto")
+            yield None if together == alone[::-1] else f"{stage!r} gives other tokens in a batch"
+
+
+def _backends(backend: str) -> Callable[[type[Stage]], Iterator[str | None]]:
+    def check(kind: type[Stage]) -> Iterator[str | None]:
+        for stage in examples(kind):
+            for pipeline in _pipelines(stage):
+                logits_BV = rows(count=6)
+                one, other = _tokens(logits_BV, pipeline, "reference"), _tokens(logits_BV, pipeline, backend)
+                yield None if one == other else f"{stage!r}: {shown(other)} instead of {shown(one)}"
+
+    return check
+
+
+def _tokens(logits_BV: NDArray[np.float32], pipeline: Pipeline, backend: str) -> list[list[int | str]]:
+    """The tokens of some steps of each row, with the state of stages updated; or the error of the row."""
+    sampler = Sampler(SIZE, backend)
+    numbers = [sampler.add(pipeline, PROMPT, output_ids=OUTPUT, seed=SEED) for _ in logits_BV]
+    found: list[list[int | str]] = [[] for _ in numbers]
+    for step in STEPS:
+        rolled_BV = np.roll(logits_BV, step, axis=1)
+        output = sampler(rolled_BV, companion=_companions(rolled_BV))
+        for row, token in enumerate(output.token_ids.tolist()):
+            found[row].append(output.errors.get(row, token))
+    return found
+
+
+CHECKS: dict[str, Callable[[type[Stage]], Iterator[str | None]]] = {
+    "a neutral stage changes nothing, bit for bit": _neutral,
+    "the result is a distribution, and masked tokens stay masked": _distribution,
+    "a truncation keeps a part of the tokens, at least one": _truncation,
+    "a monotone scale keeps the order of the tokens": _order,
+    "a constant added to all logits changes nothing": _constant,
+    "a row does not depend on the other rows of its batch": _batch,
+    "the CPU backend gives the tokens of the reference": _backends("cpu"),
+}
+"""The properties by name."""
+if importlib.util.find_spec("torch"):
+    CHECKS["the torch backend gives the tokens of the reference"] = _backends("torch")

@@ -1,0 +1,1 @@
+"""Stages that combine the logits of two sequences."""

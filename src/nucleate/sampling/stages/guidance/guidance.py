@@ -1,0 +1,39 @@
+"""Classifier-free guidance (Sanchez et al., arXiv 2306.17806)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.stage import Combine, TextEncoder, param
+
+
+class Guidance(Combine):
+    """Follow the prompt more closely than a negative prompt (classifier-free guidance)."""
+
+    rank = -2
+    prompt_field = "negative_prompt"
+    scale: float = param(
+        "Guidance scale: above 1 strengthens the prompt against the negative prompt", neutral=1.0, name="guidance_scale"
+    )
+    negative_prompt: str | tuple[int, ...] = param(
+        "Prompt that guidance moves away from, as text or token ids; none: the last token of the prompt",
+        default=(),
+        low=0,
+        name="negative_prompt",
+    )
+
+    def encode_text(self, tokenizer: TextEncoder) -> Self:
+        text = self.negative_prompt
+        return replace(self, negative_prompt=tuple(tokenizer.encode(text))) if isinstance(text, str) else self
+
+    def companion_prompt(self, prompt_ids: Sequence[int]) -> Sequence[int]:
+        if isinstance(self.negative_prompt, str):
+            given = f"{self.negative_prompt!r:.60}"
+            raise ParameterError("negative_prompt", f"negative_prompt needs a tokenizer for the text {given}")
+        return self.negative_prompt or prompt_ids[-1:]
+
+    def apply(self, x: Any, other: Any) -> Any:
+        return other + self.scale * (x - other)

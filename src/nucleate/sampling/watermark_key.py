@@ -1,0 +1,107 @@
+"""Secret keys of watermarks: read from a file, and never shown."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import struct
+from collections.abc import Iterable
+from os import PathLike
+from pathlib import Path
+from typing import Any, NoReturn
+
+from nucleate.parameters import converters
+from nucleate.parameters.parameter import ParameterError
+
+FIELD = "watermark_key"
+MIN_BYTES, MAX_BYTES = 16, 65536
+"""The length of a key, without white space at the ends of the file."""
+
+logger = logging.getLogger("nucleate")
+
+
+class WatermarkKey:
+    """A secret key of at least 16 bytes. It is not shown in ``repr``, and is not pickled or written as JSON.
+
+    Create one from a file with ``WatermarkKey.read``. Two are equal if their bytes are. Raises ParameterError.
+    """
+
+    __slots__ = ("_secret",)
+
+    def __init__(self, secret: bytes) -> None:
+        if not isinstance(secret, bytes | bytearray):
+            raise ParameterError(FIELD, "a watermark key must be bytes; WatermarkKey.read takes a file")
+        if not MIN_BYTES <= len(secret) <= MAX_BYTES:
+            what = "is empty" if not secret else f"has {len(secret)} bytes"
+            raise ParameterError(FIELD, f"a watermark key must have {MIN_BYTES} to {MAX_BYTES} bytes; this one {what}")
+        self._secret = hashlib.blake2b(bytes(secret), person=b"nucleate key").digest()
+
+    @classmethod
+    def read(cls, path: str | PathLike[str]) -> WatermarkKey:
+        """Read a key from a file. White space at its ends does not count.
+
+        Logs a warning if other users can read the file. Raises ParameterError if it cannot be read, or for its length.
+        """
+        try:
+            with Path(path).open("rb") as file:
+                secret = file.read(2 * MAX_BYTES).strip()
+            mode = Path(path).stat().st_mode
+        except OSError as error:
+            raise ParameterError(FIELD, f"cannot read the watermark key {str(path)!r}: {error.strerror}") from None
+        try:
+            key = cls(secret)
+        except ParameterError as error:
+            raise ParameterError(FIELD, f"{str(path)!r}: {error}") from None
+        if mode & 0o044:
+            logger.warning("the watermark key %s can be read by other users; use chmod 600", path)
+        return key
+
+    def numbers(self, purpose: str, tokens: Iterable[int]) -> tuple[int, int]:
+        """Two pseudo-random integers, 0 to 2**64 - 1, for some token ids: a seed and a step of ``noise``.
+
+        purpose: at most 16 ASCII characters; different ones give independent numbers.
+        """
+        ids = [*tokens]
+        hashed = hashlib.blake2b(
+            struct.pack(f"<{len(ids)}q", *ids), key=self._secret, person=purpose.encode("ascii"), digest_size=16
+        )
+        seed, step = struct.unpack("<2Q", hashed.digest())
+        return seed, step
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WatermarkKey) and hmac.compare_digest(self._secret, other._secret)
+
+    def __hash__(self) -> int:
+        return hash(self._secret)
+
+    def __repr__(self) -> str:
+        return "WatermarkKey(hidden)"
+
+    def __copy__(self) -> WatermarkKey:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> WatermarkKey:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a WatermarkKey is not pickled; read it from its file again")
+
+
+def _from_value(value: Any) -> WatermarkKey:
+    """A key from bytes. The error does not show the value."""
+    if isinstance(value, bytes):
+        return WatermarkKey(value)
+    raise ParameterError(FIELD, "key must be a WatermarkKey; requests and JSON cannot have one")
+
+
+converters.register(WatermarkKey, _from_value, "a WatermarkKey")
+
+
+def require_key(key: WatermarkKey | None, name: str) -> WatermarkKey:
+    """A key that is set. Raises ParameterError. name: of the stage."""
+    if key is None:
+        raise ParameterError(
+            FIELD, f"{name} needs a watermark key: key=WatermarkKey.read(file); requests cannot set one"
+        )
+    return key

@@ -1,0 +1,64 @@
+"""Finds patterns in a schema that token masks do not support, and removes them."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import pairwise
+from typing import Any, Final, cast
+
+from nucleate.structured_output.json_schema import SchemaLocation, subschemas
+from nucleate.structured_output.llguidance_loader import library, raise_unless_panic
+from nucleate.structured_output.pattern_syntax import unsupported_syntax
+
+MAX_COMPARED_PATTERNS: Final = 40
+"""Maximum number of ``patternProperties`` that are compared in pairs: about 0.1 s."""
+
+_PREFIX = re.compile(r"\^([A-Za-z0-9_]+)(?![*+?{])")
+
+
+def remove_unsupported_patterns(root: dict[str, Any], *, overlapping: bool) -> tuple[tuple[str, str], ...]:
+    """Remove unsupported patterns from a schema, in place. Returns them as ``unsupported_keywords`` does.
+
+    Without ``patternProperties``, every additional property is allowed. overlapping: also remove those that may match
+    the same names; to compare them takes time.
+    """
+    removed: list[tuple[str, str]] = []
+    for location in list(subschemas(root)):
+        schema = cast("dict[str, Any]", location.schema)
+        reason = unsupported_syntax(schema["pattern"]) if isinstance(schema.get("pattern"), str) else None
+        if reason:
+            del schema["pattern"]
+            removed.append((f"pattern with {reason}{location.message_suffix}", ""))
+        reason = _unsupported_names(location, overlapping)
+        if reason:
+            del schema["patternProperties"]
+            schema.pop("additionalProperties", None)
+            removed.append((f"patternProperties with {reason}{location.message_suffix}", ""))
+    return tuple(removed)
+
+
+def _unsupported_names(location: SchemaLocation, overlapping: bool) -> str | None:
+    patterns = [*location.mapping("patternProperties")]
+    reasons = [reason for reason in map(unsupported_syntax, patterns) if reason]
+    if reasons:
+        return reasons[0]
+    return "overlapping patterns" if overlapping and len(patterns) > 1 and _may_overlap(patterns) else None
+
+
+def _may_overlap(patterns: list[str]) -> bool:
+    """Return whether two patterns may match the same name."""
+    prefixes = sorted(
+        found[1] if (found := _PREFIX.match(pattern)) and "|" not in pattern else "" for pattern in patterns
+    )
+    if not any(after.startswith(before) for before, after in pairwise(prefixes)):
+        return False
+    if len(patterns) > MAX_COMPARED_PATTERNS:
+        return True
+    schema = {"type": "object", "patternProperties": dict.fromkeys(patterns, True), "additionalProperties": False}
+    matcher = library().LLMatcher
+    try:
+        return "not disjoint" in matcher.validate_grammar(matcher.grammar_from_json_schema(json.dumps(schema)))
+    except BaseException as error:  # noqa: BLE001 - a panic is no Exception
+        raise_unless_panic(error)
+        return False

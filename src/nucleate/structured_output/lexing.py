@@ -1,0 +1,134 @@
+"""Divides a grammar into terminals, so that a longest-match lexer with an Earley parser accepts exactly its texts.
+
+Long terminals make token masks fast: single characters cost a step of the parser for each byte of each token. So the
+longest regular parts become terminals, and those for which the lexer would be wrong are split into their parts, down to
+single characters, which are always exact.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Final, final
+
+from nucleate.structured_output.follow_sets import follow_sets
+from nucleate.structured_output.grammar_expressions import (
+    EMPTY,
+    NOTHING,
+    Characters,
+    Choice,
+    Expression,
+    Reference,
+    Repetition,
+    Rules,
+    Terminal,
+    TokenReference,
+    choice,
+    rebuilt,
+    repetition,
+    sequence,
+)
+from nucleate.structured_output.terminal_automata import (
+    Alphabet,
+    Automaton,
+    Budget,
+    TooManyStepsError,
+    conflicts,
+)
+
+MAX_ROUNDS: Final = 40
+"""Maximum number of times that conflicting terminals are split before all are."""
+
+
+@final
+class Lexing:
+    """A grammar over terminals: its ``rules``, and ``terminals``, which are regular or special tokens."""
+
+    def __init__(self, rules: Rules, split: set[str] | None) -> None:
+        """split: the regular expressions of the parts that are no terminals; None: only characters are."""
+        self._split = split
+        self.terminals: list[Expression] = []
+        self.uses: list[int] = []
+        """The number of the terminal of each use."""
+        self._numbers: dict[str, int] = {}
+        self.rules = {name: self._divided(body) for name, body in rules.items()}
+
+    def _divided(self, expression: Expression) -> Expression:
+        if isinstance(expression, TokenReference):
+            return self._terminal(expression.text, expression)
+        if expression is EMPTY or isinstance(expression, Reference):
+            return expression
+        whole = isinstance(expression, Characters) or (self._split is not None and expression.regular)
+        if whole and expression.regex not in (self._split or ()):
+            return self._terminal(expression.regex, expression)
+        return rebuilt(expression, [self._divided(part) for part in expression.parts])
+
+    def _terminal(self, key: str, expression: Expression) -> Terminal:
+        number = self._numbers.setdefault(key, len(self.terminals))
+        if number == len(self.terminals):
+            self.terminals.append(expression)
+        self.uses.append(number)
+        return Terminal(len(self.uses) - 1, number)
+
+
+def divide(rules: Rules, start: str) -> Lexing:
+    """Divide a grammar into terminals. Every rule must match a text."""
+    grouped: dict[str, Expression] = {}
+    for name, body in rules.items():
+        grouped[name] = _grouped(body, grouped)
+    split: set[str] = set()
+    alphabet = Alphabet(grouped.values())
+    budget = Budget()
+    automata: dict[Expression, Automaton] = {}
+    for _ in range(MAX_ROUNDS):
+        lexing = Lexing(grouped, split)
+        if len(lexing.rules) == 1 and isinstance(lexing.rules[start], Terminal):
+            return lexing
+        try:
+            regular = [terminal for terminal in lexing.terminals if terminal.regular]
+            automata |= {
+                terminal: Automaton(terminal, alphabet, budget) for terminal in regular if terminal not in automata
+            }
+            nullable = [terminal in automata and automata[terminal].nullable for terminal in lexing.terminals]
+            following, first = follow_sets(lexing.rules, start, len(lexing.uses), nullable, budget)
+            of_uses = [automata.get(lexing.terminals[number]) for number in lexing.uses]
+            found = conflicts(of_uses, following, first, alphabet, budget)
+        except TooManyStepsError:
+            break
+        if not found:
+            return lexing
+        split |= {lexing.terminals[lexing.uses[use]].regex for use in found}
+    return Lexing(grouped, None)
+
+
+def _grouped(expression: Expression, rules: dict[str, Expression]) -> Expression:
+    """Group neighbouring regular parts of a sequence, and regular alternatives of a choice. Adds to ``rules``."""
+    if expression.regular or not expression.parts:
+        return expression
+    parts = [_grouped(part, rules) for part in expression.parts]
+    if isinstance(expression, Choice):
+        parts.sort(key=lambda part: not part.regular)
+    join = choice if isinstance(expression, Choice) else sequence
+    joined = []
+    for regular, group in groupby(parts, key=lambda part: part.regular):
+        members = list(group)
+        together = join(members)
+        joined += [together] if regular and together.regular else members
+    found = rebuilt(expression, joined)
+    if isinstance(found, Repetition) and found.high is None and found.low <= 1 and isinstance(found.parts[0], Choice):
+        return _text_between(found, found.parts[0], rules)
+    return found
+
+
+def _text_between(loop: Repetition, inner: Choice, rules: dict[str, Expression]) -> Expression:
+    """Return ``(r | o)*``, or ``(r | o)+``, as repetitions of ``r`` between the others, so that these are terminals."""
+    regular = choice(part for part in inner.parts if part.regular)
+    if regular is NOTHING:
+        return loop
+    text = repetition(regular, 0, None)
+    name = f"part {len(rules)}"
+    rules[name] = sequence([choice(part for part in inner.parts if not part.regular), text])
+    other = Reference(name)
+    if loop.low == 0:
+        return sequence([text, repetition(other, 0, None)])
+    begin = sequence([repetition(regular, 1, None), repetition(other, 0, None)])
+    return choice([begin, repetition(other, 1, None)])

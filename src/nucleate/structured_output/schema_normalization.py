@@ -1,0 +1,171 @@
+"""Normalizes JSON schemas: the keywords of older drafts, references, counts, and keywords with an equivalent.
+
+The result has the same meaning in the keywords of draft 2020-12. Its references are JSON pointers into the original
+document; the root has their targets under ``TARGETS``. Keywords that remain but cannot be enforced are found by
+``unsupported_keywords``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, cast
+
+from nucleate.structured_output.json_schema import SUPPORTED, TARGETS, UNSUPPORTED, SchemaLocation, subschemas
+from nucleate.structured_output.schema_references import References, draft_of
+
+COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_IN_PLACE: Final = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas"))
+_BOUNDS: Final = (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum"))
+
+
+def normalize(root: dict[str, Any]) -> dict[str, Any]:
+    """Normalize a schema in place and return it. Raises ParameterError for a reference without a target."""
+    references, draft = References(root), draft_of(root)
+    root[TARGETS] = {}
+    for location in subschemas(root, every=True):
+        schema = cast("dict[str, Any]", location.schema)
+        if draft <= 7 and "$ref" in schema:  # its siblings have no effect
+            for keyword in (schema.keys() & (SUPPORTED | UNSUPPORTED)) - {"$ref"}:
+                del schema[keyword]
+        _resolve(location, references, root[TARGETS])
+        for step in _STEPS:
+            step(schema)
+    return root
+
+
+def _resolve(location: SchemaLocation, references: References, targets: dict[str, Any]) -> None:
+    """Rewrite references as JSON pointers, and record their targets; dynamic ones too, if they have one target only."""
+    schema = cast("dict[str, Any]", location.schema)
+    if "$ref" in schema:
+        schema["$ref"], target = references.target(location)
+        targets[schema["$ref"]] = target
+    for keyword in ("$dynamicRef", "$recursiveRef"):
+        if keyword in schema and not references.dynamic:
+            pointer, target = references.target(location, keyword)
+            targets[pointer] = target
+            del schema[keyword]
+            if "$ref" in schema:
+                all_of(schema, {"$ref": pointer})
+            else:
+                schema["$ref"] = pointer
+
+
+def all_of(schema: dict[str, Any], *others: Any) -> None:
+    """Add schemas that apply to the same value."""
+    schema["allOf"] = [*(schema.get("allOf") or ()), *others]
+
+
+def is_true(schema: object) -> bool:
+    """Whether a schema obviously allows everything."""
+    return schema is True or (isinstance(schema, dict) and not schema.keys() & (SUPPORTED | UNSUPPORTED))
+
+
+def _counts(schema: dict[str, Any]) -> None:
+    """Write counts such as 2.0 as integers."""
+    for keyword in (*COUNTS, "minContains", "maxContains"):
+        value = schema.get(keyword)
+        if isinstance(value, float) and value.is_integer():
+            schema[keyword] = int(value)
+
+
+def _constants(schema: dict[str, Any]) -> None:
+    """Write constants such as 2.0 as integers."""
+    for keyword in ("const", "enum"):
+        if keyword in schema:
+            schema[keyword] = _integers(schema[keyword])
+
+
+def _integers(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_integers(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _integers(item) for name, item in value.items()}
+    return value
+
+
+def _bounds(schema: dict[str, Any]) -> None:
+    """Rewrite the exclusive bounds of draft 4, which were booleans."""
+    for exclusive, inclusive in _BOUNDS:
+        value = schema.get(exclusive)
+        if isinstance(value, bool):
+            del schema[exclusive]
+            if value and inclusive in schema:
+                schema[exclusive] = schema.pop(inclusive)
+
+
+def _items(schema: dict[str, Any]) -> None:
+    """Rewrite the tuples of drafts before 2020-12."""
+    rest = schema.pop("additionalItems", True)
+    if isinstance(schema.get("items"), list):
+        schema["prefixItems"] = schema.pop("items")
+        schema["items"] = rest
+
+
+def _dependencies(schema: dict[str, Any]) -> None:
+    """Split the ``dependencies`` of draft 7 into those of later drafts."""
+    given = schema.get("dependencies")
+    if not isinstance(given, dict):
+        return
+    del schema["dependencies"]
+    for name, dependency in given.items():
+        keyword = "dependentSchemas" if isinstance(dependency, dict | bool) else "dependentRequired"
+        value = [dependency] if isinstance(dependency, str) else dependency
+        schema[keyword] = {**(schema.get(keyword) or {}), name: value}
+
+
+def _contains(schema: dict[str, Any]) -> None:
+    """Rewrite ``contains`` if it counts all items, or none."""
+    if "contains" not in schema:
+        schema.pop("minContains", None)
+        schema.pop("maxContains", None)
+        return
+    least, most = schema.get("minContains", 1), schema.get("maxContains")
+    if is_true(schema["contains"]) and isinstance(least, int):
+        schema["minItems"] = max(least, schema.get("minItems", 0))
+        if isinstance(most, int):
+            schema["maxItems"] = min(most, schema.get("maxItems", most))
+    elif not (least == 0 and most is None):
+        return
+    for keyword in ("contains", "minContains", "maxContains"):
+        schema.pop(keyword, None)
+
+
+def _without_effect(schema: dict[str, Any]) -> None:
+    """Remove keywords that have no effect here."""
+    if schema.get("uniqueItems") is False or (schema.get("maxItems", 2) in (0, 1) and "uniqueItems" in schema):
+        del schema["uniqueItems"]
+    for keyword in ("propertyNames", "unevaluatedItems", "unevaluatedProperties"):
+        if keyword in schema and is_true(schema[keyword]):
+            del schema[keyword]
+    if schema.get("nullable") is False:
+        del schema["nullable"]
+    if "if" not in schema or ("then" not in schema and "else" not in schema):
+        for keyword in ("if", "then", "else"):
+            schema.pop(keyword, None)
+
+
+def _unevaluated(schema: dict[str, Any]) -> None:
+    """Rewrite unevaluated properties and items where no other schema evaluates any."""
+    if not _IN_PLACE.isdisjoint(schema):
+        return
+    for unevaluated, additional in (
+        ("unevaluatedProperties", "additionalProperties"),
+        ("unevaluatedItems", "items"),
+    ):
+        if unevaluated in schema and not (unevaluated == "unevaluatedItems" and "contains" in schema):
+            schema.setdefault(additional, schema[unevaluated])
+            del schema[unevaluated]
+
+
+_STEPS: Final[tuple[Callable[[dict[str, Any]], None], ...]] = (
+    _counts,
+    _constants,
+    _bounds,
+    _items,
+    _dependencies,
+    _contains,
+    _unevaluated,
+    _without_effect,
+)

@@ -1,0 +1,263 @@
+"""Finite automata of terminals, to find pairs of terminals for which a longest-match lexer is not exact.
+
+A lexer reads the longest text that some terminal allowed at this point matches. It is wrong if a terminal X matches a
+text, a byte follows that may come after X, and another allowed terminal Y (or X) can also read that byte.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple, final
+
+from nucleate.structured_output.grammar_expressions import Characters, Choice, Expression, Repetition
+
+MAX_STEPS: Final = 100_000
+"""Maximum number of steps to examine the terminals of one grammar: about 0.2 s."""
+MAX_COPIES: Final = 4
+MAX_POSITIONS: Final = 2_000
+"""Repetitions of more copies, or in larger terminals, count as unlimited: this may report more than necessary."""
+
+_END: Final = 1  # the set of the position 0, which stands for the end of the text
+
+
+class TooManyStepsError(Exception):
+    """The terminals are too complex to examine."""
+
+
+@final
+class Alphabet:
+    """Divides the characters into classes that no terminal of a grammar distinguishes. A set of classes is an int."""
+
+    def __init__(self, expressions: Iterable[Expression]) -> None:
+        ranges = {pair for expression in expressions for pair in _ranges(expression)}
+        self._bounds = sorted({low for low, _ in ranges} | {high + 1 for _, high in ranges})
+        self._first_bytes: dict[int, int] = {}
+
+    def classes(self, characters: Characters) -> int:
+        found = 0
+        for low, high in characters.ranges:
+            first, end = bisect_left(self._bounds, low), bisect_left(self._bounds, high + 1)
+            found |= (1 << end) - (1 << first)
+        return found
+
+    def first_bytes(self, classes: int) -> int:
+        """Return the set (an int) of first bytes in UTF-8 of a set of classes."""
+        found = self._first_bytes.get(classes)
+        if found is None:
+            found = 0
+            for index in members(classes):
+                first, end = _first_byte(self._bounds[index]), _first_byte(self._bounds[index + 1] - 1) + 1
+                found |= (1 << end) - (1 << first)
+            self._first_bytes[classes] = found
+        return found
+
+
+def _first_byte(code: int) -> int:
+    if code < 0x80:
+        return code
+    return 0xC0 | code >> 6 if code < 0x800 else 0xE0 | code >> 12 if code < 0x10000 else 0xF0 | code >> 18
+
+
+def _ranges(expression: Expression) -> Iterator[tuple[int, int]]:
+    if isinstance(expression, Characters):
+        yield from expression.ranges
+    for part in expression.parts:
+        yield from _ranges(part)
+
+
+@final
+class Budget:
+    """Counts steps. Raises TooManyStepsError."""
+
+    def __init__(self) -> None:
+        self._left = MAX_STEPS
+
+    def spend(self, steps: int = 1) -> None:
+        self._left -= steps
+        if self._left < 0:
+            raise TooManyStepsError
+
+
+@final
+class Automaton:
+    """The position automaton of a regular expression. A state is the set (an int) of positions that may be next."""
+
+    def __init__(self, expression: Expression, alphabet: Alphabet, budget: Budget) -> None:
+        self._alphabet, self._budget = alphabet, budget
+        self._classes: list[int] = [0]  # the characters of each position
+        self._next: list[int] = [0]  # the positions after it
+        self.nullable, first, last = self._add(expression)
+        self._connect(last, _END)
+        self.start = first
+        self._moves: dict[int, list[tuple[int, int]]] = {}
+        self._readable: dict[int, int] = {}
+
+    def readable(self, state: int) -> int:
+        """Return the characters that can be read in a state."""
+        found = self._readable.get(state)
+        if found is None:
+            found = 0
+            for position in members(state):
+                found |= self._classes[position]
+            self._readable[state] = found
+        return found
+
+    def moves(self, state: int) -> list[tuple[int, int]]:
+        """Return disjoint sets of characters with the state that each leads to."""
+        moves = self._moves.get(state)
+        if moves is None:
+            moves = []
+            for position in members(state):
+                moves = self._refined(moves, self._classes[position], self._next[position])
+            self._moves[state] = moves
+        return moves
+
+    def _refined(self, moves: list[tuple[int, int]], classes: int, following: int) -> list[tuple[int, int]]:
+        self._budget.spend(1 + len(moves))
+        refined = []
+        for known, state in moves:
+            if known & classes:
+                refined.append((known & classes, state | following))
+            if known & ~classes:
+                refined.append((known & ~classes, state))
+            classes &= ~known
+        return [*refined, (classes, following)] if classes else refined
+
+    def _add(self, expression: Expression) -> tuple[bool, int, int]:
+        """Add the positions of an expression. Returns whether it is nullable, its first and its last positions."""
+        self._budget.spend()
+        if isinstance(expression, Characters):
+            self._classes.append(self._alphabet.classes(expression))
+            self._next.append(0)
+            position = 1 << (len(self._classes) - 1)
+            return False, position, position
+        if isinstance(expression, Choice):
+            nullable, first, last = False, 0, 0
+            for part in expression.parts:
+                found = self._add(part)
+                nullable, first, last = nullable | found[0], first | found[1], last | found[2]
+            return nullable, first, last
+        if isinstance(expression, Repetition):
+            return self._add_repetition(expression)
+        nullable, first, last = True, 0, 0
+        for part in expression.parts:
+            nullable, first, last = self._after((nullable, first, last), self._add(part))
+        return nullable, first, last
+
+    def _add_repetition(self, expression: Repetition) -> tuple[bool, int, int]:
+        [part], low, high = expression.parts, expression.low, expression.high
+        exact = (high or low) <= MAX_COPIES and len(self._classes) < MAX_POSITIONS
+        copies = max(1, high or low) if exact else 1
+        total = True, 0, 0
+        for copy in range(1, copies + 1):
+            nullable, first, last = self._add(part)
+            if copy == copies and (high is None or not exact):
+                self._connect(last, first)
+            total = self._after(total, (nullable or copy > low, first, last))
+        return total
+
+    def _after(self, before: tuple[bool, int, int], after: tuple[bool, int, int]) -> tuple[bool, int, int]:
+        """Connect two parts of a sequence."""
+        self._connect(before[2], after[1])
+        first = before[1] | (after[1] if before[0] else 0)
+        return before[0] and after[0], first, after[2] | (before[2] if after[0] else 0)
+
+    def _connect(self, positions: int, following: int) -> None:
+        for position in members(positions):
+            self._budget.spend()
+            self._next[position] |= following
+
+
+def conflicts(
+    uses: Sequence[Automaton | None], following: Sequence[int], first: int, alphabet: Alphabet, budget: Budget
+) -> set[int]:
+    """Return the uses of terminals that must be split so that a longest-match lexer is exact.
+
+    The lexer reads bytes, so characters with the same first byte conflict as well.
+
+    uses: the terminal of each use; None for special tokens, which have no text. following: the set of uses (an int)
+    that may come after each one. first: those at the beginning. Raises TooManyStepsError.
+    """
+    after = _first_bytes_after(uses, following, alphabet, budget)
+    found: set[int] = set()
+    overlaps: dict[tuple[Automaton, Automaton], Overlap] = {}
+    pairs: set[tuple[int, int]] = set()
+    known: set[tuple[int, int]] = set()
+    waiting = [(first, first)]  # pairs of sets of uses that the lexer may look for at the same time
+    while waiting:
+        sets = waiting.pop()
+        if sets in known:
+            continue
+        known.add(sets)
+        for left in members(sets[0]):
+            for right in members(sets[1]):
+                budget.spend()
+                if (left, right) in pairs:
+                    continue
+                pairs |= {(left, right), (right, left)}
+                a, b = uses[left], uses[right]
+                if a is None or b is None:
+                    shared = left == right
+                else:
+                    overlap = overlaps.get((a, b)) or overlaps.setdefault((a, b), _overlap(a, b, budget))
+                    shared = overlap.shared
+                    if alphabet.first_bytes(overlap.after_first) & after[left]:
+                        found.add(right)
+                    if alphabet.first_bytes(overlap.after_second) & after[right]:
+                        found.add(left)
+                if shared:
+                    waiting.append((following[left], following[right]))
+    return found
+
+
+def _first_bytes_after(
+    uses: Sequence[Automaton | None], following: Sequence[int], alphabet: Alphabet, budget: Budget
+) -> list[int]:
+    """Return the set (an int) of bytes that may come after each use."""
+    known: dict[int, int] = {}
+    for following_uses in {*following}:
+        readable = 0
+        for use in members(following_uses):
+            budget.spend()
+            automaton = uses[use]
+            readable |= automaton.readable(automaton.start) if automaton else 0
+        known[following_uses] = alphabet.first_bytes(readable)
+    return [known[following_uses] for following_uses in following]
+
+
+class Overlap(NamedTuple):
+    """How two terminals overlap: whether they share a text, and the characters with which the other one reads on."""
+
+    shared: bool
+    after_first: int
+    """After a text of the first terminal, the second one can read these characters."""
+    after_second: int
+
+
+def _overlap(a: Automaton, b: Automaton, budget: Budget) -> Overlap:
+    shared, after_a, after_b = False, 0, 0
+    known = {(a.start, b.start)}
+    waiting = [*known]
+    while waiting:
+        state_a, state_b = waiting.pop()
+        for read_a, next_a in a.moves(state_a):
+            for read_b, next_b in b.moves(state_b):
+                budget.spend()
+                if not read_a & read_b:
+                    continue
+                shared |= bool(next_a & next_b & _END)
+                after_a |= b.readable(next_b) if next_a & _END else 0
+                after_b |= a.readable(next_a) if next_b & _END else 0
+                if (next_a, next_b) not in known:
+                    known.add((next_a, next_b))
+                    waiting.append((next_a, next_b))
+    return Overlap(shared, after_a, after_b)
+
+
+def members(number: int) -> Iterator[int]:
+    """Yield the members of a set that is given as an int."""
+    while number:
+        lowest = number & -number
+        yield lowest.bit_length() - 1
+        number ^= lowest

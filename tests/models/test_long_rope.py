@@ -1,0 +1,140 @@
+"""LongRoPE models: a sequence that crosses ``original_max_position_embeddings`` gets the tokens of ``generate``.
+
+Transformers recomputes a sequence with the long factors once it is longer than the original context. The logits after
+a token therefore depend on the sequence up to that token only: not on chunks, preemption or other sequences.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nucleate as nc
+from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
+from nucleate.models.loader import runner_of
+from nucleate.models.transformers.transformers_model import TransformersModel
+
+torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
+transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
+
+ORIGINAL, OUTPUTS = 32, 24
+LENGTHS = (2, 12, 31, 32, 33, 50)
+
+
+@pytest.fixture(scope="module")
+def model() -> TransformersModel:
+    torch.manual_seed(0)
+    config = transformers.Phi3Config(
+        vocab_size=199, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128, original_max_position_embeddings=ORIGINAL,
+        initializer_range=0.2, bos_token_id=0, eos_token_id=1, pad_token_id=0,
+        rope_parameters={
+            "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 8,
+            "long_factor": [1.5, 2.0, 3.0, 5.0, 8.0, 13.0, 20.0, 30.0],
+        },
+    )  # fmt: skip
+    return TransformersModel.of(transformers.Phi3ForCausalLM(config))
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    random = np.random.default_rng(3)
+    return [random.integers(3, 199, length).tolist() for length in LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def expected(model: TransformersModel, prompts: list[list[int]]) -> list[list[int]]:
+    return [generate(model, ids) for ids in prompts]
+
+
+def generate(model: TransformersModel, ids: list[int]) -> list[int]:
+    given = torch.tensor([ids])
+    out = model.model.generate(
+        given, attention_mask=torch.ones_like(given), max_new_tokens=OUTPUTS, do_sample=False, eos_token_id=-1,
+        pad_token_id=0,
+    )  # fmt: skip
+    return out[0, len(ids) :].tolist()
+
+
+def logits_of(model: TransformersModel, ids: list[int]) -> Any:
+    """The logits after a sequence, without a cache."""
+    with torch.inference_mode():
+        return model.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].numpy()
+
+
+def run(engine: Engine, prompts: list[list[int]], **params: Any) -> list[list[int]]:
+    greedy = nc.SamplingParams(temperature=0, max_tokens=OUTPUTS, ignore_eos=True, **params)
+    tokens: dict[str, list[int]] = {engine.add(Request(ids, greedy)): [] for ids in prompts}
+    while len(engine):
+        for output in engine.step():
+            tokens[output.request_id] += output.chunk.token_ids
+    return list(tokens.values())
+
+
+def test_generate_recomputes_at_the_limit(
+    model: TransformersModel, prompts: list[list[int]], expected: list[list[int]]
+) -> None:
+    for ids, tokens in zip(prompts, expected, strict=True):
+        for end, token in enumerate(tokens):
+            logits_V = logits_of(model, ids + tokens[:end])
+            assert logits_V[token] >= logits_V.max() - 1e-4
+
+
+def test_tokens_equal_generate_in_a_batch(
+    model: TransformersModel, prompts: list[list[int]], expected: list[list[int]], llm: nc.LLM
+) -> None:
+    assert run(Engine(runner_of(model, 32 << 20), llm.tokenizer), prompts) == expected
+
+
+def test_tokens_do_not_depend_on_preemption(
+    model: TransformersModel, prompts: list[list[int]], expected: list[list[int]], llm: nc.LLM
+) -> None:
+    runner = runner_of(model, 6 * 16 * model.token_bytes)
+    engine = Engine(runner, llm.tokenizer)
+    assert run(engine, prompts) == expected
+    assert engine.stats.num_preemptions > 1
+
+
+def test_tokens_do_not_depend_on_the_token_budget(
+    model: TransformersModel, prompts: list[list[int]], expected: list[list[int]], llm: nc.LLM
+) -> None:
+    engine = Engine(runner_of(model, 32 << 20), llm.tokenizer, max_num_seqs=4, max_num_batched_tokens=4)
+    assert run(engine, prompts) == expected
+
+
+@pytest.mark.fast_cases(2)
+@pytest.mark.parametrize("cuts", [(), (10,), (31,), (32,), (33,), (20, 40), (1, 31, 32, 33, 34)])
+def test_logits_do_not_depend_on_chunks(model: TransformersModel, prompts: list[list[int]], cuts: tuple[int]) -> None:
+    ids = prompts[-1]
+    expected_TV = np.stack([logits_of(model, ids[:end]) for end in range(1, len(ids) + 1)])
+    context, parts = model.begin(), []
+    for start, stop in zip((0, *cuts), (*cuts, len(ids)), strict=True):
+        parts.append(context.forward_all(ids[start:stop]))
+    np.testing.assert_allclose(np.concatenate(parts), expected_TV, atol=1e-3)
+    last = model.begin()
+    for start, stop in zip((0, *cuts), (*cuts, len(ids)), strict=True):
+        np.testing.assert_allclose(last.forward(ids[start:stop]), expected_TV[stop - 1], atol=1e-3)
+
+
+def test_a_prefill_beyond_the_limit_takes_one_pass(
+    model: TransformersModel, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths, stock = [], model.model.forward
+
+    def counted(**named: Any) -> Any:
+        lengths.append(named["input_ids"].shape[1])
+        return stock(**named)
+
+    monkeypatch.setattr(model.model, "forward", counted)
+    context = model.begin()
+    context.forward(prompts[-1])
+    context.forward([5])
+    assert lengths == [50, 1]
+    crossing = model.begin()
+    crossing.forward(prompts[-1][:32])
+    crossing.forward([5])
+    crossing.forward([6])
+    assert lengths[2:] == [32, 33, 1]

@@ -1,0 +1,238 @@
+"""Access to the server: Host and Origin headers, CORS, API keys that change, and requests that are not valid HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from server_process import Server, wait_until
+from starlette.types import Receive, Scope, Send
+from stream_clients import Stream, Wire, raw
+
+from nucleate.parameters.parameter import ParameterError
+from nucleate.server.auth import APIKeys
+from nucleate.server.host_check import HostMiddleware, check_origins
+from nucleate.server.http_errors import HTTPError
+
+STORY = {"prompt": "Once upon a time", "temperature": 0.9, "ignore_eos": True}
+PATH = "/v1/completions"
+SDK_HEADERS = "authorization,content-type,x-stainless-arch,x-stainless-lang,x-stainless-os,x-stainless-retry-count"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server without keys, on loopback, that allows pages of one origin."""
+    with Server("--allow-origin", "https://a.example", "--log-format", "json") as running:
+        yield running
+        assert "Traceback" not in running.log
+
+
+def logged(server: Server, **fields: object) -> dict[str, object]:
+    """The first line of the log with these fields."""
+    found: list[dict[str, object]] = []
+
+    def search() -> bool:
+        lines = [json.loads(line) for line in server.log.splitlines() if line.startswith("{")]
+        found[:] = [line for line in lines if fields.items() <= line.items()]
+        return bool(found)
+
+    wait_until(search)
+    return found[0]
+
+
+def allows(middleware: HostMiddleware, *headers: tuple[bytes, bytes]) -> bool:
+    scope = {"type": "http", "headers": headers}
+    try:
+        asyncio.run(middleware(scope, None, None))  # type: ignore[arg-type]
+    except HTTPError as error:
+        return error.code != "forbidden_host"
+    return True
+
+
+async def _app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Accepts everything."""
+
+
+LOCAL = ["localhost", "LOCALHOST:8000", "127.0.0.1:1", "127.9.9.9", "[::1]:80", "localhost.", "app.localhost:3000"]
+FOREIGN = [
+    "evil.example",
+    "evil.example:8000",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "",
+    ":80",
+    "[::1",
+    "a b",
+]
+
+
+@pytest.mark.parametrize(("host", "allowed"), [*((host, True) for host in LOCAL), *((host, False) for host in FOREIGN)])
+def test_hosts(host: str, allowed: bool) -> None:
+    assert allows(HostMiddleware(_app), (b"host", host.encode())) == allowed
+    assert allows(HostMiddleware(_app))  # HTTP/1.0 without the header: no browser
+
+
+def test_allowed_hosts_and_origins() -> None:
+    proxied = HostMiddleware(_app, ["llm.Example"], ["https://a.example"])
+    host = (b"host", b"llm.example:443")
+    assert allows(proxied, host)
+    assert not allows(proxied, (b"host", b"other.example"))
+    for origin in (b"https://a.example", b"https://llm.example", b"http://localhost:3000"):
+        assert allows(proxied, host, (b"origin", origin))
+    for origin in (b"http://a.example", b"https://evil.example", b"null", b""):
+        assert not allows(proxied, host, (b"origin", origin))
+    assert allows(HostMiddleware(_app, (), ["*"]), (b"host", b"localhost"), (b"origin", b"null"))
+
+
+def test_origins() -> None:
+    check_origins(["*", "null", "https://a.example", "http://localhost:3000", "http://[::1]:80", "moz-extension://abc"])
+    bad = [
+        "a.example",
+        "https://a.example/",
+        "https://a.example/path",
+        "https://",
+        "http://A.example",
+        "",
+        "https://u@a",
+    ]
+    for origin in [*bad, "http://a:x", "http://a:0"]:
+        with pytest.raises(ParameterError, match="--allow-origin must be an origin such as"):
+            check_origins([origin])
+
+
+def test_a_rebound_name_is_rejected(server: Server) -> None:
+    for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
+        for method, path in (("POST", PATH), ("GET", "/v1/models"), ("GET", "/health"), ("GET", "/metrics")):
+            response = server.request(method, path, STORY if method == "POST" else None, headers)
+            assert (response.status, response.json["error"]["code"]) == (403, "forbidden_host")
+            assert "access-control-allow-origin" not in response.headers
+    assert server.request("GET", "/health", headers={"host": "localhost:1"}).status == 200
+
+
+def test_browsers_can_use_the_sdk(server: Server) -> None:
+    preflight = {
+        "origin": "https://a.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": SDK_HEADERS,
+        "access-control-request-private-network": "true",
+    }
+    response = server.request("OPTIONS", PATH, headers=preflight)
+    assert response.status == 200
+    assert set(response.headers["access-control-allow-headers"].split(",")) >= set(SDK_HEADERS.split(","))
+    assert response.headers["access-control-allow-private-network"] == "true"
+    response = server.request("POST", PATH, {**STORY, "max_tokens": 1}, {"origin": "https://a.example"})
+    assert response.status == 200
+    assert response.headers["access-control-allow-origin"] == "https://a.example"
+    assert "x-request-id" in response.headers["access-control-expose-headers"]
+    assert server.request("OPTIONS", PATH, headers={**preflight, "origin": "https://b.example"}).status == 400
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "GET /health HTTP/1.1\r\n",
+        "GET /health HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n",
+        "GET /health HTTP/1.0\r\nhost: localhost\r\nhost: evil.example\r\n",
+        "GET /health\r\n",
+        "GET /health\r\nhost: localhost\r\n",
+        "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip, chunked\r\n",
+        "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked, gzip\r\n",
+        "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n",
+    ],
+)
+def test_invalid_http(server: Server, head: str) -> None:
+    with Wire(server) as wire:
+        wire.send(head.encode() + b"\r\n")
+        assert wire.head() == 400
+
+
+def test_http_1_0_needs_no_host(server: Server) -> None:
+    with Wire(server) as wire:
+        wire.send(b"GET /health HTTP/1.0\r\n\r\n")
+        assert wire.head() == 200
+
+
+def test_the_log_has_the_reason_of_a_rejected_request(server: Server) -> None:
+    server.request("POST", PATH, {**STORY, "top_p": 7})
+    line = logged(server, status=400, error_param="top_p")
+    assert line["error_message"] == "top_p must be a number > 0 and <= 1, got 7"
+    server.request("POST", PATH, {**STORY, "model": "other"})
+    assert logged(server, error_code="model_not_found")["status"] == 404
+    server.request("POST", PATH, {"prompt": ["a secret", 5]})
+    assert "error_message" not in logged(server, error_param="prompt")
+    assert "a secret" not in server.log
+
+
+def test_sequences_of_a_client_that_disconnects_are_counted(server: Server) -> None:
+    name = "nucleate_finished_sequences_total"
+    before = server.metric(name, finish_reason="abort")
+    body = json.dumps({**STORY, "max_tokens": 900, "n": 3, "stream": True}).encode()
+    with Wire(server) as wire:
+        wire.send(raw("POST", PATH, body))
+        assert wire.head() == 200
+    wait_until(lambda: server.metric(name, finish_reason="abort") == before + 3)
+    assert logged(server, client_disconnected=True)["finish_reasons"] == ["abort"] * 3
+
+
+def test_a_hangup_reloads_the_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("one\n")
+
+    def status(key: str) -> int:
+        return server.request("GET", "/v1/models", headers={"authorization": f"Bearer {key}"}).status
+
+    with Server("--api-key-file", str(file), "--log-format", "json") as server:
+        assert (status("one"), status("two")) == (200, 401)
+        stream = Stream(server, {**STORY, "max_tokens": 100}, {"authorization": "Bearer one"})
+        wait_until(lambda: stream.frames)
+        file.write_text("two\nthree\n")
+        server.process.send_signal(signal.SIGHUP)
+        assert logged(server, event="API keys reloaded")["count"] == 2
+        assert (status("one"), status("two"), status("three")) == (401, 200, 200)
+        assert stream.wait().frames[-1] == "[DONE]"  # the requests in flight go on
+        file.write_text("not a key\n")
+        server.process.send_signal(signal.SIGHUP)
+        assert "line 1" in str(logged(server, event="API keys not reloaded")["error_message"])
+        assert status("two") == 200
+        assert server.stop() == 0
+
+
+def test_a_hangup_without_a_key_file_changes_nothing(server: Server) -> None:
+    server.process.send_signal(signal.SIGHUP)
+    assert logged(server, event="API keys reloaded")["count"] == 0
+    assert server.request("GET", "/health").status == 200
+
+
+def test_replaced_keys() -> None:
+    keys = APIKeys(["a"])
+    with pytest.raises(ParameterError):
+        keys.replace(["b", "not valid"])
+    assert keys.accepts(b"a")
+    keys.replace(["b"])
+    assert (keys.accepts(b"a"), keys.accepts(b"b"), bool(keys), bool(APIKeys())) == (False, True, True, False)
+
+
+def test_a_large_response_arrives_in_pieces(server: Server) -> None:
+    prompts = [[5 + index] * 300 for index in range(16)]
+    response = server.request("POST", PATH, {"prompt": prompts, "max_tokens": 1, "prompt_logprobs": 5, "seed": 1})
+    assert response.status == 200
+    assert response.headers["transfer-encoding"] == "chunked"
+    assert len(response.data) > 2**20
+    choices = response.json["choices"]
+    assert [len(choice["prompt_logprobs"]) for choice in choices] == [300] * 16
+    one = server.request("POST", PATH, {"prompt": prompts[3], "max_tokens": 1, "prompt_logprobs": 5, "seed": 1})
+    assert "transfer-encoding" not in one.headers
+    expected = one.json["choices"][0]["prompt_logprobs"]
+    for step, alone in zip(choices[3]["prompt_logprobs"][1:], expected[1:], strict=True):
+        assert step["logprob"] == pytest.approx(alone["logprob"], abs=1e-3)  # a batch rounds sums differently
+        assert [top["rank"] for top in step["top_logprobs"]] == [1, 2, 3, 4, 5]
+
+
+def test_responses_are_bounded(server: Server) -> None:
+    response = server.request("POST", PATH, {"prompt": [[5] * 1001] * 256, "max_tokens": 1, "prompt_logprobs": 6})
+    assert (response.status, response.json["error"]["param"]) == (400, "prompt_logprobs")
+    assert "allows at most 524288 logprobs" in response.json["error"]["message"]

@@ -1,0 +1,100 @@
+"""Drafts that lose time pause, whatever was predicted; drafts that gain time do not."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from nucleate.speculative.adaptive.controller import AdaptiveProposer
+from nucleate.speculative.adaptive.loss_limit import FIRST_PAUSE, MAX_GAIN, MAX_LOSS, MAX_PAUSE, LossLimit
+from nucleate.speculative.draft import Draft, DraftContext
+
+
+def drafted_share(speedup: float, noise: float, steps: int = 50_000) -> tuple[float, float]:
+    """The share of steps with drafts, and the speed relative to none, if drafts run whenever they are not paused.
+
+    A step with drafts generates two tokens. Its duration is doubled by other processes in some of the steps.
+    """
+    limit, rng, drafted, tokens, seconds = LossLimit(), random.Random(1), 0, 0.0, 0.0
+    for _ in range(steps):
+        if limit.pause:
+            limit.record_plain()
+            tokens, seconds = tokens + 1, seconds + 1
+            continue
+        duration = 2 / speedup * (1 + (rng.random() < noise)) / (1 + noise)
+        limit.record_drafts(duration, 2.0)
+        drafted, tokens, seconds = drafted + 1, tokens + 2, seconds + duration
+    return drafted / steps, tokens / seconds
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("speedup", [0.25, 0.5, 0.7, 0.9, 1.0])
+def test_losses_are_small_for_any_cost(speedup: float, noise: float) -> None:
+    share, speed = drafted_share(speedup, noise)
+    assert speed > 0.99
+    assert share < 0.2
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1])
+@pytest.mark.parametrize("speedup", [1.3, 2.0])
+def test_gains_are_kept(speedup: float, noise: float) -> None:
+    share, speed = drafted_share(speedup, noise)
+    assert share > 0.9
+    assert speed > 1 + 0.8 * (speedup - 1)
+
+
+def test_pauses_double_until_drafts_have_gained() -> None:
+    limit, pauses = LossLimit(), []
+    for _ in range(8):
+        limit.record_drafts(MAX_LOSS + 3, 1.0)
+        pauses.append(limit.pause)
+        limit.pause = 0
+    assert pauses == [min(FIRST_PAUSE * 2**i, MAX_PAUSE) for i in range(8)]
+    limit.record_drafts(1.0, MAX_GAIN + 3)
+    assert (limit.loss, limit.next_pause) == (-MAX_GAIN, FIRST_PAUSE)
+
+
+class Expensive:
+    """Drafts one token, always accepted, and takes the time of several steps. Its first drafts seem cheap."""
+
+    layers = ()
+
+    def __init__(self, clock: list[float], seconds: float) -> None:
+        self.clock, self.seconds = clock, seconds
+
+    def propose(self, contexts: list[DraftContext], counts: list[int]) -> list[Draft]:
+        self.clock[0] += self.seconds
+        return [Draft((1,) * min(count, 1)) for count in counts]
+
+    def accepted(self, key: int, count: int) -> None: ...
+    def observe(self, outputs: object) -> None: ...
+    def forget(self, key: int, output_ids: object = ()) -> None: ...
+
+
+@pytest.mark.parametrize("slowdown", [1.0, 4.0])
+def test_the_time_of_shadow_drafts_is_not_part_of_a_step_without_drafts(
+    slowdown: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would make drafts look cheap after each shadow draft."""
+    clock = [0.0]
+    monkeypatch.setattr("nucleate.speculative.adaptive.controller.perf_counter", lambda: clock[0])
+    proposer, ids = AdaptiveProposer(Expensive(clock, 3.0)), [1]
+    tokens, drafted = 0, 0
+    for step in range(2000):
+        busy = slowdown if step > 400 else 1.0
+        proposer._proposer.seconds = 3.0 * busy
+        begin = clock[0]
+        [draft] = proposer.propose([DraftContext(0, ids)], [4]) if proposer.active() else [Draft()]
+        clock[0] += busy * (1 + 0.1 * len(draft))
+        if draft:
+            proposer.accepted(0, 1)
+        ids += [1] * (1 + len(draft))
+        tokens, drafted = tokens + 1 + len(draft), drafted + bool(draft)
+        proposer.end_step(1, 1 + len(draft), clock[0] - begin)
+        if step == 400:
+            before = clock[0]
+            tokens = 0
+    assert proposer.costs.baseline[1] == pytest.approx(slowdown)
+    assert drafted < 20
+    assert tokens * slowdown / (clock[0] - before) > 0.97

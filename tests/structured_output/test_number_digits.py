@@ -1,0 +1,98 @@
+"""The digits of numbers in JSON are limited, unless the schema requires more."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nucleate as nc
+from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output import GrammarCompiler, StructuredOutputs
+from nucleate.structured_output.number_digits import JsonPosition
+
+
+@pytest.fixture(scope="module")
+def grammars() -> GrammarCompiler:
+    return GrammarCompiler(nc.LLM().tokenizer, 4096)
+
+
+def digits_first(grammars: GrammarCompiler, steps: int = 60, **fields: Any) -> str:
+    """The text of a model that prefers digits to everything else, in tokens of one character."""
+    tokenizer = nc.LLM().tokenizer
+    rank = {character: index for index, character in enumerate('123456789.0e-[]{}:,"')}
+    order = sorted((rank[text], token) for token, text in tokenizer.pieces.table.items() if text in rank)
+    matcher, mask_W = grammars.compile(StructuredOutputs(**fields)).matcher(), np.empty(grammars.num_words, np.int32)
+    text = ""
+    for _ in range(steps):
+        matcher.fill_bitmask(mask_W)
+        bits = np.unpackbits(mask_W.view(np.uint8), bitorder="little")
+        token = next((token for _, token in order if bits[token]), None)
+        if token is None:
+            break
+        matcher.accept_token(token)
+        text += tokenizer.pieces.table[token]
+    return text
+
+
+@pytest.mark.parametrize(
+    ("schema", "fields", "text"),
+    [
+        ({"type": "integer"}, {}, "1" * 16),
+        ({"type": "integer"}, {"max_digits": 5}, "1" * 5),
+        ({"type": "number"}, {"max_digits": 3}, "111.111e111"),
+        ({"type": "integer", "minimum": 10**17}, {}, "1" * 18),
+        ({"const": 1234567}, {"max_digits": 3}, "1234567"),
+        ({"enum": [111, 1111112]}, {"max_digits": 3}, "1111112"),
+    ],
+    ids=str,
+)
+def test_digits_are_limited(
+    grammars: GrammarCompiler, schema: dict[str, Any], fields: dict[str, Any], text: str
+) -> None:
+    assert digits_first(grammars, json_schema=schema, **fields) == text
+
+
+def test_zero_means_no_limit(grammars: GrammarCompiler) -> None:
+    assert digits_first(grammars, steps=50, json_schema={"type": "integer"}, max_digits=0) == "1" * 50
+
+
+def test_digits_of_strings_are_not_limited(grammars: GrammarCompiler) -> None:
+    schema = {"type": "string", "minLength": 30, "maxLength": 30}
+    assert len(json.loads(digits_first(grammars, json_schema=schema, max_digits=2))) == 30
+
+
+def test_copies_keep_the_number_of_digits(grammars: GrammarCompiler) -> None:
+    matcher = grammars.compile(StructuredOutputs(json_schema={"type": "integer"}, max_digits=2)).matcher()
+    tokenizer, mask_W = nc.LLM().tokenizer, np.empty(grammars.num_words, np.int32)
+    one = next(token for token, text in tokenizer.pieces.table.items() if text == "1")
+    for _ in range(2):
+        matcher.accept_token(one)
+        matcher = matcher.copy()
+    matcher.fill_bitmask(mask_W)
+    assert not np.unpackbits(mask_W.view(np.uint8), bitorder="little")[one]
+    masks_RW = np.empty((1, grammars.num_words), np.int32)
+    grammars.fill_all([matcher], masks_RW)
+    assert (masks_RW[0] == mask_W).all()
+
+
+def test_positions_in_json() -> None:
+    text = r'{"a1\"2\\": [12, -345.6e78, "9\\", 1]}'
+    position = JsonPosition()
+    for index, character in enumerate(text):
+        position = position.after(character.encode())
+        before = re.sub(r'"(?:\\.|[^"\\])*"', "", text[: index + 1])
+        if not position.in_string:
+            assert position.digits == len(re.findall(r"\d*$", before)[0])
+    assert position == JsonPosition().after(text.encode())
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, True, "3", None])
+def test_invalid_limits_are_errors(value: Any) -> None:
+    with pytest.raises(ParameterError, match="max_digits must be an integer >= 0"):
+        StructuredOutputs(json_object=True, max_digits=value)
+    with pytest.raises(ParameterError, match="max_digits needs json_schema or json_object, got regex"):
+        StructuredOutputs(regex="a", max_digits=3)

@@ -1,0 +1,338 @@
+"""Rewritten JSON schemas accept exactly the valid texts: property counts, conditions, references, ``oneOf``."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from typing import Any
+
+import jsonschema
+import pytest
+import tiers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_compiler import can_write
+
+import nucleate as nc
+from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output import CompiledGrammar, GrammarCompiler, StructuredOutputs
+from nucleate.tokenization.tokenizer import Tokenizer
+
+INTEGER, NULL = {"type": "integer"}, {"type": "null"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return nc.LLM().tokenizer
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, 4096)
+
+
+def check(grammars: GrammarCompiler, tokenizer: Tokenizer, schema: Any, values: list[Any], **options: Any) -> None:
+    """Compare the grammar of a schema with jsonschema, for some values."""
+    compiled = grammars.compile(StructuredOutputs(json_schema=schema, **options))
+    assert compiled.ignored == ()
+    validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
+    for value in values:
+        assert can_write_value(compiled, tokenizer, value) == validator.is_valid(value), value
+
+
+def can_write_value(compiled: CompiledGrammar, tokenizer: Tokenizer, value: Any) -> bool:
+    """Whether a grammar accepts a value, with its names in any order: a grammar fixes their order."""
+    orders: list[Any] = [value]
+    if isinstance(value, dict):  # all orders of four names, and the same number of longer ones
+        orders = [dict(each) for each in itertools.islice(itertools.permutations(value.items()), 24)]
+    return any(can_write(compiled, tokenizer, json.dumps(each, separators=(",", ":"))) for each in orders)
+
+
+def objects(names: str, extra: bool = True) -> list[dict[str, int]]:
+    chosen = [each for size in range(len(names) + 1) for each in itertools.combinations(names, size)]
+    more: list[dict[str, int]] = [{}, {"x": 1}, {"x": 1, "y": 1}] if extra else [{}]
+    return [{**dict.fromkeys(each, 1), **other} for each in chosen for other in more]
+
+
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("required", ["", "b", "ac"])
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"minProperties": 1},
+        {"minProperties": 2},
+        {"maxProperties": 0},
+        {"maxProperties": 1},
+        {"maxProperties": 2},
+        {"minProperties": 1, "maxProperties": 2},
+        {"minProperties": 2, "maxProperties": 2},
+        {"minProperties": 3.0, "maxProperties": 4.0},
+    ],
+    ids=str,
+)
+@pytest.mark.fast_cases(3)
+def test_property_counts_are_exact(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, counts: dict[str, Any], required: str, *, closed: bool
+) -> None:
+    schema = {"type": "object", "properties": dict.fromkeys("abcd", INTEGER), "required": [*required], **counts}
+    if closed:
+        schema["additionalProperties"] = False
+    possible = closed or counts.get("minProperties", 0) <= max(1, len(required) + 1)
+    if len(required) > counts.get("maxProperties", 4):
+        with pytest.raises(ParameterError, match="required > maxProperties"):
+            grammars.compile(StructuredOutputs(json_schema=schema))
+    elif possible:
+        check(grammars, tokenizer, schema, objects("abcd"))
+    else:
+        with pytest.raises(ParameterError, match="cannot enforce minProperties, because names can be repeated"):
+            grammars.compile(StructuredOutputs(json_schema=schema))
+
+
+def test_counts_beside_many_properties_are_reported_with_their_place(
+    grammars: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    wide = {
+        "type": "object",
+        "properties": {f"p{i}": INTEGER for i in range(30)},
+        "additionalProperties": False,
+        "maxProperties": 9,
+    }
+    with pytest.raises(ParameterError, match="maxProperties at /items with 30 optional properties; set on_unsupported"):
+        grammars.compile(StructuredOutputs(json_schema={"items": wide}))
+    lenient = grammars.compile(StructuredOutputs(json_schema=wide, on_unsupported="ignore"))
+    assert lenient.ignored == ("maxProperties",)
+    assert can_write(lenient, tokenizer, json.dumps({f"p{i}": 1 for i in range(12)}))
+    check(grammars, tokenizer, wide | {"maxProperties": 30, "minProperties": 1}, [{}, {"p3": 1}, {"p1": 1, "p2": 2}])
+
+
+def test_counts_and_properties_in_different_schemas(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    schema = {"allOf": [{"maxProperties": 1}, {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}}]}
+    with pytest.raises(ParameterError, match="cannot enforce minProperties and maxProperties at /allOf/0 with"):
+        grammars.compile(StructuredOutputs(json_schema=schema))
+    compiled = grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported="ignore"))
+    assert compiled.ignored == ("minProperties and maxProperties at /allOf/0",)
+    assert can_write(compiled, tokenizer, '{"a":1}')
+
+
+def conditions(count: int) -> dict[str, Any]:
+    """An object whose kind requires another property."""
+    kinds = [f"k{i}" for i in range(count)]
+    cases = [{"if": {"properties": {"kind": {"const": each}}}, "then": {"required": [f"v_{each}"]}} for each in kinds]
+    return {"type": "object", "properties": {"kind": {"enum": kinds}}, "required": ["kind"], "allOf": cases}
+
+
+def test_the_combinations_of_conditions_are_limited(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    values = [{"kind": "k1", "v_k1": 1}, {"kind": "k1"}, {"kind": "k1", "v_k0": 1}]
+    check(grammars, tokenizer, conditions(4), values)
+    with pytest.raises(ParameterError, match=r"cannot enforce if at /allOf/\d+; set on_unsupported"):
+        grammars.compile(StructuredOutputs(json_schema=conditions(20)))
+    compiled = grammars.compile(StructuredOutputs(json_schema=conditions(20), on_unsupported="ignore"))
+    assert compiled.ignored[0].startswith("if at /allOf/")
+
+
+VALUES: list[Any] = [
+    *(None, True, False, 0, 1, 2, 3, 5, 10, -1, 1.5, "", "a", "b", "ab", "abc", "abcd", [], [1], [1, 2], [None]),
+    *({}, {"a": 1}, {"a": "x"}, {"b": 1}, {"a": 1, "b": 1}, {"a": 2, "b": 1}, {"a": 1, "c": 1}, {"kind": "p", "a": 1}),
+    *({"kind": "q", "b": 1}, {"kind": "q", "a": 1}, {"c": 1}, {"a": 1, "b": 1, "c": 1}, {"kind": "r"}),
+]
+KIND = {"kind": {"enum": ["p", "q", "r"]}}
+AB = {"type": "object", "properties": {"a": True, "b": True, "c": True}}
+EXACT: dict[str, Any] = {
+    "integer constants": {"oneOf": [{"const": 1}, {"const": 2}, {"enum": [3, 5.0]}]},
+    "constants with titles": {"oneOf": [{"const": "a", "title": "A"}, {"const": "b", "title": "B"}]},
+    "disjoint ranges": {"type": "integer", "oneOf": [{"maximum": 1}, {"minimum": 2, "maximum": 3}, {"minimum": 5}]},
+    "touching ranges": {"type": "integer", "oneOf": [{"maximum": 2}, {"exclusiveMinimum": 2.0}]},
+    "null or reference": {
+        "oneOf": [NULL, {"$ref": "#/$defs/o"}, {"$ref": "#/$defs/s"}],
+        "$defs": {"o": {"type": "object"}, "s": {"allOf": [{"type": "string"}]}},
+    },
+    "kinds": {
+        "oneOf": [
+            {"properties": {"kind": {"const": "p"}, "a": INTEGER}, "required": ["kind"], "type": "object"},
+            {"properties": {"kind": {"enum": ["q"]}, "b": INTEGER}, "required": ["kind"], "type": "object"},
+        ]
+    },
+    "lengths": {"type": "string", "oneOf": [{"maxLength": 1}, {"minLength": 3}]},
+    "item counts": {"type": "array", "oneOf": [{"maxItems": 0}, {"minItems": 2}]},
+    "overlapping ranges": {"type": "integer", "oneOf": [{"maximum": 3}, {"minimum": 2}]},
+    "one of two properties": {**AB, "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+    "one of three properties": {**AB, "oneOf": [{"required": ["a"]}, {"required": ["b"]}, {"required": ["c"]}]},
+    "one of overlapping enums": {"oneOf": [{"enum": ["a", "b"]}, {"enum": ["b", "ab", 1]}]},
+    "not a type": {"not": {"type": ["string", "object"]}},
+    "not some texts": {"type": "string", "not": {"enum": ["a", "ab", ""]}},
+    "not some numbers": {"type": ["integer", "null"], "not": {"enum": [1, 3, None]}},
+    "not both": {**AB, "not": {"required": ["a", "b"]}},
+    "not any": {**AB, "not": {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}},
+    "not a range": {"type": "integer", "not": {"minimum": 2, "maximum": 4}},
+    "not a property value": {"type": "object", "not": {"properties": {"a": {"const": 1}}, "required": ["a"]}},
+    "not not": {"not": {"not": {"type": "integer"}}},
+    "nothing but": {"not": {"$ref": "#/$defs/s"}, "$defs": {"s": {"type": "string", "maxLength": 2}}},
+    "if, then and else": {
+        "type": "object",
+        "properties": {**KIND, "a": INTEGER, "b": INTEGER},
+        "required": ["kind"],
+        "if": {"properties": {"kind": {"const": "p"}}},
+        "then": {"required": ["a"]},
+        "else": {"not": {"required": ["a"]}},
+    },
+    "if and then": {"if": {"type": "number"}, "then": {"minimum": 2}},
+    "if and else": {"if": {"required": ["a"]}, "else": {"required": ["b"]}},
+    "if only": {"if": {"pattern": "a"}, "type": "null"},
+    "dependencies": {**AB, "dependentRequired": {"a": ["b"], "c": ["a"]}},
+    "dependent schemas": {**AB, "dependentSchemas": {"a": {"properties": {"b": {"const": 1}}, "required": ["b"]}}},
+    "old dependencies": {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        **AB,
+        "dependencies": {"a": ["b"], "b": {"properties": {"a": {"const": 2}}}},
+    },
+    "names of a list": {"type": "object", "propertyNames": {"enum": ["a", "c"]}},
+    "names of a pattern": {**AB, "propertyNames": {"pattern": "^[ab]$"}},
+    "names of a length": {"type": "object", "propertyNames": {"maxLength": 1}, "additionalProperties": INTEGER},
+    "all names": {"type": "object", "not": {"required": ["a"]}, "additionalProperties": INTEGER},
+    "forbidden beside typed names": {**AB, "additionalProperties": INTEGER, "not": {"required": ["kind"]}},
+    "closed by unevaluated": {"type": "object", "properties": {"a": INTEGER}, "unevaluatedProperties": False},
+    "contains anything": {"type": "array", "contains": True, "maxContains": 1},
+    "unused contains": {"type": "array", "contains": INTEGER, "minContains": 0},
+    "tuple of draft 7": {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "items": [INTEGER],
+        "additionalItems": False,
+        "type": "array",
+    },
+    "exclusive bound of draft 4": {
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "type": "integer",
+        "minimum": 1,
+        "exclusiveMinimum": True,
+    },
+    "siblings of a reference in draft 7": {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "definitions": {"i": INTEGER},
+        "$ref": "#/definitions/i",
+        "maximum": 1,
+    },
+    "overlapping patterns of equal schemas": {
+        "type": "object",
+        "patternProperties": {"a": INTEGER, "^a": INTEGER, "b$": INTEGER},
+        "additionalProperties": False,
+    },
+    "inner identifier": {
+        "$id": "http://example.com/root.json",
+        "properties": {"a": {"$ref": "item.json"}, "b": {"$ref": "http://example.com/root.json#/$defs/i"}},
+        "$defs": {"i": {"$id": "item.json", "type": "integer"}},
+    },
+    "anchor": {"items": {"$ref": "#i"}, "$defs": {"i": {"$anchor": "i", "type": "integer"}}},
+    "pointer of an inner identifier": {
+        "items": {"$ref": "http://x.com/a#/$defs/j"},
+        "$defs": {"i": {"$id": "http://x.com/a", "$defs": {"j": {"$ref": "#/$defs/k"}, "k": INTEGER}}},
+    },
+    "own identifier": {
+        "$id": "http://example.com/tree",
+        "type": "array",
+        "items": {"anyOf": [INTEGER, {"$ref": "http://example.com/tree"}]},
+    },
+    "dynamic reference": {"$dynamicAnchor": "n", "anyOf": [INTEGER, {"items": {"$dynamicRef": "#n"}, "type": "array"}]},
+    "everything": True,
+    "counts with fractions": {"type": "string", "minLength": 1.0, "maxLength": 2.0},
+    "integer constants with fractions": {"type": "integer", "enum": [1.0, 3.0]},
+    "annotations": {"type": "integer", "x-order": 1, "examples": [1], "markdownDescription": "d", "errorMessage": {}},
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.fast_cases(36)
+def test_a_rewritten_schema_is_exact(grammars: GrammarCompiler, tokenizer: Tokenizer, name: str) -> None:
+    check(grammars, tokenizer, EXACT[name], VALUES)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [EXACT["all names"], EXACT["forbidden beside typed names"], EXACT["not both"] | {"required": ["a"]}],
+    ids=str,
+)
+def test_forbidden_names_cannot_be_escaped(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any]
+) -> None:
+    compiled = grammars.compile(StructuredOutputs(json_schema=schema))
+    validator = jsonschema.Draft202012Validator(schema)
+    for text in (r'{"\u0061":1}', r'{"kin\u0064":1}', r'{"a":1,"\u0062":1}', r'{"c":1,"\u0061":1}'):
+        assert not can_write(compiled, tokenizer, text) or validator.is_valid(json.loads(text))
+
+
+@pytest.mark.parametrize(
+    ("schema", "hint"),
+    [
+        ({"requird": ["a"]}, "requird; did you mean required?"),
+        ({"items": {"minlength": 3}}, "minlength at /items; did you mean minLength?"),
+        ({"max_length": 3}, "max_length; did you mean maxLength?"),
+        ({"propertes": {}}, "propertes; did you mean properties?"),
+        ({"ref": "#"}, "ref; did you mean "),
+        ({"nullable": True}, 'nullable; write "null" as one of the types'),
+        ({"const": 9007199254740993}, "const with such a large number"),
+        ({"type": "integer", "minimum": 1e19}, "minimum with such a large number"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_unenforceable_keywords_have_hints(grammars: GrammarCompiler, schema: dict[str, Any], hint: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        grammars.compile(StructuredOutputs(json_schema=schema))
+    assert f"json_schema: cannot enforce {hint}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "keyword",
+    ["propertyOrder", "enumNames", "example", "note", "errorMessage", "tsType", "defaultSnippets", "units", "widget"],
+)
+def test_words_of_other_vocabularies_are_ignored(grammars: GrammarCompiler, keyword: str) -> None:
+    assert grammars.compile(StructuredOutputs(json_schema={"type": "null", keyword: {"not": 1}})).ignored == ()
+
+
+@pytest.mark.parametrize("reference", ["other.json", "#/$defs/none", "#none", "http://127.0.0.1:9/x", "#/type"])
+def test_a_reference_without_a_target_is_an_error(grammars: GrammarCompiler, reference: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": reference}}}
+    with pytest.raises(ParameterError, match=r"\$ref at /properties/a must refer to a schema in this document"):
+        grammars.compile(StructuredOutputs(json_schema=schema))
+
+
+NAMES = st.sampled_from(["a", "b", "c"])
+LEAVES = st.sampled_from(
+    [
+        *({"type": "integer"}, {"type": "string"}, {"const": 1}, {"enum": ["a", 2]}, {"minimum": 2}, {"maximum": 2}),
+        *({"maxLength": 1}, {"required": ["a"]}, {"required": ["b", "c"]}, {"type": ["object", "null"]}, True),
+        *({"properties": {"a": {"const": 1}}}, {"minProperties": 1}, {"maxProperties": 1}, {"type": "array"}),
+    ]
+)
+SCHEMAS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(lambda a: {"not": a}, inner),
+        st.builds(lambda a, b: {"oneOf": [a, b]}, inner, inner),
+        st.builds(lambda a, b: {"anyOf": [a, b]}, inner, inner),
+        st.builds(lambda a, b: {"allOf": [a, b]}, inner, inner),
+        st.builds(lambda a, b, c: {"if": a, "then": b, "else": c}, inner, inner, inner),
+        st.builds(lambda a, n, m: {"dependentRequired": {n: [m]}, "allOf": [a]}, inner, NAMES, NAMES),
+        st.builds(
+            lambda names, rest, counts: {"type": "object", "properties": names, "additionalProperties": rest, **counts},
+            st.dictionaries(NAMES, inner, max_size=3),
+            st.sampled_from([True, False, {"type": "integer"}]),
+            st.sampled_from([{}, {"minProperties": 1}, {"maxProperties": 1}, {"minProperties": 2}]),
+        ),
+    ),
+    max_leaves=5,
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=tiers.count(60, 1500))
+@given(schema=SCHEMAS, seed=st.integers(0, 2**32))
+def test_random_schemas_are_exact_or_refused(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, schema: Any, seed: int
+) -> None:
+    validator = jsonschema.Draft202012Validator(schema)
+    values = random.Random(seed).sample(VALUES, 12)
+    try:
+        compiled = grammars.compile(StructuredOutputs(json_schema=schema, whitespace="none"))
+    except ParameterError:
+        return
+    for value in values:
+        assert can_write_value(compiled, tokenizer, value) == validator.is_valid(value), (schema, value)

@@ -1,0 +1,148 @@
+"""Validation means the same by patterns and formats as masks do, and says what nothing checked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import regex
+
+import nucleate as nc
+from nucleate.cli.output_text import validation_text
+from nucleate.outputs import Finish, Validation
+from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output import GrammarCompiler, Guide, StructuredOutputs
+from nucleate.structured_output.pattern_syntax import python_pattern, unsupported_syntax
+from nucleate.structured_output.validation import unchecked_formats
+
+PATTERNS = [
+    r"^\d$", r"^\w$", r"^\s$", r"^\W$", r"^\D$", r"^\S$", r"^[\w]$", r"^[^\w]$", r"^[\s.]$", r"^[^\s]$", "^a$", "^.$",
+    r"^\p{L}$", r"^\pL$", r"^\PL$", "^[[:alpha:]]$", "^[[:^digit:]]$", r"^\u00e9$", r"^\u{e9}$", r"^[\x{e9}-\u{f0}$]$",
+    r"^a\z", "^(?i)É$", "^(?i:k)$", r"^\$$", "^[$]$", "^[]$]$", "^[^]$]$", r"^[\]$]$", "a$|b$", r"^\\d$", r"^[\\d]$",
+    r"^[\d-z]$", r"^\_$", "^[a-z&&[^b]]$", "^(?s:.)$", "[a-z]+$", "^$",
+]  # fmt: skip
+TEXTS = [
+    "4", "৪", "e", "é", "É", " ", "\u00a0", "\x1c", "\ufeff", "\x85", "a", "a\n", "\n", "\r", "\u2028", "K", "\u212a",
+    "k", "$", "]", "\\d", "\\", "d", "b", "-", "z", "_", "a\nb", "",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def grammars() -> GrammarCompiler:
+    return GrammarCompiler(nc.LLM().tokenizer, 4096)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_patterns_match_the_same_texts_as_masks(grammars: GrammarCompiler, pattern: str) -> None:
+    tokenizer = nc.LLM().tokenizer
+    compiled = grammars.compile(StructuredOutputs(json_schema={"type": "string", "pattern": pattern}))
+    translated = python_pattern(pattern)
+    for text in TEXTS:
+        if any(ord(letter) < 32 and letter not in "\t\n\r" for letter in text):
+            continue  # masks do not write other control characters
+        matcher = compiled.matcher()
+        accepted = True
+        try:
+            for token in tokenizer.encode(json.dumps(text, ensure_ascii=False), add_special_tokens=False):
+                matcher.accept_token(token)
+        except ValueError:
+            accepted = False
+        found = regex.search(translated, text, flags=regex.V1) is not None
+        assert found == (accepted and matcher.accepting), (pattern, text)
+        assert (compiled.validate(json.dumps(text), seconds=60) == []) == found
+
+
+def test_unsupported_syntax() -> None:
+    for pattern, expected in (
+        ("(?=a)", "look-around"),
+        ("a(?<!b)", "look-around"),
+        (r"(a)\1", "a backreference"),
+        (r"\k<n>", "a backreference"),
+        (r"\bfoo", "a word boundary"),
+        ("(?<n>a)(?:b)", None),
+        (r"\\1 \(?=a [\b(?=]", None),
+    ):
+        assert unsupported_syntax(pattern) == expected, pattern
+
+
+IGNORED: list[tuple[dict[str, Any], str, str, str]] = [
+    ({"type": "string", "pattern": "^(?!x)[a-z]$"}, "pattern with look-around", '"a"', '"x"'),
+    ({"type": "string", "pattern": r"^(a|b)\1$"}, "pattern with a backreference", '"aa"', '"ab"'),
+    ({"items": {"type": "string", "pattern": r"\bowl\b"}},
+     "pattern with a word boundary at /items", '["owl"]', '["owls"]'),
+    (
+        {"type": "object", "patternProperties": {"^a": {"type": "integer"}, "b$": {"minimum": 3}},
+         "additionalProperties": False},
+        "patternProperties with overlapping patterns",
+        '{"ab": 3, "a": 1}',
+        '{"ab": 2}',
+    ),
+    (
+        {"type": "object", "patternProperties": {"^(?=a)": {"type": "integer"}}, "properties": {"q": {"type": "null"}}},
+        "patternProperties with look-around",
+        '{"q": null, "a": 1}',
+        '{"a": "x"}',
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "what", "valid", "invalid"), IGNORED)
+def test_unsupported_patterns_can_be_ignored_and_are_validated(
+    grammars: GrammarCompiler, schema: dict[str, Any], what: str, valid: str, invalid: str
+) -> None:
+    compiled = grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported="ignore"))
+    assert compiled.ignored == (what,)
+    for text, errors in ((valid, 0), (invalid, 1)):
+        matcher = compiled.matcher()
+        for token in nc.LLM().tokenizer.encode(text, add_special_tokens=False):
+            matcher.accept_token(token)
+        assert matcher.accepting
+        assert len(compiled.validate(text, seconds=60)) == errors
+    with pytest.raises(ParameterError) as caught:
+        grammars.compile(StructuredOutputs(json_schema=schema))
+    if "overlapping" not in what:
+        assert str(caught.value) == f'json_schema: cannot enforce {what}; set on_unsupported="ignore" to ignore it'
+
+
+def test_disjoint_patterns_are_enforced_where_others_are_ignored(grammars: GrammarCompiler) -> None:
+    patterns: dict[str, Any] = {f"^k{number:03}": {"type": "null"} for number in range(80)}
+    schema = {"type": "object", "patternProperties": patterns, "additionalProperties": False}
+    assert grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported="ignore")).ignored == ()
+    schema["patternProperties"] = {**patterns, "^k0": {}}
+    ignored = grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported="ignore")).ignored
+    assert ignored == ("patternProperties with overlapping patterns",)
+
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "a/b": {"type": "string", "format": "idn-email"},
+        "day": {"type": "string", "format": "date"},
+        "size": {"type": "integer", "format": "int32"},
+        "format": {"enum": [{"format": "x"}]},
+    },
+    "not": {"properties": {"y": {"format": "regex"}}, "required": ["y"]},
+}
+
+
+def test_formats_that_nothing_checks_are_listed(grammars: GrammarCompiler) -> None:
+    expected = ("format 'idn-email' at /properties/a~1b", "format 'regex' at /not/properties/y")
+    assert unchecked_formats(SCHEMA) == expected
+    compiled = grammars.compile(StructuredOutputs(json_schema=SCHEMA, on_unsupported="ignore"))
+    assert compiled.ignored == ("not", expected[0])
+    found = Guide(compiled).add_text('{"a/b": "no address"}', Finish("stop"))
+    assert found == Validation(compiled.ignored, (), expected)
+    assert validation_text(found).endswith(f"the output is valid, except that nothing checks {', '.join(expected)}")
+    assert unchecked_formats({"format": "color"}) == ("format 'color'",)
+
+
+def test_formats_are_validated_as_masks_enforce_them(grammars: GrammarCompiler) -> None:
+    schema = {"type": "array", "items": {"type": "string", "format": "date"}, "uniqueItems": True}
+    compiled = grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported="ignore"))
+    assert compiled.validate('["2024-02-29"]') == []
+    assert compiled.validate('["2023-02-29"]') == ["$[0]: does not have the format 'date': '2023-02-29'"]
+    mask_W = np.empty(grammars.num_words, np.int32)
+    compiled.matcher().fill_bitmask(mask_W)
+    assert mask_W.any()

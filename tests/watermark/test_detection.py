@@ -1,0 +1,148 @@
+"""Detectors: false alarms, power, keys, repeated text and short texts."""
+
+from __future__ import annotations
+
+import json
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from naive_philox import token_word, uniform
+
+import nucleate as nc
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.stages import Gumbel, GumbelWatermark, Kgw, SynthId, Temperature, TopK
+from nucleate.watermark import Detection, WatermarkKey, detect
+
+KEY = WatermarkKey(b"0123456789abcdef")
+SIZE = 600
+KINDS = ["kgw", "kgw(context=3, gamma=0.5)", "kgw(context=3, self_hash=True)", "gumbel", "synthid", "synthid(layers=5)"]
+PIPELINES = {
+    "kgw": (Kgw(key=KEY), Gumbel(7)),
+    "kgw(context=3, gamma=0.5)": (Kgw(context=3, gamma=0.5, key=KEY), Gumbel(7)),
+    "kgw(context=3, self_hash=True)": (Kgw(context=3, self_hash=True, key=KEY), Gumbel(7)),
+    "gumbel": (Temperature(0.9), GumbelWatermark(seed=7, key=KEY)),
+    "synthid": (TopK(100), SynthId(key=KEY), Gumbel(7)),
+    "synthid(layers=5)": (SynthId(layers=5, key=KEY), Gumbel(7)),
+}
+
+
+def generated(pipeline, count=80, seed=0):
+    """Tokens sampled from rows of a pseudo-random language model without context."""
+    logits = np.random.default_rng(seed).normal(size=(1, SIZE)).astype(np.float32) * 2
+    sampler = nc.Sampler(SIZE, backend="reference")
+    row = sampler.add(pipeline, output_ids=())
+    for _ in range(count):
+        sampler(logits)
+    return list(sampler.output_ids(row))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_marked_text_is_found_with_its_key_only(kind):
+    ids = generated(PIPELINES[kind])
+    found = detect(ids, KEY, kind)
+    assert found.p_value < 1e-6
+    assert found.statistic > found.expected
+    assert 40 < found.num_scored <= 80
+    assert detect(ids, WatermarkKey(b"another key of 16 bytes"), kind).p_value > 1e-4
+    assert detect(generated((Gumbel(7),)), KEY, kind).p_value > 1e-4
+
+
+def p_values(kind, texts, length, size):
+    """The p-values of texts without a watermark: random tokens, few of them, so that contexts repeat."""
+    rng = np.random.default_rng(12)
+    return np.array([detect(rng.integers(0, size, length), KEY, kind).p_value for _ in range(texts)])
+
+
+def check_false_alarms(found, level, discrete):
+    """The share of p-values up to a level is the level: within 4 standard deviations, or lower if they are discrete."""
+    share, error = np.mean(found <= level), 4 * math.sqrt(level / len(found)) + 1 / len(found)
+    assert share <= level + error
+    assert discrete or share >= level - error
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_false_alarms_have_their_probability(kind):
+    found = p_values(kind, 200, 40, 30)
+    for level in (0.5, 0.1, 1e-2):
+        check_false_alarms(found, level, discrete=kind != "gumbel")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [6, 1000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_false_alarms_have_their_probability_in_many_texts(kind, size):
+    found = p_values(kind, 5_000, 50, size)
+    for level in (0.5, 0.1, 1e-2, 1e-3):
+        check_false_alarms(found, level, discrete=kind != "gumbel")
+
+
+def test_every_token_is_scored_once():
+    """By plain Python, with repeated contexts."""
+    ids = [5, 300, 5, 300, 5, 9, 5, 300, 599]
+    key = KEY
+    pairs = {(a, b) for a, b in pairwise(ids)}
+    green = [token_word(*key.numbers("kgw green", [a]), b) < 2**30 for a, b in pairs]
+    assert detect(ids, KEY) == Detection(
+        pytest.approx(sum(math.comb(5, k) * 0.25**k * 0.75 ** (5 - k) for k in range(sum(green), 6))),
+        sum(green) / 5,
+        0.25,
+        5,
+    )
+    first = [(5, 300), (300, 5), (9, 5)]
+    u = []
+    for context, token in first:
+        numbers = key.numbers("gumbel noise", [context])
+        u += [uniform(*numbers, 1, token // 256), uniform(*numbers, 0, token)]
+    found = detect(ids, KEY, "gumbel(context=1)")
+    assert found.num_scored == 3
+    assert found.statistic == pytest.approx(-sum(map(math.log, u)) / 6)
+    bits = [token_word(*key.numbers("synthid", [context]), token) & 3 for context, token in first]
+    total = sum(10 * (word & 1) + (word >> 1) for word in bits)
+    assert detect(ids, KEY, "synthid(context=1, layers=2)").statistic == pytest.approx(total / 33)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_short_and_empty_texts_have_p_value_1(kind):
+    for ids in ([], [3], np.zeros(0, np.int64)):
+        found = detect(ids, KEY, kind)
+        assert (found.p_value, found.num_scored, found.statistic) == (1.0, 0, found.expected)
+    json.dumps(detect([1] * 50, KEY, kind)._asdict(), allow_nan=False)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_repeated_text_is_no_evidence(kind):
+    once, many = detect([1, 2, 3, 4, 5] * 2, KEY, kind), detect([1, 2, 3, 4, 5] * 100, KEY, kind)
+    assert many.num_scored <= 5
+    assert many.num_scored - once.num_scored <= 1
+
+
+def test_edits_remove_part_of_the_mark():
+    rng = np.random.default_rng(3)
+    for kind in KINDS:
+        ids = np.array(generated(PIPELINES[kind], 120))
+        edited = ids.copy()
+        edited[rng.choice(120, 20, replace=False)] = rng.integers(0, SIZE, 20)
+        assert detect(ids, KEY, kind).p_value < detect(edited, KEY, kind).p_value < 1e-3
+
+
+def test_errors_name_what_is_allowed():
+    for watermark, message in {
+        "kwg": "unknown watermark 'kwg'; did you mean kgw?",
+        "kgw(3)": "name the parameters of kgw: delta, gamma, context, self_hash",
+        "kgw(width=3)": "unknown parameter of kgw 'width'",
+        "kgw(gamma=2)": "watermark: kgw: gamma must be a number",
+        "kgw(key='abc')": "unknown parameter of kgw 'key'",
+        "kgw | gumbel": "watermark must be one of kgw, gumbel, synthid",
+        "kgw(": "watermark is not of the form",
+        7: "watermark must be a stage of Kgw, GumbelWatermark, SynthId",
+    }.items():
+        with pytest.raises(ParameterError, match=message.replace("(", r"\(").replace("?", r"\?")):
+            detect([1, 2], KEY, watermark)
+    with pytest.raises(ParameterError, match="must have 16 to"):
+        detect([1, 2], b"short")
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        detect([-1, 2], KEY)
+    with pytest.raises(TypeError, match="list of token ids"):
+        detect("text", KEY)
