@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
 import nucleate as nc
@@ -44,6 +45,18 @@ class Cooling(Scale):
 
     def update(self, token: SampledToken) -> Cooling:
         return dataclasses.replace(self, t=max(self.t * self.rate, 0.05))
+
+
+class Halving(Scale):
+    """A temperature that is halved after every token: its state is neutral in passing."""
+
+    t: float = param("Temperature", neutral=1.0, low=0.0, open_low=True)
+
+    def apply(self, x: Any, row: Any) -> Any:
+        return (x - row.top) / self.t
+
+    def update(self, token: SampledToken) -> Halving:
+        return dataclasses.replace(self, t=self.t / 2)
 
 
 OWN = (Cooling(1.5, 0.8), AboveAverage(20.0))
@@ -98,6 +111,20 @@ def test_own_stages_give_the_same_tokens_in_every_batch_and_with_drafts(llm: nc.
         assert engine.stats.speculative.draft_tokens
     request = nc.Request(llm.encode(PROMPT), OWN)
     assert request.params == nc.SamplingParams(pipeline=OWN)
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu", "torch"])
+def test_a_state_that_is_neutral_in_passing_is_still_updated(backend: str) -> None:
+    sampler = nc.Sampler(50, backend=backend)
+    row = sampler.add((Halving(4.0),), seed=1)
+    logits = np.random.default_rng(0).normal(size=(1, 50)).astype(np.float32)
+    temperatures = []
+    for step in range(5):
+        [stage, _] = sampler.stages(row)
+        temperatures.append(stage.t)
+        expected = nc.sample(logits, (Temperature(stage.t), Gumbel(1)), step=step, backend="reference")
+        assert sampler(logits).token_ids.tolist() == expected.tolist()
+    assert temperatures == [4.0, 2.0, 1.0, 0.5, 0.25]
 
 
 def test_own_stages_with_a_grammar_stops_and_logprobs(llm: nc.LLM) -> None:

@@ -111,7 +111,7 @@ def test_a_model_that_cannot_run_is_an_error_at_load() -> None:
 
 
 def test_a_model_without_a_language_head_is_an_error_at_load() -> None:
-    with pytest.raises(ModelError, match="^LlamaModel has no language model head; load"):
+    with pytest.raises(ModelError, match=r"^LlamaModel has no language model head; load"):
         TransformersModel.of(llama().model)
 
 

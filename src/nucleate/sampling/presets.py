@@ -118,13 +118,15 @@ def build(chosen: tuple[Any, ...], ends: tuple[int, ...] = ()) -> Pipeline:
     own = {"ends": ends}
     stages = [_stage(name, values, own if isinstance(entry, str) else entry[1]) for name, entry in by_name.items()]
     stages = [*_combines(values), *(stage for stage in stages if not stage.neutral)]
+    mirostats = [stage for stage in stages if isinstance(stage, Mirostat | MirostatV1)]
+    if len(mirostats) > 1:
+        raise ParameterError("mirostat_v1_tau", "mirostat_v1_tau cannot be set with mirostat_tau: use one version")
     greedy = next((stage for stage in (*stages, STAGES[values["draw"]]()) if stage.greedy), None)
     if greedy is not None:
-        for stage in stages:
-            if isinstance(stage, Mirostat | MirostatV1):
-                field = stage.parameters["tau"].name
-                both = f"{field}={stage.tau:g} needs random sampling, but {greedy!r} is greedy"
-                raise ParameterError(field, f"{both}: set only one of them")
+        for stage in mirostats:
+            field = stage.parameters["tau"].name
+            both = f"{field}={stage.tau:g} needs random sampling, but {greedy!r} is greedy"
+            raise ParameterError(field, f"{both}: set only one of them")
         stages = [stage for stage in stages if stage.greedy or not isinstance(stage, Floor | Prefix | Ceiling)]
     return tuple(stages)
 

@@ -79,6 +79,8 @@ def test_mirostat_1_learns_as_version_2() -> None:
     stage = MirostatV1(3.0, 0.5)
     assert stage.mu == 6.0
     assert stage.update(SampledToken(0, -9.0, -math.log(2.0) * 2)).mu == pytest.approx(6.0 - 0.5 * (2 - 3))
+    with pytest.raises(nc.ParameterError, match="mirostat_v1_tau cannot be set with mirostat_tau"):
+        nc.SamplingParams(mirostat_v1_tau=3, mirostat_tau=3)
     with pytest.raises(nc.ParameterError, match="mirostat_v1_tau=3 needs random sampling"):
         nc.SamplingParams(mirostat_v1_tau=3, temperature=0)
     for defaults in (nc.SamplingParams(top_k=40, temperature=0), nc.SamplingParams(min_p=0.1, mirostat_tau=5)):
