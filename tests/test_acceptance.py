@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 import nucleate as nc
+from nucleate.sampling.stage import Combine
 from nucleate.sampling.stages import STAGES, Gumbel, Repetition, Temperature, TopP
 from nucleate.sampling_params import FIELDS
 
@@ -97,9 +98,11 @@ def test_a_disabled_field_changes_no_token_and_no_bit(model: Cached, name: str) 
 
 
 def neutrals() -> list[object]:
-    """A stage of every kind that can be neutral, with neutral parameters."""
+    """A stage of every kind that can be neutral and anywhere, with neutral parameters."""
     stages = []
     for kind in STAGES.values():
+        if issubclass(kind, Combine):  # always the first stage
+            continue
         switches = {a: p.neutral for a, p in kind.parameters.items() if p.neutral is not dataclasses.MISSING}
         stages += [kind(**switches)] if switches and "key" not in kind.parameters else []
     return stages

@@ -48,15 +48,16 @@ class Cooling(Scale):
 
 
 class Halving(Scale):
-    """A temperature that is halved after every token: its state is neutral in passing."""
+    """A temperature that falls with every token: its state is 1 in passing."""
 
     t: float = param("Temperature", neutral=1.0, low=0.0, open_low=True)
+    factor: float = param("Factor per token", neutral=1.0, low=0.0, open_low=True, name="halving_factor")
 
     def apply(self, x: Any, row: Any) -> Any:
         return (x - row.top) / self.t
 
     def update(self, token: SampledToken) -> Halving:
-        return dataclasses.replace(self, t=self.t / 2)
+        return dataclasses.replace(self, t=self.t * self.factor)
 
 
 OWN = (Cooling(1.5, 0.8), AboveAverage(20.0))
@@ -116,7 +117,7 @@ def test_own_stages_give_the_same_tokens_in_every_batch_and_with_drafts(llm: nc.
 @pytest.mark.parametrize("backend", ["reference", "cpu", "torch"])
 def test_a_state_that_is_neutral_in_passing_is_still_updated(backend: str) -> None:
     sampler = nc.Sampler(50, backend=backend)
-    row = sampler.add((Halving(4.0),), seed=1)
+    row = sampler.add((Halving(4.0, 0.5),), seed=1)
     logits = np.random.default_rng(0).normal(size=(1, 50)).astype(np.float32)
     temperatures = []
     for step in range(5):

@@ -31,7 +31,7 @@ def supports_rejection_sampling(stages: Pipeline) -> bool:
 
 def is_stateful(stage: Stage) -> bool:
     """Whether a stage has a state."""
-    return type(stage).update is not Stage.update
+    return type(stage).update is not Stage.update and not stage.neutral
 
 
 def accept_sampled(logits_V: NDArray[Any], stages: Pipeline, token: int, past: History) -> reference.RowResult:

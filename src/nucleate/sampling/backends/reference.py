@@ -75,7 +75,7 @@ def row_result(per_stage: list[Survivors], stages: Pipeline, token: int) -> RowR
         if isinstance(stage, Tap) and not stage.neutral:
             row_logprobs = logprobs(before.ids_N, before.x_N, token, *stage.request)
         updated.append(stage)
-        if type(stage).update is not Stage.update:
+        if type(stage).update is not Stage.update and not stage.neutral:
             updated[-1] = stage.update(SampledToken(token, token_logprob(before, token), token_logprob(after, token)))
     return RowResult(token, row_logprobs, tuple(updated))
 

@@ -158,7 +158,9 @@ def _stage_signature(stage: Stage) -> StageSignature | str:
         return f"{stage!r} comes after a stage that uses the whole row"
     if shape == "Transform":
         return f"{stage!r} is computed on the CPU"
-    state_inputs = _state_inputs(stage) if kind.update is not Stage.update else ((), (), frozenset())
+    state_inputs = (
+        _state_inputs(stage) if kind.update is not Stage.update and not stage.neutral else ((), (), frozenset())
+    )
     if isinstance(state_inputs, str):
         return state_inputs
     names = dict.fromkeys(state_inputs[0])

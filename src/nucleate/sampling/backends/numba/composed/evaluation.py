@@ -96,10 +96,12 @@ def _apply_stages(
     kept: Tokens = _full_row(logits_V)
     observed = {}
     for i, step in enumerate(steps):
+        if step.is_neutral:
+            continue
         before = kept
         if step.greedy:
             kept = kept.first_token(kept.total_mass if needs_total else kept.total)
-        elif not step.is_neutral:
+        else:
             kept = _apply_stage(kept, step, past, u, needs_total, len(logits_V))
         if step.observes_token:
             observed[i] = before, kept

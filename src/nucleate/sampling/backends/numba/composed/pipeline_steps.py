@@ -76,8 +76,10 @@ def _cached(stages: Pipeline, steps: tuple[PipelineStep, ...]) -> PipelineSteps:
 
 def _step(stage: Stage) -> PipelineStep:
     neutral, greedy = stage.neutral, stage.greedy
-    observes_token = not neutral if isinstance(stage, Tap) else type(stage).update is not Stage.update
-    return PipelineStep(stage, _kind(stage), neutral, greedy, observes_token, min_keep_of(stage))
+    observes_token = isinstance(stage, Tap) or type(stage).update is not Stage.update
+    return PipelineStep(
+        stage, _kind(stage), neutral and not greedy, greedy, observes_token and not neutral, min_keep_of(stage)
+    )
 
 
 def _kind(stage: Any) -> StageKind:
