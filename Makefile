@@ -1,5 +1,6 @@
 # make demo              generate a story with the embedded model (the first run creates .venv and installs nucleate)
 # make setup             create .venv with all development dependencies
+# make setup-gguf        also llama-cpp-python, for GGUF models and their tests: builds llama.cpp in four minutes
 # make test              the fast tests, in two processes: a few minutes
 # make test-all          also the slow tests, with more examples: what continuous integration runs
 # make test-exhaustive   all tests with all examples: an hour; run weekly, and after changes to the sampling backends
@@ -11,6 +12,7 @@
 # make bench-engine      engine throughput compared with Transformers: 10 minutes
 # make bench-server      server latency under load, and stalls of streams: 10 minutes
 # make bench-structured  cost of structured output: grammar masks, compilation, sampling: 5 minutes
+# make bench-gguf        GGUF models compared with llama-cpp-python: five minutes
 # make bench-gpu         GPU kernels, checked and timed: 10 minutes; needs a GPU
 
 PYTHON ?= python3
@@ -18,10 +20,12 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := pyproject.toml constraints.txt
 PARALLEL := -n 2 --dist worksteal
+LLAMA_CPP := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF
+JOBS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without bytecode each compiles the sources anew
 
-.PHONY: setup demo test test-all test-exhaustive test-clients lint docs docs-check bench bench-page bench-engine bench-server bench-structured bench-gpu clean
+.PHONY: setup setup-gguf demo test test-all test-exhaustive test-clients lint docs docs-check bench bench-page bench-engine bench-server bench-structured bench-gguf bench-gpu clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -42,6 +46,13 @@ setup: .venv/dev
 
 demo: .venv/demo
 	@$(BIN)/nucleate generate --echo --repetition-penalty 1.1 "Once upon a time"
+
+.venv/gguf: .venv/dev
+	@echo "building llama.cpp, once: about four minutes ..."
+	@CMAKE_ARGS="$(LLAMA_CPP) $(CMAKE_ARGS)" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) -e '.[dev,torch,server,structured,gguf]'
+	@touch $@
+
+setup-gguf: .venv/gguf
 
 test: .venv/dev
 	$(BIN)/python -m pytest $(PARALLEL)
@@ -87,6 +98,9 @@ bench-server: .venv/dev
 
 bench-structured: .venv/dev
 	$(BIN)/python benchmarks/structured.py --json benchmarks/results/structured.json
+
+bench-gguf: .venv/gguf
+	$(BIN)/python benchmarks/gguf.py --json benchmarks/results/gguf.json
 
 bench-gpu: .venv/dev
 	$(BIN)/python benchmarks/gpu.py --csv benchmarks/results/gpu.csv

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 
 import numpy as np
+from cell_toys import CellToy
 from toy_models import PagedToy, Toy
 
 import nucleate as nc
@@ -31,13 +32,17 @@ def toy(context_length: int = 256, of: Callable[[tuple[int, ...]], np.ndarray] =
     return Toy(of, SIZE, context_length)
 
 
-def runner(kind: str, model: Toy, blocks: int = 64, block_size: int = 4) -> PagedToy | SequentialRunner:
+def runner(kind: str, model: Toy, blocks: int = 64, block_size: int = 4) -> PagedToy | SequentialRunner | CellToy:
     if kind == "contexts":
         return SequentialRunner(model, blocks, block_size)
+    if "cells" in kind:
+        return CellToy(model, blocks, block_size, whole=kind == "whole cells")
     return PagedToy(model, blocks, block_size, asynchronous=kind == "asynchronous")
 
 
 KINDS = ("paged", "asynchronous", "contexts")
+CELLS = ("cells", "whole cells")
+"""The same behind the runner of GGUF models."""
 
 
 def random_request(rng: random.Random, longest: int = 40) -> Request:

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from nucleate.cli.gguf_flags import add_gguf, gguf_option
 from nucleate.cli.structured_flags import add_structured, read_content, read_structured
 from nucleate.cli.watermark_flags import watermark_option
 from nucleate.models import BUNDLED_MODEL
@@ -80,7 +81,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     """Add the flags that select a model and how it runs."""
     group = parser.add_argument_group("model")
     group.add_argument(
-        "-m", "--model", metavar="MODEL", help="Model folder or Hugging Face id (default: bundled model)."
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="Model folder, GGUF file, Hugging Face id or owner/name:Q4_K_M (default: bundled model).",
     )
     for flag, text in (
         ("--tokenizer", "Tokenizer folder or Hugging Face id (default: that of the model)."),
@@ -105,6 +109,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="Where the defaults of sampling parameters come from: auto (the model's generation_config.json) or none "
         "(default: auto).",
     )
+    add_gguf(parser)
 
 
 def add_name(parser: argparse.ArgumentParser) -> None:
@@ -173,6 +178,7 @@ def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the model, speculation and watermark flags as keyword arguments of ``LLM``. Raises ParameterError."""
     options = {name: getattr(arguments, name) for name in _MODEL_OPTIONS}
     speculation = _speculation(arguments) if hasattr(arguments, "speculative") else None
+    options |= gguf_option(arguments)
     options |= watermark_option(arguments) if hasattr(arguments, "watermark") else {}
     return options if speculation is None else {**options, "speculative_config": speculation}
 

@@ -28,6 +28,7 @@ COMMANDS = {
     "batch": "Process a JSONL file of requests.",
     "compare": "Compare sampling settings over prompts and seeds.",
     "detect": "Look for a watermark in a text.",
+    "info": "Print what is inside a model.",
     "inspect": "Show what each sampling stage does to the next token of a prompt.",
     "bench": "Measure the time to sample a token on this machine.",
     "warm": "Compile the CPU kernels now instead of on first use.",

@@ -82,6 +82,9 @@ class Engine:
         backend: str = "auto",
     ) -> None:
         check_count(max_num_seqs, "max_num_seqs")
+        most = getattr(runner, "max_sequences", max_num_seqs)
+        if max_num_seqs > most:
+            raise ParameterError("max_num_seqs", f"max_num_seqs is at most {most} for this model, got {max_num_seqs}")
         speculation = Speculation.of(speculative_config)
         if max_num_batched_tokens is None:
             per_sequence = 1 + (speculation.num_speculative_tokens if speculation else 0)

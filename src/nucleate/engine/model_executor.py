@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from nucleate.engine.beam.scheduling import RunningBeam
 from nucleate.engine.companions import CompanionSequence
 from nucleate.engine.running_request import RunningSequence, SequenceLifecycle
@@ -102,7 +104,7 @@ class ModelExecutor:
             try:
                 if not retry:
                     raise error
-                results.append(self._forward([one] if one.companion is None else [one, one.companion]))
+                results.append(_copied(self._forward([one] if one.companion is None else [one, one.companion])))
             except Exception as own:  # noqa: BLE001  # a model may raise anything; the request gets the message
                 failed = one.sequence.owner or one.sequence
                 outputs += self._lifecycle.fail(failed, f"the model failed: {one_line(own)}")
@@ -134,6 +136,12 @@ class ModelExecutor:
             end += one.last + len(one.draft)
             one.logits_row = end - 1 - len(one.draft)
         return ready, beams
+
+
+def _copied(result: ForwardOutput) -> ForwardOutput:
+    """The result with arrays of its own: the next forward pass may overwrite those of the runner."""
+    arrays = {name: value.copy() for name, value in result._asdict().items() if isinstance(value, np.ndarray)}
+    return result._replace(**arrays)
 
 
 def on_companion_model(one: ScheduledSequence) -> bool:

@@ -39,17 +39,18 @@ GENERATION_CONFIG = ("auto", "none")
 class LLM:
     """A model with its tokenizer.
 
-    model: None for the embedded model, a folder in the Transformers format, a Hugging Face id, or a model of
-    Transformers in memory, which is not changed. tokenizer: a folder, a Hugging Face id, a ``tokenizers.Tokenizer``, or
-    a tokenizer of Transformers; None: that of the folder. device, dtype: "auto", or as torch names them ("cpu",
-    "cuda:0"; "float32", "bfloat16", "float16"). runtime: "auto", "numpy" or "torch", see
-    ``nucleate.models.loader.load``. revision: a branch, tag or commit of a Hugging Face id. generation_config: "auto"
-    uses the sampling parameters in the model's generation config as defaults, "none" ignores them.
-    speculative_config: speculative decoding, which generates the same text in fewer forward passes: a method ("ngram",
-    "suffix", or one with weights trained for the model: "draft", "medusa", "eagle", "dflash", "mtp"), or a
-    ``Speculation``; None turns it off. watermark: a stage of ``nucleate.watermark`` for all outputs except beams.
-    companion_model: the weaker model of contrastive decoding, with the same vocabulary. max_num_seqs,
-    max_num_batched_tokens, max_model_len, kv_cache_memory: see ``new_engine``. Raises ModelError, ParameterError.
+    model: None for the embedded model, a folder in the Transformers format, a Hugging Face id, a GGUF file or
+    ``owner/name:Q4_K_M`` (both run by llama.cpp), or a model of Transformers in memory, which is not changed.
+    tokenizer: a folder, a Hugging Face id, a ``tokenizers.Tokenizer``, or a tokenizer of Transformers; None: that of
+    the model. device, dtype: "auto", or as torch names them ("cpu", "cuda:0"; "float32", "bfloat16", "float16").
+    runtime: "auto", "numpy" or "torch", see ``nucleate.models.loader.load``. revision: a branch, tag or commit of a
+    Hugging Face id. generation_config: "auto" uses the sampling parameters that the model recommends as defaults,
+    "none" ignores them. speculative_config: speculative decoding, which generates the same text in fewer forward
+    passes: a method ("ngram", "suffix", or one with weights trained for the model: "draft", "medusa", "eagle",
+    "dflash", "mtp"), or a ``Speculation``; None turns it off. watermark: a stage of ``nucleate.watermark`` for all
+    outputs except beams. companion_model: the weaker model of contrastive decoding, with the same vocabulary.
+    gguf_options: of a GGUF model, a ``GgufOptions`` or a dict with its fields. max_num_seqs, max_num_batched_tokens,
+    max_model_len, kv_cache_memory: see ``new_engine``. Raises ModelError, ParameterError.
 
     ``default_params`` are the defaults of sampling parameters. They apply to every field that a request does not set:
     ``generate(prompt, temperature=1)`` and ``generate(prompt, SamplingParams(temperature=1))`` are the same.
@@ -68,6 +69,7 @@ class LLM:
         speculative_config: str | Speculation | None = None,
         watermark: Stage | None = None,
         companion_model: str | os.PathLike[str] | Any | None = None,
+        gguf_options: Any = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         max_model_len: int | None = None,
@@ -88,7 +90,9 @@ class LLM:
         speculation, self.watermark = Speculation.of(speculative_config), check_watermark(watermark)
         if tokenizer is None and is_in_memory(model):
             raise ParameterError("tokenizer", "a model in memory needs a tokenizer: LLM(model, tokenizer)")
-        source = ModelSource.find(model, device=device, dtype=dtype, runtime=runtime, revision=revision)
+        source = ModelSource.find(
+            model, device=device, dtype=dtype, runtime=runtime, revision=revision, gguf_options=gguf_options
+        )
         load_in_background((*SAMPLER, MODELS), compiling=False)
         self.folder = source.folder
         try:
@@ -102,7 +106,7 @@ class LLM:
             other = ModelSource.find(companion_model, device=device, dtype=dtype, runtime=runtime, revision=None)
             self.companion_model = other.load()
             check_companion(self.model, source.folder, self.companion_model, other.folder)
-        self.tokenizer = model_tokenizer(tokenizer, source, self.model.vocab_size)
+        self.tokenizer = model_tokenizer(tokenizer, source, self.model)
         self.speculative_config = None if speculation is None else speculation.bind_model(self.model)
         self._engine = SharedEngine(self.new_engine)
 

@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nucleate.jit.kernel_cache import warn_once
 from nucleate.models.loader import resolve_tokenizer
 from nucleate.models.model_source import ModelSource
-from nucleate.models.protocol import ModelError
+from nucleate.models.protocol import Model, ModelError
 from nucleate.models.transformers.tokenizer_conversion import convert_tokenizer, save_tokenizer
 from nucleate.parameters.parameter import ParameterError
 from nucleate.tokenization.tokenizer import Tokenizer
 from nucleate.tokenization.tokenizer_sources import fit_to_model, make_tokenizer
+from nucleate.tokenization.vocabulary_tokenizer import VocabularyTokenizer
+
+if TYPE_CHECKING:
+    from nucleate.models.gguf.gguf_source import GgufSource
 
 
-def model_tokenizer(given: Any, source: ModelSource, vocab_size: int) -> Tokenizer:
+def model_tokenizer(given: Any, source: ModelSource | GgufSource, model: Model) -> Tokenizer:
     """The tokenizer of a model, see ``LLM``. Raises ModelError, ParameterError."""
-    tokenizer = given_tokenizer(source.folder if given is None else given)
+    if given is not None:
+        tokenizer = given_tokenizer(given)
+    elif hasattr(model, "vocabulary"):
+        tokenizer = VocabularyTokenizer(model.vocabulary, model.chat_template)
+    else:
+        tokenizer = given_tokenizer(source.folder)
     try:
-        unknown = fit_to_model(tokenizer, vocab_size, None if given is None else source.eos_token_ids())
+        unknown = fit_to_model(tokenizer, model.vocab_size, None if given is None else source.eos_token_ids())
     except ValueError as error:
         raise ModelError(f"the tokenizer does not fit the model: {error}") from None
     if unknown:

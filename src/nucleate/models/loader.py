@@ -129,9 +129,17 @@ def check_companion(model: Model, folder: Path | None, companion: Model, other: 
     if companion.vocab_size != model.vocab_size:
         sizes = f"{companion.vocab_size} tokens instead of {model.vocab_size}"
         raise ModelError(f"the companion model must have the vocabulary of the model; {other or 'it'} has {sizes}")
+    if has_other_tokens(model, companion):
+        raise ModelError(f"the companion model must have the vocabulary of the model; {other} has other tokens")
     files = [each / "tokenizer.json" for each in (folder, other) if each is not None]
     if len(files) == 2 and all(file.is_file() for file in files) and _vocabulary(files[0]) != _vocabulary(files[1]):
         raise ModelError(f"the companion model must have the vocabulary of the model; {other} has other tokens")
+
+
+def has_other_tokens(model: Model, other: Model) -> bool:
+    """Whether two models whose files have a vocabulary, such as GGUF, have different ones."""
+    texts = [getattr(getattr(each, "vocabulary", None), "texts", None) for each in (model, other)]
+    return None not in texts and texts[0] != texts[1]
 
 
 def _vocabulary(file: Path) -> Any:
@@ -159,13 +167,15 @@ def check_options(device: str, dtype: str, runtime: str) -> bool:
 def runner_of(model: Model, memory: int | None = None, tokens: int = 1 << 16) -> Runner:
     """The runner of a model.
 
-    Batched if the model supports it; otherwise sequences run one at a time, and ``Runner.unbatched_reason`` gives the
-    reason. memory: bytes for the KV cache; by default enough for ``tokens`` tokens, but at most a quarter of the free
-    memory. Raises ModelError if that is less than one block.
+    Batched if the model supports it, or has a method ``new_runner(memory)``; otherwise sequences run one at a time, and
+    ``Runner.unbatched_reason`` gives the reason. memory: bytes for the KV cache; by default enough for ``tokens``
+    tokens, but at most a quarter of the free memory. Raises ModelError if that is less than one block.
     """
     token_bytes = bytes_per_token(model)
     if memory is None:
-        memory = _default_memory(model, token_bytes * tokens)
+        memory = _default_memory(model, token_bytes * min(tokens, getattr(model, "default_tokens", tokens)))
+    if hasattr(model, "new_runner"):
+        return model.new_runner(memory)  # type: ignore[no-any-return]
     if isinstance(model, Llama):
         return BatchedLlama(model, memory)
     if not isinstance(model, TransformersModel):

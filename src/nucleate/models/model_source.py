@@ -6,12 +6,17 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nucleate.models.generation_config import FILE, recommended, recommended_values
+from nucleate.models.gguf.gguf_file import find_gguf
 from nucleate.models.loader import adopt, check_options, is_in_memory, load, resolve
 from nucleate.models.model_config import read_config
 from nucleate.models.protocol import Model
+from nucleate.parameters.parameter import ParameterError
+
+if TYPE_CHECKING:
+    from nucleate.models.gguf.gguf_source import GgufSource
 
 
 @dataclass(frozen=True)
@@ -24,12 +29,27 @@ class ModelSource:
 
     @classmethod
     def find(
-        cls, model: str | os.PathLike[str] | Any | None, *, device: str, dtype: str, runtime: str, revision: str | None
-    ) -> ModelSource:
-        """Find a model: None, a folder, a Hugging Face id (downloaded when not cached), or an object.
+        cls,
+        model: str | os.PathLike[str] | Any | None,
+        *,
+        device: str,
+        dtype: str,
+        runtime: str,
+        revision: str | None,
+        gguf_options: Any = None,
+    ) -> ModelSource | GgufSource:
+        """Find a model: None, a folder, a Hugging Face id (downloaded when not cached), a GGUF model, or an object.
 
         Raises ModelError, ParameterError.
         """
+        if not is_in_memory(model) and model is not None:
+            path = find_gguf(model, revision)
+            if path is not None:
+                from nucleate.models.gguf.gguf_source import GgufSource
+
+                return GgufSource.of(path, gguf_options, device=device, dtype=dtype, runtime=runtime)
+        if gguf_options is not None:
+            raise ParameterError("gguf_options", "gguf_options needs a GGUF model")
         if is_in_memory(model):
             options = {"device": device, "dtype": dtype, "runtime": runtime, "revision": revision}
             return cls(lambda: adopt(model, **options), None, model)

@@ -94,9 +94,14 @@ class Runner(Protocol):
     def forward(self, inputs: Sequence[ModelInput]) -> Any:
         """Compute inputs of different sequences. Returns the requested logits [L, V], input by input (NumPy or torch).
 
+        They may be overwritten by the next call.
         Positions may be computed again, which replaces their keys and values. If it raises, no input counts as
         computed, and each may be retried.
         """
+
+    @property
+    def max_sequences(self) -> int:
+        """The maximum number of sequences at a time. A runner without the attribute has no limit."""
 
     @property
     def tree_attention(self) -> bool:

@@ -87,6 +87,16 @@ class Tokenizer:
         """The highest id plus one, added tokens included. A model may have more logits."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
+    @property
+    def base_vocab_size(self) -> int:
+        """The number of tokens without added ones."""
+        return self.backend.get_vocab_size(with_added_tokens=False)
+
+    @property
+    def added_ids(self) -> list[int]:
+        """The ids of added tokens, ascending."""
+        return sorted(self.backend.get_added_tokens_decoder())
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of ``text``. ``add_special_tokens`` adds the special tokens around a text, such as BOS.
 
@@ -101,12 +111,15 @@ class Tokenizer:
                 "prompt", f"text is not valid Unicode: {error.reason} at character {error.start}"
             ) from None
         try:
-            if len(text) > _LONG:
-                encode = without_panics(self.backend.encode_batch_fast)
-                return encode([text], add_special_tokens=add_special_tokens)[0].ids
-            return without_panics(self.backend.encode)(text, add_special_tokens=add_special_tokens).ids
+            return self._encode(text, add_special_tokens)
         except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
             raise ParameterError("prompt", f"the tokenizer cannot encode the text: {error}") from None
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if len(text) > _LONG:
+            encode = without_panics(self.backend.encode_batch_fast)
+            return encode([text], add_special_tokens=add_special_tokens)[0].ids
+        return without_panics(self.backend.encode)(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of ``ids``. Raises ValueError for an id that is not in the vocabulary, or if the decoder fails."""
@@ -115,7 +128,13 @@ class Tokenizer:
         for token_id in ids:
             if token_id not in known and not self.is_padding(token_id):
                 raise self.unknown_id(token_id)
+        return self._decode(ids, skip_special_tokens)
+
+    def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
         return without_panics(self.backend.decode)(ids, skip_special_tokens=skip_special_tokens)
+
+    def _decode_each(self, ids: list[int]) -> list[str]:
+        return without_panics(self.backend.decode_batch)([[token] for token in ids], skip_special_tokens=False)
 
     def spellings(self, word: str) -> list[tuple[int, ...]]:
         """The ids of a word, at the start of a text and after a space, without those that end with another of them."""
@@ -133,8 +152,7 @@ class Tokenizer:
     @cached_property
     def _texts(self) -> dict[int, str]:
         ids = sorted(self.pieces.tokens)
-        texts = without_panics(self.backend.decode_batch)([[token] for token in ids], skip_special_tokens=False)
-        return dict(zip(ids, texts, strict=True))
+        return dict(zip(ids, self._decode_each(ids), strict=True))
 
     def is_padding(self, token_id: int) -> bool:
         """Whether an id of the model is not a token of the vocabulary. Its text is empty."""

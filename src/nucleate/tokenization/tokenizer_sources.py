@@ -51,10 +51,10 @@ def fit_to_model(tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset
     if eos_token_ids is None:
         return []
     tokenizer.eos_token_ids |= eos_token_ids
-    size = tokenizer.backend.get_vocab_size(with_added_tokens=False)
+    size = tokenizer.base_vocab_size
     if size > vocab_size:
         raise ValueError(f"it has {size} tokens, but the model has {vocab_size} logits: it belongs to another model")
-    return sorted(token for token in tokenizer.backend.get_added_tokens_decoder() if token >= vocab_size)
+    return [token for token in tokenizer.added_ids if token >= vocab_size]
 
 
 def _written(write: Write, source: Any) -> Tokenizer:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nucleate.models.loader import adopt, is_in_memory, resolve, runner_of
-from nucleate.models.loader import load as load_model
+from nucleate.models.loader import has_other_tokens, runner_of
+from nucleate.models.model_source import ModelSource
 from nucleate.models.protocol import Model, ModelError
 from nucleate.models.runner import BLOCK
 from nucleate.models.transformers.transformers_model import TransformersModel
@@ -52,15 +52,17 @@ def load(name: str, model: object, tree_width: int = 1) -> Proposer:
 
 
 def load_draft_model(given: Any, target: Model) -> Callable[[], Proposer]:
-    """A draft model that the caller gives: a folder, a Hugging Face id, or a model in memory.
+    """A draft model that the caller gives: a folder, a Hugging Face id, a GGUF model, or a model in memory.
 
     Returns a function that makes a proposer for an engine. Raises ModelError for a model with another vocabulary, or
     one that cannot run batched; ParameterError.
     """
-    model = adopt(given) if is_in_memory(given) else load_model(resolve(given))
+    model = ModelSource.find(given, device="auto", dtype="auto", runtime="auto", revision=None).load()
     if model.vocab_size != target.vocab_size:
         sizes = f"{model.vocab_size} tokens instead of {target.vocab_size}"
         raise ModelError(f"the draft model must have the vocabulary of the model, but has {sizes}")
+    if has_other_tokens(model, target):
+        raise ModelError("the draft model must have the vocabulary of the model, but has other tokens")
     memory = max(KV_CACHE_BYTES, 64 * BLOCK * getattr(model, "token_bytes", 0))
 
     def new_proposer() -> Proposer:

@@ -1,0 +1,117 @@
+"""Print what is inside a model: architecture, size, context length, tokenizer, sampling defaults.
+
+Weights are not loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nucleate.cli.argument_parser import UsageError
+
+USAGE = "[OPTIONS] [MODEL]"
+MAX_VALUE = 100  # characters of a metadata value
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    text = "GGUF file, owner/name:QUANTISATION, model folder or Hugging Face id (default: bundled)."
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
+    parser.add_argument("--metadata", action="store_true", help="Print all key-value pairs of a GGUF file.")
+    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from nucleate.models.gguf.gguf_file import find_gguf
+    from nucleate.models.loader import resolve
+
+    path = None if arguments.model is None else find_gguf(arguments.model)
+    if path is None and arguments.metadata:
+        raise UsageError("--metadata needs a GGUF model")
+    facts = (
+        _gguf_facts(path, metadata=arguments.metadata) if path is not None else _folder_facts(resolve(arguments.model))
+    )
+    if arguments.json:
+        print(json.dumps(facts, ensure_ascii=False))
+        return 0
+    metadata = facts.pop("metadata", {})
+    for table in (facts, metadata):
+        _print_table(table)
+    return 0
+
+
+def _print_table(table: Mapping[str, Any]) -> None:
+    width = max(map(len, table), default=0)
+    for name, value in table.items():
+        text = " ".join(str(value).split())
+        print(f"{name.replace('_', ' ') if '.' not in name else name:<{width}}  {_shortened(text)}")
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
+
+
+def _gguf_facts(path: Path, *, metadata: bool) -> dict[str, Any]:
+    from nucleate.models.gguf.gguf_model import GgufModel
+    from nucleate.models.gguf.gguf_options import GgufOptions
+    from nucleate.models.gguf.gguf_source import recommended
+
+    model = GgufModel(path, GgufOptions(n_gpu_layers=0), vocab_only=True)
+    vocabulary = model.vocabulary
+    facts: dict[str, Any] = {
+        "file": str(path),
+        "architecture": model.architecture,
+        "name": model.metadata.get("general.name", "none"),
+        "weights": f"{model.file_type}, {_count(model.num_parameters)} parameters, {_bytes(model.size)}",
+        "layers": model.num_layers,
+        "context_length": model.context_length,
+        "kv_cache": f"{_bytes(model.token_bytes)} per token at f16",
+        "state": "recurrent" if model.recurrent else "KV cache",
+        "tokenizer": f"{model.metadata.get('tokenizer.ggml.model', 'none')}, {model.vocab_size} tokens",
+        "special_tokens": ", ".join(f"{role}={text}" for role, text in vocabulary.special_tokens.items()) or "none",
+        "ends": ", ".join(vocabulary.texts[token] for token in sorted(vocabulary.eos_token_ids)) or "none",
+        "chat_template": f"{len(model.chat_template)} characters" if model.chat_template else "none",
+        "sampling": _sampling(recommended(model.metadata)),
+    }
+    return {**facts, "metadata": dict(model.metadata)} if metadata else facts
+
+
+def _folder_facts(folder: Path) -> dict[str, Any]:
+    from nucleate.models.generation_config import recommended
+    from nucleate.models.model_config import read_config
+    from nucleate.tokenization.tokenizer import Tokenizer
+
+    config = read_config(folder / "config.json")
+    text = config.get("text_config", config)
+    size = sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))
+    facts: dict[str, Any] = {
+        "folder": str(folder),
+        "architecture": config.get("model_type", "unknown"),
+        "weights": f"{text.get('dtype', text.get('torch_dtype', 'unknown'))}, {_bytes(size)}",
+        "layers": text.get("num_hidden_layers", "unknown"),
+        "context_length": text.get("max_position_embeddings", "unknown"),
+    }
+    if (folder / "tokenizer.json").is_file():
+        tokenizer = Tokenizer(folder)
+        facts["tokenizer"] = f"{tokenizer.vocab_size} tokens"
+        facts["special_tokens"] = ", ".join(f"{role}={one}" for role, one in tokenizer.special_tokens.items()) or "none"
+        facts["chat_template"] = f"{len(tokenizer.chat_template)} characters" if tokenizer.chat_template else "none"
+    return {**facts, "sampling": _sampling(recommended(folder))}
+
+
+def _sampling(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items()) or "none"
+
+
+def _count(number: int) -> str:
+    power = min(int(math.log10(max(number, 1))) // 3, 4)
+    return f"{number / 1000**power:.3g}{['', ' thousand', ' million', ' billion', ' trillion'][power]}"
+
+
+def _bytes(number: int) -> str:
+    power = min(int(math.log2(max(number, 1))) // 10, 4)
+    return f"{number / 1024**power:.3g} {['bytes', 'KiB', 'MiB', 'GiB', 'TiB'][power]}"

@@ -1,0 +1,130 @@
+"""Finds the file of a GGUF model: a path, a folder, or a quantisation in a repository of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from nucleate.models.protocol import ModelError
+from nucleate.parameters.converters import shown
+from nucleate.parameters.parameter import ParameterError
+
+MAGIC = b"GGUF"
+_SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_HUB_FILE = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+):(?P<quantisation>[\w.-]+)")
+
+
+def find_gguf(model: str | os.PathLike[str], revision: str | None = None) -> Path | None:
+    """The file of a model, the first one if it is split; None if the model is not a GGUF model.
+
+    model: a file, a folder with one GGUF model and no config.json, or ``owner/name:Q4_K_M`` on the Hugging Face hub.
+    revision: of a hub repository. Raises ModelError, ParameterError.
+    """
+    name = os.fspath(model)
+    path = Path(name).expanduser()
+    local = path.suffix == ".gguf" or path.is_dir()
+    if not local and (match := _HUB_FILE.fullmatch(name)) and not path.exists():
+        return _downloaded(match["repository"], match["quantisation"], revision)
+    if path.suffix == ".gguf" and not path.is_dir():
+        found: Path | None = _checked(path)
+    else:
+        found = None if (path / "config.json").is_file() else _in_folder(path)
+    if found is not None and revision is not None:
+        raise ParameterError(
+            "revision", f"revision needs a Hugging Face id, but model is a file; got {shown(revision)}"
+        )
+    return found
+
+
+def _in_folder(folder: Path) -> Path | None:
+    """The only GGUF model of a folder; None if there is none."""
+    found = _models(str(one) for one in folder.glob("*.gguf")) if folder.is_dir() else []
+    if len(found) > 1:
+        names = ", ".join(Path(one).name for one in found[:8])
+        raise ModelError(f"{folder} has several GGUF models; choose a file: {names}")
+    return _checked(Path(found[0])) if found else None
+
+
+def _models(names: object) -> list[str]:
+    """Files of models, the first one of each split model, without the vision parts that llama.cpp calls mmproj."""
+    found = []
+    for name in sorted(names):  # type: ignore[call-overload]
+        match = _SPLIT.search(name)
+        if (match is None or int(match[1]) == 1) and not Path(name).name.startswith("mmproj"):
+            found.append(name)
+    return found
+
+
+def _checked(path: Path) -> Path:
+    """The first file of a model. Raises ModelError if a file is missing, or is not a GGUF file."""
+    match = _SPLIT.search(path.name)
+    files = [path]
+    if match is not None:
+        stem, count = path.name[: match.start()], int(match[2])
+        files = [path.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    for file in files:
+        if not file.is_file():
+            raise ModelError(f"there is no file {file}")
+        try:
+            with file.open("rb") as opened:
+                start = opened.read(len(MAGIC))
+        except OSError as error:
+            raise ModelError(f"cannot read {file}: {error.strerror}") from error
+        if start != MAGIC:
+            raise ModelError(f"{file} is not a GGUF file")
+    return files[0]
+
+
+def _downloaded(repository: str, quantisation: str, revision: str | None) -> Path:
+    """The file of a quantisation in a hub repository, downloaded unless it is cached."""
+    import huggingface_hub
+
+    try:
+        listed = huggingface_hub.HfApi().list_repo_files(repository, revision=revision)
+    except Exception as error:  # noqa: BLE001  # the hub's client raises errors of many libraries
+        return _cached(repository, quantisation, revision, error)
+    matching = _matching(listed, quantisation)
+    if not matching:
+        available = [Path(one).name for one in _models(one for one in listed if one.endswith(".gguf"))]
+        has = f"it has {', '.join(available[:20])}" if available else "it has no GGUF files"
+        raise ModelError(f"{repository} has no GGUF model {quantisation!r}; {has}")
+    parts = [one for one in listed if one == matching[0] or _same_model(one, matching[0])]
+    try:
+        folder = huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=parts)
+    except Exception as error:
+        raise ModelError(f"the download of {repository}:{quantisation} failed: {_line(error)}") from error
+    return _checked(Path(folder) / matching[0])
+
+
+def _cached(repository: str, quantisation: str, revision: str | None, cause: Exception) -> Path:
+    """The file in the local cache, if the hub cannot be reached."""
+    import huggingface_hub
+
+    try:
+        folder = Path(huggingface_hub.snapshot_download(repository, revision=revision, local_files_only=True))
+        matching = _matching([str(one.relative_to(folder)) for one in folder.rglob("*.gguf")], quantisation)
+    except Exception:  # noqa: BLE001  # as above
+        matching = []
+    if not matching:
+        at = "" if revision is None else f" at revision {revision!r:.80}"
+        raise ModelError(
+            f"{repository}:{quantisation} is not cached, and the hub{at} failed: {_line(cause)}"
+        ) from cause
+    return _checked(folder / matching[0])
+
+
+def _matching(names: list[str], quantisation: str) -> list[str]:
+    """The models among files whose name ends with a quantisation, such as ``Qwen3-0.6B-Q4_K_M.gguf``."""
+    end = re.compile(rf"(^|[-._/]){re.escape(quantisation)}(-\d{{5}}-of-\d{{5}})?\.gguf$", re.IGNORECASE)
+    return _models(name for name in names if end.search(name))
+
+
+def _same_model(name: str, first: str) -> bool:
+    """Whether a file is a part of the split model that starts with another one."""
+    one, other = _SPLIT.search(name), _SPLIT.search(first)
+    return one is not None and other is not None and name[: one.start()] == first[: other.start()]
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

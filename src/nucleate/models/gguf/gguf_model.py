@@ -1,0 +1,190 @@
+"""A GGUF model, loaded by llama.cpp, and what its file says about it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.models.gguf.batched_gguf import BatchedGguf
+from nucleate.models.gguf.gguf_options import CACHE_TYPES, DEFAULT_OPTIONS, GgufOptions
+from nucleate.models.gguf.gguf_vocabulary import GgufVocabulary
+from nucleate.models.gguf.llama_library import collected_errors, llama_cpp, reason
+from nucleate.models.protocol import ModelError
+from nucleate.models.runner import ModelInput
+
+CONTEXT_TOKENS = 1 << 13
+"""The maximum length of a ``DecodingContext``; the engine has no such limit."""
+DEFAULT_TOKENS = 1 << 15
+"""The default size of the KV cache, unless one sequence needs more."""
+
+
+class GgufModel:
+    """A model in a GGUF file; see ``Model``. path: the file, or the first one of a split model.
+
+    vocab_only: load no weights. Raises ModelError with a reason for a file that llama.cpp cannot load, and for models
+    that do not generate text token by token.
+    """
+
+    def __init__(self, path: Path, options: GgufOptions = DEFAULT_OPTIONS, *, vocab_only: bool = False) -> None:
+        self.path, self.options = path, options
+        lib = self._lib = llama_cpp()
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers, params.vocab_only = options.n_gpu_layers, vocab_only
+        with collected_errors() as errors:
+            self.pointer = lib.llama_model_load_from_file(os.fsencode(path), params)
+        if not self.pointer:
+            raise ModelError(f"llama.cpp cannot load {path}: {reason(errors, 'no memory')}")
+        weakref.finalize(self, lib.llama_model_free, self.pointer)
+        self.vocabulary = GgufVocabulary(lib, lib.llama_model_get_vocab(self.pointer))
+        self.vocab_size = self.vocabulary.size or int(self.metadata.get(f"{self.architecture}.vocab_size", 0))
+        self.context_length = self._largest("context_length", 1)
+        if not vocab_only:
+            self._check()
+
+    def _check(self) -> None:
+        lib, kind = self._lib, None
+        if lib.llama_model_has_encoder(self.pointer) or not lib.llama_model_has_decoder(self.pointer):
+            kind = "an encoder"
+        elif lib.llama_model_is_diffusion(self.pointer):
+            kind = "a diffusion model"
+        if kind is not None:
+            raise ModelError(f"{self.path} does not generate text token by token: {self.architecture} is {kind}")
+
+    @property
+    def runtime(self) -> str:
+        """See ``Model.runtime``."""
+        return f"llama.cpp {'gpu' if self.uses_gpu else 'cpu'} {self.file_type}"
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether layers are on a GPU, if there is one."""
+        return bool(self.options.n_gpu_layers and self._lib.llama_supports_gpu_offload())
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether the cache is a state that cannot be cut or shared in part, in some layers at least."""
+        lib = self._lib
+        return bool(lib.llama_model_is_recurrent(self.pointer) or lib.llama_model_is_hybrid(self.pointer))
+
+    @cached_property
+    def metadata(self) -> Mapping[str, str]:
+        """The key-value pairs of the file, as llama.cpp writes them; long arrays are shortened."""
+        lib = self._lib
+        return {
+            _text(lib.llama_model_meta_key_by_index, self.pointer, index): _text(
+                lib.llama_model_meta_val_str_by_index, self.pointer, index
+            )
+            for index in range(lib.llama_model_meta_count(self.pointer))
+        }
+
+    @property
+    def architecture(self) -> str:
+        """Such as "llama"."""
+        return self.metadata.get("general.architecture", "")
+
+    @property
+    def file_type(self) -> str:
+        """The type of most weights, such as "Q4_K - Medium"."""
+        number = self.metadata.get("general.file_type", "")
+        name = self._lib.llama_ftype_name(int(number)) if number.isdecimal() else None
+        return name.decode().removeprefix("all ") if name else "unknown"
+
+    @property
+    def description(self) -> str:
+        """Architecture, size and type of the weights, in one line."""
+        return _text(self._lib.llama_model_desc, self.pointer)
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of weights."""
+        return int(self._lib.llama_model_n_params(self.pointer))
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers."""
+        return self._largest("block_count", 1)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the weights."""
+        return int(self._lib.llama_model_size(self.pointer))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The Jinja source in the file."""
+        return self.metadata.get("tokenizer.chat_template")
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the KV cache per token: of layers with attention, at most."""
+        options = self.options
+        heads, width = self._largest("attention.head_count", 1), self._largest("embedding_length", 1)
+        kv_heads = self._largest("attention.head_count_kv", heads)
+        sizes = [
+            self._largest(f"attention.{name}_length", width // heads) * CACHE_TYPES[kind][1]
+            for name, kind in (("key", options.cache_type_k), ("value", options.cache_type_v))
+        ]
+        return max(int(self.num_layers * kv_heads * sum(sizes)), 1)
+
+    def _largest(self, key: str, default: int) -> int:
+        """The largest number in a value of the metadata, which may differ by layer."""
+        text = self.metadata.get(f"{self.architecture}.{key}", "").strip("[]")
+        numbers = [int(one) for one in text.split(",") if one.strip().isdecimal()]
+        return max(numbers, default=default) or default
+
+    @property
+    def default_tokens(self) -> int:
+        """The default size of the KV cache in tokens. llama.cpp writes to all of it at the start."""
+        return max(self.context_length, DEFAULT_TOKENS)
+
+    def new_runner(self, memory: int) -> BatchedGguf:
+        """A runner of its own context of llama.cpp, with so many bytes of KV cache. Raises ModelError."""
+        return BatchedGguf(self, memory)
+
+    def begin(self) -> GgufDecodingContext:
+        """See ``Model.begin``."""
+        return GgufDecodingContext(self)
+
+
+class GgufDecodingContext:
+    """One sequence in a KV cache of its own; see ``DecodingContext``."""
+
+    def __init__(self, model: GgufModel) -> None:
+        self._tokens: list[int] = []
+        size = min(model.context_length, CONTEXT_TOKENS)
+        self._runner = BatchedGguf(model, size * model.token_bytes)
+
+    def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """See ``DecodingContext.forward``."""
+        return self._forward(token_ids, 1)[-1]
+
+    def forward_all(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """See ``DecodingContext.forward_all``."""
+        return self._forward(token_ids, len(token_ids))
+
+    def _forward(self, token_ids: Sequence[int], num_logits: int) -> NDArray[np.float32]:
+        tokens, runner = [*self._tokens, *token_ids], self._runner
+        if len(tokens) > runner.blocks * runner.block_size:
+            raise ModelError(f"a single sequence has at most {runner.blocks * runner.block_size} tokens here")
+        blocks = range(-(-len(tokens) // runner.block_size))
+        logits_LV = runner.forward([ModelInput(0, tokens, len(self._tokens), len(tokens), blocks, num_logits)]).copy()
+        self._tokens = tokens
+        return logits_LV
+
+
+def _text(function: Any, *arguments: Any) -> str:
+    """The result of a function of llama.cpp that writes a text to a buffer."""
+    buffer = ctypes.create_string_buffer(1 << 10)
+    length = function(*arguments, buffer, len(buffer))
+    if length >= len(buffer):
+        buffer = ctypes.create_string_buffer(length + 1)
+        function(*arguments, buffer, len(buffer))
+    return buffer.value.decode(errors="replace")

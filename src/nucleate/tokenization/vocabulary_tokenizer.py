@@ -1,0 +1,95 @@
+"""A ``Tokenizer`` over the vocabulary of a model file, such as GGUF, whose tokens are bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from nucleate.tokenization.detokenizer import Detokenizer
+from nucleate.tokenization.token_bytes import Joining, Piece, Pieces
+from nucleate.tokenization.tokenizer import Tokenizer
+
+
+class Vocabulary(Protocol):
+    """A vocabulary with its own tokenizer."""
+
+    size: int
+    texts: Sequence[str]
+    pieces: Sequence[bytes]  #: the bytes that each token adds to a text
+    special_ids: frozenset[int]
+    eos_token_ids: frozenset[int]
+    special_tokens: Mapping[str, str]
+    bos_token_id: int | None
+    strips_first_space: bool  #: the space before the first word of a text is removed
+
+    def tokenize(self, text: str, *, add_special: bool) -> list[int]:
+        """The ids of a text."""
+
+
+@dataclass(frozen=True)
+class BytePieces(Pieces):
+    """Pieces that are given, and not read from a decoder."""
+
+    strips_first_space: bool = False
+
+    def first(self, token_id: int) -> Piece:
+        """See ``Pieces.first``."""
+        piece = self.table[token_id]
+        return piece[1:] if self.strips_first_space and isinstance(piece, str) and piece[:1] == " " else piece
+
+
+class VocabularyTokenizer(Tokenizer):
+    """A tokenizer over a vocabulary. chat_template: the Jinja source in the file."""
+
+    def __init__(self, vocabulary: Vocabulary, chat_template: str | None = None) -> None:
+        self.padded_size, self._containing = 0, {}
+        self._vocabulary = vocabulary
+        self.special_tokens, self.config = vocabulary.special_tokens, {}
+        self.chat_template = chat_template
+        self.bos_token_id, self.eos_token_ids = vocabulary.bos_token_id, vocabulary.eos_token_ids
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """See ``Tokenizer.pieces``."""
+        own = self._vocabulary
+        table = {token: _text_or_bytes(piece) for token, piece in enumerate(own.pieces)}
+        return BytePieces(Joining("utf8"), dict(enumerate(own.texts)), table, "".join, own.strips_first_space)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """See ``Tokenizer.special_ids``."""
+        return self._vocabulary.special_ids
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """See ``Tokenizer.vocab_size``."""
+        return self._vocabulary.size
+
+    @property
+    def base_vocab_size(self) -> int:
+        """See ``Tokenizer.base_vocab_size``."""
+        return self._vocabulary.size
+
+    @property
+    def added_ids(self) -> list[int]:
+        """See ``Tokenizer.added_ids``."""
+        return []
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._vocabulary.tokenize(text, add_special=add_special_tokens)
+
+    def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        detokenizer = Detokenizer(self, (), skip_special_tokens)
+        return "".join([*map(detokenizer.push, ids), detokenizer.close()])
+
+    def _decode_each(self, ids: list[int]) -> list[str]:
+        return [self._decode([token], skip_special_tokens=False) for token in ids]
+
+
+def _text_or_bytes(data: bytes) -> Any:
+    try:
+        return data.decode() or data
+    except UnicodeDecodeError:
+        return data
