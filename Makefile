@@ -100,7 +100,7 @@ bench-structured: .venv/dev
 	$(BIN)/python benchmarks/structured.py --json benchmarks/results/structured.json
 
 bench-gguf: .venv/gguf
-	$(BIN)/python benchmarks/gguf.py --json benchmarks/results/gguf.json
+	$(BIN)/python benchmarks/gguf_models.py --json benchmarks/results/gguf.json
 
 bench-gpu: .venv/dev
 	$(BIN)/python benchmarks/gpu.py --csv benchmarks/results/gpu.csv

@@ -7,6 +7,7 @@ the machine, such as an event loop.
 from __future__ import annotations
 
 import functools
+import os
 from contextlib import AbstractContextManager
 from itertools import pairwise
 
@@ -21,8 +22,15 @@ from nucleate.jit.thread_pool import pool as thread_pool
 Floats = NDArray[np.float32]
 MAX_KERNEL_ROWS = 16
 """Up to this many rows, the kernel is about as fast as BLAS or faster."""
+SPIN_COUNT = "2000"
+"""GOMP_SPINCOUNT for idle threads of torch and llama.cpp; OpenMP's default is a hundred times as high."""
 MULTIPLICATIONS_PER_THREAD = 1 << 25
 """The work that justifies starting another thread."""
+
+
+def limit_spinning() -> None:
+    """Let idle threads of OpenMP sleep early, unless it is loaded: other threads can use the cores."""
+    os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 def matmul(x_TX: Floats, weight_XY: Floats, out_TY: Floats | None = None) -> Floats:

@@ -146,7 +146,8 @@ def test_random_models_equal_transformers(llm: nc.LLM, tmp_path: Path, kind: str
     with torch.no_grad():
         expected = model(torch.tensor([ids])).logits[0].numpy()
     found = other.model.begin().forward_all(ids)
-    assert np.abs(found - expected).max() < 2e-4 * max(np.abs(expected).max(), 1)
+    tolerance = 5e-4 if kind == "gemma2" else 5e-6  # llama.cpp looks GELU up in a table of half precision
+    assert np.abs(found - expected).max() < tolerance * np.abs(expected).max()
     given = [ids[: 5 + 6 * i] for i in range(6)]
     wanted = params(6, temperature=0, max_tokens=40)
     outputs = other.generate(given, wanted)

@@ -35,7 +35,8 @@ class GgufContext:
     def __init__(self, model: GgufModel, size: int, slots: int) -> None:
         lib, options = llama_cpp(), model.options
         params = lib.llama_context_default_params()
-        params.n_ctx, params.n_seq_max, params.n_batch = size, slots, MAX_BATCH
+        params.n_ctx, params.n_batch = size, MAX_BATCH
+        params.n_seq_max = min(slots, size)  # llama.cpp aborts if there are more sequences than tokens
         params.n_threads = params.n_threads_batch = options.threads
         params.type_k, params.type_v = (CACHE_TYPES[one][0] for one in (options.cache_type_k, options.cache_type_v))
         params.flash_attn_type = FLASH_ATTENTION[options.flash_attn]
@@ -49,6 +50,7 @@ class GgufContext:
         self._model = model  # freed after the context
         self._lib, self._context, self._vocab_size = lib, context, model.vocab_size
         self._memory = lib.llama_get_memory(context)
+        self._batch_size = min(lib.llama_n_batch(context), MAX_BATCH)
         self._batch = lib.llama_batch_init(MAX_BATCH, 0, 1)
         self._arrays = [
             np.ctypeslib.as_array(array, (MAX_BATCH,))
@@ -68,10 +70,10 @@ class GgufContext:
 
     def forward(self, tokens: list[Token]) -> NDArray[np.float32]:
         """Compute tokens. Returns the requested logits [L, V], valid until the next call. Raises ModelError."""
-        parts = [self._decode(tokens[i : i + MAX_BATCH]) for i in range(0, len(tokens), MAX_BATCH)]
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate(parts) if parts else np.empty((0, self._vocab_size), np.float32)
+        size = self._batch_size
+        if len(tokens) <= size:
+            return self._decode(tokens) if tokens else np.empty((0, self._vocab_size), np.float32)
+        return np.concatenate([self._decode(tokens[i : i + size]).copy() for i in range(0, len(tokens), size)])
 
     def _decode(self, tokens: list[Token]) -> NDArray[np.float32]:
         count, batch = len(tokens), self._batch

@@ -23,6 +23,7 @@ CACHE_TYPES: Mapping[str, tuple[int, float]] = {
     "iq4_nl": (20, 18 / 32),
 }
 """The types of the KV cache: their number in ggml, and bytes per value."""
+MAX_INT = (1 << 31) - 1
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 
@@ -58,10 +59,10 @@ class GgufOptions:
         ):
             value = getattr(self, name)
             if (value is None and name in ("n_ctx", "n_seq_max", "n_threads")) or (
-                type(value) is int and least <= value < 1 << 31
+                type(value) is int and least <= value <= MAX_INT
             ):
                 continue
-            raise ParameterError(name, f"{name} must be an integer of at least {least}, got {shown(value)}")
+            raise ParameterError(name, f"{name} must be an integer in {least}..{MAX_INT}, got {shown(value)}")
         for name, allowed in (
             ("cache_type_k", CACHE_TYPES),
             ("cache_type_v", CACHE_TYPES),

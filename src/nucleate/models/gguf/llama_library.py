@@ -10,23 +10,23 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+from nucleate.models.matmul import limit_spinning
 from nucleate.models.protocol import ModelError
 
 logger = logging.getLogger("nucleate.llama_cpp")
 
 REQUIREMENT = "GGUF models need llama-cpp-python 0.3.36 or newer: pip install 'nucleate[gguf]'"
-LEVELS = {2: logging.DEBUG, 3: logging.INFO, 4: logging.ERROR}
-"""Levels of ggml: info, warning, error. Its other levels are debug, and the continuation of a line."""
-_CONTINUATION = 5
+_ERROR, _CONTINUATION = 4, 5  # levels of ggml
 
 _errors: deque[str] = deque(maxlen=20)
-_line: list[Any] = [logging.DEBUG, b""]  # the level and the text of the line that is being written
+_line: list[Any] = [0, b""]  # the level and the text of the line that is being written
 _callbacks: list[Any] = []  # ctypes does not keep them alive
 
 
 @cache
 def llama_cpp() -> Any:
     """The module ``llama_cpp.llama_cpp``. Raises ModelError if it is not installed, or too old."""
+    limit_spinning()
     try:
         from llama_cpp import llama_cpp as library
     except ImportError:
@@ -43,7 +43,7 @@ def llama_cpp() -> Any:
 
 @contextmanager
 def collected_errors() -> Iterator[deque[str]]:
-    """The errors that llama.cpp logs in the meantime, for a message. They are logged as debug."""
+    """The errors that llama.cpp logs in the meantime, for a message."""
     _errors.clear()
     yield _errors
 
@@ -57,12 +57,12 @@ def reason(errors: deque[str], default: str) -> str:
 def _log(level: int, text: bytes, _data: Any) -> None:
     """Log whole lines. llama.cpp writes lines in parts."""
     if level != _CONTINUATION:
-        _line[0] = LEVELS.get(level, logging.DEBUG)
+        _line[0] = level
     *lines, _line[1] = (_line[1] + (text or b"")).split(b"\n")
     for line in lines:
         message = line.decode(errors="replace").rstrip()
         if not message:
             continue
-        if _line[0] == logging.ERROR:
+        if _line[0] == _ERROR:
             _errors.append(message)
-        logger.log(min(_line[0], logging.INFO), "%s", message)
+        logger.log(logging.INFO if _line[0] == _ERROR else logging.DEBUG, "%s", message)

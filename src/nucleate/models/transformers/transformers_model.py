@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nucleate.models.free_memory import free
+from nucleate.models.matmul import limit_spinning
 from nucleate.models.protocol import ModelError
 from nucleate.models.stored_weights import quantized_weight
 from nucleate.parameters.converters import one_line
@@ -128,17 +128,13 @@ def _auto_class(config: Any) -> Any:
     raise ModelError(f"Transformers has no language model for the architecture {config.model_type!r}")
 
 
-SPIN_COUNT = "2000"
-"""GOMP_SPINCOUNT for torch's idle threads; OpenMP's default is a hundred times as high."""
-
-
 def import_torch() -> Any:
     """Import torch, or raise ModelError with the install command.
 
     If torch is loaded here, its idle threads sleep early, so that other threads can use the cores.
     """
     if "torch" not in sys.modules:
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+        limit_spinning()
     try:
         import torch
     except ImportError as error:

@@ -1,0 +1,202 @@
+"""Compares the engine on a GGUF model with llama-cpp-python and its server: tokens per second at 1, 8 and 32 sequences.
+
+Run: python benchmarks/gguf_models.py [--model FILE] [--json FILE]
+
+Without --model, a random Llama of 60 million parameters is written as Q8_0: large enough that the forward pass counts as in
+larger models. All contenders run in turn in one process, --rounds times, on the same number of threads, greedy, with outputs
+of the same length; the table has medians. Needs ``make setup-gguf``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nucleate as nc
+from nucleate.engine.request import Request
+
+PROMPT = "Once upon a time there was a little girl who lived in a small house near the forest with her dog."
+TOKENS = 96
+VOCABULARY = 4096
+
+
+def write_model(folder: Path) -> Path:
+    """Write a random Llama with the tokenizer of the embedded model."""
+    import shutil
+
+    import torch
+    import transformers
+
+    from nucleate.models.loader import EMBEDDED
+
+    spec = importlib.util.spec_from_file_location(
+        "write_gguf", Path(__file__).parents[1] / "training" / "write_gguf.py"
+    )
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=768, intermediate_size=2048, num_hidden_layers=8, num_attention_heads=12,
+        num_key_value_heads=4, max_position_embeddings=2048, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED / name, folder / name)
+    module.write(folder, folder / "model.gguf", "q8_0")
+    return folder / "model.gguf"
+
+
+class Engine:
+    """Our engine. fraction: of the time outside llama_decode, in the last run."""
+
+    def __init__(self, model: Path, threads: int, *, unified: bool = True) -> None:
+        self.llm = nc.LLM(model, generation_config="none", gguf_options={"n_threads": threads})
+        self.ids, self.fraction = self.llm.encode(PROMPT), 0.0
+
+    def run(self, count: int, temperature: float = 0.0) -> None:
+        """Answer the prompt so many times at once. No prefix is shared, as with the other contenders."""
+        engine = self.llm.new_engine(max_num_seqs=count, enable_prefix_caching=False, max_num_batched_tokens=512)
+        for seed in range(count):
+            params = nc.SamplingParams(
+                temperature=temperature, top_p=0.95, seed=seed, max_tokens=TOKENS, ignore_eos=True
+            )
+            engine.add(Request(self.ids, params))
+        begin = time.perf_counter()
+        while len(engine):
+            engine.step()
+        self.fraction = 1 - engine._executor.seconds / (time.perf_counter() - begin)  # noqa: SLF001
+
+
+def completion(model: Path, threads: int) -> Callable[[float], None]:
+    """``create_completion`` of llama-cpp-python."""
+    import llama_cpp
+
+    llama = llama_cpp.Llama(str(model), n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
+
+    def run(temperature: float) -> None:
+        llama.reset()
+        bias = dict.fromkeys((0,), -100.0)
+        made = llama.create_completion(PROMPT, max_tokens=TOKENS, temperature=temperature, top_p=0.95, logit_bias=bias)
+        assert made["usage"]["completion_tokens"] == TOKENS, made["usage"]  # type: ignore[index]
+
+    return run
+
+
+def batched(model: Path, threads: int) -> Callable[[int], None]:
+    """The pattern of llama.cpp's example ``batched``: one llama_decode for all sequences, a greedy sampler for each."""
+    from llama_cpp import llama_cpp as lib
+
+    params = lib.llama_model_default_params()
+    loaded = lib.llama_model_load_from_file(str(model).encode(), params)
+    vocab = lib.llama_model_get_vocab(loaded)
+    text = PROMPT.encode()
+    room = (lib.llama_token * 256)()
+    ids = room[: lib.llama_tokenize(vocab, text, len(text), room, 256, True, True)]
+
+    def run(count: int) -> None:
+        settings = lib.llama_context_default_params()
+        settings.n_ctx, settings.n_batch, settings.n_seq_max = count * (len(ids) + TOKENS + 32), 2048, count
+        settings.n_threads = settings.n_threads_batch = threads
+        settings.kv_unified = True
+        context = lib.llama_init_from_model(loaded, settings)
+        samplers = [lib.llama_sampler_init_greedy() for _ in range(count)]
+        batch = lib.llama_batch_init(2048, 0, 1)
+
+        def add(token: int, position: int, sequence: int, *, logits: bool) -> None:
+            i = batch.n_tokens
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, position, 1, logits
+            batch.seq_id[i][0] = sequence
+            batch.n_tokens = i + 1
+
+        batch.n_tokens = 0
+        for sequence in range(count):
+            for position, token in enumerate(ids):
+                add(token, position, sequence, logits=position == len(ids) - 1)
+        assert not lib.llama_decode(context, batch)
+        rows = [(sequence + 1) * len(ids) - 1 for sequence in range(count)]
+        for step in range(TOKENS):
+            tokens = [lib.llama_sampler_sample(one, context, row) for one, row in zip(samplers, rows, strict=True)]
+            for token in tokens:
+                piece = ctypes.create_string_buffer(32)
+                lib.llama_token_to_piece(vocab, token, piece, 32, 0, True)
+            if step == TOKENS - 1:
+                break
+            batch.n_tokens, rows = 0, list(range(count))
+            for sequence, token in enumerate(tokens):
+                add(token, len(ids) + step, sequence, logits=True)
+            assert not lib.llama_decode(context, batch)
+        lib.llama_batch_free(batch)
+        for one in samplers:
+            lib.llama_sampler_free(one)
+        lib.llama_free(context)
+
+    return run
+
+
+def seconds(run: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def measure(model: Path, threads: int, rounds: int, counts: list[int]) -> dict[str, Any]:
+    """Tokens per second of each contender by the number of sequences, and the share outside llama_decode."""
+    ours, single, many = Engine(model, threads), completion(model, threads), batched(model, threads)
+    result: dict[str, Any] = {}
+    for count in counts:
+        times: dict[str, list[float]] = {}
+        fractions: dict[str, list[float]] = {}
+        contenders: dict[str, Callable[[], None]] = {
+            "nucleate, greedy": lambda count=count: ours.run(count),
+            "nucleate, temperature 0.8, top-p 0.95": lambda count=count: ours.run(count, 0.8),
+            "llama.cpp, batched pattern, greedy": lambda count=count: many(count),
+        }
+        if count == 1:
+            contenders["llama-cpp-python, create_completion, greedy"] = lambda: single(0.0)
+            contenders["llama-cpp-python, create_completion, temperature 0.8"] = lambda: single(0.8)
+        for run in contenders.values():
+            run()
+        for _ in range(rounds):
+            for name, run in contenders.items():
+                times.setdefault(name, []).append(seconds(run))
+                if name.startswith("nucleate"):
+                    fractions.setdefault(name, []).append(ours.fraction)
+        for name, measured in times.items():
+            entry = result.setdefault(name, {})[str(count)] = {
+                "tokens_per_second": round(count * TOKENS / statistics.median(measured), 1)
+            }
+            if name in fractions:
+                entry["outside_llama_decode"] = round(statistics.median(fractions[name]), 4)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--counts", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = given.model or write_model(Path(folder))
+        result = measure(model, given.threads, given.rounds, given.counts)
+    for name, by_count in result.items():
+        cells = "  ".join(f"{count}: {one['tokens_per_second']:7.1f}" for count, one in by_count.items())
+        shares = "  ".join(f"{one['outside_llama_decode']:.1%}" for one in by_count.values() if len(one) > 1)
+        print(f"{name:<55} {cells}  {shares}")
+    if given.json:
+        given.json.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
