@@ -2,9 +2,9 @@
 
 Run: python benchmarks/gguf_models.py [--model FILE] [--json FILE]
 
-Without --model, a random Llama of 60 million parameters is written as Q8_0: large enough that the forward pass counts as in
-larger models. All contenders run in turn in one process, --rounds times, on the same number of threads, greedy, with outputs
-of the same length; the table has medians. Needs ``make setup-gguf``.
+Without --model, a random Llama of 60 million parameters is written as Q8_0: large enough that the forward pass counts
+as in larger models. All contenders run in turn in one process, --rounds times, on the same number of threads, with
+outputs of the same length; the table has medians. Needs ``make setup-gguf``.
 """
 
 from __future__ import annotations
@@ -55,10 +55,16 @@ def write_model(folder: Path) -> Path:
     return folder / "model.gguf"
 
 
+def check(condition: bool) -> None:
+    """Raise RuntimeError if a contender did not do its work."""
+    if not condition:
+        raise RuntimeError("a contender failed")
+
+
 class Engine:
     """Our engine. fraction: of the time outside llama_decode, in the last run."""
 
-    def __init__(self, model: Path, threads: int, *, unified: bool = True) -> None:
+    def __init__(self, model: Path, threads: int) -> None:
         self.llm = nc.LLM(model, generation_config="none", gguf_options={"n_threads": threads})
         self.ids, self.fraction = self.llm.encode(PROMPT), 0.0
 
@@ -86,7 +92,7 @@ def completion(model: Path, threads: int) -> Callable[[float], None]:
         llama.reset()
         bias = dict.fromkeys((0,), -100.0)
         made = llama.create_completion(PROMPT, max_tokens=TOKENS, temperature=temperature, top_p=0.95, logit_bias=bias)
-        assert made["usage"]["completion_tokens"] == TOKENS, made["usage"]  # type: ignore[index]
+        check(made["usage"]["completion_tokens"] == TOKENS)  # type: ignore[index]
 
     return run
 
@@ -121,7 +127,7 @@ def batched(model: Path, threads: int) -> Callable[[int], None]:
         for sequence in range(count):
             for position, token in enumerate(ids):
                 add(token, position, sequence, logits=position == len(ids) - 1)
-        assert not lib.llama_decode(context, batch)
+        check(not lib.llama_decode(context, batch))
         rows = [(sequence + 1) * len(ids) - 1 for sequence in range(count)]
         for step in range(TOKENS):
             tokens = [lib.llama_sampler_sample(one, context, row) for one, row in zip(samplers, rows, strict=True)]
@@ -133,7 +139,7 @@ def batched(model: Path, threads: int) -> Callable[[int], None]:
             batch.n_tokens, rows = 0, list(range(count))
             for sequence, token in enumerate(tokens):
                 add(token, len(ids) + step, sequence, logits=True)
-            assert not lib.llama_decode(context, batch)
+            check(not lib.llama_decode(context, batch))
         lib.llama_batch_free(batch)
         for one in samplers:
             lib.llama_sampler_free(one)

@@ -140,8 +140,11 @@ class ModelExecutor:
 
 def _copied(result: ForwardOutput) -> ForwardOutput:
     """The result with arrays of its own: the next forward pass may overwrite those of the runner."""
-    arrays = {name: value.copy() for name, value in result._asdict().items() if isinstance(value, np.ndarray)}
-    return result._replace(**arrays)
+    logits, states, others = [
+        value.copy() if isinstance(value, np.ndarray) else value
+        for value in (result.logits, result.hidden_states, result.companion_logits)
+    ]
+    return result._replace(logits=logits, hidden_states=states, companion_logits=others)
 
 
 def on_companion_model(one: ScheduledSequence) -> bool:

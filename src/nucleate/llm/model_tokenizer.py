@@ -23,8 +23,8 @@ def model_tokenizer(given: Any, source: ModelSource | GgufSource, model: Model) 
     """The tokenizer of a model, see ``LLM``. Raises ModelError, ParameterError."""
     if given is not None:
         tokenizer = given_tokenizer(given)
-    elif hasattr(model, "vocabulary"):
-        tokenizer = VocabularyTokenizer(model.vocabulary, model.chat_template)
+    elif (vocabulary := getattr(model, "vocabulary", None)) is not None:
+        tokenizer = VocabularyTokenizer(vocabulary, getattr(model, "chat_template", None))
     else:
         tokenizer = given_tokenizer(source.folder)
     try:

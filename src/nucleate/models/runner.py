@@ -54,7 +54,10 @@ class Move(NamedTuple):
 
 
 class Runner(Protocol):
-    """A causal language model that computes many sequences at once."""
+    """A causal language model that computes many sequences at once.
+
+    An optional attribute ``max_sequences`` limits how many.
+    """
 
     @property
     def vocab_size(self) -> int:
@@ -98,10 +101,6 @@ class Runner(Protocol):
         Positions may be computed again, which replaces their keys and values. If it raises, no input counts as
         computed, and each may be retried.
         """
-
-    @property
-    def max_sequences(self) -> int:
-        """The maximum number of sequences at a time. A runner without the attribute has no limit."""
 
     @property
     def tree_attention(self) -> bool:

@@ -164,7 +164,8 @@ class GgufDecodingContext:
 
     def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """See ``DecodingContext.forward``."""
-        return self._forward(token_ids, 1)[-1]
+        last_V: NDArray[np.float32] = self._forward(token_ids, 1)[-1]
+        return last_V
 
     def forward_all(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """See ``DecodingContext.forward_all``."""
@@ -175,7 +176,9 @@ class GgufDecodingContext:
         if len(tokens) > runner.blocks * runner.block_size:
             raise ModelError(f"a single sequence has at most {runner.blocks * runner.block_size} tokens here")
         blocks = range(-(-len(tokens) // runner.block_size))
-        logits_LV = runner.forward([ModelInput(0, tokens, len(self._tokens), len(tokens), blocks, num_logits)]).copy()
+        logits_LV = runner.forward(
+            [ModelInput(0, tokens, len(self._tokens), len(tokens), blocks, num_logits)]
+        ).copy()
         self._tokens = tokens
         return logits_LV
 
