@@ -68,8 +68,11 @@ class Engine:
         self.llm = nc.LLM(model, generation_config="none", gguf_options={"n_threads": threads})
         self.ids, self.fraction = self.llm.encode(PROMPT), 0.0
 
-    def run(self, count: int, temperature: float = 0.0) -> None:
-        """Answer the prompt so many times at once. No prefix is shared, as with the other contenders."""
+    def run(self, count: int, temperature: float = 0.0) -> float:
+        """Answer the prompt so many times at once; returns the seconds, as all contenders do.
+
+        No prefix is shared, as with the other contenders. The KV cache is allocated before.
+        """
         engine = self.llm.new_engine(max_num_seqs=count, enable_prefix_caching=False, max_num_batched_tokens=512)
         for seed in range(count):
             params = nc.SamplingParams(
@@ -79,25 +82,30 @@ class Engine:
         begin = time.perf_counter()
         while len(engine):
             engine.step()
-        self.fraction = 1 - engine._executor.seconds / (time.perf_counter() - begin)  # noqa: SLF001
+        elapsed = time.perf_counter() - begin
+        self.fraction = 1 - engine._executor.seconds / elapsed  # noqa: SLF001
+        return elapsed
 
 
-def completion(model: Path, threads: int) -> Callable[[float], None]:
+def completion(model: Path, threads: int) -> Callable[[float], float]:
     """``create_completion`` of llama-cpp-python."""
     import llama_cpp
 
     llama = llama_cpp.Llama(str(model), n_ctx=2048, n_threads=threads, n_threads_batch=threads, verbose=False)
 
-    def run(temperature: float) -> None:
+    def run(temperature: float) -> float:
         llama.reset()
+        begin = time.perf_counter()
         bias = dict.fromkeys((0,), -100.0)
         made = llama.create_completion(PROMPT, max_tokens=TOKENS, temperature=temperature, top_p=0.95, logit_bias=bias)
+        elapsed = time.perf_counter() - begin
         check(made["usage"]["completion_tokens"] == TOKENS)  # type: ignore[index]
+        return elapsed
 
     return run
 
 
-def batched(model: Path, threads: int) -> Callable[[int], None]:
+def batched(model: Path, threads: int) -> Callable[[int], float]:
     """The pattern of llama.cpp's example ``batched``: one llama_decode for all sequences, a greedy sampler for each."""
     from llama_cpp import llama_cpp as lib
 
@@ -108,7 +116,7 @@ def batched(model: Path, threads: int) -> Callable[[int], None]:
     room = (lib.llama_token * 256)()
     ids = room[: lib.llama_tokenize(vocab, text, len(text), room, 256, True, True)]
 
-    def run(count: int) -> None:
+    def run(count: int) -> float:
         settings = lib.llama_context_default_params()
         settings.n_ctx, settings.n_batch, settings.n_seq_max = count * (len(ids) + TOKENS + 32), 2048, count
         settings.n_threads = settings.n_threads_batch = threads
@@ -123,6 +131,7 @@ def batched(model: Path, threads: int) -> Callable[[int], None]:
             batch.seq_id[i][0] = sequence
             batch.n_tokens = i + 1
 
+        begin = time.perf_counter()
         batch.n_tokens = 0
         for sequence in range(count):
             for position, token in enumerate(ids):
@@ -140,18 +149,14 @@ def batched(model: Path, threads: int) -> Callable[[int], None]:
             for sequence, token in enumerate(tokens):
                 add(token, len(ids) + step, sequence, logits=True)
             check(not lib.llama_decode(context, batch))
+        elapsed = time.perf_counter() - begin
         lib.llama_batch_free(batch)
         for one in samplers:
             lib.llama_sampler_free(one)
         lib.llama_free(context)
+        return elapsed
 
     return run
-
-
-def seconds(run: Callable[[], None]) -> float:
-    begin = time.perf_counter()
-    run()
-    return time.perf_counter() - begin
 
 
 def measure(model: Path, threads: int, rounds: int, counts: list[int]) -> dict[str, Any]:
@@ -161,7 +166,7 @@ def measure(model: Path, threads: int, rounds: int, counts: list[int]) -> dict[s
     for count in counts:
         times: dict[str, list[float]] = {}
         fractions: dict[str, list[float]] = {}
-        contenders: dict[str, Callable[[], None]] = {
+        contenders: dict[str, Callable[[], float]] = {
             "nucleate, greedy": lambda count=count: ours.run(count),
             "nucleate, temperature 0.8, top-p 0.95": lambda count=count: ours.run(count, 0.8),
             "llama.cpp, batched pattern, greedy": lambda count=count: many(count),
@@ -173,7 +178,7 @@ def measure(model: Path, threads: int, rounds: int, counts: list[int]) -> dict[s
             run()
         for _ in range(rounds):
             for name, run in contenders.items():
-                times.setdefault(name, []).append(seconds(run))
+                times.setdefault(name, []).append(run())
                 if name.startswith("nucleate"):
                     fractions.setdefault(name, []).append(ours.fraction)
         for name, measured in times.items():
