@@ -79,11 +79,16 @@ PRESETS = ("canonical", "vllm", "hf", "llama.cpp", "akunu")
 DRAWS = ("gumbel", "categorical", "greedy")
 
 
+EXCLUSIVE = {"mirostat", "mirostat_v1"}
+"""Stages that a request cannot have together."""
+
+
 def bodies(*, quick: bool) -> list[dict[str, Any]]:
     """All stages, selections, pairs and presets with all of their fields. quick: only a few of the pairs."""
     alone = [dict(fields) for fields in STAGES.values()]
     draws = [{"draw": draw} for draw in DRAWS]
-    pairs = [{**one, **other} for one, other in itertools.combinations(STAGES.values(), 2)]
+    combinations = itertools.combinations(STAGES.items(), 2)
+    pairs = [{**one, **other} for (name, one), (also, other) in combinations if {name, also} != EXCLUSIVE]
     orders = [{"order": name, "top_k": 50, "top_p": 0.9, "min_p": 0.02, "logprobs": 3} for name in PRESETS]
     orders += [{"order": "llama.cpp", "typical_p": 0.9, "xtc_probability": 0.3}, {"order": "hf", "eta_cutoff": 0.001}]
     return [*alone, *draws, *orders, *(pairs[::17] if quick else pairs)]
