@@ -34,12 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--threshold must be a number > 0 and < 1, got {arguments.threshold:g}")
     key = read_key(arguments)
     from nucleate.llm.model_tokenizer import given_tokenizer
-    from nucleate.models.loader import resolve
+    from nucleate.models.loader import EMBEDDED
     from nucleate.watermark import detect, read_watermark
 
     watermark = read_watermark(arguments.watermark, key)
     text = read_stdin() if arguments.file == "-" else decode(Path(arguments.file).read_bytes(), arguments.file)
-    ids = given_tokenizer(resolve(arguments.model)).encode(text, add_special_tokens=False)
+    ids = given_tokenizer(arguments.model or EMBEDDED).encode(text, add_special_tokens=False)
     found = detect(ids, key, watermark)
     detected = found.p_value <= arguments.threshold
     if arguments.json:

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from nucleate.jit.kernel_cache import warn_once
+from nucleate.models.gguf.gguf_file import find_gguf
 from nucleate.models.loader import resolve_tokenizer
 from nucleate.models.model_source import ModelSource
 from nucleate.models.protocol import Model, ModelError
@@ -24,7 +25,7 @@ def model_tokenizer(given: Any, source: ModelSource | GgufSource, model: Model) 
     if given is not None:
         tokenizer = given_tokenizer(given)
     elif (vocabulary := getattr(model, "vocabulary", None)) is not None:
-        tokenizer = VocabularyTokenizer(vocabulary, getattr(model, "chat_template", None))
+        tokenizer = VocabularyTokenizer(vocabulary, getattr(model, "chat_template", None), model)
     else:
         tokenizer = given_tokenizer(source.folder)
     try:
@@ -38,7 +39,13 @@ def model_tokenizer(given: Any, source: ModelSource | GgufSource, model: Model) 
 
 def given_tokenizer(given: Any) -> Tokenizer:
     """A tokenizer in any form that ``LLM`` takes. Raises ModelError, ParameterError."""
-    given = resolve_tokenizer(given) if isinstance(given, str | os.PathLike) else given
+    if isinstance(given, str | os.PathLike):
+        if (path := find_gguf(given)) is not None:
+            from nucleate.models.gguf.gguf_model import GgufModel
+
+            model = GgufModel(path, vocab_only=True)
+            return VocabularyTokenizer(model.vocabulary, model.chat_template, model)
+        given = resolve_tokenizer(given)
     try:
         return make_tokenizer(given, convert=convert_tokenizer, save=save_tokenizer)
     except ParameterError:

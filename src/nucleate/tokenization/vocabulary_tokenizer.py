@@ -15,14 +15,37 @@ from nucleate.tokenization.tokenizer import Tokenizer
 class Vocabulary(Protocol):
     """A vocabulary with its own tokenizer."""
 
-    size: int
-    texts: Sequence[str]
-    pieces: Sequence[bytes]  #: the bytes that each token adds to a text
-    special_ids: frozenset[int]
-    eos_token_ids: frozenset[int]
-    special_tokens: Mapping[str, str]
-    bos_token_id: int | None
-    strips_first_space: bool  #: the space before the first word of a text is removed
+    @property
+    def size(self) -> int:
+        """The number of tokens."""
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The token strings."""
+
+    @property
+    def pieces(self) -> Sequence[bytes]:
+        """The bytes that each token adds to a text."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that are left out of texts."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokens that end an output."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """By role."""
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token before a text."""
+
+    @property
+    def strips_first_space(self) -> bool:
+        """Whether the space before the first word of a text is removed."""
 
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
         """The ids of a text."""
@@ -41,9 +64,13 @@ class BytePieces(Pieces):
 
 
 class VocabularyTokenizer(Tokenizer):
-    """A tokenizer over a vocabulary. chat_template: the Jinja source in the file."""
+    """A tokenizer over a vocabulary.
 
-    def __init__(self, vocabulary: Vocabulary, chat_template: str | None = None) -> None:
+    chat_template: the Jinja source in the file. owner: the model that the vocabulary needs to exist.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, chat_template: str | None = None, owner: object = None) -> None:
+        self._owner = owner
         self.padded_size, self._containing = 0, {}
         self._vocabulary = vocabulary
         self.special_tokens, self.config = vocabulary.special_tokens, {}

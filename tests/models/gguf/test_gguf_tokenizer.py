@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,7 @@ TEXTS = (
 def vocabulary(path: Path, kind: str) -> VocabularyTokenizer:
     write_vocabulary(path / f"{kind}.gguf", kind)
     model = GgufModel(path / f"{kind}.gguf", GgufOptions(n_gpu_layers=0), vocab_only=True)
-    tokenizer = VocabularyTokenizer(model.vocabulary)
-    tokenizer.model = model  # type: ignore[attr-defined]  # keep it alive
-    return tokenizer
+    return VocabularyTokenizer(model.vocabulary, owner=model)
 
 
 def test_the_tokenizer_of_the_file_is_that_of_the_folder(llm: nc.LLM, exact: nc.LLM) -> None:
@@ -95,6 +94,15 @@ def test_texts_are_those_of_llama_cpp(files: Any, tmp_path: Path, kind: str) -> 
         assert text.endswith(streamed)
         before = tokenizer.decode(ids[:split]) if split else ""
         assert (before + streamed == text) or "\ufffd" in before
+
+
+def test_a_tokenizer_without_its_llm(files: dict[str, Path], llm: nc.LLM) -> None:
+    """It keeps the vocabulary in memory; a GGUF file can also be given as a tokenizer only."""
+    tokenizer = nc.LLM(files["q8_0"]).tokenizer
+    gc.collect()
+    assert tokenizer.decode(tokenizer.encode(TEXTS[2])) == llm.tokenizer.decode(llm.tokenizer.encode(TEXTS[2]))
+    other = nc.LLM(tokenizer=files["f16"])
+    assert other.generate("Once", seed=1, max_tokens=5)[0].text == llm.generate("Once", seed=1, max_tokens=5)[0].text
 
 
 def test_special_tokens_and_errors(files: Any, tmp_path: Path, llm: nc.LLM) -> None:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.models.free_memory import free
-from nucleate.models.gguf.gguf_context import GgufContext, Token
+from nucleate.models.gguf.gguf_context import GgufContext, LoadedModel, Token
 from nucleate.models.gguf.llama_library import llama_cpp
 from nucleate.models.gguf.sequence_map import SequenceMap
 from nucleate.models.gguf.whole_sequences import WholeSequences
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move
-
-if TYPE_CHECKING:
-    from nucleate.models.gguf.gguf_model import GgufModel
 
 MAX_SLOTS = 256
 """Sequences of a context: running ones, and finished ones whose cells may be reused. llama.cpp allows no more."""
@@ -34,7 +30,7 @@ class BatchedGguf:
     capture_enabled = True
     hidden_states = NO_HIDDEN_STATES
 
-    def __init__(self, model: GgufModel, memory: int, block_size: int = BLOCK) -> None:
+    def __init__(self, model: LoadedModel, memory: int, block_size: int = BLOCK) -> None:
         self.model, self.block_size, self.paged = model, block_size, not model.recurrent
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
         size = model.options.n_ctx or memory // model.token_bytes

@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.gguf.gguf_options import CACHE_TYPES, FLASH_ATTENTION
+from nucleate.models.gguf.gguf_options import CACHE_TYPES, FLASH_ATTENTION, GgufOptions
 from nucleate.models.gguf.llama_library import collected_errors, llama_cpp, reason
 from nucleate.models.protocol import ModelError
-
-if TYPE_CHECKING:
-    from nucleate.models.gguf.gguf_model import GgufModel
 
 MAX_BATCH = 2048
 """Tokens per call of llama_decode."""
 FAILURES = {1: "the KV cache is full", 2: "it was aborted", -1: "the batch is invalid"}
+
+
+class LoadedModel(Protocol):
+    """What a context needs of a model; see ``GgufModel``."""
+
+    path: Path
+    options: GgufOptions
+    pointer: Any
+    vocab_size: int
+    context_length: int
+
+    @property
+    def runtime(self) -> str:
+        """See ``Model.runtime``."""
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether the cache is a state that cannot be cut or shared in part."""
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Whether layers are on a GPU."""
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the KV cache per token."""
 
 
 class Token(NamedTuple):
@@ -32,7 +56,7 @@ class Token(NamedTuple):
 class GgufContext:
     """A context for up to ``slots`` sequences, with ``size`` tokens in the KV cache. Raises ModelError."""
 
-    def __init__(self, model: GgufModel, size: int, slots: int) -> None:
+    def __init__(self, model: LoadedModel, size: int, slots: int) -> None:
         lib, options = llama_cpp(), model.options
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_batch = size, MAX_BATCH

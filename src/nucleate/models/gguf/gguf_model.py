@@ -176,9 +176,7 @@ class GgufDecodingContext:
         if len(tokens) > runner.blocks * runner.block_size:
             raise ModelError(f"a single sequence has at most {runner.blocks * runner.block_size} tokens here")
         blocks = range(-(-len(tokens) // runner.block_size))
-        logits_LV = runner.forward(
-            [ModelInput(0, tokens, len(self._tokens), len(tokens), blocks, num_logits)]
-        ).copy()
+        logits_LV = runner.forward([ModelInput(0, tokens, len(self._tokens), len(tokens), blocks, num_logits)]).copy()
         self._tokens = tokens
         return logits_LV
 
