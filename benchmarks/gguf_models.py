@@ -14,10 +14,13 @@ import ctypes
 import importlib.util
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +162,64 @@ def batched(model: Path, threads: int) -> Callable[[int], float]:
     return run
 
 
+SERVERS: dict[str, Callable[[Path, int, int], list[str]]] = {
+    "nucleate serve": lambda model, threads, port: [
+        *("nucleate", "serve", "-m", str(model), "--n-threads", str(threads), "--port", str(port)),
+        *("--generation-config", "none"),
+    ],
+    "llama_cpp.server": lambda model, threads, port: [
+        *("llama_cpp.server", "--model", str(model), "--n_threads", str(threads), "--n_ctx", "2048"),
+        *("--port", str(port), "--verbose", "false"),
+    ],
+}
+
+
+def measure_servers(model: Path, threads: int, rounds: int, counts: list[int]) -> dict[str, Any]:
+    """Tokens per second of the servers, with so many clients at once. Needs the extra server of llama-cpp-python."""
+    result: dict[str, Any] = {}
+    body = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "logit_bias": {"0": -100}}
+    for port, (name, command) in enumerate(SERVERS.items(), 8471):
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", *command(model, threads, port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            url = f"http://127.0.0.1:{port}/v1"
+            wait_until_ready(f"{url}/models", process)
+
+            def ask(_: int, url: str = url) -> None:
+                request = urllib.request.Request(  # noqa: S310
+                    f"{url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+                )
+                with urllib.request.urlopen(request, timeout=600) as response:  # noqa: S310
+                    check(json.load(response)["usage"]["completion_tokens"] == TOKENS)
+
+            ask(0)
+            for count in counts:
+                times = []
+                for _ in range(rounds):
+                    with ThreadPoolExecutor(count) as pool:
+                        begin = time.perf_counter()
+                        list(pool.map(ask, range(count)))
+                        times.append(time.perf_counter() - begin)
+                speed = round(count * TOKENS / statistics.median(times), 1)
+                result.setdefault(name, {})[str(count)] = {"tokens_per_second": speed}
+        finally:
+            process.terminate()
+            process.wait()
+    return result
+
+
+def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait for a server. Raises RuntimeError if it ends."""
+    while True:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()  # noqa: S310
+            return
+        except OSError:
+            check(process.poll() is None)
+            time.sleep(0.2)
+
+
 def measure(model: Path, threads: int, rounds: int, counts: list[int]) -> dict[str, Any]:
     """Tokens per second of each contender by the number of sequences, and the share outside llama_decode."""
     ours, single, many = Engine(model, threads), completion(model, threads), batched(model, threads)
@@ -201,6 +262,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = given.model or write_model(Path(folder))
         result = measure(model, given.threads, given.rounds, given.counts)
+        if importlib.util.find_spec("fastapi"):
+            result |= measure_servers(model, given.threads, given.rounds, given.counts)
     for name, by_count in result.items():
         cells = "  ".join(f"{count}: {one['tokens_per_second']:7.1f}" for count, one in by_count.items())
         shares = "  ".join(f"{one['outside_llama_decode']:.1%}" for one in by_count.values() if len(one) > 1)
