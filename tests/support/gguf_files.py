@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 TRAINING = Path(__file__).parents[2] / "training"
-EXACT = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off"}
-"""Options with which llama.cpp computes in float32."""
+EXACT = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off", "n_threads": 1}
+"""Options with which llama.cpp computes in float32; one thread, as tests run in parallel."""
 
 
 def write_gguf() -> Any:

@@ -14,7 +14,7 @@ import nucleate as nc
 from nucleate.cli.main import main
 
 PROMPT = "Once upon a time"
-EXACT = ("--cache-type-k", "f32", "--cache-type-v", "f32", "--flash-attn", "off")
+EXACT = ("--cache-type-k", "f32", "--cache-type-v", "f32", "--flash-attn", "off", "--n-threads", "1")
 
 
 def test_info(files: dict[str, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_info_of_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_generate(llm: nc.LLM, files: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     wanted = nc.SamplingParams(seed=3, max_tokens=20)
-    flags = ["--seed", "3", "--max-tokens", "20", "--json", *EXACT, "--n-ctx", "256", "--n-threads", "1"]
+    flags = ["--seed", "3", "--max-tokens", "20", "--json", *EXACT, "--n-ctx", "256"]
     assert main(["generate", PROMPT, "-m", str(files["f32"]), *flags]) == 0
     expected = llm.generate(PROMPT, wanted)[0].text
     assert json.loads(capsys.readouterr().out)["outputs"][0]["text"] == expected
