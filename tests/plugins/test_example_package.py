@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import json
 import os
 import shutil
@@ -42,7 +42,8 @@ sys.stdout.buffer.write(texts[0][0].encode())
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The environment of a process in which the package is installed."""
-    if importlib.util.find_spec("setuptools") is None or importlib.util.find_spec("pip") is None:
+    names = {one.name for one in importlib.metadata.distributions()}  # find_spec("pip") would remove distutils
+    if not {"setuptools", "pip"} <= names:
         pytest.skip("building the package needs pip and setuptools, which the extra 'dev' installs")
     source, target = tmp_path_factory.mktemp("source") / "package", tmp_path_factory.mktemp("target")
     shutil.copytree(PACKAGE, source)  # a build writes into the source

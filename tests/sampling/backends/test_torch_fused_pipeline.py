@@ -8,7 +8,6 @@ from typing import Any
 import edge_rows as edges
 import numpy as np
 import pytest
-import setuptools  # noqa: F401  # torch.compile imports it, which fails once another test has imported distutils
 import tiers
 
 import nucleate as nc
