@@ -148,10 +148,10 @@ def test_a_tiny_context_and_long_batches(files: dict[str, Path], llm: nc.LLM) ->
     """Fewer tokens than sequences, and more tokens than llama.cpp computes at a time."""
     tiny = nc.LLM(files["f32"], gguf_options={"n_ctx": 16}).new_engine(max_num_seqs=4)
     assert tiny.stats.num_kv_blocks == 1
-    tiny.add(nc.Request([5, 6, 7], nc.SamplingParams(max_tokens=4)))
-    while len(tiny):
-        outputs = tiny.step()
-    assert outputs[-1].chunk.finish_reason == "length"
+    for number in range(40):  # more than there are numbers of sequences
+        tiny.add(nc.Request([5, 6, 7 + number], nc.SamplingParams(max_tokens=4, ignore_eos=True)))
+    reasons = [output.chunk.finish_reason for _ in range(400) for output in tiny.step() if output.finished]
+    assert reasons == ["length"] * 40
     exact = nc.LLM(files["f32"], gguf_options=EXACT)
     wanted = nc.SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     prompts = [[(i * 7 + j) % 4096 for j in range(900)] for i in range(3)]

@@ -41,13 +41,15 @@ class BatchedGguf:
         self._check_memory()
         slots = model.options.n_seq_max or (MAX_SLOTS if self.paged else RECURRENT_SLOTS)
         self.max_sequences = min(slots, llama_cpp().llama_max_parallel_sequences())
-        self._context = GgufContext(model, self.blocks * block_size, self.max_sequences)
+        tokens = self.blocks * block_size
+        slots = min(self.max_sequences, tokens)  # llama.cpp aborts if there are more sequences than tokens
+        self._context = GgufContext(model, tokens, slots)
         if self.paged:
             self._map: SequenceMap | WholeSequences = SequenceMap(
-                self._context, self.max_sequences, block_size, model.options.prefix_cache_tokens
+                self._context, slots, block_size, model.options.prefix_cache_tokens
             )
         else:
-            self._map = WholeSequences(self._context, self.max_sequences)
+            self._map = WholeSequences(self._context, slots)
 
     def _check_memory(self) -> None:
         """Raise ModelError for a KV cache that does not fit: llama.cpp would try to write to all of it."""
@@ -88,7 +90,7 @@ class BatchedGguf:
                     for position, token in enumerate(each.token_ids[first : each.stop], first)
                 ]
             logits_LV = self._context.forward(tokens)
-        except ModelError:
+        except BaseException:
             for key, first in done:
                 self._map.invalidate(key, first)
             raise

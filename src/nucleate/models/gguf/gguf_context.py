@@ -59,8 +59,7 @@ class GgufContext:
     def __init__(self, model: LoadedModel, size: int, slots: int) -> None:
         lib, options = llama_cpp(), model.options
         params = lib.llama_context_default_params()
-        params.n_ctx, params.n_batch = size, MAX_BATCH
-        params.n_seq_max = min(slots, size)  # llama.cpp aborts if there are more sequences than tokens
+        params.n_ctx, params.n_seq_max, params.n_batch = size, slots, MAX_BATCH
         params.n_threads = params.n_threads_batch = options.threads
         params.type_k, params.type_v = (CACHE_TYPES[one][0] for one in (options.cache_type_k, options.cache_type_v))
         params.flash_attn_type = FLASH_ATTENTION[options.flash_attn]
