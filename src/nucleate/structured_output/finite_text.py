@@ -6,21 +6,23 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output.json_schema import SchemaLocation, subschemas
+from nucleate.structured_output.json_schema import PreparedSchema, SchemaLocation, subschemas
 
 
-def remove_endless(root: dict[str, Any]) -> dict[str, Any]:
+def remove_endless(root: dict[str, Any]) -> PreparedSchema:
     """Replace subschemas without a finite text by false, in place. Raises ParameterError if the whole schema is one."""
-    locations = list(subschemas(root))
+    prepared = PreparedSchema(root, list(subschemas(root)))
+    locations = prepared.locations
     if not any("$ref" in location.schema for location in locations):
-        return root  # only references can be endless
+        return prepared  # only references can be endless
     finite = _finite(locations, root)
     if id(root) not in finite:
         raise ParameterError("json_schema", "json_schema: no finite text conforms to the schema: it refers to itself")
     if len(finite) < len(locations):
         for location in locations:
             _replace(cast("dict[str, Any]", location.schema), finite)
-    return root
+        prepared.update_locations()
+    return prepared
 
 
 def _finite(locations: list[SchemaLocation], root: Mapping[str, Any]) -> set[int]:
@@ -30,7 +32,9 @@ def _finite(locations: list[SchemaLocation], root: Mapping[str, Any]) -> set[int
     while len(finite) > before:
         before = len(finite)
         for location in reversed(locations):
-            if id(location.schema) not in finite and _has_finite_text(location, root, finite):
+            if id(location.schema) in finite:
+                continue
+            if not location.has_children or _has_finite_text(location, root, finite):
                 finite.add(id(location.schema))
     return finite
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.gbnf import lark_text
-from nucleate.structured_output.json_schema import SchemaLocation, num_intersected_patterns, subschemas
+from nucleate.structured_output.json_schema import PreparedSchema, SchemaLocation, num_intersected_patterns
 from nucleate.structured_output.lark import parse_lark
 from nucleate.structured_output.repetition_limits import ambiguous_size, expanded_size
 from nucleate.structured_output.schema_rewriting import prepare_schema
@@ -17,6 +17,9 @@ from nucleate.structured_output.spec import StructuredOutputs
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNT_KEYWORDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
+_LIMITED = frozenset(
+    (*_COUNT_KEYWORDS, "properties", "patternProperties", "required", "enum", "pattern", "format", "multipleOf")
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class GrammarLimits:
     max_multiple_of_product: int = 20_000
     mask_budget_seconds: float = 1.0
 
-    def check(self, spec: StructuredOutputs) -> dict[str, Any] | None:
+    def check(self, spec: StructuredOutputs) -> PreparedSchema | None:
         """Raise ParameterError, which names the field, if a constraint exceeds a limit. Runs in linear time.
 
         Returns the prepared schema of a JSON constraint, otherwise None.
@@ -92,33 +95,35 @@ class GrammarLimits:
         self._check_max(field, "repetitions at least", lark.size[0], self.max_required_repetitions)
         self._check_max(field, "repetitions at most", lark.size[1], self.max_repetitions)
         try:
-            self._check_schemas(lark.schemas)
+            self._check_schemas(deepcopy(lark.schemas))
         except ParameterError as error:
             raise ParameterError(field, f"{field}: %json{str(error).removeprefix('json_schema')}") from None
 
-    def _check_schemas(self, schemas: Sequence[Any]) -> list[dict[str, Any]]:
-        """Check schemas and return them prepared. The limits apply to all of them together."""
+    def _check_schemas(self, schemas: Sequence[Any]) -> list[PreparedSchema]:
+        """Check schemas and prepare them, in place. The limits apply to all of them together."""
         field = "json_schema"
         properties = values = count = 0
         factors: set[int] = set()
-        prepared: list[dict[str, Any]] = []
+        prepared: list[PreparedSchema] = []
         for document in schemas:
             depth, num_objects = _depth_and_objects(document, self.max_depth, self.max_string_characters)
             self._check_max(field, "levels of depth", depth, self.max_depth)
             self._check_max(field, "objects", num_objects, 2 * self.max_enum_values)
-            schema = prepare_schema(deepcopy(document))
+            schema = prepare_schema(document)
             prepared.append(schema)
-            locations = list(subschemas(schema))
+            locations = schema.locations
             count += len(locations)
             self._check_max(field, "schemas", count, self.max_enum_values)
             for location in locations:
+                if _LIMITED.isdisjoint(location.schema):
+                    continue
                 properties += sum(len(location.mapping(name)) for name in ("properties", "patternProperties"))
                 properties += len(location.list_of("required"))
                 self._check_max(field, "properties", properties, self.max_properties)
                 values += len(location.list_of("enum"))
                 self._check_max(field, "values in enums", values, self.max_enum_values)
                 self._check_subschema(location, factors)
-            self._check_intersections(locations, schema)
+            self._check_intersections(locations, schema.root)
         return prepared
 
     def _check_subschema(self, location: SchemaLocation, factors: set[int]) -> None:
@@ -212,6 +217,8 @@ def _check_string(text: str, max_characters: int) -> None:
         raise ParameterError(
             "json_schema", f"json_schema has a string of {len(text)} characters; the maximum is {max_characters}"
         )
+    if text.isascii():
+        return
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -6,6 +6,7 @@ import json
 from typing import Any, Final
 
 from nucleate.structured_output.gbnf import lark_text
+from nucleate.structured_output.json_schema import PreparedSchema
 from nucleate.structured_output.lark import parse_lark
 from nucleate.structured_output.llguidance_loader import library
 from nucleate.structured_output.schema_soundness import rewrite_schema
@@ -18,7 +19,7 @@ Some models generate as much whitespace as is allowed: with 40 spaces, the bundl
 """
 
 
-def llguidance_grammar(spec: StructuredOutputs, schema: dict[str, Any] | None = None) -> str:
+def llguidance_grammar(spec: StructuredOutputs, schema: PreparedSchema | None = None) -> str:
     """Return the constraint in llguidance's JSON format. Raises ParameterError for an invalid grammar.
 
     schema: the prepared schema of a JSON constraint, which is changed.

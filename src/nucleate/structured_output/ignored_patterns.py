@@ -7,7 +7,7 @@ import re
 from itertools import pairwise
 from typing import Any, Final, cast
 
-from nucleate.structured_output.json_schema import SchemaLocation, subschemas
+from nucleate.structured_output.json_schema import PreparedSchema, SchemaLocation
 from nucleate.structured_output.llguidance_loader import library, raise_unless_panic
 from nucleate.structured_output.pattern_syntax import unsupported_syntax
 
@@ -17,14 +17,16 @@ MAX_COMPARED_PATTERNS: Final = 40
 _PREFIX = re.compile(r"\^([A-Za-z0-9_]+)(?![*+?{])")
 
 
-def remove_unsupported_patterns(root: dict[str, Any], *, overlapping: bool) -> tuple[tuple[str, str], ...]:
+def remove_unsupported_patterns(prepared: PreparedSchema, *, overlapping: bool) -> tuple[tuple[str, str], ...]:
     """Remove unsupported patterns from a schema, in place. Returns them as ``unsupported_keywords`` does.
 
     Without ``patternProperties``, every additional property is allowed. overlapping: also remove those that may match
     the same names; to compare them takes time.
     """
     removed: list[tuple[str, str]] = []
-    for location in list(subschemas(root)):
+    for location in prepared.locations:
+        if "pattern" not in location.schema and "patternProperties" not in location.schema:
+            continue
         schema = cast("dict[str, Any]", location.schema)
         reason = unsupported_syntax(schema["pattern"]) if isinstance(schema.get("pattern"), str) else None
         if reason:
@@ -35,6 +37,8 @@ def remove_unsupported_patterns(root: dict[str, Any], *, overlapping: bool) -> t
             del schema["patternProperties"]
             schema.pop("additionalProperties", None)
             removed.append((f"patternProperties with {reason}{location.message_suffix}", ""))
+    if removed:
+        prepared.update_locations()
     return tuple(removed)
 
 

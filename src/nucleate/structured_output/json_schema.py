@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import unquote
 
 from nucleate.parameters.converters import shown
@@ -50,10 +50,10 @@ _EVERY_ONE = (
 _EVERY_LIST = (*LIST, "items")
 _EVERY_NAMED = (*NAMED, "dependentSchemas", "dependencies")
 _DEFINITIONS = ("$defs", "definitions")
+_APPLICATORS = frozenset((*_EVERY_NAMED, *_EVERY_ONE, *_EVERY_LIST, *_DEFINITIONS))
 
 
-@dataclass(frozen=True)
-class SchemaLocation:
+class SchemaLocation(NamedTuple):
     """A subschema and its JSON pointer."""
 
     pointer: str
@@ -89,12 +89,19 @@ class SchemaLocation:
             "$ref" in self.schema and bool(self.schema.keys() & SUPPORTED - {"$ref"})
         )
 
+    @property
+    def has_children(self) -> bool:
+        """Whether this may have subschemas or a reference."""
+        return "$ref" in self.schema or not _APPLICATORS.isdisjoint(self.schema)
+
     def children(self, *, every: bool = False, definitions: bool = False) -> list[SchemaLocation]:
         """Return the direct subschemas under enforced keywords.
 
         every: under all keywords that apply schemas. definitions: also schemas that are only defined here.
         """
         schema, found = self.schema, list[tuple[str, Any]]()
+        if _APPLICATORS.isdisjoint(schema):  # most subschemas; this makes walks three times as fast
+            return []
         names, ones, lists = (_EVERY_NAMED, _EVERY_ONE, _EVERY_LIST) if every else (NAMED, ONE, LIST)
         for name in (*names, *_DEFINITIONS) if definitions else names:
             if name in schema:
@@ -135,8 +142,21 @@ def _reachable(
             continue
         visited[id(location.schema)] = location.schema
         yield location
-        ref_target = location.ref_target(root)
-        stack += [*reversed(location.children(every=every)), *([ref_target] if ref_target else [])]
+        stack += reversed(location.children(every=every))
+        if "$ref" in location.schema and (ref_target := location.ref_target(root)):
+            stack.append(ref_target)
+
+
+@dataclass
+class PreparedSchema:
+    """A normalized and rewritten schema. locations: each subschema in use, once."""
+
+    root: dict[str, Any]
+    locations: list[SchemaLocation]
+
+    def update_locations(self) -> None:
+        """Find the locations again, after subschemas were removed."""
+        self.locations = list(subschemas(self.root))
 
 
 def num_intersected_patterns(location: SchemaLocation, root: Mapping[str, Any]) -> int:
@@ -144,11 +164,11 @@ def num_intersected_patterns(location: SchemaLocation, root: Mapping[str, Any]) 
     return len({text for schema in _reachable([location], root) for text in schema.patterns_and_formats()})
 
 
-def unsupported_keywords(root: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def unsupported_keywords(locations: Iterable[SchemaLocation]) -> Iterator[tuple[str, str]]:
     """Yield the unsupported keywords of a prepared schema as (``keyword at pointer``, hint); the hint may be empty."""
-    for location in subschemas(root):
-        for keyword, value in location.schema.items():
-            suffix = location.message_suffix
+    for location in locations:
+        for keyword in [keyword for keyword in location.schema if keyword not in _ACCEPTED]:
+            value, suffix = location.schema[keyword], location.message_suffix
             if keyword in NUMERIC:
                 if not all(map(_is_exact, value if keyword == "enum" and isinstance(value, list) else [value])):
                     yield f"{keyword}{suffix} with such a large number", ""
@@ -189,6 +209,8 @@ def _plain(keyword: str) -> str:
 
 
 NUMERIC = _split("const enum minimum maximum exclusiveMinimum exclusiveMaximum")
+_ACCEPTED = (SUPPORTED - NUMERIC) | _split("title description default examples deprecated readOnly writeOnly $comment")
+"""Keywords that need no check."""
 _MAX_KEYWORD_LENGTH: Final = 32
 _CUTOFF: Final = 0.86
 _FORMATS_BY_PLAIN_WORD = {_plain(name): name for name in sorted({*FORMATS} | UNSUPPORTED_FORMATS)}
@@ -210,18 +232,16 @@ def check_unsupported(unsupported: Iterable[tuple[str, str]], on_unsupported: On
     return ()
 
 
-def keyword_locations(root: Mapping[str, Any], *keywords: str) -> str:
+def keyword_locations(locations: Sequence[SchemaLocation], *keywords: str) -> str:
     """Return the first three locations of keywords, for messages."""
     pointers = [
-        location.pointer or "the root"
-        for location in subschemas(root)
-        if not location.schema.keys().isdisjoint(keywords)
+        location.pointer or "the root" for location in locations if not location.schema.keys().isdisjoint(keywords)
     ]
     return ", ".join(shown(pointer)[1:-1] for pointer in pointers[:3]) + (" and more" if len(pointers) > 3 else "")
 
 
-def remove_keywords(root: Mapping[str, Any], *keywords: str) -> None:
-    """Remove keywords from a schema and its subschemas, in place."""
-    for location in subschemas(root):
+def remove_keywords(locations: Sequence[SchemaLocation], *keywords: str) -> None:
+    """Remove keywords from subschemas, in place."""
+    for location in locations:
         for keyword in keywords:
             cast("dict[str, Any]", location.schema).pop(keyword, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from time import perf_counter
@@ -18,6 +18,7 @@ from nucleate.structured_output.grammar_matcher import GrammarMatcher, MatcherEr
 from nucleate.structured_output.grammar_source import llguidance_grammar
 from nucleate.structured_output.ignored_patterns import remove_unsupported_patterns
 from nucleate.structured_output.json_schema import (
+    PreparedSchema,
     check_unsupported,
     keyword_locations,
     remove_keywords,
@@ -40,7 +41,6 @@ from nucleate.structured_output.state_cache import InitialMatcher
 from nucleate.structured_output.time_budget import FREE_SECONDS, TimeBudget
 from nucleate.structured_output.vocabulary import Vocabulary
 
-Schema = dict[str, Any]
 _COUNTS = ("minProperties", "maxProperties")
 _COUNTS_WARNING = "min/maxProperties"
 
@@ -64,29 +64,28 @@ class LLGuidanceEngine:
         ignored: tuple[str, ...] = ()
         if schema is not None:
             patterns = remove_unsupported_patterns(schema, overlapping=spec.on_unsupported == "ignore")
-            ignored = check_unsupported(
-                (*patterns, *unsupported_keywords(schema), *unsupported_combinations(schema)), spec.on_unsupported
-            )
+            ignored = check_unsupported((*patterns, *_unsupported(schema)), spec.on_unsupported)
         if spec.grammar is not None:
             self._check_grammar(spec.grammar)
         initial, text = self._create(spec, schema)
         if schema is not None and spec.on_unsupported != "error":
             warnings = "".join(initial.current[0].get_grammar_warnings())
             if _COUNTS_WARNING in warnings:  # llguidance approximates them, but not as alternatives
-                ignored += (f"{' and '.join(_COUNTS)} at {keyword_locations(schema, *_COUNTS)}",)
-                remove_keywords(schema, *_COUNTS)
+                ignored += (f"{' and '.join(_COUNTS)} at {keyword_locations(schema.locations, *_COUNTS)}",)
+                remove_keywords(schema.locations, *_COUNTS)
+                schema.update_locations()  # the first translation has rewritten them
                 initial, text = self._create(spec, schema)
             if "oneOf" in warnings:
-                ignored += (f"oneOf treated as anyOf at {keyword_locations(schema, 'oneOf')}",)
+                ignored += (f"oneOf treated as anyOf at {keyword_locations(schema.locations, 'oneOf')}",)
         return initial, ignored, 2**16 + 64 * len(text)
 
-    def _create(self, spec: StructuredOutputs, schema: Schema | None) -> tuple[InitialMatcher, str]:
+    def _create(self, spec: StructuredOutputs, schema: PreparedSchema | None) -> tuple[InitialMatcher, str]:
         """Return the initial matcher and llguidance's text of a constraint. schema: its prepared schema."""
         text = _checked(spec, lambda: llguidance_grammar(spec, schema), schema)
         eos_ids, eos_mask_W = self._vocabulary.eos_ids, self._vocabulary.eos_mask_W
         budget, limit = TimeBudget(self._limits.mask_budget_seconds), None
         if schema is not None and spec.max_digits:
-            limit = DigitLimit(self._digits, max(spec.max_digits, longest_number(schema)))
+            limit = DigitLimit(self._digits, max(spec.max_digits, longest_number(schema.locations)))
         initial = _checked(
             spec, lambda: InitialMatcher(lambda: self.matcher(text), eos_ids, eos_mask_W, budget, limit), schema
         )
@@ -144,7 +143,7 @@ class LLGuidanceEngine:
         """Check the embedded schemas and token ids of a grammar. Raises ParameterError."""
         lark = parse_lark(lark_text(grammar))
         for schema in map(prepare_schema, deepcopy(lark.schemas)):
-            for what, hint in (*unsupported_keywords(schema), *unsupported_combinations(schema)):
+            for what, hint in _unsupported(schema):
                 raise ParameterError("grammar", f"grammar: %json: cannot enforce {what}{hint}")
         for first, last in lark.token_id_ranges:
             if last < first or not self._vocabulary.allowed_ids.issuperset(
@@ -159,7 +158,12 @@ class LLGuidanceEngine:
                 )
 
 
-def _checked(spec: StructuredOutputs, call: Callable[[], Any], schema: Schema | None) -> Any:
+def _unsupported(schema: PreparedSchema) -> Iterator[tuple[str, str]]:
+    yield from unsupported_keywords(schema.locations)
+    yield from unsupported_combinations(schema.locations)
+
+
+def _checked(spec: StructuredOutputs, call: Callable[[], Any], schema: PreparedSchema | None) -> Any:
     try:
         return call()
     except ParameterError:
@@ -171,15 +175,15 @@ def _checked(spec: StructuredOutputs, call: Callable[[], Any], schema: Schema | 
         raise _compile_error(spec, FAILED, schema) from None
 
 
-def _compile_error(spec: StructuredOutputs, message: str, schema: Schema | None) -> ParameterError:
+def _compile_error(spec: StructuredOutputs, message: str, schema: PreparedSchema | None) -> ParameterError:
     """Return the error for a message of llguidance. schema: the prepared schema of a JSON constraint."""
     field = spec.kind
     reason = short_message(message, keep_position=field == "grammar")
     if "oneOf" in reason:
-        where = f" at {keyword_locations(schema, 'oneOf')}" if schema else " in %json"
+        where = f" at {keyword_locations(schema.locations, 'oneOf')}" if schema else " in %json"
         hint = '; set on_unsupported="approximate" to treat it as anyOf' if field == "json_schema" else ""
         reason = f"cannot enforce oneOf whose alternatives may overlap{where}{hint}"
     elif schema and _COUNTS_WARNING in reason:
-        where = keyword_locations(schema, *_COUNTS)
+        where = keyword_locations(schema.locations, *_COUNTS)
         reason = f"cannot enforce {' and '.join(_COUNTS)} at {where} with optional properties of allOf or $ref"
     return ParameterError(field, f"{field}: {reason}")

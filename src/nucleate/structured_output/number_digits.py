@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.structured_output.json_schema import NUMERIC, subschemas
+from nucleate.structured_output.json_schema import NUMERIC, SchemaLocation
 
 _DIGITS = frozenset(b"0123456789")
 _LEADING = re.compile(rb"[0-9]*")
@@ -72,7 +72,7 @@ class DigitLimit:
             mask_W[:] = allowed_W
 
 
-def longest_number(root: Mapping[str, Any]) -> int:
+def longest_number(locations: Iterable[SchemaLocation]) -> int:
     """Return the most consecutive digits in a constant or bound of a prepared schema."""
-    given = [location.schema[name] for location in subschemas(root) for name in NUMERIC & location.schema.keys()]
+    given = [location.schema[name] for location in locations for name in NUMERIC & location.schema.keys()]
     return max((len(digits) for value in given for digits in re.findall("[0-9]+", json.dumps(value))), default=0)

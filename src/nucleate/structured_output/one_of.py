@@ -71,7 +71,9 @@ def disjoint(one: Any, other: Any, root: Schema, depth: int = 0) -> bool:
     both = [*first, *second]
     values = _values(both)
     if values is not None:
-        return all(any(_rejects(part, value, root) for part in both) for value in values)
+        allowed = [set(map(_key, known)) for part in both if (known := _values([part])) is not None]
+        common = [value for value in values if all(_key(value) in keys for keys in allowed)]
+        return all(any(_rejects(part, value, root) for part in both) for value in common)
     return all(_disjoint_type(kind, first, second, root, depth) for kind in _types(both))
 
 
@@ -127,7 +129,7 @@ def _values(parts: Iterable[Schema]) -> list[Any] | None:
 
 def _key(value: Any) -> str:
     """Return a text that is equal for equal JSON values, if integers are written without a fraction."""
-    return json.dumps(value, sort_keys=True)
+    return f'"{value}' if isinstance(value, str) else json.dumps(value, sort_keys=True)
 
 
 def _numbers(parts: Iterable[Schema], keyword: str) -> list[float]:

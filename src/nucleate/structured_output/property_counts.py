@@ -14,12 +14,13 @@ from nucleate.structured_output.json_schema import SchemaLocation
 
 MAX_ALTERNATIVES: Final = 32
 """Maximum number of alternatives for the counts of one object."""
+_COUNTS: Final = frozenset(("minProperties", "maxProperties"))
 
 
 def rewrite_property_counts(location: SchemaLocation, schema: dict[str, Any]) -> None:
     """Rewrite the counts of an object in place, if there are few alternatives. ``schema`` is the location's."""
     least, most = schema.get("minProperties", 0), schema.get("maxProperties")
-    if not isinstance(least, int) or not isinstance(most, int | None) or not _counts_objects(schema):
+    if not _counts_objects(schema) or not isinstance(least, int) or not isinstance(most, int | None):
         return
     required, optional = declared_names(location)
     closed = schema.get("additionalProperties", True) is False and not location.mapping("patternProperties")
@@ -54,10 +55,10 @@ def rewrite_property_counts(location: SchemaLocation, schema: dict[str, Any]) ->
 def unsupported_counts(location: SchemaLocation) -> Iterator[tuple[str, str]]:
     """Yield the counts that llguidance does not enforce as (``keyword at pointer``, hint)."""
     schema = location.schema
-    required, optional = declared_names(location)
     least, most = schema.get("minProperties", 0), schema.get("maxProperties")
-    if not isinstance(least, int) or not isinstance(most, int | None) or not _counts_objects(schema):
+    if not _counts_objects(schema) or not isinstance(least, int) or not isinstance(most, int | None):
         return
+    required, optional = declared_names(location)
     is_open = schema.get("additionalProperties", True) is not False or location.mapping("patternProperties")
     if is_open and least > max(1, len(required) + 1):
         yield f"minProperties{location.message_suffix}", ", because names can be repeated"
@@ -82,6 +83,8 @@ def declared_names(location: SchemaLocation) -> tuple[list[str], list[str]]:
 
 
 def _counts_objects(schema: Mapping[str, Any]) -> bool:
+    if _COUNTS.isdisjoint(schema):
+        return False
     kind = schema.get("type", "object")
     return kind == "object" or (isinstance(kind, list) and "object" in kind)
 

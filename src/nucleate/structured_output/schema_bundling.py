@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, final
 
-from nucleate.structured_output.json_schema import LIST, NAMED, ONE, SUPPORTED, TARGETS, subschemas
+from nucleate.structured_output.json_schema import LIST, NAMED, ONE, SUPPORTED, TARGETS
 
 _OBJECT_KEYWORDS: Final = (
     "properties",
@@ -19,32 +19,46 @@ _OBJECT_KEYWORDS: Final = (
 
 def bundle(root: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a prepared schema with enforced keywords only, and with referenced schemas under ``$defs``."""
-    used = dict.fromkeys(location.schema["$ref"] for location in subschemas(root) if "$ref" in location.schema)
-    targets = {pointer: root[TARGETS][pointer] for pointer in used}
-    names = {pointer: f"d{index}" for index, pointer in enumerate(targets)}
-    references = {pointer: "#" if targets[pointer] is root else f"#/$defs/{name}" for pointer, name in names.items()}
-    made: dict[str, Any] = _copy(root, references)
-    definitions = {
-        name: _copy(targets[pointer], references) for pointer, name in names.items() if targets[pointer] is not root
-    }
+    copier = _Copier(root)
+    made: dict[str, Any] = copier.copy(root)
+    definitions = {name: copier.copy(target) for name, target in copier.referenced}  # grows meanwhile
     return {**made, "$defs": definitions} if definitions else made
 
 
-def _copy(schema: Any, references: Mapping[str, str]) -> Any:
-    if not isinstance(schema, dict):
-        return schema
-    made: dict[str, Any] = {}
-    for keyword in _ordered(schema):
-        value = schema[keyword]
-        if keyword == "$ref":
-            made[keyword] = references[value]
-        elif keyword in NAMED and isinstance(value, dict):
-            made[keyword] = {name: _copy(child, references) for name, child in value.items()}
-        elif keyword in LIST and isinstance(value, list):
-            made[keyword] = [_copy(child, references) for child in value]
-        elif keyword in SUPPORTED:
-            made[keyword] = _copy(value, references) if keyword in ONE else value
-    return made
+@final
+class _Copier:
+    """Copies subschemas. referenced: the names and schemas of references, in the order of their first use."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self.referenced: list[tuple[str, Any]] = []
+        self._root = root
+        self._references: dict[str, str] = {}  # by JSON pointer into the document
+
+    def copy(self, schema: Any) -> Any:
+        if not isinstance(schema, dict):
+            return schema
+        made: dict[str, Any] = {}
+        for keyword in _ordered(schema):
+            value = schema[keyword]
+            if keyword == "$ref":
+                made[keyword] = self._references.get(value) or self._reference(value)
+            elif keyword in NAMED and isinstance(value, dict):
+                made[keyword] = {name: self.copy(child) for name, child in value.items()}
+            elif keyword in LIST and isinstance(value, list):
+                made[keyword] = [self.copy(child) for child in value]
+            elif keyword in SUPPORTED:
+                made[keyword] = self.copy(value) if keyword in ONE else value
+        return made
+
+    def _reference(self, pointer: str) -> str:
+        target = self._root[TARGETS][pointer]
+        if target is self._root:
+            self._references[pointer] = "#"
+        else:
+            name = f"d{len(self.referenced)}"
+            self.referenced.append((name, target))
+            self._references[pointer] = f"#/$defs/{name}"
+        return self._references[pointer]
 
 
 def _ordered(schema: Mapping[str, Any]) -> list[str]:
@@ -53,6 +67,8 @@ def _ordered(schema: Mapping[str, Any]) -> list[str]:
     llguidance applies the keywords before and after ``anyOf`` separately, but those of objects depend on each other.
     """
     of_objects = [keyword for keyword in _OBJECT_KEYWORDS if keyword in schema]
+    if len(of_objects) < 2:
+        return [*schema]
     found: list[str] = []
     for keyword in schema:
         if keyword not in _OBJECT_KEYWORDS:

@@ -16,6 +16,14 @@ from nucleate.structured_output.schema_references import References, draft_of
 COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _IN_PLACE: Final = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas"))
 _BOUNDS: Final = (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum"))
+_REWRITTEN: Final = frozenset(
+    (
+        *(*COUNTS, "const", "enum", "exclusiveMinimum", "exclusiveMaximum"),
+        *("items", "additionalItems", "dependencies", "contains", "minContains", "maxContains", "uniqueItems"),
+        *("propertyNames", "unevaluatedItems", "unevaluatedProperties", "nullable", "if", "then", "else"),
+    )
+)
+"""Keywords that a step may rewrite."""
 
 
 def normalize(root: dict[str, Any]) -> dict[str, Any]:
@@ -28,8 +36,9 @@ def normalize(root: dict[str, Any]) -> dict[str, Any]:
             for keyword in (schema.keys() & (SUPPORTED | UNSUPPORTED)) - {"$ref"}:
                 del schema[keyword]
         _resolve(location, references, root[TARGETS])
-        for step in _STEPS:
-            step(schema)
+        if not _REWRITTEN.isdisjoint(schema):
+            for step in _STEPS:
+                step(schema)
     return root
 
 

@@ -26,6 +26,9 @@ def draft_of(root: Mapping[str, Any]) -> int:
     return int(legacy[1]) if legacy else 2019 if "2019-09" in name else 2020
 
 
+_IDENTIFIERS: Final = frozenset(("id", "$id", "$anchor", "$dynamicAnchor"))
+
+
 @final
 class References:
     """The identifiers of a schema document and the targets of its references."""
@@ -84,6 +87,8 @@ class References:
 
     def _record(self, location: SchemaLocation, base: str) -> str:
         """Record the identifiers of one schema. Returns the URI of its resource."""
+        if _IDENTIFIERS.isdisjoint(location.schema):
+            return base
         identifier = location.schema.get(self._id_keyword)
         if isinstance(identifier, str) and not (self._legacy and "$ref" in location.schema):
             uri, fragment = urldefrag(identifier)

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.finite_text import remove_endless
-from nucleate.structured_output.json_schema import SUPPORTED, UNSUPPORTED, SchemaLocation, subschemas
+from nucleate.structured_output.json_schema import SUPPORTED, UNSUPPORTED, PreparedSchema, SchemaLocation, subschemas
 from nucleate.structured_output.one_of import any_of_alternatives
 from nucleate.structured_output.property_counts import rewrite_property_counts
 from nucleate.structured_output.schema_negation import CannotNegateError, negation, types_of
@@ -32,10 +32,11 @@ _IN_PLACE: Final = re.compile(r"(?:/(?:allOf|anyOf|oneOf)/\d+)+$")
 Schema = dict[str, Any]
 
 
-def prepare_schema(document: Any) -> Schema:
+def prepare_schema(document: Any) -> PreparedSchema:
     """Normalize and rewrite a schema, in place where it is an object. Raises ParameterError."""
     if isinstance(document, bool):
-        return {} if document else {"allOf": [False]}
+        root: Schema = {} if document else {"allOf": [False]}
+        return PreparedSchema(root, [SchemaLocation("", root)])
     try:
         return _prepared(document)
     except (TypeError, AttributeError, KeyError, ValueError) as error:
@@ -44,11 +45,12 @@ def prepare_schema(document: Any) -> Schema:
         raise ParameterError("json_schema", "json_schema: a keyword has a value of the wrong type") from None
 
 
-def _prepared(document: Schema) -> Schema:
+def _prepared(document: Schema) -> PreparedSchema:
     root, combinations = normalize(document), dict[str, int]()
     for location in subschemas(root):
         schema = cast("Schema", location.schema)
-        for keyword, rewrite in _REWRITES.items():
+        rewrites = () if _REWRITES.keys().isdisjoint(schema) else _REWRITES.items()
+        for keyword, rewrite in rewrites:
             if keyword in schema:
                 before = dict(schema)
                 with suppress(CannotNegateError):

@@ -12,11 +12,11 @@ Known cases (llguidance 1.9.1):
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, cast
 
 from nucleate.structured_output.format_rewriting import replace_formats
-from nucleate.structured_output.json_schema import SchemaLocation, subschemas
+from nucleate.structured_output.json_schema import PreparedSchema, SchemaLocation
 from nucleate.structured_output.name_patterns import NO_CONTROL, pattern_excluding
 from nucleate.structured_output.property_counts import remove_unsupported_counts, unsupported_counts
 from nucleate.structured_output.schema_bundling import bundle
@@ -26,6 +26,12 @@ MAX_NAME_CHARACTERS: Final = 2_000
 MAX_NAME_LENGTH: Final = 64
 """Maximum characters of one such name; each adds a level of nesting."""
 
+_CHECKED: Final = frozenset(
+    (
+        *("properties", "patternProperties", "additionalProperties", "required", "pattern"),
+        *("minProperties", "maxProperties"),
+    )
+)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ESCAPE_OR_CLASS = re.compile(r"\\(?:[pP](?:\{[^}]*\}|.)|.)|\[", re.DOTALL)
 _SAFE_CLASS = re.compile(r"\[(?!\^)(?:\\[dws]|\\[nrtfv](?!-)|\\[^a-zA-Z0-9]|[^\[\\\x00-\x1f])*\]", re.DOTALL)
@@ -34,9 +40,11 @@ _CONTROL_ESCAPE = re.compile(r"[\x00-\x1f]|\\(?:x\{?|u\{?|U\{?)[0-9a-fA-F]+|\\a"
 _MAX_CONTROL_ESCAPES: Final = 20
 
 
-def unsupported_combinations(root: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def unsupported_combinations(locations: Iterable[SchemaLocation]) -> Iterator[tuple[str, str]]:
     """Like ``unsupported_keywords``, for what llguidance does not enforce and ``rewrite_schema`` cannot fix."""
-    for location in subschemas(root):
+    for location in locations:
+        if _CHECKED.isdisjoint(location.schema):
+            continue
         additional = location.schema.get("additionalProperties", True)
         patterns, names = location.mapping("patternProperties"), _declared_names(location)
         if additional is not False and patterns:
@@ -56,15 +64,17 @@ def unsupported_combinations(root: Mapping[str, Any]) -> Iterator[tuple[str, str
             yield f"patternProperties{location.message_suffix}", " that differ in control characters only"
 
 
-def rewrite_schema(root: dict[str, Any]) -> dict[str, Any]:
+def rewrite_schema(prepared: PreparedSchema) -> dict[str, Any]:
     """Return a prepared schema so that llguidance accepts no invalid text, with enforced keywords only.
 
-    Changes ``root``. References point to ``$defs``.
+    Changes the schema. References point to ``$defs``.
     """
+    root = prepared.root
     open_to_escapes = _open_to_escapes(root)
-    locations = list(subschemas(root))
-    replace_formats(root, [cast("dict[str, Any]", location.schema) for location in locations])
-    for location in locations:
+    replace_formats(root, [cast("dict[str, Any]", location.schema) for location in prepared.locations])
+    for location in prepared.locations:
+        if _CHECKED.isdisjoint(location.schema):
+            continue
         schema = cast("dict[str, Any]", location.schema)
         remove_unsupported_counts(location)
         if isinstance(schema.get("pattern"), str):
@@ -96,6 +106,8 @@ def _open_to_escapes(root: dict[str, Any]) -> set[int]:
         if (id(location.schema), limited) in visited:
             continue
         visited.add((id(location.schema), limited))
+        if _CHECKED.isdisjoint(location.schema) and not location.has_children:
+            continue
         if not limited or not _allows_anything(location.schema.get("additionalProperties", True)):
             found.add(id(location.schema))
         members = [SchemaLocation("", each) for each in location.list_of("allOf") if isinstance(each, dict)]
