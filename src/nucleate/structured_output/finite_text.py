@@ -28,14 +28,15 @@ def remove_endless(root: dict[str, Any]) -> PreparedSchema:
 def _finite(locations: list[SchemaLocation], root: Mapping[str, Any]) -> set[int]:
     """Return the identities of the schemas that may have a finite text: a least fixed point."""
     finite: set[int] = set()
-    before = -1
+    undecided, before = locations[::-1], -1
     while len(finite) > before:
-        before = len(finite)
-        for location in reversed(locations):
-            if id(location.schema) in finite:
-                continue
+        before, left = len(finite), list[SchemaLocation]()
+        for location in undecided:
             if not location.has_children or _has_finite_text(location, root, finite):
                 finite.add(id(location.schema))
+            else:
+                left.append(location)
+        undecided = left
     return finite
 
 
