@@ -12,13 +12,18 @@ from numpy.typing import NDArray
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import noise
-from nucleate.sampling.backends.survivors import Floats as Floats  # noqa: PLC0414  # callers import these from here
+from nucleate.sampling.backends.selection import exclusive_cumsum as exclusive_cumsum  # noqa: PLC0414  # callers
+from nucleate.sampling.backends.selection import group_logsumexp as group_logsumexp  # noqa: PLC0414  # import these
+from nucleate.sampling.backends.selection import highest_scoring as highest_scoring  # noqa: PLC0414  # from here
+from nucleate.sampling.backends.selection import select_token as select_token  # noqa: PLC0414
+from nucleate.sampling.backends.survivors import Floats as Floats  # noqa: PLC0414
 from nucleate.sampling.backends.survivors import Ids as Ids  # noqa: PLC0414
 from nucleate.sampling.backends.survivors import RowError as RowError  # noqa: PLC0414
 from nucleate.sampling.backends.survivors import Survivors as Survivors  # noqa: PLC0414
 from nucleate.sampling.backends.survivors import TotalMass as TotalMass  # noqa: PLC0414
 from nucleate.sampling.backends.survivors import check_scores, untruncated
 from nucleate.sampling.backends.survivors import ranked as ranked  # noqa: PLC0414
+from nucleate.sampling.backends.survivors import statistics as statistics  # noqa: PLC0414
 from nucleate.sampling.history import History, HistoryView
 from nucleate.sampling.inputs import masked_tokens
 from nucleate.sampling.min_keep import min_keep_of
@@ -202,9 +207,7 @@ def padded(x_N: Floats, count: int) -> Floats:
 
 def prefix_mask(stage: Prefix, x_N: Floats, row: RowStats) -> NDArray[np.bool_]:
     """The tokens that a Prefix keeps, as a mask."""
-    order_N = np.argsort(stage.order(x_N, row), kind="stable")
-    weight_N = stage.weight(x_N[order_N], row)
-    reached_N = exclusive_cumsum(weight_N) if stage.inclusive else np.cumsum(weight_N)
+    order_N, _, reached_N = prefix_sums(stage, x_N, row)
     kept_N = reached_N < stage.target(row) if stage.inclusive else reached_N <= stage.target(row)
     kept_N[: min_keep_of(stage)] = True
     keep_N = np.empty(len(x_N), bool)
@@ -212,20 +215,11 @@ def prefix_mask(stage: Prefix, x_N: Floats, row: RowStats) -> NDArray[np.bool_]:
     return keep_N
 
 
-def statistics(x_N: Floats, total: TotalMass | None = None) -> RowStats:
-    """The statistics of the scores of surviving tokens; none may be -inf."""
-    top = x_N.max()
-    d_N = np.maximum(x_N - top, np.finfo(np.float64).min)  # relative, because large scores would cancel
-    e_N = np.exp(d_N)
-    mass = e_N.sum()
-    entropy = np.log(mass) - (e_N * d_N).sum() / mass
-    total_mass = mass if total is None else max(total.mass * np.exp(total.top - top), mass)
-    return RowStats(len(x_N), top, mass, (e_N * e_N).sum(), entropy, top + d_N.mean(), d_N.var(), total_mass)
-
-
-def exclusive_cumsum(weight_N: Floats) -> Floats:
-    """The sum of the weights strictly before each token."""
-    return np.concatenate(([0.0], np.cumsum(weight_N)[:-1]))
+def prefix_sums(stage: Prefix, x_N: Floats, row: RowStats) -> tuple[Ids, Floats, Floats]:
+    """The order of a Prefix; in this order the weights, and the sums that it compares with its target."""
+    order_N = np.argsort(stage.order(x_N, row), kind="stable")
+    weight_N = stage.weight(x_N[order_N], row)
+    return order_N, weight_N, exclusive_cumsum(weight_N) if stage.inclusive else np.cumsum(weight_N)
 
 
 def token_logprob(kept: Survivors, token: int) -> float:
@@ -261,37 +255,3 @@ def noise_of(stages: Pipeline, past: HistoryView, seed: int, step: int) -> tuple
     """The seed and step of the draw's noise, see ``Draw.noise_key``."""
     key = stages[-1].noise_key(past) if isinstance(stages[-1], Draw) else None
     return (seed, step) if key is None else key
-
-
-def select_token(stage: Any, kept: Survivors, seed: int, step: int) -> int:
-    """The token that a Draw selects among the survivors."""
-    if not isinstance(stage, Draw):
-        raise TypeError(f"the last stage of a pipeline must be a Draw to sample, got {stage!r}")
-    ids_N, x_N = kept.ids_N, kept.x_N - kept.x_N.max()  # relative, because noise vanishes in large scores
-    with np.errstate(all="ignore"):
-        if stage.uniforms == "one":
-            row = statistics(x_N)
-            u = noise.uniform(seed, step, noise.TOKEN, np.zeros(1, np.int64))[0]
-            return int(ids_N[np.flatnonzero(exclusive_cumsum(stage.weight(x_N, row)) < stage.target(row, u))[-1]])
-        if stage.uniforms == "each":
-            group_N = ids_N // noise.GROUP_SIZE
-            groups_G, mass_G = group_logsumexp(group_N, x_N)
-            winner = highest_scoring(stage, groups_G, mass_G, noise.uniform(seed, step, noise.GROUP, groups_G))
-            ids_N, x_N = ids_N[group_N == winner], x_N[group_N == winner]
-            return highest_scoring(stage, ids_N, x_N, noise.uniform(seed, step, noise.TOKEN, ids_N))
-        return highest_scoring(stage, ids_N, x_N, np.zeros(len(x_N)))
-
-
-def group_logsumexp(group_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
-    """The groups with surviving tokens, and the log-sum-exp of their scores."""
-    order_N = np.argsort(group_N, kind="stable")
-    groups_G, first_G, size_G = np.unique(group_N[order_N], return_index=True, return_counts=True)
-    top_G = np.maximum.reduceat(x_N[order_N], first_G)
-    e_N = np.exp(x_N[order_N] - np.repeat(top_G, size_G))
-    return groups_G, top_G + np.log(np.add.reduceat(e_N, first_G))
-
-
-def highest_scoring(stage: Draw, ids_N: Ids, x_N: Floats, u_N: Floats) -> int:
-    """The id with the highest score; among equal ones, the lowest id."""
-    score_N = stage.score(x_N, u_N)
-    return int(ids_N[score_N == score_N.max()].min())

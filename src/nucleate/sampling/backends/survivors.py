@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.sampling.rule_inputs import RowStats
+
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
@@ -49,3 +51,14 @@ def ranked(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
 def untruncated(ids_N: Ids, x_N: Floats) -> Survivors:
     """Tokens in rank order, before any truncation."""
     return Survivors(ids_N, x_N, TotalMass(float(x_N[0]), float(np.exp(x_N - x_N[0]).sum())))
+
+
+def statistics(x_N: Floats, total: TotalMass | None = None) -> RowStats:
+    """The statistics of the scores of surviving tokens; none may be -inf."""
+    top = x_N.max()
+    d_N = np.maximum(x_N - top, np.finfo(np.float64).min)  # relative, because large scores would cancel
+    e_N = np.exp(d_N)
+    mass = e_N.sum()
+    entropy = np.log(mass) - (e_N * d_N).sum() / mass
+    total_mass = mass if total is None else max(total.mass * np.exp(total.top - top), mass)
+    return RowStats(len(x_N), top, mass, (e_N * e_N).sum(), entropy, top + d_N.mean(), d_N.var(), total_mass)
