@@ -1,6 +1,7 @@
 # make demo              generate a story with the embedded model (the first run creates .venv and installs nucleate)
 # make setup             create .venv with all development dependencies
 # make setup-gguf        also llama-cpp-python, for GGUF models and their tests: builds llama.cpp in four minutes
+# make setup-notebooks   also JupyterLab and marimo, in which the notebook widget is tested; apt-get install chromium as well
 # make test              the fast tests, in two processes: a few minutes
 # make test-all          also the slow tests, with more examples: what continuous integration runs
 # make test-exhaustive   all tests with all examples: an hour; run weekly, and after changes to the sampling backends
@@ -25,7 +26,7 @@ JOBS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without bytecode each compiles the sources anew
 
-.PHONY: setup setup-gguf demo test test-all test-exhaustive test-clients lint docs docs-check bench bench-page bench-engine bench-server bench-structured bench-gguf bench-gpu clean
+.PHONY: setup setup-gguf setup-notebooks demo test test-all test-exhaustive test-clients lint docs docs-check bench bench-page bench-engine bench-server bench-structured bench-gguf bench-gpu clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -53,6 +54,12 @@ demo: .venv/demo
 	@touch $@
 
 setup-gguf: .venv/gguf
+
+.venv/notebooks: .venv/dev
+	@$(PIP) -e '.[dev,torch,server,structured,notebook-servers]'
+	@touch $@
+
+setup-notebooks: .venv/notebooks
 
 test: .venv/dev
 	$(BIN)/python -m pytest $(PARALLEL)
