@@ -162,7 +162,7 @@ def test_jump_forward_tokens_within_a_draft(rule: str, forced: tuple[int, ...], 
         done=False,
     )
 
-    def accept(_: Any, token: int, __: Any) -> None:
+    def accept(_: Any, token: int, *__: Any) -> None:
         ids.extend((token, *forced) if len(ids) == 1 else (token,))
 
     step: Any = SimpleNamespace(logits=logits, accept=accept)

@@ -95,13 +95,14 @@ class CompanionSequence(SchedulerEntry):
         return ModelInput(self.key, self.token_ids, start, stop + count, self.block_ids, 1 + count, parents)
 
 
-def add_companion(owner: Any, companion: Companion, key: int) -> None:
+def add_companion(owner: Any, companion: Companion, output_ids: Sequence[int], key: int) -> None:
     """Give a sequence that has not started its companion. key: unique, as that of the sequence."""
-    max_length = len(companion.prompt_ids) + owner.max_length - len(owner.token_ids)
+    ids = (*companion.prompt_ids, *output_ids)
+    max_length = len(ids) + owner.max_length - len(owner.token_ids)
     priority, arrival, index = owner.order
     owner.companion = CompanionSequence(
         (priority, arrival, index + 1),
-        companion.prompt_ids,
+        ids,
         max_length,
         paused=owner.paused,
         owner=owner,

@@ -23,7 +23,7 @@ from nucleate.engine.beam.scheduling import (
 from nucleate.engine.companions import Companions
 from nucleate.engine.kv_cache import KVCacheManager
 from nucleate.engine.model_executor import ForwardOutput, ModelExecutor
-from nucleate.engine.request import PipelineCache, Request, ValidatedRequest, admit
+from nucleate.engine.request import PipelineCache, Request, ValidatedRequest, admit, check_output_ids
 from nucleate.engine.running_request import RunningRequest, RunningSequence
 from nucleate.engine.scheduler import Scheduler
 from nucleate.engine.scheduler_entry import NO_ROW
@@ -166,6 +166,7 @@ class Engine:
         companion = None
         if pipeline.combine is not None:
             companion, rules = self._companions.admit(pipeline.combine, request.prompt_ids, rules, self)
+        check_output_ids(request, rules, self.vocab_size, grammar)
         return ValidatedRequest(request, pipeline, rules, grammar, companion)
 
     def add(self, request: AnyRequest) -> str:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from nucleate.engine.companions import Companion
+from nucleate.engine.step_recorder import StepRecorder
 from nucleate.models.protocol import ModelLimits
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.inputs import check_ids
@@ -17,7 +18,7 @@ from nucleate.sampling.pipeline_format import is_pipeline
 from nucleate.sampling.stage import Pipeline, Stage
 from nucleate.sampling_params import SamplingParams
 from nucleate.stopping.stop_matcher import StopRules
-from nucleate.structured_output import CompiledGrammar
+from nucleate.structured_output import CompiledGrammar, Guide
 from nucleate.tokenization.tokenizer import Tokenizer
 from nucleate.watermark.kinds import check_watermark, with_watermark
 
@@ -31,23 +32,21 @@ class Request:
 
     params: a tuple of stages stands for ``SamplingParams(pipeline=stages)``.
     id: a string that no other running request has; without one, the engine assigns it.
+    output_ids: tokens with which each output begins; they count as generated (penalties, stop criteria, ``max_tokens``,
+    noise), and are returned. recorder: receives what each token was sampled from.
     """
 
     prompt_ids: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     id: str | None = None
     priority: int = 0
+    output_ids: Sequence[int] = ()
+    recorder: StepRecorder | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.prompt_ids, str | bytes):
-            raise ParameterError("prompt", f"prompt_ids are token ids, not text, got {self.prompt_ids!r:.60}")
-        try:
-            if any(isinstance(token, bool) for token in self.prompt_ids):
-                raise TypeError
-            ids = tuple(map(operator.index, self.prompt_ids))
-        except TypeError:
-            raise ParameterError("prompt", f"prompt_ids must be token ids, got {self.prompt_ids!r:.60}") from None
-        object.__setattr__(self, "prompt_ids", ids)
+        object.__setattr__(self, "prompt_ids", _token_ids(self.prompt_ids, "prompt", "prompt_ids"))
+        if self.output_ids != ():
+            object.__setattr__(self, "output_ids", _token_ids(self.output_ids, "output_ids", "output_ids"))
         if isinstance(self.params, tuple) and is_pipeline(self.params):
             object.__setattr__(self, "params", SamplingParams(pipeline=self.params))
         if not isinstance(self.params, SamplingParams):
@@ -58,6 +57,17 @@ class Request:
             raise ParameterError("id", f"id must be a string or None, got {self.id!r:.60}")
         if isinstance(self.priority, bool) or not isinstance(self.priority, int):
             raise ParameterError("priority", f"priority must be an integer, got {self.priority!r:.60}")
+
+
+def _token_ids(given: Sequence[int], field_name: str, name: str) -> tuple[int, ...]:
+    if isinstance(given, str | bytes):
+        raise ParameterError(field_name, f"{name} are token ids, not text, got {given!r:.60}")
+    try:
+        if any(isinstance(token, bool) for token in given):
+            raise TypeError
+        return tuple(map(operator.index, given))
+    except TypeError:
+        raise ParameterError(field_name, f"{name} must be token ids, got {given!r:.60}") from None
 
 
 def stages_of(params: SamplingParams, vocab_size: int, tokenizer: Tokenizer) -> Pipeline:
@@ -130,6 +140,28 @@ def stop_rules(
         min_tokens=params.min_tokens,
         regex_seconds=regex_seconds,
     )
+
+
+def check_output_ids(
+    request: Request, rules: StopRules, vocab_size: int, grammar: CompiledGrammar | None = None
+) -> None:
+    """Check the tokens with which the outputs of a request begin. Raises ParameterError."""
+    given, most = request.output_ids, rules.max_tokens
+    if not given:
+        return
+    if not all(0 <= token < vocab_size for token in given):
+        message = f"output_ids holds token ids outside the vocabulary (0..{vocab_size - 1})"
+        raise ParameterError("output_ids", message)
+    if most is not None and len(given) >= most:
+        room = f"the output has room for {most} tokens (max_tokens, or the context)"
+        raise ParameterError("output_ids", f"output_ids has {len(given)} tokens, but {room}")
+    if grammar is not None:
+        guide = Guide(grammar, ignore_eos=request.params.ignore_eos)
+        for place, token in enumerate(given):
+            if guide.accept_token(token) or guide.error is not None:
+                where = f"token {place} of output_ids ({token})"
+                what = "does not match it" if guide.error is not None else "ends the output"
+                raise ParameterError("output_ids", f"{where}: the structured_outputs of the request {what}")
 
 
 class ValidatedRequest(NamedTuple):

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from nucleate.engine.companions import Companion, CompanionSequence, add_companion
 from nucleate.engine.request import MAX_N, Request, ValidatedRequest
 from nucleate.engine.scheduler_entry import NO_ROW, ScheduledSequence, SchedulerEntry
+from nucleate.engine.step_recorder import StepRecorder
 from nucleate.models.runner import ModelInput
 from nucleate.outputs import CompletionChunk, EngineOutput, Finish, PromptLogprobs, StepLogprobs, Usage
 from nucleate.parameters.converters import one_line
@@ -144,12 +145,16 @@ class RunningRequest:
         """Create the next sequence. max_chunk: prompt tokens per step, if the logprobs of the prompt were requested."""
         index, ids, params = self.num_started, self.request.prompt_ids, self.request.params
         self.num_started += 1
+        given = self.request.output_ids
         guide = None if self.grammar is None else Guide(self.grammar, ignore_eos=params.ignore_eos)
+        if guide is not None:
+            for token in given:
+                guide.accept_token(token)  # checked by check_output_ids
         seed = (self.seed + index) % 2**64
         key = self.arrival * MAX_N + index
         sequence = self.sequences[index] = RunningSequence(
             (self.request.priority, self.arrival, 2 * index),
-            ids,
+            (*ids, *given) if given else ids,
             self.max_length,
             paused=self.paused,
             running=self,
@@ -159,7 +164,7 @@ class RunningRequest:
         if index == 0 and params.prompt_logprobs is not None:
             sequence.prompt_logprobs, sequence.use_prefix_cache, sequence.max_chunk = [None], False, max_chunk
         if self.companion is not None:
-            add_companion(sequence, self.companion, 2 * key + 1)
+            add_companion(sequence, self.companion, given, 2 * key + 1)
         return sequence
 
     def pause(self, *, paused: bool) -> None:
@@ -181,6 +186,16 @@ class RunningSequence(SchedulerEntry):
     row: int = NO_ROW  #: of the sampler, from the first token on
     draft_context: DraftContext | None = None
     grammar_complete: bool = False  #: whether the grammar allows no token after those that were sampled
+
+    @property
+    def recorder(self) -> StepRecorder | None:
+        """The recorder of its request."""
+        return self.running.request.recorder
+
+    @property
+    def num_output(self) -> int:
+        """The number of output tokens so far."""
+        return len(self.token_ids) - len(self.running.request.prompt_ids)
 
     @property
     def done(self) -> bool:

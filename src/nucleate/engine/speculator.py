@@ -26,7 +26,7 @@ from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stages.selection.greedy import Greedy
 from nucleate.speculative.adaptive.controller import AdaptiveProposer
 from nucleate.speculative.config import COUPLED, FIELD, Speculation
-from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, TargetOutput
+from nucleate.speculative.draft import NO_DRAFT, ROOT, Draft, DraftContext, TargetOutput
 from nucleate.speculative.grammar_filter import filter_draft
 from nucleate.speculative.tree import truncate
 
@@ -193,7 +193,7 @@ class Speculator:
         if self._tree_width > 1:
             self._compact_trees(ready, paths)
         for one, path in zip(ready, paths, strict=True):
-            self._record(one, len(path))
+            self._record(one, path)
 
     def _compact_trees(self, ready: Sequence[ScheduledSequence], paths: Sequence[Path]) -> None:
         """Move the KV cache entries of the accepted path of each tree to the positions that a chain has."""
@@ -220,12 +220,17 @@ class Speculator:
             step.sample([one.sequence], [one.logits_row])
             return ()
 
-    def _record(self, one: ScheduledSequence, accepted: int) -> None:
+    def _record(self, one: ScheduledSequence, path: Path) -> None:
         """Update the counters, and advance the sequence by its accepted draft tokens, which are already computed."""
         sequence, draft = one.sequence, one.draft
         self._steps += 1
         if not draft:
             return
+        if sequence.recorder is not None:
+            position = one.stop - len(sequence.running.request.prompt_ids)
+            rejected = [draft.tokens[node] for node in draft.children().get(path[-1] if path else ROOT, ())]
+            sequence.recorder.record_draft(sequence.processor.index, position, len(path), rejected)
+        accepted = len(path)
         self._drafted += len(draft)
         self._accepted += accepted
         for position in range(min(draft.depth, accepted + 1)):

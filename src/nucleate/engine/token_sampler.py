@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
+import numpy as np
+
 from nucleate.engine.running_request import RunningSequence, SequenceLifecycle
 from nucleate.engine.scheduler_entry import NO_ROW
+from nucleate.engine.step_recorder import RecordedStep, copied_row
 from nucleate.outputs import EngineOutput, StepLogprobs
 from nucleate.sampling.sampler import Sampler
 from nucleate.structured_output import Guide, error_message
@@ -48,12 +51,15 @@ class TokenSampler:
         guides = [sequence.processor.guide for sequence in sequences]
         mask = self._grammars.mask(guides) if any(guides) else None
         slots = [each.row if each.row != NO_ROW else self._new_row(each) for each in sequences]
+        recorded = self._recorded(sequences, logits_RV, mask) if any(one.recorder for one in sequences) else {}
         begin = perf_counter()
         out = self._sampler(logits_RV, slots, mask=mask)
         self.seconds += perf_counter() - begin
         logprobs = out.logprobs or (None,) * len(sequences)
         tokens: list[int] = out.token_ids.tolist()
         for place, (sequence, guide, token) in enumerate(zip(sequences, guides, tokens, strict=True)):
+            if place in recorded:
+                _record(sequence, recorded[place], token)
             if token < 0:
                 outputs += self.fail(sequence, out.errors[place])
             elif guide is None:
@@ -64,9 +70,26 @@ class TokenSampler:
         self.sampled_tokens += len(sequences) - len(out.errors)
         return tokens
 
-    def accept(self, sequence: RunningSequence, token: int, logprobs: StepLogprobs | None) -> None:
-        """Append a token that draft verification chose."""
+    def _recorded(self, sequences: list[RunningSequence], logits_RV: Any, mask: Any) -> dict[int, RecordedStep]:
+        """What the sequences with a recorder sample from, by place."""
+        return {
+            place: self._step(sequence, copied_row(logits_RV, place), None if mask is None else mask[place])
+            for place, sequence in enumerate(sequences)
+            if sequence.recorder is not None
+        }
+
+    def _step(self, sequence: RunningSequence, logits_V: Any, mask_W: Any) -> RecordedStep:
+        mask_W = None if sequence.processor.guide is None or mask_W is None else np.array(mask_W)
+        stages = self._sampler.stages(sequence.row)
+        return RecordedStep(sequence.processor.index, sequence.num_output, -1, "sampled", logits_V, stages, mask_W)
+
+    def accept(
+        self, sequence: RunningSequence, token: int, logprobs: StepLogprobs | None, logits_V: Any, mask_W: Any
+    ) -> None:
+        """Append a token that draft verification chose. logits_V, mask_W: from which, for a recorder."""
         guide = sequence.processor.guide
+        if sequence.recorder is not None:
+            _record(sequence, self._step(sequence, copied_row(logits_V[None], 0), mask_W), token)
         if guide is None:
             sequence.append(token)
             self._pending.append((sequence, token, logprobs, False))
@@ -90,6 +113,9 @@ class TokenSampler:
         for forced in guide.jump_forward_tokens():
             if sequence.idle:
                 break
+            if sequence.recorder is not None:
+                step = RecordedStep(sequence.processor.index, sequence.num_output, forced, "forced")
+                sequence.recorder.record(step)
             sequence.append(forced)
             self._sampler.accept(sequence.row, forced)
             sequence.grammar_complete = guide.accept_token(forced)
@@ -98,8 +124,13 @@ class TokenSampler:
 
     def _new_row(self, sequence: RunningSequence) -> int:
         """Add a sequence to the sampler, with its first token."""
-        running = sequence.running
-        sequence.row = self._sampler.add(running.pipeline, running.request.prompt_ids, seed=sequence.processor.seed)
+        running, processor = sequence.running, sequence.processor
+        prompt_ids, output_ids = running.request.prompt_ids, running.request.output_ids
+        sequence.row = self._sampler.add(running.pipeline, prompt_ids, output_ids=output_ids, seed=processor.seed)
+        for position, token in enumerate(output_ids):
+            if sequence.recorder is not None:
+                sequence.recorder.record(RecordedStep(processor.index, position, token, "given"))
+            self._pending.append((sequence, token, None, False))
         self._lifecycle.start_siblings(running)
         return sequence.row
 
@@ -121,6 +152,11 @@ class TokenSampler:
         return outputs
 
 
+def _record(sequence: RunningSequence, step: RecordedStep, token: int) -> None:
+    if sequence.recorder is not None:
+        sequence.recorder.record(step._replace(token_id=token))
+
+
 _Pending = tuple[RunningSequence, int, StepLogprobs | None, bool]  # whether the grammar is complete
 
 
@@ -139,9 +175,11 @@ class StepSampler:
         self._flush()
         return tokens
 
-    def accept(self, sequence: RunningSequence, token: int, logprobs: StepLogprobs | None) -> None:
+    def accept(
+        self, sequence: RunningSequence, token: int, logprobs: StepLogprobs | None, logits_V: Any, mask_W: Any
+    ) -> None:
         """See ``TokenSampler.accept``."""
-        self._sampler.accept(sequence, token, logprobs)
+        self._sampler.accept(sequence, token, logprobs, logits_V, mask_W)
         self._flush()
 
     def fail(self, sequence: RunningSequence, error: str) -> None:

@@ -82,7 +82,7 @@ def verify_by_rule(one: ScheduledSequence, step: StepSampler, sampler: Sampler, 
         if start + count == len(ids):
             mask_W = None if masks is None else masks[line]
             logprobs = sampler.accept(sequence.row, token, logits_NV[line], mask_W, distribution=targets[line])
-            step.accept(sequence, token, logprobs)
+            step.accept(sequence, token, logprobs, logits_NV[line], mask_W)
         elif ids[start + count] != token:  # the grammar forced another one
             break
         count += 1
