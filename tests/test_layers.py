@@ -35,8 +35,9 @@ ALLOWED |= {
     "generation": {*BELOW, "engine"},
     "llm": {*BELOW, "engine"},
     "comparison": {*BELOW, "engine", "llm"},
-    "server": {*BELOW, "engine", "llm", "__version__"},
-    "cli": {*BELOW, "engine", "generation", "llm", "comparison", "server", "__version__"},
+    "inspector": {*BELOW, "engine", "llm", "__version__"},
+    "server": {*BELOW, "engine", "llm", "inspector", "__version__"},
+    "cli": {*BELOW, "engine", "generation", "llm", "comparison", "inspector", "server", "__version__"},
     "integrations": {*BELOW, "engine", "llm", "cli"},
 }
 NUMBA = {"jit/compiler.py", "jit/entry_points.py", "sampling/backends/numba", "models/kernels"}

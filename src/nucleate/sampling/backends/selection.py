@@ -26,6 +26,10 @@ class Contest(NamedTuple):
         """The id that is selected."""
         return int(self.ids_N[self.total_N == self.total_N.max()].min())
 
+    def total_of(self, one: int) -> float:
+        """The total of a candidate."""
+        return float(self.total_N[self.ids_N == one][0])
+
 
 class Intervals(NamedTuple):
     """Tokens in rank order on a line: the last one whose interval begins before the target is selected."""

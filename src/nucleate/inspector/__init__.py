@@ -1,0 +1,1 @@
+"""The web inspector: shows what every sampling stage does to the tokens of a completion."""

@@ -1,0 +1,127 @@
+"""Why a stage removed single tokens, in words: one sentence per token, true of the numbers that it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.sampling import noise
+from nucleate.sampling.backends.selection import Intervals, Selection
+from nucleate.sampling.stage import Ceiling, Floor, Prefix, Shift, Stage, shape_of
+from nucleate.sampling.trace_change import StageChange
+from nucleate.sampling.trace_why import has_own_order
+
+Ranks = NDArray[np.int64]
+
+
+def removal_reasons(change: StageChange, token_ids: Iterable[int], draw: Selection | None = None) -> dict[int, str]:
+    """Why a stage removed tokens: {token id: reason}, for those of ``token_ids`` that it removed.
+
+    draw: the numbers of a Draw, see ``Trace.draw``; without them the reason is only that it selected another token.
+    """
+    ids_K = np.fromiter(dict.fromkeys(token_ids), np.int64)
+    ranks_K: Ranks = change.before.ranks[ids_K].astype(np.int64)
+    removed_K = (ranks_K >= 0) & change.is_removed[ranks_K]
+    ids_K, ranks_K = ids_K[removed_K], ranks_K[removed_K]
+    if change.stage is None or not len(ids_K):
+        return {}
+    with np.errstate(all="ignore"):
+        sentences = _sentences(change.stage, change, ids_K, ranks_K, draw)
+        return dict(zip(ids_K.tolist(), sentences, strict=True))
+
+
+def _sentences(
+    stage: Stage, change: StageChange, ids_K: Ranks, ranks_K: Ranks, draw: Selection | None
+) -> Iterator[str] | list[str]:
+    shape = shape_of(stage)
+    if shape == "Draw":
+        return [_not_selected(int(token), draw) for token in ids_K]
+    if stage.greedy:
+        return [f"rank {rank + 1}: greedy keeps only the first" for rank in ranks_K]
+    return _REASONS[shape](stage, change, ranks_K)
+
+
+def _shift(stage: Shift, change: StageChange, ranks_K: Ranks) -> list[str]:
+    which = {
+        "seen": ", as a token of the prompt or output",
+        "output": ", as a token of the output",
+        "unlisted": ", which allows only the tokens in its list",
+    }.get(stage.touches, "")
+    sentence = "not allowed by the mask of this step" if stage.touches == "masked" else f"banned by {stage.name}{which}"
+    return [sentence] * len(ranks_K)
+
+
+def _floor(stage: Floor, change: StageChange, ranks_K: Ranks) -> Iterator[str]:
+    below_N, row = change.before.rule_inputs(stage)
+    cut = float(stage.floor(row))
+    least = np.exp(cut - row.top) / row.mass
+    for below, p in zip(below_N[ranks_K], change.before.probabilities[ranks_K], strict=True):
+        if p < least < np.inf:
+            yield "probability {} is below {}".format(*told_apart(p, least))
+        else:  # too small or too large for a probability
+            yield "score {} is below {}, relative to the highest".format(*told_apart(below - row.top, cut - row.top))
+
+
+def _prefix(stage: Prefix, change: StageChange, ranks_K: Ranks) -> Iterator[str]:
+    sums, where = change.prefix, " in its ranking" if has_own_order(stage) else ""
+    place_N = np.empty(len(sums.order_N), np.int64)  # in the order of the stage
+    place_N[sums.order_N] = np.arange(len(sums.order_N))
+    what = {"weight": "share of the weight"}.get(sums.measure, sums.measure)
+    which, verb = ("before it", "reaches") if stage.inclusive else ("with it", "exceeds")
+    target = sums.target / sums.unit
+    for place in place_N[ranks_K]:
+        if not np.isfinite(target):
+            yield f"rank {place + 1}{where}: {stage.name} keeps only the first"
+        elif sums.measure == "tokens":
+            yield f"rank {place + 1}{where} is beyond {stage.name} {told_apart(target, place + 1, 6)[0]}"
+        else:
+            reached, limit = told_apart(sums.reached_N[place] / sums.unit, target, 4, strict=not stage.inclusive)
+            yield f"cumulative {what} {reached} {which}{where} {verb} {stage.name} {limit}"
+
+
+def _ceiling(stage: Ceiling, change: StageChange, ranks_K: Ranks) -> Iterator[str]:
+    _, row = change.before.rule_inputs(stage)
+    least = np.exp(float(stage.ceiling(row)) - row.top) / row.mass
+    for p in change.before.probabilities[ranks_K]:
+        yield f"probability {p:.3g} >= {least:.3g}, and not the last such token"
+
+
+def _made_impossible(stage: Stage, change: StageChange, ranks_K: Ranks) -> list[str]:
+    return [f"{stage.name} sets its score to -inf"] * len(ranks_K)
+
+
+_REASONS: Mapping[str, Callable[[Any, StageChange, Ranks], Iterator[str] | list[str]]] = {
+    "Shift": _shift,
+    "Scale": _made_impossible,
+    "Floor": _floor,
+    "Prefix": _prefix,
+    "Ceiling": _ceiling,
+    "Transform": _made_impossible,
+}
+
+
+def _not_selected(token: int, draw: Selection | None) -> str:
+    """Why a draw selected another token."""
+    if draw is None:
+        return "another token was selected"
+    contest, name, candidate = draw.tokens, "total", token
+    if isinstance(contest, Intervals):
+        return "the random number is not in its interval"
+    if draw.groups is not None and token // noise.GROUP_SIZE != draw.groups.winner:
+        contest, name, candidate = draw.groups, "total of its group", token // noise.GROUP_SIZE
+    won, own = contest.total_of(contest.winner), contest.total_of(candidate)
+    if own == won:
+        return f"{name} {own:.4g} equals the highest, and the lower id is selected"
+    return "{} {} is below {}".format(name, *told_apart(own, won, 4))
+
+
+def told_apart(one: float, other: float, digits: int = 3, *, strict: bool = True) -> tuple[str, str]:
+    """Two numbers with so many significant digits, or as many more as it takes to show that they differ."""
+    for count in range(digits, 18 if strict else digits + 1):
+        shown = f"{one:.{count}g}", f"{other:.{count}g}"
+        if float(shown[0]) != float(shown[1]):
+            break
+    return shown
