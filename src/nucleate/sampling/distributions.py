@@ -39,8 +39,7 @@ def accept_sampled(logits_V: NDArray[Any], stages: Pipeline, token: int, past: H
 
     If the token survives only one outcome of XTC's random decision, that outcome is assumed.
     """
-    bounds = sorted({0.0, 1.0, *(float(stage.act_probability) for stage in stages if isinstance(stage, Ceiling))})
-    for u in (0.5, *((low + high) / 2 for low, high in pairwise(bounds))):
+    for u in (0.5, *((low + high) / 2 for low, high in pairwise(reference.ceiling_bounds(stages)))):
         found = reference.survivors_per_stage(logits_V, stages, past, u)
         if token in found[-1].ids_N:
             return reference.row_result(found, stages, token)

@@ -232,9 +232,8 @@ def probabilities(
     logits_V: NDArray[Any], stages: Pipeline, past: HistoryView = History(), find: Callable[..., Survivors] = survivors
 ) -> Floats:
     """The distribution of the sampled token, float64 [V], averaged over XTC. find: the backend's ``survivors``."""
-    chances = sorted({0.0, 1.0, *(float(stage.act_probability) for stage in stages if isinstance(stage, Ceiling))})
     p_V = np.zeros(len(logits_V))
-    for low, high in pairwise(chances):  # same survivors for all u between two thresholds
+    for low, high in pairwise(ceiling_bounds(stages)):
         ids_N, x_N, _ = find(logits_V, stages, past, (low + high) / 2)
         with np.errstate(all="ignore"):
             if isinstance(stages[-1], Draw) and stages[-1].uniforms == "none":
@@ -243,6 +242,11 @@ def probabilities(
                 e_N = np.exp(x_N - x_N[0])
                 p_V[ids_N] += (high - low) * (e_N / e_N.sum())
     return p_V
+
+
+def ceiling_bounds(stages: Pipeline) -> list[float]:
+    """Bounds of the random number of XTC, 0 to 1, ascending: the survivors are the same for all numbers between two."""
+    return sorted({0.0, 1.0, *(float(stage.act_probability) for stage in stages if isinstance(stage, Ceiling))})
 
 
 def xtc_uniform(stages: Pipeline, seed: int, step: int) -> float:
