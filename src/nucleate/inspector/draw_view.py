@@ -50,7 +50,7 @@ def _group(group: int) -> dict[str, Any]:
 
 def _contest(contest: Contest, named: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:
     """The candidates by descending total, equal ones by ascending id: the first one is selected."""
-    ids_N, x_N, total_N = contest
+    (ids_N, x_N, total_N), winner = contest, contest.winner
     with np.errstate(all="ignore"):
         noise_N = total_N - x_N
     return [
@@ -59,7 +59,7 @@ def _contest(contest: Contest, named: Callable[[int], dict[str, Any]]) -> list[d
             "score": number(x_N[i]),
             "noise": number(noise_N[i]),
             "total": number(total_N[i]),
-            "won": int(ids_N[i]) == contest.winner,
+            "won": int(ids_N[i]) == winner,
         }
         for i in np.lexsort((ids_N, -total_N))[:MOST]
     ]

@@ -42,7 +42,7 @@ class Distribution:
         below_N, row = self._relative
         return np.asarray(np.exp(below_N) / row.mass)
 
-    @property
+    @cached_property
     def logprobs(self) -> Floats:
         """Log-probabilities [N]; finite also where a probability is rounded to 0."""
         below_N, row = self._relative
