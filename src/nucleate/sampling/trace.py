@@ -20,6 +20,7 @@ from nucleate.sampling.pipeline import Params
 from nucleate.sampling.single_row import SingleRow, single_row
 from nucleate.sampling.stage import shape_of
 from nucleate.sampling.trace_change import Distribution, StageChange
+from nucleate.sampling.trace_html import trace_html
 from nucleate.sampling.trace_step import TraceStep as TraceStep  # noqa: PLC0414  # callers import it from here
 from nucleate.sampling.trace_why import why, why_selected
 
@@ -36,8 +37,12 @@ class Trace:
     draw: Selection | None = None  #: the numbers of the draw; None without a token, and if a secret key decides
 
     def __str__(self) -> str:
+        return f"{self.table()}\n{self._result}"
+
+    @property
+    def _result(self) -> str:
         end = f"token {self.token_id}" if self.error is None else f"error: {self.error}"
-        return f"{self.table()}\n{end} (seed {self.seed}, step {self.step})"
+        return f"{end} (seed {self.seed}, step {self.step})"
 
     def table(self, text: Callable[[int], str] = str) -> str:
         """One line per stage. text: formats a token id."""
@@ -51,6 +56,10 @@ class Trace:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(map(_aligned, row, widths, "<>>>><><")) for row in rows)
         return "\n".join(line.rstrip() for line in lines)
+
+    def _repr_html_(self) -> str:
+        """The table for notebooks."""
+        return trace_html(self.steps, self._result)
 
     def to_json(self, top: int = 20) -> str:
         """The trace as JSON, with the ``top`` most likely tokens after each stage as [id, score, probability]."""
