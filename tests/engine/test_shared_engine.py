@@ -67,7 +67,7 @@ def test_a_rejected_request_aborts_the_earlier_ones_of_its_call(llm: nc.LLM) -> 
     with pytest.raises(nc.ParameterError, match="the prompt is empty"):
         next(calls.run([Request([1], PARAMS), Request([])]))
     with pytest.raises(nc.ParameterError, match="the prompt is empty"):
-        calls.check(Request([]))
+        calls.prepare(Request([]))
     assert is_empty(factory.engines[0])
 
 

@@ -140,10 +140,11 @@ def test_a_trace_of_each_recorded_step_samples_its_token(llm: nc.LLM, name: str,
     for step in recorder.steps[: len(output)] if method != "rejection" else []:
         if step.origin == "forced":
             continue
-        draw = step.stages[-1]  # type: ignore[index]
-        stages = (*step.stages[:-1], dataclasses.replace(draw, seed=11))  # type: ignore[index, type-var]
+        assert step.inputs is not None
+        logits, given, mask = step.inputs
+        stages = (*given[:-1], dataclasses.replace(given[-1], seed=11))
         past = output[: step.position]
-        trace = nc.trace(step.logits, stages, prompt_ids=prompt, output_ids=past, step=step.position, mask=step.mask)
+        trace = nc.trace(logits, stages, prompt_ids=prompt, output_ids=past, step=step.position, mask=mask)
         assert trace.token_id == step.token_id
 
 
@@ -151,7 +152,7 @@ def test_stateful_stages_are_recorded_with_their_state(llm: nc.LLM) -> None:
     recorder = Recorder()
     params = nc.SamplingParams(seed=1, max_tokens=10, mirostat_tau=4.0)
     run(llm, Request(llm.encode("Once upon a time"), params, recorder=recorder))
-    states = {step.stages[0].mu for step in recorder.steps if step.stages}  # type: ignore[attr-defined]
+    states = {step.inputs.stages[0].mu for step in recorder.steps if step.inputs}  # type: ignore[attr-defined]
     assert len(states) > 5
 
 
@@ -171,8 +172,8 @@ def test_recorded_logits_are_copies_and_given_tokens_have_none(llm: nc.LLM) -> N
     recorder, prompt = Recorder(), llm.encode("Once upon a time")
     run(llm, Request(prompt, nc.SamplingParams(max_tokens=6, seed=1), output_ids=[16, 411], recorder=recorder))
     assert [step.origin for step in recorder.steps[:3]] == ["given", "given", "sampled"]
-    assert recorder.steps[0].logits is None
-    rows = [step.logits for step in recorder.steps[2:] if step.logits is not None]
+    assert recorder.steps[0].inputs is None
+    rows = [step.inputs.logits for step in recorder.steps[2:] if step.inputs is not None]
     assert len(rows) > 1
     assert not np.shares_memory(rows[0], rows[1])
     assert rows[0].dtype == np.float32

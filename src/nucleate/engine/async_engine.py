@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Self
+from typing import Self, overload
 
 from nucleate.engine.beam.params import BeamRequest
 from nucleate.engine.beam.scheduling import AnyRequest, ValidatedBeamRequest
@@ -67,6 +67,12 @@ class AsyncEngine:
     def stopped(self) -> EngineStoppedError | None:
         """Why the engine has stopped; None while it runs."""
         return self._stopped
+
+    @overload
+    def prepare(self, request: Request) -> ValidatedRequest: ...
+
+    @overload
+    def prepare(self, request: BeamRequest) -> ValidatedBeamRequest: ...
 
     def prepare(self, request: Request | BeamRequest) -> ValidatedRequest | ValidatedBeamRequest:
         """Validate a request, on any thread. This leaves little to do for the engine's thread."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 from time import perf_counter
+from typing import overload
 
 from nucleate.engine.beam.params import BeamRequest
 from nucleate.engine.beam.scheduling import (
@@ -150,6 +151,12 @@ class Engine:
             sampler.jump_forward_tokens,
             SpeculativeStats() if self._speculator is None else self._speculator.stats,
         )
+
+    @overload
+    def prepare(self, request: Request) -> ValidatedRequest: ...
+
+    @overload
+    def prepare(self, request: BeamRequest) -> ValidatedBeamRequest: ...
 
     def prepare(self, request: Request | BeamRequest) -> ValidatedRequest | ValidatedBeamRequest:
         """Validate a request. Raises ParameterError, as ``add`` would.

@@ -9,9 +9,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from nucleate.engine.beam.params import BeamRequest
+from nucleate.engine.beam.scheduling import AnyRequest
 from nucleate.engine.engine import Engine
-from nucleate.engine.request import Request
+from nucleate.engine.request import Request, ValidatedRequest
 from nucleate.outputs import EngineOutput
 
 
@@ -27,12 +27,13 @@ class SharedEngine:
         self._lock = threading.Lock()
         self._queues: dict[str, deque[EngineOutput]] = {}  # by request id, the queue of its caller
 
-    def check(self, request: Request | BeamRequest) -> None:
-        """Validate a request. Raises ParameterError."""
+    def prepare(self, request: Request) -> ValidatedRequest:
+        """Validate a request, which may be run then. Raises ParameterError."""
         with self._lock:
-            self._running().prepare(request)
+            engine = self._running()
+        return engine.prepare(request)
 
-    def run(self, requests: Iterable[Request | BeamRequest]) -> Iterator[tuple[int, EngineOutput]]:
+    def run(self, requests: Iterable[AnyRequest]) -> Iterator[tuple[int, EngineOutput]]:
         """Run requests, and yield their outputs as they come, each with the index of its request.
 
         All are admitted before the first one runs. The requests must have no ids. Raises ParameterError.

@@ -11,20 +11,25 @@ from numpy.typing import NDArray
 from nucleate.sampling.stage import Pipeline
 
 
+class SamplingInputs(NamedTuple):
+    """What a token was sampled from."""
+
+    logits: NDArray[np.float32]  #: [V], after guidance, before all other stages; owned by the receiver
+    stages: Pipeline  #: simplified, with the state of this step
+    mask: NDArray[np.int32] | None  #: [W], the tokens that the grammar allowed
+
+
 class RecordedStep(NamedTuple):
     """One token of an output.
 
-    origin: "sampled"; "given", one of ``Request.output_ids``; or "forced", the only token that the grammar allowed. The
-    other fields are None unless it was sampled.
+    origin: "sampled"; "given", one of ``Request.output_ids``; or "forced", the only token that the grammar allowed.
     """
 
     output_index: int  #: of the output among the n of the request
     position: int  #: of the token in the output: the step of its noise
-    token_id: int
+    token_id: int  #: -1 if no token could be sampled
     origin: Literal["sampled", "given", "forced"]
-    logits: NDArray[np.float32] | None = None  #: [V], after guidance, before all other stages; owned by the receiver
-    stages: Pipeline | None = None  #: simplified, with the state of this step
-    mask: NDArray[np.int32] | None = None  #: [W], the tokens that the grammar allowed
+    inputs: SamplingInputs | None = None  #: None unless it was sampled
 
 
 class StepRecorder(Protocol):

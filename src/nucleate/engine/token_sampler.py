@@ -10,7 +10,7 @@ import numpy as np
 
 from nucleate.engine.running_request import RunningSequence, SequenceLifecycle
 from nucleate.engine.scheduler_entry import NO_ROW
-from nucleate.engine.step_recorder import RecordedStep, copied_row
+from nucleate.engine.step_recorder import RecordedStep, SamplingInputs, copied_row
 from nucleate.outputs import EngineOutput, StepLogprobs
 from nucleate.sampling.sampler import Sampler
 from nucleate.structured_output import Guide, error_message
@@ -80,8 +80,8 @@ class TokenSampler:
 
     def _step(self, sequence: RunningSequence, logits_V: Any, mask_W: Any) -> RecordedStep:
         mask_W = None if sequence.processor.guide is None or mask_W is None else np.array(mask_W)
-        stages = self._sampler.stages(sequence.row)
-        return RecordedStep(sequence.processor.index, sequence.num_output, -1, "sampled", logits_V, stages, mask_W)
+        inputs = SamplingInputs(logits_V, self._sampler.stages(sequence.row), mask_W)
+        return RecordedStep(sequence.processor.index, sequence.num_output, -1, "sampled", inputs)
 
     def accept(
         self, sequence: RunningSequence, token: int, logprobs: StepLogprobs | None, logits_V: Any, mask_W: Any

@@ -234,6 +234,11 @@ class LLM:
         runner, *others = runners_of(self.model, self.companion_model, kv_cache_memory, tokens)
         return Engine(runner, self.tokenizer, companion_runner=others[0] if others else None, **options)
 
+    @property
+    def shared_engine(self) -> SharedEngine:
+        """The engine that all calls share, for tools that run their own requests on it."""
+        return self._engine
+
     def reset_prefix_cache(self) -> None:
         """Forget the cached prompt prefixes. Call it after the weights of a model in memory have changed.
 
@@ -291,7 +296,7 @@ class LLM:
 
     def _stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> Iterator[CompletionChunk]:
         request = Request(prompt_ids, params)
-        self._engine.check(request)  # now, not at the first chunk
+        self._engine.prepare(request)  # now, not at the first chunk
         return _in_order(output.chunk for _, output in self._engine.run([request]))
 
 

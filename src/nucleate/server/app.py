@@ -14,6 +14,7 @@ from nucleate import __version__
 from nucleate.server.auth import APIKeyMiddleware, APIKeys
 from nucleate.server.generation_endpoint import GenerationEndpoint
 from nucleate.server.host_check import ANY, HostMiddleware
+from nucleate.server.inspector_routes import OPEN_ROUTES, InspectorRoutes
 from nucleate.server.metrics import Metrics
 from nucleate.server.openai.endpoints import ENDPOINTS
 from nucleate.server.openapi_document import document
@@ -50,13 +51,14 @@ def application(
         "/version": ("GET", info.version),
         "/metrics": ("GET", partial(_metrics, metrics)),
         "/openapi.json": ("GET", info.openapi),
+        **InspectorRoutes(service, metrics, needs_key=bool(keys)).routes(),
     }
     routes = [
         Route(path, Handler(handler), methods=[method], name=path.strip("/"))
         for path, (method, handler) in handlers.items()
     ]
     router = Router(routes, redirect_slashes=False, lifespan=lambda _: service.running())
-    app: ASGIApp = APIKeyMiddleware(router, router, keys) if keys else router
+    app: ASGIApp = APIKeyMiddleware(router, router, keys, frozenset({"health"}) | OPEN_ROUTES) if keys else router
     app = app if ANY in hosts else HostMiddleware(app, hosts, origins)
     app = RequestMiddleware(app, log, metrics)
     if origins:

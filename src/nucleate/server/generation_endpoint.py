@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
-from time import perf_counter
+from typing import Any
 
-from nucleate.outputs import Completion, CompletionChunk, EngineOutput, FinishReason, Usage
+from nucleate.outputs import Completion, CompletionChunk
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.http_errors import (
     HTTPError,
-    generation_failed,
     http_error,
     internal_error,
-    shutting_down,
     timed_out,
 )
 from nucleate.server.metrics import Metrics
 from nucleate.server.openai.json_encoding import json_parts, paced, pieces
 from nucleate.server.openai.logprobs import JSON
-from nucleate.server.openai.responses import chat_body, completion_body, failure_message
+from nucleate.server.openai.responses import chat_body, completion_body
 from nucleate.server.openai.stream_chunks import KEEP_ALIVE, ChatStream, CompletionStream, ResponseStream, error_frame
+from nucleate.server.output_recorder import Batch, OutputRecorder
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import WORKER_THREADS, GenerationCall, Service
 
@@ -35,7 +34,6 @@ ERROR_FRAME_TIMEOUT_SECONDS = 1.0
 PARSED_AT_A_TIME = 2 * WORKER_THREADS
 """Requests of an endpoint that are parsed at a time: in a burst, the others wait before they take worker threads."""
 
-Batch = list[tuple[int, EngineOutput]]
 Batches = AsyncGenerator[Batch]
 
 
@@ -48,16 +46,7 @@ class GenerationEndpoint:
 
     async def __call__(self, context: RequestContext) -> None:
         """Handle a request within its timeout. Errors after the start of a stream end the stream instead of raising."""
-        limits = self._service.limits
-        with self._service.request_slot():
-            try:
-                async with asyncio.timeout(limits.request_timeout_seconds):
-                    data = await context.body(limits.max_request_body_bytes)
-                    await context.until_disconnect(self._generate(context, data))
-            except TimeoutError:
-                await _end_with_error(context, timed_out("The request", limits.request_timeout_seconds))
-            except Exception as error:  # noqa: BLE001  # a stream that has started always gets an end
-                await _end_with_error(context, http_error(error) or error)
+        await handle_request(self._service, context, partial(self._generate, context))
 
     async def _generate(self, context: RequestContext, data: bytes) -> None:
         service, log = self._service, context.log
@@ -75,9 +64,12 @@ class GenerationEndpoint:
         log.stream, log.prompt = call.parsed.stream, call.parsed.messages or call.parsed.prompts
         log.prompt_tokens = sum(map(len, call.prompt_token_ids))
         self._metrics.count_prompt_tokens(log.prompt_tokens)
+        field = None if call.structured_output_kind is None else call.parsed.requested_format.field
         with service.queue_slots(call.sequence_counts) as release:
             async with aclosing(service.engine.run_all(call.prepared, heartbeat_seconds=KEEP_ALIVE_SECONDS)) as batches:
-                recorder = _Recorder(context, self._metrics, release, service, call)
+                recorder = OutputRecorder(
+                    context, self._metrics, release, service, len(call.prepared), call.sequences_per_prompt, field
+                )
                 try:
                     if stream is None:
                         await self._respond(context, call, batches, recorder)
@@ -95,7 +87,7 @@ class GenerationEndpoint:
         return call, kind(call.head, call.parsed, call.prompt_token_ids, self._service.llm.tokenizer)
 
     async def _respond(
-        self, context: RequestContext, call: GenerationCall, batches: Batches, recorder: _Recorder
+        self, context: RequestContext, call: GenerationCall, batches: Batches, recorder: OutputRecorder
     ) -> None:
         chunks: list[list[CompletionChunk]] = [[] for _ in call.prepared]
         async for batch in batches:
@@ -126,7 +118,7 @@ class GenerationEndpoint:
         return completion_body(call.head, call.parsed, completions, tokenizer, iter)
 
     async def _stream(
-        self, context: RequestContext, stream: ResponseStream, batches: Batches, recorder: _Recorder
+        self, context: RequestContext, stream: ResponseStream, batches: Batches, recorder: OutputRecorder
     ) -> None:
         async for batch in batches:
             outputs, failure = recorder.record(batch)
@@ -151,63 +143,20 @@ def _frames(stream: ResponseStream, outputs: Batch) -> bytes:
     return b"".join([stream.frames(prompt, [output.chunk for _, output in own]) for prompt, own in groups])
 
 
-class _Recorder:
-    """Records engine outputs in metrics and log, and detects failures. release: frees the queue slots of a prompt."""
-
-    def __init__(
-        self,
-        context: RequestContext,
-        metrics: Metrics,
-        release: Callable[[int], None],
-        service: Service,
-        call: GenerationCall,
-    ) -> None:
-        self.usage = Usage(0, 0)
-        self._log, self._start, self._metrics = context.log, context.start_time, metrics
-        self._release, self._service, self._call = release, service, call
-        self._last_token_times: dict[tuple[int, int], float] = {}  # by prompt and index of the output
-        self._unfinished = dict.fromkeys(range(len(call.prepared)), call.sequences_per_prompt)  # by prompt
-
-    def record(self, batch: Batch) -> tuple[Batch, HTTPError | None]:
-        """Record outputs. Returns all of them and None; or those before the first failed one, and its error."""
-        now, last = perf_counter(), self._last_token_times
-        for number, (prompt, output) in enumerate(batch):
-            chunk = output.chunk
-            key = prompt, chunk.index
-            if key in last:
-                self._metrics.observe_token(now - last[key])
-            elif self._log.time_to_first_token_seconds is None:
-                self._log.time_to_first_token_seconds = now - self._start
-                self._metrics.observe_first_token(now - self._start)
-            last[key] = now
-            if chunk.finish_reason is not None:
-                self._unfinished[prompt] -= 1
-                failure = self._finish(chunk.finish_reason, chunk.stop_reason)
-                if failure is not None:
-                    return batch[:number], failure
-            if output.usage is not None:
-                prompt_tokens, completion_tokens = output.usage.prompt_tokens, output.usage.completion_tokens
-                self.usage = Usage(
-                    self.usage.prompt_tokens + prompt_tokens, self.usage.completion_tokens + completion_tokens
-                )
-                self._log.completion_tokens += completion_tokens
-                self._release(prompt)
-                del self._unfinished[prompt]
-        return batch, None
-
-    def record_aborted(self) -> None:
-        """Record the sequences that did not finish, because the client disconnected or another one failed."""
-        for _ in range(sum(self._unfinished.values())):
-            self._finish("abort", None)
-        self._unfinished.clear()
-
-    def _finish(self, reason: FinishReason, detail: str | int | None) -> HTTPError | None:
-        self._metrics.count_finished_sequence(reason)
-        self._log.finish_reasons.append(reason)
-        if reason == "error":
-            field = None if self._call.structured_output_kind is None else self._call.parsed.requested_format.field
-            return generation_failed(failure_message(detail), field)
-        return shutting_down() if reason == "abort" and self._service.aborted else None
+async def handle_request(
+    service: Service, context: RequestContext, generate: Callable[[bytes], Coroutine[Any, Any, None]]
+) -> None:
+    """Read the body of a generation request and handle it within its timeout. generate: gets the body."""
+    limits = service.limits
+    with service.request_slot():
+        try:
+            async with asyncio.timeout(limits.request_timeout_seconds):
+                data = await context.body(limits.max_request_body_bytes)
+                await context.until_disconnect(generate(data))
+        except TimeoutError:
+            await _end_with_error(context, timed_out("The request", limits.request_timeout_seconds))
+        except Exception as error:  # noqa: BLE001  # a stream that has started always gets an end
+            await _end_with_error(context, http_error(error) or error)
 
 
 async def _end_with_error(context: RequestContext, error: Exception) -> None:

@@ -78,6 +78,12 @@ class ServerLimits:
         low=1,
         high=MAX_INT,
     )
+    max_inspector_bytes: int = param(
+        "Maximum size of the logits that the inspector (/inspector) keeps, in bytes. 0: no inspector.",
+        default=256 * 2**20,
+        low=0,
+        high=2**40,
+    )
     shutdown_timeout_seconds: float = param(
         "Time for requests in flight to finish after SIGTERM, in seconds.", default=30.0, low=0.0
     )

@@ -101,7 +101,7 @@ class Service:
         self.aborted = False  #: requests in flight were aborted
         self.num_requests = 0  #: in flight
         self.num_sequences = 0  #: running and queued
-        self._defaults = defaults
+        self.defaults = defaults
         self._endpoints = {url: limits.cap_max_tokens(endpoint) for url, endpoint in ENDPOINTS.items()}
         limits.check_body(defaults.to_dict(), self.vocab_size)
         _warm_up_grammars(engine, defaults)
@@ -187,7 +187,7 @@ class Service:
         """
         endpoint = self._endpoints[url]
         body = self.decode_body(data)
-        parsed = read_body(endpoint, body, self._defaults)
+        parsed = read_body(endpoint, body, self.defaults)
         self.check_model(parsed.model)
         prompts = encode_prompts(self.llm, parsed, self.max_model_len)
         self.limits.check_request(parsed, prompts, self.max_model_len)

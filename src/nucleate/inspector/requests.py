@@ -1,0 +1,149 @@
+"""Reads the bodies of the inspector's requests, and prepares what they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from nucleate.inspector.draws import MAX_DRAWS
+from nucleate.inspector.store import InspectorError, Run
+from nucleate.inspector.trace_view import MAX_TOKENS
+from nucleate.parameters.converters import shown
+from nucleate.parameters.parameter import ParameterError, unknown
+from nucleate.sampling_params import FIELDS, SamplingParams
+from nucleate.tokenization.tokenizer import Tokenizer
+
+UNUSABLE: Final = ("n", "logprobs", "logprob_token_ids", "prompt_logprobs")
+"""Parameters that an inspected request cannot set: it has one output, and its page shows all probabilities."""
+
+
+@dataclass(frozen=True)
+class Parent:
+    """Where a branch starts: after ``step`` tokens of a run, and the tokens that follow."""
+
+    run: str
+    step: int
+    token: int | None
+    text: str | None
+
+
+@dataclass(frozen=True)
+class GenerateBody:
+    """A prompt, a conversation or a parent, and sampling parameters."""
+
+    prompt: str | None
+    messages: list[Any] | None
+    parent: Parent | None
+    params: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class StepBody:
+    """A step of a run, under other parameters if ``params`` is not None."""
+
+    run: str
+    step: int
+    params: dict[str, Any] | None
+    top: int
+    include: tuple[int, ...]
+    count: int
+
+
+def read_generate(body: Any) -> GenerateBody:
+    """Read the body of ``generate``. Raises ParameterError."""
+    given = _fields(body, ("prompt", "messages", "parent", "params"))
+    inputs = [name for name in ("prompt", "messages", "parent") if given.get(name) is not None]
+    if len(inputs) != 1:
+        raise ParameterError("prompt", f"give one of prompt, messages and parent, got {' and '.join(inputs) or 'none'}")
+    if "prompt" in inputs and (not isinstance(given["prompt"], str) or not given["prompt"]):
+        raise ParameterError("prompt", f"prompt must be a non-empty text, got {shown(given['prompt'])}")
+    if "messages" in inputs and not isinstance(given["messages"], list):
+        raise ParameterError("messages", f"messages must be a list, got {shown(given['messages'])}")
+    parent = None if "parent" not in inputs else _parent(given["parent"])
+    return GenerateBody(given.get("prompt"), given.get("messages"), parent, _params(given.get("params")) or {})
+
+
+def read_step(body: Any, default_top: int) -> StepBody:
+    """Read the body of ``trace`` or ``draws``. Raises ParameterError."""
+    given = _fields(body, ("run", "step", "params", "top", "include", "count"))
+    run, include = given.get("run"), given.get("include") or []
+    if not isinstance(run, str):
+        raise ParameterError("run", f"run must be the id of a run, got {shown(run)}")
+    if not isinstance(include, list) or len(include) > MAX_TOKENS or not all(_is_count(each) for each in include):
+        raise ParameterError("include", f"include must be a list of at most {MAX_TOKENS} token ids")
+    return StepBody(
+        run,
+        _integer(given, "step", 0, 2**31 - 1),
+        _params(given.get("params")),
+        _integer(given, "top", 1, MAX_TOKENS, default_top),
+        tuple(include),
+        _integer(given, "count", 1, MAX_DRAWS, 1000),
+    )
+
+
+def run_params(
+    values: Mapping[str, Any], defaults: SamplingParams, max_tokens: int, default_max_tokens: int
+) -> SamplingParams:
+    """The parameters of an inspected request. Raises ParameterError."""
+    for name in UNUSABLE:
+        if values.get(name) not in (None, (), [], 1):
+            raise ParameterError(
+                name, f"{name} cannot be set here: the inspector shows one output with all probabilities"
+            )
+    values = {name: value for name, value in values.items() if name not in UNUSABLE}
+    unwanted = {name: FIELDS[name].default for name in UNUSABLE if name in defaults.fields_set}
+    params = defaults.override(**values, **unwanted)
+    given = default_max_tokens if params.max_tokens is None else params.max_tokens
+    if given > max_tokens:
+        raise ParameterError("max_tokens", f"max_tokens must be at most {max_tokens} here, got {given}")
+    return params.replace(max_tokens=given)
+
+
+def branch_tokens(parent: Parent, run: Run, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens with which the output of a branch begins. Raises ParameterError, InspectorError."""
+    kept = run.token_ids[: parent.step]
+    if len(kept) < parent.step:
+        raise InspectorError("step_not_stored", f"the run has {len(kept)} tokens, not {parent.step}")
+    more = tokenizer.encode(parent.text or "", False) if parent.token is None else [parent.token]
+    return (*kept, *more)
+
+
+def _parent(value: Any) -> Parent:
+    given = _fields(value, ("run", "step", "token", "text"))
+    if not isinstance(given.get("run"), str):
+        raise ParameterError("parent.run", f"parent.run must be the id of a run, got {shown(given.get('run'))}")
+    token, text = given.get("token"), given.get("text")
+    if (token is None) == (text is None):
+        raise ParameterError("parent.token", "parent needs a token or a text, and not both")
+    if token is not None and not _is_count(token):
+        raise ParameterError("parent.token", f"parent.token must be a token id, got {shown(token)}")
+    if text is not None and not isinstance(text, str):
+        raise ParameterError("parent.text", f"parent.text must be a text, got {shown(text)}")
+    return Parent(given["run"], _integer(given, "step", 0, 2**31 - 1), token, text)
+
+
+def _fields(value: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ParameterError("body", f"the body must be a JSON object, got {shown(value)}")
+    for name in value:
+        if name not in names:
+            raise unknown(name, names, "field")
+    return value
+
+
+def _params(value: Any) -> dict[str, Any] | None:
+    if value is not None and not isinstance(value, dict):
+        raise ParameterError("params", f"params must be an object of sampling parameters, got {shown(value)}")
+    return value
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _integer(given: Mapping[str, Any], name: str, low: int, high: int, default: int | None = None) -> int:
+    value = given.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ParameterError(name, f"{name} must be an integer from {low} to {high}, got {shown(value)}")
+    return value

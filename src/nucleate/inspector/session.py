@@ -1,0 +1,221 @@
+"""The inspector of one model, independent of how its front end is connected: web page or notebook widget."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+from typing import Any, final
+
+from nucleate.engine.request import Request, ValidatedRequest
+from nucleate.inspector.draws import draw_counts, draws_view
+from nucleate.inspector.events import Event, end_event, prompt_tokens, tokens_event
+from nucleate.inspector.recorded_trace import Prepare, StepInputs, step_inputs
+from nucleate.inspector.requests import branch_tokens, read_generate, read_step, run_params
+from nucleate.inspector.settings import settings
+from nucleate.inspector.store import InspectionStore, Run
+from nucleate.inspector.trace_view import trace_view
+from nucleate.llm import LLM
+from nucleate.outputs import CompletionChunk, Usage
+from nucleate.parameters.converters import shown
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.noise import fresh_seed
+from nucleate.sampling.stage import shape_of
+from nucleate.sampling.trace import trace
+from nucleate.sampling_params import SamplingParams
+from nucleate.speculative.config import COUPLED
+from nucleate.tokenization.token_text import token_text
+
+MAX_TOKENS, DEFAULT_TOKENS = 16_384, 256
+"""The most tokens of an inspected output, and the default of ``max_tokens``."""
+DEFAULT_TOP, DEFAULT_DRAWS_TOP = 40, 20
+"""Tokens in a trace and in a comparison of draws, by default."""
+
+
+@final
+class Inspector:
+    """Starts inspected requests, and answers questions about their steps. Its methods may run on any thread.
+
+    prepare: ``Engine.prepare`` of the engine that runs the requests. defaults: the parameters that a request does not
+    set.
+    """
+
+    def __init__(
+        self, llm: LLM, prepare: Prepare, store: InspectionStore, defaults: SamplingParams, *, name: str, length: int
+    ) -> None:
+        self.store, self._llm, self._prepare, self._defaults, self._name = store, llm, prepare, defaults, name
+        self._length, self.max_tokens = length, min(MAX_TOKENS, length)
+
+    def text(self, token: int) -> str:
+        """The text of a token."""
+        return token_text(self._llm.tokenizer, token)
+
+    def settings(self, *, needs_key: bool = False) -> dict[str, Any]:
+        """Describe the model and the parameters, for the controls of the page."""
+        return settings(
+            name=self._name,
+            tokenizer=self._llm.tokenizer,
+            vocab_size=self._llm.model.vocab_size,
+            context_length=self._length,
+            defaults=self._defaults,
+            max_tokens=self.max_tokens,
+            needs_key=needs_key,
+        )
+
+    def start(self, body: Any, owner: str = "") -> tuple[Run, ValidatedRequest, Event]:
+        """Read the body of ``generate``: the run, its request and its first event. Raises ParameterError.
+
+        owner: identifies the client, which alone can read the run.
+        """
+        given = read_generate(body)
+        output_ids: tuple[int, ...] = ()
+        values = dict(given.params)
+        if given.parent is not None:
+            parent = self.store.get(given.parent.run, owner)
+            prompt_ids, prompt, messages = parent.prompt_ids, parent.prompt, parent.messages
+            output_ids = branch_tokens(given.parent, parent, self._llm.tokenizer)
+            values = {"seed": parent.seed, **values}
+        elif given.messages is not None:
+            prompt_ids, prompt, messages = tuple(self._llm.encode_chat(given.messages)), None, given.messages
+        else:
+            prompt_ids, prompt, messages = tuple(self._llm.encode(given.prompt or "")), given.prompt, None
+        default_tokens = len(output_ids) + DEFAULT_TOKENS
+        params = run_params(values, self._defaults, self.max_tokens, min(default_tokens, self.max_tokens))
+        params = params.replace(seed=fresh_seed() >> 11 if params.seed is None else params.seed)
+        run = Run(owner, params, prompt_ids, output_ids, params.seed or 0, self.store, prompt, messages)
+        validated = self._prepare(Request(prompt_ids, params, output_ids=output_ids, recorder=run))
+        self.store.add(run)
+        return run, validated, self._start_event(run, validated, values)
+
+    def _start_event(self, run: Run, validated: ValidatedRequest, given: dict[str, Any]) -> Event:
+        params = run.params.to_dict()
+        kept = self._defaults.fields_set - given.keys()
+        sources = {**dict.fromkeys(given, "request"), **dict.fromkeys(kept, "generation_config")}
+        speculation = self._llm.speculative_config
+        return {
+            "type": "start",
+            "run": run.id,
+            "model": self._name,
+            "seed": run.seed,
+            "prompt": prompt_tokens(run.prompt_ids, self.text),
+            "params": params,
+            "origins": {name: sources[name] for name in params if name in sources},
+            "stages": _described(validated),
+            "given": len(run.output_ids),
+            "replayable": speculation is None or speculation.acceptance_rule == COUPLED,
+        }
+
+    def trace(self, body: Any, owner: str = "") -> dict[str, Any]:
+        """What each stage did in a step, under the parameters of its run or under others. Raises ParameterError."""
+        begin, given = perf_counter(), read_step(body, DEFAULT_TOP)
+        if not all(token < self._llm.model.vocab_size for token in given.include):
+            raise ParameterError("include", f"include names tokens beyond the vocabulary: {shown(given.include)}")
+        run, params, inputs = self._step(given.run, given.step, given.params, owner)
+        seed = params.seed if params.seed is not None else run.seed
+        found = trace(
+            inputs.logits,
+            inputs.stages,
+            prompt_ids=run.prompt_ids,
+            output_ids=inputs.output_ids,
+            step=given.step,
+            mask=inputs.mask,
+        )
+        sampled = run.steps[given.step].token_id
+        include = given.include if sampled < 0 else (*given.include, sampled)
+        view = trace_view(found, self.text, given.top, include)
+        picked = None if found.token_id is None else {"id": found.token_id, "text": self.text(found.token_id)}
+        return {
+            **view,
+            "run": run.id,
+            "step": given.step,
+            "seed": seed,
+            "params": params.to_dict(),
+            "picked": picked,
+            "sampled": None if sampled < 0 else {"id": sampled, "text": self.text(sampled)},
+            "milliseconds": round(1000 * (perf_counter() - begin), 2),
+        }
+
+    def draws(self, body: Any, owner: str = "") -> dict[str, Any]:
+        """How often each token is sampled with many seeds, and its exact probability. Raises ParameterError."""
+        given = read_step(body, DEFAULT_DRAWS_TOP)
+        run, _, inputs = self._step(given.run, given.step, given.params, owner)
+        counts = draw_counts(
+            inputs.logits,
+            inputs.stages,
+            prompt_ids=run.prompt_ids,
+            output_ids=inputs.output_ids,
+            step=given.step,
+            mask=inputs.mask,
+            count=given.count,
+            first_seed=run.seed,
+        )
+        return draws_view(counts, self.text, given.top)
+
+    def _step(
+        self, run_id: str, position: int, values: dict[str, Any] | None, owner: str
+    ) -> tuple[Run, SamplingParams, StepInputs]:
+        run = self.store.get(run_id, owner)
+        params = run.params
+        if values is not None:
+            params = run_params({"seed": run.seed, **values}, self._defaults, self.max_tokens, self.max_tokens)
+        return run, params, step_inputs(run, position, params, self._prepare)
+
+
+@final
+class OutputEvents:
+    """Turns the chunks of a run into events."""
+
+    def __init__(self, inspector: Inspector, run: Run) -> None:
+        self._inspector, self._run = inspector, run
+        self._count, self._text = 0, ""
+
+    def of(self, chunks: list[CompletionChunk], usage: Usage | None) -> Iterator[Event]:
+        """The events of new chunks. usage: that of the last one."""
+        if any(chunk.token_ids for chunk in chunks):
+            event = tokens_event(self._run, chunks, self._count, self._inspector.text)
+            self._count += len(event["tokens"])
+            yield event
+        self._text += "".join(chunk.text for chunk in chunks)
+        if chunks and chunks[-1].finish_reason is not None:
+            yield end_event(chunks[-1], self._text, usage)
+
+
+@final
+class InspectorSession:
+    """The inspector of an LLM in this process: it runs requests on the LLM's own engine."""
+
+    def __init__(self, llm: LLM, *, store: InspectionStore | None = None) -> None:
+        self._llm = llm
+        name = "model in memory" if llm.folder is None else Path(llm.folder).name
+        store, length = InspectionStore() if store is None else store, llm.model.context_length
+        self._inspector = Inspector(llm, self._prepare, store, llm.default_params, name=name, length=length)
+
+    def _prepare(self, request: Request) -> ValidatedRequest:
+        return self._llm.shared_engine.prepare(request)
+
+    def settings(self) -> dict[str, Any]:
+        """See ``Inspector.settings``."""
+        return self._inspector.settings()
+
+    def generate(self, body: Any) -> Iterator[Event]:
+        """Run a request, and yield its events. Raises ParameterError."""
+        run, validated, event = self._inspector.start(body)
+        yield event
+        events = OutputEvents(self._inspector, run)
+        for _, output in self._llm.shared_engine.run([validated]):
+            yield from events.of([output.chunk], output.usage)
+
+    def trace(self, body: Any) -> dict[str, Any]:
+        """See ``Inspector.trace``."""
+        return self._inspector.trace(body)
+
+    def draws(self, body: Any) -> dict[str, Any]:
+        """See ``Inspector.draws``."""
+        return self._inspector.draws(body)
+
+
+def _described(validated: ValidatedRequest) -> list[dict[str, str]]:
+    return [
+        {"name": stage.name, "shape": shape_of(stage).lower(), "label": repr(stage)}
+        for stage in validated.pipeline.given
+    ]

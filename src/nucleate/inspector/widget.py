@@ -1,0 +1,134 @@
+"""The inspector as a notebook widget: the modules of the page, with the messages of anywidget in place of HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, final
+
+import anywidget
+import traitlets
+
+from nucleate import __version__
+from nucleate.inspector.bundle import STYLE, asset, bundle, offline_page
+from nucleate.inspector.session import InspectorSession
+from nucleate.inspector.store import InspectorError
+from nucleate.llm import LLM
+from nucleate.models.protocol import ModelError
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling_params import SamplingParams
+
+PATHS: Final = ("generate", "trace", "draws", "template")
+
+
+def inspect(
+    llm: LLM,
+    prompt: str | Sequence[Mapping[str, Any]],
+    params: SamplingParams | None = None,
+    **values: Any,
+) -> InspectorWidget:
+    """Generate an answer, and show every sampling stage of each of its tokens in a notebook.
+
+    prompt: a text, or a conversation ``[{"role": ..., "content": ...}, ...]``. params: the sampling parameters; or
+    pass fields of SamplingParams as keywords (``temperature=0.7``). The widget is shown when a cell ends with it, in
+    Jupyter, VS Code and marimo. Raises ParameterError.
+    """
+    if params is not None and values:
+        raise ParameterError("params", f"give either params or {', '.join(values)}, not both")
+    if params is not None and not isinstance(params, SamplingParams):
+        raise ParameterError("params", f"params must be a SamplingParams, got {type(params).__name__}")
+    given = (SamplingParams(**values) if params is None else params).to_dict()
+    source = {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(each) for each in prompt]}
+    return InspectorWidget(InspectorSession(llm), {**source, "params": given})
+
+
+@final
+class InspectorWidget(anywidget.AnyWidget):
+    """The inspector of a session. Its first answer is part of the widget, so that saved notebooks show it.
+
+    A message of the front end is ``{"id": ..., "path": one of PATHS, "body": JSON text}``, and its replies are
+    ``{"id": ..., "event": JSON text}`` for each event of ``generate``, then ``{"id": ..., "result": JSON text}`` or
+    ``{"id": ..., "error": {...}}``. JSON is sent as text because seeds have more digits than JavaScript's numbers.
+    """
+
+    _esm = f"{bundle('widget.js')}\nexport default {{ render }};\n"
+    _css = asset(STYLE)
+
+    document = traitlets.Unicode().tag(sync=True)
+    """The saved document of the first answer, as JSON text."""
+
+    def __init__(self, session: InspectorSession, body: Mapping[str, Any]) -> None:
+        self._session = session
+        super().__init__(document=_to_json(_document(session, body)))
+        self.on_msg(self._answer)
+
+    def _answer(self, _: object, message: Any, __: object) -> None:
+        """Answer one message of the front end."""
+        number = message.get("id")
+        try:
+            result = None
+            for result in self._replies(message.get("path"), json.loads(message.get("body") or "null")):
+                if message["path"] == "generate":
+                    self.send({"id": number, "event": _to_json(result)})
+            self.send({"id": number, "result": "null" if message["path"] == "generate" else _to_json(result)})
+        except (InspectorError, ParameterError, ModelError) as error:
+            self.send({"id": number, "error": _error(error)})
+        except Exception as error:
+            self.send({"id": number, "error": _error(error)})
+            raise  # the front end shows it, and so does the notebook's log
+
+    def _replies(self, path: Any, body: Any) -> Iterable[Any]:
+        match path:
+            case "generate":
+                return self._session.generate(body)
+            case "trace":
+                return [self._session.trace(body)]
+            case "draws":
+                return [self._session.draws(body)]
+            case "template":
+                return [offline_page()]
+        raise ParameterError("path", f"path must be one of {', '.join(PATHS)}, got {path!r:.60}")
+
+
+def _document(session: InspectorSession, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Generate, and return the saved document of the answer with the trace of its first token."""
+    run: dict[str, Any] = {"start": None, "tokens": [], "end": None}
+    for event in _without_errors(session.generate(dict(body))):
+        kind = event["type"]
+        if kind == "tokens":
+            run["tokens"] += event["tokens"]
+        else:
+            run[kind] = event
+    traces = {}
+    if run["tokens"] and run["tokens"][0]["origin"] == "sampled":
+        traces["0"] = session.trace({"run": run["start"]["run"], "step": 0})
+    return {
+        "format": "nucleate-trace",
+        "version": 1,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "nucleate": __version__,
+        "settings": session.settings(),
+        "run": run,
+        "traces": traces,
+        "branches": [],
+    }
+
+
+def _without_errors(events: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for event in events:
+        if event["type"] == "error":
+            raise ModelError(event["error"]["message"])
+        yield event
+
+
+def _error(error: Exception) -> dict[str, Any]:
+    """The fields of an error of the HTTP API."""
+    code = error.code if isinstance(error, InspectorError) else None
+    param = error.field if isinstance(error, ParameterError) else None
+    known = isinstance(error, (InspectorError, ParameterError, ModelError))
+    return {"message": str(error) if known else f"{type(error).__name__}: {error}", "code": code, "param": param}
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

@@ -1,0 +1,186 @@
+"""The inspector: its page, its files and the endpoints below ``/inspector/api``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from functools import partial
+from hashlib import sha256
+from typing import Any, Final
+
+from nucleate.inspector.files import inspector_file
+from nucleate.inspector.session import Inspector, OutputEvents
+from nucleate.inspector.store import InspectionStore, InspectorError
+from nucleate.outputs import CompletionChunk, Usage
+from nucleate.server.generation_endpoint import KEEP_ALIVE_SECONDS, handle_request
+from nucleate.server.http_errors import HTTPError, unavailable
+from nucleate.server.metrics import Metrics
+from nucleate.server.openai.stream_chunks import KEEP_ALIVE
+from nucleate.server.output_recorder import Batch, OutputRecorder
+from nucleate.server.request_context import RequestContext
+from nucleate.server.service import Service
+
+POLICY: Final = "default-src 'self'; img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+HEADERS: Final = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
+OPEN_ROUTES: Final = frozenset({"inspector", "inspector/{file}"})
+"""Names of the routes that need no API key: they are the same for everybody."""
+MAX_QUESTIONS: Final = 32
+"""Traces and draws in progress or waiting; more get status 503."""
+STATUS: Final = {"run_not_found": 404, "step_not_stored": 410}
+
+
+class InspectorRoutes:
+    """The handlers of the inspector. Its work runs on threads of its own, so that no other request waits for it.
+
+    Unavailable (status 403) if the server watermarks its outputs: traces would show which tokens a key prefers.
+    """
+
+    def __init__(self, service: Service, metrics: Metrics, *, needs_key: bool) -> None:
+        self._service, self._metrics, self._needs_key = service, metrics, needs_key
+        store = InspectionStore(service.limits.max_inspector_bytes)
+        defaults, length = service.defaults, service.max_model_len
+        self._inspector = Inspector(
+            service.llm, service.engine.prepare, store, defaults, name=service.name, length=length
+        )
+        self._threads = ThreadPoolExecutor(2, "nucleate-inspector")
+        self._questions = 0
+
+    @property
+    def available(self) -> bool:
+        """Whether the server has an inspector."""
+        return self._service.limits.max_inspector_bytes > 0
+
+    def routes(self) -> dict[str, tuple[str, Callable[[RequestContext], Any]]]:
+        """The handlers with their method, by path."""
+        if not self.available:
+            return {}
+        return {
+            "/inspector": ("GET", self.page),
+            "/inspector/api/settings": ("GET", self.settings),
+            "/inspector/api/generate": ("POST", self.generate),
+            "/inspector/api/trace": ("POST", partial(self._answer, self._inspector.trace)),
+            "/inspector/api/draws": ("POST", partial(self._answer, self._inspector.draws)),
+            "/inspector/{file}": ("GET", self.file),
+        }
+
+    async def page(self, context: RequestContext) -> None:
+        await self._send_file(context, "index.html")
+
+    async def file(self, context: RequestContext) -> None:
+        await self._send_file(context, context.scope["path_params"]["file"])
+
+    async def _send_file(self, context: RequestContext, name: str) -> None:
+        found = inspector_file(name)
+        if found is None:
+            raise HTTPError(404, f"The inspector has no file {name[:60]!r}.")
+        content, content_type = found
+        await context.reply(200, content, HEADERS, content_type)
+
+    async def settings(self, context: RequestContext) -> None:
+        self._check_watermark()
+        found = self._inspector.settings(needs_key=self._needs_key)
+        await context.reply(200, found)
+
+    async def generate(self, context: RequestContext) -> None:
+        self._check_watermark()
+        await handle_request(self._service, context, partial(self._generate, context))
+
+    async def _generate(self, context: RequestContext, data: bytes) -> None:
+        service, log = self._service, context.log
+        try:
+            body = await service.run_in_thread(partial(service.decode_body, data))
+            limits = service.limits
+            limits.check_body(body.get("params") if isinstance(body, dict) else None, service.vocab_size)
+            start = partial(self._inspector.start, body, _owner(context))
+            run, validated, event = await self._run(start)
+        except InspectorError as error:
+            raise _http_error(error) from None
+        log.stream, log.prompt, log.prompt_tokens = True, run.prompt or run.messages, len(run.prompt_ids)
+        self._metrics.count_prompt_tokens(log.prompt_tokens)
+        spec = run.params.structured_outputs
+        counts, field = [1 + (validated.companion is not None)], None if spec is None else "params"
+        with service.queue_slots(counts) as release:
+            stream = service.engine.run_all([validated], heartbeat_seconds=KEEP_ALIVE_SECONDS)
+            async with aclosing(stream) as batches:
+                recorder = OutputRecorder(context, self._metrics, release, service, 1, 1, field)
+                try:
+                    await context.start_response(200, HEADERS)
+                    await context.write(_frame(event))
+                    await self._stream(context, OutputEvents(self._inspector, run), batches, recorder)
+                finally:
+                    recorder.record_aborted()
+
+    async def _stream(
+        self,
+        context: RequestContext,
+        events: OutputEvents,
+        batches: AsyncGenerator[Batch],
+        recorder: OutputRecorder,
+    ) -> None:
+        async for batch in batches:
+            outputs, failure = recorder.record(batch)
+            chunks, usage = [output.chunk for _, output in outputs], outputs[-1][1].usage if outputs else None
+            frames = await self._run(partial(_frames, events, chunks, usage)) if batch else KEEP_ALIVE
+            await context.write(frames)
+            if failure is not None:
+                raise failure
+        await context.write(b"", last=True)
+
+    async def _answer(self, question: Callable[[Any, str], dict[str, Any]], context: RequestContext) -> None:
+        """Answer a question about a recorded step."""
+        self._check_watermark()
+        if self._questions >= MAX_QUESTIONS:
+            raise unavailable("The inspector is busy. Retry after 1 s.", "inspector_busy")
+        self._questions += 1
+        try:
+            data = await context.body(self._service.limits.max_request_body_bytes)
+            answer = await self._run(partial(self._answered, question, data, _owner(context)))
+        except InspectorError as error:
+            raise _http_error(error) from None
+        finally:
+            self._questions -= 1
+        await context.reply(200, answer, {"cache-control": "no-store"})
+
+    def _answered(self, question: Callable[[Any, str], dict[str, Any]], data: bytes, owner: str) -> bytes:
+        service = self._service
+        body = service.decode_body(data)
+        service.limits.check_body(body.get("params") if isinstance(body, dict) else None, service.vocab_size)
+        return _json(question(body, owner))
+
+    async def _run(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _check_watermark(self) -> None:
+        if self._service.llm.watermark is not None:
+            message = "The inspector is off, because this server watermarks its outputs."
+            raise HTTPError(403, message, code="inspector_off")
+
+
+def _owner(context: RequestContext) -> str:
+    """A digest of the client's API key: only it can read its runs. Without keys, a run's id is its secret."""
+    given = next((value for name, value in context.scope["headers"] if name == b"authorization"), b"")
+    return sha256(given.partition(b" ")[2].strip(b" ")).hexdigest()
+
+
+def _http_error(error: InspectorError) -> HTTPError:
+    return HTTPError(STATUS[error.code], str(error), code=error.code)
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode(errors="replace")
+
+
+def _frames(events: OutputEvents, chunks: list[CompletionChunk], usage: Usage | None) -> bytes:
+    return b"".join(map(_frame, events.of(chunks, usage)))
+
+
+def _frame(event: dict[str, Any]) -> bytes:
+    return b"data: " + _json(event) + b"\n\n"

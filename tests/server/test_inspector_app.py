@@ -1,0 +1,147 @@
+"""The inspector's routes: access, errors, limits, and the effect on other requests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from server_process import Server
+
+from nucleate.server.inspector_routes import HEADERS
+
+START = {"prompt": "Once upon a time", "params": {"seed": 3, "max_tokens": 12, "temperature": 0.9}}
+GENERATE, TRACE, DRAWS, SETTINGS = (f"/inspector/api/{name}" for name in ("generate", "trace", "draws", "settings"))
+KEYS = {name: {"authorization": f"Bearer {name}"} for name in ("first", "second")}
+
+
+def events(server: Server, body: Any, headers: Any = None) -> list[Any]:
+    answer = server.request("POST", GENERATE, body, headers)
+    assert answer.status == 200, answer.data.decode()
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    frames = [frame for frame in answer.data.decode().split("\n\n") if frame.startswith("data: ")]
+    return [json.loads(frame.removeprefix("data: ")) for frame in frames]
+
+
+@pytest.fixture(scope="module")
+def keyed() -> Any:
+    with Server("--api-key", "first", "--api-key", "second") as running:
+        yield running
+
+
+def test_the_page_has_a_strict_policy_and_loads_nothing_from_elsewhere(server: Server) -> None:
+    page = server.request("GET", "/inspector")
+    assert page.status == 200
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    policy = page.headers["content-security-policy"]
+    assert "unsafe" not in policy
+    assert "default-src 'self'" in policy
+    text = page.data.decode()
+    assert "http://" not in text
+    assert "https://" not in text
+    assert "<style" not in text
+    assert " style=" not in text
+    for name in [part.split('"')[0] for part in text.split('="/inspector/')[1:]]:
+        found = server.request("GET", f"/inspector/{name}")
+        assert found.status == 200
+        assert found.headers.items() >= HEADERS.items()
+
+
+@pytest.mark.parametrize("name", ["none.js", "..%2fsession.py", "%2e%2e", "index.html%00", "session.py"])
+def test_only_the_files_of_the_page_are_sent(server: Server, name: str) -> None:
+    assert server.request("GET", f"/inspector/{name}").status == 404
+
+
+def test_an_answer_and_questions_about_it(server: Server) -> None:
+    start, *middle, end = events(server, START)
+    tokens = [token for event in middle for token in event["tokens"]]
+    completion = server.request(
+        "POST",
+        "/v1/completions",
+        {"prompt": START["prompt"], **START["params"]},  # type: ignore[dict-item]
+    )
+    assert end["text"] == completion.json["choices"][0]["text"]
+    view = server.request("POST", TRACE, {"run": start["run"], "step": 4})
+    assert view.status == 200
+    assert view.json["picked"]["id"] == tokens[4]["id"]
+    assert view.headers["cache-control"] == "no-store"
+    draws = server.request("POST", DRAWS, {"run": start["run"], "step": 4, "count": 200})
+    assert draws.json["drawn"] == 200
+    branch = events(server, {"parent": {"run": start["run"], "step": 2, "token": 402}, "params": {"max_tokens": 6}})
+    assert branch[0]["given"] == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        (GENERATE, {}, 400, "prompt"),
+        (GENERATE, [], 400, "body"),
+        (GENERATE, b"{", 400, "body"),
+        (GENERATE, {"prompt": "a", "params": {"n": 3}}, 400, "n"),
+        (GENERATE, {"prompt": "a", "params": {"stop": ["x"] * 2000}}, 400, "stop"),
+        (GENERATE, {"prompt": "a", "params": {"top_p": 0}}, 400, "top_p"),
+        (GENERATE, {"parent": {"run": "a", "step": 0, "token": 1}}, 404, None),
+        (TRACE, {"run": "a", "step": 0}, 404, None),
+        (TRACE, {"run": "a"}, 400, "step"),
+        (DRAWS, {"run": "a", "step": 0, "count": 10**9}, 400, "count"),
+    ],
+)
+def test_errors_name_the_field(server: Server, path: str, body: Any, status: int, param: str | None) -> None:
+    answer = server.request("POST", path, body)
+    assert answer.status == status, answer.data
+    assert answer.json["error"]["param"] == param
+
+
+def test_a_step_beyond_the_end_is_gone(server: Server) -> None:
+    start, *_ = events(server, START)
+    answer = server.request("POST", TRACE, {"run": start["run"], "step": 500})
+    assert (answer.status, answer.json["error"]["code"]) == (410, "step_not_stored")
+
+
+def test_the_page_needs_no_key_but_everything_below_it_does(keyed: Server) -> None:
+    for path in ("/inspector", "/inspector/page.js", "/inspector/inspector.css"):
+        assert keyed.request("GET", path).status == 200
+    assert keyed.request("GET", SETTINGS).status == 401
+    assert keyed.request("GET", SETTINGS, headers=KEYS["first"]).json["needs_key"] is True
+    for path in (GENERATE, TRACE, DRAWS):
+        assert keyed.request("POST", path, START).status == 401
+
+
+def test_no_client_reads_the_runs_of_another(keyed: Server) -> None:
+    start, *_ = events(keyed, START, KEYS["first"])
+    body = {"run": start["run"], "step": 1}
+    assert keyed.request("POST", TRACE, body, KEYS["first"]).status == 200
+    for path in (TRACE, DRAWS):
+        answer = keyed.request("POST", path, body, KEYS["second"])
+        assert (answer.status, answer.json["error"]["code"]) == (404, "run_not_found")
+    parent = {"parent": {"run": start["run"], "step": 1, "token": 5}}
+    assert keyed.request("POST", GENERATE, parent, KEYS["second"]).status == 404
+
+
+@pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "https://evil.example"}])
+def test_pages_of_other_origins_cannot_reach_it(server: Server, headers: dict[str, str]) -> None:
+    for method, path in (("GET", SETTINGS), ("GET", "/inspector"), ("POST", GENERATE)):
+        assert server.request(method, path, START if method == "POST" else None, headers).status == 403
+
+
+@pytest.mark.slow
+def test_it_can_be_turned_off_and_is_off_with_a_watermark(tmp_path: Any) -> None:
+    with Server("--max-inspector-bytes", "0") as off:
+        assert off.request("GET", "/inspector").status == 404
+        assert off.request("POST", GENERATE, START).status == 404
+    key = tmp_path / "key"
+    key.write_bytes(b"a secret key of some length")
+    key.chmod(0o600)
+    with Server("--watermark", "kgw", "--watermark-key", str(key)) as marked:
+        for method, path in (("GET", SETTINGS), ("POST", GENERATE), ("POST", TRACE), ("POST", DRAWS)):
+            answer = marked.request(method, path, START if method == "POST" else None)
+            assert (answer.status, answer.json["error"]["code"]) == (403, "inspector_off")
+
+
+@pytest.mark.slow
+def test_stored_logits_are_bounded() -> None:
+    with Server("--max-inspector-bytes", str(5 * 4096 * 4)) as small:
+        start, *middle, _ = events(small, START)
+        count = sum(len(event["tokens"]) for event in middle)
+        statuses = [small.request("POST", TRACE, {"run": start["run"], "step": i}).status for i in range(count)]
+        assert statuses == [410] * (count - 5) + [200] * 5
