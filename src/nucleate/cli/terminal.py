@@ -1,0 +1,148 @@
+"""What stdout can show: its width, colours and characters. Measures, truncates and wraps text in columns.
+
+Does not depend on the rest of nucleate.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import unicodedata
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+STYLES: Mapping[str, str] = {
+    "bold": "1",
+    "dim": "2",
+    "cyan": "36",
+    "sampled": "1;32",  # bold green
+}
+"""Styles, and their codes of Select Graphic Rendition: of the 16 colours that follow the theme of the terminal."""
+
+NO_BREAK = "\0"
+"""See ``wrapped``."""
+
+
+@dataclass(frozen=True)
+class Terminal:
+    """An output. columns: None if lines may have any length, as in a file or a pipe."""
+
+    columns: int | None = None
+    has_colors: bool = False
+    encoding: str = "utf-8"
+
+    @classmethod
+    def of_stdout(cls) -> Terminal:
+        """What the current stdout can show."""
+        return cls(columns(sys.stdout), has_colors(sys.stdout), sys.stdout.encoding or "ascii")
+
+    @property
+    def has_unicode(self) -> bool:
+        """Whether the encoding has all characters."""
+        return "utf" in self.encoding.lower()
+
+    def paint(self, text: str, style: str) -> str:
+        """The text in a style; an empty style changes nothing."""
+        return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if style and text and self.has_colors else text
+
+    def character(self, character: str) -> str:
+        """A character as the terminal can show it: escaped if it cannot be printed, or if the encoding lacks it."""
+        if not character.isprintable():  # also C1 control codes and changes of the writing direction
+            return _escape(character)
+        try:
+            return character.encode(self.encoding, "backslashreplace").decode(self.encoding)
+        except (LookupError, UnicodeError):
+            return _escape(character)
+
+    def text(self, text: str) -> str:
+        """A text as the terminal can show it, on one line."""
+        return "".join(map(self.character, text))
+
+    def quoted(self, text: str, width: int | None = None) -> str:
+        """The text in quotes, on one line. width: maximum number of columns; a truncated text ends with ``"...``."""
+        parts = [_SHORT_ESCAPES.get(character) or self.character(character) for character in text]
+        whole = f'"{"".join(parts)}"'
+        if width is None or text_width(whole) <= width:
+            return whole
+        used, kept = 5, list[str]()  # of quotes and dots
+        for part in parts:
+            used += text_width(part)
+            if used > width:
+                break
+            kept.append(part)
+        return f'"{"".join(kept)}"...'
+
+
+_SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def _escape(character: str) -> str:
+    return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
+
+
+def columns(stream: Any) -> int | None:
+    """The columns of a terminal, or those in COLUMNS; None if there is neither."""
+    given = os.environ.get("COLUMNS", "")
+    if not stream.isatty() and not (given.isdecimal() and int(given) > 0):
+        return None
+    return shutil.get_terminal_size((80, 24)).columns
+
+
+def has_colors(stream: Any) -> bool:
+    """Whether to use colours: NO_COLOR and FORCE_COLOR decide, otherwise a terminal has colours unless it is dumb."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):
+        if os.environ.get(name, "0") not in ("", "0"):
+            return True
+    if "0" in (os.environ.get("FORCE_COLOR"), os.environ.get("CLICOLOR")):
+        return False
+    return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
+
+
+def character_width(character: str) -> int:
+    """The columns of a printable character: 0 if it combines with the one before, 2 if it is wide."""
+    if unicodedata.category(character) in ("Mn", "Me", "Cf") or "\u1160" <= character <= "\u11ff":  # Hangul vowels
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def text_width(text: str) -> int:
+    """The columns of a printable text."""
+    return len(text) if text.isascii() else sum(map(character_width, text))
+
+
+def pad(text: str, width: int, side: str) -> str:
+    """Fill a text up with spaces to a number of columns. side: "<" for text on the left, ">" for text on the right."""
+    space = " " * (width - text_width(text))
+    return text + space if side == "<" else space + text
+
+
+def truncated(text: str, width: int) -> str:
+    """The beginning of a text, with ``...`` if it takes more columns."""
+    if text_width(text) <= width:
+        return text
+    kept = ""
+    for character in text:
+        if text_width(kept + character) > width - 3:
+            break
+        kept += character
+    return f"{kept}..."
+
+
+def wrapped(text: str, width: int | None, indent: str = "  ") -> list[str]:
+    """Break a text into lines between words. indent: of all lines but the first. A longer word has a line alone.
+
+    NO_BREAK stands for a space at which no line ends.
+    """
+    lines, line = list[str](), ""
+    for word in text.split(" "):
+        longer = f"{line}{' ' * bool(line.strip())}{word}"
+        if width is not None and text_width(longer) > width and line.strip():
+            lines.append(line)
+            line = f"{indent}{word}"
+        else:
+            line = longer
+    return [one.replace(NO_BREAK, " ") for one in (*lines, line)]
