@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import nucleate as nc
-from nucleate.cli.inspect import bar, percent, token_text
+from nucleate.cli.inspect_tables import bar, percent
 from nucleate.cli.main import COMMANDS, main
+from nucleate.cli.terminal import Terminal, text_width
+from nucleate.tokenization.token_text import token_text
 
+ROOT = Path(__file__).parents[2]
 PROMPT = "The cat sat on the"
 OWN = ("--seed", "3", "--temperature", "0.8", "--top-k", "5", "--top-p", "0.9")
 
@@ -32,7 +37,14 @@ def test_inspect_is_a_command() -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert "inspect" in COMMANDS
-    assert done.stdout.startswith('"<|endoftext|>" "The" " cat" " sat" " on" " the"   (6 tokens, seed 1)\n\nstage ')
+    assert done.stdout.splitlines()[:5] == [
+        '"<|endoftext|>" "The" " cat" " sat" " on" " the"   (6 tokens, seed 1)',
+        "flags                   seed 1",
+        "generation_config.json  temperature 0.7, top_k 50, top_p 0.9",
+        "defaults                order canonical, draw gumbel",
+        "",
+    ]
+    assert done.stdout.splitlines()[5].split("  ")[0] == "stage"
 
 
 def test_the_tables_show_the_trace(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,11 +166,165 @@ def test_a_rare_token_is_not_shown_with_probability_0() -> None:
     ]
 
 
-def test_the_length_of_a_bar_is_proportional_to_the_probability(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Out:
-        encoding = "utf-8"
+def test_the_length_of_a_bar_is_proportional_to_the_probability() -> None:
+    unicode, ascii_only = Terminal(), Terminal(encoding="ascii")
+    parts = (1.0, 0.5, 0.25 + 1 / 48, 0.0)
+    assert [bar(part, unicode) for part in parts] == ["█" * 24, "█" * 12, "█" * 6 + "▌", "▏"]
+    assert [bar(part, unicode, 8) for part in (1.0, 0.5, 0.0)] == ["█" * 8, "█" * 4, "▏"]
+    assert [bar(part, ascii_only) for part in (1.0, 0.5, 0.0)] == ["#" * 24, "#" * 12, "#"]
 
-    monkeypatch.setattr(sys, "stdout", Out)
-    assert [bar(part) for part in (1.0, 0.5, 0.25 + 1 / 48, 0.0)] == ["█" * 24, "█" * 12, "█" * 6 + "▌", "▏"]
-    Out.encoding = "ascii"
-    assert [bar(part) for part in (1.0, 0.5, 0.0)] == ["#" * 24, "#" * 12, "#"]
+
+RICH = (*OWN, "--min-p", "0.01", "--repetition-penalty", "1.2", "--frequency-penalty", "0.5", "--dry-multiplier", "0.8")
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80, 100, 120, 160])
+@pytest.mark.parametrize("rest", [(), ("--steps", "2"), ("--steps", "7")], ids=" ".join)
+def test_lines_fit_the_terminal_and_break_between_words(
+    columns: int, rest: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = shown(capsys, PROMPT, *RICH, *rest)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    text = shown(capsys, PROMPT, *RICH, *rest)
+    if columns >= 60:
+        assert max(map(text_width, text.splitlines())) <= columns
+    cut = {word for word in text.split() if "..." in word} | {*re.findall("[█▏▎▍▌▋▊▉]+", text)}
+    assert {*text.split()} - cut <= {*whole.split()} | {"(nats)"}, "a word was broken"
+    assert text.count("<- sampled") == whole.count("<- sampled")
+
+
+@pytest.mark.parametrize(
+    ("columns", "headers"),
+    [
+        (60, [["entropy"], ["stage", "left", "removed", "(nats)", "best", "p"]]),
+        (80, [["stage", "left", "touched", "removed", "entropy", "(nats)", "best", "p"]]),
+        (110, [["entropy"], ["stage", "left", "removed", "(nats)", "best", "p", "why"]]),
+        (160, [["stage", "left", "touched", "removed", "entropy", "(nats)", "best", "p", "why"]]),
+    ],
+)
+def test_the_table_of_stages_has_the_columns_that_fit(
+    columns: int, headers: list[list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    table = shown(capsys, PROMPT, *OWN).split("\n\n")[1].splitlines()
+    assert [line.split() for line in table[: len(headers)]] == headers
+    rows = table[len(headers) :]
+    if columns < 100:  # the reason is below each row
+        assert [line[:2] == "  " for line in rows] == [False, True] * 5
+        assert rows[5].startswith("  target 5 tokens, kept probability ")
+    else:  # beside it, with a hanging indent
+        indent = table[len(headers) - 1].index("why")
+        assert all(line[indent - 2 : indent] == "  " for line in rows)
+        assert {line[indent : indent + 3].isspace() for line in rows if line[0] == " "} <= {False}
+
+
+def test_colors_on_request_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = (PROMPT, "--seed", "1", "--top-k", "3", "--steps", "2")
+    plain = shown(capsys, *arguments)
+    assert "\x1b" not in plain
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    colored = shown(capsys, *arguments)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", colored) == plain
+    assert colored.count("\x1b[1mTemperature\x1b[0m(0.7)") == 2
+    assert re.search(r"\x1b\[2m.*removed: top_k\x1b\[0m\n", colored)
+    assert re.search(r"\x1b\[1;32m.*\x1b\[36m█+[▏▎▍▌▋▊▉]?\x1b\[0m\x1b\[1;32m <- sampled\x1b\[0m\n", colored)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert shown(capsys, *arguments) == plain
+    monkeypatch.delenv("NO_COLOR")
+    assert "\x1b" not in shown(capsys, *arguments, "--json")
+
+
+def test_tokens_of_any_script_stay_aligned(
+    llm: nc.LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = {300: "日本語", 301: "🦊", 302: "e\u0301", 303: "\x9b31m\u202e", 304: "한국", 305: "x" * 200, 306: 'a"\\\n'}
+    decode = type(llm.tokenizer).decode
+
+    def decoded(self: object, ids: list[int], **options: bool) -> str:
+        return texts.get(ids[0]) or decode(llm.tokenizer, ids, **options) if len(ids) == 1 else "text"
+
+    monkeypatch.setattr(type(llm.tokenizer), "decode", decoded)
+    bias = ",".join(f"{token}={100 - token / 10:g}" for token in texts)
+    arguments = (PROMPT, "--logit-bias", bias, "--temperature", "9", "--top-p", "1", "--seed", "1")
+    for columns in (60, 80, 120):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        text = shown(capsys, *arguments)
+        assert "\x9b" not in text
+        assert "\u202e" not in text
+        assert ('"\\u009b31m\\u202e"' if columns > 60 else '"\\u009b31m"...') in text
+        assert max(map(text_width, text.splitlines())) <= columns
+        listed = text.split("\n\n")[2].splitlines()[1:]
+        assert len({text_width(line[: line.index("%")]) for line in listed}) == 1, text
+        assert any('"日本語"' in line for line in listed)
+        assert any('xxx"...' in line for line in listed)
+
+
+def test_an_output_without_unicode(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    monkeypatch.setenv("COLUMNS", "80")
+    command = [sys.executable, "-m", "nucleate", "inspect", "é 日 ", "--seed", "1", "--logit-bias", "5=20"]
+    done = subprocess.run(command, capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stderr) == (0, b"")
+    text = done.stdout.decode("ascii")
+    assert "####" in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_origin_of_each_parameter(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    page = json.loads(shown(capsys, PROMPT, "--top-p", "0.8", "--seed", "1", "--json"))
+    assert page["origins"] == {
+        "top_p": "flag",
+        "seed": "flag",
+        "temperature": "generation_config",
+        "top_k": "generation_config",
+    }
+    assert page["origins"].keys() == page["params"].keys()
+    assert page["entropy_unit"] == "nats"
+    page = json.loads(shown(capsys, PROMPT, "--generation-config", "none", "--json"))
+    assert page["origins"] == {}
+    text = shown(capsys, PROMPT, "--generation-config", "none")
+    assert text.splitlines()[1] == "defaults  order canonical, draw gumbel, seed random"
+
+
+def test_a_recommended_parameter_that_gives_way_is_a_default(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = (PROMPT, "--mirostat-tau", "3", "--seed", "1")
+    page = json.loads(shown(capsys, *arguments, "--json"))
+    assert (page["origins"]["mirostat_tau"], page["origins"]["top_k"]) == ("flag", "default")
+    rows = shown(capsys, *arguments).splitlines()[1:4]
+    assert rows == [
+        "flags                   mirostat_tau 3.0, seed 1",
+        "generation_config.json  temperature 0.7",
+        "defaults                top_k 0, top_p 1.0, order canonical, draw gumbel",
+    ]
+
+
+def test_a_pipeline_and_long_values_are_shown_on_few_lines(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    pipeline = "temperature(0.8) | top_k(20) | top_p(0.9) | min_p(0.05) | gumbel()"
+    head = shown(capsys, PROMPT, "--pipeline", pipeline, "--seed", "1").split("\n\n")[0].splitlines()
+    assert head[1:] == [
+        "flags  seed 1, pipeline Temperature(0.8) | TopK(20) | TopP(0.9) | MinP(0.05) |",
+        "       Gu...",
+    ]
+    head = shown(
+        capsys, PROMPT, "--guidance-scale", "2", "--negative-prompt", 'A "sad" dog', "--seed", "1"
+    ).splitlines()
+    assert head[1] == 'flags                   guidance_scale 2.0, negative_prompt "A \\"sad\\" dog",'
+    banned = ",".join(map(str, range(300)))
+    head = shown(capsys, PROMPT, "--suppress-token-ids", banned, "--seed", "1").split("\n\n")[0]
+    assert len(head.splitlines()) <= 6
+    assert "..., " in head
+
+
+def test_the_output_in_the_readme_is_real(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    [block] = re.findall(r"```text\n\$ nucleate inspect (.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+    command, _, output = block.partition("\n")
+    monkeypatch.setenv("COLUMNS", str(max(map(len, output.splitlines()))))
+    text = shown(capsys, *shlex.split(command))
+    number = r"\d+\.\d+"
+    assert [re.sub(f"{number}|[█▏▎▍▌▋▊▉]+", "#", line) for line in output.splitlines()] == [
+        re.sub(f"{number}|[█▏▎▍▌▋▊▉]+", "#", line) for line in text.splitlines()
+    ]
+    found, expected = re.findall(number, text), re.findall(number, output)
+    assert [*map(float, found)] == pytest.approx([*map(float, expected)], rel=2e-3, abs=1e-2)  # other BLAS

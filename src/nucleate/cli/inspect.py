@@ -1,7 +1,8 @@
 """Show what each sampling stage does to the next token of a prompt.
 
-Reads the prompt as generate does, runs the model once, and prints one line per stage, then the most likely tokens
-before the first stage and after the last one. Generates nothing.
+Reads the prompt as generate does, runs the model, and prints the parameters with their origin, one line per stage, then
+the most likely tokens before the first stage and after the last one. With --steps, does so for several tokens, which
+are those that generate gives with the same seed; for more than 5, prints one line per token.
 """
 
 from __future__ import annotations
@@ -9,22 +10,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.input_text import add_prompt, read_prompt
+from nucleate.cli.terminal import Terminal, wrapped
+from nucleate.cli.token_names import TokenNames, prompt_line
 from nucleate.sampling_params import REQUEST_PARAMETERS
+from nucleate.tokenization.token_text import token_text
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from nucleate.llm import LLM
-    from nucleate.sampling.stage import Pipeline
-    from nucleate.sampling.trace import Trace, TraceStep
-    from nucleate.sampling_params import SamplingParams
-    from nucleate.stopping.stop_matcher import StopRules
+    from nucleate.cli.inspect_steps import InspectedToken
+    from nucleate.outputs import Finish
     from nucleate.tokenization.tokenizer import Tokenizer
 
 USAGE = "[OPTIONS] [PROMPT]"
@@ -32,6 +31,7 @@ COMMON = {
     "PROMPT": "Text whose next token to inspect; - reads stdin.",
     "--file": "Read the prompt from a file.",
     "--model": "Folder or Hugging Face id (default: bundled).",
+    "--steps": "Number of tokens to inspect (default: 1).",
     "--top": "Number of tokens to list (default: 10).",
     "--temperature": "Sampling temperature; 0 is greedy.",
     "--top-p": "Nucleus sampling: keep this probability mass.",
@@ -43,15 +43,17 @@ COMMON = {
     "--json": "Print one JSON object instead of tables.",
 }
 """The options of ``--help``."""
-BAR = 24
-"""Length of the bar of the most likely token, in characters."""
+MAX_TABLES = 5
+"""The maximum number of steps with a table per step."""
 
-NEXT_TOKEN_FIELDS = ("stop_token_ids", "ignore_eos", "structured_outputs")
+NEXT_TOKEN_FIELDS = ("stop_token_ids", "ignore_eos", "structured_outputs", "pipeline")
 """Request parameters that affect the next token: min_tokens bans the end tokens, structured output is a mask."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompt(parser)
+    text = f"Number of tokens to generate and inspect; above {MAX_TABLES}, one line per token (default: 1)."
+    parser.add_argument("--steps", metavar="N", default="1", help=text)
     parser.add_argument("--top", metavar="N", default="10", help="Number of most likely tokens to list (default: 10).")
     parser.add_argument("--json", action="store_true", help="Print one JSON object instead of tables.")
     flags.add_model(parser)
@@ -62,124 +64,106 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     values = flags.read_values(arguments)
-    top = int(arguments.top) if arguments.top.isascii() and arguments.top.isdigit() else 0
-    if top < 1:
-        raise UsageError(f"--top must be an integer >= 1, got {arguments.top!r}")
+    top, steps = (_count(name, getattr(arguments, name)) for name in ("top", "steps"))
     prompt = read_prompt(arguments)
-    from nucleate.engine.request import admit, stages_of
+    from nucleate.cli.inspect_steps import inspected
+    from nucleate.cli.param_origins import config_name, origins, parameter_lines
     from nucleate.llm import LLM
-    from nucleate.sampling.trace import trace
 
     llm = LLM(**flags.model_options(arguments))
     params = llm.default_params.override(**values)
     ids = llm.encode(prompt)
-    rules = admit(llm.model, llm.tokenizer, ids, params)
-    stages, mask = stages_of(params, llm.model.vocab_size, llm.tokenizer), grammar_mask(llm, params)
-    companion = companion_logits(llm, stages, ids, rules)
-    result = trace(llm.model.begin().forward(ids), stages, prompt_ids=ids, mask=mask, companion=companion)
+    tokens = inspected(llm, ids, params, steps)
+    origin = origins(params, values, llm.default_params)
     if arguments.json:
-        page = {
-            "prompt": prompt,
-            "prompt_token_ids": ids,
-            "params": params.to_dict(),
-            **json.loads(result.to_json(top)),
-        }
-        mentioned = {token for step in page["steps"] for token in (*step["touched"], *step["removed"])}
-        mentioned |= {token for step in page["steps"] for token, _, _ in step["top"]}
-        mentioned |= {*ids} if result.token_id is None else {*ids, result.token_id}
-        print(json.dumps({**page, "tokens": {str(i): token_text(llm.tokenizer, i) for i in sorted(mentioned)}}))
+        head = {"prompt": prompt, "prompt_token_ids": ids, "params": params.to_dict(), "origins": origin}
+        page, finish = to_json(head, tokens, llm.tokenizer, top, steps)
+        print(json.dumps(page, allow_nan=False))
     else:
-        show(result, llm.tokenizer, ids, top)
-    if result.error is not None:
-        print(f"nucleate: no token can be sampled: {result.error}", file=sys.stderr)
-    return 0 if result.error is None else 1
+        terminal = Terminal.of_stdout()
+        lines = parameter_lines(params, origin, config_name(llm.folder), terminal)
+        finish = show(tokens, ids, TokenNames(llm.tokenizer, terminal), lines, top, steps)
+    if finish is not None and finish.reason == "error":
+        print(f"nucleate: no token can be sampled: {finish.detail}", file=sys.stderr)
+        return 1
+    return 0
 
 
-def grammar_mask(llm: LLM, params: SamplingParams) -> NDArray[np.int32] | None:
-    """Return the mask [W] of the structured-output constraint; None without one."""
-    from nucleate.structured_output import GrammarCompiler, Guide, compile_grammar
-
-    grammar = compile_grammar(params.structured_outputs, lambda: GrammarCompiler(llm.tokenizer, llm.model.vocab_size))
-    return None if grammar is None else Guide(grammar, ignore_eos=params.ignore_eos).mask()[0]
-
-
-def companion_logits(llm: LLM, stages: Pipeline, ids: list[int], rules: StopRules) -> NDArray[np.float32] | None:
-    """Return the logits [V] of the companion sequence; None for a pipeline without one."""
-    from nucleate.engine.companions import admit_companion
-    from nucleate.sampling.companion import split_combine
-
-    stage, _ = split_combine(stages)
-    if stage is None:
-        return None
-    companion, _ = admit_companion(stage, ids, rules, llm.model, llm.companion_model)
-    model = llm.companion_model if stage.companion_model and llm.companion_model is not None else llm.model
-    return model.begin().forward(companion.prompt_ids)
+def _count(name: str, text: str) -> int:
+    number = int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
+    if number < 1:
+        raise UsageError(f"--{name} must be an integer >= 1, got {text!r}")
+    return number
 
 
-def show(result: Trace, tokenizer: Tokenizer, ids: list[int], top: int) -> None:
-    """Print the tokens of the prompt, the table of stages and the most likely tokens."""
-    shown = [quoted(tokenizer, token) for token in ids[-8:]]
-    print(f"{'... ' * (len(ids) > 8)}{' '.join(shown)}   ({len(ids)} tokens, seed {result.seed})\n")
-    print(result.table(lambda token: quoted(tokenizer, token)))
-    if result.steps:
-        print(f"\n{most_likely(result, tokenizer, top)}")
-
-
-def most_likely(result: Trace, tokenizer: Tokenizer, top: int) -> str:
-    """Return a table of the most likely tokens before sampling, then those that a stage removed, with its name."""
-    first, last = result.steps[0], result.steps[-1 if result.token_id is None else -2]
-    tokens = last.most_likely(top)
-    tokens += [token for token in first.most_likely(top + len(tokens)) if token not in tokens][: top - len(tokens)]
-    if result.token_id is not None and result.token_id not in tokens:
-        tokens.append(result.token_id)
-    best = max(last.probabilities[token] for token in tokens)
-    width = max(len(quoted(tokenizer, token)) for token in tokens)
-    lines = [f"{'id':>7}  {'token':{width}}  {'before':>7}  {'after':>7}"]
+def to_json(
+    head: Mapping[str, Any], tokens: Iterable[InspectedToken], tokenizer: Tokenizer, top: int, steps: int
+) -> tuple[dict[str, Any], Finish | None]:
+    """The JSON object for one step, or for several: the same for each in ``traces``. Also returns how they finished."""
+    pages, text, finish = list[dict[str, Any]](), "", None
     for token in tokens:
-        before, after = first.probabilities[token], last.probabilities[token]
-        name, out = quoted(tokenizer, token), removed_by(result.steps, token)
-        note = f"removed: {out}" if out else bar(after / best)
-        sampled = " <- sampled" if token == result.token_id else ""
-        lines.append(
-            f"{token:>7}  {name:{width}}  {percent(before)}  {'' if out else percent(after):7}  {note}{sampled}"
-        )
-    return "\n".join(lines)
+        pages.append(json.loads(token.trace.to_json(top)))
+        text, finish = text + token.text, token.finish
+    mentioned = {*head["prompt_token_ids"], *(page["token_id"] for page in pages)} - {None}
+    for step in (step for page in pages for step in page["steps"]):
+        mentioned |= {*step["touched"], *step["removed"], *(token for token, _, _ in step["top"])}
+    more: dict[str, Any] = pages[0]
+    if steps > 1:
+        ids = [page["token_id"] for page in pages if page["token_id"] is not None]
+        reason, detail = finish or (None, None)
+        more = {"output_token_ids": ids, "text": text, "finish_reason": reason, "stop_reason": detail}
+        more |= {"seed": pages[0]["seed"], "traces": pages}
+    names = {str(token): token_text(tokenizer, token) for token in sorted(mentioned)}
+    return {**head, "entropy_unit": "nats", **more, "tokens": names}, finish
 
 
-def percent(p: float) -> str:
-    """Format a probability in seven characters; a small one is not shown as 0."""
-    return f"{p:7.2%}" if p >= 0.0001 or p == 0 else f"{100 * p:6.0e}%"
+def show(
+    tokens: Iterable[InspectedToken], ids: list[int], names: TokenNames, parameters: list[str], top: int, steps: int
+) -> Finish | None:
+    """Print the prompt, the parameters and the steps as they are generated. Returns how they finished."""
+    from nucleate.cli.inspect_step_table import StepTable
+    from nucleate.cli.inspect_tables import stage_lines, token_lines
+
+    terminal, text, token, table = names.terminal, "", None, None
+    for token in tokens:
+        result, text = token.trace, text + token.text
+        lines = list[str]()
+        if result.step == 0:
+            lines += [prompt_line(ids, (), names, "", f"   ({len(ids)} tokens, seed {result.seed})"), *parameters, ""]
+        if steps > MAX_TABLES and result.steps:
+            table = table or StepTable(names, steps, len(result.steps[0].scores))
+            lines += table.lines(result)
+        elif result.steps:
+            if steps > 1:
+                lines += [""] * (result.step > 0)
+                lines += [step_line(ids, token, names, steps), ""]
+            lines += [*stage_lines(result, names, terminal), "", *token_lines(result, names, terminal, top)]
+        if lines:
+            print("\n".join(lines), flush=True)
+    if token is None:
+        return None
+    if steps > 1:
+        print("\n" + "\n".join(output_lines(text, len(token.output_ids) + 1, token.finish, steps, terminal)))
+    return token.finish
 
 
-def bar(part: float) -> str:
-    """Return a bar of at most BAR characters, with eighths of a character if the terminal supports them."""
-    if "utf" not in (sys.stdout.encoding or "").lower():
-        return "#" * max(1, round(part * BAR))
-    whole, rest = divmod(max(1, round(part * BAR * 8)), 8)
-    return "█" * whole + " ▏▎▍▌▋▊▉"[rest] * (rest > 0)
+def step_line(ids: list[int], token: InspectedToken, names: TokenNames, steps: int) -> str:
+    """The heading of one of several steps, with the tokens before it unless they are those above."""
+    start = f"step {token.trace.step + 1} of {steps}"
+    if not token.output_ids:
+        return names.terminal.paint(start, "bold")
+    return prompt_line(ids, token.output_ids, names, f"{start}   ", "")
 
 
-def removed_by(steps: tuple[TraceStep, ...], token: int) -> str:
-    """Return the stage that removed a token before sampling, or an empty string."""
-    return next((step.name for step in steps if token in step.removed and "draw" not in shape(step)), "")
-
-
-def shape(step: TraceStep) -> str:
-    from nucleate.sampling.stage import shape_of
-
-    return "" if step.stage is None else shape_of(step.stage).lower()
-
-
-def quoted(tokenizer: Tokenizer, token: int) -> str:
-    """Quote the text of a token, on one line."""
-    return json.dumps(token_text(tokenizer, token), ensure_ascii=False)
-
-
-def token_text(tokenizer: Tokenizer, token: int) -> str:
-    """Return the text of a token; bytes of an incomplete character as <0xNN>, and nothing for padding."""
-    if tokenizer.is_padding(token):
-        return ""
-    text = tokenizer.decode([token], skip_special_tokens=False)
-    if "\ufffd" not in text:
-        return text
-    return "".join(f"<0x{byte:02X}>" for byte in tokenizer.pieces.as_bytes(token))
+def output_lines(text: str, count: int, finish: Finish | None, steps: int, terminal: Terminal) -> list[str]:
+    """The text of several steps, and why there are fewer of them than requested."""
+    lines = wrapped(f"output  {terminal.quoted(text)}", terminal.columns, " " * len("output  "))
+    if finish is None or finish.reason == "error" or count == steps:
+        return lines
+    if finish.reason == "length":
+        why = "max_tokens or the length of the context is reached"
+    elif finish.detail is None:
+        why = "end of sequence"
+    else:
+        why = f"stop token {finish.detail}" if isinstance(finish.detail, int) else f"stop string {finish.detail!r}"
+    return [*lines, f"ended after {count} of {steps} tokens: {why}"]
