@@ -2,94 +2,42 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import itertools
 import json
 
 import numpy as np
 import pytest
+from traced_rows import SIZE, active_stages, batch, case
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
-from nucleate.sampling.stage import Ceiling, Draw, Prefix, Scale, param
+from nucleate.sampling.stage import Ceiling, Draw, Floor, Prefix, Scale, param
 from nucleate.sampling.stages import (
-    AdaptiveP,
     BadWords,
     Categorical,
-    Dry,
-    DynamicTemperature,
     Epsilon,
-    Eta,
     Frequency,
     Greedy,
     Gumbel,
+    GumbelWatermark,
     LogitBias,
     Logprobs,
     MinP,
     Mirostat,
-    NoRepeatNgram,
-    PLess,
+    MirostatV1,
     Presence,
     Repetition,
     Suppress,
     Temperature,
-    TopA,
     TopH,
     TopK,
-    TopNSigma,
     TopP,
     Typical,
     Xtc,
 )
-
-SIZE = 37  # no multiple of 32
-CHOICES = (
-    lambda r: LogitBias({int(i): float(r.normal()) for i in r.integers(0, SIZE, 3)}),
-    lambda r: Repetition(float(r.uniform(0.5, 2)), int(r.integers(-1, 9))),
-    lambda r: Frequency(float(r.uniform(-2, 2))),
-    lambda r: Presence(float(r.uniform(-2, 2)), 4),
-    lambda r: Dry(0.8, allowed_length=1),
-    lambda r: NoRepeatNgram(int(r.integers(1, 4))),
-    lambda r: BadWords(((int(r.integers(SIZE)),), (3, 4))),
-    lambda r: Suppress(tuple(r.integers(0, SIZE, 3).tolist())),
-    lambda r: Temperature(float(r.choice([0.0, 0.5, 1.0, 3.0]))),
-    lambda r: DynamicTemperature(0.5, 1.5),
-    lambda r: TopNSigma(1.5),
-    lambda r: TopK(int(r.integers(0, 20)), bool(r.integers(2))),
-    lambda r: Typical(float(r.uniform(0.2, 1))),
-    lambda r: MinP(0.05),
-    lambda r: TopA(0.2),
-    lambda r: Epsilon(0.02),
-    lambda r: Eta(0.02),
-    lambda r: PLess(True),
-    lambda r: TopH(0.6),
-    lambda r: Mirostat(2.0, mu=float(r.uniform(-1, 6))),
-    lambda r: TopP(float(r.uniform(0.2, 1)), bool(r.integers(2))),
-    lambda r: Xtc(float(r.uniform(0, 1)), 0.05, (2,)),
-    lambda r: AdaptiveP(0.3),
-)
-
-
-def case(seed):
-    """A random pipeline in a random order, with a row of logits that has ties and -inf, histories, a mask, a step."""
-    r = np.random.default_rng(seed)
-    stages = [CHOICES[i](r) for i in r.permutation(len(CHOICES))[: r.integers(0, 8)]]
-    if r.integers(3) == 0:
-        stages.insert(int(r.integers(len(stages) + 1)), Logprobs(2))
-    draw = [Gumbel(seed), Categorical(seed), *[Greedy()] * (not any(isinstance(s, Xtc) for s in stages))]
-    stages.append(draw[r.integers(len(draw))])
-    logits = np.round(r.normal(size=SIZE) * 12) / 4
-    logits[r.random(SIZE) < 0.1] = -np.inf
-    logits[5] = 1.0
-    words = {"prompt_ids": r.integers(0, SIZE, 9).tolist(), "output_ids": r.integers(0, SIZE, 6).tolist()}
-    mask = r.integers(-(2**31), 2**31, 2).astype(np.int32) if r.integers(3) == 0 else None
-    return logits, tuple(stages), words, int(r.integers(0, 5)), mask
-
-
-def batch(words):
-    return {name: [ids] for name, ids in words.items()}
 
 
 @pytest.mark.parametrize("start", range(0, 300, 50))
@@ -108,15 +56,6 @@ def test_token_and_error_equal_those_of_sample(start):
         assert (trace.token_id, trace.error) == (None, caught.value.errors[0])
         failed += 1
     assert failed < 10
-
-
-def active_stages(uniform, stages):
-    """The stages in a step with a known random decision."""
-    for stage in stages:
-        if not isinstance(stage, Ceiling):
-            yield stage
-        elif uniform < stage.act_probability:
-            yield dataclasses.replace(stage, probability=1.0)
 
 
 def test_every_step_equals_the_pipeline_up_to_it():
@@ -423,3 +362,107 @@ def test_a_trace_of_the_cpu_backend_reports_errors_and_wrong_backends():
     assert none.error == "every token is at -inf after suppress"
     with pytest.raises(ValueError, match="backend must be one of"):
         nc.trace([1.0, 2.0], (), backend="numpy")
+
+
+# ---- comparison with the step before
+
+
+def test_removed_mass_and_divergence_are_those_of_the_distributions():
+    for seed in range(150):
+        logits, stages, words, step, mask = case(seed)
+        steps = nc.trace(logits, stages, step=step, mask=mask, **words).steps
+        assert (steps[0].removed_probability, steps[0].kl) == (0.0, 0.0)
+        for old, new in itertools.pairwise(steps):
+            p, q = new.probabilities, old.probabilities
+            there = p > 0
+            assert new.removed_probability == pytest.approx(q[new.removed].sum(), rel=1e-12, abs=0)
+            assert new.kl == pytest.approx((p[there] * np.log(p[there] / q[there])).sum(), rel=1e-9, abs=1e-12)
+            assert new.kl >= 0
+            if isinstance(new.stage, Floor | Prefix | Ceiling | Draw):
+                assert new.kl == pytest.approx(-np.log1p(-new.removed_probability), rel=1e-9, abs=1e-12)
+
+
+def test_removed_mass_and_divergence_are_exact_when_they_are_tiny_or_huge():
+    small = nc.trace([0.0, -60.0], (MinP(0.5), Gumbel(1))).steps[1]
+    assert small.removed_probability == pytest.approx(np.exp(-60.0), rel=1e-12)
+    bias = nc.trace([0.0, -1000.0], (LogitBias({1: 3000.0}), Gumbel(1))).steps[1]
+    assert bias.kl == pytest.approx(1000.0)
+    assert bias.probabilities.tolist() == [0.0, 1.0]
+    extreme = nc.trace([3e38, -3e38, 0.0], (LogitBias({1: 1e308, 0: -1e308}), Temperature(1e-3), Gumbel(1)))
+    assert all(np.isfinite([step.kl, step.removed_probability, step.entropy]).all() for step in extreme.steps)
+
+
+# ---- the draw
+
+
+def race(x, draw, seed, step):
+    """The token of a race, and the totals: a plain walk over groups and tokens. x: {token: relative score}."""
+    number = lambda stream, index: float(noise.uniform(seed, step, stream, np.array([index]))[0])
+    groups = {}
+    for token in sorted(x):
+        groups.setdefault(token // noise.GROUP_SIZE, []).append(token)
+    masses = {group: np.log(np.sum(np.exp([x[i] for i in tokens]))) for group, tokens in groups.items()}
+    totals = {group: float(draw.score(mass, number(noise.GROUP, group))) for group, mass in masses.items()}
+    winner = max(totals, key=lambda group: (totals[group], -group))
+    scores = {token: float(draw.score(x[token], number(noise.TOKEN, token))) for token in groups[winner]}
+    return max(scores, key=lambda token: (scores[token], -token)), totals, scores
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_draw_is_the_race_that_selects_the_token(seed):
+    r = np.random.default_rng(seed)
+    logits = np.round(r.normal(size=900) * r.choice([0.0, 1.0, 6.0]))
+    trace = nc.trace(logits, (TopK(600), Gumbel(seed)), step=seed)
+    kept = trace.steps[-2].scores
+    x = {int(i): float(kept[i] - kept.max()) for i in np.flatnonzero(kept > -np.inf)}
+    token, groups, tokens = race(x, Gumbel(seed), seed, seed)
+    assert trace.token_id == trace.draw.token == trace.draw.tokens.winner == token
+    assert dict(zip(trace.draw.groups.ids_N.tolist(), trace.draw.groups.total_N, strict=True)) == pytest.approx(groups)
+    assert dict(zip(trace.draw.tokens.ids_N.tolist(), trace.draw.tokens.total_N, strict=True)) == pytest.approx(tokens)
+    assert trace.draw.groups.winner == token // noise.GROUP_SIZE
+
+
+def test_the_winner_of_every_draw_is_the_sampled_token():
+    for seed in range(150):
+        logits, stages, words, step, mask = case(seed)
+        trace = nc.trace(logits, stages, step=step, mask=mask, **words)
+        if trace.error is None:
+            assert trace.draw.token == trace.draw.tokens.winner == trace.token_id
+            assert (trace.draw.groups is None) == (stages[-1].uniforms != "each")
+    assert nc.trace([0.0, np.nan], ()).draw is None
+
+
+def test_among_equal_totals_the_lowest_id_wins():
+    class Same(Draw):
+        uniforms = "each"
+
+        def score(self, x, u):
+            return 0.0 * u
+
+    trace = nc.trace([-np.inf] * 300 + [0.0] * 600, (Same(),))
+    assert (trace.token_id, trace.draw.groups.winner) == (300, 1)
+    assert nc.trace([0.0, 1.0, 1.0], (Greedy(),)).draw.tokens.winner == 1
+
+
+def test_intervals_are_cumulative_and_the_token_is_where_the_number_falls():
+    for seed in range(30):
+        line = nc.trace(P, (Categorical(seed),)).draw.tokens
+        assert line.ids_N.tolist() == [0, 1, 2, 3]
+        assert (line.before_N / line.weight_N.sum()).tolist() == pytest.approx([0, 0.4, 0.7, 0.9])
+        u = float(noise.uniform(seed, 0, noise.TOKEN, np.zeros(1, int))[0])
+        assert line.target / line.weight_N.sum() == pytest.approx(u)
+        assert line.winner == sum(u > bound for bound in (0.4, 0.7, 0.9))
+
+
+def test_a_secret_key_hides_the_draw():
+    key = nc.watermark.WatermarkKey(b"x" * 16)
+    trace = nc.trace(np.zeros(300), (GumbelWatermark(seed=1, key=key),), output_ids=[1, 2, 3, 4])
+    assert trace.draw is None
+    assert trace.token_id is not None
+
+
+def test_the_target_of_mirostat_v1_is_a_number_of_tokens():
+    logits = np.random.default_rng(0).normal(size=300) * 3
+    [step] = nc.trace(logits, (MirostatV1(3.0), Gumbel(1))).steps[1:2]
+    least = float(step.why.removeprefix("target at most ").split()[0])
+    assert step.left == int(least) > 1

@@ -35,7 +35,7 @@ def draw_view(trace: Trace, text: Callable[[int], str]) -> dict[str, Any] | None
     if isinstance(tokens, Intervals):
         return _intervals(tokens, named)
     if groups is None:
-        entries = _contest(tokens, named)
+        entries = [{**entry, "score": entry["total"]} for entry in _contest(tokens, named)]
         return {"kind": "none", "tokens": [_without(entry, "noise", "total") for entry in entries]}
     return {"kind": "each", "groups": _contest(groups, _group), "tokens": _contest(tokens, named)}
 

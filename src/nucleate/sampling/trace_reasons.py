@@ -57,6 +57,9 @@ def _shift(stage: Shift, change: StageChange, ranks_K: Ranks) -> list[str]:
 def _floor(stage: Floor, change: StageChange, ranks_K: Ranks) -> Iterator[str]:
     below_N, row = change.before.rule_inputs(stage)
     cut = float(stage.floor(row))
+    if np.isnan(cut):
+        yield from [f"the threshold of {stage.name} is not a number"] * len(ranks_K)
+        return
     least = np.exp(cut - row.top) / row.mass
     for below, p in zip(below_N[ranks_K], change.before.probabilities[ranks_K], strict=True):
         if p < least < np.inf:
@@ -69,7 +72,6 @@ def _prefix(stage: Prefix, change: StageChange, ranks_K: Ranks) -> Iterator[str]
     sums, where = change.prefix, " in its ranking" if has_own_order(stage) else ""
     place_N = np.empty(len(sums.order_N), np.int64)  # in the order of the stage
     place_N[sums.order_N] = np.arange(len(sums.order_N))
-    what = {"weight": "share of the weight"}.get(sums.measure, sums.measure)
     which, verb = ("before it", "reaches") if stage.inclusive else ("with it", "exceeds")
     target = sums.target / sums.unit
     for place in place_N[ranks_K]:
@@ -79,7 +81,7 @@ def _prefix(stage: Prefix, change: StageChange, ranks_K: Ranks) -> Iterator[str]
             yield f"rank {place + 1}{where} is beyond {stage.name} {told_apart(target, place + 1, 6)[0]}"
         else:
             reached, limit = told_apart(sums.reached_N[place] / sums.unit, target, 4, strict=not stage.inclusive)
-            yield f"cumulative {what} {reached} {which}{where} {verb} {stage.name} {limit}"
+            yield f"cumulative {sums.measure} {reached} {which}{where} {verb} {stage.name} {limit}"
 
 
 def _ceiling(stage: Ceiling, change: StageChange, ranks_K: Ranks) -> Iterator[str]:
