@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from nucleate.inspector.draw_view import draw_view, number
 from nucleate.parameters.converters import shown
+from nucleate.sampling.inputs import check_token
 from nucleate.sampling.stage import shape_of
 from nucleate.sampling.trace import Trace, TraceStep
 from nucleate.sampling.trace_reasons import removal_reasons
@@ -29,6 +30,7 @@ def trace_view(trace: Trace, text: Callable[[int], str], top: int = 40, include:
 
     text: the text of a token id. top: how many of the model's likeliest tokens to show, 1 to 512. include: further
     token ids. The selected token and the likeliest ones before the draw are shown as well, in all at most 512 tokens.
+    Raises ParameterError for an id outside the vocabulary.
     """
     ids = shown_ids(trace, top, include)
     ranks = [int(trace.steps[0].change.after.ranks[token]) + 1 or None for token in ids]
@@ -48,6 +50,8 @@ def shown_ids(trace: Trace, top: int, include: Sequence[int] = ()) -> list[int]:
     """The shown token ids, in the model's ranking; then those that the model's logits exclude."""
     if not trace.steps:
         return []
+    for token in include:
+        check_token(token, trace.steps[0].change.after.size)
     first, last = trace.steps[0], trace.steps[-1 if trace.token_id is None else -2]
     wanted = [*([] if trace.token_id is None else [trace.token_id]), *include, *last.most_likely(min(top, FINAL))]
     wanted = list(dict.fromkeys([*wanted, *first.most_likely(top)]))[:MAX_TOKENS]
