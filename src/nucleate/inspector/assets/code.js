@@ -1,0 +1,59 @@
+// Programs that give the same output again: Python and curl; the link that holds the settings; a step as CSV.
+import {toJson} from "./api.js";
+
+/** A JSON value as a Python literal. */
+function python(value) {
+  if (value === null || value === undefined) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (Array.isArray(value)) return `[${value.map(python).join(", ")}]`;
+  if (typeof value !== "object") return JSON.stringify(value);
+  return `{${Object.entries(value).map(([key, item]) => `${/^\d+$/.test(key) ? key : JSON.stringify(key)}: ${python(item)}`).join(", ")}}`;
+}
+
+/** The parameters that are set. */
+function given({ params }) {
+  return Object.entries(params).filter(([, value]) => value !== null && value !== undefined);
+}
+
+/** Python that gives the output of a run again. */
+export function pythonOf(run, model) {
+  const lines = given(run).map(([name, value]) => `    ${name}=${name === "seed" ? value : python(value)},\n`);
+  const { messages, prompt } = run.input ?? {};
+  const note = run.parent ? "# This gives the output from which the branch started.\n" : "";
+  const call = messages ? `chat(${python(messages)}, params)` : `generate(${python(prompt ?? "")}, params)`;
+  return `import nucleate\n\n${note}llm = nucleate.LLM()  # ${model}\nparams = nucleate.SamplingParams(\n${lines.join("")})\nprint(llm.${call}.text)\n`;
+}
+
+/** A curl command that gives the output of a run again. */
+export function curlOf(run, model, origin) {
+  const { messages, prompt } = run.input ?? {};
+  const body = toJson({ model, ...(messages ? { messages } : { prompt }), ...Object.fromEntries(given(run)) }, 2);
+  return `curl ${origin}/v1/${messages ? "chat/" : ""}completions \\\n  -H 'Content-Type: application/json' \\\n  -d '${body.replaceAll("'", "'\\''")}'\n`;
+}
+
+/** The hash of a link: prompt or messages, and params, as base64url JSON. */
+export function toHash({ prompt, messages }, params) {
+  const bytes = new TextEncoder().encode(toJson({ ...(messages ? { messages } : { prompt }), params }));
+  return `#s=${btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replace(/=+$/, "")}`;
+}
+
+/** The settings in a hash: {prompt, messages, params}; empty if there are none. */
+export function fromHash(hash, parse) {
+  try {
+    const raw = atob(/^#s=([\w-]+)$/.exec(hash)[1].replaceAll("-", "+").replaceAll("_", "/"));
+    const { prompt, messages, params } = parse(new TextDecoder().decode(Uint8Array.from(raw, (c) => c.charCodeAt(0))));
+    const chat = Array.isArray(messages) && messages.every(({ role, content }) => typeof role === "string" && typeof content === "string");
+    if (!chat && typeof prompt !== "string") return {};
+    return { prompt: prompt ?? "", messages: chat ? messages : null, params: { ...params } };
+  } catch {
+    return {};
+  }
+}
+
+/** The step as CSV: a line per token, a column per stage. */
+export function csvOf(view) {
+  const quote = (text) => `"${String(text).replaceAll('"', '""')}"`;
+  const heads = ["id", "text", "rank", ...view.stages.map((stage) => quote(stage.label))];
+  const rows = view.tokens.map((t, i) => [t.id, quote(t.text), t.rank, ...view.stages.map((stage) => stage.p[i] ?? "")]);
+  return [heads, ...rows].map((row) => `${row.join(",")}\r\n`).join("");
+}
