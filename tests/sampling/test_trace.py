@@ -240,6 +240,9 @@ P = np.log([0.4, 0.3, 0.2, 0.1])
         ((MinP(0.5),), "probability >= 0.2, 0.5 of the highest"),
         ((Epsilon(0.25),), "probability >= 0.25, 0.625 of the highest"),
         ((Epsilon(0.5),), "probability >= 0.5: no token, keeps the first"),
+        ((Epsilon(0.5, 2),), "probability >= 0.5: no token, keeps the first 2"),
+        ((MinP(0.5, 2),), "probability >= 0.2, 0.5 of the highest"),
+        ((MinP(0.5, 4),), "probability >= 0.2, 0.5 of the highest; keeps the first 4"),
         ((Mirostat(1, mu=2),), "probability >= 0.25, 0.625 of the highest"),
         ((TopK(3),), "target 3 tokens, kept probability 0.9"),
         ((TopK(9),), "target 9 tokens, kept probability 1"),
@@ -251,6 +254,8 @@ P = np.log([0.4, 0.3, 0.2, 0.1])
         ((Small(3.0),), "target 0.4179 of the weight, reached 0.6248, kept probability 0.7"),
         ((Xtc(1, 0.15, (9,)),), "3 with probability >= 0.15, keeps the last of them"),
         ((Xtc(1, 0.5),), "0 with probability >= 0.5"),
+        ((Xtc(1, 0.15, (0, 1)),), "3 with probability >= 0.15, all kept as exempt tokens or by min_keep"),
+        ((Xtc(1, 0.15, (), 3),), "3 with probability >= 0.15, all kept as exempt tokens or by min_keep"),
         ((Logprobs(3),), "reports logprobs of this distribution"),
     ],
 )

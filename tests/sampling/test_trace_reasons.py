@@ -14,7 +14,7 @@ from traced_rows import case
 import nucleate as nc
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
-from nucleate.sampling.min_keep import min_keep_of
+from nucleate.sampling.min_keep import min_keep_of, min_keep_parameter
 from nucleate.sampling.stage import Draw, Floor, Prefix, Shift, Transform, param, shape_of
 from nucleate.sampling.stages import (
     BadWords,
@@ -282,6 +282,7 @@ class Nothing(Floor):
 
 class Goal(Prefix):
     value: float = param("", default=0.0)
+    min_keep: int = min_keep_parameter()
 
     def weight(self, x, row):
         return np.exp(x)
@@ -298,6 +299,7 @@ class Goal(Prefix):
         (Nothing(5.0), 1, "probability 0.3 is below 59.4"),
         (Nothing(1e4), 1, "score -0.288 is below 1e+04, relative to the highest"),
         (Goal(1.0), 1, "rank 2: goal keeps only the first"),
+        (Goal(1.0, 2), 2, "rank 3: goal keeps only the first 2"),
     ],
 )
 def test_reasons_of_rules_that_users_may_write(stage: nc.Stage, token: int, reason: str) -> None:

@@ -12,7 +12,7 @@ from nucleate.sampling import noise
 from nucleate.sampling.backends.selection import Intervals, Selection
 from nucleate.sampling.stage import Ceiling, Floor, Prefix, Shift, Stage, shape_of
 from nucleate.sampling.trace_change import StageChange
-from nucleate.sampling.trace_why import has_own_order
+from nucleate.sampling.trace_why import first_tokens, has_own_order
 
 Ranks = NDArray[np.int64]
 
@@ -76,7 +76,7 @@ def _prefix(stage: Prefix, change: StageChange, ranks_K: Ranks) -> Iterator[str]
     target = sums.target / sums.unit
     for place in place_N[ranks_K]:
         if not np.isfinite(target):
-            yield f"rank {place + 1}{where}: {stage.name} keeps only the first"
+            yield f"rank {place + 1}{where}: {stage.name} keeps only {first_tokens(stage)}"
         elif sums.measure == "tokens":
             yield f"rank {place + 1}{where} is beyond {stage.name} {told_apart(target, place + 1, 6)[0]}"
         else:

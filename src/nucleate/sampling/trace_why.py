@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nucleate.sampling.min_keep import min_keep_of
 from nucleate.sampling.stage import Ceiling, Draw, Floor, Prefix, Scale, Shift, Stage, Transform, shape_of
 from nucleate.sampling.trace_change import StageChange
 
@@ -60,12 +61,20 @@ def _scale(stage: Scale, change: StageChange) -> str:
 
 
 def _floor(stage: Floor, change: StageChange) -> str:
-    _, row = change.before.rule_inputs(stage)
+    below_N, row = change.before.rule_inputs(stage)
     cut = float(stage.floor(row))
     condition = f"probability >= {np.exp(cut - row.top) / row.mass:.3g}"
-    if cut > row.top:
-        return f"{condition}: no token, keeps the first"
-    return f"{condition}, {np.exp(cut - row.top):.3g} of the highest"
+    above = np.count_nonzero(below_N >= cut)
+    if not above:
+        return f"{condition}: no token, keeps {first_tokens(stage)}"
+    extra = f"; keeps {first_tokens(stage)}" if above < change.after.kept.ids_N.size else ""
+    return f"{condition}, {np.exp(cut - row.top):.3g} of the highest{extra}"
+
+
+def first_tokens(stage: Stage) -> str:
+    """The tokens that a truncation keeps in any case."""
+    least = min_keep_of(stage)
+    return "the first" if least == 1 else f"the first {least}"
 
 
 def _prefix(stage: Prefix, change: StageChange) -> str:
@@ -101,6 +110,8 @@ def _ceiling(stage: Ceiling, change: StageChange) -> str:
     cut = float(stage.ceiling(row))
     above, event = int((below_N >= cut).sum()), f"random number {u:.4f} < {stage.act_probability:g}"
     least = f"probability >= {np.exp(cut - row.top) / row.mass:.3g}"
+    if above > 1 and not change.is_removed.any():
+        return f"{event}: {above} with {least}, all kept as exempt tokens or by min_keep"
     return f"{event}: {above} with {least}{', keeps the last of them' if above else ''}"
 
 
