@@ -2,7 +2,7 @@
 import {button, fixed, grid, h, integer, percent, plural, put, signed, svg, token, uid} from "./dom.js";
 import {complete} from "./params.js";
 import {chiSquareTail} from "./scales.js";
-import {currentRun} from "./state.js";
+import {currentRun, sourceOf} from "./state.js";
 
 /** The expected count with its two-sigma whiskers, and the observed count. */
 function countBar({ count, expected, sigma }, most) {
@@ -17,9 +17,10 @@ function countBar({ count, expected, sigma }, most) {
 }
 
 function verdict({ chi_square: x, degrees_of_freedom: degrees }) {
+  if (x === null) return "A key of a watermark decides the draw, not the seed.";
   if (!degrees) return "Only one token can be drawn.";
   const p = chiSquareTail(x, degrees);
-  const words = p < 0.001 ? "very unlikely if the draws follow the distribution" : p < 0.05 ? "somewhat unlikely; try more draws" : "consistent with the distribution";
+  const words = p < 0.05 ? `exact draws deviate as much in 1 of ${integer(Math.round(1 / p))} cases` : "the draws agree with the distribution";
   return `χ² = ${fixed(x, 2)} with ${plural(degrees, "degree")} of freedom, p = ${p < 0.001 ? p.toExponential(1) : fixed(p)}: ${words}.`;
 }
 
@@ -38,7 +39,7 @@ export function createDraws(store, session, api) {
     go.disabled = true;
     put(result, h("p.help", "Drawing …"));
     try {
-      const body = { run: run.id, step: state.step, params: complete(state.params, run), count: Number(number.value) };
+      const body = { run: sourceOf(state.runs, run, state.step)?.id, step: state.step, params: complete(state.params, run), count: Number(number.value) };
       showResult(await api.draws(body, abort.signal));
     } catch (error) {
       if (error.name !== "AbortError") put(result, h("p.field-error", error.message));
@@ -52,15 +53,17 @@ export function createDraws(store, session, api) {
     const entries = [...tokens, ...complement].map((entry) => ({
       ...entry, expected: drawn * entry.probability, sigma: Math.sqrt(drawn * entry.probability * (1 - entry.probability)),
     }));
-    const most = Math.max(1, ...entries.map((entry) => Math.max(entry.count, entry.expected + 2 * entry.sigma)));
+    const most = Math.max(1, ...entries.map((entry) => (entry.others ? 0 : Math.max(entry.count, entry.expected + 2 * entry.sigma))));
     const row = (entry) => [entry.others ? "others" : token(entry.text), percent(entry.probability), fixed(entry.expected, 1), integer(entry.count),
-      `${signed((entry.count - entry.expected) / (entry.sigma || 1), 1)}σ`, countBar(entry, most)];
+      `${signed((entry.count - entry.expected) / (entry.sigma || 1), 1)}σ`, !entry.others && countBar(entry, most)];
     const limit = drawn < count ? ` The time limit allowed ${integer(drawn)} of ${integer(count)} draws.` : "";
     put(result, h("p.note", verdict(test)),
       grid("Counts beside the exact distribution", ["token", "#exact", "#expected", "#drawn", "#deviation", "~▬ expected  ├┤ ±2σ  ● drawn"], entries.map(row)),
       h("p.help", `Seeds ${first} to ${BigInt(first) + BigInt(drawn) - 1n}.${limit}`));
   }
-  store.on(["run", "step", "params"], () => {
+  store.on(["run", "step", "params", "view"], (_, keys) => {
+    go.disabled = !api.live || !state.view;
+    if (keys.size === 1 && keys.has("view")) return;
     abort?.abort();
     put(result);
   });

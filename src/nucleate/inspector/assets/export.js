@@ -19,7 +19,7 @@ function download(name, content) {
 export function createExport(store, session, api, { open, shareable }) {
   const { state } = store;
   const report = (status) => store.set({ status });
-  const name = (ending) => `nucleate-${state.run}-step-${state.step}.${ending}`;
+  const name = (ending) => `nucleate-step-${state.step}.${ending}`;
   const picture = () => ladderPicture(state.view, `${state.settings.model.name}: step ${state.view.step}`);
   const data = async () => toJson(await documentOf(state, api, report));
 

@@ -37,7 +37,7 @@ export async function mount(root, api, options = {}) {
   const { state } = store;
   const session = createSession(store, api);
   const problem = createProblem(store, session, api, start);
-  const status = h("p", { role: "status" });
+  const status = h("p.status", { role: "status" });
   store.on(["status"], () => (status.textContent = state.status));
   const picker = h("input", {
     type: "file", accept: ".json", hidden: true, label: "Saved trace", onchange: () => picker.files.length && openFile(picker.files[0]),
@@ -56,7 +56,7 @@ export async function mount(root, api, options = {}) {
   }
 
   function frame(...content) {
-    put(root, content.slice(0, -1), h("main.main", problem, content.at(-1)), h("footer.footer", status), picker);
+    put(root, content.slice(0, -1), h("main.main", content.at(-1)), picker);
   }
 
   function build() {
@@ -65,12 +65,12 @@ export async function mount(root, api, options = {}) {
     const hint = h("p.note", "Click a token, or walk with ← and →, to see what every sampling stage did to it. Move a slider: the ladder follows at once, on the same noise.", close);
     frame(
       h("header.header", h("h1.brand", "nucleate ", h("span.muted", "inspector")),
-        h("p.model", `${model.name} `, h("span.muted", `${integer(model.vocab_size)} tokens`)),
+        h("p.model", `${model.name} `, h("span.muted", `${integer(model.vocab_size)} tokens`)), status,
         h("div.header-buttons", createExport(store, session, api, { open, shareable: options.shareable && api.live }), createKeysHelp(), button("Theme", () => changeTheme(root), "quiet", { title: "Light or dark" }))),
       [api.live ? hint : h("p.note", "A saved trace: what needs a model is switched off."),
         h("section.card.output", { label: "Output" }, createPrompt(store, session, api), createRibbonHead(store), createRibbon(store, session), createLegend(store)),
         h("div.columns-main",
-          h("section.card.step-card", { label: "The chosen step" }, createStepHeading(store, session), createTabs(store, [
+          h("section.card.step-card", { label: "The chosen step" }, problem, createStepHeading(store, session), createTabs(store, [
             ["stages", "Stages", createLadder(store, session, api), createRace(store)],
             ["draws", "Many draws", createDraws(store, session, api)],
             ["compare", "Compare A/B", createCompare(store, session, api)],
@@ -101,6 +101,6 @@ export async function mount(root, api, options = {}) {
     openFile(event.dataTransfer.files[0]);
   };
   (root.id === "nci-root" ? document.body : root).onkeydown = keyListener(root, store, session);
-  frame([h("h1.hidden", "nucleate inspector"), api.saved === null ? [h("p", "No trace is open."), h("p", button("Open a saved trace …", open, "primary"))] : h("p.help", "Loading …")]);
+  frame([h("h1.brand", "nucleate inspector"), problem, api.saved === null ? [h("p", "No trace is open."), h("p", button("Open a saved trace …", open, "primary"))] : h("p.help", "Loading …")]);
   if (api.saved !== null) await start();
 }

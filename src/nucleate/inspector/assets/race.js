@@ -37,9 +37,9 @@ function race(title, heading, entries, nameOf) {
 }
 
 function gumbelDraw({ groups, tokens }) {
-  const name = ({ group, first_id: first, last_id: last }) => [`group ${group} `, h("span.muted", `ids ${first}–${last}`)];
-  return [h("p.help", GUMBEL), h("div.columns", race("1. Groups of 256 ids", "group", groups, name),
-    race(`2. Tokens of group ${groups.find((group) => group.won)?.group}`, "token", tokens, (t) => token(t.text)))];
+  const name = ({ group, first_id: first, last_id: last }) => h("span", { title: `group ${group}` }, `${first}–${last}`);
+  return [h("p.help", GUMBEL), h("div.columns", race("1. Groups of 256 ids", "ids", groups, name),
+    race("2. Tokens of the winning group", "token", tokens, (t) => token(t.text)))];
 }
 
 function categoricalDraw({ u, tokens }) {

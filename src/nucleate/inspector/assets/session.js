@@ -1,46 +1,42 @@
-// What a person can do: load, generate, walk, change settings. Talks to the api and writes to the store.
-import {currentRun} from "./state.js";
+// What a person can do: generate, walk, change settings. Talks to the api and writes to the store.
+import {clamp} from "./dom.js";
 import {complete, randomSeed, sameParams, withCompleteOrder} from "./params.js";
+import {currentRun, sourceOf} from "./state.js";
 import {endText, newTextMarks, takeToken} from "./text.js";
 
 /** The tokens of a step that are requested. */
 export const TOP_TOKENS = 40;
 
-/** Ask for something again and again, with at most one request in flight: the latest request wins. */
-function createFollower(ask, show, fail) {
+const INTERESTING = 1.5; // entropy, in nats, of the step that is shown first
+const STATISTICS = ["probability", "model_probability", "surprisal", "entropy", "rank", "kept"];
+
+/** Ask again and again, with at most one request in flight, and the latest next; another place aborts it. */
+function createFollower(ask) {
   let flying = null;
   let next = null;
-  async function start(body, place) {
+  async function start(place, body, show, fail) {
     const abort = new AbortController();
-    flying = { place, abort };
+    const mine = (flying = { place, abort });
     try {
       const answer = await ask(body, abort.signal);
-      if (!abort.signal.aborted) show(answer, body);
+      if (!abort.signal.aborted) show(answer);
     } catch (error) {
       if (!abort.signal.aborted) fail(error);
     }
-    if (flying?.abort !== abort) return;
+    if (flying !== mine) return;
     flying = null;
-    if (next) {
-      const [following, at] = next;
-      next = null;
-      start(following, at);
-    }
+    if (next) start(...next);
+    next = null;
   }
-  return (body) => {
-    const place = body && `${body.run} ${body.step}`;
-    if (flying && flying.place === place) {
-      next = [body, place];
+  return (...request) => {
+    if (flying && flying.place === request[0]) {
+      next = request;
       return;
     }
     flying?.abort.abort();
     flying = next = null;
-    if (body) start(body, place);
+    if (request[0]) start(...request);
   };
-}
-
-function newRun(start, given) {
-  return { id: start.run, start, tokens: [], end: null, traces: {}, book: newTextMarks(), ...given };
 }
 
 /** The actions on a store. */
@@ -50,140 +46,140 @@ export function createSession(store, api) {
 
   function fail(error) {
     if (error.name === "AbortError") return;
-    const kinds = { 401: "key", 410: "stored", 404: "stored" };
-    const kind = error.code === "step_not_stored" ? "stored" : (kinds[error.status] ?? (error.param ? "value" : "other"));
-    store.set({ problem: { message: error.message, kind, param: error.param ?? null }, status: error.message });
+    const { message, code, param = null, status } = error;
+    const kind = status === 401 ? "key" : code === "step_not_stored" || status === 404 ? "stored" : "other";
+    store.set({ problem: { message, kind, param }, status: message });
   }
 
-  function follower(slot) {
-    return createFollower(
-      (body, signal) => api.trace(body, signal),
-      (view, body) => {
-        const run = state.runs.get(body.run);
-        if (run && !body.params) run.traces[body.step] = view;
-        store.set({ [slot]: view, problem: null });
-      },
-      (error) => {
-        if (error.code === "step_not_stored" || error.status === 404) store.set({ [slot]: null });
-        fail(error);
-      },
-    );
-  }
-  const followA = follower("view");
-  const followB = follower("viewB");
-
-  /** Show the step under the settings, from what is there already if possible. */
-  function refresh(slot, params, follow) {
-    const run = currentRun(state);
-    const t = run?.tokens[state.step];
-    if (!t || t.origin === "forced" || !params) {
-      follow(null);
-      store.set({ [slot]: null });
-      return;
-    }
-    const asked = complete(params, run);
-    const unchanged = !api.live || sameParams(asked, run.params);
-    if (unchanged && run.traces[state.step]) {
-      follow(null);
-      store.set({ [slot]: run.traces[state.step], problem: state.problem?.kind === "key" ? state.problem : null });
-      return;
-    }
-    follow({ run: run.id, step: state.step, top: TOP_TOKENS, ...(unchanged ? {} : { params: asked }) });
+  function addRun(start, more) {
+    const run = { id: start.run, start, tokens: [], end: null, traces: {}, book: newTextMarks(), ...more };
+    state.runs.set(run.id, run);
+    store.touch("runs");
+    return run;
   }
 
-  store.on(["run", "step", "params", "first"], () => refresh("view", state.params, followA));
-  store.on(["run", "step", "paramsB", "first"], () => refresh("viewB", state.paramsB, followB));
+  /** Add a token; a given one has the statistics of the same token of the run it comes from. */
+  function addToken(run, t) {
+    const before = state.runs.get(run.parent?.run)?.tokens[t.step];
+    if (t.surprisal === null && before?.id === t.id) for (const name of STATISTICS) t[name] = before[name];
+    run.tokens.push(t);
+    takeToken(run.book, t);
+  }
 
-  function takeEvent(event, run, options) {
-    if (event.type === "tokens") {
-      for (const t of event.tokens) {
-        run.tokens.push(t);
-        takeToken(run.book, t);
-        if (options.explore && !options.found && t.entropy > 1.5) {
-          options.found = true; // a step with something to see
-          if (state.run === run.id) store.set({ step: t.step });
-        }
-        if (t.step === state.step && state.run === run.id) store.touch("first");
+  /** Show the step under settings in a slot of the state, from what is there already if possible. */
+  function refresher(slot, settings) {
+    const follow = createFollower((body, signal) => api.trace(body, signal));
+    return () => {
+      const { step, [settings]: params } = state;
+      const run = currentRun(state);
+      const source = run && sourceOf(state.runs, run, step);
+      if (!source || !params) {
+        follow(null);
+        store.set({ [slot]: null });
+        return;
       }
-      store.touch("tokens");
-    } else if (event.type === "end") {
+      const wanted = complete(params, run);
+      const unchanged = !api.live || sameParams(wanted, run.params);
+      const show = (view) => {
+        const { id, text } = run.tokens[step];
+        const seen = { ...view, sampled: { id, text } };
+        if (unchanged) run.traces[step] = seen;
+        store.set({ [slot]: seen, problem: null });
+      };
+      if (unchanged && run.traces[step]) {
+        follow(null);
+        show(run.traces[step]);
+        return;
+      }
+      const body = { run: source.id, step, top: TOP_TOKENS, include: [run.tokens[step].id] };
+      if (!unchanged || source !== run) body.params = wanted;
+      follow(`${run.id} ${step}`, body, show, (error) => {
+        if (!error.param) store.set({ [slot]: null });
+        fail(error);
+      });
+    };
+  }
+  store.on(["run", "step", "params", "first"], refresher("view", "params"));
+  store.on(["run", "step", "paramsB", "first"], refresher("viewB", "paramsB"));
+
+  function takeEvent(run, event, options) {
+    if (event.type === "end") {
       run.end = event;
       endText(run.book);
-      store.touch("tokens");
       store.set({ status: `${run.tokens.length} tokens generated. Finish reason: ${event.finish_reason}.` });
-    } else if (event.type === "error") {
-      fail(Object.assign(new Error(event.error.message), event.error));
+    } else {
+      for (const t of event.tokens) {
+        addToken(run, t);
+        if (options.explore && t.entropy > INTERESTING) {
+          options.explore = false;
+          store.set({ step: t.step });
+        }
+        if (t.step === state.step) store.touch("first");
+      }
     }
+    store.touch("tokens");
   }
 
-  /** Generate and show the run. request: {input, params, parent, keepView: do not show it}. Returns the run or null. */
-  async function generate(request, options = {}) {
+  /** Generate and show a run. request: {input, params, parent}; options: step, explore, hidden. Returns the run or null. */
+  async function generate({ input, parent = null, params: given }, options = {}) {
     abort?.abort();
-    const signal = (abort = new AbortController()).signal;
-    const params = withCompleteOrder(state.settings, { ...request.params, seed: request.params.seed ?? randomSeed() });
-    const { parent = null, input } = request;
+    const mine = (abort = new AbortController());
+    const params = withCompleteOrder(state.settings, { ...given, seed: given.seed ?? randomSeed() });
     const source = parent ? { parent } : input.messages ? { messages: input.messages } : { prompt: input.prompt };
-    store.set({ generating: true, problem: null, status: "Generating …" });
     let run = null;
-    const show = (event) => {
-      if (event.type === "start") {
-        run = newRun(event, { parent, input, params: { ...params, seed: params.seed ?? event.seed } });
-        state.runs.set(run.id, run);
-        store.touch("runs");
-        if (!options.hidden) store.set({ run: run.id, step: options.step ?? 0 });
-      } else if (run) takeEvent(event, run, options);
-      else if (event.type === "error") fail(Object.assign(new Error(event.error.message), event.error));
-    };
+    store.set({ generating: true, problem: null, status: "Generating …" });
     try {
-      await api.generate({ ...source, params }, show, signal);
+      await api.generate({ ...source, params }, (event) => {
+        if (event.type === "error") throw Object.assign(new Error(), event.error);
+        if (event.type !== "start") return takeEvent(run, event, options);
+        run = addRun(event, { parent, input, params });
+        return options.hidden || store.set({ run: run.id, step: options.step ?? 0 });
+      }, mine.signal);
     } catch (error) {
       fail(error);
     }
     if (run && !run.end) store.set({ status: "Generation stopped." });
-    if (signal === abort?.signal) store.set({ generating: false });
+    if (run && !options.hidden && state.step >= run.tokens.length) select(run.tokens.length - 1);
+    if (mine === abort) store.set({ generating: false });
     store.touch("runs", "tokens");
     return run;
+  }
+
+  function select(step) {
+    const run = currentRun(state);
+    if (run?.tokens.length) store.set({ step: clamp(step, 0, run.tokens.length - 1), focus: null });
   }
 
   return {
     fail,
     generate,
+    select,
     stop: () => abort?.abort(),
 
-    /** Continue at a step of the current run with another token or text. */
+    /** Continue at a step of the run with another token or text. */
     branch(step, continuation) {
       const run = currentRun(state);
-      const request = { input: run.input, parent: { run: run.id, step, ...continuation }, params: complete(state.params, run) };
-      return generate(request, { step });
+      return generate({ input: run.input, parent: { run: run.id, step, ...continuation }, params: complete(state.params, run) }, { step });
     },
 
-    select(step) {
-      const run = currentRun(state);
-      if (run?.tokens.length) store.set({ step: Math.max(0, Math.min(run.tokens.length - 1, step)), focus: null });
+    showRun(id, step = state.step) {
+      store.set({ run: id });
+      select(step);
     },
 
-    showRun(id, step) {
-      const run = state.runs.get(id);
-      store.set({ run: id, step: Math.max(0, Math.min(step ?? state.step ?? 0, run.tokens.length - 1)), focus: null });
-    },
-
-    /** Add the runs of a saved document, and show the first one. */
-    open(saved) {
-      const first = { ...saved.run, traces: saved.traces ?? {} };
-      for (const item of [first, ...(saved.branches ?? [])]) {
-        const run = newRun(item.start, { parent: item.parent ?? null, input: item.input ?? first.input ?? null, params: item.start.params });
-        run.traces = item.traces ?? {};
-        for (const t of item.tokens) {
-          run.tokens.push(t);
-          takeToken(run.book, t);
-        }
-        run.end = item.end;
-        if (run.end) endText(run.book);
-        state.runs.set(run.id, run);
+    /** Add the runs of a saved document, and show the one with the most traces. */
+    open({ run: first, traces = {}, branches = [] }) {
+      const input = first.input ?? null;
+      for (const { start, tokens, end, parent = null, ...item } of [{ ...first, traces }, ...branches]) {
+        const run = addRun(start, { end, parent, input, params: start.params, traces: item.traces ?? {} });
+        for (const t of tokens) addToken(run, t);
+        if (end) endText(run.book);
       }
-      const step = Object.keys(first.traces).map(Number).find((n) => first.tokens[n]?.entropy > 1.5) ?? 0;
-      store.set({ run: first.start.run, step, params: first.start.params, input: first.input ?? state.input });
-      store.touch("runs", "tokens");
+      const count = (run) => Object.keys(run.traces).length;
+      const shown = [...state.runs.values()].reduce((best, run) => (count(run) > count(best) ? run : best));
+      const step = Object.keys(shown.traces).map(Number).find((n) => shown.tokens[n]?.entropy > INTERESTING) ?? 0;
+      store.set({ run: shown.id, step, params: shown.params, input: input ?? state.input });
+      store.touch("tokens");
     },
 
     /** Change settings A or B, whichever is edited. */

@@ -1,55 +1,11 @@
 // The state of one inspector, and who listens to which part of it.
 
-/** A store: set() merges a patch and tells the listeners of the changed keys, once per microtask. */
-export function createStore(initial) {
-  const state = { ...initial };
-  const listeners = [];
-  let changed = new Set();
-
-  function flush() {
-    const keys = changed;
-    changed = new Set();
-    for (const { names, listener } of listeners) {
-      if (names.some((name) => keys.has(name))) listener(state, keys);
-    }
-  }
-
-  function touch(...names) {
-    if (changed.size === 0) queueMicrotask(flush);
-    for (const name of names) changed.add(name);
-  }
-
-  return {
-    state,
-    /** Tell the listeners that the contents of these keys changed. */
-    touch,
-    set(patch) {
-      const names = Object.keys(patch).filter((name) => state[name] !== patch[name]);
-      for (const name of names) state[name] = patch[name];
-      if (names.length) touch(...names);
-    },
-    /** Call listener(state, changedKeys) when one of the keys changes. */
-    on(names, listener) {
-      listeners.push({ names, listener });
-    },
-    /** The same, at most once per frame: for what costs more and may come a little later. */
-    onFrame(names, listener) {
-      let waiting = false;
-      const later = () => {
-        if (!waiting) requestAnimationFrame(() => ((waiting = false), listener(state)));
-        waiting = true;
-      };
-      listeners.push({ names, listener: later });
-    },
-  };
-}
-
 /** The state before anything is loaded. */
 export function initialState() {
   return {
     settings: null, // what the server can do
     input: { prompt: "", messages: null }, // messages: a list in chat mode
-    runs: new Map(), // id -> {id, parent, input, params, start, tokens, end, traces}
+    runs: new Map(), // id -> {id, parent, input, params, start, tokens, end, traces, book}
     run: null, // id of the run that is shown
     step: null, // step that is shown
     metric: "surprisal", // colour of the ribbon
@@ -66,12 +22,59 @@ export function initialState() {
   };
 }
 
+/** A store. Listeners are called once per microtask with the state and the changed keys. */
+export function createStore(state) {
+  const listeners = [];
+  let changed = new Set();
+
+  function flush() {
+    const keys = changed;
+    changed = new Set();
+    for (const [names, listener] of listeners) if (names.some((name) => keys.has(name))) listener(state, keys);
+  }
+
+  /** Tell the listeners that the contents of these keys changed. */
+  function touch(...names) {
+    if (changed.size === 0) queueMicrotask(flush);
+    for (const name of names) changed.add(name);
+  }
+
+  return {
+    state,
+    touch,
+    set(patch) {
+      const names = Object.keys(patch).filter((name) => state[name] !== patch[name]);
+      Object.assign(state, patch);
+      if (names.length) touch(...names);
+    },
+    on(names, listener) {
+      listeners.push([names, listener]);
+    },
+    /** The same, at most once per frame: for what costs more and may come a little later. */
+    onFrame(names, listener) {
+      let waiting = false;
+      listeners.push([names, () => {
+        if (!waiting) requestAnimationFrame(() => ((waiting = false), listener(state)));
+        waiting = true;
+      }]);
+    },
+  };
+}
+
 /** The run that is shown. */
 export function currentRun(state) {
-  return state.run === null ? null : (state.runs.get(state.run) ?? null);
+  return state.runs.get(state.run) ?? null;
 }
 
 /** The token at the step that is shown. */
 export function currentToken(state) {
   return currentRun(state)?.tokens[state.step] ?? null;
+}
+
+/** The run whose logits a step has: an earlier one for the given tokens of a branch; null if there are none. */
+export function sourceOf(runs, run, step) {
+  const origin = run.tokens[step]?.origin;
+  if (origin !== "given") return origin && origin !== "forced" ? run : null;
+  const before = runs.get(run.parent?.run);
+  return before && step <= run.parent.step ? sourceOf(runs, before, step) : null;
 }

@@ -13,7 +13,8 @@ export function treeOf(runs) {
 
 /** What a run is called, and its text. */
 function nameOf(runs, run) {
-  if (!run.parent) return ["Output", textOf(run)];
+  const first = [...runs.values()].filter((other) => !other.parent);
+  if (!run.parent) return [`Output ${first.indexOf(run) + 1}`, textOf(run)];
   const { run: id, step } = run.parent;
   const [before, after] = [runs.get(id).tokens[step], run.tokens[step]];
   const changed = before && after && before.id !== after.id;
