@@ -28,7 +28,7 @@ def test_every_limit_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "--help-all"])
     text = " ".join(capsys.readouterr().out.split())
-    assert len(ServerLimits.PARAMETERS) == 10
+    assert len(ServerLimits.PARAMETERS) == 11
     for name, parameter in ServerLimits.PARAMETERS.items():
         assert f" --{name.replace('_', '-')} " in text
         assert parameter.help.rstrip(".") in text

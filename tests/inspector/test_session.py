@@ -264,6 +264,8 @@ def test_invalid_logits_end_the_answer_with_an_error(llm: nc.LLM) -> None:
     view = session.trace({"run": found.run, "step": 0})
     assert view["picked"] is None
     assert view["error"] is not None
+    with pytest.raises(ParameterError, match="no token can be sampled in this step"):
+        session.draws({"run": found.run, "step": 0})
 
 
 def test_the_settings_describe_every_parameter_of_the_stages(session: InspectorSession) -> None:

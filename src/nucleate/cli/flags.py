@@ -120,7 +120,7 @@ def add_name(parser: argparse.ArgumentParser) -> None:
 
 def model_name(arguments: argparse.Namespace) -> str:
     """Return the model name in requests and responses."""
-    return str(arguments.served_model_name or arguments.model or BUNDLED_MODEL)
+    return str(getattr(arguments, "served_model_name", None) or arguments.model or BUNDLED_MODEL)
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 USAGE = "[OPTIONS] [PROMPT]"
 COMMON = {
     "PROMPT": "Text whose next token to inspect; - reads stdin.",
-    "--file": "Read the prompt from a file.",
     "--model": "Folder or Hugging Face id (default: bundled).",
     "--steps": "Number of tokens to inspect (default: 1).",
     "--top": "Number of tokens to list (default: 10).",
@@ -41,6 +40,7 @@ COMMON = {
     "--seed": "Seed for reproducible output.",
     "--regex": "Generate text that matches a pattern.",
     "--json": "Print one JSON object instead of tables.",
+    "--web": "Open the inspector page in a browser.",
 }
 """The options of ``--help``."""
 MAX_TABLES = 5
@@ -56,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", metavar="N", default="1", help=text)
     parser.add_argument("--top", metavar="N", default="10", help="Number of most likely tokens to list (default: 10).")
     parser.add_argument("--json", action="store_true", help="Print one JSON object instead of tables.")
+    web = "Open the inspector page in a browser: all stages of every token, with sliders, draws and branches."
+    parser.add_argument("--web", action="store_true", help=web)
+    parser.add_argument(
+        "--port", metavar="PORT", type=int, default=0, help="Port of --web; 0 is any free port (default: 0)."
+    )
+    parser.add_argument("--no-browser", action="store_true", help="With --web: print the address only.")
     flags.add_model(parser)
     parser.set_defaults(echo=False)
     later = (name for name in REQUEST_PARAMETERS if name not in NEXT_TOKEN_FIELDS)
@@ -63,6 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.web:
+        from nucleate.cli.inspect_web import run_web
+
+        return run_web(arguments)
     values = flags.read_values(arguments)
     top, steps = (_count(name, getattr(arguments, name)) for name in ("top", "steps"))
     prompt = read_prompt(arguments)

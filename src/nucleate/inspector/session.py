@@ -19,6 +19,7 @@ from nucleate.llm import LLM
 from nucleate.outputs import CompletionChunk, Usage
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.backends.reference import RowError
 from nucleate.sampling.noise import fresh_seed
 from nucleate.sampling.stage import shape_of
 from nucleate.sampling.trace import trace
@@ -139,16 +140,19 @@ class Inspector:
         """How often each token is sampled with many seeds, and its exact probability. Raises ParameterError."""
         given = read_step(body, DEFAULT_DRAWS_TOP)
         run, _, inputs = self._step(given.run, given.step, given.params, owner)
-        counts = draw_counts(
-            inputs.logits,
-            inputs.stages,
-            prompt_ids=run.prompt_ids,
-            output_ids=inputs.output_ids,
-            step=given.step,
-            mask=inputs.mask,
-            count=given.count,
-            first_seed=run.seed,
-        )
+        try:
+            counts = draw_counts(
+                inputs.logits,
+                inputs.stages,
+                prompt_ids=run.prompt_ids,
+                output_ids=inputs.output_ids,
+                step=given.step,
+                mask=inputs.mask,
+                count=given.count,
+                first_seed=run.seed,
+            )
+        except RowError as error:
+            raise ParameterError("params", f"no token can be sampled in this step: {error}") from None
         return draws_view(counts, self.text, given.top)
 
     def _step(

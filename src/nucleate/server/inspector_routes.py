@@ -34,6 +34,8 @@ OPEN_ROUTES: Final = frozenset({"inspector", "inspector/{file}"})
 """Names of the routes that need no API key: they are the same for everybody."""
 MAX_QUESTIONS: Final = 32
 """Traces and draws in progress or waiting; more get status 503."""
+FRAME_SECONDS: Final = 0.02
+"""Pause after each frame of a stream. The tokens of this time come together, which costs other requests less."""
 STATUS: Final = {"run_not_found": 404, "step_not_stored": 410}
 
 
@@ -132,6 +134,7 @@ class InspectorRoutes:
             await context.write(frames)
             if failure is not None:
                 raise failure
+            await asyncio.sleep(FRAME_SECONDS)
         await context.write(b"", last=True)
 
     async def _answer(self, question: Callable[[Any, str], dict[str, Any]], context: RequestContext) -> None:
