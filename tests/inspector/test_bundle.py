@@ -44,7 +44,7 @@ def test_a_bundle_does_what_its_modules_do(tmp_path: Path) -> None:
     sources = {
         "main.js": 'import {twice} from "./twice.js";\nimport {one} from "./one.js";\nconsole.log(await twice(one));\n',
         "twice.js": 'import {one} from "./one.js";\nexport async function twice(x) {\n  return x + one;\n}\n',
-        "one.js": "export let one = 1;\n",
+        "one.js": "export const [one, two] = [1, 2];\n",
     }
     assert run_node(bundle("main.js", sources), tmp_path) == "2\n"
 
@@ -64,8 +64,10 @@ def test_a_bundle_does_what_its_modules_do(tmp_path: Path) -> None:
         ("export default 1;", "only declarations can be exported"),
         ('export {b} from "./b.js";', "only declarations can be exported"),
         ("export const {b} = {b: 1};", "only declarations can be exported"),
-        ("const [b] = [1];", "a top-level declaration must name one thing"),
-        ("var b;", "a top-level declaration must name one thing"),
+        ("const {b} = {b: 1};", "a top-level declaration must be const, let, class or function, with names"),
+        ("const [b, ...c] = [1];", "a top-level declaration must be"),
+        ("var b;", "a top-level declaration must be"),
+        ('import {b} from "./b.js";\nconst [c, private_] = [1, 2];', "private_ is declared in"),
         ('const b = await import("./b.js");', r"'import\(' cannot be part of a bundle"),
         ("const b = import.meta.url;", "'import.meta' cannot be part of a bundle"),
         ('const end = "</script>";', "'</script' cannot be part of a bundle"),
@@ -94,11 +96,14 @@ class Parser(HTMLParser):
 
     def __init__(self, page: str) -> None:
         super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None], str]] = []
+        self.elements: list[tuple[str, dict[str, str | None], str]] = [("", {}, "")]
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.elements.append((tag, dict(attrs), ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.elements.append(("", {}, ""))
 
     def handle_data(self, data: str) -> None:
         tag, attributes, text = self.elements[-1]

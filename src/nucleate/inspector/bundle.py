@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 STYLE = "inspector.css"
 IMPORT = re.compile(r'import \{ ?([\w$]+(?:, [\w$]+)*) ?\} from "\./([\w-]+\.js)";')
-DECLARATION = re.compile(r"(export )?(?:async )?(?:function\*?|class|const|let) ([\w$]+)\b")
+DECLARATION = re.compile(r"(export )?(?:async )?(?:function\*?|class|const|let) ([\w$]+|\[[\w$, ]+\])(?=\W)")
 FORBIDDEN = re.compile(r"\bimport\s*\(|\bimport\.meta\b|</script|<!--", re.IGNORECASE)
 PAGE = """<!doctype html>
 <html lang="en">
@@ -127,12 +127,13 @@ def _parse(name: str, source: str) -> Module:
             continue
         declaration = DECLARATION.match(line)
         if re.match(r"export\b", line) and declaration is None:
-            raise BundleError(f"{where}: only declarations can be exported: export function, class or const")
+            raise BundleError(f"{where}: only declarations can be exported: export function, class, const or let")
         if declaration is None and re.match(r"(const|let|var|class|function)\b", line):
-            raise BundleError(f"{where}: a top-level declaration must name one thing")
+            raise BundleError(f"{where}: a top-level declaration must be const, let, class or function, with names")
         if declaration is not None:
-            declared.append(declaration[2])
-            exported += [declaration[2]] if declaration[1] else []
+            names = declaration[2].strip("[]").split(", ")
+            declared += names
+            exported += names if declaration[1] else []
         body.append(line.removeprefix("export ") if declaration else line)
     return Module(imports, frozenset(declared), frozenset(exported), "\n".join(body).strip("\n") + "\n")
 

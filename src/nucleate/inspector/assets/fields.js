@@ -83,7 +83,7 @@ export function createField(settings, p, change) {
   const build = p.choices.length ? choiceField : (kinds[p.kind] ?? jsonField);
   const { first, second, show } = build(p, { id, "aria-describedby": help, key: p.name }, set, (message) => (error.textContent = message));
   const reset = button("↺", () => set(baseValue(settings, p.name)), "icon", { tip: `Reset ${p.name} to the default`, key: `reset ${p.name}` });
-  const origin = settings.origins?.[p.name] ? " Default from the model’s generation_config." : "";
+  const origin = settings.origins?.[p.name] ? ` Default of this model: ${JSON.stringify(settings.defaults[p.name])}.` : "";
   return {
     element: h("div.field", h("div.field-head", h("label.field-name", { for: id, title: p.allowed }, p.name), reset, first), second,
       h("p.help", { id: help }, `${p.help}.${origin} `, error)),

@@ -3,7 +3,7 @@ import {button, choice, fixed, h, integer, keepFocus, percent, put, quoted, scro
 import {currentToken} from "./state.js";
 import {barHeight, columnsOf, lastStage, mostOf, pathOf, removedAt, restOf, titleOf} from "./view.js";
 
-const FIXED = 462; // pixels of the columns beside those of the tokens
+const FIXED = 470; // pixels of the columns beside those of the tokens
 const COLUMN = 48; // pixels of the column of a token
 
 export function createLadder(store, session, api) {
@@ -13,7 +13,7 @@ export function createLadder(store, session, api) {
   const detail = h("div.detail");
   const [countBox, count] = choice("Tokens", [["fit", "that fit"], ["40", "40"]], show);
   const [scaleBox, scale] = choice("Bars", ["linear", ["log", "logarithmic"]], show);
-  const box = h("div", h("div.tools.end", countBox, scaleBox), region, detail);
+  const box = h("div", { hidden: true }, h("div.tools.end", countBox, scaleBox), region, detail);
   let most = 1; // the probability of the highest bar
 
   function bar(p, kind = "") {
@@ -61,7 +61,7 @@ export function createLadder(store, session, api) {
       number(row > 0 && !draw, percent(stage.removed_probability), "probability mass of the removed tokens"),
       number(row > 0 && !draw, fixed(stage.kl), "KL divergence from the row above, in nats"),
       columns.map((i) => cellOf(view, row, i)),
-      h("td.col", { title: "all other surviving tokens together" }, !draw && [bar(rest, "bar-rest"), h("span.p", percent(rest))]));
+      h("td.number", { title: "all other surviving tokens together" }, !draw && percent(rest)));
   }
 
   function show() {
@@ -77,7 +77,7 @@ export function createLadder(store, session, api) {
         h("caption.hidden", `Step ${view.step}: the probabilities of the likeliest tokens after each stage`),
         h("thead", h("tr", h("th.stage", { scope: "col" }, "stage"),
           unit("kept", "tokens"), unit("entropy", "nats"), unit("removed", "mass"), unit("KL", "nats"),
-          columns.map((i) => headOf(view.tokens[i])), h("th.col", { scope: "col" }, "others"))),
+          columns.map((i) => headOf(view.tokens[i])), unit("others", "mass"))),
         h("tbody", view.stages.map((_, row) => rowOf(view, row, columns))));
       showDetail();
     });

@@ -12,15 +12,6 @@ export function sameParams(a, b) {
   return [...names].every((name) => same(a[name], b[name]));
 }
 
-/** The parameter of a stage by its name. */
-export function parameterOf(settings, name) {
-  for (const stage of settings.stages) {
-    const found = stage.parameters.find((p) => p.name === name);
-    if (found) return found;
-  }
-  return null;
-}
-
 /** Names of the parameters that several stages share, such as min_keep. */
 export function sharedNames(settings) {
   const names = settings.stages.flatMap((stage) => stage.parameters.map((p) => p.name));
@@ -32,7 +23,7 @@ export function baseValue(settings, name) {
   if (name in (settings.defaults ?? {})) return settings.defaults[name];
   if (name === "draw") return "gumbel";
   if (name === "order") return "canonical";
-  return parameterOf(settings, name)?.default ?? null;
+  return settings.stages.flatMap((stage) => stage.parameters).find((p) => p.name === name)?.default ?? null;
 }
 
 export function valueOf(settings, params, name) {
@@ -56,7 +47,7 @@ function switches(stage) {
 }
 
 /** Whether a stage has an effect with these values. */
-export function isActive(settings, params, stage) {
+function isActive(settings, params, stage) {
   return switches(stage).some(([name, neutral]) => !same(valueOf(settings, params, name), neutral));
 }
 

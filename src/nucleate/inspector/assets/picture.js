@@ -39,7 +39,6 @@ export function ladderPicture(view, heading) {
 
   function line(stage, row) {
     const y = SIZE.top + SIZE.row * row;
-    const rest = restOf(stage, columns);
     const numbers = [integer(stage.kept), fixed(stage.entropy), row ? percent(stage.removed_probability) : "", row ? fixed(stage.kl) : ""];
     const cell = (i, column) => {
       if (stage.p[i] !== null) return bar(column, y, stage.p[i], "#6b90c9", percent(stage.p[i]));
@@ -48,7 +47,7 @@ export function ladderPicture(view, heading) {
     return [svg("line", { x1: 16, x2: width - 16, y1: y - 4, y2: y - 4, stroke: "#e2e6ec" }),
       write(16, y + 24, short(titleOf(stage).join(" "), 26), { "font-weight": 600, "font-family": MONO }),
       numbers.map((text, i) => write(SIZE.numbers + 56 * i, y + 24, text, { ...END, fill: "#1a202b" })),
-      columns.map(cell), bar(columns.length, y, rest, "#c3cfdf", percent(rest))];
+      columns.map(cell), write(middleOf(columns.length) + 16, y + 24, percent(restOf(stage, columns)), { ...END, fill: "#1a202b" })];
   }
 
   const picked = view.picked ? `◆ picked: ${JSON.stringify(view.picked.text)}` : (view.error ?? "");
@@ -56,7 +55,7 @@ export function ladderPicture(view, heading) {
   return svg("svg", { xmlns: "http://www.w3.org/2000/svg", width, height, viewBox: `0 0 ${width} ${height}` },
     svg("rect", { width, height, fill: "#ffffff" }), write(16, 24, heading, { "font-size": 14, "font-weight": 600 }),
     ["kept", "entropy", "removed", "KL"].map((name, i) => write(SIZE.numbers + 56 * i, 60, name, END)),
-    columns.map(head), write(middleOf(columns.length), 60, "others", MIDDLE), rows.map(line), write(16, height - 12, foot, SOFT));
+    columns.map(head), write(middleOf(columns.length) + 16, 60, "others", END), rows.map(line), write(16, height - 12, foot, SOFT));
 }
 
 export function svgText(picture) {

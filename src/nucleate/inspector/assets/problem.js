@@ -1,5 +1,5 @@
 // What went wrong, and what to do about it. Also the field for an API key.
-import {button, h, put, uid} from "./dom.js";
+import {button, classes, h, put, uid} from "./dom.js";
 import {currentRun} from "./state.js";
 
 export function createProblem(store, session, api, retry) {
@@ -21,6 +21,7 @@ export function createProblem(store, session, api, retry) {
 
   store.on(["problem"], ({ problem }) => {
     box.hidden = !problem;
+    box.classList.toggle(classes("mild"), problem?.kind === "stored");
     const { kind, message, param } = problem ?? {};
     const run = currentRun(state);
     const again = () => session.generate({ input: run.input, parent: null, params: run.params }, { step: state.step });
@@ -28,7 +29,7 @@ export function createProblem(store, session, api, retry) {
     else if (kind === "stored" && api.live) {
       put(box, h("p", "The logits of this step are no longer stored; generate again to see its stages."), run?.input && button("Generate again", again, "small"));
     } else {
-      put(box, h("p", param && h("strong", `${param}: `), message), button("Dismiss", () => store.set({ problem: null }), "small"));
+      put(box, h("p", param && !message.includes(param) && h("strong", `${param}: `), message), button("Dismiss", () => store.set({ problem: null }), "small"));
     }
   });
   return box;

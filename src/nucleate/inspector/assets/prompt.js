@@ -1,11 +1,6 @@
 // What goes in: a prompt as text, or a chat.
 import {button, h, put, uid} from "./dom.js";
 
-function grow(area) {
-  area.style.setProperty("height", "auto");
-  area.style.setProperty("height", `${Math.min(area.scrollHeight + 2, 240)}px`);
-}
-
 /** The form for the input, with the button that generates. */
 export function createPrompt(store, session, api) {
   const { state } = store;
@@ -19,10 +14,8 @@ export function createPrompt(store, session, api) {
     const content = h("textarea.input.text", { rows: 1, label: `Message ${i + 1}`, value: message.content, oninput: changed });
     role.value = message.role;
     function changed() {
-      grow(content);
       write({ messages: state.input.messages.with(i, { role: role.value, content: content.value }) });
     }
-    queueMicrotask(() => grow(content));
     return h("li.message", role, content, button("×", () => setMessages(state.input.messages.toSpliced(i, 1)), "icon", { tip: `Remove message ${i + 1}` }));
   }
 
@@ -54,7 +47,6 @@ export function createPrompt(store, session, api) {
     chat.hidden = !isChat;
     for (const item of modes.children) item.setAttribute("aria-pressed", String((item.textContent === "Chat") === isChat));
     if (document.activeElement !== text) text.value = state.input.prompt;
-    grow(text);
     go.disabled = !isReady();
     go.hidden = state.generating;
     stop.hidden = !state.generating;

@@ -66,7 +66,7 @@ function greedyDraw({ tokens }) {
 
 /** The draw of the step that is shown. */
 export function createRace(store) {
-  const box = h("div.draw.stack");
+  const box = h("div.draw.stack", { hidden: true });
   const kinds = { each: gumbelDraw, one: categoricalDraw, none: greedyDraw };
   store.on(["view"], ({ view }) => {
     box.hidden = !view;

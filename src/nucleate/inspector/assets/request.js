@@ -7,11 +7,11 @@ const ESCAPES = { "\n": "\\n", "\t": "\\t", "\r": "\\r", "\\": "\\\\" };
 const CHARACTERS = Object.fromEntries(Object.entries(ESCAPES).map(([character, written]) => [written, character]));
 
 /** Stop strings as lines of text, with \n, \t and \\ written out; and back. */
-export function stopToText(stop) {
+function stopToText(stop) {
   return [stop ?? []].flat().map((item) => item.replace(/[\n\t\r\\]/g, (c) => ESCAPES[c])).join("\n");
 }
 
-export function textToStop(text) {
+function textToStop(text) {
   return text.split("\n").filter(Boolean).map((line) => line.replace(/\\[ntr\\]/g, (written) => CHARACTERS[written]));
 }
 

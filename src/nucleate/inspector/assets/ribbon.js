@@ -11,7 +11,7 @@ const SIDES = 26; // padding of the ribbon, both sides
 const SPARE = 6; // lines that are kept above and below the visible ones
 
 /** A token as a sentence, for tooltips and screen readers. */
-export function describeToken(run, t) {
+function describeToken(run, t) {
   const parts = [`Step ${t.step}: ${quoted(t.text)}`];
   if (t.model_probability !== null) {
     parts.push(`model probability ${percent(t.model_probability)}, rank ${integer(t.rank)}`);

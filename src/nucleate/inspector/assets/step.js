@@ -27,18 +27,19 @@ export function createStepHeading(store, session) {
     put(generated, h("span.sign-a", { "aria-hidden": "true" }, "●"), h("span.muted", t.origin === "given" ? "given" : "generated"), token(t.text));
     put(picked, h("span.sign-b", { "aria-hidden": "true" }, "◆"), h("span.muted", "same noise, these settings"), chosen ? token(chosen.text) : (state.view?.error ?? "–"));
     picked.classList.toggle(classes("differs"), differs);
+    const nats = (x) => (x === null ? "–" : `${fixed(x, 2)} nats`);
     const values = [
       ["model", percent(t.model_probability), "probability before all stages"],
       ["sampled with", percent(t.probability), "probability after all stages"],
       ["rank", integer(t.rank), "by the model's probability"],
-      ["surprisal", `${fixed(t.surprisal, 2)} nats`, "−ln of the model's probability"],
-      ["entropy", `${fixed(t.entropy, 2)} nats`, "of the model's distribution"],
+      ["surprisal", nats(t.surprisal), "−ln of the model's probability"],
+      ["entropy", nats(t.entropy), "of the model's distribution"],
       ["kept", integer(t.kept), "tokens that survived all stages"],
     ];
     put(facts, values.map(([name, value, title]) => h("div", { title }, h("dt", name), h("dd", value))));
     notes.textContent = remarks(run, t).join("; ");
     const news = differs ? `The same noise now picks ${JSON.stringify(chosen.text)} instead of ${JSON.stringify(t.text)}.` : "";
-    if (news && news !== announced) store.set({ status: news });
+    if (news !== announced && (news || state.status === announced)) store.set({ status: news });
     announced = news;
   }
   store.on(["run", "step", "view", "first", "tokens"], show);

@@ -4,7 +4,7 @@ import {currentRun, currentToken} from "./state.js";
 import {textOf} from "./text.js";
 
 /** The runs in the order of the tree: [{run, depth}]. */
-export function treeOf(runs) {
+function treeOf(runs) {
   const all = [...runs.values()];
   const below = (parent, depth) => all.filter((run) => (run.parent?.run ?? null) === parent)
     .flatMap((run) => [{ run, depth }, ...below(run.id, depth + 1)]);

@@ -31,10 +31,10 @@ export function restOf(stage, columns) {
   return rest < 1e-9 ? 0 : rest;
 }
 
-/** The highest probability that is shown. */
+/** The highest probability among the columns. */
 export function mostOf(view, columns) {
   const stages = view.stages.slice(0, lastStage(view) + 1);
-  return Math.max(1e-9, ...stages.flatMap((stage) => [...columns.map((i) => stage.p[i] ?? 0), restOf(stage, columns)]));
+  return Math.max(1e-9, ...stages.flatMap((stage) => columns.map((i) => stage.p[i] ?? 0)));
 }
 
 /** What happened to a token: [{name, p}] of the stages it survived, and the removal, if any. */
