@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nucleate.engine.beam.params import BeamCompletion, BeamOutput, BeamParams, BeamRequest
     from nucleate.engine.engine import Engine
     from nucleate.engine.request import Request
+    from nucleate.inspector.notebook import inspect
     from nucleate.jit.warmup import warm
     from nucleate.llm import LLM
     from nucleate.models.protocol import ModelError
@@ -50,6 +51,7 @@ _HOMES = {
     "Stage": "sampling.stage",
     "LLM": "llm",
     "compare": "comparison.compare",
+    "inspect": "inspector.notebook",
     "Comparison": "comparison.comparison",
     "Engine": "engine.engine",
     "Request": "engine.request",
@@ -119,6 +121,7 @@ __all__ = [
     "WatermarkKey",
     "compare",
     "explain",
+    "inspect",
     "probabilities",
     "register_stage",
     "sample",

@@ -25,6 +25,7 @@ CASES: dict[str, dict[str, Any]] = {
     "mirostat v1": {"mirostat_v1_tau": 3.0},
     "adaptive-p": {"adaptive_p_target": 0.2},
     "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.05, "min_tokens": 4},
+    "xtc, greedy draw": {"pipeline": "xtc(0.5, 0.05) | greedy()"},
     "another order": {"order": "llama.cpp", "min_p": 0.02, "frequency_penalty": 0.4, "mirostat_tau": 4.0},
     "guidance": {"guidance_scale": 1.5, "negative_prompt": "A sad story", "mirostat_tau": 3.0},
     "contrastive": {"contrastive_beta": 0.5},

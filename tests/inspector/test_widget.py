@@ -12,14 +12,14 @@ import nucleate as nc
 
 pytest.importorskip("anywidget", reason="anywidget is not installed: pip install 'nucleate[notebook]'")
 
-from nucleate.inspector.widget import InspectorWidget, inspect
+from nucleate.inspector.widget import InspectorWidget
 
 PROMPT, PARAMS = "Once upon a time", {"temperature": 0.8, "top_p": 0.9, "seed": 2**63 - 1, "max_tokens": 6}
 
 
 @pytest.fixture(scope="module")
 def widget(llm: nc.LLM) -> Iterator[InspectorWidget]:
-    made = inspect(llm, PROMPT, **PARAMS)
+    made = nc.inspect(llm, PROMPT, **PARAMS)
     yield made
     made.close()
 
@@ -113,8 +113,8 @@ def test_a_defect_is_shown_and_raised(
 
 def test_parameters_are_checked(llm: nc.LLM) -> None:
     with pytest.raises(nc.ParameterError, match="give either params or top_k, not both"):
-        inspect(llm, PROMPT, nc.SamplingParams(), top_k=3)
+        nc.inspect(llm, PROMPT, nc.SamplingParams(), top_k=3)
     with pytest.raises(nc.ParameterError, match="params must be a SamplingParams, got dict"):
-        inspect(llm, PROMPT, {"top_k": 3})  # type: ignore[arg-type]
+        nc.inspect(llm, PROMPT, {"top_k": 3})  # type: ignore[arg-type]
     with pytest.raises(nc.ParameterError, match="temperature"):
-        inspect(llm, PROMPT, temperature=-1)
+        nc.inspect(llm, PROMPT, temperature=-1)

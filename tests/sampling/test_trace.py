@@ -58,6 +58,24 @@ def test_token_and_error_equal_those_of_sample(start):
     assert failed < 10
 
 
+def test_the_seed_of_xtc_with_a_greedy_draw():
+    """`sample`, `Sampler` and `trace` agree on the token of a seed, also where the draw itself has none."""
+    logits = np.log(np.array([0.4, 0.3, 0.2, 0.1]), dtype=np.float32)
+    found = set()
+    for seed in range(20):
+        params = nc.SamplingParams(pipeline="xtc(0.5, 0.15) | greedy()", seed=seed)
+        [token] = nc.sample(logits[None], params)
+        sampler = nc.Sampler(4)
+        sampler.add(params)
+        assert sampler(logits[None]).token_ids[0] == token
+        assert (nc.trace(logits, params).token_id, nc.trace(logits, params).seed) == (token, seed)
+        assert nc.trace(logits, params.build_pipeline(), seed=seed).token_id == token
+        found.add(int(token))
+    assert found == {0, 2}
+    with pytest.raises(nc.ParameterError, match="seed must be an integer >= 0"):
+        nc.trace(logits, (), seed=-1)
+
+
 def test_every_step_equals_the_pipeline_up_to_it():
     for seed in range(120):
         logits, stages, words, step, _ = case(seed)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from importlib.resources import files
 from typing import Any
 
 import pytest
 from server_process import Server
 
+from nucleate.inspector.files import compressed_inspector_file
 from nucleate.server.inspector_routes import HEADERS
 
 START = {"prompt": "Once upon a time", "params": {"seed": 3, "max_tokens": 12, "temperature": 0.9}}
@@ -45,6 +48,24 @@ def test_the_page_has_a_strict_policy_and_loads_nothing_from_elsewhere(server: S
         found = server.request("GET", f"/inspector/{name}")
         assert found.status == 200
         assert found.headers.items() >= HEADERS.items()
+
+
+@pytest.mark.parametrize(
+    ("accepted", "compressed"),
+    [("gzip", True), ("br, GZIP;q=0.5", True), ("gzip; q=0", False), ("identity", False), ("x-gzip", False)],
+)
+def test_files_are_compressed_for_clients_that_accept_it(accepted: str, compressed: bool, server: Server) -> None:
+    plain = server.request("GET", "/inspector/inspector.js")
+    assert "content-encoding" not in plain.headers
+    found = server.request("GET", "/inspector/inspector.js", headers={"accept-encoding": accepted})
+    assert (found.headers.get("content-encoding") == "gzip") is compressed
+    assert (gzip.decompress(found.data) if compressed else found.data) == plain.data
+
+
+def test_the_page_and_its_modules_are_small() -> None:
+    names = [path.name for path in (files("nucleate.inspector") / "assets").iterdir()]
+    assert {"index.html", "page.js", "inspector.css"} <= {*names}
+    assert sum(len(compressed_inspector_file(name)) for name in names) < 100_000
 
 
 @pytest.mark.parametrize("name", ["none.js", "..%2fsession.py", "%2e%2e", "index.html%00", "session.py"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,11 +70,8 @@ def _run(
     companion: Companion | None,
 ) -> Iterator[InspectedToken]:
     """The loop of ``generation/loop.py``, with ``trace`` instead of a ``Sampler``."""
-    draw: Any = stages[-1]
-    seed = getattr(draw, "seed", None) if params.seed is None else params.seed
+    seed = params.seed
     seed = noise.fresh_seed() if seed is None else seed
-    if "seed" in draw.parameters:
-        stages = (*stages[:-1], dataclasses.replace(draw, seed=seed))
     detokenizer = Detokenizer(llm.tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
     matcher, guide = StopMatcher(rules), None if grammar is None else Guide(grammar, ignore_eos=params.ignore_eos)
     context, output_ids, next_ids, other_ids = llm.model.begin(), list[int](), prompt_ids, list[int]()
@@ -106,7 +103,7 @@ def _run(
 
 def _trace(row: Row, stages: Pipeline, prompt_ids: list[int], output_ids: list[int], seed: int) -> Trace:
     """The trace of the next token."""
-    result = trace(
+    return trace(
         row.logits,
         stages,
         prompt_ids=prompt_ids,
@@ -114,8 +111,8 @@ def _trace(row: Row, stages: Pipeline, prompt_ids: list[int], output_ids: list[i
         step=len(output_ids),
         mask=row.mask,
         companion=row.companion,
+        seed=seed,
     )
-    return dataclasses.replace(result, seed=seed)  # a greedy draw has none
 
 
 def _updated(row: Row, stages: Pipeline, prompt_ids: list[int], output_ids: list[int], seed: int) -> Pipeline:

@@ -120,6 +120,7 @@ class Inspector:
             output_ids=inputs.output_ids,
             step=given.step,
             mask=inputs.mask,
+            seed=seed,
         )
         sampled = run.steps[given.step].token_id
         include = given.include if sampled < 0 else (*given.include, sampled)

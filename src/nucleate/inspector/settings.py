@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING
+from importlib.metadata import version
 from typing import Any
 
 from nucleate.inspector.draws import MAX_DRAWS
@@ -33,6 +34,7 @@ def settings(
     given = {name: value for name, value in defaults.to_dict().items() if name != "pipeline"}
     return {
         "version": 1,
+        "nucleate": version("nucleate"),
         "model": {
             "name": name,
             "vocab_size": vocab_size,

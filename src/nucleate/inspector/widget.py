@@ -3,44 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, final
 
 import anywidget
 import traitlets
 
-from nucleate import __version__
 from nucleate.inspector.bundle import STYLE, asset, bundle, offline_page
 from nucleate.inspector.session import InspectorSession
 from nucleate.inspector.store import InspectorError
-from nucleate.llm import LLM
 from nucleate.models.protocol import ModelError
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling_params import SamplingParams
 
 PATHS: Final = ("generate", "trace", "draws", "template")
-
-
-def inspect(
-    llm: LLM,
-    prompt: str | Sequence[Mapping[str, Any]],
-    params: SamplingParams | None = None,
-    **values: Any,
-) -> InspectorWidget:
-    """Generate an answer, and show every sampling stage of each of its tokens in a notebook.
-
-    prompt: a text, or a conversation ``[{"role": ..., "content": ...}, ...]``. params: the sampling parameters; or
-    pass fields of SamplingParams as keywords (``temperature=0.7``). The widget is shown when a cell ends with it, in
-    Jupyter, VS Code and marimo. Raises ParameterError.
-    """
-    if params is not None and values:
-        raise ParameterError("params", f"give either params or {', '.join(values)}, not both")
-    if params is not None and not isinstance(params, SamplingParams):
-        raise ParameterError("params", f"params must be a SamplingParams, got {type(params).__name__}")
-    given = (SamplingParams(**values) if params is None else params).to_dict()
-    source = {"prompt": prompt} if isinstance(prompt, str) else {"messages": [dict(each) for each in prompt]}
-    return InspectorWidget(InspectorSession(llm), {**source, "params": given})
 
 
 @final
@@ -100,15 +76,15 @@ def _document(session: InspectorSession, body: Mapping[str, Any]) -> dict[str, A
             run["tokens"] += event["tokens"]
         else:
             run[kind] = event
-    traces = {}
+    traces, settings = {}, session.settings()
     if run["tokens"] and run["tokens"][0]["origin"] == "sampled":
         traces["0"] = session.trace({"run": run["start"]["run"], "step": 0})
     return {
         "format": "nucleate-trace",
         "version": 1,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "nucleate": __version__,
-        "settings": session.settings(),
+        "nucleate": settings["nucleate"],
+        "settings": settings,
         "run": run,
         "traces": traces,
         "branches": [],

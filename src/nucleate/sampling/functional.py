@@ -19,7 +19,7 @@ from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.dispatch.route import FUSED, dispatch
 from nucleate.sampling.history import History
 from nucleate.sampling.inputs import LogitsInput, check_ids, histories, mask_layout, masks, per_row
-from nucleate.sampling.pipeline import Params, prepared
+from nucleate.sampling.pipeline import Params, prepared, seed_of
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.row_values import add_values
 
@@ -140,7 +140,7 @@ class _Batch:
             raise ValueError(f"params has {len(given)} entries, but the logits have {rows} rows")
         if any(one.combine for one in ready):
             self.logits = LogitsInput(combined_rows([one.combine for one in ready] * many, logits_BV, companion))
-        self.seeds = [getattr(one.given[-1], "seed", None) for one in ready] * many  # XTC needs them, even if greedy
+        self.seeds = [seed_of(*pair) for pair in zip(given, (one.given for one in ready), strict=True)] * many
         self.pipelines = [one.stages if mask is None else with_mask(one.stages) for one in ready] * many
         routes = [dispatch(one.stages, one.fused, size, rows, backend=backend) for one in ready] * many
         self._fast = [route.backend == "cpu" for route in routes]

@@ -68,6 +68,11 @@ def as_pipeline(params: Params) -> Pipeline:
     return stages
 
 
+def seed_of(params: object, stages: Pipeline) -> int | None:
+    """The seed of request parameters, or of the draw at the end of stages. XTC needs one even if the draw is greedy."""
+    return params.seed if isinstance(params, RequestParams) else getattr(stages[-1], "seed", None)
+
+
 def simplify(stages: Pipeline) -> Pipeline:
     """An equivalent shorter pipeline: without neutral stages, and with an explicit greedy draw where it is greedy.
 

@@ -23,7 +23,7 @@ from nucleate.sampling.history import History
 from nucleate.sampling.host_batch import HostBatch, SamplerRow, known
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.inputs import LogitsInput, check_count, check_ids, check_token, history, per_row
-from nucleate.sampling.pipeline import Params, PreparedPipeline, RequestParams, prepared
+from nucleate.sampling.pipeline import Params, PreparedPipeline, RequestParams, prepared, seed_of
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.stage import Combine, Pipeline, SampledToken, Tap
 
@@ -112,8 +112,7 @@ class Sampler:
         prompt = history(prompt_ids, self.vocab_size, "prompt_ids")
         output = history(output_ids, self.vocab_size, "output_ids")
         [offset] = per_row(index, 1, "index")
-        seeded = params if isinstance(params, RequestParams) else given[-1]
-        base_seed = getattr(seeded, "seed", None) if seed is None else seed  # a greedy draw has no seed
+        base_seed = seed_of(params, given) if seed is None else seed
         row_seed = noise.fresh_seed() if base_seed is None else (per_row(base_seed, 1, "seed")[0] + offset) % 2**64
         row = SamplerRow(stages, IncrementalHistory(stages, prompt.tolist(), output.tolist()), row_seed)
         number, self._next = self._next, self._next + 1

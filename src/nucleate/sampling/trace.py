@@ -16,7 +16,8 @@ from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.reference import Survivors
 from nucleate.sampling.backends.selection import Selection, select
 from nucleate.sampling.cpu_paths import runner, survivors
-from nucleate.sampling.pipeline import Params
+from nucleate.sampling.inputs import per_row
+from nucleate.sampling.pipeline import Params, seed_of
 from nucleate.sampling.single_row import SingleRow, single_row
 from nucleate.sampling.stage import shape_of
 from nucleate.sampling.trace_change import Distribution, StageChange
@@ -92,19 +93,20 @@ def trace(
     step: int = 0,
     mask: Any = None,
     companion: Any = None,
+    seed: int | None = None,
     backend: str = "reference",
 ) -> Trace:
     """Show the effect of each stage on one row: tokens changed and removed, the reason, the resulting distribution.
 
     logits_V: float [V]. Other arguments as in ``sample``, for one row; mask: int32 [V / 32]; companion: float [V], with
-    which the logits are combined first. backend: as in ``sample``,
-    but "cpu" and "auto" may be slower than the reference here. The token is the one that ``sample`` returns. All given
-    stages are shown, also those that cannot change the result. ``error`` reports logits that are NaN, +inf or all -inf,
-    and a stage that removes all tokens.
+    which the logits are combined first. seed: of the draw and of XTC; None: that of ``params``, or a random one.
+    backend: as in ``sample``, but "cpu" and "auto" may be slower than the reference here. The token is the one that
+    ``sample`` returns. All given stages are shown, also those that cannot change the result. ``error`` reports logits
+    that are NaN, +inf or all -inf, and a stage that removes all tokens.
     """
     row = single_row(logits_V, params, prompt_ids, output_ids, step, mask, companion)
-    seed = getattr(row.stages[-1], "seed", None)
-    return _trace(row, noise.fresh_seed() if seed is None else seed, fast=compiled(backend, len(row.logits_V)))
+    [own] = per_row(seed, 1, "seed") if seed is not None else [seed_of(params, row.stages)]
+    return _trace(row, noise.fresh_seed() if own is None else own, fast=compiled(backend, len(row.logits_V)))
 
 
 def _trace(row: SingleRow, seed: int, *, fast: bool) -> Trace:

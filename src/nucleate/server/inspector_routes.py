@@ -11,7 +11,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
-from nucleate.inspector.files import inspector_file
+from nucleate.inspector.files import compressed_inspector_file, inspector_file
 from nucleate.inspector.session import Inspector, OutputEvents
 from nucleate.inspector.store import InspectionStore, InspectorError
 from nucleate.outputs import CompletionChunk, Usage
@@ -84,7 +84,10 @@ class InspectorRoutes:
         if found is None:
             raise HTTPError(404, f"The inspector has no file {name[:60]!r}.")
         content, content_type = found
-        await context.reply(200, content, HEADERS, content_type)
+        headers = HEADERS | {"vary": "accept-encoding"}
+        if _accepts_gzip(context):
+            content, headers["content-encoding"] = compressed_inspector_file(name), "gzip"
+        await context.reply(200, content, headers, content_type)
 
     async def settings(self, context: RequestContext) -> None:
         self._check_watermark()
@@ -165,6 +168,12 @@ class InspectorRoutes:
         if self._service.llm.watermark is not None:
             message = "The inspector is off, because this server watermarks its outputs."
             raise HTTPError(403, message, code="inspector_off")
+
+
+def _accepts_gzip(context: RequestContext) -> bool:
+    given = b",".join(value for name, value in context.scope["headers"] if name == b"accept-encoding")
+    codings = [coding.replace(b" ", b"").lower() for coding in given.split(b",")]
+    return any(coding.partition(b";")[0] == b"gzip" and not coding.endswith((b";q=0", b";q=0.0")) for coding in codings)
 
 
 def _owner(context: RequestContext) -> str:
