@@ -3,7 +3,7 @@ import {button, choice, fixed, h, integer, keepFocus, percent, put, quoted, scro
 import {currentToken} from "./state.js";
 import {barHeight, columnsOf, lastStage, mostOf, pathOf, removedAt, restOf, titleOf} from "./view.js";
 
-const FIXED = 470; // pixels of the columns beside those of the tokens
+const FIXED = 476; // pixels of the columns beside those of the tokens
 const COLUMN = 48; // pixels of the column of a token
 
 export function createLadder(store, session, api) {
