@@ -2,8 +2,8 @@
 
 Each workload runs with one sequence at a time, and with eight at once and a queue, at temperatures 0 and 0.8. The
 engines alternate every few steps, so that other load on the machine affects all alike. A ratio is the time of a round
-without speculation divided by the time with it; the median over the rounds is reported. --busy starts processes that
-keep cores busy. Outputs are compared: they are equal except for near ties, as a
+without speculation divided by the time with it; the median over the rounds is reported. "cpu" is the same ratio of CPU
+times, which other processes disturb less. --busy starts processes that keep cores busy. Outputs are compared: they are equal except for near ties, as a
 forward pass of several tokens rounds differently.
 
 - repeats: prompts after which the embedded model repeats itself (it does not copy from its prompt, unlike models that
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import operator
 import os
 import platform
 import statistics
@@ -29,7 +30,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import nucleate as nc
@@ -82,16 +83,17 @@ class Work:
     """Some requests to an engine, all submitted at once; the engine queues them."""
 
     def __init__(self, engine: Engine, requests: Sequence[Request]) -> None:
-        self.engine, self.seconds = engine, 0.0
+        self.engine, self.seconds, self.cpu_seconds = engine, 0.0, 0.0
         self._places = {engine.add(request): index for index, request in enumerate(requests)}
         self.outputs: list[list[int]] = [[] for _ in requests]
 
     def turn(self) -> bool:
         """Run some steps. Returns whether requests remain."""
-        begin, events = perf_counter(), []
+        begin, cpu_begin, events = perf_counter(), process_time(), []
         for _ in range(STEPS):
             events += self.engine.step()
         self.seconds += perf_counter() - begin
+        self.cpu_seconds += process_time() - cpu_begin
         for event in events:
             self.outputs[self._places[event.request_id]] += event.chunk.token_ids
         return len(self.engine) > 0
@@ -133,6 +135,7 @@ def measure(
     names = ("plain", *methods)
     engines = {name: new_engine(llm, name, at_once) for name in names}
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    cpu_seconds: dict[str, list[float]] = {name: [] for name in names}
     equal = dict.fromkeys(names, 0)
     taus: dict[str, float] = {}
     for turn in range(rounds + 1):  # the first one warms up
@@ -146,16 +149,21 @@ def measure(
             going = deque([name for name in going if works[name].turn()])
         for name, work in works.items() if turn else ():
             seconds[name].append(work.seconds)
+            cpu_seconds[name].append(work.cpu_seconds)
             equal[name] += sum(own == other for own, other in zip(work.outputs, works["plain"].outputs, strict=True))
             taus[name] = engines[name].stats.speculative.mean_acceptance_length
     result: dict[str, Any] = {}
     for name in names:
         rate = rounds * len(requests) * TOKENS / sum(seconds[name])
-        ratios = [plain / own for plain, own in zip(seconds["plain"], seconds[name], strict=True)]
-        result[name] = {"tokens/s": round(rate), "ratio": round(statistics.median(ratios), 2)}
+        result[name] = {"tokens/s": round(rate), "ratio": _ratio(seconds, name), "cpu": _ratio(cpu_seconds, name)}
         if name != "plain":
             result[name] |= {"tau": round(taus[name], 2), "equal": f"{equal[name]} of {rounds * len(requests)}"}
     return result
+
+
+def _ratio(seconds: dict[str, list[float]], name: str) -> float:
+    """The median of the times without speculation, divided by those of a method."""
+    return round(statistics.median(map(operator.truediv, seconds["plain"], seconds[name])), 2)
 
 
 def main() -> None:
