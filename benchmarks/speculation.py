@@ -3,8 +3,8 @@
 Each workload runs with one sequence at a time, and with eight at once and a queue, at temperatures 0 and 0.8. The
 engines alternate every few steps, so that other load on the machine affects all alike. A ratio is the time of a round
 without speculation divided by the time with it; the median over the rounds is reported. "cpu" is the same ratio of CPU
-times, which other processes disturb less. --busy starts processes that keep cores busy. Outputs are compared: they are equal except for near ties, as a
-forward pass of several tokens rounds differently.
+times, which other processes disturb less. --busy starts processes that keep cores busy. Outputs are compared: they are
+equal except for near ties, as a forward pass of several tokens rounds differently.
 
 - repeats: prompts after which the embedded model repeats itself (it does not copy from its prompt, unlike models that
   can edit text or continue JSON records)
