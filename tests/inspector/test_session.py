@@ -163,6 +163,16 @@ def test_mirostat_keeps_its_state(session: InspectorSession) -> None:
         assert session.trace({"run": found.run, "step": token["step"]})["picked"]["id"] == token["id"]
 
 
+def test_an_order_brings_its_variants_of_the_stages(session: InspectorSession, answer: Answer) -> None:
+    """The top-p of the order akunu refers to the distribution before top-k, which no parameter of a request says."""
+    changed = {"top_k": 50, "top_p": 0.95}
+    kept = {}
+    for order in ("canonical", "akunu"):
+        view = session.trace({"run": answer.run, "step": 3, "params": {**PARAMS, **changed, "order": order}})
+        kept[order] = {stage["name"]: stage["label"] for stage in view["stages"]}["top_p"]
+    assert kept == {"canonical": "TopP(0.95)", "akunu": "TopP(p=0.95, of_full_mass=True)"}
+
+
 def test_guidance_is_part_of_the_recorded_logits(session: InspectorSession) -> None:
     params = {"guidance_scale": 1.5, "negative_prompt": "A sad story", "seed": 2, "max_tokens": 8}
     found = Answer(session, prompt="Once upon a time", params=params)

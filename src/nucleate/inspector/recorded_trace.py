@@ -13,6 +13,7 @@ from nucleate.engine.request import Request, ValidatedRequest
 from nucleate.inspector.store import Run
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.companion import split_combine
+from nucleate.sampling.distributions import is_stateful
 from nucleate.sampling.stage import Pipeline, Stage
 from nucleate.sampling.stages import STAGES
 from nucleate.sampling_params import SamplingParams
@@ -70,7 +71,7 @@ def _with_state(stage: Stage, recorded: Stage) -> Stage:
     """The recorded stage, if it is the same one with the state of its step; otherwise the stage as it starts."""
     public = [name for name, parameter in type(stage).parameters.items() if parameter.public]
     same = all(getattr(stage, name) == getattr(recorded, name) for name in public)
-    return recorded if same else stage
+    return recorded if same and is_stateful(recorded) else stage
 
 
 def _with_seed(stages: Pipeline, seed: int) -> Pipeline:
