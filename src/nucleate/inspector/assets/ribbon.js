@@ -140,6 +140,7 @@ export function createRibbon(store, session) {
     if (!(event.key in targets)) return;
     event.preventDefault();
     session.select(targets[event.key]());
+    showChosen(); // also if it was chosen before and is out of sight
   });
   box.addEventListener("click", (event) => {
     const step = event.target.getAttribute("data-step");
