@@ -1,0 +1,126 @@
+"""Generate in the page: type, stream, walk, stop; text is shown as text."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from inspector_page import InspectorPage, visible
+from server_process import Server
+
+import nucleate as nc
+from nucleate.tokenization.token_text import token_text
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.slow
+
+FIRST_PARAMS = {"temperature": 0.9, "top_p": 0.95}
+LONG = {"seed": 11, "max_tokens": 400, "min_tokens": 400}
+IMAGE = "<img src=x onerror='window.attacked=1'><script>window.attacked=1</script>"
+RECORD_SUMMARIES = """() => {
+  window.summaries = new Set();
+  const record = () => {
+    window.summaries.add(document.querySelector(".nci-summary").textContent);
+    requestAnimationFrame(record);
+  };
+  record();
+}"""
+
+
+@pytest.fixture
+def inspector(page: Page, server: Server) -> InspectorPage:
+    made = InspectorPage(page)
+    made.open(server.url)
+    return made
+
+
+def shown_tokens(llm: nc.LLM, prompt: str, **values: Any) -> list[str]:
+    """The tokens that the library generates, as the ribbon shows them."""
+    [completion] = llm.generate(prompt, **values)
+    return [visible(token_text(llm.tokenizer, token)) for token in completion.outputs[0].token_ids]
+
+
+def test_the_first_visit_shows_an_inspected_story(inspector: InspectorPage) -> None:
+    assert len(inspector.tokens()) == 60
+    rows = inspector.ladder()
+    assert [rows[0].name, rows[-1].name] == ["logits", "gumbel"]
+    assert rows[0].kept == "4,096"
+    assert inspector.stages()
+
+
+def test_a_typed_prompt_streams_its_output(inspector: InspectorPage, llm: nc.LLM) -> None:
+    inspector.page.evaluate(RECORD_SUMMARIES)
+    inspector.add_stage("min_tokens")
+    inspector.generate("The little dog", **LONG)
+    expected = shown_tokens(llm, "The little dog", **FIRST_PARAMS, **LONG)
+    inspector.ribbon.press("Home")
+    inspector.settle()
+    shown = inspector.tokens()  # those of the visible lines
+    assert len(shown) > 40
+    assert shown == expected[: len(shown)]
+    summaries = inspector.page.evaluate("() => [...window.summaries]")
+    counts = {
+        int(found[1]) for text in summaries if "generating" in text and (found := re.search(r"tokens (\d+)", text))
+    }
+    assert len(counts) > 2
+    assert max(counts) <= len(expected)
+
+
+def test_a_walk_with_keys_and_clicks(inspector: InspectorPage) -> None:
+    inspector.generate("Once upon a time", seed=5, max_tokens=50)
+    inspector.go(3)
+    last = len(inspector.tokens()) - 1
+    for key, step in (("ArrowRight", 4), ("ArrowLeft", 3), ("End", last), ("ArrowRight", last), ("Home", 0)):
+        inspector.ribbon.press(key)
+        inspector.settle()
+        chosen = inspector.ribbon.locator("[aria-selected=true]")
+        assert chosen.get_attribute("data-step") == str(step)
+        assert inspector.ribbon.get_attribute("aria-activedescendant") == chosen.get_attribute("id")
+    inspector.ribbon.press("ArrowDown")
+    assert 0 < inspector.step() < last
+    inspector.page.locator("h1").click()
+    inspector.go(7)
+    inspector.root.get_by_role("button", name="Next step").click()
+    assert inspector.step() == 8
+
+
+def test_escape_stops_the_generation(inspector: InspectorPage) -> None:
+    inspector.add_stage("min_tokens")
+    inspector.field("max_tokens").fill("400")
+    inspector.field("min_tokens").fill("400")
+    inspector.generate_button.click()
+    inspector.page.keyboard.press("Escape")
+    inspector.generate_button.wait_for()
+    inspector.root.get_by_text("Generation stopped.").wait_for()
+
+
+def test_text_held_back_by_a_stop_string_is_marked(inspector: InspectorPage) -> None:
+    inspector.generate("Once upon a time", seed=5, max_tokens=60, stop=" to ")
+    assert inspector.root.locator(".nci-cut, .nci-held").count() > 0
+    inspector.root.get_by_text("not part of the text").first.wait_for()
+
+
+def test_model_text_is_never_html(page: Page, server: Server, llm: nc.LLM) -> None:
+    inspector = InspectorPage(page)
+    params = {"structured_outputs": {"choice": [IMAGE]}, "max_tokens": 80, "seed": 1}
+    inspector.open(server.url, {"prompt": f"Say {IMAGE}", "params": params})
+    assert "".join(inspector.tokens()).startswith(IMAGE)
+    sampled = inspector.root.locator("[data-step].nci-origin-sampled").all()
+    for token in sampled[:3]:
+        token.click()
+        inspector.root.locator("table.nci-ladder").wait_for()
+    for tab in ("Many draws", "Compare", "Branches", "Stages"):
+        inspector.tab(tab)
+    inspector.menu("Python").click()
+    assert IMAGE.split("'", maxsplit=1)[0] in page.locator("dialog pre").inner_text()
+    assert page.locator("img, .nci script").count() == 0
+    assert page.evaluate("() => window.attacked") is None
+
+
+def test_a_wrong_value_is_explained_at_its_field(inspector: InspectorPage) -> None:
+    inspector.field("seed").fill("minus one")
+    inspector.field("seed").blur()
+    inspector.root.get_by_text("An integer from 0").wait_for()
