@@ -145,6 +145,14 @@ class InspectorPage:
         download.save_as(path)
         return path
 
+    def code(self, language: str) -> str:
+        """The program that the menu shows."""
+        self.menu(language).click()
+        text = self.root.locator("dialog[open] pre").text_content()
+        self.page.keyboard.press("Escape")
+        assert text is not None
+        return text
+
 
 def hash_of(contents: Mapping[str, Any]) -> str:
     """The hash of a link with a prompt and parameters."""

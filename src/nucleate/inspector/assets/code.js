@@ -20,15 +20,16 @@ export function pythonOf(run, model) {
   const lines = given(run).map(([name, value]) => `    ${name}=${name === "seed" ? value : python(value)},\n`);
   const { messages, prompt } = run.input ?? {};
   const note = run.parent ? "# This gives the output from which the branch started.\n" : "";
-  const call = messages ? `chat(${python(messages)}, params)` : `generate(${python(prompt ?? "")}, params)`;
+  const call = messages ? `chat(${python(messages)}, params)` : `generate(${python(prompt ?? "")}, params)[0]`;
   return `import nucleate\n\n${note}llm = nucleate.LLM()  # ${model}\nparams = nucleate.SamplingParams(\n${lines.join("")})\nprint(llm.${call}.text)\n`;
 }
 
-/** A curl command that gives the output of a run again. */
-export function curlOf(run, model, origin) {
+/** A curl command that gives the output of a run again. An API key is taken from the environment variable API_KEY. */
+export function curlOf(run, model, origin, needsKey) {
   const { messages, prompt } = run.input ?? {};
   const body = toJson({ model, ...(messages ? { messages } : { prompt }), ...Object.fromEntries(given(run)) }, 2);
-  return `curl ${origin}/v1/${messages ? "chat/" : ""}completions \\\n  -H 'Content-Type: application/json' \\\n  -d '${body.replaceAll("'", "'\\''")}'\n`;
+  const key = needsKey ? "  -H \"Authorization: Bearer $API_KEY\" \\\n" : "";
+  return `curl ${origin}/v1/${messages ? "chat/" : ""}completions \\\n  -H 'Content-Type: application/json' \\\n${key}  -d '${body.replaceAll("'", "'\\''")}'\n`;
 }
 
 /** The hash of a link: prompt or messages, and params, as base64url JSON. */

@@ -8,14 +8,14 @@ export function createProblem(store, session, api, retry) {
 
   function keyForm() {
     const id = uid();
-    const input = h("input.input", { type: "password", id, autocomplete: "off", required: true });
+    const input = h("input.input", { type: "password", id, autocomplete: "off", required: true, pattern: "[!-~]+", title: "ASCII characters without spaces" });
     const onsubmit = (event) => {
       event.preventDefault();
       api.key = input.value;
       store.set({ problem: null });
       retry();
     };
-    return [h("p", "This server needs an API key. It is kept in this tab only, until the tab is closed."),
+    return [api.key && h("p", h("strong", "The server did not accept this key.")), h("p", "This server needs an API key. It is kept in this tab only, until the tab is closed."),
       h("form.inline", { onsubmit }, h("label.label", { for: id }, "API key"), input, h("button.button.primary", { type: "submit" }, "Use this key"))];
   }
 
