@@ -45,6 +45,7 @@ def test_the_widget_holds_the_first_answer(widget: InspectorWidget, llm: nc.LLM)
     assert run["end"]["text"] == llm.generate(PROMPT, **PARAMS)[0].outputs[0].text
     assert [token["step"] for token in run["tokens"]] == list(range(6))
     assert run["start"]["seed"] == 2**63 - 1
+    assert run["input"] == {"prompt": PROMPT, "messages": None}  # what the page needs to generate again
     assert saved["traces"]["0"]["sampled"]["id"] == run["tokens"][0]["id"]
 
 

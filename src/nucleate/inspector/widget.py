@@ -69,7 +69,8 @@ class InspectorWidget(anywidget.AnyWidget):
 
 def _document(session: InspectorSession, body: Mapping[str, Any]) -> dict[str, Any]:
     """Generate, and return the saved document of the answer with the trace of its first token."""
-    run: dict[str, Any] = {"start": None, "tokens": [], "end": None}
+    source = {"prompt": body.get("prompt", ""), "messages": body.get("messages")}
+    run: dict[str, Any] = {"start": None, "tokens": [], "end": None, "input": source}
     for event in _without_errors(session.generate(dict(body))):
         kind = event["type"]
         if kind == "tokens":
