@@ -9,7 +9,7 @@ import json
 import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 from chromium import PageErrors
@@ -121,7 +121,7 @@ def test_a_step_as_table_and_pictures(inspector: InspectorPage, tmp_path: Path) 
     last = [float(row[-2] or 0) for row in rows[1:]]
     assert 0.5 < sum(last) <= 1 + 1e-9
 
-    picture = ElementTree.parse(inspector.save("Ladder as SVG", tmp_path)).getroot()
+    picture = ET.parse(inspector.save("Ladder as SVG", tmp_path)).getroot()
     texts = [element.text for element in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert all(any(text and text.startswith(row.name) for text in texts) for row in ladder[:-1])
     assert f"seed {SEED}, step {STEP}" in str(texts[-1])
