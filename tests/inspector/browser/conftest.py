@@ -12,7 +12,7 @@ from server_process import Server
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
 
-MILLISECONDS = 6_000  # the machine may be busy
+MILLISECONDS = 30_000  # the machine may be busy
 
 
 @pytest.fixture(scope="module")

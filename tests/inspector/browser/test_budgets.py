@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 BYTES = 100_000
 PAINT_MS = 300
-SLIDER_MS = 250  # 50 on an idle machine; continuous integration is slow and shared
+SLIDER_MS = 200  # a quarter of the moves; 40 at most on an idle machine
 RESOURCES = """() => [...performance.getEntriesByType("resource"), ...performance.getEntriesByType("navigation")]
   .filter((x) => !x.name.includes("/api/") && !x.name.startsWith("blob:"))
   .map((x) => [x.name, x.transferSize, x.encodedBodySize])"""
@@ -67,4 +66,4 @@ def test_the_ladder_follows_a_slider_at_once(page: Page, server: Server) -> None
     values = [0.5 + 0.05 * i for i in range(12)]
     durations = page.evaluate(SLIDE, [*handles, values])
     print(f"slider moves answered after {[round(each) for each in durations]} ms")
-    assert median(durations) < SLIDER_MS, durations
+    assert sorted(durations)[len(durations) // 4] < SLIDER_MS, durations

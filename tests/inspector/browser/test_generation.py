@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import re
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -28,6 +32,17 @@ RECORD_SUMMARIES = """() => {
   };
   record();
 }"""
+
+ESCAPE_WHEN_STREAMING = """(generate) => new Promise((done) => {
+  generate.click();
+  const poll = () => {
+    const text = document.querySelector(".nci-summary").textContent;
+    if (!/^tokens [1-9].*generating/.test(text)) return requestAnimationFrame(poll);
+    document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
+    done();
+  };
+  requestAnimationFrame(poll);
+})"""
 
 
 @pytest.fixture
@@ -89,11 +104,11 @@ def test_a_walk_with_keys_and_clicks(inspector: InspectorPage) -> None:
 
 def test_escape_stops_the_generation(inspector: InspectorPage) -> None:
     inspector.add_stage("min_tokens")
-    inspector.field("max_tokens").fill("400")
-    inspector.field("min_tokens").fill("400")
-    inspector.generate_button.click()
-    inspector.page.keyboard.press("Escape")
-    inspector.generate_button.wait_for()
+    inspector.field("max_tokens").fill("1000")
+    inspector.field("min_tokens").fill("1000")
+    inspector.generate_button.evaluate(ESCAPE_WHEN_STREAMING)
+    inspector.settle()
+    assert inspector.generate_button.is_visible()
     inspector.root.get_by_text("Generation stopped.").wait_for()
 
 
@@ -108,6 +123,7 @@ def test_model_text_is_never_html(page: Page, server: Server, llm: nc.LLM) -> No
     params = {"structured_outputs": {"choice": [IMAGE]}, "max_tokens": 80, "seed": 1}
     inspector.open(server.url, {"prompt": f"Say {IMAGE}", "params": params})
     assert "".join(inspector.tokens()).startswith(IMAGE)
+    assert inspector.root.locator("[data-step].nci-origin-forced").count() > 0
     sampled = inspector.root.locator("[data-step].nci-origin-sampled").all()
     for token in sampled[:3]:
         token.click()
@@ -118,6 +134,24 @@ def test_model_text_is_never_html(page: Page, server: Server, llm: nc.LLM) -> No
     assert IMAGE.split("'", maxsplit=1)[0] in page.locator("dialog pre").inner_text()
     assert page.locator("img, .nci script").count() == 0
     assert page.evaluate("() => window.attacked") is None
+
+
+def test_a_chat_and_the_programs_that_give_it_again(inspector: InspectorPage, llm: nc.LLM) -> None:
+    inspector.root.get_by_role("button", name="Chat", exact=True).click()
+    inspector.root.get_by_label("Message 1", exact=True).fill("Tell me about a dog")
+    inspector.field("seed").fill("5")
+    inspector.field("max_tokens").fill("20")
+    inspector.generate_button.click()
+    inspector.settle()
+    messages = [{"role": "user", "content": "Tell me about a dog"}]
+    output = llm.chat(messages, seed=5, max_tokens=20, **FIRST_PARAMS).outputs[0]
+    assert inspector.tokens() == [visible(token_text(llm.tokenizer, token)) for token in output.token_ids]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(inspector.code("Python"), {})
+    assert printed.getvalue() == f"{output.text}\n"
+    answer = subprocess.run(["bash", "-c", inspector.code("curl")], capture_output=True, check=True)
+    assert json.loads(answer.stdout)["choices"][0]["message"]["content"] == output.text
 
 
 def test_a_wrong_value_is_explained_at_its_field(inspector: InspectorPage) -> None:
