@@ -106,7 +106,7 @@ def test_a_long_output_is_shown_in_parts(page: Page, server: Server, tmp_path: P
     assert inspector.ribbon.locator("[data-step]").count() < 1500
     assert inspector.ribbon.locator("[data-step='0']").count() == 1
     print(f"frames after {[round(each) for each in frames]} ms")
-    assert sorted(frames)[len(frames) // 4] < 300, frames  # 50 on an idle machine
+    assert sorted(frames)[len(frames) // 4] < 300, frames  # 20 to 108 on a busy machine
 
 
 SCROLL = """async (box) => {
