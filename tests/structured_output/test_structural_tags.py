@@ -135,7 +135,9 @@ def test_masks_equal_the_reference_along_random_texts(name: str) -> None:
             if not found:
                 break
             # prefer tokens that continue a trigger or a section
-            inside = [token for token in found if not twin.check(texts_of([*tokens, tokenizer.pieces.tokens[token]]))[1]]
+            inside = [
+                token for token in found if not twin.check(texts_of([*tokens, tokenizer.pieces.tokens[token]]))[1]
+            ]
             token = rng.choice(inside if inside and rng.random() < 0.7 else found)
             matcher.accept_token(token)
             tokens.append(tokenizer.pieces.tokens[token])
