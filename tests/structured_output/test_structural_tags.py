@@ -12,7 +12,6 @@ import tokenizers
 from tag_twin import Content, Section, Twin, texts_of
 from tokenizers import AddedToken, decoders, models
 
-from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarCompiler, GrammarMatcher, StructuredOutputs
 from nucleate.tokenization.tokenizer import Tokenizer
 

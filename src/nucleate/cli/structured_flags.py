@@ -48,7 +48,7 @@ FLAGS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     ),
     "grammar_triggers": (
         "grammar-trigger",
-        "What begins the grammar with --grammar-lazy: word:TEXT, token:TEXT or pattern:REGEX. Repeat the flag for each.",
+        "What begins the grammar with --grammar-lazy: word:TEXT, token:TEXT or pattern:REGEX. Repeat for each trigger.",
         {"metavar": "TYPE:VALUE", "action": "append"},
     ),
     "on_unsupported": ("schema-on-unsupported", _ON_UNSUPPORTED, {"metavar": "ACTION"}),

@@ -162,9 +162,11 @@ def _structured_outputs(value: Any) -> RequestedFormat:
 
 def _grammar(given: Mapping[str, Any]) -> RequestedFormat | None:
     """Return the constraint of llama.cpp's fields; None if their values request nothing."""
-    values = {name: given[name] for name in GRAMMAR_FIELDS if name in given}
+    nothing: tuple[Any, ...] = ("", False, [])
     values = {
-        name: value for name, value in values.items() if not any(json_equal(value, one) for one in ("", False, []))
+        name: given[name]
+        for name, empty in zip(GRAMMAR_FIELDS, nothing, strict=True)
+        if name in given and not json_equal(given[name], empty)
     }
     if values and GRAMMAR not in values:
         name = next(iter(values))
