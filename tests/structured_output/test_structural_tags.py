@@ -65,7 +65,7 @@ def document_of(twin: Twin) -> Document:
 
 AB = Content(texts=("a", "ba"))
 LOOP = Content(pattern="[ab<]*")
-WORDS = ["a", "b", "<", "<t", ">", "t", "<t>a", "b<t", "/>", "/", "a/><", "<ta"]
+WORDS = ["a", "b", "<", "<t", ">", "t", "<t>a", "b<t", "/>", "/", "a/><", "<ta", "/><t>ba/>b"]
 SPECIAL_WORDS = ["a", "b", "<", "|", "T", "E", ">", "<|", "T|>a", "|>", "/"]
 TWINS = {
     "one tag": (WORDS, Twin(("<t",), (Section("<t>", AB, ("/>",)),))),
@@ -100,6 +100,7 @@ def check_node(matcher: GrammarMatcher, tokenizer: Tokenizer, twin: Twin, tokens
     assert actual - {eos} == (forced or expected), (tokens, [names[i] for i in actual ^ expected])
     assert forced <= expected
     assert (eos in actual) == complete
+    assert matcher.terminated == (complete and not expected)
     return sorted(expected)
 
 
