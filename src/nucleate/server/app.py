@@ -31,14 +31,15 @@ def application(
     keys: APIKeys | Collection[str] = (),
     origins: Collection[str] = (),
     hosts: Collection[str] = (ANY,),
+    root_path: str = "",
 ) -> ASGIApp:
     """Build the ASGI application. Its lifespan runs the engine of the service.
 
     keys: accepted API keys; none: no authentication. origins: allowed CORS origins ("*": any). hosts: allowed Host
-    names besides those of this machine ("*": any).
+    names besides those of this machine ("*": any). root_path: path prefix of a proxy in front, such as "/llm".
     """
     metrics = Metrics(service.name, lambda: service.engine.stats)
-    info, text = InfoRoutes(service, bool(keys)), TokenizeRoutes(service)
+    info, text = InfoRoutes(service, bool(keys), root_path), TokenizeRoutes(service)
     generation = {url: ("POST", GenerationEndpoint(url, service, metrics)) for url in ENDPOINTS}
     handlers: dict[str, tuple[str, Callable[[RequestContext], Awaitable[None]]]] = {
         **generation,
@@ -60,7 +61,7 @@ def application(
     router = Router(routes, redirect_slashes=False, lifespan=lambda _: service.running())
     app: ASGIApp = APIKeyMiddleware(router, router, keys, frozenset({"health"}) | OPEN_ROUTES) if keys else router
     app = app if ANY in hosts else HostMiddleware(app, hosts, origins)
-    app = RequestMiddleware(app, log, metrics)
+    app = RequestMiddleware(app, log, metrics, root_path)
     if origins:
         app = CORSMiddleware(
             app,
@@ -76,9 +77,9 @@ def application(
 class InfoRoutes:
     """Endpoints that describe the server: models, health, version, OpenAPI document."""
 
-    def __init__(self, service: Service, needs_key: bool) -> None:
+    def __init__(self, service: Service, needs_key: bool, root_path: str) -> None:
         self._service = service
-        self._document = document(service.name, __version__, service.limits, needs_key=needs_key)
+        self._document = document(service.name, __version__, service.limits, needs_key=needs_key, root_path=root_path)
 
     async def models(self, context: RequestContext) -> None:
         await context.reply(200, {"object": "list", "data": [self._model()]})

@@ -74,8 +74,13 @@ _ERROR: Schema = {
 }
 
 
-def document(name: str, version: str, limits: ServerLimits, *, needs_key: bool = False) -> dict[str, Any]:
-    """Return the document. name: the served model. needs_key: whether routes other than /health need an API key."""
+def document(
+    name: str, version: str, limits: ServerLimits, *, needs_key: bool = False, root_path: str = ""
+) -> dict[str, Any]:
+    """Return the document. name: the served model. needs_key: whether routes other than /health need an API key.
+
+    root_path: the path prefix of a proxy in front.
+    """
     about = _ABOUT.format(
         max_choices=limits.max_choices_per_request,
         max_logprobs=MAX_LOGPROBS_PER_RESPONSE,
@@ -103,6 +108,8 @@ def document(name: str, version: str, limits: ServerLimits, *, needs_key: bool =
             "responses": {f"Error{status}": {"description": why, **_json("Error")} for status, why in _ERRORS.items()},
         },
     }
+    if root_path:
+        made["servers"] = [{"url": root_path}]
     if needs_key:
         made["security"] = [{"key": []}]
         made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

@@ -172,8 +172,8 @@ class ClientDisconnected(Exception):  # noqa: N818
 class RequestMiddleware:
     """Outermost middleware: creates the context, turns exceptions into error responses, logs and counts requests."""
 
-    def __init__(self, app: ASGIApp, log: RequestLog, metrics: Metrics) -> None:
-        self._app, self._log, self._metrics = app, log, metrics
+    def __init__(self, app: ASGIApp, log: RequestLog, metrics: Metrics, root_path: str = "") -> None:
+        self._app, self._log, self._metrics, self._root_path = app, log, metrics, root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -181,6 +181,8 @@ class RequestMiddleware:
             return
         context = RequestContext(scope, receive, send)
         scope["nucleate.context"] = context
+        if self._root_path:  # the router removes it from the path, if it is there
+            scope["root_path"] = self._root_path
         scope["app"] = self  # makes the router raise for unknown routes
         unexpected: BaseException | None = None
         try:
