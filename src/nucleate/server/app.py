@@ -11,6 +11,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from nucleate import __version__
+from nucleate.server import api_page_routes
 from nucleate.server.auth import APIKeyMiddleware, APIKeys
 from nucleate.server.generation_endpoint import GenerationEndpoint
 from nucleate.server.host_check import ANY, HostMiddleware
@@ -52,6 +53,7 @@ def application(
         "/version": ("GET", info.version),
         "/metrics": ("GET", partial(_metrics, metrics)),
         "/openapi.json": ("GET", info.openapi),
+        **api_page_routes.routes(),
         **InspectorRoutes(service, metrics, needs_key=bool(keys)).routes(),
     }
     routes = [
@@ -59,7 +61,8 @@ def application(
         for path, (method, handler) in handlers.items()
     ]
     router = Router(routes, redirect_slashes=False, lifespan=lambda _: service.running())
-    app: ASGIApp = APIKeyMiddleware(router, router, keys, frozenset({"health"}) | OPEN_ROUTES) if keys else router
+    open_routes = frozenset({"health"}) | OPEN_ROUTES | api_page_routes.OPEN_ROUTES
+    app: ASGIApp = APIKeyMiddleware(router, router, keys, open_routes) if keys else router
     app = app if ANY in hosts else HostMiddleware(app, hosts, origins)
     app = RequestMiddleware(app, log, metrics, root_path)
     if origins:

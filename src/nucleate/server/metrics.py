@@ -30,6 +30,7 @@ ROUTES = (
     "/version",
     "/metrics",
     "/openapi.json",
+    "/docs",
 )
 OTHER = "other"
 """The route label of unknown paths: clients must not be able to create label values."""

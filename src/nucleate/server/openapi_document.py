@@ -55,7 +55,11 @@ _GET = {
     "/version": ("Return the version of the server", ()),
     "/metrics": ("Return Prometheus metrics", ()),
     "/openapi.json": ("Return this document", ()),
+    "/docs": ("Show this document as a page", ()),
 }
+_KINDS = {"/metrics": "text/plain", "/docs": "text/html"}
+_OPEN = frozenset({"/health", "/docs"})
+"""Paths that need no API key."""
 _ERROR: Schema = {
     "type": "object",
     "required": ["error"],
@@ -77,7 +81,7 @@ _ERROR: Schema = {
 def document(
     name: str, version: str, limits: ServerLimits, *, needs_key: bool = False, root_path: str = ""
 ) -> dict[str, Any]:
-    """Return the document. name: the served model. needs_key: whether routes other than /health need an API key.
+    """Return the document. name: the served model. needs_key: whether most routes need an API key.
 
     root_path: the path prefix of a proxy in front.
     """
@@ -129,8 +133,8 @@ def _paths(*, needs_key: bool) -> dict[str, Any]:
         body = {"required": True, **_json(schema)}
         paths[path] = {"post": operation(about, kinds, _BODY_ERRORS, requestBody=body)}
     for path, (about, errors) in _GET.items():
-        kinds = ("text/plain",) if path == "/metrics" else ("application/json",)
-        paths[path] = {"get": operation(about, kinds, errors, **({"security": []} if path == "/health" else {}))}
+        kinds = (_KINDS.get(path, "application/json"),)
+        paths[path] = {"get": operation(about, kinds, errors, **({"security": []} if path in _OPEN else {}))}
     model = {"name": "model", "in": "path", "required": True, "description": "The model name.", "schema": NAME}
     paths["/v1/models/{model}"]["get"]["parameters"] = [model]
     return paths
