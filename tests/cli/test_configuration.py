@@ -187,6 +187,14 @@ def test_a_plugin_of_the_file_has_keys(tmp_path: Path, capsys: pytest.CaptureFix
         set_stages(before)
 
 
+def test_the_example_of_the_documentation(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "server.md").read_text("utf-8")
+    found = parse(tmp_path, page.partition("```yaml\n")[2].partition("```")[0])
+    assert (found.model, found.max_num_seqs, found.log_prompts) == ("/srv/model", 128, True)
+    assert found.allow_origin == ["https://a.example", "https://b.example"]
+    assert found.api_key_file == Path("/etc/nucleate/api-keys")
+
+
 def test_errors_have_status_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.yaml").write_text("prot: 1\n")
     assert main(["serve", "--config", str(tmp_path / "a.yaml")]) == 2
