@@ -186,7 +186,6 @@ def test_logprobs_of_a_chat() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "idle", "busy"),
     [
-        (COMPLETIONS, "suffix", "", ["x", False]),
         (CHAT, "tools", [], [[{"type": "function"}], {}]),
         (CHAT, "tool_choice", "none", ["required", {"type": "function"}]),
         (CHAT, "modalities", ["text"], [["text", "audio"]]),

@@ -22,7 +22,7 @@ from nucleate.server.http_errors import HTTPError, generation_failed
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, PLAIN
 from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.response_format import translate_errors
-from nucleate.server.service import encode_prompts
+from nucleate.server.service import encode_prompts, with_fill_stops
 
 PROGRESS_SECONDS = 0.2  # between updates of the progress bar
 
@@ -110,6 +110,7 @@ class BatchRun:
         assert entry.endpoint is not None  # noqa: S101  # otherwise the entry has a failure
         try:
             parsed = read_body(self._endpoints[entry.endpoint.url], entry.body, self._params)
+            parsed = with_fill_stops(self.llm, parsed)
             if parsed.stream:
                 raise ParameterError("stream", "stream must be false in a batch")
             if parsed.model not in (None, self.name):

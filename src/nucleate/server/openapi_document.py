@@ -21,6 +21,7 @@ following rules involve several fields or the model:
 - `n` is at most `best_of`; a stream has no `best_of` above `n`.
 - Beam search fields need `use_beam_search`, which excludes streams, logprobs with echo, and all fields for sampling or
   other stop criteria; `num_beam_groups` divides `best_of`.
+- `suffix` needs prompts of text and a model with fill-in-the-middle tokens; it excludes `echo` and beam search.
 - `dynamic_temperature_low` and `dynamic_temperature_high` are set together, the former at most the latter.
 - A list in `order` names every stage that the request uses.
 - A list of texts has at most {max_characters} characters in total; token ids in lists count as characters.

@@ -148,6 +148,7 @@ def _endpoint_schemas(limits: ServerLimits) -> dict[str, Schema]:
         ),
         "logprobs": _nullable(BOOLEAN, "Return logprobs; top_logprobs is the number."),
         "echo": _nullable(BOOLEAN, "Start each completion with its prompt."),
+        "suffix": _nullable(TEXT, "Text after the output, for models with fill-in-the-middle tokens."),
         "stream": _nullable(BOOLEAN, "Stream the response as server-sent events."),
         "stream_options": _nullable(OBJECT, "With stream: include_usage; include_obfuscation has no effect."),
         "add_generation_prompt": _nullable(BOOLEAN, "Append the header of the assistant's next message; the default."),

@@ -187,7 +187,7 @@ class Service:
         """
         endpoint = self._endpoints[url]
         body = self.decode_body(data)
-        parsed = read_body(endpoint, body, self.defaults)
+        parsed = with_fill_stops(self.llm, read_body(endpoint, body, self.defaults))
         self.check_model(parsed.model)
         prompts = encode_prompts(self.llm, parsed, self.max_model_len)
         self.limits.check_request(parsed, prompts, self.max_model_len)
@@ -226,13 +226,18 @@ def encode_prompts(llm: LLM, parsed: ParsedRequest, max_model_len: int) -> list[
     if parsed.messages is not None:
         prompts = [llm.encode_chat(parsed.messages, parsed.template_options)]
     else:
-        prompts = [llm.encode(prompt) for prompt in parsed.prompts]
+        prompts = [llm.encode(prompt, parsed.suffix) for prompt in parsed.prompts]
     longest, field, max_tokens = max(map(len, prompts)), parsed.max_tokens_field, parsed.params.max_tokens
     if longest >= max_model_len:
         raise too_long("prompt" if parsed.messages is None else "messages", longest, max_model_len)
     if field is not None and max_tokens is not None and longest + max_tokens > max_model_len:
         raise too_many_tokens(field, max_tokens, longest, max_model_len)
     return prompts
+
+
+def with_fill_stops(llm: LLM, parsed: ParsedRequest) -> ParsedRequest:
+    """Return a request; one with a suffix also ends at the model's fill-in-the-middle tokens. Raises ParameterError."""
+    return parsed if parsed.suffix is None else replace(parsed, params=llm.fill_params(parsed.params))
 
 
 def _shortest_prompt(engine: Engine) -> list[int]:

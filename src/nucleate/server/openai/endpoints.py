@@ -41,9 +41,10 @@ COMPLETIONS = Endpoint(
     "/v1/completions",
     ("prompt",),
     max_tokens=16,
-    supported=frozenset({"model", "stream", "stream_options", "best_of", "echo", RESPONSE_FORMAT, *BEAM_FIELDS}),
+    supported=frozenset(
+        {"model", "stream", "stream_options", "best_of", "echo", "suffix", RESPONSE_FORMAT, *BEAM_FIELDS}
+    ),
     ignored=_IGNORED,
-    unsupported=MappingProxyType({"suffix": ("",)}),
 )
 CHAT = Endpoint(
     "/v1/chat/completions",

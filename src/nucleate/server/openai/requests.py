@@ -18,7 +18,7 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS, SamplingParams
 from nucleate.server.openai.beam_search import BODY_FIELDS as BEAM_FIELDS
-from nucleate.server.openai.beam_search import read_beams
+from nucleate.server.openai.beam_search import USE_BEAM_SEARCH, read_beams
 from nucleate.server.openai.endpoints import Endpoint
 from nucleate.server.openai.fields import (
     are_token_ids,
@@ -64,6 +64,7 @@ class ParsedRequest:
     model: str | None = None
     stream: bool = False
     include_usage: bool = False  #: the last chunk of a stream has the usage
+    suffix: str | None = None  #: text after the output (fill-in-the-middle); the prompts are text
     echo: bool = False  #: completions start with the prompt
     best_of: int = 0  #: sequences to generate, of which the n best are returned; 0: n
     prompt_only: bool = False  #: max_tokens was 0: the response has only the prompt
@@ -125,6 +126,7 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Parsed
     best_of, model = _best_of(given, params.n, stream), read_model(given)
     beam_params = None
     options = DEFAULT_OPTIONS if given.keys().isdisjoint(TEMPLATE_FIELDS) else read_template_options(given)
+    suffix = _suffix(given, prompts, echo=echo)
     if any(name in given for name in BEAM_FIELDS):
         beam_params = read_beams(given, params, best_of=best_of, stream=stream, echo=echo)
     return ParsedRequest(
@@ -134,6 +136,7 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Parsed
         model,
         stream,
         include_usage,
+        suffix,
         echo=echo,
         best_of=best_of,
         prompt_only=prompt_only,
@@ -161,6 +164,21 @@ def _prompts_or_messages(
     if subject == ["messages"]:
         return (), read_messages(given["messages"])
     return _prompts(given["prompt"], several=bool(endpoint.url)), None
+
+
+def _suffix(given: Mapping[str, Any], prompts: Sequence[Prompt], *, echo: bool) -> str | None:
+    """Return the text after the output; None for an empty one."""
+    suffix = given.get("suffix", "")
+    if not isinstance(suffix, str):
+        raise invalid_value("suffix", "a string", suffix)
+    if not suffix:
+        return None
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise ParameterError("suffix", "suffix needs prompts of text, not of token ids")
+    for name, is_set in (("echo", echo), (USE_BEAM_SEARCH, given.get(USE_BEAM_SEARCH))):
+        if is_set:
+            raise ParameterError("suffix", f"suffix cannot be combined with {name}")
+    return suffix
 
 
 def _prompt_only_max_tokens(given: Mapping[str, Any], echo: bool) -> int:
