@@ -117,7 +117,13 @@ def test_every_kind_of_line_gets_the_output_of_the_library(folder: Folder, llm: 
     fox = llm.generate("The fox", params.replace(n=2))[0]
     assert found[0]["text"] == fox.text
     assert {"line": 1, "prompt": "The fox", "finish_reason": "length", "seed": 3}.items() <= found[0].items()
-    assert found[0]["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    usage = {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    assert found[0]["usage"] == usage
     assert found[1]["prompt"] == ids
     assert [output["text"] for output in found[1]["outputs"]] == [output.text for output in fox.outputs]
     chat = llm.chat(CHAT, params)

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     from nucleate.server.listening_socket import bind, bind_unix
     from nucleate.server.request_log import LogFormat, RequestLog, configure
     from nucleate.server.run import default_sigint_handler, serve
-    from nucleate.server.service import REGEX_SECONDS, Service
+    from nucleate.server.service import REGEX_SECONDS, Service, ServiceOptions
 
     if not 0 <= arguments.port < 2**16:
         raise UsageError(f"--port must be an integer >= 0 and < 65536, got {arguments.port}")
@@ -106,7 +106,14 @@ def run(arguments: argparse.Namespace) -> int:
         defaults = llm.default_params.override(**values)
         log.event("warming up", model=flags.model_name(arguments), runtime=llm.model.runtime)
         warm(background=True, also=lambda: _warm_model(engine.runner, log))  # requests work without compiled kernels
-        service = Service(llm, engine, flags.model_name(arguments), defaults, limits)
+        name, *aliases = flags.model_names(arguments)
+        options = ServiceOptions(
+            aliases=aliases,
+            root=flags.model_root(arguments),
+            ignore_unknown_fields=arguments.unknown_fields == "ignore",
+            allow_priority=arguments.scheduling_policy == "priority",
+        )
+        service = Service(llm, engine, name, defaults, limits, options)
         if not keys and not is_local:
             log.event("no API key is set: anyone who can reach this address can use the server (see --api-key)", 30)
         hosts = arguments.allowed_host or ([] if not keys and is_local and arguments.uds is None else [ANY])

@@ -31,7 +31,8 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         default="",
         help="Path prefix of a proxy in front, such as /llm; requests with and without it are served (default: none).",
     )
-    flags.add_name(parser)
+    flags.add_name(parser, several=True)
+    _add_requests(parser)
     _add_access(parser)
     _add_log(parser)
 
@@ -75,6 +76,26 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
         metavar="HOST",
         help="Allowed name in the Host header, besides localhost; * is any; can be repeated (default: any if there are "
         "API keys or --host is not localhost, else none).",
+    )
+
+
+def _add_requests(parser: argparse.ArgumentParser) -> None:
+    requests = parser.add_argument_group("requests")
+    requests.add_argument(
+        "--unknown-fields",
+        metavar="ACTION",
+        choices=("reject", "ignore"),
+        default="reject",
+        help="What to do with unknown fields of a request body: reject it, or ignore them and list their names in the "
+        "log and in the header x-nucleate-ignored-fields (default: reject).",
+    )
+    requests.add_argument(
+        "--scheduling-policy",
+        metavar="POLICY",
+        choices=("fcfs", "priority"),
+        default="fcfs",
+        help="Scheduling policy: fcfs (first come, first served) or priority: requests may set priority, and lower "
+        "runs first (default: fcfs).",
     )
 
 

@@ -18,7 +18,7 @@ from nucleate.llm.progress import with_progress
 from nucleate.models.loader import check_companion, is_in_memory, runners_of
 from nucleate.models.model_source import ModelSource
 from nucleate.models.protocol import Model, ModelError
-from nucleate.outputs import Completion, CompletionChunk
+from nucleate.outputs import Completion, CompletionChunk, EngineOutput
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.inputs import check_count
@@ -140,13 +140,8 @@ class LLM:
         if suffix is not None:
             chosen = [self.fill_params(one) for one in chosen]
         requests = [Request(self.encode(prompt, suffix), one) for prompt, one in zip(given, chosen, strict=True)]
-        chunks: list[list[CompletionChunk]] = [[] for _ in requests]
-        for index, output in with_progress(self._engine.run(requests), len(requests), use_tqdm):
-            chunks[index].append(output.chunk)
-        return [
-            Completion.from_chunks(request.prompt_ids, own, prompt if isinstance(prompt, str) else None)
-            for request, own, prompt in zip(requests, chunks, given, strict=True)
-        ]
+        outputs = with_progress(self._engine.run(requests), len(requests), use_tqdm)
+        return _completions(requests, outputs, [prompt if isinstance(prompt, str) else None for prompt in given])
 
     def beam_search(
         self,
@@ -209,13 +204,7 @@ class LLM:
         conversations = messages if several else [messages]
         texts = [self._chat_text(one) for one in conversations]
         requests = [Request(self._encode_rendered(text), params) for text in texts]
-        chunks: list[list[CompletionChunk]] = [[] for _ in requests]
-        for index, output in self._engine.run(requests):
-            chunks[index].append(output.chunk)
-        found = [
-            Completion.from_chunks(request.prompt_ids, own, text)
-            for request, own, text in zip(requests, chunks, texts, strict=True)
-        ]
+        found = _completions(requests, self._engine.run(requests), texts)
         return found if several else found[0]
 
     def stream_chat(
@@ -324,6 +313,20 @@ class LLM:
         request = Request(prompt_ids, params)
         self._engine.prepare(request)  # now, not at the first chunk
         return _in_order(output.chunk for _, output in self._engine.run([request]))
+
+
+def _completions(
+    requests: Sequence[Request], outputs: Iterable[tuple[int, EngineOutput]], prompts: Sequence[str | None]
+) -> list[Completion]:
+    """Return the completion of each request. prompts: their texts."""
+    chunks: list[list[CompletionChunk]] = [[] for _ in requests]
+    cached = [0] * len(requests)
+    for index, output in outputs:
+        chunks[index].append(output.chunk)
+        if output.usage is not None:
+            cached[index] = output.usage.cached_tokens
+    parts = zip(requests, chunks, prompts, cached, strict=True)
+    return [Completion.from_chunks(one.prompt_ids, own, text, count) for one, own, text, count in parts]
 
 
 def _in_order(chunks: Iterable[CompletionChunk]) -> Iterator[CompletionChunk]:

@@ -27,6 +27,8 @@ ROUTES = (
     "/detokenize",
     "/tokenizer_info",
     "/health",
+    "/ping",
+    "/load",
     "/version",
     "/metrics",
     "/openapi.json",

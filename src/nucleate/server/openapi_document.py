@@ -12,15 +12,17 @@ from nucleate.server.request_schemas import NAME, TEXT, Schema, body_schema, det
 _ABOUT = """OpenAI-compatible text generation, with every sampling parameter as a request field.
 
 A field that is null counts as absent. Absent fields take the values of the server's flags, then of the model's
-generation_config.json, then the defaults shown here. Unknown fields and values out of range are rejected with status
-400 and an error that names the field; nothing is dropped or clamped. Integers are written without a fraction. The
-following rules involve several fields or the model:
+generation_config.json, then the defaults shown here. Values out of range and, by default, unknown fields are rejected
+with status 400 and an error that names the field; nothing is dropped or clamped. Integers are written without a
+fraction. The following rules involve several fields or the model:
 
 - `stream_options` needs `stream`; in a chat, `top_logprobs` needs `logprobs`.
 - `min_tokens` is at most `max_tokens`; `max_completion_tokens` and `max_tokens` are equal if both are set.
 - `n` is at most `best_of`; a stream has no `best_of` above `n`.
 - Beam search fields need `use_beam_search`, which excludes streams, logprobs with echo, and all fields for sampling or
   other stop criteria; `num_beam_groups` divides `best_of`.
+- `truncate_prompt_tokens` excludes `echo` of a completion and `suffix`. `priority` other than 0 needs a server that
+  allows it.
 - `suffix` needs prompts of text and a model with fill-in-the-middle tokens; it excludes `echo` and beam search.
 - `dynamic_temperature_low` and `dynamic_temperature_high` are set together, the former at most the latter.
 - A list in `order` names every stage that the request uses.
@@ -53,13 +55,15 @@ _GET = {
     "/v1/models/{model}": ("Describe a model", ("404",)),
     "/tokenizer_info": ("Describe the tokenizer", ()),
     "/health": ("Check whether the server accepts requests", ("503",)),
+    "/ping": ("Same as /health, as in Amazon SageMaker", ("503",)),
+    "/load": ("Return the number of requests in flight", ()),
     "/version": ("Return the version of the server", ()),
     "/metrics": ("Return Prometheus metrics", ()),
     "/openapi.json": ("Return this document", ()),
     "/docs": ("Show this document as a page", ()),
 }
 _KINDS = {"/metrics": "text/plain", "/docs": "text/html"}
-_OPEN = frozenset({"/health", "/docs"})
+_OPEN = frozenset({"/health", "/ping", "/docs"})
 """Paths that need no API key."""
 _ERROR: Schema = {
     "type": "object",
@@ -80,11 +84,17 @@ _ERROR: Schema = {
 
 
 def document(
-    name: str, version: str, limits: ServerLimits, *, needs_key: bool = False, root_path: str = ""
+    name: str,
+    version: str,
+    limits: ServerLimits,
+    *,
+    needs_key: bool = False,
+    root_path: str = "",
+    ignore_unknown: bool = False,
 ) -> dict[str, Any]:
     """Return the document. name: the served model. needs_key: whether most routes need an API key.
 
-    root_path: the path prefix of a proxy in front.
+    root_path: the path prefix of a proxy in front. ignore_unknown: whether unknown fields of a body are ignored.
     """
     about = _ABOUT.format(
         max_choices=limits.max_choices_per_request,
@@ -92,8 +102,8 @@ def document(
         max_characters=MAX_CHARACTERS,
     )
     schemas = {
-        "CompletionRequest": body_schema(COMPLETIONS, limits),
-        "ChatRequest": body_schema(CHAT, limits),
+        "CompletionRequest": body_schema(COMPLETIONS, limits, ignore_unknown=ignore_unknown),
+        "ChatRequest": body_schema(CHAT, limits, ignore_unknown=ignore_unknown),
         "TokenizeRequest": tokenize_schema(limits),
         "DetokenizeRequest": detokenize_schema(limits),
     }
