@@ -78,6 +78,15 @@ def test_the_dockerfile_has_pinned_images_a_user_and_a_health_check() -> None:
     assert any("nucleate warm" in step for step in values_of("RUN"))
 
 
+def test_the_kernels_are_where_the_server_looks_for_them() -> None:
+    copied = [line.split()[-1] for line in values_of("COPY") if "--chown=nucleate" in line]
+    assert len(copied) == 1
+    [step] = [step for step in values_of("RUN") if "nucleate warm" in step]
+    [variable] = [word for line in values_of("ENV") for word in line.split() if word.startswith("NUCLEATE_CACHE=")]
+    assert variable == f"NUCLEATE_CACHE={copied[0]}" == step.split()[0]
+    assert not any(line.endswith(" /opt/nucleate") and copied[0].startswith("/opt") for line in values_of("COPY"))
+
+
 def test_the_variables_of_the_dockerfile() -> None:
     words = [word for line in values_of("ENV") for word in line.split()]
     check_environment(dict(word.split("=", 1) for word in words))

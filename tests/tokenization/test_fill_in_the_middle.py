@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 import small_tokenizers
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.tokenization.fill_in_the_middle import FORMATS, FillFormat, encode_fill, fill_stop_token_ids, find_format
 from nucleate.tokenization.tokenizer import Tokenizer
+from nucleate.tokenization.vocabulary_tokenizer import VocabularyTokenizer
 
 PREFIX, SUFFIX = "def f(x):\n    ", "\n    return x"
 BEFORE_EACH = {
@@ -48,6 +51,32 @@ def test_each_format(found: FillFormat, bos: bool, special: bool) -> None:
     assert ids == tokenizer.encode(expected)
     stops = {tokenizer.pieces.tokens[token] for token in fill_stop_token_ids(tokenizer)}
     assert stops == {*found.tokens, *found.ends}
+
+
+class ByteVocabulary:
+    """The vocabulary of a model file: bytes, and the tokens of a format, which texts do not spell."""
+
+    special_tokens: Mapping[str, str] = {}
+    eos_token_ids, bos_token_id, strips_first_space = frozenset[int](), None, False
+
+    def __init__(self, found: FillFormat) -> None:
+        names = [*found.tokens, *found.ends]
+        self.texts = [*(f"<0x{byte:02X}>" for byte in range(256)), *names]
+        self.pieces = [*(bytes([byte]) for byte in range(256)), *(name.encode() for name in names)]
+        self.size, self.special_ids = len(self.texts), frozenset(range(256, len(self.texts)))
+
+    def tokenize(self, text: str, *, add_special: bool) -> list[int]:
+        return [*text.encode()]
+
+
+@pytest.mark.parametrize("found", FORMATS, ids=lambda one: one.prefix)
+def test_the_vocabulary_of_a_model_file(found: FillFormat) -> None:
+    tokenizer = VocabularyTokenizer(ByteVocabulary(found))
+    assert find_format(tokenizer) is found
+    ids = encode_fill(tokenizer, PREFIX, SUFFIX)
+    assert tokenizer.decode(ids, False) == BEFORE_EACH[found.prefix].format(prefix=PREFIX, suffix=SUFFIX)
+    assert len(fill_stop_token_ids(tokenizer)) == len(found.tokens) + len(found.ends)
+    assert find_format(VocabularyTokenizer(ByteVocabulary(FillFormat("a", "b", "c")))) is None
 
 
 def test_a_part_of_a_format_is_not_enough() -> None:

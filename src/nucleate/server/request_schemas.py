@@ -30,6 +30,7 @@ MAX_FLOAT = sys.float_info.max
 BOOLEAN: Schema = {"type": "boolean"}
 OBJECT: Schema = {"type": "object"}
 TEXT: Schema = {"type": "string"}
+NULL: Schema = {"type": "null"}
 NAME: Schema = {"type": "string", "minLength": 1}
 STAGE: Schema = {**OBJECT, "properties": {"stage": NAME}, "required": ["stage"]}
 INT64: Schema = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
@@ -52,16 +53,14 @@ def body_schema(endpoint: Endpoint, limits: ServerLimits, *, ignore_unknown: boo
     properties |= {name: {"description": "No effect."} for name in sorted(endpoint.ignored)}
     for name, accepted in sorted(endpoint.unsupported.items()):
         properties[name] = {"enum": [None, *accepted], "description": "Not supported."}
-    return {
-        **_object_schema(properties, *endpoint.prompt_fields),
-        "additionalProperties": ignore_unknown or {"type": "null"},
-    }
+    others = {} if ignore_unknown else NULL
+    return {**_object_schema(properties, *endpoint.prompt_fields), "additionalProperties": others}
 
 
 def tokenize_schema(limits: ServerLimits) -> Schema:
     """Return the schema of a body of /tokenize: a text or a chat."""
     schemas = _endpoint_schemas(limits)
-    return _object_schema(
+    made = _object_schema(
         {
             "prompt": _nullable(TEXT, "The text to tokenize."),
             "messages": _nullable(schemas["messages"], "The chat to tokenize, instead of a text."),
@@ -70,11 +69,13 @@ def tokenize_schema(limits: ServerLimits) -> Schema:
             "return_token_strs": _nullable(BOOLEAN, "Also return the tokens as strings."),
         }
     )
+    return {**made, "additionalProperties": NULL}
 
 
 def detokenize_schema(limits: ServerLimits) -> Schema:
     """Return the schema of a body of /detokenize."""
-    return _object_schema({"tokens": IDS, "model": _endpoint_schemas(limits)["model"]}, "tokens")
+    made = _object_schema({"tokens": IDS, "model": _endpoint_schemas(limits)["model"]}, "tokens")
+    return {**made, "additionalProperties": NULL}
 
 
 def field_schema(parameter: Parameter, limits: ServerLimits) -> Schema:

@@ -47,8 +47,8 @@ _MARK = "☺"  # a text that no prefix or suffix merges with
 
 def find_format(tokenizer: Tokenizer) -> FillFormat | None:
     """Return the format of a model, or None if its vocabulary lacks the tokens."""
-    known = tokenizer.backend.token_to_id
-    return next((one for one in FORMATS if all(known(token) is not None for token in one.tokens)), None)
+    find = tokenizer.find_token
+    return next((one for one in FORMATS if all(find(token) is not None for token in one.tokens)), None)
 
 
 def encode_fill(tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int]:
@@ -64,7 +64,7 @@ def encode_fill(tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int]:
 def fill_stop_token_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the token ids that end an output in the middle, besides EOS. Raises ParameterError."""
     found = _format(tokenizer)
-    ids = map(tokenizer.backend.token_to_id, (*found.tokens, *found.ends))
+    ids = map(tokenizer.find_token, (*found.tokens, *found.ends))
     return tuple(token_id for token_id in ids if token_id is not None and token_id not in tokenizer.eos_token_ids)
 
 
@@ -76,7 +76,7 @@ def _format(tokenizer: Tokenizer) -> FillFormat:
 
 
 def _id(tokenizer: Tokenizer, token: str) -> int:
-    token_id = tokenizer.backend.token_to_id(token)
+    token_id = tokenizer.find_token(token)
     assert token_id is not None  # noqa: S101  # the format was found by its tokens
     return token_id
 
