@@ -72,6 +72,7 @@ function operation(method, path, described) {
     "summary", {},
     element("h2", {}, element("span", { className: "method" }, method.toUpperCase()), " ",
       element("span", { className: "path" }, path)),
+    " ",
     element("span", { className: "soft" }, described.summary + (api.security && !needsKey ? " (needs no API key)" : "")),
   );
   const made = element("details", { id: `${method}${path}` }, title);
