@@ -103,6 +103,7 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0  #: prompt tokens that the prefix cache served
 
     @property
     def total_tokens(self) -> int:
@@ -121,7 +122,11 @@ class Completion:
 
     @classmethod
     def from_chunks(
-        cls, prompt_token_ids: Iterable[int], chunks: Iterable[CompletionChunk], prompt: str | None = None
+        cls,
+        prompt_token_ids: Iterable[int],
+        chunks: Iterable[CompletionChunk],
+        prompt: str | None = None,
+        cached_tokens: int = 0,
     ) -> Completion:
         """Join chunks: those of each output in order, the outputs interleaved in any way."""
         by_index: dict[int, list[CompletionChunk]] = {}
@@ -130,7 +135,7 @@ class Completion:
         outputs = tuple(CompletionOutput.from_chunks(by_index[index]) for index in sorted(by_index))
         of_prompt = (chunk.prompt_logprobs for own in by_index.values() for chunk in own if chunk.prompt_logprobs)
         ids = tuple(prompt_token_ids)
-        usage = Usage(len(ids), sum(len(output.token_ids) for output in outputs))
+        usage = Usage(len(ids), sum(len(output.token_ids) for output in outputs), cached_tokens)
         return cls(ids, outputs, usage, next(of_prompt, None), prompt)
 
     @property

@@ -117,7 +117,13 @@ def test_every_kind_of_line_gets_the_output_of_the_library(folder: Folder, llm: 
     fox = llm.generate("The fox", params.replace(n=2))[0]
     assert found[0]["text"] == fox.text
     assert {"line": 1, "prompt": "The fox", "finish_reason": "length", "seed": 3}.items() <= found[0].items()
-    assert found[0]["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    usage = {
+        "prompt_tokens": 3,
+        "completion_tokens": 4,
+        "total_tokens": 7,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+    assert found[0]["usage"] == usage
     assert found[1]["prompt"] == ids
     assert [output["text"] for output in found[1]["outputs"]] == [output.text for output in fox.outputs]
     chat = llm.chat(CHAT, params)
@@ -202,7 +208,7 @@ BAD: list[tuple[Any, int | None, str | None, str]] = [
     (request("one bad prompt", prompt=["x", "y " * 2000]), 400, "context_length_exceeded", "length is 1024 tokens"),
     (request("long", prompt="x", max_tokens=1024), 400, "context_length_exceeded", "max_tokens is 1024"),
     (request("stream", stream=True), 400, None, "stream must be false in a batch"),
-    (request("suffix", suffix="x"), 400, None, "suffix is not supported"),
+    (request("suffix", suffix="x"), 400, None, "suffix needs a model with fill-in-the-middle tokens"),
     (request("best", best_of=1, n=2), 400, None, "best_of must be at least n (2), got 1"),
     (request("silent", max_tokens=0), 400, None, "max_tokens must be an integer >= 1, or 0 with echo"),
     (request("tools", "/v1/chat/completions", tools=[1]), 400, None, "tools is not supported"),

@@ -123,7 +123,8 @@ def test_json_output() -> None:
     done = nucleate(*GENERATE, "--seed", "1", "--json", "--n", "2", "--temperature", "0.5")
     result = json.loads(done.stdout)
     assert [output["seed"] for output in result["outputs"]] == [1, 2]
-    assert result["usage"] == {"prompt_tokens": len(result["prompt_token_ids"]), "completion_tokens": 40}
+    counts = {"prompt_tokens": len(result["prompt_token_ids"]), "completion_tokens": 40, "cached_tokens": 0}
+    assert result["usage"] == counts
     assert result["params"]["temperature"] == 0.5
     assert result["params"]["top_k"] == 50  # the model's recommended value stays
     assert nucleate(*GENERATE, "--seed", "1", "--temperature", "0.5").stdout == result["outputs"][0]["text"] + "\n"

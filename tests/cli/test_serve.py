@@ -12,9 +12,10 @@ import pytest
 from nucleate.cli import serve
 from nucleate.cli.main import main
 from nucleate.jit import warmup
-from nucleate.server import host_check, run
+from nucleate.server import host_check
 from nucleate.server.auth import VARIABLE
 from nucleate.server.limits import ServerLimits
+from nucleate.server.listening_socket import bind
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 2) -> str:
@@ -38,7 +39,7 @@ def test_every_limit_is_a_flag(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
     lines = project["optional-dependencies"]["server"]
-    extra = {re.split(r"[^\w-]", line)[0].replace("-", "_") for line in lines}
+    extra = {re.split(r"[^\w-]", line)[0].replace("-", "_").replace("PyYAML", "yaml") for line in lines}
     assert extra - {"uvloop", "nucleate"} == set(serve.REQUIRED)
     assert serve.missing_packages() == []
     monkeypatch.setattr(serve, "REQUIRED", ("uvicorn", "no_such_package"))
@@ -113,7 +114,7 @@ def test_an_invalid_address(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_socket_accepts_no_connections_before_it_is_served() -> None:
-    with run.bind("127.0.0.1", 0) as bound, pytest.raises(ConnectionRefusedError):
+    with bind("127.0.0.1", 0) as bound, pytest.raises(ConnectionRefusedError):
         socket.create_connection(bound.getsockname(), timeout=1)
 
 

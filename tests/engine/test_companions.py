@@ -43,7 +43,9 @@ def check(engine: Engine, llm: nc.LLM, requests: list[Request], grammars: Gramma
         expected = companion_chunks(toy(), llm.tokenizer, request, grammars)
         assert chunks_by_index(events, request.params.n) == expected, request
         written = sum(len(chunk.token_ids) for chunks in expected for chunk in chunks)
-        assert [event.usage for event in events if event.finished] == [Usage(len(request.prompt_ids), written)]
+        [usage] = [event.usage for event in events if event.finished]
+        assert usage == Usage(len(request.prompt_ids), written, usage.cached_tokens)
+        assert usage.cached_tokens < len(request.prompt_ids)
     assert is_empty(engine)
     assert engine._scheduler.num_companions == 0
 

@@ -228,8 +228,9 @@ def test_a_large_response_arrives_in_pieces(server: Server) -> None:
     assert "transfer-encoding" not in one.headers
     expected = one.json["choices"][0]["prompt_logprobs"]
     for step, alone in zip(choices[3]["prompt_logprobs"][1:], expected[1:], strict=True):
-        assert step["logprob"] == pytest.approx(alone["logprob"], abs=1e-3)  # a batch rounds sums differently
-        assert [top["rank"] for top in step["top_logprobs"]] == [1, 2, 3, 4, 5]
+        token = str(prompts[3][0])
+        assert step[token]["logprob"] == pytest.approx(alone[token]["logprob"], abs=1e-3)  # a batch rounds differently
+        assert {1, 2, 3, 4, 5} <= {one["rank"] for one in step.values()}
 
 
 def test_responses_are_bounded(server: Server) -> None:

@@ -23,7 +23,7 @@ from nucleate.server import service as service_module
 from nucleate.server.app import application
 from nucleate.server.limits import ServerLimits
 from nucleate.server.request_log import RequestLog
-from nucleate.server.service import Service
+from nucleate.server.service import Service, ServiceOptions
 
 SIZE = 4096
 TEXT = {"prompt": [7, 8, 9], "max_tokens": 30, "ignore_eos": True, "seed": 3}
@@ -45,7 +45,8 @@ def serve(llm: nc.LLM, use: Use, of: Any = rule, limits: ServerLimits | None = N
     """Run a coroutine function with an application whose model has no weights."""
     runner = PagedToy(Toy(of, SIZE, 256), 400, 4)
     engine = Engine(runner, llm.tokenizer, backend="reference", **options.pop("engine", {}))
-    service = Service(llm, engine, "toy", nc.SamplingParams(), limits or ServerLimits())
+    own = ServiceOptions(**options.pop("service", {}))
+    service = Service(llm, engine, "toy", nc.SamplingParams(), limits or ServerLimits(), own)
 
     async def main() -> None:
         async with alive(application(service, RequestLog(), **options)) as app:
@@ -101,7 +102,8 @@ def test_several_prompts_with_several_choices_each(llm: nc.LLM) -> None:
         response = (await ask(app, "/v1/completions", body)).json
         assert [choice["index"] for choice in response["choices"]] == list(range(6))
         assert [choice["seed"] for choice in response["choices"]] == [3, 4] * 3
-        assert response["usage"] == {"prompt_tokens": 6, "completion_tokens": 180, "total_tokens": 186}
+        counts = {"prompt_tokens": 6, "completion_tokens": 180, "total_tokens": 186}
+        assert response["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
         stream = await ask(app, "/v1/completions", {**body, "stream": True, "stream_options": {"include_usage": True}})
         assert stream.frames[-2]["usage"] == response["usage"]
         for choice in response["choices"]:
@@ -302,7 +304,7 @@ def test_a_request_timeout(llm: nc.LLM) -> None:
 def test_a_preprocessing_timeout(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     async def use(app: Any, service: Service) -> None:
         gate = threading.Event()
-        monkeypatch.setattr(service.llm, "encode", lambda _: gate.wait(60))
+        monkeypatch.setattr(service.llm, "encode", lambda *_: gate.wait(60))
         try:  # the error is sent while the text is still being tokenized
             check_error(await ask(app, "/v1/completions", {**TEXT, "prompt": "x"}), 504, code="timeout")
         finally:
@@ -408,7 +410,7 @@ def test_draining_and_shutdown(llm: nc.LLM) -> None:
 
 def test_paths_and_methods(llm: nc.LLM) -> None:
     async def use(app: Any, service: Service) -> None:
-        for path in ("/", "/v1", "/v1/completions/", "//v1/completions", "/v1/chat", "/docs", "/health/"):
+        for path in ("/", "/v1", "/v1/completions/", "//v1/completions", "/v1/chat", "/docs/", "/health/"):
             check_error(await ask(app, path), 404)
         call = await ask(app, "/v1/completions")
         check_error(call, 405)

@@ -76,12 +76,17 @@ def test_every_route_documents_its_responses() -> None:
         **dict.fromkeys(
             ["post /v1/completions", "post /v1/chat/completions", "post /tokenize", "post /detokenize"], body
         ),
-        **{f"get {path}": plain for path in ("/v1/models", "/tokenizer_info", "/version", "/metrics", "/openapi.json")},
+        **{
+            f"get {path}": plain
+            for path in ("/v1/models", "/tokenizer_info", "/load", "/version", "/metrics", "/openapi.json")
+        },
+        "get /docs": ["200", "500"],
         "get /v1/models/{model}": ["200", "401", "404", "500"],
         "get /health": ["200", "500", "503"],
+        "get /ping": ["200", "500", "503"],
     }
     operations = [operation for methods in made["paths"].values() for operation in methods.values()]
-    assert len({operation["summary"] for operation in operations}) == len(operations) == 11
+    assert len({operation["summary"] for operation in operations}) == len(operations) == 14
 
 
 def test_a_key_is_required_if_keys_are_set() -> None:
@@ -113,7 +118,8 @@ def test_exactly_the_accepted_fields_are_documented(kind: Endpoint) -> None:
     schema = schema_of(kind)
     assert schema["properties"].keys() == kind.field_names
     assert schema["required"] == [*kind.prompt_fields]
-    assert schema["additionalProperties"] is False
+    assert schema["additionalProperties"] == {"type": "null"}
+    assert document("tiny", "1", LIMITS, ignore_unknown=True)["components"]["schemas"].keys() == SCHEMAS.keys()
     for name, field in schema["properties"].items():
         assert field.get("description"), name
         assert "default" not in field or valid(field, field["default"]), name
@@ -127,14 +133,14 @@ def test_every_parameter_has_its_range_description_and_default(kind: Endpoint) -
         if name == "logprobs" and kind is CHAT:
             assert schema["type"] == ["boolean", "null"]
             continue
-        assert field.help in schema["description"]
+        assert field.help in schema["description"] or name == "seed"
         if name == "max_tokens":
             assert schema["default"] == {COMPLETIONS: 16, CHAT: 100}[kind]
         else:
             default = None if name in NON_EMPTY else field.default
             assert schema["default"] == json.loads(json.dumps(default, default=dict))
         if field.kind in ("float", "int") and not field.off:
-            low = 0 if name == "max_tokens" and kind is COMPLETIONS else field.low
+            low = {"max_tokens": 0 if kind is COMPLETIONS else 1, "seed": -(2**63)}.get(name, field.low)
             low = -LARGEST if low is None and field.kind == "float" else low
             assert schema["exclusiveMinimum" if field.open_low else "minimum"] == low
             tightened = LIMITS.max_value(name) if name in LIMITED_FIELDS else None

@@ -84,6 +84,7 @@ def test_chat_chunks_in_openais_format(llm: nc.LLM) -> None:
     ]
     data = chunks.end(Usage(3, 4))
     usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    usage["prompt_tokens_details"] = {"cached_tokens": 0}
     assert frames(data.removesuffix(DONE)) == [{**head, "choices": [], "usage": usage}]
     assert data.endswith(b"\n\ndata: [DONE]\n\n")
 
@@ -186,7 +187,7 @@ def test_prompt_only_requests(llm: nc.LLM) -> None:
     end = {**COMMON, "finish_reason": "length", "stop_reason": None}
     assert choice == {"index": 0, "text": "The fox", **end, "token_ids": []}
     usage = frames(chunks.end(Usage(3, 1)).removesuffix(DONE))[0]["usage"]
-    assert usage == {"prompt_tokens": 3, "completion_tokens": 0, "total_tokens": 3}
+    assert [usage[f"{name}_tokens"] for name in ("prompt", "completion", "total")] == [3, 0, 3]
 
 
 def json_frame(kind: type[ResponseStream], number: int, chunk: CompletionChunk, include_usage: bool) -> bytes:
@@ -257,6 +258,7 @@ def test_a_frame_takes_microseconds(llm: nc.LLM, kind: type[ResponseStream]) -> 
 def joined(kind: type[ResponseStream], given: list[dict[str, Any]]) -> dict[str, Any]:
     """Merge the chunks into a body, as a client does."""
     outputs: dict[int, dict[str, Any]] = {}
+    top: dict[str, Any] = {}
     for chunk in given:
         for choice in chunk["choices"]:
             own = outputs.setdefault(choice["index"], {"index": choice["index"], "texts": [], "logprobs": []})
@@ -270,8 +272,11 @@ def joined(kind: type[ResponseStream], given: list[dict[str, Any]]) -> dict[str,
             own["logprobs"] += [] if choice["logprobs"] is None else [choice["logprobs"]]
             own["token_ids"] = own.get("token_ids", []) + choice["token_ids"]
             assert own.setdefault("seed", choice["seed"]) == choice["seed"]
-            if "prompt_logprobs" in choice:
-                assert own.setdefault("prompt_logprobs", choice["prompt_logprobs"]) is choice["prompt_logprobs"]
+            for name in ("prompt_logprobs", "prompt_token_ids"):
+                where = choice if kind is CompletionStream else chunk
+                if name in where:
+                    assert not own["token_ids"] or "".join(own["texts"]) == (choice.get("text") or "")  # the first one
+                    assert (own if kind is CompletionStream else top).setdefault(name, where[name]) == where[name]
             if choice["finish_reason"] is None:
                 assert choice.keys().isdisjoint({"stop_reason", "validation"})
             else:
@@ -287,7 +292,7 @@ def joined(kind: type[ResponseStream], given: list[dict[str, Any]]) -> dict[str,
         if parts and kind is ChatStream:
             own["logprobs"]["refusal"] = None
         made.append(own)
-    return {"id": HEAD.id, "choices": made, "usage": given[-1]["usage"]}
+    return {"id": HEAD.id, "choices": made, "usage": given[-1]["usage"], **top}
 
 
 def trimmed(body: dict[str, Any]) -> dict[str, Any]:
@@ -295,7 +300,8 @@ def trimmed(body: dict[str, Any]) -> dict[str, Any]:
     for choice in body["choices"]:
         if choice["logprobs"] is not None and not any(choice["logprobs"].values()):
             choice["logprobs"] = None
-    return {name: body[name] for name in ("id", "choices", "usage")}
+    kept = ("id", "choices", "usage", "prompt_logprobs", "prompt_token_ids")
+    return {name: body[name] for name in kept if name in body}
 
 
 def steps(draw: st.DrawFn, ids: Sequence[int], top: int, also: Sequence[int]) -> Iterator[StepLogprobs]:
@@ -369,7 +375,13 @@ def test_merged_chunks_equal_the_response_body(llm: nc.LLM, kind: type[ResponseS
         prompts = draw(st.lists(st.sampled_from(given[:2]), min_size=1, max_size=2) |
                        st.lists(st.sampled_from(given[2:]), min_size=1, max_size=2))  # fmt: skip
     fields: dict[str, Any] = {"n": draw(st.integers(1, 3)), "prompts": prompts}
-    for name, values in (("logprobs", [0, 2]), ("prompt_logprobs", [0, 1, 3]), ("logprob_token_ids", [[5, 70]])):
+    for name, values in (
+        ("logprobs", [0, 2]),
+        ("prompt_logprobs", [0, 1, 3]),
+        ("logprob_token_ids", [[5, 70]]),
+        ("return_token_ids", [True]),
+        ("return_tokens_as_token_ids", [True]),
+    ):
         fields |= {name: draw(st.sampled_from(values))} if draw(st.booleans()) else {}
     if kind is CompletionStream and draw(st.booleans()):
         fields |= {"echo": True} | ({"max_tokens": 0} if draw(st.booleans()) else {})

@@ -77,7 +77,8 @@ def _of_field(path: str, name: str, parameter: Parameter) -> Iterator[Bad]:
     for value in wrong:
         yield _body(path, name, value)
     if parameter.kind in ("int", "float") and not (path == CHAT and name == "logprobs"):
-        numbers: list[Any] = [bound - 1 for bound in (parameter.low,) if bound is not None]
+        low = -(2**63) if name == "seed" else parameter.low
+        numbers: list[Any] = [bound - 1 for bound in (low,) if bound is not None]
         numbers += [bound + 1 for bound in (parameter.high,) if bound is not None]
         numbers += [-(10**30)] if parameter.low is not None else []
         numbers += [parameter.low] if parameter.open_low else []
@@ -145,6 +146,43 @@ def _of_body(path: str) -> Iterator[Bad]:
     yield _body(path, "min_tokens", 9, max_tokens=8)
     yield _body(path, "n", 129)
     yield from _of_structured_output(path)
+    yield from _of_vllm(path)
+
+
+def _of_vllm(path: str) -> Iterator[Bad]:
+    """Fields of vLLM."""
+    strange: list[Any] = ["x", "", 1.5, [], [1], {}, {"a": 1}, [[None]], "9" * 500, "\ud800"]
+    for name in ("echo", "return_token_ids", "return_tokens_as_token_ids"):
+        for value in (*strange, 0, 1):
+            yield _body(path, name, value)
+    for name in ("priority", "truncate_prompt_tokens"):
+        for value in (*strange, True, False, 2**63, -(2**63) - 1, 10**400):
+            yield _body(path, name, value)
+    for value in (1, -1, -(2**63), 2**63 - 1):
+        yield _body(path, "priority", value)
+    for value in (0, -2, -(2**63)):
+        yield _body(path, "truncate_prompt_tokens", value)
+    for value in (*strange, 0, True, "middle"):
+        yield _body(path, "truncation_side", value)
+    for value in (*strange[:6], 0, 1):
+        yield _body(
+            path,
+            "stream_options",
+            {"include_usage": True, "continuous_usage_stats": value},
+            "stream_options.continuous_usage_stats",
+            stream=True,
+        )
+    for name in ("cache_salt", "request_id", "vllm_xargs", "kv_transfer_params", "logits_processors", "detokenize"):
+        for value in ("x", 7, [1], {"a": {"b": [None]}}):
+            yield _body(path, name, value)
+    top = {"logprobs": True} if path == CHAT else {}
+    yield _body(path, "top_logprobs" if path == CHAT else "logprobs", -1, **top)
+    yield _body(path, "prompt_logprobs", -1)
+    if path == COMPLETIONS:
+        for value in (*strange, 0, True):
+            if value != "":
+                yield _body(path, "suffix", value)
+        yield _body(path, "truncate_prompt_tokens", 5, echo=True)
 
 
 def _of_structured_output(path: str) -> Iterator[Bad]:
@@ -287,7 +325,8 @@ def _of_http() -> Iterator[Bad]:
 
 def _out_of_range(rng: random.Random) -> Bad:
     path = rng.choice([COMPLETIONS, CHAT])
-    numbers = [p for p in FIELDS.values() if p.kind in ("int", "float") and p.low is not None and p.name != "logprobs"]
+    without = ("logprobs", "seed")
+    numbers = [p for p in FIELDS.values() if p.kind in ("int", "float") and p.low is not None and p.name not in without]
     parameter = rng.choice(numbers)
     value: float = -rng.expovariate(1e-3) - 2 - abs(parameter.low or 0)
     return _body(path, parameter.name, int(value) if parameter.kind == "int" else value)

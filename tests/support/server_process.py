@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
-URL = re.compile(rb"http://[0-9a-zA-Z.\[\]:-]+:[0-9]+")
+URL = re.compile(rb"https?://[0-9a-zA-Z.\[\]:-]+:[0-9]+|unix:[^\s\"]+")
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "2"}
 CHANGED = """
 import sys

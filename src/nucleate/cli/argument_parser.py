@@ -6,7 +6,8 @@ import argparse
 import difflib
 import shutil
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -77,6 +78,22 @@ class ArgumentParser(argparse.ArgumentParser):
         if common:
             self.add_argument("--help-all", action=_HelpAll, help="Show the help of all options.")
 
+    @property
+    def actions(self) -> Sequence[argparse.Action]:
+        """The arguments in the order in which they were added."""
+        return tuple(self._actions)
+
+    def parse_given(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """Parse arguments and return only the values that they set, without defaults."""
+        defaults = [(action, action.default) for action in self._actions]
+        try:
+            for action, _ in defaults:
+                action.default = argparse.SUPPRESS
+            return vars(self.parse_args(arguments))
+        finally:
+            for action, default in defaults:
+                action.default = default
+
     def format_short_help(self) -> str:
         """Return the help of the common arguments."""
         actions = {name: action for action in self._actions for name in (*action.option_strings, action.metavar)}
@@ -100,11 +117,22 @@ class ArgumentParser(argparse.ArgumentParser):
         """Suggest the flags that misspelled ones may stand for."""
         flags = [flag for action in self._actions for flag in action.option_strings]
         given = [word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")]
-        found = [flag for word in given for flag in _closest_flag(word, flags)]
+        found = [flag for word in given for flag in closest_flag(word, flags)]
         return f"; did you mean {', '.join(found)}?" if found else ""
 
 
-def _closest_flag(word: str, flags: Iterable[str]) -> list[str]:
+def flag_values(arguments: Sequence[str], flag: str) -> Iterator[str]:
+    """Yield the values of a flag in a command line, for flags that are read before there is a parser."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    for word, value in pairwise([*arguments[:end], ""]):
+        if word == flag:
+            yield value
+        elif word.startswith(f"{flag}="):
+            yield word.partition("=")[2]
+
+
+def closest_flag(word: str, flags: Iterable[str]) -> list[str]:
+    """Return the flag that a misspelled one, or one of another program, stands for; [] if there is none."""
     known = SYNONYMS.get(word)
     return (
         [known]

@@ -22,7 +22,7 @@ from nucleate.server.http_errors import HTTPError, generation_failed
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, PLAIN
 from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.response_format import translate_errors
-from nucleate.server.service import encode_prompts
+from nucleate.server.service import encode_prompts, with_fill_stops
 
 PROGRESS_SECONDS = 0.2  # between updates of the progress bar
 
@@ -35,6 +35,7 @@ class BatchJob:
     parsed: ParsedRequest
     prompts: Sequence[Sequence[int]]
     chunks: Sequence[list[CompletionChunk]]  #: of each prompt
+    cached_tokens: list[int]  #: of each prompt, those that the prefix cache served
     unfinished: int  #: unfinished prompts
 
 
@@ -54,7 +55,7 @@ class BatchRun:
         kinds = [COMPLETIONS, CHAT, PLAIN]
         if "max_tokens" in values:  # also none, which means the whole context
             kinds = [replace(kind, max_tokens=None) for kind in kinds]
-        self._endpoints = {kind.url: kind for kind in kinds}
+        self._endpoints = {kind.url: replace(kind, vocab_size=engine.vocab_size) for kind in kinds}
         self._custom_ids: set[str] = set()
         self._running: dict[str, tuple[BatchJob, int]] = {}  # by request id: the job and the index of the prompt
         self._start, self._updated = time.perf_counter(), 0.0
@@ -88,7 +89,8 @@ class BatchRun:
             job, index = self._running[output.request_id]
             job.chunks[index].append(output.chunk)
             self.tokens += len(output.chunk.token_ids)
-            if output.finished:
+            if output.usage is not None:
+                job.cached_tokens[index] = output.usage.cached_tokens
                 del self._running[output.request_id]
                 job.unfinished -= 1
                 if not job.unfinished:
@@ -110,6 +112,7 @@ class BatchRun:
         assert entry.endpoint is not None  # noqa: S101  # otherwise the entry has a failure
         try:
             parsed = read_body(self._endpoints[entry.endpoint.url], entry.body, self._params)
+            parsed = with_fill_stops(self.llm, parsed)
             if parsed.stream:
                 raise ParameterError("stream", "stream must be false in a batch")
             if parsed.model not in (None, self.name):
@@ -118,7 +121,9 @@ class BatchRun:
                 return LineError(message, "model_not_found", "model", 404)
             prompts = encode_prompts(self.llm, parsed, self.engine.context_length)
             with translate_errors(parsed.requested_format):
-                self._add_requests(BatchJob(entry, parsed, prompts, [[] for _ in prompts], len(prompts)))
+                self._add_requests(
+                    BatchJob(entry, parsed, prompts, [[] for _ in prompts], [0] * len(prompts), len(prompts))
+                )
         except HTTPError as error:
             return LineError(error.message, error.code, error.param, error.status)
         except (ParameterError, ModelError) as error:
@@ -138,7 +143,8 @@ class BatchRun:
         self._running |= {number: (job, index) for index, number in enumerate(numbers)}
 
     def _finish(self, job: BatchJob) -> None:
-        completions = [Completion.from_chunks(ids, own) for ids, own in zip(job.prompts, job.chunks, strict=True)]
+        parts = zip(job.prompts, job.chunks, job.cached_tokens, strict=True)
+        completions = [Completion.from_chunks(ids, own, cached_tokens=cached) for ids, own, cached in parts]
         for output in (output for completion in completions for output in completion.outputs):
             if output.finish_reason == "error":
                 field = None if job.parsed.params.structured_outputs is None else job.parsed.requested_format.field

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from nucleate.cli.gguf_flags import add_gguf, gguf_option
@@ -112,15 +113,32 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add_gguf(parser)
 
 
-def add_name(parser: argparse.ArgumentParser) -> None:
-    """Add the flag for the model name in requests and responses."""
+def add_name(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Add the flag for the model name in requests and responses. several: requests may use any of several names."""
     text = "Model name in requests and responses (default: the value of --model)."
-    parser.add_argument("--served-model-name", metavar="NAME", help=text)
+    if several:
+        text = text.replace(" (", "; with several names, requests may use any, and responses have the first (")
+        parser.add_argument("--served-model-name", action="extend", nargs="+", metavar="NAME", help=text)
+    else:
+        parser.add_argument("--served-model-name", metavar="NAME", help=text)
+
+
+def model_names(arguments: argparse.Namespace) -> list[str]:
+    """Return the model names in requests; the first one is that in responses. None is twice in it."""
+    given = getattr(arguments, "served_model_name", None)
+    names = given if isinstance(given, list) else [given or arguments.model or BUNDLED_MODEL]
+    return [*dict.fromkeys(map(str, names))]
 
 
 def model_name(arguments: argparse.Namespace) -> str:
-    """Return the model name in requests and responses."""
-    return str(getattr(arguments, "served_model_name", None) or arguments.model or BUNDLED_MODEL)
+    """Return the model name in responses."""
+    return model_names(arguments)[0]
+
+
+def model_root(arguments: argparse.Namespace) -> str:
+    """Return the name under which the model was loaded, without the folders of this machine."""
+    model = str(arguments.model or BUNDLED_MODEL)
+    return Path(model).resolve().name if Path(model).exists() else model
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 
 from nucleate.cli import flags
+from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.beam_flags import add_beams, read_beams, search
 from nucleate.cli.input_text import add_prompt, read_prompt
 from nucleate.cli.output_text import to_json, validation_text
@@ -41,6 +42,8 @@ COMMON = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_prompt(parser)
+    text = "Text that follows the output, for models with fill-in-the-middle tokens (default: none)."
+    parser.add_argument("--suffix", metavar="TEXT", help=text)
     parser.add_argument("--echo", action="store_true", help="Print the prompt before each completion.")
     parser.add_argument("--json", action="store_true", help="Print one JSON object at the end instead of text.")
     flags.add_model(parser)
@@ -52,7 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     values = flags.read_values(arguments)
-    beams = read_beams(arguments, values)
+    beams, suffix = read_beams(arguments, values), arguments.suffix
+    if beams is not None and suffix is not None:
+        raise UsageError("--suffix cannot be combined with --num-beams")
     prompt = read_prompt(arguments)
     from nucleate.llm import LLM
 
@@ -61,10 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
         return search(llm, prompt, beams, echo=prompt if arguments.echo else "", as_json=arguments.json)
     params = llm.default_params.override(**values)
     if arguments.json:
-        completion = llm.generate(prompt, params)[0]
+        completion = llm.generate(prompt, params, suffix=suffix)[0]
         print(json.dumps({"prompt": prompt, **to_json(completion), "params": params.to_dict()}, allow_nan=False))
         return 1 if any(output.finish_reason == "error" for output in completion.outputs) else 0
-    chunks = llm.stream(prompt, params)
+    chunks = llm.stream(prompt, params, suffix=suffix)
     return show(chunks, StreamPrinter(params.n, prompt if arguments.echo else ""), llm.model.runtime)
 
 

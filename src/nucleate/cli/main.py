@@ -13,13 +13,11 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from itertools import pairwise
 
-from nucleate.cli.argument_parser import ArgumentParser, UsageError
+from nucleate.cli.argument_parser import ArgumentParser, UsageError, flag_values
+from nucleate.cli.configuration import PLUGIN, Configuration
 
 __all__ = ["COMMANDS", "UsageError", "main"]
-
-PLUGIN = "--plugin"
 
 COMMANDS = {
     "generate": "Continue a prompt and stream the text to the terminal.",
@@ -35,6 +33,8 @@ COMMANDS = {
     "stages": "List all sampling stages with their parameters.",
     "completion": "Print a shell completion script.",
 }
+CONFIGURABLE = frozenset({"serve"})
+"""The commands whose flags can also be set in a file or by environment variables."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -103,22 +103,21 @@ def run(arguments: list[str]) -> int:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"unknown command {name!r}{hint} (commands: {', '.join(COMMANDS)})")
-    _load_plugins(arguments[1:])
-    command = importlib.import_module(f"nucleate.cli.{name}")
-    parsed = command_parser(name).parse_args(arguments[1:])
+    configuration = Configuration(arguments[1:], os.environ) if name in CONFIGURABLE else None
+    _load_plugins(arguments[1:], [] if configuration is None else configuration.plugins)
+    command, parser = importlib.import_module(f"nucleate.cli.{name}"), command_parser(name)
+    parsed = parser.parse_args(arguments[1:]) if configuration is None else configuration.parse(parser, arguments[1:])
     from nucleate.jit.thread_pool import cores
 
     cores()  # reports an invalid NUCLEATE_THREADS before any work
     return int(command.run(parsed))
 
 
-def _load_plugins(arguments: list[str]) -> None:
+def _load_plugins(arguments: list[str], more: list[str]) -> None:
     """Load the plug-ins before the flags are read, because a registered stage has flags of its own."""
     from nucleate.plugins.plugin_loader import load_plugins
 
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    names = [value for flag, value in pairwise(arguments[:end]) if flag == PLUGIN]
-    load_plugins([*names, *(one.partition("=")[2] for one in arguments[:end] if one.startswith(f"{PLUGIN}="))])
+    load_plugins([*more, *flag_values(arguments, PLUGIN)])
 
 
 def command_parser(name: str) -> ArgumentParser:

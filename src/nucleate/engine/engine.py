@@ -252,6 +252,8 @@ class Engine:
             self._speculator.forget(sequence)
         if sequence.row != NO_ROW:
             self._sampler.remove(sequence.row)
+        if sequence.processor.index == 0:
+            running.cached_tokens = sequence.num_cached
         del running.sequences[sequence.processor.index]
         if not running.sequences:
             del self._requests[running.id]

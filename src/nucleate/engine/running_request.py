@@ -114,6 +114,7 @@ class RunningRequest:
     num_started: int = 0
     num_finished: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0  #: prompt tokens of the first sequence from the prefix cache, once it has finished
 
     @classmethod
     def of(cls, validated: ValidatedRequest, request_id: str, arrival: int) -> RunningRequest:
@@ -139,7 +140,8 @@ class RunningRequest:
         self.num_finished += 1
         if self.num_finished < self.request.params.n:
             return EngineOutput(self.id, chunk)
-        return EngineOutput(self.id, chunk, Usage(len(self.request.prompt_ids), self.completion_tokens))
+        cached = self.sequences[0].num_cached if 0 in self.sequences else self.cached_tokens
+        return EngineOutput(self.id, chunk, Usage(len(self.request.prompt_ids), self.completion_tokens, cached))
 
     def start_sequence(self, tokenizer: Tokenizer, max_chunk: int) -> RunningSequence:
         """Create the next sequence. max_chunk: prompt tokens per step, if the logprobs of the prompt were requested."""

@@ -18,7 +18,7 @@ from nucleate.llm.progress import with_progress
 from nucleate.models.loader import check_companion, is_in_memory, runners_of
 from nucleate.models.model_source import ModelSource
 from nucleate.models.protocol import Model, ModelError
-from nucleate.outputs import Completion, CompletionChunk
+from nucleate.outputs import Completion, CompletionChunk, EngineOutput
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.inputs import check_count
@@ -27,6 +27,7 @@ from nucleate.sampling.stage import Pipeline, Stage
 from nucleate.sampling_params import SamplingParams
 from nucleate.speculative.config import Speculation
 from nucleate.tokenization.chat_template import DEFAULT_OPTIONS, ChatTemplateOptions, render
+from nucleate.tokenization.fill_in_the_middle import encode_fill, fill_stop_token_ids
 from nucleate.tokenization.prompt_inputs import as_list, check_prompts, is_conversation
 from nucleate.watermark.kinds import check_watermark
 
@@ -115,14 +116,16 @@ class LLM:
         prompts: str | Sequence[str] | Sequence[Sequence[int]],
         sampling_params: SamplingParams | Pipeline | Sequence[SamplingParams | Pipeline] | None = None,
         *,
+        suffix: str | None = None,
         use_tqdm: bool = False,
         **values: Any,
     ) -> list[Completion]:
         """Complete prompts. Returns one Completion per prompt, in order.
 
         prompts: a string, or a list of strings or of lists of token ids. sampling_params: one for all prompts, or a
-        list with one per prompt; a tuple of stages stands for ``SamplingParams(pipeline=stages)``. use_tqdm: show a
-        progress bar on stderr. values: fields of SamplingParams instead of sampling_params, as in ``generate(prompt,
+        list with one per prompt; a tuple of stages stands for ``SamplingParams(pipeline=stages)``. suffix: text that
+        follows the output, for prompts of text and models with fill-in-the-middle tokens. use_tqdm: show a progress bar
+        on stderr. values: fields of SamplingParams instead of sampling_params, as in ``generate(prompt,
         max_tokens=30)``, or in addition to a pipeline. ``default_params`` applies to fields that are not set. All
         requests are checked before the first one runs. Raises ParameterError.
         """
@@ -134,14 +137,11 @@ class LLM:
                 raise ParameterError("sampling_params", f"a list of sampling_params must have one per prompt; {got}")
         else:
             chosen = [self._params(sampling_params, values)] * len(given)
-        requests = [Request(self.encode(prompt), one) for prompt, one in zip(given, chosen, strict=True)]
-        chunks: list[list[CompletionChunk]] = [[] for _ in requests]
-        for index, output in with_progress(self._engine.run(requests), len(requests), use_tqdm):
-            chunks[index].append(output.chunk)
-        return [
-            Completion.from_chunks(request.prompt_ids, own, prompt if isinstance(prompt, str) else None)
-            for request, own, prompt in zip(requests, chunks, given, strict=True)
-        ]
+        if suffix is not None:
+            chosen = [self.fill_params(one) for one in chosen]
+        requests = [Request(self.encode(prompt, suffix), one) for prompt, one in zip(given, chosen, strict=True)]
+        outputs = with_progress(self._engine.run(requests), len(requests), use_tqdm)
+        return _completions(requests, outputs, [prompt if isinstance(prompt, str) else None for prompt in given])
 
     def beam_search(
         self,
@@ -165,13 +165,19 @@ class LLM:
         ]
 
     def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | Pipeline | None = None, **values: Any
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | Pipeline | None = None,
+        *,
+        suffix: str | None = None,
+        **values: Any,
     ) -> Iterator[CompletionChunk]:
         """Complete a prompt and yield chunks as they are generated; with n > 1, one output after the other.
 
-        sampling_params, values: as in ``generate``.
+        sampling_params, suffix, values: as in ``generate``.
         """
-        return self._stream(self.encode(prompt), self._params(sampling_params, values))
+        params = self._params(sampling_params, values)
+        return self._stream(self.encode(prompt, suffix), params if suffix is None else self.fill_params(params))
 
     @overload
     def chat(
@@ -198,13 +204,7 @@ class LLM:
         conversations = messages if several else [messages]
         texts = [self._chat_text(one) for one in conversations]
         requests = [Request(self._encode_rendered(text), params) for text in texts]
-        chunks: list[list[CompletionChunk]] = [[] for _ in requests]
-        for index, output in self._engine.run(requests):
-            chunks[index].append(output.chunk)
-        found = [
-            Completion.from_chunks(request.prompt_ids, own, text)
-            for request, own, text in zip(requests, chunks, texts, strict=True)
-        ]
+        found = _completions(requests, self._engine.run(requests), texts)
         return found if several else found[0]
 
     def stream_chat(
@@ -246,8 +246,16 @@ class LLM:
         """
         self._engine = SharedEngine(self.new_engine)
 
-    def encode(self, prompt: Prompt | Sequence[object]) -> list[int]:
-        """Return the token ids of a prompt. Text gets the model's special tokens; ids are not changed."""
+    def encode(self, prompt: Prompt | Sequence[object], suffix: str | None = None) -> list[int]:
+        """Return the token ids of a prompt. Text gets the model's special tokens; ids are not changed.
+
+        suffix: text that follows the output (fill-in-the-middle). Raises ParameterError, also for a model without it.
+        """
+        if suffix is not None:
+            if not isinstance(prompt, str) or not isinstance(suffix, str):
+                given = suffix if isinstance(prompt, str) else prompt
+                raise ParameterError("suffix", f"suffix and the prompt must be strings, got {shown(given)}")
+            return encode_fill(self.tokenizer, prompt, suffix)
         if isinstance(prompt, str):
             if not prompt:
                 raise ParameterError("prompt", "the prompt is empty; it must have at least one token")
@@ -259,6 +267,13 @@ class LLM:
             return [operator.index(token) for token in tokens]
         except TypeError:
             raise ParameterError("prompt", f"a prompt is a string or a list of token ids, got {prompt!r:.60}") from None
+
+    def fill_params(self, params: SamplingParams) -> SamplingParams:
+        """Return parameters for a prompt with a suffix: tokens such as ``<|fim_pad|>`` end the output, like EOS."""
+        if params.ignore_eos:
+            return params
+        more = [token for token in fill_stop_token_ids(self.tokenizer) if token not in params.stop_token_ids]
+        return params.replace(stop_token_ids=(*params.stop_token_ids, *more))
 
     def encode_chat(self, messages: Sequence[Message], options: ChatTemplateOptions = DEFAULT_OPTIONS) -> list[int]:
         """Return the token ids of a conversation after the chat template."""
@@ -298,6 +313,20 @@ class LLM:
         request = Request(prompt_ids, params)
         self._engine.prepare(request)  # now, not at the first chunk
         return _in_order(output.chunk for _, output in self._engine.run([request]))
+
+
+def _completions(
+    requests: Sequence[Request], outputs: Iterable[tuple[int, EngineOutput]], prompts: Sequence[str | None]
+) -> list[Completion]:
+    """Return the completion of each request. prompts: their texts."""
+    chunks: list[list[CompletionChunk]] = [[] for _ in requests]
+    cached = [0] * len(requests)
+    for index, output in outputs:
+        chunks[index].append(output.chunk)
+        if output.usage is not None:
+            cached[index] = output.usage.cached_tokens
+    parts = zip(requests, chunks, prompts, cached, strict=True)
+    return [Completion.from_chunks(one.prompt_ids, own, text, count) for one, own, text, count in parts]
 
 
 def _in_order(chunks: Iterable[CompletionChunk]) -> Iterator[CompletionChunk]:

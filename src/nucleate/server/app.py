@@ -11,6 +11,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from nucleate import __version__
+from nucleate.server import api_page_routes
 from nucleate.server.auth import APIKeyMiddleware, APIKeys
 from nucleate.server.generation_endpoint import GenerationEndpoint
 from nucleate.server.host_check import ANY, HostMiddleware
@@ -18,7 +19,7 @@ from nucleate.server.inspector_routes import OPEN_ROUTES, InspectorRoutes
 from nucleate.server.metrics import Metrics
 from nucleate.server.openai.endpoints import ENDPOINTS
 from nucleate.server.openapi_document import document
-from nucleate.server.request_context import Handler, RequestContext, RequestMiddleware
+from nucleate.server.request_context import IGNORED_FIELDS_HEADER, Handler, RequestContext, RequestMiddleware
 from nucleate.server.request_log import RequestLog
 from nucleate.server.service import Service
 from nucleate.server.tokenize_routes import TokenizeRoutes
@@ -31,14 +32,15 @@ def application(
     keys: APIKeys | Collection[str] = (),
     origins: Collection[str] = (),
     hosts: Collection[str] = (ANY,),
+    root_path: str = "",
 ) -> ASGIApp:
     """Build the ASGI application. Its lifespan runs the engine of the service.
 
     keys: accepted API keys; none: no authentication. origins: allowed CORS origins ("*": any). hosts: allowed Host
-    names besides those of this machine ("*": any).
+    names besides those of this machine ("*": any). root_path: path prefix of a proxy in front, such as "/llm".
     """
     metrics = Metrics(service.name, lambda: service.engine.stats)
-    info, text = InfoRoutes(service, bool(keys)), TokenizeRoutes(service)
+    info, text = InfoRoutes(service, bool(keys), root_path), TokenizeRoutes(service)
     generation = {url: ("POST", GenerationEndpoint(url, service, metrics)) for url in ENDPOINTS}
     handlers: dict[str, tuple[str, Callable[[RequestContext], Awaitable[None]]]] = {
         **generation,
@@ -48,19 +50,23 @@ def application(
         "/detokenize": ("POST", text.detokenize),
         "/tokenizer_info": ("GET", text.info),
         "/health": ("GET", info.health),
+        "/ping": ("GET POST", info.health),
+        "/load": ("GET", info.load),
         "/version": ("GET", info.version),
         "/metrics": ("GET", partial(_metrics, metrics)),
         "/openapi.json": ("GET", info.openapi),
+        **api_page_routes.routes(),
         **InspectorRoutes(service, metrics, needs_key=bool(keys)).routes(),
     }
     routes = [
-        Route(path, Handler(handler), methods=[method], name=path.strip("/"))
+        Route(path, Handler(handler), methods=method.split(), name=path.strip("/"))
         for path, (method, handler) in handlers.items()
     ]
     router = Router(routes, redirect_slashes=False, lifespan=lambda _: service.running())
-    app: ASGIApp = APIKeyMiddleware(router, router, keys, frozenset({"health"}) | OPEN_ROUTES) if keys else router
+    open_routes = frozenset({"health", "ping"}) | OPEN_ROUTES | api_page_routes.OPEN_ROUTES
+    app: ASGIApp = APIKeyMiddleware(router, router, keys, open_routes) if keys else router
     app = app if ANY in hosts else HostMiddleware(app, hosts, origins)
-    app = RequestMiddleware(app, log, metrics)
+    app = RequestMiddleware(app, log, metrics, root_path)
     if origins:
         app = CORSMiddleware(
             app,
@@ -68,7 +74,7 @@ def application(
             allow_methods=["GET", "POST"],
             allow_headers=["*"],  # OpenAI's JavaScript SDK sends a dozen of its own
             allow_private_network=True,  # pages of public sites may call a server on localhost, if their origin may
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", IGNORED_FIELDS_HEADER],
         )
     return app
 
@@ -76,25 +82,37 @@ def application(
 class InfoRoutes:
     """Endpoints that describe the server: models, health, version, OpenAPI document."""
 
-    def __init__(self, service: Service, needs_key: bool) -> None:
+    def __init__(self, service: Service, needs_key: bool, root_path: str) -> None:
         self._service = service
-        self._document = document(service.name, __version__, service.limits, needs_key=needs_key)
+        self._document = document(
+            service.name,
+            __version__,
+            service.limits,
+            needs_key=needs_key,
+            root_path=root_path,
+            ignore_unknown=service.options.ignore_unknown_fields,
+        )
 
     async def models(self, context: RequestContext) -> None:
-        await context.reply(200, {"object": "list", "data": [self._model()]})
+        await context.reply(200, {"object": "list", "data": [self._model(name) for name in self._service.names]})
 
     async def model(self, context: RequestContext) -> None:
-        self._service.check_model(context.scope["path_params"]["model"])
-        await context.reply(200, self._model())
+        name = context.scope["path_params"]["model"]
+        self._service.check_model(name)
+        await context.reply(200, self._model(name))
 
-    def _model(self) -> dict[str, Any]:
+    def _model(self, name: str) -> dict[str, Any]:
         service = self._service
-        own = {"id": service.name, "object": "model", "created": service.created, "owned_by": "nucleate"}
-        return {**own, "max_model_len": service.max_model_len}
+        own = {"id": name, "object": "model", "created": service.created, "owned_by": "nucleate"}
+        root = service.options.root or service.name
+        return {**own, "root": root, "parent": None, "max_model_len": service.max_model_len}
 
     async def health(self, context: RequestContext) -> None:
         self._service.check_available()
         await context.reply(200, {"status": "ok"})
+
+    async def load(self, context: RequestContext) -> None:
+        await context.reply(200, {"server_load": self._service.num_requests})
 
     async def version(self, context: RequestContext) -> None:
         await context.reply(200, {"version": __version__})

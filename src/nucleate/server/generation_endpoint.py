@@ -61,6 +61,8 @@ class GenerationEndpoint:
         if call.structured_output_kind is not None:
             log.structured_outputs = call.structured_output_kind
             self._metrics.count_structured_output(call.structured_output_kind)
+        if call.parsed.ignored_fields:
+            context.report_ignored_fields(call.parsed.ignored_fields)
         log.stream, log.prompt = call.parsed.stream, call.parsed.messages or call.parsed.prompts
         log.prompt_tokens = sum(map(len, call.prompt_token_ids))
         self._metrics.count_prompt_tokens(log.prompt_tokens)
@@ -96,23 +98,30 @@ class GenerationEndpoint:
                 raise failure
             for prompt, output in batch:
                 chunks[prompt].append(output.chunk)
-        await context.reply_in_pieces(self._made_pieces(call, chunks))
+        await context.reply_in_pieces(self._made_pieces(call, chunks, recorder.cached_tokens))
 
-    async def _made_pieces(self, call: GenerationCall, chunks: Sequence[list[CompletionChunk]]) -> AsyncIterator[bytes]:
+    async def _made_pieces(
+        self, call: GenerationCall, chunks: Sequence[list[CompletionChunk]], cached_tokens: Sequence[int]
+    ) -> AsyncIterator[bytes]:
         """Yield the pieces of the response body, made on a worker thread without a time limit: the work is done."""
-        made = self._pieces(call, chunks)
+        made = self._pieces(call, chunks, cached_tokens)
         while (piece := await self._service.run_in_thread(partial(next, made, None), has_timeout=False)) is not None:
             yield piece
 
-    def _pieces(self, call: GenerationCall, chunks: Sequence[list[CompletionChunk]]) -> Iterator[bytes]:
-        yield from pieces(paced(json_parts(self._body(call, chunks))))
+    def _pieces(
+        self, call: GenerationCall, chunks: Sequence[list[CompletionChunk]], cached_tokens: Sequence[int]
+    ) -> Iterator[bytes]:
+        yield from pieces(paced(json_parts(self._body(call, chunks, cached_tokens))))
         for own in chunks:
             while own:  # one by one: to free a million objects at once would hold the GIL for 100 ms
                 own.pop()
 
-    def _body(self, call: GenerationCall, chunks: Sequence[Sequence[CompletionChunk]]) -> JSON:
+    def _body(
+        self, call: GenerationCall, chunks: Sequence[Sequence[CompletionChunk]], cached_tokens: Sequence[int]
+    ) -> JSON:
         tokenizer = self._service.llm.tokenizer
-        completions = [Completion.from_chunks(ids, own) for ids, own in zip(call.prompt_token_ids, chunks, strict=True)]
+        parts = zip(call.prompt_token_ids, chunks, cached_tokens, strict=True)
+        completions = [Completion.from_chunks(ids, own, cached_tokens=cached) for ids, own, cached in parts]
         if call.parsed.messages is not None:
             return chat_body(call.head, call.parsed, completions[0], tokenizer, iter)
         return completion_body(call.head, call.parsed, completions, tokenizer, iter)
@@ -122,7 +131,7 @@ class GenerationEndpoint:
     ) -> None:
         async for batch in batches:
             outputs, failure = recorder.record(batch)
-            if any(output.chunk.prompt_logprobs is not None for _, output in outputs):  # they may have megabytes
+            if stream.has_large_frame(output.chunk for _, output in outputs):
                 frames = await self._service.run_in_thread(partial(_frames, stream, outputs), has_timeout=False)
             else:
                 frames = _frames(stream, outputs) if batch else KEEP_ALIVE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -98,9 +98,9 @@ def too_many_tokens(field: str, max_tokens: int, count: int, context_length: int
     return HTTPError(400, f"{message} {hint}", code="context_length_exceeded", param=field)
 
 
-def model_not_found(model: str, served: str) -> HTTPError:
-    """The request names another model than the served one."""
-    message = f"The model {shown(model)} does not exist. This server serves {shown(served)}."
+def model_not_found(model: str, served: Sequence[str]) -> HTTPError:
+    """The request names another model than the served one. served: its names."""
+    message = f"The model {shown(model)} does not exist. This server serves {' or '.join(map(shown, served))}."
     return HTTPError(404, message, code="model_not_found", param="model")
 
 

@@ -52,7 +52,10 @@ class ServerLimits:
         high=MAX_INT,
     )
     max_logprobs: int = param(
-        "Maximum number of top logprobs per token in a response.", default=20, low=0, high=MAX_INT
+        "Maximum number of top logprobs per token in a response. -1: no limit, and requests may set -1, for all.",
+        default=20,
+        low=-1,
+        high=MAX_INT,
     )
     max_queued_seqs: int = param(
         "Maximum number of sequences in the queue. Further requests get status 503.", default=256, low=0, high=MAX_INT
@@ -94,12 +97,14 @@ class ServerLimits:
 
     def max_value(self, field: str) -> int | None:
         """Return the maximum value of a body field, or None if the server does not limit it."""
-        return getattr(self, LIMITED_FIELDS[field]) if field in LIMITED_FIELDS else None
+        limit: int | None = getattr(self, LIMITED_FIELDS[field]) if field in LIMITED_FIELDS else None
+        return None if limit == -1 else limit
 
-    def cap_max_tokens(self, endpoint: Endpoint) -> Endpoint:
-        """Return the endpoint with the default of ``max_tokens`` capped."""
+    def cap_max_tokens(self, endpoint: Endpoint, vocab_size: int = 0) -> Endpoint:
+        """Return the endpoint with the default of ``max_tokens`` capped. vocab_size: for logprobs of all tokens."""
         caps = [cap for cap in (endpoint.max_tokens, self.max_completion_tokens) if cap is not None]
-        return dataclasses.replace(endpoint, max_tokens=min(caps, default=None))
+        vocab_size = vocab_size if self.max_logprobs == -1 else 0
+        return dataclasses.replace(endpoint, max_tokens=min(caps, default=None), vocab_size=vocab_size)
 
     def check_body(self, body: Any, vocab_size: int) -> None:
         """Check the sizes in a decoded body, before it is parsed.
@@ -135,12 +140,14 @@ class ServerLimits:
         generated = params.n * sum(max(0, min(max_tokens, context_length - len(prompt))) for prompt in prompts)
         total = (
             prompt_tokens * (max(per_prompt_token, 1) * request.params.n if request.echo else per_prompt_token)
+            + prompt_tokens * request.params.n * request.return_token_ids
             + generated * per_generated_token
         )
         causes = {
             "echo": request.echo,
             "prompt_logprobs": per_prompt_token,
             "logprobs": request.returns_logprobs,
+            "return_token_ids": request.return_token_ids,
             "best_of": True,
         }
         field = next(field for field, present in causes.items() if present)

@@ -27,9 +27,12 @@ ROUTES = (
     "/detokenize",
     "/tokenizer_info",
     "/health",
+    "/ping",
+    "/load",
     "/version",
     "/metrics",
     "/openapi.json",
+    "/docs",
 )
 OTHER = "other"
 """The route label of unknown paths: clients must not be able to create label values."""

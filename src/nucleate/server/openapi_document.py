@@ -12,15 +12,18 @@ from nucleate.server.request_schemas import NAME, TEXT, Schema, body_schema, det
 _ABOUT = """OpenAI-compatible text generation, with every sampling parameter as a request field.
 
 A field that is null counts as absent. Absent fields take the values of the server's flags, then of the model's
-generation_config.json, then the defaults shown here. Unknown fields and values out of range are rejected with status
-400 and an error that names the field; nothing is dropped or clamped. Integers are written without a fraction. The
-following rules involve several fields or the model:
+generation_config.json, then the defaults shown here. Values out of range and, by default, unknown fields are rejected
+with status 400 and an error that names the field; nothing is dropped or clamped. Integers are written without a
+fraction. The following rules involve several fields or the model:
 
 - `stream_options` needs `stream`; in a chat, `top_logprobs` needs `logprobs`.
 - `min_tokens` is at most `max_tokens`; `max_completion_tokens` and `max_tokens` are equal if both are set.
 - `n` is at most `best_of`; a stream has no `best_of` above `n`.
 - Beam search fields need `use_beam_search`, which excludes streams, logprobs with echo, and all fields for sampling or
   other stop criteria; `num_beam_groups` divides `best_of`.
+- `truncate_prompt_tokens` excludes `echo` of a completion and `suffix`. `priority` other than 0 needs a server that
+  allows it.
+- `suffix` needs prompts of text and a model with fill-in-the-middle tokens; it excludes `echo` and beam search.
 - `dynamic_temperature_low` and `dynamic_temperature_high` are set together, the former at most the latter.
 - A list in `order` names every stage that the request uses.
 - A list of texts has at most {max_characters} characters in total; token ids in lists count as characters.
@@ -52,10 +55,16 @@ _GET = {
     "/v1/models/{model}": ("Describe a model", ("404",)),
     "/tokenizer_info": ("Describe the tokenizer", ()),
     "/health": ("Check whether the server accepts requests", ("503",)),
+    "/ping": ("Same as /health, as in Amazon SageMaker", ("503",)),
+    "/load": ("Return the number of requests in flight", ()),
     "/version": ("Return the version of the server", ()),
     "/metrics": ("Return Prometheus metrics", ()),
     "/openapi.json": ("Return this document", ()),
+    "/docs": ("Show this document as a page", ()),
 }
+_KINDS = {"/metrics": "text/plain", "/docs": "text/html"}
+_OPEN = frozenset({"/health", "/ping", "/docs"})
+"""Paths that need no API key."""
 _ERROR: Schema = {
     "type": "object",
     "required": ["error"],
@@ -74,16 +83,27 @@ _ERROR: Schema = {
 }
 
 
-def document(name: str, version: str, limits: ServerLimits, *, needs_key: bool = False) -> dict[str, Any]:
-    """Return the document. name: the served model. needs_key: whether routes other than /health need an API key."""
+def document(
+    name: str,
+    version: str,
+    limits: ServerLimits,
+    *,
+    needs_key: bool = False,
+    root_path: str = "",
+    ignore_unknown: bool = False,
+) -> dict[str, Any]:
+    """Return the document. name: the served model. needs_key: whether most routes need an API key.
+
+    root_path: the path prefix of a proxy in front. ignore_unknown: whether unknown fields of a body are ignored.
+    """
     about = _ABOUT.format(
         max_choices=limits.max_choices_per_request,
         max_logprobs=MAX_LOGPROBS_PER_RESPONSE,
         max_characters=MAX_CHARACTERS,
     )
     schemas = {
-        "CompletionRequest": body_schema(COMPLETIONS, limits),
-        "ChatRequest": body_schema(CHAT, limits),
+        "CompletionRequest": body_schema(COMPLETIONS, limits, ignore_unknown=ignore_unknown),
+        "ChatRequest": body_schema(CHAT, limits, ignore_unknown=ignore_unknown),
         "TokenizeRequest": tokenize_schema(limits),
         "DetokenizeRequest": detokenize_schema(limits),
     }
@@ -103,6 +123,8 @@ def document(name: str, version: str, limits: ServerLimits, *, needs_key: bool =
             "responses": {f"Error{status}": {"description": why, **_json("Error")} for status, why in _ERRORS.items()},
         },
     }
+    if root_path:
+        made["servers"] = [{"url": root_path}]
     if needs_key:
         made["security"] = [{"key": []}]
         made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -122,8 +144,8 @@ def _paths(*, needs_key: bool) -> dict[str, Any]:
         body = {"required": True, **_json(schema)}
         paths[path] = {"post": operation(about, kinds, _BODY_ERRORS, requestBody=body)}
     for path, (about, errors) in _GET.items():
-        kinds = ("text/plain",) if path == "/metrics" else ("application/json",)
-        paths[path] = {"get": operation(about, kinds, errors, **({"security": []} if path == "/health" else {}))}
+        kinds = (_KINDS.get(path, "application/json"),)
+        paths[path] = {"get": operation(about, kinds, errors, **({"security": []} if path in _OPEN else {}))}
     model = {"name": "model", "in": "path", "required": True, "description": "The model name.", "schema": NAME}
     paths["/v1/models/{model}"]["get"]["parameters"] = [model]
     return paths

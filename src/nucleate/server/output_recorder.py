@@ -8,7 +8,7 @@ from time import perf_counter
 from nucleate.outputs import EngineOutput, FinishReason, Usage
 from nucleate.server.http_errors import HTTPError, generation_failed, shutting_down
 from nucleate.server.metrics import Metrics
-from nucleate.server.openai.responses import failure_message
+from nucleate.server.openai.responses import failure_message, total_usage
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import Service
 
@@ -33,6 +33,7 @@ class OutputRecorder:
         sequences: int,
         structured_field: str | None,
     ) -> None:
+        self.cached_tokens = [0] * prompts  #: prompt tokens from the prefix cache, by prompt
         self.usage = Usage(0, 0)
         self._log, self._start, self._metrics = context.log, context.start_time, metrics
         self._release, self._service, self._structured_field = release, service, structured_field
@@ -57,11 +58,9 @@ class OutputRecorder:
                 if failure is not None:
                     return batch[:number], failure
             if output.usage is not None:
-                prompt_tokens, completion_tokens = output.usage.prompt_tokens, output.usage.completion_tokens
-                self.usage = Usage(
-                    self.usage.prompt_tokens + prompt_tokens, self.usage.completion_tokens + completion_tokens
-                )
-                self._log.completion_tokens += completion_tokens
+                self.usage = total_usage([self.usage, output.usage])
+                self.cached_tokens[prompt] = output.usage.cached_tokens
+                self._log.completion_tokens += output.usage.completion_tokens
                 self._release(prompt)
                 del self._unfinished[prompt]
         return batch, None

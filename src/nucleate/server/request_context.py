@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any
+from urllib.parse import quote
 from uuid import uuid4
 
 from starlette.datastructures import Headers
@@ -28,6 +29,10 @@ PRIVATE_FIELDS = ("prompt", "messages", "tokens", "response_format", "structured
 """Body fields whose content is not logged."""
 MAX_ERROR_CHARACTERS = 500
 """Maximum length of an error message in the log."""
+IGNORED_FIELDS_HEADER = "x-nucleate-ignored-fields"
+"""The response header with the names of unknown fields, percent-encoded and separated by commas."""
+MAX_IGNORED_NAME, MAX_IGNORED_NAMES, MAX_IGNORED_HEADER = 100, 20, 2000
+"""Maximum characters of such a name; maximum names; maximum characters of the header."""
 JSON_TYPE, STREAM_TYPE = "application/json", "text/event-stream; charset=utf-8"
 
 
@@ -42,6 +47,7 @@ class RequestLogFields:
     completion_tokens: int = 0
     time_to_first_token_seconds: float | None = None
     finish_reasons: list[str] = field(default_factory=list)
+    ignored_fields: Sequence[str] | None = None  #: names of unknown body fields
 
 
 class RequestContext:
@@ -55,6 +61,7 @@ class RequestContext:
         self.disconnected = False  #: the client disconnected before the end of the response
         self.error: HTTPError | None = None  #: the error that ended the response, also in the middle of a stream
         self.log = RequestLogFields()
+        self._headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.id.encode())]  # of the response
 
     @property
     def route(self) -> str:
@@ -157,11 +164,18 @@ class RequestContext:
         """Send the next part of a stream. Waits while the client does not read."""
         await self._send({"type": "http.response.body", "body": data, "more_body": not last})
 
+    def report_ignored_fields(self, names: Sequence[str]) -> None:
+        """Report unknown fields of the body in the log and in a header of the response, both of bounded length."""
+        cut = [name[:MAX_IGNORED_NAME] for name in names[:MAX_IGNORED_NAMES]]
+        self.log.ignored_fields = cut
+        text = ", ".join(quote(name, safe="", errors="replace") for name in cut)
+        self._headers.append((IGNORED_FIELDS_HEADER.encode(), text[:MAX_IGNORED_HEADER].encode()))
+
     async def send(self, message: Message) -> None:
         """Send an ASGI message, and add the request id to the headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), (b"x-request-id", self.id.encode())]
+            message["headers"] = [*message.get("headers", ()), *self._headers]
         await self._send(message)
 
 
@@ -172,8 +186,8 @@ class ClientDisconnected(Exception):  # noqa: N818
 class RequestMiddleware:
     """Outermost middleware: creates the context, turns exceptions into error responses, logs and counts requests."""
 
-    def __init__(self, app: ASGIApp, log: RequestLog, metrics: Metrics) -> None:
-        self._app, self._log, self._metrics = app, log, metrics
+    def __init__(self, app: ASGIApp, log: RequestLog, metrics: Metrics, root_path: str = "") -> None:
+        self._app, self._log, self._metrics, self._root_path = app, log, metrics, root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -181,6 +195,8 @@ class RequestMiddleware:
             return
         context = RequestContext(scope, receive, send)
         scope["nucleate.context"] = context
+        if self._root_path:  # the router removes it from the path, if it is there
+            scope["root_path"] = self._root_path
         scope["app"] = self  # makes the router raise for unknown routes
         unexpected: BaseException | None = None
         try:
@@ -219,6 +235,7 @@ class RequestMiddleware:
             completion_tokens=fields.completion_tokens if fields.prompt_tokens is not None else None,
             time_to_first_token_seconds=fields.time_to_first_token_seconds,
             finish_reasons=fields.finish_reasons or None,
+            ignored_fields=fields.ignored_fields,
             client_disconnected=context.disconnected or None,
             error_param=response and response.param,
             error_code=response and response.code,

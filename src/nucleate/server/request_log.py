@@ -33,7 +33,7 @@ FLUSH_SECONDS = 5.0
 MAX_FIELD, MAX_TRACEBACK_LINE, MAX_TRACEBACK = 2_000, 500, 20_000
 """Maximum characters of a field; of a line of a traceback, as error messages may quote requests; of a traceback."""
 
-QUIET = frozenset({"/health", "/metrics"})
+QUIET = frozenset({"/health", "/ping", "/load", "/metrics"})
 """Routes polled by monitoring: logged at level debug unless they fail."""
 
 LogFormat = Literal["json", "text"]

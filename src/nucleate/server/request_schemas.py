@@ -31,17 +31,21 @@ MAX_FLOAT = sys.float_info.max
 BOOLEAN: Schema = {"type": "boolean"}
 OBJECT: Schema = {"type": "object"}
 TEXT: Schema = {"type": "string"}
+NULL: Schema = {"type": "null"}
 NAME: Schema = {"type": "string", "minLength": 1}
 STAGE: Schema = {**OBJECT, "properties": {"stage": NAME}, "required": ["stage"]}
+INT64: Schema = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
 IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
 
 
-def body_schema(endpoint: Endpoint, limits: ServerLimits) -> Schema:
-    """Return the schema of a body of an OpenAI endpoint, with all of its fields."""
+def body_schema(endpoint: Endpoint, limits: ServerLimits, *, ignore_unknown: bool = False) -> Schema:
+    """Return the schema of a body of an OpenAI endpoint, with all of its fields. ignore_unknown: others are allowed."""
     schemas = _endpoint_schemas(limits)
     fields = {name: field_schema(parameter, limits) for name, parameter in FIELDS.items()}
     fields["max_tokens"]["default"] = limits.cap_max_tokens(endpoint).max_tokens
-    if "echo" in endpoint.supported:
+    text = "Random seed, a signed or unsigned integer of 64 bits; -1 or null: a random one"
+    fields["seed"] |= {"minimum": -(2**63), "description": text}
+    if endpoint.completes_prompts:
         fields["max_tokens"] |= {"minimum": 0, "description": f"{FIELDS['max_tokens'].help}; 0 only with echo"}
     names = [*endpoint.prompt_fields, *sorted(endpoint.supported)]
     if "top_logprobs" in endpoint.supported:
@@ -50,13 +54,14 @@ def body_schema(endpoint: Endpoint, limits: ServerLimits) -> Schema:
     properties |= {name: {"description": "No effect."} for name in sorted(endpoint.ignored)}
     for name, accepted in sorted(endpoint.unsupported.items()):
         properties[name] = {"enum": [None, *accepted], "description": "Not supported."}
-    return _object_schema(properties, *endpoint.prompt_fields)
+    others = {} if ignore_unknown else NULL
+    return {**_object_schema(properties, *endpoint.prompt_fields), "additionalProperties": others}
 
 
 def tokenize_schema(limits: ServerLimits) -> Schema:
     """Return the schema of a body of /tokenize: a text or a chat."""
     schemas = _endpoint_schemas(limits)
-    return _object_schema(
+    made = _object_schema(
         {
             "prompt": _nullable(TEXT, "The text to tokenize."),
             "messages": _nullable(schemas["messages"], "The chat to tokenize, instead of a text."),
@@ -65,11 +70,13 @@ def tokenize_schema(limits: ServerLimits) -> Schema:
             "return_token_strs": _nullable(BOOLEAN, "Also return the tokens as strings."),
         }
     )
+    return {**made, "additionalProperties": NULL}
 
 
 def detokenize_schema(limits: ServerLimits) -> Schema:
     """Return the schema of a body of /detokenize."""
-    return _object_schema({"tokens": IDS, "model": _endpoint_schemas(limits)["model"]}, "tokens")
+    made = _object_schema({"tokens": IDS, "model": _endpoint_schemas(limits)["model"]}, "tokens")
+    return {**made, "additionalProperties": NULL}
 
 
 def field_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
@@ -112,6 +119,8 @@ def _value_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
 def _number_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
     is_int = "int" in parameter.kind
     low = parameter.low if is_int or parameter.low is not None else -MAX_FLOAT
+    if limits.max_logprobs == -1 and parameter.name in ("logprobs", "prompt_logprobs"):
+        low = -1
     high = parameter.high if is_int or parameter.high is not None else MAX_FLOAT
     highest = min((bound for bound in (high, limits.max_value(parameter.name)) if bound is not None), default=None)
     schema: Schema = {"type": "integer" if is_int else "number"}
@@ -148,9 +157,23 @@ def _endpoint_schemas(limits: ServerLimits) -> dict[str, Schema]:
             "Generate this many sequences and return the n with the highest mean logprob.",
         ),
         "logprobs": _nullable(BOOLEAN, "Return logprobs; top_logprobs is the number."),
-        "echo": _nullable(BOOLEAN, "Start each completion with its prompt."),
+        "echo": _nullable(
+            BOOLEAN,
+            "Start each completion with its prompt; in a chat, with the final message if it is the assistant's.",
+        ),
+        "priority": _nullable(INT64, "Lower runs first; other than 0 needs --scheduling-policy priority."),
+        "truncate_prompt_tokens": _nullable(
+            {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 2**63 - 1}, {"enum": [-1]}]},
+            "Keep so many tokens of the prompt; -1: as many as fit the context.",
+        ),
+        "truncation_side": _nullable(
+            {"type": "string", "enum": ["left", "right"]}, "The side on which tokens are removed; by default left."
+        ),
+        "return_token_ids": _nullable(BOOLEAN, "Also return prompt_token_ids; token_ids are always returned."),
+        "return_tokens_as_token_ids": _nullable(BOOLEAN, "In logprobs, write tokens as token_id:ID."),
+        "suffix": _nullable(TEXT, "Text after the output, for models with fill-in-the-middle tokens."),
         "stream": _nullable(BOOLEAN, "Stream the response as server-sent events."),
-        "stream_options": _nullable(OBJECT, "With stream: include_usage; include_obfuscation has no effect."),
+        "stream_options": _nullable(OBJECT, "With stream: include_usage, continuous_usage_stats."),
         "add_generation_prompt": _nullable(BOOLEAN, "Append the header of the assistant's next message; the default."),
         "continue_final_message": _nullable(BOOLEAN, "Continue the final message instead of adding one."),
         "add_special_tokens": _nullable(BOOLEAN, "Add special tokens to those of the chat template."),

@@ -17,8 +17,10 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from nucleate.server.http_protocol import HTTPProtocol
+from nucleate.server.listening_socket import url_of
 from nucleate.server.request_log import RequestLog
 from nucleate.server.service import Service
+from nucleate.server.tls import Certificate
 
 SWITCH_SECONDS = 0.0005
 """A thread that waits for the GIL gets it after this time: the engine needs it often in a step. Python's default is ten
@@ -27,23 +29,6 @@ BACKLOG, ACCEPTS_PER_ITERATION = 2048, 16
 """Connections that wait to be accepted, and that the event loop accepts at a time: streams wait for the latter."""
 ABORT_SECONDS = 5.0
 """Additional time for aborted streams to send their last frames."""
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Bind a socket that does not accept connections yet. port: 0 for any free port. Raises OSError."""
-    bound = None
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-    except OSError as error:
-        if bound is not None:
-            bound.close()
-        error.filename = f"{host}:{port}"
-        raise
-    return bound
 
 
 @contextmanager
@@ -57,12 +42,17 @@ def default_sigint_handler() -> Iterator[None]:
 
 
 def serve(
-    app: ASGIApp, service: Service, log: RequestLog, bound: socket.socket, on_hangup: Callable[[], None] = lambda: None
+    app: ASGIApp,
+    service: Service,
+    log: RequestLog,
+    bound: socket.socket,
+    on_hangup: Callable[[], None] = lambda: None,
+    certificate: Certificate | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT, then reject new requests and wait for those in flight, up to the timeout.
 
-    A second signal stops the server at once. on_hangup: called on SIGHUP. Returns the exit status: 1 if the engine has
-    failed, else 0.
+    A second signal stops the server at once. on_hangup: called on SIGHUP. certificate: for HTTPS. Returns the exit
+    status: 1 if the engine has failed, else 0.
     """
     config = uvicorn.Config(
         app,
@@ -80,6 +70,8 @@ def serve(
         timeout_notify=0,  # run the callback below every second
         timeout_graceful_shutdown=int(service.limits.shutdown_timeout_seconds + ABORT_SECONDS) + 1,
     )
+    config.load()
+    config.ssl = None if certificate is None else certificate.context
     sys.setswitchinterval(SWITCH_SECONDS)
     gc.collect()
     gc.freeze()  # the model and all modules are never garbage
@@ -116,8 +108,7 @@ class _Server(uvicorn.Server):
         if hasattr(signal, "SIGHUP"):  # not on Windows
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
         for bound in sockets or ():
-            host, port = bound.getsockname()[:2]
-            self._log.event("ready", url=f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            self._log.event("ready", url=url_of(bound, tls=self.config.ssl is not None))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._service.drain()

@@ -22,8 +22,10 @@ from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request, ValidatedRequest
 from nucleate.llm import LLM
 from nucleate.models.protocol import ModelError
+from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import SamplingParams
+from nucleate.server.fingerprint import system_fingerprint
 from nucleate.server.http_errors import (
     HTTPError,
     at_capacity,
@@ -82,16 +84,41 @@ class GenerationCall:
         return None if spec is None else spec.kind
 
 
+@dataclass(frozen=True)
+class ServiceOptions:
+    """What the operator decides about requests, besides the limits.
+
+    aliases: further names of the model. root: the name under which the model was loaded. ignore_unknown_fields: report
+    unknown fields of a body instead of rejecting it. allow_priority: requests may set ``priority``.
+    """
+
+    aliases: Sequence[str] = ()
+    root: str | None = None
+    ignore_unknown_fields: bool = False
+    allow_priority: bool = False
+
+
 class Service:
     """One model behind all endpoints.
 
-    name: the model name in requests and responses. defaults: the parameters that a request does not set. The model runs
+    name: the model name in responses, and one of those in requests. defaults: the parameters that a request does not
+    set. The model runs
     once during construction, so that no request pays for its first, slower forward pass. Raises ModelError if the model
     fails, and ParameterError for defaults beyond the limits or with a constraint that cannot be enforced.
     """
 
-    def __init__(self, llm: LLM, engine: Engine, name: str, defaults: SamplingParams, limits: ServerLimits) -> None:
-        self.llm, self.name, self.limits = llm, name, limits
+    def __init__(
+        self,
+        llm: LLM,
+        engine: Engine,
+        name: str,
+        defaults: SamplingParams,
+        limits: ServerLimits,
+        options: ServiceOptions = ServiceOptions(),  # immutable
+    ) -> None:
+        self.llm, self.name, self.limits, self.options = llm, name, limits, options
+        self.names = (name, *options.aliases)
+        self.fingerprint = system_fingerprint(llm, defaults)
         self.max_model_len, self.vocab_size = engine.context_length, engine.vocab_size
         self._max_num_seqs = engine.max_num_seqs
         _warm_up(engine)
@@ -102,7 +129,7 @@ class Service:
         self.num_requests = 0  #: in flight
         self.num_sequences = 0  #: running and queued
         self.defaults = defaults
-        self._endpoints = {url: limits.cap_max_tokens(endpoint) for url, endpoint in ENDPOINTS.items()}
+        self._endpoints = {url: limits.cap_max_tokens(one, self.vocab_size) for url, one in ENDPOINTS.items()}
         limits.check_body(defaults.to_dict(), self.vocab_size)
         _warm_up_grammars(engine, defaults)
         self._workers = ThreadPoolExecutor(WORKER_THREADS, "nucleate-text")
@@ -187,12 +214,16 @@ class Service:
         """
         endpoint = self._endpoints[url]
         body = self.decode_body(data)
-        parsed = read_body(endpoint, body, self.defaults)
+        parsed = read_body(endpoint, body, self.defaults, ignore_unknown=self.options.ignore_unknown_fields)
+        parsed = with_fill_stops(self.llm, parsed)
         self.check_model(parsed.model)
+        if parsed.priority and not self.options.allow_priority:
+            message = f"priority must be 0 on this server (see --scheduling-policy), got {shown(parsed.priority)}"
+            raise ParameterError("priority", message)
         prompts = encode_prompts(self.llm, parsed, self.max_model_len)
         self.limits.check_request(parsed, prompts, self.max_model_len)
         prefix = "chatcmpl" if url == CHAT.url else "cmpl"
-        head = ResponseHead(f"{prefix}-{uuid4().hex}", int(time.time()), self.name)
+        head = ResponseHead(f"{prefix}-{uuid4().hex}", int(time.time()), self.name, self.fingerprint)
         call = GenerationCall(head, parsed, [parsed.engine_request(ids) for ids in prompts])
         return self.prepare(call) if call.structured_output_kind is None else call
 
@@ -213,8 +244,8 @@ class Service:
 
     def check_model(self, model: str | None) -> None:
         """Raise HTTPError if a request names another model."""
-        if model not in (None, self.name):
-            raise model_not_found(model, self.name)
+        if model is not None and model not in self.names:
+            raise model_not_found(model, self.names)
 
 
 def encode_prompts(llm: LLM, parsed: ParsedRequest, max_model_len: int) -> list[list[int]]:
@@ -226,13 +257,21 @@ def encode_prompts(llm: LLM, parsed: ParsedRequest, max_model_len: int) -> list[
     if parsed.messages is not None:
         prompts = [llm.encode_chat(parsed.messages, parsed.template_options)]
     else:
-        prompts = [llm.encode(prompt) for prompt in parsed.prompts]
-    longest, field, max_tokens = max(map(len, prompts)), parsed.max_tokens_field, parsed.params.max_tokens
+        prompts = [llm.encode(prompt, parsed.suffix) for prompt in parsed.prompts]
+    max_tokens = parsed.params.max_tokens
+    if parsed.truncation is not None:
+        prompts = [parsed.truncation.apply(prompt, max_model_len - (max_tokens or 1)) for prompt in prompts]
+    longest, field = max(map(len, prompts)), parsed.max_tokens_field
     if longest >= max_model_len:
         raise too_long("prompt" if parsed.messages is None else "messages", longest, max_model_len)
     if field is not None and max_tokens is not None and longest + max_tokens > max_model_len:
         raise too_many_tokens(field, max_tokens, longest, max_model_len)
     return prompts
+
+
+def with_fill_stops(llm: LLM, parsed: ParsedRequest) -> ParsedRequest:
+    """Return a request; one with a suffix also ends at the model's fill-in-the-middle tokens. Raises ParameterError."""
+    return parsed if parsed.suffix is None else replace(parsed, params=llm.fill_params(parsed.params))
 
 
 def _shortest_prompt(engine: Engine) -> list[int]:

@@ -97,6 +97,10 @@ class Tokenizer:
         """The ids of added tokens, ascending."""
         return sorted(self.backend.get_added_tokens_decoder())
 
+    def find_token(self, token: str) -> int | None:
+        """The id of a token string of the vocabulary, or None."""
+        return self.backend.token_to_id(token)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The ids of ``text``. ``add_special_tokens`` adds the special tokens around a text, such as BOS.
 

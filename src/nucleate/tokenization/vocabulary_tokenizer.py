@@ -104,6 +104,14 @@ class VocabularyTokenizer(Tokenizer):
         """See ``Tokenizer.added_ids``."""
         return []
 
+    @cached_property
+    def _ids(self) -> Mapping[str, int]:
+        return {token: token_id for token_id, token in enumerate(self._vocabulary.texts)}
+
+    def find_token(self, token: str) -> int | None:
+        """See ``Tokenizer.find_token``."""
+        return self._ids.get(token)
+
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return self._vocabulary.tokenize(text, add_special=add_special_tokens)
 

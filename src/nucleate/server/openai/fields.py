@@ -34,6 +34,15 @@ def read_bool(given: Mapping[str, Any], name: str, default: bool = False) -> boo
     return value
 
 
+def read_int(given: Mapping[str, Any], name: str, low: int, default: int = 0) -> int:
+    """Read an integer field of 64 bits."""
+    value = given.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**63:
+        least = "-2**63" if low == -(2**63) else low
+        raise invalid_value(name, f"an integer >= {least} and < 2**63", value)
+    return value
+
+
 def read_model(given: Mapping[str, Any]) -> str | None:
     """Read the model name."""
     model = given.get("model")

@@ -14,7 +14,6 @@ from typing import Any
 
 from nucleate.engine.beam.params import BeamParams, BeamRequest
 from nucleate.engine.request import Request
-from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS, SamplingParams
 from nucleate.server.openai.beam_search import BODY_FIELDS as BEAM_FIELDS
@@ -25,14 +24,16 @@ from nucleate.server.openai.fields import (
     invalid_value,
     json_equal,
     read_bool,
+    read_int,
     read_model,
     reject_deep_nesting,
     unknown_field,
 )
+from nucleate.server.openai.logprob_fields import read_logprobs
 from nucleate.server.openai.messages import TEMPLATE_FIELDS, read_messages, read_template_options
+from nucleate.server.openai.prompt_fields import Truncation, final_answer, read_suffix, read_truncation
 from nucleate.server.openai.response_format import (
     FORMAT_FIELDS,
-    RENAMED,
     UNCONSTRAINED,
     RequestedFormat,
     read_format,
@@ -64,7 +65,15 @@ class ParsedRequest:
     model: str | None = None
     stream: bool = False
     include_usage: bool = False  #: the last chunk of a stream has the usage
+    continuous_usage: bool = False  #: every chunk of a stream has the usage of its choice so far
+    suffix: str | None = None  #: text after the output (fill-in-the-middle); the prompts are text
     echo: bool = False  #: completions start with the prompt
+    echoed_message: str = ""  #: text of the final message of a chat, with which its choices start
+    return_token_ids: bool = False  #: also return those of the prompt
+    tokens_as_ids: bool = False  #: in logprobs, tokens are "token_id:ID"
+    truncation: Truncation | None = None  #: of the prompt
+    priority: int = 0
+    ignored_fields: Sequence[str] = ()  #: names of unknown fields
     best_of: int = 0  #: sequences to generate, of which the n best are returned; 0: n
     prompt_only: bool = False  #: max_tokens was 0: the response has only the prompt
     max_tokens_field: str | None = None  #: the field of the body that sets ``max_tokens``
@@ -83,8 +92,8 @@ class ParsedRequest:
     def engine_request(self, prompt_ids: Sequence[int]) -> Request | BeamRequest:
         """Return the engine request of a prompt."""
         if self.beam_params is not None:
-            return BeamRequest(prompt_ids, self.beam_params)
-        return Request(prompt_ids, self.engine_params)
+            return BeamRequest(prompt_ids, self.beam_params, priority=self.priority)
+        return Request(prompt_ids, self.engine_params, priority=self.priority)
 
     @cached_property
     def engine_params(self) -> SamplingParams:
@@ -100,33 +109,32 @@ class ParsedRequest:
 
 
 @reject_deep_nesting
-def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> ParsedRequest:
+def read_body(
+    endpoint: Endpoint, body: Any, defaults: SamplingParams, *, ignore_unknown: bool = False
+) -> ParsedRequest:
     """Parse a decoded JSON body. defaults: the parameters that it does not set.
 
-    Raises ParameterError, which names the field.
+    ignore_unknown: list unknown fields in ``ignored_fields`` instead of raising. Raises ParameterError, which names the
+    field.
     """
     if not isinstance(body, Mapping):
         raise invalid_value("body", "a JSON object", body)
-    for name, value in body.items():
-        if name not in endpoint.field_names:
-            raise _unknown(name, endpoint)
-        accepted = endpoint.unsupported.get(name)
-        if value is not None and accepted is not None and not any(json_equal(value, one) for one in accepted):
-            raise ParameterError(name, f"{name} is not supported, got {shown(value)}")
-    given = {name: value for name, value in body.items() if value is not None}
+    given, ignored = endpoint.given_fields(body, ignore_unknown=ignore_unknown)
     echo = read_bool(given, "echo")
-    prompt_only = "echo" in endpoint.supported and json_equal(given.get("max_tokens"), 0)
+    prompt_only = endpoint.completes_prompts and json_equal(given.get("max_tokens"), 0)
     if prompt_only:
         given["max_tokens"] = _prompt_only_max_tokens(given, echo)
     requested = read_format(given) if any(name in given for name in FORMAT_FIELDS) else None
     params = _params(defaults, _values(endpoint, given, defaults, requested))
-    stream, include_usage = _stream(given)
+    stream, include_usage, continuous_usage = _stream(given)
     prompts, messages = _prompts_or_messages(endpoint, given)
     best_of, model = _best_of(given, params.n, stream), read_model(given)
     beam_params = None
     options = DEFAULT_OPTIONS if given.keys().isdisjoint(TEMPLATE_FIELDS) else read_template_options(given)
+    echoes_prompt = echo and messages is None
+    suffix = read_suffix(given, prompts, echo=echoes_prompt)
     if any(name in given for name in BEAM_FIELDS):
-        beam_params = read_beams(given, params, best_of=best_of, stream=stream, echo=echo)
+        beam_params = read_beams(given, params, best_of=best_of, stream=stream, echo=echoes_prompt)
     return ParsedRequest(
         prompts,
         messages,
@@ -134,7 +142,15 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Parsed
         model,
         stream,
         include_usage,
-        echo=echo,
+        continuous_usage,
+        suffix,
+        echo=echoes_prompt,
+        echoed_message=final_answer(messages) if echo and messages is not None else "",
+        return_token_ids=read_bool(given, "return_token_ids"),
+        tokens_as_ids=read_bool(given, "return_tokens_as_token_ids"),
+        truncation=read_truncation(given, echo=echoes_prompt, suffix=suffix),
+        priority=read_int(given, "priority", -(2**63)),
+        ignored_fields=ignored,
         best_of=best_of,
         prompt_only=prompt_only,
         max_tokens_field=None if prompt_only else next((name for name in _MAX_TOKENS if name in given), None),
@@ -142,12 +158,6 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Parsed
         requested_format=requested or UNCONSTRAINED,
         beam_params=beam_params,
     )
-
-
-def _unknown(name: str, endpoint: Endpoint) -> ParameterError:
-    if name in RENAMED:
-        return ParameterError(name, f"unknown field {shown(name)}; use {RENAMED[name]}")
-    return unknown_field(name, endpoint.field_names)
 
 
 def _prompts_or_messages(
@@ -198,8 +208,9 @@ def _values(
             raise FIELDS[name].error([])
     if requested is not None:
         values["structured_outputs"] = requested.structured_outputs
-    if "top_logprobs" in endpoint.supported:
-        values |= _chat_logprobs(given)
+    values |= read_logprobs(endpoint, given)
+    if "seed" in values:
+        values["seed"] = _seed(values["seed"])
     limit = given.get("max_completion_tokens")
     if limit is not None:
         limit = replace(FIELDS["max_tokens"], name="max_completion_tokens").check(limit)
@@ -225,32 +236,32 @@ def _cached_params(defaults: SamplingParams, values: str) -> SamplingParams:
     return defaults.override(**json.loads(values))
 
 
-def _chat_logprobs(given: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return ``logprobs`` of a chat: there it is a boolean, and ``top_logprobs`` the number."""
-    enabled, top = given.get("logprobs"), given.get("top_logprobs")
-    if enabled is not None and not isinstance(enabled, bool):
-        raise invalid_value("logprobs", "true or false (top_logprobs is the number)", enabled)
-    if top is not None:
-        top = replace(FIELDS["logprobs"], name="top_logprobs", optional=False).check(top)
-        if not enabled:
-            raise ParameterError("top_logprobs", "top_logprobs needs logprobs to be true")
-    return {} if enabled is None else {"logprobs": (top or 0) if enabled else None}
+def _seed(value: Any) -> Any:
+    """Return a seed of OpenAI's range, signed integers of 64 bits, as an unsigned one. -1 is a random seed."""
+    if isinstance(value, int) and value < 0:
+        if value < -(2**63):
+            raise invalid_value("seed", "an integer >= -2**63 and <= 2**64 - 1", value)
+        return None if value == -1 else value % 2**64
+    return value
 
 
-def _stream(given: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Return whether to stream, and whether to end the stream with the usage."""
+def _stream(given: Mapping[str, Any]) -> tuple[bool, bool, bool]:
+    """Return whether to stream, to end the stream with the usage, and to report it in every chunk."""
     stream, options = read_bool(given, "stream"), given.get("stream_options", {})
     if not isinstance(options, Mapping):
         raise invalid_value("stream_options", "an object", options)
     if "stream_options" in given and not stream:
         raise ParameterError("stream_options", "stream_options needs stream to be true")
     for name, value in options.items():
-        known = ("include_usage", "include_obfuscation")  # the latter has no effect
+        known = ("include_usage", "continuous_usage_stats", "include_obfuscation")  # the last one has no effect
+        if value is None:
+            continue
         if name not in known:
             raise unknown_field(name, known, "stream_options")
         if not isinstance(value, bool):
             raise invalid_value(f"stream_options.{name}", "true or false", value)
-    return stream, options.get("include_usage", False)
+    include_usage = bool(options.get("include_usage"))
+    return stream, include_usage, include_usage and bool(options.get("continuous_usage_stats"))
 
 
 def _prompts(value: Any, *, several: bool) -> tuple[Prompt, ...]:

@@ -32,6 +32,12 @@ class ResponseHead(NamedTuple):
     id: str
     created: int
     model: str
+    system_fingerprint: str | None = None
+
+    def body(self, kind: str) -> JSON:
+        """Return the fields of a response. kind: the value of ``object``."""
+        named = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return named if self.system_fingerprint is None else {**named, "system_fingerprint": self.system_fingerprint}
 
 
 Collect = Callable[[Iterable[Any]], Any]
@@ -56,12 +62,18 @@ def completion_body(
             for output in completion.outputs:
                 logprobs = _columns(request, echo, completion, output, tokenizer) if request.returns_logprobs else None
                 choice = {"index": count, "text": prefix + output.text, **_choice(output, logprobs)}
-                yield choice | _prompt_logprobs(request, completion, output, tokenizer, collect)
+                if request.return_token_ids:
+                    choice["prompt_token_ids"] = collect(completion.prompt_token_ids)
+                if output is completion.outputs[0]:
+                    choice |= _prompt_logprobs(request, completion, tokenizer, collect)
+                yield choice
                 count += 1
 
-    prompt_tokens = sum(completion.usage.prompt_tokens for completion in returned)
-    usage = Usage(prompt_tokens, sum(completion.usage.completion_tokens for completion in returned))
-    return _body(head, "text_completion", collect(choices()), usage)
+    return {
+        **head.body("text_completion"),
+        "choices": collect(choices()),
+        "usage": usage_body(total_usage(completion.usage for completion in returned)),
+    }
 
 
 def chat_body(
@@ -71,13 +83,16 @@ def chat_body(
     completion = select_outputs(request, completion)
 
     def choice(output: CompletionOutput) -> JSON:
-        content = collect(step_body(step, tokenizer) for step in output.logprobs or ())
+        content = collect(step_body(step, tokenizer, as_ids=request.tokens_as_ids) for step in output.logprobs or ())
         logprobs = {"content": content, "refusal": None} if request.returns_logprobs else None
-        message = {"role": "assistant", "content": output.text, "refusal": None}
-        own = {"index": output.index, "message": message, **_choice(output, logprobs)}
-        return own | _prompt_logprobs(request, completion, output, tokenizer, collect)
+        message = {"role": "assistant", "content": request.echoed_message + output.text, "refusal": None}
+        return {"index": output.index, "message": message, **_choice(output, logprobs)}
 
-    return _body(head, "chat.completion", collect(map(choice, completion.outputs)), completion.usage)
+    made = head.body("chat.completion")
+    made |= {"choices": collect(map(choice, completion.outputs)), "usage": usage_body(completion.usage)}
+    if request.return_token_ids:
+        made["prompt_token_ids"] = collect(completion.prompt_token_ids)
+    return made | _prompt_logprobs(request, completion, tokenizer, collect)
 
 
 def select_outputs(request: ParsedRequest, completion: Completion) -> Completion:
@@ -92,7 +107,7 @@ def select_outputs(request: ParsedRequest, completion: Completion) -> Completion
     if not request.returns_logprobs:
         outputs = tuple(output if output.logprobs is None else replace(output, logprobs=None) for output in outputs)
     if request.prompt_only:
-        outputs, usage = tuple(map(without_output, outputs)), Usage(usage.prompt_tokens, 0)
+        outputs, usage = tuple(map(without_output, outputs)), replace(usage, completion_tokens=0)
     return replace(completion, outputs=outputs, usage=usage)
 
 
@@ -128,18 +143,20 @@ def _first_entries(texts: Sequence[str]) -> list[str]:
     return [*(_truncate(text, MAX_MESSAGE) for text in texts[:MAX_VALIDATION_ENTRIES]), *more]
 
 
-def usage_body(usage: Usage) -> JSON:
-    """Return the ``usage`` object."""
-    return {
+def usage_body(usage: Usage, *, final: bool = True) -> JSON:
+    """Return the ``usage`` object. final: False for the tokens so far, whose details are not known yet."""
+    made: JSON = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
     }
+    return {**made, "prompt_tokens_details": {"cached_tokens": usage.cached_tokens}} if final else made
 
 
-def _body(head: ResponseHead, kind: str, choices: Any, usage: Usage) -> JSON:
-    named = {"id": head.id, "object": kind, "created": head.created, "model": head.model}
-    return {**named, "choices": choices, "usage": usage_body(usage)}
+def total_usage(usages: Iterable[Usage]) -> Usage:
+    """Return the sum of the usage of several prompts."""
+    counts = [(one.prompt_tokens, one.completion_tokens, one.cached_tokens) for one in usages]
+    return Usage(*map(sum, zip(*counts, strict=True)))
 
 
 def _choice(output: CompletionOutput, logprobs: JSON | None) -> JSON:
@@ -155,14 +172,12 @@ def _choice(output: CompletionOutput, logprobs: JSON | None) -> JSON:
     return made
 
 
-def _prompt_logprobs(
-    request: ParsedRequest, completion: Completion, output: CompletionOutput, tokenizer: Tokenizer, collect: Collect
-) -> JSON:
-    """Return ``prompt_logprobs`` for the first choice of a prompt, if requested."""
-    logprobs, top = completion.prompt_logprobs, request.params.prompt_logprobs
-    if logprobs is None or top is None or output is not completion.outputs[0]:
+def _prompt_logprobs(request: ParsedRequest, completion: Completion, tokenizer: Tokenizer, collect: Collect) -> JSON:
+    """Return ``prompt_logprobs``, if requested: of a chat, or for the first choice of a prompt."""
+    logprobs = completion.prompt_logprobs
+    if logprobs is None or request.params.prompt_logprobs is None:
         return {}
-    return {"prompt_logprobs": collect(prompt_body(logprobs, top, tokenizer))}
+    return {"prompt_logprobs": collect(prompt_body(request, logprobs, tokenizer))}
 
 
 def _columns(

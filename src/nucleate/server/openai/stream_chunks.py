@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, ClassVar, final
 
@@ -44,6 +44,7 @@ class StreamChoice:
     seed: int = 0
     started: bool = False  #: a frame was sent
     sent: int = 0  #: characters sent, without the echo
+    sent_tokens: int = 0
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[StepLogprobs] = field(default_factory=list)
@@ -70,6 +71,7 @@ class StreamChoice:
     def clear(self, count: int) -> None:
         """Remove the text, and so many of the tokens, after they were sent."""
         self.sent += len(self.text)
+        self.sent_tokens += count
         self.started, self.text = True, ""
         del self.token_ids[:count], self.logprobs[:count], self.text_offsets[:count]
 
@@ -84,13 +86,16 @@ class ResponseStream(ABC):
     kind: ClassVar[str]
     text_prefix: ClassVar[str]  #: text of a choice before the quoted text
     text_suffix: ClassVar[str]  #: and after it
+    prompt_in_choice: ClassVar[bool]  #: whether the parts about the prompt belong to a choice, or to the frame
 
     def __init__(
         self, head: ResponseHead, request: ParsedRequest, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer
     ) -> None:
         self._request, self._tokenizer, n = request, tokenizer, request.params.n
+        self._prompts = prompts
         self._prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
-        self._head = {"id": head.id, "object": self.kind, "created": head.created, "model": head.model}
+        self._unsent_prompts = len(prompts) * n if request.return_token_ids else 0
+        self._head = head.body(self.kind)
         self._usage = {"usage": None} if request.include_usage else {}
         self._frame_end = ']}],"usage":null}\n\n' if request.include_usage else "]}]}\n\n"
         self._choices = [
@@ -130,7 +135,7 @@ class ResponseStream(ABC):
         """Return the end of a complete stream."""
         if not self._request.include_usage:
             return DONE
-        usage = Usage(usage.prompt_tokens, 0) if self._request.prompt_only else usage
+        usage = replace(usage, completion_tokens=0) if self._request.prompt_only else usage
         return _frame({**self._head, "choices": [], "usage": usage_body(usage)}) + DONE
 
     @final
@@ -148,25 +153,40 @@ class ResponseStream(ABC):
             made["stop_reason"] = choice.stop_reason
             if choice.validation is not None:
                 made["validation"] = validation_body(choice.validation)
-        logprobs_of_prompt, top = self._prompt_logprobs[choice.prompt], self._request.params.prompt_logprobs
-        if choice.first and not choice.started and logprobs_of_prompt is not None and top is not None:
-            made["prompt_logprobs"] = prompt_body(logprobs_of_prompt, top, self._tokenizer)
         return made
+
+    @final
+    def has_large_frame(self, outputs: Iterable[CompletionChunk]) -> bool:
+        """Whether a frame of these outputs may have megabytes: build it on a worker thread."""
+        return self._unsent_prompts > 0 or any(chunk.prompt_logprobs is not None for chunk in outputs)
+
+    def _choice_frame(self, choice: StreamChoice, made: JSON) -> str:
+        """Return a frame with a choice; the first one also has the requested parts about the prompt."""
+        body, of_prompt = {**self._head, "choices": [made], **self._usage}, dict[str, Any]()
+        if self._request.continuous_usage:
+            tokens = choice.sent_tokens + len(made["token_ids"])
+            body["usage"] = usage_body(Usage(len(self._prompts[choice.prompt]), tokens), final=False)
+        logprobs = self._prompt_logprobs[choice.prompt]
+        if not choice.started and self._request.return_token_ids:
+            of_prompt["prompt_token_ids"] = iter(self._prompts[choice.prompt])
+            self._unsent_prompts -= 1
+        if not choice.started and choice.first and logprobs is not None:
+            if self._request.params.prompt_logprobs is not None:
+                of_prompt["prompt_logprobs"] = prompt_body(self._request, logprobs, self._tokenizer)
+            if not self._request.echo:
+                self._prompt_logprobs[choice.prompt] = None
+        if not of_prompt:
+            return f"data: {dumps(body)}\n\n"
+        (made if self.prompt_in_choice else body).update(of_prompt)
+        body["choices"] = iter((made,))  # encoded piece by piece
+        return f"data: {''.join(paced(json_parts(body)))}\n\n"
 
     def _choice_frames(self, choice: StreamChoice, chunks: Sequence[CompletionChunk]) -> bytes:
         if chunks[0].prompt_logprobs is not None:
             self._prompt_logprobs[choice.prompt] = chunks[0].prompt_logprobs
         choice.add([without_output(chunk) for chunk in chunks] if self._request.prompt_only else chunks)
-        frames = []
-        for made in self._flush(choice):
-            if "prompt_logprobs" in made:  # may have megabytes
-                body = {**self._head, "choices": iter((made,)), **self._usage}
-                if not self._request.echo:
-                    self._prompt_logprobs[choice.prompt] = None
-                frames.append(f"data: {''.join(paced(json_parts(body)))}\n\n".encode())
-            else:
-                frames.append(_frame({**self._head, "choices": [made], **self._usage}))
-        if choice.started and not (choice.text_only or self._request.returns_logprobs or self._request.prompt_only):
+        frames = [self._choice_frame(choice, made) for made in self._flush(choice)]
+        if choice.started and self._later_frames_have_only_text and not choice.text_only:
             choice.text_only = True
             choice.frame_start = (
                 f'data: {dumps(self._head)[:-1]},"choices":[{{"index":{choice.number},{self.text_prefix}'
@@ -174,7 +194,12 @@ class ResponseStream(ABC):
             choice.frame_middle = (
                 f'{self.text_suffix},"logprobs":null,"finish_reason":null,"seed":{choice.seed},"token_ids":['
             )
-        return b"".join(frames)
+        return "".join(frames).encode()
+
+    @property
+    def _later_frames_have_only_text(self) -> bool:
+        request = self._request
+        return not (request.returns_logprobs or request.prompt_only or request.continuous_usage)
 
     def _text_frame(self, choice: StreamChoice, text: str) -> bytes:
         ids = choice.token_ids
@@ -188,7 +213,7 @@ class CompletionStream(ResponseStream):
     """The stream of ``/v1/completions``; with echo it starts with the prompt."""
 
     kind = "text_completion"
-    text_prefix, text_suffix = '"text":', ""
+    text_prefix, text_suffix, prompt_in_choice = '"text":', "", True
 
     def __init__(
         self, head: ResponseHead, request: ParsedRequest, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer
@@ -226,7 +251,7 @@ class ChatStream(ResponseStream):
     """The stream of ``/v1/chat/completions``: for each choice its role, its content and its end."""
 
     kind = "chat.completion.chunk"
-    text_prefix, text_suffix = '"delta":{"content":', "}"
+    text_prefix, text_suffix, prompt_in_choice = '"delta":{"content":', "}", False
 
     def _offset_counter(self, prompt_ids: Sequence[int]) -> TextOffsets | None:
         return None
@@ -238,13 +263,13 @@ class ChatStream(ResponseStream):
         if not (has_content or last):
             return
         if not choice.started:
-            yield self._choice(choice, {"delta": {"role": "assistant", "content": ""}}, 0, None, last=False)
+            delta = {"role": "assistant", "content": self._request.echoed_message}
+            yield self._choice(choice, {"delta": delta}, 0, None, last=False)
             choice.started = True
         if has_content:
-            content = [step_body(step, self._tokenizer) for step in steps]
+            content = [step_body(step, self._tokenizer, as_ids=self._request.tokens_as_ids) for step in steps]
             logprobs = {"content": content, "refusal": None} if content else None
-            delta = {"delta": {"content": choice.text}}
-            yield self._choice(choice, delta, len(choice.token_ids), logprobs, last=False)
+            yield self._choice(choice, {"delta": {"content": choice.text}}, len(choice.token_ids), logprobs, last=False)
             choice.clear(len(choice.token_ids))
         if last:
             yield self._choice(choice, {"delta": {}}, len(choice.token_ids), None, last=True)

@@ -80,7 +80,8 @@ def _present_fields(body: Any, known: frozenset[str]) -> Mapping[str, Any]:
     """Return the fields that are not null."""
     if not isinstance(body, Mapping):
         raise invalid_value("body", "a JSON object", body)
-    for name in body:
+    given = {name: value for name, value in body.items() if value is not None}
+    for name in given:
         if name not in known:
             raise unknown_field(name, known)
-    return {name: value for name, value in body.items() if value is not None}
+    return given

@@ -1,0 +1,211 @@
+"""Addresses of the server: TLS with reloaded certificates, Unix domain sockets, and the path prefix of a proxy."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import ssl
+import stat
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from asgi_client import ask
+from server_process import Server, wait_until
+from test_app import CHAT, TEXT, serve
+
+import nucleate as nc
+from nucleate.cli.main import main
+from nucleate.parameters.parameter import ParameterError
+from nucleate.server.listening_socket import bind_unix, url_of
+from nucleate.server.service import Service
+from nucleate.server.tls import Certificate
+
+BODY = {"prompt": "Once", "max_tokens": 5, "seed": 1, "stream": True}
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+
+
+def make_certificate(folder: Path, name: str, *options: str) -> tuple[Path, Path]:
+    """A self-signed certificate for localhost with this common name, and its key."""
+    folder.mkdir(exist_ok=True)
+    certfile, keyfile = folder / "cert.pem", folder / "key.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
+    command += [*(options or ["-nodes"]), "-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([*command, "-keyout", keyfile, "-out", certfile], check=True, capture_output=True)
+    return certfile, keyfile
+
+
+def handshake(port: int, trusted: Path) -> str:
+    """The common name of the server's certificate."""
+    context = ssl.create_default_context(cafile=trusted)
+    with socket.create_connection(("127.0.0.1", port), 10) as plain:  # noqa: SIM117
+        with context.wrap_socket(plain, server_hostname="localhost") as secure:
+            found: Any = secure.getpeercert()
+            return str(dict(pair[0] for pair in found["subject"])["commonName"])
+
+
+@needs_openssl
+def test_https_and_a_new_certificate(tmp_path: Path) -> None:
+    first, second = (make_certificate(tmp_path / name, name) for name in ("first", "second"))
+    live = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def install(pair: tuple[Path, Path]) -> None:
+        for source, target in zip(pair, live, strict=True):
+            shutil.copy(source, target)
+
+    def hang_up(event: str) -> None:
+        count = server.log.count(event)
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: server.log.count(event) > count)
+
+    install(first)
+    with Server("--ssl-certfile", str(live[0]), "--ssl-keyfile", str(live[1]), "--log-format", "json") as server:
+        assert server.url.startswith("https://127.0.0.1:")
+        port = int(server.url.rpartition(":")[2])
+        assert handshake(port, live[0]) == "first"
+        context = ssl.create_default_context(cafile=live[0])
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        client = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=context)
+        client.sock = context.wrap_socket(socket.create_connection(("127.0.0.1", port)), server_hostname="localhost")
+        assert client.sock.selected_alpn_protocol() == "http/1.1"
+        assert client.sock.version() in ("TLSv1.2", "TLSv1.3")
+        client.request("POST", "/v1/completions", json.dumps(BODY), {"content-type": "application/json"})
+        assert client.getresponse().read().endswith(b"data: [DONE]\n\n")
+
+        install((second[0], first[1]))  # the key does not match
+        hang_up("TLS certificate not reloaded")
+        assert handshake(port, first[0]) == "first"
+        install(second)
+        hang_up("TLS certificate reloaded")
+        assert handshake(port, second[0]) == "second"
+        with pytest.raises(ssl.SSLCertVerificationError):
+            handshake(port, first[0])
+        client.request("GET", "/health")  # the open connection goes on
+        assert client.getresponse().status == 200
+        with pytest.raises((OSError, http.client.HTTPException)):  # plain HTTP on the TLS port
+            server.request("GET", "/health", seconds=10)
+        assert handshake(port, second[0]) == "second"
+        client.close()
+        assert "Traceback" not in server.log
+
+
+@needs_openssl
+def test_invalid_certificates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    certfile, keyfile = make_certificate(tmp_path / "a", "a")
+    _, other = make_certificate(tmp_path / "b", "b")
+    both = tmp_path / "both.pem"
+    both.write_text(certfile.read_text() + keyfile.read_text())
+    Certificate(both)
+    locked = make_certificate(tmp_path / "c", "c", "-passout", "pass:abcdef")
+    (tmp_path / "text.pem").write_text("no certificate")
+    for pair, message in [
+        ((certfile, other), "key values mismatch"),
+        ((certfile, None), "cannot be loaded: "),
+        ((tmp_path / "none.pem", keyfile), "No such file"),
+        ((certfile, tmp_path / "none.pem"), "No such file"),
+        ((tmp_path / "text.pem", keyfile), "cannot be loaded: "),
+        (locked, "the key has a passphrase"),
+    ]:
+        with pytest.raises(ParameterError, match=message) as caught:
+            Certificate(*pair)
+        assert caught.value.field == "ssl_certfile"
+    assert main(["serve", "--port", "0", "--ssl-keyfile", str(keyfile)]) == 2
+    assert main(["serve", "--port", "0", "--ssl-certfile", "/nowhere"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "nucleate: --ssl-keyfile needs --ssl-certfile"
+    assert "TLS certificate /nowhere cannot be loaded: No such file" in second
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=60)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.connect(os.fspath(self._path))
+
+
+def test_a_unix_socket(tmp_path: Path) -> None:
+    path = tmp_path / "nucleate.sock"
+    with Server("--uds", str(path), "--log-format", "json") as server:
+        assert server.url == f"unix:{path}"
+        for headers in ({}, {"host": "anything.example"}):
+            client = UnixConnection(path)
+            client.request("POST", "/v1/completions", json.dumps(BODY), {"content-type": "application/json", **headers})
+            assert client.getresponse().read().endswith(b"data: [DONE]\n\n")
+            client.close()
+        with pytest.raises(RuntimeError, match="in use"):
+            Server("--uds", str(path))
+        assert path.is_socket()
+        assert server.stop() == 0
+    assert not path.exists()
+    assert "no API key" not in server.log
+    assert "Traceback" not in server.log
+
+
+def test_the_file_of_a_unix_socket(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.sock"
+    stale = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    stale.bind(str(path))
+    stale.close()
+    before = os.umask(0o077)
+    try:
+        with bind_unix(path) as bound:
+            assert stat.S_IMODE(path.stat().st_mode) == 0o700
+            assert url_of(bound, tls=True) == f"unix:{path}"
+            client = UnixConnection(path)
+            with pytest.raises(ConnectionRefusedError):
+                client.connect()
+            client.close()
+    finally:
+        os.umask(before)
+    assert not path.exists()
+    with bind_unix(path):
+        path.unlink()
+        path.write_text("of another program")
+    assert path.read_text() == "of another program"
+    assert main(["serve", "--uds", str(path)]) == 1
+    assert main(["serve", "--uds", str(tmp_path / ("x" * 200))]) == 1
+    assert main(["serve", "--uds", "/nowhere/a.sock"]) == 1
+    used, long, nowhere = capsys.readouterr().err.splitlines()
+    assert used == f"nucleate: {path}: the file exists and is not a socket"
+    assert "path too long" in long
+    assert nowhere.endswith("No such file or directory")
+
+
+def test_the_root_path(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        for prefix in ("", "/llm/a"):  # with and without a proxy that removes it
+            assert (await ask(app, f"{prefix}/v1/completions", TEXT)).status == 200
+            assert (await ask(app, f"{prefix}/v1/chat/completions", CHAT)).status == 200
+            assert (await ask(app, f"{prefix}/v1/models/toy")).json["id"] == "toy"
+            assert (await ask(app, f"{prefix}/nowhere")).status == 404
+        assert (await ask(app, "/llm/b/health")).status == 404
+        assert (await ask(app, "/llm/ahealth")).status == 404
+        assert (await ask(app, "/openapi.json")).json["servers"] == [{"url": "/llm/a"}]
+        text = (await ask(app, "/metrics")).data.decode()
+        assert 'nucleate_http_requests_total{model_name="toy",route="/v1/completions",status="200"} 2.0' in text
+
+    serve(llm, use, root_path="/llm/a")
+
+
+def test_the_root_path_does_not_open_routes(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Service) -> None:
+        for prefix in ("", "/a"):
+            assert (await ask(app, f"{prefix}/health")).status == 200
+            assert (await ask(app, f"{prefix}/v1/models")).status == 401
+        assert (await ask(app, "/health/v1/models")).status == 401
+
+    serve(llm, use, root_path="/a", keys=["secret"])
+
+
+@pytest.mark.parametrize("path", ["llm", "/a b", "/a//b", "/a?b", "/{model}", "http://a/b", "/\n"])
+def test_invalid_root_paths(path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "0", "--root-path", path]) == 2
+    assert "--root-path must be a path such as /llm" in capsys.readouterr().err
