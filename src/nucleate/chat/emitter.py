@@ -1,7 +1,7 @@
 """``Emitter``: collects the events of a parser.
 
 White space around the answer and the reasoning is dropped where a marker is next to it. At the end of a text it is held
-back until more text follows.
+back until more text follows. Parts of the answer with a call between them are separated by the white space before it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,9 @@ class Emitter:
         self._events: list[Event] = []
         self._skips_spaces = False  # at the start of a text after a marker
         self._spaces = ""  # held back at the end of a text
+        self._gap = ""  # dropped after a text
+        self._joins = False  # whether the next text follows a marker
+        self._seen: set[type] = set()  # kinds of text so far
         self._num_calls = 0
         self._in_call = False
 
@@ -43,16 +46,17 @@ class Emitter:
     def content(self, text: str) -> None:
         """Add text of the answer."""
         if text := self._trimmed(text):
-            self._events.append(Content(text))
+            self._events.append(Content(self._joined(Content, text)))
 
     def reasoning(self, text: str) -> None:
         """Add text of the reasoning."""
         if text := self._trimmed(text):
-            self._events.append(Reasoning(text))
+            self._events.append(Reasoning(self._joined(Reasoning, text)))
 
     def marker(self) -> None:
         """Drop the white space at the end of the text so far, and at the start of the text that follows."""
-        self._spaces, self._skips_spaces = "", self._trims
+        self._gap, self._spaces = self._spaces or self._gap, ""
+        self._skips_spaces = self._joins = self._trims
 
     def start_call(self, name: str) -> bool:
         """Start a call. Returns False if there is no such tool."""
@@ -84,6 +88,13 @@ class Emitter:
         if self._spaces and not self._skips_spaces:
             self._events.append(Reasoning(self._spaces) if reasoning else Content(self._spaces))
         self._spaces = ""
+
+    def _joined(self, kind: type, text: str) -> str:
+        if self._joins and kind in self._seen:
+            text = (self._gap or "\n") + text
+        self._seen.add(kind)
+        self._gap, self._joins = "", False
+        return text
 
     def _trimmed(self, text: str) -> str:
         if not self._trims:

@@ -1,0 +1,132 @@
+"""Builds the constraint of a chat: tool calls and structured output, after the reasoning section."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nucleate.chat.reasoning import ReasoningFormat
+from nucleate.chat.tool_choice import ToolUse
+from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat
+from nucleate.chat.tools import Tool
+from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output.spec import StructuredOutputs
+
+Check = Callable[[StructuredOutputs], object]
+"""Compiles a constraint. Raises ParameterError."""
+
+_ANY_OBJECT = '{"type": "object"}'
+
+
+@dataclass(frozen=True)
+class ChatConstraint:
+    """What constrains the outputs of a chat.
+
+    given: the structured output of the request. reasoning: the format of the section that an output may begin with;
+    opened: the prompt has opened it.
+    """
+
+    use: ToolUse
+    given: StructuredOutputs | None
+    tool_format: ToolFormat | None
+    reasoning: ReasoningFormat | None
+    opened: bool
+
+    @property
+    def constrains(self) -> bool:
+        """Whether there is a constraint."""
+        return self.given is not None or bool(self.use.callable_tools)
+
+    def resolve(self, check: Check) -> StructuredOutputs | None:
+        """Return a constraint that can be enforced. check: compiles it. Raises ParameterError.
+
+        If the schema of a tool that is not strict cannot be enforced, its arguments are any JSON object. If calls are
+        optional and no tool is strict, they are not constrained if the grammar engine does not support the model.
+        """
+        tools = self.use.callable_tools
+        if not tools:
+            return self._spec()
+        try:
+            spec = self._spec()
+            if spec is not None:
+                check(spec)
+        except ParameterError:
+            return self._relaxed(check)
+        return spec
+
+    def _relaxed(self, check: Check) -> StructuredOutputs | None:
+        tools = [_enforceable(tool, check) for tool in self.use.tools]
+        spec = replace(self, use=self.use.with_tools(tools))._spec()
+        is_optional = self.use.mode == "auto" and self.given is None and not any(tool.strict for tool in tools)
+        try:
+            if spec is not None:
+                check(spec)
+        except ParameterError as error:
+            if is_optional:
+                return None
+            raise ParameterError("tools", f"tools cannot be enforced: {error}") from None
+        return spec
+
+    def _spec(self) -> StructuredOutputs | None:
+        structure = self._structure()
+        if structure is None:
+            return self.given
+        changes: dict[str, Any] = {}
+        if self.given is not None and self.given.kind.startswith("json"):
+            changes = {"whitespace": self.given.whitespace, "max_digits": self.given.max_digits}
+        tag = {"type": "structural_tag", "format": structure}
+        return StructuredOutputs(structural_tag=tag, **changes)
+
+    def _structure(self) -> Structure | None:
+        """The format of a whole output; None if it is ``given``."""
+        tools, given, reasoning = self.use.callable_tools, self.given, self.reasoning
+        if not tools and (given is None or reasoning is None):
+            return None
+        in_messages = reasoning is not None and reasoning.in_messages
+        answer = None if given is None else _answer(given, in_messages=in_messages)
+        if not tools or self.tool_format is None:
+            structure = answer
+        else:
+            required = self.use.mode == "required" or answer is not None
+            structure = self.tool_format.structure(tools, required=required, parallel=self.use.parallel)
+            if self.use.mode == "auto" and answer is not None:
+                structure = {"type": "or", "elements": [structure, answer]}
+            elif self.use.mode == "auto" and not self.opened:
+                return structure  # it allows any text before the calls
+        if structure is None or reasoning is None:
+            return structure
+        return reasoning.before(structure, opened=self.opened)
+
+
+def _answer(given: StructuredOutputs, *, in_messages: bool) -> Structure:
+    """The format of an answer with structured output."""
+    if given.on_unsupported == "ignore":
+        message = "on_unsupported: ignore cannot be combined with tools or a reasoning section"
+        raise ParameterError("on_unsupported", message)
+    structure: Structure
+    if given.kind.startswith("json"):
+        structure = {"type": "json_schema", "json_schema": given.schema}
+    elif given.kind == "regex":
+        structure = {"type": "regex", "pattern": given.regex}
+    elif given.choice is not None:
+        structure = {"type": "or", "elements": [{"type": "const_string", "value": text} for text in given.choice]}
+    elif given.kind == "grammar":
+        structure = {"type": "grammar", "grammar": given.grammar}
+    else:
+        structure = given.to_dict()["structural_tag"]["format"]
+    if not in_messages:
+        return structure
+    header = {"type": "const_string", "value": "<|channel|>final<|message|>"}
+    return {"type": "sequence", "elements": [header, structure]}
+
+
+def _enforceable(tool: Tool, check: Check) -> Tool:
+    """Return a tool, with any object as its arguments if its schema cannot be enforced and it is not strict."""
+    try:
+        check(StructuredOutputs(json_schema=tool.parameters_json))
+    except ParameterError as error:
+        if tool.strict:
+            raise ParameterError("tools", f"the parameters of the strict tool {tool.name}: {error}") from None
+        return replace(tool, parameters_json=_ANY_OBJECT)
+    return tool
