@@ -13,20 +13,21 @@ from typing import Any, Final, Literal, get_args
 
 from nucleate.parameters.converters import register, shown
 from nucleate.parameters.parameter import ParameterError, read_json, unknown
+from nucleate.structured_output.structural_tag import parse_structural_tag
 
 OnUnsupported = Literal["error", "approximate", "ignore"]
 Whitespace = Literal["flexible", "none"]
 MAX_DIGITS: Final = 16
 """Default limit of the consecutive digits of a number in JSON."""
-KINDS = ("json_schema", "json_object", "regex", "choice", "grammar")
+KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
 """The kinds of constraints. Exactly one of these fields is set."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputs:
-    """A constraint on the output: a JSON schema, any JSON object, a regex, a list of choices or a grammar.
+    """A constraint on the output: a JSON schema, any JSON object, a regex, choices, a grammar or a structural tag.
 
-    Frozen and hashable. Exactly one of the first five fields is set:
+    Frozen and hashable. Exactly one of the first six fields is set:
 
     - ``json_schema``: a JSON schema, as an object, true, false or a JSON text. It is kept as text, because properties
       are written in the order of the schema.
@@ -35,6 +36,8 @@ class StructuredOutputs:
       look-around.
     - ``choice``: the output is one of these strings.
     - ``grammar``: a grammar in Lark (llguidance's dialect) or GBNF (detected by ``::=``).
+    - ``structural_tag``: free text with structured sections, as an object ``{"type": "structural_tag", "format": ...}``
+      or its JSON text; see ``structural_tag.py``. It is kept as text.
 
     ``on_unsupported`` selects what happens to schema keywords that cannot be enforced: ``"error"`` rejects the schema;
     ``"approximate"`` also rejects it, but treats ``oneOf`` as ``anyOf``; ``"ignore"`` skips these keywords and lists
@@ -50,6 +53,7 @@ class StructuredOutputs:
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
+    structural_tag: str | None = None
     on_unsupported: OnUnsupported = "error"
     whitespace: Whitespace = "flexible"
     max_digits: int = MAX_DIGITS
@@ -62,13 +66,9 @@ class StructuredOutputs:
             got = f"got {' and '.join(given)}" if given else "got none"
             message = f"structured_outputs must have exactly one of {', '.join(KINDS)}; {got}"
             raise ParameterError(given[1] if given else "structured_outputs", message)
-        if self.on_unsupported != "error" and self.kind != "json_schema":
-            raise ParameterError("on_unsupported", f"on_unsupported needs json_schema, got {self.kind}")
-        if self.whitespace != "flexible" and not self.kind.startswith("json"):
-            raise ParameterError("whitespace", f"whitespace needs json_schema or json_object, got {self.kind}")
-
-        if self.max_digits != MAX_DIGITS and not self.kind.startswith("json"):
-            raise ParameterError("max_digits", f"max_digits needs json_schema or json_object, got {self.kind}")
+        for name, default, kinds in _OPTIONS:
+            if getattr(self, name) != default and self.kind not in kinds:
+                raise ParameterError(name, f"{name} needs {' or '.join(kinds)}, got {self.kind}")
 
     @property
     def kind(self) -> str:
@@ -83,8 +83,9 @@ class StructuredOutputs:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that differ from their defaults as JSON values."""
         given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        if self.json_schema is not None:
-            given["json_schema"] = self.schema
+        for name in ("json_schema", "structural_tag"):
+            if name in given:
+                given[name] = json.loads(given[name])
         return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
     def to_json(self) -> str:
@@ -106,6 +107,21 @@ class StructuredOutputs:
         if not isinstance(values, dict):
             raise ParameterError("structured_outputs", f"structured_outputs must be a JSON object, got {shown(values)}")
         return cls.from_dict(values)
+
+
+_OPTIONS: Final = (
+    ("on_unsupported", "error", ("json_schema", "structural_tag")),
+    ("whitespace", "flexible", ("json_schema", "json_object", "structural_tag")),
+    ("max_digits", MAX_DIGITS, ("json_schema", "json_object")),
+)
+"""Options: their name, default, and the kinds of constraints to which they apply."""
+
+
+def _tag(name: str, value: object) -> str | None:
+    text = None if value is None else _schema(name, value)
+    if text is not None:
+        parse_structural_tag(json.loads(text))
+    return text
 
 
 def _schema(name: str, value: object) -> str | None:
@@ -175,6 +191,7 @@ _CONVERT: Mapping[str, Callable[[str, Any], Any]] = {
     "regex": _text,
     "choice": _texts,
     "grammar": _text,
+    "structural_tag": _tag,
     "on_unsupported": partial(_one_of, OnUnsupported),
     "whitespace": partial(_one_of, Whitespace),
     "max_digits": _count,
