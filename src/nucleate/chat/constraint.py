@@ -72,11 +72,10 @@ class ChatConstraint:
         structure = self._structure()
         if structure is None:
             return self.given
-        changes: dict[str, Any] = {}
-        if self.given is not None and self.given.kind.startswith("json"):
-            changes = {"whitespace": self.given.whitespace, "max_digits": self.given.max_digits}
-        tag = {"type": "structural_tag", "format": structure}
-        return StructuredOutputs(structural_tag=tag, **changes)
+        changes: dict[str, Any] = {"structural_tag": {"type": "structural_tag", "format": structure}}
+        if self.given is not None:
+            changes |= {"whitespace": self.given.whitespace, "on_unsupported": self.given.on_unsupported}
+        return StructuredOutputs(**changes)
 
     def _structure(self) -> Structure | None:
         """The format of a whole output; None if it is ``given``."""
@@ -101,9 +100,6 @@ class ChatConstraint:
 
 def _answer(given: StructuredOutputs, *, in_messages: bool) -> Structure:
     """The format of an answer with structured output."""
-    if given.on_unsupported == "ignore":
-        message = "on_unsupported: ignore cannot be combined with tools or a reasoning section"
-        raise ParameterError("on_unsupported", message)
     structure: Structure
     if given.kind.startswith("json"):
         structure = {"type": "json_schema", "json_schema": given.schema}

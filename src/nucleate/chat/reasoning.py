@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from nucleate.chat.emitter import Emitter
 from nucleate.chat.reader import Parsing, Reader
+from nucleate.parameters.converters import shown
+from nucleate.parameters.parameter import ParameterError
 
 _SPACES: Final = " \t\n\r"
 
@@ -16,8 +18,7 @@ _SPACES: Final = " \t\n\r"
 class ReasoningFormat:
     """A section at the start of an output, between two markers.
 
-    in_messages: the section is a message of harmony, and there may be several. prompt_end: what the prompt ends with if
-    it opens the section, if not with ``start``.
+    in_messages: the section is a message of harmony, and there may be several.
     """
 
     start: str
@@ -55,16 +56,31 @@ class ReasoningFormat:
 
     def before(self, structure: dict[str, Any], *, opened: bool) -> dict[str, Any]:
         """Return the format of an output with a section before another format (see ``ToolFormat.structure``)."""
-        if opened:
-            return _sequence(self._section(""), structure)
-        return {"type": "or", "elements": [_sequence(self._section(self.start), structure), structure]}
-
-    def _section(self, begin: str) -> dict[str, Any]:
-        return {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": self.end}
+        text = {"type": "any_text"}
+        section = {"type": "tag", "begin": "" if opened else self.start, "content": text, "end": self.end}
+        if self.in_messages:
+            section = _sequence(section, {"type": "const_string", "value": "<|start|>assistant"})
+        return _sequence(section if opened else {"type": "optional", "content": section}, structure)
 
 
 def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
     return {"type": "sequence", "elements": [*elements]}
+
+
+EFFORTS: Final = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+"""The values of ``reasoning_effort``."""
+
+
+def effort_variables(effort: str) -> dict[str, Any]:
+    """Return the variables of chat templates for a reasoning effort; "none" turns reasoning off where they can.
+
+    Raises ParameterError for an unknown effort.
+    """
+    if effort not in EFFORTS:
+        message = f"reasoning_effort must be one of {', '.join(EFFORTS)}, got {shown(effort)}"
+        raise ParameterError("reasoning_effort", message)
+    off = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
+    return {"reasoning_effort": effort, **off}
 
 
 THINK: Final = ReasoningFormat("<think>", "</think>")

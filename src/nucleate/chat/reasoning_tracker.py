@@ -31,7 +31,7 @@ class ReasoningTracker:
     """
 
     def __init__(self, section: ReasoningSection, tokenizer: Tokenizer, limit: int | None) -> None:
-        self._as_bytes = tokenizer.pieces.as_bytes
+        self._pieces = tokenizer.pieces
         self._start, self._end = section.format.start.encode(), section.format.end.encode()
         self._repeats, self._closing_ids, self._limit = section.format.in_messages, section.closing_ids, limit
         self._forced: deque[int] = deque()
@@ -60,7 +60,7 @@ class ReasoningTracker:
             self._forced.popleft()
             self.closed = not self._forced
             return False
-        text = self._tail + self._as_bytes(token)
+        text = self._tail + (self._pieces.as_bytes(token) if token in self._pieces.table else b"")
         if not self._open:
             self._look_for_start(text)
             return False
