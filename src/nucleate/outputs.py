@@ -69,7 +69,8 @@ class ToolCall:
         return values
 
 
-class ToolCallDelta(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
     """What a chunk adds to a tool call. The first delta of a call has its id and name, later ones parts of arguments.
 
     retracted: the call turned out to be incomplete or malformed; its text is in the text of the output.

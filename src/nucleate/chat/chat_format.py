@@ -47,10 +47,8 @@ class ChatFormat:
             if name not in known:
                 raise ParameterError(field, f"{field} must be one of {', '.join(known)}, got {shown(name)}")
         template = tokenizer.chat_template or ""
-        if tool_call_parser == "auto":
-            found = find_format(template, _special_tokens(tokenizer))
-        else:
-            found = tool_call_parser
+        automatic = find_format(template, _special_tokens(tokenizer))
+        found = automatic if tool_call_parser == "auto" else tool_call_parser
         reasoning = _find_reasoning(template) if reasoning_parser == "auto" else REASONING_FORMATS.get(reasoning_parser)
         return cls(tokenizer, None if found is None else TOOL_FORMATS[found], reasoning)
 

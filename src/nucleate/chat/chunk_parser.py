@@ -21,6 +21,7 @@ class ChunkParser:
     ) -> None:
         self._new_parser, self._new_tracker = new_parser, new_tracker
         self._outputs: dict[int, _Output] = {}
+        self.reasoning_tokens = 0  #: in all outputs so far
 
     def parse(self, chunk: CompletionChunk) -> CompletionChunk:
         """Return a chunk with reasoning and tool calls apart from its text.
@@ -30,7 +31,9 @@ class ChunkParser:
         output = self._outputs.get(chunk.index)
         if output is None:
             output = self._outputs[chunk.index] = _Output(self._new_parser(), self._new_tracker())
-        return output.parse(chunk)
+        parsed = output.parse(chunk)
+        self.reasoning_tokens += parsed.reasoning_tokens
+        return parsed
 
 
 class _Output:
@@ -70,5 +73,5 @@ def merged(deltas: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
         if last is None or last.name or delta.name or last.retracted or delta.retracted or last.index != delta.index:
             made.append(delta)
         else:
-            made[-1] = last._replace(arguments=last.arguments + delta.arguments)
+            made[-1] = replace(last, arguments=last.arguments + delta.arguments)
     return made

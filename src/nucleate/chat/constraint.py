@@ -46,9 +46,11 @@ class ChatConstraint:
         """
         tools = self.use.callable_tools
         if not tools:
-            return self._spec()
+            if self.given is not None and self.reasoning is not None:
+                check(self.given)  # its errors name the places in what was given
+            return self.spec()
         try:
-            spec = self._spec()
+            spec = self.spec()
             if spec is not None:
                 check(spec)
         except ParameterError:
@@ -57,7 +59,7 @@ class ChatConstraint:
 
     def _relaxed(self, check: Check) -> StructuredOutputs | None:
         tools = [_enforceable(tool, check) for tool in self.use.tools]
-        spec = replace(self, use=self.use.with_tools(tools))._spec()
+        spec = replace(self, use=self.use.with_tools(tools)).spec()
         is_optional = self.use.mode == "auto" and self.given is None and not any(tool.strict for tool in tools)
         try:
             if spec is not None:
@@ -68,7 +70,8 @@ class ChatConstraint:
             raise ParameterError("tools", f"tools cannot be enforced: {error}") from None
         return spec
 
-    def _spec(self) -> StructuredOutputs | None:
+    def spec(self) -> StructuredOutputs | None:
+        """Return the constraint, which may be impossible to enforce."""
         structure = self._structure()
         if structure is None:
             return self.given

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,11 @@ _PLAIN: Final[Mapping[Any, str]] = {
     type(None): "null",
 }
 _LISTS = (list, tuple, set, frozenset, Sequence)
+_MAPPINGS = (dict, Mapping)
+_OTHER_SECTIONS = (
+    *("return:", "returns:", "raises:", "yields:", "example:", "examples:", "note:", "notes:"),
+    *(":return", ":raises", ":rtype"),
+)
 _HEADINGS = ("args:", "arguments:", "parameters:", "params:")
 
 
@@ -58,37 +62,44 @@ def type_schema(kind: Any, where: str, depth: int = MAX_DEPTH) -> dict[str, Any]
     """Return the JSON schema of a type. where: its place, for errors. Raises ParameterError."""
     if not depth:
         raise ParameterError("tools", f"{where} has a type that is nested too deeply or contains itself")
-    if kind is Any or kind is inspect.Parameter.empty:
-        return {}
-    if kind in _PLAIN:
-        return {"type": _PLAIN[kind]}
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin is typing.Annotated:
-        schema = type_schema(arguments[0], where, depth - 1)
-        texts = [one for one in arguments[1:] if isinstance(one, str)]
-        return {**schema, "description": texts[0]} if texts else schema
-    if origin in (typing.Required, typing.NotRequired):
-        return type_schema(arguments[0], where, depth)
+    if kind is Any:
+        return {}
+    if isinstance(kind, type) and kind in _PLAIN:
+        return {"type": _PLAIN[kind]}
+    if kind in _LISTS or origin in _LISTS:
+        return _list_schema(origin or kind, arguments, where, depth)
+    if kind in _MAPPINGS or origin in _MAPPINGS:
+        return _mapping_schema(kind, arguments, where, depth)
+    return _class_schema(kind, where, depth) if origin is None else _special_schema(kind, origin, where, depth)
+
+
+def _special_schema(kind: Any, origin: Any, where: str, depth: int) -> dict[str, Any]:
+    """The schema of a form of ``typing``."""
+    arguments = typing.get_args(kind)
     if origin is Literal:
         return {"enum": [*arguments]}
     if origin in (Union, types.UnionType):
         return {"anyOf": [type_schema(one, where, depth - 1) for one in arguments]}
-    if kind in _LISTS or origin in _LISTS:
-        return _list_schema(origin or kind, arguments, where, depth)
-    if kind in (dict, Mapping) or origin in (dict, Mapping):
-        if arguments and arguments[0] is not str:
-            raise ParameterError("tools", f"{where}: the keys of a dict must be strings, got {_shown(kind)}")
-        values = type_schema(arguments[1], where, depth - 1) if arguments else {}
-        return {"type": "object", **({"additionalProperties": values} if values else {})}
-    return _class_schema(kind, where, depth)
+    if origin in (typing.Annotated, typing.Required, typing.NotRequired):
+        texts = [one for one in arguments[1:] if isinstance(one, str)]
+        about = {"description": texts[0]} if texts else {}
+        return {**type_schema(arguments[0], where, depth - 1), **about}
+    raise ParameterError("tools", f"{where}: the type {_shown(kind)} has no JSON schema")
+
+
+def _mapping_schema(kind: Any, arguments: Sequence[Any], where: str, depth: int) -> dict[str, Any]:
+    if arguments and arguments[0] is not str:
+        raise ParameterError("tools", f"{where}: the keys of a dict must be strings, got {_shown(kind)}")
+    values = type_schema(arguments[1], where, depth - 1) if arguments else {}
+    return {"type": "object", **({"additionalProperties": values} if values else {})}
 
 
 def _list_schema(kind: Any, arguments: Sequence[Any], where: str, depth: int) -> dict[str, Any]:
     if kind is tuple and arguments and arguments[-1] is not Ellipsis:
         items = [type_schema(one, where, depth - 1) for one in arguments]
         return {"type": "array", "prefixItems": items, "items": False, "minItems": len(items), "maxItems": len(items)}
-    items = {"items": type_schema(arguments[0], where, depth - 1)} if arguments else {}
-    return {"type": "array", **items}
+    return {"type": "array", **({"items": type_schema(arguments[0], where, depth - 1)} if arguments else {})}
 
 
 def _class_schema(kind: Any, where: str, depth: int) -> dict[str, Any]:
@@ -152,7 +163,7 @@ def _docstring(text: str) -> tuple[str, dict[str, str]]:
                 about[last] = after.strip()
             elif stripped and last:
                 about[last] += f" {stripped}"
-        elif re.fullmatch(r"(?i)(returns?|raises|yields|examples?|notes?):.*|:(return|returns|raises|rtype).*", stripped):
+        elif stripped.lower().startswith(_OTHER_SECTIONS):
             break
         else:
             lines.append(line)

@@ -13,6 +13,7 @@ from nucleate.chat.tool_formats.tool_format import ToolFormat
 from nucleate.chat.tools import Tool
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json
+from nucleate.tokenization.chat_template import check_messages
 
 
 def template_messages(
@@ -23,6 +24,7 @@ def template_messages(
     The arguments of tool calls become objects, the role developer becomes system unless the template has it, and tools
     become text if the template has none. Messages without tools are not changed. Raises ParameterError.
     """
+    check_messages(messages)
     made = [_message(message, index, template, tool_format) for index, message in enumerate(messages)]
     has_tools = tools or any(message.get("tool_calls") or message.get("role") == "tool" for message in made)
     if has_tools and (tool_format is None or not tool_format.in_template):
@@ -33,8 +35,6 @@ def template_messages(
 def _message(
     message: Mapping[str, Any], index: int, template: str, tool_format: ToolFormat | None
 ) -> Mapping[str, Any]:
-    if not isinstance(message, Mapping):
-        return message  # the template's check reports it
     made = message
     if message.get("role") == "developer" and "developer" not in template:
         made = {**made, "role": "system"}

@@ -1,8 +1,8 @@
 """``Reader``: reads text that comes in parts, for parsers that are written as generators.
 
-A parser such as ``marker = yield from reader.until(markers)`` runs until it needs more text, and continues when more was
-pushed. Nothing is read twice, so that a parser takes linear time, and its results do not depend on how the text is
-split. Text that may still become a marker is held back, up to the length of the longest marker.
+A parser such as ``marker = yield from reader.until(markers)`` runs until it needs more text, and continues with it.
+Nothing is read twice, so that a parser takes linear time, and its results do not depend on how the text is split. Text
+that may still become a marker is held back, up to the length of the longest marker.
 """
 
 from __future__ import annotations
@@ -59,10 +59,8 @@ class Reader:
             yield
         return self._text[self._position : self._position + 1]
 
-    def until(
-        self, markers: Sequence[str], emit: Callable[[str], object], *, read: bool = True
-    ) -> Parsing[str | None]:
-        """Pass text to ``emit`` until the first marker, and (with read) read it. Returns None at the end of the text."""
+    def until(self, markers: Sequence[str], emit: Callable[[str], object], *, read: bool = True) -> Parsing[str | None]:
+        """Pass text to ``emit`` until the first marker, and with ``read`` read that. Returns None at the end."""
         pattern = _any_of(tuple(markers))
         while True:
             match = pattern.search(self._text, self._position)

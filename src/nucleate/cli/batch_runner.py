@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nucleate.chat.chunk_parser import ChunkParser
 from nucleate.cli.batch_output import BatchOutput
 from nucleate.cli.batch_records import BatchRequest, LineError, error_record, read_line, success_record
 from nucleate.cli.jsonl import JsonLine
@@ -22,7 +23,7 @@ from nucleate.server.http_errors import HTTPError, generation_failed
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, PLAIN
 from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.response_format import translate_errors
-from nucleate.server.service import encode_prompts
+from nucleate.server.service import EncodedPrompt, encode_prompts
 
 PROGRESS_SECONDS = 0.2  # between updates of the progress bar
 
@@ -33,9 +34,10 @@ class BatchJob:
 
     entry: BatchRequest
     parsed: ParsedRequest
-    prompts: Sequence[Sequence[int]]
+    prompts: Sequence[EncodedPrompt]
     chunks: Sequence[list[CompletionChunk]]  #: of each prompt
     unfinished: int  #: unfinished prompts
+    parser: ChunkParser | None = None  #: of the chunks of a chat
 
 
 class BatchRun:
@@ -86,7 +88,7 @@ class BatchRun:
         """Run one engine step, and write the records of finished lines."""
         for output in self.engine.step():
             job, index = self._running[output.request_id]
-            job.chunks[index].append(output.chunk)
+            job.chunks[index].append(output.chunk if job.parser is None else job.parser.parse(output.chunk))
             self.tokens += len(output.chunk.token_ids)
             if output.finished:
                 del self._running[output.request_id]
@@ -118,7 +120,9 @@ class BatchRun:
                 return LineError(message, "model_not_found", "model", 404)
             prompts = encode_prompts(self.llm, parsed, self.engine.context_length)
             with translate_errors(parsed.requested_format):
-                self._add_requests(BatchJob(entry, parsed, prompts, [[] for _ in prompts], len(prompts)))
+                chat = prompts[0].chat
+                parser = None if chat is None else chat.chunk_parser(parsed.params.max_reasoning_tokens)
+                self._add_requests(BatchJob(entry, parsed, prompts, [[] for _ in prompts], len(prompts), parser))
         except HTTPError as error:
             return LineError(error.message, error.code, error.param, error.status)
         except (ParameterError, ModelError) as error:
@@ -129,8 +133,8 @@ class BatchRun:
         """Submit all prompts of a line, or none."""
         numbers: list[str] = []
         try:
-            for prompt_ids in job.prompts:
-                numbers.append(self.engine.add(job.parsed.engine_request(prompt_ids)))
+            for prompt in job.prompts:
+                numbers.append(self.engine.add(prompt.engine_request(job.parsed, self.engine.prepare)))
         except ParameterError:
             for number in numbers:
                 self.engine.abort(number)
@@ -138,7 +142,9 @@ class BatchRun:
         self._running |= {number: (job, index) for index, number in enumerate(numbers)}
 
     def _finish(self, job: BatchJob) -> None:
-        completions = [Completion.from_chunks(ids, own) for ids, own in zip(job.prompts, job.chunks, strict=True)]
+        completions = [
+            Completion.from_chunks(prompt.token_ids, own) for prompt, own in zip(job.prompts, job.chunks, strict=True)
+        ]
         for output in (output for completion in completions for output in completion.outputs):
             if output.finish_reason == "error":
                 field = None if job.parsed.params.structured_outputs is None else job.parsed.requested_format.field

@@ -56,8 +56,9 @@ class LLM:
     "dflash", "mtp"), or a ``Speculation``; None turns it off. watermark: a stage of ``nucleate.watermark`` for all
     outputs except beams. companion_model: the weaker model of contrastive decoding, with the same vocabulary.
     tool_call_parser, reasoning_parser: the formats of tool calls and of the reasoning section, see ``docs/tools.md``;
-    "auto" chooses them from the chat template. gguf_options: of a GGUF model, a ``GgufOptions`` or a dict with its fields. max_num_seqs, max_num_batched_tokens,
-    max_model_len, kv_cache_memory: see ``new_engine``. Raises ModelError, ParameterError.
+    "auto" chooses them from the chat template. gguf_options: of a GGUF model, a ``GgufOptions`` or a dict with its
+    fields. max_num_seqs, max_num_batched_tokens, max_model_len, kv_cache_memory: see ``new_engine``. Raises ModelError,
+    ParameterError.
 
     ``default_params`` are the defaults of sampling parameters. They apply to every field that a request does not set:
     ``generate(prompt, temperature=1)`` and ``generate(prompt, SamplingParams(temperature=1))`` are the same.
@@ -225,9 +226,7 @@ class LLM:
         for the chat template. Reasoning is in the ``reasoning`` of the outputs. Raises ParameterError.
         """
         several = not is_conversation(messages)
-        made = [
-            self._chat_request(one, sampling_params, values) for one in (messages if several else [messages])
-        ]
+        made = [self._chat_request(one, sampling_params, values) for one in (messages if several else [messages])]
         chunks: list[list[CompletionChunk]] = [[] for _ in made]
         for index, output in self._engine.run([request for request, _, _ in made]):
             parser = made[index][1]
@@ -264,7 +263,7 @@ class LLM:
         chat, values = split_chat_values(values)
         params = self._params(sampling_params, values)
         rendered = self.render_chat(messages, chat.use, chat.template_options)
-        request = chat_request(rendered, self._encode_rendered(rendered.text), params, self._engine.prepare)
+        request = chat_request(rendered, self.encode_rendered(rendered.text), params, self._engine.prepare)
         return request, rendered.chunk_parser(params.max_reasoning_tokens), rendered.text
 
     def render_chat(
@@ -326,11 +325,17 @@ class LLM:
         except TypeError:
             raise ParameterError("prompt", f"a prompt is a string or a list of token ids, got {prompt!r:.60}") from None
 
-    def encode_chat(self, messages: Sequence[Message], options: ChatTemplateOptions = DEFAULT_OPTIONS) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        options: ChatTemplateOptions = DEFAULT_OPTIONS,
+        use: ToolUse = NO_TOOLS,
+    ) -> list[int]:
         """Return the token ids of a conversation after the chat template."""
-        return self._encode_rendered(self.render_chat(messages, NO_TOOLS, options).text, options.add_special_tokens)
+        return self.encode_rendered(self.render_chat(messages, use, options).text, options.add_special_tokens)
 
-    def _encode_rendered(self, text: str, add_special_tokens: bool = False) -> list[int]:
+    def encode_rendered(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Return the token ids of a rendered conversation."""
         return self.tokenizer.encode(text, add_special_tokens)
 
     def _params(self, given: Any, values: Mapping[str, Any]) -> SamplingParams:

@@ -32,8 +32,9 @@ class Detokenizer:
     """Converts the token ids of one sequence to text, one token at a time.
 
     ``prompt_ids`` precede the output; their text is not returned, but it affects spaces and split characters.
-    ``skip_special_tokens`` leaves special tokens out, as in ``Tokenizer.decode``, except ``kept_ids``. Raises ValueError for an id that is
-    not in the vocabulary, in the prompt or pushed; the detokenizer remains usable.
+    ``skip_special_tokens`` leaves special tokens out, as in ``Tokenizer.decode``, except ``kept_ids``.
+
+    Raises ValueError for an id that is not in the vocabulary, in the prompt or pushed; the detokenizer remains usable.
     """
 
     __slots__ = ("_joiner", "_pieces", "_plain", "_skipped", "_started", "_table", "_tokenizer")

@@ -1,5 +1,7 @@
 """Calls of DeepSeek models: markers around each name and its arguments, which in V3 and R1 are a block of code."""
 
+# ruff: noqa: RUF001  # the markers have full-width characters
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -7,7 +9,8 @@ from typing import final
 
 from nucleate.chat.emitter import Emitter
 from nucleate.chat.reader import Parsing, Reader
-from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, read_arguments, separated, tag
+from nucleate.chat.tool_formats.call_object import read_arguments
+from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, separated, tag
 from nucleate.chat.tools import MAX_NAME, NAME_CHARACTERS, Tool
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"

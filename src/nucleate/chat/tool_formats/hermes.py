@@ -8,7 +8,8 @@ from typing import final
 
 from nucleate.chat.emitter import Emitter
 from nucleate.chat.reader import Parsing, Reader
-from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, read_call, tag
+from nucleate.chat.tool_formats.call_object import read_call
+from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, tag
 from nucleate.chat.tools import Tool
 
 START, END = "<tool_call>", "</tool_call>"
@@ -29,7 +30,5 @@ class Hermes(ToolFormat):
                 yield from reader.literal(END)
 
     def structure(self, tools: Sequence[Tool], *, required: bool, parallel: bool) -> Structure:
-        tags = [
-            tag(f'{START}\n{{"name": {json.dumps(tool.name)}, "arguments": ', tool, f"}}\n{END}") for tool in tools
-        ]
+        tags = [tag(f'{START}\n{{"name": {json.dumps(tool.name)}, "arguments": ', tool, f"}}\n{END}") for tool in tools]
         return calls(tags, triggers=[START], separator="\n", required=required, parallel=parallel)

@@ -1,4 +1,4 @@
-"""Calls of Llama 3.1 and later: JSON objects separated by semicolons, with or without ``<|python_tag|>`` before them."""
+"""Calls of Llama 3.1 and later: JSON objects separated by semicolons, possibly after ``<|python_tag|>``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Final, final
 
 from nucleate.chat.emitter import Emitter
 from nucleate.chat.reader import Parsing, Reader
-from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, read_call, tag
+from nucleate.chat.tool_formats.call_object import read_call
+from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, tag
 from nucleate.chat.tools import Tool
 
 PYTHON_TAG: Final = "<|python_tag|>"

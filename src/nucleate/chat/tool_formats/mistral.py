@@ -1,4 +1,4 @@
-"""Calls of Mistral models: ``[TOOL_CALLS]`` with a JSON list of calls, or (tokenizer v11 and later) before each call."""
+"""Calls of Mistral models: ``[TOOL_CALLS]`` with a JSON list, or (tokenizer v11 and later) before each call."""
 
 from __future__ import annotations
 
@@ -10,15 +10,8 @@ from typing import Final, final
 
 from nucleate.chat.emitter import Emitter
 from nucleate.chat.reader import Parsing, Reader
-from nucleate.chat.tool_formats.tool_format import (
-    Structure,
-    ToolFormat,
-    calls,
-    read_arguments,
-    read_call,
-    separated,
-    tag,
-)
+from nucleate.chat.tool_formats.call_object import read_arguments, read_call
+from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, separated, tag
 from nucleate.chat.tools import MAX_NAME, NAME_CHARACTERS, Tool
 
 CALLS, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"

@@ -10,7 +10,7 @@ from typing import Any
 
 from nucleate.sampling_params import FIELDS
 from nucleate.server.openai.beam_search import BODY_FIELDS as BEAM_FIELDS
-from nucleate.server.openai.messages import TEMPLATE_FIELDS
+from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS
 from nucleate.server.openai.response_format import RESPONSE_FORMAT
 
 _NO_TOOLS = ("none", "auto")  # accepted values without tools
@@ -51,18 +51,16 @@ CHAT = Endpoint(
     supported=frozenset(
         [
             *("model", "stream", "stream_options", "max_completion_tokens", "top_logprobs"),
-            *(RESPONSE_FORMAT, *TEMPLATE_FIELDS, *BEAM_FIELDS),
+            *(RESPONSE_FORMAT, *TEMPLATE_FIELDS, *TOOL_FIELDS, *BEAM_FIELDS),
         ]
     ),
-    ignored=_IGNORED | {"parallel_tool_calls"},
+    ignored=_IGNORED,
     unsupported=MappingProxyType(
         {
-            "tools": ([],),
-            "tool_choice": _NO_TOOLS,
             "functions": ([],),
             "function_call": _NO_TOOLS,
             "modalities": (["text"],),
-            **dict.fromkeys(("audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"), ()),
+            **dict.fromkeys(("audio", "prediction", "verbosity", "web_search_options"), ()),
         }
     ),
 )

@@ -73,11 +73,30 @@ def chat_body(
     def choice(output: CompletionOutput) -> JSON:
         content = collect(step_body(step, tokenizer) for step in output.logprobs or ())
         logprobs = {"content": content, "refusal": None} if request.returns_logprobs else None
-        message = {"role": "assistant", "content": output.text, "refusal": None}
-        own = {"index": output.index, "message": message, **_choice(output, logprobs)}
+        own = {"index": output.index, "message": _message(output), **_choice(output, logprobs)}
         return own | _prompt_logprobs(request, completion, output, tokenizer, collect)
 
     return _body(head, "chat.completion", collect(map(choice, completion.outputs)), completion.usage)
+
+
+def _message(output: CompletionOutput) -> JSON:
+    """Return the message of a choice. Its content is null if it has tool calls only."""
+    calls = [tool_call_body(call.id, call.name, call.arguments_json) for call in output.tool_calls]
+    content = None if calls and not output.text else output.text
+    message: JSON = {"role": "assistant", "content": content, "refusal": None}
+    if output.reasoning is not None:
+        message |= reasoning_body(output.reasoning)
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def reasoning_body(text: str) -> JSON:
+    """Return reasoning in a message or delta, under both names that clients read."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def tool_call_body(call_id: str | None, name: str | None, arguments: str) -> JSON:
+    """Return a tool call."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def select_outputs(request: ParsedRequest, completion: Completion) -> Completion:
@@ -130,11 +149,14 @@ def _first_entries(texts: Sequence[str]) -> list[str]:
 
 def usage_body(usage: Usage) -> JSON:
     """Return the ``usage`` object."""
-    return {
+    body: JSON = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
     }
+    if usage.reasoning_tokens:
+        body["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return body
 
 
 def _body(head: ResponseHead, kind: str, choices: Any, usage: Usage) -> JSON:
