@@ -41,8 +41,8 @@ def _message(
     if reasoning := message.get("reasoning_content") or message.get("reasoning"):
         made = {**made, "reasoning_content": reasoning, "thinking": reasoning}
     if message.get("tool_calls"):
-        where = f"messages[{index}].tool_calls"
-        made = {**made, "tool_calls": [*_calls(message["tool_calls"], where, tool_format)]}
+        calls = read_calls(message["tool_calls"], f"messages[{index}].tool_calls")
+        made = {**made, "tool_calls": [_template_call(call, tool_format) for call in calls]}
     if message.get("role") == "tool":
         if isinstance(message.get("content"), list):
             made = {**made, "content": "".join(part.get("text", "") for part in message["content"])}
@@ -51,23 +51,28 @@ def _message(
     return made
 
 
-def _calls(calls: Any, where: str, tool_format: ToolFormat | None) -> Sequence[dict[str, Any]]:
-    if not isinstance(calls, list | tuple):
-        raise ParameterError("messages", f"{where} must be a list, got {shown(calls)}")
+def read_calls(value: Any, where: str) -> list[dict[str, Any]]:
+    """Return tool calls of a message with their arguments as objects. where: their place. Raises ParameterError."""
+    if not isinstance(value, list | tuple):
+        raise ParameterError("messages", f"{where} must be a list, got {shown(value)}")
     made = []
-    for index, call in enumerate(calls):
+    for index, call in enumerate(value):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             allowed = 'an object such as {"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
             raise ParameterError("messages", f"{where}[{index}] must be {allowed}, got {shown(call)}")
         arguments = _arguments(function.get("arguments"), f"{where}[{index}].function.arguments")
-        if tool_format is not None and tool_format.arguments_are_text:
-            arguments = json.dumps(arguments, ensure_ascii=False)
-        own = {**call, "type": "function", "function": {**function, "arguments": arguments}}
-        if isinstance(tool_format, Mistral) and isinstance(call.get("id"), str):
-            own["id"] = _mistral_id(call["id"])
-        made.append(own)
+        made.append({**call, "type": "function", "function": {**function, "arguments": arguments}})
     return made
+
+
+def _template_call(call: dict[str, Any], tool_format: ToolFormat | None) -> dict[str, Any]:
+    if tool_format is not None and tool_format.arguments_are_text:
+        function = call["function"]
+        call = {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
+    if isinstance(tool_format, Mistral) and isinstance(call.get("id"), str):
+        call = {**call, "id": _mistral_id(call["id"])}
+    return call
 
 
 def _arguments(value: Any, where: str) -> Any:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from nucleate.chat.messages import read_calls
 from nucleate.chat.reasoning import effort_variables
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
@@ -118,9 +119,9 @@ def _message(where: str, message: Any) -> dict[str, Any]:
             raise ParameterError("messages", str(unknown_field(name, _SUPPORTED, where)))
         if name in EMPTY_ONLY and value not in (None, [], ""):
             raise ParameterError("messages", f"{where}.{name} is not supported, got {shown(value)}")
-    calls = message.get("tool_calls") or None
-    if calls is not None and (message.get("role") != "assistant" or not isinstance(calls, list)):
-        raise invalid_value(f"{where}.tool_calls", "a list of calls, in a message of the assistant", calls, "messages")
+    calls = read_calls(message.get("tool_calls") or [], f"{where}.tool_calls")
+    if calls and message.get("role") != "assistant":
+        raise ParameterError("messages", f"{where}.tool_calls needs the role assistant")
     content = message.get("content")
     result = {"content": None if content is None and calls else _content(where, content)}
     for name in _TEXTS:
