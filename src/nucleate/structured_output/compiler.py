@@ -42,8 +42,8 @@ class CompiledGrammar:
     ) -> None:
         self.spec = spec
         self.ignored = ignored
-        self.unchecked = unchecked_formats(spec.schema) if ignored else ()
-        """The string formats that neither masks nor ``validate`` check."""
+        self.unchecked = () if not ignored else ignored if spec.structural_tag else unchecked_formats(spec.schema)
+        """What neither masks nor ``validate`` check: formats, or the ignored keywords of a structural tag."""
         self.num_words = num_words
         """Length W of a bitmask, in words of 32 tokens."""
         self.num_bytes = num_bytes
@@ -55,8 +55,11 @@ class CompiledGrammar:
         return GrammarMatcher(self._initial, ignore_eos=ignore_eos)
 
     def validate(self, text: str, seconds: float = MAX_SECONDS) -> list[str]:
-        """Validate a JSON text against the whole schema, ignored keywords included; see ``validate``."""
-        return validate(self.spec, text, seconds)
+        """Validate a JSON text against the whole schema, ignored keywords included; see ``validate``.
+
+        Returns no errors for a structural tag, whose sections are not validated.
+        """
+        return [] if self.spec.structural_tag else validate(self.spec, text, seconds)
 
 
 @final

@@ -26,8 +26,8 @@ class Ends(NamedTuple):
 
 def follow_sets(
     rules: Rules, start: str, num_uses: int, nullable: Sequence[bool], budget: Budget
-) -> tuple[list[int], int]:
-    """Return the uses that may come after each use, and those at the beginning. nullable: of each terminal.
+) -> tuple[list[int], Ends]:
+    """Return the uses that may come after each use, and those at the ends of a text. nullable: of each terminal.
 
     Raises TooManyStepsError.
     """
@@ -38,7 +38,7 @@ def follow_sets(
             ends = finder.ends(body)
             finder.changed |= ends != finder.rules[name]
             finder.rules[name] = ends
-    return finder.following, finder.rules[start].first
+    return finder.following, finder.rules[start]
 
 
 @final

@@ -43,14 +43,20 @@ def lark_text(grammar: str) -> str:
 
 @lru_cache(maxsize=8)
 def _translated(text: str) -> str:
+    return lark_of_lexing(gbnf_lexing(text))
+
+
+@lru_cache(maxsize=8)
+def gbnf_lexing(text: str) -> Lexing:
+    """Return a GBNF grammar divided into terminals. Raises ParameterError."""
     rules = simplify(parse_gbnf(text), "root")
     lexing = divide(rules, "root")
     if sum(terminal.regex_length for terminal in lexing.terminals) > MAX_LARK_CHARACTERS:
         raise ParameterError("grammar", f"grammar: more than {MAX_LARK_CHARACTERS} characters with its rules included")
-    return _lark(lexing)
+    return lexing
 
 
-def _lark(lexing: Lexing) -> str:
+def lark_of_lexing(lexing: Lexing) -> str:
     names = {name: f"rule_{number}" for number, name in enumerate(lexing.rules)} | {"root": "start"}
     terminals = [
         terminal.text if isinstance(terminal, TokenReference) else f"T_{number}"

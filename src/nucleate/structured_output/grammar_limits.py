@@ -14,6 +14,7 @@ from nucleate.structured_output.lark import parse_lark
 from nucleate.structured_output.repetition_limits import ambiguous_size, expanded_size
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.spec import StructuredOutputs
+from nucleate.structured_output.structural_tag import FIELD, Format, Grammar, JsonSchema, Regex, at_place, parts_of
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNT_KEYWORDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
@@ -59,7 +60,7 @@ class GrammarLimits:
     def check(self, spec: StructuredOutputs) -> PreparedSchema | None:
         """Raise ParameterError, which names the field, if a constraint exceeds a limit. Runs in linear time.
 
-        Returns the prepared schema of a JSON constraint, otherwise None.
+        Returns the prepared schema of a JSON constraint, otherwise None. See ``check_tag`` for structural tags.
         """
         if spec.kind.startswith("json"):
             self._check_max("json_schema", "characters", len(spec.json_schema or ""), self.max_characters)
@@ -73,6 +74,20 @@ class GrammarLimits:
         elif spec.grammar is not None:
             self.check_grammar(spec.grammar)
         return None
+
+    def check_tag(self, text: str, form: Format) -> dict[str, PreparedSchema]:
+        """Check a structural tag, given as a JSON text and as a format. Returns its prepared schemas by their place."""
+        self._check_max(FIELD, "characters", len(text), self.max_characters)
+        prepared: dict[str, PreparedSchema] = {}
+        for part in parts_of(form):
+            with at_place(part):
+                if isinstance(part, JsonSchema):
+                    [prepared[part.at]] = self._check_schemas([deepcopy(part.schema)])
+                elif isinstance(part, Regex):
+                    self.check_pattern("regex", part.pattern)
+                elif isinstance(part, Grammar):
+                    self.check_grammar(part.grammar)
+        return prepared
 
     def check_pattern(self, field: str, pattern: str, suffix: str = "") -> None:
         """Check one regular expression. suffix: its location in the field, for messages."""

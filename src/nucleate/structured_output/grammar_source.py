@@ -26,14 +26,14 @@ def llguidance_grammar(spec: StructuredOutputs, schema: PreparedSchema | None = 
     """
     if schema is not None:
         text = json.dumps(rewrite_schema(schema))
-        return str(library().LLMatcher.grammar_from_json_schema(text, overrides=_options(spec)))
+        return str(library().LLMatcher.grammar_from_json_schema(text, overrides=schema_options(spec)))
     if spec.regex is not None:
         return str(library().LLMatcher.grammar_from_regex(spec.regex))
     if spec.choice is not None:
         # ASCII, because Lark strings cannot contain control characters.
         # A terminal, because the parser tries the alternatives of a rule one by one.
         return _lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in dict.fromkeys(spec.choice)))
-    return _lark(parse_lark(lark_text(spec.grammar or ""), _options(spec)).text)
+    return _lark(parse_lark(lark_text(spec.grammar or ""), schema_options(spec)).text)
 
 
 def _lark(text: str) -> str:
@@ -41,7 +41,7 @@ def _lark(text: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": text}]})
 
 
-def _options(spec: StructuredOutputs) -> dict[str, Any]:
+def schema_options(spec: StructuredOutputs) -> dict[str, Any]:
     """Return llguidance's options for JSON schemas: all of them, so that a schema cannot override any."""
     flexible = spec.whitespace == "flexible"
     return {

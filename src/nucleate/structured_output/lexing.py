@@ -89,9 +89,9 @@ def divide(rules: Rules, start: str) -> Lexing:
                 terminal: Automaton(terminal, alphabet, budget) for terminal in regular if terminal not in automata
             }
             nullable = [terminal in automata and automata[terminal].nullable for terminal in lexing.terminals]
-            following, first = follow_sets(lexing.rules, start, len(lexing.uses), nullable, budget)
+            following, ends = follow_sets(lexing.rules, start, len(lexing.uses), nullable, budget)
             of_uses = [automata.get(lexing.terminals[number]) for number in lexing.uses]
-            found = conflicts(of_uses, following, first, alphabet, budget)
+            found = conflicts(of_uses, following, ends.first, alphabet, budget)
         except TooManyStepsError:
             break
         if not found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
@@ -15,7 +16,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.gbnf import is_gbnf, lark_text
 from nucleate.structured_output.grammar_limits import GrammarLimits
 from nucleate.structured_output.grammar_matcher import GrammarMatcher, MatcherError
-from nucleate.structured_output.grammar_source import llguidance_grammar
+from nucleate.structured_output.grammar_source import llguidance_grammar, schema_options
 from nucleate.structured_output.ignored_patterns import remove_unsupported_patterns
 from nucleate.structured_output.json_schema import (
     PreparedSchema,
@@ -35,9 +36,12 @@ from nucleate.structured_output.llguidance_loader import (
 from nucleate.structured_output.llguidance_tokenizer import guidance_tokenizer
 from nucleate.structured_output.number_digits import DigitLimit, TokenDigits, longest_number
 from nucleate.structured_output.schema_rewriting import prepare_schema
-from nucleate.structured_output.schema_soundness import unsupported_combinations
+from nucleate.structured_output.schema_soundness import rewrite_schema, unsupported_combinations
 from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.structured_output.state_cache import InitialMatcher
+from nucleate.structured_output.structural_tag import Grammar, JsonSchema, at_place, parse_structural_tag, parts_of
+from nucleate.structured_output.tag_grammar import tag_grammar
+from nucleate.structured_output.tag_tokens import SpecialTokens
 from nucleate.structured_output.time_budget import FREE_SECONDS, TimeBudget
 from nucleate.structured_output.vocabulary import Vocabulary
 
@@ -60,11 +64,12 @@ class LLGuidanceEngine:
 
         Raises ParameterError, which names the field.
         """
+        if spec.structural_tag is not None:
+            return self._compile_tag(spec, spec.structural_tag)
         schema = self._limits.check(spec)
         ignored: tuple[str, ...] = ()
         if schema is not None:
-            patterns = remove_unsupported_patterns(schema, overlapping=spec.on_unsupported == "ignore")
-            ignored = check_unsupported((*patterns, *_unsupported(schema)), spec.on_unsupported)
+            ignored = _ignored(schema, spec)
         if spec.grammar is not None:
             self._check_grammar(spec.grammar)
         initial, text = self._create(spec, schema)
@@ -79,20 +84,45 @@ class LLGuidanceEngine:
                 ignored += (f"oneOf treated as anyOf at {keyword_locations(schema.locations, 'oneOf')}",)
         return initial, ignored, 2**16 + 64 * len(text)
 
+    def _compile_tag(self, spec: StructuredOutputs, document: str) -> tuple[InitialMatcher, tuple[str, ...], int]:
+        form = parse_structural_tag(json.loads(document))
+        schemas, ignored = self._limits.check_tag(document, form), dict[str, None]()
+        for part in parts_of(form):
+            with at_place(part):
+                if isinstance(part, JsonSchema):
+                    ignored |= {f"{what} in {part.at}": None for what in _ignored(schemas[part.at], spec)}
+                elif isinstance(part, Grammar):
+                    self._check_grammar(part.grammar)
+        rewritten = {at: rewrite_schema(schema) for at, schema in schemas.items()}
+        options, tokens = schema_options(spec), SpecialTokens(self._vocabulary)
+        text = _checked(spec, lambda: tag_grammar(form, rewritten, options, tokens), None)
+        initial = self._initial(spec, text, None, None)
+        if spec.on_unsupported != "error":
+            for warning in initial.current[0].get_grammar_warnings():
+                what = "oneOf treated as anyOf" if "oneOf" in warning else short_message(warning)
+                ignored[what] = None
+        return initial, tuple(ignored), 2**16 + 64 * len(text)
+
     def _create(self, spec: StructuredOutputs, schema: PreparedSchema | None) -> tuple[InitialMatcher, str]:
         """Return the initial matcher and llguidance's text of a constraint. schema: its prepared schema."""
         text = _checked(spec, lambda: llguidance_grammar(spec, schema), schema)
-        eos_ids, eos_mask_W = self._vocabulary.eos_ids, self._vocabulary.eos_mask_W
-        budget, limit = TimeBudget(self._limits.mask_budget_seconds), None
+        limit = None
         if schema is not None and spec.max_digits:
             limit = DigitLimit(self._digits, max(spec.max_digits, longest_number(schema.locations)))
-        initial = _checked(
+        return self._initial(spec, text, schema, limit), text
+
+    def _initial(
+        self, spec: StructuredOutputs, text: str, schema: PreparedSchema | None, limit: DigitLimit | None
+    ) -> InitialMatcher:
+        eos_ids, eos_mask_W = self._vocabulary.eos_ids, self._vocabulary.eos_mask_W
+        budget = TimeBudget(self._limits.mask_budget_seconds)
+        initial: InitialMatcher = _checked(
             spec, lambda: InitialMatcher(lambda: self.matcher(text), eos_ids, eos_mask_W, budget, limit), schema
         )
         ll_matcher, _ = initial.current
         if ll_matcher.is_error():
             raise _compile_error(spec, ll_matcher.get_error(), schema)
-        return initial, text
+        return initial
 
     def matcher(self, text: str) -> Any:
         """Create an LLMatcher, possibly in an error state."""
@@ -156,6 +186,12 @@ class LLGuidanceEngine:
                 raise ParameterError(
                     "grammar", f"grammar: <[{first}]> must be a special token in GBNF; write other tokens as text"
                 )
+
+
+def _ignored(schema: PreparedSchema, spec: StructuredOutputs) -> tuple[str, ...]:
+    """Remove what cannot be enforced from a schema, in place, and return it. Raises ParameterError."""
+    patterns = remove_unsupported_patterns(schema, overlapping=spec.on_unsupported == "ignore")
+    return check_unsupported((*patterns, *_unsupported(schema)), spec.on_unsupported)
 
 
 def _unsupported(schema: PreparedSchema) -> Iterator[tuple[str, str]]:

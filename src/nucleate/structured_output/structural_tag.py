@@ -6,9 +6,10 @@ The document is XGrammar's ``{"type": "structural_tag", "format": ...}``, or the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
@@ -16,6 +17,8 @@ from nucleate.parameters.parameter import ParameterError
 FIELD: Final = "structural_tag"
 MAX_NESTING: Final = 32
 """Maximum nesting of formats."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,35 @@ def parse_structural_tag(document: Any) -> Format:
     return found
 
 
+def parts_of(form: Format) -> Iterator[Format]:
+    """Yield a format and all formats in it."""
+    yield form
+    match form:
+        case Sequence(elements=inner) | Or(elements=inner):
+            pass
+        case TriggeredTags(tags=inner) | TagsWithSeparator(tags=inner):
+            pass
+        case Repeat(content=content) | Tag(content=content):
+            inner = (content,)
+        case _:
+            return
+    for part in inner:
+        yield from parts_of(part)
+
+
+@contextmanager
+def at_place(part: Format) -> Iterator[None]:
+    """Within this context, change errors of another field to name the place of a format."""
+    try:
+        yield
+    except ParameterError as error:
+        if error.field == FIELD:
+            raise
+        text = str(error)
+        reason = text[len(error.field) :].removeprefix(":").strip() if text.startswith(error.field) else text
+        reject(part.at, reason)
+
+
 def reject(at: str, reason: str) -> NoReturn:
     """Raise a ParameterError for a place in the document."""
     raise ParameterError(FIELD, f"{FIELD}{f'.{at}' if at else ''}: {reason}")
@@ -202,7 +234,7 @@ class _Fields:
             found.append(_tag(fields, depth))
         return tuple(found)
 
-    def done(self, kind: Callable[..., Any], **values: Any) -> Any:
+    def done(self, kind: Callable[..., T], **values: Any) -> T:
         """Reject the fields that were not read, and return the format."""
         for name in self.given:
             reject(self.at, f"unknown field {shown(name)}")
@@ -240,16 +272,13 @@ def _json_schema(fields: _Fields, _depth: int) -> Format:
         reject(fields.place("style"), f"must be 'json', got {shown(style)}")
     if fields.flag("any_order"):
         reject(fields.place("any_order"), "must be false: properties are in the order of the schema")
-    found: Format = fields.done(JsonSchema, schema=schema)
-    return found
+    return fields.done(JsonSchema, schema=schema)
 
 
 def _repeat(low: int, high: int | None) -> Callable[[_Fields, int], Format]:
     def read(fields: _Fields, depth: int) -> Format:
-        found: Format = fields.done(
-            Repeat, content=_format(fields.take("content"), fields.place("content"), depth), low=low, high=high
-        )
-        return found
+        content = _format(fields.take("content"), fields.place("content"), depth)
+        return fields.done(Repeat, content=content, low=low, high=high)
 
     return read
 
@@ -264,8 +293,7 @@ def _repeat_counted(fields: _Fields, depth: int) -> Format:
 def _tag(fields: _Fields, depth: int) -> Tag:
     begin = _text_or_token(fields.take("begin"), fields.place("begin"))
     content = _format(fields.take("content"), fields.place("content"), depth)
-    found: Tag = fields.done(Tag, begin=begin, content=content, ends=_ends(fields))
-    return found
+    return fields.done(Tag, begin=begin, content=content, ends=_ends(fields))
 
 
 def _ends(fields: _Fields) -> tuple[str | Token, ...]:
@@ -301,7 +329,7 @@ def _token_triggered(fields: _Fields, depth: int) -> Format:
 
 
 def _triggered(fields: _Fields, depth: int, triggers: tuple[str | Token, ...] | None = None) -> Format:
-    found: Format = fields.done(
+    return fields.done(
         TriggeredTags,
         triggers=fields.texts("triggers") if triggers is None else triggers,
         tags=fields.tags(depth),
@@ -309,18 +337,16 @@ def _triggered(fields: _Fields, depth: int, triggers: tuple[str | Token, ...] | 
         stop_after_first=fields.flag("stop_after_first"),
         excludes=fields.texts("excludes", optional=True),
     )
-    return found
 
 
 def _separated(fields: _Fields, depth: int) -> Format:
-    found: Format = fields.done(
+    return fields.done(
         TagsWithSeparator,
         tags=fields.tags(depth),
         separator=fields.text("separator", empty=True),
         at_least_one=fields.flag("at_least_one"),
         stop_after_first=fields.flag("stop_after_first"),
     )
-    return found
 
 
 def _structure(value: Any, at: str) -> Tag:
@@ -329,13 +355,12 @@ def _structure(value: Any, at: str) -> Tag:
     schema = fields.take("schema")
     if not isinstance(schema, Mapping | bool):
         reject(fields.place("schema"), f"must be an object, true or false, got {shown(schema)}")
-    found: Tag = fields.done(
+    return fields.done(
         Tag,
         begin=fields.text("begin"),
         content=JsonSchema(fields.place("schema"), schema),
         ends=(fields.text("end", empty=True),),
     )
-    return found
 
 
 _READERS: Final[Mapping[str, Callable[[_Fields, int], Format]]] = {

@@ -1,0 +1,112 @@
+"""Compiles structural tags to llguidance's grammar format."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from nucleate.structured_output import structural_tag as tags
+from nucleate.structured_output.gbnf import gbnf_lexing, is_gbnf, lark_of_lexing
+from nucleate.structured_output.gbnf_boundaries import boundary_bytes
+from nucleate.structured_output.grammar_expressions import Choice, Expression, Repetition, Sequence, TokenReference
+from nucleate.structured_output.lark import parse_lark
+from nucleate.structured_output.structural_tag import Format, parts_of
+from nucleate.structured_output.tag_compiler import TagCompiler
+from nucleate.structured_output.tag_conflicts import check_conflicts
+from nucleate.structured_output.tag_expressions import ANY_CHARACTERS, Embedded, Pattern, ascii_or_other, regex
+from nucleate.structured_output.tag_tokens import SpecialTokens
+
+_FIRST_OF_TYPES: Final = {
+    "object": "{", "array": "[", "string": '"', "boolean": "tf", "null": "n", "integer": "-0123456789",
+    "number": "-0123456789",
+}  # fmt: skip
+_IN_NUMBERS: Final = frozenset("0123456789.eE+-")
+
+
+def tag_grammar(
+    form: Format, schemas: Mapping[str, dict[str, Any]], options: Mapping[str, Any], tokens: SpecialTokens
+) -> str:
+    """Return a structural tag in llguidance's JSON format. Raises ParameterError.
+
+    schemas: the rewritten schema of each JSON schema by its place. options: of llguidance for them.
+    """
+    embedded: dict[str, Expression] = {}
+    grammars: list[dict[str, str]] = []
+    for part in parts_of(form):
+        if isinstance(part, tags.JsonSchema):
+            text = json.dumps({**schemas[part.at], "x-guidance": options})
+            first, continues = _json_boundaries(part.schema)
+            embedded[part.at] = Embedded(f"%json {text}", first, continues, part.at, is_json=True)
+        elif isinstance(part, tags.Grammar):
+            embedded[part.at] = _grammar(part, f"grammar_{len(grammars)}", grammars, options)
+    expression = TagCompiler(tokens, embedded).expression(form)
+    check_conflicts(expression)
+    return json.dumps({"grammars": [{"lark_grammar": _Lark().text(expression)}, *grammars]})
+
+
+def _grammar(part: tags.Grammar, name: str, grammars: list[dict[str, str]], options: Mapping[str, Any]) -> Expression:
+    """Return the expression of a grammar; add it to ``grammars`` unless it is regular."""
+    first = continues = ANY_CHARACTERS
+    if is_gbnf(part.grammar):
+        lexing = gbnf_lexing(part.grammar)
+        if len(lexing.rules) == len(lexing.terminals) == len(lexing.uses) == 1 and lexing.terminals[0].regular:
+            return regex(lexing.terminals[0].regex, part.at)
+        text = lark_of_lexing(lexing)
+        first, continues = map(_characters, boundary_bytes(lexing))
+    else:
+        text, continues = parse_lark(part.grammar, options).text, frozenset()  # the longest match, as documented
+    grammars.append({"name": name, "lark_grammar": text})
+    return Embedded(f"@{name}", first, continues, part.at)
+
+
+def _characters(byte_set: int) -> frozenset[str]:
+    return frozenset(ascii_or_other(chr(byte) for byte in range(256) if byte_set >> byte & 1))
+
+
+def _json_boundaries(schema: Any) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the characters with which the JSON of a schema may begin, and those that may continue a complete text."""
+    kinds = schema.get("type") if isinstance(schema, Mapping) else None
+    kinds = [kinds] if isinstance(kinds, str) else kinds
+    if not isinstance(kinds, list) or not all(kind in _FIRST_OF_TYPES for kind in kinds):
+        kinds = list(_FIRST_OF_TYPES)
+    first = frozenset("".join(_FIRST_OF_TYPES[kind] for kind in kinds))
+    return first, _IN_NUMBERS if "-" in first else frozenset()
+
+
+class _Lark:
+    """Renders an expression in Lark."""
+
+    def __init__(self) -> None:
+        self._rules: dict[Expression, str] = {}
+        self._lines: list[str] = []
+        self._terminals: dict[str, str] = {}
+
+    def text(self, expression: Expression) -> str:
+        start = f"start: {self._body(expression)}"
+        terminals = [f"{name}: {body}" for name, body in self._terminals.items()]
+        return "\n".join([start, *self._lines, *terminals]) + "\n"
+
+    def _part(self, expression: Expression) -> str:
+        match expression:
+            case Pattern():
+                expression.definitions(self._terminals)
+                return expression.name
+            case TokenReference():
+                return expression.text
+        if expression not in self._rules:
+            self._rules[expression] = name = f"rule_{len(self._rules)}"
+            self._lines.append(f"{name}: {self._body(expression)}")
+        return self._rules[expression]
+
+    def _body(self, expression: Expression) -> str:
+        match expression:
+            case Embedded():
+                return expression.text
+            case Sequence():
+                return " ".join(map(self._part, expression.parts)) or '""'
+            case Choice():
+                return " | ".join(map(self._part, expression.parts))
+            case Repetition():
+                return self._part(expression.parts[0]) + expression.operator
+        return self._part(expression)

@@ -1,0 +1,49 @@
+"""Finds the special tokens of a tokenizer in the texts of structural tags and triggers."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple, final
+
+from nucleate.parameters.converters import shown
+from nucleate.structured_output.structural_tag import Token, reject
+from nucleate.structured_output.vocabulary import Vocabulary
+
+
+class FoundToken(NamedTuple):
+    """A special token in a text: where it begins and ends, and its id."""
+
+    start: int
+    end: int
+    token_id: int
+
+
+@final
+class SpecialTokens:
+    """The special tokens of a vocabulary by their text. The longest one counts where several begin."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        names = vocabulary.tokenizer.pieces.tokens
+        special = [token for token in vocabulary.special_ids if token in vocabulary.allowed_ids]
+        self._ids = {names[token]: token for token in reversed(special) if names[token]}
+        longest_first = sorted(self._ids, key=len, reverse=True)
+        self._any = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def find(self, text: str, start: int = 0) -> FoundToken | None:
+        """Return the first special token in a text, from a position on."""
+        found = self._any.search(text, start)
+        return None if found is None else FoundToken(found.start(), found.end(), self._ids[found[0]])
+
+    def resolve(self, token: Token) -> int | str:
+        """Return the id of a special token, or the text of another token. Raises ParameterError for an unknown one."""
+        vocabulary, given = self._vocabulary, token.token
+        token_id = vocabulary.tokenizer.backend.token_to_id(given) if isinstance(given, str) else given
+        if token_id not in vocabulary.allowed_ids:
+            reject(token.at, f"{shown(given)} is not a token of this model")
+        if token_id in vocabulary.special_ids:
+            return token_id
+        try:
+            return vocabulary.tokens[token_id].decode()
+        except UnicodeDecodeError:
+            reject(token.at, f"{shown(given)} must be a special token, or one with a text")
