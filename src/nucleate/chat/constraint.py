@@ -90,11 +90,12 @@ class ChatConstraint:
         if not tools or self.tool_format is None:
             structure = answer
         else:
-            required = self.use.mode == "required" or answer is not None
-            structure = self.tool_format.structure(tools, required=required, parallel=self.use.parallel)
-            if self.use.mode == "auto" and answer is not None:
-                structure = {"type": "or", "elements": [structure, answer]}
-            elif self.use.mode == "auto" and not self.opened:
+            required, parallel = self.use.mode == "required", self.use.parallel
+            if not required and answer is not None:
+                structure = self.tool_format.structure_or_answer(tools, answer, parallel=parallel)
+            else:
+                structure = self.tool_format.structure(tools, required=required, parallel=parallel)
+            if not required and answer is None and not self.opened:
                 return structure  # it allows any text before the calls
         if structure is None or reasoning is None:
             return structure

@@ -44,7 +44,8 @@ class Harmony(ToolFormat):
                     yield from reader.until(_ENDS, _drop)
                     continue
             emit: Callable[[str], object] = out.reasoning if channel == "analysis" else out.content
-            yield from reader.until(_ENDS, emit)
+            if (yield from reader.until(_ENDS, emit)) is None:
+                out.close(reasoning=channel == "analysis")
             out.marker()
 
     def structure(self, tools: Sequence[Tool], *, required: bool, parallel: bool) -> Structure:

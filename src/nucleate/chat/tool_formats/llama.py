@@ -42,3 +42,9 @@ class Llama(ToolFormat):
     def structure(self, tools: Sequence[Tool], *, required: bool, parallel: bool) -> Structure:
         tags = [tag(f'{CALL} {json.dumps(tool.name)}, "parameters": ', tool, "}") for tool in tools]
         return calls(tags, triggers=[CALL], separator="; ", required=required, parallel=parallel)
+
+    def structure_or_answer(self, tools: Sequence[Tool], answer: Structure, *, parallel: bool) -> Structure:
+        # An answer in JSON may begin like a call, so that calls need a marker.
+        own = self.structure(tools, required=True, parallel=parallel)
+        marked = {"type": "sequence", "elements": [{"type": "const_string", "value": PYTHON_TAG}, own]}
+        return {"type": "or", "elements": [marked, answer]}

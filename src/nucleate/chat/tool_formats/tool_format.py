@@ -36,6 +36,10 @@ class ToolFormat(ABC):
         required: at least one call, and nothing else. parallel: calls may follow each other.
         """
 
+    def structure_or_answer(self, tools: Sequence[Tool], answer: Structure, *, parallel: bool) -> Structure:
+        """Return the format of an output with calls only, or with an answer of another format."""
+        return {"type": "or", "elements": [self.structure(tools, required=True, parallel=parallel), answer]}
+
     def new_id(self) -> str:
         """Return a new id of a call."""
         return call_id()
