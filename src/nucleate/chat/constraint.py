@@ -85,12 +85,13 @@ class ChatConstraint:
         tools, given, reasoning = self.use.callable_tools, self.given, self.reasoning
         if not tools and (given is None or reasoning is None):
             return None
+        required = bool(tools) and self.use.mode == "required"
         in_messages = reasoning is not None and reasoning.in_messages
         answer = None if given is None else _answer(given, in_messages=in_messages)
         if not tools or self.tool_format is None:
             structure = answer
         else:
-            required, parallel = self.use.mode == "required", self.use.parallel
+            parallel = self.use.parallel
             if not required and answer is not None:
                 structure = self.tool_format.structure_or_answer(tools, answer, parallel=parallel)
             else:
@@ -99,7 +100,8 @@ class ChatConstraint:
                 return structure  # it allows any text before the calls
         if structure is None or reasoning is None:
             return structure
-        return reasoning.before(structure, opened=self.opened)
+        spaced = required if given is None else given.kind.startswith("json")
+        return reasoning.before(structure, opened=self.opened, spaced=spaced)
 
 
 def _answer(given: StructuredOutputs, *, in_messages: bool) -> Structure:

@@ -110,6 +110,7 @@ def _class_schema(kind: Any, where: str, depth: int) -> dict[str, Any]:
         schema: dict[str, Any] = kind.model_json_schema()
         return schema
     fields: Mapping[str, bool] | None = None  # whether each is required
+    hints = typing.get_type_hints(kind, include_extras=True) if isinstance(kind, type) else {}
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         missing = dataclasses.MISSING
         fields = {
@@ -118,10 +119,13 @@ def _class_schema(kind: Any, where: str, depth: int) -> dict[str, Any]:
             if field.init
         }
     elif typing.is_typeddict(kind):
-        fields = {name: name in kind.__required_keys__ for name in kind.__annotations__}
+        # ``__required_keys__`` is wrong for annotations that are strings.
+        explicit = {typing.Required: True, typing.NotRequired: False}
+        fields = {
+            name: explicit.get(typing.get_origin(hint), name in kind.__required_keys__) for name, hint in hints.items()
+        }
     if fields is None:
         raise ParameterError("tools", f"{where}: the type {_shown(kind)} has no JSON schema")
-    hints = typing.get_type_hints(kind, include_extras=True)
     properties = {name: type_schema(hints[name], f"{where}.{name}", depth - 1) for name in fields}
     return _object(properties, [name for name, is_required in fields.items() if is_required])
 

@@ -54,13 +54,22 @@ class ReasoningFormat:
             out.close(reasoning=True)
         out.marker()
 
-    def before(self, structure: dict[str, Any], *, opened: bool) -> dict[str, Any]:
-        """Return the format of an output with a section before another format (see ``ToolFormat.structure``)."""
+    def before(self, structure: dict[str, Any], *, opened: bool, spaced: bool) -> dict[str, Any]:
+        """Return the format of an output with a section before another format (see ``ToolFormat.structure``).
+
+        spaced: an empty line may be between them, which most models write.
+        """
         text = {"type": "any_text"}
         section = {"type": "tag", "begin": "" if opened else self.start, "content": text, "end": self.end}
+        if spaced and not self.in_messages:
+            section = _sequence(section, {"type": "optional", "content": _constant("\n\n")})
         if self.in_messages:
-            section = _sequence(section, {"type": "const_string", "value": "<|start|>assistant"})
+            section = _sequence(section, _constant("<|start|>assistant"))
         return _sequence(section if opened else {"type": "optional", "content": section}, structure)
+
+
+def _constant(text: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": text}
 
 
 def _sequence(*elements: dict[str, Any]) -> dict[str, Any]:
