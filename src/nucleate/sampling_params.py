@@ -51,7 +51,8 @@ class OutputParameters:
     """How many outputs a request has, their format, and how tokens become text."""
 
     structured_outputs: StructuredOutputs | None = param(
-        "Constrain the output: a JSON schema, any JSON object, a regular expression, a list of choices or a grammar",
+        "Constrain the output: a JSON schema, any JSON object, a regular expression, a list of choices, a grammar "
+        "or a structural tag",
         default=None,
     )
     n: int = param("Number of outputs per prompt; output i uses seed + i", default=1, low=1, high=128)

@@ -23,6 +23,7 @@ from nucleate.cli.main import COMMANDS, main
 from nucleate.cli.structured_flags import FLAGS
 from nucleate.structured_output.spec import KINDS
 
+TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
 SCHEMA = {"type": "object", "properties": {"z": {"enum": ["é", 1]}, "a": {"type": "null"}}, "required": ["z", "a"]}
 LENIENT = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 3, "maxItems": 3}
 GENERATE = ("generate", "Once upon a time", "--max-tokens", "60", "--seed", "1")
@@ -56,6 +57,22 @@ def constraint(*arguments: str) -> nc.StructuredOutputs | None:
             {"json_object": True, "whitespace": "none"},
         ),
         (("--json-object", "--json-max-digits", "5"), {"json_object": True, "max_digits": 5}),
+        (("--structural-tag", json.dumps(TAG)), {"structural_tag": TAG}),
+        (
+            (
+                "--grammar",
+                'root ::= "<a:b>"',
+                "--grammar-lazy",
+                "--grammar-trigger",
+                "word:<a:",
+                "--grammar-trigger=token:x",
+            ),
+            {
+                "grammar": 'root ::= "<a:b>"',
+                "grammar_lazy": True,
+                "grammar_triggers": [{"type": "word", "value": "<a:"}, {"type": "token", "value": "x"}],
+            },
+        ),
         (
             ("--schema-on-unsupported", "approximate", "--json-schema", "{}"),
             {"json_schema": {}, "on_unsupported": "approximate"},
@@ -80,6 +97,12 @@ def test_a_file_is_named_after_an_at_sign(tmp_path: Path, encoding: str) -> None
     assert made == nc.StructuredOutputs(json_schema=SCHEMA)
     assert list(made.schema["properties"]) == ["z", "a"]
     assert constraint("--grammar", f"@{grammar}") == nc.StructuredOutputs(grammar='start: "é"\r\n  | "x"\n')
+
+
+def test_an_unknown_type_of_trigger_is_a_usage_error() -> None:
+    for trigger in ("words:a", "a", ":a"):
+        with pytest.raises(UsageError, match="--grammar-trigger must be TYPE:VALUE"):
+            constraint("--grammar", 'root ::= "a"', "--grammar-lazy", "--grammar-trigger", trigger)
 
 
 @pytest.mark.parametrize("flag", ["--json-schema", "--grammar"])
@@ -131,7 +154,7 @@ def test_a_text_that_cannot_be_a_path_is_a_text(text: str) -> None:
         (
             ("--regex", "a", "--schema-on-unsupported", "ignore"),
             "on_unsupported",
-            "on_unsupported needs json_schema, got regex",
+            "on_unsupported needs json_schema or structural_tag, got regex",
         ),
         (
             ("--json-object", "--json-whitespace", ""),
@@ -433,7 +456,7 @@ def test_an_unsupported_constraint_is_an_error_before_the_first_line(
     st.text(st.characters(exclude_characters="\0"), max_size=30),
 )
 def test_any_text_is_a_constraint_or_an_error(flag: str, text: str) -> None:
-    arguments = ["--json-object"] if flag == "json-object" else [f"--{flag}={text}"]
+    arguments = [f"--{flag}"] if flag in ("json-object", "grammar-lazy") else [f"--{flag}={text}"]
     if flag.startswith("structured_outputs"):
         arguments.append("--json-object")
     try:

@@ -201,7 +201,7 @@ def test_logprobs_and_stops_with_structured_output(client: Any, kind: str) -> No
 
 
 REJECTED: list[tuple[str, Any, str]] = [
-    ("response_format", {"type": "xml"}, "type must be one of text, json_object, json_schema"),
+    ("response_format", {"type": "xml"}, "type must be one of text, json_object, json_schema, structural_tag"),
     ("response_format", {"type": "json_schema"}, "json_schema must be an object"),
     ("response_format", schema_format({"type": "strnig"}), "schema: Invalid type: strnig"),
     (

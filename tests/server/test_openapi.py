@@ -180,7 +180,7 @@ def beyond_schemas(field: str, value: Any) -> bool:
     """Whether the schema cannot express the server's rules for this field and value."""
     if field in ("prompt", "messages", "chat_template_kwargs", "stream_options"):
         return True
-    if field in ("structured_outputs", "response_format"):
+    if field in ("structured_outputs", "response_format", "grammar", "grammar_lazy", "grammar_triggers"):
         return True
     if field == "logit_bias" and isinstance(value, dict):
         return any(

@@ -17,6 +17,7 @@ from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, PLAIN, Endpoint
 from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.response_format import (
     FORMAT_FIELDS,
+    GRAMMAR_FIELDS,
     RESPONSE_FORMAT,
     STRUCTURED_OUTPUTS,
     RequestedFormat,
@@ -29,6 +30,21 @@ HELLO = [{"role": "user", "content": "Hello"}]
 BOTH = pytest.mark.parametrize("kind", [COMPLETIONS, CHAT], ids=lambda kind: kind.url)
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}, "required": ["a", "b"]}
 NAMED = {"name": "x", "schema": SCHEMA}
+TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
+OLD_TAG = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}],
+    "triggers": ["<f"],
+}
+LAZY: dict[str, Any] = {
+    "grammar": 'root ::= "a"',
+    "grammar_lazy": True,
+    "grammar_triggers": [
+        {"type": "word", "value": "a"},
+        {"type": 3, "value": r"[\s\S]*?(b|c)[\s\S]*"},
+        {"type": 0, "token": 7},
+    ],
+}
 LENIENT = {"type": "array", "uniqueItems": True}
 
 
@@ -87,6 +103,18 @@ MEANINGS: list[tuple[dict[str, Any], StructuredOutputs | None]] = [
     ({"structured_outputs": {"regex": "a", "on_unsupported": None, "choice": None}}, StructuredOutputs(regex="a")),
     ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "text"}}, StructuredOutputs(regex="a")),
     ({"structured_outputs": {"regex": "a"}, "response_format": None}, StructuredOutputs(regex="a")),
+    ({"response_format": TAG}, StructuredOutputs(structural_tag=TAG)),
+    ({"response_format": OLD_TAG}, StructuredOutputs(structural_tag=OLD_TAG)),
+    ({"structured_outputs": {"structural_tag": json.dumps(TAG)}}, StructuredOutputs(structural_tag=TAG)),
+    ({"structured_outputs": {"structural_tag": OLD_TAG}}, StructuredOutputs(structural_tag=OLD_TAG)),
+    ({"grammar": 'root ::= "a"'}, StructuredOutputs(grammar='root ::= "a"')),
+    ({"grammar": "", "grammar_lazy": False, "grammar_triggers": []}, None),
+    (
+        {"grammar": LAZY["grammar"], "grammar_lazy": False, "grammar_triggers": []},
+        StructuredOutputs(grammar='root ::= "a"'),
+    ),
+    (LAZY, StructuredOutputs(**LAZY)),
+    ({"structured_outputs": LAZY}, StructuredOutputs(**LAZY)),
     ({"structured_outputs": {"json_schema": json.dumps(SCHEMA)}}, StructuredOutputs(json_schema=SCHEMA)),
     (
         {"structured_outputs": {"json": SCHEMA, "on_unsupported": "ignore", "whitespace": "none"}},
@@ -108,7 +136,8 @@ def test_both_fields_set_the_same_constraint(
     assert read.params.structured_outputs == expected
     assert read.params == parse(kind).params.replace(structured_outputs=expected)
     busy = [name for name, value in fields.items() if value is not None and value != {"type": "text"}]
-    assert read.requested_format.field == (busy or [RESPONSE_FORMAT])[0]
+    if expected is not None or RESPONSE_FORMAT in fields:
+        assert read.requested_format.field == (busy or [RESPONSE_FORMAT])[0]
 
 
 def test_schema_properties_keep_their_order() -> None:
@@ -138,7 +167,7 @@ def test_a_body_overrides_the_default() -> None:
 # how an error message starts
 ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": "text"}, "response_format must be an object, got 'text'"),
-    ({"response_format": {}}, "response_format.type must be one of text, json_object, json_schema, got None"),
+    ({"response_format": {}}, "response_format.type must be one of text, json_object, json_schema, struct"),
     ({"response_format": {"type": ["text"]}}, "response_format.type must be one of "),
     ({"response_format": {"type": "text", "frob": None}}, "unknown field of response_format 'frob'"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema must be an object"),
@@ -165,7 +194,25 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"json_object": 1}}, "structured_outputs.json_object must be true or false"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice must be a non-empty list"),
     ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}}, "structured_outputs.disable_any_whitesp"),
-    ({"structured_outputs": {"regex": "a", "structural_tag": "{}"}}, "structured_outputs.structural_tag is not supp"),
+    ({"structured_outputs": {"regex": "a", "structural_tag": "{}"}}, "structured_outputs must have exactly one of"),
+    (
+        {"structured_outputs": {"structural_tag": "{}"}},
+        "structured_outputs.structural_tag.type: must be 'structural_tag'",
+    ),
+    ({"response_format": {"type": "structural_tag"}}, "response_format: needs a format, or structures and triggers"),
+    (
+        {"response_format": TAG | {"format": {"type": "xml"}}},
+        "response_format.format.type: must be one of const_string",
+    ),
+    ({"response_format": TAG | {"strict": True}}, "response_format: unknown field 'strict'"),
+    ({"grammar": 5}, "grammar must be a non-empty string"),
+    ({"grammar_lazy": True}, "grammar_lazy needs grammar"),
+    ({"grammar_triggers": [{"type": "word", "value": "a"}]}, "grammar_triggers needs grammar"),
+    ({"grammar_lazy": True, "grammar": 'start: "a"'}, "grammar_lazy needs grammar_triggers"),
+    (
+        {"grammar_triggers": [{"type": "words", "value": "a"}], "grammar": 'start: "a"', "grammar_lazy": True},
+        "grammar_triggers[0]: type must be one of token, word, pattern, pattern_full, got 'words'",
+    ),
     ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern is n"),
     ({"structured_outputs": {"json": {}, "disable_additional_properties": True}}, "structured_outputs.disable_addi"),
     ({"structured_outputs": {"regexp": "a"}}, "unknown field of structured_outputs 'regexp'; did you mean regex?"),
@@ -204,13 +251,15 @@ def test_an_error_names_the_field_and_the_position(kind: Endpoint, fields: dict[
 @BOTH
 def test_only_one_constraint_is_allowed(kind: Endpoint) -> None:
     both = {RESPONSE_FORMAT: {"type": "json_object"}, STRUCTURED_OUTPUTS: {"regex": "a"}}
-    assert both.keys() == set(FORMAT_FIELDS)
+    assert {*both, *GRAMMAR_FIELDS} == set(FORMAT_FIELDS)
     for fields in (both, dict(reversed(both.items()))):
         error = error_of(kind, **fields)
         assert (error.field, str(error)) == (
             STRUCTURED_OUTPUTS,
             "structured_outputs and response_format cannot be combined",
         )
+    error = error_of(kind, grammar='root ::= "a"', **both)
+    assert str(error) == "grammar and response_format cannot be combined"
 
 
 @BOTH
@@ -253,7 +302,8 @@ def test_any_value_is_a_constraint_or_an_error_that_names_its_field(data: st.Dat
         assert error.field in given_
         assert error.field in str(error)
         return
-    assert (parsed is None) == (not given_)
+    nothing = {"grammar": "", "grammar_lazy": False, "grammar_triggers": []}
+    assert (parsed is None) == all(nothing.get(name) == value for name, value in given_.items())
     assert parsed is None or parsed.field in given_
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.input_text import decode
+from nucleate.structured_output.grammar_triggers import TYPES
 from nucleate.structured_output.spec import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _WHITESPACE = (
     "Whitespace between JSON tokens: flexible (a space, or a line break with indentation) or none (default: flexible)."
 )
 _MAX_DIGITS = "Maximum number of consecutive digits of a number in JSON; 0 for no limit (default: 16)."
-TITLE = "structured output (at most one of the first five; @FILE reads the value from a file)"
+TITLE = "structured output (at most one of the first six; @FILE reads the value from a file)"
 
 FLAGS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "json_schema": ("json-schema", "Generate JSON that conforms to this JSON schema.", {"metavar": "@FILE|JSON"}),
@@ -35,13 +36,28 @@ FLAGS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         {"metavar": "TEXT", "action": "append"},
     ),
     "grammar": ("grammar", "Generate text of this grammar, in Lark or GBNF.", {"metavar": "@FILE|TEXT"}),
+    "structural_tag": (
+        "structural-tag",
+        "Generate free text with sections that follow a schema, pattern or grammar, as this structural tag says.",
+        {"metavar": "@FILE|JSON"},
+    ),
+    "grammar_lazy": (
+        "grammar-lazy",
+        "Apply the grammar only from a trigger on; before it, the text is free. Needs --grammar-trigger.",
+        {"action": "store_const", "const": True},
+    ),
+    "grammar_triggers": (
+        "grammar-trigger",
+        "What begins the grammar with --grammar-lazy: word:TEXT, token:TEXT or pattern:REGEX. Repeat for each trigger.",
+        {"metavar": "TYPE:VALUE", "action": "append"},
+    ),
     "on_unsupported": ("schema-on-unsupported", _ON_UNSUPPORTED, {"metavar": "ACTION"}),
     "whitespace": ("json-whitespace", _WHITESPACE, {"metavar": "MODE"}),
     "max_digits": ("json-max-digits", _MAX_DIGITS, {"metavar": "N"}),
 }
 """By field: the flag without its dashes, its help text and further arguments for argparse."""
 
-_FILES = ("json_schema", "grammar")
+_FILES = ("json_schema", "grammar", "structural_tag")
 
 
 def add_structured(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +76,16 @@ def read_structured(arguments: argparse.Namespace) -> StructuredOutputs | None:
             values[field] = read_content(FLAGS[field][0], values[field])
     if (text := values.get("max_digits", "")).isdecimal() and len(text) < 10:
         values["max_digits"] = int(text)
+    if "grammar_triggers" in values:
+        values["grammar_triggers"] = [_trigger(text) for text in values["grammar_triggers"]]
     return StructuredOutputs(**values) if values else None
+
+
+def _trigger(text: str) -> dict[str, str]:
+    kind, colon, value = text.partition(":")
+    if not colon or kind not in TYPES:
+        raise UsageError(f"--grammar-trigger must be TYPE:VALUE with the type {', '.join(TYPES)}, got {text}")
+    return {"type": kind, "value": value}
 
 
 def check_structured(engine: Engine, structured_outputs: StructuredOutputs | None) -> None:

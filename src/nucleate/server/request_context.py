@@ -24,7 +24,7 @@ from nucleate.server.request_log import RequestLog
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 BODY_TIMEOUT_SECONDS = 30.0
 """Maximum time for a request body to arrive."""
-PRIVATE_FIELDS = ("prompt", "messages", "tokens", "response_format", "structured_outputs")
+PRIVATE_FIELDS = ("prompt", "messages", "tokens", "response_format", "structured_outputs", "grammar")
 """Body fields whose content is not logged."""
 MAX_ERROR_CHARACTERS = 500
 """Maximum length of an error message in the log."""

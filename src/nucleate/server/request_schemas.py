@@ -26,7 +26,8 @@ from nucleate.server.openai.beam_search import PARAMETER_FIELDS, USE_BEAM_SEARCH
 from nucleate.server.openai.endpoints import Endpoint
 from nucleate.server.openai.messages import MAX_MESSAGES, TEMPLATE_FIELDS
 from nucleate.server.openai.requests import NON_EMPTY
-from nucleate.server.openai.response_format import RESPONSE_FORMAT
+from nucleate.server.openai.response_format import GRAMMAR, GRAMMAR_LAZY, GRAMMAR_TRIGGERS, RESPONSE_FORMAT
+from nucleate.structured_output.grammar_triggers import MAX_TRIGGERS
 
 Schema = dict[str, Any]
 
@@ -192,6 +193,11 @@ def _endpoint_schemas(limits: ServerLimits) -> dict[str, Schema]:
         "chat_template_kwargs": _nullable(OBJECT, "Additional variables for the chat template."),
         "model": _nullable(NAME, "The model name."),
         RESPONSE_FORMAT: _nullable(OBJECT, "Structured output as in OpenAI's API; strict by default."),
+        GRAMMAR: _nullable(TEXT, "A grammar in GBNF or Lark, as in llama.cpp."),
+        GRAMMAR_LAZY: _nullable(BOOLEAN, "Apply the grammar from a trigger on only."),
+        GRAMMAR_TRIGGERS: _nullable(
+            _list_schema(OBJECT, MAX_TRIGGERS), "With grammar_lazy: objects with type and value."
+        ),
         USE_BEAM_SEARCH: _nullable(BOOLEAN, "Use beam search with best_of (or n) beams instead of sampling."),
         "early_stopping": {"enum": [False, True, "never", None], "description": "With use_beam_search: when to stop."},
         **searching,

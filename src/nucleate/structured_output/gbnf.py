@@ -17,6 +17,7 @@ from nucleate.structured_output.grammar_expressions import (
     Expression,
     Reference,
     Repetition,
+    Rules,
     Terminal,
     TokenReference,
 )
@@ -49,8 +50,12 @@ def _translated(text: str) -> str:
 @lru_cache(maxsize=8)
 def gbnf_lexing(text: str) -> Lexing:
     """Return a GBNF grammar divided into terminals. Raises ParameterError."""
-    rules = simplify(parse_gbnf(text), "root")
-    lexing = divide(rules, "root")
+    return lexing_of(parse_gbnf(text))
+
+
+def lexing_of(rules: Rules) -> Lexing:
+    """Return the rules of a grammar divided into terminals. Raises ParameterError."""
+    lexing = divide(simplify(rules, "root"), "root")
     if sum(terminal.regex_length for terminal in lexing.terminals) > MAX_LARK_CHARACTERS:
         raise ParameterError("grammar", f"grammar: more than {MAX_LARK_CHARACTERS} characters with its rules included")
     return lexing

@@ -8,9 +8,11 @@ from typing import Any, Final
 from nucleate.structured_output.gbnf import lark_text
 from nucleate.structured_output.json_schema import PreparedSchema
 from nucleate.structured_output.lark import parse_lark
+from nucleate.structured_output.lazy_grammar import lazy_grammar
 from nucleate.structured_output.llguidance_loader import library
 from nucleate.structured_output.schema_soundness import rewrite_schema
 from nucleate.structured_output.spec import StructuredOutputs
+from nucleate.structured_output.tag_tokens import SpecialTokens
 
 WHITESPACE: Final = r"( |\n( {0,16}|\t{0,8}))"
 """Optional whitespace between JSON tokens: bounded, but enough for indentation (four levels of four spaces).
@@ -19,11 +21,13 @@ Some models generate as much whitespace as is allowed: with 40 spaces, the bundl
 """
 
 
-def llguidance_grammar(spec: StructuredOutputs, schema: PreparedSchema | None = None) -> str:
+def llguidance_grammar(spec: StructuredOutputs, tokens: SpecialTokens, schema: PreparedSchema | None = None) -> str:
     """Return the constraint in llguidance's JSON format. Raises ParameterError for an invalid grammar.
 
     schema: the prepared schema of a JSON constraint, which is changed.
     """
+    if spec.grammar is not None and spec.grammar_triggers is not None:
+        return lazy_grammar(spec.grammar, spec.grammar_triggers, schema_options(spec), tokens)
     if schema is not None:
         text = json.dumps(rewrite_schema(schema))
         return str(library().LLMatcher.grammar_from_json_schema(text, overrides=schema_options(spec)))

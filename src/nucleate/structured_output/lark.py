@@ -50,6 +50,11 @@ class LarkToken(NamedTuple):
     value: Any = None
     lines: int = 0
 
+    @property
+    def source(self) -> str:
+        """The token as it is written in a grammar."""
+        return f"{self.text} {json.dumps(self.value)}" if self.kind == "embedded" else self.text
+
 
 @dataclass(frozen=True)
 class Lark:
@@ -78,7 +83,7 @@ def parse_lark(text: str, options: Mapping[str, Any] | None = None) -> Lark:
     Raises ParameterError for unsupported features: llguidance options that change the text, and the rule attributes
     max_tokens, temperature and stop. The numbers for an invalid grammar are arbitrary.
     """
-    all_tokens = list(_tokenize(text))
+    all_tokens = list(tokenize(text))
     tokens = [token for token in all_tokens if token.kind not in ("skip", "newline")]
     negations = 0
     for token, following in pairwise([*tokens, LarkToken("end", "", 0)]):
@@ -99,7 +104,7 @@ def parse_lark(text: str, options: Mapping[str, Any] | None = None) -> Lark:
     )
 
 
-def _tokenize(text: str) -> Iterator[LarkToken]:
+def tokenize(text: str) -> Iterator[LarkToken]:
     """Yield all tokens of a grammar, white space and comments included."""
     position, line = 0, 1
     while found := _TOKEN.match(text, position):

@@ -56,6 +56,7 @@ class LLGuidanceEngine:
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits, threads: int | None) -> None:
         self._vocabulary, self._limits = vocabulary, limits
         self._tokenizer = guidance_tokenizer(vocabulary)
+        self._special_tokens = SpecialTokens(vocabulary)
         self._digits = TokenDigits(vocabulary.tokens)
         self._executor = library().LLExecutor(num_threads=threads)
 
@@ -94,8 +95,8 @@ class LLGuidanceEngine:
                 elif isinstance(part, Grammar):
                     self._check_grammar(part.grammar)
         rewritten = {at: rewrite_schema(schema) for at, schema in schemas.items()}
-        options, tokens = schema_options(spec), SpecialTokens(self._vocabulary)
-        text = _checked(spec, lambda: tag_grammar(form, rewritten, options, tokens), None)
+        options = schema_options(spec)
+        text = _checked(spec, lambda: tag_grammar(form, rewritten, options, self._special_tokens), None)
         initial = self._initial(spec, text, None, None)
         if spec.on_unsupported != "error":
             for warning in initial.current[0].get_grammar_warnings():
@@ -105,7 +106,7 @@ class LLGuidanceEngine:
 
     def _create(self, spec: StructuredOutputs, schema: PreparedSchema | None) -> tuple[InitialMatcher, str]:
         """Return the initial matcher and llguidance's text of a constraint. schema: its prepared schema."""
-        text = _checked(spec, lambda: llguidance_grammar(spec, schema), schema)
+        text = _checked(spec, lambda: llguidance_grammar(spec, self._special_tokens, schema), schema)
         limit = None
         if schema is not None and spec.max_digits:
             limit = DigitLimit(self._digits, max(spec.max_digits, longest_number(schema.locations)))

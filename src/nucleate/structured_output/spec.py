@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, get_args
 
 from nucleate.parameters.converters import register, shown
 from nucleate.parameters.parameter import ParameterError, read_json, unknown
+from nucleate.structured_output.grammar_triggers import GrammarTrigger, read_triggers
 from nucleate.structured_output.structural_tag import parse_structural_tag
 
 OnUnsupported = Literal["error", "approximate", "ignore"]
@@ -39,6 +40,10 @@ class StructuredOutputs:
     - ``structural_tag``: free text with structured sections, as an object ``{"type": "structural_tag", "format": ...}``
       or its JSON text; see ``structural_tag.py``. It is kept as text.
 
+    ``grammar_lazy``: the output is any text until one of ``grammar_triggers``, and from there on a text of the grammar,
+    which begins with the trigger, as in llama.cpp. Triggers are objects ``{"type", "value"}`` with the type "word",
+    "token" or "pattern".
+
     ``on_unsupported`` selects what happens to schema keywords that cannot be enforced: ``"error"`` rejects the schema;
     ``"approximate"`` also rejects it, but treats ``oneOf`` as ``anyOf``; ``"ignore"`` skips these keywords and lists
     them in the output's ``validation``. ``whitespace`` between JSON tokens: ``"flexible"`` allows a space, or a line
@@ -54,6 +59,8 @@ class StructuredOutputs:
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
     structural_tag: str | None = None
+    grammar_lazy: bool = False
+    grammar_triggers: tuple[GrammarTrigger, ...] | None = None
     on_unsupported: OnUnsupported = "error"
     whitespace: Whitespace = "flexible"
     max_digits: int = MAX_DIGITS
@@ -69,6 +76,11 @@ class StructuredOutputs:
         for name, default, kinds in _OPTIONS:
             if getattr(self, name) != default and self.kind not in kinds:
                 raise ParameterError(name, f"{name} needs {' or '.join(kinds)}, got {self.kind}")
+        if self.grammar_lazy != (self.grammar_triggers is not None):
+            message = (
+                "grammar_lazy needs grammar_triggers" if self.grammar_lazy else "grammar_triggers need grammar_lazy"
+            )
+            raise ParameterError("grammar_lazy" if self.grammar_lazy else "grammar_triggers", message)
 
     @property
     def kind(self) -> str:
@@ -86,6 +98,8 @@ class StructuredOutputs:
         for name in ("json_schema", "structural_tag"):
             if name in given:
                 given[name] = json.loads(given[name])
+        if self.grammar_triggers is not None:
+            given["grammar_triggers"] = [trigger.to_dict() for trigger in self.grammar_triggers]
         return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
     def to_json(self) -> str:
@@ -112,6 +126,8 @@ class StructuredOutputs:
 _OPTIONS: Final = (
     ("on_unsupported", "error", ("json_schema", "structural_tag")),
     ("whitespace", "flexible", ("json_schema", "json_object", "structural_tag")),
+    ("grammar_lazy", False, ("grammar",)),
+    ("grammar_triggers", None, ("grammar",)),
     ("max_digits", MAX_DIGITS, ("json_schema", "json_object")),
 )
 """Options: their name, default, and the kinds of constraints to which they apply."""
@@ -192,6 +208,8 @@ _CONVERT: Mapping[str, Callable[[str, Any], Any]] = {
     "choice": _texts,
     "grammar": _text,
     "structural_tag": _tag,
+    "grammar_lazy": _switch,
+    "grammar_triggers": read_triggers,
     "on_unsupported": partial(_one_of, OnUnsupported),
     "whitespace": partial(_one_of, Whitespace),
     "max_digits": _count,

@@ -85,9 +85,9 @@ class TagCompiler:
     def _leaf(self, form: Format, ends: Ends) -> Expression:
         match form:
             case tags.AnyText(excludes=excludes):
-                return free_text(self._checked_stops([*ends.texts, *excludes], form.at), form.at)
+                return free_text(checked_stops([*ends.texts, *excludes], form.at), form.at)
             case tags.ConstString(value=value):
-                return self._text(value, form.at)
+                return self.text(value, form.at)
             case tags.Regex(pattern=pattern):
                 return regex(pattern, form.at)
             case Token():
@@ -104,7 +104,7 @@ class TagCompiler:
 
     def _separated(self, form: tags.TagsWithSeparator) -> Expression:
         tag = either(self.expression(tag) for tag in form.tags)
-        more = repeat(join([self._text(form.separator, f"{form.at}.separator"), tag]), 0, None)
+        more = repeat(join([self.text(form.separator, f"{form.at}.separator"), tag]), 0, None)
         found = tag if form.stop_after_first else join([tag, more])
         return found if form.at_least_one else either([EMPTY, found])
 
@@ -113,22 +113,22 @@ class TagCompiler:
         close = ends if last else NO_ENDS
         triggers = {self._marker_text(trigger): index for index, trigger in reversed([*enumerate(form.triggers)])}
         texts = [trigger for trigger in triggers if isinstance(trigger, str)]
-        stops = self._checked_stops([*texts, *ends.texts, *form.excludes], form.at)
+        stops = checked_stops([*texts, *ends.texts, *form.excludes], form.at)
         rests: dict[FreeTextEnd, list[Expression]] = {}
         for tag in form.tags:
             begin, rest = self._marker_text(tag.begin), self._after_begin(tag)
             found = [trigger for trigger in triggers if trigger == begin or _starts_with(begin, trigger)]
             if not found:
                 reject(f"{tag.at}.begin", f"{shown(tag.begin)} begins with none of the triggers")
-            for ending, position in self._endings(begin, found[0]):
-                after = self._text(begin, f"{tag.at}.begin", position) if isinstance(begin, str) else EMPTY
+            for ending, position in self.endings(begin, found[0]):
+                after = self.text(begin, f"{tag.at}.begin", position) if isinstance(begin, str) else EMPTY
                 rests.setdefault(ending, []).append(join([after, rest]))
             triggers[found[0]] = -1
         for trigger, index in triggers.items():
             if index >= 0:
                 reject(f"{form.at}.triggers[{index}]", f"no tag begins with {shown(trigger)}")
         starts = choice(
-            sequence([self._up_to(ending, stops, form.at), either(after)]) for ending, after in rests.items()
+            sequence([self.up_to(ending, stops, form.at), either(after)]) for ending, after in rests.items()
         )
         tail = self._closed(free_text(stops, form.at), close)
         first = either(self.expression(tag) for tag in form.tags)
@@ -155,15 +155,15 @@ class TagCompiler:
             before = without(content, concatenation([closed, ANY]))
             found.append(first_match(closed))
         for end in ends.given:
-            for ending, position in self._endings(end, end):
-                after = self._text(end, ends.at, position) if isinstance(end, str) else EMPTY
+            for ending, position in self.endings(end, end):
+                after = self.text(end, ends.at, position) if isinstance(end, str) else EMPTY
                 if ending.token_id is not None and content.stops is None:
                     found.append(join([before, literal(ending.text, ends.at), _reference(ending.token_id), after]))
                 elif content.stops is not None:
-                    found.append(join([self._up_to(ending, content.stops, content.at), after]))
+                    found.append(join([self.up_to(ending, content.stops, content.at), after]))
         return choice(found)
 
-    def _endings(self, text: str | int, trigger: str | int) -> Iterator[tuple[FreeTextEnd, int]]:
+    def endings(self, text: str | int, trigger: str | int) -> Iterator[tuple[FreeTextEnd, int]]:
         """Yield how free text may end with the trigger of a text or token, and where the rest of the text begins."""
         if isinstance(text, int) or isinstance(trigger, int):
             yield FreeTextEnd("", int(trigger)), 0
@@ -173,13 +173,13 @@ class TagCompiler:
         if token is not None and token.start < len(trigger):
             yield FreeTextEnd(text[: token.start], token.token_id), token.end
 
-    def _up_to(self, ending: FreeTextEnd, stops: frozenset[str], at: str) -> Expression:
+    def up_to(self, ending: FreeTextEnd, stops: frozenset[str], at: str) -> Expression:
         """Return the free text up to and including an ending."""
         if ending.token_id is None:
             return text_until(ending.text, stops, at)
         return sequence([_ending_with(free_text(stops, at), ending.text), _reference(ending.token_id)])
 
-    def _text(self, text: str, at: str, start: int = 0) -> Expression:
+    def text(self, text: str, at: str, start: int = 0) -> Expression:
         """Return the expression of a text from a position on, with its special tokens."""
         parts: list[Expression] = []
         while (token := self._tokens.find(text, start)) is not None:
@@ -193,17 +193,7 @@ class TagCompiler:
         return self._tokens.resolve(marker) if isinstance(marker, Token) else marker
 
     def _marker(self, marker: str | int, at: str) -> Expression:
-        return self._text(marker, at) if isinstance(marker, str) else _reference(marker)
-
-    @staticmethod
-    def _checked_stops(texts: Iterable[str], at: str) -> frozenset[str]:
-        """Return the texts at which free text ends. Raises ParameterError if one hides another."""
-        stops = frozenset(texts)
-        for stop in stops:
-            for other in stops:
-                if stop != other and stop in other:
-                    reject(at, f"{shown(other)} is never reached, because free text already ends at {shown(stop)}")
-        return stops
+        return self.text(marker, at) if isinstance(marker, str) else _reference(marker)
 
 
 class FreeTextEnd(NamedTuple):
@@ -211,6 +201,16 @@ class FreeTextEnd(NamedTuple):
 
     text: str
     token_id: int | None = None
+
+
+def checked_stops(texts: Iterable[str], at: str) -> frozenset[str]:
+    """Return the texts at which free text ends. Raises ParameterError if one hides another."""
+    stops = frozenset(texts)
+    for stop in stops:
+        for other in stops:
+            if stop != other and stop in other:
+                reject(at, f"{shown(other)} is never reached, because free text already ends at {shown(stop)}")
+    return stops
 
 
 def _starts_with(begin: str | int, trigger: str | int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Final
 
 from nucleate.structured_output import structural_tag as tags
@@ -11,6 +12,7 @@ from nucleate.structured_output.gbnf import gbnf_lexing, is_gbnf, lark_of_lexing
 from nucleate.structured_output.gbnf_boundaries import boundary_bytes
 from nucleate.structured_output.grammar_expressions import Choice, Expression, Repetition, Sequence, TokenReference
 from nucleate.structured_output.lark import parse_lark
+from nucleate.structured_output.lexing import Lexing
 from nucleate.structured_output.structural_tag import Format, parts_of
 from nucleate.structured_output.tag_compiler import TagCompiler
 from nucleate.structured_output.tag_conflicts import check_conflicts
@@ -32,32 +34,49 @@ def tag_grammar(
     schemas: the rewritten schema of each JSON schema by its place. options: of llguidance for them.
     """
     embedded: dict[str, Expression] = {}
-    grammars: list[dict[str, str]] = []
+    grammars = Grammars(options)
     for part in parts_of(form):
         if isinstance(part, tags.JsonSchema):
             text = json.dumps({**schemas[part.at], "x-guidance": options})
             first, continues = _json_boundaries(part.schema)
             embedded[part.at] = Embedded(f"%json {text}", first, continues, part.at, is_json=True)
         elif isinstance(part, tags.Grammar):
-            embedded[part.at] = _grammar(part, f"grammar_{len(grammars)}", grammars, options)
-    expression = TagCompiler(tokens, embedded).expression(form)
-    check_conflicts(expression)
-    return json.dumps({"grammars": [{"lark_grammar": _Lark().text(expression)}, *grammars]})
+            is_in_gbnf = is_gbnf(part.grammar)
+            embed = (
+                partial(grammars.gbnf, gbnf_lexing(part.grammar))
+                if is_in_gbnf
+                else partial(grammars.lark, part.grammar)
+            )
+            embedded[part.at] = embed(part.at)
+    return grammars.document(TagCompiler(tokens, embedded).expression(form))
 
 
-def _grammar(part: tags.Grammar, name: str, grammars: list[dict[str, str]], options: Mapping[str, Any]) -> Expression:
-    """Return the expression of a grammar; add it to ``grammars`` unless it is regular."""
-    first = continues = ANY_CHARACTERS
-    if is_gbnf(part.grammar):
-        lexing = gbnf_lexing(part.grammar)
-        if len(lexing.rules) == len(lexing.terminals) == len(lexing.uses) == 1 and lexing.terminals[0].regular:
-            return regex(lexing.terminals[0].regex, part.at)
-        text = lark_of_lexing(lexing)
+class Grammars:
+    """The grammars that a grammar embeds. options: of llguidance for JSON schemas in them."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._options = options
+        self._texts: list[str] = []
+
+    def gbnf(self, lexing: Lexing, at: str) -> Expression:
+        if len(lexing.rules) == len(lexing.uses) == 1 and lexing.terminals[0].regular:
+            return regex(lexing.terminals[0].regex, at)
         first, continues = map(_characters, boundary_bytes(lexing))
-    else:
-        text, continues = parse_lark(part.grammar, options).text, frozenset()  # the longest match, as documented
-    grammars.append({"name": name, "lark_grammar": text})
-    return Embedded(f"@{name}", first, continues, part.at)
+        return self._added(lark_of_lexing(lexing), first, continues, at)
+
+    def lark(self, text: str, at: str) -> Expression:
+        """Embed a grammar in Lark. It has the longest match, also at its end."""
+        return self._added(parse_lark(text, self._options).text, ANY_CHARACTERS, frozenset(), at)
+
+    def _added(self, text: str, first: frozenset[str], continues: frozenset[str], at: str) -> Expression:
+        self._texts.append(text)
+        return Embedded(f"@grammar_{len(self._texts)}", first, continues, at)
+
+    def document(self, expression: Expression) -> str:
+        """Return an expression in llguidance's JSON format. Raises ParameterError if it is ambiguous."""
+        check_conflicts(expression)
+        embedded = [{"name": f"grammar_{number}", "lark_grammar": text} for number, text in enumerate(self._texts, 1)]
+        return json.dumps({"grammars": [{"lark_grammar": _Lark().text(expression)}, *embedded]})
 
 
 def _characters(byte_set: int) -> frozenset[str]:

@@ -35,6 +35,13 @@ class SpecialTokens:
         found = self._any.search(text, start)
         return None if found is None else FoundToken(found.start(), found.end(), self._ids[found[0]])
 
+    def text(self, token_id: int) -> str:
+        return self._vocabulary.tokenizer.pieces.tokens[token_id]
+
+    def is_token(self, reference: str, token_id: int) -> bool:
+        """Return whether a reference of a grammar, ``<[id]>`` or ``<name>``, is a token."""
+        return reference in (f"<[{token_id}]>", self.text(token_id))
+
     def resolve(self, token: Token) -> int | str:
         """Return the id of a special token, or the text of another token. Raises ParameterError for an unknown one."""
         vocabulary, given = self._vocabulary, token.token

@@ -11,7 +11,7 @@ from typing import Any
 from nucleate.sampling_params import FIELDS
 from nucleate.server.openai.beam_search import BODY_FIELDS as BEAM_FIELDS
 from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS
-from nucleate.server.openai.response_format import RESPONSE_FORMAT
+from nucleate.server.openai.response_format import GRAMMAR_FIELDS, RESPONSE_FORMAT
 
 _NO_TOOLS = ("none", "auto")  # accepted values without tools
 _IGNORED = frozenset(  # for OpenAI's accounting, caches and queues
@@ -41,7 +41,9 @@ COMPLETIONS = Endpoint(
     "/v1/completions",
     ("prompt",),
     max_tokens=16,
-    supported=frozenset({"model", "stream", "stream_options", "best_of", "echo", RESPONSE_FORMAT, *BEAM_FIELDS}),
+    supported=frozenset(
+        ["model", "stream", "stream_options", "best_of", "echo", RESPONSE_FORMAT, *GRAMMAR_FIELDS, *BEAM_FIELDS]
+    ),
     ignored=_IGNORED,
     unsupported=MappingProxyType({"suffix": ("",)}),
 )
@@ -51,7 +53,7 @@ CHAT = Endpoint(
     supported=frozenset(
         [
             *("model", "stream", "stream_options", "max_completion_tokens", "top_logprobs"),
-            *(RESPONSE_FORMAT, *TEMPLATE_FIELDS, *TOOL_FIELDS, *BEAM_FIELDS),
+            *(RESPONSE_FORMAT, *GRAMMAR_FIELDS, *TEMPLATE_FIELDS, *TOOL_FIELDS, *BEAM_FIELDS),
         ]
     ),
     ignored=_IGNORED,

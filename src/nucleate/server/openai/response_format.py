@@ -1,7 +1,7 @@
-"""Parses the structured-output constraint of a request body: ``response_format`` or ``structured_outputs``.
+"""Parses the structured-output constraint of a request body: ``response_format``, ``structured_outputs``, ``grammar``.
 
-``response_format`` is OpenAI's field. ``structured_outputs`` has vLLM's fields and those of ``StructuredOutputs``. A
-body may set one of the two. null counts as absent, also inside them.
+``response_format`` is OpenAI's field, ``structured_outputs`` has vLLM's fields and those of ``StructuredOutputs``, and
+``grammar`` is llama.cpp's. A body may set one of the three. null counts as absent, also inside them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from nucleate.server.openai.fields import invalid_value, json_equal, unknown_fie
 from nucleate.structured_output.spec import KINDS, StructuredOutputs
 
 RESPONSE_FORMAT, STRUCTURED_OUTPUTS = "response_format", "structured_outputs"
-FORMAT_FIELDS = (RESPONSE_FORMAT, STRUCTURED_OUTPUTS)
+GRAMMAR, GRAMMAR_LAZY, GRAMMAR_TRIGGERS = GRAMMAR_FIELDS = ("grammar", "grammar_lazy", "grammar_triggers")
+FORMAT_FIELDS = (RESPONSE_FORMAT, STRUCTURED_OUTPUTS, *GRAMMAR_FIELDS)
 """The body fields that set a constraint."""
-TYPES = ("text", "json_object", "json_schema")
+TYPES = ("text", "json_object", "json_schema", "structural_tag")
 """The values of ``response_format.type``."""
 JSON, COMPACT = "json", "disable_any_whitespace"
 """vLLM's names for ``json_schema`` and for ``whitespace="none"``."""
@@ -32,7 +33,6 @@ UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
         "disable_fallback": (False, True),  # there is no fallback
         "disable_additional_properties": (False,),
         "whitespace_pattern": (),
-        "structural_tag": (),
     }
 )
 """Unsupported fields of vLLM's ``structured_outputs``, and the no-op values that are accepted."""
@@ -61,9 +61,12 @@ UNCONSTRAINED = RequestedFormat()
 def read_format(given: Mapping[str, Any]) -> RequestedFormat | None:
     """Return the constraint of a body, or None. Raises ParameterError, whose field is one of ``FORMAT_FIELDS``."""
     formats = [read(given[name]) for name, read in _READERS.items() if name in given]
+    if not given.keys().isdisjoint(GRAMMAR_FIELDS) and (grammar := _grammar(given)):
+        formats.append(grammar)
     constrained = [one for one in formats if one.structured_outputs is not None]
     if len(constrained) > 1:
-        raise ParameterError(STRUCTURED_OUTPUTS, f"{STRUCTURED_OUTPUTS} and {RESPONSE_FORMAT} cannot be combined")
+        last, first = constrained[-1].field, constrained[0].field
+        raise ParameterError(last, f"{last} and {first} cannot be combined")
     return next(iter([*constrained, *formats]), None)
 
 
@@ -73,7 +76,7 @@ def translate_errors(requested: RequestedFormat) -> Iterator[None]:
     try:
         yield
     except ParameterError as error:
-        if error.field not in (*_SPEC_FIELDS, STRUCTURED_OUTPUTS):
+        if error.field not in (*_SPEC_FIELDS, STRUCTURED_OUTPUTS) or requested.field == GRAMMAR:
             raise
         raise ParameterError(requested.field, _message(requested, error)) from None
 
@@ -82,16 +85,17 @@ def _message(requested: RequestedFormat, error: ParameterError) -> str:
     part, text = error.field, str(error)
     if part == STRUCTURED_OUTPUTS:
         return text if text.startswith(requested.field) else f"{requested.field}: {text}"
-    path = f"{requested.field}.{requested.paths.get(part, part)}"
-    hint = (
-        ' (in response_format: "strict": false)'
-        if requested.field == RESPONSE_FORMAT and "; set on_unsup" in text
-        else ""
-    )
+    path = f"{requested.field}.{requested.paths.get(part, part)}".removesuffix(".")
+    strict = requested.field == RESPONSE_FORMAT and part == "json_schema" and "; set on_unsup" in text
+    hint = ' (in response_format: "strict": false)' if strict else ""
     return f"{path}{text[len(part) :] if text.startswith(part) else f': {text}'}{hint}"
 
 
 def _response_format(value: Any) -> RequestedFormat:
+    if isinstance(value, Mapping) and value.get("type") == "structural_tag":
+        found = RequestedFormat(RESPONSE_FORMAT, None, {"structural_tag": ""})
+        with translate_errors(found):
+            return found._replace(structured_outputs=StructuredOutputs(structural_tag=value))  # type: ignore[arg-type]
     given = _object(value, RESPONSE_FORMAT, ("type", "json_schema"))
     kind = given.get("type")
     if kind not in TYPES:
@@ -154,6 +158,20 @@ def _structured_outputs(value: Any) -> RequestedFormat:
     found = RequestedFormat(STRUCTURED_OUTPUTS, None, paths)
     with translate_errors(found):
         return found._replace(structured_outputs=StructuredOutputs(**given))
+
+
+def _grammar(given: Mapping[str, Any]) -> RequestedFormat | None:
+    """Return the constraint of llama.cpp's fields; None if their values request nothing."""
+    nothing: tuple[Any, ...] = ("", False, [])
+    values = {
+        name: given[name]
+        for name, empty in zip(GRAMMAR_FIELDS, nothing, strict=True)
+        if name in given and not json_equal(given[name], empty)
+    }
+    if values and GRAMMAR not in values:
+        name = next(iter(values))
+        raise ParameterError(name, f"{name} needs {GRAMMAR}")
+    return RequestedFormat(GRAMMAR, StructuredOutputs(**values)) if values else None
 
 
 _READERS = {RESPONSE_FORMAT: _response_format, STRUCTURED_OUTPUTS: _structured_outputs}
