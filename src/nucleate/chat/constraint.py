@@ -83,7 +83,7 @@ class ChatConstraint:
     def _structure(self) -> Structure | None:
         """The format of a whole output; None if it is ``given``."""
         tools, given, reasoning = self.use.callable_tools, self.given, self.reasoning
-        if not tools and (given is None or reasoning is None):
+        if not tools and (given is None or reasoning is None or given.grammar_lazy):
             return None
         required = bool(tools) and self.use.mode == "required"
         in_messages = reasoning is not None and reasoning.in_messages
@@ -107,6 +107,8 @@ class ChatConstraint:
 def _answer(given: StructuredOutputs, *, in_messages: bool) -> Structure:
     """The format of an answer with structured output."""
     structure: Structure
+    if given.grammar_lazy:
+        raise ParameterError("grammar_lazy", "grammar_lazy cannot be combined with tools")
     if given.kind.startswith("json"):
         structure = {"type": "json_schema", "json_schema": given.schema}
     elif given.kind == "regex":

@@ -62,7 +62,7 @@ class ReasoningFormat:
         text = {"type": "any_text"}
         section = {"type": "tag", "begin": "" if opened else self.start, "content": text, "end": self.end}
         if spaced and not self.in_messages:
-            section = _sequence(section, {"type": "optional", "content": _constant("\n\n")})
+            section = _sequence(section, {"type": "or", "elements": [_constant("\n\n"), _constant("")]})
         if self.in_messages:
             section = _sequence(section, _constant("<|start|>assistant"))
         return _sequence(section if opened else {"type": "optional", "content": section}, structure)
