@@ -112,9 +112,7 @@ def test_the_limit_is_exact(opened: nc.LLM, limit: int, values: dict[str, Any]) 
         assert (output.reasoning or "") == opened.tokenizer.decode(free.token_ids[:limit]).strip()
         request, _ = opened.chat_request(ASK, **shared)
         given = nc.Request(request.prompt_ids, request.params, output_ids=output.token_ids[: limit + len(ends)])
-        engine = opened.new_engine()
-        engine.add(given)
-        tokens = [token for step in iter(engine.step, []) for one in step for token in one.chunk.token_ids]
+        tokens = [token for chunk in chat_models.run(opened, given) for token in chunk.token_ids]
         assert output.token_ids == tuple(tokens)
 
 
@@ -202,9 +200,7 @@ def test_markers_that_are_special_tokens_stay_in_the_text(llm: nc.LLM) -> None:
     assert kept == {end}
     ids = [*llm.tokenizer.encode("Hi", False), end, *llm.tokenizer.encode(" you", False)]
     request = nc.Request((5,), nc.SamplingParams(max_tokens=9, ignore_eos=True), output_ids=ids, kept_token_ids=kept)
-    engine = llm.new_engine()
-    engine.add(request)
-    text = "".join(one.chunk.text for step in iter(engine.step, []) for one in step)
+    text = "".join(chunk.text for chunk in chat_models.run(llm, request))
     assert text.startswith("Hi<|end|> you")
 
 

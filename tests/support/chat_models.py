@@ -33,3 +33,13 @@ def folder(path: Path, template: str) -> Path:
 
 def model(path: Path, template: str, **options: Any) -> nc.LLM:
     return nc.LLM(folder(path, template), **options)
+
+
+def run(llm: nc.LLM, request: nc.Request) -> list[nc.CompletionChunk]:
+    """Run a request on a new engine."""
+    engine = llm.new_engine()
+    engine.add(request)
+    chunks = []
+    while len(engine):
+        chunks += [output.chunk for output in engine.step()]
+    return chunks
