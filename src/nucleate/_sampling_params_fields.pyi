@@ -255,7 +255,7 @@ class Fields:
         """Continue after the end-of-sequence token (true or false; default false)."""
     @property
     def structured_outputs(self) -> StructuredOutputs | None:
-        """Constrain the output: a JSON schema, any JSON object, a regular expression, a list of choices or a grammar (a StructuredOutputs or a mapping of its fields or none; default none)."""
+        """Constrain the output: a JSON schema, any JSON object, a regular expression, a list of choices, a grammar or a structural tag (a StructuredOutputs or a mapping of its fields or none; default none)."""
     @property
     def n(self) -> int:
         """Number of outputs per prompt; output i uses seed + i (an integer >= 1 and <= 128; default 1)."""

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 
 import nucleate as nc
+from nucleate.chat.chat_format import ChatFormat
 from nucleate.chat.messages import template_messages
+from nucleate.chat.tool_choice import ToolUse
 from nucleate.chat.tool_formats.registry import FORMATS
+from nucleate.tokenization.chat_template import ChatTemplateOptions
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
@@ -106,14 +109,11 @@ def test_invalid_calls_are_named(calls: Any, place: str) -> None:
 
 
 def test_a_template_sees_tools_and_calls(llm: nc.LLM) -> None:
-    template = "{% for t in tools %}{{ t.function.name }}{% endfor %}<tool_call>" + (
+    template = (
+        "{% for t in tools %}{{ t.function.name }}{% endfor %}<tool_call>"
         "{% for m in messages %}|{{ m.role }}:{% for c in m.tool_calls %}{{ c.function.arguments.a }}{% endfor %}"
         "{{ m.content }}{% endfor %}{{ reasoning_effort }}"
     )
-    from nucleate.chat.chat_format import ChatFormat
-    from nucleate.chat.tool_choice import ToolUse
-    from nucleate.tokenization.chat_template import ChatTemplateOptions
-
     chat_format = ChatFormat(llm.tokenizer, FORMATS["hermes"], None)
     options = ChatTemplateOptions(variables={"reasoning_effort": "low"})
     chat = chat_format.render([USER, ASSISTANT, RESULT], ToolUse.read(TOOLS), options, template)

@@ -154,7 +154,7 @@ def test_a_conversation_continues_with_results(llm: nc.LLM) -> None:
 def test_a_schema_that_cannot_be_enforced(llm: nc.LLM) -> None:
     loose = {"type": "function", "function": {"name": "loose", "parameters": UNENFORCEABLE}}
     strict = {"type": "function", "function": {**loose["function"], "strict": True}}
-    with pytest.raises(nc.ParameterError, match="strict tool loose: json_schema.*pattern") as caught:
+    with pytest.raises(nc.ParameterError, match=r"strict tool loose: json_schema.*pattern") as caught:
         llm.chat(ASK, tools=[strict, wait], max_tokens=5)
     assert caught.value.field == "tools"
     found = llm.chat(ASK, tools=[loose, wait], tool_choice="loose", max_tokens=300, seed=1, temperature=0.1)

@@ -37,8 +37,10 @@ TABLE: list[tuple[str, str, str, Calls]] = [
     ("hermes", '<tool_call>{"name": "\\u0066"}</tool_call>', "", [("f", {})]),
     (
         "hermes",
-        f'Wait.\n\n<tool_call>\n{{"name": "f", "arguments": {TEXT}}}\n</tool_call>\n'
-        '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>\n',
+        (
+            f'Wait.\n\n<tool_call>\n{{"name": "f", "arguments": {TEXT}}}\n</tool_call>\n'
+            '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>\n'
+        ),
         "Wait.",
         BOTH,
     ),
@@ -67,8 +69,10 @@ TABLE: list[tuple[str, str, str, Calls]] = [
     ("mistral_v11", f"[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{TEXT}", "", F),
     (
         "deepseek_v3",
-        f"{DS_BEGIN}{DS_CALL}function{DS_SEP}f\n```json\n{TEXT}\n```{DS_STOP}\n"
-        f"{DS_CALL}function{DS_SEP}get_weather\n```json\n{{}}\n```{DS_STOP}{DS_END}",
+        (
+            f"{DS_BEGIN}{DS_CALL}function{DS_SEP}f\n```json\n{TEXT}\n```{DS_STOP}\n"
+            f"{DS_CALL}function{DS_SEP}get_weather\n```json\n{{}}\n```{DS_STOP}{DS_END}"
+        ),
         "",
         BOTH,
     ),
@@ -84,8 +88,10 @@ TABLE: list[tuple[str, str, str, Calls]] = [
     ("openai", f" to=functions.f<|channel|>commentary json<|message|>{TEXT}", "", F),
     (
         "openai",
-        f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.f<|channel|>commentary"
-        f"<|message|>{TEXT}",
+        (
+            f"<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.f<|channel|>commentary"
+            f"<|message|>{TEXT}"
+        ),
         "I look.",
         F,
     ),

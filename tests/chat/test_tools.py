@@ -37,7 +37,7 @@ class Span:
 
 @dataclass
 class Loop:
-    inner: Optional[Loop] = None
+    inner: Loop | None = None
 
 
 def get_weather(city: str, unit: Literal["celsius", "kelvin"] = "celsius", days: int = 1) -> str:
@@ -100,10 +100,10 @@ def test_a_docstring_of_sphinxs_style() -> None:
         (float, {"type": "number"}),
         (None, {"type": "null"}),
         (Any, {}),
-        (Optional[int], {"anyOf": [{"type": "integer"}, {"type": "null"}]}),
+        (Optional[int], {"anyOf": [{"type": "integer"}, {"type": "null"}]}),  # noqa: UP045
         (int | None, {"anyOf": [{"type": "integer"}, {"type": "null"}]}),
-        (Union[int, str], {"anyOf": [{"type": "integer"}, {"type": "string"}]}),
-        (Literal[1, "a", None], {"enum": [1, "a", None]}),
+        (Union[int, str], {"anyOf": [{"type": "integer"}, {"type": "string"}]}),  # noqa: UP007
+        ((Literal[1, "a"] | None), {"enum": [1, "a", None]}),
         (list, {"type": "array"}),
         (list[str], {"type": "array", "items": {"type": "string"}}),
         (Sequence[int], {"type": "array", "items": {"type": "integer"}}),

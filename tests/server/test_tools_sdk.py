@@ -36,9 +36,11 @@ def client(server: Server) -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def reasoning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = chat_models.folder(tmp_path_factory.mktemp("model"), chat_models.OPENED)
-    with Server("--model", str(folder), "--served-model-name", MODEL) as running:
-        with openai.OpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0, timeout=60.0) as made:
-            yield made
+    with (
+        Server("--model", str(folder), "--served-model-name", MODEL) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0, timeout=60.0) as made,
+    ):
+        yield made
 
 
 def ask(client: Any, **fields: Any) -> Any:
