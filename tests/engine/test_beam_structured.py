@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import regex
 from beam_searches import expected_beams, found_beams
 from toy_requests import KINDS, drive, is_empty, runner, toy
 
@@ -30,6 +31,12 @@ CONSTRAINTS = {
     "numbers": nc.StructuredOutputs(regex="-?[1-9][0-9]{0,2}"),
     "schema": nc.StructuredOutputs(json_schema=PERSON, whitespace="none"),
     "object": nc.StructuredOutputs(json_object=True),
+    "sections": nc.StructuredOutputs(
+        structural_tag={  # type: ignore[arg-type]
+            "structures": [{"begin": "e", "schema": {"enum": ["ha", 12]}, "end": "!"}],
+            "triggers": ["e"],
+        }
+    ),
 }
 
 
@@ -89,8 +96,11 @@ def test_outputs_satisfy_the_constraint(llm: nc.LLM, grammars: GrammarCompiler, 
     [completion] = llm.beam_search("Tom was", **options)
     assert completion.outputs
     for beam in completion.outputs:
-        assert beam.finish_reason == "stop" or (name == "object" and beam.finish_reason == "length")
-        if beam.finish_reason == "length":
+        assert beam.finish_reason == "stop" or (name in ("object", "sections") and beam.finish_reason == "length")
+        if name == "sections":
+            valid = regex.fullmatch('([^e]|e("ha"|12)!)*', beam.text, partial=beam.finish_reason == "length")
+            assert valid, beam.text
+        elif beam.finish_reason == "length":
             assert len(beam.token_ids) == 60
         elif name == "choice":
             assert beam.text in structured_outputs.choice

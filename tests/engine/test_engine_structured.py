@@ -42,6 +42,13 @@ RECORD = {
     "required": ["name", "kind", "sizes"],
     "additionalProperties": False,
 }
+SECTIONS: dict[str, Any] = {
+    "structural_tag": {
+        "structures": [{"begin": "e", "schema": {"enum": ["ha", 12, [True]]}, "end": "!"}],
+        "triggers": ["e"],
+    }
+}
+"""Sections that begin with a frequent letter."""
 CONSTRAINTS: list[dict[str, Any]] = [
     {"json_schema": RECORD, "whitespace": "none"},
     {"json_schema": RECORD},
@@ -53,6 +60,7 @@ CONSTRAINTS: list[dict[str, Any]] = [
     {"regex": "a very long text that leaves no choice at all"},
     {"grammar": 'start: "(" start ")" | "x"'},
     {"json_schema": {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}, "on_unsupported": "ignore"},
+    SECTIONS,
 ]
 EVERY_STAGE = [
     {"temperature": 0.0},

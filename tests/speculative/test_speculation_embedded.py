@@ -23,6 +23,15 @@ RECORD = {
     "additionalProperties": False,
 }
 HERE = [name for name in METHODS if name != "mtp"]  # which need other models
+SECTIONS: Any = {
+    "structures": [{"begin": " a ", "schema": {"enum": ["big", "red"]}, "end": " dog"}],
+    "triggers": [" a"],
+}
+LAZY: Any = {
+    "grammar": 'root ::= " dog" (" ran"+ | " sat"+) "!"',
+    "grammar_lazy": True,
+    "grammar_triggers": [{"type": "word", "value": " dog"}],
+}
 WAYS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "T 0.8": {"temperature": 0.8},
@@ -32,6 +41,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "dry": {"dry_multiplier": 0.8, "temperature": 0.7},
     "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.1},
     "grammar": {"structured_outputs": nc.StructuredOutputs(json_schema=RECORD), "temperature": 0.9},
+    "sections": {"structured_outputs": nc.StructuredOutputs(structural_tag=SECTIONS), "temperature": 0.9},
+    "lazy grammar": {"structured_outputs": nc.StructuredOutputs(**LAZY), "temperature": 0.9},
     "stop strings": {"stop": (". ", "!", " and"), "temperature": 0.9},
     "n > 1": {"n": 3, "temperature": 0.9},
 }

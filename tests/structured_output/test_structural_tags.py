@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterator
+import time
 from typing import Any
 
-import numpy as np
+import jsonschema
 import pytest
-import tokenizers
-from tag_twin import Content, Section, Twin, texts_of
-from tokenizers import AddedToken, decoders, models
+import regex
+import tiers
+from tag_masks import SPECIAL_WORDS, WORDS, allowed, compiler_of, tokenizer_of, walk_all, walk_random
+from tag_twin import Content, Section, Twin
 
-from nucleate.structured_output import GrammarCompiler, GrammarMatcher, StructuredOutputs
-from nucleate.tokenization.tokenizer import Tokenizer
+import nucleate as nc
+from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output import GrammarCompiler, StructuredOutputs
 
 Document = dict[str, Any]
-
-
-def tokenizer_of(words: list[str], special: tuple[str, ...] = ("</s>", "<|T|>", "<|E|>")) -> Tokenizer:
-    """A tokenizer whose tokens are these texts."""
-    backend = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
-    backend.decoder = decoders.Fuse()
-    backend.add_special_tokens([AddedToken(each, special=True, normalized=False) for each in special])
-    return Tokenizer(backend, eos_token_ids=[backend.token_to_id("</s>")])
-
-
-def compiler_of(words: list[str]) -> GrammarCompiler:
-    tokenizer = tokenizer_of(words)
-    return GrammarCompiler(tokenizer, tokenizer.vocab_size, threads=1)
-
-
-def allowed(matcher: GrammarMatcher, size: int) -> set[int]:
-    mask_W = np.empty(-(-size // 32), np.int32)
-    matcher.fill_bitmask(mask_W)
-    return {*np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little")).tolist()}
 
 
 def structural(form: Document) -> Document:
@@ -65,8 +49,6 @@ def document_of(twin: Twin) -> Document:
 
 AB = Content(texts=("a", "ba"))
 LOOP = Content(pattern="[ab<]*")
-WORDS = ["a", "b", "<", "<t", ">", "t", "<t>a", "b<t", "/>", "/", "a/><", "<ta"]
-SPECIAL_WORDS = ["a", "b", "<", "|", "T", "E", ">", "<|", "T|>a", "|>", "/"]
 TWINS = {
     "one tag": (WORDS, Twin(("<t",), (Section("<t>", AB, ("/>",)),))),
     "two tags": (WORDS, Twin(("<t",), (Section("<t>", AB, ("/>",)), Section("<ta", LOOP, ("/>",))))),
@@ -87,56 +69,348 @@ TWINS = {
 }
 
 
-def check_node(matcher: GrammarMatcher, tokenizer: Tokenizer, twin: Twin, tokens: list[str]) -> list[int]:
-    """Compare one mask with the reference; return the tokens that the reference allows."""
-    names = tokenizer.pieces.tokens
-    [eos] = tokenizer.eos_token_ids
-    text = texts_of(tokens)
-    expected = {i for i, name in names.items() if i != eos and twin.check(text + texts_of([name]))[0]}
-    complete = twin.check(text)[1]
-    forced = {*matcher.jump_forward_tokens()[:1]}
-    actual = allowed(matcher, tokenizer.vocab_size)
-    assert matcher.accepting == complete, tokens
-    assert actual - {eos} == (forced or expected), (tokens, [names[i] for i in actual ^ expected])
-    assert forced <= expected
-    assert (eos in actual) == complete
-    return sorted(expected)
-
-
-def walk_all(matcher: GrammarMatcher, tokenizer: Tokenizer, twin: Twin, tokens: list[str], depth: int) -> Iterator[int]:
-    found = check_node(matcher, tokenizer, twin, tokens)
-    yield 1
-    for token in found if depth else ():
-        copied = matcher.copy()
-        copied.accept_token(token)
-        yield from walk_all(copied, tokenizer, twin, [*tokens, tokenizer.pieces.tokens[token]], depth - 1)
-
-
 @pytest.mark.parametrize("name", TWINS)
 def test_masks_equal_the_reference_after_all_short_texts(name: str) -> None:
     words, twin = TWINS[name]
     grammars = compiler_of(words)
     tokenizer = tokenizer_of(words)
     matcher = grammars.compile(StructuredOutputs(structural_tag=document_of(twin))).matcher()
-    assert sum(walk_all(matcher, tokenizer, twin, [], 2)) > 3
+    assert sum(walk_all(matcher, tokenizer, twin, [], tiers.count(1, 3))) > 1
 
 
 @pytest.mark.parametrize("name", TWINS)
 def test_masks_equal_the_reference_along_random_texts(name: str) -> None:
     words, twin = TWINS[name]
-    tokenizer = tokenizer_of(words)
     grammar = compiler_of(words).compile(StructuredOutputs(structural_tag=document_of(twin)))
     rng = random.Random(name)
-    for _ in range(30):
-        matcher, tokens = grammar.matcher(), list[str]()
-        for _ in range(14):
-            found = check_node(matcher, tokenizer, twin, tokens)
-            if not found:
-                break
-            # prefer tokens that continue a trigger or a section
-            inside = [
-                token for token in found if not twin.check(texts_of([*tokens, tokenizer.pieces.tokens[token]]))[1]
-            ]
-            token = rng.choice(inside if inside and rng.random() < 0.7 else found)
+    for _ in range(tiers.count(4, 300)):
+        walk_random(grammar, tokenizer_of(words), twin, rng, 14)
+
+
+# ---- the embedded model's vocabulary
+
+CALL = {
+    "type": "object",
+    "properties": {"name": {"enum": ["add", "look up"]}, "args": {"type": "array", "items": {"type": "integer"}}},
+    "required": ["name"],
+    "additionalProperties": False,
+}
+CALLS = {
+    "type": "triggered_tags",
+    "triggers": ["<call"],
+    "tags": [
+        tag("<call>", {"type": "json_schema", "json_schema": CALL}, "</call>"),
+        tag("<call=now>", {"type": "regex", "pattern": "[a-z ]{0,9}"}, "</call>", "<end/>"),
+    ],
+}
+THINK = tag("<think>", {"type": "any_text"}, "</think>")
+IN_PARTS = structural({"type": "sequence", "elements": [THINK, CALLS]})
+
+
+@pytest.fixture(scope="module")
+def llm() -> nc.LLM:
+    return nc.LLM()
+
+
+@pytest.fixture(scope="module")
+def grammars(llm: nc.LLM) -> GrammarCompiler:
+    return GrammarCompiler(llm.tokenizer, 4096, threads=1)
+
+
+def check_calls(text: str, complete: bool) -> int:
+    """Check all sections of a text; return their number. An incomplete text may end in a section."""
+    thought, end, rest = text.partition("</think>")
+    assert thought.startswith("<think>"[: len(text)])
+    if not end:
+        assert not complete
+        return 0
+    count = 0
+    while "<call" in rest:
+        _, _, rest = rest.partition("<call")
+        ends = [(rest.find(end), end) for end in ("</call>", "<end/>") if end in rest]
+        if not ends:
+            assert not complete
+            return count
+        position, end = min(ends)
+        begin, _, content = rest[:position].partition(">")
+        rest = rest[position + len(end) :]
+        count += 1
+        if begin == "":
+            jsonschema.validate(json.loads(content), CALL)
+        else:
+            assert begin == "=now"
+            assert regex.fullmatch("[a-z ]{0,9}", content)
+    return count
+
+
+def test_sections_of_random_texts_are_valid(llm: nc.LLM, grammars: GrammarCompiler) -> None:
+    """Random tokens, with triggers and ends strewn in where they are allowed, also at the ends of other tokens."""
+    grammar = grammars.compile(StructuredOutputs(structural_tag=IN_PARTS, whitespace="none"))
+    encode = llm.tokenizer.encode
+    hints = [
+        encode(each, add_special_tokens=False) for each in ("</think>", "<call>", " a<call", "=now>", "]}</call>x")
+    ]
+    rng, found = random.Random(2), 0
+    for _ in range(20):
+        matcher, ids = grammar.matcher(), list[int]()
+        while len(ids) < 120 and not matcher.terminated:
+            options = sorted(allowed(matcher, 4096) - llm.tokenizer.eos_token_ids)
+            hint = rng.choice(hints) if rng.random() < 0.4 else [rng.choice(options)]
+            for token in hint:
+                if token not in allowed(matcher, 4096):
+                    break
+                matcher.accept_token(token)
+                ids.append(token)
+        found += check_calls(llm.tokenizer.decode(ids), matcher.accepting)
+    assert found > 20
+
+
+def test_a_model_generates_valid_sections(llm: nc.LLM) -> None:
+    form = structural(
+        {
+            "type": "triggered_tags",
+            "triggers": [" a"],
+            "tags": [tag(" a ", {"type": "json_schema", "json_schema": {"enum": ["big", ["red"]]}}, " dog")],
+        }
+    )
+    params = nc.SamplingParams(structured_outputs={"structural_tag": form}, max_tokens=60, n=4, seed=1)
+    found = 0
+    for output in llm.generate("Once upon a time there was", params)[0].outputs:
+        *sections, last = output.text.split(" a")[1:] or [""]
+        for section in sections:
+            assert section.startswith((' "big" dog', ' ["red"] dog'))
+        whole = [*sections, last] if output.finish_reason == "stop" else sections
+        found += len(whole)
+    assert found > 4
+
+
+def test_sections_begin_with_a_special_token_where_free_text_may_not_have_others() -> None:
+    tokenizer = tokenizer_of([*"abc<|TE>/", "</"])
+    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+    form = structural(
+        {
+            "type": "triggered_tags",
+            "triggers": ["<|T|>"],
+            "tags": [tag("<|T|>", {"type": "regex", "pattern": "a"}, "b")],
+        }
+    )
+    matcher = grammars.compile(StructuredOutputs(structural_tag=form)).matcher()
+    names = {tokenizer.pieces.tokens[token] for token in allowed(matcher, tokenizer.vocab_size)}
+    assert names == {*"abc<|TE>/", "</", "<|T|>", "</s>"}  # not <|E|>
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"),
+    [("<|T|>", "<|E|>"), ({"type": "token", "token": "<|T|>"}, {"type": "token", "token": "<|E|>"})],
+    ids=["spelled", "token"],
+)
+def test_a_token_object_is_the_token_only(begin: Any, end: Any) -> None:
+    tokenizer = tokenizer_of([*"ab<|TE>"])
+    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+    form = structural(tag(begin, {"type": "regex", "pattern": "a"}, end))
+    matcher = grammars.compile(StructuredOutputs(structural_tag=form)).matcher()
+    names = tokenizer.pieces.tokens
+    is_text = isinstance(begin, str)
+    assert {names[token] for token in allowed(matcher, tokenizer.vocab_size)} == (
+        {"<|T|>", "<"} if is_text else {"<|T|>"}
+    )
+    matcher.accept_token(tokenizer.backend.token_to_id("<|T|>"))
+    matcher.accept_token(tokenizer.backend.token_to_id("a"))
+    assert {names[token] for token in allowed(matcher, tokenizer.vocab_size)} == (
+        {"<|E|>", "<"} if is_text else {"<|E|>"}
+    )
+    matcher.accept_token(tokenizer.backend.token_to_id("<|E|>"))
+    assert matcher.terminated
+
+
+def test_a_special_token_that_cannot_be_spelled_is_the_token_only() -> None:
+    tokenizer = tokenizer_of([*"ab<>"])
+    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+    for form in (
+        tag("<|T|>", {"type": "regex", "pattern": "a+"}, "<|E|>"),
+        tag("<|T|>", {"type": "any_text"}, "<|E|>"),
+    ):
+        matcher = grammars.compile(StructuredOutputs(structural_tag=structural(form))).matcher()
+        for name in ("<|T|>", "a", "<|E|>"):
+            [token] = [tokenizer.backend.token_to_id(name)]
+            assert token in allowed(matcher, tokenizer.vocab_size)
             matcher.accept_token(token)
-            tokens.append(tokenizer.pieces.tokens[token])
+        assert matcher.terminated
+
+
+def test_an_end_may_be_eos() -> None:
+    tokenizer = tokenizer_of([*"ab"])
+    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+    end = {"type": "token", "token": "</s>"}
+    matcher = grammars.compile(
+        StructuredOutputs(structural_tag=structural(tag("a", {"type": "any_text"}, end)))
+    ).matcher()
+    for name in ("a", "b"):
+        assert tokenizer.backend.token_to_id("<|T|>") not in allowed(matcher, tokenizer.vocab_size)
+        matcher.accept_token(tokenizer.backend.token_to_id(name))
+    assert not matcher.accepting
+    matcher.accept_token(tokenizer.backend.token_to_id("</s>"))
+    assert matcher.terminated
+
+
+# ---- formats
+
+OBJECT = {"type": "json_schema", "json_schema": {"type": "object"}}
+INTEGER = {"type": "json_schema", "json_schema": {"type": "integer"}}
+
+
+def const(text: str) -> Document:
+    return {"type": "const_string", "value": text}
+
+
+def several(kind: str, *elements: Document) -> Document:
+    return {"type": kind, "elements": list(elements)}
+
+
+TEXTS: list[tuple[Document, str, list[str], list[str]]] = [
+    (several("sequence", const("a"), INTEGER, const("b")), "sequence", ["a1b", "a-20b"], ["a", "ab", "a1", "a1bb"]),
+    (several("or", const("a"), const("ab"), OBJECT), "or", ["a", "ab", "{}"], ["", "b", "{"]),
+    ({"type": "optional", "content": const("ab")}, "optional", ["", "ab"], ["a", "abab"]),
+    ({"type": "star", "content": const("ab")}, "star", ["", "ab", "ababab"], ["a", "aba"]),
+    ({"type": "plus", "content": tag("<", INTEGER, ">")}, "plus", ["<1>", "<1><-2>"], ["", "<1", "<1>2"]),
+    ({"type": "repeat", "min": 1, "max": 2, "content": const("a")}, "repeat", ["a", "aa"], ["", "aaa"]),
+    ({"type": "repeat", "min": 2, "max": -1, "content": OBJECT}, "repeat objects", ["{}{}", "{}{}{}"], ["", "{}"]),
+    (tag("<", {"type": "any_text", "excludes": ["a"]}, ">"), "excludes", ["<>", "<bb>"], ["<a>", "<b>>", "<b"]),
+    (tag("", OBJECT, ""), "empty begin and end", ["{}"], ["", "{} "]),
+    (
+        {"type": "tags_with_separator", "tags": [tag("<", INTEGER, ">")], "separator": ", "},
+        "separator",
+        ["", "<1>", "<1>, <2>"],
+        ["<1><2>", "<1>, ", ", <1>"],
+    ),
+    (
+        {"type": "tags_with_separator", "tags": [tag("<", INTEGER, ">")], "separator": ",", "stop_after_first": True},
+        "one tag at most",
+        ["", "<1>"],
+        ["<1>,<2>"],
+    ),
+    (
+        {"type": "tags_with_separator", "tags": [tag("<", INTEGER, ">")], "separator": "", "at_least_one": True},
+        "without a separator",
+        ["<1>", "<1><2>"],
+        ["", "<1>,"],
+    ),
+    (
+        tag("(", {"type": "grammar", "grammar": 'root ::= "[" root "]" | "a"*'}, ")"),
+        "GBNF",
+        ["()", "(aa)", "([a])"],
+        ["([)", "(]"],
+    ),
+    (
+        tag("(", {"type": "grammar", "grammar": 'start: "[" start "]" | /a+/'}, ")"),
+        "Lark",
+        ["(aa)", "([a])"],
+        ["()", "([)"],
+    ),
+    (tag("(", {"type": "regex", "pattern": "a/b|\n"}, ")"), "a slash in a pattern", ["(a/b)", "(\n)"], ["(ab)"]),
+    (
+        tag("<a>", {**CALLS, "tags": [tag("<call>", INTEGER, "</call>")]}, "</a>"),
+        "free text in a tag",
+        ["<a></a>", "<a>x<call>1</call>y</a>", "<a><</a>"],
+        ["<a><call></a>", "<a>x</a>y", "<a>x<call>1</call>"],
+    ),
+    ({"type": "any_text"}, "any text", ["", "abc <call>"], []),
+]
+
+
+@pytest.mark.parametrize(("form", "name", "valid", "invalid"), TEXTS, ids=[name for _, name, _, _ in TEXTS])
+def test_formats_accept_their_texts(
+    grammars: GrammarCompiler, llm: nc.LLM, form: Document, name: str, valid: list[str], invalid: list[str]
+) -> None:
+    grammar = grammars.compile(StructuredOutputs(structural_tag=structural(form), whitespace="none"))
+    table = {piece: token for token, piece in llm.tokenizer.pieces.table.items() if len(piece) == 1}
+
+    def accepts(text: str) -> bool:
+        matcher = grammar.matcher()
+        try:
+            for character in text:  # some tokens are forced to be longer
+                matcher.accept_token(table[character])
+        except ValueError:
+            return False
+        return matcher.accepting
+
+    assert [text for text in valid if not accepts(text)] == []
+    assert [text for text in invalid if accepts(text)] == []
+
+
+ERRORS: list[tuple[Document, str]] = [
+    ({}, "structural_tag.type: must be 'structural_tag', got None"),
+    ({"type": "structural_tag"}, "structural_tag: needs a format, or structures and triggers"),
+    (structural({"type": "jsonschema"}), "structural_tag.format.type: must be one of const_string, json_schema, "),
+    (structural({"type": "regex"}), "structural_tag.format: needs pattern"),
+    (structural({"type": "any_text", "stop": 1}), "structural_tag.format: unknown field 'stop'"),
+    (structural({"type": "any_text"}) | {"x": 1}, "structural_tag: unknown field 'x'"),
+    (structural(several("sequence")), "structural_tag.format.elements: must be a non-empty list, got []"),
+    (structural(several("or", const("a"), {"type": "tag"})), "structural_tag.format.elements[1]: needs begin"),
+    (structural({**OBJECT, "style": "qwen_xml"}), "structural_tag.format.style: must be 'json', got 'qwen_xml'"),
+    (structural(tag("a", OBJECT, "", "b")), "structural_tag.format.end: must be a string, a token, or a list"),
+    (structural(tag("a", OBJECT, "b", "bc")), "structural_tag.format.end: 'bc' is never reached, because 'b' ends"),
+    (structural({"type": "token", "token": "<|none|>"}), "structural_tag.format: '<|none|>' is not a token of this"),
+    (structural({**CALLS, "triggers": ["<call", "<c"]}), "'<call' is never reached, because free text already ends"),
+    (structural({**CALLS, "triggers": ["<call", "<x"]}), "structural_tag.format.triggers[1]: no tag begins with '<x'"),
+    (structural({**CALLS, "triggers": ["<x"]}), "structural_tag.format.tags[0].begin: '<call>' begins with none of"),
+    (
+        {"structures": [{"begin": "a", "schema": {}, "end": "b"}], "triggers": ["x"]},
+        "structural_tag.structures[0].begin: 'a' begins with none of the triggers",
+    ),
+    (
+        structural(several("sequence", {"type": "any_text"}, OBJECT)),
+        "structural_tag.format.elements[0]: its end is ambi",
+    ),
+    (
+        structural(several("sequence", INTEGER, const("1"))),
+        "elements[0]: its end is ambiguous: what follows (format.el",
+    ),
+    (
+        structural(several("or", {"type": "regex", "pattern": "[{]"}, OBJECT)),
+        "cannot be told apart from format.elements[",
+    ),
+    (structural(several("sequence", CALLS, const("x"))), "structural_tag.format.elements[0]: its end is ambiguous"),
+    (structural({"type": "regex", "pattern": "("}), "structural_tag.format: at "),
+    (
+        structural({"type": "regex", "pattern": "a{9000000}"}),
+        "structural_tag.format: is too large: 9000000 repetitions",
+    ),
+    (
+        structural(tag("a", {"type": "json_schema", "json_schema": {"uniqueItems": True}}, "b")),
+        "structural_tag.format.content: cannot enforce uniqueItems",
+    ),
+    (
+        structural({"type": "grammar", "grammar": "root ::= x"}),
+        "structural_tag.format: in line 1: there is no rule 'x'",
+    ),
+    (structural(const("a" * 100_001)), "structural_tag is too large: 1000"),
+]
+
+
+@pytest.mark.parametrize(("document", "words"), ERRORS, ids=[words[:60] for _, words in ERRORS])
+def test_an_error_names_the_place(grammars: GrammarCompiler, document: Document, words: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        grammars.compile(StructuredOutputs(structural_tag=document))
+    assert caught.value.field == "structural_tag"
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_ignored_keywords_are_listed_with_their_place(grammars: GrammarCompiler) -> None:
+    schema = {"type": "object", "properties": {"a": {"uniqueItems": True}}}
+    form = structural(tag("<", {"type": "json_schema", "json_schema": schema}, ">"))
+    compiled = grammars.compile(StructuredOutputs(structural_tag=form, on_unsupported="ignore"))
+    assert compiled.ignored == compiled.unchecked == ("uniqueItems at /properties/a in format.content",)
+    assert compiled.validate("<{}>") == []
+
+
+def test_many_tags_compile_in_a_second(grammars: GrammarCompiler) -> None:
+    form = {**CALLS, "tags": [tag(f"<call={number}>", OBJECT, "</call>") for number in range(200)]}
+    begin = time.thread_time()
+    grammars.compile(StructuredOutputs(structural_tag=structural(form)))
+    assert time.thread_time() - begin < 2
+    form = {**CALLS, "tags": [tag(f"<call={number}>", const("a"), "</call>") for number in range(1000)]}
+    begin = time.thread_time()
+    grammars.compile(StructuredOutputs(structural_tag=structural(form)))
+    assert time.thread_time() - begin < 2

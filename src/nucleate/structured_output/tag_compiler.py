@@ -150,8 +150,9 @@ class TagCompiler:
             return join([content, either(self._marker(end, ends.at) for end in ends.given)])
         found: list[Expression] = []
         before = content
-        if content.stops is None and ends.texts:
-            closed = concatenation([content, union(fixed(text, ends.at) for text in ends.texts)])
+        texts = [fixed(text, ends.at) for text in ends.texts if self._tokens.can_spell(text)]
+        if content.stops is None and texts:
+            closed = concatenation([content, union(texts)])
             before = without(content, concatenation([closed, ANY]))
             found.append(first_match(closed))
         for end in ends.given:
@@ -168,8 +169,9 @@ class TagCompiler:
         if isinstance(text, int) or isinstance(trigger, int):
             yield FreeTextEnd("", int(trigger)), 0
             return
-        yield FreeTextEnd(trigger), len(trigger)
         token = self._tokens.find(text)
+        if token is None or token.start >= len(trigger) or self._tokens.can_spell(text):
+            yield FreeTextEnd(trigger), len(trigger)
         if token is not None and token.start < len(trigger):
             yield FreeTextEnd(text[: token.start], token.token_id), token.end
 
@@ -183,8 +185,10 @@ class TagCompiler:
         """Return the expression of a text from a position on, with its special tokens."""
         parts: list[Expression] = []
         while (token := self._tokens.find(text, start)) is not None:
-            spelled = literal(text[token.start : token.end], at)
-            parts += [literal(text[start : token.start], at), choice([_reference(token.token_id), spelled])]
+            name, spellings = text[token.start : token.end], [_reference(token.token_id)]
+            if self._tokens.can_spell(name):
+                spellings.append(literal(name, at))
+            parts += [literal(text[start : token.start], at), choice(spellings)]
             start = token.end
         return join([*parts, literal(text[start:], at)])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence as Items
 from functools import cache
+from time import thread_time
 from typing import Any, Final, NoReturn, final
 
 import numpy as np
@@ -37,18 +38,26 @@ from nucleate.structured_output.tag_expressions import (
 )
 from nucleate.structured_output.terminal_automata import Budget, TooManyStepsError, members
 
+MAX_SECONDS: Final = 1.0
+"""Maximum CPU time to compare the terminals of a grammar."""
 
-def check_conflicts(expression: Expression) -> None:
-    """Raise ParameterError, which names the place, if the lexer would not be exact."""
+
+def check_conflicts(expression: Expression) -> set[Pattern]:
+    """Raise ParameterError, which names the place, if the lexer would not be exact.
+
+    Returns the terminals that the lexer can end as soon as they match, without the next character (lazily).
+    """
     uses: list[Expression] = []
     languages = Languages()
     terminals = _numbered(expression, uses)
     nullable = [isinstance(leaf, Pattern) and languages.nullable(leaf) for leaf in uses]
     try:
         following, ends = follow_sets({"start": terminals}, "start", len(uses), nullable, budget := Budget())
-        _Conflicts(uses, following, languages, budget).check(ends.first)
+        return _Conflicts(uses, following, languages, budget).check(ends.first)
     except TooManyStepsError:
-        raise ParameterError(FIELD, f"{FIELD} is too complex: too many alternatives at one place") from None
+        raise ParameterError(
+            FIELD, f"{FIELD} is too complex: too many alternatives, or expressions that are hard to tell apart"
+        ) from None
 
 
 def _numbered(expression: Expression, uses: list[Expression]) -> Expression:
@@ -61,9 +70,14 @@ def _numbered(expression: Expression, uses: list[Expression]) -> Expression:
 
 @final
 class Languages:
-    """Decides whether terminals have a text in common, with the lexer of llguidance over single bytes."""
+    """Decides whether terminals have a text in common, with the lexer of llguidance over single bytes.
+
+    Raises TooManyStepsError if that takes more than ``MAX_SECONDS`` of CPU time in total.
+    """
 
     def __init__(self) -> None:
+        self._seconds = MAX_SECONDS
+        self._continues: dict[tuple[Pattern, frozenset[str], Pattern], bool] = {}
         self._mask_W = np.zeros(9, np.int32)
 
     def nullable(self, pattern: Pattern) -> bool:
@@ -76,14 +90,20 @@ class Languages:
 
     def continues(self, left: Pattern, after: frozenset[str], right: Pattern) -> bool:
         """Return whether a text of ``right`` begins with one of ``left`` and a character of ``after``."""
-        following = Pattern(one_of(after))
-        return not self._is_empty(intersection(right, concatenation([left, following, ANY])))
+        found = self._continues.get((left, after, right))
+        if found is None:
+            found = not self._is_empty(intersection(right, concatenation([left, Pattern(one_of(after)), ANY])))
+            self._continues[left, after, right] = found
+        return found
 
     def _is_empty(self, pattern: Pattern) -> bool:
+        begin = thread_time()
         matcher = self._matcher(pattern)
-        if matcher.is_accepting():
-            return False
-        matcher.unsafe_compute_mask_ptr(self._mask_W.ctypes.data, self._mask_W.nbytes)
+        if not matcher.is_accepting():
+            matcher.unsafe_compute_mask_ptr(self._mask_W.ctypes.data, self._mask_W.nbytes)
+        self._seconds -= thread_time() - begin
+        if self._seconds < 0:
+            raise TooManyStepsError
         return bool(matcher.is_error() and "NoExtension" in matcher.get_error())
 
     def _matcher(self, pattern: Pattern) -> Any:
@@ -128,8 +148,10 @@ class _Conflicts:
     def __init__(self, uses: Items[Expression], following: Items[int], languages: Languages, budget: Budget) -> None:
         self._uses, self._following, self._languages, self._budget = uses, following, languages, budget
         self._after = [self._first_of(uses_after) for uses_after in following]
+        self._lazy = {leaf for leaf in uses if isinstance(leaf, Pattern) and leaf.ends_itself and not leaf.literal}
 
-    def check(self, first: int) -> None:
+    def check(self, first: int) -> set[Pattern]:
+        """Return the terminals that may be lazy. Raises ParameterError."""
         pairs: set[tuple[int, int]] = set()
         known: set[tuple[int, int]] = set()
         waiting = [(first, first)]  # pairs of sets of uses that the lexer may look for at the same time
@@ -146,6 +168,7 @@ class _Conflicts:
                     pairs |= {(left, right), (right, left)}
                     if self._check_pair(left, right):
                         waiting.append((self._following[left], self._following[right]))
+        return self._lazy
 
     def _first_of(self, uses: int) -> frozenset[str]:
         """Return the characters with which some uses may begin."""
@@ -167,7 +190,10 @@ class _Conflicts:
                     return False
                 self._check_order(a, left, b)
                 self._check_order(b, right, a)
-                return self._share_text(a, b)
+                shares = self._share_text(a, b)
+                self._check_lazy(a, b, shares)
+                self._check_lazy(b, a, shares)
+                return shares
             case (Embedded() as a, Embedded() as b) if left == right or (a.is_json and b.is_json):
                 if (a.continues & self._after[left]) or (b.continues & self._after[right]):
                     _ambiguous(a, self._next(left))
@@ -189,6 +215,13 @@ class _Conflicts:
             conflict = self._languages.continues(a, after, b)
         if conflict:
             _ambiguous(a, self._next(use) if a is b else b)
+
+    def _check_lazy(self, a: Pattern, b: Pattern, shares: bool) -> None:
+        """Let ``a`` not be lazy if ``b`` could match the same text, or read on."""
+        if a is b or a not in self._lazy or (a.stops is not None and a.stops == b.stops):
+            return
+        if shares or self._languages.continues(a, ANY_CHARACTERS, b):
+            self._lazy.remove(a)
 
     def _share_text(self, a: Pattern, b: Pattern) -> bool:
         if a is b:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count, takewhile
 from typing import Final
 
@@ -35,6 +35,7 @@ class Pattern(Expression):
 
     ``prefix``: a text with which all its texts begin. ``literal``: ``prefix`` is its only text. ``stops``: the texts at
     which free text ends; ``until``: that with which it does. ``at``: its place in the document.
+    ``ends_itself``: no text of it begins with another one.
     """
 
     body: str
@@ -44,6 +45,7 @@ class Pattern(Expression):
     stops: frozenset[str] | None = None
     until: str | None = None
     at: str = ""
+    ends_itself: bool = False
     number: int = field(default_factory=lambda: next(_NUMBERS))
     parts = ()
 
@@ -87,7 +89,7 @@ def ascii_or_other(characters: Iterable[str]) -> Iterator[str]:
 def fixed(text: str, at: str = "") -> Pattern:
     """Return the terminal of one text that is not empty."""
     # ASCII, because Lark strings cannot contain control characters.
-    return Pattern(json.dumps(text), prefix=text, literal=True, at=at)
+    return Pattern(json.dumps(text), prefix=text, literal=True, at=at, ends_itself=True)
 
 
 def literal(text: str, at: str) -> Expression:
@@ -115,7 +117,8 @@ def concatenation(patterns: Iterable[Pattern]) -> Pattern:
             break
     else:
         return fixed(prefix, parts[0].at)
-    return Pattern(" ".join(part.name for part in parts), parts, prefix, at=parts[0].at)
+    ends = all(part.ends_itself for part in parts)
+    return Pattern(" ".join(part.name for part in parts), parts, prefix, at=parts[0].at, ends_itself=ends)
 
 
 def union(patterns: Iterable[Pattern]) -> Pattern:
@@ -137,7 +140,7 @@ def intersection(pattern: Pattern, other: Pattern) -> Pattern:
 
 def first_match(pattern: Pattern) -> Pattern:
     """Return the texts of a terminal that have no shorter text of it at their beginning."""
-    return without(pattern, concatenation([pattern, SOME]))
+    return replace(without(pattern, concatenation([pattern, SOME])), ends_itself=True)
 
 
 def free_text(stops: frozenset[str], at: str) -> Pattern:
@@ -152,7 +155,7 @@ def text_until(stop: str, stops: frozenset[str], at: str) -> Pattern:
     """Return the texts that contain one of ``stops`` at their end only, namely ``stop``."""
     ending = concatenation([ANY, _union_of([stop])])
     found = without(ending, concatenation([ANY, _union_of(stops), SOME]))
-    return Pattern(found.body, found.uses, stops=stops, until=stop, at=at)
+    return Pattern(found.body, found.uses, stops=stops, until=stop, at=at, ends_itself=True)
 
 
 def _union_of(texts: Iterable[str]) -> Pattern:

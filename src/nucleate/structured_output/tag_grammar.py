@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -74,9 +74,9 @@ class Grammars:
 
     def document(self, expression: Expression) -> str:
         """Return an expression in llguidance's JSON format. Raises ParameterError if it is ambiguous."""
-        check_conflicts(expression)
+        lazy = check_conflicts(expression)
         embedded = [{"name": f"grammar_{number}", "lark_grammar": text} for number, text in enumerate(self._texts, 1)]
-        return json.dumps({"grammars": [{"lark_grammar": _Lark().text(expression)}, *embedded]})
+        return json.dumps({"grammars": [{"lark_grammar": _Lark(lazy).text(expression)}, *embedded]})
 
 
 def _characters(byte_set: int) -> frozenset[str]:
@@ -94,9 +94,10 @@ def _json_boundaries(schema: Any) -> tuple[frozenset[str], frozenset[str]]:
 
 
 class _Lark:
-    """Renders an expression in Lark."""
+    """Renders an expression in Lark. lazy: the terminals that end as soon as they match."""
 
-    def __init__(self) -> None:
+    def __init__(self, lazy: Collection[Pattern]) -> None:
+        self._lazy = lazy
         self._rules: dict[Expression, str] = {}
         self._lines: list[str] = []
         self._terminals: dict[str, str] = {}
@@ -110,16 +111,20 @@ class _Lark:
         match expression:
             case Pattern():
                 expression.definitions(self._terminals)
-                return expression.name
+                if expression not in self._lazy:
+                    return expression.name
             case TokenReference():
                 return expression.text
         if expression not in self._rules:
             self._rules[expression] = name = f"rule_{len(self._rules)}"
-            self._lines.append(f"{name}: {self._body(expression)}")
+            option = "[lazy]" if expression in self._lazy else ""
+            self._lines.append(f"{name}{option}: {self._body(expression)}")
         return self._rules[expression]
 
     def _body(self, expression: Expression) -> str:
         match expression:
+            case Pattern() if expression in self._lazy and expression in self._rules:
+                return expression.name
             case Embedded():
                 return expression.text
             case Sequence():

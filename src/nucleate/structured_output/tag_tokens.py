@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property, lru_cache
 from typing import NamedTuple, final
 
 from nucleate.parameters.converters import shown
@@ -34,6 +35,28 @@ class SpecialTokens:
         """Return the first special token in a text, from a position on."""
         found = self._any.search(text, start)
         return None if found is None else FoundToken(found.start(), found.end(), self._ids[found[0]])
+
+    def can_spell(self, text: str) -> bool:
+        """Return whether other tokens can write the special tokens in a text, as characters."""
+        found = self.find(text)
+        while found is not None:
+            if not self._spelled(text[found.start : found.end].encode()):
+                return False
+            found = self.find(text, found.end)
+        return True
+
+    @lru_cache(1024)  # noqa: B019  # one per model
+    def _spelled(self, data: bytes) -> bool:
+        reached = {0}
+        for end in range(1, len(data) + 1):
+            if any(data[start:end] in self._ordinary for start in reached):
+                reached.add(end)
+        return len(data) in reached
+
+    @cached_property
+    def _ordinary(self) -> frozenset[bytes]:
+        special = frozenset(self._vocabulary.special_ids)
+        return frozenset(data for token, data in enumerate(self._vocabulary.tokens) if token not in special)
 
     def text(self, token_id: int) -> str:
         return self._vocabulary.tokenizer.pieces.tokens[token_id]
