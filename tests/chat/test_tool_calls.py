@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import random
 from typing import Any, Literal
 
 import chat_models
@@ -225,3 +226,50 @@ def test_a_template_with_unknown_tool_calls_needs_a_parser(tmp_path_factory: pyt
         model.chat(ASK, tools=TOOLS, max_tokens=3)
     assert caught.value.field == "tools"
     assert nc.LLM(model.folder, tool_call_parser="hermes").chat(ASK, tools=TOOLS, max_tokens=3)
+
+
+PARTS: list[Any] = [
+    *(
+        {"type": "string"},
+        {"$ref": "#/$defs/x"},
+        {"$ref": "#"},
+        {"enum": ["\ud800"]},
+        {"const": "\0"},
+        {"pattern": "("},
+    ),
+    *({"pattern": "a{1,999999}"}, True, False, 5, None, "x", {"type": "nope"}, {"anyOf": []}, {"not": {}}),
+    *({"type": "object", "additionalProperties": {"$ref": "#"}}, {"minItems": 10**9}),
+]
+NAMES = ["a", "b", "</tool_call>", "\ud800", '"', "name"]
+
+
+def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
+    def part() -> Any:
+        return random_schema(rng, depth - 1) if depth and rng.random() < 0.4 else rng.choice(PARTS)
+
+    choices: dict[str, Any] = {
+        "properties": {rng.choice(NAMES): part() for _ in range(3)},
+        "required": rng.choice([["a"], ["z"], 5, []]),
+        "additionalProperties": rng.choice([True, False, {"type": "string"}]),
+        "$defs": {"x": part()},
+        "type": rng.choice(["object", "object", ["object", "null"], "array"]),
+        "description": rng.choice(["d", "\ud800", 5]),
+        "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
+    }
+    return {name: choices[name] for name in rng.sample(sorted(choices), rng.randrange(4))}
+
+
+def test_any_schema_is_enforced_relaxed_or_an_error(llm: nc.LLM) -> None:
+    rng = random.Random(0)
+    for _ in range(tiers.count(30, 300)):
+        functions = [
+            {"name": f"f{index}", "parameters": random_schema(rng), "strict": rng.random() < 0.3} for index in "ab"
+        ]
+        tools = [{"type": "function", "function": function} for function in functions]
+        try:
+            request, _ = llm.chat_request(ASK, tools=tools, tool_choice=rng.choice(["auto", "required"]))
+        except nc.ParameterError as error:
+            assert error.field in ("tools", "prompt")
+            assert len(str(error)) < 2000
+        else:
+            assert request.params.structured_outputs is not None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from nucleate.chat.reasoning import ReasoningFormat
 from nucleate.chat.tool_choice import ToolUse
@@ -16,6 +17,8 @@ from nucleate.structured_output.spec import StructuredOutputs
 Check = Callable[[StructuredOutputs], object]
 """Compiles a constraint. Raises ParameterError."""
 
+MAX_SECONDS: Final = 5.0
+"""Maximum time to find the schemas that cannot be enforced."""
 _ANY_OBJECT = '{"type": "object"}'
 
 
@@ -58,7 +61,8 @@ class ChatConstraint:
         return spec
 
     def _relaxed(self, check: Check) -> StructuredOutputs | None:
-        tools = [_enforceable(tool, check) for tool in self.use.tools]
+        deadline = time.monotonic() + MAX_SECONDS
+        tools = [_enforceable(tool, check, deadline) for tool in self.use.tools]
         spec = replace(self, use=self.use.with_tools(tools)).spec()
         is_optional = self.use.mode == "auto" and self.given is None and not any(tool.strict for tool in tools)
         try:
@@ -125,8 +129,10 @@ def _answer(given: StructuredOutputs, *, in_messages: bool) -> Structure:
     return {"type": "sequence", "elements": [header, structure]}
 
 
-def _enforceable(tool: Tool, check: Check) -> Tool:
+def _enforceable(tool: Tool, check: Check, deadline: float) -> Tool:
     """Return a tool, with any object as its arguments if its schema cannot be enforced and it is not strict."""
+    if time.monotonic() > deadline:
+        raise ParameterError("tools", f"the schemas of the tools took longer than {MAX_SECONDS} s to compile")
     try:
         check(StructuredOutputs(json_schema=tool.parameters_json))
     except ParameterError as error:
