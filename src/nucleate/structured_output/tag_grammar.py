@@ -85,12 +85,16 @@ def _characters(byte_set: int) -> frozenset[str]:
 
 def _json_boundaries(schema: Any) -> tuple[frozenset[str], frozenset[str]]:
     """Return the characters with which the JSON of a schema may begin, and those that may continue a complete text."""
-    kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    kinds = [kinds] if isinstance(kinds, str) else kinds
-    if not isinstance(kinds, list) or not all(kind in _FIRST_OF_TYPES for kind in kinds):
-        kinds = list(_FIRST_OF_TYPES)
-    first = frozenset("".join(_FIRST_OF_TYPES[kind] for kind in kinds))
-    return first, _IN_NUMBERS if "-" in first else frozenset()
+    given = schema if isinstance(schema, Mapping) else {}
+    kinds = [given["type"]] if isinstance(given.get("type"), str) else given.get("type")
+    values = [given["const"]] if "const" in given else given.get("enum")
+    if isinstance(values, list):
+        first = frozenset(json.dumps(value)[0] for value in values)
+    elif isinstance(kinds, list) and all(isinstance(kind, str) and kind in _FIRST_OF_TYPES for kind in kinds):
+        first = frozenset("".join(_FIRST_OF_TYPES[kind] for kind in kinds))
+    else:
+        first = frozenset("".join(_FIRST_OF_TYPES.values()))
+    return first, frozenset() if first.isdisjoint("-0123456789") else _IN_NUMBERS
 
 
 class _Lark:
