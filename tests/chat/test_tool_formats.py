@@ -183,16 +183,16 @@ def test_the_time_is_linear(name: str) -> None:
     def seconds(unit: str, count: int) -> float:
         text = ("[TOOL_CALLS] [" if unit in "[ " else "") + unit * count
         parser = OutputParser(None, FORMATS[name], NAMES)
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for start in range(0, len(text), 50):
             parser.push(text[start : start + 50])
         parser.finish()
-        return time.perf_counter() - begin
+        return time.thread_time() - begin
 
     for unit in units:
         seconds(unit, 100)
         small = min(seconds(unit, 1000) for _ in range(2))
-        assert seconds(unit, 16_000) < 100 * small + 0.1
+        assert min(seconds(unit, 16_000) for _ in range(2)) < 80 * small + 0.2
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_a_docstring_of_sphinxs_style() -> None:
         (Optional[int], {"anyOf": [{"type": "integer"}, {"type": "null"}]}),  # noqa: UP045
         (int | None, {"anyOf": [{"type": "integer"}, {"type": "null"}]}),
         (Union[int, str], {"anyOf": [{"type": "integer"}, {"type": "string"}]}),  # noqa: UP007
-        ((Literal[1, "a"] | None), {"enum": [1, "a", None]}),
+        (Literal[1, "a"], {"enum": [1, "a"]}),
         (list, {"type": "array"}),
         (list[str], {"type": "array", "items": {"type": "string"}}),
         (Sequence[int], {"type": "array", "items": {"type": "integer"}}),
