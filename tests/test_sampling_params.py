@@ -397,7 +397,7 @@ def test_params_are_immutable_values():
         (
             {},
             "structured_outputs",
-            "structured_outputs must have exactly one of json_schema, json_object, regex, choice, grammar; got none",
+            "structured_outputs must have exactly one of json_schema, json_object, regex, choice, grammar, struct",
         ),
         ({"json_object": False}, "structured_outputs", "structured_outputs must have exactly one of"),
         ({"regex": "a", "choice": ["b"]}, "choice", "got regex and choice"),
@@ -414,7 +414,7 @@ def test_params_are_immutable_values():
         (
             {"regex": "a", "on_unsupported": "ignore"},
             "on_unsupported",
-            "on_unsupported needs json_schema, got regex",
+            "on_unsupported needs json_schema or structural_tag, got regex",
         ),
         ({"regex": "a", "whitespace": None}, "whitespace", "whitespace must be one of flexible, none, got None"),
     ],

@@ -16,7 +16,7 @@ from tag_twin import Content, Section, Twin
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output import GrammarCompiler, StructuredOutputs
+from nucleate.structured_output import GrammarCompiler, MatcherError, StructuredOutputs
 
 Document = dict[str, Any]
 
@@ -253,6 +253,26 @@ def test_an_end_may_be_eos() -> None:
     assert matcher.terminated
 
 
+def test_a_failure_of_one_sequence_does_not_end_the_others() -> None:
+    """llguidance 1.9.1 fails at the second EOS token inside a grammar, and then in all copies of its state."""
+    tokenizer = tokenizer_of([*"<t>#xb"])
+    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+    inner = tag("<t>", {"type": "regex", "pattern": "#"}, {"type": "token", "token": "</s>"}, "x")
+    form = structural(
+        {"type": "sequence", "elements": [{"type": "plus", "content": inner}, {"type": "const_string", "value": "b"}]}
+    )
+    grammar = grammars.compile(StructuredOutputs(structural_tag=form))
+    ids = [tokenizer.backend.token_to_id(name) for name in ("<", "t", ">", "#", "</s>") * 2]
+    failing, other = grammar.matcher(), grammar.matcher()
+    for token in ids[:-1]:
+        failing.accept_token(token)
+    with pytest.raises((MatcherError, ValueError)):
+        failing.accept_token(ids[-1])
+    for token in ids[:4]:
+        other.accept_token(token)
+    assert allowed(other, tokenizer.vocab_size) == {ids[4], tokenizer.backend.token_to_id("x")}
+
+
 # ---- formats
 
 OBJECT = {"type": "json_schema", "json_schema": {"type": "object"}}
@@ -277,6 +297,12 @@ TEXTS: list[tuple[Document, str, list[str], list[str]]] = [
     ({"type": "repeat", "min": 2, "max": -1, "content": OBJECT}, "repeat objects", ["{}{}", "{}{}{}"], ["", "{}"]),
     (tag("<", {"type": "any_text", "excludes": ["a"]}, ">"), "excludes", ["<>", "<bb>"], ["<a>", "<b>>", "<b"]),
     (tag("", OBJECT, ""), "empty begin and end", ["{}"], ["", "{} "]),
+    (
+        tag("<", tag("(", {"type": "any_text"}, ""), ">"),
+        "a tag without an end, up to that of the tag around it",
+        ["<(>", "<(a(>"],
+        ["<>", "<(>>", "<(a"],
+    ),
     (
         {"type": "tags_with_separator", "tags": [tag("<", INTEGER, ">")], "separator": ", "},
         "separator",

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nucleate.structured_output.llguidance_loader import FAILED, raise_unless_panic, short_message
 from nucleate.structured_output.number_digits import JsonPosition
-from nucleate.structured_output.state_cache import STATES_EXHAUSTED, InitialMatcher
+from nucleate.structured_output.state_cache import POISONED, STATES_EXHAUSTED, InitialMatcher
 from nucleate.structured_output.time_budget import FREE_SECONDS
 
 DEAD_END: Final = "no token of the vocabulary can continue the output"
@@ -203,7 +203,7 @@ class GrammarMatcher:
         if (
             self._generation == initial.current[1]
             and self.ll_matcher.is_error()
-            and STATES_EXHAUSTED in self.ll_matcher.get_error()
+            and any(reason in self.ll_matcher.get_error() for reason in (STATES_EXHAUSTED, POISONED))
         ):
             self._timed(initial.replace, self._generation)
             if len(self._tokens) < self._next_renewal:

@@ -18,6 +18,8 @@ from nucleate.structured_output.number_digits import DigitLimit
 from nucleate.structured_output.time_budget import TimeBudget
 
 STATES_EXHAUSTED = "too many states"
+POISONED = "PoisonError"
+"""In the errors of all copies after llguidance failed in one of them."""
 
 
 @final

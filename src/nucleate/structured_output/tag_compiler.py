@@ -74,6 +74,9 @@ class TagCompiler:
                 return either(self.expression(part, ends, last=last) for part in elements)
             case tags.Repeat(content=content, low=low, high=high):
                 found = repeat(self.expression(content, ends, last=False), low, high)
+            case Tag(ends=("",)):
+                begin = self._marker(self._marker_text(form.begin), form.at)
+                return join([begin, self.expression(form.content, ends, last=last)])
             case Tag():
                 found = join([self._marker(self._marker_text(form.begin), form.at), self._after_begin(form)])
             case tags.TagsWithSeparator():
@@ -146,7 +149,7 @@ class TagCompiler:
             return choice(self._closed(part, ends) for part in content.parts)
         if isinstance(content, Sequence) and content.parts:
             return join([*content.parts[:-1], self._closed(content.parts[-1], ends)])
-        if not isinstance(content, Pattern):
+        if not isinstance(content, Pattern) or (content.stops is not None and not content.stops.issuperset(ends.texts)):
             return join([content, either(self._marker(end, ends.at) for end in ends.given)])
         found: list[Expression] = []
         before = content
