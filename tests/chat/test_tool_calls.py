@@ -17,6 +17,7 @@ import nucleate as nc
 from nucleate.chat.chat_format import ChatFormat, RenderedChat
 from nucleate.chat.constraint import ChatConstraint
 from nucleate.chat.reasoning import FORMATS as REASONING
+from nucleate.chat.reasoning import ReasoningFormat
 from nucleate.chat.tool_choice import ToolUse
 from nucleate.chat.tool_formats.registry import FORMATS
 
@@ -216,6 +217,14 @@ def test_required_calls_after_reasoning(
     assert output.reasoning or not opened
     (call,) = output.tool_calls
     jsonschema.validate(json.loads(call.arguments_json), SCHEMAS[call.name])
+
+
+def test_reasoning_between_special_tokens_is_possible_before_optional_calls(llm: nc.LLM) -> None:
+    """The grammar of optional calls has no special tokens in free text, so that there is none."""
+    chat_format = ChatFormat(llm.tokenizer, FORMATS["hermes"], ReasoningFormat("<|user|>", "<|system|>"))
+    for text, choice, has_grammar in (("", "auto", False), ("<|user|>", "auto", True), ("", "required", True)):
+        chat = RenderedChat(text, chat_format, ToolUse.read(TOOLS, choice))
+        assert (chat.constraint(None).resolve(lambda _: None) is not None) == has_grammar
 
 
 def test_a_template_with_unknown_tool_calls_needs_a_parser(tmp_path_factory: pytest.TempPathFactory) -> None:

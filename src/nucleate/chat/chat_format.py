@@ -124,7 +124,11 @@ class RenderedChat:
 
     def constraint(self, given: StructuredOutputs | None) -> ChatConstraint:
         """Return what constrains the outputs. given: the structured output of the request."""
-        return ChatConstraint(self.use, given, self.format.tool_format, self._reasoning, self._opened)
+        reasoning = self._reasoning
+        special = False
+        if reasoning is not None and not reasoning.in_messages:
+            special = reasoning.start in _special_tokens(self.format.tokenizer)
+        return ChatConstraint(self.use, given, self.format.tool_format, reasoning, self._opened, special)
 
     def chunk_parser(self, max_reasoning_tokens: int | None = None) -> ChunkParser | None:
         """Return a parser for the chunks of the outputs; None if they are text only."""

@@ -8,7 +8,7 @@ from typing import Final, final
 from nucleate.chat.emitter import Emitter
 from nucleate.chat.reader import Parsing, Reader
 from nucleate.chat.tool_formats.call_object import read_arguments
-from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, tag
+from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, separated, tag
 from nucleate.chat.tools import Tool
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
@@ -51,8 +51,11 @@ class Harmony(ToolFormat):
     def structure(self, tools: Sequence[Tool], *, required: bool, parallel: bool) -> Structure:
         del parallel  # a call ends the output
         tags = [tag(f"{CHANNEL}commentary {RECIPIENT}{tool.name} {CONSTRAIN}json{MESSAGE}", tool, "") for tool in tools]
-        triggers = [f"{CHANNEL}commentary {RECIPIENT}"]
-        return calls(tags, triggers=triggers, separator="", required=required, parallel=False)
+        if required:
+            return separated(tags, "", parallel=False)
+        header = {"type": "const_string", "value": f"{CHANNEL}final{MESSAGE}"}
+        answer = {"type": "sequence", "elements": [header, {"type": "any_text"}]}
+        return {"type": "or", "elements": [*tags, answer]}  # free text has no special tokens: all are named
 
 
 def _header(reader: Reader) -> Parsing[str | None]:
