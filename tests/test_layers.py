@@ -22,6 +22,7 @@ ALLOWED = {
     "tokenization": {"parameters"},
     "stopping": {"parameters", "outputs"},
     "structured_output": {"parameters", "outputs", "sampling", "tokenization"},
+    "chat": {"parameters", "outputs", "tokenization", "structured_output"},
     "sampling_params": {"parameters", "jit", "sampling", "structured_output", "_sampling_params_fields"},
     "plugins": {"parameters", "jit", "sampling", "sampling_params"},
     "models": {"parameters", "jit"},

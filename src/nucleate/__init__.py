@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from nucleate import watermark as watermark
+    from nucleate.chat.tools import Tool
     from nucleate.comparison.compare import compare
     from nucleate.comparison.comparison import Comparison
     from nucleate.engine.async_engine import AsyncEngine, EngineStoppedError
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
         EngineOutput,
         StepLogprobs,
         TokenLogprob,
+        ToolCall,
+        ToolCallDelta,
         Usage,
     )
     from nucleate.parameters.parameter import ParameterError
@@ -79,6 +82,9 @@ _HOMES = {
     "StepLogprobs": "outputs",
     "StructuredOutputs": "structured_output.spec",
     "TokenLogprob": "outputs",
+    "Tool": "chat.tools",
+    "ToolCall": "outputs",
+    "ToolCallDelta": "outputs",
     "Usage": "outputs",
     "ParameterError": "parameters.parameter",
     "LogitsError": "sampling.functional",
@@ -116,6 +122,9 @@ __all__ = [
     "StepLogprobs",
     "StructuredOutputs",
     "TokenLogprob",
+    "Tool",
+    "ToolCall",
+    "ToolCallDelta",
     "Trace",
     "Usage",
     "WatermarkKey",

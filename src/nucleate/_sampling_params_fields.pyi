@@ -72,6 +72,7 @@ class Fields:
         n: int = ...,
         prompt_logprobs: int | None = ...,
         logprobs_mode: str = ...,
+        max_reasoning_tokens: int | None = ...,
         skip_special_tokens: bool = ...,
         pipeline: str | Sequence[Stage | Mapping[str, object]] | None = ...,
     ) -> None: ...
@@ -264,6 +265,9 @@ class Fields:
     @property
     def logprobs_mode(self) -> str:
         """Whether logprobs are of the model's logits (raw) or of the distribution after all stages (processed) (one of raw, processed; default raw)."""
+    @property
+    def max_reasoning_tokens(self) -> int | None:
+        """Maximum tokens of the reasoning section of a chat, after which it is closed; none: no limit (an integer >= 0 or none; default none)."""
     @property
     def skip_special_tokens(self) -> bool:
         """Leave special tokens out of the text (true or false; default true)."""

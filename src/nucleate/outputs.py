@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 class Finish(NamedTuple):
@@ -52,6 +54,35 @@ PromptLogprobs = tuple[StepLogprobs | None, ...]
 """Raw logprobs of each prompt token; None for the first one, and after logits with a NaN."""
 
 
+@dataclass(frozen=True)
+class ToolCall:
+    """A call of a tool by the model. arguments_json: the arguments as the model wrote them, a JSON object."""
+
+    id: str
+    name: str
+    arguments_json: str
+
+    @cached_property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments by name."""
+        values: dict[str, Any] = json.loads(self.arguments_json)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """What a chunk adds to a tool call. The first delta of a call has its id and name, later ones parts of arguments.
+
+    retracted: the call turned out to be incomplete or malformed; its text is in the text of the output.
+    """
+
+    index: int  #: of the call in the output
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+    retracted: bool = False
+
+
 @dataclass(slots=True)  # not frozen: that takes five times as long, for every token
 class CompletionChunk:
     """What one step adds to an output: usually one token. Text may be held back and come with a later chunk."""
@@ -65,11 +96,17 @@ class CompletionChunk:
     logprobs: tuple[StepLogprobs, ...] | None = None  #: one per token, if requested
     prompt_logprobs: PromptLogprobs | None = None  #: on the first chunk of the first output, if requested
     validation: Validation | None = None  #: on the last chunk, if a schema could not be enforced completely
+    reasoning: str = ""  #: of a chat, what it adds to the reasoning, which ``text`` does not have
+    tool_calls: tuple[ToolCallDelta, ...] = ()  #: of a chat with tools
+    reasoning_tokens: int = 0  #: of its tokens, those of the reasoning section
 
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """One finished output of a request. ``token_ids`` includes the stop token; ``text`` only if requested."""
+    """One finished output of a request. ``token_ids`` includes the stop token; ``text`` only if requested.
+
+    In a chat, ``text`` has neither the reasoning nor the tool calls.
+    """
 
     index: int
     text: str
@@ -79,6 +116,9 @@ class CompletionOutput:
     seed: int
     logprobs: tuple[StepLogprobs, ...] | None = None  #: one per token, if requested
     validation: Validation | None = None  #: if a schema could not be enforced completely
+    reasoning: str | None = None  #: the text of the reasoning section, if there is one
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning_tokens: int = 0  #: the number of tokens in the reasoning section
 
     @classmethod
     def from_chunks(cls, chunks: Sequence[CompletionChunk]) -> CompletionOutput:
@@ -88,13 +128,37 @@ class CompletionOutput:
         text = "".join(chunk.text for chunk in chunks)
         steps = tuple(step for chunk in chunks for step in chunk.logprobs or ())
         logprobs = steps if len(steps) == len(token_ids) > 0 else None
-        reason = last.finish_reason or "abort"
-        return cls(last.index, text, token_ids, reason, last.stop_reason, last.seed, logprobs, last.validation)
+        return cls(
+            last.index,
+            text,
+            token_ids,
+            last.finish_reason or "abort",
+            last.stop_reason,
+            last.seed,
+            logprobs,
+            last.validation,
+            "".join(chunk.reasoning for chunk in chunks) or None,
+            _tool_calls([delta for chunk in chunks for delta in chunk.tool_calls]),
+            sum(chunk.reasoning_tokens for chunk in chunks),
+        )
 
     @property
     def cumulative_logprob(self) -> float | None:
         """Sum of the logprobs of the sampled tokens, if requested."""
         return None if self.logprobs is None else math.fsum(step.chosen.logprob for step in self.logprobs)
+
+
+def _tool_calls(deltas: Sequence[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """Join the deltas of an output, without retracted calls."""
+    parts: dict[int, list[ToolCallDelta]] = {}
+    for delta in deltas:
+        if delta.retracted:
+            parts.pop(delta.index, None)
+        else:
+            parts.setdefault(delta.index, []).append(delta)
+    return tuple(
+        ToolCall(own[0].id or "", own[0].name or "", "".join(part.arguments for part in own)) for own in parts.values()
+    )
 
 
 @dataclass(frozen=True)
@@ -104,6 +168,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0  #: prompt tokens that the prefix cache served
+    reasoning_tokens: int = 0  #: of the completion tokens, those of reasoning sections
 
     @property
     def total_tokens(self) -> int:
@@ -135,13 +200,28 @@ class Completion:
         outputs = tuple(CompletionOutput.from_chunks(by_index[index]) for index in sorted(by_index))
         of_prompt = (chunk.prompt_logprobs for own in by_index.values() for chunk in own if chunk.prompt_logprobs)
         ids = tuple(prompt_token_ids)
-        usage = Usage(len(ids), sum(len(output.token_ids) for output in outputs), cached_tokens)
+        usage = Usage(
+            len(ids),
+            sum(len(output.token_ids) for output in outputs),
+            cached_tokens,
+            sum(output.reasoning_tokens for output in outputs),
+        )
         return cls(ids, outputs, usage, next(of_prompt, None), prompt)
 
     @property
     def text(self) -> str:
         """The text of the first output."""
         return self.outputs[0].text
+
+    @property
+    def reasoning(self) -> str | None:
+        """The reasoning of the first output."""
+        return self.outputs[0].reasoning
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls of the first output."""
+        return self.outputs[0].tool_calls
 
 
 class EngineOutput(NamedTuple):

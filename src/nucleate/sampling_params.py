@@ -65,6 +65,11 @@ class OutputParameters:
         "Whether logprobs are of the model's logits (raw) or of the distribution after all stages (processed)",
         default="raw",
     )
+    max_reasoning_tokens: int | None = param(
+        "Maximum tokens of the reasoning section of a chat, after which it is closed; none: no limit",
+        default=None,
+        low=0,
+    )
     skip_special_tokens: bool = param("Leave special tokens out of the text", default=True)
 
 

@@ -211,7 +211,7 @@ BAD: list[tuple[Any, int | None, str | None, str]] = [
     (request("suffix", suffix="x"), 400, None, "suffix needs a model with fill-in-the-middle tokens"),
     (request("best", best_of=1, n=2), 400, None, "best_of must be at least n (2), got 1"),
     (request("silent", max_tokens=0), 400, None, "max_tokens must be an integer >= 1, or 0 with echo"),
-    (request("tools", "/v1/chat/completions", tools=[1]), 400, None, "tools is not supported"),
+    (request("tools", "/v1/chat/completions", tools=[1]), 400, None, "tools[0] must be an object"),
     (request("top", "/v1/chat/completions", top_logprobs=1), 400, None, "top_logprobs needs logprobs"),
     (
         request("model", model="gpt-5"),

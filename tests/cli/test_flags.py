@@ -273,6 +273,8 @@ def test_flags_of_the_model_are_arguments_of_llm() -> None:
         "model": "a/b",
         "tokenizer": "c",
         "revision": "v1",
+        "tool_call_parser": "auto",
+        "reasoning_parser": "auto",
         "device": "auto",
         "dtype": "auto",
         "runtime": "auto",

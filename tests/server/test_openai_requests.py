@@ -188,10 +188,10 @@ def test_logprobs_of_a_chat() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "idle", "busy"),
     [
-        (CHAT, "tools", [], [[{"type": "function"}], {}]),
-        (CHAT, "tool_choice", "none", ["required", {"type": "function"}]),
+        (CHAT, "functions", [], [[{"name": "f"}], {}]),
+        (CHAT, "function_call", "none", ["required", {"name": "f"}]),
         (CHAT, "modalities", ["text"], [["text", "audio"]]),
-        (CHAT, "reasoning_effort", None, ["low"]),
+        (CHAT, "verbosity", None, ["low"]),
     ],
 )
 def test_unsupported_fields_are_rejected_unless_they_have_no_effect(
@@ -335,7 +335,9 @@ def test_fields_of_the_chat_template() -> None:
         ({}, "prompt"),
         ({"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
         ({"prompt": "a", "continue_final_message": False}, "continue_final_message"),
-        ({"messages": HELLO, "tools": []}, "tools"),
+        ({"messages": HELLO, "tools": {}}, "tools"),
+        ({"messages": HELLO, "tool_choice": "none"}, "tool_choice"),
+        ({"prompt": "a", "tools": []}, "tools"),
         ({"prompt": "a", "messages": HELLO}, "prompt"),
         ({"prompt": ["a"]}, "prompt"),
         ({"prompt": 5}, "prompt"),
@@ -444,7 +446,7 @@ def test_a_body_has_either_a_prompt_or_messages() -> None:
 
 
 def test_text_parts_of_a_message_are_joined_and_its_empty_fields_dropped() -> None:
-    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    parts = [{"type": "text", "text": "Hel", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "lo"}]
     messages = [
         {"role": "user", "content": parts, "name": "Ann"},
         {"role": "assistant", "content": "", "refusal": None, "tool_calls": [], "audio": None},
@@ -465,7 +467,7 @@ def test_text_parts_of_a_message_are_joined_and_its_empty_fields_dropped() -> No
         ({"role": "user", "content": None}, "messages[0].content"),
         ({"role": "user", "content": "x", "name": 5}, "messages[0].name"),
         ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[0].content[0]"),
-        ({"role": "user", "content": [{"type": "text", "text": "x", "more": 1}]}, "messages[0].content[0]"),
+        ({"role": "user", "content": [{"type": "input_text", "text": "x"}]}, "messages[0].content[0]"),
         ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0].text"),
         ({"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls"),
         ({"role": "user", "content": "x", "rolle": 1}, "'rolle'; did you mean role?"),

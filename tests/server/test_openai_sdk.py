@@ -368,7 +368,7 @@ def test_an_invalid_field_is_named(client: Any, kind: str, field: str, value: An
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f", "parameters": {}}}]),
+        ("tools", [{"type": "function", "function": {"name": "f", "parameters": {"type": "array"}}}]),
         ("messages", []),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]),
         ("messages", [{"role": "somebody", "content": "hello"}]),

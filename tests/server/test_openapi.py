@@ -184,7 +184,7 @@ def has_integral_float(value: Any) -> bool:
 
 def beyond_schemas(field: str, value: Any) -> bool:
     """Whether the schema cannot express the server's rules for this field and value."""
-    if field in ("prompt", "messages", "chat_template_kwargs", "stream_options"):
+    if field in ("prompt", "messages", "chat_template_kwargs", "stream_options", "tools", "tool_choice"):
         return True
     if field in ("structured_outputs", "response_format", "grammar", "grammar_lazy", "grammar_triggers"):
         return True

@@ -244,7 +244,7 @@ def _of_completions() -> Iterator[Bad]:
         [[1], "a"],
         [[[1]]],
     ]
-    prompts += [[VOCABULARY], [-1], [10**30], [[1, VOCABULARY]], [5] * (CONTEXT + 1), "a " * 20_000, ["a"] * 300]
+    prompts += [[VOCABULARY], [-1], [10**30], [[1, VOCABULARY]], [5] * (CONTEXT + 1), "a " * 20_000, ["a"] * 600]
     for prompt in prompts:
         yield _body(COMPLETIONS, "prompt", prompt)
     yield _body(COMPLETIONS, "messages", HELLO)
@@ -270,8 +270,30 @@ def _of_chat() -> Iterator[Bad]:
     for value in messages:
         yield _body(CHAT, "messages", value, ("messages", "prompt"))  # the tokenized conversation is the prompt
     yield _body(CHAT, "prompt", "Hello")
-    for name, value in (("tools", [{}]), ("tool_choice", "required")):
-        yield _body(CHAT, name, value)
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    for value in (
+        *([{}], {}, "f", [7], [tool] * 2, [tool] * 200, [{"type": "x"}], [{"type": "function", "function": 1}]),
+        *([{"function": {"name": name}}] for name in ("", "a b", 1, None, "x" * 65, ["f"])),
+        *([{"function": {"name": "f", "parameters": schema}}] for schema in (1, [], {"type": "array"}, "{}")),
+        *([{"function": {"name": "f", name: 1}}] for name in ("description", "strict", "parametres")),
+    ):
+        yield _body(CHAT, "tools", value)
+    for value in ("required", "f", 1, {}, [], {"type": "x"}, {"type": "function", "function": {"name": "g"}}):
+        yield _body(CHAT, "tool_choice", value)
+        if value != "required":
+            yield _body(CHAT, "tool_choice", {"a": value}, tools=[tool])
+    for value in ({}, {"mode": "none", "tools": [tool]}, {"mode": "auto", "tools": []}, {"tools": [{"name": "g"}]}):
+        yield _body(CHAT, "tool_choice", {"type": "allowed_tools", "allowed_tools": value}, tools=[tool])
+    for value in (1, "true", []):
+        yield _body(CHAT, "parallel_tool_calls", value, tools=[tool])
+    yield _body(CHAT, "tools", [tool], use_beam_search=True, best_of=2)
+    yield _body(CHAT, "structured_outputs", {"regex": "a"}, tools=[tool], tool_choice="required")
+    for call in ({}, 7, {"function": {}}, {"function": {"name": 1}}, {"function": {"name": "f", "arguments": "{"}}):
+        yield _body(CHAT, "messages", [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}])
+    yield _body(CHAT, "messages", [{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}])
+    yield _body(CHAT, "messages", [{"role": "tool", "content": None, "tool_call_id": "1"}])
+    for value in (-1, 1.5, "x"):
+        yield _body(CHAT, "max_reasoning_tokens", value)
     for name in ("audio", "functions", "reasoning_effort", "modalities", "web_search_options"):
         yield _body(CHAT, name, "x")
     yield _body(CHAT, "top_logprobs", 2)

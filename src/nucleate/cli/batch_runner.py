@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from nucleate.chat.chunk_parser import ChunkParser
 from nucleate.cli.batch_output import BatchOutput
 from nucleate.cli.batch_records import BatchRequest, LineError, error_record, read_line, success_record
 from nucleate.cli.jsonl import JsonLine
@@ -22,7 +23,7 @@ from nucleate.server.http_errors import HTTPError, generation_failed
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, PLAIN
 from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.response_format import translate_errors
-from nucleate.server.service import encode_prompts, with_fill_stops
+from nucleate.server.service import EncodedPrompt, encode_prompts, with_fill_stops
 
 PROGRESS_SECONDS = 0.2  # between updates of the progress bar
 
@@ -33,10 +34,11 @@ class BatchJob:
 
     entry: BatchRequest
     parsed: ParsedRequest
-    prompts: Sequence[Sequence[int]]
+    prompts: Sequence[EncodedPrompt]
     chunks: Sequence[list[CompletionChunk]]  #: of each prompt
     cached_tokens: list[int]  #: of each prompt, those that the prefix cache served
     unfinished: int  #: unfinished prompts
+    parser: ChunkParser | None = None  #: of the chunks of a chat
 
 
 class BatchRun:
@@ -87,7 +89,7 @@ class BatchRun:
         """Run one engine step, and write the records of finished lines."""
         for output in self.engine.step():
             job, index = self._running[output.request_id]
-            job.chunks[index].append(output.chunk)
+            job.chunks[index].append(output.chunk if job.parser is None else job.parser.parse(output.chunk))
             self.tokens += len(output.chunk.token_ids)
             if output.usage is not None:
                 job.cached_tokens[index] = output.usage.cached_tokens
@@ -121,9 +123,11 @@ class BatchRun:
                 return LineError(message, "model_not_found", "model", 404)
             prompts = encode_prompts(self.llm, parsed, self.engine.context_length)
             with translate_errors(parsed.requested_format):
-                self._add_requests(
-                    BatchJob(entry, parsed, prompts, [[] for _ in prompts], [0] * len(prompts), len(prompts))
-                )
+                chat = prompts[0].chat
+                parser = None if chat is None else chat.chunk_parser(parsed.params.max_reasoning_tokens)
+                count = len(prompts)
+                chunks: list[list[CompletionChunk]] = [[] for _ in prompts]
+                self._add_requests(BatchJob(entry, parsed, prompts, chunks, [0] * count, count, parser))
         except HTTPError as error:
             return LineError(error.message, error.code, error.param, error.status)
         except (ParameterError, ModelError) as error:
@@ -134,8 +138,8 @@ class BatchRun:
         """Submit all prompts of a line, or none."""
         numbers: list[str] = []
         try:
-            for prompt_ids in job.prompts:
-                numbers.append(self.engine.add(job.parsed.engine_request(prompt_ids)))
+            for prompt in job.prompts:
+                numbers.append(self.engine.add(prompt.engine_request(job.parsed, self.engine.prepare)))
         except ParameterError:
             for number in numbers:
                 self.engine.abort(number)
@@ -144,7 +148,9 @@ class BatchRun:
 
     def _finish(self, job: BatchJob) -> None:
         parts = zip(job.prompts, job.chunks, job.cached_tokens, strict=True)
-        completions = [Completion.from_chunks(ids, own, cached_tokens=cached) for ids, own, cached in parts]
+        completions = [
+            Completion.from_chunks(prompt.token_ids, own, cached_tokens=cached) for prompt, own, cached in parts
+        ]
         for output in (output for completion in completions for output in completion.outputs):
             if output.finish_reason == "error":
                 field = None if job.parsed.params.structured_outputs is None else job.parsed.requested_format.field

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+from nucleate.chat.chat_format import REASONING_PARSERS, TOOL_CALL_PARSERS
 from nucleate.cli.gguf_flags import add_gguf, gguf_option
 from nucleate.cli.structured_flags import add_structured, read_content, read_structured
 from nucleate.cli.watermark_flags import watermark_option
@@ -100,6 +101,12 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--runtime", metavar="RUNTIME", default="auto", help="Model runtime: auto, numpy or torch (default: auto)."
     )
+    for flag, names, subject in (
+        ("--tool-call-parser", TOOL_CALL_PARSERS, "tool calls"),
+        ("--reasoning-parser", REASONING_PARSERS, "the reasoning section"),
+    ):
+        text = f"Format of {subject}: {', '.join(names)} (default: auto, from the chat template)."
+        group.add_argument(flag, metavar="NAME", default="auto", choices=names, help=text)
     text = "Companion model of contrastive decoding, with the same vocabulary: folder or id (default: none)."
     group.add_argument("--companion-model", metavar="MODEL", help=text)
     group.add_argument(
@@ -214,6 +221,7 @@ def _speculation(arguments: argparse.Namespace) -> Speculation | None:
 
 _MODEL_OPTIONS = (
     *("model", "tokenizer", "revision", "device", "dtype", "runtime", "generation_config", "companion_model"),
+    *("tool_call_parser", "reasoning_parser"),
 )
 
 _SPECULATION_FIELDS = {

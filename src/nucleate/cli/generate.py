@@ -92,6 +92,7 @@ class StreamPrinter:
         self.start, self.first = time.perf_counter(), 0.0
         self.last: CompletionChunk | None = None
         self.failures: list[str] = []
+        self.reasoning = False  #: whether the line of the reasoning has not ended
         self.validations: list[tuple[int, Validation]] = []
 
     def print(self, chunk: CompletionChunk) -> None:
@@ -103,11 +104,20 @@ class StreamPrinter:
         self.index, self.last = chunk.index, chunk
         self.first = self.first or time.perf_counter()
         self.tokens += len(chunk.token_ids)
+        self._print_reasoning(chunk)
         print(chunk.text, end="", flush=True)
         if chunk.finish_reason == "error":
             self.failures.append(str(chunk.stop_reason))
         if chunk.validation is not None:
             self.validations.append((chunk.index + 1, chunk.validation))
+
+    def _print_reasoning(self, chunk: CompletionChunk) -> None:
+        """Print the reasoning of a chat to stderr, and end it with a newline."""
+        if chunk.reasoning:
+            print(chunk.reasoning, end="", file=sys.stderr, flush=True)
+        elif self.reasoning and chunk.text:
+            print(file=sys.stderr, flush=True)
+        self.reasoning = bool(chunk.reasoning) or (self.reasoning and not chunk.text)
 
     def end(self, runtime: str) -> int:
         """End the text with a newline and print the statistics to stderr. Returns 1 if a completion failed."""

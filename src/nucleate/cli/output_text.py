@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from nucleate.outputs import CompletionOutput, Validation
+
+_RARE: Mapping[str, Any] = {"validation": None, "reasoning": None, "tool_calls": [], "reasoning_tokens": 0}
+"""Fields that are left out where they have these values."""
 
 
 def to_json(value: Any) -> Any:
@@ -21,8 +25,9 @@ def to_json(value: Any) -> Any:
         names = [field.name for field in dataclasses.fields(value)]
         names += ["cumulative_logprob"] if isinstance(value, CompletionOutput) else []
         found = {name: to_json(getattr(value, name)) for name in names}
-        if found.get("validation", "") is None:  # it is rarely set
-            del found["validation"]
+        for name, default in _RARE.items():
+            if name in found and found[name] == default:
+                del found[name]
         return found
     return value
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from nucleate.chat.reasoning_tracker import ReasoningSection
 from nucleate.engine.companions import Companion
 from nucleate.engine.step_recorder import StepRecorder
 from nucleate.models.protocol import ModelLimits
@@ -33,7 +34,9 @@ class Request:
     params: a tuple of stages stands for ``SamplingParams(pipeline=stages)``.
     id: a string that no other running request has; without one, the engine assigns it.
     output_ids: tokens with which each output begins; they count as generated (penalties, stop criteria, ``max_tokens``,
-    noise), and are returned. recorder: receives what each token was sampled from.
+    noise), and are returned. recorder: receives what each token was sampled from. kept_token_ids: special tokens that
+    are in the text although ``skip_special_tokens`` is set, such as the markers of tool calls. reasoning: the reasoning
+    section of the outputs, for ``max_reasoning_tokens``.
     """
 
     prompt_ids: Sequence[int]
@@ -42,6 +45,8 @@ class Request:
     priority: int = 0
     output_ids: Sequence[int] = ()
     recorder: StepRecorder | None = field(default=None, compare=False)
+    kept_token_ids: frozenset[int] = frozenset()
+    reasoning: ReasoningSection | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt_ids", _token_ids(self.prompt_ids, "prompt", "prompt_ids"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from nucleate.chat.reasoning_tracker import ReasoningTracker
 from nucleate.engine.companions import Companion, CompanionSequence, add_companion
 from nucleate.engine.request import MAX_N, Request, ValidatedRequest
 from nucleate.engine.scheduler_entry import NO_ROW, ScheduledSequence, SchedulerEntry
@@ -39,7 +40,10 @@ def text_error(error: Exception) -> Finish:
 class OutputProcessor:
     """The output of one sequence."""
 
-    __slots__ = ("_detokenizer", "_hidden", "_matcher", "_new_detokenizer", "guide", "index", "prompt_logprobs", "seed")
+    __slots__ = (
+        *("_detokenizer", "_hidden", "_matcher", "_new_detokenizer"),
+        *("guide", "index", "prompt_logprobs", "reasoning", "seed"),
+    )
 
     def __init__(
         self,
@@ -50,12 +54,17 @@ class OutputProcessor:
         params: SamplingParams,
         rules: StopRules,
         guide: Guide | None = None,
+        reasoning: ReasoningTracker | None = None,
+        kept_ids: frozenset[int] = frozenset(),
     ) -> None:
+        self.reasoning = reasoning  #: of an output whose reasoning section is limited
         self.index, self.seed, self.guide = index, seed, guide
         self.prompt_logprobs: PromptLogprobs | None = None  #: to be sent with the next chunk
         self._matcher = StopMatcher(rules)
         self._hidden: frozenset[int] = frozenset() if rules.include_stop_str_in_output else rules.end_ids
-        self._new_detokenizer = partial(Detokenizer, tokenizer, prompt_ids, params.skip_special_tokens)
+        self._new_detokenizer = partial(
+            Detokenizer, tokenizer, prompt_ids, params.skip_special_tokens, kept_ids=kept_ids
+        )
         self._detokenizer: Detokenizer | None = None  # created with the first token: it decodes the prompt
 
     def push(self, token: int, logprobs: StepLogprobs | None, *, complete: bool = False) -> CompletionChunk:
@@ -147,7 +156,12 @@ class RunningRequest:
         """Create the next sequence. max_chunk: prompt tokens per step, if the logprobs of the prompt were requested."""
         index, ids, params = self.num_started, self.request.prompt_ids, self.request.params
         self.num_started += 1
-        given = self.request.output_ids
+        given, section = self.request.output_ids, self.request.reasoning
+        reasoning = None
+        if section is not None and params.max_reasoning_tokens is not None:
+            reasoning = ReasoningTracker(section, tokenizer, params.max_reasoning_tokens)
+            for token in given:
+                reasoning.push(token)
         guide = None if self.grammar is None else Guide(self.grammar, ignore_eos=params.ignore_eos)
         if guide is not None:
             for token in given:
@@ -161,7 +175,9 @@ class RunningRequest:
             paused=self.paused,
             running=self,
             key=2 * key,
-            processor=OutputProcessor(index, seed, tokenizer, ids, params, self.rules, guide),
+            processor=OutputProcessor(
+                index, seed, tokenizer, ids, params, self.rules, guide, reasoning, self.request.kept_token_ids
+            ),
         )
         if index == 0 and params.prompt_logprobs is not None:
             sequence.prompt_logprobs, sequence.use_prefix_cache, sequence.max_chunk = [None], False, max_chunk
@@ -253,6 +269,7 @@ def can_draft(one: ScheduledSequence) -> bool:
         and isinstance(sequence, RunningSequence)
         and sequence.row != NO_ROW
         and sequence.prompt_logprobs is None
+        and (sequence.processor.reasoning is None or sequence.processor.reasoning.allows_draft)
     )
 
 

@@ -7,7 +7,9 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from nucleate.chat.reasoning_tracker import ReasoningTracker
 from nucleate.engine.running_request import RunningSequence, SequenceLifecycle
 from nucleate.engine.scheduler_entry import NO_ROW
 from nucleate.engine.step_recorder import RecordedStep, SamplingInputs, copied_row
@@ -50,6 +52,9 @@ class TokenSampler:
             logits_RV = logits_LV[: len(rows)] if rows == [*range(len(rows))] else logits_LV[rows]
         guides = [sequence.processor.guide for sequence in sequences]
         mask = self._grammars.mask(guides) if any(guides) else None
+        trackers = [sequence.processor.reasoning for sequence in sequences]
+        if any(trackers):
+            mask = _force_tokens(mask, trackers, logits_RV.shape[1])
         slots = [each.row if each.row != NO_ROW else self._new_row(each) for each in sequences]
         recorded = self._recorded(sequences, logits_RV, mask) if any(one.recorder for one in sequences) else {}
         begin = perf_counter()
@@ -64,6 +69,8 @@ class TokenSampler:
                 outputs += self.fail(sequence, out.errors[place])
             elif guide is None:
                 sequence.append(token)
+                if trackers[place] is not None:
+                    _track(sequence, token)
                 self._pending.append((sequence, token, logprobs[place], False))
             else:
                 self._append_guided(sequence, guide, token, logprobs[place])
@@ -92,6 +99,7 @@ class TokenSampler:
             _record(sequence, self._step(sequence, copied_row(logits_V[None], 0), mask_W), token)
         if guide is None:
             sequence.append(token)
+            _track(sequence, token)
             self._pending.append((sequence, token, logprobs, False))
         else:
             self._append_guided(sequence, guide, token, logprobs)
@@ -106,17 +114,19 @@ class TokenSampler:
     ) -> None:
         """Append a token, and the tokens that the grammar forces after it (jump-forward)."""
         sequence.append(token)
+        _track(sequence, token)
         sequence.grammar_complete = guide.accept_token(token)
         self._pending.append((sequence, token, logprobs, sequence.grammar_complete))
         if sequence.grammar_complete or not sequence.running.jump_forward:
             return
         for forced in guide.jump_forward_tokens():
-            if sequence.idle:
+            if sequence.idle or _is_forced(sequence):
                 break
             if sequence.recorder is not None:
                 step = RecordedStep(sequence.processor.index, sequence.num_output, forced, "forced")
                 sequence.recorder.record(step)
             sequence.append(forced)
+            _track(sequence, forced)
             self._sampler.accept(sequence.row, forced)
             sequence.grammar_complete = guide.accept_token(forced)
             self._pending.append((sequence, forced, None, sequence.grammar_complete))
@@ -150,6 +160,32 @@ class TokenSampler:
             if chunk.finish_reason is not None:
                 self._lifecycle.finish(sequence)
         return outputs
+
+
+def _force_tokens(
+    mask_RW: Any, trackers: Sequence[ReasoningTracker | None], vocab_size: int
+) -> NDArray[np.int32] | None:
+    """Allow only the next token of an end marker in the rows whose reasoning section has reached its limit."""
+    forced = {row: tracker.forced_token for row, tracker in enumerate(trackers) if tracker is not None}
+    for row, token in forced.items():
+        if token is not None:
+            if mask_RW is None:
+                mask_RW = np.full((len(trackers), (vocab_size + 31) // 32), -1, np.int32)
+            only_W = np.zeros(mask_RW.shape[1], np.uint32)
+            only_W[token // 32] = 1 << token % 32
+            mask_RW[row] &= only_W.view(np.int32)
+    return mask_RW  # type: ignore[no-any-return]
+
+
+def _track(sequence: RunningSequence, token: int) -> None:
+    """Count a new token of a sequence, if its reasoning section is limited."""
+    if sequence.processor.reasoning is not None:
+        sequence.processor.reasoning.push(token)
+
+
+def _is_forced(sequence: RunningSequence) -> bool:
+    """Whether the next token is part of an end marker."""
+    return sequence.processor.reasoning is not None and sequence.processor.reasoning.forced_token is not None
 
 
 def _record(sequence: RunningSequence, step: RecordedStep, token: int) -> None:

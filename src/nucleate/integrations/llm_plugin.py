@@ -91,14 +91,15 @@ class _Shared:
         messages = _messages(prompt)
         params = model.default_params.override(**values)
         if model.tokenizer.chat_template is not None:
-            ids = model.encode_chat(messages)
+            ids, chunks = model.encode_chat(messages), model.stream_chat(messages, params)
         elif [message["role"] for message in messages] == ["user"]:
             ids = model.encode(messages[0]["content"])
+            chunks = model.stream(ids, params)
         else:
             reason = "has no chat template: it continues one prompt, without a system prompt or a conversation"
             raise llm.ModelError(f"{self.model_id} {reason}")
         count, last, logprobs = 0, None, list[Any]()
-        for chunk in model.stream(ids, params):
+        for chunk in chunks:
             count, last = count + len(chunk.token_ids), chunk
             logprobs += chunk.logprobs or ()
             if chunk.text:

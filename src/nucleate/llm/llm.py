@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
+from nucleate.chat.chat_format import NO_TOOLS, ChatFormat, RenderedChat
+from nucleate.chat.chunk_parser import ChunkParser
+from nucleate.chat.tool_choice import ToolUse
+from nucleate.chat.tools import Tool
 from nucleate.engine.beam.params import BeamCompletion, BeamParams, BeamRequest, beam_params
 from nucleate.engine.engine import MAX_NUM_SEQS, Engine
 from nucleate.engine.request import Request
 from nucleate.engine.shared_engine import SharedEngine
 from nucleate.jit.kernel_libraries import MODELS, SAMPLER
 from nucleate.jit.native_library import load_in_background
+from nucleate.llm.chat_request import chat_request, split_chat_values
 from nucleate.llm.model_tokenizer import model_tokenizer
 from nucleate.llm.progress import with_progress
 from nucleate.models.loader import check_companion, is_in_memory, runners_of
@@ -26,13 +31,14 @@ from nucleate.sampling.pipeline_format import is_pipeline
 from nucleate.sampling.stage import Pipeline, Stage
 from nucleate.sampling_params import SamplingParams
 from nucleate.speculative.config import Speculation
-from nucleate.tokenization.chat_template import DEFAULT_OPTIONS, ChatTemplateOptions, render
+from nucleate.tokenization.chat_template import DEFAULT_OPTIONS, ChatTemplateOptions
 from nucleate.tokenization.fill_in_the_middle import encode_fill, fill_stop_token_ids
 from nucleate.tokenization.prompt_inputs import as_list, check_prompts, is_conversation
 from nucleate.watermark.kinds import check_watermark
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+ToolLike = Tool | Mapping[str, Any] | Callable[..., Any]
 GENERATION_CONFIG = ("auto", "none")
 """Whether the sampling parameters in the model's generation_config.json are defaults."""
 
@@ -50,8 +56,10 @@ class LLM:
     passes: a method ("ngram", "suffix", or one with weights trained for the model: "draft", "medusa", "eagle",
     "dflash", "mtp"), or a ``Speculation``; None turns it off. watermark: a stage of ``nucleate.watermark`` for all
     outputs except beams. companion_model: the weaker model of contrastive decoding, with the same vocabulary.
-    gguf_options: of a GGUF model, a ``GgufOptions`` or a dict with its fields. max_num_seqs, max_num_batched_tokens,
-    max_model_len, kv_cache_memory: see ``new_engine``. Raises ModelError, ParameterError.
+    tool_call_parser, reasoning_parser: the formats of tool calls and of the reasoning section, see ``docs/tools.md``;
+    "auto" chooses them from the chat template. gguf_options: of a GGUF model, a ``GgufOptions`` or a dict with its
+    fields. max_num_seqs, max_num_batched_tokens, max_model_len, kv_cache_memory: see ``new_engine``. Raises ModelError,
+    ParameterError.
 
     ``default_params`` are the defaults of sampling parameters. They apply to every field that a request does not set:
     ``generate(prompt, temperature=1)`` and ``generate(prompt, SamplingParams(temperature=1))`` are the same.
@@ -70,6 +78,8 @@ class LLM:
         speculative_config: str | Speculation | None = None,
         watermark: Stage | None = None,
         companion_model: str | os.PathLike[str] | Any | None = None,
+        tool_call_parser: str = "auto",
+        reasoning_parser: str = "auto",
         gguf_options: Any = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
@@ -108,6 +118,7 @@ class LLM:
             self.companion_model = other.load()
             check_companion(self.model, source.folder, self.companion_model, other.folder)
         self.tokenizer = model_tokenizer(tokenizer, source, self.model)
+        self.chat_format = ChatFormat.find(self.tokenizer, tool_call_parser, reasoning_parser)
         self.speculative_config = None if speculation is None else speculation.bind_model(self.model)
         self._engine = SharedEngine(self.new_engine)
 
@@ -177,11 +188,21 @@ class LLM:
         sampling_params, suffix, values: as in ``generate``.
         """
         params = self._params(sampling_params, values)
-        return self._stream(self.encode(prompt, suffix), params if suffix is None else self.fill_params(params))
+        params = params if suffix is None else self.fill_params(params)
+        return self._stream(Request(self.encode(prompt, suffix), params))
 
     @overload
     def chat(
-        self, messages: Sequence[Message], sampling_params: SamplingParams | Pipeline | None = None, **values: Any
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | Pipeline | None = None,
+        *,
+        tools: Sequence[ToolLike] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        reasoning_effort: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **values: Any,
     ) -> Completion: ...
 
     @overload
@@ -189,6 +210,12 @@ class LLM:
         self,
         messages: Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Pipeline | None = None,
+        *,
+        tools: Sequence[ToolLike] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
+        reasoning_effort: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **values: Any,
     ) -> list[Completion]: ...
 
@@ -199,21 +226,60 @@ class LLM:
 
         A list of conversations gives a list of Completions. sampling_params, values: as in ``generate``. As in
         Transformers, text in a message that spells a special token is encoded as that token: check untrusted messages.
+
+        tools: Python functions (with type hints), OpenAI tool objects or ``Tool`` values that the model may call; the
+        calls are the ``tool_calls`` of the outputs. tool_choice: "auto", "none", "required", or the name of the tool to
+        call. parallel_tool_calls: whether there may be several calls. reasoning_effort, chat_template_kwargs: variables
+        for the chat template. Reasoning is in the ``reasoning`` of the outputs. Raises ParameterError.
         """
-        params, several = self._params(sampling_params, values), not is_conversation(messages)
-        conversations = messages if several else [messages]
-        texts = [self._chat_text(one) for one in conversations]
-        requests = [Request(self._encode_rendered(text), params) for text in texts]
-        found = _completions(requests, self._engine.run(requests), texts)
+        several = not is_conversation(messages)
+        made = [self._chat_request(one, sampling_params, values) for one in (messages if several else [messages])]
+        requests, parsers, texts = zip(*made, strict=True) if made else ((), (), ())
+        found = _completions(requests, self._engine.run(requests), texts, parsers)
         return found if several else found[0]
 
     def stream_chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | Pipeline | None = None, **values: Any
     ) -> Iterator[CompletionChunk]:
-        """Answer a conversation and yield chunks as they are generated."""
+        """Answer a conversation and yield chunks as they are generated. Arguments: those of ``chat``."""
         if not is_conversation(messages):
             raise ParameterError("messages", f"stream_chat answers one conversation, got {shown(messages)}")
-        return self._stream(self.encode_chat(messages), self._params(sampling_params, values))
+        request, parser = self.chat_request(messages, sampling_params, **values)
+        chunks = self._stream(request)
+        return chunks if parser is None else map(parser.parse, chunks)
+
+    def chat_request(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | Pipeline | None = None, **values: Any
+    ) -> tuple[Request, ChunkParser | None]:
+        """Return the engine request of a conversation, and what parses its chunks (None: they are text only).
+
+        For callers that run an engine themselves, such as ``AsyncEngine``. Arguments: those of ``chat``.
+        """
+        return self._chat_request(messages, sampling_params, values)[:2]
+
+    def _chat_request(
+        self, messages: Sequence[Message], sampling_params: Any, values: Mapping[str, Any]
+    ) -> tuple[Request, ChunkParser | None, str]:
+        """Also returns the text of the prompt."""
+        chat, values = split_chat_values(values)
+        params = self._params(sampling_params, values)
+        rendered = self.render_chat(messages, chat.use, chat.template_options)
+        request = chat_request(rendered, self.encode_rendered(rendered.text), params, self._engine.prepare)
+        return request, rendered.chunk_parser(params.max_reasoning_tokens), rendered.text
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        use: ToolUse = NO_TOOLS,
+        options: ChatTemplateOptions = DEFAULT_OPTIONS,
+    ) -> RenderedChat:
+        """Return the prompt of a conversation with tools, and what its outputs look like. Raises ParameterError."""
+        template = self.tokenizer.chat_template
+        if template is None:
+            raise ModelError(
+                f"the model in {self.folder or 'memory'} has no chat template; use generate with a plain prompt"
+            )
+        return self.chat_format.render(list(messages), use, options, template)
 
     def new_engine(self, **options: Any) -> Engine:
         """Return a new engine for this model, for callers that run its steps themselves.
@@ -275,19 +341,17 @@ class LLM:
         more = [token for token in fill_stop_token_ids(self.tokenizer) if token not in params.stop_token_ids]
         return params.replace(stop_token_ids=(*params.stop_token_ids, *more))
 
-    def encode_chat(self, messages: Sequence[Message], options: ChatTemplateOptions = DEFAULT_OPTIONS) -> list[int]:
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        options: ChatTemplateOptions = DEFAULT_OPTIONS,
+        use: ToolUse = NO_TOOLS,
+    ) -> list[int]:
         """Return the token ids of a conversation after the chat template."""
-        return self._encode_rendered(self._chat_text(messages, options), options.add_special_tokens)
+        return self.encode_rendered(self.render_chat(messages, use, options).text, options.add_special_tokens)
 
-    def _chat_text(self, messages: Sequence[Message], options: ChatTemplateOptions = DEFAULT_OPTIONS) -> str:
-        template = self.tokenizer.chat_template
-        if template is None:
-            raise ModelError(
-                f"the model in {self.folder or 'memory'} has no chat template; use generate with a plain prompt"
-            )
-        return render(template, list(messages), options, self.tokenizer.special_tokens)
-
-    def _encode_rendered(self, text: str, add_special_tokens: bool = False) -> list[int]:
+    def encode_rendered(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        """Return the token ids of a rendered conversation."""
         return self.tokenizer.encode(text, add_special_tokens)
 
     def _params(self, given: Any, values: Mapping[str, Any]) -> SamplingParams:
@@ -309,20 +373,23 @@ class LLM:
             raise ParameterError("sampling_params", f"give either sampling_params or {names}, not both")
         return given.with_defaults(self.default_params)
 
-    def _stream(self, prompt_ids: Sequence[int], params: SamplingParams) -> Iterator[CompletionChunk]:
-        request = Request(prompt_ids, params)
+    def _stream(self, request: Request) -> Iterator[CompletionChunk]:
         self._engine.prepare(request)  # now, not at the first chunk
         return _in_order(output.chunk for _, output in self._engine.run([request]))
 
 
 def _completions(
-    requests: Sequence[Request], outputs: Iterable[tuple[int, EngineOutput]], prompts: Sequence[str | None]
+    requests: Sequence[Request],
+    outputs: Iterable[tuple[int, EngineOutput]],
+    prompts: Sequence[str | None],
+    parsers: Sequence[ChunkParser | None] = (),
 ) -> list[Completion]:
-    """Return the completion of each request. prompts: their texts."""
+    """Return the completion of each request. prompts: their texts. parsers: of the chunks of chats."""
     chunks: list[list[CompletionChunk]] = [[] for _ in requests]
     cached = [0] * len(requests)
     for index, output in outputs:
-        chunks[index].append(output.chunk)
+        parser = parsers[index] if parsers else None
+        chunks[index].append(output.chunk if parser is None else parser.parse(output.chunk))
         if output.usage is not None:
             cached[index] = output.usage.cached_tokens
     parts = zip(requests, chunks, prompts, cached, strict=True)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+from nucleate.chat.chunk_parser import ChunkParser
 from nucleate.outputs import Completion, CompletionChunk
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.http_errors import (
@@ -66,17 +68,22 @@ class GenerationEndpoint:
         log.stream, log.prompt = call.parsed.stream, call.parsed.messages or call.parsed.prompts
         log.prompt_tokens = sum(map(len, call.prompt_token_ids))
         self._metrics.count_prompt_tokens(log.prompt_tokens)
-        field = None if call.structured_output_kind is None else call.parsed.requested_format.field
         with service.queue_slots(call.sequence_counts) as release:
             async with aclosing(service.engine.run_all(call.prepared, heartbeat_seconds=KEEP_ALIVE_SECONDS)) as batches:
                 recorder = OutputRecorder(
-                    context, self._metrics, release, service, len(call.prepared), call.sequences_per_prompt, field
+                    context,
+                    self._metrics,
+                    release,
+                    service,
+                    len(call.prepared),
+                    call.sequences_per_prompt,
+                    call.structured_output_field,
                 )
                 try:
                     if stream is None:
                         await self._respond(context, call, batches, recorder)
                     else:
-                        await self._stream(context, stream, batches, recorder)
+                        await self._stream(context, call, stream, batches, recorder)
                 finally:
                     recorder.record_aborted()
 
@@ -92,7 +99,10 @@ class GenerationEndpoint:
         self, context: RequestContext, call: GenerationCall, batches: Batches, recorder: OutputRecorder
     ) -> None:
         chunks: list[list[CompletionChunk]] = [[] for _ in call.prepared]
+        parser = call.chunk_parser()
         async for batch in batches:
+            if parser is not None:
+                batch = _parsed(batch, parser)
             _, failure = recorder.record(batch)
             if failure is not None:
                 raise failure
@@ -127,9 +137,17 @@ class GenerationEndpoint:
         return completion_body(call.head, call.parsed, completions, tokenizer, iter)
 
     async def _stream(
-        self, context: RequestContext, stream: ResponseStream, batches: Batches, recorder: OutputRecorder
+        self,
+        context: RequestContext,
+        call: GenerationCall,
+        stream: ResponseStream,
+        batches: Batches,
+        recorder: OutputRecorder,
     ) -> None:
+        parser = call.chunk_parser()
         async for batch in batches:
+            if parser is not None:
+                batch = _parsed(batch, parser)
             outputs, failure = recorder.record(batch)
             if stream.has_large_frame(output.chunk for _, output in outputs):
                 frames = await self._service.run_in_thread(partial(_frames, stream, outputs), has_timeout=False)
@@ -141,7 +159,14 @@ class GenerationEndpoint:
                 await context.write(frames)
             if failure is not None:
                 raise failure
-        await context.write(stream.end(recorder.usage), last=True)
+        usage = recorder.usage
+        if parser is not None:
+            usage = replace(usage, reasoning_tokens=parser.reasoning_tokens)
+        await context.write(stream.end(usage), last=True)
+
+
+def _parsed(batch: Batch, parser: ChunkParser) -> Batch:
+    return [(prompt, output._replace(chunk=parser.parse(output.chunk))) for prompt, output in batch]
 
 
 def _frames(stream: ResponseStream, outputs: Batch) -> bytes:

@@ -29,6 +29,8 @@ fraction. The following rules involve several fields or the model:
 - A list of texts has at most {max_characters} characters in total; token ids in lists count as characters.
 - At most one of `response_format` (unless its type is text), `structured_outputs` and `grammar` is set. The constraint
   must be enforceable and within size limits. `grammar_lazy` and `grammar_triggers` are set together, with `grammar`.
+- `tool_choice` other than none and auto needs `tools`, and names one of them; tools exclude fields of beam search.
+  `structured_outputs` and `grammar` exclude required tool calls.
 - Token ids are in the vocabulary; prompt and completion fit the model's context length.
 - A request has at most {max_choices} choices, and a response at most {max_logprobs} logprobs and echoed tokens.
 """

@@ -11,6 +11,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from nucleate.chat.reasoning import EFFORTS
+from nucleate.chat.tool_choice import MODES
+from nucleate.chat.tools import MAX_TOOLS
+from nucleate.chat.tools import NAME as TOOL_NAME
 from nucleate.engine.beam.params import BeamParams
 from nucleate.parameters.parameter import Parameter
 from nucleate.sampling.pipeline_format import KIND as PIPELINE
@@ -36,6 +40,30 @@ NAME: Schema = {"type": "string", "minLength": 1}
 STAGE: Schema = {**OBJECT, "properties": {"stage": NAME}, "required": ["stage"]}
 INT64: Schema = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
 IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+
+
+_FUNCTION: Schema = {
+    **OBJECT,
+    "properties": {
+        "name": {"type": "string", "pattern": f"^{TOOL_NAME}$"},
+        "description": {"type": ["string", "null"]},
+        "parameters": {"type": ["object", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+_TOOL: Schema = {
+    **OBJECT,
+    "properties": {"type": {"enum": ["function", None]}, "function": _FUNCTION},
+    "required": ["function"],
+    "additionalProperties": False,
+}
+_CALL: Schema = {
+    **OBJECT,
+    "properties": {"id": {"type": ["string", "null"]}, "function": OBJECT},
+    "required": ["function"],
+}
 
 
 def body_schema(endpoint: Endpoint, limits: ServerLimits, *, ignore_unknown: bool = False) -> Schema:
@@ -65,7 +93,7 @@ def tokenize_schema(limits: ServerLimits) -> Schema:
         {
             "prompt": _nullable(TEXT, "The text to tokenize."),
             "messages": _nullable(schemas["messages"], "The chat to tokenize, instead of a text."),
-            **{name: schemas[name] for name in ("model", *TEMPLATE_FIELDS)},
+            **{name: schemas[name] for name in ("model", "tools", *TEMPLATE_FIELDS)},
             "add_special_tokens": _nullable(BOOLEAN, "Add special tokens; by default only to a text."),
             "return_token_strs": _nullable(BOOLEAN, "Also return the tokens as strings."),
         }
@@ -133,9 +161,10 @@ def _number_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
 
 def _endpoint_schemas(limits: ServerLimits) -> dict[str, Schema]:
     """Return the schemas of fields that SamplingParams does not have, or has with another meaning."""
-    part = _object_schema({"type": {"const": "text"}, "text": TEXT}, "type", "text")
-    message = {"role": NAME, "content": {"anyOf": [TEXT, _list_schema(part, None)]}}
-    messages = _list_schema({**OBJECT, "properties": message, "required": ["role", "content"]}, MAX_MESSAGES)
+    part = {**OBJECT, "properties": {"type": {"const": "text"}, "text": TEXT}, "required": ["type", "text"]}
+    message = {"role": NAME, "content": {"anyOf": [TEXT, _list_schema(part, None), {"type": "null"}]}}
+    message["tool_calls"] = {"type": ["array", "null"], "items": _CALL}
+    messages = _list_schema({**OBJECT, "properties": message, "required": ["role"]}, MAX_MESSAGES)
     several = ({**_list_schema(one, limits.max_choices_per_request), "minItems": 1} for one in (TEXT, IDS))
     prompt = {"anyOf": [TEXT, {**IDS, "minItems": 1}, *several]}
     declared = {name: BeamParams.PARAMETERS.get(name) for name in PARAMETER_FIELDS}
@@ -146,7 +175,14 @@ def _endpoint_schemas(limits: ServerLimits) -> dict[str, Schema]:
     }
     return {
         "prompt": {**prompt, "description": "Text or token ids, or a list of either."},
-        "messages": {**messages, "minItems": 1, "description": "The chat messages; text only."},
+        "messages": {**messages, "minItems": 1, "description": "The chat messages; text and tool calls."},
+        "tools": _nullable(_list_schema(_TOOL, MAX_TOOLS), "The tools that the model may call."),
+        "tool_choice": {
+            "anyOf": [{"enum": [None, *MODES]}, NAME, OBJECT],
+            "description": "Whether and which tools are called: none, auto, required, or one by name.",
+        },
+        "parallel_tool_calls": _nullable(BOOLEAN, "Allow several tool calls; the default."),
+        "reasoning_effort": _nullable({"type": "string", "enum": [*EFFORTS]}, "Variable for the chat template."),
         "max_completion_tokens": field_schema(FIELDS["max_tokens"], limits),
         "top_logprobs": {
             **field_schema(FIELDS["logprobs"], limits),

@@ -12,15 +12,18 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from uuid import uuid4
 
+from nucleate.chat.chat_format import RenderedChat
+from nucleate.chat.chunk_parser import ChunkParser
 from nucleate.engine.async_engine import AsyncEngine
 from nucleate.engine.beam.params import BeamRequest
 from nucleate.engine.beam.scheduling import ValidatedBeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request, ValidatedRequest
 from nucleate.llm import LLM
+from nucleate.llm.chat_request import chat_request
 from nucleate.models.protocol import ModelError
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json
@@ -52,19 +55,33 @@ REGEX_SECONDS = 0.1
 """Time budget of a sequence for its stop patterns: other sequences wait for them."""
 
 
+class EncodedPrompt(NamedTuple):
+    """A prompt as token ids. chat: the chat that it was made from."""
+
+    token_ids: Sequence[int]
+    chat: RenderedChat | None = None
+
+    def engine_request(self, parsed: ParsedRequest, prepare: Callable[[Request], object]) -> Request | BeamRequest:
+        """Return the engine request. prepare: compiles a constraint, see ``chat_request``. Raises ParameterError."""
+        if self.chat is None or parsed.beam_params is not None:
+            return parsed.engine_request(self.token_ids)
+        request = chat_request(self.chat, self.token_ids, parsed.engine_params, prepare)
+        return replace(request, priority=parsed.priority) if parsed.priority else request
+
+
 @dataclass(frozen=True)
 class GenerationCall:
     """A parsed request body and the engine requests made from it."""
 
     head: ResponseHead
     parsed: ParsedRequest
-    requests: Sequence[Request | BeamRequest]  #: one per prompt
-    prepared: Sequence[ValidatedRequest | ValidatedBeamRequest] = ()  #: the same, validated by the engine
+    prompts: Sequence[EncodedPrompt]
+    prepared: Sequence[ValidatedRequest | ValidatedBeamRequest] = ()  #: the request of each, validated by the engine
 
     @property
     def prompt_token_ids(self) -> list[Sequence[int]]:
         """The token ids of each prompt."""
-        return [one.prompt_ids for one in self.requests]
+        return [one.token_ids for one in self.prompts]
 
     @property
     def sequences_per_prompt(self) -> int:
@@ -81,7 +98,21 @@ class GenerationCall:
     def structured_output_kind(self) -> str | None:
         """The kind of structured output, one of ``spec.KINDS``; None: unconstrained."""
         spec = self.parsed.params.structured_outputs
+        if self.parsed.tool_use.callable_tools:
+            return "structural_tag"
         return None if spec is None else spec.kind
+
+    @property
+    def structured_output_field(self) -> str | None:
+        """The body field with the constraint, if there is one."""
+        if self.parsed.tool_use.callable_tools:
+            return "tools"
+        return None if self.parsed.params.structured_outputs is None else self.parsed.requested_format.field
+
+    def chunk_parser(self) -> ChunkParser | None:
+        """Return a parser for the chunks of a chat; None if they are text only."""
+        chat = self.prompts[0].chat
+        return None if chat is None else chat.chunk_parser(self.parsed.params.max_reasoning_tokens)
 
 
 @dataclass(frozen=True)
@@ -221,16 +252,18 @@ class Service:
             message = f"priority must be 0 on this server (see --scheduling-policy), got {shown(parsed.priority)}"
             raise ParameterError("priority", message)
         prompts = encode_prompts(self.llm, parsed, self.max_model_len)
-        self.limits.check_request(parsed, prompts, self.max_model_len)
+        self.limits.check_request(parsed, [prompt.token_ids for prompt in prompts], self.max_model_len)
         prefix = "chatcmpl" if url == CHAT.url else "cmpl"
         head = ResponseHead(f"{prefix}-{uuid4().hex}", int(time.time()), self.name, self.fingerprint)
-        call = GenerationCall(head, parsed, [parsed.engine_request(ids) for ids in prompts])
+        call = GenerationCall(head, parsed, prompts)
         return self.prepare(call) if call.structured_output_kind is None else call
 
     def prepare(self, call: GenerationCall) -> GenerationCall:
         """Validate the requests of a call and compile its grammar, which may take a second. Raises ParameterError."""
         with nullcontext() if call.structured_output_kind is None else translate_errors(call.parsed.requested_format):
-            return replace(call, prepared=[self.engine.prepare(request) for request in call.requests])
+            prepare = self.engine.prepare
+            requests = [prompt.engine_request(call.parsed, prepare) for prompt in call.prompts]
+            return replace(call, prepared=[prepare(request) for request in requests])
 
     def decode_body(self, data: bytes) -> object:
         """Decode the JSON of a body and check its sizes. Raises ParameterError, HTTPError."""
@@ -248,20 +281,23 @@ class Service:
             raise model_not_found(model, self.names)
 
 
-def encode_prompts(llm: LLM, parsed: ParsedRequest, max_model_len: int) -> list[list[int]]:
-    """Return the token ids of each prompt, or of the chat.
+def encode_prompts(llm: LLM, parsed: ParsedRequest, max_model_len: int) -> list[EncodedPrompt]:
+    """Return the prompts, or the chat, as token ids.
 
     Raises HTTPError if a prompt fills the context, or if the body sets ``max_tokens`` to more than fits after it;
     ParameterError, ModelError.
     """
     if parsed.messages is not None:
-        prompts = [llm.encode_chat(parsed.messages, parsed.template_options)]
+        options = parsed.template_options
+        chat = llm.render_chat(parsed.messages, parsed.tool_use, options)
+        prompts = [EncodedPrompt(llm.encode_rendered(chat.text, options.add_special_tokens), chat)]
     else:
-        prompts = [llm.encode(prompt, parsed.suffix) for prompt in parsed.prompts]
-    max_tokens = parsed.params.max_tokens
+        prompts = [EncodedPrompt(llm.encode(prompt, parsed.suffix)) for prompt in parsed.prompts]
+    max_tokens, field = parsed.params.max_tokens, parsed.max_tokens_field
     if parsed.truncation is not None:
-        prompts = [parsed.truncation.apply(prompt, max_model_len - (max_tokens or 1)) for prompt in prompts]
-    longest, field = max(map(len, prompts)), parsed.max_tokens_field
+        room = max_model_len - (max_tokens or 1)
+        prompts = [prompt._replace(token_ids=parsed.truncation.apply([*prompt.token_ids], room)) for prompt in prompts]
+    longest = max(len(prompt.token_ids) for prompt in prompts)
     if longest >= max_model_len:
         raise too_long("prompt" if parsed.messages is None else "messages", longest, max_model_len)
     if field is not None and max_tokens is not None and longest + max_tokens > max_model_len:

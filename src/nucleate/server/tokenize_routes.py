@@ -46,7 +46,7 @@ class TokenizeRoutes:
         request = read_tokenize(service.decode_body(data))
         service.check_model(request.model)
         if request.messages is not None:
-            ids = service.llm.encode_chat(request.messages, request.template_options)
+            ids = service.llm.encode_chat(request.messages, request.template_options, request.tool_use)
         else:
             ids = tokenizer.encode(request.prompt or "", request.template_options.add_special_tokens)
         strings = [tokenizer.pieces.tokens[token] for token in ids] if request.return_token_strs else None

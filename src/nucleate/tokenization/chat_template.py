@@ -66,7 +66,7 @@ def render(
     raises an error for the conversation, one that exceeds the limits above, and one that omits a final message to be
     continued.
     """
-    _check(messages)
+    check_messages(messages)
     if len(template) > MAX_TEMPLATE:
         raise ParameterError(
             "messages", f"the chat template has {len(template)} characters; allowed are {MAX_TEMPLATE}"
@@ -130,7 +130,8 @@ def _line(error: Exception) -> str:
     return f"line {number}: {text}" if number else text
 
 
-def _check(messages: object) -> None:
+def check_messages(messages: object) -> None:
+    """Raise ParameterError for an invalid message, see ``render``."""
     if not isinstance(messages, list) or not messages:
         raise _wrong("messages", "a list with at least one message", messages)
     for index, message in enumerate(messages):

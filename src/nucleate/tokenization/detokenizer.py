@@ -32,8 +32,9 @@ class Detokenizer:
     """Converts the token ids of one sequence to text, one token at a time.
 
     ``prompt_ids`` precede the output; their text is not returned, but it affects spaces and split characters.
-    ``skip_special_tokens`` leaves special tokens out, as in ``Tokenizer.decode``. Raises ValueError for an id that is
-    not in the vocabulary, in the prompt or pushed; the detokenizer remains usable.
+    ``skip_special_tokens`` leaves special tokens out, as in ``Tokenizer.decode``, except ``kept_ids``.
+
+    Raises ValueError for an id that is not in the vocabulary, in the prompt or pushed; the detokenizer remains usable.
     """
 
     __slots__ = ("_joiner", "_pieces", "_plain", "_skipped", "_started", "_table", "_tokenizer")
@@ -45,11 +46,14 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         *,
         hold_bytes: int | None = HOLD_BYTES,
+        kept_ids: frozenset[int] = frozenset(),
     ) -> None:
         self._tokenizer = tokenizer
         self._pieces = tokenizer.pieces
         self._table = tokenizer.pieces.table
         self._skipped: frozenset[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
+        if kept_ids:
+            self._skipped -= kept_ids
         self._joiner = _joiner(self._pieces, hold_bytes)
         self._started = False
         self._plain = False  # started, and no text is held back: a piece that is text is returned as it is

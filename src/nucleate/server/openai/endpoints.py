@@ -16,7 +16,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS
 from nucleate.server.openai.beam_search import BODY_FIELDS as BEAM_FIELDS
 from nucleate.server.openai.fields import json_equal, unknown_field
-from nucleate.server.openai.messages import TEMPLATE_FIELDS
+from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS
 from nucleate.server.openai.response_format import GRAMMAR_FIELDS, RENAMED, RESPONSE_FORMAT
 
 _NO_TOOLS = ("none", "auto")  # accepted values without tools
@@ -28,7 +28,7 @@ _IGNORED = frozenset(  # for OpenAI's accounting, caches and queues
 _COMMON = frozenset(
     [
         *("model", "stream", "stream_options", "echo", "priority", "truncate_prompt_tokens", "truncation_side"),
-        *("return_token_ids", "return_tokens_as_token_ids", RESPONSE_FORMAT, *BEAM_FIELDS),
+        *("return_token_ids", "return_tokens_as_token_ids", RESPONSE_FORMAT, *GRAMMAR_FIELDS, *BEAM_FIELDS),
     ]
 )
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
@@ -106,22 +106,18 @@ COMPLETIONS = Endpoint(
 CHAT = Endpoint(
     "/v1/chat/completions",
     ("messages",),
-    supported=_COMMON | {"max_completion_tokens", "top_logprobs", *TEMPLATE_FIELDS},
-    ignored=_IGNORED | {"parallel_tool_calls"},
+    supported=_COMMON | {"max_completion_tokens", "top_logprobs", *TEMPLATE_FIELDS, *TOOL_FIELDS},
+    ignored=_IGNORED,
     unsupported=MappingProxyType(
         {
             **_UNSUPPORTED,
-            "tools": ([],),
-            "tool_choice": _NO_TOOLS,
             "functions": ([],),
             "function_call": _NO_TOOLS,
             "modalities": (["text"],),
             "documents": ([],),
             "mm_processor_kwargs": ({},),
             "media_io_kwargs": ({},),
-            **dict.fromkeys(
-                ("chat_template", "audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"), ()
-            ),
+            **dict.fromkeys(("chat_template", "audio", "prediction", "verbosity", "web_search_options"), ()),
         }
     ),
 )

@@ -1,4 +1,4 @@
-"""Parses chat messages and chat template variables."""
+"""Parses chat messages, tools and chat template variables."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from nucleate.chat.messages import read_calls
+from nucleate.chat.reasoning import effort_variables
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.openai.fields import invalid_value, read_bool, unknown_field
@@ -16,11 +18,18 @@ MAX_DEPTH = 8
 
 MAX_MESSAGES = 2048
 
-TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template_kwargs")
+TEMPLATE_FIELDS = (
+    *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
+    *("chat_template_kwargs", "reasoning_effort"),
+)
 """Fields of ``ChatTemplateOptions`` in a body."""
 
-_SUPPORTED = ("role", "content", "name")
-EMPTY_ONLY = ("refusal", "audio", "annotations", "tool_calls", "function_call", "tool_call_id", "reasoning_content")
+TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
+"""Fields of ``ToolUse`` in a body."""
+
+_TEXTS = ("role", "name", "tool_call_id", "reasoning_content", "reasoning")
+_SUPPORTED = ("content", "tool_calls", *_TEXTS)
+EMPTY_ONLY = ("refusal", "audio", "annotations", "function_call")
 """Fields of OpenAI's responses that clients send back: accepted only if empty."""
 
 _RESERVED = frozenset(
@@ -50,10 +59,10 @@ _RESERVED = frozenset(
 """Template variables that clients cannot set."""
 
 
-def read_messages(value: Any) -> list[dict[str, str]]:
-    """Return the messages, each with its role, its content as one text, and its name if it has one.
+def read_messages(value: Any) -> list[dict[str, Any]]:
+    """Return the messages, each with its role, its content as one text, and what else it has.
 
-    Text parts are concatenated. Raises ParameterError for images, tools and tool calls.
+    Text parts are concatenated. The content is None only beside tool calls. Raises ParameterError, also for images.
     """
     if not isinstance(value, list) or not value:
         raise invalid_value("messages", "a list with at least one message", value, "messages")
@@ -70,6 +79,8 @@ def read_template_options(given: Mapping[str, Any]) -> ChatTemplateOptions:
         message = "continue_final_message and add_generation_prompt cannot both be true"
         raise ParameterError("continue_final_message", message)
     variables = read_chat_template_kwargs(given.get("chat_template_kwargs", {}))
+    if "reasoning_effort" in given:
+        variables = {**effort_variables(given["reasoning_effort"]), **variables}
     return ChatTemplateOptions(generates, continues, read_bool(given, "add_special_tokens"), variables)
 
 
@@ -100,7 +111,7 @@ def _check(where: str, value: Any, depth: int) -> None:
         _check(where, item, depth - 1)
 
 
-def _message(where: str, message: Any) -> dict[str, str]:
+def _message(where: str, message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise invalid_value(where, "an object with role and content", message, "messages")
     for name, value in message.items():
@@ -108,14 +119,18 @@ def _message(where: str, message: Any) -> dict[str, str]:
             raise ParameterError("messages", str(unknown_field(name, _SUPPORTED, where)))
         if name in EMPTY_ONLY and value not in (None, [], ""):
             raise ParameterError("messages", f"{where}.{name} is not supported, got {shown(value)}")
-    result = {"content": _content(where, message.get("content"))}
-    for name in ("role", "name"):
+    calls = read_calls(message.get("tool_calls") or [], f"{where}.tool_calls")
+    if calls and message.get("role") != "assistant":
+        raise ParameterError("messages", f"{where}.tool_calls needs the role assistant")
+    content = message.get("content")
+    result = {"content": None if content is None and calls else _content(where, content)}
+    for name in _TEXTS:
         text = message.get(name)
-        if isinstance(text, str) and text:
+        if isinstance(text, str) and (text or name.startswith("reasoning")):
             result[name] = text
         elif name == "role" or text is not None:
             raise invalid_value(f"{where}.{name}", "a non-empty string", text, "messages")
-    return result
+    return {**result, "tool_calls": calls} if calls else result
 
 
 def _content(where: str, content: Any) -> str:
@@ -126,7 +141,7 @@ def _content(where: str, content: Any) -> str:
     texts = []
     for index, part in enumerate(content):
         place = f"{where}.content[{index}]"
-        if not isinstance(part, Mapping) or part.get("type") != "text" or part.keys() != {"type", "text"}:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or "text" not in part:
             raise invalid_value(place, 'a part such as {"type": "text", "text": ...}', part, "messages")
         if not isinstance(part["text"], str):
             raise invalid_value(f"{place}.text", "a string", part["text"], "messages")

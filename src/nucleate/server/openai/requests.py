@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
+from nucleate.chat.chat_format import NO_TOOLS
+from nucleate.chat.tool_choice import ToolUse
 from nucleate.engine.beam.params import BeamParams, BeamRequest
 from nucleate.engine.request import Request
 from nucleate.parameters.parameter import ParameterError
@@ -30,10 +32,11 @@ from nucleate.server.openai.fields import (
     unknown_field,
 )
 from nucleate.server.openai.logprob_fields import read_logprobs
-from nucleate.server.openai.messages import TEMPLATE_FIELDS, read_messages, read_template_options
+from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS, read_messages, read_template_options
 from nucleate.server.openai.prompt_fields import Truncation, final_answer, read_suffix, read_truncation
 from nucleate.server.openai.response_format import (
     FORMAT_FIELDS,
+    RESPONSE_FORMAT,
     UNCONSTRAINED,
     RequestedFormat,
     read_format,
@@ -60,7 +63,7 @@ class ParsedRequest:
     """
 
     prompts: tuple[Prompt, ...]  #: text or token ids; empty for a chat
-    messages: Sequence[Mapping[str, str]] | None
+    messages: Sequence[Mapping[str, Any]] | None
     params: SamplingParams
     model: str | None = None
     stream: bool = False
@@ -80,6 +83,7 @@ class ParsedRequest:
     template_options: ChatTemplateOptions = DEFAULT_OPTIONS
     requested_format: RequestedFormat = UNCONSTRAINED  #: where the body sets the structured-output constraint
     beam_params: BeamParams | None = None  #: parameters of a beam search, instead of sampling
+    tool_use: ToolUse = NO_TOOLS
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "best_of", self.best_of or self.params.n)
@@ -124,7 +128,8 @@ def read_body(
     prompt_only = endpoint.completes_prompts and json_equal(given.get("max_tokens"), 0)
     if prompt_only:
         given["max_tokens"] = _prompt_only_max_tokens(given, echo)
-    requested = read_format(given) if any(name in given for name in FORMAT_FIELDS) else None
+    tool_use = _tool_use(given)
+    requested = _requested_format(given, tool_use)
     params = _params(defaults, _values(endpoint, given, defaults, requested))
     stream, include_usage, continuous_usage = _stream(given)
     prompts, messages = _prompts_or_messages(endpoint, given)
@@ -157,12 +162,33 @@ def read_body(
         template_options=options,
         requested_format=requested or UNCONSTRAINED,
         beam_params=beam_params,
+        tool_use=tool_use,
     )
+
+
+def _tool_use(given: Mapping[str, Any]) -> ToolUse:
+    """Return the tools of a chat."""
+    if given.keys().isdisjoint(TOOL_FIELDS):
+        return NO_TOOLS
+    use = ToolUse.read(*(given.get(name) for name in TOOL_FIELDS))
+    if use.callable_tools and not given.keys().isdisjoint(BEAM_FIELDS):
+        raise ParameterError("tools", "tools cannot be combined with fields of beam search")
+    return use
+
+
+def _requested_format(given: Mapping[str, Any], tool_use: ToolUse) -> RequestedFormat | None:
+    """Return the constraint of a body. With required tool calls, there is no answer that it could apply to."""
+    requested = read_format(given) if any(name in given for name in FORMAT_FIELDS) else None
+    if requested is None or requested.structured_outputs is None or tool_use.mode != "required":
+        return requested
+    if requested.field != RESPONSE_FORMAT:
+        raise ParameterError(requested.field, f"{requested.field} cannot be combined with required tool calls")
+    return UNCONSTRAINED
 
 
 def _prompts_or_messages(
     endpoint: Endpoint, given: Mapping[str, Any]
-) -> tuple[tuple[Prompt, ...], list[dict[str, str]] | None]:
+) -> tuple[tuple[Prompt, ...], list[dict[str, Any]] | None]:
     """Return the prompts, or the chat messages."""
     subject = [name for name in endpoint.prompt_fields if name in given]
     if len(subject) != 1:

@@ -85,14 +85,34 @@ def chat_body(
     def choice(output: CompletionOutput) -> JSON:
         content = collect(step_body(step, tokenizer, as_ids=request.tokens_as_ids) for step in output.logprobs or ())
         logprobs = {"content": content, "refusal": None} if request.returns_logprobs else None
-        message = {"role": "assistant", "content": request.echoed_message + output.text, "refusal": None}
-        return {"index": output.index, "message": message, **_choice(output, logprobs)}
+        return {"index": output.index, "message": _message(request, output), **_choice(output, logprobs)}
 
     made = head.body("chat.completion")
     made |= {"choices": collect(map(choice, completion.outputs)), "usage": usage_body(completion.usage)}
     if request.return_token_ids:
         made["prompt_token_ids"] = collect(completion.prompt_token_ids)
     return made | _prompt_logprobs(request, completion, tokenizer, collect)
+
+
+def _message(request: ParsedRequest, output: CompletionOutput) -> JSON:
+    """Return the message of a choice. Its content is null if it has tool calls only."""
+    calls = [tool_call_body(call.id, call.name, call.arguments_json) for call in output.tool_calls]
+    text = request.echoed_message + output.text
+    content = None if calls and not text else text
+    message: JSON = {"role": "assistant", "content": content, "refusal": None}
+    if output.reasoning is not None:
+        message |= reasoning_body(output.reasoning)
+    return {**message, "tool_calls": calls} if calls else message
+
+
+def reasoning_body(text: str) -> JSON:
+    """Return reasoning in a message or delta, under both names that clients read."""
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def tool_call_body(call_id: str | None, name: str | None, arguments: str) -> JSON:
+    """Return a tool call."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def select_outputs(request: ParsedRequest, completion: Completion) -> Completion:
@@ -150,12 +170,16 @@ def usage_body(usage: Usage, *, final: bool = True) -> JSON:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
     }
-    return {**made, "prompt_tokens_details": {"cached_tokens": usage.cached_tokens}} if final else made
+    if final:
+        made["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
+        if usage.reasoning_tokens:
+            made["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return made
 
 
 def total_usage(usages: Iterable[Usage]) -> Usage:
     """Return the sum of the usage of several prompts."""
-    counts = [(one.prompt_tokens, one.completion_tokens, one.cached_tokens) for one in usages]
+    counts = [(one.prompt_tokens, one.completion_tokens, one.cached_tokens, one.reasoning_tokens) for one in usages]
     return Usage(*map(sum, zip(*counts, strict=True)))
 
 

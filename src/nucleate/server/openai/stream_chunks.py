@@ -14,12 +14,27 @@ from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, ClassVar, final
 
-from nucleate.outputs import CompletionChunk, FinishReason, PromptLogprobs, StepLogprobs, Usage, Validation
+from nucleate.outputs import (
+    CompletionChunk,
+    FinishReason,
+    PromptLogprobs,
+    StepLogprobs,
+    ToolCallDelta,
+    Usage,
+    Validation,
+)
 from nucleate.server.openai.echo import Echo
 from nucleate.server.openai.json_encoding import dumps, json_parts, paced
 from nucleate.server.openai.logprobs import JSON, TextOffsets, columns, prompt_body, step_body
 from nucleate.server.openai.requests import ParsedRequest
-from nucleate.server.openai.responses import ResponseHead, usage_body, validation_body, without_output
+from nucleate.server.openai.responses import (
+    ResponseHead,
+    reasoning_body,
+    tool_call_body,
+    usage_body,
+    validation_body,
+    without_output,
+)
 from nucleate.tokenization.tokenizer import Tokenizer
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -46,6 +61,8 @@ class StreamChoice:
     sent: int = 0  #: characters sent, without the echo
     sent_tokens: int = 0
     text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[StepLogprobs] = field(default_factory=list)
     text_offsets: list[int] = field(default_factory=list)  #: offsets of these tokens
@@ -65,6 +82,8 @@ class StreamChoice:
                 self.text_offsets += map(self.offset_counter.push, chunk.token_ids)
         last = chunks[-1]
         self.text += "".join([chunk.text for chunk in chunks])
+        self.reasoning += "".join([chunk.reasoning for chunk in chunks])
+        self.tool_calls += [call for chunk in chunks for call in chunk.tool_calls if not call.retracted]
         self.seed, self.stop_reason, self.validation = last.seed, last.stop_reason, last.validation
         self.finish_reason = None if last.finish_reason == "error" else last.finish_reason
 
@@ -121,7 +140,7 @@ class ResponseStream(ABC):
         if len(chunks) == 1:
             chunk = chunks[0]
             choice = self._choices[prompt][chunk.index]
-            if choice.text_only and chunk.finish_reason is None:
+            if choice.text_only and not (chunk.finish_reason or chunk.reasoning or chunk.tool_calls):
                 choice.token_ids += chunk.token_ids
                 return self._text_frame(choice, chunk.text) if chunk.text else b""
             return self._choice_frames(choice, chunks)
@@ -259,21 +278,42 @@ class ChatStream(ResponseStream):
     def _flush(self, choice: StreamChoice) -> Iterator[JSON]:
         last = choice.finish_reason is not None
         steps = choice.logprobs if self._request.returns_logprobs else []
-        has_content = bool(choice.text or steps)
-        if not (has_content or last):
+        deltas = self._deltas(choice)
+        if steps and not deltas:
+            deltas = [{"content": ""}]
+        if not (deltas or last):
             return
         if not choice.started:
             delta = {"role": "assistant", "content": self._request.echoed_message}
             yield self._choice(choice, {"delta": delta}, 0, None, last=False)
             choice.started = True
-        if has_content:
-            content = [step_body(step, self._tokenizer, as_ids=self._request.tokens_as_ids) for step in steps]
+        for delta in deltas:
+            content = [
+                step_body(step, self._tokenizer, as_ids=self._request.tokens_as_ids)
+                for step in (choice.logprobs if steps else [])
+            ]
             logprobs = {"content": content, "refusal": None} if content else None
-            yield self._choice(choice, {"delta": {"content": choice.text}}, len(choice.token_ids), logprobs, last=False)
+            yield self._choice(choice, {"delta": delta}, len(choice.token_ids), logprobs, last=False)
             choice.clear(len(choice.token_ids))
         if last:
             yield self._choice(choice, {"delta": {}}, len(choice.token_ids), None, last=True)
             choice.clear(len(choice.token_ids))
+
+    @staticmethod
+    def _deltas(choice: StreamChoice) -> list[JSON]:
+        """Take what is to be sent, each part as a delta."""
+        deltas: list[JSON] = []
+        if choice.reasoning:
+            deltas.append(reasoning_body(choice.reasoning))
+        if choice.text:
+            deltas.append({"content": choice.text})
+        for call in choice.tool_calls:
+            body = {"function": {"arguments": call.arguments}}
+            if call.name is not None:
+                body = tool_call_body(call.id, call.name, call.arguments)
+            deltas.append({"tool_calls": [{"index": call.index, **body}]})
+        choice.reasoning, choice.tool_calls = "", []
+        return deltas
 
 
 def _frame(body: Mapping[str, Any]) -> bytes:

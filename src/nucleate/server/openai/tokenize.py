@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nucleate.chat.chat_format import NO_TOOLS
+from nucleate.chat.tool_choice import ToolUse
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.openai.fields import (
     are_token_ids,
@@ -18,7 +20,7 @@ from nucleate.server.openai.fields import (
 from nucleate.server.openai.messages import TEMPLATE_FIELDS, read_messages, read_template_options
 from nucleate.tokenization.chat_template import ChatTemplateOptions
 
-TOKENIZE = frozenset({"model", "prompt", "messages", "return_token_strs", *TEMPLATE_FIELDS})
+TOKENIZE = frozenset({"model", "prompt", "messages", "return_token_strs", "tools", *TEMPLATE_FIELDS})
 """The fields of a body of ``/tokenize``."""
 DETOKENIZE = frozenset({"model", "tokens"})
 """The fields of a body of ``/detokenize``."""
@@ -29,10 +31,11 @@ class TokenizeRequest:
     """A text or a chat to tokenize: one of the two is None."""
 
     prompt: str | None
-    messages: Sequence[Mapping[str, str]] | None
+    messages: Sequence[Mapping[str, Any]] | None
     template_options: ChatTemplateOptions  #: for a text, only add_special_tokens matters
     return_token_strs: bool = False  #: also return the tokens as strings
     model: str | None = None
+    tool_use: ToolUse = NO_TOOLS
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ def read_tokenize(body: Any) -> TokenizeRequest:
     if prompt is not None and not isinstance(prompt, str):
         raise invalid_value("prompt", "a string", prompt)
     if prompt is not None:
-        for name in TEMPLATE_FIELDS:
+        for name in (*TEMPLATE_FIELDS, "tools"):
             if name in given and name != "add_special_tokens":
                 raise ParameterError(name, f"{name} needs messages")
         given = {"add_special_tokens": True, **given}
@@ -63,6 +66,7 @@ def read_tokenize(body: Any) -> TokenizeRequest:
         read_template_options(given),
         read_bool(given, "return_token_strs"),
         read_model(given),
+        ToolUse.read(given["tools"]) if "tools" in given else NO_TOOLS,
     )
 
 

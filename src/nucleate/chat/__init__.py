@@ -1,0 +1,1 @@
+"""Chats: tools and tool calls, reasoning sections, and messages for chat templates."""

@@ -1,0 +1,161 @@
+"""``ChatFormat``: how a model writes tool calls and reasoning, chosen from its chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+from nucleate.chat.chunk_parser import ChunkParser
+from nucleate.chat.constraint import ChatConstraint
+from nucleate.chat.messages import template_messages
+from nucleate.chat.output_parser import OutputParser
+from nucleate.chat.reasoning import FORMATS as REASONING_FORMATS
+from nucleate.chat.reasoning import THINK, ReasoningFormat
+from nucleate.chat.reasoning_tracker import ReasoningSection, ReasoningTracker
+from nucleate.chat.tool_choice import ToolUse
+from nucleate.chat.tool_formats.registry import FORMATS as TOOL_FORMATS
+from nucleate.chat.tool_formats.registry import find_format, is_harmony
+from nucleate.chat.tool_formats.tool_format import ToolFormat
+from nucleate.parameters.converters import shown
+from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output.spec import StructuredOutputs
+from nucleate.tokenization.chat_template import ChatTemplateOptions, render
+from nucleate.tokenization.tokenizer import Tokenizer
+
+TOOL_CALL_PARSERS: Final = ("auto", *TOOL_FORMATS)
+REASONING_PARSERS: Final = ("auto", "none", *REASONING_FORMATS)
+NO_TOOLS: Final = ToolUse()
+
+
+@dataclass(frozen=True)
+class ChatFormat:
+    """The formats of a model. tool_format: None if that of its template is not supported; reasoning: None without."""
+
+    tokenizer: Tokenizer
+    tool_format: ToolFormat | None
+    reasoning: ReasoningFormat | None
+
+    @classmethod
+    def find(cls, tokenizer: Tokenizer, tool_call_parser: str = "auto", reasoning_parser: str = "auto") -> ChatFormat:
+        """Choose the formats by name, or (auto) from the chat template. Raises ParameterError for an unknown name."""
+        for field, name, known in (
+            ("tool_call_parser", tool_call_parser, TOOL_CALL_PARSERS),
+            ("reasoning_parser", reasoning_parser, REASONING_PARSERS),
+        ):
+            if name not in known:
+                raise ParameterError(field, f"{field} must be one of {', '.join(known)}, got {shown(name)}")
+        template = tokenizer.chat_template or ""
+        automatic = find_format(template, _special_tokens(tokenizer))
+        found = automatic if tool_call_parser == "auto" else tool_call_parser
+        reasoning = _find_reasoning(template) if reasoning_parser == "auto" else REASONING_FORMATS.get(reasoning_parser)
+        return cls(tokenizer, None if found is None else TOOL_FORMATS[found], reasoning)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], use: ToolUse, options: ChatTemplateOptions, template: str
+    ) -> RenderedChat:
+        """Render a conversation with its tools. Raises ParameterError."""
+        tools = use.tools
+        if tools and self.tool_format is None:
+            message = "the tool calls of this model are in an unknown format; set tool_call_parser to the one to use"
+            raise ParameterError("tools", message)
+        own = template_messages(messages, template, self.tool_format, tools)
+        if tools and self.tool_format is not None and self.tool_format.in_template:
+            options = replace(options, variables={**options.variables, "tools": [tool.to_dict() for tool in tools]})
+        text = render(template, own, options, self.tokenizer.special_tokens)
+        return RenderedChat(text, self, use, continues=options.continue_final_message)
+
+
+@dataclass(frozen=True)
+class RenderedChat:
+    """The prompt of a chat, and what its outputs look like. continues: outputs continue the final message."""
+
+    text: str
+    format: ChatFormat
+    use: ToolUse = NO_TOOLS
+    continues: bool = False
+
+    @property
+    def _reasoning(self) -> ReasoningFormat | None:
+        """The format of the section that an output may begin with."""
+        found = self.format.reasoning
+        if found is None or found.in_messages:
+            return found
+        if found.is_closed(self.text) or (self.continues and not found.is_open(self.text)):
+            return None
+        return found
+
+    @property
+    def _opened(self) -> bool:
+        return self._reasoning is not None and self._reasoning.is_open(self.text)
+
+    @property
+    def _tool_format(self) -> ToolFormat | None:
+        """The format that outputs are parsed with."""
+        own = self.format.tool_format
+        if self.format.reasoning is not None and self.format.reasoning.in_messages:
+            return TOOL_FORMATS["openai"]  # answers are in its messages too
+        return own if self.use.callable_tools else None
+
+    @property
+    def section(self) -> ReasoningSection | None:
+        """The reasoning section of the outputs."""
+        reasoning = self._reasoning
+        if reasoning is None:
+            return None
+        closing = reasoning.end
+        if reasoning.in_messages:
+            closing += "<|start|>assistant"
+            required = self.use.mode == "required"
+            closing += "<|channel|>commentary to=functions." if required else "<|channel|>final<|message|>"
+        ids = tuple(self.format.tokenizer.encode(closing, add_special_tokens=False))
+        return ReasoningSection(reasoning, self._opened, ids)
+
+    @property
+    def kept_token_ids(self) -> frozenset[int]:
+        """The special tokens that stay in the text of the outputs, because they mark their parts."""
+        formats = (self._reasoning, self._tool_format)
+        markers = {token for one in formats if one is not None for token in one.special_tokens}
+        if not markers:
+            return frozenset()
+        known = _special_tokens(self.format.tokenizer)
+        return frozenset(known[marker] for marker in markers if marker in known)
+
+    def constraint(self, given: StructuredOutputs | None) -> ChatConstraint:
+        """Return what constrains the outputs. given: the structured output of the request."""
+        reasoning = self._reasoning
+        special = False
+        if reasoning is not None and not reasoning.in_messages:
+            special = reasoning.start in _special_tokens(self.format.tokenizer)
+        return ChatConstraint(self.use, given, self.format.tool_format, reasoning, self._opened, special)
+
+    def chunk_parser(self, max_reasoning_tokens: int | None = None) -> ChunkParser | None:
+        """Return a parser for the chunks of the outputs; None if they are text only."""
+        reasoning, tool_format = self._reasoning, self._tool_format
+        if reasoning is None and tool_format is None:
+            return None
+        names = [tool.name for tool in self.use.callable_tools]
+        new_parser = partial(OutputParser, reasoning, tool_format, names, opened=self._opened)
+        section = self.section
+
+        def new_tracker() -> ReasoningTracker | None:
+            if section is None:
+                return None
+            return ReasoningTracker(section, self.format.tokenizer, max_reasoning_tokens)
+
+        return ChunkParser(new_parser, new_tracker)
+
+
+def _special_tokens(tokenizer: Tokenizer) -> Mapping[str, int]:
+    """The special tokens by text."""
+    return {tokenizer.pieces.tokens[token]: token for token in tokenizer.special_ids}
+
+
+def _find_reasoning(template: str) -> ReasoningFormat | None:
+    if is_harmony(template):
+        return REASONING_FORMATS["openai_gptoss"]
+    for name in ("mistral", "seed_oss"):
+        if REASONING_FORMATS[name].end in template:
+            return REASONING_FORMATS[name]
+    return THINK if THINK.end in template or THINK.start in template else None

@@ -1,0 +1,77 @@
+"""``ChunkParser``: applies an output parser to the chunks of an output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import final
+
+from nucleate.chat.events import Content, Event, Reasoning
+from nucleate.chat.output_parser import OutputParser
+from nucleate.chat.reasoning_tracker import ReasoningTracker
+from nucleate.outputs import CompletionChunk, ToolCallDelta
+
+
+@final
+class ChunkParser:
+    """Parses the chunks of all outputs of a chat. new_parser, new_tracker: make the state of an output."""
+
+    def __init__(
+        self, new_parser: Callable[[], OutputParser], new_tracker: Callable[[], ReasoningTracker | None]
+    ) -> None:
+        self._new_parser, self._new_tracker = new_parser, new_tracker
+        self._outputs: dict[int, _Output] = {}
+        self.reasoning_tokens = 0  #: in all outputs so far
+
+    def parse(self, chunk: CompletionChunk) -> CompletionChunk:
+        """Return a chunk with reasoning and tool calls apart from its text.
+
+        ``finish_reason`` is "tool_calls" at the end of an output with calls that ended by itself.
+        """
+        output = self._outputs.get(chunk.index)
+        if output is None:
+            output = self._outputs[chunk.index] = _Output(self._new_parser(), self._new_tracker())
+        parsed = output.parse(chunk)
+        self.reasoning_tokens += parsed.reasoning_tokens
+        return parsed
+
+
+class _Output:
+    def __init__(self, parser: OutputParser, tracker: ReasoningTracker | None) -> None:
+        self._parser, self._tracker = parser, tracker
+        self._calls: set[int] = set()
+
+    def parse(self, chunk: CompletionChunk) -> CompletionChunk:
+        events = self._parser.push(chunk.text) if chunk.text else []
+        if chunk.finish_reason is not None:
+            events += self._parser.finish()
+        tracker = self._tracker
+        reasoning_tokens = 0 if tracker is None or tracker.closed else sum(map(tracker.push, chunk.token_ids))
+        calls = tuple(merged(event for event in events if isinstance(event, ToolCallDelta)))
+        for call in calls:
+            (self._calls.discard if call.retracted else self._calls.add)(call.index)
+        reason = chunk.finish_reason
+        return replace(
+            chunk,
+            text=_text(Content, events),
+            reasoning=_text(Reasoning, events),
+            tool_calls=calls,
+            reasoning_tokens=reasoning_tokens,
+            finish_reason="tool_calls" if reason == "stop" and self._calls else reason,
+        )
+
+
+def _text(kind: type[Content | Reasoning], events: Iterable[Event]) -> str:
+    return "".join([event.text for event in events if isinstance(event, kind)])
+
+
+def merged(deltas: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
+    """Join consecutive parts of the arguments of a call."""
+    made: list[ToolCallDelta] = []
+    for delta in deltas:
+        last = made[-1] if made else None
+        if last is None or last.name or delta.name or last.retracted or delta.retracted or last.index != delta.index:
+            made.append(delta)
+        else:
+            made[-1] = replace(last, arguments=last.arguments + delta.arguments)
+    return made

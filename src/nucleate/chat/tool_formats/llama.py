@@ -1,0 +1,50 @@
+"""Calls of Llama 3.1 and later: JSON objects separated by semicolons, possibly after ``<|python_tag|>``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Final, final
+
+from nucleate.chat.emitter import Emitter
+from nucleate.chat.reader import Parsing, Reader
+from nucleate.chat.tool_formats.call_object import read_call
+from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, tag
+from nucleate.chat.tools import Tool
+
+PYTHON_TAG: Final = "<|python_tag|>"
+CALL: Final = '{"name":'
+"""The start of a call after other text. At the start of an output, any object may be a call."""
+
+
+@final
+class Llama(ToolFormat):
+    name = "llama3_json"
+    special_tokens = (PYTHON_TAG,)
+
+    def parse(self, reader: Reader, out: Emitter) -> Parsing[None]:
+        reader.record()
+        yield from reader.spaces()
+        out.content(reader.recorded())
+        found = (yield from reader.character()) == "{"
+        while found or (yield from reader.until((PYTHON_TAG, CALL), out.content, read=False)) is not None:
+            reader.record()
+            yield from reader.literal(PYTHON_TAG)
+            complete = (yield from reader.spaces()) and (yield from read_call(reader, out, ("parameters", "arguments")))
+            out.end_call(complete=complete, raw=reader.recorded())
+            found = False
+            if complete:
+                yield from reader.spaces()
+                if (yield from reader.literal(";")) is not None:
+                    yield from reader.spaces()
+                    found = (yield from reader.character()) == "{"
+
+    def structure(self, tools: Sequence[Tool], *, required: bool, parallel: bool) -> Structure:
+        tags = [tag(f'{CALL} {json.dumps(tool.name)}, "parameters": ', tool, "}") for tool in tools]
+        return calls(tags, triggers=[CALL], separator="; ", required=required, parallel=parallel)
+
+    def structure_or_answer(self, tools: Sequence[Tool], answer: Structure, *, parallel: bool) -> Structure:
+        # An answer in JSON may begin like a call, so that calls need a marker.
+        own = self.structure(tools, required=True, parallel=parallel)
+        marked = {"type": "sequence", "elements": [{"type": "const_string", "value": PYTHON_TAG}, own]}
+        return {"type": "or", "elements": [marked, answer]}

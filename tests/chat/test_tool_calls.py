@@ -1,0 +1,287 @@
+"""``LLM.chat`` with tools: calls as values, guaranteed where they are required."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import random
+from typing import Any, Literal
+
+import chat_models
+import jsonschema
+import pytest
+import tiers
+
+import nucleate as nc
+from nucleate.chat.chat_format import ChatFormat, RenderedChat
+from nucleate.chat.constraint import ChatConstraint
+from nucleate.chat.reasoning import FORMATS as REASONING
+from nucleate.chat.reasoning import ReasoningFormat
+from nucleate.chat.tool_choice import ToolUse
+from nucleate.chat.tool_formats.registry import FORMATS
+
+ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
+Unit = Literal["celsius", "kelvin"]
+
+
+def get_weather(city: Literal["Paris", "Rome"], unit: Unit = "celsius") -> str:
+    """Return the weather."""
+    return f"{city}{unit}"
+
+
+def wait(days: Literal[1, 2, 3]) -> None:
+    """Wait for some days."""
+
+
+TOOLS = [get_weather, wait]
+SCHEMAS = {tool.name: tool.schema for tool in map(nc.Tool.from_function, TOOLS)}
+UNENFORCEABLE = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=a).*$"}}, "required": ["a"]}
+
+
+def check(completion: nc.Completion, names: tuple[str, ...] = ("get_weather", "wait"), most: int | None = None) -> None:
+    """Check that each complete output has calls only, which obey their schemas."""
+    for output in completion.outputs:
+        assert output.finish_reason in ("tool_calls", "length")
+        if output.finish_reason == "tool_calls":
+            assert output.text == ""
+            assert 1 <= len(output.tool_calls) <= (most or 99)
+        for call in output.tool_calls:
+            assert call.name in names
+            jsonschema.validate(call.arguments, SCHEMAS[call.name])
+            assert call.id.startswith("call_")
+        assert len({call.id for call in output.tool_calls}) == len(output.tool_calls)
+
+
+@pytest.mark.parametrize("values", [{}, {"temperature": 2.0}, {"temperature": 0}, {"temperature": 2.0, "top_k": 3}])
+def test_required_calls_are_guaranteed(llm: nc.LLM, values: dict[str, Any]) -> None:
+    complete = 0
+    for seed in range(0, tiers.count(8, 200), 8):
+        shared = {**values, "max_tokens": 250, "seed": seed, "n": 8}
+        found = llm.chat(ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, **shared)
+        check(found, most=1)
+        complete += sum(output.finish_reason == "tool_calls" for output in found.outputs)
+        named = llm.chat(ASK, tools=TOOLS, tool_choice="wait", **shared)
+        check(named, ("wait",), most=1)
+        complete += sum(output.finish_reason == "tool_calls" for output in named.outputs)
+        check(llm.chat(ASK, tools=TOOLS, tool_choice="required", **{**shared, "n": 2}))
+    assert complete > 2
+
+
+def test_the_calls_are_those_without_speculation(llm: nc.LLM) -> None:
+    drafting = nc.LLM(speculative_config="ngram")
+    for seed in range(3):
+        values = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 120, "seed": seed}
+        first, second = llm.chat(ASK, **values), drafting.chat(ASK, **values)
+        assert first.outputs[0].token_ids == second.outputs[0].token_ids
+        assert [(c.name, c.arguments_json) for c in first.tool_calls] == [
+            (c.name, c.arguments_json) for c in second.tool_calls
+        ]
+
+
+def test_optional_calls(llm: nc.LLM) -> None:
+    found = llm.chat(ASK, tools=TOOLS, max_tokens=30, seed=1)
+    assert found.tool_calls == ()
+    assert found.text
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_an_optional_call_obeys_its_schema_once_it_has_begun(llm: nc.LLM, parallel: bool) -> None:
+    """The bundled model begins no call by itself: its outputs are given the beginning of one."""
+    request, parser = llm.chat_request(
+        ASK, tools=TOOLS, max_tokens=300, seed=1, n=6, temperature=1.5, parallel_tool_calls=parallel
+    )
+    assert parser is not None
+    begin = llm.tokenizer.encode("Let me see.\n<tool_call>", add_special_tokens=False)
+    chunks = list(map(parser.parse, chat_models.run(llm, dataclasses.replace(request, output_ids=begin))))
+    complete = 0
+    for output in nc.Completion.from_chunks(request.prompt_ids, chunks).outputs:
+        assert output.text.startswith("Let me see.")
+        if output.finish_reason != "length":
+            complete += 1
+            assert output.finish_reason == "tool_calls"
+            assert parallel or (len(output.tool_calls), output.text) == (1, "Let me see.")
+        for call in output.tool_calls:
+            jsonschema.validate(call.arguments, SCHEMAS[call.name])
+    assert complete
+
+
+def test_no_calls(llm: nc.LLM) -> None:
+    found = llm.chat(ASK, tools=TOOLS, tool_choice="none", max_tokens=20, seed=2)
+    assert found.tool_calls == ()
+    assert found.prompt is not None
+    assert "get_weather" in found.prompt
+
+
+def test_a_stream_adds_up(llm: nc.LLM) -> None:
+    values = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200, "seed": 5, "temperature": 2.0, "n": 2}
+    whole = llm.chat(ASK, **values)
+    chunks = list(llm.stream_chat(ASK, **values))
+    for output in whole.outputs:
+        own = [chunk for chunk in chunks if chunk.index == output.index]
+        streamed = nc.CompletionOutput.from_chunks(own)
+        assert (streamed.text, streamed.finish_reason) == (output.text, output.finish_reason)
+        assert [(c.name, c.arguments) for c in streamed.tool_calls] == [
+            (c.name, c.arguments) for c in output.tool_calls
+        ]
+        deltas = [delta for chunk in own for delta in chunk.tool_calls]
+        starts = [delta for delta in deltas if delta.name is not None]
+        assert [delta.index for delta in starts] == list(range(len(starts)))
+        assert all(delta.arguments == "" and delta.id for delta in starts)
+
+
+def test_asyncio(llm: nc.LLM) -> None:
+    request, parser = llm.chat_request(ASK, tools=TOOLS, tool_choice="wait", max_tokens=200, seed=1)
+    assert parser is not None
+
+    async def run() -> list[nc.CompletionChunk]:
+        async with nc.AsyncEngine(llm.new_engine()) as engine:
+            return [parser.parse(output.chunk) async for output in engine.run(request)]
+
+    check(nc.Completion.from_chunks(request.prompt_ids, asyncio.run(run())), ("wait",))
+
+
+def test_a_conversation_continues_with_results(llm: nc.LLM) -> None:
+    call = llm.chat(ASK, tools=TOOLS, tool_choice="wait", max_tokens=250, seed=3, max_reasoning_tokens=5).tool_calls[0]
+    made = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments_json}}
+    assistant = {"role": "assistant", "content": None, "tool_calls": [made]}
+    messages = [*ASK, assistant, {"role": "tool", "tool_call_id": call.id, "content": "done"}]
+    found = llm.chat(messages, tools=TOOLS, max_tokens=10)
+    assert found.prompt is not None
+    assert "Result of wait:\ndone" in found.prompt
+    several = llm.chat([ASK, messages], tools=TOOLS, tool_choice="wait", max_tokens=10)
+    assert len(several) == 2
+
+
+def test_a_schema_that_cannot_be_enforced(llm: nc.LLM) -> None:
+    loose = {"type": "function", "function": {"name": "loose", "parameters": UNENFORCEABLE}}
+    strict = {"type": "function", "function": {**loose["function"], "strict": True}}
+    with pytest.raises(nc.ParameterError, match=r"strict tool loose: json_schema.*pattern") as caught:
+        llm.chat(ASK, tools=[strict, wait], max_tokens=5)
+    assert caught.value.field == "tools"
+    found = llm.chat(ASK, tools=[loose, wait], tool_choice="loose", max_tokens=300, seed=1, temperature=0.1)
+    for call in found.tool_calls:
+        assert isinstance(call.arguments, dict)
+    check(llm.chat(ASK, tools=[loose, wait], tool_choice="wait", max_tokens=250, seed=1), ("wait",))
+
+
+def test_structured_output_or_calls(llm: nc.LLM) -> None:
+    """With optional calls, an output is either calls or an answer with the given structure."""
+    for seed in range(3):
+        values = {"structured_outputs": {"choice": ["yes", "no"]}, "max_tokens": 200, "seed": seed, "temperature": 2.0}
+        for output in llm.chat(ASK, tools=TOOLS, n=4, **values).outputs:
+            assert output.tool_calls or output.finish_reason == "length" or output.text in ("yes", "no")
+    with pytest.raises(nc.ParameterError, match="cannot be combined with required tool calls") as caught:
+        llm.chat(ASK, tools=TOOLS, tool_choice="required", structured_outputs={"regex": "a"})
+    assert caught.value.field == "structured_outputs"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_constraint_of_every_format_compiles_and_is_parsed(llm: nc.LLM, name: str) -> None:
+    """Outputs under the constraint of a format are calls for its parser."""
+    reasoning = REASONING["gpt_oss"] if name == "openai" else None
+    chat_format = ChatFormat(llm.tokenizer, FORMATS[name], reasoning)
+    complete = 0
+    for parallel in (False, True):
+        use = ToolUse.read(TOOLS, "required", parallel)
+        spec = ChatConstraint(use, None, chat_format.tool_format, None, False).spec()
+        params = nc.SamplingParams(structured_outputs=spec, max_tokens=400, n=4, seed=1)
+        parser = RenderedChat("", chat_format, use).chunk_parser()
+        assert parser is not None
+        chunks = list(map(parser.parse, chat_models.run(llm, nc.Request(llm.encode("Weather"), params))))
+        for output in nc.Completion.from_chunks((1,), chunks).outputs:
+            if output.finish_reason == "length":
+                continue
+            complete += 1
+            assert (output.finish_reason, output.text) == ("tool_calls", "")
+            assert len(output.tool_calls) == 1 or parallel
+            for call in output.tool_calls:
+                jsonschema.validate(call.arguments, SCHEMAS[call.name])
+    assert complete
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "openai"])
+@pytest.mark.parametrize("opened", [True, False])
+def test_required_calls_after_reasoning(
+    llm: nc.LLM, name: str, opened: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    template = chat_models.OPENED if opened else chat_models.OPTIONAL
+    path = tmp_path_factory.mktemp("model")
+    model = chat_models.model(path, template, tool_call_parser=name)
+    values = {"max_tokens": 400, "max_reasoning_tokens": 10, "seed": 1}
+    found = model.chat(ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, **values)
+    (output,) = found.outputs
+    assert output.text == ""
+    assert output.finish_reason == "tool_calls"
+    assert output.reasoning_tokens <= 10
+    assert output.reasoning or not opened
+    (call,) = output.tool_calls
+    jsonschema.validate(json.loads(call.arguments_json), SCHEMAS[call.name])
+
+
+def test_reasoning_between_special_tokens_is_possible_before_optional_calls(llm: nc.LLM) -> None:
+    """The grammar of optional calls has no special tokens in free text, so that there is none."""
+    chat_format = ChatFormat(llm.tokenizer, FORMATS["hermes"], ReasoningFormat("<|user|>", "<|system|>"))
+    for text, choice, has_grammar in (("", "auto", False), ("<|user|>", "auto", True), ("", "required", True)):
+        chat = RenderedChat(text, chat_format, ToolUse.read(TOOLS, choice))
+        assert (chat.constraint(None).resolve(lambda _: None) is not None) == has_grammar
+
+
+def test_a_template_with_unknown_tool_calls_needs_a_parser(tmp_path_factory: pytest.TempPathFactory) -> None:
+    template = "{% if tools %}<unknown>{% endif %}{{ messages[-1].content }}"
+    model = chat_models.model(tmp_path_factory.mktemp("model"), template)
+    assert model.chat(ASK, max_tokens=3).text
+    with pytest.raises(nc.ParameterError, match="set tool_call_parser") as caught:
+        model.chat(ASK, tools=TOOLS, max_tokens=3)
+    assert caught.value.field == "tools"
+    assert nc.LLM(model.folder, tool_call_parser="hermes").chat(ASK, tools=TOOLS, max_tokens=3)
+
+
+PARTS: list[Any] = [
+    *(
+        {"type": "string"},
+        {"$ref": "#/$defs/x"},
+        {"$ref": "#"},
+        {"enum": ["\ud800"]},
+        {"const": "\0"},
+        {"pattern": "("},
+    ),
+    *({"pattern": "a{1,999999}"}, True, False, 5, None, "x", {"type": "nope"}, {"anyOf": []}, {"not": {}}),
+    *({"type": "object", "additionalProperties": {"$ref": "#"}}, {"minItems": 10**9}),
+]
+NAMES = ["a", "b", "</tool_call>", "\ud800", '"', "name"]
+
+
+def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
+    def part() -> Any:
+        return random_schema(rng, depth - 1) if depth and rng.random() < 0.4 else rng.choice(PARTS)
+
+    choices: dict[str, Any] = {
+        "properties": {rng.choice(NAMES): part() for _ in range(3)},
+        "required": rng.choice([["a"], ["z"], 5, []]),
+        "additionalProperties": rng.choice([True, False, {"type": "string"}]),
+        "$defs": {"x": part()},
+        "type": rng.choice(["object", "object", ["object", "null"], "array"]),
+        "description": rng.choice(["d", "\ud800", 5]),
+        "oneOf": [{"required": ["a"]}, {"required": ["b"]}],
+    }
+    return {name: choices[name] for name in rng.sample(sorted(choices), rng.randrange(4))}
+
+
+def test_any_schema_is_enforced_relaxed_or_an_error(llm: nc.LLM) -> None:
+    rng = random.Random(0)
+    for _ in range(tiers.count(30, 300)):
+        functions = [
+            {"name": f"f{index}", "parameters": random_schema(rng), "strict": rng.random() < 0.3} for index in "ab"
+        ]
+        tools = [{"type": "function", "function": function} for function in functions]
+        error = None
+        try:
+            request, _ = llm.chat_request(ASK, tools=tools, tool_choice=rng.choice(["auto", "required"]))
+        except nc.ParameterError as caught:
+            error = caught
+        if error is None:
+            assert request.params.structured_outputs is not None
+        else:
+            assert error.field in ("tools", "prompt")
+            assert len(str(error)) < 2000

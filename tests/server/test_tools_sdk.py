@@ -1,0 +1,164 @@
+"""The openai SDK against a server process: tools, streams of calls, and reasoning."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import chat_models
+import pytest
+from server_process import Server
+
+openai = pytest.importorskip("openai")
+
+MODEL = "nucleate-tiny"
+ASK: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "get_weather", "description": "Get it.", "parameters": SCHEMA, "strict": True},
+}
+NAMED: Any = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=60.0) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def reasoning(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = chat_models.folder(tmp_path_factory.mktemp("model"), chat_models.OPENED)
+    with (
+        Server("--model", str(folder), "--served-model-name", MODEL) as running,
+        openai.OpenAI(base_url=f"{running.url}/v1", api_key="any", max_retries=0, timeout=60.0) as made,
+    ):
+        yield made
+
+
+def ask(client: Any, **fields: Any) -> Any:
+    values = {"model": MODEL, "messages": ASK, "max_tokens": 200, "seed": 1, "tools": [TOOL], **fields}
+    return client.chat.completions.create(**values)
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_call_and_its_result(client: Any, choice: Any) -> None:
+    completion = ask(client, tool_choice=choice, parallel_tool_calls=False)
+    (chosen,) = completion.choices
+    assert (chosen.finish_reason, chosen.message.content) == ("tool_calls", None)
+    (call,) = chosen.message.tool_calls
+    assert (call.type, call.function.name) == ("function", "get_weather")
+    assert json.loads(call.function.arguments)["city"] in ("Paris", "Rome")
+    result = {"role": "tool", "tool_call_id": call.id, "content": [{"type": "text", "text": "Sunny."}]}
+    again = ask(client, messages=[*ASK, chosen.message, result], max_tokens=10)
+    assert again.choices[0].message.tool_calls is None
+    assert again.choices[0].message.content
+
+
+def test_a_stream_of_calls_adds_up_to_the_response(client: Any) -> None:
+    fields = {"tool_choice": "required", "n": 2, "temperature": 2.0}
+    whole = ask(client, **fields)
+    calls: dict[tuple[int, int], dict[str, Any]] = {}
+    reasons = {}
+    for chunk in ask(client, **fields, stream=True, stream_options={"include_usage": True}):
+        for choice in chunk.choices:
+            reasons[choice.index] = choice.finish_reason or reasons.get(choice.index)
+            for delta in choice.delta.tool_calls or ():
+                key = choice.index, delta.index
+                if key not in calls:
+                    assert delta.id
+                    assert delta.type == "function"
+                    assert delta.function.arguments == ""
+                    calls[key] = {"name": delta.function.name, "arguments": ""}
+                else:
+                    assert delta.id is None
+                    assert delta.function.name is None
+                    calls[key]["arguments"] += delta.function.arguments
+    for choice in whole.choices:
+        assert reasons[choice.index] == choice.finish_reason
+        own = [calls[key] for key in sorted(calls) if key[0] == choice.index]
+        made = [{"name": c.function.name, "arguments": c.function.arguments} for c in choice.message.tool_calls or ()]
+        assert own[: len(made)] == made
+        assert choice.finish_reason == "length" or own == made
+
+
+def test_the_helpers_for_streams_and_types(client: Any) -> None:
+    pydantic = pytest.importorskip("pydantic")
+    city = pydantic.create_model("get_weather", city=(str, ...))
+    tool = openai.pydantic_function_tool(city)
+    values = {"model": MODEL, "messages": ASK, "max_tokens": 300, "seed": 2, "tools": [tool], "tool_choice": NAMED}
+    parsed = client.chat.completions.parse(**values).choices[0].message.tool_calls[0].function
+    assert isinstance(parsed.parsed_arguments, city)
+    with client.chat.completions.stream(**values) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion().choices[0].message.tool_calls[0].function
+    assert "tool_calls.function.arguments.delta" in kinds
+    assert "tool_calls.function.arguments.done" in kinds
+    assert (final.name, final.arguments) == (parsed.name, parsed.arguments)
+
+
+def test_without_a_call(client: Any) -> None:
+    for choice in ("none", "auto"):
+        completion = ask(client, tool_choice=choice, max_tokens=15)
+        assert completion.choices[0].message.tool_calls is None
+        assert completion.choices[0].message.content
+    plain = ask(client, tools=[], parallel_tool_calls=True, max_tokens=5)
+    assert plain.choices[0].message.content == ask(client, tools=openai.omit, max_tokens=5).choices[0].message.content
+
+
+def test_response_format_and_tools(client: Any) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    for seed in range(3):
+        message = ask(client, response_format=schema, seed=seed, temperature=2.0).choices[0].message
+        assert message.tool_calls or json.loads(message.content)["city"] in ("Paris", "Rome")
+    message = ask(client, response_format=schema, tool_choice="required").choices[0].message
+    assert message.tool_calls
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, tool_choice="required", extra_body={"structured_outputs": {"regex": "a"}})
+    assert caught.value.param == "structured_outputs"
+
+
+def test_a_strict_schema_that_cannot_be_enforced(client: Any) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=a)"}}}
+    with pytest.raises(openai.BadRequestError, match="pattern") as caught:
+        ask(client, tools=[{"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}])
+    assert caught.value.param == "tools"
+    assert ask(client, tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}], max_tokens=5)
+
+
+def test_reasoning(reasoning: Any) -> None:
+    values = {"tools": openai.omit, "max_tokens": 40, "reasoning_effort": "low"}
+    limited = {"max_reasoning_tokens": 12, "ignore_eos": True}
+    whole = ask(reasoning, **values, extra_body=limited)
+    message = whole.choices[0].message
+    assert message.reasoning_content == message.reasoning
+    assert message.reasoning
+    assert message.content
+    assert whole.usage.completion_tokens_details.reasoning_tokens == 12
+    deltas, usage = [], None
+    for chunk in ask(reasoning, **values, extra_body=limited, stream=True, stream_options={"include_usage": True}):
+        deltas += [choice.delta for choice in chunk.choices]
+        usage = chunk.usage or usage
+    assert usage is not None
+    assert usage.completion_tokens_details.reasoning_tokens == 12
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == message.reasoning
+    assert "".join(delta.content or "" for delta in deltas) == message.content
+
+
+def test_calls_and_structured_output_after_reasoning(reasoning: Any) -> None:
+    limited = {"max_reasoning_tokens": 12}
+    message = ask(reasoning, tool_choice=NAMED, extra_body=limited).choices[0].message
+    assert message.reasoning
+    assert message.content is None
+    assert json.loads(message.tool_calls[0].function.arguments)["city"] in ("Paris", "Rome")
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    message = ask(reasoning, tools=openai.omit, response_format=schema, extra_body=limited).choices[0].message
+    assert message.reasoning
+    assert json.loads(message.content)["city"] in ("Paris", "Rome")

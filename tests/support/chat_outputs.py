@@ -1,0 +1,82 @@
+"""Runs the parsers of chats on texts in parts, and describes what they find."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from nucleate.chat.events import Content, Reasoning
+from nucleate.chat.output_parser import OutputParser
+from nucleate.chat.reasoning import ReasoningFormat
+from nucleate.chat.tool_formats.registry import FORMATS
+
+NAMES = ("f", "get_weather")
+"""The tools that may be called."""
+
+
+class Found:
+    """What a parser found: texts, and calls as [name, arguments, whether it was retracted]."""
+
+    def __init__(self) -> None:
+        self.content = self.reasoning = ""
+        self.calls: list[list[Any]] = []
+        self.order: list[tuple[str, Any]] = []  #: of all events, with consecutive texts joined
+
+    def add(self, event: Any) -> None:
+        if isinstance(event, Content | Reasoning):
+            kind = type(event).__name__
+            assert event.text
+            if isinstance(event, Content):
+                self.content += event.text
+            else:
+                self.reasoning += event.text
+            self._note(kind, event.text)
+            return
+        if event.name is not None:
+            assert event.index == len(self.calls)
+            assert (event.arguments, event.retracted) == ("", False)
+            assert event.id
+            self.calls.append([event.name, "", False])
+            self.order.append(("call", event.name))
+            return
+        call = self.calls[event.index]
+        assert event.index == len(self.calls) - 1
+        assert event.id is None
+        assert not call[2]
+        call[1] += event.arguments
+        call[2] = event.retracted
+        if event.retracted:
+            self.order.append(("retracted", event.index))
+        else:
+            self._note("arguments", event.arguments)
+
+    def _note(self, kind: str, text: str) -> None:
+        if self.order and self.order[-1][0] == kind:
+            text = self.order.pop()[1] + text
+        self.order.append((kind, text))
+
+    @property
+    def kept_calls(self) -> list[tuple[str, str]]:
+        return [(name, arguments) for name, arguments, retracted in self.calls if not retracted]
+
+
+def parse(
+    parts: Iterable[str],
+    name: str | None,
+    *,
+    reasoning: ReasoningFormat | None = None,
+    opened: bool = False,
+    names: Sequence[str] = NAMES,
+) -> Found:
+    """Parse a text in parts. name: of the tool format; None: without one."""
+    numbers, found = itertools.count(), Found()
+    tool_format = None if name is None else FORMATS[name]
+    parser = OutputParser(reasoning, tool_format, names, opened=opened, new_id=lambda: f"id{next(numbers)}")
+    for part in parts:
+        for event in parser.push(part):
+            found.add(event)
+    for event in parser.finish():
+        found.add(event)
+    assert parser.finish() == []
+    return found
