@@ -217,7 +217,7 @@ REJECTED: list[tuple[str, Any, str]] = [
     ("structured_outputs", {"choice": []}, "structured_outputs.choice must be"),
     ("structured_outputs", {"grammar": "start: nothing"}, 'unknown name: "nothing"'),
     ("structured_outputs", {"regex": "a", "json_object": True}, "exactly one of"),
-    ("structured_outputs", {"json_object": True, "structural_tag": "{}"}, "structural_tag is not supported"),
+    ("structured_outputs", {"json_object": True, "structural_tag": "{}"}, "got json_object and structural_tag"),
     ("structured_outputs", {"json_object": True, "whitespace_pattern": " "}, "whitespace_pattern is not supported"),
     (
         "structured_outputs",
