@@ -27,6 +27,8 @@ from nucleate.llm.chat_request import chat_request
 from nucleate.models.protocol import ModelError
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import SamplingParams
+from nucleate.server.chat_api import ChatAPI
+from nucleate.server.chat_encoder import ChatEncoder, EncoderInput
 from nucleate.server.http_errors import (
     HTTPError,
     at_capacity,
@@ -37,7 +39,7 @@ from nucleate.server.http_errors import (
     too_many_tokens,
 )
 from nucleate.server.limits import ServerLimits
-from nucleate.server.openai.endpoints import CHAT, ENDPOINTS
+from nucleate.server.openai.endpoints import CHAT, ENDPOINTS, TEXT
 from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.response_format import translate_errors
 from nucleate.server.openai.responses import ResponseHead
@@ -132,7 +134,9 @@ class Service:
         self.num_requests = 0  #: in flight
         self.num_sequences = 0  #: running and queued
         self.defaults = defaults
-        self._endpoints = {url: limits.cap_max_tokens(endpoint) for url, endpoint in ENDPOINTS.items()}
+        self._endpoints = {
+            url: limits.cap_max_tokens(endpoint) for url, endpoint in {**ENDPOINTS, TEXT.url: TEXT}.items()
+        }
         limits.check_body(defaults.to_dict(), self.vocab_size)
         _warm_up_grammars(engine, defaults)
         self._workers = ThreadPoolExecutor(WORKER_THREADS, "nucleate-text")
@@ -215,9 +219,25 @@ class Service:
 
         Raises ParameterError, ModelError, HTTPError.
         """
-        endpoint = self._endpoints[url]
-        body = self.decode_body(data)
-        parsed = read_body(endpoint, body, self.defaults)
+        return self._parse_body(url, self.decode_body(data))
+
+    def parse_other(self, api: ChatAPI, data: bytes) -> tuple[GenerationCall, Callable[[EncoderInput], ChatEncoder]]:
+        """Parse a body of another API as one of OpenAI's. Returns the call, and what makes the encoder of its response.
+
+        Raises ParameterError, ModelError, HTTPError.
+        """
+        translation = api.translate(_decode(data))
+        self.limits.check_body(translation.body, self.vocab_size)
+        return self._parse_body(translation.url, translation.body), translation.new_encoder
+
+    def count_chat_tokens(self, body: object) -> int:
+        """Return the number of tokens in the prompt of a chat. Raises ParameterError, ModelError, HTTPError."""
+        parsed = read_body(self._endpoints[CHAT.url], body, self.defaults)
+        self.check_model(parsed.model)
+        return len(self.llm.encode_chat(parsed.messages or (), parsed.template_options, parsed.tool_use))
+
+    def _parse_body(self, url: str, body: object) -> GenerationCall:
+        parsed = read_body(self._endpoints[url], body, self.defaults)
         self.check_model(parsed.model)
         prompts = encode_prompts(self.llm, parsed, self.max_model_len)
         self.limits.check_request(parsed, [prompt.token_ids for prompt in prompts], self.max_model_len)
@@ -235,11 +255,7 @@ class Service:
 
     def decode_body(self, data: bytes) -> object:
         """Decode the JSON of a body and check its sizes. Raises ParameterError, HTTPError."""
-        try:
-            body = read_json(data.decode(), "body")
-        except UnicodeDecodeError as error:
-            message = f"The request body must be UTF-8; byte {error.start} is invalid."
-            raise HTTPError(400, message, param="body") from None
+        body = _decode(data)
         self.limits.check_body(body, self.vocab_size)
         return body
 
@@ -247,6 +263,15 @@ class Service:
         """Raise HTTPError if a request names another model."""
         if model not in (None, self.name):
             raise model_not_found(model, self.name)
+
+
+def _decode(data: bytes) -> object:
+    """Decode the JSON of a body. Raises ParameterError, HTTPError."""
+    try:
+        return read_json(data.decode(), "body")
+    except UnicodeDecodeError as error:
+        message = f"The request body must be UTF-8; byte {error.start} is invalid."
+        raise HTTPError(400, message, param="body") from None
 
 
 def encode_prompts(llm: LLM, parsed: ParsedRequest, max_model_len: int) -> list[EncodedPrompt]:
