@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 from nucleate.chat.messages import read_arguments
@@ -13,13 +14,17 @@ from nucleate.sampling_params import FIELDS
 from nucleate.server.chat_encoder import ChatEncoder, EncoderInput
 from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai.endpoints import CHAT
-from nucleate.server.openai.fields import invalid_value, unknown_field
+from nucleate.server.openai.fields import Value, invalid_value, reject_deep_nesting, unknown_field
 
 WITHOUT_HINT = (re.compile(r'; set on_unsupported="ignore" to ignore it( \(.*\))?'), "")
 """Removes from errors what the API has no field for."""
 Generate = Callable[[bytes], Coroutine[Any, Any, None]]
 
 _UNUSED = ("n", "max_tokens", "logprobs", "prompt_logprobs")  # there is one output, and other fields set these
+
+
+class TranslationError(ParameterError):
+    """A body cannot be translated. The error names its own fields."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +40,8 @@ class Translation:
 class ChatAPI:
     """An endpoint of another API.
 
-    translate: translates a decoded body; raises ParameterError. renamed: patterns and replacements for the names of
-    OpenAI's fields in errors.
+    translate: translates a decoded body; raises TranslationError. renamed: patterns and replacements for the names of
+    OpenAI's fields in later errors.
     """
 
     url: str
@@ -56,6 +61,8 @@ class ChatAPI:
 
     def own_error(self, error: ParameterError | HTTPError) -> Exception:
         """Return an error that names the fields of this API."""
+        if isinstance(error, TranslationError):
+            return error
         if isinstance(error, ParameterError):
             return ParameterError(self._own(error.field), self._own_message(str(error)))
         param = None if error.param is None else self._own(error.param)
@@ -70,6 +77,19 @@ class ChatAPI:
         for pattern, replacement in self.renamed:
             text = pattern.sub(replacement, text)
         return text
+
+
+def translator(read: Callable[[Any], Value]) -> Callable[[Any], Value]:
+    """Decorate a function that translates a body: it raises TranslationError, also for deep nesting."""
+
+    @wraps(read)
+    def wrapper(body: Any) -> Value:
+        try:
+            return reject_deep_nesting(read)(body)
+        except ParameterError as error:
+            raise TranslationError(error.field, str(error)) from None
+
+    return wrapper
 
 
 def sampling_fields(*without: str) -> frozenset[str]:
@@ -119,6 +139,10 @@ def read_name(given: Mapping[str, Any], name: str, where: str, field: str) -> st
     return value
 
 
-def read_call(call_id: str, name: str, arguments: Any, where: str) -> dict[str, Any]:
+def read_call(call_id: str, name: str, arguments: Any, where: str, field: str) -> dict[str, Any]:
     """Return a tool call of a message. where: the place of its arguments, an object or its JSON text."""
-    return {"id": call_id, "function": {"name": name, "arguments": read_arguments(arguments, where)}}
+    try:
+        function = {"name": name, "arguments": read_arguments(arguments, where)}
+    except ParameterError as error:
+        raise ParameterError(field, str(error)) from None
+    return {"id": call_id, "function": function}

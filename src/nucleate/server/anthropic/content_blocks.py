@@ -54,7 +54,7 @@ def _message(role: str, blocks: list[Any], where: str) -> list[dict[str, Any]]:
     for index, block in enumerate(blocks):
         place = f"{where}[{index}]"
         kind = block.get("type") if isinstance(block, Mapping) else None
-        if kind is None:
+        if not isinstance(kind, str):
             raise invalid_value(place, "a content block with a type", block, "messages")
         if kind == "text":
             message = _current(made, role)
@@ -84,7 +84,8 @@ def _add_call(message: dict[str, Any], block: Mapping[str, Any], where: str) -> 
     call_id, name = (read_name(block, one, where, "messages") for one in ("id", "name"))
     if not isinstance(block.get("input"), Mapping):
         raise invalid_value(f"{where}.input", "an object", block.get("input"), "messages")
-    message.setdefault("tool_calls", []).append(read_call(call_id, name, block["input"], f"{where}.input"))
+    call = read_call(call_id, name, block["input"], f"{where}.input", "messages")
+    message.setdefault("tool_calls", []).append(call)
 
 
 def _add_thinking(message: dict[str, Any], block: Mapping[str, Any], where: str) -> None:

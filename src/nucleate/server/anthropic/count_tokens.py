@@ -6,8 +6,7 @@ from functools import partial
 from typing import Any
 
 from nucleate.server.anthropic.message_request import IGNORED, MESSAGES, PROMPT_FIELDS, translate_prompt
-from nucleate.server.chat_api import present_fields
-from nucleate.server.openai.fields import reject_deep_nesting
+from nucleate.server.chat_api import present_fields, translator
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import Service
 
@@ -29,7 +28,7 @@ def _count(service: Service, data: bytes) -> dict[str, int]:
     return {"input_tokens": service.count_chat_tokens(_translate(service.decode_body(data)))}
 
 
-@reject_deep_nesting
+@translator
 def _translate(body: Any) -> dict[str, Any]:
     given = present_fields(body, FIELDS)
     made = translate_prompt(given)

@@ -19,8 +19,9 @@ from nucleate.server.chat_api import (
     read_list,
     renames,
     sampling_fields,
+    translator,
 )
-from nucleate.server.openai.fields import invalid_value, read_bool, reject_deep_nesting
+from nucleate.server.openai.fields import invalid_value, read_bool
 
 URL = "/v1/messages"
 IGNORED = frozenset(
@@ -46,7 +47,7 @@ def field_names() -> frozenset[str]:
     return frozenset({*sampling_fields(*_WITHOUT), *PROMPT_FIELDS, *IGNORED, *own})
 
 
-@reject_deep_nesting
+@translator
 def translate(body: Any) -> Translation:
     """Translate a decoded body. Raises ParameterError."""
     given = present_fields(body, field_names())
@@ -102,7 +103,7 @@ def _tool_choice(value: Any) -> dict[str, Any]:
         if not isinstance(given.get("name"), str):
             raise invalid_value("tool_choice.name", "a string", given.get("name"), "tool_choice")
         choice: Any = {"type": "function", "function": {"name": given["name"]}}
-    elif kind in _CHOICES:
+    elif isinstance(kind, str) and kind in _CHOICES:
         choice = _CHOICES[kind]
     else:
         raise invalid_value("tool_choice.type", f"one of {', '.join(_CHOICES)}, tool", kind, "tool_choice")

@@ -49,7 +49,7 @@ def _call(call: Any, where: str, new_id: str) -> dict[str, Any]:
     function = present_fields(given.get("function"), known, f"{where}.function", "messages")
     name = read_name(function, "name", f"{where}.function", "messages")
     call_id = read_name(given, "id", where, "messages") if given.get("id") else new_id
-    return read_call(call_id, name, function.get("arguments"), f"{where}.function.arguments")
+    return read_call(call_id, name, function.get("arguments"), f"{where}.function.arguments", "messages")
 
 
 def _answered(given: Mapping[str, Any], where: str, open_calls: list[tuple[str, str]]) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from typing import Any
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.chat_api import WITHOUT_HINT, ChatAPI, Translation, present_fields, read_text, renames
+from nucleate.server.chat_api import WITHOUT_HINT, ChatAPI, Translation, present_fields, read_text, renames, translator
 from nucleate.server.ollama.ollama_encoder import ChatLines, GenerateLines
 from nucleate.server.ollama.ollama_messages import check_no_images, read_messages
 from nucleate.server.ollama.ollama_options import RENAMED, read_format, read_options, read_think
 from nucleate.server.openai.endpoints import TEXT
-from nucleate.server.openai.fields import read_bool, reject_deep_nesting
+from nucleate.server.openai.fields import read_bool
 
 CHAT_URL, GENERATE_URL = "/api/chat", "/api/generate"
 _COMMON = frozenset({"model", "stream", "options", "format", "think", "logprobs", "top_logprobs"})
@@ -24,7 +24,7 @@ UNSUPPORTED = ("template", "context", "width", "height", "steps")
 GENERATE_FIELDS = _COMMON | IGNORED | {"prompt", "suffix", "system", "raw", "images", *UNSUPPORTED}
 
 
-@reject_deep_nesting
+@translator
 def translate_chat(body: Any) -> Translation:
     """Translate a body of ``/api/chat``. Raises ParameterError."""
     given = present_fields(body, CHAT_FIELDS)
@@ -36,7 +36,7 @@ def translate_chat(body: Any) -> Translation:
     return Translation(made, ChatLines)
 
 
-@reject_deep_nesting
+@translator
 def translate_generate(body: Any) -> Translation:
     """Translate a body of ``/api/generate``: a chat, or with ``raw`` or ``suffix`` a completion.
 

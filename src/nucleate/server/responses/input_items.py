@@ -54,7 +54,7 @@ def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:
             _assistant(messages, "content", "tool_calls", "reasoning_content")["reasoning_content"] = text
     elif kind == "function_call":
         call_id, name = (read_name(item, one, where, "input") for one in ("call_id", "name"))
-        call = read_call(call_id, name, read_text(item, "arguments", where, "input"), f"{where}.arguments")
+        call = read_call(call_id, name, read_text(item, "arguments", where, "input"), f"{where}.arguments", "input")
         _assistant(messages).setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
         call_id = read_name(item, "call_id", where, "input")

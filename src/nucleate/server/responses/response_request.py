@@ -12,8 +12,16 @@ from typing import Any
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.chat_api import ChatAPI, Translation, present_fields, read_list, renames, sampling_fields
-from nucleate.server.openai.fields import invalid_value, json_equal, read_bool, reject_deep_nesting
+from nucleate.server.chat_api import (
+    ChatAPI,
+    Translation,
+    present_fields,
+    read_list,
+    renames,
+    sampling_fields,
+    translator,
+)
+from nucleate.server.openai.fields import invalid_value, json_equal, read_bool
 from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS
 from nucleate.server.responses.input_items import read_input
 from nucleate.server.responses.response_encoder import ResponseEncoder
@@ -54,7 +62,7 @@ def field_names() -> frozenset[str]:
     return frozenset({*sampling_fields(), *template, *_PASSED, *_OWN, *IGNORED, *UNSUPPORTED})
 
 
-@reject_deep_nesting
+@translator
 def translate(body: Any) -> Translation:
     """Translate a decoded body. Raises ParameterError."""
     given = present_fields(body, field_names())
