@@ -203,7 +203,7 @@ def test_malformed_requests_never_get_status_500(llm: nc.LLM, path: str) -> None
             assert call.status == 200 or "error" in call.json
         assert found >= {400}
 
-    serve(llm, use)
+    serve(llm, use, limits=ServerLimits(max_completion_tokens=4))
 
 
 @pytest.mark.parametrize("path", VALID)
