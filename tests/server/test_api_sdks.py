@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -17,6 +19,7 @@ from server_process import Server, wait_until
 pydantic = pytest.importorskip("pydantic")
 pytestmark = pytest.mark.slow
 
+ROOT = Path(__file__).parents[2]
 MODEL, KEY = "nucleate-tiny", "sk-a-key-for-the-tests"
 STORY = "Tell me a story about a cat."
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
@@ -277,3 +280,15 @@ def test_ollama_with_tools_and_thinking(reasoning: Server, stack: ExitStack) -> 
         MODEL, [ask, call, {"role": "tool", "content": "yes", "tool_name": "f"}], tools=[f], options={"num_predict": 4}
     )
     assert after.eval_count == 4
+
+
+EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "protocols.md").read_text("utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=lambda code: code.split()[1])
+def test_the_examples_of_the_docs_run(server: Server, code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(code.split()[1])
+    names: dict[str, Any] = {}
+    exec(compile(code.replace("http://127.0.0.1:8000", server.url), "<example>", "exec"), names)
+    names["client"].close()
+    assert len(capsys.readouterr().out) > 20

@@ -13,6 +13,7 @@ from nucleate.server.responses import response_request
 
 _LIST: Schema = {"type": "array", "items": OBJECT, "minItems": 1}
 _TEXT_OR_LIST: Schema = {"anyOf": [TEXT, _LIST]}
+_EMPTY_ONLY: Schema = {"enum": ["", 0, False, [], {}, None], "description": "Not supported."}
 _NO_EFFECT: Schema = {"description": "No effect."}
 
 
@@ -60,10 +61,9 @@ _OLLAMA: Mapping[str, Schema] = {
     "system": _field("A system message.", "string"),
     "suffix": _field("Text after the output.", "string"),
     "raw": _field("Complete the prompt without the chat template.", "boolean"),
-    "images": {"enum": [[], None], "description": "Not supported."},
-    **{name: {"enum": ["", 0, [], None], "description": "Not supported."} for name in ollama_request.UNSUPPORTED},
-    **dict.fromkeys(("name", "verbose", "template"), _NO_EFFECT),
+    **dict.fromkeys(("images", *ollama_request.UNSUPPORTED), _EMPTY_ONLY),
 }
+_SHOW: Mapping[str, Schema] = {"name": _field("The model name, if model is not set.", "string")}
 
 
 def api_schemas(limits: ServerLimits) -> dict[str, Schema]:
@@ -83,5 +83,5 @@ def api_schemas(limits: ServerLimits) -> dict[str, Schema]:
         "CountTokensRequest": schema(count_tokens.FIELDS, _MESSAGE, "messages"),
         "OllamaChatRequest": schema(ollama_request.CHAT_FIELDS, _OLLAMA, "messages"),
         "OllamaGenerateRequest": schema(ollama_request.GENERATE_FIELDS, _OLLAMA, "prompt"),
-        "OllamaShowRequest": schema(ollama_routes.SHOW, _OLLAMA),
+        "OllamaShowRequest": schema(ollama_routes.SHOW, _SHOW),
     }

@@ -123,22 +123,27 @@ class GenerationEndpoint:
             for prompt, output in batch:
                 chunks[prompt].append(output.chunk)
         if isinstance(encoder, ChatEncoder):
-            parts = encoder.whole(chunks[0], _usage(recorder, parser))
+            make = partial(encoder.whole, chunks[0], _usage(recorder, parser))
         else:
-            parts = json_parts(self._body(call, chunks))
-        await context.reply_in_pieces(self._made_pieces(parts, chunks))
+            make = partial(self._parts, call, chunks)
+        await context.reply_in_pieces(self._made_pieces(make, chunks))
 
-    async def _made_pieces(self, parts: Iterator[str], chunks: Sequence[list[CompletionChunk]]) -> AsyncIterator[bytes]:
+    async def _made_pieces(
+        self, make: Callable[[], Iterator[str]], chunks: Sequence[list[CompletionChunk]]
+    ) -> AsyncIterator[bytes]:
         """Yield the pieces of the response body, made on a worker thread without a time limit: the work is done."""
-        made = self._pieces(parts, chunks)
+        made = self._pieces(make, chunks)
         while (piece := await self._service.run_in_thread(partial(next, made, None), has_timeout=False)) is not None:
             yield piece
 
-    def _pieces(self, parts: Iterator[str], chunks: Sequence[list[CompletionChunk]]) -> Iterator[bytes]:
-        yield from pieces(paced(parts))
+    def _pieces(self, make: Callable[[], Iterator[str]], chunks: Sequence[list[CompletionChunk]]) -> Iterator[bytes]:
+        yield from pieces(paced(make()))
         for own in chunks:
             while own:  # one by one: to free a million objects at once would hold the GIL for 100 ms
                 own.pop()
+
+    def _parts(self, call: GenerationCall, chunks: Sequence[Sequence[CompletionChunk]]) -> Iterator[str]:
+        return json_parts(self._body(call, chunks))
 
     def _body(self, call: GenerationCall, chunks: Sequence[Sequence[CompletionChunk]]) -> JSON:
         tokenizer = self._service.llm.tokenizer

@@ -228,7 +228,8 @@ class Service:
         """
         translation = api.translate(_decode(data))
         self.limits.check_body(translation.body, self.vocab_size)
-        return self._parse_body(translation.url, translation.body), translation.new_encoder
+        body = {**translation.body, "n": 1}  # also if the defaults of the server have more
+        return self._parse_body(translation.url, body), translation.new_encoder
 
     def count_chat_tokens(self, body: object) -> int:
         """Return the number of tokens in the prompt of a chat. Raises ParameterError, ModelError, HTTPError."""

@@ -8,7 +8,8 @@ from functools import partial
 from hashlib import sha256
 from typing import Any
 
-from nucleate.server.chat_api import present_fields
+from nucleate.server.chat_api import present_fields, read_text
+from nucleate.server.openai.fields import read_model
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import Service
 
@@ -50,8 +51,8 @@ class OllamaRoutes:
     def _show(self, data: bytes) -> dict[str, Any]:
         service = self._service
         given = present_fields(service.decode_body(data), SHOW)
-        model = given.get("model") or given.get("name")
-        service.check_model(model.removesuffix(":latest") if isinstance(model, str) else model)
+        name = read_model(given) or read_text(given, "name", default="")
+        service.check_model(name.removesuffix(":latest") or None)
         chat, template = service.llm.chat_format, service.llm.tokenizer.chat_template
         capabilities = ["completion"]
         capabilities += ["tools"] if template and chat.tool_format is not None else []
