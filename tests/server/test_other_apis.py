@@ -265,6 +265,18 @@ def test_schemas_have_every_field() -> None:
     assert json.loads(json.dumps(schemas)) == schemas
 
 
+@pytest.mark.parametrize("path", LONG)
+def test_there_is_one_output_whatever_the_defaults_are(llm: nc.LLM, path: str) -> None:
+    async def use(app: Any, service: Any) -> None:
+        service.defaults = service.defaults.replace(n=3, max_tokens=4)
+        more = {"max_tokens": 4} if path == "/v1/messages" else {}
+        call = await ask(app, path, {**LONG[path], **more, "stream": False})
+        usage = call.json.get("usage", {})
+        assert usage.get("output_tokens", call.json.get("eval_count")) == 4
+
+    serve(llm, use)
+
+
 def test_every_endpoint_has_its_own_metrics() -> None:
     assert {api.url for api in APIS} <= {*GENERATION_ROUTES}
     assert {*VALID_ALSO} <= {*ROUTES}
