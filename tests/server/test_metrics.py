@@ -221,9 +221,9 @@ def test_prompts_and_completions() -> None:
     for name in ("nucleate_prompt_tokens_total", "vllm:prompt_tokens_total"):
         assert value(made, name) == 12
     rendered = {reason: value(made, "nucleate_finished_sequences_total", finish_reason=reason) for reason in REASONS}
-    assert rendered == {"stop": 2, "length": 1, "abort": 0, "error": 1}
+    assert rendered == {"stop": 2, "length": 1, "tool_calls": 0, "abort": 0, "error": 1}
     alias = {reason: value(made, "vllm:request_success_total", finished_reason=reason) for reason in REASONS}
-    assert alias == {"stop": 2, "length": 1, "abort": 0, "error": None}
+    assert alias == {"stop": 2, "length": 1, "tool_calls": 0, "abort": 0, "error": None}
 
 
 REASONS = get_args(FinishReason)
@@ -270,7 +270,7 @@ def test_servers_in_one_process_have_separate_metrics() -> None:
 def test_structured_output_is_counted_by_kind_and_rejections_separately() -> None:
     made = metrics()
     name = "nucleate_structured_output_requests_total"
-    assert [value(made, name, kind=kind) for kind in KINDS] == [0] * 5
+    assert [value(made, name, kind=kind) for kind in KINDS] == [0] * 6
     for kind in ("regex", "json_schema", "regex"):
         made.count_structured_output(kind)
     for field in ("response_format", "structured_outputs", "structured_outputs", "temperature", "regex", "prompt"):

@@ -76,17 +76,20 @@ def test_every_route_documents_its_responses() -> None:
         **dict.fromkeys(
             ["post /v1/completions", "post /v1/chat/completions", "post /tokenize", "post /detokenize"], body
         ),
+        **{f"post {path}": body for path in ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens")},
+        **{f"post {path}": body for path in ("/api/chat", "/api/generate", "/api/show")},
         **{
             f"get {path}": plain
             for path in ("/v1/models", "/tokenizer_info", "/load", "/version", "/metrics", "/openapi.json")
         },
+        **{f"get {path}": plain for path in ("/api/tags", "/api/version")},
         "get /docs": ["200", "500"],
         "get /v1/models/{model}": ["200", "401", "404", "500"],
         "get /health": ["200", "500", "503"],
         "get /ping": ["200", "500", "503"],
     }
     operations = [operation for methods in made["paths"].values() for operation in methods.values()]
-    assert len({operation["summary"] for operation in operations}) == len(operations) == 14
+    assert len({operation["summary"] for operation in operations}) == len(operations) == 22
 
 
 def test_a_key_is_required_if_keys_are_set() -> None:

@@ -61,7 +61,7 @@ def read_calls(value: Any, where: str) -> list[dict[str, Any]]:
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             allowed = 'an object such as {"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
             raise ParameterError("messages", f"{where}[{index}] must be {allowed}, got {shown(call)}")
-        arguments = _arguments(function.get("arguments"), f"{where}[{index}].function.arguments")
+        arguments = read_arguments(function.get("arguments"), f"{where}[{index}].function.arguments")
         made.append({**call, "type": "function", "function": {**function, "arguments": arguments}})
     return made
 
@@ -75,13 +75,13 @@ def _template_call(call: dict[str, Any], tool_format: ToolFormat | None) -> dict
     return call
 
 
-def _arguments(value: Any, where: str) -> Any:
-    """Return the arguments of a call as an object; they are a JSON text in OpenAI's API."""
+def read_arguments(value: Any, where: str) -> Any:
+    """Return the arguments of a call as an object; they are a JSON text in OpenAI's API. where: their place."""
     if isinstance(value, str):
         try:
-            value = read_json(value or "{}", "messages")
+            value = read_json(value or "{}", where)
         except ParameterError as error:
-            raise ParameterError("messages", f"{where}: {str(error)[:200]}") from None
+            raise ParameterError("messages", str(error)[:300]) from None
     if value is None:
         return {}
     if not isinstance(value, Mapping):

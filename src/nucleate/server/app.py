@@ -12,11 +12,14 @@ from starlette.types import ASGIApp
 
 from nucleate import __version__
 from nucleate.server import api_page_routes
+from nucleate.server.anthropic import count_tokens
+from nucleate.server.apis import APIS
 from nucleate.server.auth import APIKeyMiddleware, APIKeys
 from nucleate.server.generation_endpoint import GenerationEndpoint
 from nucleate.server.host_check import ANY, HostMiddleware
 from nucleate.server.inspector_routes import OPEN_ROUTES, InspectorRoutes
 from nucleate.server.metrics import Metrics
+from nucleate.server.ollama.ollama_routes import OllamaRoutes
 from nucleate.server.openai.endpoints import ENDPOINTS
 from nucleate.server.openapi_document import document
 from nucleate.server.request_context import IGNORED_FIELDS_HEADER, Handler, RequestContext, RequestMiddleware
@@ -42,8 +45,11 @@ def application(
     metrics = Metrics(service.name, lambda: service.engine.stats)
     info, text = InfoRoutes(service, bool(keys), root_path), TokenizeRoutes(service)
     generation = {url: ("POST", GenerationEndpoint(url, service, metrics)) for url in ENDPOINTS}
+    others = {api.url: ("POST", GenerationEndpoint(api.url, service, metrics, api)) for api in APIS}
     handlers: dict[str, tuple[str, Callable[[RequestContext], Awaitable[None]]]] = {
         **generation,
+        **others,
+        count_tokens.URL: ("POST", partial(count_tokens.count_tokens, service)),
         "/v1/models": ("GET", info.models),
         "/v1/models/{model:path}": ("GET", info.model),
         "/tokenize": ("POST", text.tokenize),
@@ -56,6 +62,7 @@ def application(
         "/metrics": ("GET", partial(_metrics, metrics)),
         "/openapi.json": ("GET", info.openapi),
         **api_page_routes.routes(),
+        **OllamaRoutes(service).routes(),
         **InspectorRoutes(service, metrics, needs_key=bool(keys)).routes(),
     }
     routes = [

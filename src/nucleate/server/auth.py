@@ -15,7 +15,8 @@ from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.openai.responses import error_body
+from nucleate.server.error_formats import error_response, is_anthropic
+from nucleate.server.http_errors import HTTPError
 
 VARIABLE = "NUCLEATE_API_KEYS"
 """The environment variable with API keys."""
@@ -48,7 +49,8 @@ class APIKeyMiddleware:
     """ASGI middleware directly around the router: rejects requests without a valid key with status 401.
 
     router: used to find the route of a request. keys: the valid keys; none: every request passes. open_routes: names
-    of routes that need no key. The body of a rejected request is not read. Raises ParameterError for an invalid key.
+    of routes that need no key. On paths of Anthropic's API, the key may be in the header x-api-key. The body of a
+    rejected request is not read. Raises ParameterError for an invalid key.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class APIKeyMiddleware:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": "no valid API key"})
         else:
-            body = error_body(MESSAGE, code="invalid_api_key")
+            body = error_response(scope, HTTPError(401, MESSAGE, code="invalid_api_key"))
             await JSONResponse(body, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
@@ -79,6 +81,8 @@ class APIKeyMiddleware:
 
     def _has_key(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if is_anthropic(scope):
+            given += [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
         if len(given) != 1:  # with two, a proxy may have checked the other one
             return False
         scheme, _, key = given[0].partition(b" ")

@@ -1,4 +1,4 @@
-"""The generation endpoints ``/v1/completions`` and ``/v1/chat/completions``, with and without streaming."""
+"""The generation endpoints, with and without streaming: OpenAI's, and those of other APIs (``ChatAPI``)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from operator import itemgetter
 from typing import Any
 
 from nucleate.chat.chunk_parser import ChunkParser
-from nucleate.outputs import Completion, CompletionChunk
+from nucleate.outputs import Completion, CompletionChunk, Usage
 from nucleate.parameters.parameter import ParameterError
+from nucleate.server.chat_api import ChatAPI
+from nucleate.server.chat_encoder import ChatEncoder, EncoderInput
 from nucleate.server.http_errors import (
     HTTPError,
     http_error,
@@ -24,7 +26,7 @@ from nucleate.server.metrics import Metrics
 from nucleate.server.openai.json_encoding import json_parts, paced, pieces
 from nucleate.server.openai.logprobs import JSON
 from nucleate.server.openai.responses import chat_body, completion_body
-from nucleate.server.openai.stream_chunks import KEEP_ALIVE, ChatStream, CompletionStream, ResponseStream, error_frame
+from nucleate.server.openai.stream_chunks import ChatStream, CompletionStream, ResponseStream, error_frame
 from nucleate.server.output_recorder import Batch, OutputRecorder
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import WORKER_THREADS, GenerationCall, Service
@@ -37,24 +39,28 @@ PARSED_AT_A_TIME = 2 * WORKER_THREADS
 """Requests of an endpoint that are parsed at a time: in a burst, the others wait before they take worker threads."""
 
 Batches = AsyncGenerator[Batch]
+Encoder = ResponseStream | ChatEncoder
 
 
 class GenerationEndpoint:
-    """The handler of one path."""
+    """The handler of one path. api: the API that the path belongs to, if it is not one of OpenAI's two."""
 
-    def __init__(self, url: str, service: Service, metrics: Metrics) -> None:
-        self._url, self._service, self._metrics = url, service, metrics
+    def __init__(self, url: str, service: Service, metrics: Metrics, api: ChatAPI | None = None) -> None:
+        self._url, self._service, self._metrics, self._api = url, service, metrics, api
         self._parsing = asyncio.Semaphore(PARSED_AT_A_TIME)
 
     async def __call__(self, context: RequestContext) -> None:
         """Handle a request within its timeout. Errors after the start of a stream end the stream instead of raising."""
-        await handle_request(self._service, context, partial(self._generate, context))
+        generate = partial(self._generate, context)
+        await handle_request(
+            self._service, context, generate if self._api is None else self._api.with_own_names(generate)
+        )
 
     async def _generate(self, context: RequestContext, data: bytes) -> None:
         service, log = self._service, context.log
         try:
             async with self._parsing:
-                call, stream = await service.run_in_thread(partial(self._parse, data))
+                call, stream = await service.run_in_thread(partial(self._parse, context, data))
             if call.structured_output_kind is not None:
                 call = await service.run_in_thread(partial(service.prepare, call), compiling=True)
         except ParameterError as error:
@@ -80,15 +86,20 @@ class GenerationEndpoint:
                     call.structured_output_field,
                 )
                 try:
-                    if stream is None:
-                        await self._respond(context, call, batches, recorder)
-                    else:
+                    if call.parsed.stream and stream is not None:
                         await self._stream(context, call, stream, batches, recorder)
+                    else:
+                        await self._respond(context, call, stream, batches, recorder)
                 finally:
                     recorder.record_aborted()
 
-    def _parse(self, data: bytes) -> tuple[GenerationCall, ResponseStream | None]:
+    def _parse(self, context: RequestContext, data: bytes) -> tuple[GenerationCall, Encoder | None]:
         """Parse a body. Runs on a worker thread, because it may take long."""
+        if self._api is not None:
+            call, new_encoder = self._service.parse_other(self._api, data)
+            count = len(call.prompt_token_ids[0])
+            tokenizer = self._service.llm.tokenizer
+            return call, new_encoder(EncoderInput(call.head, call.parsed, count, tokenizer, context.timing))
         call = self._service.parse(self._url, data)
         if not call.parsed.stream:
             return call, None
@@ -96,7 +107,12 @@ class GenerationEndpoint:
         return call, kind(call.head, call.parsed, call.prompt_token_ids, self._service.llm.tokenizer)
 
     async def _respond(
-        self, context: RequestContext, call: GenerationCall, batches: Batches, recorder: OutputRecorder
+        self,
+        context: RequestContext,
+        call: GenerationCall,
+        encoder: Encoder | None,
+        batches: Batches,
+        recorder: OutputRecorder,
     ) -> None:
         chunks: list[list[CompletionChunk]] = [[] for _ in call.prepared]
         parser = call.chunk_parser()
@@ -108,23 +124,30 @@ class GenerationEndpoint:
                 raise failure
             for prompt, output in batch:
                 chunks[prompt].append(output.chunk)
-        await context.reply_in_pieces(self._made_pieces(call, chunks, recorder.cached_tokens))
+        if isinstance(encoder, ChatEncoder):
+            make = partial(encoder.whole, chunks[0], _usage(recorder, parser))
+        else:
+            make = partial(self._parts, call, chunks, recorder.cached_tokens)
+        await context.reply_in_pieces(self._made_pieces(make, chunks))
 
     async def _made_pieces(
-        self, call: GenerationCall, chunks: Sequence[list[CompletionChunk]], cached_tokens: Sequence[int]
+        self, make: Callable[[], Iterator[str]], chunks: Sequence[list[CompletionChunk]]
     ) -> AsyncIterator[bytes]:
         """Yield the pieces of the response body, made on a worker thread without a time limit: the work is done."""
-        made = self._pieces(call, chunks, cached_tokens)
+        made = self._pieces(make, chunks)
         while (piece := await self._service.run_in_thread(partial(next, made, None), has_timeout=False)) is not None:
             yield piece
 
-    def _pieces(
-        self, call: GenerationCall, chunks: Sequence[list[CompletionChunk]], cached_tokens: Sequence[int]
-    ) -> Iterator[bytes]:
-        yield from pieces(paced(json_parts(self._body(call, chunks, cached_tokens))))
+    def _pieces(self, make: Callable[[], Iterator[str]], chunks: Sequence[list[CompletionChunk]]) -> Iterator[bytes]:
+        yield from pieces(paced(make()))
         for own in chunks:
             while own:  # one by one: to free a million objects at once would hold the GIL for 100 ms
                 own.pop()
+
+    def _parts(
+        self, call: GenerationCall, chunks: Sequence[Sequence[CompletionChunk]], cached_tokens: Sequence[int]
+    ) -> Iterator[str]:
+        return json_parts(self._body(call, chunks, cached_tokens))
 
     def _body(
         self, call: GenerationCall, chunks: Sequence[Sequence[CompletionChunk]], cached_tokens: Sequence[int]
@@ -140,7 +163,7 @@ class GenerationEndpoint:
         self,
         context: RequestContext,
         call: GenerationCall,
-        stream: ResponseStream,
+        stream: Encoder,
         batches: Batches,
         recorder: OutputRecorder,
     ) -> None:
@@ -152,24 +175,31 @@ class GenerationEndpoint:
             if stream.has_large_frame(output.chunk for _, output in outputs):
                 frames = await self._service.run_in_thread(partial(_frames, stream, outputs), has_timeout=False)
             else:
-                frames = _frames(stream, outputs) if batch else KEEP_ALIVE
+                frames = _frames(stream, outputs) if batch else stream.keep_alive()
             if frames:
                 if not context.status:
-                    await context.start_response(200)
+                    context.error_frame = stream.error
+                    await context.start_response(200, content_type=stream.content_type)
                 await context.write(frames)
             if failure is not None:
                 raise failure
-        usage = recorder.usage
-        if parser is not None:
-            usage = replace(usage, reasoning_tokens=parser.reasoning_tokens)
-        await context.write(stream.end(usage), last=True)
+        if stream.has_large_frame(()):
+            end = await self._service.run_in_thread(partial(stream.end, _usage(recorder, parser)), has_timeout=False)
+        else:
+            end = stream.end(_usage(recorder, parser))
+        await context.write(end, last=True)
+
+
+def _usage(recorder: OutputRecorder, parser: ChunkParser | None) -> Usage:
+    usage = recorder.usage
+    return usage if parser is None else replace(usage, reasoning_tokens=parser.reasoning_tokens)
 
 
 def _parsed(batch: Batch, parser: ChunkParser) -> Batch:
     return [(prompt, output._replace(chunk=parser.parse(output.chunk))) for prompt, output in batch]
 
 
-def _frames(stream: ResponseStream, outputs: Batch) -> bytes:
+def _frames(stream: Encoder, outputs: Batch) -> bytes:
     if len(outputs) == 1:
         prompt, output = outputs[0]
         return stream.frames(prompt, [output.chunk])
@@ -200,6 +230,9 @@ async def _end_with_error(context: RequestContext, error: Exception) -> None:
     context.error = error if isinstance(error, HTTPError) else internal_error(context.id)
     with suppress(TimeoutError):
         async with asyncio.timeout(ERROR_FRAME_TIMEOUT_SECONDS):
-            await context.write(error_frame(context.error.body), last=True)
+            frame = (
+                error_frame(context.error.body) if context.error_frame is None else context.error_frame(context.error)
+            )
+            await context.write(frame, last=True)
     if context.error is not error:
         raise error

@@ -18,9 +18,13 @@ from nucleate.server.http_errors import ErrorKind
 from nucleate.server.openai.response_format import FORMAT_FIELDS
 from nucleate.structured_output.spec import KINDS
 
-GENERATION_ROUTES = ("/v1/completions", "/v1/chat/completions")
+GENERATION_ROUTES = (
+    *("/v1/completions", "/v1/chat/completions"),
+    *("/v1/responses", "/v1/messages", "/api/chat", "/api/generate"),
+)
 ROUTES = (
     *GENERATION_ROUTES,
+    *("/v1/messages/count_tokens", "/api/show", "/api/tags", "/api/version"),
     "/v1/models",
     "/v1/models/{model:path}",
     "/tokenize",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from nucleate.server.api_schemas import api_schemas
+from nucleate.server.error_formats import ANTHROPIC, OLLAMA
 from nucleate.server.limits import MAX_CHARACTERS, MAX_LOGPROBS_PER_RESPONSE, ServerLimits
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, ENDPOINTS
 from nucleate.server.request_schemas import NAME, TEXT, Schema, body_schema, detokenize_schema, tokenize_schema
@@ -31,6 +33,8 @@ fraction. The following rules involve several fields or the model:
   must be enforceable and within size limits. `grammar_lazy` and `grammar_triggers` are set together, with `grammar`.
 - `tool_choice` other than none and auto needs `tools`, and names one of them; tools exclude fields of beam search.
   `structured_outputs` and `grammar` exclude required tool calls.
+- Requests of other APIs (`/v1/responses`, `/v1/messages`, `/api/chat`, `/api/generate`) become chat completions, with
+  the same rules.
 - Token ids are in the vocabulary; prompt and completion fit the model's context length.
 - A request has at most {max_choices} choices, and a response at most {max_logprobs} logprobs and echoed tokens.
 """
@@ -51,7 +55,18 @@ _POST = {
     "/v1/chat/completions": ("Complete a chat; a stream ends with [DONE]", "ChatRequest"),
     "/tokenize": ("Tokenize a text or a chat", "TokenizeRequest"),
     "/detokenize": ("Convert token ids to text", "DetokenizeRequest"),
+    "/v1/responses": ("Create a response (OpenAI's Responses API), without storing it", "ResponseRequest"),
+    "/v1/messages": ("Create a message (Anthropic's API)", "MessageRequest"),
+    "/v1/messages/count_tokens": ("Count the tokens of messages (Anthropic's API)", "CountTokensRequest"),
+    "/api/chat": ("Complete a chat (Ollama's API)", "OllamaChatRequest"),
+    "/api/generate": ("Complete a prompt (Ollama's API)", "OllamaGenerateRequest"),
+    "/api/show": ("Describe the model (Ollama's API)", "OllamaShowRequest"),
 }
+_STREAMS = {
+    **dict.fromkeys((*ENDPOINTS, "/v1/responses", "/v1/messages"), "text/event-stream"),
+    **dict.fromkeys(("/api/chat", "/api/generate"), "application/x-ndjson"),
+}
+"""The content type of streams, by path."""
 _GET = {
     "/v1/models": ("List models", ()),
     "/v1/models/{model}": ("Describe a model", ("404",)),
@@ -63,6 +78,8 @@ _GET = {
     "/metrics": ("Return Prometheus metrics", ()),
     "/openapi.json": ("Return this document", ()),
     "/docs": ("Show this document as a page", ()),
+    "/api/tags": ("List models (Ollama's API)", ()),
+    "/api/version": ("Return the version of Ollama's API", ()),
 }
 _KINDS = {"/metrics": "text/plain", "/docs": "text/html"}
 _OPEN = frozenset({"/health", "/ping", "/docs"})
@@ -83,6 +100,17 @@ _ERROR: Schema = {
         }
     },
 }
+_ANTHROPIC_ERROR: Schema = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {"type": "object", "required": ["type", "message"], "properties": {"type": TEXT, "message": TEXT}},
+        "request_id": {"type": ["string", "null"]},
+    },
+}
+_OLLAMA_ERROR: Schema = {"type": "object", "required": ["error"], "properties": {"error": TEXT}}
+_FORMATS = {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR, "OllamaError": _OLLAMA_ERROR}
 
 
 def document(
@@ -108,6 +136,7 @@ def document(
         "ChatRequest": body_schema(CHAT, limits, ignore_unknown=ignore_unknown),
         "TokenizeRequest": tokenize_schema(limits),
         "DetokenizeRequest": detokenize_schema(limits),
+        **api_schemas(limits),
     }
     for schema in schemas.values():
         schema["properties"]["model"]["examples"] = [name]
@@ -121,36 +150,48 @@ def document(
         },
         "paths": _paths(needs_key=needs_key),
         "components": {
-            "schemas": {**schemas, "Error": _ERROR},
-            "responses": {f"Error{status}": {"description": why, **_json("Error")} for status, why in _ERRORS.items()},
+            "schemas": {**schemas, **_FORMATS},
+            "responses": {
+                f"{name}{status}": {"description": why, **_json(name)}
+                for name in _FORMATS
+                for status, why in _ERRORS.items()
+            },
         },
     }
     if root_path:
         made["servers"] = [{"url": root_path}]
     if needs_key:
         made["security"] = [{"key": []}]
-        made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        other = {"type": "apiKey", "in": "header", "name": "x-api-key"}
+        made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}, "x-api-key": other}
     return made
 
 
 def _paths(*, needs_key: bool) -> dict[str, Any]:
-    def operation(about: str, kinds: Iterable[str], errors: Iterable[str], **more: Any) -> dict[str, Any]:
-        statuses = sorted({*errors, "500", *(("401",) if needs_key and "security" not in more else ())})
-        errors_by_status = {status: {"$ref": f"#/components/responses/Error{status}"} for status in statuses}
+    def operation(path: str, about: str, kinds: Iterable[str], errors: Iterable[str], **more: Any) -> dict[str, Any]:
+        name = _error_format(path)
+        if needs_key and name == "AnthropicError":
+            more["security"] = [{"key": []}, {"x-api-key": []}]
+        statuses = sorted({*errors, "500", *(("401",) if needs_key and more.get("security") != [] else ())})
+        errors_by_status = {status: {"$ref": f"#/components/responses/{name}{status}"} for status in statuses}
         success = {"description": "Success.", "content": {kind: {} for kind in kinds}}
         return {"summary": about, **more, "responses": {"200": success, **errors_by_status}}
 
     paths: dict[str, Any] = {}
     for path, (about, schema) in _POST.items():
-        kinds = ("application/json", "text/event-stream") if path in ENDPOINTS else ("application/json",)
+        kinds = ("application/json", *((_STREAMS[path],) if path in _STREAMS else ()))
         body = {"required": True, **_json(schema)}
-        paths[path] = {"post": operation(about, kinds, _BODY_ERRORS, requestBody=body)}
+        paths[path] = {"post": operation(path, about, kinds, _BODY_ERRORS, requestBody=body)}
     for path, (about, errors) in _GET.items():
         kinds = (_KINDS.get(path, "application/json"),)
-        paths[path] = {"get": operation(about, kinds, errors, **({"security": []} if path in _OPEN else {}))}
+        paths[path] = {"get": operation(path, about, kinds, errors, **({"security": []} if path in _OPEN else {}))}
     model = {"name": "model", "in": "path", "required": True, "description": "The model name.", "schema": NAME}
     paths["/v1/models/{model}"]["get"]["parameters"] = [model]
     return paths
+
+
+def _error_format(path: str) -> str:
+    return "AnthropicError" if path.startswith(ANTHROPIC) else "OllamaError" if path.startswith(OLLAMA) else "Error"
 
 
 def _json(schema: str) -> dict[str, Any]:

@@ -17,6 +17,8 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nucleate.server.chat_encoder import Timing
+from nucleate.server.error_formats import error_response
 from nucleate.server.http_errors import CLOSE, HTTPError, http_error, internal_error
 from nucleate.server.metrics import Metrics
 from nucleate.server.openai.json_encoding import encode_json
@@ -25,7 +27,10 @@ from nucleate.server.request_log import RequestLog
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 BODY_TIMEOUT_SECONDS = 30.0
 """Maximum time for a request body to arrive."""
-PRIVATE_FIELDS = ("prompt", "messages", "tokens", "response_format", "structured_outputs", "grammar")
+PRIVATE_FIELDS = (
+    *("prompt", "messages", "tokens", "response_format", "structured_outputs", "grammar"),
+    *("input", "instructions", "text", "system", "output_config", "format"),  # of other APIs
+)
 """Body fields whose content is not logged."""
 MAX_ERROR_CHARACTERS = 500
 """Maximum length of an error message in the log."""
@@ -62,6 +67,7 @@ class RequestContext:
         self.error: HTTPError | None = None  #: the error that ended the response, also in the middle of a stream
         self.log = RequestLogFields()
         self._headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.id.encode())]  # of the response
+        self.error_frame: Callable[[HTTPError], bytes] | None = None  #: last frame of a stream; None: OpenAI's
 
     @property
     def route(self) -> str:
@@ -72,6 +78,10 @@ class RequestContext:
     def seconds(self) -> float:
         """Seconds since the request arrived."""
         return perf_counter() - self.start_time
+
+    def timing(self) -> Timing:
+        """Return the times so far."""
+        return Timing(self.seconds, self.log.time_to_first_token_seconds or 0.0)
 
     async def body(self, max_bytes: int) -> bytes:
         """Read the whole body, whose content type must be JSON. Raises HTTPError."""
@@ -149,13 +159,13 @@ class RequestContext:
     async def send_error(self, error: HTTPError) -> None:
         """Send an error as the response."""
         self.error = error
-        await self.reply(error.status, error.body, error.headers)
+        await self.reply(error.status, error_response(self.scope, error, self.id), error.headers)
 
     async def start_response(
         self, status: int, headers: Mapping[str, str] = _NO_HEADERS, content_type: str = STREAM_TYPE
     ) -> None:
         """Send the status and headers, by default of a stream."""
-        if content_type is STREAM_TYPE:
+        if content_type == STREAM_TYPE:
             headers = {"cache-control": "no-cache", "x-accel-buffering": "no", **headers}
         pairs = [(name.encode(), value.encode()) for name, value in {"content-type": content_type, **headers}.items()]
         await self.send({"type": "http.response.start", "status": status, "headers": pairs})

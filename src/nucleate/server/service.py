@@ -28,6 +28,8 @@ from nucleate.models.protocol import ModelError
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import SamplingParams
+from nucleate.server.chat_api import ChatAPI
+from nucleate.server.chat_encoder import ChatEncoder, EncoderInput
 from nucleate.server.fingerprint import system_fingerprint
 from nucleate.server.http_errors import (
     HTTPError,
@@ -39,7 +41,7 @@ from nucleate.server.http_errors import (
     too_many_tokens,
 )
 from nucleate.server.limits import ServerLimits
-from nucleate.server.openai.endpoints import CHAT, ENDPOINTS
+from nucleate.server.openai.endpoints import CHAT, ENDPOINTS, TEXT
 from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.response_format import translate_errors
 from nucleate.server.openai.responses import ResponseHead
@@ -160,7 +162,10 @@ class Service:
         self.num_requests = 0  #: in flight
         self.num_sequences = 0  #: running and queued
         self.defaults = defaults
-        self._endpoints = {url: limits.cap_max_tokens(one, self.vocab_size) for url, one in ENDPOINTS.items()}
+        self._endpoints = {
+            url: limits.cap_max_tokens(endpoint, self.vocab_size)
+            for url, endpoint in {**ENDPOINTS, TEXT.url: TEXT}.items()
+        }
         limits.check_body(defaults.to_dict(), self.vocab_size)
         _warm_up_grammars(engine, defaults)
         self._workers = ThreadPoolExecutor(WORKER_THREADS, "nucleate-text")
@@ -243,9 +248,26 @@ class Service:
 
         Raises ParameterError, ModelError, HTTPError.
         """
-        endpoint = self._endpoints[url]
-        body = self.decode_body(data)
-        parsed = read_body(endpoint, body, self.defaults, ignore_unknown=self.options.ignore_unknown_fields)
+        return self._parse_body(url, self.decode_body(data))
+
+    def parse_other(self, api: ChatAPI, data: bytes) -> tuple[GenerationCall, Callable[[EncoderInput], ChatEncoder]]:
+        """Parse a body of another API as one of OpenAI's. Returns the call, and what makes the encoder of its response.
+
+        Raises ParameterError, ModelError, HTTPError.
+        """
+        translation = api.translate(_decode(data))
+        self.limits.check_body(translation.body, self.vocab_size)
+        body = {**translation.body, "n": 1}  # also if the defaults of the server have more
+        return self._parse_body(translation.url, body), translation.new_encoder
+
+    def count_chat_tokens(self, body: object) -> int:
+        """Return the number of tokens in the prompt of a chat. Raises ParameterError, ModelError, HTTPError."""
+        parsed = read_body(self._endpoints[CHAT.url], body, self.defaults)
+        self.check_model(parsed.model)
+        return len(self.llm.encode_chat(parsed.messages or (), parsed.template_options, parsed.tool_use))
+
+    def _parse_body(self, url: str, body: object) -> GenerationCall:
+        parsed = read_body(self._endpoints[url], body, self.defaults, ignore_unknown=self.options.ignore_unknown_fields)
         parsed = with_fill_stops(self.llm, parsed)
         self.check_model(parsed.model)
         if parsed.priority and not self.options.allow_priority:
@@ -267,11 +289,7 @@ class Service:
 
     def decode_body(self, data: bytes) -> object:
         """Decode the JSON of a body and check its sizes. Raises ParameterError, HTTPError."""
-        try:
-            body = read_json(data.decode(), "body")
-        except UnicodeDecodeError as error:
-            message = f"The request body must be UTF-8; byte {error.start} is invalid."
-            raise HTTPError(400, message, param="body") from None
+        body = _decode(data)
         self.limits.check_body(body, self.vocab_size)
         return body
 
@@ -279,6 +297,15 @@ class Service:
         """Raise HTTPError if a request names another model."""
         if model is not None and model not in self.names:
             raise model_not_found(model, self.names)
+
+
+def _decode(data: bytes) -> object:
+    """Decode the JSON of a body. Raises ParameterError, HTTPError."""
+    try:
+        return read_json(data.decode(), "body")
+    except UnicodeDecodeError as error:
+        message = f"The request body must be UTF-8; byte {error.start} is invalid."
+        raise HTTPError(400, message, param="body") from None
 
 
 def encode_prompts(llm: LLM, parsed: ParsedRequest, max_model_len: int) -> list[EncodedPrompt]:

@@ -22,7 +22,7 @@ def before_load_schema(context: Any, raw_schema: dict[str, Any]) -> None:
             fields["order"] = {"enum": [None, *fields["order"]["anyOf"][0]["enum"]]}
         if "messages" in fields:
             message = fields["messages"].get("items") or fields["messages"]["anyOf"][0]["items"]
-            message["properties"]["role"] = {"enum": ROLES}
+            message.setdefault("properties", {})["role"] = {"enum": ROLES}
         for field in ("prompt", "tokens", "allowed_token_ids", "suppress_token_ids", "stop_token_ids"):
             bound(fields.get(field, {}))
 

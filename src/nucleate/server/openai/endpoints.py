@@ -6,7 +6,7 @@ The names and meanings of fields beyond OpenAI's are those of vLLM.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -121,6 +121,8 @@ CHAT = Endpoint(
         }
     ),
 )
+TEXT = replace(COMPLETIONS, url="text", max_tokens=None)
+"""Completions of other APIs: without a default of ``max_tokens``."""
 PLAIN = Endpoint("", ("prompt", "messages"))
 """A batch line without a URL: one prompt or chat, and fields of SamplingParams."""
 

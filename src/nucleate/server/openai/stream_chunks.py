@@ -23,6 +23,7 @@ from nucleate.outputs import (
     Usage,
     Validation,
 )
+from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai.echo import Echo
 from nucleate.server.openai.json_encoding import dumps, json_parts, paced
 from nucleate.server.openai.logprobs import JSON, TextOffsets, columns, prompt_body, step_body
@@ -102,6 +103,7 @@ class ResponseStream(ABC):
     prompts: run it on a worker thread.
     """
 
+    content_type: ClassVar[str] = "text/event-stream; charset=utf-8"
     kind: ClassVar[str]
     text_prefix: ClassVar[str]  #: text of a choice before the quoted text
     text_suffix: ClassVar[str]  #: and after it
@@ -148,6 +150,16 @@ class ResponseStream(ABC):
         for chunk in chunks:
             groups.setdefault(chunk.index, []).append(chunk)
         return b"".join([self._choice_frames(self._choices[prompt][index], own) for index, own in groups.items()])
+
+    @final
+    def keep_alive(self) -> bytes:
+        """Return what is sent while there is no new text."""
+        return KEEP_ALIVE
+
+    @final
+    def error(self, error: HTTPError) -> bytes:
+        """Return the end of a stream that fails."""
+        return error_frame(error.body)
 
     @final
     def end(self, usage: Usage) -> bytes:

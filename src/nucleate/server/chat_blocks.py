@@ -1,0 +1,136 @@
+"""``ChatBlocks``: splits the chunks of a chat into blocks (reasoning, text, tool calls), one after another.
+
+OpenAI's chat completions have text and calls side by side; other APIs have them as a sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, NamedTuple
+
+from nucleate.outputs import CompletionChunk, StepLogprobs, ToolCallDelta
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """A part of an output. retracted: the call is incomplete; its text follows as a block of text."""
+
+    kind: Literal["reasoning", "text", "call"]
+    index: int  #: among the blocks
+    call_index: int = -1
+    id: str = ""  #: of the call
+    name: str = ""  #: of the function
+    parts: list[str] = field(default_factory=list)
+    logprobs: list[StepLogprobs] = field(default_factory=list)  #: of the tokens of a text, if requested
+    retracted: bool = False
+
+    @property
+    def text(self) -> str:
+        """The reasoning, the text, or the arguments of the call."""
+        return "".join(self.parts)
+
+
+class BlockEvent(NamedTuple):
+    """What happens to a block: "open", "add" or "close"."""
+
+    kind: Literal["open", "add", "close"]
+    block: Block
+    text: str = ""  #: what is added
+    logprobs: Sequence[StepLogprobs] = ()  #: of its tokens
+
+
+class ChatBlocks:
+    """The blocks of one output so far. last: its last chunk, once it has ended."""
+
+    def __init__(self) -> None:
+        self.all: list[Block] = []
+        self.last: CompletionChunk | None = None
+        self._current: Block | None = None
+        self._logprobs: list[StepLogprobs] = []  # of tokens whose text is held back
+
+    @property
+    def complete(self) -> list[Block]:
+        """The blocks without retracted calls."""
+        return [block for block in self.all if not block.retracted]
+
+    def is_cut(self, block: Block) -> bool:
+        """Whether the output has ended within this block, because of its length."""
+        return self.last is not None and self.last.finish_reason == "length" and block is self.all[-1]
+
+    def push(self, chunk: CompletionChunk) -> Iterator[BlockEvent]:
+        """Add a chunk."""
+        calls = _lasting(chunk.tool_calls)
+        count = next((number for number, call in enumerate(calls) if call.name is not None), len(calls))
+        for call in calls[:count]:  # of the call that is open
+            yield from self._call(call)
+        if chunk.reasoning:
+            yield from self._add("reasoning", chunk.reasoning)
+        self._logprobs += chunk.logprobs or ()
+        if chunk.text:
+            logprobs, self._logprobs = self._logprobs, []
+            yield from self._add("text", chunk.text, logprobs)
+        elif chunk.reasoning or calls:
+            self._logprobs = []
+        for call in calls[count:]:
+            yield from self._call(call)
+        if chunk.finish_reason is not None:
+            self.last = chunk
+            yield from self._close()
+
+    def _call(self, call: ToolCallDelta) -> Iterator[BlockEvent]:
+        current = self._current
+        if call.name is not None:
+            yield from self._open(Block("call", len(self.all), call.index, call.id or "", call.name))
+            current = self._current
+        if current is None or current.call_index != call.index:
+            current = next((block for block in self.all if block.call_index == call.index), None)
+        if current is None:
+            return
+        if call.retracted:
+            current.retracted = True
+            yield from self._close()
+        elif call.arguments:
+            current.parts.append(call.arguments)
+            yield BlockEvent("add", current, call.arguments)
+
+    def _add(
+        self, kind: Literal["reasoning", "text"], text: str, logprobs: Sequence[StepLogprobs] = ()
+    ) -> Iterator[BlockEvent]:
+        if self._current is None or self._current.kind != kind:
+            yield from self._open(Block(kind, len(self.all)))
+        block = self._current
+        if block is not None:
+            block.parts.append(text)
+            block.logprobs += logprobs
+            yield BlockEvent("add", block, text, logprobs)
+
+    def _open(self, block: Block) -> Iterator[BlockEvent]:
+        yield from self._close()
+        self._current = block
+        self.all.append(block)
+        yield BlockEvent("open", block)
+
+    def _close(self) -> Iterator[BlockEvent]:
+        if self._current is not None:
+            block, self._current = self._current, None
+            yield BlockEvent("close", block)
+
+
+def without_retracted(chunks: Iterable[CompletionChunk]) -> list[CompletionChunk]:
+    """Return the chunks of a complete output without retracted calls."""
+    chunks = list(chunks)
+    retracted = {call.index for chunk in chunks for call in chunk.tool_calls if call.retracted}
+    if not retracted:
+        return chunks
+    return [
+        replace(chunk, tool_calls=tuple(call for call in chunk.tool_calls if call.index not in retracted))
+        for chunk in chunks
+    ]
+
+
+def _lasting(calls: Sequence[ToolCallDelta]) -> Sequence[ToolCallDelta]:
+    """Return the deltas without those of calls that start and are retracted among them."""
+    started = {call.index for call in calls if call.name is not None}
+    gone = {call.index for call in calls if call.retracted} & started
+    return [call for call in calls if call.index not in gone] if gone else calls

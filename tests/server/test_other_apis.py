@@ -1,0 +1,282 @@
+"""All other APIs: malformed bodies, the OpenAPI document, and limits that apply to them as to chat completions."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import random
+from typing import Any
+
+import pytest
+import tiers
+from asgi_client import ask, begin
+from bundled_app import serve, until
+
+import nucleate as nc
+from nucleate.parameters.parameter import ParameterError
+from nucleate.server import generation_endpoint
+from nucleate.server.apis import APIS
+from nucleate.server.limits import ServerLimits
+from nucleate.server.metrics import GENERATION_ROUTES, ROUTES
+from nucleate.server.openai.endpoints import CHAT, TEXT
+from nucleate.server.openai.requests import read_body
+from nucleate.server.openapi_document import document
+
+jsonschema = pytest.importorskip("jsonschema")
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+FUNCTION = {"name": "f", "description": "d", "parameters": SCHEMA}
+CALL = {"function": {"name": "f", "arguments": {"a": True}}}
+HELLO = [{"role": "user", "content": "hi"}]
+VALID: dict[str, dict[str, Any]] = {
+    "/v1/responses": {
+        "input": [
+            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": true}'},
+            {"type": "function_call_output", "call_id": "c1", "output": "x"},
+        ],
+        "instructions": "be",
+        "tools": [{"type": "function", **FUNCTION, "strict": False}],
+        "tool_choice": {"type": "function", "name": "f"},
+        "text": {"format": {"type": "json_object"}},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "include": ["message.output_text.logprobs"],
+        "metadata": {"a": "b"},
+        "max_output_tokens": 2,
+        "top_logprobs": 1,
+        "stream": False,
+        "store": False,
+        "temperature": 0.5,
+    },
+    "/v1/messages": {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": True}}]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "tool_use_id": "t", "content": "x", "is_error": False}],
+            },
+        ],
+        "system": [{"type": "text", "text": "be"}],
+        "tools": [{"name": "f", "input_schema": SCHEMA}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "thinking": {"type": "enabled", "budget_tokens": 3},
+        "output_config": {"effort": "low"},
+        "stop_sequences": ["x"],
+        "max_tokens": 2,
+        "top_k": 3,
+        "stream": False,
+    },
+    "/api/chat": {
+        "messages": [
+            *HELLO,
+            {"role": "assistant", "content": "", "tool_calls": [CALL]},
+            {"role": "tool", "content": "x", "tool_name": "f"},
+        ],
+        "tools": [{"type": "function", "function": FUNCTION}],
+        "options": {"num_predict": 2, "mirostat": 2, "stop": ["x"]},
+        "think": "low",
+        "logprobs": True,
+        "top_logprobs": 1,
+        "stream": False,
+    },
+    "/api/generate": {
+        "prompt": "hi",
+        "system": "be",
+        "format": "json",
+        "options": {"num_predict": 2, "repeat_penalty": 1.1},
+        "stream": False,
+    },
+}
+VALID_ALSO: dict[str, dict[str, Any]] = {
+    "/v1/messages/count_tokens": {
+        k: v for k, v in VALID["/v1/messages"].items() if k in ("messages", "system", "tools")
+    },
+    "/api/show": {"model": "tiny"},
+}
+VALUES: list[Any] = [
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        2.5,
+        1e308,
+        10**30,
+        "",
+        "x",
+        "\ud800",
+        "json",
+        "auto",
+        [],
+        {},
+        [[]],
+        [None],
+        [1],
+        ["x"],
+    ),
+    *(
+        [{}],
+        {"type": "x"},
+        {"type": ["x"]},
+        {"type": {}},
+        {"type": "text"},
+        {"x": None},
+        {"": 1},
+        "a" * 5000,
+        [0] * 3000,
+    ),
+]
+BY_URL = {api.url: api for api in APIS}
+
+
+def mutated(value: Any, rng: random.Random) -> Any:
+    """A copy with one random part replaced, removed, doubled or renamed."""
+    made = {"root": copy.deepcopy(value)}
+    places: list[tuple[Any, Any]] = []
+
+    def collect(parent: Any) -> None:
+        for key in [*parent] if isinstance(parent, dict) else range(len(parent)):
+            places.append((parent, key))
+            if isinstance(parent[key], dict | list):
+                collect(parent[key])
+
+    collect(made["root"])
+    parent, key = rng.choice([*places, (made, "root")])
+    action = rng.randrange(6)
+    if action == 0 and parent is not made:
+        del parent[key]
+    elif action == 1 and isinstance(parent, list):
+        parent.append(copy.deepcopy(parent[key]))
+    elif action == 2 and isinstance(parent, dict) and parent is not made:
+        parent[rng.choice(["x", "", "type", "role", "content", "n", "messages"])] = parent.pop(key)
+    else:
+        parent[key] = copy.deepcopy(rng.choice([*VALUES, rng.choice(places)[0]]))
+    return made["root"]
+
+
+def schema_of(path: str) -> Any:
+    made = document("tiny", "1", ServerLimits())
+    reference = made["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    return jsonschema.Draft202012Validator(made["components"]["schemas"][reference.rpartition("/")[2]])
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_malformed_bodies_raise_parameter_errors_only(path: str) -> None:
+    api, rng, validator, accepted = BY_URL[path], random.Random(path), schema_of(path), 0
+    limits, endpoints = ServerLimits(), {CHAT.url: CHAT, TEXT.url: TEXT}
+    validator.validate(VALID[path])
+    for _ in range(tiers.count(400, 5000)):
+        body = VALID[path]
+        for _ in range(rng.randrange(1, 4)):
+            body = mutated(body, rng) if isinstance(body, dict | list) and body else body
+        try:
+            made = api.translate(body)
+            limits.check_body(made.body, 4096)
+            read_body(endpoints[made.url], made.body, nc.SamplingParams())
+        except ParameterError:
+            continue
+        accepted += 1
+        assert not (errors := [error.message for error in validator.iter_errors(body)]), (body, errors)
+    assert accepted
+
+
+@pytest.mark.parametrize("path", [*VALID, *VALID_ALSO])
+def test_malformed_requests_never_get_status_500(llm: nc.LLM, path: str) -> None:
+    rng, valid = random.Random(path), {**VALID, **VALID_ALSO}[path]
+
+    async def use(app: Any, service: Any) -> None:
+        assert (await ask(app, path, valid)).status == 200
+        found = set()
+        bodies: list[Any] = [b"", b"[", b"\xff", b"null", b"[" * 100_000, b'{"a":' * 50_000, b'{"a": 1, "a": 2}', b"{}"]
+        for _ in range(tiers.count(60, 1000)):
+            body = mutated(valid, rng)
+            bodies.append({**body, "stream": False} if isinstance(body, dict) and "stream" in valid else body)
+        for body in bodies:
+            call = await ask(app, path, b"null" if body is None else body)
+            found.add(call.status)
+            assert call.status in (200, 400, 404), (call.data, body)
+            assert call.status == 200 or "error" in call.json
+        assert found >= {400}
+
+    serve(llm, use, limits=ServerLimits(max_completion_tokens=4))
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_deep_nesting_is_an_error(path: str) -> None:
+    nested: Any = "x"
+    for _ in range(5000):
+        nested = [nested]
+    api = BY_URL[path]
+
+    def read(name: str) -> None:
+        read_body(CHAT, api.translate({**VALID[path], name: nested}).body, nc.SamplingParams())
+
+    for name in VALID[path]:
+        with pytest.raises(ParameterError):
+            read(name)
+
+
+LONG: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"input": "hi", "ignore_eos": True},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 900, "ignore_eos": True},
+    "/api/chat": {"messages": HELLO, "options": {"ignore_eos": True}},
+    "/api/generate": {"prompt": "hi", "options": {"ignore_eos": True}},
+}
+
+
+@pytest.mark.parametrize("path", LONG)
+def test_requests_take_slots_are_counted_and_kept_alive(llm: nc.LLM, path: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(generation_endpoint, "KEEP_ALIVE_SECONDS", 0.0001)
+    limits = ServerLimits(max_concurrent_requests=1)
+
+    async def use(app: Any, service: Any) -> None:
+        call = begin(app, path, {**LONG[path], "stream": True})
+        await until(lambda: service.num_sequences)
+        busy = await ask(app, path, LONG[path])
+        assert busy.status == 503
+        assert busy.headers["retry-after"] == "1"
+        await until(lambda: len(call.data) > 2000)
+        call.leave()
+        await asyncio.wait_for(call.task, 60)
+        metrics = (await ask(app, "/metrics")).data.decode()
+        assert f'nucleate_http_requests_total{{model_name="tiny",route="{path}",status="503"}} 1.0' in metrics
+        assert 'nucleate_finished_sequences_total{finish_reason="abort",model_name="tiny"} 1.0' in metrics
+
+    serve(llm, use, limits=limits)
+
+
+def test_schemas_have_every_field() -> None:
+    schemas = document("tiny", "1", ServerLimits())["components"]["schemas"]
+    for name in (
+        "ResponseRequest",
+        "MessageRequest",
+        "CountTokensRequest",
+        "OllamaChatRequest",
+        "OllamaGenerateRequest",
+    ):
+        for field, schema in schemas[name]["properties"].items():
+            assert schema.get("description"), (name, field)
+        jsonschema.Draft202012Validator.check_schema(schemas[name])
+    assert json.loads(json.dumps(schemas)) == schemas
+
+
+@pytest.mark.parametrize("path", LONG)
+def test_there_is_one_output_whatever_the_defaults_are(llm: nc.LLM, path: str) -> None:
+    async def use(app: Any, service: Any) -> None:
+        service.defaults = service.defaults.replace(n=3, max_tokens=4)
+        more = {"max_tokens": 4} if path == "/v1/messages" else {}
+        call = await ask(app, path, {**LONG[path], **more, "stream": False})
+        usage = call.json.get("usage", {})
+        assert usage.get("output_tokens", call.json.get("eval_count")) == 4
+
+    serve(llm, use)
+
+
+def test_every_endpoint_has_its_own_metrics() -> None:
+    assert {api.url for api in APIS} <= {*GENERATION_ROUTES}
+    assert {*VALID_ALSO} <= {*ROUTES}
