@@ -143,7 +143,7 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": SCHEMA}}},
     ),
-    ({"stream": True, "model": "m", **{name: {} for name in IGNORED}}, {"stream": True, "model": "m"}),
+    ({"stream": True, "model": "m", **{name: {} for name in sorted(IGNORED)}}, {"stream": True, "model": "m"}),
 ]
 
 

@@ -69,7 +69,7 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"options": {"num_predict": -2, "seed": 7, "stop": ["x"], "min_p": 0.1, "top_k": 3}},
         {"seed": 7, "stop": ["x"], "min_p": 0.1, "top_k": 3},
     ),
-    ({"options": {**dict.fromkeys(IGNORED, 1), "tfs_z": 1.0, "penalize_newline": True}}, {}),
+    ({"options": {**dict.fromkeys(sorted(IGNORED), 1), "tfs_z": 1.0, "penalize_newline": True}}, {}),
     ({"options": {"mirostat": 0, "mirostat_tau": 3}}, {}),
     ({"options": {"mirostat": 2}}, {"mirostat_tau": 5.0}),
     ({"options": {"mirostat": 2, "mirostat_tau": 3, "mirostat_eta": 0.2}}, {"mirostat_tau": 3, "mirostat_eta": 0.2}),
