@@ -62,7 +62,10 @@ def test_the_page_is_open_but_its_content_needs_a_key(llm: nc.LLM) -> None:
         assert (await ask(app, "/docs/a/b")).status == 401
         assert (await ask(app, "/openapi.json")).status == 401
         found = await ask(app, "/openapi.json", headers=((b"authorization", b"Bearer secret"),))
-        assert found.json["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+        assert found.json["components"]["securitySchemes"] == {
+            "key": {"type": "http", "scheme": "bearer"},
+            "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+        }
 
     serve(llm, use, keys=["secret"])
 
