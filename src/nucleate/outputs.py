@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -163,11 +163,11 @@ def _tool_calls(deltas: Sequence[ToolCallDelta]) -> tuple[ToolCall, ...]:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts over all outputs of a request."""
+    """Token counts over all outputs of a request. ``cached_tokens`` depends on other requests: equality ignores it."""
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int = 0  #: prompt tokens that the prefix cache served
+    cached_tokens: int = field(default=0, compare=False)  #: prompt tokens that the prefix cache served
     reasoning_tokens: int = 0  #: of the completion tokens, those of reasoning sections
 
     @property

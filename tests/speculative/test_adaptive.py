@@ -20,7 +20,7 @@ from nucleate.speculative.adaptive.controller import (
     WARMUP_STEPS,
     AdaptiveProposer,
 )
-from nucleate.speculative.adaptive.costs import BASELINE_INTERVAL, DECAY, FIXED_COST_TOKENS, StepCosts
+from nucleate.speculative.adaptive.costs import BASELINE_INTERVAL, BASELINE_STEPS, DECAY, FIXED_COST_TOKENS, StepCosts
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
 
 MOST = 8
@@ -520,3 +520,17 @@ def test_failed_steps_are_ignored(read):
     assert proposer.costs == StepCosts()
     proposer.is_idle(new_sequence=True)
     assert draft_of(proposer, DraftContext(0, [0]), 4)
+
+
+def test_a_delayed_step_does_not_count_as_the_time_without_drafts():
+    costs = StepCosts()
+    costs.record(1, 1, 10.0)  # delayed by other processes
+    for _ in range(2):
+        costs.record(1, 1, 1.0)
+    assert costs.baseline[1] == 1.0
+    for seconds in (1.0, 9.0, 1.0, 8.0, 1.0):
+        costs.record(1, 1, seconds)
+    assert costs.baseline[1] == 1.0
+    for _ in range(BASELINE_STEPS // 2 + 1):  # the machine is slower from now on
+        costs.record(1, 1, 3.0)
+    assert costs.baseline[1] == 3.0

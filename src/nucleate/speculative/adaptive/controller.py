@@ -73,7 +73,8 @@ class AdaptiveProposer(Proposer):
         self._new_sequence_rates = AcceptanceRates(self._shared_counts)
         self._shadow_seconds = 0.0  # left for shadow drafts
         self._step_seconds = 0.0  # duration of the last step
-        self._propose_seconds = 0.0  # time that this step spent on drafts
+        self._propose_seconds = 0.0  # time that this step spent on drafts,
+        self._hidden_seconds = 0.0  # and on hidden states for later ones
         self._warmup_steps = WARMUP_STEPS if proposer.layers else 0
         self._steps_observed = self._warmup_steps  # steps since hidden states are received again, for a shadow draft,
         self._observe_seconds = 0.0  # and seconds that this took
@@ -199,6 +200,7 @@ class AdaptiveProposer(Proposer):
         begin = perf_counter()
         self._proposer.observe(outputs)
         self._steps_observed += 1
+        self._hidden_seconds += perf_counter() - begin
         if not self._num_drafted:
             self._observe_seconds += perf_counter() - begin
 
@@ -226,7 +228,11 @@ class AdaptiveProposer(Proposer):
             return
         steps, self._unrecorded_steps = 1 + self._unrecorded_steps, 0
         num_accepted, self._num_accepted = self._num_accepted, 0
-        propose_seconds, self._propose_seconds = self._propose_seconds, 0.0
+        draft_seconds, self._propose_seconds, self._hidden_seconds = (
+            self._propose_seconds + self._hidden_seconds,
+            0.0,
+            0.0,
+        )
         if computed < max(sequences, 1):
             return
         self._step_seconds = self.costs.capped_seconds(sequences, computed, seconds)
@@ -235,8 +241,8 @@ class AdaptiveProposer(Proposer):
         self._shadow_seconds = max(-MAX_DEBT_STEPS * more, saved)
         if computed == sequences:
             self._loss_limit.record_plain(steps)
-            if propose_seconds < seconds:  # shadow drafts are not part of a step without drafts
-                plain_seconds = self.costs.capped_seconds(sequences, computed, seconds - propose_seconds)
+            if draft_seconds < seconds:  # shadow drafts and hidden states are not part of a step without drafts
+                plain_seconds = self.costs.capped_seconds(sequences, computed, seconds - draft_seconds)
                 self.costs.record(sequences, computed, plain_seconds)
             return
         baseline = self.costs.baseline.get(sequences)

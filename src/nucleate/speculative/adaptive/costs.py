@@ -6,6 +6,8 @@ in the forward pass).
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from dataclasses import dataclass, field
 
 BASELINE_INTERVAL, TRIAL_INTERVAL = 32, 6
@@ -15,8 +17,11 @@ BASELINE_INTERVAL, TRIAL_INTERVAL = 32, 6
 FIXED_COST_TOKENS = 20
 """Initial guess of the time of a step that does not depend on its tokens, in tokens."""
 
-DECAY, BASELINE_DECAY = 0.97, 0.85
-"""Factors on the weight of older steps, with and without drafts."""
+DECAY = 0.97
+"""Factor on the weight of older steps with drafts."""
+
+BASELINE_STEPS = 9
+"""Number of recent steps without drafts whose median counts: a mean would follow those that other processes delayed."""
 
 ADDED_TIME_DECAY = 0.9993
 """Factor on the measured cost per step without drafts: a bad measurement is forgotten slowly."""
@@ -39,7 +44,9 @@ class StepCosts:
     """
 
     baseline: dict[int, float] = field(default_factory=dict)
-    """Seconds of a step without drafts, by the number of sequences."""
+    """Seconds of a step without drafts, by the number of sequences: the median of ``recent``."""
+    recent: dict[int, deque[float]] = field(default_factory=dict)
+    """Seconds of the last steps without drafts, by the number of sequences."""
     steps_since_baseline: int = 0  #: steps since the last one without drafts
     first_step_seen: bool = False  #: whether there was a step with drafts; the first one may load kernels: ignored
     weight: float = 1.0  #: of the steps with drafts; initially one with x = y = 0
@@ -57,8 +64,9 @@ class StepCosts:
         """Record a step: its sequences, computed tokens (drafts included) and duration (drafting included)."""
         baseline = self.baseline.get(sequences)
         if computed == sequences:
-            before = seconds if baseline is None else baseline
-            self.baseline[sequences] = before + (1 - BASELINE_DECAY) * (seconds - before)
+            recent = self.recent.setdefault(sequences, deque(maxlen=BASELINE_STEPS))
+            recent.append(seconds)
+            self.baseline[sequences] = statistics.median_low(recent)
             self.y, self.xy, self.steps_since_baseline = ADDED_TIME_DECAY * self.y, ADDED_TIME_DECAY * self.xy, 0
         elif baseline is None:
             self.steps_since_baseline = BASELINE_INTERVAL
