@@ -42,6 +42,16 @@ def test_every_script_has_an_expected_output() -> None:
     assert len(SCRIPTS) >= 10
 
 
+def test_the_index_lists_everything() -> None:
+    index = (FOLDER / "README.md").read_text("utf-8")
+    links = re.findall(r"\]\(([^)]+)\)", index)
+    files = [*SCRIPTS, *FOLDER.glob("notebooks/*.ipynb"), *FOLDER.glob("notebooks/*.py")]
+    assert {link for link in links if link.endswith((".py", ".ipynb"))} == {
+        str(path.relative_to(FOLDER)) for path in files
+    }
+    assert len(links) == len({*links})
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_a_script_is_short_and_documented(script: Path) -> None:
     source = script.read_text("utf-8")
