@@ -71,7 +71,9 @@ def text_of(notebook: dict[str, Any]) -> str:
 def check_outputs(notebook: dict[str, Any], name: str) -> None:
     """Check that all cells ran without errors and messages, and that the plots are there."""
     assert all(cell["execution_count"] for cell in code_cells(notebook))
-    assert [one for one in outputs(notebook) if one["output_type"] == "error" or one.get("name") == "stderr"] == []
+    messages = ["".join(one["text"]) for one in outputs(notebook) if one.get("name") == "stderr"]
+    assert [one for one in messages if not one.startswith("compiling the CPU kernels")] == []
+    assert [one for one in outputs(notebook) if one["output_type"] == "error"] == []
     assert sum("image/png" in one.get("data", {}) for one in outputs(notebook)) == PLOTS[name]
 
 

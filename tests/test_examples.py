@@ -78,6 +78,7 @@ def test_a_script_prints_what_it_shows(script: Path, tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    messages = [line for line in done.stderr.splitlines() if not line.startswith("compiling the CPU kernels")]
+    assert messages == []
     assert re.search(OUTPUT[script.stem], done.stdout.strip()), done.stdout
     assert [*tmp_path.iterdir()] == []
