@@ -59,6 +59,28 @@ WRONG = {
 """Wrong solutions: the task, the body of the function, and a pattern of the message. ``order`` is the rank order."""
 
 
+RIGHT = {
+    "softmax in float32": ("softmax", "e_V = np.exp((x_V - x_V.max()).astype('f4')); return e_V / e_V.sum()"),
+    "softmax by logarithms": ("softmax", "m = x_V.max(); return np.exp(x_V - m - np.log(np.exp(x_V - m).sum()))"),
+    "a number of tokens": ("keep_top_p", "KEEP(np.arange(len(p_V)) <= np.searchsorted(np.cumsum(p_V[order]), p))"),
+    "float32": ("keep_top_p", "q_V = p_V[order].astype('f4'); KEEP(np.cumsum(q_V) - q_V < np.float32(p))"),
+    "a loop": (
+        "keep_top_p",
+        (
+            "total, chosen = 0.0, []\nfor token in order:\n    if total < p:\n        chosen.append(token)\n"
+            "    total += p_V[token]\nreturn np.isin(np.arange(len(p_V)), chosen)"
+        ),
+    ),
+    "-inf as a score": (
+        "top_p_probabilities",
+        "return softmax(np.where(keep_top_p(softmax(x_V), p), x_V, -np.inf))",
+    ),
+    "the last token at the end": ("draw", "return min(int(np.searchsorted(np.cumsum(p_V), u, 'right')), len(p_V) - 1)"),
+    "in rank order": ("draw", "order = np.argsort(-p_V); return order[(np.cumsum(p_V[order])[:-1] <= u).sum()]"),
+}
+"""Other correct solutions: the task, and the body of the function."""
+
+
 @pytest.fixture
 def exercise(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.syspath_prepend(FOLDER)
@@ -73,7 +95,7 @@ def function(task: str, body: str, solution: ModuleType) -> object:
     arguments = str(inspect.signature(getattr(solution, task)))
     body = re.sub(r"\bKEEP\((.*)\)$", r"keep_V = np.zeros(len(p_V), bool); keep_V[order] = \1; return keep_V", body)
     if task == "keep_top_p" and "order = " not in body:
-        body = f"order = np.argsort(-p_V, kind='stable'); {body}"
+        body = f"order = np.argsort(-p_V, kind='stable')\n{body}"
     names = {"np": np, "softmax": solution.softmax, "keep_top_p": solution.keep_top_p, "SOLUTION": solution}
     exec(f"def {task}{arguments}:\n{textwrap.indent(body, '    ')}", names)
     return names[task]
@@ -82,6 +104,15 @@ def function(task: str, body: str, solution: ModuleType) -> object:
 @pytest.mark.parametrize("task", TASKS)
 def test_the_solution_is_correct(task: str, exercise: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     getattr(exercise.checks, f"check_{task}")(getattr(exercise.solution, task))
+    assert capsys.readouterr().out == f"{task}: correct\n"
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_other_correct_solutions_are_accepted(
+    name: str, exercise: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, body = RIGHT[name]
+    getattr(exercise.checks, f"check_{task}")(function(task, body, exercise.solution))
     assert capsys.readouterr().out == f"{task}: correct\n"
 
 
