@@ -1,0 +1,1 @@
+"""Beyond one process and one machine: sharded sampling, Ray Data, Ray Serve."""
