@@ -25,9 +25,9 @@ REPLICA_HEADER = b"x-nucleate-replica"
 class AsgiReplica:
     """A model, its engine and the ASGI application, between ``start`` and ``stop``.
 
-    llm, engine: keyword arguments of ``LLM`` and ``LLM.new_engine``. params: parameters that a request does
-    not set. limits: fields of ``ServerLimits``. name: the model name. keys: accepted API keys. replica: the name of this
-    replica in the response header ``x-nucleate-replica``. Raises ParameterError and ModelError.
+    llm, engine: keyword arguments of ``LLM`` and ``LLM.new_engine``. params: parameters that a request does not set.
+    limits: fields of ``ServerLimits``. name: the model name. keys: accepted API keys. replica: its name,
+    for the response header ``x-nucleate-replica``. Raises ParameterError and ModelError.
     """
 
     def __init__(
