@@ -11,7 +11,8 @@ from nucleate.scale.ray_extra import require_ray
 from nucleate.server.limits import ServerLimits
 
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
-"""Ray Serve's router from a key to a replica. A replica without room passes a request on to the next one of its key."""
+"""Ray Serve's router from a key to a replica. If a replica has no room, the next one of the key gets the request: by
+default only 2 others, which is too few for a prefix that is more popular than 3 replicas can serve."""
 MAX_NUM_SEQS = 64
 """Default of the engine: sequences that run at once."""
 GATEWAY_REQUESTS = 2048
@@ -71,7 +72,9 @@ def app(
         max_queued_requests=checked.max_queued_seqs,
         graceful_shutdown_timeout_s=drain_seconds,
         ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus},
-        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
+        request_router_config=RequestRouterConfig(
+            request_router_class=ROUTER, request_router_kwargs={"num_fallback_replicas": most - 1}
+        ),
         health_check_period_s=2.0,
         **scaling,
     )
