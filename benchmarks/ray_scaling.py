@@ -88,6 +88,24 @@ def memory() -> float:
     return found / 2**30
 
 
+KINDS = {
+    "proxy": "ray::ProxyActor",
+    "gateway": "ray::ServeReplica:bench:Ingress",
+    "replica": "ray::ServeReplica:bench:Rep",
+}
+
+
+def cpu_seconds() -> dict[str, float]:
+    """CPU seconds so far of the kinds of Serve's processes."""
+    found = dict.fromkeys(KINDS, 0.0)
+    for process in psutil.Process().children(recursive=True):
+        title = " ".join(process.cmdline())
+        for kind, start in KINDS.items():
+            if title.startswith(start):
+                found[kind] += sum(process.cpu_times()[:2])
+    return found
+
+
 def online(rounds: int) -> dict[str, Any]:
     """The server, two servers, and Serve with one and two replicas."""
     from ray import serve
@@ -97,23 +115,31 @@ def online(rounds: int) -> dict[str, Any]:
     serve.start(http_options={"host": "127.0.0.1", "port": PORT})
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     events: dict[str, list[float]] = {"server": [], "serve, 1 replica": []}
+    cpu: dict[str, list[float]] = {}
     rates: dict[str, list[float]] = {"server": [], "2 servers": [], "serve, 1 replica": [], "serve, 2 replicas": []}
     with Worker("load_client.py") as one, Worker("load_client.py") as two, Server([]) as first, Server([]) as second:
         clients, alone, both = [one, two], [first.port], [first.port, second.port]
         for replicas in (1, 2):
-            serve.run(app(min_replicas=replicas), name="bench")
+            serve.run(app(min_replicas=replicas, threads=os.cpu_count()), name="bench")
             for ports in (both, [PORT]):
                 throughput(clients, ports, 0)  # warm up
             for number in range(rounds):
                 if replicas == 1:
                     events["server"].append(seconds_per_event(one, first.port))
                     events["serve, 1 replica"].append(seconds_per_event(one, PORT))
+                before_server = first.cpu
                 rates["server"].append(throughput(clients, alone, number))
+                tokens = sum(one.tokens for one in workload(REQUESTS, SIZE, number))
+                cpu.setdefault("server", []).append((first.cpu - before_server) / tokens)
                 rates["2 servers"].append(throughput(clients, both, number))
+                before = cpu_seconds()
                 rates[f"serve, {replicas} replica{'s' * (replicas > 1)}"].append(throughput(clients, [PORT], number))
+                for kind, seconds in cpu_seconds().items():
+                    cpu.setdefault(kind, []).append((seconds - before[kind]) / tokens)
             used = memory()
     serve.shutdown()
-    return {"seconds per event": events, "tokens per second": rates, "GiB of Ray with 2 replicas": used}
+    found = {"seconds per event": events, "tokens per second": rates, "CPU seconds per token": cpu}
+    return {**found, "GiB of Ray with 2 replicas": used}
 
 
 def main() -> None:
@@ -132,6 +158,8 @@ def main() -> None:
         print(f"{name:20} {statistics.median(values):8.0f} tokens/s")
     for name, values in results["seconds per event"].items():
         print(f"{name:20} {statistics.median(values) * 1e3:8.3f} ms per event")
+    for name, values in results["CPU seconds per token"].items():
+        print(f"{name:20} {statistics.median(values) * 1e3:8.3f} CPU ms per token")
     print(f"Ray with 2 replicas: {results['GiB of Ray with 2 replicas']:.2f} GiB")
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 import nucleate as nc
 from nucleate.scale.asgi_gateway import ATTEMPTS, Gateway
-from nucleate.scale.asgi_replica import AsgiReplica
+from nucleate.scale.asgi_replica import FLUSH_SECONDS, AsgiReplica
 
 SCOPE = {
     "type": "http",
@@ -148,6 +149,22 @@ def test_a_replica_answers_as_the_library(llm: nc.LLM) -> None:
         params = nc.SamplingParams(seed=2, max_tokens=9, temperature=0.7)
         assert text == llm.generate("Once", llm.default_params.override(**params.to_dict()))[0].text
         assert data.endswith("data: [DONE]\n\n")
+
+    serve(use)
+
+
+def test_events_travel_together_but_the_first_ones_at_once() -> None:
+    async def use(replica: AsgiReplica) -> None:
+        start, count, sizes = time.perf_counter(), 0, []
+        body = {"prompt": "Once", "seed": 2, "max_tokens": 400, "ignore_eos": True, "stream": True}
+        async for batch in replica.respond(*request(**body)):
+            if not sizes and "body" in batch[-1]:
+                assert time.perf_counter() - start < 1.0
+            sizes.append(sum(message.get("body", b"").count(b"data: {") for message in batch))
+            count += len(batch)
+        assert 300 < sum(sizes) <= 400  # parts of characters have no event
+        assert count <= (time.perf_counter() - start) / FLUSH_SECONDS + 4  # start, the first, the last two
+        assert count < 200
 
     serve(use)
 

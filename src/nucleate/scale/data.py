@@ -14,7 +14,7 @@ from nucleate.batch.jsonl import JsonLine
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import SamplingParams
 from nucleate.scale.line_engine import LineEngine
-from nucleate.scale.ray_extra import require_ray
+from nucleate.scale.ray_extra import require_ray, threads_option
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,9 +41,7 @@ def pool_options(actors: int, *, threads: int | None = None, num_gpus: float = 0
         "num_cpus": 0.5,
         "batch_format": "pyarrow",
     }
-    if threads is not None:
-        options["runtime_env"] = {"env_vars": {"OMP_NUM_THREADS": str(threads)}}
-    return options | ({"num_gpus": num_gpus} if num_gpus else {})
+    return options | threads_option(threads) | ({"num_gpus": num_gpus} if num_gpus else {})
 
 
 class Generate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from typing import Any
 
 from nucleate.parameters.parameter import ParameterError
 
@@ -18,6 +19,11 @@ def require_ray() -> None:
     """Raise ParameterError if Ray is not installed."""
     if message := missing_ray():
         raise ParameterError("ray", message)
+
+
+def threads_option(threads: int | None) -> dict[str, Any]:
+    """Return the option of an actor with which it has that many CPU threads; None: as Ray decides."""
+    return {} if threads is None else {"runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads)}}}
 
 
 def start_ray(address: str = "local") -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.scale.ray_extra import require_ray
+from nucleate.scale.ray_extra import require_ray, threads_option
 from nucleate.server.limits import ServerLimits
 
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
@@ -35,6 +35,7 @@ def app(
     gateways: int = 1,
     num_cpus: float = 0.5,
     num_gpus: float = 0.0,
+    threads: int | None = None,
     drain_seconds: float = 600.0,
 ) -> Any:
     """Return a Ray Serve application with the API of ``nucleate serve``, for ``ray.serve.run``.
@@ -45,6 +46,7 @@ def app(
     ``NUCLEATE_API_KEYS`` counts too. min_replicas, max_replicas: if they differ, Serve holds the requests in flight per
     replica at requests_per_replica (default: half of ``max_num_seqs``). autoscaling: further fields of Serve's
     ``AutoscalingConfig``. gateways: processes that pass requests on. num_cpus, num_gpus: reserved per replica.
+    threads: CPU threads of torch and BLAS per replica (default: num_cpus, but at least one).
     drain_seconds: how long a replica that is stopped may finish its requests.
 
     Raises ParameterError if Ray is not installed, or for a wrong number of replicas or limit.
@@ -71,7 +73,7 @@ def app(
         max_ongoing_requests=sequences,
         max_queued_requests=checked.max_queued_seqs,
         graceful_shutdown_timeout_s=drain_seconds,
-        ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus},
+        ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus, **threads_option(threads)},
         request_router_config=RequestRouterConfig(
             request_router_class=ROUTER, request_router_kwargs={"num_fallback_replicas": most - 1}
         ),
