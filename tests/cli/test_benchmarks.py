@@ -83,6 +83,14 @@ def test_the_page_marks_cells_that_miss_their_target(monkeypatch: pytest.MonkeyP
     assert "missed" not in page.page(better)
 
 
+def test_the_figures_of_the_readme_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    readme_figures = module("readme_figures", monkeypatch)
+    text = readme_figures.README.read_text("utf-8")
+    assert readme_figures.with_figures(text) == text
+    with pytest.raises(ValueError, match="does not have the comments"):
+        readme_figures.with_figures(text.replace(readme_figures.END, ""))
+
+
 def test_a_peer_skips_measurements_that_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = module("sampler", monkeypatch)
     found = [dict(GREEDY, microseconds={"fast": 100.0, "slow": 60_000.0})]
