@@ -83,12 +83,12 @@ def test_the_page_marks_cells_that_miss_their_target(monkeypatch: pytest.MonkeyP
     assert "missed" not in page.page(better)
 
 
-def test_the_figures_of_the_readme_are_those_of_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    readme_figures = module("readme_figures", monkeypatch)
-    text = readme_figures.README.read_text("utf-8")
-    assert readme_figures.with_figures(text) == text
+def test_the_table_of_the_readme_has_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    readme_table = module("readme_table", monkeypatch)
+    text = readme_table.README.read_text("utf-8")
+    assert readme_table.with_table(text) == text
     with pytest.raises(ValueError, match="does not have the comments"):
-        readme_figures.with_figures(text.replace(readme_figures.END, ""))
+        readme_table.with_table(text.replace(readme_table.END, ""))
 
 
 def test_a_peer_skips_measurements_that_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

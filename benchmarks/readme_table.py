@@ -1,6 +1,6 @@
-"""Writes the figures of README.md: the table between its two comments, from the stored results.
+"""Writes the measurements in README.md: the table between its two comments, from the stored results.
 
-Run: python benchmarks/readme_figures.py. `make bench-page` runs it after the measurements.
+Run: python benchmarks/readme_table.py. `make bench-page` runs it after the measurements.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
-BEGIN, END = "<!-- Figures: make bench-page -->\n", "<!-- End of the figures -->\n"
+BEGIN, END = "<!-- Measurements, from make bench-page -->\n", "<!-- End of the measurements -->\n"
 
 
-def figures() -> str:
+def table() -> str:
     """Return the rows of the table, as Markdown."""
     sampler, engine, gguf = (
         json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
@@ -50,13 +50,13 @@ def _source(anchor: str, results: str) -> str:
     return f"[page]({page}), [results](benchmarks/results/{results}.json)"
 
 
-def with_figures(text: str) -> str:
+def with_table(text: str) -> str:
     """Return a text with the table between its two comments."""
     before, _, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not end:
-        raise ValueError("README.md does not have the comments around its figures")
-    return before + BEGIN + figures() + END + after
+        raise ValueError("README.md does not have the comments around its measurements")
+    return before + BEGIN + table() + END + after
 
 
 if __name__ == "__main__":
