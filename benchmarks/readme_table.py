@@ -1,6 +1,6 @@
 """Writes the measurements in README.md: the table between its two comments, from the stored results.
 
-Run: python benchmarks/readme_table.py. `make bench-page` runs it after the measurements.
+`python benchmarks/page.py` writes it.
 """
 
 from __future__ import annotations
@@ -59,5 +59,6 @@ def with_table(text: str) -> str:
     return before + BEGIN + table() + END + after
 
 
-if __name__ == "__main__":
-    README.write_text(with_figures(README.read_text("utf-8")), "utf-8")
+def write() -> None:
+    """Write the table to README.md."""
+    README.write_text(with_table(README.read_text("utf-8")), "utf-8")
