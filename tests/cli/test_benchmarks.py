@@ -52,6 +52,7 @@ def test_a_different_pipeline_is_detected(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_peer_leaves_out_unsupported_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
     import nucleate as nc
 
+    pytest.importorskip("torch", reason="needs the extra 'torch'")
     contenders = module("contenders", monkeypatch)
     x = logits("flat", 1, 100)
     stages = {chain: nc.SamplingParams(seed=0, **params).build_pipeline() for chain, params in CHAINS.items()}
