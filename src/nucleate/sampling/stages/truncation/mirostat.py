@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any, Self
 
@@ -10,6 +11,11 @@ from nucleate.sampling.min_keep import min_keep_parameter
 from nucleate.sampling.stage import Floor, RowStats, SampledToken, param
 
 LOG_2 = 0.6931471805599453
+
+
+def bounded(mu: float) -> float:
+    """Return mu, or the finite number closest to it: huge parameters overflow."""
+    return max(-sys.float_info.max, min(sys.float_info.max, mu))
 
 
 class Mirostat(Floor):
@@ -23,11 +29,12 @@ class Mirostat(Floor):
 
     def verify(self) -> None:
         if self.mu is None:
-            object.__setattr__(self, "mu", 2.0 * self.tau)
+            object.__setattr__(self, "mu", bounded(2.0 * self.tau))
 
     def update(self, token: SampledToken) -> Self:
         surprise = -token.logprob_after / LOG_2
-        return replace(self, mu=self.mu - self.eta * (surprise - self.tau))  # type: ignore[operator]  # see verify
+        mu = self.mu - self.eta * (surprise - self.tau)  # type: ignore[operator]  # see verify
+        return replace(self, mu=bounded(mu))
 
     def floor(self, row: RowStats) -> Any:
         return row.top + log(row.mass) - self.mu * LOG_2  # type: ignore[operator]  # see verify

@@ -21,6 +21,7 @@ from nucleate.sampling.maths import (
 )
 from nucleate.sampling.min_keep import min_keep_parameter
 from nucleate.sampling.stage import Prefix, RowStats, SampledToken, param
+from nucleate.sampling.stages.truncation.mirostat import bounded
 
 LOG_2 = 0.6931471805599453
 LEAST, MOST = 1e-30, 1e30
@@ -41,11 +42,12 @@ class MirostatV1(Prefix):
 
     def verify(self) -> None:
         if self.mu is None:
-            object.__setattr__(self, "mu", 2.0 * self.tau)
+            object.__setattr__(self, "mu", bounded(2.0 * self.tau))
 
     def update(self, token: SampledToken) -> Self:
         surprise = -token.logprob_after / LOG_2
-        return replace(self, mu=self.mu - self.eta * (surprise - self.tau))  # type: ignore[operator]  # see verify
+        mu = self.mu - self.eta * (surprise - self.tau)  # type: ignore[operator]  # see verify
+        return replace(self, mu=bounded(mu))
 
     def weight(self, x: Any, row: RowStats) -> Any:
         return ones(x)
