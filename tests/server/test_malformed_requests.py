@@ -21,6 +21,8 @@ COUNT = tiers.count(250, 20_000)
 WORKERS = 3
 GAP = 5.0
 """Maximum seconds between two frames of another client's stream, and for a health check, on a busy machine."""
+_KINDS = {"invalid_prompt": "invalid_request_error"}
+"""The types of errors by their codes in the Responses API."""
 NEIGHBOUR = {**STORY, "seed": 5, "max_tokens": 900}
 SERVERS = {
     "default": (),
@@ -64,9 +66,8 @@ def _failure(answer: Answer) -> str | None:
         error = body.get("error") or body.get("response", {}).get("error")
         if isinstance(error, str) and not error.startswith(("Generation failed", "Internal server error")):
             continue
-        if isinstance(error, dict) and error.get("type", "invalid_request_error") == "invalid_request_error":
-            if error.get("code") != "server_error":
-                continue
+        if isinstance(error, dict) and "invalid_request_error" in (error.get("type"), _KINDS.get(error.get("code"))):
+            continue
         return f"a stream that fails: {error}"
     return None
 
@@ -91,11 +92,11 @@ def _wrong_error(odd: Odd, answer: Answer) -> str | None:
 
 
 def test_every_endpoint_and_protocol_is_covered() -> None:
-    made = odd_requests(1000)
+    made = odd_requests(400)
     assert {odd.path for odd in made} == {*BODIES}
-    assert sum(odd.must_work for odd in made) > 50
+    assert sum(odd.must_work for odd in made) > 20
     assert any(len(odd.data) > 9 * 10**6 for odd in made)
-    assert made[:50] == odd_requests(1000)[:50]  # seeded
+    assert made[:9] == odd_requests(9)  # seeded
 
 
 def test_odd_requests(server: Server) -> None:
