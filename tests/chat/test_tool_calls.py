@@ -177,6 +177,25 @@ def test_structured_output_or_calls(llm: nc.LLM) -> None:
     assert caught.value.field == "structured_outputs"
 
 
+def test_both_forms_of_structural_tags_can_follow_a_reasoning_section(llm: nc.LLM) -> None:
+    chat_format = ChatFormat(llm.tokenizer, FORMATS["hermes"], ReasoningFormat("<think>", "</think>"))
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+    content = {"type": "json_schema", "json_schema": schema}
+    tag = {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}
+    older = {"structures": [{"begin": "<a>", "schema": schema, "end": "</a>"}], "triggers": ["<a"]}
+    newer = {"format": {"type": "triggered_tags", "triggers": ["<a"], "tags": [tag]}}
+    chat, found = RenderedChat("<think>", chat_format), []
+    for form in (older, newer):
+        given = nc.StructuredOutputs(structural_tag={"type": "structural_tag", **form})
+        params = nc.SamplingParams(structured_outputs=given, max_tokens=40, seed=1)
+        request = chat_request(chat, llm.encode("Hi"), params, llm.new_engine().prepare)
+        ids = llm.tokenizer.encode("hm</think>Well <a>", False)
+        chunks = chat_models.run(llm, dataclasses.replace(request, output_ids=ids))
+        found.append("".join(chunk.text for chunk in chunks))
+    assert found[0] == found[1]
+    assert found[0].startswith("hm</think>Well <a>{")
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_constraint_of_every_format_compiles_and_is_parsed(llm: nc.LLM, name: str) -> None:
     """Outputs under the constraint of a format are calls for its parser."""

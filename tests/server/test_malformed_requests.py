@@ -28,7 +28,7 @@ SERVERS = {
     "default": (),
     "permissive": (
         *("--scheduling-policy", "priority", "--max-logprobs", "-1", "--unknown-fields", "ignore"),
-        *("--reasoning-parser", "qwen3", "--max-request-body-bytes", str(16 * 2**20)),
+        *("--reasoning-parser", "qwen3"),
     ),
 }
 
@@ -48,6 +48,8 @@ def problem(odd: Odd, answer: Answer) -> str | None:
         return _failure(answer)
     if odd.must_work:
         return "the request is valid"
+    if answer.status == 503 and answer.headers.get("retry-after"):
+        return None  # it has more sequences than the queue has room for
     if not 400 <= answer.status < 500:
         return "the status"
     if len(answer.data) > 8000:
@@ -107,6 +109,8 @@ def test_odd_requests(server: Server) -> None:
     def stream() -> None:
         while not done.is_set():
             one = Stream(server, NEIGHBOUR).wait(300)
+            if one.status == 503:
+                continue
             assert one.whole, (one.status, one.error)
             assert one.text == alone
             seconds.extend(after - before for before, after in pairwise(one.times))

@@ -13,6 +13,7 @@ from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat
 from nucleate.chat.tools import Tool
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.spec import StructuredOutputs
+from nucleate.structured_output.structural_tag import format_of
 
 Check = Callable[[StructuredOutputs], object]
 """Compiles a constraint. Raises ParameterError."""
@@ -124,7 +125,7 @@ def _answer(given: StructuredOutputs, *, in_messages: bool) -> Structure:
     elif given.kind == "grammar":
         structure = {"type": "grammar", "grammar": given.grammar}
     else:
-        structure = given.to_dict()["structural_tag"]["format"]
+        structure = format_of(given.to_dict()["structural_tag"])
     if not in_messages:
         return structure
     header = {"type": "const_string", "value": "<|channel|>final<|message|>"}

@@ -130,8 +130,8 @@ def present_fields(body: Any, known: Collection[str], where: str = "", field: st
     """
     if not isinstance(body, Mapping):
         raise invalid_value(where or "body", "an object" if where else "a JSON object", body, field)
-    for name in body:
-        if name not in known:
+    for name, value in body.items():
+        if value is not None and name not in known:
             error = unknown_field(name, known, where)
             raise ParameterError(field, str(error)) if field else error
     return {name: value for name, value in body.items() if value is not None}
