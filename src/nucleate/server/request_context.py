@@ -38,7 +38,7 @@ IGNORED_FIELDS_HEADER = "x-nucleate-ignored-fields"
 """The response header with the names of unknown fields, percent-encoded and separated by commas."""
 MAX_IGNORED_NAME, MAX_IGNORED_NAMES, MAX_IGNORED_HEADER = 100, 20, 2000
 """Maximum characters of such a name; maximum names; maximum characters of the header."""
-LINGER_SECONDS = 1.0
+LINGER_SECONDS = 5.0
 """Maximum time to read the rest of a body after an error response: closed at once, the connection could be reset before
 the client has the response."""
 JSON_TYPE, STREAM_TYPE = "application/json", "text/event-stream; charset=utf-8"
