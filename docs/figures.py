@@ -61,7 +61,7 @@ def stages(title: str, prompts: Sequence[str], panels: Mapping[str, Mapping[str,
             after_V = nc.probabilities(scores_V[None], params, prompt_ids=past, output_ids=past)[0]
             unit = 100.0 / max(before_V.max(), after_V.max())
             shapes += panel(10 + 210 * column, y, name, before_V, after_V, tokens, unit)
-    return svg.document(210 * len(panels) + 10, 6 + height * len(prompts), title, shapes)
+    return svg.document(210 * len(panels) + 20, 6 + height * len(prompts), title, shapes)
 
 
 def pipeline(trace: nc.Trace) -> str:
