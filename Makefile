@@ -9,7 +9,7 @@
 # make lint              ruff and mypy
 # make docs              generate docs/stages.md from the stages, and check links; make docs-check only checks
 # make bench             quick benchmarks of the sampler: one minute
-# make bench-page        all benchmarks of docs/benchmarks.md: 15 minutes on an idle machine
+# make bench-page        measure docs/benchmarks.md, its plots and the table of README.md: 14 minutes on an idle machine
 # make bench-engine      engine throughput compared with Transformers: 10 minutes
 # make bench-server      server latency under load, and stalls of streams: 10 minutes
 # make bench-structured  cost of structured output: grammar masks, compilation, sampling: 5 minutes
@@ -94,7 +94,10 @@ bench: .venv/dev
 
 bench-page: .venv/dev
 	$(PIP) -e '.[dev,torch,server,bench]'
-	$(BIN)/python benchmarks/sampler.py --json benchmarks/results/sampler.json --docs docs
+	$(BIN)/python benchmarks/sampler.py --seconds 0.3 --json benchmarks/results/sampler.json
+	$(BIN)/python benchmarks/engine.py --repeat 1 --json benchmarks/results/engine.json
+	$(BIN)/python benchmarks/speculation.py --rounds 1 --methods ngram suffix medusa eagle "ngram, always 4" --out benchmarks/results/speculation.json
+	$(BIN)/python benchmarks/page.py
 
 bench-engine: .venv/dev
 	$(BIN)/python benchmarks/engine.py --json benchmarks/results/engine.json
