@@ -1,0 +1,98 @@
+"""Builds the site: writes the sources of all pages into a folder, and runs Sphinx with warnings as errors."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import nucleate as nc
+from generate import DOCS
+from generate.api_check import undocumented
+from generate.llms import write_llms
+from generate.navigation import Section, decisions, hand_written, toctree
+from generate.pages import Pages
+from generate.reference import reference_pages
+
+CONFIGURATION = DOCS / "generate" / "sphinx"
+"""The folder with the configuration of Sphinx, and static files."""
+
+
+def build_site(out: Path) -> int:
+    """Build the site into a folder, which is replaced. Return the exit status: 1 for any problem."""
+    problems = undocumented()
+    with tempfile.TemporaryDirectory() as temporary:
+        sources = Path(temporary, "sources")
+        pages = write_sources(sources)
+        shutil.rmtree(out, ignore_errors=True)
+        problems += run_sphinx(sources, out, "html")
+        texts = [name for name in pages if "{eval-rst}" in (sources / f"{name}.md").read_text("utf-8")]
+        problems += run_sphinx(sources, Path(temporary, "text"), "text", texts)
+        write_llms(pages, sources, Path(temporary, "text"), out)
+    shutil.rmtree(out / ".doctrees", ignore_errors=True)
+    print("\n".join(problems) or f"site: {len(pages)} pages in {out}")
+    return 1 if problems else 0
+
+
+def write_sources(sources: Path) -> list[str]:
+    """Write all pages, and return their paths without ``.md`` in the order of the navigation."""
+    pages = Pages(sources)
+    sections = hand_written(pages)
+    generated = reference_pages(sources)
+    sections["reference"].entries = [*generated, *sections["reference"].entries]
+    adr = decisions(pages)
+    sections["explanation"].entries.append(adr.write(sources))
+    used = [section for section in sections.values() if section.entries]
+    indexes = [section.write(sources) for section in used]
+    (sources / "index.md").write_text(front_page(used, indexes), "utf-8")
+    for orphan in pages.orphans:
+        path = sources / orphan
+        path.write_text(f"---\norphan: true\n---\n\n{path.read_text('utf-8')}", "utf-8")
+    found = ["index"]
+    for section, index in zip(used, indexes, strict=True):
+        found += [index, *section.entries]
+    known = dict.fromkeys([*found, *adr.entries])
+    rest = sorted(path.relative_to(sources).with_suffix("").as_posix() for path in sources.rglob("*.md"))
+    return [*known, *(name for name in rest if name not in known)]
+
+
+FRONT = """\
+# nucleate
+
+nucleate is {about}: penalties, temperature, truncation, sampling, stop criteria and detokenization, as a library, a
+command line and an OpenAI-compatible server. A small model is bundled.
+
+```python
+import nucleate as nc
+
+llm = nc.LLM()  # the bundled model
+print(llm.generate("Once upon a time", temperature=0.8, min_p=0.05, seed=1).text)
+```
+
+{sections}
+
+For language models: <a href="llms.txt">llms.txt</a> lists all pages as Markdown, and
+<a href="llms-full.txt">llms-full.txt</a> has them in one file.
+
+{toctree}
+"""
+
+
+def front_page(sections: Sequence[Section], indexes: Sequence[str]) -> str:
+    """Return the first page: what nucleate is, and the sections."""
+    about = (nc.__doc__ or "").strip().splitlines()[0].removeprefix("nucleate: ").rstrip(".")
+    links = [f"- **[{one.heading}]({index}.md)**: {one.about}" for one, index in zip(sections, indexes, strict=True)]
+    return FRONT.format(about=about, sections="\n".join(links), toctree=toctree(iter(indexes)))
+
+
+def run_sphinx(sources: Path, out: Path, builder: str, names: Sequence[str] = ()) -> list[str]:
+    """Run a builder, and return its warnings. names: the pages to write; none: all."""
+    options = ["-q", "--no-color", "-b", builder, "-c", str(CONFIGURATION), "-d", str(sources.parent / "doctrees")]
+    files = [str(sources / f"{name}.md") for name in names]
+    command = [sys.executable, "-m", "sphinx", *options, str(sources), str(out), *files]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603
+    warnings = [line.replace(f"{sources}/", "") for line in done.stderr.splitlines() if line.strip()]
+    return warnings or (["Sphinx failed"] if done.returncode else [])
