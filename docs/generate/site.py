@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import nucleate as nc
 from generate import DOCS
@@ -16,9 +18,11 @@ from generate.llms import write_llms
 from generate.navigation import Section, decisions, hand_written, toctree
 from generate.pages import Pages
 from generate.reference import reference_pages
+from generate.site_checks import site_problems
 
 CONFIGURATION = DOCS / "generate" / "sphinx"
 """The folder with the configuration of Sphinx, and static files."""
+TOCTREE = re.compile(r"^```\{toctree\}\n:hidden:\n\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 
 
 def build_site(out: Path) -> int:
@@ -32,7 +36,9 @@ def build_site(out: Path) -> int:
         texts = [name for name in pages if "{eval-rst}" in (sources / f"{name}.md").read_text("utf-8")]
         problems += run_sphinx(sources, Path(temporary, "text"), "text", texts)
         write_llms(pages, sources, Path(temporary, "text"), out)
-    shutil.rmtree(out / ".doctrees", ignore_errors=True)
+        if (sources / "repository").exists():  # the Markdown of a page links to these files, the HTML to copies
+            shutil.copytree(sources / "repository", out / "repository", dirs_exist_ok=True)
+        problems += site_problems(out)
     print("\n".join(problems) or f"site: {len(pages)} pages in {out}")
     return 1 if problems else 0
 
@@ -51,12 +57,14 @@ def write_sources(sources: Path) -> list[str]:
     for orphan in pages.orphans:
         path = sources / orphan
         path.write_text(f"---\norphan: true\n---\n\n{path.read_text('utf-8')}", "utf-8")
-    found = ["index"]
-    for section, index in zip(used, indexes, strict=True):
-        found += [index, *section.entries]
-    known = dict.fromkeys([*found, *adr.entries])
-    rest = sorted(path.relative_to(sources).with_suffix("").as_posix() for path in sources.rglob("*.md"))
-    return [*known, *(name for name in rest if name not in known)]
+    return [*in_order(sources, "index"), *sorted(name.removesuffix(".md") for name in pages.orphans)]
+
+
+def in_order(sources: Path, name: str) -> list[str]:
+    """Return a page and all pages below it in the navigation, in order."""
+    below = TOCTREE.findall((sources / f"{name}.md").read_text("utf-8"))
+    entries = [str(PurePosixPath(name).parent / entry) for tree in below for entry in tree.split()]
+    return [name, *(page for entry in entries for page in in_order(sources, os.path.normpath(entry)))]
 
 
 FRONT = """\
@@ -69,7 +77,8 @@ command line and an OpenAI-compatible server. A small model is bundled.
 import nucleate as nc
 
 llm = nc.LLM()  # the bundled model
-print(llm.generate("Once upon a time", temperature=0.8, min_p=0.05, seed=1).text)
+[completion] = llm.generate("Once upon a time", temperature=0.8, min_p=0.05, seed=1, max_tokens=60)
+print(completion.text)
 ```
 
 {sections}

@@ -12,7 +12,8 @@ from functools import cache
 from typing import Any
 
 import nucleate as nc
-from generate import DOCS, ROOT
+from generate import ROOT
+from generate.stage_definitions import differences, semantics
 from generate.stage_facts import FACTS, Facts
 from generate.stage_plots import effect, svg
 from generate.stage_table import shown
@@ -23,7 +24,6 @@ RULES = ("apply", "floor", "weight", "target", "order", "ceiling", "score", "req
 """The methods of stages that are formulas."""
 SOURCE = re.compile(r"arXiv (\d{4}\.\d{4,5})")
 RESULTS = ROOT / "benchmarks" / "results" / "stages.json"
-ROW = re.compile(r"^\|(?P<cells>.+)\|$", re.MULTILINE)
 
 
 def stage_page(kind: type[Stage]) -> str:
@@ -93,35 +93,15 @@ def _linked(text: str) -> str:
 
 
 def _meaning(kind: type[Stage]) -> Iterator[str]:
-    yield from _semantics(kind.name)
+    yield from semantics(kind.name)
     rules = [
         textwrap.dedent(inspect.getsource(vars(kind)[name])).rstrip()
         for name in RULES
         if inspect.isfunction(vars(kind).get(name)) and vars(kind)[name].__qualname__.startswith(kind.__name__)
     ]
     if rules:
-        yield "The rule in [its file](../api/stage.md) (`x` is the score of a token, `row` the statistics of the row):"
+        yield "Its rule, where `x` is the score of a token ([the other arguments](../api/stage.md)):"
         yield "\n\n".join(["```python", *rules]).replace("```python\n\n", "```python\n") + "\n```"
-
-
-def _semantics(name: str) -> Iterator[str]:
-    """Yield what docs/semantics.md says about a stage: the row of a table, or an item of a list."""
-    text = (DOCS / "semantics.md").read_text("utf-8")
-    found = [row for row in tables(text) if f"`{name}`" in row[:2]]
-    items = re.findall(rf"^- The `{name}` draw .+?(?=^- |^\S|\Z)", text, re.DOTALL | re.MULTILINE)
-    said = [row[-1] for row in found] + [re.sub(r"^- ", "", item).rstrip() for item in items]
-    if not said:
-        raise ValueError(f"docs/semantics.md does not define {name}")
-    for each in said:
-        sentence = f"{each[0].upper()}{each[1:]}" if each[:2].isalpha() else each
-        sentence += "" if sentence.endswith(".") else "."
-        yield re.sub(r"\]\((?!http)(#?)", lambda link: f"](../../{'semantics.md#' if link[1] else ''}", sentence)
-
-
-def tables(text: str) -> Iterator[list[str]]:
-    """Yield the rows of all tables of a page as lists of cells."""
-    for found in ROW.finditer(text):
-        yield [cell.strip() for cell in re.split(r"(?<!\\)\|", found["cells"])]
 
 
 def _effect(kind: type[Stage], facts: Facts) -> Iterator[str]:
@@ -130,7 +110,7 @@ def _effect(kind: type[Stage], facts: Facts) -> Iterator[str]:
     shown_effect = effect(facts)
     yield "## Effect"
     example = f"`{facts.example!r}`".replace(", key=WatermarkKey(...)", "")
-    yield f"{example} on a distribution of twelve tokens. {facts.note}".rstrip()
+    yield f"{example} on a distribution of twelve tokens, by token id. {facts.note}".rstrip()
     yield svg(kind.name, shown_effect)
     if shown_effect.why:
         yield f"The trace says: `{shown_effect.why}`."
@@ -144,7 +124,12 @@ def _parameters(kind: type[Stage]) -> Iterator[str]:
         names = f"field and JSON name `{p.name}`, flag `--{p.name.replace('_', '-')}`"
         where = names if p.public else "of the stage only"
         neutral = f"; the stage has no effect with {shown(p.neutral)}" if _is_shown(p.neutral) else ""
-        lines = [f"`{attribute}`", f": {p.help}.", "", f"  {p.allowed}; default {shown(p.default)}{neutral}; {where}"]
+        lines = [
+            f"`{attribute}`",
+            f": {p.help}.",
+            "",
+            f"  Values: {p.allowed}; default {shown(p.default)}{neutral}; {where}",
+        ]
         yield "\n".join(lines)
 
 
@@ -178,31 +163,12 @@ def _cost(name: str) -> Iterator[str]:
 
 
 def _elsewhere(kind: type[Stage], facts: Facts) -> Iterator[str]:
-    differences = [*_differences(kind, facts)]
-    if not facts.others and not differences:
+    found = [*differences(kind, facts)]
+    if not facts.others and not found:
         return
     yield "## Other projects"
     if facts.others:
         yield "\n".join(f"- {project}: {names}" for project, names in facts.others.items())
-    if differences:
+    if found:
         yield "Differences, from [the list of all differences](../../differences.md):"
-        yield "\n".join(differences)
-
-
-def _differences(kind: type[Stage], facts: Facts) -> Iterator[str]:
-    """Yield the rows of docs/differences.md that name the stage, its parameters or its names elsewhere."""
-    names = {kind.name, *(p.name for p in kind.parameters.values() if p.public and p.name not in ("seed", "min_keep"))}
-    names |= {name for other in facts.others.values() for name in re.findall(r"`(\w+)`", other)}
-    sections = re.split(r"^## (.+)$", (DOCS / "differences.md").read_text("utf-8"), flags=re.MULTILINE)
-    for heading, body in zip(sections[1::2], sections[2::2], strict=True):
-        if heading == "In general" or "structured output" in heading:
-            continue
-        for what, theirs, ours, *reason in tables(body):
-            if names & set(re.findall(r"`(\w+)(?:=[^`]*)?`", what)) and theirs:
-                why = f" Reason: {reason[0]}." if reason and reason[0] else ""
-                yield _from_docs(f"- {what} in {heading.split(',')[0]}: {theirs}. In nucleate: {ours}.{why}")
-
-
-def _from_docs(text: str) -> str:
-    """Return text of a page in docs/ with its links."""
-    return re.sub(r"\]\((?!http)", "](../../", text)
+        yield "\n".join(found)
