@@ -144,7 +144,8 @@ def test_the_pages_of_the_server() -> None:
     http, metrics, errors = http_page(), metrics_page(), errors_page.errors_page()
     assert "### POST /v1/chat/completions" in http
     assert "All [sampling parameters](parameters.md), and:" in http
-    assert "`nucleate_spec_decode_num_accepted_tokens_per_pos_total` (also `vllm:`) | counter | `position`" in metrics
+    per_position = "Accepted draft tokens, by position in the draft. (counter, label `position`, also "
+    assert f": {per_position}`vllm:spec_decode_num_accepted_tokens_per_pos_total`)" in metrics
     assert '"message": "top_p must be a number > 0 and <= 1, got 2"' in errors
     assert "`130`: interrupted" in errors
 
@@ -189,9 +190,11 @@ def test_a_page_brings_the_files_that_it_links_to(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "out/repository/src/x.py").read_text("utf-8") == "x = 1\n"
 
 
-def test_a_page_in_no_section_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_page_that_is_not_listed_is_a_guide(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(navigation, "LISTED", {**navigation.LISTED, "explanation": ()})
-    with pytest.raises(ValueError, match=r"differ: engine$"):
+    assert "engine" in navigation.hand_written(pages.Pages(tmp_path))["how-to"].entries
+    monkeypatch.setattr(navigation, "LISTED", {"explanation": ("no_such_page",)})
+    with pytest.raises(FileNotFoundError):
         navigation.hand_written(pages.Pages(tmp_path))
 
 

@@ -1,16 +1,19 @@
 """The sections of the site, and their pages: which page is where, and in which order.
 
 A page in docs/tutorials/, docs/how-to/ or docs/explanation/ belongs to that section. The pages directly in docs/ are
-listed here. Within a section, the listed pages come first, then the others by path: a number in a name orders them.
+listed here; others are how-to guides. Within a section, the listed pages come first, then the others by path: a number
+in a name orders them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from generate import DOCS, ROOT
+from generate.links import links
 from generate.pages import PROJECT, Pages, relative, summary, title
 
 CAPTIONS = {
@@ -47,16 +50,18 @@ class Section:
         name = f"{self.folder}/index"
         path = sources / f"{name}.md"
         path.parent.mkdir(parents=True, exist_ok=True)
-        own = (
-            path.read_text("utf-8") if path.exists() else f"# {self.heading}\n\n{self.about}\n\n{self.listing(sources)}"
-        )
-        path.write_text(f"{own}\n{toctree(relative(entry, name) for entry in self.entries)}", "utf-8")
+        own = path.read_text("utf-8") if path.exists() else f"# {self.heading}\n\n{self.about}\n"
+        linked = {os.path.normpath(f"{self.folder}/{found[1]}") for found in links(own)}
+        others = [entry for entry in self.entries if f"{entry}.md" not in linked]
+        more = "\n## More pages\n" if linked and others else ""
+        tree = toctree(relative(entry, name) for entry in self.entries)
+        path.write_text(f"{own}{more}\n{self.listing(sources, others)}\n{tree}", "utf-8")
         return name
 
-    def listing(self, sources: Path) -> str:
-        """Return the pages with their first sentences."""
+    def listing(self, sources: Path, entries: Iterable[str]) -> str:
+        """Return pages with their first sentences."""
         lines = []
-        for entry in self.entries:
+        for entry in entries:
             text = (sources / f"{entry}.md").read_text("utf-8")
             about = summary(text)
             link = f"[{title(text)}]({relative(f'{entry}.md', f'{self.folder}/index')})"
@@ -64,20 +69,17 @@ class Section:
         return "".join(lines)
 
 
-def toctree(entries: Iterator[str], *options: str) -> str:
+def toctree(entries: Iterable[str]) -> str:
     """Return the directive that puts pages into the navigation."""
-    return "\n".join(["```{toctree}", ":hidden:", *options, "", *entries, "```", ""])
+    return "\n".join(["```{toctree}", ":hidden:", "", *entries, "```", ""])
 
 
 def hand_written(pages: Pages) -> dict[str, Section]:
-    """Add all hand-written pages, and return the sections with them. Raises ValueError for a page without a section."""
+    """Add all hand-written pages, and return the sections with them."""
     sections = {folder: Section(folder, *words) for folder, words in CAPTIONS.items()}
     listed = {name: folder for folder, names in LISTED.items() for name in names}
-    found = {path.stem for path in DOCS.glob("*.md")} - {"README"}
-    if found != set(listed):
-        odd = ", ".join(sorted(found ^ set(listed)))
-        raise ValueError(f"LISTED in docs/generate/navigation.py and the pages directly in docs/ differ: {odd}")
-    for name, folder in listed.items():
+    others = sorted({path.stem for path in DOCS.glob("*.md")} - {"README", *listed})
+    for name, folder in [*listed.items(), *((name, "how-to") for name in others)]:
         sections[folder].entries.append(pages.add(DOCS / f"{name}.md").removesuffix(".md"))
     for folder in ("tutorials", "how-to", "reference", "explanation"):
         for path in sorted((DOCS / folder).rglob("*.md")):

@@ -94,12 +94,13 @@ def front_page(sections: Sequence[Section], indexes: Sequence[str]) -> str:
     """Return the first page: what nucleate is, and the sections."""
     about = (nc.__doc__ or "").strip().splitlines()[0].removeprefix("nucleate: ").rstrip(".")
     links = [f"- **[{one.heading}]({index}.md)**: {one.about}" for one, index in zip(sections, indexes, strict=True)]
-    return FRONT.format(about=about, sections="\n".join(links), toctree=toctree(iter(indexes)))
+    return FRONT.format(about=about, sections="\n".join(links), toctree=toctree(indexes))
 
 
 def run_sphinx(sources: Path, out: Path, builder: str, names: Sequence[str] = ()) -> list[str]:
     """Run a builder, and return its warnings. names: the pages to write; none: all."""
-    options = ["-q", "--no-color", "-b", builder, "-c", str(CONFIGURATION), "-d", str(sources.parent / "doctrees")]
+    folders = ["-c", str(CONFIGURATION), "-d", str(sources.parent / "doctrees")]
+    options = ["-q", "--no-color", "-j", "auto", "-b", builder, *folders]
     files = [str(sources / f"{name}.md") for name in names]
     command = [sys.executable, "-m", "sphinx", *options, str(sources), str(out), *files]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)  # noqa: S603

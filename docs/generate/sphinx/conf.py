@@ -32,10 +32,17 @@ html_static_path = ["static"]
 html_css_files = ["nucleate.css"]
 html_copy_source = False
 html_show_sphinx = False
-pygments_style = "friendly"
+pygments_style = "a11y-high-contrast-light"
 pygments_dark_style = "github-dark"
+
+
+def make_focusable(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let the keyboard scroll wide code and tables."""
+    body = context.get("body", "").replace("<pre>", '<pre tabindex="0">')
+    context["body"] = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
 
 
 def setup(app: Any) -> None:
     """Connect the handlers of events."""
+    app.connect("html-page-context", make_focusable)
     app.connect("autodoc-process-docstring", docstrings.process)
