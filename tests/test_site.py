@@ -60,13 +60,14 @@ def test_names_without_documentation_are_found(monkeypatch: pytest.MonkeyPatch) 
         def method(self) -> None:
             pass
 
-    for name, value in (("silent", silent), ("half", half), ("Bare", Bare)):
+    for name, value in (("silent", silent), ("half", half), ("Bare", Bare), ("THREE", (3,))):
         monkeypatch.setitem(nc.__dict__, name, value)
-    monkeypatch.setattr(nc, "__all__", [*nc.__all__, "silent", "half", "Bare", "explain2"])
-    page = api_names.ApiPage("more", "More", "", ("silent", "half", "Bare"))
+    monkeypatch.setattr(nc, "__all__", [*nc.__all__, "silent", "half", "Bare", "THREE", "explain2"])
+    page = api_names.ApiPage("more", "More", "", ("silent", "half", "Bare", "THREE"))
     monkeypatch.setattr(api_check, "PAGES", (*api_names.PAGES, page))
     assert api_check.undocumented() == [
         "nucleate.Bare.method has no docstring",
+        "nucleate.THREE has no docstring",
         "nucleate.explain2 is on no page of the API reference",
         "nucleate.half: its docstring does not describe the parameter other",
         "nucleate.silent has no docstring",
@@ -87,6 +88,8 @@ def test_the_sentences_about_parameters_become_a_list() -> None:
         *("Do it.", "", "- **a**, **b**: two numbers, at most 3."),
         *("- **c_BV**: the ``x | y``: not a list.", "", "Raises E.", "", "    a: b", ""),
     ]
+    fields = docstrings.docstring_lines(["Fields:", "    a: one * two.", "    b: c: d."], [])
+    assert fields == ["Fields:", "", r"- **a**: one \* two.", "- **b**: c: d.", ""]
 
 
 @pytest.mark.fast_cases(6)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import sys
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import nucleate as nc
@@ -37,9 +40,8 @@ def _directives(names: Sequence[str]) -> Iterator[str]:
             )
         else:
             kind = _directive(thing)
-            home = nc._HOMES.get(name) if kind == "autodata" else None  # noqa: SLF001  # where its docstring is
-            path = f"{home}.{name}" if home else name
-            yield f"```{{eval-rst}}\n.. {kind}:: nucleate.{path}\n{_options(name, thing)}```"
+            path = f"{data_home(name, thing)}.{name.rpartition('.')[2]}" if kind == "autodata" else f"nucleate.{name}"
+            yield f"```{{eval-rst}}\n.. {kind}:: {path}\n{_options(name, thing)}```"
 
 
 def members(module: Any) -> list[str]:
@@ -50,13 +52,30 @@ def members(module: Any) -> list[str]:
     return [name for name in found if getattr(module, name) not in STAGES.values()]
 
 
+def data_home(name: str, thing: Any) -> str:
+    """Return the module that assigns a constant and documents it below. Raises LookupError if there is none."""
+    attribute = name.rpartition(".")[2]
+    for home, module in sorted(sys.modules.items()):
+        if home.startswith("nucleate.") and vars(module).get(attribute) is thing:
+            body = ast.parse(inspect.getsource(module)).body
+            for node, following in pairwise(body):
+                targets = getattr(node, "targets", [getattr(node, "target", None)])
+                if any(isinstance(one, ast.Name) and one.id == attribute for one in targets) and _is_text(following):
+                    return home
+    raise LookupError(f"nucleate.{name} has no docstring")
+
+
+def _is_text(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
 def _directive(thing: Any) -> str:
     if inspect.isclass(thing):
         return "autoexception" if issubclass(thing, BaseException) else "autoclass"
-    return "autofunction" if callable(thing) else "autodata"
+    return "autofunction" if inspect.isfunction(thing) else "autodata"
 
 
 def _options(name: str, thing: Any) -> str:
     if not inspect.isclass(thing) or name in WITHOUT_MEMBERS:
-        return "" if callable(thing) else "   :no-value:\n"
+        return "" if inspect.isclass(thing) or inspect.isfunction(thing) else "   :no-value:\n"
     return "   :members:\n   :undoc-members:\n   :member-order: bysource\n"

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import nucleate as nc
-from generate.api import members, resolve
+from generate.api import data_home, members, resolve
 from generate.api_names import PAGES, WITHOUT_MEMBERS
 
 _REFERENCE = re.compile(r"(?i)\barguments?(:| as) (in|there|for|those of)\b|\bas in ``|\bas ``|\bsame as ``")
@@ -43,6 +43,11 @@ def _of(name: str, thing: Any) -> Iterator[str]:
         yield from _of_class(name, thing)
     elif inspect.isfunction(thing):
         yield from _of_function(name, thing, inspect.getdoc(thing) or "")
+    else:
+        try:
+            data_home(name, thing)
+        except LookupError as error:
+            yield error.args[0]
 
 
 def _of_class(name: str, kind: type[Any]) -> Iterator[str]:

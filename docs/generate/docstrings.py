@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+_FIELDS = re.compile(r"Fields:(\n +\w+: .+)+")
+"""The fields in the docstring of SamplingParams, one per line."""
 _GENERATED = re.compile(r"Alias for field number \d+$")
 
 
@@ -34,9 +36,17 @@ def docstring_lines(lines: Sequence[str], parameters: Sequence[str]) -> list[str
     """Return the lines of a docstring with lists of parameters."""
     made: list[str] = []
     for paragraph in re.split(r"\n\s*\n", "\n".join(lines).strip("\n")):
+        if _FIELDS.fullmatch(paragraph):
+            made += ["Fields:", "", *(f"- {_named(line)}" for line in paragraph.splitlines()[1:]), ""]
+            continue
         literal = paragraph.startswith((" ", "=", ">>>", "- ", "* ")) or "\n " in paragraph
         made += [*(paragraph.splitlines() if literal else _paragraph(paragraph, parameters)), ""]
     return made
+
+
+def _named(line: str) -> str:
+    name, _, meaning = line.strip().partition(": ")
+    return f"**{name}**: {_escaped(meaning)}"
 
 
 def _paragraph(text: str, parameters: Sequence[str]) -> Iterable[str]:

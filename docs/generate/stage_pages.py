@@ -157,8 +157,9 @@ def _cost(name: str) -> Iterator[str]:
     yield "## Cost"
     yield (
         f"`{measured['stage']}`: {with_stage:.0f} µs per token, {compared}. Medians of one run of "
-        f"`benchmarks/stages.py` on one thread ({results['machine']}): one row of {results['vocabulary']:,} peaked "
-        f"logits, {results['history']} tokens in prompt and output each. Only the ratio carries over to other machines."
+        f"`benchmarks/stages.py` on one thread ({results['machine']}): one row of {results['vocabulary']:,} "
+        f"peaked logits, {results['history']} tokens in prompt and output each. Times depend on the machine; "
+        "compare the ratio."
     )
 
 
