@@ -8,12 +8,14 @@
 # make test-clients      the server with litellm, langchain, llm, lm-eval, schemathesis and the SDKs of Anthropic and Ollama; the llm plug-in; peft
 # make lint              ruff and mypy
 # make docs              generate docs/stages.md from the stages, and check links; make docs-check only checks
+# make site              the documentation site in site/, with warnings as errors: a minute
 # make bench             quick benchmarks of the sampler: one minute
 # make bench-page        measure docs/benchmarks.md, its plots and the table of README.md: 14 minutes on an idle machine
 # make bench-engine      engine throughput compared with Transformers: 10 minutes
 # make bench-server      server latency under load, and stalls of streams: 10 minutes
 # make bench-structured  cost of structured output: grammar masks, compilation, sampling: 5 minutes
 # make bench-gguf        GGUF models compared with llama-cpp-python: five minutes
+# make bench-stages      what each stage adds to the time of a token: two minutes
 # make bench-gpu         GPU kernels, checked and timed: 10 minutes; needs a GPU
 
 PYTHON ?= python3
@@ -26,7 +28,7 @@ JOBS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without bytecode each compiles the sources anew
 
-.PHONY: setup setup-gguf setup-notebooks demo test test-all test-exhaustive test-clients lint docs docs-check bench bench-page bench-engine bench-server bench-structured bench-gguf bench-gpu clean
+.PHONY: setup setup-gguf setup-notebooks demo test test-all test-exhaustive test-clients lint docs docs-check site bench bench-page bench-engine bench-server bench-structured bench-gguf bench-stages bench-gpu clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -87,6 +89,13 @@ docs: .venv/dev
 docs-check: .venv/dev
 	$(BIN)/python docs/build.py --check
 
+.venv/docs: .venv/dev
+	@$(PIP) -e '.[dev,torch,server,structured,docs]'
+	@touch $@
+
+site: .venv/docs
+	$(BIN)/python docs/build.py --site site
+
 bench: .venv/dev
 	$(BIN)/python benchmarks/reference.py
 	$(BIN)/python benchmarks/history.py
@@ -112,10 +121,13 @@ bench-structured: .venv/dev
 bench-gguf: .venv/gguf
 	$(BIN)/python benchmarks/gguf_models.py --json benchmarks/results/gguf.json
 
+bench-stages: .venv/dev
+	$(BIN)/python benchmarks/stages.py --json benchmarks/results/stages.json
+
 bench-gpu: .venv/dev
 	$(BIN)/python benchmarks/gpu.py --csv benchmarks/results/gpu.csv
 	@$(PIP) 'matplotlib>=3.8'
 	$(BIN)/python benchmarks/gpu_plot.py benchmarks/results/gpu.csv benchmarks/results/gpu.svg
 
 clean:
-	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv site dist build .pytest_cache .mypy_cache .ruff_cache
