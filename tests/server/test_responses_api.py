@@ -310,7 +310,24 @@ def test_reasoning_is_an_item() -> None:
         assert without_ids(events(stream)[-1]["response"]) == without_ids(whole)
         assert [item["type"] for item in whole["output"]] == ["reasoning", "message"]
         assert whole["output"][0]["content"][0]["type"] == "reasoning_text"
+        assert whole["output"][0]["summary"] == []
         assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] >= 4
+        asked = {**body, "reasoning": {"summary": "auto"}}
+        summarized, stream = (await ask(app, URL, asked)).json, await ask(app, URL, {**asked, "stream": True})
+        found = events(stream)
+        assert [event["sequence_number"] for event in found] == list(range(len(found)))
+        assert without_ids(found[-1]["response"]) == without_ids(summarized)
+        assert summarized["output"][0]["content"] == whole["output"][0]["content"]
+        [summary] = summarized["output"][0]["summary"]
+        assert summary == {"type": "summary_text", "text": whole["output"][0]["content"][0]["text"]}
+        made = [event for event in found if event["type"].startswith("response.reasoning_summary")]
+        others = [event for event in found if event not in made]
+        check_order([{**event, "sequence_number": number} for number, event in enumerate(others)])
+        kinds = [event["type"].removeprefix("response.reasoning_summary_") for event in made]
+        assert kinds[0] == "part.added"
+        assert kinds[-2:] == ["text.done", "part.done"]
+        assert "".join(event.get("delta", "") for event in made) == made[-2]["text"] == summary["text"]
+        assert made[-1]["part"] == summary
 
     serve(llm, use)
 

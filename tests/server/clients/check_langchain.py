@@ -121,10 +121,11 @@ def loop() -> None:
     assert isinstance(answering.invoke(who)["structured_response"], checks.Hero)
 
 
-@check("reasoning", "with `use_responses_api=True`; for chat completions, `ChatOpenAI` drops `reasoning_content`")
+@check("reasoning", "with `reasoning={'summary': 'auto'}` (Responses API); of chat completions, it drops `reasoning_content`")
 def reasoning() -> None:
-    thought, answer = ChatOpenAI(**SERVER, use_responses_api=True).invoke(checks.THINK).content
-    equal((thought["content"][0]["text"], answer["text"]), (checks.THOUGHT, checks.THOUGHT_ANSWER))
+    message = ChatOpenAI(**SERVER, reasoning={"summary": "auto"}).invoke(checks.THINK)
+    thought, answer = message.content_blocks
+    equal((thought["reasoning"], answer["text"]), (checks.THOUGHT, checks.THOUGHT_ANSWER))
 
 
 @check("responses")

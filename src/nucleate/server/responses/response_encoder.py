@@ -51,6 +51,8 @@ class ResponseEncoder(ChatEncoder):
             "previous_response_id": None,
         }
         self._request = dumps(request)[:-1]
+        asked = request["reasoning"]
+        self._summarizes = any(asked.get(name) is not None for name in ("summary", "generate_summary"))
 
     def body(self, usage: Usage) -> Iterator[str]:
         return self._response(self._final(usage))
@@ -80,10 +82,15 @@ class ResponseEncoder(ChatEncoder):
             made.append(self._frame("output_item.added", {"output_index": block.index, "item": item}))
             if part is not None:
                 made.append(self._frame("content_part.added", part_event))
+            if self._has_summary(block):
+                made.append(self._summary_frame("part.added", where, part=_summary("")))
         else:
             made.append(self._done(block, where))
             if part is not None:
                 made.append(self._frame("content_part.done", part_event))
+            if self._has_summary(block):
+                made.append(self._summary_frame("text.done", where, text=block.text))
+                made.append(self._summary_frame("part.done", where, part=_summary(block.text)))
             item = self._item(block, self._status(block))
             made.append(self._frame("output_item.done", {"output_index": block.index, "item": item}))
         return "".join(made)
@@ -93,7 +100,8 @@ class ResponseEncoder(ChatEncoder):
             return self._frame("function_call_arguments.delta", {**where, "delta": event.text})
         content = {**where, "content_index": 0, "delta": event.text}
         if event.block.kind == "reasoning":
-            return self._frame("reasoning_text.delta", content)
+            frame = self._frame("reasoning_text.delta", content)
+            return frame + (self._summary_frame("text.delta", where, delta=event.text) if self._summarizes else "")
         return self._frame("output_text.delta", {**content, "logprobs": self._logprobs(event.logprobs)})
 
     def _done(self, block: Block, where: JSON) -> str:
@@ -121,6 +129,13 @@ class ResponseEncoder(ChatEncoder):
         self._number += 1
         body = {"type": name, "sequence_number": number, **fields}
         return f"event: {name}\ndata: {''.join(json_parts(body))}\n\n"
+
+    def _has_summary(self, block: Block) -> bool:
+        """Whether the request has asked for a summary of reasoning: it is the reasoning itself."""
+        return self._summarizes and block.kind == "reasoning"
+
+    def _summary_frame(self, kind: str, where: JSON, **fields: Any) -> str:
+        return self._frame(f"reasoning_summary_{kind}", {**where, "summary_index": 0, **fields})
 
     def _response(self, state: JSON) -> Iterator[str]:
         yield self._request
@@ -157,7 +172,8 @@ class ResponseEncoder(ChatEncoder):
             return {**made, "type": "function_call", "call_id": block.id, "name": block.name, "arguments": arguments}
         content = iter(() if empty else (self._part(block),))
         if block.kind == "reasoning":
-            return {**made, "type": "reasoning", "summary": [], "content": content}
+            summary = [_summary(block.text)] if self._summarizes and not empty else []
+            return {**made, "type": "reasoning", "summary": summary, "content": content}
         return {**made, "type": "message", "role": "assistant", "content": content}
 
     def _part(self, block: Block, *, empty: bool = False) -> JSON:
@@ -173,6 +189,10 @@ class ResponseEncoder(ChatEncoder):
 
     def _item_id(self, block: Block) -> str:
         return f"{ID_PREFIXES[block.kind]}_{self._id}_{block.index}"
+
+
+def _summary(text: str) -> JSON:
+    return {"type": "summary_text", "text": text}
 
 
 def _state(status: str) -> JSON:
