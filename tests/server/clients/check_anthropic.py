@@ -91,7 +91,7 @@ def streamed_call() -> None:
     assert "input_json" in kinds
 
 
-@check("loop", "also with `tool_runner`, which sends each request without its threads again")
+@check("loop", "also with `tool_runner`, which first asks for a thread and then does without")
 def loop() -> None:
     used.clear()
     message = ask(checks.PARIS, tools=[TOOL])

@@ -47,6 +47,17 @@ def stop() -> None:
     equal(response.choices[0].finish_reason, "stop")
 
 
+@check("logprobs", "with `response_model=None`")
+def logprobs() -> None:
+    response = ask(checks.STORY, response_model=None, **checks.SAMPLED, logprobs=True, top_logprobs=2)
+    equal([len(step.top_logprobs) for step in response.choices[0].logprobs.content], [2] * 16)
+
+
+@check("reasoning", "with `response_model=None`")
+def reasoning() -> None:
+    equal(ask(checks.THINK, response_model=None).choices[0].message.reasoning_content, checks.THOUGHT)
+
+
 @check("parameters")
 def parameters() -> None:
     heroes = [ask(seed=seed, extra_body={"top_k": 1, "min_p": 0.1}) for seed in (1, 2)]
@@ -62,7 +73,7 @@ def schema() -> None:
     equal(response.choices[0].finish_reason, "tool_calls")  # the default mode
 
 
-@check("tool", "by the default mode `TOOLS`; `JSON_SCHEMA`, `JSON` and `MD_JSON` send a `response_format` or none")
+@check("tool", "its default mode `TOOLS`; `Mode.JSON_SCHEMA` works too")
 def tool() -> None:
     for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
         inner = OpenAI(base_url=f"{checks.URL}/v1", api_key=checks.KEY)
@@ -94,9 +105,7 @@ def errors() -> None:
 
 
 absent("completions", "no API for it")
-absent("logprobs", "only in the response of `create_with_completion`")
 absent("auto", "calls are required: they are its structured output")
 absent("streamed call", "see stream: partial objects are streamed calls")
 absent("loop", "instructor does not run tools")
-absent("reasoning", "only in the response of `create_with_completion`")
 checks.run("instructor")

@@ -121,7 +121,10 @@ def loop() -> None:
     assert isinstance(answering.invoke(who)["structured_response"], checks.Hero)
 
 
-@check("reasoning", "with `reasoning={'summary': 'auto'}` (Responses API); of chat completions, it drops `reasoning_content`")
+@check(
+    "reasoning",
+    "with `reasoning={'summary': 'auto'}` (Responses API); of chat completions, it drops `reasoning_content`",
+)
 def reasoning() -> None:
     message = ChatOpenAI(**SERVER, reasoning={"summary": "auto"}).invoke(checks.THINK)
     thought, answer = message.content_blocks

@@ -7,7 +7,7 @@ from typing import Any
 
 import checks
 import litellm
-from checks import MODEL, absent, check, equal, raises
+from checks import MODEL, check, equal, raises
 
 SERVER = {"api_base": f"{checks.URL}/v1", "api_key": checks.KEY, "num_retries": 0}
 

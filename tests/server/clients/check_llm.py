@@ -13,7 +13,11 @@ import checks
 from checks import absent, check, equal
 
 FOLDER = Path(tempfile.mkdtemp(prefix="llm-"))
-KINDS = {"tiny": "supports_tools: true\n  supports_schema: true", "text": "completion: true", "new": "responses: true\n  supports_tools: true"}
+KINDS = {
+    "tiny": "supports_tools: true\n  supports_schema: true",
+    "text": "completion: true",
+    "new": "responses: true\n  reasoning: true\n  supports_tools: true",
+}
 (FOLDER / "extra-openai-models.yaml").write_text(
     "".join(
         f"- model_id: {name}\n  model_name: {checks.MODEL}\n  api_base: {checks.URL}/v1\n  {more}\n"
@@ -24,12 +28,17 @@ OPTIONS = ["-o", "temperature", "0.9", "-o", "seed", "7", "-o", "max_tokens", "1
 FUNCTION = 'def get_weather(city: str) -> str:\n    """Get the weather."""\n    return f"Sunny in {city}."'
 
 
-def llm(*arguments: str, code: int = 0) -> str:
-    """Run the program and return what it prints."""
+def run(*arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the program."""
     command, variables = [sys.executable, "-m", "llm", *arguments], {**os.environ, "LLM_USER_PATH": str(FOLDER)}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == code, done.stdout + done.stderr
-    return (done.stdout if code == 0 else done.stderr).strip()
+    return done
+
+
+def llm(*arguments: str) -> str:
+    """Return what the program prints."""
+    return run(*arguments).stdout.strip()
 
 
 @check("chat", "also `llm openai endpoint URL`, without configuration")
@@ -53,6 +62,13 @@ def completions() -> None:
 def stop() -> None:
     text = llm("-m", "tiny", checks.STORY, *OPTIONS, "-o", "stop", " a")
     assert llm("-m", "tiny", checks.STORY, *OPTIONS).startswith(f"{text} a")
+
+
+@check("logprobs", "with `completion: true`, in its log")
+def logprobs() -> None:
+    llm("-m", "text", checks.PROMPT, *OPTIONS, "-o", "logprobs", "2")
+    (entry,) = json.loads(llm("logs", "--json", "-n", "1"))
+    assert json.dumps(entry).count("top_logprobs") > 1
 
 
 @check("schema")
@@ -84,9 +100,10 @@ def loop() -> None:
     equal(llm("-c", checks.BOTH, "--functions", FUNCTION), f"{checks.ANSWER} Sunny in Rome.")
 
 
-@check("reasoning", "written to stderr")
+@check("reasoning", "with `responses: true` and `reasoning: true`; it ignores that of chat completions")
 def reasoning() -> None:
-    equal(llm("-m", "tiny", checks.THINK), checks.THOUGHT_ANSWER)
+    done = run("-m", "new", checks.THINK)
+    equal((done.stderr.strip(), done.stdout.strip()), (checks.THOUGHT, checks.THOUGHT_ANSWER))
 
 
 @check("responses", "with `responses: true`")
@@ -96,10 +113,9 @@ def responses() -> None:
 
 @check("errors")
 def errors() -> None:
-    assert "maximum context length" in llm("-m", "tiny", checks.STORY, "-o", "max_tokens", "100000", code=1)
+    assert "maximum context length" in run("-m", "tiny", checks.STORY, "-o", "max_tokens", "100000", code=1).stderr
 
 
-absent("logprobs", "only in its log, for `completion: true`")
 absent("parameters", "no option; the plug-in of nucleate has them all ([integrations.md](integrations.md))")
 absent("tool", "no tool choice")
 checks.run("llm")

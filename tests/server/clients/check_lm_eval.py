@@ -35,6 +35,18 @@ def completions() -> None:
 
 check("logprobs")(completions)
 check("stop")(chat)
-for feature in ("stream", "parameters", "schema", "tool", "auto", "parallel", "streamed call", "loop", "reasoning", "responses", "errors"):
+for feature in (
+    "stream",
+    "parameters",
+    "schema",
+    "tool",
+    "auto",
+    "parallel",
+    "streamed call",
+    "loop",
+    "reasoning",
+    "responses",
+    "errors",
+):
     absent(feature, "no task needs it")
 checks.run("lm_eval")

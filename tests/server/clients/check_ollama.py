@@ -111,7 +111,9 @@ def reasoning() -> None:
 @check("errors")
 def errors() -> None:
     equal(raises(ollama.ResponseError, lambda: ask(options={"temperature": -1})).status_code, 400)
-    equal(raises(ollama.ResponseError, lambda: client.chat("other", [{"role": "user", "content": "Hi"}])).status_code, 404)
+    equal(
+        raises(ollama.ResponseError, lambda: client.chat("other", [{"role": "user", "content": "Hi"}])).status_code, 404
+    )
 
 
 absent("tool", "Ollama's API has no tool choice")

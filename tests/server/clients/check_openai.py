@@ -7,7 +7,7 @@ from typing import Any
 
 import checks
 import openai
-from checks import MODEL, absent, check, equal, raises
+from checks import MODEL, check, equal, raises
 from openai import OpenAI
 
 client = OpenAI(base_url=f"{checks.URL}/v1", api_key=checks.KEY)
@@ -41,8 +41,10 @@ def stream() -> None:
 @check("completions")
 def completions() -> None:
     given = {"model": MODEL, "prompt": checks.PROMPT, **checks.SAMPLED}
-    equal("".join(c.choices[0].text for c in client.completions.create(**given, stream=True)),
-          client.completions.create(**given).choices[0].text)
+    equal(
+        "".join(c.choices[0].text for c in client.completions.create(**given, stream=True)),
+        client.completions.create(**given).choices[0].text,
+    )
 
 
 @check("stop")

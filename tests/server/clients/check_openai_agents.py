@@ -6,9 +6,16 @@ from typing import Any
 
 import checks
 import openai
-from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool
-from agents import set_default_openai_client, set_tracing_disabled
-from checks import absent, check, equal, raises
+from agents import (
+    Agent,
+    ModelSettings,
+    OpenAIChatCompletionsModel,
+    Runner,
+    function_tool,
+    set_default_openai_client,
+    set_tracing_disabled,
+)
+from checks import absent, check, equal
 from openai import AsyncOpenAI
 
 client = AsyncOpenAI(base_url=f"{checks.URL}/v1", api_key=checks.KEY)
@@ -47,6 +54,20 @@ async def stream() -> None:
     events = [event async for event in streamed.stream_events() if event.type == "raw_response_event"]
     text = "".join(event.data.delta for event in events if event.data.type == "response.output_text.delta")
     equal(text, (await run(checks.STORY, model_settings=sampled)).final_output)
+
+
+@check("stop", "with `ModelSettings(extra_body=...)`; the Responses API has no field for it")
+async def stop() -> None:
+    settings = ModelSettings(temperature=0.9, extra_body={"seed": 7, "stop": " a"})
+    text = (await run(checks.STORY, model_settings=settings)).final_output
+    assert (await run(checks.STORY, model_settings=sampled)).final_output.startswith(f"{text} a")
+
+
+@check("logprobs")
+async def logprobs() -> None:
+    result = await run(checks.STORY, model_settings=ModelSettings(top_logprobs=2))
+    steps = result.new_items[0].raw_item.content[0].logprobs
+    equal({len(step.top_logprobs) for step in steps}, {2})
 
 
 @check("parameters")
@@ -95,7 +116,9 @@ async def streamed_call() -> None:
 async def loop() -> None:
     result = await run(checks.PARIS, tools=[get_weather], instructions="Be brief.")
     equal((result.final_output, used), (checks.ANSWER, ["Paris"]))
-    again = await Runner.run(agent(tools=[get_weather]), [*result.to_input_list(), {"role": "user", "content": checks.PARIS}])
+    again = await Runner.run(
+        agent(tools=[get_weather]), [*result.to_input_list(), {"role": "user", "content": checks.PARIS}]
+    )
     equal((again.final_output, used), (checks.ANSWER, ["Paris", "Paris"]))
 
 
@@ -129,6 +152,4 @@ async def errors() -> None:
 
 
 absent("completions", "no API for it")
-absent("stop", "no setting; `ModelSettings(extra_body={\"stop\": ...})` on chat completions")
-absent("logprobs", "no result has them")
 checks.run("openai-agents")

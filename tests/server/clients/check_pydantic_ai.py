@@ -9,7 +9,7 @@ from checks import absent, check, equal, raises
 from pydantic_ai import Agent
 from pydantic_ai.exceptions import ModelHTTPError
 from pydantic_ai.messages import ThinkingPart
-from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIChatModelSettings, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from pydantic_ai.settings import ModelSettings
 
@@ -45,6 +45,13 @@ def stop() -> None:
     settings = ModelSettings(**checks.SAMPLED, stop_sequences=[" a"])
     text = Agent(model).run_sync(checks.STORY, model_settings=settings).output
     assert Agent(model).run_sync(checks.STORY, model_settings=sampled).output.startswith(f"{text} a")
+
+
+@check("logprobs")
+def logprobs() -> None:
+    settings = OpenAIChatModelSettings(**checks.SAMPLED, openai_logprobs=True, openai_top_logprobs=2)
+    message = Agent(model).run_sync(checks.STORY, model_settings=settings).all_messages()[-1]
+    equal([len(step["top_logprobs"]) for step in message.provider_details["logprobs"]], [2] * 16)
 
 
 @check("parameters")
@@ -123,5 +130,4 @@ def errors() -> None:
 
 
 absent("completions", "no API for it")
-absent("logprobs", "only as raw details of the provider")
 checks.run("pydantic-ai-slim")

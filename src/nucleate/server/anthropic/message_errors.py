@@ -22,7 +22,10 @@ NO_THREADS = "thread_unsupported_request"
 
 def error_body(error: HTTPError, request_id: str | None = None) -> dict[str, Any]:
     """Return Anthropic's error object."""
-    found: dict[str, Any] = {"type": TYPES.get(error.status, "invalid_request_error"), "message": error.body["error"]["message"]}
+    found: dict[str, Any] = {
+        "type": TYPES.get(error.status, "invalid_request_error"),
+        "message": error.body["error"]["message"],
+    }
     if error.code == NO_THREADS:
         found["details"] = {"error_code": error.code, "unsupported": ["thread"]}
     return {"type": "error", "error": found, "request_id": request_id}

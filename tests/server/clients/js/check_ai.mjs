@@ -54,9 +54,17 @@ if (compatible) {
   c.absent('logprobs', 'no result has them')
   c.absent('responses', 'use `@ai-sdk/openai`')
 } else {
-  c.absent('completions', 'use `@ai-sdk/openai-compatible`')
-  c.absent('stop', 'not in the Responses API')
-  c.absent('parameters', 'the provider sends OpenAI\'s fields only')
+  c.check('completions', async () => {
+    const given = { model: made.completion(c.MODEL), prompt: c.PROMPT, ...sampled, seed: 7 }
+    c.equal((await c.collect(streamText(given).textStream)).join(''), (await generateText(given)).text)
+  }, '`.completion(model)`')
+  c.check('stop', async () => {
+    const given = { model: made.chat(c.MODEL), prompt: c.STORY, ...sampled, seed: 7 }
+    const result = await generateText({ ...given, stopSequences: [' a'] })
+    c.equal(result.finishReason, 'stop')
+    c.ok((await generateText(given)).text.startsWith(`${result.text} a`))
+  }, '`.chat(model)`: the Responses API has no field for it')
+  c.absent('parameters', 'it sends OpenAI\'s fields only')
   c.check('logprobs', async () => {
     const result = await generateText({ model, prompt: c.STORY, ...sampled, providerOptions: { openai: { logprobs: 2 } } })
     c.equal(result.providerMetadata.openai.logprobs[0].map((step) => step.top_logprobs.length), Array(16).fill(2))
