@@ -309,7 +309,7 @@ def test_errors_have_ollamas_format(llm: nc.LLM) -> None:
                 400,
                 "format: cannot enforce uniqueItems",
             ),
-            (GENERATE, {"prompt": "a " * 3000}, 400, "the prompt alone has"),
+            (GENERATE, {"prompt": "a " * 3000}, 400, "the prompt is too long"),
             ("/api/pull", {"model": "x"}, 404, "Path /api/pull does not exist"),
         ):
             call = await ask(app, path, body)

@@ -36,7 +36,7 @@ def chat() -> None:
     assert message.content[0].text
     equal((message.stop_reason, message.usage.output_tokens), ("max_tokens", 16))
     counted = client.messages.count_tokens(model=MODEL, messages=given()["messages"])
-    equal(counted.input_tokens, message.usage.input_tokens)
+    equal(counted.input_tokens, message.usage.input_tokens + message.usage.cache_read_input_tokens)
 
 
 @check("stream")
