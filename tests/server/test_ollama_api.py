@@ -290,6 +290,7 @@ def test_what_clients_ask_about_the_model(llm: nc.LLM) -> None:
             assert shown["capabilities"] == ["completion", "tools"]
             assert shown["model_info"]["nucleate.context_length"] == service.max_model_len
         assert (await ask(app, "/api/show", {"model": "other"})).status == 404
+        assert (await ask(app, "/api/show", {"model": "tiny", "name": 7})).status == 400
         assert (await ask(app, "/api/show", {"frob": 1})).json == {
             "error": "unknown field 'frob' (known: model, name, options, system, template, verbose)"
         }
