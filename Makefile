@@ -5,7 +5,7 @@
 # make test              the fast tests, in two processes: a few minutes
 # make test-all          also the slow tests, with more examples: what continuous integration runs
 # make test-exhaustive   all tests with all examples: an hour; run weekly, and after changes to the sampling backends
-# make test-clients      the server with litellm, langchain, llm, lm-eval, schemathesis and the SDKs of Anthropic and Ollama; the llm plug-in; peft
+# make test-clients      the server with the clients of docs/clients.md (from PyPI and npm), and schemathesis; the llm plug-in; peft
 # make lint              ruff and mypy
 # make docs              generate docs/stages.md from the stages, and check links; make docs-check only checks
 # make site              the documentation site in site/, with warnings as errors: a minute
@@ -74,8 +74,10 @@ test-exhaustive: .venv/dev
 
 test-clients: .venv/dev
 	@$(PIP) -e '.[dev,torch,server,clients]'
-	@$(PIP) --no-deps litellm==1.109.1  # its dependencies conflict with ours
-	$(BIN)/python -m pytest -m slow tests/server/test_clients.py tests/server/test_api_sdks.py tests/integrations/test_llm_plugin.py
+	@$(PIP) --no-deps instructor  # it requires older versions of jiter and rich, but works with these
+	@export PATH="$(CURDIR)/$(BIN):$$PATH"; if command -v npm > /dev/null; then npm ci --no-audit --no-fund --prefix tests/server/clients/js; \
+		else echo "npm is not installed: the JavaScript clients (OpenAI SDK for Node, AI SDK) are skipped"; fi
+	$(BIN)/python -m pytest -m slow tests/server/test_clients.py tests/server/test_client_matrix.py tests/server/test_api_sdks.py tests/integrations/test_llm_plugin.py
 	$(BIN)/python -m pytest -k peft tests/models/test_model_object.py
 
 lint: .venv/dev

@@ -15,6 +15,7 @@ from generate.links import replace_links
 
 PROJECT = {"ARCHITECTURE.md": "architecture.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 """Pages outside docs/ that are part of the site."""
+_FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)  # metadata of a model card
 _TO_FOLDER = re.compile(r"\[([^\]]*)\]\(folder:[^)]*\)")
 
 
@@ -62,7 +63,8 @@ class Pages:
                 self.orphans.add(linked)
             return relative(linked, name) + anchor
 
-        return _TO_FOLDER.sub(r"\1", replace_links(path.read_text("utf-8"), replace))
+        text = _FRONT_MATTER.sub("", path.read_text("utf-8"))
+        return _TO_FOLDER.sub(r"\1", replace_links(text, replace))
 
 
 def relative(target: str, page: str) -> str:
