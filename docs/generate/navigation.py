@@ -1,8 +1,7 @@
 """The sections of the site, and their pages: which page is where, and in which order.
 
 A page in docs/tutorials/, docs/how-to/ or docs/explanation/ belongs to that section. The pages directly in docs/ are
-listed here; others are how-to guides. Within a section, the listed pages come first, then the others by path: a number
-in a name orders them.
+listed here; others are how-to guides. Within a section, the pages of its folder come first, by path.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ LISTED = {
         *("server", "protocols", "tools", "structured", "batch", "beam", "guidance", "speculation", "watermarks"),
         *("compare", "inspector", "custom_stages", "integrations", "gguf", "cuda"),
     ),
-    "reference": ("semantics", "differences", "stages", "architectures", "benchmarks"),
+    "reference": ("semantics", "differences", "stages", "cli", "architectures", "benchmarks"),
     "explanation": ("engine",),
 }
 """The pages directly in docs/, by section."""
@@ -79,13 +78,13 @@ def hand_written(pages: Pages) -> dict[str, Section]:
     sections = {folder: Section(folder, *words) for folder, words in CAPTIONS.items()}
     listed = {name: folder for folder, names in LISTED.items() for name in names}
     others = sorted({path.stem for path in DOCS.glob("*.md")} - {"README", *listed})
-    for name, folder in [*listed.items(), *((name, "how-to") for name in others)]:
-        sections[folder].entries.append(pages.add(DOCS / f"{name}.md").removesuffix(".md"))
     for folder in ("tutorials", "how-to", "reference", "explanation"):
         for path in sorted((DOCS / folder).rglob("*.md")):
             entry = pages.add(path).removesuffix(".md")
             if entry != f"{folder}/index":
                 sections[folder].entries.append(entry)
+    for name, folder in [*listed.items(), *((name, "how-to") for name in others)]:
+        sections[folder].entries.append(pages.add(DOCS / f"{name}.md").removesuffix(".md"))
     sections["project"].entries += [pages.add(ROOT / name).removesuffix(".md") for name in PROJECT]
     return sections
 

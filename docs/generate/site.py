@@ -53,7 +53,7 @@ def write_sources(sources: Path) -> list[str]:
     sections["explanation"].entries.append(adr.write(sources))
     used = [section for section in sections.values() if section.entries]
     indexes = [section.write(sources) for section in used]
-    (sources / "index.md").write_text(front_page(used, indexes), "utf-8")
+    (sources / "index.md").write_text(front_page(used, indexes, pages.add(DOCS / "pictures" / "overview.svg")), "utf-8")
     for orphan in pages.orphans:
         path = sources / orphan
         path.write_text(f"---\norphan: true\n---\n\n{path.read_text('utf-8')}", "utf-8")
@@ -73,6 +73,8 @@ FRONT = """\
 nucleate is {about}: penalties, temperature, truncation, sampling, stop criteria and detokenization, as a library, a
 command line and an OpenAI-compatible server. A small model is bundled.
 
+![One step: the probabilities of some tokens after each sampling stage, and the text]({picture})
+
 ```python
 import nucleate as nc
 
@@ -90,11 +92,11 @@ For language models: <a href="llms.txt">llms.txt</a> lists all pages as Markdown
 """
 
 
-def front_page(sections: Sequence[Section], indexes: Sequence[str]) -> str:
-    """Return the first page: what nucleate is, and the sections."""
+def front_page(sections: Sequence[Section], indexes: Sequence[str], picture: str) -> str:
+    """Return the first page: what nucleate is, and the sections. picture: its path in the sources."""
     about = (nc.__doc__ or "").strip().splitlines()[0].removeprefix("nucleate: ").rstrip(".")
     links = [f"- **[{one.heading}]({index}.md)**: {one.about}" for one, index in zip(sections, indexes, strict=True)]
-    return FRONT.format(about=about, sections="\n".join(links), toctree=toctree(indexes))
+    return FRONT.format(about=about, picture=picture, sections="\n".join(links), toctree=toctree(indexes))
 
 
 def run_sphinx(sources: Path, out: Path, builder: str, names: Sequence[str] = ()) -> list[str]:
