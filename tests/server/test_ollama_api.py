@@ -14,7 +14,7 @@ import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.ollama.ollama_options import IGNORED
 from nucleate.server.ollama.ollama_request import CHAT_API, GENERATE_API
-from nucleate.server.openai.endpoints import CHAT, TEXT
+from nucleate.server.openai.endpoints import CHAT, LONG_NAMES_CHAT, TEXT
 from nucleate.server.openai.requests import read_body
 
 URL, GENERATE = "/api/chat", "/api/generate"
@@ -108,7 +108,7 @@ def test_a_final_message_of_the_assistant_is_continued() -> None:
 
 def test_prompts_become_chats_or_completions() -> None:
     chat = GENERATE_API.translate({"prompt": "hi", "system": "be", "stream": False, "think": True, "context": []})
-    assert chat.url == CHAT.url
+    assert chat.url == LONG_NAMES_CHAT.url
     assert chat.body["messages"] == [{"role": "system", "content": "be"}, *HELLO]
     assert chat.body["chat_template_kwargs"] == ON
     raw = GENERATE_API.translate({"prompt": "hi", "raw": True, "logprobs": True, "top_logprobs": 2})
@@ -290,6 +290,7 @@ def test_what_clients_ask_about_the_model(llm: nc.LLM) -> None:
             assert shown["capabilities"] == ["completion", "tools"]
             assert shown["model_info"]["nucleate.context_length"] == service.max_model_len
         assert (await ask(app, "/api/show", {"model": "other"})).status == 404
+        assert (await ask(app, "/api/show", {"model": "tiny", "name": 7})).status == 400
         assert (await ask(app, "/api/show", {"frob": 1})).json == {
             "error": "unknown field 'frob' (known: model, name, options, system, template, verbose)"
         }
@@ -309,7 +310,7 @@ def test_errors_have_ollamas_format(llm: nc.LLM) -> None:
                 400,
                 "format: cannot enforce uniqueItems",
             ),
-            (GENERATE, {"prompt": "a " * 3000}, 400, "the prompt alone has"),
+            (GENERATE, {"prompt": "a " * 3000}, 400, "the prompt is too long"),
             ("/api/pull", {"model": "x"}, 404, "Path /api/pull does not exist"),
         ):
             call = await ask(app, path, body)

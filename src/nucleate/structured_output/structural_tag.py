@@ -49,6 +49,22 @@ def parse_structural_tag(document: Any) -> Format:
     return found
 
 
+def format_of(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the format of a valid document as JSON; that of the older form as ``triggered_tags``."""
+    if "structures" not in document:
+        return dict(document["format"])
+    tags = [
+        {
+            "type": "tag",
+            "begin": one["begin"],
+            "content": {"type": "json_schema", "json_schema": one["schema"]},
+            "end": one["end"],
+        }
+        for one in document["structures"]
+    ]
+    return {"type": "triggered_tags", "triggers": document["triggers"], "tags": tags}
+
+
 def _format(value: Any, at: str, depth: int) -> Format:
     if depth > MAX_NESTING:
         reject("", f"formats are nested more than {MAX_NESTING} levels deep")

@@ -11,7 +11,9 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.anthropic.content_blocks import read_conversation
 from nucleate.server.anthropic.message_encoder import MessageEncoder
+from nucleate.server.anthropic.message_errors import NO_THREADS
 from nucleate.server.chat_api import (
+    ENGINE_FIELDS,
     WITHOUT_HINT,
     ChatAPI,
     Translation,
@@ -21,6 +23,7 @@ from nucleate.server.chat_api import (
     sampling_fields,
     translator,
 )
+from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai.fields import invalid_value, read_bool
 
 URL = "/v1/messages"
@@ -43,14 +46,17 @@ _WITHOUT = ("logprob_token_ids", "logprobs_mode", "stop", "max_reasoning_tokens"
 
 def field_names() -> frozenset[str]:
     """Return the names of all fields of a body."""
-    own = {"max_tokens", "stop_sequences", "stream"}
+    own = {"max_tokens", "stop_sequences", "stream", *ENGINE_FIELDS}
     return frozenset({*sampling_fields(*_WITHOUT), *PROMPT_FIELDS, *IGNORED, *own})
 
 
 @translator
 def translate(body: Any) -> Translation:
-    """Translate a decoded body. Raises ParameterError."""
-    given = present_fields(body, field_names())
+    """Translate a decoded body. Raises ParameterError, and HTTPError for a thread."""
+    given = present_fields(body, field_names() | {"thread"})
+    if "thread" in given:
+        message = "thread is not supported: this server stores no conversations; send all messages"
+        raise HTTPError(400, message, code=NO_THREADS, param="thread")
     if "max_tokens" not in given:
         raise ParameterError("max_tokens", "max_tokens is missing")
     own = {"stop_sequences", "system", "thinking", "output_config", *IGNORED}
@@ -154,4 +160,4 @@ _RENAMES = renames(
     (r"stop", "stop_sequences"),
     (r"'required'", "'any'"),
 )
-MESSAGES = ChatAPI(URL, translate, (WITHOUT_HINT, *_RENAMES))
+MESSAGES = ChatAPI(URL, translate, (WITHOUT_HINT, *_RENAMES), field_names())
