@@ -27,10 +27,10 @@ CAPTIONS = {
 LISTED = {
     "how-to": (
         *("server", "protocols", "tools", "structured", "batch", "beam", "guidance", "speculation", "watermarks"),
-        *("compare", "inspector", "custom_stages", "integrations", "gguf", "cuda"),
+        *("scale_offline", "scale_online", "compare", "inspector", "custom_stages", "integrations", "gguf", "cuda"),
     ),
     "reference": ("semantics", "differences", "stages", "cli", "architectures", "benchmarks"),
-    "explanation": ("engine",),
+    "explanation": ("engine", "scale_analysis"),
 }
 """The pages directly in docs/, by section."""
 

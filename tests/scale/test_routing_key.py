@@ -1,4 +1,4 @@
-"""The routing key: equal for requests that begin alike."""
+"""The routing key: equal for requests with the same prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routing key of a request: equal for requests that begin alike, so that they reach the same prefix cache."""
+"""The routing key of a request: equal for requests with the same prefix, so that they reach the same replica."""
 
 from __future__ import annotations
 

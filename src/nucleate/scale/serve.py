@@ -1,4 +1,4 @@
-"""Online serving with Ray Serve: replicas of the server, with requests that begin alike on the same replica."""
+"""Online serving with Ray Serve: replicas of the server, with requests with the same prefix on the same replica."""
 
 from __future__ import annotations
 
