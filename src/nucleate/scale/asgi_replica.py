@@ -19,7 +19,7 @@ from nucleate.server.request_log import RequestLog
 from nucleate.server.run import SWITCH_SECONDS
 from nucleate.server.service import REGEX_SECONDS, Service
 
-FLUSH_SECONDS = 0.02
+FLUSH_SECONDS = 0.05
 """Time within which the events of a stream travel together, after the first: each message costs Ray about a
 millisecond, in the gateway and in the replica."""
 MAX_PENDING_MESSAGES = 256
