@@ -1,0 +1,104 @@
+"""Checks that all ranks have the same setup when they start, and the same rows, parameters and seeds in every step.
+
+A difference is the same ShardError on all ranks, and says what differs and where.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+import nucleate
+from nucleate.sampling import noise
+from nucleate.scale.packets import pack, unpack
+from nucleate.scale.rank_exchange import RankExchange
+from nucleate.scale.shard_error import ShardError
+
+PROTOCOL = 1
+"""Changes with the format of the exchanges."""
+
+SETUP_BYTES, STEP_NUMBERS, TEXT_BYTES = 1024, 12, 160
+"""The sizes of messages, which must not depend on what may differ between the ranks."""
+
+ROW_FACTS = ("rows", "parameters of the rows", "seeds of the rows", "tokens of the rows")
+"""What a ``RowLog`` keeps checksums of."""
+
+
+def arithmetic() -> str:
+    """A checksum of the float64 functions with which the ranks decide alike: it depends on NumPy and the processor."""
+    x_N = noise.uniform(1, 0, noise.TOKEN, np.arange(1000))
+    results = np.exp(-30.0 * x_N), np.log(x_N), np.log1p(-x_N), np.cumsum(x_N), np.array([x_N.sum()])
+    return hashlib.sha256(b"".join(result.tobytes() for result in results)).hexdigest()[:16]
+
+
+def agree_on_setup(exchange: RankExchange, vocab_size: int) -> int:
+    """Check the setups of all ranks. Returns a seed that is the same on all of them."""
+    own = {
+        "protocol versions": PROTOCOL,
+        "versions of nucleate": nucleate.__version__,
+        "vocabulary sizes": vocab_size,
+        "checksums of the arithmetic of NumPy and the processor": arithmetic(),
+        "seed": noise.fresh_seed(),
+    }
+    data = np.frombuffer(json.dumps(own).encode().ljust(SETUP_BYTES), np.uint8).copy()
+    [received] = unpack(
+        exchange.gather(pack([torch.from_numpy(data)], exchange.device))(), [(np.uint8, (SETUP_BYTES,))]
+    )
+    setups = [json.loads(row.tobytes()) for row in received]
+    shared = int(setups[0]["seed"])
+    for name in own:
+        if name != "seed":
+            check_equal(f"the {name}", [setup.get(name) for setup in setups])
+    return shared
+
+
+def check_equal(name: str, values: Sequence[Any], *, show: bool = True) -> None:
+    """Raise ShardError if a fact differs between ranks. show: whether the message has the values."""
+    by_value: dict[Any, list[int]] = {}
+    for rank, value in enumerate(values):
+        by_value.setdefault(value, []).append(rank)
+    if len(by_value) > 1:
+        groups = [
+            f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}" + (f" ({value})" if show else "")
+            for value, ranks in by_value.items()
+        ]
+        raise ShardError(f"{name} differ between ranks: {' against '.join(groups)}")
+
+
+class RowLog:
+    """A running checksum of what was done with the rows on this rank."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, int] = dict.fromkeys(ROW_FACTS, 0)
+
+    def record(self, fact: str, *values: Any) -> None:
+        """Include values in a checksum."""
+        self.facts[fact] = zlib.crc32(repr(values).encode(), self.facts[fact])
+
+
+def agree_on_step(
+    exchange: RankExchange, facts: Mapping[str, int], first_id: int, columns: int, problem: str
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Compare a step's facts. Returns the first ids and the numbers of columns of all ranks.
+
+    problem: why this rank cannot take the step; "" if it can. The other ranks then raise ShardError, too.
+    """
+    values = [first_id, columns, *facts.values()]
+    numbers = torch.tensor(values + [0] * (STEP_NUMBERS - len(values)), dtype=torch.int64)
+    text = torch.from_numpy(np.frombuffer(problem.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0"), np.uint8).copy())
+    received = exchange.gather(pack([numbers, text], exchange.device))()
+    rows_RN, texts_RN = unpack(received, [(np.int64, (len(numbers),)), (np.uint8, (TEXT_BYTES,))])
+    problems = [row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in texts_RN]
+    if not problem:
+        for rank, text_of_rank in enumerate(problems):
+            if text_of_rank:
+                raise ShardError(f"rank {rank} failed: {text_of_rank}")
+        for name, values in zip(facts, rows_RN[:, 2:].T.tolist(), strict=False):
+            check_equal(f"the {name}", values, show=False)
+    return tuple(rows_RN[:, 0].tolist()), tuple(rows_RN[:, 1].tolist())

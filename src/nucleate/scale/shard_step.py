@@ -1,0 +1,199 @@
+"""Finds the tokens of each row that its draw needs, in two exchanges: summaries of the groups, then candidates.
+
+A row whose summaries or candidates do not suffice gets a reason instead, and is exchanged whole by the caller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nucleate.scale import shard_cuts
+from nucleate.scale.found_sampling import FoundTokens
+from nucleate.scale.local_shard import LocalShard
+from nucleate.scale.packets import pack, padded, unpack
+from nucleate.scale.rank_exchange import RankExchange
+from nucleate.scale.row_shifts import RowShifts
+from nucleate.scale.shard_layout import ShardLayout
+from nucleate.scale.shard_logprobs import ShardLogprobs
+from nucleate.scale.shard_plan import CANDIDATES, GROUPS, MAX_CANDIDATES, TOP_P, RowPlan
+
+INVALID = "it has NaN, +inf or no finite score"
+NEAR_TIE = "a decision is too close to a tie"
+FLAT = "its top-p may keep tokens of every group"
+TOO_MANY = f"more than {MAX_CANDIDATES} tokens of a shard may be kept"
+
+Floats = NDArray[np.float64]
+
+
+class StepRow(NamedTuple):
+    """A row of a step that may need no exchange of the whole row."""
+
+    plan: RowPlan
+    shifts: RowShifts | None  #: None if the pipeline begins with no Shift
+    key: tuple[int, int]  #: seed and step of the noise of its draw
+
+
+class ShardStep:
+    """One step of B rows. raw_BN: the logits of this rank's shard, float32 [B, N], without padding."""
+
+    def __init__(
+        self, exchange: RankExchange, layout: ShardLayout, raw_BN: torch.Tensor, rows: Sequence[StepRow]
+    ) -> None:
+        self._exchange, self._layout, self._rows = exchange, layout, rows
+        self._exact = [at for at, row in enumerate(rows) if row.plan.needs_mass]
+        self._t_M = np.array([rows[at].plan.t for at in self._exact])
+        first = layout.first_ids[exchange.rank]
+        self._local = LocalShard(raw_BN, first, [row.shifts for row in rows], self._exact)
+        taps = {at: row.plan.tap.request for at, row in enumerate(rows) if row.plan.tap is not None}
+        self.logprobs = ShardLogprobs(exchange, layout, raw_BN, taps)
+        self._maxima_RBP = np.zeros((0, 0, 0), np.float32)
+        self._maxima_BG, self._masses_MG = np.zeros((0, 0), np.float32), np.zeros((0, 0))
+        self._threshold_B = np.full(len(rows), np.inf, np.float32)
+        self._local_k_B, self._group_B = np.zeros(len(rows), np.int64), np.full(len(rows), -1)
+
+    def run(self) -> list[FoundTokens | str]:
+        """The tokens of each row, or why it has to be exchanged whole."""
+        self._exchange_summaries()
+        whole = {at: INVALID for at in range(len(self._rows)) if not self._is_valid(at)}
+        for at, row in enumerate(self._rows):
+            if at not in whole and row.plan.path == CANDIDATES:
+                self._threshold_B[at], self._local_k_B[at] = shard_cuts.candidate_bound(row.plan, self._maxima_BG[at])
+        for path, decide in ((TOP_P, self._bound_top_p), (GROUPS, self._draw_groups)):
+            mine = [at for at, row in enumerate(self._rows) if row.plan.path == path and at not in whole]
+            if mine:
+                whole |= decide(mine)
+        found = self._exchange_candidates()
+        return [whole[at] if at in whole else self._final(at, tokens) for at, tokens in enumerate(found)]
+
+    def _exchange_summaries(self) -> None:
+        """Gather the maxima of all groups, the masses of those of exact rows, and what logprobs need."""
+        count, most = len(self._rows), max(self._layout.pieces)
+        maxima_BP = self._local.maxima()
+        masses_MP = self._local.masses(maxima_BP, self._t_M)
+        tensors = [padded(masses_MP, most, 0.0), *self.logprobs.tensors(), padded(maxima_BP, most, -math.inf)]
+        fields = [(np.float64, (len(self._exact), most)), *self.logprobs.fields(), (np.float32, (count, most))]
+        received = self._exchange.gather(pack(tensors, self._exchange.device))()
+        masses_RMP, *of_logprobs, self._maxima_RBP = unpack(received, fields)
+        self.logprobs.read(of_logprobs)
+        self._maxima_BG = self._layout.group_maxima(self._maxima_RBP)
+        if self._exact:
+            exact_MG = self._maxima_BG[self._exact]
+            with np.errstate(all="ignore"):  # of invalid rows
+                masses_MG = self._layout.group_masses(masses_RMP, self._maxima_RBP[:, self._exact], exact_MG, self._t_M)
+                below_MG = (exact_MG.astype(np.float64) - exact_MG.max(1, keepdims=True)) / self._t_M[:, None]
+                self._tops_MG = np.exp(below_MG)  # of the highest token of each group, relative to that of the row
+                self._masses_MG = np.where(exact_MG > -np.inf, masses_MG * self._tops_MG, 0.0)
+
+    def _is_valid(self, at: int) -> bool:
+        valid = -math.inf < self._maxima_BG[at].max() < math.inf
+        return bool(valid and (at not in self._exact or np.isfinite(self._masses_MG[self._exact.index(at)]).all()))
+
+    def _bound_top_p(self, mine: list[int]) -> dict[int, str]:
+        places = [self._exact.index(at) for at in mine]
+        fractions = np.array([shard_cuts.left_out(self._rows[at].plan) for at in mine])
+        groups = shard_cuts.top_p_bounds(fractions, self._masses_MG[places], self._tops_MG[places])
+        flat = {at: FLAT for at, group in zip(mine, groups.tolist(), strict=True) if group < 0}
+        for at, group in zip(mine, groups.tolist(), strict=True):
+            if at not in flat:
+                self._threshold_B[at] = self._maxima_BG[at, group]
+        return flat
+
+    def _draw_groups(self, mine: list[int]) -> dict[int, str]:
+        weights = self._masses_MG[[self._exact.index(at) for at in mine]]
+        self._group_B[mine] = shard_cuts.drawn_groups(weights, [self._rows[at].key for at in mine])
+        return {at: NEAR_TIE for at in mine if self._group_B[at] < 0}
+
+    def _exchange_candidates(self) -> list[FoundTokens | str]:
+        """Gather the tokens that reach the thresholds, and those that may win a draw inside the selected groups."""
+        counts_B, columns_K, raw_K = self._candidates()
+        count, own = len(self._rows), len(columns_K)
+        first = self._layout.first_ids[self._exchange.rank]
+        ids_K = (columns_K + first).to(torch.int32)
+        capacity = self._capacity()
+        head = torch.from_numpy(counts_B.astype(np.int32))
+        part = min(own, capacity)
+        send = [head, *(_filled(x_K[:part], capacity) for x_K in (ids_K, raw_K))]
+        fields = [(np.int32, (count,)), (np.int32, (capacity,)), (np.float32, (capacity,))]
+        counts_RB, ids_RK, raw_RK = unpack(self._exchange.gather(pack(send, self._exchange.device))(), fields)
+        totals_R = np.maximum(counts_RB, 0).sum(1)
+        more = int(totals_R.max(initial=0)) - capacity
+        if more > 0:
+            send = [_filled(x_K[part:], more) for x_K in (ids_K, raw_K)]
+            later = unpack(
+                self._exchange.gather(pack(send, self._exchange.device))(), [(np.int32, (more,)), (np.float32, (more,))]
+            )
+            ids_RK, raw_RK = (np.concatenate(pair, 1) for pair in zip((ids_RK, raw_RK), later, strict=True))
+        ends_RB = np.cumsum(np.maximum(counts_RB, 0), axis=1)
+        found: list[FoundTokens | str] = []
+        for at in range(count):
+            if (counts_RB[:, at] < 0).any():
+                found.append(TOO_MANY)
+                continue
+            spans = [
+                (rank, slice(ends_RB[rank, at] - counts_RB[rank, at], ends_RB[rank, at])) for rank in self._layout.order
+            ]
+            ids_N = np.concatenate([ids_RK[span] for span in spans]).astype(np.int64)
+            found.append(FoundTokens(ids_N, np.concatenate([raw_RK[span] for span in spans])))
+        return found
+
+    def _candidates(self) -> tuple[NDArray[np.int64], torch.Tensor, torch.Tensor]:
+        """This rank's tokens: how many of each row, -1 for too many, and their columns and logits, row by row."""
+        counts_B, columns_K, raw_K = self._local.above(self._threshold_B, self._local_k_B)
+        if (counts_B > MAX_CANDIDATES).any():
+            stays_K = torch.from_numpy(np.repeat(counts_B <= MAX_CANDIDATES, counts_B)).to(columns_K.device)
+            columns_K, raw_K = columns_K[stays_K], raw_K[stays_K]
+            counts_B = np.where(counts_B > MAX_CANDIDATES, -1, counts_B)
+        rank, drawn = self._exchange.rank, np.flatnonzero(self._group_B >= 0)
+        begin = self._layout.first_groups[rank]
+        mine = [at for at in drawn.tolist() if begin <= self._group_B[at] < begin + self._layout.pieces[rank]]
+        t_M = np.array([self._rows[at].plan.t for at in mine])
+        keys = [self._rows[at].key for at in mine]
+        tokens = self._local.contenders(mine, self._group_B[mine].tolist(), t_M, keys)
+        if not mine:
+            return counts_B, columns_K, raw_K
+        order = np.concatenate(
+            [
+                np.repeat(np.arange(len(counts_B)), np.maximum(counts_B, 0)),
+                *(np.full(len(ids), at) for at, (ids, _) in zip(mine, tokens, strict=True)),
+            ]
+        )
+        by_row_K = torch.from_numpy(np.argsort(order, kind="stable")).to(columns_K.device)
+        columns_K = torch.cat([columns_K, *(torch.from_numpy(ids).to(columns_K.device) for ids, _ in tokens)])[by_row_K]
+        raw_K = torch.cat([raw_K, *(torch.from_numpy(raw).to(raw_K.device) for _, raw in tokens)])[by_row_K]
+        counts_B[mine] = [len(ids) for ids, _ in tokens]
+        return counts_B, columns_K, raw_K
+
+    def _capacity(self) -> int:
+        """For how many tokens of a rank the exchange has room at first: the same number on all ranks."""
+        reached_RB = (self._maxima_RBP >= self._threshold_B[:, None]).sum(2)
+        drawn_R = [0] * self._exchange.size
+        for rank in self._layout.order:
+            begin = self._layout.first_groups[rank]
+            inside_B = (self._group_B >= begin) & (self._group_B < begin + self._layout.pieces[rank])
+            drawn_R[rank] = int(inside_B.sum()) + int(np.minimum(self._local_k_B, self._layout.counts[rank]).sum())
+        return int(max(1.25 * reached_RB.sum(1) + np.array(drawn_R))) + 8
+
+    def _final(self, at: int, tokens: FoundTokens | str) -> FoundTokens | str:
+        """The tokens without those that a top-p removes."""
+        plan, shifts, _ = self._rows[at]
+        if isinstance(tokens, str) or plan.path != TOP_P:
+            return tokens
+        x_N: Any = tokens.raw_N.astype(np.float64)
+        if shifts is not None:
+            x_N = shifts.apply(x_N, tokens.ids_N)
+        top32 = float(self._maxima_BG[at].max())
+        with np.errstate(over="ignore"):
+            total = self._masses_MG[self._exact.index(at)].sum() * math.exp(min((top32 - x_N.max()) / plan.t, 700.0))
+        kept_N = shard_cuts.top_p_kept(plan, x_N, total)
+        return NEAR_TIE if kept_N is None else FoundTokens(tokens.ids_N[kept_N], tokens.raw_N[kept_N])
+
+
+def _filled(x_K: torch.Tensor, size: int) -> torch.Tensor:
+    """A tensor [size] that begins with x_K."""
+    return torch.nn.functional.pad(x_K, (0, size - len(x_K)))
