@@ -73,7 +73,7 @@ class LocalShard:
         sums, at = [], 0
         for part in _parts(self.exact_MN, self.first):
             d = part - top_MP[:, at : at + part.shape[1], None]
-            sums.append(d.div_(t_M11).exp_().sum(-1))
+            sums.append(d.div_(t_M11).clamp_(max=1.0).exp_().sum(-1))  # above 0 only by rounding of the maximum
             at += part.shape[1]
         return torch.cat(sums, 1)
 

@@ -22,6 +22,9 @@ NEAR = 1e-10
 """Relative error at which a sum is too close to a target. A sum of V terms errs by less than V units of 2^-53, 3e-11
 for 262,144 tokens."""
 
+ROUNDING = 1e-4
+"""The most by which rounding the maxima of groups to float32 may change their weights, as a relative error."""
+
 Floats = NDArray[np.float64]
 
 
@@ -51,7 +54,7 @@ def top_p_bounds(fraction_B: Floats, weights_BG: Floats, tops_BG: Floats) -> NDA
     """
     order_BG = np.argsort(-tops_BG, axis=1, kind="stable")
     tops_BG, weights_BG = (np.take_along_axis(x, order_BG, 1) for x in (tops_BG, weights_BG))
-    rest_BG = np.maximum(weights_BG - tops_BG, 0.0)
+    rest_BG = np.maximum(weights_BG - (1.0 - 2.0 * ROUNDING) * tops_BG, 0.0)
     total_B = weights_BG.sum(1)
     outside_BG = total_B[:, None] - np.cumsum(weights_BG, axis=1) + 1e-12 * total_B[:, None]
     rows, places = np.arange(len(tops_BG)), np.arange(tops_BG.shape[1])

@@ -24,6 +24,7 @@ from nucleate.scale.shard_logprobs import ShardLogprobs
 from nucleate.scale.shard_plan import CANDIDATES, GROUPS, MAX_CANDIDATES, TOP_P, RowPlan
 
 INVALID = "it has NaN, +inf or no finite score"
+HUGE = "its scores are too large to be summarized in float32"
 NEAR_TIE = "a decision is too close to a tie"
 FLAT = "its top-p may keep tokens of every group"
 TOO_MANY = f"more than {MAX_CANDIDATES} tokens of a shard may be kept"
@@ -60,7 +61,7 @@ class ShardStep:
     def run(self) -> list[FoundTokens | str]:
         """The tokens of each row, or why it has to be exchanged whole."""
         self._exchange_summaries()
-        whole = {at: INVALID for at in range(len(self._rows)) if not self._is_valid(at)}
+        whole = {at: why for at in range(len(self._rows)) if (why := self._reason(at))}
         for at, row in enumerate(self._rows):
             if at not in whole and row.plan.path == CANDIDATES:
                 self._threshold_B[at], self._local_k_B[at] = shard_cuts.candidate_bound(row.plan, self._maxima_BG[at])
@@ -90,9 +91,17 @@ class ShardStep:
                 self._tops_MG = np.exp(below_MG)  # of the highest token of each group, relative to that of the row
                 self._masses_MG = np.where(exact_MG > -np.inf, masses_MG * self._tops_MG, 0.0)
 
-    def _is_valid(self, at: int) -> bool:
-        valid = -math.inf < self._maxima_BG[at].max() < math.inf
-        return bool(valid and (at not in self._exact or np.isfinite(self._masses_MG[self._exact.index(at)]).all()))
+    def _reason(self, at: int) -> str:
+        """Why the summaries of a row cannot be used; "" if they can."""
+        top, row = float(self._maxima_BG[at].max()), self._rows[at]
+        if not -math.inf < top < math.inf:
+            return INVALID
+        if at in self._exact:
+            if not np.isfinite(self._masses_MG[self._exact.index(at)]).all():
+                return INVALID
+            if row.shifts is not None and abs(top) * 2.0**-24 / row.plan.t > shard_cuts.ROUNDING:
+                return HUGE
+        return ""
 
     def _bound_top_p(self, mine: list[int]) -> dict[int, str]:
         places = [self._exact.index(at) for at in mine]
