@@ -59,10 +59,9 @@ class RowShifts:
         """Which of the ids from first to end are banned by a bitmask or a list of allowed tokens; None: none."""
         if not self._bans:
             return None
-        ids_N = np.arange(first, end)
-        banned_N = np.zeros(end - first, bool)
+        token, banned_N = TokenInfo(np.arange(first, end), 0, 0, 0), np.zeros(end - first, bool)
         for one in self._bans:
-            banned_N |= self._touches(one, ids_N)
+            banned_N |= self._touches(one, token)
         return banned_N
 
     def apply(self, x_N: NDArray[Any], ids_N: Ids) -> Floats:
@@ -72,31 +71,31 @@ class RowShifts:
             for one in self._inputs:
                 shift, (seen, prompt, output) = one.shift, one.seen
                 value_N = one.value_V[ids_N] if np.ndim(one.value_V) else one.value_V
-                counts = _spread(seen, prompt, ids_N), _spread(seen, output, ids_N)
-                shifted_N = shift.apply(x_N, TokenInfo(ids_N, *counts, _spread(*one.listed, ids_N), value_N))
+                prompt_N, output_N = _spread(seen, prompt, ids_N), _spread(seen, output, ids_N)
+                token = TokenInfo(ids_N, prompt_N, output_N, _spread(*one.listed, ids_N), value_N)
+                shifted_N = shift.apply(x_N, token)
                 if shift.touches == "all":
                     shifted_N = np.asarray(shifted_N, np.float32).astype(np.float64)
-                x_N = np.where(self._touches(one, ids_N) & (x_N > -np.inf), shifted_N, x_N)
+                x_N = np.where(self._touches(one, token) & (x_N > -np.inf), shifted_N, x_N)
                 if not (x_N < np.inf).all():
                     raise ValueError(f"NaN or +inf after {shift.name}")
         return x_N
 
-    def _touches(self, one: _Inputs, ids_N: Ids) -> NDArray[np.bool_]:
-        """Which of some ids a Shift touches."""
-        (seen, _, output), listed = one.seen, one.listed[0]
-        touched_N = np.ones(len(ids_N), bool)
+    def _touches(self, one: _Inputs, token: TokenInfo) -> NDArray[np.bool_]:
+        """Which of some tokens a Shift touches."""
+        touched_N: NDArray[np.bool_] = np.ones(len(token.id), bool)
         match one.shift.touches:
             case "seen":
-                touched_N = np.isin(ids_N, seen)
+                touched_N = token.prompt_count + token.output_count > 0
             case "output":
-                touched_N = np.isin(ids_N, seen[output > 0])
+                touched_N = token.output_count > 0
             case "listed":
-                touched_N = np.isin(ids_N, listed)
+                touched_N = np.isin(token.id, one.listed[0])
             case "unlisted":
-                touched_N = ~np.isin(ids_N, listed)
+                touched_N = ~np.isin(token.id, one.listed[0])
             case "masked":
-                words_N = -1 if self._mask_W is None else self._mask_W[ids_N >> 5]
-                touched_N = (words_N >> (ids_N & 31)) & 1 == 0
+                words_N = -1 if self._mask_W is None else self._mask_W[token.id >> 5]
+                touched_N = (words_N >> (token.id & 31)) & 1 == 0
         return touched_N
 
 

@@ -7,7 +7,6 @@ whole row.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +15,7 @@ from nucleate.sampling import noise
 from nucleate.sampling.maths import SLACK
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.sampling.rule_inputs import RowStats
+from nucleate.scale.group_sums import Key, race
 from nucleate.scale.shard_plan import RowPlan
 
 NEAR = 1e-10
@@ -101,13 +101,6 @@ def top_p_kept(plan: RowPlan, x_N: Floats, total: float) -> NDArray[np.int64] | 
     return np.sort(order_N[: max(low, 1)])
 
 
-def drawn_groups(weights_BG: Floats, keys: list[tuple[int, int]]) -> NDArray[np.int64]:
-    """The group that each row's draw selects; -1 if it is too close. keys: the seed and step of the noise, per row."""
-    seeds, steps = (np.array(column, np.uint64)[:, None] for column in zip(*keys, strict=True))
-    groups_G: NDArray[Any] = np.arange(weights_BG.shape[1])[None]
-    with np.errstate(divide="ignore"):
-        score_BG = np.log(weights_BG) + noise.gumbel(noise.uniforms(seeds, steps, noise.GROUP, groups_G))
-    winner_B = score_BG.argmax(1)
-    best_B = np.take_along_axis(score_BG, winner_B[:, None], 1)
-    is_close_B = np.count_nonzero(score_BG >= best_B - NEAR * (1.0 + np.abs(best_B)), axis=1) > 1
-    return np.where(is_close_B, -1, winner_B)
+def drawn_group(weight_G: Floats, key: Key) -> int:
+    """The group that a draw selects; -1 if two are too close."""
+    return race(np.arange(len(weight_G)), weight_G, key, noise.GROUP)

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.scale.shard_error import ShardError
 
+Floats = NDArray[np.float64]
+
 
 class ShardLayout:
     """The shards of a vocabulary of ``size`` tokens, in the order of the ranks.
@@ -50,21 +52,19 @@ class ShardLayout:
             np.maximum(part, parts_RBP[rank, :, : self.pieces[rank]], out=part)
         return maxima_BG
 
-    def group_masses(
-        self,
-        masses_RBP: NDArray[np.float64],
-        parts_RBP: NDArray[np.float32],
-        maxima_BG: NDArray[np.float32],
-        t_B: NDArray[np.float64],
-    ) -> NDArray[np.float64]:
-        """The masses of all groups [B, G], relative to their maxima, from those of the parts, relative to theirs."""
-        masses_BG = np.zeros(maxima_BG.shape)
+    def group_weights(
+        self, masses_RMP: NDArray[np.float64], tops_RM: NDArray[np.float32], top_M: Floats, t_M: Floats
+    ) -> Floats:
+        """The masses of all groups [M, G] relative to the tops of the rows, from those of the parts [ranks, M, P].
+
+        The masses of each rank are relative to its own tops_RM.
+        """
+        weights_MG = np.zeros((len(top_M), self.group_count))
         for rank in self.order:
-            groups, own_BP = self._groups(rank), parts_RBP[rank, :, : self.pieces[rank]].astype(np.float64)
-            with np.errstate(invalid="ignore"):
-                below_BP = np.where(own_BP > -np.inf, own_BP - maxima_BG[:, groups], -np.inf)
-            masses_BG[:, groups] += masses_RBP[rank, :, : self.pieces[rank]] * np.exp(below_BP / t_B[:, None])
-        return masses_BG
+            own_M = tops_RM[rank].astype(np.float64)
+            scale_M = np.where(own_M > -np.inf, np.exp((own_M - top_M) / t_M), 0.0)
+            weights_MG[:, self._groups(rank)] += masses_RMP[rank, :, : self.pieces[rank]] * scale_M[:, None]
+        return weights_MG
 
     def _groups(self, rank: int) -> slice:
         return slice(self.first_groups[rank], self.first_groups[rank] + self.pieces[rank])

@@ -50,11 +50,13 @@ class ShardStep:
         self._exact = [at for at, row in enumerate(rows) if row.plan.needs_mass]
         self._t_M = np.array([rows[at].plan.t for at in self._exact])
         first = layout.first_ids[exchange.rank]
-        self._local = LocalShard(raw_BN, first, [row.shifts for row in rows], self._exact)
+        self._local = LocalShard(raw_BN, first, [row.shifts for row in rows])
         taps = {at: row.plan.tap.request for at, row in enumerate(rows) if row.plan.tap is not None}
         self.logprobs = ShardLogprobs(exchange, layout, raw_BN, taps)
         self._maxima_RBP = np.zeros((0, 0, 0), np.float32)
-        self._maxima_BG, self._masses_MG = np.zeros((0, 0), np.float32), np.zeros((0, 0))
+        self._maxima_BG = np.zeros((0, 0), np.float32)
+        self._masses_MG = self._tops_MG = np.zeros((0, 0))
+        """Weights relative to the top of the row, of groups and of their highest tokens."""
         self._threshold_B = np.full(len(rows), np.inf, np.float32)
         self._local_k_B, self._group_B = np.zeros(len(rows), np.int64), np.full(len(rows), -1)
 
@@ -75,8 +77,7 @@ class ShardStep:
     def _exchange_summaries(self) -> None:
         """Gather the maxima of all groups, the masses of those of exact rows, and what logprobs need."""
         count, most = len(self._rows), max(self._layout.pieces)
-        maxima_BP = self._local.maxima()
-        masses_MP = self._local.masses(maxima_BP, self._t_M)
+        maxima_BP, masses_MP = self._local.maxima_RP, self._local.masses(self._exact, self._t_M)
         tensors = [padded(masses_MP, most, 0.0), *self.logprobs.tensors(), padded(maxima_BP, most, -math.inf)]
         fields = [(np.float64, (len(self._exact), most)), *self.logprobs.fields(), (np.float32, (count, most))]
         received = self._exchange.gather(pack(tensors, self._exchange.device))()
@@ -84,12 +85,11 @@ class ShardStep:
         self.logprobs.read(of_logprobs)
         self._maxima_BG = self._layout.group_maxima(self._maxima_RBP)
         if self._exact:
-            exact_MG = self._maxima_BG[self._exact]
+            exact_MG, tops_RM = self._maxima_BG[self._exact], self._maxima_RBP[:, self._exact].max(2)
+            top_M = exact_MG.max(1).astype(np.float64)
             with np.errstate(all="ignore"):  # of invalid rows
-                masses_MG = self._layout.group_masses(masses_RMP, self._maxima_RBP[:, self._exact], exact_MG, self._t_M)
-                below_MG = (exact_MG.astype(np.float64) - exact_MG.max(1, keepdims=True)) / self._t_M[:, None]
-                self._tops_MG = np.exp(below_MG)  # of the highest token of each group, relative to that of the row
-                self._masses_MG = np.where(exact_MG > -np.inf, masses_MG * self._tops_MG, 0.0)
+                self._masses_MG = self._layout.group_weights(masses_RMP, tops_RM, top_M, self._t_M)
+                self._tops_MG = np.exp((exact_MG - top_M[:, None]) / self._t_M[:, None])
 
     def _reason(self, at: int) -> str:
         """Why the summaries of a row cannot be used; "" if they can."""
@@ -97,7 +97,7 @@ class ShardStep:
         if not -math.inf < top < math.inf:
             return INVALID
         if at in self._exact:
-            if not np.isfinite(self._masses_MG[self._exact.index(at)]).all():
+            if not math.isfinite(self._masses_MG[self._exact.index(at)].sum()):
                 return INVALID
             if row.shifts is not None and abs(top) * 2.0**-24 / row.plan.t > shard_cuts.ROUNDING:
                 return HUGE
@@ -114,8 +114,9 @@ class ShardStep:
         return flat
 
     def _draw_groups(self, mine: list[int]) -> dict[int, str]:
-        weights = self._masses_MG[[self._exact.index(at) for at in mine]]
-        self._group_B[mine] = shard_cuts.drawn_groups(weights, [self._rows[at].key for at in mine])
+        for at in mine:
+            weight_G = self._masses_MG[self._exact.index(at)]
+            self._group_B[at] = shard_cuts.drawn_group(weight_G, self._rows[at].key)
         return {at: NEAR_TIE for at in mine if self._group_B[at] < 0}
 
     def _exchange_candidates(self) -> list[FoundTokens | str]:

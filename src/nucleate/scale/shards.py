@@ -261,7 +261,7 @@ class _Step:
     def _sample_found(self, step_rows: dict[int, StepRow], result: SampledRows) -> None:
         places, count = list(step_rows), self._layout.counts[self._exchange.rank]
         every = len(places) == len(self._numbers)
-        raw_BN = (self._logits_RN if every else self._logits_RN[places])[:, :count].float()
+        raw_BN = (self._logits_RN if every else self._logits_RN[places])[:, :count].float().contiguous()
         step = ShardStep(self._exchange, self._layout, raw_BN, list(step_rows.values()))
         tokens = dict(enumerate(step.run()))
         self.whole |= {places[at]: why for at, why in tokens.items() if isinstance(why, str)}

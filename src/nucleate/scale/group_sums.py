@@ -1,0 +1,57 @@
+"""Sums and draws over groups of 256 tokens: with compiled kernels once they are loaded, else with torch or NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nucleate.jit.kernel_libraries import GENERIC
+from nucleate.sampling import noise
+from nucleate.sampling.noise import GROUP_SIZE
+
+TOO_CLOSE = 1e-8
+"""Relative difference at which the times of two entries of a race are too close, as in the composed CPU path."""
+
+Floats = NDArray[np.float64]
+Key = tuple[int, int]
+"""The seed and the step of the noise of a draw."""
+
+
+def parts(x_RN: torch.Tensor, first: int) -> list[torch.Tensor]:
+    """The columns from id ``first`` on, by groups, as views [R, P, W]: the end of a group, whole ones, a beginning."""
+    count = x_RN.shape[1]
+    head = min(-first % GROUP_SIZE, count)
+    end = head + (count - head) // GROUP_SIZE * GROUP_SIZE
+    found = [x_RN[:, None, :head]] if head else []
+    if end > head:
+        found.append(x_RN[:, head:end].unflatten(1, (-1, GROUP_SIZE)))
+    return [*found, x_RN[:, None, end:]] if end < count else found
+
+
+def masses(x_N: torch.Tensor, first: int, top: float, t: float) -> torch.Tensor:
+    """The sum of exp((x - top) / t) of each part of a group, float64 [P]. x_N: float32, with none above top."""
+    if x_N.is_cpu and GENERIC.ready:
+        row_N, head = x_N.numpy(), min(-first % GROUP_SIZE, len(x_N))
+        mass_P = np.empty((head > 0) - (head - len(x_N)) // GROUP_SIZE)
+        tail, sums = np.empty(GROUP_SIZE, np.float32), np.empty(2)
+        for part_N, part_P in ((row_N[:head], mass_P[: head > 0]), (row_N[head:], mass_P[head > 0 :])):
+            if len(part_N):
+                rest_N = part_N[len(part_N) // GROUP_SIZE * GROUP_SIZE :]
+                tail[: len(rest_N)], tail[len(rest_N) :] = rest_N, -np.inf
+                GENERIC.group_masses(part_N, tail, top, 1.0 / t, part_P, sums)
+        return torch.from_numpy(mass_P)
+    return torch.cat([part.double().sub_(top).div_(t).exp_().sum(-1)[0] for part in parts(x_N[None], first)])
+
+
+def race(ids_N: NDArray[np.int64], weight_N: Floats, key: Key, stream: int) -> int:
+    """The id with the highest log(weight) + Gumbel noise; -1 if two are too close, or if all weights are 0."""
+    if GENERIC.ready:
+        return int(GENERIC.gumbel_race(ids_N, weight_N, np.uint64(key[0]), np.uint64(key[1]), stream))
+    with np.errstate(divide="ignore"):
+        time_N = -np.log1p(-noise.uniform(*key, stream, ids_N)) / weight_N
+    best = int(time_N.argmin())
+    is_close: Any = np.count_nonzero(time_N * (1.0 - TOO_CLOSE) <= time_N[best]) > 1
+    return -1 if is_close or not np.isfinite(time_N[best]) else int(ids_N[best])
