@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 import nucleate as nc
 from nucleate.cli.bench import CHAINS, history, logits
+from nucleate.scale.rank_exchange import all_gather
 from nucleate.scale.shards import ShardedSampler
 
 VOCAB = 128_256
@@ -63,7 +64,7 @@ def ways(x_BV: Any, first: int, end: int, chain: str, received: list[int]) -> di
         return result
 
     def by_all_gather() -> Any:
-        dist.all_gather_into_tensor(parts, local_BN.flatten())
+        all_gather(parts, local_BN.flatten())
         return samplers[0](joined(parts)).token_ids
 
     def by_one_rank() -> Any:

@@ -13,6 +13,10 @@ import torch.distributed as dist
 from nucleate.scale.shard_error import ShardError
 
 
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+"""The new name, where torch has it: the old one is deprecated."""
+
+
 class RankExchange(Protocol):
     """The connection of one rank with the others."""
 
@@ -49,7 +53,7 @@ class ProcessGroupExchange:
         """See ``RankExchange``. Raises ShardError if a rank has ended or does not answer in time."""
         received = torch.empty(self.size * len(payload), dtype=torch.uint8, device=self.device)
         try:
-            work = dist.all_gather_into_tensor(received, payload, group=self._group, async_op=True)
+            work = all_gather(received, payload, group=self._group, async_op=True)
         except RuntimeError as error:
             raise self._failure(error) from error
 
