@@ -126,7 +126,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4, 8])
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
-    print(f"{'logits':8}{'pipeline':40}{'ranks':>3}{'rows':>3}" + "".join(f"{way:>12}" for way in WAYS) + "  us; bytes/row")
+    print(
+        f"{'logits':8}{'pipeline':40}{'ranks':>3}{'rows':>3}"
+        + "".join(f"{way:>12}" for way in WAYS)
+        + "  us; bytes/row"
+    )
     found: list[Any] = []
     with tempfile.TemporaryDirectory() as folder:
         for ranks in arguments.ranks:

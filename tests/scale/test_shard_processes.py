@@ -5,12 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-import tiers
-
-pytest.importorskip("torch")
-
 import shard_processes
 import shard_ranks
+import tiers
 
 
 @pytest.mark.parametrize(("size", "seed"), [(2, 0), (1, 1), (3, 2), (4, 3), (8, 4)])
@@ -50,3 +47,15 @@ def test_a_late_rank_is_waited_for() -> None:
     assert results[0] == results[1]
     assert len(results[0][0]) == 12
     assert results[0][1:] == ("", "", True)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
+def test_twenty_thousand_rows_equal_those_of_one_sampler(size: int) -> None:
+    results = shard_processes.run_processes(size, shard_processes.equal_rows, size, 20_000, limit=3600.0)
+    assert all(paths == results[0][0] for paths, _ in results)
+    paths, different = results[0]
+    print(f"{size} ranks: {dict(paths)}")
+    assert paths.total() >= 20_000
+    assert min(paths.values()) > 500
+    assert different == 0

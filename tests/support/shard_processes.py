@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -27,10 +29,12 @@ LIMIT = 240.0
 """Seconds after which a rank has failed; tests run on busy machines."""
 
 
-def run_processes(size: int, action: Callable[..., Any], *arguments: Any, lost: int = -1) -> list[Any]:
+def run_processes(
+    size: int, action: Callable[..., Any], *arguments: Any, lost: int = -1, limit: float = LIMIT
+) -> list[Any]:
     """The results of an action on every rank; for a rank that ended without one, its exit code as "exit -9".
 
-    Ranks that are still there after ``LIMIT`` seconds are killed. lost: a rank from which no answer is expected.
+    Ranks that are still there after ``limit`` seconds are killed. lost: a rank from which no answer is expected.
     """
     with tempfile.TemporaryDirectory() as folder:
         pipes, processes = [], []
@@ -41,7 +45,7 @@ def run_processes(size: int, action: Callable[..., Any], *arguments: Any, lost: 
             sender.close()
             pipes.append(receiver)
             processes.append(process)
-        end, results = time.monotonic() + LIMIT, ["no answer"] * size
+        end, results = time.monotonic() + limit, ["no answer"] * size
         for rank in sorted(range(size), key=lambda rank: rank == lost):
             with suppress(EOFError):
                 if pipes[rank].poll(1.0 if rank == lost else max(0.0, end - time.monotonic())):
@@ -64,7 +68,7 @@ def _rank(rank: int, size: int, folder: str, sender: Any, action: Any, arguments
         sender.send(action(rank, size, *arguments))
     except Exception as error:  # noqa: BLE001  # the test reads it
         sender.send(f"{type(error).__name__}: {error}")
-    time.sleep(LIMIT)  # until the parent ends it: no rank may close its connections before the others are done
+    time.sleep(10 * LIMIT)  # until the parent ends it: no rank may close its connections before the others are done
 
 
 def play(rank: int, size: int, seed: int, steps: int, vocab: int, shards: list[tuple[int, int]], backend: str) -> Any:
@@ -75,6 +79,36 @@ def play(rank: int, size: int, seed: int, steps: int, vocab: int, shards: list[t
     face.cut = lambda x_RV: (shard_ranks.shard(x_RV, first, columns), first)
     results = shard_ranks.play(face, seed, steps, vocab)
     return results, dict(face.sampler.stats.rows)
+
+
+def equal_rows(rank: int, size: int, seed: int, rows: int) -> tuple[Counter[str], int]:
+    """Sample ``rows`` rows of random pipelines and logits, 40 at a time; on rank 0, with one Sampler as well.
+
+    Returns the number of rows by path, and the number of different tokens, errors and histories. That the ranks have
+    the same tokens is checked by the sampler in each call.
+    """
+    nc.warm()
+    rng, paths, different = random.Random(seed), Counter[str](), 0
+    while paths.total() < rows:
+        vocab = rng.choice([300, 1000, 5000, 20_000, 128_256])
+        first, columns = shard_ranks.bounds(rng, vocab, size)[rank]
+        sampler, one = ShardedSampler(vocab, backend="cpu", timeout=LIMIT), nc.Sampler(vocab, "cpu")
+        for _ in range(40):
+            stages, prompt = shard_ranks.hot_pipeline(rng, vocab), [rng.randrange(vocab) for _ in range(5)]
+            row_seed = rng.getrandbits(64)
+            for each in (sampler, one) if rank == 0 else (sampler,):
+                each.add(stages, prompt, seed=row_seed)
+        for _ in range(5):
+            x_RV = shard_ranks.logits(rng, 40, vocab)
+            out = sampler(shard_ranks.shard(x_RV, first, columns), first)
+            if rank == 0:
+                expected = one(x_RV)
+                different += int((np.asarray(out.token_ids) != np.asarray(expected.token_ids)).sum())
+                different += dict(out.errors) != dict(expected.errors)
+        if rank == 0:
+            different += sum(sampler.output_ids(row) != one.output_ids(row) for row in one.rows)
+        paths += sampler.stats.rows
+    return paths, different
 
 
 def lose_a_rank(rank: int, size: int, how: str, timeout: float) -> tuple[list[int], str, str, bool]:

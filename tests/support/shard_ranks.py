@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Callable
@@ -65,7 +66,7 @@ def run_ranks(size: int, action: Callable[[ThreadExchange], Any]) -> list[Any]:
         try:
             return action(ThreadExchange(rank, slots, barrier))
         except BaseException:
-            if not isinstance(threading.current_thread(), threading._MainThread):  # noqa: SLF001
+            if not isinstance(threading.current_thread(), threading._MainThread):
                 barrier.abort()
             raise
 
@@ -93,7 +94,7 @@ def bounds(rng: random.Random, vocab: int, ranks: int) -> list[tuple[int, int]]:
         width = -(-width // 64) * 64 if rng.random() < 0.5 else width
         return [(rank * width, width) for rank in range(ranks)]
     cuts = [0, *sorted(rng.randrange(vocab + 1) for _ in range(ranks - 1)), vocab]
-    shards = [(low, high - low) for low, high in zip(cuts, cuts[1:], strict=False)]
+    shards = [(low, high - low) for low, high in itertools.pairwise(cuts)]
     rng.shuffle(shards)
     return shards
 
@@ -144,7 +145,9 @@ def hot_pipeline(rng: random.Random, size: int) -> Any:
         chain.append(Temperature(rng.choice([0.0, 0.6, 0.7, 1.0, 1.5])))
     if rng.random() < 0.2 and not any(isinstance(stage, Logprobs) for stage in cuts):
         chain.insert(0, Logprobs(rng.choice([None, 0, 3, 20]), rng.choice([(), some(4)])))
-    draw = [] if isinstance((cuts or [None])[-1], Greedy) else [rng.choice([Gumbel(), Gumbel(), Gumbel(), Categorical()])]
+    draw = (
+        [] if isinstance((cuts or [None])[-1], Greedy) else [rng.choice([Gumbel(), Gumbel(), Gumbel(), Categorical()])]
+    )
     return (*chain, *cuts, *draw)
 
 
@@ -206,7 +209,7 @@ def play(face: Any, seed: int, steps: int, size: int, any_pipeline: bool = False
         elif action < 0.3:
             sampler.accept(rng.choice(rows), rng.randrange(size))
         elif action < 0.35:
-            row, x_RV = rng.choice(rows), np.nan_to_num(logits(rng, 2, size), posinf=1.0, neginf=-5.0) if False else None
+            row = rng.choice(rows)
             x_RV = np.random.default_rng(rng.getrandbits(32)).normal(size=(2, size)).astype(np.float32)
             distribution = sampler.distributions(row, *face.cut(x_RV), [3 % size])[0]
             if not np.isnan(distribution).any():

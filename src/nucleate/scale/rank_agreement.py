@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,13 @@ PROTOCOL = 1
 SETUP_BYTES, STEP_NUMBERS, TEXT_BYTES = 1024, 12, 160
 """The sizes of messages, which must not depend on what may differ between the ranks."""
 
-ROW_FACTS = ("rows", "parameters of the rows", "seeds of the rows", "tokens of the rows")
+ROW_FACTS = ("rows", "seeds of the rows", "parameters of the rows", "tokens of the rows")
 """What a ``RowLog`` keeps checksums of."""
+
+
+def version() -> str:
+    """The version of nucleate on this rank."""
+    return nucleate.__version__
 
 
 def arithmetic() -> str:
@@ -41,7 +46,7 @@ def agree_on_setup(exchange: RankExchange, vocab_size: int) -> int:
     """Check the setups of all ranks. Returns a seed that is the same on all of them."""
     own = {
         "protocol versions": PROTOCOL,
-        "versions of nucleate": nucleate.__version__,
+        "versions of nucleate": version(),
         "vocabulary sizes": vocab_size,
         "checksums of the arithmetic of NumPy and the processor": arithmetic(),
         "seed": noise.fresh_seed(),
@@ -84,21 +89,24 @@ class RowLog:
 
 def agree_on_step(
     exchange: RankExchange, facts: Mapping[str, int], first_id: int, columns: int, problem: str
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Compare a step's facts. Returns the first ids and the numbers of columns of all ranks.
+) -> Callable[[], tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Start to compare a step's facts. The result waits, and returns the first ids and the columns of all ranks.
 
     problem: why this rank cannot take the step; "" if it can. The other ranks then raise ShardError, too.
     """
     values = [first_id, columns, *facts.values()]
     numbers = torch.tensor(values + [0] * (STEP_NUMBERS - len(values)), dtype=torch.int64)
     text = torch.from_numpy(np.frombuffer(problem.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0"), np.uint8).copy())
-    received = exchange.gather(pack([numbers, text], exchange.device))()
-    rows_RN, texts_RN = unpack(received, [(np.int64, (len(numbers),)), (np.uint8, (TEXT_BYTES,))])
-    problems = [row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in texts_RN]
-    if not problem:
-        for rank, text_of_rank in enumerate(problems):
-            if text_of_rank:
-                raise ShardError(f"rank {rank} failed: {text_of_rank}")
-        for name, values in zip(facts, rows_RN[:, 2:].T.tolist(), strict=False):
-            check_equal(f"the {name}", values, show=False)
-    return tuple(rows_RN[:, 0].tolist()), tuple(rows_RN[:, 1].tolist())
+    receive = exchange.gather(pack([numbers, text], exchange.device))
+
+    def wait() -> tuple[tuple[int, ...], tuple[int, ...]]:
+        rows_RN, texts_RN = unpack(receive(), [(np.int64, (STEP_NUMBERS,)), (np.uint8, (TEXT_BYTES,))])
+        for rank, row in enumerate(texts_RN):
+            if row[0] and not problem:
+                raise ShardError(f"rank {rank} failed: " + row.tobytes().rstrip(b"\0").decode(errors="ignore"))
+        if not problem and (rows_RN[:, 2:] != rows_RN[0, 2:]).any():
+            for name, values in zip(facts, rows_RN[:, 2:].T.tolist(), strict=False):
+                check_equal(f"the {name}", values, show=False)
+        return tuple(rows_RN[:, 0].tolist()), tuple(rows_RN[:, 1].tolist())
+
+    return wait

@@ -12,7 +12,6 @@ import torch.distributed as dist
 
 from nucleate.scale.shard_error import ShardError
 
-
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """The new name, where torch has it: the old one is deprecated."""
 

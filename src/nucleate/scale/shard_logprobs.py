@@ -16,24 +16,23 @@ from numpy.typing import NDArray
 from nucleate.outputs import StepLogprobs, TokenLogprob
 from nucleate.scale.packets import Field, pack, unpack
 from nucleate.scale.rank_exchange import RankExchange
-from nucleate.scale.shard_layout import ShardLayout
 
 Request = tuple[int, tuple[int, ...]]
 """How many of the most likely tokens, and which others, as in ``Tap.request``."""
 
 
 class ShardLogprobs:
-    """The logprobs of some rows of a step. raw_BN: the shard's logits. requests: by index of the row."""
+    """The logprobs of some rows of a step. raw_BN, first: the shard's logits. requests: by index of the row."""
 
     def __init__(
-        self, exchange: RankExchange, layout: ShardLayout, raw_BN: torch.Tensor, requests: Mapping[int, Request]
+        self, exchange: RankExchange, raw_BN: torch.Tensor, first: int, requests: Mapping[int, Request]
     ) -> None:
-        self._exchange, self._layout, self._requests = exchange, layout, requests
-        self._first = layout.first_ids[exchange.rank]
+        self._exchange, self._first, self._requests = exchange, first, requests
         self._raw_TN = raw_BN[list(requests)] if requests else raw_BN[:0]
         self._most = max((count for count, _ in requests.values()), default=0)
         self._others = max((len(ids) for _, ids in requests.values()), default=0)
         self._sums_RT2 = np.zeros((0, 0, 2))
+        self.tensors = self._summaries() if requests else []
         self._ids_RTN, self._x_RTN, self._x_RTQ = np.zeros((0, 0, 0), int), np.zeros((0, 0, 0)), np.zeros((0, 0, 0))
 
     def fields(self) -> list[Field]:
@@ -48,11 +47,9 @@ class ShardLogprobs:
             (np.float32, (rows, others)),
         ]
 
-    def tensors(self) -> list[torch.Tensor]:
+    def _summaries(self) -> list[torch.Tensor]:
         """Of each row: maximum and sum of exp(x - maximum); the highest tokens, with scores; the requested scores."""
         rows, device = len(self._requests), self._raw_TN.device
-        if not rows:
-            return []
         sums_T2 = torch.full((rows, 2), -torch.inf, dtype=torch.float64, device=device)
         ids_TN = torch.zeros((rows, self._most), dtype=torch.int32)
         x_TN, x_TQ = torch.full((rows, self._most), -torch.inf), torch.full((rows, self._others), -torch.inf)

@@ -12,6 +12,7 @@ from nucleate.sampling.backends import reference
 from nucleate.sampling.pipeline import Params, PreparedPipeline, prepared, seed_of
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.sampler import Sampler
+from nucleate.sampling.stage import Combine
 from nucleate.sampling.stages.constraints.mask import Mask
 from nucleate.scale.found_sampling import FoundSampling, FoundTokens, Masks, SampledRows
 from nucleate.scale.rank_agreement import RowLog
@@ -25,6 +26,7 @@ class ShardRows:
 
     def __init__(self, vocab_size: int, backend: str, shared_seed: int) -> None:
         self.sampler, self.log, self.plans = Sampler(vocab_size, backend), RowLog(), dict[int, RowPlan]()
+        self.combines: dict[int, Combine] = {}
         self._size, self._shared_seed, self._added = vocab_size, shared_seed, 0
         self._own, self._other = FoundSampling(self.sampler), FoundSampling(Sampler(vocab_size, backend))
         self._other_rows: dict[int, int] = {}  # rows with a ``RowPlan.kept``: their numbers in the other sampler
@@ -48,6 +50,8 @@ class ShardRows:
         self._added += 1
         plan, seed = plan_of(self.sampler.stages(row), one.combine), self.sampler.seed(row)
         self.plans[row] = plan
+        if one.combine is not None:
+            self.combines[row] = one.combine
         if plan.kept is not None:
             self._other_rows[row] = self._other.sampler.add(plan.kept, prompt_ids, output_ids=output_ids, seed=seed)
         self.log.record("rows", "add", row)
@@ -66,6 +70,7 @@ class ShardRows:
         """Remove a row."""
         self.sampler.remove(row)
         del self.plans[row]
+        self.combines.pop(row, None)
         if row in self._other_rows:
             self._other.sampler.remove(self._other_rows.pop(row))
         self.log.record("rows", "remove", row)

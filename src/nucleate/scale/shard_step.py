@@ -41,18 +41,17 @@ class StepRow(NamedTuple):
 
 
 class ShardStep:
-    """One step of B rows. raw_BN: the logits of this rank's shard, float32 [B, N], without padding."""
+    """One step of B rows. raw_BN: the logits of this rank's shard from id ``first`` on, float32 [B, N], no padding."""
 
-    def __init__(
-        self, exchange: RankExchange, layout: ShardLayout, raw_BN: torch.Tensor, rows: Sequence[StepRow]
-    ) -> None:
-        self._exchange, self._layout, self._rows = exchange, layout, rows
+    def __init__(self, exchange: RankExchange, raw_BN: torch.Tensor, first: int, rows: Sequence[StepRow]) -> None:
+        self._exchange, self._rows = exchange, rows
         self._exact = [at for at, row in enumerate(rows) if row.plan.needs_mass]
         self._t_M = np.array([rows[at].plan.t for at in self._exact])
-        first = layout.first_ids[exchange.rank]
         self._local = LocalShard(raw_BN, first, [row.shifts for row in rows])
+        self._local_masses_MP = self._local.masses(self._exact, self._t_M)
         taps = {at: row.plan.tap.request for at, row in enumerate(rows) if row.plan.tap is not None}
-        self.logprobs = ShardLogprobs(exchange, layout, raw_BN, taps)
+        self.logprobs = ShardLogprobs(exchange, raw_BN, first, taps)
+        self._layout: ShardLayout
         self._maxima_RBP = np.zeros((0, 0, 0), np.float32)
         self._maxima_BG = np.zeros((0, 0), np.float32)
         self._masses_MG = self._tops_MG = np.zeros((0, 0))
@@ -60,8 +59,9 @@ class ShardStep:
         self._threshold_B = np.full(len(rows), np.inf, np.float32)
         self._local_k_B, self._group_B = np.zeros(len(rows), np.int64), np.full(len(rows), -1)
 
-    def run(self) -> list[FoundTokens | str]:
+    def run(self, layout: ShardLayout) -> list[FoundTokens | str]:
         """The tokens of each row, or why it has to be exchanged whole."""
+        self._layout = layout
         self._exchange_summaries()
         whole = {at: why for at in range(len(self._rows)) if (why := self._reason(at))}
         for at, row in enumerate(self._rows):
@@ -77,8 +77,8 @@ class ShardStep:
     def _exchange_summaries(self) -> None:
         """Gather the maxima of all groups, the masses of those of exact rows, and what logprobs need."""
         count, most = len(self._rows), max(self._layout.pieces)
-        maxima_BP, masses_MP = self._local.maxima_RP, self._local.masses(self._exact, self._t_M)
-        tensors = [padded(masses_MP, most, 0.0), *self.logprobs.tensors(), padded(maxima_BP, most, -math.inf)]
+        masses_MP, maxima_BP = padded(self._local_masses_MP, most, 0.0), padded(self._local.maxima_RP, most, -math.inf)
+        tensors = [masses_MP, *self.logprobs.tensors, maxima_BP]
         fields = [(np.float64, (len(self._exact), most)), *self.logprobs.fields(), (np.float32, (count, most))]
         received = self._exchange.gather(pack(tensors, self._exchange.device))()
         masses_RMP, *of_logprobs, self._maxima_RBP = unpack(received, fields)

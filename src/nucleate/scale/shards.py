@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import torch
 from nucleate.jit.readiness import BACKENDS
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.companion import combined_rows
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
 from nucleate.sampling.distributions import TargetDistributions
 from nucleate.sampling.inputs import check_count, check_token, like, masks
@@ -21,14 +22,13 @@ from nucleate.sampling.sampler import SamplerOutput
 from nucleate.sampling.stage import Pipeline
 from nucleate.scale.counted_exchange import CountedExchange
 from nucleate.scale.counted_exchange import ShardStats as ShardStats  # noqa: PLC0414  # callers import these from here
-from nucleate.scale.found_sampling import Masks, SampledRows, sampled_rows
+from nucleate.scale.found_sampling import Masks
 from nucleate.scale.rank_agreement import agree_on_setup, agree_on_step
 from nucleate.scale.rank_exchange import ProcessGroupExchange, RankExchange
 from nucleate.scale.shard_error import ShardError as ShardError  # noqa: PLC0414
 from nucleate.scale.shard_layout import ShardLayout
-from nucleate.scale.shard_plan import WHOLE, RowPlan
 from nucleate.scale.shard_rows import ShardRows
-from nucleate.scale.shard_step import ShardStep, StepRow
+from nucleate.scale.sharded_call import ShardedCall, described
 from nucleate.scale.whole_rows import gather_rows, shard_logits
 
 
@@ -103,7 +103,7 @@ class ShardedSampler:
         A row of the first three is exchanged whole in a step in which it is invalid, flat or close to a tie.
         """
         self._sampler.seed(row)  # raises ParameterError for an unknown row
-        return _described(self._rows.plans[row], self._rows.plans[row].why)
+        return described(self._rows.plans[row], self._rows.plans[row].why)
 
     def __call__(
         self,
@@ -124,7 +124,7 @@ class ShardedSampler:
         masks_R: Masks = []
         problem: Exception | None = None
         try:
-            masks_R = self._checked(numbers, logits_local, mask)
+            masks_R = self._checked(numbers, logits_local, mask, companion)
         except (ValueError, TypeError) as error:
             problem = error
         arguments = {
@@ -133,12 +133,15 @@ class ShardedSampler:
             "arguments companion": companion is not None,
             "masks": [] if mask is None else [zlib.crc32(mask_W.tobytes()) for mask_W in masks_R if mask_W is not None],
         }
-        logits_RN, layout = self._begin(logits_local, first_id, problem, arguments)
-        others_RN = None if companion is None else shard_logits(companion)
-        step = _Step(self._exchange, self._rows, layout, logits_RN, numbers, masks_R)
-        result = step.run(others_RN)
+        logits_RN, first, problem = self._columns(logits_local, first_id, problem)
+        wait = self._begin(logits_RN, first, problem, arguments)
+        if problem is not None:
+            wait()
+            raise problem
+        call = ShardedCall(self._exchange, self._rows, logits_RN, first, numbers, masks_R)
+        result = call.run(wait(), None if companion is None else shard_logits(companion))  # compared while it computed
         self.last_paths = tuple(
-            _described(self._rows.plans[row], step.whole.get(at, "")) for at, row in enumerate(numbers)
+            described(self._rows.plans[row], call.whole.get(at, "")) for at, row in enumerate(numbers)
         )
         self.stats.calls += 1
         self.stats.rows.update(path.partition(":")[0] for path in self.last_paths)
@@ -149,7 +152,7 @@ class ShardedSampler:
         seeds_R.flags.writeable = False
         return SamplerOutput(like(logits_local, tokens_R), reported, dict(sorted(result.errors.items())), seeds_R)
 
-    def _checked(self, numbers: list[int], logits_local: Any, mask: Any) -> Masks:
+    def _checked(self, numbers: list[int], logits_local: Any, mask: Any, companion: Any) -> Masks:
         """The masks of rows, after a check of all arguments. Raises ValueError, TypeError."""
         for row in numbers:
             self.seed(row)
@@ -157,27 +160,43 @@ class ShardedSampler:
             raise ValueError(f"rows has one row twice, got {numbers!r:.60}")
         if len(logits_local) != len(numbers):
             raise ValueError(f"logits must have a row for each of {len(numbers)} rows, got {len(logits_local)}")
+        combines = [self._rows.combines.get(row) for row in numbers]
+        if companion is None:
+            combined_rows(combines, None, None)  # raises ParameterError if a row needs it
+        elif tuple(companion.shape) != tuple(logits_local.shape):
+            expected, got = list(logits_local.shape), list(companion.shape)
+            raise ValueError(f"companion must have the shape {expected}, like the logits, got {got}")
         return masks(mask, len(numbers), self.vocab_size)
 
-    def _begin(
-        self, logits_local: Any, first_id: int, problem: Exception | None, arguments: dict[str, Any]
-    ) -> tuple[torch.Tensor, ShardLayout]:
-        """Agree with the other ranks on a step: the logits of this shard, and the layout. Raises ``problem``."""
-        logits_RN, first = torch.zeros((0, 0)), 0
+    def _columns(
+        self, logits_local: Any, first_id: int, problem: Exception | None
+    ) -> tuple[torch.Tensor, int, Exception | None]:
+        """The logits of this shard, and their first id; or what is wrong with them."""
         try:
             logits_RN, first = shard_logits(logits_local), operator.index(first_id)
             if first < 0:
                 raise ValueError(f"first_id must be an integer >= 0, got {first}")
         except (ValueError, TypeError) as error:
-            problem = problem or error
+            return torch.zeros((0, 0)), 0, problem or error
+        return logits_RN, first, problem
+
+    def _begin(
+        self, logits_RN: torch.Tensor, first: int, problem: Exception | None, arguments: dict[str, Any]
+    ) -> Callable[[], ShardLayout]:
+        """Start to agree with the other ranks on a step. The result waits for the layout. Raises ``problem`` there."""
         checksums = {name: zlib.crc32(repr(value).encode()) for name, value in arguments.items()}
         facts = {**checksums, **self._rows.log.facts, "data types of logits": zlib.crc32(str(logits_RN.dtype).encode())}
-        first_ids, columns = agree_on_step(self._exchange, facts, first, logits_RN.shape[1], str(problem or ""))
-        if problem is not None:
-            raise problem
-        if self._layout is None or (self._layout.first_ids, self._layout.columns) != (first_ids, columns):
-            self._layout = ShardLayout(first_ids, columns, self.vocab_size)
-        return logits_RN, self._layout
+        receive = agree_on_step(self._exchange, facts, first, logits_RN.shape[1], str(problem or ""))
+
+        def wait() -> ShardLayout:
+            first_ids, columns = receive()
+            if problem is not None:
+                raise problem
+            if self._layout is None or (self._layout.first_ids, self._layout.columns) != (first_ids, columns):
+                self._layout = ShardLayout(first_ids, columns, self.vocab_size)
+            return self._layout
+
+        return wait
 
     def distributions(
         self,
@@ -220,73 +239,6 @@ class ShardedSampler:
 
     def _whole(self, logits_local: Any, first_id: int, row: int, tokens: list[int]) -> torch.Tensor:
         """Whole rows of logits, from the columns of all ranks."""
-        logits_RN, layout = self._begin(
-            logits_local, first_id, None, {"kinds of calls": "whole rows", "requested rows": row, "tokens": tokens}
-        )
-        return gather_rows(self._exchange, layout, logits_RN)
-
-
-class _Step:
-    """One call: samples some rows from exchanged tokens and the others from whole rows."""
-
-    def __init__(
-        self,
-        exchange: RankExchange,
-        rows: ShardRows,
-        layout: ShardLayout,
-        logits_RN: torch.Tensor,
-        numbers: list[int],
-        masks_R: Masks,
-    ) -> None:
-        self._exchange, self._rows, self._layout = exchange, rows, layout
-        self._logits_RN, self._numbers, self._masks_R = logits_RN, numbers, masks_R
-        self.whole: dict[int, str] = {}
-        """The rows that were exchanged whole, by index, with the reason."""
-
-    def run(self, companion_RN: torch.Tensor | None) -> SampledRows:
-        result = SampledRows({}, {}, {})
-        found: dict[int, StepRow] = {}
-        for at, (row, mask_W) in enumerate(zip(self._numbers, self._masks_R, strict=True)):
-            step_row = self._rows.step_row(row, mask_W)
-            if isinstance(step_row, str):
-                self.whole[at] = step_row
-            else:
-                found[at] = step_row
-        if found:
-            self._sample_found(found, result)
-        if self.whole:
-            self._sample_whole(sorted(self.whole), companion_RN, result)
-        return result
-
-    def _sample_found(self, step_rows: dict[int, StepRow], result: SampledRows) -> None:
-        places, count = list(step_rows), self._layout.counts[self._exchange.rank]
-        every = len(places) == len(self._numbers)
-        raw_BN = (self._logits_RN if every else self._logits_RN[places])[:, :count].float().contiguous()
-        step = ShardStep(self._exchange, self._layout, raw_BN, list(step_rows.values()))
-        tokens = dict(enumerate(step.run()))
-        self.whole |= {places[at]: why for at, why in tokens.items() if isinstance(why, str)}
-        found = {at: one for at, one in tokens.items() if not isinstance(one, str)}
-        mine = [places[at] for at in found]
-        rows, masks_R = [self._numbers[at] for at in mine], [self._masks_R[at] for at in mine]
-        result.include(self._rows.sample(rows, list(found.values()), masks_R), mine)
-        reporting = {
-            at: (token, float(one.raw_N[np.searchsorted(one.ids_N, token)]))
-            for at, one in found.items()
-            if step_rows[places[at]].plan.tap is not None and (token := result.tokens.get(places[at], -1)) >= 0
-        }
-        if reporting:
-            result.logprobs.update({places[at]: one for at, one in step.logprobs.report(reporting).items()})
-
-    def _sample_whole(self, places: list[int], companion_RN: torch.Tensor | None, result: SampledRows) -> None:
-        logits_RV = gather_rows(self._exchange, self._layout, self._logits_RN[places])
-        other_RV = None if companion_RN is None else gather_rows(self._exchange, self._layout, companion_RN[places])
-        rows, masks_R = [self._numbers[at] for at in places], [self._masks_R[at] for at in places]
-        sampled = sampled_rows(self._rows.sampler, logits_RV, rows, masks_R, other_RV)
-        result.include(sampled, places)
-        for at, token in sampled.tokens.items():
-            self._rows.follow(rows[at], token)
-
-
-def _described(plan: RowPlan, why: str) -> str:
-    """What is exchanged for a row, and why if it is the whole row."""
-    return f"{WHOLE}: {why}" if why else plan.path
+        logits_RN, first, problem = self._columns(logits_local, first_id, None)
+        arguments = {"kinds of calls": "whole rows", "requested rows": row, "tokens": tokens}
+        return gather_rows(self._exchange, self._begin(logits_RN, first, problem, arguments)(), logits_RN)
