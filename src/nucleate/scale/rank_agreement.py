@@ -23,7 +23,7 @@ from nucleate.scale.shard_error import ShardError
 PROTOCOL = 1
 """Changes with the format of the exchanges."""
 
-SETUP_BYTES, STEP_NUMBERS, TEXT_BYTES = 1024, 12, 160
+STEP_NUMBERS, TEXT_BYTES = 12, 1024
 """The sizes of messages, which must not depend on what may differ between the ranks."""
 
 ROW_FACTS = ("rows", "seeds of the rows", "parameters of the rows", "tokens of the rows")
@@ -51,11 +51,7 @@ def agree_on_setup(exchange: RankExchange, vocab_size: int) -> int:
         "checksums of the arithmetic of NumPy and the processor": arithmetic(),
         "seed": noise.fresh_seed(),
     }
-    data = np.frombuffer(json.dumps(own).encode().ljust(SETUP_BYTES), np.uint8).copy()
-    [received] = unpack(
-        exchange.gather(pack([torch.from_numpy(data)], exchange.device))(), [(np.uint8, (SETUP_BYTES,))]
-    )
-    setups = [json.loads(row.tobytes()) for row in received]
+    setups = [json.loads(text) for text in _gather_text(exchange, json.dumps(own))]
     shared = int(setups[0]["seed"])
     for name in own:
         if name != "seed":
@@ -94,19 +90,28 @@ def agree_on_step(
 
     problem: why this rank cannot take the step; "" if it can. The other ranks then raise ShardError, too.
     """
-    values = [first_id, columns, *facts.values()]
-    numbers = torch.tensor(values + [0] * (STEP_NUMBERS - len(values)), dtype=torch.int64)
-    text = torch.from_numpy(np.frombuffer(problem.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0"), np.uint8).copy())
-    receive = exchange.gather(pack([numbers, text], exchange.device))
+    numbers = np.zeros(STEP_NUMBERS, np.uint32)
+    values = [bool(problem), first_id, columns, *facts.values()]
+    numbers[: len(values)] = values
+    receive = exchange.gather(pack([torch.from_numpy(numbers.view(np.uint8))], exchange.device))
 
     def wait() -> tuple[tuple[int, ...], tuple[int, ...]]:
-        rows_RN, texts_RN = unpack(receive(), [(np.int64, (STEP_NUMBERS,)), (np.uint8, (TEXT_BYTES,))])
-        for rank, row in enumerate(texts_RN):
-            if row[0] and not problem:
-                raise ShardError(f"rank {rank} failed: " + row.tobytes().rstrip(b"\0").decode(errors="ignore"))
-        if not problem and (rows_RN[:, 2:] != rows_RN[0, 2:]).any():
-            for name, values in zip(facts, rows_RN[:, 2:].T.tolist(), strict=False):
+        [rows_RN] = unpack(receive(), [(np.uint32, (STEP_NUMBERS,))])
+        if rows_RN[:, 0].any():
+            problems = _gather_text(exchange, problem)
+            rank = int(rows_RN[:, 0].argmax())
+            if not problem:
+                raise ShardError(f"rank {rank} failed: {problems[rank]}")
+        elif (rows_RN[:, 3:] != rows_RN[0, 3:]).any():
+            for name, values in zip(facts, rows_RN[:, 3:].T.tolist(), strict=False):
                 check_equal(f"the {name}", values, show=False)
-        return tuple(rows_RN[:, 0].tolist()), tuple(rows_RN[:, 1].tolist())
+        return tuple(rows_RN[:, 1].tolist()), tuple(rows_RN[:, 2].tolist())
 
     return wait
+
+
+def _gather_text(exchange: RankExchange, text: str) -> list[str]:
+    """A text of each rank, cut to TEXT_BYTES."""
+    data = np.frombuffer(text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0"), np.uint8).copy()
+    [received] = unpack(exchange.gather(pack([torch.from_numpy(data)], exchange.device))(), [(np.uint8, (TEXT_BYTES,))])
+    return [row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in received]

@@ -174,8 +174,8 @@ class ShardedSampler:
         """The logits of this shard, and their first id; or what is wrong with them."""
         try:
             logits_RN, first = shard_logits(logits_local), operator.index(first_id)
-            if first < 0:
-                raise ValueError(f"first_id must be an integer >= 0, got {first}")
+            if not 0 <= first < 2**31:
+                raise ValueError(f"first_id must be an integer >= 0 and < 2**31, got {first}")
         except (ValueError, TypeError) as error:
             return torch.zeros((0, 0)), 0, problem or error
         return logits_RN, first, problem
