@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from typing import Any
 
+import near_tie_rows
 import numpy as np
 import pytest
 import shard_ranks
@@ -13,15 +15,18 @@ import torch
 from shard_ranks import OneRank, OneSampler, errors_of_ranks, run_ranks
 
 import nucleate as nc
+from nucleate.sampling.backends import reference
 from nucleate.sampling.stage import Shift
 from nucleate.sampling.stages import Gumbel, LogitBias, Logprobs, Mirostat, Temperature, TopK, TopP, Typical
-from nucleate.scale import rank_agreement
+from nucleate.scale import group_sums, rank_agreement
 from nucleate.scale.shards import ShardedSampler, ShardError
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("any_pipeline", [False, True], ids=["common", "any"])
-def test_all_ranks_get_the_results_of_one_sampler(ranks: int, any_pipeline: bool) -> None:
+def test_all_ranks_get_the_results_of_one_sampler(
+    ranks: int, any_pipeline: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in range(tiers.count(4, 60)):
         rng = random.Random(seed)
         size, backend = rng.choice([5, 300, 2049, 5000]), rng.choice(["reference", "cpu"])
@@ -32,8 +37,42 @@ def test_all_ranks_get_the_results_of_one_sampler(ranks: int, any_pipeline: bool
             face = OneRank(size, backend, exchange, shards)  # noqa: B023
             return shard_ranks.play(face, seed, steps, size, any_pipeline)  # noqa: B023
 
-        for found in run_ranks(ranks, results):
-            assert shard_ranks.same(found, expected), f"seed {seed}"
+        with monkeypatch.context() as patch:
+            if seed % 2:
+                patch.setattr(group_sums, "GENERIC", NotReady())
+            for found in run_ranks(ranks, results):
+                assert shard_ranks.same(found, expected), f"seed {seed}"
+
+
+class NotReady:
+    """Stands for kernels that are not loaded."""
+
+    ready = False
+
+
+@pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "torch"])
+def test_near_ties_are_decided_as_by_the_reference(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not kernels:
+        monkeypatch.setattr(group_sums, "GENERIC", NotReady())
+    paths = Counter[str]()
+    for index in range(tiers.count(24, 700)):
+        case = near_tie_rows.case(index)
+        size = len(case.logits)
+        shards = shard_ranks.bounds(random.Random(index), size, 2)
+
+        def step(exchange: Any) -> Any:
+            first, columns = shards[exchange.rank]  # noqa: B023
+            sampler = ShardedSampler(size, exchange, backend="reference")  # noqa: B023
+            sampler.add(case.stages, output_ids=[0] * case.step)  # noqa: B023
+            local = shard_ranks.shard(case.logits[None], first, columns)  # noqa: B023
+            return int(sampler(local, first).token_ids[0]), sampler.last_paths[0].partition(":")[0]
+
+        expected = reference.draw(case.logits, case.stages, case.seed, case.step)
+        found, other = run_ranks(2, step)
+        assert found == other
+        assert found[0] == expected, f"case {index}"
+        paths[found[1]] += 1
+    assert paths.keys() == {"candidates", "top-p", "groups", "whole row"}
 
 
 ROWS = 4

@@ -31,19 +31,26 @@ def parts(x_RN: torch.Tensor, first: int) -> list[torch.Tensor]:
     return [*found, x_RN[:, None, end:]] if end < count else found
 
 
-def masses(x_N: torch.Tensor, first: int, top: float, t: float) -> torch.Tensor:
-    """The sum of exp((x - top) / t) of each part of a group, float64 [P]. x_N: float32, with none above top."""
-    if x_N.is_cpu and GENERIC.ready:
-        row_N, head = x_N.numpy(), min(-first % GROUP_SIZE, len(x_N))
-        mass_P = np.empty((head > 0) - (head - len(x_N)) // GROUP_SIZE)
-        tail, sums = np.empty(GROUP_SIZE, np.float32), np.empty(2)
-        for part_N, part_P in ((row_N[:head], mass_P[: head > 0]), (row_N[head:], mass_P[head > 0 :])):
-            if len(part_N):
-                rest_N = part_N[len(part_N) // GROUP_SIZE * GROUP_SIZE :]
-                tail[: len(rest_N)], tail[len(rest_N) :] = rest_N, -np.inf
-                GENERIC.group_masses(part_N, tail, top, 1.0 / t, part_P, sums)
-        return torch.from_numpy(mass_P)
-    return torch.cat([part.double().sub_(top).div_(t).exp_().sum(-1)[0] for part in parts(x_N[None], first)])
+def masses(x_MN: torch.Tensor, first: int, top_M: torch.Tensor, t_M: Floats) -> torch.Tensor:
+    """The sum of exp((x - top) / t) of each part of a group, float64 [M, P]. x_MN: float32; top_M: its maxima."""
+    if x_MN.is_cpu and GENERIC.ready:
+        rows = zip(x_MN.numpy(), top_M.tolist(), t_M.tolist(), strict=True)
+        return torch.from_numpy(np.stack([_row_masses(x_N, first, top, t) for x_N, top, t in rows]))
+    top_M11, t_M11 = top_M.double()[:, None, None], torch.from_numpy(t_M).to(x_MN.device)[:, None, None]
+    found = [part.double().sub_(top_M11).div_(t_M11).exp_().sum(-1) for part in parts(x_MN, first)]
+    return torch.cat(found, 1)
+
+
+def _row_masses(x_N: NDArray[np.float32], first: int, top: float, t: float) -> Floats:
+    head = min(-first % GROUP_SIZE, len(x_N))
+    mass_P = np.empty((head > 0) - (head - len(x_N)) // GROUP_SIZE)
+    tail, sums = np.empty(GROUP_SIZE, np.float32), np.empty(2)
+    for part_N, part_P in ((x_N[:head], mass_P[: head > 0]), (x_N[head:], mass_P[head > 0 :])):
+        if len(part_N):
+            rest_N = part_N[len(part_N) // GROUP_SIZE * GROUP_SIZE :]
+            tail[: len(rest_N)], tail[len(rest_N) :] = rest_N, -np.inf
+            GENERIC.group_masses(part_N, tail, top, 1.0 / t, part_P, sums)
+    return mass_P
 
 
 def race(ids_N: NDArray[np.int64], weight_N: Floats, key: Key, stream: int) -> int:

@@ -61,16 +61,17 @@ class LocalShard:
 
     def masses(self, rows: Sequence[int], t_M: NDArray[np.float64]) -> torch.Tensor:
         """The sum of exp((x - top) / t) of each part of a group of some rows, float64 [M, P]; top: of the shard."""
-        part_count = self.maxima_RP.shape[1]
-        mass_MP = torch.zeros((len(rows), part_count), dtype=torch.float64, device=self.x_RN.device)
-        if not rows or not part_count:
-            return mass_MP
-        tops: list[float] = self.maxima_RP[list(rows)].amax(1).tolist()
-        for at, (row, top, t) in enumerate(zip(rows, tops, t_M.tolist(), strict=True)):
-            if -np.inf < top < np.inf:
-                mass_MP[at] = masses(self.x_RN[row], self.first, top, t)
+        top_M = self.maxima_RP[list(rows)].amax(1) if self._parts and rows else torch.zeros(0)
+        valid = [at for at, top in enumerate(top_M.tolist()) if -np.inf < top < np.inf]
+        mass_MP = torch.zeros((len(rows), self.maxima_RP.shape[1]), dtype=torch.float64, device=self.x_RN.device)
+        if valid:
+            of_valid = [rows[at] for at in valid]
+            every = len(of_valid) == len(self.x_RN)
+            x_MN = self.x_RN if every else self.x_RN[of_valid]
+            mass_MP[valid] = masses(x_MN, self.first, top_M[valid], t_M[valid])
+            for at, row in zip(valid, of_valid, strict=True):
                 if row in self._shifted:
-                    self._correct(mass_MP[at], *self._shifted[row], top, t)
+                    self._correct(mass_MP[at], *self._shifted[row], float(top_M[at]), float(t_M[at]))
         return mass_MP
 
     def _correct(self, mass_P: torch.Tensor, column_K: Any, x_K: NDArray[np.float64], top: float, t: float) -> None:
