@@ -22,6 +22,7 @@ from nucleate.scale.row_shifts import RowShifts
 from nucleate.scale.shard_layout import ShardLayout
 from nucleate.scale.shard_logprobs import ShardLogprobs
 from nucleate.scale.shard_plan import CANDIDATES, GROUPS, MAX_CANDIDATES, TOP_P, RowPlan
+from nucleate.scale.token_exchange import exchange_tokens
 
 INVALID = "it has NaN, +inf or no finite score"
 HUGE = "its scores are too large to be summarized in float32"
@@ -45,10 +46,12 @@ class ShardStep:
 
     def __init__(self, exchange: RankExchange, raw_BN: torch.Tensor, first: int, rows: Sequence[StepRow]) -> None:
         self._exchange, self._rows = exchange, rows
-        self._exact = [at for at, row in enumerate(rows) if row.plan.needs_mass]
-        self._t_M = np.array([rows[at].plan.t for at in self._exact])
+        exact = [at for at, row in enumerate(rows) if row.plan.needs_mass]
+        self._exact = {at: place for place, at in enumerate(exact)}
+        """The rows whose masses are needed, with their places."""
+        self._t_M = np.array([rows[at].plan.t for at in exact])
         self._local = LocalShard(raw_BN, first, [row.shifts for row in rows])
-        self._local_masses_MP = self._local.masses(self._exact, self._t_M)
+        self._local_masses_MP = self._local.masses(exact, self._t_M)
         taps = {at: row.plan.tap.request for at, row in enumerate(rows) if row.plan.tap is not None}
         self.logprobs = ShardLogprobs(exchange, raw_BN, first, taps)
         self._layout: ShardLayout
@@ -71,7 +74,7 @@ class ShardStep:
             mine = [at for at, row in enumerate(self._rows) if row.plan.path == path and at not in whole]
             if mine:
                 whole |= decide(mine)
-        found = self._exchange_candidates()
+        found = exchange_tokens(self._exchange, layout, *self._candidates(), self._capacity())
         return [whole[at] if at in whole else self._final(at, tokens) for at, tokens in enumerate(found)]
 
     def _exchange_summaries(self) -> None:
@@ -85,7 +88,8 @@ class ShardStep:
         self.logprobs.read(of_logprobs)
         self._maxima_BG = self._layout.group_maxima(self._maxima_RBP)
         if self._exact:
-            exact_MG, tops_RM = self._maxima_BG[self._exact], self._maxima_RBP[:, self._exact].max(2)
+            exact = list(self._exact)
+            exact_MG, tops_RM = self._maxima_BG[exact], self._maxima_RBP[:, exact].max(2)
             top_M = exact_MG.max(1).astype(np.float64)
             with np.errstate(all="ignore"):  # of invalid rows
                 self._masses_MG = self._layout.group_weights(masses_RMP, tops_RM, top_M, self._t_M)
@@ -97,14 +101,14 @@ class ShardStep:
         if not -math.inf < top < math.inf:
             return INVALID
         if at in self._exact:
-            if not math.isfinite(self._masses_MG[self._exact.index(at)].sum()):
+            if not math.isfinite(self._masses_MG[self._exact[at]].sum()):
                 return INVALID
             if row.shifts is not None and abs(top) * 2.0**-24 / row.plan.t > shard_cuts.ROUNDING:
                 return HUGE
         return ""
 
     def _bound_top_p(self, mine: list[int]) -> dict[int, str]:
-        places = [self._exact.index(at) for at in mine]
+        places = [self._exact[at] for at in mine]
         fractions = np.array([shard_cuts.left_out(self._rows[at].plan) for at in mine])
         groups = shard_cuts.top_p_bounds(fractions, self._masses_MG[places], self._tops_MG[places])
         flat = {at: FLAT for at, group in zip(mine, groups.tolist(), strict=True) if group < 0}
@@ -115,45 +119,12 @@ class ShardStep:
 
     def _draw_groups(self, mine: list[int]) -> dict[int, str]:
         for at in mine:
-            weight_G = self._masses_MG[self._exact.index(at)]
+            weight_G = self._masses_MG[self._exact[at]]
             self._group_B[at] = shard_cuts.drawn_group(weight_G, self._rows[at].key)
         return {at: NEAR_TIE for at in mine if self._group_B[at] < 0}
 
-    def _exchange_candidates(self) -> list[FoundTokens | str]:
-        """Gather the tokens that reach the thresholds, and those that may win a draw inside the selected groups."""
-        counts_B, columns_K, raw_K = self._candidates()
-        count, own = len(self._rows), len(columns_K)
-        first = self._layout.first_ids[self._exchange.rank]
-        ids_K = (columns_K + first).to(torch.int32)
-        capacity = self._capacity()
-        head = torch.from_numpy(counts_B.astype(np.int32))
-        part = min(own, capacity)
-        send = [head, *(_filled(x_K[:part], capacity) for x_K in (ids_K, raw_K))]
-        fields = [(np.int32, (count,)), (np.int32, (capacity,)), (np.float32, (capacity,))]
-        counts_RB, ids_RK, raw_RK = unpack(self._exchange.gather(pack(send, self._exchange.device))(), fields)
-        totals_R = np.maximum(counts_RB, 0).sum(1)
-        more = int(totals_R.max(initial=0)) - capacity
-        if more > 0:
-            send = [_filled(x_K[part:], more) for x_K in (ids_K, raw_K)]
-            later = unpack(
-                self._exchange.gather(pack(send, self._exchange.device))(), [(np.int32, (more,)), (np.float32, (more,))]
-            )
-            ids_RK, raw_RK = (np.concatenate(pair, 1) for pair in zip((ids_RK, raw_RK), later, strict=True))
-        ends_RB = np.cumsum(np.maximum(counts_RB, 0), axis=1)
-        found: list[FoundTokens | str] = []
-        for at in range(count):
-            if (counts_RB[:, at] < 0).any():
-                found.append(TOO_MANY)
-                continue
-            spans = [
-                (rank, slice(ends_RB[rank, at] - counts_RB[rank, at], ends_RB[rank, at])) for rank in self._layout.order
-            ]
-            ids_N = np.concatenate([ids_RK[span] for span in spans]).astype(np.int64)
-            found.append(FoundTokens(ids_N, np.concatenate([raw_RK[span] for span in spans])))
-        return found
-
     def _candidates(self) -> tuple[NDArray[np.int64], torch.Tensor, torch.Tensor]:
-        """This rank's tokens: how many of each row, -1 for too many, and their columns and logits, row by row."""
+        """This rank's tokens that reach the thresholds, or may win a draw in a selected group; see exchange_tokens."""
         counts_B, columns_K, raw_K = self._local.above(self._threshold_B, self._local_k_B)
         if (counts_B > MAX_CANDIDATES).any():
             stays_K = torch.from_numpy(np.repeat(counts_B <= MAX_CANDIDATES, counts_B)).to(columns_K.device)
@@ -189,21 +160,18 @@ class ShardStep:
             drawn_R[rank] = int(inside_B.sum()) + int(np.minimum(self._local_k_B, self._layout.counts[rank]).sum())
         return int(max(1.25 * reached_RB.sum(1) + np.array(drawn_R))) + 8
 
-    def _final(self, at: int, tokens: FoundTokens | str) -> FoundTokens | str:
+    def _final(self, at: int, tokens: FoundTokens | None) -> FoundTokens | str:
         """The tokens without those that a top-p removes."""
         plan, shifts, _ = self._rows[at]
-        if isinstance(tokens, str) or plan.path != TOP_P:
+        if tokens is None:
+            return TOO_MANY
+        if plan.path != TOP_P:
             return tokens
         x_N: Any = tokens.raw_N.astype(np.float64)
         if shifts is not None:
             x_N = shifts.apply(x_N, tokens.ids_N)
         top32 = float(self._maxima_BG[at].max())
         with np.errstate(over="ignore"):
-            total = self._masses_MG[self._exact.index(at)].sum() * math.exp(min((top32 - x_N.max()) / plan.t, 700.0))
+            total = self._masses_MG[self._exact[at]].sum() * math.exp(min((top32 - x_N.max()) / plan.t, 700.0))
         kept_N = shard_cuts.top_p_kept(plan, x_N, total)
         return NEAR_TIE if kept_N is None else FoundTokens(tokens.ids_N[kept_N], tokens.raw_N[kept_N])
-
-
-def _filled(x_K: torch.Tensor, size: int) -> torch.Tensor:
-    """A tensor [size] that begins with x_K."""
-    return torch.nn.functional.pad(x_K, (0, size - len(x_K)))
