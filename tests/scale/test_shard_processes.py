@@ -8,6 +8,7 @@ import pytest
 import shard_processes
 import shard_ranks
 import tiers
+import torch
 
 
 @pytest.mark.parametrize(("size", "seed"), [(2, 0), (1, 1), (3, 2), (4, 3), (8, 4)])
@@ -17,11 +18,21 @@ def test_ranks_get_the_tokens_of_one_sampler(size: int, seed: int) -> None:
     shards = shard_ranks.bounds(random.Random(seed), vocab, size)
     one = shard_ranks.OneSampler(vocab, "auto")
     expected = shard_ranks.play(one, seed, steps, vocab)
-    results = shard_processes.run_processes(size, shard_processes.play, seed, steps, vocab, shards, "auto")
+    results = shard_processes.run_processes(size, shard_processes.play, seed, steps, vocab, shards, "cpu")
     for result in results:
         found, paths = result
         assert shard_ranks.same(found, expected)
         assert paths.keys() >= {"candidates", "whole row"}
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a CUDA device per rank")
+def test_ranks_get_the_tokens_of_one_sampler_over_nccl() -> None:
+    size, vocab, steps = torch.cuda.device_count(), 5000, 30
+    shards = shard_ranks.bounds(random.Random(0), vocab, size)
+    expected = shard_ranks.play(shard_ranks.OneSampler(vocab, "auto"), 7, steps, vocab)
+    arguments = 7, steps, vocab, shards, "cuda"
+    for found, _ in shard_processes.run_processes(size, shard_processes.play, *arguments, backend="nccl"):
+        assert shard_ranks.same(found, expected)
 
 
 @pytest.mark.slow

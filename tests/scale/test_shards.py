@@ -341,6 +341,8 @@ def test_invalid_arguments_of_one_rank_are_an_error_of_all_and_change_nothing() 
             (np.repeat(x_RV, 2, 0) if odd else x_RV, first, None, None),
             (x_RV, -1 if odd else first, None, None),
             (x_RV, first, None, np.zeros((1, 2), np.int32) if odd else None),
+            (x_RV, first, ["0"] if odd else [0], None),
+            (x_RV, first, [3] if odd else [0], None),
         ):
             with pytest.raises((ValueError, TypeError, ShardError)) as caught:
                 sampler(logits, at, rows, mask=mask)

@@ -30,7 +30,7 @@ LIMIT = 240.0
 
 
 def run_processes(
-    size: int, action: Callable[..., Any], *arguments: Any, lost: int = -1, limit: float = LIMIT
+    size: int, action: Callable[..., Any], *arguments: Any, lost: int = -1, limit: float = LIMIT, backend: str = "gloo"
 ) -> list[Any]:
     """The results of an action on every rank; for a rank that ended without one, its exit code as "exit -9".
 
@@ -40,7 +40,9 @@ def run_processes(
         pipes, processes = [], []
         for rank in range(size):
             receiver, sender = CONTEXT.Pipe(duplex=False)
-            process = CONTEXT.Process(target=_rank, args=(rank, size, folder, sender, action, arguments), daemon=True)
+            process = CONTEXT.Process(
+                target=_rank, args=(rank, size, folder, sender, backend, action, arguments), daemon=True
+            )
             process.start()
             sender.close()
             pipes.append(receiver)
@@ -60,10 +62,14 @@ def run_processes(
         return results
 
 
-def _rank(rank: int, size: int, folder: str, sender: Any, action: Any, arguments: tuple[Any, ...]) -> None:
+def _rank(
+    rank: int, size: int, folder: str, sender: Any, backend: str, action: Any, arguments: tuple[Any, ...]
+) -> None:
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     store = dist.FileStore(f"{folder}/store", size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=LIMIT))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=LIMIT))
     try:
         sender.send(action(rank, size, *arguments))
     except Exception as error:  # noqa: BLE001  # the test reads it
@@ -71,12 +77,17 @@ def _rank(rank: int, size: int, folder: str, sender: Any, action: Any, arguments
     time.sleep(10 * LIMIT)  # until the parent ends it: no rank may close its connections before the others are done
 
 
-def play(rank: int, size: int, seed: int, steps: int, vocab: int, shards: list[tuple[int, int]], backend: str) -> Any:
-    """The results of random operations, see ``shard_ranks.play``."""
+def play(rank: int, size: int, seed: int, steps: int, vocab: int, shards: list[tuple[int, int]], device: str) -> Any:
+    """The results of random operations, see ``shard_ranks.play``. device: of the logits."""
     first, columns = shards[rank]
     face: Any = shard_ranks.OneSampler.__new__(shard_ranks.OneSampler)
-    face.sampler = ShardedSampler(vocab, backend=backend, timeout=LIMIT)
-    face.cut = lambda x_RV: (shard_ranks.shard(x_RV, first, columns), first)
+    face.sampler = ShardedSampler(vocab, timeout=LIMIT)
+
+    def cut(x_RV: Any) -> tuple[Any, int]:
+        part = shard_ranks.shard(x_RV, first, columns)
+        return part if device == "cpu" else torch.as_tensor(part).to(device), first
+
+    face.cut = cut
     results = shard_ranks.play(face, seed, steps, vocab)
     return results, dict(face.sampler.stats.rows)
 
@@ -114,7 +125,7 @@ def equal_rows(rank: int, size: int, seed: int, rows: int) -> tuple[Counter[str]
 def lose_a_rank(rank: int, size: int, how: str, timeout: float) -> tuple[list[int], str, str, bool]:
     """Two steps; then rank 1 is killed, stopped, or late by a second. The tokens and the errors of two more calls."""
     vocab, tokens = 256 * size, list[int]()
-    sampler = ShardedSampler(vocab, timeout=timeout)
+    sampler = ShardedSampler(vocab, dist.group.WORLD, timeout=timeout)
     for row in range(3):
         sampler.add(nc.SamplingParams(seed=row, top_p=0.9, temperature=0.8))
     x_RV = np.random.default_rng(0).normal(size=(3, vocab)).astype(np.float32) * 3

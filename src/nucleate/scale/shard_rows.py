@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
-from nucleate.sampling.pipeline import Params, PreparedPipeline, prepared, seed_of
+from nucleate.sampling.pipeline import Params, PreparedPipeline, RequestParams, prepared, seed_of
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stage import Combine
@@ -41,7 +41,10 @@ class ShardRows:
         eos_token_ids: Sequence[int],
     ) -> int:
         """Add a row, see ``Sampler.add``."""
-        one = prepared(params, tuple(eos_token_ids))
+        ends = tuple(int(token) for token in eos_token_ids)
+        if isinstance(params, RequestParams):
+            params.check_for_sampler(ends)
+        one = prepared(params, ends)
         if seed is None and seed_of(params, one.given) is None:
             seed, index = self._fresh_seed(), 0
         row = self.sampler.add(

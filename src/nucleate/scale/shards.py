@@ -40,7 +40,7 @@ class ShardedSampler:
     that does not answer is an error. All ranks make the same calls with the same
     arguments, except for their logits. Shards may be uneven and start at any id; columns from V on are padding.
 
-    Common pipelines exchange about 1/128 of a row, and then a few candidates (``explain``). Raises ShardError on all
+    Common pipelines exchange less than 1/64 of a row (``explain``). Raises ShardError on all
     ranks if setups, rows, parameters, seeds or masks differ; and in every call after an exchange has failed.
     """
 
@@ -53,9 +53,9 @@ class ShardedSampler:
         """What the rows of the last call exchanged, in their order, as in ``explain``."""
         if backend in TENSOR_BACKENDS:
             raise ParameterError("backend", f"backend must be one of {', '.join(BACKENDS)}, got {backend!r:.60}")
-        is_exchange = hasattr(group, "gather") and hasattr(group, "device")
-        exchange: Any = group if is_exchange else ProcessGroupExchange(group, timeout)
-        self._exchange: RankExchange = CountedExchange(exchange, self.stats)
+        if group is None or isinstance(group, torch.distributed.ProcessGroup):
+            group = ProcessGroupExchange(group, timeout)
+        self._exchange: RankExchange = CountedExchange(group, self.stats)
         self._layout: ShardLayout | None = None
         self._rows = ShardRows(self.vocab_size, backend, agree_on_setup(self._exchange, self.vocab_size))
         self._sampler = self._rows.sampler
@@ -120,10 +120,11 @@ class ShardedSampler:
         mask covers the whole vocabulary. companion: float [R, N], the same columns of the companions' logits. Invalid
         arguments of one rank are an error on all ranks, and change no row.
         """
-        numbers = list(self.rows) if rows is None else [operator.index(row) for row in rows]
+        numbers: list[int] = []
         masks_R: Masks = []
         problem: Exception | None = None
         try:
+            numbers = list(self.rows) if rows is None else [operator.index(row) for row in rows]
             masks_R = self._checked(numbers, logits_local, mask, companion)
         except (ValueError, TypeError) as error:
             problem = error
