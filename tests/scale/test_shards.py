@@ -269,11 +269,16 @@ def test_different_setups_fail_at_the_start_on_all_ranks(monkeypatch: pytest.Mon
     expected = "ShardError: the vocabulary sizes differ between ranks: rank 0 (3000) against rank 1 (3001)"
     assert errors_of_ranks(2, start(sizes=(3000, 3001))) == [expected] * 2
     assert errors_of_ranks(2, start()) == [""] * 2
-    names = iter(["0.1.0", "0.2.0", "0.1.0"])
-    monkeypatch.setattr(rank_agreement, "version", lambda: next(names))
-    found = errors_of_ranks(3, lambda exchange: ShardedSampler(SIZE, exchange))
-    assert len(set(found)) == 1
-    assert found[0].startswith("ShardError: the versions of nucleate differ between ranks: rank")
+    for fact, name in (
+        ("version", "versions of nucleate"),
+        ("arithmetic", "checksums of the arithmetic of NumPy and the"),
+    ):
+        values = iter(["a", "b", "a"])
+        with monkeypatch.context() as patch:
+            patch.setattr(rank_agreement, fact, lambda values=values: next(values))
+            found = errors_of_ranks(3, lambda exchange: ShardedSampler(SIZE, exchange))
+        assert len(set(found)) == 1
+        assert found[0].startswith(f"ShardError: the {name}")
 
 
 def difference(rank: int, kind: str) -> Any | None:
@@ -290,7 +295,7 @@ def difference(rank: int, kind: str) -> Any | None:
         if kind == "tokens":
             sampler.accept(row, 7 + odd)
         first, count = HALVES[exchange.rank]
-        first += odd and kind == "gap"
+        first += (odd and kind == "gap") - (odd and kind == "overlap")
         x_RV: Any = peaked()[:2, first : first + count]
         x_RV = x_RV.astype(np.float16) if odd and kind == "types" else x_RV
         x_RV = x_RV[:1] if odd and kind == "count" else x_RV
@@ -298,7 +303,11 @@ def difference(rank: int, kind: str) -> Any | None:
         rows = [0] if kind == "count" and odd else [1, 0] if kind == "order" and odd else [0, 1]
         if kind == "calls" and odd:
             sampler.distributions(row, x_RV[:1], first)
-        sampler(x_RV, first, rows, mask=None if odd and kind == "no mask" else mask)
+        before = [sampler.output_ids(row) for row in sampler.rows]
+        try:
+            sampler(x_RV, first, rows, mask=None if odd and kind == "no mask" else mask)
+        finally:
+            assert [sampler.output_ids(row) for row in sampler.rows] == before
 
     return action
 
@@ -318,6 +327,7 @@ def difference(rank: int, kind: str) -> Any | None:
         ("types", "the data types of logits differ between ranks: rank 0 against rank 1"),
         ("calls", "the kinds of calls differ between ranks: rank 0 against rank 1"),
         ("gap", "the shards do not fit: rank 1 starts at token 1501, but rank 0 ends at 1500"),
+        ("overlap", "the shards do not fit: rank 1 starts at token 1499, but rank 0 ends at 1500"),
     ],
 )
 def test_a_difference_between_ranks_is_the_same_error_on_all(kind: str, what: str) -> None:
