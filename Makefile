@@ -14,6 +14,7 @@
 # make bench-server      server latency under load, and stalls of streams: 10 minutes
 # make bench-structured  cost of structured output: grammar masks, compilation, sampling: 5 minutes
 # make bench-gguf        GGUF models compared with llama-cpp-python: five minutes
+# make bench-shards      sampling on sharded logits compared with all-gather, over gloo: five minutes
 # make bench-gpu         GPU kernels, checked and timed: 10 minutes; needs a GPU
 
 PYTHON ?= python3
@@ -26,7 +27,7 @@ JOBS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without bytecode each compiles the sources anew
 
-.PHONY: setup setup-gguf setup-notebooks demo test test-all test-exhaustive test-clients lint docs docs-check bench bench-page bench-engine bench-server bench-structured bench-gguf bench-gpu clean
+.PHONY: setup setup-gguf setup-notebooks demo test test-all test-exhaustive test-clients lint docs docs-check bench bench-page bench-engine bench-server bench-structured bench-gguf bench-shards bench-gpu clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -108,6 +109,9 @@ bench-structured: .venv/dev
 
 bench-gguf: .venv/gguf
 	$(BIN)/python benchmarks/gguf_models.py --json benchmarks/results/gguf.json
+
+bench-shards: .venv/dev
+	$(BIN)/python benchmarks/shards.py --json benchmarks/results/shards.json
 
 bench-gpu: .venv/dev
 	$(BIN)/python benchmarks/gpu.py --csv benchmarks/results/gpu.csv

@@ -12,7 +12,7 @@ from nucleate.sampling.backends import reference
 from nucleate.sampling.pipeline import Params, PreparedPipeline, RequestParams, prepared, seed_of
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.sampler import Sampler
-from nucleate.sampling.stage import Combine
+from nucleate.sampling.stage import Combine, Pipeline
 from nucleate.sampling.stages.constraints.mask import Mask
 from nucleate.scale.found_sampling import FoundSampling, FoundTokens, Masks, SampledRows
 from nucleate.scale.rank_agreement import RowLog
@@ -27,6 +27,8 @@ class ShardRows:
     def __init__(self, vocab_size: int, backend: str, shared_seed: int) -> None:
         self.sampler, self.log, self.plans = Sampler(vocab_size, backend), RowLog(), dict[int, RowPlan]()
         self.combines: dict[int, Combine] = {}
+        self._stages: dict[int, Pipeline] = {}
+        """Pipelines of rows as added: their Shifts and draws do not change."""
         self._size, self._shared_seed, self._added = vocab_size, shared_seed, 0
         self._own, self._other = FoundSampling(self.sampler), FoundSampling(Sampler(vocab_size, backend))
         self._other_rows: dict[int, int] = {}  # rows with a ``RowPlan.kept``: their numbers in the other sampler
@@ -51,7 +53,8 @@ class ShardRows:
             params, prompt_ids, output_ids=output_ids, seed=seed, index=index, eos_token_ids=eos_token_ids
         )
         self._added += 1
-        plan, seed = plan_of(self.sampler.stages(row), one.combine), self.sampler.seed(row)
+        stages = self._stages[row] = self.sampler.stages(row)
+        plan, seed = plan_of(stages, one.combine), self.sampler.seed(row)
         self.plans[row] = plan
         if one.combine is not None:
             self.combines[row] = one.combine
@@ -73,6 +76,7 @@ class ShardRows:
         """Remove a row."""
         self.sampler.remove(row)
         del self.plans[row]
+        del self._stages[row]
         self.combines.pop(row, None)
         if row in self._other_rows:
             self._other.sampler.remove(self._other_rows.pop(row))
@@ -88,8 +92,7 @@ class ShardRows:
         plan = self.plans[row]
         if plan.path == WHOLE:
             return plan.why
-        past, shifts = self.sampler.history(row), plan.shifts
-        stages = self.sampler.stages(row)
+        past, shifts, stages = self.sampler.history(row), plan.shifts, self._stages[row]
         if mask_W is not None and with_mask(stages) is not stages:
             shifts = (*shifts, Mask())
         try:
