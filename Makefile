@@ -1,7 +1,7 @@
 # make demo              generate a story with the embedded model (the first run creates .venv and installs nucleate)
 # make setup             create .venv with all development dependencies
 # make setup-gguf        also llama-cpp-python, for GGUF models and their tests: builds llama.cpp in four minutes
-# make setup-notebooks   also JupyterLab and marimo, in which the notebook widget is tested; apt-get install chromium as well
+# make setup-notebooks   also JupyterLab, marimo and matplotlib, for the example notebooks and the tests of the widget; apt-get install chromium as well
 # make test              the fast tests, in two processes: a few minutes
 # make test-all          also the slow tests, with more examples: what continuous integration runs
 # make test-exhaustive   all tests with all examples: an hour; run weekly, and after changes to the sampling backends

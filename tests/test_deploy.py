@@ -130,6 +130,61 @@ def test_the_compose_file() -> None:
     assert seconds > ServerLimits().shutdown_timeout_seconds
 
 
+KUBERNETES = {each["kind"]: each for each in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text("utf-8"))}
+POD = KUBERNETES["Deployment"]["spec"]["template"]["spec"]
+
+
+def test_the_kubernetes_deployment() -> None:
+    [container] = POD["containers"]
+    check_environment({variable["name"]: variable["value"] for variable in container["env"]})
+    [port] = container["ports"]
+    assert port == {"name": "http", "containerPort": 8000}
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/health", "port": "http"}
+    command, seconds = container["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == "sleep"
+    needed = int(seconds) + ServerLimits().shutdown_timeout_seconds
+    assert needed + 10 <= POD["terminationGracePeriodSeconds"]
+    user = next(step for step in values_of("RUN") if "useradd" in step)
+    assert f"--uid {POD['securityContext']['runAsUser']} " in user
+    assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in POD["volumes"]}
+    keys = next(v["value"] for v in container["env"] if v["name"] == "NUCLEATE_API_KEY_FILE")
+    assert "/models" in next(line for line in values_of("ENV") if "HF_HOME=/models" in line)
+    assert keys.rpartition("/")[0] in {mount["mountPath"] for mount in container["volumeMounts"]}
+
+
+def test_the_kubernetes_objects_select_the_pods() -> None:
+    labels = KUBERNETES["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert KUBERNETES["Deployment"]["spec"]["selector"]["matchLabels"] == labels
+    assert KUBERNETES["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"] == labels
+    assert KUBERNETES["Service"]["spec"]["selector"] == labels
+    assert KUBERNETES["Service"]["metadata"]["labels"] == labels  # the ServiceMonitor of the guide selects them
+    [port] = KUBERNETES["Service"]["spec"]["ports"]
+    assert port["targetPort"] == POD["containers"][0]["ports"][0]["name"] == port["name"]
+
+
+def test_the_yaml_of_the_guides() -> None:
+    for name in ("kubernetes", "monitor_a_server"):
+        page = (ROOT / "docs" / "how-to" / f"{name}.md").read_text("utf-8")
+        found = [yaml.safe_load(code) for code in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
+        assert len(found) == 2
+        if name == "kubernetes":
+            probe, monitor = found
+            assert probe == {"startupProbe": POD["containers"][0]["startupProbe"]}
+            assert monitor["spec"]["selector"]["matchLabels"] == KUBERNETES["Service"]["metadata"]["labels"]
+            [endpoint] = monitor["spec"]["endpoints"]
+            assert endpoint["authorization"]["credentials"]["name"] == POD["volumes"][2]["secret"]["secretName"]
+
+
+def test_the_metrics_of_the_guides_exist() -> None:
+    known = emitted()
+    for name in ("kubernetes", "monitor_a_server", "size_the_kv_cache", "speculative_decoding"):
+        page = (ROOT / "docs" / "how-to" / f"{name}.md").read_text("utf-8")
+        metrics = {name for name in re.findall(r"\b(?:nucleate|vllm:)_?\w+", page) if not name.endswith("_")}
+        assert metrics & known.keys()
+        assert metrics <= known.keys()
+
+
 def test_prometheus_and_grafana_reach_each_other() -> None:
     prometheus = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text("utf-8"))
     assert prometheus["scrape_configs"][0]["static_configs"] == [{"targets": ["nucleate:8000"]}]

@@ -430,6 +430,16 @@ def test_an_invalid_constraint_is_an_error_of_its_field(structured_outputs, fiel
         assert caught.value.field == field
 
 
+def test_a_pydantic_class_as_a_schema_is_an_error_that_says_what_to_pass():
+    class Hero:  # with the method of a Pydantic class
+        @classmethod
+        def model_json_schema(cls):
+            return {}
+
+    with pytest.raises(nc.ParameterError, match=r"got .*; pass Hero\.model_json_schema\(\)$"):
+        nc.SamplingParams(structured_outputs={"json_schema": Hero})
+
+
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=8)
 SCHEMAS = st.recursive(
     st.fixed_dictionaries({}, optional={"type": st.sampled_from(["string", "null"]), "const": TEXT | st.integers()}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,7 @@ TERMS = {
 """Patterns of replaced words, and the standard terms."""
 
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+EXAMPLES = sorted(path for kind in ("*.md", "*.py", "*/*.py", "*/*.ipynb") for path in (ROOT / "examples").glob(kind))
 COMMANDS = ("generate", "chat", "serve", "batch", "inspect", "bench", "warm", "stages", "detect")
 
 
@@ -61,6 +63,15 @@ def found(text: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_documentation(page: Path) -> None:
     assert found(page.read_text("utf-8")) == {}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples(path: Path) -> None:
+    text = path.read_text("utf-8")
+    if path.suffix == ".ipynb":
+        text = "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+    assert len(text) > 100
+    assert found(text) == {}
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -78,19 +78,19 @@ class Fields:
     ) -> None: ...
     @property
     def guidance_scale(self) -> float:
-        """Guidance scale: above 1 strengthens the prompt against the negative prompt (a number; default 1.0)."""
+        """Guidance scale: above 1 strengthens the prompt against the negative prompt (a number >= -1e+06 and <= 1e+06; default 1.0)."""
     @property
     def negative_prompt(self) -> str | tuple[int, ...]:
         """Prompt that guidance moves away from, as text or token ids; none: the last token of the prompt (a non-empty text or a list of token ids >= 0)."""
     @property
     def contrastive_beta(self) -> float:
-        """Weight of the companion model's log-probabilities, which are subtracted; 1 as in the paper (a number >= 0; default 0.0)."""
+        """Weight of the companion model's log-probabilities, which are subtracted; 1 as in the paper (a number >= 0 and <= 1e+06; default 0.0)."""
     @property
     def contrastive_alpha(self) -> float:
         """Plausibility: minimum probability, relative to the model's most likely token (a number > 0 and <= 1; default 0.1)."""
     @property
     def contrastive_temperature(self) -> float:
-        """Temperature of the companion model (a number > 0; default 1.0)."""
+        """Temperature of the companion model (a number >= 1e-06; default 1.0)."""
     @property
     def logit_bias(self) -> Mapping[int, float]:
         """Map from token id to a number that is added to its logit (a mapping of token ids (>= 0) to finite numbers; default {})."""
@@ -189,16 +189,16 @@ class Fields:
         """Maximum part of the entropy that the kept tokens contribute (a number > 0 and <= 1 or none; default none)."""
     @property
     def mirostat_tau(self) -> float:
-        """Target surprise, in bits; 0: off (a number >= 0; default 0.0)."""
+        """Target surprise, in bits; 0: off (a number >= 0 and <= 1e+06; default 0.0)."""
     @property
     def mirostat_eta(self) -> float:
-        """Learning rate of mu (a number >= 0; default 0.1)."""
+        """Learning rate of mu (a number >= 0 and <= 1e+06; default 0.1)."""
     @property
     def mirostat_v1_tau(self) -> float:
-        """Target surprise, in bits; 0: off (a number >= 0; default 0.0)."""
+        """Target surprise, in bits; 0: off (a number >= 0 and <= 1e+06; default 0.0)."""
     @property
     def mirostat_v1_eta(self) -> float:
-        """Learning rate of mu (a number >= 0; default 0.1)."""
+        """Learning rate of mu (a number >= 0 and <= 1e+06; default 0.1)."""
     @property
     def top_p(self) -> float:
         """Cumulative probability of the most likely tokens to keep; 1: all (a number > 0 and <= 1; default 1.0)."""

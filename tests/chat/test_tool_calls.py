@@ -20,6 +20,7 @@ from nucleate.chat.reasoning import FORMATS as REASONING
 from nucleate.chat.reasoning import ReasoningFormat
 from nucleate.chat.tool_choice import ToolUse
 from nucleate.chat.tool_formats.registry import FORMATS
+from nucleate.llm.chat_request import chat_request
 
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 Unit = Literal["celsius", "kelvin"]
@@ -176,6 +177,25 @@ def test_structured_output_or_calls(llm: nc.LLM) -> None:
     assert caught.value.field == "structured_outputs"
 
 
+def test_both_forms_of_structural_tags_can_follow_a_reasoning_section(llm: nc.LLM) -> None:
+    chat_format = ChatFormat(llm.tokenizer, FORMATS["hermes"], ReasoningFormat("<think>", "</think>"))
+    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+    content = {"type": "json_schema", "json_schema": schema}
+    tag = {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}
+    older = {"structures": [{"begin": "<a>", "schema": schema, "end": "</a>"}], "triggers": ["<a"]}
+    newer = {"format": {"type": "triggered_tags", "triggers": ["<a"], "tags": [tag]}}
+    chat, found = RenderedChat("<think>", chat_format), []
+    for form in (older, newer):
+        given = nc.StructuredOutputs(structural_tag={"type": "structural_tag", **form})
+        params = nc.SamplingParams(structured_outputs=given, max_tokens=40, seed=1)
+        request = chat_request(chat, llm.encode("Hi"), params, llm.new_engine().prepare)
+        ids = llm.tokenizer.encode("hm</think>Well <a>", False)
+        chunks = chat_models.run(llm, dataclasses.replace(request, output_ids=ids))
+        found.append("".join(chunk.text for chunk in chunks))
+    assert found[0] == found[1]
+    assert found[0].startswith("hm</think>Well <a>{")
+
+
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_constraint_of_every_format_compiles_and_is_parsed(llm: nc.LLM, name: str) -> None:
     """Outputs under the constraint of a format are calls for its parser."""
@@ -219,12 +239,29 @@ def test_required_calls_after_reasoning(
     jsonschema.validate(json.loads(call.arguments_json), SCHEMAS[call.name])
 
 
-def test_reasoning_between_special_tokens_is_possible_before_optional_calls(llm: nc.LLM) -> None:
-    """The grammar of optional calls has no special tokens in free text, so that there is none."""
+@pytest.mark.parametrize("prompt", ["", "<|user|>"], ids=["optional", "opened"])
+def test_reasoning_between_special_tokens_comes_before_optional_calls(llm: nc.LLM, prompt: str) -> None:
+    """Free text of a grammar has no special tokens, so the section is a part of the grammar."""
+    begin, end = (llm.tokenizer.backend.token_to_id(marker) for marker in ("<|user|>", "<|system|>"))
     chat_format = ChatFormat(llm.tokenizer, FORMATS["hermes"], ReasoningFormat("<|user|>", "<|system|>"))
-    for text, choice, has_grammar in (("", "auto", False), ("<|user|>", "auto", True), ("", "required", True)):
-        chat = RenderedChat(text, chat_format, ToolUse.read(TOOLS, choice))
-        assert (chat.constraint(None).resolve(lambda _: None) is not None) == has_grammar
+    chat = RenderedChat(prompt, chat_format, ToolUse.read(TOOLS, "auto", parallel_tool_calls=False))
+    params = nc.SamplingParams(max_tokens=250, seed=1, temperature=1.5, n=4)
+    made = chat_request(chat, llm.encode("Weather"), params, llm.new_engine().prepare)
+    assert made.params.structured_outputs is not None
+    text = llm.tokenizer.encode
+    section = [*([] if prompt else [begin]), *text("hm", False), end]
+    complete = 0
+    for before in (section, [*section, *text("Well.\n", False)], *([] if prompt else [text("Well.\n", False)])):
+        ids = [*before, *text("<tool_call>", False)]
+        request, parser = dataclasses.replace(made, output_ids=ids), chat.chunk_parser()
+        assert parser is not None
+        chunks = list(map(parser.parse, chat_models.run(llm, request)))
+        for output in nc.Completion.from_chunks(request.prompt_ids, chunks).outputs:
+            assert (output.reasoning or "") == ("hm" if end in before else "")
+            complete += output.finish_reason == "tool_calls"
+            for call in output.tool_calls:
+                jsonschema.validate(call.arguments, SCHEMAS[call.name])
+    assert complete
 
 
 def test_a_template_with_unknown_tool_calls_needs_a_parser(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -218,7 +218,7 @@ def test_an_openai_tool_round_trips() -> None:
         ({}, "tools[0].function"),
         ({"type": "web_search"}, "tools[0].type"),
         ({"function": {"name": "a b"}}, "tools[0].function.name"),
-        ({"function": {"name": "x" * 65}}, "tools[0].function.name"),
+        ({"function": {"name": "x" * 129}}, "tools[0].function.name"),
         ({"function": {"name": "f", "description": 1}}, "tools[0].function.description"),
         ({"function": {"name": "f", "strict": 1}}, "tools[0].function.strict"),
         ({"function": {"name": "f", "parameters": {"type": "string"}}}, "tools[0].function.parameters"),

@@ -61,6 +61,7 @@ def test_scores_are_of_the_unmodified_model(llm: nc.LLM, found: nc.Comparison) -
 def test_the_table_and_the_csv_have_every_setting_and_metric(found: nc.Comparison, tmp_path: Path) -> None:
     text = str(found)
     assert all(name in text for name in (*SETTINGS, *METRICS))
+    assert repr(found) == text
     found.to_csv(tmp_path / "a.csv")
     with (tmp_path / "a.csv").open() as file:
         rows = [*csv.DictReader(file)]

@@ -128,6 +128,11 @@ def test_invalid_histories_are_rejected(ids):
         history(ids, 3, "prompt_ids")
 
 
+def test_a_text_instead_of_ids_is_an_error_that_says_what_to_do():
+    with pytest.raises(TypeError, match="got the text 'Once upon'; encode it with the tokenizer"):
+        history("Once upon", 3, "prompt_ids")
+
+
 @pytest.mark.parametrize("ids", [[3], [-1], [0, 2**63 - 1], np.array([2**64 - 1], np.uint64)])
 def test_ids_outside_the_vocabulary_are_rejected(ids):
     with pytest.raises(ValueError, match=r"prompt_ids holds token ids outside the vocabulary \(0\.\.2\)"):

@@ -213,7 +213,12 @@ def test_histories_reach_the_right_penalties():
         ({"params": [SEEDED]}, ValueError, "params has 1 entries, but the logits have 3 rows"),
         ({"params": []}, ValueError, "params has 0 entries, but the logits have 3 rows"),
         ({"params": None}, TypeError, "params must be a SamplingParams or a tuple of stages, got None"),
-        ({"params": {"top_k": 1}}, TypeError, "params must be a SamplingParams or a tuple of stages"),
+        (
+            {"params": {"top_k": 1}},
+            TypeError,
+            r"a SamplingParams or a tuple of stages, got .*; pass SamplingParams\(\*\*",
+        ),
+        ({"params": TopK(1)}, TypeError, r"or a tuple of stages, got TopK\(1\); a pipeline is a tuple: \(stage,\)$"),
         ({"params": (SEEDED,) * 3}, TypeError, "params must be a SamplingParams or a tuple of stages"),
         ({"params": (TopK,)}, TypeError, "params must be a SamplingParams or a tuple of stages"),
         ({"params": [[TopK(1)]] * 3}, TypeError, "params must be a SamplingParams or a tuple of stages"),

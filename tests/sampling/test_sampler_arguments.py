@@ -29,6 +29,7 @@ ENGINE_VALUES: dict[str, Any] = {
     "structured_outputs": {"regex": "a+"},
     "n": 2,
     "prompt_logprobs": 1,
+    "max_reasoning_tokens": 3,
 }
 
 

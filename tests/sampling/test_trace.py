@@ -305,6 +305,8 @@ def test_the_draw_reports_the_probability_of_its_token(draw, how):
 
 def test_the_table_is_aligned_and_complete():
     trace = nc.trace(P, nc.SamplingParams(temperature=0.5, top_k=3, top_p=0.6, seed=1, logit_bias={3: 1e-3}), step=2)
+    assert repr(trace) == str(trace)
+    assert repr(trace.steps[3]) == f"TraceStep(top_k: 3 left, {trace.steps[3].why})"
     head, *rows, end = str(trace).splitlines()
     assert head.split() == ["stage", "left", "touched", "removed", "entropy", "best", "p", "why"]
     stages = ["logits", "LogitBias({3: 0.001})", "Temperature(0.5)", "TopK(3)", "TopP(0.6)", "Gumbel(1)"]

@@ -204,3 +204,21 @@ def test_the_sampling_defaults_of_the_model_are_ignored() -> None:
     parsed = read_body(COMPLETIONS, {"prompt": "x", "use_beam_search": True}, defaults)
     assert parsed.beam_params is not None
     assert (parsed.beam_params.max_tokens, parsed.beam_params.num_beams) == (9, 1)
+
+
+@pytest.mark.parametrize("best_of", [1, 4])
+def test_cached_tokens(llm: nc.LLM, best_of: int) -> None:
+    body = {**BODY, "prompt": [*range(5, 45)], "best_of": best_of}
+
+    async def use(app: Any, service: Service) -> None:
+        counts = []
+        for _ in range(2):
+            usage = (await ask(app, PATH, body)).json["usage"]
+            counts.append(usage["prompt_tokens_details"]["cached_tokens"])
+            assert usage["prompt_tokens"] == 40
+        assert counts[0] == 0
+        assert 32 <= counts[1] < 40
+        sampled = (await ask(app, PATH, {"prompt": body["prompt"], "max_tokens": 2})).json["usage"]
+        assert sampled["prompt_tokens_details"]["cached_tokens"] == counts[1]
+
+    serve(llm, use)

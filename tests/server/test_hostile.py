@@ -40,6 +40,7 @@ def server() -> Iterator[Server]:
     impatient = {
         "nucleate.server.request_context.BODY_TIMEOUT_SECONDS": 1,
         "nucleate.server.generation_endpoint.KEEP_ALIVE_SECONDS": 0.5,
+        "nucleate.server.request_context.LINGER_SECONDS": 2,
     }
     with Server("--max-request-body-bytes", "262144", environment=ONE_THREAD, constants=impatient) as running:
         yield running.warmed()
@@ -225,6 +226,16 @@ def test_request_bodies_without_an_end(server: Server) -> None:
     together(len(kinds), work)
     assert time.perf_counter() - start < 30
     assert stream.wait().whole
+
+
+@pytest.mark.parametrize("megabytes", [1, 40])
+def test_a_client_that_sends_a_large_body_first_gets_the_error(server: Server, megabytes: int) -> None:
+    """The connection is not reset while the client sends: most clients read the response after that."""
+    for path in (PATH, "/v1/messages", "/nothing"):
+        response = server.request("POST", path, b'{"prompt": "' + b"x" * (megabytes * 10**6) + b'"}')
+        assert response.status == (404 if path == "/nothing" else 413)
+        if path != "/nothing":
+            assert response.headers["connection"] == "close"
 
 
 def test_disconnected_clients_leave_no_requests(server: Server) -> None:

@@ -14,7 +14,7 @@ import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.ollama.ollama_options import IGNORED
 from nucleate.server.ollama.ollama_request import CHAT_API, GENERATE_API
-from nucleate.server.openai.endpoints import CHAT, TEXT
+from nucleate.server.openai.endpoints import CHAT, LONG_NAMES_CHAT, TEXT
 from nucleate.server.openai.requests import read_body
 
 URL, GENERATE = "/api/chat", "/api/generate"
@@ -108,7 +108,7 @@ def test_a_final_message_of_the_assistant_is_continued() -> None:
 
 def test_prompts_become_chats_or_completions() -> None:
     chat = GENERATE_API.translate({"prompt": "hi", "system": "be", "stream": False, "think": True, "context": []})
-    assert chat.url == CHAT.url
+    assert chat.url == LONG_NAMES_CHAT.url
     assert chat.body["messages"] == [{"role": "system", "content": "be"}, *HELLO]
     assert chat.body["chat_template_kwargs"] == ON
     raw = GENERATE_API.translate({"prompt": "hi", "raw": True, "logprobs": True, "top_logprobs": 2})

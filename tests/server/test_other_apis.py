@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import random
 from typing import Any
@@ -12,6 +11,9 @@ import pytest
 import tiers
 from asgi_client import ask, begin
 from bundled_app import serve, until
+from odd_requests import LITERALS, VALUES, encode, mutated
+from request_bodies import OTHERS as VALID
+from request_bodies import SMALL
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
@@ -19,144 +21,16 @@ from nucleate.server import generation_endpoint
 from nucleate.server.apis import APIS
 from nucleate.server.limits import ServerLimits
 from nucleate.server.metrics import GENERATION_ROUTES, ROUTES
-from nucleate.server.openai.endpoints import CHAT, TEXT
+from nucleate.server.openai.endpoints import CHAT, LONG_NAMES_CHAT, TEXT
 from nucleate.server.openai.requests import read_body
 from nucleate.server.openapi_document import document
 
 jsonschema = pytest.importorskip("jsonschema")
 
-SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
-FUNCTION = {"name": "f", "description": "d", "parameters": SCHEMA}
-CALL = {"function": {"name": "f", "arguments": {"a": True}}}
 HELLO = [{"role": "user", "content": "hi"}]
-VALID: dict[str, dict[str, Any]] = {
-    "/v1/responses": {
-        "input": [
-            {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
-            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
-            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": true}'},
-            {"type": "function_call_output", "call_id": "c1", "output": "x"},
-        ],
-        "instructions": "be",
-        "tools": [{"type": "function", **FUNCTION, "strict": False}],
-        "tool_choice": {"type": "function", "name": "f"},
-        "text": {"format": {"type": "json_object"}},
-        "reasoning": {"effort": "low", "summary": "auto"},
-        "include": ["message.output_text.logprobs"],
-        "metadata": {"a": "b"},
-        "max_output_tokens": 2,
-        "top_logprobs": 1,
-        "stream": False,
-        "store": False,
-        "temperature": 0.5,
-    },
-    "/v1/messages": {
-        "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "hi"}]},
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {"a": True}}]},
-            {
-                "role": "user",
-                "content": [{"type": "tool_result", "tool_use_id": "t", "content": "x", "is_error": False}],
-            },
-        ],
-        "system": [{"type": "text", "text": "be"}],
-        "tools": [{"name": "f", "input_schema": SCHEMA}],
-        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
-        "thinking": {"type": "enabled", "budget_tokens": 3},
-        "output_config": {"effort": "low"},
-        "stop_sequences": ["x"],
-        "max_tokens": 2,
-        "top_k": 3,
-        "stream": False,
-    },
-    "/api/chat": {
-        "messages": [
-            *HELLO,
-            {"role": "assistant", "content": "", "tool_calls": [CALL]},
-            {"role": "tool", "content": "x", "tool_name": "f"},
-        ],
-        "tools": [{"type": "function", "function": FUNCTION}],
-        "options": {"num_predict": 2, "mirostat": 2, "stop": ["x"]},
-        "think": "low",
-        "logprobs": True,
-        "top_logprobs": 1,
-        "stream": False,
-    },
-    "/api/generate": {
-        "prompt": "hi",
-        "system": "be",
-        "format": "json",
-        "options": {"num_predict": 2, "repeat_penalty": 1.1},
-        "stream": False,
-    },
-}
-VALID_ALSO: dict[str, dict[str, Any]] = {
-    "/v1/messages/count_tokens": {
-        k: v for k, v in VALID["/v1/messages"].items() if k in ("messages", "system", "tools")
-    },
-    "/api/show": {"model": "tiny"},
-}
-VALUES: list[Any] = [
-    *(
-        None,
-        True,
-        False,
-        0,
-        -1,
-        1,
-        2.5,
-        1e308,
-        10**30,
-        "",
-        "x",
-        "\ud800",
-        "json",
-        "auto",
-        [],
-        {},
-        [[]],
-        [None],
-        [1],
-        ["x"],
-    ),
-    *(
-        [{}],
-        {"type": "x"},
-        {"type": ["x"]},
-        {"type": {}},
-        {"type": "text"},
-        {"x": None},
-        {"": 1},
-        "a" * 5000,
-        [0] * 3000,
-    ),
-]
+VALID_ALSO: dict[str, dict[str, Any]] = {**SMALL, "/api/show": {"model": "tiny"}}
+PLAIN = tuple(value for value in VALUES if not (isinstance(value, str) and value in LITERALS))
 BY_URL = {api.url: api for api in APIS}
-
-
-def mutated(value: Any, rng: random.Random) -> Any:
-    """A copy with one random part replaced, removed, doubled or renamed."""
-    made = {"root": copy.deepcopy(value)}
-    places: list[tuple[Any, Any]] = []
-
-    def collect(parent: Any) -> None:
-        for key in [*parent] if isinstance(parent, dict) else range(len(parent)):
-            places.append((parent, key))
-            if isinstance(parent[key], dict | list):
-                collect(parent[key])
-
-    collect(made["root"])
-    parent, key = rng.choice([*places, (made, "root")])
-    action = rng.randrange(6)
-    if action == 0 and parent is not made:
-        del parent[key]
-    elif action == 1 and isinstance(parent, list):
-        parent.append(copy.deepcopy(parent[key]))
-    elif action == 2 and isinstance(parent, dict) and parent is not made:
-        parent[rng.choice(["x", "", "type", "role", "content", "n", "messages"])] = parent.pop(key)
-    else:
-        parent[key] = copy.deepcopy(rng.choice([*VALUES, rng.choice(places)[0]]))
-    return made["root"]
 
 
 def schema_of(path: str) -> Any:
@@ -168,12 +42,12 @@ def schema_of(path: str) -> Any:
 @pytest.mark.parametrize("path", VALID)
 def test_malformed_bodies_raise_parameter_errors_only(path: str) -> None:
     api, rng, validator, accepted = BY_URL[path], random.Random(path), schema_of(path), 0
-    limits, endpoints = ServerLimits(), {CHAT.url: CHAT, TEXT.url: TEXT}
+    limits, endpoints = ServerLimits(), {one.url: one for one in (LONG_NAMES_CHAT, TEXT)}
     validator.validate(VALID[path])
     for _ in range(tiers.count(400, 5000)):
         body = VALID[path]
         for _ in range(rng.randrange(1, 4)):
-            body = mutated(body, rng) if isinstance(body, dict | list) and body else body
+            body = mutated(body, rng, PLAIN) if isinstance(body, dict | list) and body else body
         try:
             made = api.translate(body)
             limits.check_body(made.body, 4096)
@@ -195,9 +69,10 @@ def test_malformed_requests_never_get_status_500(llm: nc.LLM, path: str) -> None
         bodies: list[Any] = [b"", b"[", b"\xff", b"null", b"[" * 100_000, b'{"a":' * 50_000, b'{"a": 1, "a": 2}', b"{}"]
         for _ in range(tiers.count(60, 1000)):
             body = mutated(valid, rng)
-            bodies.append({**body, "stream": False} if isinstance(body, dict) and "stream" in valid else body)
+            body = {**body, "stream": False} if isinstance(body, dict) and "stream" in valid else body
+            bodies.append(encode(path, body).data)
         for body in bodies:
-            call = await ask(app, path, b"null" if body is None else body)
+            call = await ask(app, path, body)
             found.add(call.status)
             assert call.status in (200, 400, 404), (call.data, body)
             assert call.status == 200 or "error" in call.json

@@ -178,7 +178,7 @@ REJECTED: list[tuple[dict[str, Any], str, str]] = [
     ({"conversation": "c"}, "conversation", "conversation is not supported"),
     ({"tools": [{"type": "web_search"}]}, "tools", r"tools\[0\] must be a tool of type function, got 'web_search'"),
     ({"tools": 7}, "tools", "tools must be a list"),
-    ({"tools": [{**TOOL, "name": "a b"}]}, "tools", r"tools\[0\].name must be 1 to 64"),
+    ({"tools": [{**TOOL, "name": "a b"}]}, "tools", r"tools\[0\].name must be 1 to 128"),
     ({"tools": [{**TOOL, "frob": 1}]}, "tools", r"unknown field of tools\[0\] 'frob'"),
     ({"tools": [TOOL], "tool_choice": "g"}, "tool_choice", "tool_choice names 'g'"),
     ({"text": {"format": {"type": "xml"}}}, "text.format", "text.format.type must be one of"),

@@ -122,6 +122,18 @@ class Learner(Floor):
         return replace(self, seen=chance(token.logprob_before) + 0.5 * self.seen)
 
 
+class Overflowing(Floor):
+    """A stateful stage whose state is not finite after the first token."""
+
+    level: float = param("", default=-3.0, public=False)
+
+    def floor(self, row: Any) -> Any:
+        return row.top + self.level
+
+    def update(self, token: Any) -> Any:
+        return replace(self, level=self.level * 1e308 - token.logprob_after)
+
+
 def chance(logprob: Any) -> Any:
     return exp(logprob)
 

@@ -90,12 +90,12 @@ def stage(rng, name, size, pool=()):
         "p_less": lambda: (rng.choice([False, True]),),
         "top_h": lambda: (rng.choice([None, 5e-324, 1e-9, 0.1, 0.3, 0.62, 0.93, 1.0]),),
         "mirostat": lambda: (
-            rng.choice([0.0, 1e-9, 0.7, 2.0, 5.0, 1e30]),
+            rng.choice([0.0, 1e-9, 0.7, 2.0, 5.0, 1e6]),
             rng.choice([0.0, 0.1, 1.0, 30.0]),
             rng.choice([None, None, -3.0, 0.0, 1.9, 8.3]),
         ),
         "mirostat_v1": lambda: (
-            rng.choice([0.0, 1e-9, 0.7, 2.0, 5.0, 1e30]),
+            rng.choice([0.0, 1e-9, 0.7, 2.0, 5.0, 1e6]),
             rng.choice([0.0, 0.1, 1.0, 30.0]),
             rng.choice([None, None, -3.0, 0.0, 1.9, 8.3]),
         ),

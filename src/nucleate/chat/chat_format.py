@@ -125,9 +125,10 @@ class RenderedChat:
     def constraint(self, given: StructuredOutputs | None) -> ChatConstraint:
         """Return what constrains the outputs. given: the structured output of the request."""
         reasoning = self._reasoning
-        special = False
-        if reasoning is not None and not reasoning.in_messages:
-            special = reasoning.start in _special_tokens(self.format.tokenizer)
+        special: Sequence[str] = ()
+        if reasoning is not None:
+            known = _special_tokens(self.format.tokenizer)
+            special = [marker for marker in reasoning.special_tokens if marker in known]
         return ChatConstraint(self.use, given, self.format.tool_format, reasoning, self._opened, special)
 
     def chunk_parser(self, max_reasoning_tokens: int | None = None) -> ChunkParser | None:

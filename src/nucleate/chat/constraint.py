@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat
 from nucleate.chat.tools import Tool
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.spec import StructuredOutputs
+from nucleate.structured_output.structural_tag import format_of
 
 Check = Callable[[StructuredOutputs], object]
 """Compiles a constraint. Raises ParameterError."""
@@ -27,7 +28,8 @@ class ChatConstraint:
     """What constrains the outputs of a chat.
 
     given: the structured output of the request. reasoning: the format of the section that an output may begin with;
-    opened: the prompt has opened it. special_markers: its markers are special tokens, which free text does not contain.
+    opened: the prompt has opened it. special_markers: its markers that are special tokens, which free text does not
+    contain.
     """
 
     use: ToolUse
@@ -35,7 +37,7 @@ class ChatConstraint:
     tool_format: ToolFormat | None
     reasoning: ReasoningFormat | None
     opened: bool
-    special_markers: bool = False
+    special_markers: Collection[str] = ()
 
     @property
     def constrains(self) -> bool:
@@ -53,8 +55,6 @@ class ChatConstraint:
             if self.given is not None and self.reasoning is not None:
                 check(self.given)  # its errors name the places in what was given
             return self.spec()
-        if self.special_markers and self.use.mode == "auto" and self.given is None and not self.opened:
-            return None  # free text has no special tokens: a grammar would prevent the section
         try:
             spec = self.spec()
             if spec is not None:
@@ -103,12 +103,12 @@ class ChatConstraint:
                 structure = self.tool_format.structure_or_answer(tools, answer, parallel=parallel)
             else:
                 structure = self.tool_format.structure(tools, required=required, parallel=parallel)
-            if not required and answer is None and not (self.opened or in_messages):
+            if not required and answer is None and not (self.opened or in_messages or self.special_markers):
                 return structure  # it allows any text before the calls
         if structure is None or reasoning is None:
             return structure
         spaced = required if given is None else given.kind.startswith("json")
-        return reasoning.before(structure, opened=self.opened, spaced=spaced)
+        return reasoning.before(structure, opened=self.opened, spaced=spaced, special=self.special_markers)
 
 
 def _answer(given: StructuredOutputs, *, in_messages: bool) -> Structure:
@@ -125,7 +125,7 @@ def _answer(given: StructuredOutputs, *, in_messages: bool) -> Structure:
     elif given.kind == "grammar":
         structure = {"type": "grammar", "grammar": given.grammar}
     else:
-        structure = given.to_dict()["structural_tag"]["format"]
+        structure = format_of(given.to_dict()["structural_tag"])
     if not in_messages:
         return structure
     header = {"type": "const_string", "value": "<|channel|>final<|message|>"}

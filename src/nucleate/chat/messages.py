@@ -61,6 +61,8 @@ def read_calls(value: Any, where: str) -> list[dict[str, Any]]:
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             allowed = 'an object such as {"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
             raise ParameterError("messages", f"{where}[{index}] must be {allowed}, got {shown(call)}")
+        if not isinstance(call.get("id"), str | None):
+            raise ParameterError("messages", f"{where}[{index}].id must be a string, got {shown(call['id'])}")
         arguments = read_arguments(function.get("arguments"), f"{where}[{index}].function.arguments")
         made.append({**call, "type": "function", "function": {**function, "arguments": arguments}})
     return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -54,13 +54,16 @@ class ReasoningFormat:
             out.close(reasoning=True)
         out.marker()
 
-    def before(self, structure: dict[str, Any], *, opened: bool, spaced: bool) -> dict[str, Any]:
+    def before(
+        self, structure: dict[str, Any], *, opened: bool, spaced: bool, special: Collection[str] = ()
+    ) -> dict[str, Any]:
         """Return the format of an output with a section before another format (see ``ToolFormat.structure``).
 
-        spaced: an empty line may be between them, which most models write.
+        spaced: an empty line may be between them, which most models write. special: the markers that are special
+        tokens, which no other text is.
         """
-        text = {"type": "any_text"}
-        section = {"type": "tag", "begin": "" if opened else self.start, "content": text, "end": self.end}
+        begin, end = ({"type": "token", "token": one} if one in special else one for one in (self.start, self.end))
+        section = {"type": "tag", "begin": "" if opened else begin, "content": {"type": "any_text"}, "end": end}
         if spaced and not self.in_messages:
             section = _sequence(section, {"type": "or", "elements": [_constant("\n\n"), _constant("")]})
         if self.in_messages:

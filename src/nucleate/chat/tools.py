@@ -13,10 +13,11 @@ from nucleate.chat.function_schema import describe_function
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, unknown
 
-MAX_NAME: Final = 64
+MAX_NAME: Final = 128
 NAME_CHARACTERS: Final = frozenset(ascii_letters + digits + "_-")
-NAME: Final = "[a-zA-Z0-9_-]{1,64}"
-"""The pattern of a tool's name."""
+NAME: Final = f"[a-zA-Z0-9_-]{{1,{MAX_NAME}}}"
+"""The pattern of a tool's name. OpenAI's API allows 64 characters, Anthropic's 128."""
+_ALLOWED_NAME: Final = f"1 to {MAX_NAME} letters, digits, - and _"
 MAX_TOOLS: Final = 128
 """Maximum number of tools of a request, as in OpenAI's API."""
 NO_PARAMETERS: Final = {"type": "object", "properties": {}}
@@ -58,7 +59,7 @@ class Tool:
         name, description = given.get("name"), given.get("description", "")
         parameters, strict = given.get("parameters", NO_PARAMETERS), given.get("strict", False)
         if not isinstance(name, str) or not re.fullmatch(NAME, name):
-            raise _error(f"{where}.name", "1 to 64 letters, digits, - and _", name)
+            raise _error(f"{where}.name", _ALLOWED_NAME, name)
         if not isinstance(description, str):
             raise _error(f"{where}.description", "a string", description)
         if not isinstance(strict, bool):
@@ -69,6 +70,10 @@ class Tool:
             text = json.dumps({"type": "object", **parameters}, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise ParameterError("tools", f"{where}.parameters must be JSON: {str(error)[:100]}") from None
+        try:
+            json.dumps([description, parameters], ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ParameterError("tools", f"{where} is not valid Unicode: it has a lone surrogate") from None
         return cls(name, description, text, strict)
 
     @classmethod
@@ -76,7 +81,7 @@ class Tool:
         """Make a tool from a Python function: its signature and docstring. Raises ParameterError."""
         name, description, schema = describe_function(function)
         if not re.fullmatch(NAME, name):
-            raise _error("the name of a function", "1 to 64 letters, digits, - and _", name)
+            raise _error("the name of a function", _ALLOWED_NAME, name)
         return cls(name, description, json.dumps(schema))
 
 

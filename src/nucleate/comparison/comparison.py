@@ -112,6 +112,9 @@ class Comparison:
         ]
         return "\n".join([*table, f"* on the trade-off curve of {self.x} and {self.y}"])
 
+    def __repr__(self) -> str:  # what an interactive session shows
+        return str(self)
+
     def rows(self) -> Iterator[dict[str, Any]]:
         """One dict per setting: each metric, and the bounds of its interval (``NAME_low``, ``NAME_high``)."""
         best = self.frontier()

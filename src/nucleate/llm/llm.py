@@ -351,8 +351,11 @@ class LLM:
         return self.encode_rendered(self.render_chat(messages, use, options).text, options.add_special_tokens)
 
     def encode_rendered(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Return the token ids of a rendered conversation."""
-        return self.tokenizer.encode(text, add_special_tokens)
+        """Return the token ids of a rendered conversation. Raises ParameterError."""
+        try:
+            return self.tokenizer.encode(text, add_special_tokens)
+        except ParameterError as error:
+            raise ParameterError("messages", f"messages: {error}") from None
 
     def _params(self, given: Any, values: Mapping[str, Any]) -> SamplingParams:
         """Return the parameters of a request, with ``default_params`` for the fields that it does not set."""

@@ -50,6 +50,7 @@ ENGINE_ONLY: Mapping[str, str] = {
     "structured_outputs": "pass the allowed tokens of each step as mask",
     "n": "add one row per output, with index from 0 to n - 1",
     "prompt_logprobs": "there are no logits of the prompt",
+    "max_reasoning_tokens": "force the tokens that close the section yourself, with a mask",
 }
 """Fields that a ``Sampler`` alone cannot apply, and what its caller can do instead."""
 

@@ -20,15 +20,20 @@ SIZE = 40
 """The vocabulary size of the examples: the token ids in them are below it."""
 
 
+FAR = 1000.0
+"""Bounds farther away than this are examples of their own: those between them would all be large."""
+
+
 def inside(parameter: Parameter, text: bool = False) -> list[Any]:
     """Valid values of a parameter, with its bounds. text: include text values, which need a tokenizer."""
     if parameter.choices:
         names = list(parameter.choices)
         return names if parameter.kind == "str" else [*names, (), ("top_p", "temperature"), ["xtc"]]
     if parameter.kind == "float":
-        low = -3.0 if parameter.low is None else parameter.low
-        high = low + 4.0 if parameter.high is None else parameter.high
+        low = -3.0 if parameter.low is None or parameter.low < -FAR else parameter.low
+        high = low + 4.0 if parameter.high is None or parameter.high > FAR else parameter.high
         values = [low + (high - low) * part for part in (0.0, 0.001, 0.05, 0.3, 0.5, 0.9, 0.999, 1.0)]
+        values += [bound for bound in (parameter.low, parameter.high) if bound is not None and abs(bound) > FAR]
         return values[1:] if parameter.open_low else values
     if parameter.kind == "int":
         low = 0 if parameter.low is None else int(parameter.low)

@@ -9,6 +9,9 @@ from typing import ClassVar
 from nucleate.sampling.rule_inputs import Scores
 from nucleate.sampling.stage_base import Stage
 
+MAX_WEIGHT = 1e6
+"""Maximum weight of a difference of log-probabilities, so that combined scores are finite in float32."""
+
 
 class Combine(Stage):
     """Combines the logits of a sequence with those of its companion: guidance, contrastive decoding.

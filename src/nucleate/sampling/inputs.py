@@ -175,7 +175,8 @@ def history(ids: Any, size: int, name: str, what: str = "be a list of token ids"
     """Token ids, checked against the vocabulary."""
     array = np.asarray(ids)
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-        raise TypeError(f"{name} must {what}, got {array!r:.60}")
+        got = f"the text {ids!r:.60}; encode it with the tokenizer" if isinstance(ids, str) else f"{array!r:.60}"
+        raise TypeError(f"{name} must {what}, got {got}")
     if len(array) and not 0 <= array.min() <= array.max() < size:
         raise ValueError(f"{name} holds token ids outside the vocabulary (0..{size - 1})")
     return array.astype(np.int64)

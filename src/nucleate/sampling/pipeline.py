@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -55,7 +56,9 @@ def as_pipeline(params: Params) -> Pipeline:
     if isinstance(params, RequestParams):
         return params.build_pipeline()
     if not isinstance(params, tuple) or not all(isinstance(stage, Stage) for stage in params):
-        raise TypeError(f"params must be a SamplingParams or a tuple of stages, got {params!r:.60}")
+        hint = "; a pipeline is a tuple: (stage,)" if isinstance(params, Stage) else ""
+        hint = "; pass SamplingParams(**fields)" if isinstance(params, Mapping) else hint
+        raise TypeError(f"params must be a SamplingParams or a tuple of stages, got {params!r:.60}{hint}")
     for stage in params:
         shape_of(stage)
     stages = params if params and isinstance(params[-1], Draw) else (*params, Gumbel())

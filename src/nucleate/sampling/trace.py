@@ -40,6 +40,9 @@ class Trace:
     def __str__(self) -> str:
         return f"{self.table()}\n{self._result}"
 
+    def __repr__(self) -> str:  # what an interactive session shows
+        return str(self)
+
     @property
     def _result(self) -> str:
         end = f"token {self.token_id}" if self.error is None else f"error: {self.error}"

@@ -19,6 +19,9 @@ class TraceStep:
     change: StageChange  #: the surviving tokens before and after it
     why: str  #: the reason, with the deciding numbers
 
+    def __repr__(self) -> str:  # what an interactive session shows
+        return f"TraceStep({self.name}: {self.left} left, {self.why})"
+
     @property
     def stage(self) -> Stage | None:
         """The stage; None for the logits."""

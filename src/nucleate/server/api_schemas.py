@@ -8,7 +8,7 @@ from nucleate.server.anthropic import count_tokens, message_request
 from nucleate.server.limits import ServerLimits
 from nucleate.server.ollama import ollama_options, ollama_request, ollama_routes
 from nucleate.server.openai.endpoints import CHAT
-from nucleate.server.request_schemas import BOOLEAN, OBJECT, TEXT, Schema, body_schema
+from nucleate.server.request_schemas import BOOLEAN, NULL, OBJECT, TEXT, Schema, body_schema
 from nucleate.server.responses import response_request
 
 _LIST: Schema = {"type": "array", "items": OBJECT, "minItems": 1}
@@ -66,8 +66,8 @@ _OLLAMA: Mapping[str, Schema] = {
 _SHOW: Mapping[str, Schema] = {"name": _field("The model name, if model is not set.", "string")}
 
 
-def api_schemas(limits: ServerLimits) -> dict[str, Schema]:
-    """Return the schemas by name."""
+def api_schemas(limits: ServerLimits, *, ignore_unknown: bool = False) -> dict[str, Schema]:
+    """Return the schemas by name. ignore_unknown: other fields are allowed."""
     fields: dict[str, Schema] = body_schema(CHAT, limits)["properties"]
     fields["max_output_tokens"] = fields["max_completion_tokens"]
     logprobs = {"logprobs": {**BOOLEAN, "type": ["boolean", "null"], "description": "Return logprobs."}}
@@ -75,7 +75,12 @@ def api_schemas(limits: ServerLimits) -> dict[str, Schema]:
     def schema(names: Iterable[str], own: Mapping[str, Schema], *required: str) -> Schema:
         known = {**fields, **logprobs, **own}
         properties = {name: dict(known.get(name, _NO_EFFECT)) for name in sorted(names)}
-        return {**OBJECT, "properties": properties, "required": [*required], "additionalProperties": False}
+        return {
+            **OBJECT,
+            "properties": properties,
+            "required": [*required],
+            "additionalProperties": {} if ignore_unknown else NULL,
+        }
 
     return {
         "ResponseRequest": schema(response_request.field_names(), _RESPONSE, "input"),

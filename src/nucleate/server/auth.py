@@ -49,8 +49,8 @@ class APIKeyMiddleware:
     """ASGI middleware directly around the router: rejects requests without a valid key with status 401.
 
     router: used to find the route of a request. keys: the valid keys; none: every request passes. open_routes: names
-    of routes that need no key. On paths of Anthropic's API, the key may be in the header x-api-key. The body of a
-    rejected request is not read. Raises ParameterError for an invalid key.
+    of routes that need no key. On paths of Anthropic's API, the key may be in the header x-api-key, or in both headers.
+    The body of a rejected request is not read. Raises ParameterError for an invalid key.
     """
 
     def __init__(
@@ -80,13 +80,18 @@ class APIKeyMiddleware:
         return isinstance(chosen, Route) and chosen.name in self._open_routes  # a mount has many paths
 
     def _has_key(self, scope: Scope) -> bool:
-        given = [value for name, value in scope["headers"] if name == b"authorization"]
-        if is_anthropic(scope):
-            given += [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
-        if len(given) != 1:  # with two, a proxy may have checked the other one
-            return False
-        scheme, _, key = given[0].partition(b" ")
-        return scheme.lower() == b"bearer" and self._keys.accepts(key.strip(b" "))
+        bearer = _only(scope, b"authorization")
+        scheme, _, key = (bearer or b"").partition(b" ")
+        keys = [key.strip(b" ")] if scheme.lower() == b"bearer" else []
+        if is_anthropic(scope) and (other := _only(scope, b"x-api-key")) is not None:
+            keys.append(other.strip(b" "))  # clients may send both headers, and set only one to the key
+        return any(self._keys.accepts(one) for one in keys)
+
+
+def _only(scope: Scope, name: bytes) -> bytes | None:
+    """Return the value of a header that occurs once: of two, a proxy may have checked the other one."""
+    values = [value for header, value in scope["headers"] if header == name]
+    return values[0] if len(values) == 1 else None
 
 
 def read_keys(given: Iterable[str], file: Path | None, environment: str | None) -> frozenset[str]:

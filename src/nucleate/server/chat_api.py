@@ -13,13 +13,16 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS
 from nucleate.server.chat_encoder import ChatEncoder, EncoderInput
 from nucleate.server.http_errors import HTTPError
-from nucleate.server.openai.endpoints import CHAT
+from nucleate.server.openai.endpoints import LONG_NAMES_CHAT
 from nucleate.server.openai.fields import Value, invalid_value, reject_deep_nesting, unknown_field
+from nucleate.server.openai.response_format import RENAMED
 
 WITHOUT_HINT = (re.compile(r'; set on_unsupported="ignore" to ignore it( \(.*\))?'), "")
 """Removes from errors what the API has no field for."""
 Generate = Callable[[bytes], Coroutine[Any, Any, None]]
 
+ENGINE_FIELDS = ("priority", "truncate_prompt_tokens", "truncation_side")
+"""Fields of completions that the other APIs have too, by the same names."""
 _UNUSED = ("n", "max_tokens", "logprobs", "prompt_logprobs")  # there is one output, and other fields set these
 
 
@@ -33,7 +36,7 @@ class Translation:
 
     body: Mapping[str, Any]
     new_encoder: Callable[[EncoderInput], ChatEncoder]
-    url: str = CHAT.url
+    url: str = LONG_NAMES_CHAT.url
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,22 @@ class ChatAPI:
     """An endpoint of another API.
 
     translate: translates a decoded body; raises TranslationError. renamed: patterns and replacements for the names of
-    OpenAI's fields in later errors.
+    OpenAI's fields in later errors. known: the names of all fields. known_options: those of the field ``options``.
     """
 
     url: str
     translate: Callable[[Any], Translation]
     renamed: Sequence[tuple[re.Pattern[str], str]]
+    known: Collection[str]
+    known_options: Collection[str] = ()
+
+    def drop_unknown(self, body: Any) -> tuple[Any, list[str]]:
+        """Return a body without its unknown fields and options, and their names."""
+        body, ignored = drop_unknown(body, self.known)
+        if self.known_options and isinstance(body, Mapping) and "options" in body:
+            options, names = drop_unknown(body["options"], self.known_options)
+            body, ignored = {**body, "options": options}, [*ignored, *(f"options.{name}" for name in names)]
+        return body, ignored
 
     def with_own_names(self, generate: Generate) -> Generate:
         """Return a function like this one, whose errors name the fields of this API."""
@@ -102,6 +115,14 @@ def renames(*pairs: tuple[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
     return tuple((re.compile(rf"(?<![\w.]){pattern}(?!\w)"), replacement) for pattern, replacement in pairs)
 
 
+def drop_unknown(body: Any, known: Collection[str]) -> tuple[Any, list[str]]:
+    """Return an object without its unknown fields, and their names. Constraints of older versions of vLLM stay."""
+    if not isinstance(body, Mapping):
+        return body, []
+    unknown = [name for name, value in body.items() if value is not None and name not in known and name not in RENAMED]
+    return {name: value for name, value in body.items() if name in known or name in RENAMED}, unknown
+
+
 def present_fields(body: Any, known: Collection[str], where: str = "", field: str = "") -> dict[str, Any]:
     """Return the entries of an object that are not null. Raises ParameterError for an unknown one.
 
@@ -109,8 +130,8 @@ def present_fields(body: Any, known: Collection[str], where: str = "", field: st
     """
     if not isinstance(body, Mapping):
         raise invalid_value(where or "body", "an object" if where else "a JSON object", body, field)
-    for name in body:
-        if name not in known:
+    for name, value in body.items():
+        if value is not None and name not in known:
             error = unknown_field(name, known, where)
             raise ParameterError(field, str(error)) if field else error
     return {name: value for name, value in body.items() if value is not None}

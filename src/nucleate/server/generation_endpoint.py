@@ -69,8 +69,7 @@ class GenerationEndpoint:
         if call.structured_output_kind is not None:
             log.structured_outputs = call.structured_output_kind
             self._metrics.count_structured_output(call.structured_output_kind)
-        if call.parsed.ignored_fields:
-            context.report_ignored_fields(call.parsed.ignored_fields)
+        context.report_ignored_fields(call.parsed.ignored_fields)
         log.stream, log.prompt = call.parsed.stream, call.parsed.messages or call.parsed.prompts
         log.prompt_tokens = sum(map(len, call.prompt_token_ids))
         self._metrics.count_prompt_tokens(log.prompt_tokens)

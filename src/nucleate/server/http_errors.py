@@ -10,6 +10,7 @@ from nucleate.engine.async_engine import EngineStoppedError
 from nucleate.models.protocol import ModelError
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.stages import STAGES
 from nucleate.server.openai.responses import error_body
 from nucleate.structured_output.guide import CONSTRAINT_FAILED
 
@@ -79,8 +80,15 @@ def generation_failed(reason: str, format_field: str | None = None) -> HTTPError
     if reason.startswith("stop_regex "):
         return HTTPError(400, reason, param="stop_regex")
     if reason.startswith("invalid logits: ") and (" after " in reason or " must be " in reason):
-        return HTTPError(400, reason)
+        field = _stage_field(reason)
+        return HTTPError(400, reason if field is None else f"{field}: {reason}", param=field)
     return HTTPError(500, f"Generation failed: {reason}", code="generation_failed", kind="model")
+
+
+def _stage_field(reason: str) -> str | None:
+    """Return the first parameter of the stage that a reason names."""
+    stage = STAGES.get(reason.partition(" after ")[2])
+    return None if stage is None else next((one.name for one in stage.parameters.values() if one.public), None)
 
 
 def too_long(field: str, count: int, context_length: int) -> HTTPError:

@@ -136,7 +136,7 @@ def document(
         "ChatRequest": body_schema(CHAT, limits, ignore_unknown=ignore_unknown),
         "TokenizeRequest": tokenize_schema(limits),
         "DetokenizeRequest": detokenize_schema(limits),
-        **api_schemas(limits),
+        **api_schemas(limits, ignore_unknown=ignore_unknown),
     }
     for schema in schemas.values():
         schema["properties"]["model"]["examples"] = [name]

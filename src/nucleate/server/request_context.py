@@ -38,6 +38,9 @@ IGNORED_FIELDS_HEADER = "x-nucleate-ignored-fields"
 """The response header with the names of unknown fields, percent-encoded and separated by commas."""
 MAX_IGNORED_NAME, MAX_IGNORED_NAMES, MAX_IGNORED_HEADER = 100, 20, 2000
 """Maximum characters of such a name; maximum names; maximum characters of the header."""
+LINGER_SECONDS = 5.0
+"""Maximum time to read the rest of a body after an error response: closed at once, the connection could be reset before
+the client has the response."""
 JSON_TYPE, STREAM_TYPE = "application/json", "text/event-stream; charset=utf-8"
 
 
@@ -67,6 +70,7 @@ class RequestContext:
         self.error: HTTPError | None = None  #: the error that ended the response, also in the middle of a stream
         self.log = RequestLogFields()
         self._headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.id.encode())]  # of the response
+        self._unread = False  # a part of the body that is needed
         self.error_frame: Callable[[HTTPError], bytes] | None = None  #: last frame of a stream; None: OpenAI's
 
     @property
@@ -85,7 +89,7 @@ class RequestContext:
 
     async def body(self, max_bytes: int) -> bytes:
         """Read the whole body, whose content type must be JSON. Raises HTTPError."""
-        headers = Headers(scope=self.scope)
+        headers, self._unread = Headers(scope=self.scope), True
         content_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if content_type != JSON_TYPE:
             message = f"Content-Type must be application/json, got {content_type[:60]!r}."
@@ -101,19 +105,19 @@ class RequestContext:
             raise HTTPError(408, message, code="timeout", headers=CLOSE) from None
 
     async def _read(self, max_bytes: int, declared: int) -> bytes:
-        data, more = bytearray(), True
+        data = bytearray()
         while True:
             if max(declared, len(data)) > max_bytes:
                 message = f"The request body exceeds the maximum of {max_bytes} bytes."
                 raise HTTPError(413, message, code="body_too_large", headers=CLOSE)
-            if not more:
+            if not self._unread:
                 return bytes(data)
             event = await self._receive()
             if event["type"] == "http.disconnect":
                 self.disconnected = True
                 raise ClientDisconnected
             data += event.get("body", b"")
-            more = event.get("more_body", False)
+            self._unread = event.get("more_body", False)
 
     async def until_disconnect(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine; cancel it as soon as the client disconnects."""
@@ -159,7 +163,23 @@ class RequestContext:
     async def send_error(self, error: HTTPError) -> None:
         """Send an error as the response."""
         self.error = error
-        await self.reply(error.status, error_response(self.scope, error, self.id), error.headers)
+        body = error_response(self.scope, error, self.id)
+        if not self._unread or self.disconnected:
+            await self.reply(error.status, body, error.headers)
+            return
+        data = encode_json(body)
+        await self.start_response(error.status, {"content-length": str(len(data)), **error.headers}, JSON_TYPE)
+        await self.write(data)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_SECONDS):
+                await self._read_rest()
+        await self.write(b"", last=True)
+
+    async def _read_rest(self) -> None:
+        """Read the rest of the body and drop it."""
+        while self._unread:
+            event = await self._receive()
+            self._unread = event["type"] == "http.request" and event.get("more_body", False)
 
     async def start_response(
         self, status: int, headers: Mapping[str, str] = _NO_HEADERS, content_type: str = STREAM_TYPE
@@ -176,6 +196,8 @@ class RequestContext:
 
     def report_ignored_fields(self, names: Sequence[str]) -> None:
         """Report unknown fields of the body in the log and in a header of the response, both of bounded length."""
+        if not names:
+            return
         cut = [name[:MAX_IGNORED_NAME] for name in names[:MAX_IGNORED_NAMES]]
         self.log.ignored_fields = cut
         text = ", ".join(quote(name, safe="", errors="replace") for name in cut)

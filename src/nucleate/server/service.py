@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ from nucleate.models.protocol import ModelError
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import SamplingParams
-from nucleate.server.chat_api import ChatAPI
+from nucleate.server.chat_api import ChatAPI, drop_unknown
 from nucleate.server.chat_encoder import ChatEncoder, EncoderInput
 from nucleate.server.fingerprint import system_fingerprint
 from nucleate.server.http_errors import (
@@ -41,7 +41,8 @@ from nucleate.server.http_errors import (
     too_many_tokens,
 )
 from nucleate.server.limits import ServerLimits
-from nucleate.server.openai.endpoints import CHAT, ENDPOINTS, TEXT
+from nucleate.server.openai.endpoints import ENDPOINTS, LONG_NAMES_CHAT, TEXT
+from nucleate.server.openai.fields import reject_deep_nesting
 from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.response_format import translate_errors
 from nucleate.server.openai.responses import ResponseHead
@@ -164,7 +165,7 @@ class Service:
         self.defaults = defaults
         self._endpoints = {
             url: limits.cap_max_tokens(endpoint, self.vocab_size)
-            for url, endpoint in {**ENDPOINTS, TEXT.url: TEXT}.items()
+            for url, endpoint in {**ENDPOINTS, TEXT.url: TEXT, LONG_NAMES_CHAT.url: LONG_NAMES_CHAT}.items()
         }
         limits.check_body(defaults.to_dict(), self.vocab_size)
         _warm_up_grammars(engine, defaults)
@@ -239,7 +240,7 @@ class Service:
         threads = self._compiler if compiling else self._workers
         try:
             async with asyncio.timeout(PREPARE_TIMEOUT_SECONDS if has_timeout else None):
-                return await asyncio.get_running_loop().run_in_executor(threads, work)
+                return await asyncio.get_running_loop().run_in_executor(threads, reject_deep_nesting(work))
         except TimeoutError:
             raise timed_out("Grammar compilation" if compiling else "Processing", PREPARE_TIMEOUT_SECONDS) from None
 
@@ -255,14 +256,17 @@ class Service:
 
         Raises ParameterError, ModelError, HTTPError.
         """
-        translation = api.translate(_decode(data))
+        body, ignored = _decode(data), list[str]()
+        if self.options.ignore_unknown_fields:
+            body, ignored = api.drop_unknown(body)
+        translation = api.translate(body)
         self.limits.check_body(translation.body, self.vocab_size)
-        body = {**translation.body, "n": 1}  # also if the defaults of the server have more
-        return self._parse_body(translation.url, body), translation.new_encoder
+        call = self._parse_body(translation.url, {**translation.body, "n": 1})  # also if the defaults have more
+        return replace(call, parsed=replace(call.parsed, ignored_fields=ignored)), translation.new_encoder
 
     def count_chat_tokens(self, body: object) -> int:
         """Return the number of tokens in the prompt of a chat. Raises ParameterError, ModelError, HTTPError."""
-        parsed = read_body(self._endpoints[CHAT.url], body, self.defaults)
+        parsed = read_body(self._endpoints[LONG_NAMES_CHAT.url], body, self.defaults)
         self.check_model(parsed.model)
         return len(self.llm.encode_chat(parsed.messages or (), parsed.template_options, parsed.tool_use))
 
@@ -275,7 +279,7 @@ class Service:
             raise ParameterError("priority", message)
         prompts = encode_prompts(self.llm, parsed, self.max_model_len)
         self.limits.check_request(parsed, [prompt.token_ids for prompt in prompts], self.max_model_len)
-        prefix = "chatcmpl" if url == CHAT.url else "cmpl"
+        prefix = "cmpl" if parsed.messages is None else "chatcmpl"
         head = ResponseHead(f"{prefix}-{uuid4().hex}", int(time.time()), self.name, self.fingerprint)
         call = GenerationCall(head, parsed, prompts)
         return self.prepare(call) if call.structured_output_kind is None else call
@@ -292,6 +296,14 @@ class Service:
         body = _decode(data)
         self.limits.check_body(body, self.vocab_size)
         return body
+
+    def decode_fields(self, data: bytes, known: Collection[str]) -> tuple[object, list[str]]:
+        """Decode a body that generates nothing. Returns the names of its unknown fields too, if they are ignored.
+
+        Raises ParameterError, HTTPError.
+        """
+        body = self.decode_body(data)
+        return drop_unknown(body, known) if self.options.ignore_unknown_fields else (body, [])
 
     def check_model(self, model: str | None) -> None:
         """Raise HTTPError if a request names another model."""

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.openai.tokenize import read_detokenize, read_tokenize
+from nucleate.server.openai.tokenize import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import Service
 
@@ -36,14 +36,16 @@ class TokenizeRoutes:
         }
         await context.reply(200, {**tokenizer.config, **tokenizer.special_tokens, **info})
 
-    async def _reply(self, context: RequestContext, convert: Callable[[bytes], dict[str, Any]]) -> None:
+    async def _reply(self, context: RequestContext, convert: Callable[[RequestContext, bytes], dict[str, Any]]) -> None:
         with self._service.request_slot():
             data = await context.body(self._service.limits.max_request_body_bytes)
-            await context.reply(200, await self._service.run_in_thread(partial(convert, data)))
+            await context.reply(200, await self._service.run_in_thread(partial(convert, context, data)))
 
-    def _tokenize(self, data: bytes) -> dict[str, Any]:
+    def _tokenize(self, context: RequestContext, data: bytes) -> dict[str, Any]:
         service, tokenizer = self._service, self._service.llm.tokenizer
-        request = read_tokenize(service.decode_body(data))
+        body, ignored = service.decode_fields(data, TOKENIZE)
+        context.report_ignored_fields(ignored)
+        request = read_tokenize(body)
         service.check_model(request.model)
         if request.messages is not None:
             ids = service.llm.encode_chat(request.messages, request.template_options, request.tool_use)
@@ -52,9 +54,11 @@ class TokenizeRoutes:
         strings = [tokenizer.pieces.tokens[token] for token in ids] if request.return_token_strs else None
         return {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids, "token_strs": strings}
 
-    def _detokenize(self, data: bytes) -> dict[str, Any]:
+    def _detokenize(self, context: RequestContext, data: bytes) -> dict[str, Any]:
         service = self._service
-        request = read_detokenize(service.decode_body(data))
+        body, ignored = service.decode_fields(data, DETOKENIZE)
+        context.report_ignored_fields(ignored)
+        request = read_detokenize(body)
         service.check_model(request.model)
         try:
             return {"prompt": service.llm.tokenizer.decode(request.tokens, skip_special_tokens=False)}

@@ -14,7 +14,7 @@ from nucleate.structured_output.lark import parse_lark
 from nucleate.structured_output.repetition_limits import ambiguous_size, expanded_size
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.spec import StructuredOutputs
-from nucleate.structured_output.structural_tag import FIELD, Format, Grammar, JsonSchema, Regex, at_place, parts_of
+from nucleate.structured_output.tag_formats import FIELD, Format, Grammar, JsonSchema, Regex, at_place, parts_of
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNT_KEYWORDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")

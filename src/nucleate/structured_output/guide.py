@@ -106,7 +106,10 @@ def compile_grammar(
         compiler = get_compiler()
     except (ModuleNotFoundError, ValueError) as error:
         raise ParameterError("structured_outputs", str(error)) from None
-    grammar = compiler.compile(spec)
+    try:
+        grammar = compiler.compile(spec)
+    except RecursionError:
+        raise ParameterError("structured_outputs", "structured_outputs is nested too deeply") from None
     if grammar.ignored:
         try:
             load_validator()  # now, so that a missing package is an error of the request

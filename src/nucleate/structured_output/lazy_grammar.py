@@ -14,10 +14,10 @@ from nucleate.structured_output.gbnf_parser import parse_gbnf
 from nucleate.structured_output.grammar_expressions import EMPTY, Expression, choice, sequence
 from nucleate.structured_output.grammar_quotient import Symbol, gbnf_quotient, lark_quotient
 from nucleate.structured_output.grammar_triggers import FIELD, GrammarTrigger
-from nucleate.structured_output.structural_tag import FIELD as TAG_FIELD
-from nucleate.structured_output.structural_tag import Token
 from nucleate.structured_output.tag_compiler import TagCompiler, checked_stops
 from nucleate.structured_output.tag_expressions import free_text
+from nucleate.structured_output.tag_formats import FIELD as TAG_FIELD
+from nucleate.structured_output.tag_formats import Token
 from nucleate.structured_output.tag_grammar import Grammars
 from nucleate.structured_output.tag_tokens import SpecialTokens
 

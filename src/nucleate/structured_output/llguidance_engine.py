@@ -39,7 +39,8 @@ from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.schema_soundness import rewrite_schema, unsupported_combinations
 from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.structured_output.state_cache import InitialMatcher
-from nucleate.structured_output.structural_tag import Grammar, JsonSchema, at_place, parse_structural_tag, parts_of
+from nucleate.structured_output.structural_tag import parse_structural_tag
+from nucleate.structured_output.tag_formats import Grammar, JsonSchema, at_place, parts_of
 from nucleate.structured_output.tag_grammar import tag_grammar
 from nucleate.structured_output.tag_tokens import SpecialTokens
 from nucleate.structured_output.time_budget import FREE_SECONDS, TimeBudget

@@ -145,7 +145,10 @@ def _schema(name: str, value: object) -> str | None:
         return None
     given = read_json(_text(name, value) or "", name) if isinstance(value, str) else value
     if not isinstance(given, Mapping | bool):
-        raise ParameterError(name, f"{name} must be a JSON object, a boolean, or its text, got {shown(value)}")
+        hint = ""
+        if isinstance(value, type) and hasattr(value, "model_json_schema"):
+            hint = f"; pass {value.__name__}.model_json_schema()"
+        raise ParameterError(name, f"{name} must be a JSON object, a boolean, or its text, got {shown(value)}{hint}")
     try:
         text = json.dumps(given, allow_nan=False, separators=(",", ":"))
         same = json.loads(text) == given

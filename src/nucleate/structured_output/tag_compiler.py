@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple, final
 
 from nucleate.parameters.converters import shown
-from nucleate.structured_output import structural_tag as tags
+from nucleate.structured_output import tag_formats as tags
 from nucleate.structured_output.grammar_expressions import (
     EMPTY,
     Choice,
@@ -21,7 +21,6 @@ from nucleate.structured_output.grammar_expressions import (
     choice,
     sequence,
 )
-from nucleate.structured_output.structural_tag import Format, Tag, Token, TriggeredTags, reject
 from nucleate.structured_output.tag_expressions import (
     ANY,
     Pattern,
@@ -39,6 +38,7 @@ from nucleate.structured_output.tag_expressions import (
     union,
     without,
 )
+from nucleate.structured_output.tag_formats import Format, Tag, Token, TriggeredTags, reject
 from nucleate.structured_output.tag_tokens import SpecialTokens
 
 

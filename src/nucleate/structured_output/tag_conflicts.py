@@ -26,7 +26,6 @@ from nucleate.structured_output.grammar_expressions import (
     rebuilt,
 )
 from nucleate.structured_output.llguidance_loader import library, parser_limits
-from nucleate.structured_output.structural_tag import FIELD, reject
 from nucleate.structured_output.tag_expressions import (
     ANY,
     ANY_CHARACTERS,
@@ -36,6 +35,7 @@ from nucleate.structured_output.tag_expressions import (
     concatenation,
     intersection,
 )
+from nucleate.structured_output.tag_formats import FIELD, reject
 from nucleate.structured_output.terminal_automata import Budget, TooManyStepsError, members
 
 MAX_SECONDS: Final = 1.0

@@ -7,16 +7,16 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, Final
 
-from nucleate.structured_output import structural_tag as tags
+from nucleate.structured_output import tag_formats as tags
 from nucleate.structured_output.gbnf import gbnf_lexing, is_gbnf, lark_of_lexing
 from nucleate.structured_output.gbnf_boundaries import boundary_bytes
 from nucleate.structured_output.grammar_expressions import Choice, Expression, Repetition, Sequence, TokenReference
 from nucleate.structured_output.lark import parse_lark
 from nucleate.structured_output.lexing import Lexing
-from nucleate.structured_output.structural_tag import Format, parts_of
 from nucleate.structured_output.tag_compiler import TagCompiler
 from nucleate.structured_output.tag_conflicts import check_conflicts
 from nucleate.structured_output.tag_expressions import ANY_CHARACTERS, Embedded, Pattern, ascii_or_other, regex
+from nucleate.structured_output.tag_formats import Format, parts_of
 from nucleate.structured_output.tag_tokens import SpecialTokens
 
 _FIRST_OF_TYPES: Final = {

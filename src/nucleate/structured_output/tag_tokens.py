@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple, final
 
 from nucleate.parameters.converters import shown
-from nucleate.structured_output.structural_tag import Token, reject
+from nucleate.structured_output.tag_formats import Token, reject
 from nucleate.structured_output.vocabulary import Vocabulary
 
 

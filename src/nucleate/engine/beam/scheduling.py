@@ -89,6 +89,7 @@ class RunningBeamSearch:
     order: tuple[int, int]  #: priority, arrival
     paused: bool = False
     beams: list[RunningBeam] = field(default_factory=list)  #: in the order of ``search.open``
+    cached_tokens: int = 0  #: prompt tokens from the prefix cache, of the beams that have ended
 
     def pause(self, *, paused: bool) -> None:
         """See ``Engine.pause``."""
@@ -163,7 +164,7 @@ class BeamScheduler:
         """End a search without result."""
         self._release(running.beams)
         del self._requests[running.id]
-        usage = Usage(len(running.request.prompt_ids), 0)
+        usage = Usage(len(running.request.prompt_ids), 0, running.cached_tokens)
         return [EngineOutput(running.id, CompletionChunk("", (), 0, 0, *finish), usage)]
 
     def _step(self, running: RunningBeamSearch) -> list[EngineOutput]:
@@ -224,13 +225,14 @@ class BeamScheduler:
     def _release(self, beams: Iterable[RunningBeam]) -> None:
         for beam in beams:
             self.prefix_cache_hits += beam.num_cached
+            beam.running.cached_tokens += beam.num_cached
             self._scheduler.remove(beam)
             self._runner.forget(beam.key)
 
     def _finish(self, running: RunningBeamSearch) -> list[EngineOutput]:
         """The outputs of a finished search."""
         best, prompt = running.search.best(), len(running.request.prompt_ids)
-        usage = Usage(prompt, sum(one.length for one in best))
+        usage = Usage(prompt, sum(one.length for one in best), running.cached_tokens)
         try:
             pieces = [self._piece(running, index, one) for index, one in enumerate(best)]
         except Exception as error:  # noqa: BLE001  # a tokenizer may raise anything; only this request fails

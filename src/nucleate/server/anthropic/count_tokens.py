@@ -18,14 +18,16 @@ async def count_tokens(service: Service, context: RequestContext) -> None:
     """Count the tokens of the prompt that ``/v1/messages`` would make."""
 
     async def respond(data: bytes) -> None:
-        await context.reply(200, await service.run_in_thread(partial(_count, service, data)))
+        await context.reply(200, await service.run_in_thread(partial(_count, service, context, data)))
 
     with service.request_slot():
         await MESSAGES.with_own_names(respond)(await context.body(service.limits.max_request_body_bytes))
 
 
-def _count(service: Service, data: bytes) -> dict[str, int]:
-    return {"input_tokens": service.count_chat_tokens(_translate(service.decode_body(data)))}
+def _count(service: Service, context: RequestContext, data: bytes) -> dict[str, int]:
+    body, ignored = service.decode_fields(data, FIELDS)
+    context.report_ignored_fields(ignored)
+    return {"input_tokens": service.count_chat_tokens(_translate(body))}
 
 
 @translator

@@ -12,6 +12,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.server.anthropic.content_blocks import read_conversation
 from nucleate.server.anthropic.message_encoder import MessageEncoder
 from nucleate.server.chat_api import (
+    ENGINE_FIELDS,
     WITHOUT_HINT,
     ChatAPI,
     Translation,
@@ -43,7 +44,7 @@ _WITHOUT = ("logprob_token_ids", "logprobs_mode", "stop", "max_reasoning_tokens"
 
 def field_names() -> frozenset[str]:
     """Return the names of all fields of a body."""
-    own = {"max_tokens", "stop_sequences", "stream"}
+    own = {"max_tokens", "stop_sequences", "stream", *ENGINE_FIELDS}
     return frozenset({*sampling_fields(*_WITHOUT), *PROMPT_FIELDS, *IGNORED, *own})
 
 
@@ -154,4 +155,4 @@ _RENAMES = renames(
     (r"stop", "stop_sequences"),
     (r"'required'", "'any'"),
 )
-MESSAGES = ChatAPI(URL, translate, (WITHOUT_HINT, *_RENAMES))
+MESSAGES = ChatAPI(URL, translate, (WITHOUT_HINT, *_RENAMES), field_names())

@@ -7,15 +7,24 @@ from typing import Any
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.chat_api import WITHOUT_HINT, ChatAPI, Translation, present_fields, read_text, renames, translator
+from nucleate.server.chat_api import (
+    ENGINE_FIELDS,
+    WITHOUT_HINT,
+    ChatAPI,
+    Translation,
+    present_fields,
+    read_text,
+    renames,
+    translator,
+)
 from nucleate.server.ollama.ollama_encoder import ChatLines, GenerateLines
 from nucleate.server.ollama.ollama_messages import check_no_images, read_messages
-from nucleate.server.ollama.ollama_options import RENAMED, read_format, read_options, read_think
+from nucleate.server.ollama.ollama_options import RENAMED, option_names, read_format, read_options, read_think
 from nucleate.server.openai.endpoints import TEXT
 from nucleate.server.openai.fields import read_bool
 
 CHAT_URL, GENERATE_URL = "/api/chat", "/api/generate"
-_COMMON = frozenset({"model", "stream", "options", "format", "think", "logprobs", "top_logprobs"})
+_COMMON = frozenset({"model", "stream", "options", "format", "think", "logprobs", "top_logprobs", *ENGINE_FIELDS})
 IGNORED = frozenset({"keep_alive", "truncate", "shift"})
 """Fields for loading models, and for prompts that do not fit the context, which are errors here."""
 CHAT_FIELDS = _COMMON | IGNORED | {"messages", "tools"}
@@ -67,6 +76,7 @@ def translate_generate(body: Any) -> Translation:
 
 def _common(given: Mapping[str, Any]) -> dict[str, Any]:
     made = {"stream": given.get("stream", True), **read_options(given.get("options", {}))}
+    made |= {name: given[name] for name in ENGINE_FIELDS if name in given}
     model = given.get("model")
     made["model"] = model.removesuffix(":latest") if isinstance(model, str) else model
     return made | read_format(given.get("format", ""))
@@ -84,5 +94,11 @@ _RENAMES = renames(
     (r"reasoning_effort", "think"),
     *((own, name) for name, own in RENAMED.items()),
 )
-CHAT_API = ChatAPI(CHAT_URL, translate_chat, (WITHOUT_HINT, *_RENAMES))
-GENERATE_API = ChatAPI(GENERATE_URL, translate_generate, (WITHOUT_HINT, *_RENAMES, *renames((r"messages", "prompt"))))
+CHAT_API = ChatAPI(CHAT_URL, translate_chat, (WITHOUT_HINT, *_RENAMES), CHAT_FIELDS, option_names())
+GENERATE_API = ChatAPI(
+    GENERATE_URL,
+    translate_generate,
+    (WITHOUT_HINT, *_RENAMES, *renames((r"messages", "prompt"))),
+    GENERATE_FIELDS,
+    option_names(),
+)

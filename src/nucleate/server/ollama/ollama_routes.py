@@ -45,14 +45,16 @@ class OllamaRoutes:
     async def show(self, context: RequestContext) -> None:
         with self._service.request_slot():
             data = await context.body(self._service.limits.max_request_body_bytes)
-            await context.reply(200, await self._service.run_in_thread(partial(self._show, data)))
+            await context.reply(200, await self._service.run_in_thread(partial(self._show, context, data)))
 
     async def version(self, context: RequestContext) -> None:
         await context.reply(200, {"version": VERSION})
 
-    def _show(self, data: bytes) -> dict[str, Any]:
+    def _show(self, context: RequestContext, data: bytes) -> dict[str, Any]:
         service = self._service
-        given = present_fields(service.decode_body(data), SHOW)
+        body, ignored = service.decode_fields(data, SHOW)
+        context.report_ignored_fields(ignored)
+        given = present_fields(body, SHOW)
         name = read_model(given) or read_text(given, "name", default="")
         service.check_model(name.removesuffix(":latest") or None)
         chat, template = service.llm.chat_format, service.llm.tokenizer.chat_template

@@ -11,6 +11,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from nucleate.chat.tools import MAX_NAME
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS
@@ -55,6 +56,7 @@ class Endpoint:
     ignored: frozenset[str] = frozenset()  #: fields without effect
     unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
     """Unsupported fields, and their values without effect, which are accepted."""
+    max_tool_name: int = 64  #: maximum length of a tool's name
     vocab_size: int = 0  #: what -1 means for a number of logprobs; 0: -1 is not allowed
 
     @cached_property
@@ -123,6 +125,8 @@ CHAT = Endpoint(
 )
 TEXT = replace(COMPLETIONS, url="text", max_tokens=None)
 """Completions of other APIs: without a default of ``max_tokens``."""
+LONG_NAMES_CHAT = replace(CHAT, url="chat", max_tool_name=MAX_NAME)
+"""Chats of other APIs, which allow longer names of tools."""
 PLAIN = Endpoint("", ("prompt", "messages"))
 """A batch line without a URL: one prompt or chat, and fields of SamplingParams."""
 

@@ -128,7 +128,7 @@ def read_body(
     prompt_only = endpoint.completes_prompts and json_equal(given.get("max_tokens"), 0)
     if prompt_only:
         given["max_tokens"] = _prompt_only_max_tokens(given, echo)
-    tool_use = _tool_use(given)
+    tool_use = _tool_use(given, endpoint.max_tool_name)
     requested = _requested_format(given, tool_use)
     params = _params(defaults, _values(endpoint, given, defaults, requested))
     stream, include_usage, continuous_usage = _stream(given)
@@ -166,11 +166,15 @@ def read_body(
     )
 
 
-def _tool_use(given: Mapping[str, Any]) -> ToolUse:
+def _tool_use(given: Mapping[str, Any], max_name: int) -> ToolUse:
     """Return the tools of a chat."""
     if given.keys().isdisjoint(TOOL_FIELDS):
         return NO_TOOLS
     use = ToolUse.read(*(given.get(name) for name in TOOL_FIELDS))
+    for index, tool in enumerate(use.tools):
+        if len(tool.name) > max_name:
+            allowed = f"at most {max_name} characters"
+            raise invalid_value(f"tools[{index}].function.name", allowed, tool.name, "tools")
     if use.callable_tools and not given.keys().isdisjoint(BEAM_FIELDS):
         raise ParameterError("tools", "tools cannot be combined with fields of beam search")
     return use

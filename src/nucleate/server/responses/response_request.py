@@ -13,6 +13,7 @@ from typing import Any
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.chat_api import (
+    ENGINE_FIELDS,
     ChatAPI,
     Translation,
     present_fields,
@@ -36,7 +37,9 @@ INCLUDABLE = (
 TRUNCATIONS = ("auto", "disabled")
 MAX_METADATA = 16
 
-_PASSED = frozenset({"model", "stream", "stream_options", "max_output_tokens", "top_logprobs", *TOOL_FIELDS})
+_PASSED = frozenset(
+    {"model", "stream", "stream_options", "max_output_tokens", "top_logprobs", *TOOL_FIELDS, *ENGINE_FIELDS}
+)
 _OWN = frozenset({"input", "instructions", "text", "reasoning", "include", "metadata", "truncation", "store"})
 _ECHOED = ("instructions", "tools", "tool_choice", "text", "reasoning")
 IGNORED = frozenset(
@@ -154,4 +157,5 @@ RESPONSES = ChatAPI(
         (r"reasoning_effort", "reasoning.effort"),
         (r"(tools\[\d+\])\.function", r"\1"),
     ),
+    field_names(),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nucleate.sampling.combine_stage import MAX_WEIGHT
 from nucleate.sampling.maths import INFINITY, SLACK, log, log_softmax, where
 from nucleate.sampling.stage import Combine, param
 
@@ -16,6 +17,7 @@ class Contrastive(Combine):
         "Weight of the companion model's log-probabilities, which are subtracted; 1 as in the paper",
         neutral=0.0,
         low=0.0,
+        high=MAX_WEIGHT,
         name="contrastive_beta",
     )
     alpha: float = param(
@@ -27,7 +29,7 @@ class Contrastive(Combine):
         name="contrastive_alpha",
     )
     tau: float = param(
-        "Temperature of the companion model", default=1.0, low=0.0, open_low=True, name="contrastive_temperature"
+        "Temperature of the companion model", default=1.0, low=1 / MAX_WEIGHT, name="contrastive_temperature"
     )
 
     def apply(self, x: Any, other: Any) -> Any:

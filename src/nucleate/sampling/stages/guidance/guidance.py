@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.combine_stage import MAX_WEIGHT
 from nucleate.sampling.stage import Combine, TextEncoder, param
 
 
@@ -16,7 +17,11 @@ class Guidance(Combine):
     rank = -2
     prompt_field = "negative_prompt"
     scale: float = param(
-        "Guidance scale: above 1 strengthens the prompt against the negative prompt", neutral=1.0, name="guidance_scale"
+        "Guidance scale: above 1 strengthens the prompt against the negative prompt",
+        neutral=1.0,
+        low=-MAX_WEIGHT,
+        high=MAX_WEIGHT,
+        name="guidance_scale",
     )
     negative_prompt: str | tuple[int, ...] = param(
         "Prompt that guidance moves away from, as text or token ids; none: the last token of the prompt",

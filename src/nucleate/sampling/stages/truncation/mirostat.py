@@ -10,14 +10,16 @@ from nucleate.sampling.min_keep import min_keep_parameter
 from nucleate.sampling.stage import Floor, RowStats, SampledToken, param
 
 LOG_2 = 0.6931471805599453
+MAX_RATE = 1e6
+"""Maximum target and learning rate, so that mu stays finite in any output."""
 
 
 class Mirostat(Floor):
     """Keep the tokens with a surprise of at most mu bits; mu adapts so that the mean surprise approaches tau."""
 
     rank = 69
-    tau: float = param("Target surprise, in bits; 0: off", neutral=0.0, low=0.0, name="mirostat_tau")
-    eta: float = param("Learning rate of mu", default=0.1, low=0.0, name="mirostat_eta")
+    tau: float = param("Target surprise, in bits; 0: off", neutral=0.0, low=0.0, high=MAX_RATE, name="mirostat_tau")
+    eta: float = param("Learning rate of mu", default=0.1, low=0.0, high=MAX_RATE, name="mirostat_eta")
     mu: float | None = param("Maximum surprise of this step, in bits; initially 2 tau", default=None, public=False)
     min_keep: int = min_keep_parameter()
 

@@ -21,6 +21,7 @@ from nucleate.sampling.maths import (
 )
 from nucleate.sampling.min_keep import min_keep_parameter
 from nucleate.sampling.stage import Prefix, RowStats, SampledToken, param
+from nucleate.sampling.stages.truncation.mirostat import MAX_RATE
 
 LOG_2 = 0.6931471805599453
 LEAST, MOST = 1e-30, 1e30
@@ -34,8 +35,8 @@ class MirostatV1(Prefix):
     rank = 69.5
     inclusive = False
     sorted_count = 100
-    tau: float = param("Target surprise, in bits; 0: off", neutral=0.0, low=0.0, name="mirostat_v1_tau")
-    eta: float = param("Learning rate of mu", default=0.1, low=0.0, name="mirostat_v1_eta")
+    tau: float = param("Target surprise, in bits; 0: off", neutral=0.0, low=0.0, high=MAX_RATE, name="mirostat_v1_tau")
+    eta: float = param("Learning rate of mu", default=0.1, low=0.0, high=MAX_RATE, name="mirostat_v1_eta")
     mu: float | None = param("Maximum surprise of this step, in bits; initially 2 tau", default=None, public=False)
     min_keep: int = min_keep_parameter()
 

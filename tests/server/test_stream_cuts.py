@@ -1,0 +1,269 @@
+"""Streams of all APIs, cut at every byte: their parts add up to the response for the whole text."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import tiers
+from test_messages_api import accumulated
+from test_ollama_api import joined
+from test_responses_api import check_order
+
+import nucleate as nc
+from nucleate.chat.chunk_parser import ChunkParser
+from nucleate.chat.output_parser import OutputParser
+from nucleate.chat.reasoning import FORMATS as REASONING
+from nucleate.chat.reasoning import THINK
+from nucleate.chat.tool_formats.registry import FORMATS
+from nucleate.outputs import Completion, CompletionChunk, Usage
+from nucleate.server.anthropic.message_encoder import MessageEncoder
+from nucleate.server.chat_encoder import ChatEncoder, EncoderInput, Timing
+from nucleate.server.ollama.ollama_encoder import ChatLines, GenerateLines
+from nucleate.server.openai.endpoints import CHAT
+from nucleate.server.openai.requests import read_body
+from nucleate.server.openai.responses import ResponseHead, chat_body
+from nucleate.server.openai.stream_chunks import DONE, ChatStream
+from nucleate.server.responses.response_encoder import ResponseEncoder
+from nucleate.stopping.stop_matcher import StopMatcher, StopRules
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é😀\\n\\"}", "b": [1]}}\n</tool_call>'
+BROKEN = '<tool_call>\n{"name": "f", "arguments": {"a": nope}}\n</tool_call>'
+MISTRAL = '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}}, {"name": "f", "arguments": {}}]'
+HARMONY = (
+    "<|channel|>analysis<|message|>why<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json"
+    '<|message|>{"a": 1}<|call|>'
+)
+TEXTS: dict[str, tuple[str, str, str]] = {
+    # tool format, reasoning format, text
+    "text": ("hermes", "think", "Hé 😀 <b>"),
+    "reasoning": ("hermes", "think", "<think>\nwhy é\n</think>\n\nso 😀"),
+    "reasoning only": ("hermes", "think", "<think>why"),
+    "a call": ("hermes", "think", CALL),
+    "all": ("hermes", "think", f"<think>x</think>Well.\n{CALL}\n{CALL}"),
+    "text after a call": ("hermes", "think", f"a{CALL}b"),
+    "a broken call": ("hermes", "think", f"a {BROKEN}!"),
+    "a truncated call": ("hermes", "think", CALL[:-25]),
+    "a structural tag": ("hermes", "think", '<think>a <a></think>x <a>{"a": true}</a> y'),
+    "mistral": ("mistral", "mistral", f"[THINK]hm[/THINK]{MISTRAL}"),
+    "harmony": ("openai", "gpt_oss", HARMONY),
+}
+NAMES = ("f",)
+USAGE = Usage(3, 4)
+REQUEST = read_body(CHAT, {"messages": [{"role": "user", "content": "x"}], "stream": True}, nc.SamplingParams())
+Parts = Sequence[str]
+Summary = tuple[str, str, list[tuple[str, Any]]]
+
+
+def chunks_of(parts: Parts, name: str) -> list[CompletionChunk]:
+    """The chunks of an output whose text comes in these parts."""
+    tool_format, reasoning, _ = TEXTS[name]
+    formats = {"think": THINK, **REASONING}
+    parser = ChunkParser(lambda: OutputParser(formats[reasoning], FORMATS[tool_format], NAMES), lambda: None)
+    end = CompletionChunk("", (), 0, 7, "length" if "truncated" in name else "stop")
+    return [parser.parse(one) for one in (*(CompletionChunk(part, (9,), 0, 7) for part in parts), end)]
+
+
+def given(llm: nc.LLM) -> EncoderInput:
+    return EncoderInput(ResponseHead("x-1", 1, "m"), REQUEST, 3, llm.tokenizer, lambda: Timing(2.0, 1.5))
+
+
+def sent(encoder: ChatEncoder | ChatStream, chunks: Sequence[CompletionChunk]) -> str:
+    frames = [encoder.frames(0, [chunk]) for chunk in chunks]
+    return b"".join([*frames, encoder.end(USAGE)]).decode()
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    return [json.loads(frame.partition("\ndata: ")[2]) for frame in text.split("\n\n")[:-1]]
+
+
+def loaded(name: str, arguments: str) -> tuple[str, Any]:
+    return name, json.loads(arguments or "{}")
+
+
+def chat(llm: nc.LLM, chunks: Sequence[CompletionChunk]) -> Summary:
+    text = sent(ChatStream(ResponseHead("x-1", 1, "m"), REQUEST, [(1, 2, 3)], llm.tokenizer), chunks)
+    frames = [json.loads(frame[6:]) for frame in text.removesuffix(DONE.decode()).split("\n\n")[:-1]]
+    deltas = [frame["choices"][0]["delta"] for frame in frames]
+    calls: list[list[str]] = []
+    for call in [call for delta in deltas for call in delta.get("tool_calls", ())]:
+        if "id" in call:
+            assert call["index"] == len(calls)
+            calls.append([call["function"]["name"], ""])
+        calls[call["index"]][1] += call["function"]["arguments"]
+    ended = frames[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    texts = ("".join(delta.get(name) or "" for delta in deltas) for name in ("reasoning", "content"))
+    return *texts, [loaded(*call) for call in calls] if ended else []  # type: ignore[return-value]
+
+
+def responses(llm: nc.LLM, chunks: Sequence[CompletionChunk]) -> Summary:
+    found = events(sent(ResponseEncoder({}, given(llm)), chunks))
+    check_order(found)
+    return _items(found[-1]["response"]["output"])
+
+
+def _items(items: list[Any]) -> Summary:
+    texts = {
+        kind: [item["content"][0]["text"] for item in items if item["type"] == kind]
+        for kind in ("reasoning", "message")
+    }
+    calls = [loaded(item["name"], item["arguments"]) for item in items if item["type"] == "function_call"]
+    return "".join(texts["reasoning"]), "".join(texts["message"]), calls
+
+
+def messages(llm: nc.LLM, chunks: Sequence[CompletionChunk]) -> Summary:
+    found = events(sent(MessageEncoder(True, given(llm)), chunks))
+    for number, event in enumerate(found):  # a call that becomes text is sent as it was
+        if event.get("delta", {}).get("type") == "input_json_delta" and _is_broken(found, event["index"]):
+            found[number]["delta"]["partial_json"] = ""
+    for index in {event["index"] for event in found if "index" in event and _is_broken(found, event["index"])}:
+        last = max(number for number, event in enumerate(found) if event.get("index") == index)
+        delta = {"type": "input_json_delta", "partial_json": "{}"}
+        found.insert(last, {"type": "content_block_delta", "index": index, "delta": delta})
+    made = accumulated(found)
+    ended = made["stop_reason"] == "tool_use"
+    return _blocks(made["content"], with_calls=ended)
+
+
+def _is_broken(found: list[Any], index: int) -> bool:
+    own = [event["delta"] for event in found if event.get("index") == index and "delta" in event]
+    text = "".join(delta.get("partial_json", "") for delta in own)
+    try:
+        return any("partial_json" in delta for delta in own) and not isinstance(json.loads(text), dict)
+    except ValueError:
+        return True
+
+
+def _blocks(blocks: list[Any], *, with_calls: bool = True) -> Summary:
+    texts = ("".join(block.get(name, "") for block in blocks) for name in ("thinking", "text"))
+    calls = [(block["name"], block["input"]) for block in blocks if block["type"] == "tool_use"]
+    return *texts, calls if with_calls else []  # type: ignore[return-value]
+
+
+def ollama(kind: type[ChatLines | GenerateLines], llm: nc.LLM, chunks: Sequence[CompletionChunk]) -> Summary:
+    lines = [json.loads(line) for line in sent(kind(given(llm)), chunks).splitlines()]
+    return _message(joined(lines))
+
+
+def _message(body: Any) -> Summary:
+    message = body.get("message", body)
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
+    return message.get("thinking", ""), message.get("content", message.get("response", "")), calls
+
+
+STREAMS: dict[str, Callable[[nc.LLM, Sequence[CompletionChunk]], Summary]] = {
+    "chat completions": chat,
+    "responses": responses,
+    "messages": messages,
+    "ollama chat": partial(ollama, ChatLines),
+    "ollama generate": partial(ollama, GenerateLines),
+}
+
+
+def whole(api: str, llm: nc.LLM, chunks: Sequence[CompletionChunk]) -> Summary:
+    """The response without streaming."""
+    if api == "chat completions":
+        completion = Completion.from_chunks((1, 2, 3), chunks)
+        message = chat_body(given(llm).head, REQUEST, completion, llm.tokenizer)["choices"][0]["message"]
+        calls = [loaded(**call["function"]) for call in message.get("tool_calls", ())]
+        return message.get("reasoning") or "", message["content"] or "", calls
+    encoders: dict[str, Callable[[EncoderInput], ChatEncoder]] = {
+        "responses": partial(ResponseEncoder, {}),
+        "messages": partial(MessageEncoder, True),
+        "ollama chat": ChatLines,
+        "ollama generate": GenerateLines,
+    }
+    body = json.loads("".join(encoders[api](given(llm)).whole(chunks, USAGE)))
+    if api == "responses":
+        return _items(body["output"])
+    return _blocks(body["content"]) if api == "messages" else _message(body)
+
+
+def cuts(text: str) -> Iterator[Parts]:
+    """The text in one part, in single characters, cut at every place, and at several random places."""
+    yield [text]
+    yield [*text]
+    yield ["", *text, ""]
+    for place in range(1, len(text)):
+        yield [text[:place], text[place:]]
+    rng = random.Random(text)
+    for _ in range(tiers.count(10, 200)):
+        places = sorted(rng.randrange(len(text) + 1) for _ in range(rng.randrange(2, 9)))
+        yield [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("api", STREAMS)
+def test_the_stream_does_not_depend_on_the_cuts(llm: nc.LLM, api: str, name: str) -> None:
+    text = TEXTS[name][2]
+    expected = whole(api, llm, chunks_of([text], name))
+    assert any(expected) or api == "ollama generate"  # has no calls
+    for parts in cuts(text):
+        chunks = chunks_of(parts, name)
+        assert STREAMS[api](llm, chunks) == expected, parts
+        assert whole(api, llm, chunks) == expected, parts
+
+
+def decoded(data: bytes, sizes: Sequence[int]) -> list[str]:
+    """UTF-8 bytes in tokens of these sizes, as text: a token that ends within a character has the text before it."""
+    parts, held, start = [], b"", 0
+    for size in sizes:
+        held += data[start : start + size]
+        start += size
+        end = next(end for end in range(len(held), -1, -1) if _is_text(held[:end]))
+        parts.append(held[:end].decode())
+        held = held[end:]
+    return parts
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+STOPS = (
+    *("</think>", "k>\n\ns", "so", "é", "</t", "\n</tool_call>", '": "', "<tool_call>", "x", "Well.\n<", "zzz", "</a>"),
+    *("why", "\n", "<think>", '}}\n</tool_call>\n<tool_call>\n{"name'),
+)
+
+
+@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize("name", [name for name in TEXTS if TEXTS[name][0] == "hermes"])
+@pytest.mark.parametrize("included", [False, True], ids=["without", "with"])
+@pytest.mark.fast_cases(60)
+def test_stop_strings_across_the_parts(name: str, stop: str, included: bool) -> None:
+    """The text before the first stop string is parsed, wherever the bytes of the output are cut into tokens."""
+    text = TEXTS[name][2]
+    before, found, _ = text.partition(stop)
+    kept = before + found if included else before
+    expected = _summary(chunks_of([kept], name))
+    data = text.encode()
+    rng = random.Random(f"{name}{stop}")
+    sizes = [[1] * len(data), *([place, len(data) - place] for place in range(1, len(data)))]
+    for _ in range(tiers.count(5, 100)):
+        sizes.append([rng.randrange(1, 12) for _ in range(len(data))])
+    for own in sizes:
+        matcher = StopMatcher(StopRules(stop=(stop,), include_stop_str_in_output=included))
+        parts: list[str] = []
+        for part in decoded(data, own):
+            parts.append(matcher.push(9, part))
+            if matcher.finish is not None:
+                break
+        else:
+            parts.append(matcher.close())
+        assert "".join(parts) == kept
+        assert (matcher.finish is not None) == bool(found)
+        assert _summary(chunks_of(parts, name)) == expected, parts
+
+
+def _summary(chunks: Sequence[CompletionChunk]) -> Any:
+    [output] = Completion.from_chunks((1,), chunks).outputs
+    calls = [(call.name, call.arguments_json) for call in output.tool_calls]
+    return output.reasoning, output.text, calls, output.finish_reason
