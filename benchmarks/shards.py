@@ -5,6 +5,12 @@ the same logits; the time of a step is that of the slowest rank. "one rank" gath
 and sends the tokens. The tokens of all ways are compared.
 
     python benchmarks/shards.py --json benchmarks/results/shards.json
+
+Loopback is as fast as memory. A slower link can be imitated in a network namespace of its own (as root, on Linux), with
+a rate of as many times that of a rank's link as there are ranks, since all of them share it:
+
+    unshare -n sh -c "ip link set lo up && tc qdisc add dev lo root tbf rate 2gbit burst 1mb latency 50ms &&
+        python benchmarks/shards.py --ranks 2 --link '1 Gbit/s per rank' --append --json benchmarks/results/shards.json"
 """
 
 from __future__ import annotations
@@ -124,6 +130,8 @@ def main() -> None:
     parser.add_argument("--json", help="file for the results")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4, 8])
+    parser.add_argument("--link", default="loopback", help="a name of the link for the results")
+    parser.add_argument("--append", action="store_true", help="keep the runs that the file has")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     print(
@@ -137,8 +145,11 @@ def main() -> None:
             torch.multiprocessing.spawn(worker, (ranks, folder, CASES, arguments.steps), nprocs=ranks)
             found += json.loads(Path(folder, f"found{ranks}.json").read_text("utf-8"))
     if arguments.json:
-        result = {"cores": os.cpu_count(), "load before": round(load, 1), "vocabulary": VOCAB, "steps": found}
-        Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+        file = Path(arguments.json)
+        runs = json.loads(file.read_text("utf-8"))["runs"] if arguments.append else []
+        runs.append({"link": arguments.link, "load before": round(load, 1), "steps": found})
+        result = {"cores": os.cpu_count(), "vocabulary": VOCAB, "runs": runs}
+        file.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
