@@ -5,15 +5,17 @@
 # make test              the fast tests, in two processes: a few minutes
 # make test-all          also the slow tests, with more examples: what continuous integration runs
 # make test-exhaustive   all tests with all examples: an hour; run weekly, and after changes to the sampling backends
-# make test-clients      the server with litellm, langchain, llm, lm-eval, schemathesis and the SDKs of Anthropic and Ollama; the llm plug-in; peft
+# make test-clients      the server with the clients of docs/clients.md (from PyPI and npm), and schemathesis; the llm plug-in; peft
 # make lint              ruff and mypy
 # make docs              generate docs/stages.md from the stages, and check links; make docs-check only checks
+# make site              the documentation site in site/, with warnings as errors: a minute
 # make bench             quick benchmarks of the sampler: one minute
-# make bench-page        all benchmarks of docs/benchmarks.md: 15 minutes on an idle machine
+# make bench-page        measure docs/benchmarks.md, its plots and the table of README.md: 14 minutes on an idle machine
 # make bench-engine      engine throughput compared with Transformers: 10 minutes
 # make bench-server      server latency under load, and stalls of streams: 10 minutes
 # make bench-structured  cost of structured output: grammar masks, compilation, sampling: 5 minutes
 # make bench-gguf        GGUF models compared with llama-cpp-python: five minutes
+# make bench-stages      what each stage adds to the time of a token: two minutes
 # make bench-shards      sampling on sharded logits compared with all-gather, over gloo: five minutes
 # make bench-gpu         GPU kernels, checked and timed: 10 minutes; needs a GPU
 
@@ -27,7 +29,7 @@ JOBS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without bytecode each compiles the sources anew
 
-.PHONY: setup setup-gguf setup-notebooks demo test test-all test-exhaustive test-clients lint docs docs-check bench bench-page bench-engine bench-server bench-structured bench-gguf bench-shards bench-gpu clean
+.PHONY: setup setup-gguf setup-notebooks demo test test-all test-exhaustive test-clients lint docs docs-check site bench bench-page bench-engine bench-server bench-structured bench-gguf bench-stages bench-shards bench-gpu clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -73,8 +75,10 @@ test-exhaustive: .venv/dev
 
 test-clients: .venv/dev
 	@$(PIP) -e '.[dev,torch,server,clients]'
-	@$(PIP) --no-deps litellm==1.109.1  # its dependencies conflict with ours
-	$(BIN)/python -m pytest -m slow tests/server/test_clients.py tests/server/test_api_sdks.py tests/integrations/test_llm_plugin.py
+	@$(PIP) --no-deps instructor  # it requires older versions of jiter and rich, but works with these
+	@export PATH="$(CURDIR)/$(BIN):$$PATH"; if command -v npm > /dev/null; then npm ci --no-audit --no-fund --prefix tests/server/clients/js; \
+		else echo "npm is not installed: the JavaScript clients (OpenAI SDK for Node, AI SDK) are skipped"; fi
+	$(BIN)/python -m pytest -m slow tests/server/test_clients.py tests/server/test_client_matrix.py tests/server/test_api_sdks.py tests/integrations/test_llm_plugin.py
 	$(BIN)/python -m pytest -k peft tests/models/test_model_object.py
 
 lint: .venv/dev
@@ -88,6 +92,13 @@ docs: .venv/dev
 docs-check: .venv/dev
 	$(BIN)/python docs/build.py --check
 
+.venv/docs: .venv/dev
+	@$(PIP) -e '.[dev,torch,server,structured,docs]'
+	@touch $@
+
+site: .venv/docs
+	$(BIN)/python docs/build.py --site site
+
 bench: .venv/dev
 	$(BIN)/python benchmarks/reference.py
 	$(BIN)/python benchmarks/history.py
@@ -95,7 +106,10 @@ bench: .venv/dev
 
 bench-page: .venv/dev
 	$(PIP) -e '.[dev,torch,server,bench]'
-	$(BIN)/python benchmarks/sampler.py --json benchmarks/results/sampler.json --docs docs
+	$(BIN)/python benchmarks/sampler.py --seconds 0.3 --json benchmarks/results/sampler.json
+	$(BIN)/python benchmarks/engine.py --repeat 1 --json benchmarks/results/engine.json
+	$(BIN)/python benchmarks/speculation.py --rounds 1 --methods ngram suffix medusa eagle "ngram, always 4" --out benchmarks/results/speculation.json
+	$(BIN)/python benchmarks/page.py
 
 bench-engine: .venv/dev
 	$(BIN)/python benchmarks/engine.py --json benchmarks/results/engine.json
@@ -110,6 +124,9 @@ bench-structured: .venv/dev
 bench-gguf: .venv/gguf
 	$(BIN)/python benchmarks/gguf_models.py --json benchmarks/results/gguf.json
 
+bench-stages: .venv/dev
+	$(BIN)/python benchmarks/stages.py --json benchmarks/results/stages.json
+
 bench-shards: .venv/dev
 	$(BIN)/python benchmarks/shards.py --json benchmarks/results/shards.json
 
@@ -119,4 +136,4 @@ bench-gpu: .venv/dev
 	$(BIN)/python benchmarks/gpu_plot.py benchmarks/results/gpu.csv benchmarks/results/gpu.svg
 
 clean:
-	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv site dist build .pytest_cache .mypy_cache .ruff_cache

@@ -1,11 +1,11 @@
 """Sampling time per token with the public ``Sampler``, compared with NumPy's max over the rows and other samplers.
 
-Run: python benchmarks/sampler.py --quick, or, to update the committed results and the docs page:
-python benchmarks/sampler.py --json benchmarks/results/sampler.json --docs docs
+Run: python benchmarks/sampler.py --quick, or, to update the committed results:
+python benchmarks/sampler.py --json benchmarks/results/sampler.json; benchmarks/page.py makes the docs page of them.
 
 All results are medians of one run on one thread. The contenders alternate, a few calls each, so that a slow moment of
-the machine affects all alike. torch, Transformers, llama.cpp (contenders.py) and the plot are included if their
-packages are installed. A contender is skipped where a call would take longer than 1.5 seconds.
+the machine affects all alike. torch, Transformers and llama.cpp (contenders.py) are included if their packages
+are installed. A contender is skipped where a call would take longer than ``LONGEST``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nucleate.cli.bench import CHAINS, KINDS, Call, history, logits, medians, sa
 
 SIZES = (32_000, 128_256, 151_936, 256_000)
 MORE_ROWS = (8, 32, 256)
-LONGEST = 1.5e6
+LONGEST = 0.3e6
 """Microseconds: contenders with slower calls are skipped."""
 PACKAGES = ("numpy", "numba", "torch", "transformers", "llama-cpp-python")
 
@@ -101,9 +101,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one vocabulary, one row, peaked and flat")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results")
-    parser.add_argument(
-        "--docs", type=Path, metavar="FOLDER", help="write benchmarks.md and benchmarks.svg to this folder"
-    )
     parser.add_argument("--seconds", type=float, default=0.5, help="time per pipeline and case [default 0.5]")
     options = parser.parse_args()
     start, os.environ["NUCLEATE_THREADS"] = time.perf_counter(), "1"
@@ -111,16 +108,15 @@ def main() -> None:
     for package in missing:
         print(f"without {package}, which is not installed: pip install -c constraints.txt -e '.[torch,bench]'")
     contenders.check(makers)
-    results: dict[str, Any] = dict(machine=machine(), versions=versions())
+    results: dict[str, Any] = dict(machine=machine(), versions=versions(), longest=LONGEST / 1e6)
     results["fill"] = contenders.fills([128_256] if options.quick else SIZES) if "llama.cpp" in makers else {}
     results["cases"] = compete(makers, options.quick, options.seconds)
     results["two threads"] = {} if options.quick else threads.compare(SIZES)
     print("", page.summary(results), "", *page.misses(results), sep="\n")
-    print(f"{time.perf_counter() - start:.0f} s")
+    results["seconds"] = round(time.perf_counter() - start)
+    print(f"{results['seconds']} s")
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
-    if options.docs:
-        page.write(results, options.docs)
 
 
 if __name__ == "__main__":

@@ -21,8 +21,6 @@ import argparse
 import itertools
 import json
 import operator
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -32,6 +30,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
+
+from sampler import machine
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
@@ -177,11 +177,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     warm()
-    llm = nc.LLM()
+    start, llm = perf_counter(), nc.LLM()
     result: dict[str, Any] = {
         "what": f"8 prompts, or 32 of which 8 are at work at a time, {TOKENS} tokens each, the embedded model; "
         "ratio: times as fast as without drafts",
-        "where": f"{platform.machine()}, {os.cpu_count()} cores, {options.busy} busy processes",
+        "machine": machine() + (f", {options.busy} busy processes" if options.busy else ""),
     }
     cases = itertools.product(options.kinds, options.temperatures, options.at_once)
     with busy(options.busy):
@@ -189,6 +189,7 @@ def main() -> None:
             case = f"{kind}, temperature {temperature:g}, {at_once} at once"
             result[case] = measure(llm, options.methods, kind, temperature, at_once, options.rounds)
             print(case, json.dumps(result[case]), flush=True)
+    result["seconds"] = round(perf_counter() - start)
     if options.out is not None:
         options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
 

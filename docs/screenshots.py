@@ -1,4 +1,4 @@
-"""Makes the pictures of docs/inspector.md and README.md: opens the inspector's page in Chromium and uses it.
+"""Makes the pictures of docs/inspector.md: opens the inspector's page in Chromium and uses it.
 
 Needs Chromium, Playwright (the extra dev) and Pillow: pip install pillow; python docs/screenshots.py
 """

@@ -24,7 +24,7 @@ PAGES = {
     name: (ROOT / "docs" / name).read_text("utf-8")
     for name in (
         *("engine.md", "server.md", "structured.md", "beam.md", "speculation.md", "guidance.md", "cuda.md"),
-        *("compare.md", "tools.md", "scale.md"),
+        *("compare.md", "tools.md", "cli.md", "scale.md"),
     )
 }
 MORE = [code for page in PAGES.values() for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
@@ -35,6 +35,7 @@ def commands(page: str) -> list[str]:
 
 
 COMMANDS = commands(README)
+CLI_COMMANDS = commands(PAGES["cli.md"])
 STRUCTURED_COMMANDS = commands(PAGES["structured.md"])
 COMPARE_COMMANDS = commands(PAGES["compare.md"])
 
@@ -59,7 +60,7 @@ def test_the_readme_opens_with_the_two_commands() -> None:
 @pytest.mark.fast_cases(3)
 @pytest.mark.parametrize(
     "command",
-    [c for c in COMMANDS if c.startswith(("nucleate generate", "printf"))] + COMPARE_COMMANDS + STRUCTURED_COMMANDS,
+    [c for c in CLI_COMMANDS if c.startswith(("nucleate generate", "printf"))] + COMPARE_COMMANDS + STRUCTURED_COMMANDS,
 )
 def test_a_command_of_the_docs_runs(command: str) -> None:
     script = command.replace("nucleate", f"{shlex.quote(sys.executable)} -m nucleate")

@@ -172,6 +172,7 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
+        """The tokens of the prompt and of all outputs."""
         return self.prompt_tokens + self.completion_tokens
 
 
@@ -193,7 +194,11 @@ class Completion:
         prompt: str | None = None,
         cached_tokens: int = 0,
     ) -> Completion:
-        """Join chunks: those of each output in order, the outputs interleaved in any way."""
+        """Join the chunks of a request.
+
+        prompt_token_ids, prompt: the prompt as tokens and as text. chunks: those of each output in order, the outputs
+        interleaved in any way. cached_tokens: the number of prompt tokens that came from the prefix cache.
+        """
         by_index: dict[int, list[CompletionChunk]] = {}
         for chunk in chunks:
             by_index.setdefault(chunk.index, []).append(chunk)

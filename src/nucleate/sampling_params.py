@@ -240,6 +240,7 @@ class SamplingParams(RequestParams, Fields):
         return {name: plain(value) for name, value in self._given().items()}
 
     def to_json(self) -> str:
+        """Return the fields that were set as a JSON object; ``from_json`` reads it."""
         return json.dumps(self.to_dict())
 
     @classmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,7 @@ def test_a_different_pipeline_is_detected(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_peer_leaves_out_unsupported_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
     import nucleate as nc
 
+    pytest.importorskip("torch", reason="needs the extra 'torch'")
     contenders = module("contenders", monkeypatch)
     x = logits("flat", 1, 100)
     stages = {chain: nc.SamplingParams(seed=0, **params).build_pipeline() for chain, params in CHAINS.items()}
@@ -65,22 +67,49 @@ def test_a_peer_leaves_out_unsupported_pipelines(monkeypatch: pytest.MonkeyPatch
         assert {c for c in CHAINS if getattr(contenders, name)(x, stages[c], [1]) is None} == left_out
 
 
-def test_the_page_has_every_measurement_and_its_ratio(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = module("page", monkeypatch).page(RESULTS)
-    assert "a machine. nucleate 1.2." in text
+def test_the_page_has_the_measurements_and_their_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = module("page", monkeypatch)
+    text = page.page(RESULTS)
+    assert "*a machine; nucleate 1.2.*" in text
     assert "4 µs at V = 1000" in text
     assert "| greedy | 10.0 | 2.0 | 45 (4.5x) | 80 (8.0x) |  |" in text
     assert "| llama.cpp | peaked, one row | 1 | 4.5 | 4.5 | 4.5 | 5x | 0 of 1 |" in text
     assert "| Transformers | peaked, more rows | 1 | 60.0 | 60.0 | 60.0 |  |  |" in text
+    assert "| nucleate, µs per row | V = 1,000 | 8 rows |" in text
+    assert "| top_k 1000 |  | 10.0 |" in text
+    engine, speculation = page.stored("engine"), page.stored("speculation")
+    assert f"| {engine['embedded']['tokens per second']['generate_batch']:.0f} | " in text
+    found = speculation["again, temperature 0, 8 at once"]["suffix"]
+    [line] = re.findall(r"\| again, temperature 0, 8 sequences \|.*", text)
+    assert f"{found['ratio']:.2f} ({found['tau']:.1f})" in line
 
 
-def test_the_page_marks_cells_that_miss_their_target(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_counts_cells_that_miss_their_target(monkeypatch: pytest.MonkeyPatch) -> None:
     page = module("page", monkeypatch)
     assert page.misses(RESULTS)[2:] == ["| llama.cpp | 5x | greedy | peaked | 1000 | 4.5x |"]
+    assert "missed their target, by pipeline: greedy (1)." in page.page(RESULTS)
     better = copy.deepcopy(RESULTS)
     better["cases"][0]["microseconds"]["nucleate"] = 9.0  # type: ignore[index]
     assert page.misses(better) == []
     assert "missed" not in page.page(better)
+
+
+def test_the_plots_are_those_of_the_stored_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs the extra 'plot'")
+    page, plots = module("page", monkeypatch), module("plots", monkeypatch)
+    plots.write(*map(page.stored, ("sampler", "engine", "gguf", "speculation")), tmp_path)
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written == set(re.findall(r"\(pictures/(benchmarks-[a-z]+\.svg)\)", page.page(page.stored("sampler"))))
+    for name in written:
+        assert len((tmp_path / name).read_text("utf-8")) > 20_000
+
+
+def test_the_table_of_the_readme_has_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    readme_table = module("readme_table", monkeypatch)
+    text = readme_table.README.read_text("utf-8")
+    assert readme_table.with_table(text) == text
+    with pytest.raises(ValueError, match="does not have the comments"):
+        readme_table.with_table(text.replace(readme_table.END, ""))
 
 
 def test_a_peer_skips_measurements_that_would_take_too_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -317,8 +317,9 @@ def test_a_pipeline_and_long_values_are_shown_on_few_lines(
     assert "..., " in head
 
 
-def test_the_output_in_the_readme_is_real(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    [block] = re.findall(r"```text\n\$ nucleate inspect (.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL)
+def test_the_output_in_the_docs_is_real(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "cli.md").read_text("utf-8")
+    [block] = re.findall(r"```text\n\$ nucleate inspect (.*?)```", page, re.DOTALL)
     command, _, output = block.partition("\n")
     monkeypatch.setenv("COLUMNS", str(max(map(len, output.splitlines()))))
     text = shown(capsys, *shlex.split(command))

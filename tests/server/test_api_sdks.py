@@ -154,13 +154,16 @@ def test_anthropic_messages(guarded: Server, stack: ExitStack) -> None:
     with client.messages.stream(**given, system="Be brief") as stream:
         assert "".join(stream.text_stream) == whole.content[0].text
         final = stream.get_final_message()
-    assert ([block.text for block in final.content], final.usage) == ([whole.content[0].text], whole.usage)
+    assert [block.text for block in final.content] == [whole.content[0].text]
+    first, second = whole.usage, final.usage
+    assert second.output_tokens == 12
+    assert second.input_tokens + second.cache_read_input_tokens == first.input_tokens + first.cache_read_input_tokens
     stopped = client.messages.create(
         **{**given, "max_tokens": 200, "extra_body": {"temperature": 0}}, stop_sequences=["."]
     )
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", ".")
     counted = client.messages.count_tokens(model=MODEL, messages=given["messages"], system="Be brief")
-    assert counted.input_tokens == whole.usage.input_tokens
+    assert counted.input_tokens == first.input_tokens + first.cache_read_input_tokens
     parsed = client.messages.parse(**{**given, "max_tokens": 200}, output_format=Hero)
     assert isinstance(parsed.parsed_output, Hero)
 

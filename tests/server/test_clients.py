@@ -1,9 +1,7 @@
 """Client programs of OpenAI's API against a server process, without a network.
 
 Each runs in its own process, which records attempts to reach other hosts than loopback. Its output must be what the
-library returns. Install them with `pip install langchain-openai llm 'lm-eval[api]' schemathesis`. litellm requires an
-older huggingface_hub than Transformers, but works with the newer one: `pip install --no-deps litellm`, and its other
-imports fastuuid, python-dotenv and importlib-metadata. The openai SDK has its own test module.
+library returns. The extra `clients` installs them. test_client_matrix.py checks the features of more clients.
 """
 
 from __future__ import annotations
@@ -11,15 +9,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import server_process as serving
+from client_box import Box
 from server_process import Server
 
 import nucleate as nc
@@ -32,31 +27,6 @@ PROMPT = "Once upon a time"
 HELLO = [{"role": "user", "content": "Tell me a story about a cat."}]
 SAMPLED = {"temperature": 0.9, "seed": 7, "max_tokens": 16}
 OWN = {"min_p": 0.02, "dry_multiplier": 0.8}
-
-
-class Box:
-    """Runs programs in a separate folder, without a network and without the user's settings."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.attempts = folder, folder / "attempts"
-
-    def run(self, *command: str, codes: tuple[int, ...] = (0,), cwd: Path | None = None, **variables: str) -> str:
-        """The stdout of a Python program (-m NAME, or a file). codes: the accepted exit statuses."""
-        path = os.pathsep.join(filter(None, [str(HERE / "clients" / "offline"), variables.pop("PYTHONPATH", "")]))
-        own = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "OFFLINE_LOG": str(self.attempts)}
-        environment = {**own, **serving.QUIET, "PYTHONPATH": path, **variables}
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=cwd or self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=570,
-            check=False,
-        )
-        assert done.returncode in codes, f"exit status {done.returncode}\n{done.stdout}\n{done.stderr}"
-        assert not self.attempts.exists(), f"it tried to use the network:\n{self.attempts.read_text()}"
-        return done.stdout
 
 
 @pytest.fixture

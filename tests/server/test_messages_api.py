@@ -389,6 +389,16 @@ def test_errors_have_anthropics_format(llm: nc.LLM) -> None:
     serve(llm, use, keys=("sk-1",), limits=ServerLimits(max_request_body_bytes=1024))
 
 
+def test_a_thread_is_an_error_after_which_the_sdk_sends_whole_conversations(llm: nc.LLM) -> None:
+    async def use(app: Any, service: Any) -> None:
+        call = await ask(app, URL, {"messages": HELLO, "max_tokens": 5, "thread": {"type": "create"}})
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        assert (call.status, call.json["error"]["details"]) == (400, details)
+        assert (await ask(app, URL, {"messages": HELLO, "max_tokens": 5, "thread": None})).status == 200
+
+    serve(llm, use)
+
+
 def test_the_key_may_be_in_either_header(llm: nc.LLM) -> None:
     key, bearer = (b"x-api-key", b"sk-1"), (b"authorization", b"Bearer sk-1")
     wrong, wrong_bearer = (b"x-api-key", b"sk-2"), (b"authorization", b"Bearer sk-2")

@@ -290,6 +290,7 @@ def test_what_clients_ask_about_the_model(llm: nc.LLM) -> None:
             assert shown["capabilities"] == ["completion", "tools"]
             assert shown["model_info"]["nucleate.context_length"] == service.max_model_len
         assert (await ask(app, "/api/show", {"model": "other"})).status == 404
+        assert (await ask(app, "/api/show", {"model": "tiny", "name": 7})).status == 400
         assert (await ask(app, "/api/show", {"frob": 1})).json == {
             "error": "unknown field 'frob' (known: model, name, options, system, template, verbose)"
         }
@@ -309,7 +310,7 @@ def test_errors_have_ollamas_format(llm: nc.LLM) -> None:
                 400,
                 "format: cannot enforce uniqueItems",
             ),
-            (GENERATE, {"prompt": "a " * 3000}, 400, "the prompt alone has"),
+            (GENERATE, {"prompt": "a " * 3000}, 400, "the prompt is too long"),
             ("/api/pull", {"model": "x"}, 404, "Path /api/pull does not exist"),
         ):
             call = await ask(app, path, body)

@@ -87,9 +87,10 @@ def test_every_route_documents_its_responses() -> None:
         "get /v1/models/{model}": ["200", "401", "404", "500"],
         "get /health": ["200", "500", "503"],
         "get /ping": ["200", "500", "503"],
+        "post /ping": ["200", "500", "503"],
     }
     operations = [operation for methods in made["paths"].values() for operation in methods.values()]
-    assert len({operation["summary"] for operation in operations}) == len(operations) == 22
+    assert len({operation["summary"] for operation in operations}) == len(operations) == 23
 
 
 def test_a_key_is_required_if_keys_are_set() -> None:

@@ -229,10 +229,11 @@ def check_order(found: list[dict[str, Any]]) -> None:
             assert own[-2]["arguments"] == done["arguments"] == text
             assert added["arguments"] == ""
         else:
-            assert kinds[1] == "content_part.added"
-            assert kinds[-2] == "content_part.done"
-            assert added["content"] == []
-            assert own[-3]["text"] == own[-2]["part"]["text"] == done["content"][0]["text"] == text
+            part = "content" if "content" in done else "summary"
+            kind = "content_part" if part == "content" else "reasoning_summary_part"
+            assert (kinds[1], kinds[-2]) == (f"{kind}.added", f"{kind}.done")
+            assert added[part] == []
+            assert own[-3]["text"] == own[-2]["part"]["text"] == done[part][0]["text"] == text
         is_retracted = done["type"] == "function_call" and done["status"] == "incomplete"
         assert (done in items) is not is_retracted
 
@@ -310,7 +311,21 @@ def test_reasoning_is_an_item() -> None:
         assert without_ids(events(stream)[-1]["response"]) == without_ids(whole)
         assert [item["type"] for item in whole["output"]] == ["reasoning", "message"]
         assert whole["output"][0]["content"][0]["type"] == "reasoning_text"
+        assert whole["output"][0]["summary"] == []
         assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] >= 4
+        asked = {**body, "reasoning": {"summary": "auto"}}
+        summarized, stream = (await ask(app, URL, asked)).json, await ask(app, URL, {**asked, "stream": True})
+        found = events(stream)
+        check_order(found)
+        assert without_ids(found[-1]["response"]) == without_ids(summarized)
+        text = whole["output"][0]["content"][0]["text"]
+        assert summarized["output"][0]["summary"] == [{"type": "summary_text", "text": text}]
+        assert "content" not in summarized["output"][0]
+        assert not [event for event in found if event["type"].startswith("response.reasoning_text")]
+        made = [event for event in found if event["type"].startswith("response.reasoning_summary")]
+        kinds = [event["type"].removeprefix("response.reasoning_summary_") for event in made]
+        assert (kinds[0], kinds[-2:]) == ("part.added", ["text.done", "part.done"])
+        assert {event["summary_index"] for event in made} == {0}
 
     serve(llm, use)
 

@@ -50,7 +50,7 @@ class Tool:
 
     @classmethod
     def from_dict(cls, value: Any, where: str = "tool") -> Tool:
-        """Make a tool from an OpenAI tool object. where: its place, for errors. Raises ParameterError."""
+        """Make a tool. value: a tool object of OpenAI's API. where: its place, for errors. Raises ParameterError."""
         given = _object(value, where, ("type", "function"))
         if given.get("type", "function") != "function":
             raise _error(f"{where}.type", "function", given["type"])

@@ -71,7 +71,7 @@ class Comparison:
 
     @classmethod
     def from_results(cls, settings: Sequence[str], results: Sequence[OutputResult], x: str, y: str) -> Comparison:
-        """Compute the metrics of results."""
+        """Compute the metrics of results. x, y: the metrics of the trade-off curve."""
         found = {}
         for name in settings:
             groups: dict[int, list[OutputResult]] = {}

@@ -50,8 +50,8 @@ def draw(points: Mapping[str, Mapping[str, Estimate]], frontier: Collection[str]
         axes.plot(*zip(*curve, strict=True), color=CURVE, lw=1.2, zorder=1) if curve else None
         for name in known:
             own = points[name]
-            bars = {"xerr": _bars(own[x]), "yerr": _bars(own[y])}
-            axes.errorbar(own[x].mean, own[y].mean, **bars, fmt="o", color=POINT, ms=5, elinewidth=0.8, zorder=2)
+            bars = _bars(own[y]), _bars(own[x])
+            axes.errorbar(own[x].mean, own[y].mean, *bars, fmt="o", color=POINT, ms=5, elinewidth=0.8, zorder=2)
             axes.annotate(name, (own[x].mean, own[y].mean), xytext=(6, 5), textcoords="offset points", size=8)
         axes.set_xlabel(LABELS.get(x, x.replace("_", "-")))
         axes.set_ylabel(LABELS.get(y, y.replace("_", "-")))

@@ -205,7 +205,7 @@ class Engine:
     def pause(self, request_id: str, *, paused: bool = True) -> None:
         """Stop scheduling a request for now (back-pressure): it is the first to be preempted.
 
-        Nothing happens if the request has finished.
+        request_id: as ``add`` returns it; nothing happens if the request has finished. paused: False resumes it.
         """
         running = self._requests.get(request_id)
         if running is not None:
@@ -259,7 +259,7 @@ class Engine:
             del self._requests[running.id]
 
     def fail(self, sequence: RunningSequence | RunningBeam, message: str) -> list[EngineOutput]:
-        """See ``SequenceLifecycle``. Tokens that were sampled before the failure are output first."""
+        """See ``SequenceLifecycle``. Tokens sampled before the failure are output first. message: the stop reason."""
         outputs = self._token_sampler.flush(sequence)
         if sequence.finished:
             return outputs

@@ -22,9 +22,9 @@ def inspect(
 ) -> InspectorWidget:
     """Generate an answer, and show every sampling stage of each of its tokens in a notebook.
 
-    prompt: a text, or a conversation ``[{"role": ..., "content": ...}, ...]``. params: the sampling parameters; or
-    pass fields of SamplingParams as keywords (``temperature=0.7``). The widget is shown when a cell ends with it, in
-    Jupyter, VS Code and marimo. Needs the extra: pip install 'nucleate[notebook]'. Raises ParameterError.
+    llm: the model. prompt: a text, or a conversation ``[{"role": ..., "content": ...}, ...]``. params: the sampling
+    parameters; or pass fields of SamplingParams as keywords (``temperature=0.7``). The widget is shown when a cell ends
+    with it, in Jupyter, VS Code and marimo. Needs the extra: pip install 'nucleate[notebook]'. Raises ParameterError.
     """
     try:
         from nucleate.inspector.widget import InspectorWidget

@@ -273,7 +273,11 @@ class LLM:
         use: ToolUse = NO_TOOLS,
         options: ChatTemplateOptions = DEFAULT_OPTIONS,
     ) -> RenderedChat:
-        """Return the prompt of a conversation with tools, and what its outputs look like. Raises ParameterError."""
+        """Return the prompt of a conversation with tools, and what its outputs look like.
+
+        messages: as in ``chat``. use: the tools and ``tool_choice``. options: variables of the chat template. Raises
+        ParameterError, and ModelError if there is no chat template.
+        """
         template = self.tokenizer.chat_template
         if template is None:
             raise ModelError(
@@ -347,11 +351,14 @@ class LLM:
         options: ChatTemplateOptions = DEFAULT_OPTIONS,
         use: ToolUse = NO_TOOLS,
     ) -> list[int]:
-        """Return the token ids of a conversation after the chat template."""
+        """Return the token ids of a conversation after the chat template. Arguments: those of ``render_chat``."""
         return self.encode_rendered(self.render_chat(messages, use, options).text, options.add_special_tokens)
 
     def encode_rendered(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Return the token ids of a rendered conversation. Raises ParameterError."""
+        """Return the token ids of a rendered conversation. Raises ParameterError.
+
+        add_special_tokens: add those of the tokenizer, such as BOS.
+        """
         try:
             return self.tokenizer.encode(text, add_special_tokens)
         except ParameterError as error:

@@ -22,7 +22,7 @@ MAX_LISTED = 12
 
 
 class ParameterError(ValueError):
-    """A parameter is unknown or has a value that is not allowed. ``field`` is its public name."""
+    """A parameter is unknown or has a value that is not allowed. ``field`` is its public name; message says why."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(field, message)  # both arguments, for pickling
@@ -79,6 +79,7 @@ class Parameter:
         return f"{self.help} ({self.allowed}{'' if required else f'; default {default}'})."
 
     def is_neutral(self, value: Any) -> bool:
+        """Whether the stage is a no-op with this value."""
         return value == self.neutral or value in self.off
 
     def admits(self, number: Any) -> bool:
@@ -105,6 +106,7 @@ class Parameter:
             raise self.error(value) from None
 
     def error(self, value: object) -> ParameterError:
+        """The error for a value that is not allowed."""
         return ParameterError(self.name, f"{self.name} must be {self.allowed}, got {shown(value)}")
 
 
@@ -127,6 +129,10 @@ def param(
     public: bool = True,
 ) -> Any:
     """Declare a parameter in the body of a stage.
+
+    ``help``: the help text, everywhere. ``low``, ``high``: bounds of a number, or of each number in a list; with
+    ``open_low``, ``low`` itself is not allowed. ``off``: further values with the meaning of ``neutral``. ``choices``:
+    the allowed strings.
 
     ``neutral``, also the default unless ``default`` is given: a stage is in a pipeline only if one of its parameters
     differs from its neutral value. Without either, a value is required. ``name``: the public name; by default the name

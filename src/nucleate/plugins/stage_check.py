@@ -43,7 +43,7 @@ class Property(NamedTuple):
 
 
 def check_stage(kind: type[Stage], names: Iterable[str] | None = None) -> list[Property]:
-    """Check properties of a stage, by default all of CHECKS. Takes a few seconds."""
+    """Check properties of a stage. kind: its class. names: keys of CHECKS; None: all. Takes a few seconds."""
     return [_checked(name, CHECKS[name], kind) for name in (CHECKS if names is None else names)]
 
 

@@ -52,6 +52,8 @@ def sample(
     token in the output, one for all rows or one per row; the random numbers depend on it. prompt_ids, output_ids: a
     list of token ids per row, for penalties. mask: int32 [B, V / 32], bitmask of the allowed tokens, lowest bit first.
     companion: float [B, V], logits of the companion sequences, for parameters with guidance or contrastive decoding.
+    backend: "auto", "reference" or "cpu"; all give the same tokens.
+
     Stateful stages (mirostat, adaptive-p) are in their initial state; use ``Sampler`` to update them. Rows with the
     same logits, parameters and seed get the same token.
 

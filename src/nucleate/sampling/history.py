@@ -48,7 +48,7 @@ class HistoryView(Protocol):
         """The list of a Shift for this step."""
 
     def values(self, stage: Any, size: int) -> Any:
-        """The values of a Shift for this step, see ``Shift.values``."""
+        """The values of a Shift for this step, see ``Shift.values``. size: of the vocabulary."""
 
     def context(self, n: int) -> Context | None:
         """The last n output tokens; None if the output is shorter."""
@@ -70,18 +70,22 @@ class History(NamedTuple):
         return prompt[:0], tokens if window < 0 else tokens[max(0, len(tokens) - window) :]
 
     def counts(self, window: int | None) -> TokenCounts:
+        """See ``HistoryView``. The window is that of ``last``."""
         prompt, output = self.last(window)
         ids_K, index = np.unique(np.concatenate((prompt, output)), return_inverse=True)
         both = index[: len(prompt)], index[len(prompt) :]
         return TokenCounts(ids_K, *(np.bincount(part, minlength=len(ids_K)) for part in both))
 
     def listing(self, stage: Any) -> Mapping[int, float]:
+        """The list of a Shift for this step, see ``Shift.listing``."""
         return dict(stage.listing(self))
 
     def values(self, stage: Any, size: int) -> Any:
+        """The values of a Shift stage for this step, see ``Shift.values``. size: of the vocabulary."""
         return stage.values(self, size)
 
     def context(self, n: int) -> Context | None:
+        """The last n output tokens; None if the output is shorter."""
         tokens = np.asarray(self.output, np.int64).tolist()
         if len(tokens) < n:
             return None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 INFINITY = float("inf")
+"""A token with the score -INFINITY is masked."""
 
 SLACK = 1e-6
 """Relative tolerance of thresholds: float32 logits give probabilities to about this precision. A token that misses a
@@ -17,38 +18,46 @@ threshold by less survives. Without it, top_p = 0.7 over (0.4, 0.3, ...) would d
 
 
 def exp(x: Any) -> Any:
+    """The exponential function."""
     return x.exp() if hasattr(x, "exp") else np.exp(x)
 
 
 def log(x: Any) -> Any:
+    """The natural logarithm."""
     return x.log() if hasattr(x, "log") else np.log(x)
 
 
 def log1p(x: Any) -> Any:
+    """log(1 + x), exact for small x."""
     return x.log1p() if hasattr(x, "log1p") else np.log1p(x)
 
 
 def sqrt(x: Any) -> Any:
+    """The square root."""
     return x.sqrt() if hasattr(x, "sqrt") else np.sqrt(x)
 
 
 def absolute(x: Any) -> Any:
+    """The absolute value."""
     return abs(x)
 
 
 def minimum(a: Any, b: Any) -> Any:
+    """The smaller one of a and b, for each token."""
     if hasattr(a, "clamp"):
         return a.clamp(max=b)
     return b.clamp(max=a) if hasattr(b, "clamp") else np.minimum(a, b)
 
 
 def maximum(a: Any, b: Any) -> Any:
+    """The larger one of a and b, for each token."""
     if hasattr(a, "clamp"):
         return a.clamp(min=b)
     return b.clamp(min=a) if hasattr(b, "clamp") else np.maximum(a, b)
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
+    """a where the condition holds, else b, for each token. Both are computed."""
     if isinstance(condition, bool):
         return a if condition else b
     if hasattr(condition, "new_ones"):  # a tensor
@@ -59,6 +68,7 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 
 
 def ones(x: Any) -> Any:
+    """An array of ones with the shape of x."""
     return x.new_ones(x.shape) if hasattr(x, "new_ones") else np.ones_like(x)
 
 

@@ -81,7 +81,10 @@ class Shift(Stage):
         return None
 
     def values(self, history: HistoryView, size: int) -> Any:
-        """The values of all tokens in this step, for "all": an array [size], or one number; see ``TokenInfo.value``."""
+        """The values of all tokens in this step, for "all": an array [size], or one number; see ``TokenInfo.value``.
+
+        history: of the row. size: the vocabulary size.
+        """
         return 0.0
 
     @property
@@ -262,15 +265,16 @@ class Draw(Stage):
         raise NotImplementedError(f"{type(self).__name__} has uniforms = {self.uniforms!r}, and no rule for it")
 
     def weight(self, x: Scores, row: RowStats) -> Scores:
-        """Return the weight of a token with the score x. For "one"."""
+        """Return the weight of a token with the score x, from the statistics of the row. For "one"."""
         raise NotImplementedError(f"{type(self).__name__} has uniforms = {self.uniforms!r}, and no rule for it")
 
     def target(self, row: RowStats, u: Scores) -> Scores:
-        """Return the cumulative weight to reach. For "one"."""
+        """Return the cumulative weight to reach, from the statistics of the row and one uniform number u. For "one"."""
         raise NotImplementedError(f"{type(self).__name__} has uniforms = {self.uniforms!r}, and no rule for it")
 
 
 Pipeline = tuple[Stage, ...]
+"""Stages in the order in which they run. The last one of a complete pipeline is a Draw."""
 SHAPES: tuple[type[Stage], ...] = (Combine, Shift, Scale, Floor, Prefix, Ceiling, Transform, Draw, Tap)
 
 

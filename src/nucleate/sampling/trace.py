@@ -103,9 +103,10 @@ def trace(
 
     logits_V: float [V]. Other arguments as in ``sample``, for one row; mask: int32 [V / 32]; companion: float [V], with
     which the logits are combined first. seed: of the draw and of XTC; None: that of ``params``, or a random one.
-    backend: as in ``sample``, but "cpu" and "auto" may be slower than the reference here. The token is the one that
-    ``sample`` returns. All given stages are shown, also those that cannot change the result. ``error`` reports logits
-    that are NaN, +inf or all -inf, and a stage that removes all tokens.
+    backend: as in ``sample``, but "cpu" and "auto" may be slower than the reference here.
+
+    The token is the one that ``sample`` returns. All given stages are shown, also those that cannot change the result.
+    ``error`` reports logits that are NaN, +inf or all -inf, and a stage that removes all tokens.
     """
     row = single_row(logits_V, params, prompt_ids, output_ids, step, mask, companion)
     [own] = per_row(seed, 1, "seed") if seed is not None else [seed_of(params, row.stages)]

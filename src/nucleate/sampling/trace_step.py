@@ -29,6 +29,7 @@ class TraceStep:
 
     @property
     def name(self) -> str:
+        """The name of the stage; "logits" for the logits."""
         return "logits" if self.stage is None else self.stage.name
 
     @cached_property

@@ -39,8 +39,9 @@ def application(
 ) -> ASGIApp:
     """Build the ASGI application. Its lifespan runs the engine of the service.
 
-    keys: accepted API keys; none: no authentication. origins: allowed CORS origins ("*": any). hosts: allowed Host
-    names besides those of this machine ("*": any). root_path: path prefix of a proxy in front, such as "/llm".
+    log: of requests and events. keys: accepted API keys; none: no authentication. origins: allowed CORS origins ("*":
+    any). hosts: allowed Host names besides those of this machine ("*": any). root_path: path prefix of a proxy in
+    front, such as "/llm".
     """
     metrics = Metrics(service.name, lambda: service.engine.stats)
     info, text = InfoRoutes(service, bool(keys), root_path), TokenizeRoutes(service)

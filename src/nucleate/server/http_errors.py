@@ -92,9 +92,9 @@ def _stage_field(reason: str) -> str | None:
 
 
 def too_long(field: str, count: int, context_length: int) -> HTTPError:
-    """The prompt fills the context. Clients recognize the code or the words of the message, which are OpenAI's."""
+    """The prompt fills the context. Clients recognize the code, or words of OpenAI's and Anthropic's messages."""
     limit = f"This model's maximum context length is {context_length} tokens for prompt and completion"
-    message = f"{limit}, but the prompt alone has {count} tokens."
+    message = f"{limit}, but the prompt is too long: {count} tokens."
     return HTTPError(400, message, code="context_length_exceeded", param=field)
 
 

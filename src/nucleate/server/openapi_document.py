@@ -185,6 +185,7 @@ def _paths(*, needs_key: bool) -> dict[str, Any]:
     for path, (about, errors) in _GET.items():
         kinds = (_KINDS.get(path, "application/json"),)
         paths[path] = {"get": operation(path, about, kinds, errors, **({"security": []} if path in _OPEN else {}))}
+    paths["/ping"]["post"] = {**paths["/ping"]["get"], "summary": "Same as GET /ping"}
     model = {"name": "model", "in": "path", "required": True, "description": "The model name.", "schema": NAME}
     paths["/v1/models/{model}"]["get"]["parameters"] = [model]
     return paths

@@ -103,6 +103,7 @@ class StructuredOutputs:
         return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
     def to_json(self) -> str:
+        """Return ``to_dict`` as JSON."""
         return json.dumps(self.to_dict())
 
     @classmethod

@@ -26,7 +26,7 @@ KINDS: Mapping[str, type[Stage]] = MappingProxyType({"kgw": Kgw, "gumbel": Gumbe
 def read_watermark(text: str, key: WatermarkKey) -> Stage:
     """The stage of a watermark given as text: ``kgw``, or with parameters ``kgw(delta=3, context=4)``.
 
-    Raises ParameterError.
+    key: its secret key. Raises ParameterError.
     """
     if not isinstance(text, str):
         raise ParameterError(FIELD, f"watermark must be one of {', '.join(KINDS)}, got {shown(text)}")
@@ -58,7 +58,7 @@ def check_watermark(watermark: Stage | None) -> Stage | None:
 
 
 def with_watermark(stages: Pipeline, watermark: Stage | None) -> Pipeline:
-    """A pipeline with a watermark, whatever the request.
+    """The stages of a pipeline with a watermark, whatever the request.
 
     KGW comes first (after guidance), SynthID before the draw, and the Gumbel watermark instead of a Gumbel or
     categorical draw. A greedy draw has no noise that could carry it. Watermarks of the request are removed.

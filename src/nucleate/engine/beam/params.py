@@ -145,7 +145,7 @@ class BeamCompletion:
 
     @classmethod
     def from_chunks(cls, prompt_token_ids: Iterable[int], pieces: Iterable[CompletionChunk]) -> Self:
-        """Assemble the completion from the chunks of a ``BeamRequest``."""
+        """Assemble the completion of a ``BeamRequest``. pieces: its chunks. prompt_token_ids: those of the request."""
         outputs = tuple(_output(piece) for piece in sorted(pieces, key=lambda piece: piece.index))
         prompt = tuple(prompt_token_ids)
         return cls(prompt, outputs, Usage(len(prompt), sum(len(output.token_ids) for output in outputs)))

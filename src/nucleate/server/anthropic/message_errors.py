@@ -16,9 +16,16 @@ TYPES = {
     504: "timeout_error",
 }
 """By status; all others are invalid_request_error."""
+NO_THREADS = "thread_unsupported_request"
+"""The code of an error after which Anthropic's SDK sends the whole conversation in each request."""
 
 
 def error_body(error: HTTPError, request_id: str | None = None) -> dict[str, Any]:
     """Return Anthropic's error object."""
-    found = {"type": TYPES.get(error.status, "invalid_request_error"), "message": error.body["error"]["message"]}
+    found: dict[str, Any] = {
+        "type": TYPES.get(error.status, "invalid_request_error"),
+        "message": error.body["error"]["message"],
+    }
+    if error.code == NO_THREADS:
+        found["details"] = {"error_code": error.code, "unsupported": ["thread"]}
     return {"type": "error", "error": found, "request_id": request_id}

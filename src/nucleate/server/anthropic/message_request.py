@@ -11,6 +11,7 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.anthropic.content_blocks import read_conversation
 from nucleate.server.anthropic.message_encoder import MessageEncoder
+from nucleate.server.anthropic.message_errors import NO_THREADS
 from nucleate.server.chat_api import (
     ENGINE_FIELDS,
     WITHOUT_HINT,
@@ -22,6 +23,7 @@ from nucleate.server.chat_api import (
     sampling_fields,
     translator,
 )
+from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai.fields import invalid_value, read_bool
 
 URL = "/v1/messages"
@@ -50,8 +52,11 @@ def field_names() -> frozenset[str]:
 
 @translator
 def translate(body: Any) -> Translation:
-    """Translate a decoded body. Raises ParameterError."""
-    given = present_fields(body, field_names())
+    """Translate a decoded body. Raises ParameterError, and HTTPError for a thread."""
+    given = present_fields(body, field_names() | {"thread"})
+    if "thread" in given:
+        message = "thread is not supported: this server stores no conversations; send all messages"
+        raise HTTPError(400, message, code=NO_THREADS, param="thread")
     if "max_tokens" not in given:
         raise ParameterError("max_tokens", "max_tokens is missing")
     own = {"stop_sequences", "system", "thinking", "output_config", *IGNORED}

@@ -55,7 +55,8 @@ class OllamaRoutes:
         body, ignored = service.decode_fields(data, SHOW)
         context.report_ignored_fields(ignored)
         given = present_fields(body, SHOW)
-        name = read_model(given) or read_text(given, "name", default="")
+        other = read_text(given, "name", default="")
+        name = read_model(given) or other
         service.check_model(name.removesuffix(":latest") or None)
         chat, template = service.llm.chat_format, service.llm.tokenizer.chat_template
         capabilities = ["completion"]

@@ -51,6 +51,9 @@ class ResponseEncoder(ChatEncoder):
             "previous_response_id": None,
         }
         self._request = dumps(request)[:-1]
+        asked = request["reasoning"]  # for a summary: the reasoning then takes its place
+        self._summarizes = any(asked.get(name) is not None for name in ("summary", "generate_summary"))
+        self._reasoning_text = "reasoning_summary_text" if self._summarizes else "reasoning_text"
 
     def body(self, usage: Usage) -> Iterator[str]:
         return self._response(self._final(usage))
@@ -74,16 +77,17 @@ class ResponseEncoder(ChatEncoder):
             return self._delta(event, where)
         made = []
         part = None if block.kind == "call" else self._part(block, empty=event.kind == "open")
-        part_event = {**where, "content_index": 0, "part": part}
+        part_event = {**where, **self._part_index(block), "part": part}
+        part_kind = "reasoning_summary_part" if self._is_summary(block) else "content_part"
         if event.kind == "open":
             item = self._item(block, "in_progress", empty=True)
             made.append(self._frame("output_item.added", {"output_index": block.index, "item": item}))
             if part is not None:
-                made.append(self._frame("content_part.added", part_event))
+                made.append(self._frame(f"{part_kind}.added", part_event))
         else:
             made.append(self._done(block, where))
             if part is not None:
-                made.append(self._frame("content_part.done", part_event))
+                made.append(self._frame(f"{part_kind}.done", part_event))
             item = self._item(block, self._status(block))
             made.append(self._frame("output_item.done", {"output_index": block.index, "item": item}))
         return "".join(made)
@@ -91,18 +95,18 @@ class ResponseEncoder(ChatEncoder):
     def _delta(self, event: BlockEvent, where: JSON) -> str:
         if event.block.kind == "call":
             return self._frame("function_call_arguments.delta", {**where, "delta": event.text})
-        content = {**where, "content_index": 0, "delta": event.text}
+        content = {**where, **self._part_index(event.block), "delta": event.text}
         if event.block.kind == "reasoning":
-            return self._frame("reasoning_text.delta", content)
+            return self._frame(f"{self._reasoning_text}.delta", content)
         return self._frame("output_text.delta", {**content, "logprobs": self._logprobs(event.logprobs)})
 
     def _done(self, block: Block, where: JSON) -> str:
         if block.kind == "call":
             names = {"name": block.name, "arguments": block.text}
             return self._frame("function_call_arguments.done", {**where, **names})
-        content = {**where, "content_index": 0, "text": block.text}
+        content = {**where, **self._part_index(block), "text": block.text}
         if block.kind == "reasoning":
-            return self._frame("reasoning_text.done", content)
+            return self._frame(f"{self._reasoning_text}.done", content)
         return self._frame("output_text.done", {**content, "logprobs": self._logprobs(block.logprobs)})
 
     def _end(self, usage: Usage) -> str:
@@ -121,6 +125,12 @@ class ResponseEncoder(ChatEncoder):
         self._number += 1
         body = {"type": name, "sequence_number": number, **fields}
         return f"event: {name}\ndata: {''.join(json_parts(body))}\n\n"
+
+    def _is_summary(self, block: Block) -> bool:
+        return self._summarizes and block.kind == "reasoning"
+
+    def _part_index(self, block: Block) -> JSON:
+        return {"summary_index" if self._is_summary(block) else "content_index": 0}
 
     def _response(self, state: JSON) -> Iterator[str]:
         yield self._request
@@ -156,6 +166,8 @@ class ResponseEncoder(ChatEncoder):
             arguments = "" if empty else block.text
             return {**made, "type": "function_call", "call_id": block.id, "name": block.name, "arguments": arguments}
         content = iter(() if empty else (self._part(block),))
+        if self._is_summary(block):
+            return {**made, "type": "reasoning", "summary": content}
         if block.kind == "reasoning":
             return {**made, "type": "reasoning", "summary": [], "content": content}
         return {**made, "type": "message", "role": "assistant", "content": content}
@@ -164,7 +176,7 @@ class ResponseEncoder(ChatEncoder):
         """Return the content part of an item."""
         text = "" if empty else block.text
         if block.kind == "reasoning":
-            return {"type": "reasoning_text", "text": text}
+            return {"type": "summary_text" if self._summarizes else "reasoning_text", "text": text}
         logprobs = self._logprobs(() if empty else block.logprobs)
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 

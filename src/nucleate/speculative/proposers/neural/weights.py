@@ -13,6 +13,7 @@ from nucleate.models.llama.numpy_llama import Floats, Llama, read
 from nucleate.models.protocol import ModelError
 
 DATA = Path(__file__).parent / "data"
+"""Part of a source checkout. Wheels have the files in a second package, nucleate-draft-weights."""
 
 
 class Weights:
@@ -52,14 +53,17 @@ def weights_digest(folder: Path) -> str:
 
 
 def weights_for(name: str, model: object) -> tuple[Weights, Llama]:
-    """The draft weights of a method, and the model. Raises ModelError for a model they were not trained for."""
-    requirement, weights = (
-        f"the draft weights for {name!r} are for the embedded model",
-        Weights(DATA / f"{name}.safetensors"),
-    )
+    """The draft weights of a method, and the model.
+
+    Raises ModelError for a model they were not trained for, and if the package with the weights is not installed.
+    """
+    requirement, path = f"the draft weights for {name!r} are for the embedded model", DATA / f"{name}.safetensors"
     if not isinstance(model, Llama):
         runtime = getattr(model, "runtime", type(model).__name__)
         raise ModelError(f"{requirement} on the numpy runtime, not on {runtime}")
+    if not path.is_file():
+        raise ModelError(f"the draft weights for {name!r} are not installed: pip install 'nucleate[draft-weights]'")
+    weights = Weights(path)
     if model.folder is None or weights_digest(model.folder) != weights.metadata.get("target"):
         raise ModelError(f"{requirement}; the model in {model.folder or 'memory'} is a different one")
     return weights, model

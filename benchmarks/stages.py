@@ -1,0 +1,102 @@
+"""Measures what each stage adds to the time of a token: a pipeline with the stage and without it, in turns.
+
+``python benchmarks/stages.py [--json FILE]``: two minutes. One row of peaked logits, V = 128,256, one thread, the
+public call of a ``Sampler``. Stages that count tokens have a history of 256 random tokens. The pages of the stages show
+the medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sampler import machine
+
+import nucleate as nc
+from nucleate.cli.bench import logits, medians, recreate_every
+from nucleate.sampling import stages
+from nucleate.sampling.sampler import Sampler
+from nucleate.sampling.stage import Combine, Draw, Pipeline, Stage, Transform
+from nucleate.sampling.watermark_key import WatermarkKey
+
+SIZE, HISTORY, SECONDS = 128_256, 256, 1.0
+TOP_K = stages.TopK(40)
+"""Before a Transform, whose cost grows with the number of surviving tokens."""
+KEY = WatermarkKey(b"a key for the benchmark")
+NUMBERS = np.random.default_rng(1)
+IDS = tuple(NUMBERS.integers(0, SIZE, 100).tolist())
+PAST = NUMBERS.integers(0, SIZE, HISTORY).tolist()
+
+MEASURED: tuple[Stage, ...] = (
+    *(
+        stages.Guidance(1.5, (0,)),
+        stages.Contrastive(0.5),
+        stages.Kgw(key=KEY),
+        stages.LogitBias(dict.fromkeys(IDS, 1.0)),
+    ),
+    *(stages.EncoderRepetition(1.2), stages.Repetition(1.1), stages.Frequency(0.1), stages.Presence(0.1)),
+    *(stages.Dry(0.8, breakers=()), stages.NoRepeatNgram(3), stages.MinTokens(1000, ends=(0, 1))),
+    *(stages.BadWords(tuple((token,) for token in IDS)), stages.Suppress(IDS), stages.Allowed(IDS), stages.Mask()),
+    *(stages.Temperature(0.8), stages.DynamicTemperature(0.5, 1.5), stages.Quadratic(0.3), stages.TopNSigma(1.0)),
+    *(
+        stages.TopK(40),
+        stages.Typical(0.95),
+        stages.MinP(0.05),
+        stages.TopA(0.2),
+        stages.Epsilon(3e-4),
+        stages.Eta(3e-4),
+    ),
+    *(stages.PLess(True), stages.TopH(0.4), stages.Mirostat(5.0), stages.MirostatV1(5.0), stages.TopP(0.9)),
+    *(stages.Xtc(0.5), stages.AdaptiveP(0.5), stages.SynthId(key=KEY), stages.Logprobs(20)),
+    *(stages.Greedy(), stages.Categorical(seed=1), stages.Gumbel(seed=1), stages.GumbelWatermark(seed=1, key=KEY)),
+)
+"""Each stage with common values of its parameters."""
+
+
+def call(pipeline: Pipeline, x_BV: Any, **arguments: Any) -> Any:
+    """Return a function that samples one token."""
+
+    def make() -> Any:
+        sampler = Sampler(SIZE, backend="cpu")
+        sampler.add(pipeline, PAST, output_ids=PAST)
+        return lambda: sampler(x_BV, **arguments).token_ids
+
+    return recreate_every(make)
+
+
+def measure(stage: Stage, x_BV: Any) -> dict[str, float]:
+    """Return the median microseconds of a token with the stage, and without it; of a draw, also of NumPy's max."""
+    if isinstance(stage, Draw):
+        return medians({"with": call((stage,), x_BV), "numpy max": lambda: x_BV.max(axis=1)}, SECONDS)
+    more: dict[str, Any] = {"companion": x_BV[:, ::-1].copy()} if isinstance(stage, Combine) else {}
+    if isinstance(stage, stages.Mask):
+        more["mask"] = np.full((1, -(-SIZE // 32)), 0x55555555, np.int32)
+    rest = stages.Gumbel(seed=1)
+    first = (TOP_K,) if isinstance(stage, Transform) else ()
+    calls = {"with": call((*first, stage, rest), x_BV, **more), "without": call((*first, rest), x_BV)}
+    return medians(calls, SECONDS)
+
+
+def main() -> None:
+    """Measure all stages, print a table, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path, help="file for the results")
+    path, os.environ["NUCLEATE_THREADS"] = parser.parse_args().json, "1"
+    x_BV, found = logits("peaked", 1, SIZE), {}
+    for stage in MEASURED:
+        times = {name: round(us, 1) for name, us in measure(stage, x_BV).items()}
+        shown = f"{stage!r:.60}" + (f" after {TOP_K!r}" if isinstance(stage, Transform) else "")
+        found[stage.name] = {"stage": shown, "microseconds": times}
+        print(f"{stage.name:22}", times, flush=True)
+    if path is not None:
+        about = {"machine": machine(), "nucleate": nc.__version__, "vocabulary": SIZE, "history": HISTORY}
+        results = {**about, "stages": found}
+        path.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

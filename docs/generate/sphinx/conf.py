@@ -1,0 +1,48 @@
+"""The configuration of Sphinx, see ``generate.site``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from generate import docstrings
+
+import nucleate as nc
+
+project = "nucleate"
+author = "The nucleate authors"
+copyright = "The nucleate authors"  # noqa: A001  # Sphinx's name
+version = release = nc.__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+myst_heading_anchors = 4
+myst_enable_extensions = ["deflist"]
+autodoc_preserve_defaults = True
+autodoc_typehints_format = "short"
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
+add_module_names = False
+smartquotes = False  # they would change code in prose
+html_theme = "furo"
+html_title = "nucleate"
+html_static_path = ["static"]
+html_css_files = ["nucleate.css"]
+html_copy_source = False
+html_show_sphinx = False
+pygments_style = "a11y-high-contrast-light"
+pygments_dark_style = "github-dark"
+
+
+def make_focusable(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """Let the keyboard scroll wide code and tables."""
+    body = context.get("body", "").replace("<pre>", '<pre tabindex="0">')
+    context["body"] = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
+
+
+def setup(app: Any) -> None:
+    """Connect the handlers of events."""
+    app.connect("html-page-context", make_focusable)
+    app.connect("autodoc-process-docstring", docstrings.process)
