@@ -40,6 +40,7 @@ ALLOWED |= {
     "server": {*BELOW, "engine", "llm", "inspector", "__version__"},
     "cli": {*BELOW, "engine", "generation", "llm", "comparison", "inspector", "server", "__version__"},
     "integrations": {*BELOW, "engine", "llm", "cli"},
+    "scale": {"parameters", "outputs", "jit", "sampling", "__version__"},
 }
 NUMBA = {"jit/compiler.py", "jit/entry_points.py", "sampling/backends/numba", "models/kernels"}
 ONLY_IN = {
@@ -48,6 +49,7 @@ ONLY_IN = {
     "torch": {
         "models/transformers",
         "integrations/row_processor.py",
+        "scale",
         "sampling/maths.py",
         "sampling/device_step.py",
         "sampling/backends/torch",

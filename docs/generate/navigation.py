@@ -27,7 +27,7 @@ CAPTIONS = {
 LISTED = {
     "how-to": (
         *("server", "protocols", "tools", "structured", "batch", "beam", "guidance", "speculation", "watermarks"),
-        *("compare", "inspector", "custom_stages", "integrations", "gguf", "cuda"),
+        *("compare", "inspector", "custom_stages", "integrations", "gguf", "cuda", "scale"),
     ),
     "reference": ("semantics", "differences", "stages", "cli", "architectures", "benchmarks"),
     "explanation": ("engine",),

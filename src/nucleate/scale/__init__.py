@@ -1,0 +1,1 @@
+"""Beyond one device: sampling where the logits are sharded over ranks."""
