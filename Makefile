@@ -17,6 +17,7 @@
 # make bench-structured  cost of structured output: grammar masks, compilation, sampling: 5 minutes
 # make bench-gguf        GGUF models compared with llama-cpp-python: five minutes
 # make bench-stages      what each stage adds to the time of a token: two minutes
+# make bench-shards      sampling on sharded logits compared with all-gather, over gloo: five minutes
 # make bench-gpu         GPU kernels, checked and timed: 10 minutes; needs a GPU
 
 PYTHON ?= python3
@@ -29,7 +30,7 @@ JOBS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without bytecode each compiles the sources anew
 
-.PHONY: setup setup-gguf setup-notebooks setup-ray demo test test-all test-exhaustive test-clients lint docs docs-check site bench bench-page bench-engine bench-server bench-structured bench-gguf bench-stages bench-gpu clean
+.PHONY: setup setup-gguf setup-notebooks setup-ray demo test test-all test-exhaustive test-clients lint docs docs-check site bench bench-page bench-engine bench-server bench-structured bench-gguf bench-stages bench-shards bench-gpu clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -132,6 +133,9 @@ bench-gguf: .venv/gguf
 
 bench-stages: .venv/dev
 	$(BIN)/python benchmarks/stages.py --json benchmarks/results/stages.json
+
+bench-shards: .venv/dev
+	$(BIN)/python benchmarks/shards.py --json benchmarks/results/shards.json
 
 bench-gpu: .venv/dev
 	$(BIN)/python benchmarks/gpu.py --csv benchmarks/results/gpu.csv

@@ -39,19 +39,9 @@ ALLOWED |= {
     "inspector": {*BELOW, "engine", "llm", "__version__"},
     "server": {*BELOW, "engine", "llm", "inspector", "__version__"},
     "batch": {*BELOW, "engine", "llm", "server"},
-    "scale": {*BELOW, "engine", "llm", "server", "batch"},
-    "cli": {
-        *BELOW,
-        "engine",
-        "generation",
-        "llm",
-        "comparison",
-        "inspector",
-        "server",
-        "batch",
-        "scale",
-        "__version__",
-    },
+    "scale": {*BELOW, "engine", "llm", "server", "batch", "__version__"},
+    "cli": {*BELOW, "engine", "generation", "llm", "comparison", "inspector", "server", "__version__"}
+    | {"batch", "scale"},
     "integrations": {*BELOW, "engine", "llm", "cli"},
 }
 NUMBA = {"jit/compiler.py", "jit/entry_points.py", "sampling/backends/numba", "models/kernels"}
@@ -61,6 +51,7 @@ ONLY_IN = {
     "torch": {
         "models/transformers",
         "integrations/row_processor.py",
+        "scale",
         "sampling/maths.py",
         "sampling/device_step.py",
         "sampling/backends/torch",

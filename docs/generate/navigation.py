@@ -27,7 +27,8 @@ CAPTIONS = {
 LISTED = {
     "how-to": (
         *("server", "protocols", "tools", "structured", "batch", "beam", "guidance", "speculation", "watermarks"),
-        *("scale_offline", "scale_online", "compare", "inspector", "custom_stages", "integrations", "gguf", "cuda"),
+        *("compare", "inspector", "custom_stages", "integrations", "gguf", "cuda"),
+        *("scale", "scale_offline", "scale_online"),
     ),
     "reference": ("semantics", "differences", "stages", "cli", "architectures", "benchmarks"),
     "explanation": ("engine", "scale_analysis"),

@@ -705,3 +705,13 @@ def test_a_token_outside_the_vocabulary_is_not_accepted(token):
     assert not sampler.output_ids(row)
     with pytest.raises(ParameterError, match="row"):
         sampler.accept(row + 1, 1)
+
+
+def test_the_history_of_a_row_grows_with_it() -> None:
+    sampler = nc.Sampler(9)
+    row = sampler.add((LogitBias({3: 100.0}),), [1, 2], output_ids=[5], seed=1)
+    history = sampler.history(row)
+    sampler(np.zeros((1, 9), np.float32))
+    assert ([*history.prompt], [*history.output]) == ([1, 2], [5, 3])
+    with pytest.raises(nc.ParameterError, match="row"):
+        sampler.history(7)

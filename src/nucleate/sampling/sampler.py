@@ -19,7 +19,7 @@ from nucleate.sampling.cpu_paths import row_probabilities
 from nucleate.sampling.device_batch import DeviceBatch
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
 from nucleate.sampling.distributions import TargetDistributions, accept_sampled, is_stateful
-from nucleate.sampling.history import History
+from nucleate.sampling.history import History, HistoryView
 from nucleate.sampling.host_batch import HostBatch, SamplerRow, known
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.inputs import LogitsInput, check_count, check_ids, check_token, history, per_row
@@ -244,6 +244,10 @@ class Sampler:
     def output_ids(self, row: int) -> tuple[int, ...]:
         """The output tokens of a row so far. Synchronises with the device."""
         return tuple(self._up_to_date(row).memory.output)
+
+    def history(self, row: int) -> HistoryView:
+        """The tokens of a row so far, as its stages read them. Synchronises with the device."""
+        return self._up_to_date(row).memory
 
     def __call__(
         self, logits_RV: Any, rows: Iterable[int] | None = None, *, mask: Any = None, companion: Any = None

@@ -1,1 +1,1 @@
-"""Beyond one process and one machine: sharded sampling, Ray Data, Ray Serve."""
+"""Beyond one device and one machine: sampling on sharded logits, batches and replicas on Ray."""

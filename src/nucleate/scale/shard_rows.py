@@ -1,0 +1,116 @@
+"""The rows of a ShardedSampler on one rank: their pipelines, histories, seeds and plans. Exchanges nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.sampling import noise
+from nucleate.sampling.backends import reference
+from nucleate.sampling.pipeline import Params, PreparedPipeline, RequestParams, prepared, seed_of
+from nucleate.sampling.presets import with_mask
+from nucleate.sampling.sampler import Sampler
+from nucleate.sampling.stage import Combine, Pipeline
+from nucleate.sampling.stages.constraints.mask import Mask
+from nucleate.scale.found_sampling import FoundSampling, FoundTokens, Masks, SampledRows
+from nucleate.scale.rank_agreement import RowLog
+from nucleate.scale.row_shifts import RowShifts
+from nucleate.scale.shard_plan import GROUPS, WHOLE, RowPlan, plan_of
+from nucleate.scale.shard_step import StepRow
+
+
+class ShardRows:
+    """The rows, as they are on every rank. shared_seed: from which rows without a seed get theirs."""
+
+    def __init__(self, vocab_size: int, backend: str, shared_seed: int) -> None:
+        self.sampler, self.log, self.plans = Sampler(vocab_size, backend), RowLog(), dict[int, RowPlan]()
+        self.combines: dict[int, Combine] = {}
+        self._stages: dict[int, Pipeline] = {}
+        """Pipelines of rows as added: their Shifts and draws do not change."""
+        self._size, self._shared_seed, self._added = vocab_size, shared_seed, 0
+        self._own, self._other = FoundSampling(self.sampler), FoundSampling(Sampler(vocab_size, backend))
+        self._other_rows: dict[int, int] = {}  # rows with a ``RowPlan.kept``: their numbers in the other sampler
+
+    def add(
+        self,
+        params: Params | PreparedPipeline,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int],
+        seed: int | None,
+        index: int,
+        eos_token_ids: Sequence[int],
+    ) -> int:
+        """Add a row, see ``Sampler.add``."""
+        ends = tuple(int(token) for token in eos_token_ids)
+        if isinstance(params, RequestParams):
+            params.check_for_sampler(ends)
+        one = prepared(params, ends)
+        if seed is None and seed_of(params, one.given) is None:
+            seed, index = self._fresh_seed(), 0
+        row = self.sampler.add(
+            params, prompt_ids, output_ids=output_ids, seed=seed, index=index, eos_token_ids=eos_token_ids
+        )
+        self._added += 1
+        stages = self._stages[row] = self.sampler.stages(row)
+        plan, seed = plan_of(stages, one.combine), self.sampler.seed(row)
+        self.plans[row] = plan
+        if one.combine is not None:
+            self.combines[row] = one.combine
+        if plan.kept is not None:
+            self._other_rows[row] = self._other.sampler.add(plan.kept, prompt_ids, output_ids=output_ids, seed=seed)
+        self.log.record("rows", "add", row)
+        self.log.record("parameters of the rows", one.given)
+        self.log.record("seeds of the rows", seed)
+        self.log.record("tokens of the rows", [int(token) for token in prompt_ids], self.sampler.output_ids(row))
+        return row
+
+    def _fresh_seed(self) -> int:
+        """A random seed that is the same on all ranks."""
+        seed, step = np.array([self._shared_seed], np.uint64), np.zeros(1, np.uint64)
+        high, low, *_ = noise.block_words(seed, step, noise.TOKEN, np.array([self._added]))
+        return int(high[0]) << 32 | int(low[0])
+
+    def remove(self, row: int) -> None:
+        """Remove a row."""
+        self.sampler.remove(row)
+        del self.plans[row]
+        del self._stages[row]
+        self.combines.pop(row, None)
+        if row in self._other_rows:
+            self._other.sampler.remove(self._other_rows.pop(row))
+        self.log.record("rows", "remove", row)
+
+    def follow(self, row: int, token: int) -> None:
+        """Append a token that ``sampler`` has already."""
+        if row in self._other_rows:
+            self._other.sampler.accept(self._other_rows[row], token)
+
+    def step_row(self, row: int, mask_W: NDArray[np.int32] | None) -> StepRow | str:
+        """What a step exchanges for a row; or why it needs the whole row."""
+        plan = self.plans[row]
+        if plan.path == WHOLE:
+            return plan.why
+        past, shifts, stages = self.sampler.history(row), plan.shifts, self._stages[row]
+        if mask_W is not None and with_mask(stages) is not stages:
+            shifts = (*shifts, Mask())
+        try:
+            key = self.sampler.seed(row), len(past.output)
+            if plan.path == GROUPS:
+                key = reference.noise_of(stages, past, *key)
+            return StepRow(plan, RowShifts(shifts, past, mask_W, self._size) if shifts else None, key)
+        except Exception as error:  # noqa: BLE001  # a user-defined stage may raise anything; the whole row reports it
+            return f"{type(error).__name__}: {error}"
+
+    def sample(self, rows: Sequence[int], found: Sequence[FoundTokens], masks_R: Masks) -> SampledRows:
+        """Sample rows from the tokens that decide them."""
+        result = SampledRows({}, {}, {})
+        for sampling in (self._own, self._other):
+            mine = [at for at, row in enumerate(rows) if (row in self._other_rows) == (sampling is self._other)]
+            numbers = [self._other_rows.get(rows[at], rows[at]) for at in mine]
+            result.include(sampling(numbers, [found[at] for at in mine], [masks_R[at] for at in mine]), mine)
+        for at, token in result.tokens.items():
+            if rows[at] in self._other_rows:
+                self.sampler.accept(rows[at], token)
+        return result

@@ -1,0 +1,177 @@
+"""Finds the tokens of each row that its draw needs, in two exchanges: summaries of the groups, then candidates.
+
+A row whose summaries or candidates do not suffice gets a reason instead, and is exchanged whole by the caller.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nucleate.scale import shard_cuts
+from nucleate.scale.found_sampling import FoundTokens
+from nucleate.scale.local_shard import LocalShard
+from nucleate.scale.packets import pack, padded, unpack
+from nucleate.scale.rank_exchange import RankExchange
+from nucleate.scale.row_shifts import RowShifts
+from nucleate.scale.shard_layout import ShardLayout
+from nucleate.scale.shard_logprobs import ShardLogprobs
+from nucleate.scale.shard_plan import CANDIDATES, GROUPS, MAX_CANDIDATES, TOP_P, RowPlan
+from nucleate.scale.token_exchange import exchange_tokens
+
+INVALID = "it has NaN, +inf or no finite score"
+HUGE = "its scores are too large to be summarized in float32"
+NEAR_TIE = "a decision is too close to a tie"
+FLAT = "its top-p may keep tokens of every group"
+TOO_MANY = f"more than {MAX_CANDIDATES} tokens of a shard may be kept"
+
+Floats = NDArray[np.float64]
+
+
+class StepRow(NamedTuple):
+    """A row of a step that may need no exchange of the whole row."""
+
+    plan: RowPlan
+    shifts: RowShifts | None  #: None if the pipeline begins with no Shift
+    key: tuple[int, int]  #: seed and step of the noise of its draw
+
+
+class ShardStep:
+    """One step of B rows. raw_BN: the logits of this rank's shard from id ``first`` on, float32 [B, N], no padding."""
+
+    def __init__(self, exchange: RankExchange, raw_BN: torch.Tensor, first: int, rows: Sequence[StepRow]) -> None:
+        self._exchange, self._rows = exchange, rows
+        exact = [at for at, row in enumerate(rows) if row.plan.needs_mass]
+        self._exact = {at: place for place, at in enumerate(exact)}
+        """The rows whose masses are needed, with their places."""
+        self._t_M = np.array([rows[at].plan.t for at in exact])
+        self._local = LocalShard(raw_BN, first, [row.shifts for row in rows])
+        self._local_masses_MP = self._local.masses(exact, self._t_M)
+        taps = {at: row.plan.tap.request for at, row in enumerate(rows) if row.plan.tap is not None}
+        self.logprobs = ShardLogprobs(exchange, raw_BN, first, taps)
+        self._layout: ShardLayout
+        self._maxima_RBP = np.zeros((0, 0, 0), np.float32)
+        self._maxima_BG = np.zeros((0, 0), np.float32)
+        self._masses_MG = self._tops_MG = np.zeros((0, 0))
+        """Weights relative to the top of the row, of groups and of their highest tokens."""
+        self._threshold_B = np.full(len(rows), np.inf, np.float32)
+        self._local_k_B, self._group_B = np.zeros(len(rows), np.int64), np.full(len(rows), -1)
+
+    def run(self, layout: ShardLayout) -> list[FoundTokens | str]:
+        """The tokens of each row, or why it has to be exchanged whole."""
+        self._layout = layout
+        self._exchange_summaries()
+        whole = {at: why for at in range(len(self._rows)) if (why := self._reason(at))}
+        for at, row in enumerate(self._rows):
+            if at not in whole and row.plan.path == CANDIDATES:
+                self._threshold_B[at], self._local_k_B[at] = shard_cuts.candidate_bound(row.plan, self._maxima_BG[at])
+        for path, decide in ((TOP_P, self._bound_top_p), (GROUPS, self._draw_groups)):
+            mine = [at for at, row in enumerate(self._rows) if row.plan.path == path and at not in whole]
+            if mine:
+                whole |= decide(mine)
+        found = exchange_tokens(self._exchange, layout, *self._candidates(), self._capacity())
+        return [whole[at] if at in whole else self._final(at, tokens) for at, tokens in enumerate(found)]
+
+    def _exchange_summaries(self) -> None:
+        """Gather the maxima of all groups, the masses of those of exact rows, and what logprobs need."""
+        count, most = len(self._rows), max(self._layout.pieces)
+        masses_MP, maxima_BP = padded(self._local_masses_MP, most, 0.0), padded(self._local.maxima_RP, most, -math.inf)
+        tensors = [masses_MP, *self.logprobs.tensors, maxima_BP]
+        fields = [(np.float64, (len(self._exact), most)), *self.logprobs.fields(), (np.float32, (count, most))]
+        received = self._exchange.gather(pack(tensors, self._exchange.device))()
+        masses_RMP, *of_logprobs, self._maxima_RBP = unpack(received, fields)
+        self.logprobs.read(of_logprobs)
+        self._maxima_BG = self._layout.group_maxima(self._maxima_RBP)
+        if self._exact:
+            exact = list(self._exact)
+            exact_MG, tops_RM = self._maxima_BG[exact], self._maxima_RBP[:, exact].max(2)
+            top_M = exact_MG.max(1).astype(np.float64)
+            with np.errstate(all="ignore"):  # of invalid rows
+                self._masses_MG = self._layout.group_weights(masses_RMP, tops_RM, top_M, self._t_M)
+                self._tops_MG = np.exp((exact_MG - top_M[:, None]) / self._t_M[:, None])
+
+    def _reason(self, at: int) -> str:
+        """Why the summaries of a row cannot be used; "" if they can."""
+        top, row = float(self._maxima_BG[at].max()), self._rows[at]
+        if not -math.inf < top < math.inf:
+            return INVALID
+        if at in self._exact:
+            if not math.isfinite(self._masses_MG[self._exact[at]].sum()):
+                return INVALID
+            if row.shifts is not None and abs(top) * 2.0**-24 / row.plan.t > shard_cuts.ROUNDING:
+                return HUGE
+        return ""
+
+    def _bound_top_p(self, mine: list[int]) -> dict[int, str]:
+        places = [self._exact[at] for at in mine]
+        fractions = np.array([shard_cuts.left_out(self._rows[at].plan) for at in mine])
+        groups = shard_cuts.top_p_bounds(fractions, self._masses_MG[places], self._tops_MG[places])
+        flat = {at: FLAT for at, group in zip(mine, groups.tolist(), strict=True) if group < 0}
+        for at, group in zip(mine, groups.tolist(), strict=True):
+            if at not in flat:
+                self._threshold_B[at] = self._maxima_BG[at, group]
+        return flat
+
+    def _draw_groups(self, mine: list[int]) -> dict[int, str]:
+        for at in mine:
+            weight_G = self._masses_MG[self._exact[at]]
+            self._group_B[at] = shard_cuts.drawn_group(weight_G, self._rows[at].key)
+        return {at: NEAR_TIE for at in mine if self._group_B[at] < 0}
+
+    def _candidates(self) -> tuple[NDArray[np.int64], torch.Tensor, torch.Tensor]:
+        """This rank's tokens that reach the thresholds, or may win a draw in a selected group; see exchange_tokens."""
+        counts_B, columns_K, raw_K = self._local.above(self._threshold_B, self._local_k_B)
+        if (counts_B > MAX_CANDIDATES).any():
+            stays_K = torch.from_numpy(np.repeat(counts_B <= MAX_CANDIDATES, counts_B)).to(columns_K.device)
+            columns_K, raw_K = columns_K[stays_K], raw_K[stays_K]
+            counts_B = np.where(counts_B > MAX_CANDIDATES, -1, counts_B)
+        rank, drawn = self._exchange.rank, np.flatnonzero(self._group_B >= 0)
+        begin = self._layout.first_groups[rank]
+        mine = [at for at in drawn.tolist() if begin <= self._group_B[at] < begin + self._layout.pieces[rank]]
+        t_M = np.array([self._rows[at].plan.t for at in mine])
+        keys = [self._rows[at].key for at in mine]
+        tokens = self._local.contenders(mine, self._group_B[mine].tolist(), t_M, keys)
+        if not mine:
+            return counts_B, columns_K, raw_K
+        order = np.concatenate(
+            [
+                np.repeat(np.arange(len(counts_B)), np.maximum(counts_B, 0)),
+                *(np.full(len(ids), at) for at, (ids, _) in zip(mine, tokens, strict=True)),
+            ]
+        )
+        by_row_K = torch.from_numpy(np.argsort(order, kind="stable")).to(columns_K.device)
+        columns_K = torch.cat([columns_K, *(torch.from_numpy(ids).to(columns_K.device) for ids, _ in tokens)])[by_row_K]
+        raw_K = torch.cat([raw_K, *(torch.from_numpy(raw).to(raw_K.device) for _, raw in tokens)])[by_row_K]
+        counts_B[mine] = [len(ids) for ids, _ in tokens]
+        return counts_B, columns_K, raw_K
+
+    def _capacity(self) -> int:
+        """For how many tokens of a rank the exchange has room at first: the same number on all ranks."""
+        reached_RB = (self._maxima_RBP >= self._threshold_B[:, None]).sum(2)
+        drawn_R = [0] * self._exchange.size
+        for rank in self._layout.order:
+            begin = self._layout.first_groups[rank]
+            inside_B = (self._group_B >= begin) & (self._group_B < begin + self._layout.pieces[rank])
+            drawn_R[rank] = int(inside_B.sum()) + int(np.minimum(self._local_k_B, self._layout.counts[rank]).sum())
+        return int(max(1.25 * reached_RB.sum(1) + np.array(drawn_R))) + 8
+
+    def _final(self, at: int, tokens: FoundTokens | None) -> FoundTokens | str:
+        """The tokens without those that a top-p removes."""
+        plan, shifts, _ = self._rows[at]
+        if tokens is None:
+            return TOO_MANY
+        if plan.path != TOP_P:
+            return tokens
+        x_N: Any = tokens.raw_N.astype(np.float64)
+        if shifts is not None:
+            x_N = shifts.apply(x_N, tokens.ids_N)
+        top32 = float(self._maxima_BG[at].max())
+        with np.errstate(over="ignore"):
+            total = self._masses_MG[self._exact[at]].sum() * math.exp(min((top32 - x_N.max()) / plan.t, 700.0))
+        kept_N = shard_cuts.top_p_kept(plan, x_N, total)
+        return NEAR_TIE if kept_N is None else FoundTokens(tokens.ids_N[kept_N], tokens.raw_N[kept_N])
