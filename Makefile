@@ -1,6 +1,7 @@
 # make demo              generate a story with the embedded model (the first run creates .venv and installs nucleate)
 # make setup             create .venv with all development dependencies
 # make setup-gguf        also llama-cpp-python, for GGUF models and their tests: builds llama.cpp in four minutes
+# make setup-ray         also Ray, for its tests: a minute
 # make setup-notebooks   also JupyterLab, marimo and matplotlib, for the example notebooks and the tests of the widget; apt-get install chromium as well
 # make test              the fast tests, in two processes: a few minutes
 # make test-all          also the slow tests, with more examples: what continuous integration runs
@@ -29,7 +30,7 @@ JOBS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without bytecode each compiles the sources anew
 
-.PHONY: setup setup-gguf setup-notebooks demo test test-all test-exhaustive test-clients lint docs docs-check site bench bench-page bench-engine bench-server bench-structured bench-gguf bench-stages bench-shards bench-gpu clean
+.PHONY: setup setup-gguf setup-notebooks setup-ray demo test test-all test-exhaustive test-clients lint docs docs-check site bench bench-page bench-engine bench-server bench-structured bench-gguf bench-stages bench-shards bench-gpu clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -63,6 +64,12 @@ setup-gguf: .venv/gguf
 	@touch $@
 
 setup-notebooks: .venv/notebooks
+
+.venv/ray: .venv/dev
+	@$(PIP) -e '.[dev,torch,server,structured,ray]'
+	@touch $@
+
+setup-ray: .venv/ray
 
 test: .venv/dev
 	$(BIN)/python -m pytest $(PARALLEL)

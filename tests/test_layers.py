@@ -38,9 +38,11 @@ ALLOWED |= {
     "comparison": {*BELOW, "engine", "llm"},
     "inspector": {*BELOW, "engine", "llm", "__version__"},
     "server": {*BELOW, "engine", "llm", "inspector", "__version__"},
-    "cli": {*BELOW, "engine", "generation", "llm", "comparison", "inspector", "server", "__version__"},
+    "batch": {*BELOW, "engine", "llm", "server"},
+    "scale": {*BELOW, "engine", "llm", "server", "batch", "__version__"},
+    "cli": {*BELOW, "engine", "generation", "llm", "comparison", "inspector", "server", "__version__"}
+    | {"batch", "scale"},
     "integrations": {*BELOW, "engine", "llm", "cli"},
-    "scale": {"parameters", "outputs", "jit", "sampling", "__version__"},
 }
 NUMBA = {"jit/compiler.py", "jit/entry_points.py", "sampling/backends/numba", "models/kernels"}
 ONLY_IN = {
@@ -71,11 +73,13 @@ ONLY_IN = {
     "jinja2": {"tokenization"},
     "tqdm": {"llm"},
     "matplotlib": {"comparison/plot.py"},
-    "asyncio": {"engine/async_engine.py", "server", "integrations/llm_plugin.py"},
-    "starlette": {"server"},
+    "asyncio": {"engine/async_engine.py", "server", "scale", "integrations/llm_plugin.py"},
+    "starlette": {"server", "scale"},
     "uvicorn": {"server/run.py", "server/http_protocol.py"},
     "prometheus_client": {"server/metrics.py"},
     "argparse": {"cli"},
+    "ray": {"scale"},
+    "pyarrow": {"scale"},
 }
 FILES = sorted(SOURCE.rglob("*.py"))
 

@@ -88,6 +88,12 @@ PAGES = (
         ),
     ),
     ApiPage(
+        "scale",
+        "Several machines",
+        "Classes and functions for Ray ([batches](../../scale_offline.md), [replicas](../../scale_online.md)).",
+        ("scale.data.Generate", "scale.data.pool_options", "scale.serve.app", "scale.serve.build"),
+    ),
+    ApiPage(
         "models",
         "Models",
         "What a model has to provide.",

@@ -27,10 +27,11 @@ CAPTIONS = {
 LISTED = {
     "how-to": (
         *("server", "protocols", "tools", "structured", "batch", "beam", "guidance", "speculation", "watermarks"),
-        *("compare", "inspector", "custom_stages", "integrations", "gguf", "cuda", "scale"),
+        *("compare", "inspector", "custom_stages", "integrations", "gguf", "cuda"),
+        *("scale", "scale_offline", "scale_online"),
     ),
     "reference": ("semantics", "differences", "stages", "cli", "architectures", "benchmarks"),
-    "explanation": ("engine",),
+    "explanation": ("engine", "scale_analysis"),
 }
 """The pages directly in docs/, by section."""
 

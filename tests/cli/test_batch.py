@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 from programs import begun
 
 import nucleate as nc
+from nucleate.batch.batch_records import has_failed, read_line
+from nucleate.batch.jsonl import MAX_LINE_BYTES, JsonLine, lines
 from nucleate.cli import batch
 from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.batch_output import BatchOutput
-from nucleate.cli.batch_records import has_failed, read_line
-from nucleate.cli.jsonl import MAX_LINE_BYTES, JsonLine, lines
 from nucleate.cli.main import main
 from nucleate.engine.engine import Engine
 from nucleate.server.openai.endpoints import CHAT as CHAT_ENDPOINT

@@ -10,7 +10,7 @@ import pytest
 import regex
 
 import nucleate as nc
-from nucleate.cli.output_text import validation_text
+from nucleate.batch.output_text import validation_text
 from nucleate.outputs import Finish, Validation
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarCompiler, Guide, StructuredOutputs

@@ -11,16 +11,21 @@ import argparse
 import os
 import stat
 import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from nucleate.batch.jsonl import JsonLine, lines
 from nucleate.cli import flags
+from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.batch_output import BatchOutput
-from nucleate.cli.jsonl import lines, open_input
 from nucleate.cli.structured_flags import check_structured
 from nucleate.cli.watermark_flags import add_watermark
 
 if TYPE_CHECKING:
-    from nucleate.cli.batch_runner import BatchRun
+    from nucleate.batch.batch_records import BatchRequest
+    from nucleate.cli.batch_results import BatchResults
 
 USAGE = "[OPTIONS] INPUT OUTPUT"
 COMMON = {
@@ -55,6 +60,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="Show a progress bar (default: if stderr is a terminal).",
     )
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="Process the lines with Ray Data: local (start Ray on this machine), auto (the cluster that this machine "
+        "is part of) or the address of a cluster. Needs the extra ray (default: one process, without Ray).",
+    )
+    parser.add_argument(
+        "--ray-actors",
+        metavar="N",
+        type=int,
+        help="With --ray: number of engines (default: one per GPU of the cluster; without GPUs, one per machine).",
+    )
     flags.add_name(parser)
     flags.add_model(parser)
     flags.add_engine(parser)
@@ -65,6 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     values = flags.read_values(arguments)
+    if arguments.ray_actors is not None and (arguments.ray is None or arguments.ray_actors < 1):
+        raise UsageError("--ray-actors needs --ray, and must be at least 1")
     with open_input(arguments.input) as source:
         options = {"overwrite": arguments.overwrite, "retry": arguments.retry_errors}
         with BatchOutput(arguments.output, source, **options) as output:
@@ -72,6 +91,15 @@ def run(arguments: argparse.Namespace) -> int:
             if total == output.count:
                 return report(output, None, interrupted=False)
             return process(arguments, values, source, output, total)
+
+
+def open_input(path: str) -> AbstractContextManager[BinaryIO]:
+    """Open an input file; - is stdin."""
+    if path != "-":
+        return Path(path).open("rb")
+    if sys.stdin is None:
+        raise UsageError("nothing to read: stdin is closed")
+    return nullcontext(sys.stdin.buffer)
 
 
 def count_lines(source: BinaryIO, output: BatchOutput) -> int | None:
@@ -91,36 +119,98 @@ def process(
     arguments: argparse.Namespace, values: dict[str, Any], source: BinaryIO, output: BatchOutput, total: int | None
 ) -> int:
     """Process the lines without a record. Returns the exit status."""
-    from nucleate.cli.batch_runner import BatchRun
-    from nucleate.llm import LLM, progress_bar
+    from nucleate.cli.batch_results import BatchResults
+    from nucleate.llm import progress_bar
 
-    llm = LLM(**flags.model_options(arguments))
-    engine, name = llm.new_engine(**flags.engine_options(arguments)), flags.model_name(arguments)
-    check_structured(engine, values.get("structured_outputs"))
+    engines = RayEngines(arguments, values) if arguments.ray is not None else LocalEngine(arguments, values)
     show = sys.stderr.isatty() if arguments.progress is None else arguments.progress
     interrupted = False
     with progress_bar(total=total, unit="line", shown=show) as progress:
-        batch = BatchRun(llm, engine, values, name, output, progress)
+        results = BatchResults(output, progress)
         try:
-            for line, done in output.match_lines(lines(source)):
-                batch.skip(line) if done else batch.start(line)
-                while len(engine) >= PREFETCH * arguments.max_num_seqs:
-                    batch.step()
-            while len(engine):
-                batch.step()
+            engines.process(pending(source, output, results), results)
         except KeyboardInterrupt:
             interrupted = True
-    return report(output, batch, interrupted=interrupted)
+    return report(output, results, engines.runtime, interrupted=interrupted)
 
 
-def report(output: BatchOutput, batch: BatchRun | None, *, interrupted: bool) -> int:
+def pending(source: BinaryIO, output: BatchOutput, results: BatchResults) -> Iterator[tuple[JsonLine, BatchRequest]]:
+    """Yield the lines without a record."""
+    from nucleate.batch.batch_records import LineReader
+
+    reader = LineReader()
+    for line, done in output.match_lines(lines(source)):
+        entry = reader.read(line)
+        if done:
+            results.skip()
+        else:
+            yield line, entry
+
+
+class LocalEngine:
+    """One engine in this process."""
+
+    def __init__(self, arguments: argparse.Namespace, values: dict[str, Any]) -> None:
+        from nucleate.llm import LLM
+
+        self._llm = LLM(**flags.model_options(arguments))
+        self._engine = self._llm.new_engine(**flags.engine_options(arguments))
+        self._values, self._name = values, flags.model_name(arguments)
+        self._in_progress = PREFETCH * arguments.max_num_seqs
+        self.runtime = self._llm.model.runtime
+        check_structured(self._engine, values.get("structured_outputs"))
+
+    def process(self, entries: Iterator[tuple[JsonLine, BatchRequest]], results: BatchResults) -> None:
+        """Process lines."""
+        from nucleate.batch.batch_runner import BatchRun
+
+        batch = BatchRun(self._llm, self._engine, self._values, self._name, results.add)
+        for _, entry in entries:
+            batch.start(entry)
+            while len(self._engine) >= self._in_progress:
+                batch.step()
+                results.show(batch.tokens)
+        while len(self._engine):
+            batch.step()
+            results.show(batch.tokens)
+
+
+class RayEngines:
+    """An engine in each of several Ray actors."""
+
+    def __init__(self, arguments: argparse.Namespace, values: dict[str, Any]) -> None:
+        from nucleate.scale.batch_actors import BatchActors
+        from nucleate.scale.ray_extra import missing_ray
+
+        if message := missing_ray():
+            raise UsageError(f"--ray: {message}")
+        self._actors = BatchActors(
+            flags.model_options(arguments),
+            flags.engine_options(arguments),
+            values,
+            flags.model_name(arguments),
+            address=arguments.ray,
+            count=arguments.ray_actors,
+        )
+        self.runtime = f"{self._actors.count} Ray actor{'s' * (self._actors.count > 1)}"
+
+    def process(self, entries: Iterator[tuple[JsonLine, BatchRequest]], results: BatchResults) -> None:
+        """Process lines."""
+        tokens = 0
+        for result in self._actors.process(entries):
+            tokens += result.tokens
+            results.add(result)
+            results.show(tokens)
+
+
+def report(output: BatchOutput, results: BatchResults | None, runtime: str = "", *, interrupted: bool) -> int:
     """Print the statistics of a run, and return its exit status."""
     failed, statistics = output.failed, ""
     parts = [f"{output.count} lines done before" + f" ({output.failed} of them failed)" * (output.failed > 0)]
-    if batch is not None:
-        failed += batch.failed
-        parts = [f"{batch.done} lines done", f"{batch.failed} failed", *(parts if output.count else [])]
-        statistics = f"; {batch.tokens} tokens, {batch.rate:.0f} tokens/s on {batch.llm.model.runtime}"
+    if results is not None:
+        failed += results.failed
+        parts = [f"{results.done} lines done", f"{results.failed} failed", *(parts if output.count else [])]
+        statistics = f"; {results.tokens} tokens, {results.rate:.0f} tokens/s on {runtime}"
     print(f"[{', '.join(parts)}{statistics}]", file=sys.stderr)
     if interrupted and output.resumes:
         print("nucleate: interrupted; run the same command again to resume", file=sys.stderr)

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
+from nucleate.batch.batch_records import has_failed
+from nucleate.batch.jsonl import JsonLine
 from nucleate.cli.argument_parser import UsageError
-from nucleate.cli.batch_records import has_failed
-from nucleate.cli.jsonl import JsonLine
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 _FIRST = b'{"id": "line-'

@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from nucleate.batch.output_text import to_json, validation_text
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
-from nucleate.cli.output_text import to_json, validation_text
 from nucleate.engine.beam.params import BeamCompletion, BeamParams
 from nucleate.sampling_params import SamplingParams
 from nucleate.server.openai import beam_search

@@ -13,11 +13,11 @@ import sys
 import time
 from collections.abc import Iterable
 
+from nucleate.batch.output_text import to_json, validation_text
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.beam_flags import add_beams, read_beams, search
 from nucleate.cli.input_text import add_prompt, read_prompt
-from nucleate.cli.output_text import to_json, validation_text
 from nucleate.cli.watermark_flags import add_watermark
 from nucleate.outputs import CompletionChunk, Validation
 

@@ -1,1 +1,1 @@
-"""Beyond one device: sampling where the logits are sharded over ranks."""
+"""Beyond one device and one machine: sampling on sharded logits, batches and replicas on Ray."""

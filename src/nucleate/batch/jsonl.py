@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from hashlib import blake2b
 from itertools import chain
-from pathlib import Path
 from typing import BinaryIO, NamedTuple
-
-from nucleate.cli.argument_parser import UsageError
 
 MAX_LINE_BYTES = 16 << 20
 """Maximum size of a line. A longer one is an error, and is not kept in memory."""
@@ -29,15 +24,6 @@ class JsonLine(NamedTuple):
     def id(self) -> str:
         """The id of its output record."""
         return f"line-{self.number}-{self.digest:016x}"
-
-
-def open_input(path: str) -> AbstractContextManager[BinaryIO]:
-    """Open an input file; - is stdin."""
-    if path != "-":
-        return Path(path).open("rb")
-    if sys.stdin is None:
-        raise UsageError("nothing to read: stdin is closed")
-    return nullcontext(sys.stdin.buffer)
 
 
 def lines(stream: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[JsonLine]:

@@ -1,4 +1,4 @@
-"""Parses input lines of a batch, and builds the output records.
+"""Parses the lines of a batch, and builds their output records.
 
 A line is a request of OpenAI's Batch API, or a prompt: a JSON string, or an object with prompt or messages and any
 fields of SamplingParams. Errors are not raised but returned, for the record of the line.
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nucleate.cli.jsonl import JsonLine
-from nucleate.cli.output_text import to_json
+from nucleate.batch.jsonl import JsonLine
+from nucleate.batch.output_text import to_json
 from nucleate.outputs import Completion, CompletionOutput
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json, unknown
@@ -37,7 +37,8 @@ class LineError:
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """A parsed line. endpoint: None if the line is invalid; failure: why it cannot be processed."""
+    """A parsed line. number: from 1, or 0 for a row of a table; endpoint: None if the line is invalid; failure: why it
+    cannot be processed."""
 
     id: str
     number: int
@@ -67,6 +68,23 @@ def read_line(line: JsonLine) -> BatchRequest:
     except ParameterError as error:
         return replace(entry, failure=LineError(str(error), "invalid_line", error.field))
     return replace(entry, endpoint=endpoint, body=body)
+
+
+class LineReader:
+    """Parses the lines of one batch in their order. A line with the ``custom_id`` of an earlier one is an error."""
+
+    def __init__(self) -> None:
+        self._custom_ids: set[str] = set()
+
+    def read(self, line: JsonLine) -> BatchRequest:
+        """Parse a line; errors are in ``failure``."""
+        entry = read_line(line)
+        if entry.custom_id in self._custom_ids and entry.failure is None:
+            message = f"an earlier line has the same custom_id {shown(entry.custom_id)}"
+            return replace(entry, failure=LineError(message, "duplicate_custom_id", "custom_id"))
+        if entry.custom_id is not None:
+            self._custom_ids.add(entry.custom_id)
+        return entry
 
 
 def _endpoint_and_body(value: Any) -> tuple[Endpoint, Any]:
@@ -99,7 +117,7 @@ def _request(value: Mapping[str, Any]) -> tuple[Endpoint, Any]:
 
 def error_record(entry: BatchRequest, failure: LineError) -> Record:
     """Return the record of a failed line; for an OpenAI request, with the error response of the server."""
-    message = f"line {entry.number}: {failure.message}"
+    message = f"line {entry.number}: {failure.message}" if entry.number else failure.message
     if entry.endpoint is PLAIN:
         error = {"code": failure.code or "invalid_request", "message": message, "param": failure.param}
         return {**_plain_head(entry), "error": error}

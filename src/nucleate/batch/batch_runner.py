@@ -1,18 +1,15 @@
-"""Processes the lines of a batch: submits their prompts to an engine and writes a record per line."""
+"""Runs the lines of a batch on an engine: submits their prompts, and returns a result per line."""
 
 from __future__ import annotations
 
-import sys
-import textwrap
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
+from nucleate.batch.batch_records import BatchRequest, LineError, Record, error_record, success_record
 from nucleate.chat.chunk_parser import ChunkParser
-from nucleate.cli.batch_output import BatchOutput
-from nucleate.cli.batch_records import BatchRequest, LineError, error_record, read_line, success_record
-from nucleate.cli.jsonl import JsonLine
 from nucleate.engine.engine import Engine
 from nucleate.llm import LLM
 from nucleate.models.protocol import ModelError
@@ -25,7 +22,19 @@ from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.response_format import translate_errors
 from nucleate.server.service import EncodedPrompt, encode_prompts, with_fill_stops
 
-PROGRESS_SECONDS = 0.2  # between updates of the progress bar
+
+class LineResult(NamedTuple):
+    """A finished line. failure: why it failed; tokens: the generated ones."""
+
+    entry: BatchRequest
+    record: Record
+    failure: LineError | None = None
+    tokens: int = 0
+
+
+def line_seed(line_id: str) -> int:
+    """Return the seed of a line that sets none: a hash of its id, so that every attempt has the same output."""
+    return int.from_bytes(blake2b(line_id.encode(), digest_size=8, person=b"nucleate-seed").digest())
 
 
 @dataclass(eq=False)
@@ -39,75 +48,56 @@ class BatchJob:
     cached_tokens: list[int]  #: of each prompt, those that the prefix cache served
     unfinished: int  #: unfinished prompts
     parser: ChunkParser | None = None  #: of the chunks of a chat
+    tokens: int = 0  #: generated so far
 
 
 class BatchRun:
-    """The lines in progress, and the statistics of those that are finished.
+    """The lines in progress.
 
     values: parameters from flags; those of a line take precedence, and the model's recommendations come last. name: the
-    model name in requests. progress: a progress bar that counts lines.
+    model name in requests. deliver: called with the result of each line. line_seeds: a line without a seed gets
+    ``line_seed`` of its id, instead of a random one.
     """
 
     def __init__(
-        self, llm: LLM, engine: Engine, values: Mapping[str, Any], name: str, output: BatchOutput, progress: Any
+        self,
+        llm: LLM,
+        engine: Engine,
+        values: Mapping[str, Any],
+        name: str,
+        deliver: Callable[[LineResult], None],
+        *,
+        line_seeds: bool = False,
     ) -> None:
-        self.llm, self.engine, self.name, self.output, self._progress = llm, engine, name, output, progress
-        self.done = self.failed = self.tokens = 0
+        self.llm, self.engine, self.name, self._deliver, self._line_seeds = llm, engine, name, deliver, line_seeds
+        self.tokens = 0  #: generated so far
         self._params = llm.default_params.override(**values)
         kinds = [COMPLETIONS, CHAT, PLAIN]
         if "max_tokens" in values:  # also none, which means the whole context
             kinds = [replace(kind, max_tokens=None) for kind in kinds]
         self._endpoints = {kind.url: replace(kind, vocab_size=engine.vocab_size) for kind in kinds}
-        self._custom_ids: set[str] = set()
         self._running: dict[str, tuple[BatchJob, int]] = {}  # by request id: the job and the index of the prompt
-        self._start, self._updated = time.perf_counter(), 0.0
 
-    @property
-    def rate(self) -> float:
-        """Generated tokens per second, over the whole run."""
-        return self.tokens / max(time.perf_counter() - self._start, 1e-9)
-
-    def skip(self, line: JsonLine) -> None:
-        """Skip a line that has a record."""
-        self._register(read_line(line))
-        self._progress.update(1)
-
-    def start(self, line: JsonLine) -> None:
-        """Submit a line, or write its error record."""
-        entry = read_line(line)
-        new = self._register(entry)
-        failure = entry.failure
-        if failure is None and not new:
-            message = f"an earlier line has the same custom_id {shown(entry.custom_id)}"
-            failure = LineError(message, "duplicate_custom_id", "custom_id")
-        if failure is None:
-            failure = self._submit(entry)
+    def start(self, entry: BatchRequest) -> None:
+        """Submit a line, or deliver its error."""
+        failure = entry.failure or self._submit(entry)
         if failure is not None:
             self._fail(entry, failure)
 
     def step(self) -> None:
-        """Run one engine step, and write the records of finished lines."""
+        """Run one engine step, and deliver the results of finished lines."""
         for output in self.engine.step():
             job, index = self._running[output.request_id]
             job.chunks[index].append(output.chunk if job.parser is None else job.parser.parse(output.chunk))
-            self.tokens += len(output.chunk.token_ids)
+            count = len(output.chunk.token_ids)
+            job.tokens += count
+            self.tokens += count
             if output.usage is not None:
                 job.cached_tokens[index] = output.usage.cached_tokens
                 del self._running[output.request_id]
                 job.unfinished -= 1
                 if not job.unfinished:
                     self._finish(job)
-        now = time.perf_counter()
-        if now > self._updated + PROGRESS_SECONDS:
-            self._updated = now
-            self._progress.set_postfix_str(f"{self.rate:.0f} tokens/s, {self.failed} failed")
-
-    def _register(self, entry: BatchRequest) -> bool:
-        """Remember the custom_id of a line. Returns whether it is new."""
-        new = entry.custom_id not in self._custom_ids
-        if entry.custom_id is not None:
-            self._custom_ids.add(entry.custom_id)
-        return new
 
     def _submit(self, entry: BatchRequest) -> LineError | None:
         """Submit a line to the engine, or return the error."""
@@ -115,6 +105,8 @@ class BatchRun:
         try:
             parsed = read_body(self._endpoints[entry.endpoint.url], entry.body, self._params)
             parsed = with_fill_stops(self.llm, parsed)
+            if self._line_seeds and parsed.params.seed is None and parsed.beam_params is None:
+                parsed = replace(parsed, params=parsed.params.replace(seed=line_seed(entry.id)))
             if parsed.stream:
                 raise ParameterError("stream", "stream must be false in a batch")
             if parsed.model not in (None, self.name):
@@ -156,18 +148,12 @@ class BatchRun:
                 field = None if job.parsed.params.structured_outputs is None else job.parsed.requested_format.field
                 failure = generation_failed(str(output.stop_reason), field)
                 body = failure.body["error"]
-                self._fail(job.entry, LineError(body["message"], body["code"], body["param"], failure.status))
+                error = LineError(body["message"], body["code"], body["param"], failure.status)
+                self._fail(job.entry, error, job.tokens)
                 return
         created, tokenizer = int(time.time()), self.llm.tokenizer
-        self.output.write(
-            success_record(job.entry, job.parsed, completions, tokenizer, created=created, model=self.name)
-        )
-        self.done += 1
-        self._progress.update(1)
+        record = success_record(job.entry, job.parsed, completions, tokenizer, created=created, model=self.name)
+        self._deliver(LineResult(job.entry, record, tokens=job.tokens))
 
-    def _fail(self, entry: BatchRequest, failure: LineError) -> None:
-        self.output.write(error_record(entry, failure))
-        self.failed += 1
-        short = textwrap.shorten(failure.message, 200, placeholder=" ...")  # the record has the full message
-        self._progress.write(f"nucleate: line {entry.number}: {short}", file=sys.stderr)
-        self._progress.update(1)
+    def _fail(self, entry: BatchRequest, failure: LineError, tokens: int = 0) -> None:
+        self._deliver(LineResult(entry, error_record(entry, failure), failure, tokens))

@@ -1,0 +1,1 @@
+"""Batches of requests: reads lines, runs them on an engine and builds the output records."""

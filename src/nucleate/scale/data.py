@@ -1,0 +1,118 @@
+"""Offline inference with Ray Data: a class for ``Dataset.map_batches``; each actor has a model and an engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from nucleate.batch.batch_records import BatchRequest, read_line
+from nucleate.batch.batch_runner import LineResult
+from nucleate.batch.jsonl import JsonLine
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling_params import SamplingParams
+from nucleate.scale.line_engine import LineEngine
+from nucleate.scale.ray_extra import require_ray, threads_option
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NAME = "nucleate"
+"""The model name in requests, unless one is given."""
+CONCURRENT_CALLS = 2
+"""Batches that an actor processes at a time: the next one fills the engine while the first one ends."""
+
+
+def pool_options(actors: int, *, threads: int | None = None, num_gpus: float = 0.0) -> dict[str, Any]:
+    """Return the options of ``Dataset.map_batches`` for a pool of ``Generate``.
+
+    actors: number of engines. threads: CPU threads of each. num_gpus: of each. Actors reserve half a CPU each, so that
+    two of them and Ray Data's own tasks fit on two cores. Raises ParameterError if Ray is not installed.
+    """
+    require_ray()
+    from ray.data import ActorPoolStrategy
+
+    options: dict[str, Any] = {
+        "compute": ActorPoolStrategy(
+            size=actors, max_concurrent_calls_per_actor=CONCURRENT_CALLS, enable_true_multi_threading=True
+        ),
+        "num_cpus": 0.5,
+        "batch_format": "pyarrow",
+    }
+    return options | threads_option(threads) | ({"num_gpus": num_gpus} if num_gpus else {})
+
+
+class Generate:
+    """Generates for the rows of a table: ``dataset.map_batches(Generate, **pool_options(2))``.
+
+    fields: columns that make a request: ``prompt`` or ``messages`` and any field of SamplingParams, or those of
+    OpenAI's batch format (``custom_id``, ``method``, ``url``, ``body``). lines: instead, a column with requests as JSON
+    text, in any format of ``nucleate batch``. params: what a request does not set. llm, engine: keyword arguments of
+    ``LLM`` and ``LLM.new_engine``. name: the model name in requests.
+
+    It adds three columns: ``generated_text`` (the text of the first output; null for a failed row), ``error`` (null or
+    a message) and ``record`` (the record of ``nucleate batch`` as JSON). A request without a seed gets one from its
+    content and from the column ``key``, so that a row that is processed again after a failure has the same output.
+    Without ``key``, equal requests have equal outputs. Raises ParameterError and ModelError.
+    """
+
+    def __init__(
+        self,
+        *,
+        fields: Sequence[str] = ("prompt",),
+        lines: str | None = None,
+        key: str | None = None,
+        params: SamplingParams | Mapping[str, Any] | None = None,
+        llm: Mapping[str, Any] | None = None,
+        engine: Mapping[str, Any] | None = None,
+        name: str = NAME,
+    ) -> None:
+        values = params.to_dict() if isinstance(params, SamplingParams) else dict(params or {})
+        self._fields, self._lines, self._key = tuple(fields), lines, key
+        self._engine = LineEngine(llm or {}, engine or {}, values, name)
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        """Return the table with the three columns. Raises ParameterError for a missing or existing column."""
+        import pyarrow as pa
+
+        if not isinstance(batch, pa.Table):
+            message = f"batches must be tables: map_batches(..., batch_format='pyarrow'), got {type(batch).__name__}"
+            raise ParameterError("batch_format", message)
+        needed = [*(self._fields if self._lines is None else [self._lines]), *([self._key] if self._key else [])]
+        for name in needed:
+            if name not in batch.column_names:
+                raise ParameterError(name, f"there is no column {name}; the columns are {batch.column_names}")
+        entries = [self._entry(row) for row in batch.select(needed).to_pylist()]
+        for name, values in _columns(self._engine.run(entries)).items():
+            if name in batch.column_names:
+                raise ParameterError(name, f"the table already has a column {name}: rename it")
+            batch = batch.append_column(name, pa.array(values, pa.string()))
+        return batch
+
+    def _entry(self, row: Mapping[str, Any]) -> BatchRequest:
+        if self._lines is None:
+            given = {name: row[name] for name in self._fields if row[name] is not None}
+            data = json.dumps(given, sort_keys=True).encode()
+        else:
+            data = str(row[self._lines]).encode()
+        digest = blake2b(data, digest_size=8).hexdigest()
+        number = digest if self._key is None else f"{row[self._key]}-{digest}"
+        return replace(read_line(JsonLine(0, 0, data)), id=f"row-{number}")
+
+
+def _columns(results: Sequence[LineResult]) -> dict[str, list[str | None]]:
+    return {
+        "generated_text": [None if result.failure else _text(result.record) for result in results],
+        "error": [result.failure.message if result.failure else None for result in results],
+        "record": [json.dumps(result.record, allow_nan=False) for result in results],
+    }
+
+
+def _text(record: Mapping[str, Any]) -> str:
+    """Return the text of the first output of a record."""
+    if "response" not in record:
+        return str(record["outputs"][0]["text"] if "outputs" in record else record["text"])
+    choice = record["response"]["body"]["choices"][0]
+    return str(choice["text"] if "text" in choice else choice["message"]["content"] or "")
