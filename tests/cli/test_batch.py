@@ -284,7 +284,7 @@ def test_an_output_that_ends_with_an_error_is_a_failure(folder: Folder) -> None:
     assert found[0]["error"]["code"] == "invalid_request"
     assert found[1]["response"]["status_code"] == 400
     assert found[1]["response"]["body"]["error"]["type"] == "invalid_request_error"
-    assert "line 2: invalid logits" in err
+    assert "line 2: allowed_token_ids: invalid logits" in err
 
 
 def test_files_with_windows_line_ends(folder: Folder) -> None:
