@@ -307,7 +307,7 @@ def test_an_invalid_or_too_long_message_leaves_the_conversation_unchanged() -> N
     assert done.returncode == 0
     assert done.stdout == good.stdout
     assert [line[:26] for line in done.stderr.decode().splitlines() if line.startswith("nucleate")] == [
-        "nucleate: text is not vali",
+        "nucleate: messages: text i",
         "nucleate: the prompt has 2",
     ]
     assert "removed" not in done.stderr.decode()

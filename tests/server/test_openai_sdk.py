@@ -515,7 +515,7 @@ def test_a_request_timeout_ends_with_an_error() -> None:
 
 def test_shutdown_ends_streams_with_an_error() -> None:
     with Server("--shutdown-timeout-seconds", "0") as ending, client_of(ending) as client:
-        with ask(client, "chat", stream=True, **LONG) as stream:
+        with ask(client, "chat", stream=True, n=8, **LONG) as stream:
             next(stream)
             ending.process.terminate()
             with pytest.raises(openai.APIError) as caught:

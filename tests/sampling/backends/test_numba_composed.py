@@ -433,7 +433,7 @@ def test_sums_of_a_row_are_exact(kind, size) -> None:
 def test_nearly_underflowing_weights_count_as_in_the_reference(gap) -> None:
     x = np.full(700, -gap, np.float32)
     x[[3, 300]] = 0.0, -0.999 * gap
-    for stage in (TopH(0.8), TopH(1.0), Typical(0.9), Eta(1e-3), DynamicTemperature(0.5, 2.0), Mirostat(gap)):
+    for stage in (TopH(0.8), TopH(1.0), Typical(0.9), Eta(1e-3), DynamicTemperature(0.5, 2.0), Mirostat(min(gap, 1e6))):
         stages = (stage, Gumbel(1))
         got, expected = (run.survivors(x, stages) for run in (generic, reference))
         assert got.ids_N.tolist() == expected.ids_N.tolist(), stage
