@@ -322,6 +322,23 @@ def test_errors_have_ollamas_format(llm: nc.LLM) -> None:
     serve(llm, use)
 
 
+@pytest.mark.parametrize("path", [URL, GENERATE])
+def test_a_stream_without_text_has_its_last_line(llm: nc.LLM, path: str) -> None:
+    body: dict[str, Any] = {"messages": HELLO} if path == URL else {"prompt": "Once upon a time", "raw": True}
+
+    async def use(app: Any, service: Any) -> None:
+        greedy = {"temperature": 0, "num_predict": 1}
+        first = (await ask(app, path, {**body, "stream": False, "options": greedy})).json
+        text = first["message"]["content"] if path == URL else first["response"]
+        assert text
+        stream = await ask(app, path, {**body, "options": {**greedy, "stop": [text]}})
+        assert (stream.status, stream.headers["content-type"]) == (200, "application/x-ndjson")
+        [last] = [json.loads(line) for line in stream.data.splitlines()][-1:]
+        assert (last["done"], last["done_reason"], last["eval_count"]) == (True, "stop", 1)
+
+    serve(llm, use)
+
+
 def test_a_stream_that_fails_ends_with_an_error(llm: nc.LLM) -> None:
     async def use(app: Any, service: Any) -> None:
         call = begin(app, URL, {"messages": HELLO, "options": {"ignore_eos": True}})

@@ -176,9 +176,7 @@ class GenerationEndpoint:
             else:
                 frames = _frames(stream, outputs) if batch else stream.keep_alive()
             if frames:
-                if not context.status:
-                    context.error_frame = stream.error
-                    await context.start_response(200, content_type=stream.content_type)
+                await _start(context, stream)
                 await context.write(frames)
             if failure is not None:
                 raise failure
@@ -186,7 +184,15 @@ class GenerationEndpoint:
             end = await self._service.run_in_thread(partial(stream.end, _usage(recorder, parser)), has_timeout=False)
         else:
             end = stream.end(_usage(recorder, parser))
+        await _start(context, stream)  # an empty output may have no frame before the last one
         await context.write(end, last=True)
+
+
+async def _start(context: RequestContext, stream: Encoder) -> None:
+    """Send the head of a stream, unless it was sent."""
+    if not context.status:
+        context.error_frame = stream.error
+        await context.start_response(200, content_type=stream.content_type)
 
 
 def _usage(recorder: OutputRecorder, parser: ChunkParser | None) -> Usage:
