@@ -30,8 +30,8 @@ import torch.distributed as dist
 
 import nucleate as nc
 from nucleate.cli.bench import CHAINS, history, logits
-from nucleate.scale.rank_exchange import all_gather
 from nucleate.scale.shards import ShardedSampler
+from nucleate.sharding.rank_exchange import all_gather
 
 VOCAB = 128_256
 HOT = (

@@ -26,6 +26,7 @@ ALLOWED = {
     "sampling_params": {"parameters", "jit", "sampling", "structured_output", "_sampling_params_fields"},
     "plugins": {"parameters", "jit", "sampling", "sampling_params"},
     "models": {"parameters", "jit"},
+    "sharding": {"parameters", "outputs", "jit", "sampling", "models", "__version__"},
     "watermark": {"parameters", "sampling"},
     "speculative": {"parameters", "jit", "sampling", "structured_output", "models"},
 }
@@ -39,7 +40,7 @@ ALLOWED |= {
     "inspector": {*BELOW, "engine", "llm", "__version__"},
     "server": {*BELOW, "engine", "llm", "inspector", "__version__"},
     "batch": {*BELOW, "engine", "llm", "server"},
-    "scale": {*BELOW, "engine", "llm", "server", "batch", "__version__"},
+    "scale": {*BELOW, "engine", "llm", "server", "batch"},
     "cli": {*BELOW, "engine", "generation", "llm", "comparison", "inspector", "server", "__version__"}
     | {"batch", "scale"},
     "integrations": {*BELOW, "engine", "llm", "cli"},
@@ -51,7 +52,7 @@ ONLY_IN = {
     "torch": {
         "models/transformers",
         "integrations/row_processor.py",
-        "scale",
+        "sharding",
         "sampling/maths.py",
         "sampling/device_step.py",
         "sampling/backends/torch",

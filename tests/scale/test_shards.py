@@ -18,8 +18,8 @@ import nucleate as nc
 from nucleate.sampling.backends import reference
 from nucleate.sampling.stage import Shift
 from nucleate.sampling.stages import Gumbel, LogitBias, Logprobs, Mirostat, Temperature, TopK, TopP, Typical
-from nucleate.scale import group_sums, rank_agreement
 from nucleate.scale.shards import ShardedSampler, ShardError
+from nucleate.sharding import group_sums, rank_agreement
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])

@@ -1,1 +1,1 @@
-"""Beyond one device and one machine: sampling on sharded logits, batches and replicas on Ray."""
+"""Beyond one machine: batches and replicas on Ray; and the public names of sampling on sharded logits."""

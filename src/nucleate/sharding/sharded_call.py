@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from nucleate.scale.found_sampling import Masks, SampledRows, sampled_rows
-from nucleate.scale.rank_exchange import RankExchange
-from nucleate.scale.shard_layout import ShardLayout
-from nucleate.scale.shard_plan import WHOLE, RowPlan
-from nucleate.scale.shard_rows import ShardRows
-from nucleate.scale.shard_step import ShardStep, StepRow
-from nucleate.scale.whole_rows import gather_rows
+from nucleate.sharding.found_sampling import Masks, SampledRows, sampled_rows
+from nucleate.sharding.rank_exchange import RankExchange
+from nucleate.sharding.shard_layout import ShardLayout
+from nucleate.sharding.shard_plan import WHOLE, RowPlan
+from nucleate.sharding.shard_rows import ShardRows
+from nucleate.sharding.shard_step import ShardStep, StepRow
+from nucleate.sharding.whole_rows import gather_rows
 
 
 class ShardedCall:

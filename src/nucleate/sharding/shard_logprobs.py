@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from nucleate.outputs import StepLogprobs, TokenLogprob
-from nucleate.scale.packets import Field, pack, unpack
-from nucleate.scale.rank_exchange import RankExchange
+from nucleate.sharding.packets import Field, pack, unpack
+from nucleate.sharding.rank_exchange import RankExchange
 
 Request = tuple[int, tuple[int, ...]]
 """How many of the most likely tokens, and which others, as in ``Tap.request``."""

@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nucleate.scale import shard_cuts
-from nucleate.scale.found_sampling import FoundTokens
-from nucleate.scale.local_shard import LocalShard
-from nucleate.scale.packets import pack, padded, unpack
-from nucleate.scale.rank_exchange import RankExchange
-from nucleate.scale.row_shifts import RowShifts
-from nucleate.scale.shard_layout import ShardLayout
-from nucleate.scale.shard_logprobs import ShardLogprobs
-from nucleate.scale.shard_plan import CANDIDATES, GROUPS, MAX_CANDIDATES, TOP_P, RowPlan
-from nucleate.scale.token_exchange import exchange_tokens
+from nucleate.sharding import shard_cuts
+from nucleate.sharding.found_sampling import FoundTokens
+from nucleate.sharding.local_shard import LocalShard
+from nucleate.sharding.packets import pack, padded, unpack
+from nucleate.sharding.rank_exchange import RankExchange
+from nucleate.sharding.row_shifts import RowShifts
+from nucleate.sharding.shard_layout import ShardLayout
+from nucleate.sharding.shard_logprobs import ShardLogprobs
+from nucleate.sharding.shard_plan import CANDIDATES, GROUPS, MAX_CANDIDATES, TOP_P, RowPlan
+from nucleate.sharding.token_exchange import exchange_tokens
 
 INVALID = "it has NaN, +inf or no finite score"
 HUGE = "its scores are too large to be summarized in float32"

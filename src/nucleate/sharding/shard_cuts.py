@@ -15,8 +15,8 @@ from nucleate.sampling import noise
 from nucleate.sampling.maths import SLACK
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.sampling.rule_inputs import RowStats
-from nucleate.scale.group_sums import Key, race
-from nucleate.scale.shard_plan import RowPlan
+from nucleate.sharding.group_sums import Key, race
+from nucleate.sharding.shard_plan import RowPlan
 
 NEAR = 1e-10
 """Relative error at which a sum is too close to a target. A sum of V terms errs by less than V units of 2^-53, 3e-11

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from nucleate.sampling import noise
 from nucleate.sampling.noise import GROUP_SIZE
-from nucleate.scale.group_sums import Key, masses, parts, race
-from nucleate.scale.row_shifts import RowShifts
+from nucleate.sharding.group_sums import Key, masses, parts, race
+from nucleate.sharding.row_shifts import RowShifts
 
 LOWEST = float(np.finfo(np.float32).min)
 

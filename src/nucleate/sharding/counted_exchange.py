@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from nucleate.scale.rank_exchange import RankExchange
-from nucleate.scale.shard_error import ShardError
+from nucleate.sharding.rank_exchange import RankExchange
+from nucleate.sharding.shard_error import ShardError
 
 
 @dataclass

@@ -16,9 +16,9 @@ import torch
 
 import nucleate
 from nucleate.sampling import noise
-from nucleate.scale.packets import pack, unpack
-from nucleate.scale.rank_exchange import RankExchange
-from nucleate.scale.shard_error import ShardError
+from nucleate.sharding.packets import pack, unpack
+from nucleate.sharding.rank_exchange import RankExchange
+from nucleate.sharding.shard_error import ShardError
 
 PROTOCOL = 1
 """Changes with the format of the exchanges."""

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from nucleate.scale.packets import pack, padded
-from nucleate.scale.rank_exchange import RankExchange
-from nucleate.scale.shard_layout import ShardLayout
+from nucleate.sharding.packets import pack, padded
+from nucleate.sharding.rank_exchange import RankExchange
+from nucleate.sharding.shard_layout import ShardLayout
 
 
 def shard_logits(logits: Any) -> torch.Tensor:

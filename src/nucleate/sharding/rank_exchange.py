@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from nucleate.scale.shard_error import ShardError
+from nucleate.sharding.shard_error import ShardError
 
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 """The new name, where torch has it: the old one is deprecated."""

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nucleate.scale.found_sampling import FoundTokens
-from nucleate.scale.packets import pack, unpack
-from nucleate.scale.rank_exchange import RankExchange
-from nucleate.scale.shard_layout import ShardLayout
+from nucleate.sharding.found_sampling import FoundTokens
+from nucleate.sharding.packets import pack, unpack
+from nucleate.sharding.rank_exchange import RankExchange
+from nucleate.sharding.shard_layout import ShardLayout
 
 
 def exchange_tokens(

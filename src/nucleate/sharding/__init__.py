@@ -1,0 +1,1 @@
+"""One model on several ranks: sampling on sharded logits, and tensor parallelism."""

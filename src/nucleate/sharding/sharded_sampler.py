@@ -1,0 +1,243 @@
+"""ShardedSampler: samples from logits whose vocabulary is sharded over ranks, the same tokens as one Sampler."""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from nucleate.jit.readiness import BACKENDS
+from nucleate.outputs import StepLogprobs
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.companion import combined_rows
+from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
+from nucleate.sampling.distributions import TargetDistributions
+from nucleate.sampling.inputs import check_count, check_token, like, masks
+from nucleate.sampling.pipeline import Params, PreparedPipeline
+from nucleate.sampling.sampler import SamplerOutput
+from nucleate.sampling.stage import Pipeline
+from nucleate.sharding.counted_exchange import CountedExchange, ShardStats
+from nucleate.sharding.found_sampling import Masks
+from nucleate.sharding.rank_agreement import agree_on_setup, agree_on_step
+from nucleate.sharding.rank_exchange import ProcessGroupExchange, RankExchange
+from nucleate.sharding.shard_layout import ShardLayout
+from nucleate.sharding.shard_rows import ShardRows
+from nucleate.sharding.sharded_call import ShardedCall, described
+from nucleate.sharding.whole_rows import gather_rows, shard_logits
+
+
+class ShardedSampler:
+    """Samples a batch of rows whose logits are sharded by columns. Every rank gets the tokens of one ``Sampler``.
+
+    vocab_size: V. group: a process group of torch.distributed, or None for the default one; or a ``RankExchange``.
+    backend: "auto", "cpu" or "reference", which samples from the exchanged tokens. timeout: seconds after which a rank
+    that does not answer is an error. All ranks make the same calls with the same
+    arguments, except for their logits. Shards may be uneven and start at any id; columns from V on are padding.
+
+    Common pipelines exchange less than 1/64 of a row (``explain``). Raises ShardError on all
+    ranks if setups, rows, parameters, seeds or masks differ; and in every call after an exchange has failed.
+    """
+
+    def __init__(self, vocab_size: int, group: Any = None, *, backend: str = "auto", timeout: float = 60.0) -> None:
+        check_count(vocab_size, "vocab_size")
+        if not timeout > 0:
+            raise ParameterError("timeout", f"timeout must be a number of seconds > 0, got {timeout!r:.60}")
+        self.vocab_size, self.stats = int(vocab_size), ShardStats()
+        self.last_paths: tuple[str, ...] = ()
+        """What the rows of the last call exchanged, in their order, as in ``explain``."""
+        if backend in TENSOR_BACKENDS:
+            raise ParameterError("backend", f"backend must be one of {', '.join(BACKENDS)}, got {backend!r:.60}")
+        if group is None or isinstance(group, torch.distributed.ProcessGroup):
+            group = ProcessGroupExchange(group, timeout)
+        self._exchange: RankExchange = CountedExchange(group, self.stats)
+        self._layout: ShardLayout | None = None
+        self._rows = ShardRows(self.vocab_size, backend, agree_on_setup(self._exchange, self.vocab_size))
+        self._sampler = self._rows.sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """The numbers of the rows, in the order in which they were added."""
+        return self._sampler.rows
+
+    def add(
+        self,
+        params: Params | PreparedPipeline,
+        prompt_ids: Sequence[int] = (),
+        *,
+        output_ids: Sequence[int] = (),
+        seed: int | None = None,
+        index: int = 0,
+        eos_token_ids: Sequence[int] = (),
+    ) -> int:
+        """Add a row and return its number, as ``Sampler.add``. Without a seed, all ranks get the same random one."""
+        return self._rows.add(params, prompt_ids, output_ids, seed, index, eos_token_ids)
+
+    def remove(self, row: int) -> None:
+        """Remove a row. The other rows do not change."""
+        self._rows.remove(row)
+
+    def seed(self, row: int) -> int:
+        """The seed of a row."""
+        return self._sampler.seed(row)
+
+    def stages(self, row: int) -> Pipeline:
+        """The simplified pipeline of a row for its next step."""
+        return self._sampler.stages(row)
+
+    def output_ids(self, row: int) -> tuple[int, ...]:
+        """The output tokens of a row so far."""
+        return self._sampler.output_ids(row)
+
+    def explain(self, row: int) -> str:
+        """What is exchanged for a row: "candidates", "top-p" or "groups"; or "whole row", with the reason.
+
+        A row of the first three is exchanged whole in a step in which it is invalid, flat or close to a tie.
+        """
+        self._sampler.seed(row)  # raises ParameterError for an unknown row
+        return described(self._rows.plans[row], self._rows.plans[row].why)
+
+    def __call__(
+        self,
+        logits_local: Any,
+        first_id: int,
+        rows: Iterable[int] | None = None,
+        *,
+        mask: Any = None,
+        companion: Any = None,
+    ) -> SamplerOutput:
+        """Sample the next token of each row, append it, and update stateful stages, as ``Sampler``.
+
+        logits_local: float [R, N], NumPy or torch, the columns from first_id on. rows, mask: as in ``Sampler``; the
+        mask covers the whole vocabulary. companion: float [R, N], the same columns of the companions' logits. Invalid
+        arguments of one rank are an error on all ranks, and change no row.
+        """
+        numbers: list[int] = []
+        masks_R: Masks = []
+        problem: Exception | None = None
+        try:
+            numbers = list(self.rows) if rows is None else [operator.index(row) for row in rows]
+            masks_R = self._checked(numbers, logits_local, mask, companion)
+        except (ValueError, TypeError) as error:
+            problem = error
+        arguments = {
+            "kinds of calls": "sample",
+            "requested rows": numbers,
+            "arguments companion": companion is not None,
+            "masks": [] if mask is None else [zlib.crc32(mask_W.tobytes()) for mask_W in masks_R if mask_W is not None],
+        }
+        logits_RN, first, problem = self._columns(logits_local, first_id, problem)
+        wait = self._begin(logits_RN, first, problem, arguments)
+        if problem is not None:
+            wait()
+            raise problem
+        call = ShardedCall(self._exchange, self._rows, logits_RN, first, numbers, masks_R)
+        result = call.run(wait(), None if companion is None else shard_logits(companion))  # compared while it computed
+        self.last_paths = tuple(
+            described(self._rows.plans[row], call.whole.get(at, "")) for at, row in enumerate(numbers)
+        )
+        self.stats.calls += 1
+        self.stats.rows.update(path.partition(":")[0] for path in self.last_paths)
+        tokens_R = np.array([result.tokens.get(at, -1) for at in range(len(numbers))], np.int64)
+        self._rows.log.record("tokens of the rows", tokens_R.tolist())
+        reported = tuple(map(result.logprobs.get, range(len(numbers)))) if result.logprobs else None
+        seeds_R = np.array([self.seed(row) for row in numbers], np.uint64)
+        seeds_R.flags.writeable = False
+        return SamplerOutput(like(logits_local, tokens_R), reported, dict(sorted(result.errors.items())), seeds_R)
+
+    def _checked(self, numbers: list[int], logits_local: Any, mask: Any, companion: Any) -> Masks:
+        """The masks of rows, after a check of all arguments. Raises ValueError, TypeError."""
+        for row in numbers:
+            self.seed(row)
+        if len(set(numbers)) < len(numbers):
+            raise ValueError(f"rows has one row twice, got {numbers!r:.60}")
+        if len(logits_local) != len(numbers):
+            raise ValueError(f"logits must have a row for each of {len(numbers)} rows, got {len(logits_local)}")
+        combines = [self._rows.combines.get(row) for row in numbers]
+        if companion is None:
+            combined_rows(combines, None, None)  # raises ParameterError if a row needs it
+        elif tuple(companion.shape) != tuple(logits_local.shape):
+            expected, got = list(logits_local.shape), list(companion.shape)
+            raise ValueError(f"companion must have the shape {expected}, like the logits, got {got}")
+        return masks(mask, len(numbers), self.vocab_size)
+
+    def _columns(
+        self, logits_local: Any, first_id: int, problem: Exception | None
+    ) -> tuple[torch.Tensor, int, Exception | None]:
+        """The logits of this shard, and their first id; or what is wrong with them."""
+        try:
+            logits_RN, first = shard_logits(logits_local), operator.index(first_id)
+            if not 0 <= first < 2**31:
+                raise ValueError(f"first_id must be an integer >= 0 and < 2**31, got {first}")
+        except (ValueError, TypeError) as error:
+            return torch.zeros((0, 0)), 0, problem or error
+        return logits_RN, first, problem
+
+    def _begin(
+        self, logits_RN: torch.Tensor, first: int, problem: Exception | None, arguments: dict[str, Any]
+    ) -> Callable[[], ShardLayout]:
+        """Start to agree with the other ranks on a step. The result waits for the layout. Raises ``problem`` there."""
+        checksums = {name: zlib.crc32(repr(value).encode()) for name, value in arguments.items()}
+        facts = {**checksums, **self._rows.log.facts, "data types of logits": zlib.crc32(str(logits_RN.dtype).encode())}
+        receive = agree_on_step(self._exchange, facts, first, logits_RN.shape[1], str(problem or ""))
+
+        def wait() -> ShardLayout:
+            first_ids, columns = receive()
+            if problem is not None:
+                raise problem
+            if self._layout is None or (self._layout.first_ids, self._layout.columns) != (first_ids, columns):
+                self._layout = ShardLayout(first_ids, columns, self.vocab_size)
+            return self._layout
+
+        return wait
+
+    def distributions(
+        self,
+        row: int,
+        logits_local: Any,
+        first_id: int,
+        tokens: Sequence[int] = (),
+        masks: Any = None,
+        *,
+        parents: Sequence[int] | None = None,
+        companion: Any = None,
+    ) -> TargetDistributions:
+        """The distributions of a row's next tokens, as ``Sampler.distributions``. Exchanges whole rows, [N, V]."""
+        logits_NV = self._whole(logits_local, first_id, row, list(tokens))
+        other_NV = None if companion is None else self._whole(companion, first_id, row, list(tokens))
+        return self._sampler.distributions(row, logits_NV, tokens, masks, parents=parents, companion=other_NV)
+
+    def accept(
+        self,
+        row: int,
+        token: int,
+        logits_local: Any = None,
+        first_id: int = 0,
+        mask_W: Any = None,
+        *,
+        distribution: Any = None,
+    ) -> StepLogprobs | None:
+        """Append a token that this sampler did not sample, as ``Sampler.accept``.
+
+        Without logits the token is forced, and nothing is exchanged. logits_local: float [N], the columns from first_id
+        on of the logits from which the token was sampled.
+        """
+        self.seed(row)
+        check_token(token, self.vocab_size)
+        logits_V = None if logits_local is None else self._whole(logits_local[None], first_id, row, [int(token)])[0]
+        logprobs = self._sampler.accept(row, int(token), logits_V, mask_W, distribution=distribution)
+        self._rows.follow(row, int(token))
+        self._rows.log.record("tokens of the rows", row, int(token))
+        return logprobs
+
+    def _whole(self, logits_local: Any, first_id: int, row: int, tokens: list[int]) -> torch.Tensor:
+        """Whole rows of logits, from the columns of all ranks."""
+        logits_RN, first, problem = self._columns(logits_local, first_id, None)
+        arguments = {"kinds of calls": "whole rows", "requested rows": row, "tokens": tokens}
+        return gather_rows(self._exchange, self._begin(logits_RN, first, problem, arguments)(), logits_RN)
