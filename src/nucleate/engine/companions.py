@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from nucleate.engine.kv_cache import COMPANION_START, START
 from nucleate.engine.scheduler_entry import NO_ROW, ScheduledSequence, SchedulerEntry
 from nucleate.models.protocol import ModelError, ModelLimits
@@ -159,8 +161,8 @@ class Companions:
         failed = []
         if hasattr(logits_LV, "detach"):
             logits_LV = logits_LV.clone()
-        elif not logits_LV.flags.writeable:
-            logits_LV = logits_LV.copy()
+        else:
+            logits_LV = np.require(logits_LV, requirements="W")  # whole rows, where they are sharded
         if other_LV is not None and hasattr(logits_LV, "detach") != hasattr(other_LV, "detach"):
             other_LV = logits_LV.new_tensor(other_LV) if hasattr(logits_LV, "detach") else other_LV.cpu().numpy()
         for one in ready:

@@ -105,9 +105,7 @@ class Engine:
         )
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         self._scheduler = Scheduler(self._kv_cache, **limits, whole_prompts=not runner.paged)
-        on_device = backend in TENSOR_BACKENDS and runner.asynchronous  # opt-in: not yet validated on a GPU
-        device = str(getattr(runner, "device", "cpu")) if on_device else "cpu"
-        self._sampler = Sampler(runner.vocab_size, backend, device)
+        self._sampler = _sampler_of(runner, backend)
         self._grammars = GrammarManager(tokenizer, runner.vocab_size, structured_limits)
         self._requests: dict[str, RunningRequest | RunningBeamSearch] = {}
         self._token_sampler = TokenSampler(self._sampler, self._grammars, self, deferred=runner.asynchronous)
@@ -304,6 +302,14 @@ class Engine:
         """End a sequence without a further token."""
         self.finish(sequence)
         return sequence.running.output(sequence.processor.end(finish))
+
+
+def _sampler_of(runner: Runner, backend: str) -> Sampler:
+    """The sampler for the logits of a runner: its own (``new_sampler``) where its logits are sharded."""
+    if hasattr(runner, "new_sampler"):
+        return runner.new_sampler(backend)  # type: ignore[no-any-return]
+    on_device = backend in TENSOR_BACKENDS and runner.asynchronous  # opt-in: not yet validated on a GPU
+    return Sampler(runner.vocab_size, backend, str(getattr(runner, "device", "cpu")) if on_device else "cpu")
 
 
 _sampler_row = attrgetter("sequence.row")

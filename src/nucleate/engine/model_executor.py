@@ -14,6 +14,7 @@ from nucleate.engine.running_request import RunningSequence, SequenceLifecycle
 from nucleate.engine.scheduler import Scheduler
 from nucleate.engine.scheduler_entry import ScheduledSequence
 from nucleate.engine.speculator import Speculator
+from nucleate.models.protocol import RunnerLostError
 from nucleate.models.runner import Runner
 from nucleate.outputs import EngineOutput
 from nucleate.parameters.converters import one_line
@@ -63,6 +64,8 @@ class ModelExecutor:
         begin = perf_counter()
         try:
             results = [self._forward(scheduled)]
+        except RunnerLostError:
+            raise
         except Exception as error:  # noqa: BLE001  # a model may raise anything
             results = self._forward_alone(scheduled, outputs, error)
         self.seconds += perf_counter() - begin

@@ -19,6 +19,7 @@ from nucleate.jit.kernel_libraries import MODELS, SAMPLER
 from nucleate.jit.native_library import load_in_background
 from nucleate.llm.chat_request import chat_request, split_chat_values
 from nucleate.llm.model_tokenizer import model_tokenizer
+from nucleate.llm.parallel_model import check_parallel, load_parallel
 from nucleate.llm.progress import with_progress
 from nucleate.models.loader import check_companion, is_in_memory, runners_of
 from nucleate.models.model_source import ModelSource
@@ -58,7 +59,7 @@ class LLM:
     outputs except beams. companion_model: the weaker model of contrastive decoding, with the same vocabulary.
     tool_call_parser, reasoning_parser: the formats of tool calls and of the reasoning section, see ``docs/tools.md``;
     "auto" chooses them from the chat template. gguf_options: of a GGUF model, a ``GgufOptions`` or a dict with its
-    fields. max_num_seqs, max_num_batched_tokens, max_model_len, kv_cache_memory: see ``new_engine``. Raises ModelError,
+    fields. tensor_parallel: the number of processes that share the model, see ``docs/scale.md``. max_num_seqs, max_num_batched_tokens, max_model_len, kv_cache_memory: see ``new_engine``. Raises ModelError,
     ParameterError.
 
     ``default_params`` are the defaults of sampling parameters. They apply to every field that a request does not set:
@@ -81,6 +82,7 @@ class LLM:
         tool_call_parser: str = "auto",
         reasoning_parser: str = "auto",
         gguf_options: Any = None,
+        tensor_parallel: int = 1,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         max_model_len: int | None = None,
@@ -101,9 +103,11 @@ class LLM:
         speculation, self.watermark = Speculation.of(speculative_config), check_watermark(watermark)
         if tokenizer is None and is_in_memory(model):
             raise ParameterError("tokenizer", "a model in memory needs a tokenizer: LLM(model, tokenizer)")
-        source = ModelSource.find(
-            model, device=device, dtype=dtype, runtime=runtime, revision=revision, gguf_options=gguf_options
-        )
+        check_count(tensor_parallel, "tensor_parallel")
+        how = {"device": device, "dtype": dtype, "runtime": runtime}
+        source = ModelSource.find(model, **how, revision=revision, gguf_options=gguf_options)
+        if tensor_parallel > 1:
+            check_parallel(source, speculation)
         load_in_background((*SAMPLER, MODELS), compiling=False)
         self.folder = source.folder
         try:
@@ -111,10 +115,10 @@ class LLM:
         except ParameterError as error:  # caused by the model, not by an argument
             text = f"{source.generation_config_name}: {error} (generation_config 'none' ignores the file)"
             raise ModelError(text) from None
-        self.model = source.load()
+        self.model: Model = source.load() if tensor_parallel == 1 else load_parallel(source, tensor_parallel, how)
         self.companion_model: Model | None = None
         if companion_model is not None:
-            other = ModelSource.find(companion_model, device=device, dtype=dtype, runtime=runtime, revision=None)
+            other = ModelSource.find(companion_model, **how, revision=None)
             self.companion_model = other.load()
             check_companion(self.model, source.folder, self.companion_model, other.folder)
         self.tokenizer = model_tokenizer(tokenizer, source, self.model)
@@ -308,6 +312,11 @@ class LLM:
     def shared_engine(self) -> SharedEngine:
         """The engine that all calls share, for tools that run their own requests on it."""
         return self._engine
+
+    def close(self) -> None:
+        """End the other processes of a model with ``tensor_parallel``; it cannot be used again. Others need no end."""
+        if hasattr(self.model, "close"):
+            self.model.close()
 
     def reset_prefix_cache(self) -> None:
         """Forget the cached prompt prefixes. Call it after the weights of a model in memory have changed.

@@ -209,7 +209,7 @@ def bytes_per_token(model: Model) -> int:
 
 
 def _default_memory(model: Model, most: int) -> int:
-    return min(most, (model.free_memory if isinstance(model, TransformersModel) else free()) // 4)
+    return min(most, (model.free_memory if hasattr(model, "free_memory") else free()) // 4)
 
 
 def _sequential(model: Model, memory: int, token_bytes: int, reason: str) -> SequentialRunner:

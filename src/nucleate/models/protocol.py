@@ -13,6 +13,10 @@ class ModelError(RuntimeError):
     """A model cannot be found, loaded or run. The message is one line that says what to do."""
 
 
+class RunnerLostError(ModelError):
+    """A process that runs a part of the model has ended: the model cannot be used again."""
+
+
 class DecodingContext(Protocol):
     """The decoding state of one sequence, with the model's own KV cache."""
 

@@ -51,7 +51,7 @@ def agree_on_setup(exchange: RankExchange, vocab_size: int) -> int:
         "checksums of the arithmetic of NumPy and the processor": arithmetic(),
         "seed": noise.fresh_seed(),
     }
-    setups = [json.loads(text) for text in _gather_text(exchange, json.dumps(own))]
+    setups = [json.loads(text) for text in gather_text(exchange, json.dumps(own))]
     shared = int(setups[0]["seed"])
     for name in own:
         if name != "seed":
@@ -98,7 +98,7 @@ def agree_on_step(
     def wait() -> tuple[tuple[int, ...], tuple[int, ...]]:
         [rows_RN] = unpack(receive(), [(np.uint32, (STEP_NUMBERS,))])
         if rows_RN[:, 0].any():
-            problems = _gather_text(exchange, problem)
+            problems = gather_text(exchange, problem)
             rank = int(rows_RN[:, 0].argmax())
             if not problem:
                 raise ShardError(f"rank {rank} failed: {problems[rank]}")
@@ -110,7 +110,7 @@ def agree_on_step(
     return wait
 
 
-def _gather_text(exchange: RankExchange, text: str) -> list[str]:
+def gather_text(exchange: RankExchange, text: str) -> list[str]:
     """A text of each rank, cut to TEXT_BYTES."""
     data = np.frombuffer(text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0"), np.uint8).copy()
     [received] = unpack(exchange.gather(pack([torch.from_numpy(data)], exchange.device))(), [(np.uint8, (TEXT_BYTES,))])

@@ -18,7 +18,7 @@ from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
 from nucleate.sampling.distributions import TargetDistributions
 from nucleate.sampling.inputs import check_count, check_token, like, masks
 from nucleate.sampling.pipeline import Params, PreparedPipeline
-from nucleate.sampling.sampler import SamplerOutput
+from nucleate.sampling.sampler import Sampler, SamplerOutput
 from nucleate.sampling.stage import Pipeline
 from nucleate.sharding.counted_exchange import CountedExchange, ShardStats
 from nucleate.sharding.found_sampling import Masks
@@ -82,6 +82,11 @@ class ShardedSampler:
     def remove(self, row: int) -> None:
         """Remove a row. The other rows do not change."""
         self._rows.remove(row)
+
+    @property
+    def sampler(self) -> Sampler:
+        """The ``Sampler`` that has the state of the rows; for methods on whole rows that change nothing."""
+        return self._sampler
 
     def seed(self, row: int) -> int:
         """The seed of a row."""

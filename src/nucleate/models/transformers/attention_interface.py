@@ -9,6 +9,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from nucleate.models.transformers.model_object import share
 from nucleate.models.transformers.ragged_attention import AttentionPlan, IncompatibleModelError
+from nucleate.models.transformers.sharded_model import rebind_hooks
 
 NAME, PROBE = "nucleate", "nucleate_probe"
 """The attention implementations. For the second one, Transformers also calls ``note_mask`` for each mask."""
@@ -17,6 +18,8 @@ NAME, PROBE = "nucleate", "nucleate_probe"
 def paged_copy(model: Any) -> Any:
     """A copy of the model that shares its weights, has its own config, and attends with ``dispatch``."""
     copied = share(model)
+    if getattr(model, "_mesh_manager", None) is not None:
+        rebind_hooks(copied)
     implement(copied, NAME)
     return copied
 

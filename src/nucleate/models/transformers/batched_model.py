@@ -44,6 +44,7 @@ class BatchedTransformers:
         self.device, self.dtype = model.model.device, model.model.dtype
         self.asynchronous = self.device.type == "cuda"
         self.compiled = has_kernel(self.device, self.dtype)
+        self.local_logits = model.local_logits
         self._capture: HiddenStateCapture | None = None
         try:
             self.model = paged_copy(model.model)
@@ -90,7 +91,7 @@ class BatchedTransformers:
             logits_LV = out.logits[0]
             if len(logits_LV) != len(plan.logits_indices):  # some models ignore logits_to_keep
                 logits_LV = logits_LV[plan.logits_indices]
-            logits_LV = logits_LV.float()
+            logits_LV = self.local_logits(logits_LV).float()
             if self._capture is not None and self.capture_enabled:
                 self.hidden_states = self._output(self._capture.take())
         return self._output(logits_LV)

@@ -113,7 +113,8 @@ def compare(runner: Any, stock: Any, decoding: Decoding) -> None:
         raise IncompatibleModelError(f"its context of {length} tokens is too short for the comparison")
     ids_2T = np.random.default_rng(0).integers(0, runner.vocab_size, (2, length))
     settings = {"position_ids": positions(stock, 0, length)} if decoding.positions else {}
-    expected_2TV = stock(input_ids=torch.from_numpy(ids_2T).to(runner.device), use_cache=False, **settings).logits
+    expected = stock(input_ids=torch.from_numpy(ids_2T).to(runner.device), use_cache=False, **settings)
+    expected_2TV = runner.local_logits(expected.logits)
     count = -(-length // runner.block_size)
     runner.allocate(2 * count)
     blocks = [list(range(2 * count))[::-2], list(range(2 * count))[::2]]

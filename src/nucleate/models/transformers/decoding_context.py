@@ -109,7 +109,7 @@ def _logits(out: Any, count: int) -> Floats:
 def decoding_of(model: Any, vocab_size: int) -> Decoding:
     """How to decode with a model. Runs a few tokens. Raises ModelError if the model cannot continue token ids."""
     ids = np.random.default_rng(0).integers(0, vocab_size, TOKENS).tolist()
-    name, decoding = type(model).__name__, _declared(model)
+    name, decoding = type(model).__name__, declared_decoding(model)
     try:
         recomputed = TransformersContext(model, decoding._replace(cache=None))
         expected_2V = np.stack([recomputed.forward(ids[:-1]), recomputed.forward(ids[-1:])])
@@ -156,7 +156,7 @@ def _equals_generate(model: Any, decoding: Decoding, ids: list[int]) -> bool:
     return _deviation(actual_2V[1:], expected_2V[1:], model.dtype) <= TOLERANCE.get(model.dtype, 0)
 
 
-def _declared(model: Any) -> Decoding:
+def declared_decoding(model: Any) -> Decoding:
     """How the model's code and config say that it decodes."""
     parameters = inspect.signature(type(model).forward).parameters
     cache = next((name for name in ("past_key_values", "cache_params", "state") if name in parameters), None)

@@ -37,14 +37,18 @@ class TransformersModel:
             quantized = quantized_weight(folder)
             if quantized is not None and getattr(config, "quantization_config", None) is None:
                 raise ModelError(f"its weights are quantized ({quantized}), but config.json has no quantization_config")
-            model, found = _auto_class(config).from_pretrained(
-                folder, dtype=dtype, output_loading_info=True, trust_remote_code=False
-            )
+            model, found = self._load(folder, config, dtype, device_)
             if missing := sorted(found["missing_keys"]):  # which Transformers initialises at random
                 raise ModelError(f"{len(missing)} weights are missing, such as {missing[0]}")
             self._wrap(model.to(device_), chosen)
         except Exception as error:  # of torch, transformers, safetensors or the hub
             raise ModelError(f"cannot load the model in {folder} on {chosen}: {one_line(error)}") from error
+
+    def _load(self, folder: Path, config: Any, dtype: str, device: Any) -> tuple[Any, Any]:  # noqa: ARG002
+        """The model with its weights on any device, and what Transformers reports about loading them."""
+        return _auto_class(config).from_pretrained(  # type: ignore[no-any-return]
+            folder, dtype=dtype, output_loading_info=True, trust_remote_code=False
+        )
 
     @classmethod
     def of(cls, model: Any) -> TransformersModel:
@@ -56,8 +60,6 @@ class TransformersModel:
         return made
 
     def _wrap(self, model: Any, device: str) -> None:
-        from nucleate.models.transformers.decoding_context import decoding_of
-
         self.model = model.eval()
         head = model.get_output_embeddings()
         if head is None:
@@ -69,7 +71,12 @@ class TransformersModel:
         self.runtime = f"torch {device} {str(model.dtype).removeprefix('torch.')}"
         self.bidirectional_prompt = bool(getattr(text, "use_bidirectional_attention", False))
         """Whether the tokens of a prompt attend to all of it, so that its output must not be computed with it."""
-        self.decoding = decoding_of(model, self.vocab_size)
+        self.decoding = self._decoding()
+
+    def _decoding(self) -> Any:
+        from nucleate.models.transformers.decoding_context import decoding_of
+
+        return decoding_of(self.model, self.vocab_size)
 
     @property
     def token_bytes(self) -> int:
@@ -88,6 +95,10 @@ class TransformersModel:
         torch, _ = libraries()
         device = self.model.device
         return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free()
+
+    def local_logits(self, logits_LV: Any) -> Any:
+        """The columns of the logits that this process keeps: all of them."""
+        return logits_LV
 
     def begin(self) -> TransformersContext:
         from nucleate.models.transformers.decoding_context import TransformersContext
@@ -126,6 +137,12 @@ def _auto_class(config: Any) -> Any:
         if kind in classes and (classes[kind].config_class is kind or classes[kind].config_class in classes):
             return getattr(transformers, name)
     raise ModelError(f"Transformers has no language model for the architecture {config.model_type!r}")
+
+
+def model_class(config: Any) -> Any:
+    """The model class that ``from_pretrained`` of the auto class takes. Raises ModelError."""
+    found = _auto_class(config)._model_mapping[type(config)]  # noqa: SLF001
+    return found[0] if isinstance(found, tuple) else found
 
 
 def import_torch() -> Any:

@@ -1,0 +1,173 @@
+"""Starts the processes of a tensor-parallel model, or joins those that torchrun has started."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nucleate.jit.thread_pool import cores
+from nucleate.models.protocol import ModelError
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sharding.rank import Rank
+from nucleate.sharding.rank_group import RankGroup, follow
+
+TIMEOUT = 300.0
+"""Seconds until a rank that does not answer is an error. The first step may load or compile kernels."""
+
+END_SECONDS = 10.0
+"""How long rank 0 waits for the other processes to end before it kills them."""
+
+
+def start(size: int, load: Sequence[Any]) -> RankGroup:
+    """Start the other ranks on this machine, and load the model on all. load: the arguments of ``Rank.load``.
+
+    Raises ModelError.
+    """
+    check_free()
+    processes = RankProcesses(size, load)
+    try:
+        rank = processes.join()
+        group = RankGroup(rank, processes.ended, processes.stop)
+        rank.load(load[0], device_of(load[1], 0), load[2])
+    except BaseException as error:
+        why = processes.ended()
+        processes.stop(wait=False)
+        if isinstance(error, ModelError) or not isinstance(error, Exception):
+            raise
+        raise ModelError(f"the ranks could not start: {why or error}") from error
+    return group
+
+
+def join_torchrun(size: int, load: Sequence[Any], environment: Mapping[str, str] = os.environ) -> RankGroup:
+    """Join the processes of torchrun. Returns on rank 0; the others serve it, and their processes end with it.
+
+    Raises ModelError on all ranks, ParameterError.
+    """
+    world, index = int(environment["WORLD_SIZE"]), int(environment["RANK"])
+    if world != size:
+        raise ParameterError("tensor_parallel", f"tensor_parallel must be WORLD_SIZE of torchrun ({world}), got {size}")
+    check_free()
+    folder, device, dtype = load
+    local = int(environment.get("LOCAL_RANK", index))
+    if device == "cuda":
+        torch.cuda.set_device(local)
+    dist.init_process_group(backend_of(device), timeout=timedelta(seconds=TIMEOUT))
+    rank, own = Rank(index, size, TIMEOUT), (folder, device_of(device, local), dtype)
+    if index:
+        follow(rank, own)
+        dist.destroy_process_group()
+        sys.exit(0)
+    group = RankGroup(rank, lambda: "", lambda wait: dist.destroy_process_group() if wait else None)
+    rank.load(*own)
+    return group
+
+
+def is_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether torchrun, or a launcher with its environment variables, has started several processes."""
+    return "RANK" in environment and environment.get("WORLD_SIZE", "1") != "1"
+
+
+def check_free() -> None:
+    """Raise ModelError if this process has a process group: torch has one per process."""
+    if dist.is_initialized():
+        raise ModelError(
+            "this process has a process group of torch.distributed, such as that of another tensor-parallel model; "
+            "close that model first (LLM.close)"
+        )
+
+
+def backend_of(device: str) -> str:
+    """The backend of torch.distributed for a device."""
+    return "nccl" if device.startswith("cuda") else "gloo"
+
+
+def device_of(device: str, index: int) -> str:
+    """The device of a rank: the GPU of its number, or the CPU."""
+    return f"cuda:{index}" if device.startswith("cuda") else device
+
+
+class RankProcesses:
+    """The processes of the ranks from 1 on, and what they share."""
+
+    def __init__(self, size: int, load: Sequence[Any]) -> None:
+        folder, self._device, dtype = load
+        self.size = size
+        self._folder = tempfile.mkdtemp(prefix="nucleate-ranks-")  # readable for this user only
+        self._threads = torch.get_num_threads()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        options = {"store": f"{self._folder}/store", "size": size, "load": [str(folder), self._device, dtype]}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
+        for rank in range(1, size):
+            command = [sys.executable, "-m", "nucleate.sharding.follower", json.dumps({**options, "rank": rank})]
+            self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=environment))
+
+    def join(self) -> Rank:
+        """Wait until all processes have started, and join them as rank 0. Raises RuntimeError, also if one ends."""
+        store = dist.FileStore(f"{self._folder}/store", self.size)
+        end = time.monotonic() + TIMEOUT
+        while not store.check([f"started {rank}" for rank in range(1, self.size)]):
+            if why := self.ended():
+                raise RuntimeError(why)
+            if time.monotonic() > end:
+                raise RuntimeError(f"a process did not start within {TIMEOUT:g} s")
+            time.sleep(0.02)
+        return join(store, 0, self.size, self._device)
+
+    def ended(self) -> str:
+        """The processes that have ended, as text."""
+        codes = {rank: code for rank, one in enumerate(self._processes, 1) if (code := one.poll()) is not None}
+        return ", ".join(
+            f"rank {rank} " + (f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}")
+            for rank, code in codes.items()
+        )
+
+    def stop(self, wait: bool) -> None:
+        """End all processes. wait: for them to end by themselves, for a few seconds."""
+        end = time.monotonic() + (END_SECONDS if wait else 0.0)
+        for process in self._processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, end - time.monotonic()))
+            process.kill()
+            process.wait()
+            if process.stdin is not None:
+                process.stdin.close()
+        with suppress(Exception):  # of a group that has failed
+            dist.destroy_process_group()
+        torch.set_num_threads(self._threads)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def join(store: Any, rank: int, size: int, device: str) -> Rank:
+    """Join the ranks on this machine, and divide its cores among them."""
+    if device.startswith("cuda"):
+        torch.cuda.set_device(rank)
+    else:
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), cores() // size)))
+    timeout = timedelta(seconds=TIMEOUT)
+    dist.init_process_group(backend_of(device), store=store, rank=rank, world_size=size, timeout=timeout)
+    return Rank(rank, size, TIMEOUT)
+
+
+def load_arguments(folder: Path, device: str, dtype: str, size: int) -> tuple[Path, str, str]:
+    """The arguments of ``Rank.load``, after a check of the device. Raises ParameterError."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise ParameterError("device", f"with tensor_parallel, device must be auto, cpu or cuda, got {device!r:.40}")
+    count = torch.cuda.device_count()
+    if device == "auto":
+        device = "cuda" if count else "cpu"
+    if device == "cuda" and count < size and not is_torchrun():
+        raise ParameterError("tensor_parallel", f"tensor_parallel is at most the number of GPUs ({count}), got {size}")
+    return folder, device, dtype
