@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import torch.distributed as dist
 
 import nucleate as nc
 from nucleate.scale.shards import ShardedSampler, ShardError
+from nucleate.sharding.rank import Rank
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "nucleate.scale.shards", "shard_ranks"])  # imported once, not per rank
@@ -147,3 +149,9 @@ def lose_a_rank(rank: int, size: int, how: str, timeout: float) -> tuple[list[in
             errors.append(str(error))
         in_time &= time.monotonic() - start < timeout + 30.0
     return tokens, errors[0], errors[1], in_time
+
+
+def load_models(rank: int, size: int, folders: list[str]) -> str:
+    """Load a folder per rank as one model."""
+    Rank(rank, size, LIMIT).load(Path(folders[rank]), "cpu", "auto")
+    return "loaded"

@@ -168,6 +168,8 @@ class Engine:
         spec = params.structured_outputs
         grammar = None if spec is None else self._grammars.compile(spec)
         pipeline = self._pipelines.get(params)
+        if hasattr(self._sampler, "check_pipeline"):
+            self._sampler.check_pipeline(pipeline)
         companion = None
         if pipeline.combine is not None:
             companion, rules = self._companions.admit(pipeline.combine, request.prompt_ids, rules, self)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from nucleate.outputs import StepLogprobs
+from nucleate.parameters.converters import one_line
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
 from nucleate.sampling.distributions import TargetDistributions
 from nucleate.sampling.pipeline import PreparedPipeline
 from nucleate.sampling.sampler import Sampler, SamplerOutput
 from nucleate.sampling.stage import Pipeline
+from nucleate.sharding.rank_channel import encode
 from nucleate.sharding.rank_group import RankGroup
 from nucleate.sharding.sharded_logits import ShardedLogits
 
@@ -45,15 +46,21 @@ class RankedSampler:
         output_ids: Sequence[int] = (),
         seed: int,
     ) -> int:
-        """See ``Sampler.add``. Raises ParameterError also for stages that the other processes cannot import."""
-        for stage in pipeline.given:
-            if type(stage).__module__ == "__main__":
-                raise _not_importable(f"{type(stage).__name__} is defined in __main__")
-        try:
-            added: int = self._group.call("add", self._number, pipeline, list(prompt_ids), list(output_ids), seed)
-        except (pickle.PicklingError, AttributeError) as error:
-            raise _not_importable(str(error)) from error
+        """See ``Sampler.add``."""
+        added: int = self._group.call("add", self._number, pipeline, list(prompt_ids), list(output_ids), seed)
         return added
+
+    @staticmethod
+    def check_pipeline(pipeline: PreparedPipeline) -> None:
+        """Raise ParameterError for a pipeline that the other processes cannot make."""
+        rule = "with tensor_parallel, other processes sample as well, so stages must be defined in an importable module"
+        try:
+            encode(pipeline)
+            for stage in pipeline.given:
+                if type(stage).__module__ == "__main__":
+                    raise TypeError(f"{type(stage).__name__} is defined in __main__")
+        except Exception as error:  # pickle raises errors of many types
+            raise ParameterError("sampling_params", f"{rule}: {one_line(error)}") from error
 
     def remove(self, row: int) -> None:
         """See ``Sampler.remove``."""
@@ -102,8 +109,3 @@ class RankedSampler:
 def _source(logits_RV: Any) -> Any:
     """What ``Rank.sample`` takes: whole rows are those that rank 0 has combined with others."""
     return logits_RV.source if isinstance(logits_RV, ShardedLogits) else np.asarray(logits_RV)
-
-
-def _not_importable(why: str) -> ParameterError:
-    rule = "with tensor_parallel, other processes sample as well, so stages must be defined in an importable module"
-    return ParameterError("sampling_params", f"{rule}: {why}")

@@ -67,6 +67,6 @@ class ShardedLogits:
         numbers = self._numbers
         return ShardedLogits(self._rows, [numbers[each] for each in index])
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.float32]:  # noqa: ARG002
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.float32]:
         whole_RV = self._rows.group.call("whole", *self.source)
         return np.asarray(whole_RV[0] if self._one else whole_RV, dtype or self.dtype)

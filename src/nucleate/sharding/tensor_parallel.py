@@ -6,6 +6,7 @@ from pathlib import Path
 
 from nucleate.models.loader import check_options
 from nucleate.models.protocol import DecodingContext, ModelError
+from nucleate.models.transformers.sharded_model import check_shardable
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sharding.rank_group import RankGroup
 from nucleate.sharding.rank_processes import is_torchrun, join_torchrun, load_arguments, start
@@ -50,4 +51,5 @@ def load_sharded(folder: Path, size: int, device: str, dtype: str, runtime: str)
         raise ParameterError("runtime", "tensor_parallel needs runtime 'auto' or 'torch', got 'numpy'")
     arguments = load_arguments(folder, device, dtype, size)
     check_options(arguments[1], dtype, runtime)
+    check_shardable(folder, size)  # before other processes start
     return TensorParallelModel((join_torchrun if is_torchrun() else start)(size, arguments))

@@ -35,7 +35,7 @@ class ShardedTransformers(TransformersModel):
 
     def _load(self, folder: Path, config: Any, dtype: str, device: Any) -> tuple[Any, Any]:
         cls = _sharded_class(model_class(config), device, self._size)
-        plan = {name: "colwise" for name, style in (cls._tp_plan or {}).items() if style in GATHERED}  # noqa: SLF001
+        plan = {name: "colwise" for name, style in (cls._tp_plan or {}).items() if style in GATHERED}
         sharding = {"tp_size": self._size, "tp_plan": plan or None}
         model, found = cls.from_pretrained(
             folder, dtype=dtype, output_loading_info=True, trust_remote_code=False, distributed_config=sharding
@@ -115,7 +115,7 @@ def _sharded_class(cls: Any, device: Any, size: int) -> Any:
         _, transformers = libraries()
         raise ModelError(f"tensor_parallel needs Transformers 5.23 or newer, got {transformers.__version__}") from None
 
-    def prepare(_: Any, config: Any, device_map: Any = None) -> Any:  # noqa: ARG001
+    def prepare(_: Any, config: Any, device_map: Any = None) -> Any:
         from transformers.distributed import DistributedConfig
 
         dense = ("pp", "dp_replicate", "fsdp", "tp"), (1, 1, 1, size)

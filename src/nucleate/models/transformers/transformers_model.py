@@ -44,7 +44,7 @@ class TransformersModel:
         except Exception as error:  # of torch, transformers, safetensors or the hub
             raise ModelError(f"cannot load the model in {folder} on {chosen}: {one_line(error)}") from error
 
-    def _load(self, folder: Path, config: Any, dtype: str, device: Any) -> tuple[Any, Any]:  # noqa: ARG002
+    def _load(self, folder: Path, config: Any, dtype: str, device: Any) -> tuple[Any, Any]:
         """The model with its weights on any device, and what Transformers reports about loading them."""
         return _auto_class(config).from_pretrained(  # type: ignore[no-any-return]
             folder, dtype=dtype, output_loading_info=True, trust_remote_code=False

@@ -1,0 +1,50 @@
+"""Kinds of models sharded over two processes: the tokens of one process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import parallel_models
+import pytest
+
+import nucleate as nc
+from nucleate.models.loader import EMBEDDED
+
+PROMPTS = [[7, 8, 9, 10, 7, 8], [*range(20, 60)]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [kind for kind in parallel_models.KINDS if kind not in ("llama", "gpt2")])
+def test_kinds_of_models(tmp_path: Path, kind: str) -> None:
+    """Tied embeddings, biases, norms of heads, windows, soft caps, experts, fused projections, sinks."""
+    path = parallel_models.save(tmp_path, kind)
+    sharded = nc.LLM(path, tensor_parallel=2, device="cpu")
+    try:
+        one = nc.LLM(path, device="cpu", runtime="torch")
+        params = parallel_models.MIXED * len(PROMPTS)
+        prompts = [prompt for prompt in PROMPTS for _ in parallel_models.MIXED]
+        parallel_models.assert_same(sharded.generate(prompts, params), one.generate(prompts, params))
+    finally:
+        sharded.close()
+
+
+@pytest.mark.slow
+def test_the_embedded_model(llm: nc.LLM) -> None:
+    """Tied embeddings, text, and a companion model on rank 0; one process runs it with NumPy."""
+    sharded = nc.LLM(tensor_parallel=2, device="cpu", companion_model=EMBEDDED)
+    try:
+        one = nc.LLM(companion_model=EMBEDDED)
+        schema = json.dumps({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
+        params = [
+            nc.SamplingParams(temperature=0, max_tokens=60),
+            nc.SamplingParams(seed=1, max_tokens=60, stop=["."]),
+            nc.SamplingParams(seed=2, max_tokens=40, structured_outputs=nc.StructuredOutputs(json_schema=schema)),
+            nc.SamplingParams(seed=3, max_tokens=40, guidance_scale=1.5, negative_prompt="A sad story", n=2),
+            nc.SamplingParams(seed=4, max_tokens=40, contrastive_beta=0.7, contrastive_temperature=0.5),
+            nc.SamplingParams(seed=5, max_tokens=40, dry_multiplier=0.8, xtc_probability=0.5),
+        ]
+        prompts = ["Once upon a time"] * len(params)
+        parallel_models.assert_same(sharded.generate(prompts, params), one.generate(prompts, params))
+    finally:
+        sharded.close()
