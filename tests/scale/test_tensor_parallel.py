@@ -136,5 +136,5 @@ def test_invalid_arguments(tmp_path: Path, folder: Path) -> None:
 
 
 def test_a_model_in_memory_or_in_gguf_is_an_error(llm: nc.LLM) -> None:
-    with pytest.raises(nc.ParameterError, match="tensor_parallel needs a model folder .*, got a model in memory"):
+    with pytest.raises(nc.ParameterError, match=r"tensor_parallel needs a model folder .*, got a model in memory"):
         nc.LLM(llm.model, llm.tokenizer, tensor_parallel=2)

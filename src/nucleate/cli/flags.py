@@ -101,6 +101,14 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--runtime", metavar="RUNTIME", default="auto", help="Model runtime: auto, numpy or torch (default: auto)."
     )
+    group.add_argument(
+        "--tensor-parallel",
+        "--tensor-parallel-size",
+        type=int,
+        metavar="N",
+        default=1,
+        help="Number of processes that share the model, each with a GPU or a part of the cores (default: 1).",
+    )
     for flag, names, subject in (
         ("--tool-call-parser", TOOL_CALL_PARSERS, "tool calls"),
         ("--reasoning-parser", REASONING_PARSERS, "the reasoning section"),
@@ -221,7 +229,7 @@ def _speculation(arguments: argparse.Namespace) -> Speculation | None:
 
 _MODEL_OPTIONS = (
     *("model", "tokenizer", "revision", "device", "dtype", "runtime", "generation_config", "companion_model"),
-    *("tool_call_parser", "reasoning_parser"),
+    *("tensor_parallel", "tool_call_parser", "reasoning_parser"),
 )
 
 _SPECULATION_FIELDS = {

@@ -159,10 +159,8 @@ class Companions:
         other_LV: the logits of the companion model. Also returns the sequences whose stage failed, with the error.
         """
         failed = []
-        if hasattr(logits_LV, "detach"):
-            logits_LV = logits_LV.clone()
-        else:
-            logits_LV = np.require(logits_LV, requirements="W")  # whole rows, where they are sharded
+        # a copy of a tensor; whole rows, where they are sharded
+        logits_LV = logits_LV.clone() if hasattr(logits_LV, "detach") else np.require(logits_LV, requirements="W")
         if other_LV is not None and hasattr(logits_LV, "detach") != hasattr(other_LV, "detach"):
             other_LV = logits_LV.new_tensor(other_LV) if hasattr(logits_LV, "detach") else other_LV.cpu().numpy()
         for one in ready:

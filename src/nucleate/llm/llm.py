@@ -59,8 +59,8 @@ class LLM:
     outputs except beams. companion_model: the weaker model of contrastive decoding, with the same vocabulary.
     tool_call_parser, reasoning_parser: the formats of tool calls and of the reasoning section, see ``docs/tools.md``;
     "auto" chooses them from the chat template. gguf_options: of a GGUF model, a ``GgufOptions`` or a dict with its
-    fields. tensor_parallel: the number of processes that share the model, see ``docs/scale.md``. max_num_seqs, max_num_batched_tokens, max_model_len, kv_cache_memory: see ``new_engine``. Raises ModelError,
-    ParameterError.
+    fields. tensor_parallel: the number of processes that share the model, see ``docs/scale.md``. max_num_seqs,
+    max_num_batched_tokens, max_model_len, kv_cache_memory: see ``new_engine``. Raises ModelError, ParameterError.
 
     ``default_params`` are the defaults of sampling parameters. They apply to every field that a request does not set:
     ``generate(prompt, temperature=1)`` and ``generate(prompt, SamplingParams(temperature=1))`` are the same.

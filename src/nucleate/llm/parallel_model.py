@@ -28,10 +28,9 @@ def check_parallel(source: Any, speculation: Speculation | None) -> None:
         )
 
 
-def load_parallel(source: ModelSource, size: int, options: Mapping[str, str]) -> Model:
-    """Load a model on ``size`` processes. options: device, dtype and runtime. Raises ModelError, ParameterError."""
+def load_parallel(source: Any, size: int, options: Mapping[str, str]) -> Model:
+    """Load a model that ``check_parallel`` allows on ``size`` processes. options: device, dtype and runtime. Raises ModelError, ParameterError."""
     libraries()  # raises ModelError
     from nucleate.sharding.tensor_parallel import load_sharded
 
-    assert source.folder is not None
     return load_sharded(source.folder, size, **options)

@@ -56,8 +56,8 @@ class Move(NamedTuple):
 class Runner(Protocol):
     """A causal language model that computes many sequences at once.
 
-    An optional attribute ``max_sequences`` limits how many. An optional method ``new_sampler(backend)`` makes the sampler
-    for its logits, which are then only indexed by rows, passed to that sampler, or converted with ``np.asarray``.
+    An optional attribute ``max_sequences`` limits how many. An optional method ``new_sampler(backend)`` makes the
+    sampler for its logits, which are then only indexed by rows, given to it, or converted with ``np.asarray``.
     """
 
     @property

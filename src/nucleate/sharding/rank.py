@@ -59,8 +59,8 @@ class Rank:
 
         self._together(lambda: check_shardable(folder, self.size), facts)  # first: loading exchanges
         self._together(load)
-        columns = [self.model.columns_of(rank) for rank in range(self.size)]
-        self._layout = ShardLayout(*zip(*columns, strict=True), self.model.vocab_size)
+        first_ids, columns = zip(*map(self.model.columns_of, range(self.size)), strict=True)
+        self._layout = ShardLayout(first_ids, columns, self.model.vocab_size)
 
     def _together(self, action: Callable[[], None], facts: dict[str, str] | None = None) -> None:
         """Do something that can fail on one rank alone. Raises SetupError on all ranks."""

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 INLINE = 4096
-"""Bytes of the first broadcast of a message, of which 8 are the message's size; a longer one needs a second broadcast."""
+"""Bytes of the first broadcast of a message, of which 8 are its size; a longer one needs a second broadcast."""
 
 IDLE = timedelta(days=365)
 """How long a rank waits for the next message. A rank 0 that ends closes the connection, which is noticed at once."""
@@ -45,7 +45,7 @@ class RankChannel:
         rest = np.zeros(max(0, size - (INLINE - 8)), np.uint8)
         if len(rest):
             self._broadcast(rest, IDLE)
-        return pickle.loads(first[8 : 8 + size].tobytes() + rest.tobytes())
+        return pickle.loads(first[8 : 8 + size].tobytes() + rest.tobytes())  # noqa: S301  # of rank 0
 
     def _broadcast(self, data: Any, timeout: timedelta) -> None:
         dist.broadcast(torch.from_numpy(data), 0, group=self.group, async_op=True).wait(timeout)

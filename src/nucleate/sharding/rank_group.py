@@ -8,9 +8,9 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 from nucleate.models.protocol import ModelError, RunnerLostError
 from nucleate.sharding.rank import Rank, SetupError
@@ -27,15 +27,24 @@ REPORT_SECONDS = 1.0
 """How long a failed call waits for a process to end, to name it."""
 
 
+class OtherProcesses(Protocol):
+    """The processes of the ranks from 1 on."""
+
+    def ended(self) -> str:
+        """Those that have ended, as text; "" if none has, or if it is not known."""
+
+    def stop(self, *, wait: bool) -> None:
+        """End the processes, and leave the process group. wait: for them to end by themselves, for a few seconds."""
+
+
 class RankGroup:
     """The driver: owns rank 0. Thread-safe: one call runs at a time.
 
-    ended: the ranks whose processes have ended, as text; "" if none has. stop: waits for the processes to end, or kills
-    them if it is False. A call that fails on one rank only is the last: the ranks may be in different states.
+    A call that fails on one rank only is the last: the ranks may be in different states.
     """
 
-    def __init__(self, rank: Rank, ended: Callable[[], str], stop: Callable[[bool], None]) -> None:
-        self.rank, self._ended, self._stop = rank, ended, stop
+    def __init__(self, rank: Rank, processes: OtherProcesses) -> None:
+        self.rank, self.processes = rank, processes
         self._lock = threading.RLock()
         self._failure: str | None = None
         self._numbers, self._released = itertools.count(), deque[int]()
@@ -46,12 +55,12 @@ class RankGroup:
         with self._lock:
             if self._failure is not None:
                 raise RunnerLostError(self._failure)
-            released = list(self._released)
+            released = [self._released[at] for at in range(len(self._released))]  # it may grow at any time
             payload = encode((released, name, arguments))
             for _ in released:
                 self._released.popleft()
             try:
-                if lost := self._ended():
+                if lost := self.processes.ended():
                     raise RuntimeError(lost)
                 self.rank.channel.send(payload)
                 self.rank.release(released)
@@ -72,24 +81,24 @@ class RankGroup:
 
     def _fail(self, error: BaseException) -> None:
         end = time.monotonic() + REPORT_SECONDS
-        while not (ended := self._ended()) and time.monotonic() < end:
+        while not (ended := self.processes.ended()) and time.monotonic() < end:
             time.sleep(0.02)
         why = ended or " ".join(f"{type(error).__name__}: {error}".split())[:300]
         self._failure = f"the ranks of the model (tensor_parallel={self.rank.size}) have stopped: {why}"
-        self._stop(False)
+        self.processes.stop(wait=False)
         atexit.unregister(self.close)
 
     def close(self) -> None:
         """End the other ranks. Later calls raise RunnerLostError."""
         if not self._lock.acquire(timeout=5.0):  # a thread that is in a call when the process ends
-            self._stop(False)
+            self.processes.stop(wait=False)
             return
         try:
             if self._failure is None:
                 self._failure = "the model was closed"
                 with suppress(RuntimeError):
                     self.rank.channel.send(encode(((), CLOSE, ())))
-                self._stop(True)
+                self.processes.stop(wait=True)
                 atexit.unregister(self.close)
         finally:
             self._lock.release()

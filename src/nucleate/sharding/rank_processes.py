@@ -40,7 +40,7 @@ def start(size: int, load: Sequence[Any]) -> RankGroup:
     processes = RankProcesses(size, load)
     try:
         rank = processes.join()
-        group = RankGroup(rank, processes.ended, processes.stop)
+        group = RankGroup(rank, processes)
         rank.load(load[0], device_of(load[1], 0), load[2])
     except BaseException as error:
         why = processes.ended()
@@ -70,7 +70,7 @@ def join_torchrun(size: int, load: Sequence[Any], environment: Mapping[str, str]
         follow(rank, own)
         dist.destroy_process_group()
         sys.exit(0)
-    group = RankGroup(rank, lambda: "", lambda wait: dist.destroy_process_group() if wait else None)
+    group = RankGroup(rank, TorchrunProcesses())
     rank.load(*own)
     return group
 
@@ -107,12 +107,12 @@ class RankProcesses:
         self.size = size
         self._folder = tempfile.mkdtemp(prefix="nucleate-ranks-")  # readable for this user only
         self._threads = torch.get_num_threads()
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         options = {"store": f"{self._folder}/store", "size": size, "load": [str(folder), self._device, dtype]}
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
         for rank in range(1, size):
             command = [sys.executable, "-m", "nucleate.sharding.follower", json.dumps({**options, "rank": rank})]
-            self._processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=environment))
+            self.processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=environment))  # noqa: S603
 
     def join(self) -> Rank:
         """Wait until all processes have started, and join them as rank 0. Raises RuntimeError, also if one ends."""
@@ -127,17 +127,17 @@ class RankProcesses:
         return join(store, 0, self.size, self._device)
 
     def ended(self) -> str:
-        """The processes that have ended, as text."""
-        codes = {rank: code for rank, one in enumerate(self._processes, 1) if (code := one.poll()) is not None}
+        """See ``OtherProcesses``."""
+        codes = {rank: code for rank, one in enumerate(self.processes, 1) if (code := one.poll()) is not None}
         return ", ".join(
             f"rank {rank} " + (f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}")
             for rank, code in codes.items()
         )
 
-    def stop(self, wait: bool) -> None:
-        """End all processes. wait: for them to end by themselves, for a few seconds."""
+    def stop(self, *, wait: bool) -> None:
+        """See ``OtherProcesses``."""
         end = time.monotonic() + (END_SECONDS if wait else 0.0)
-        for process in self._processes:
+        for process in self.processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, end - time.monotonic()))
             process.kill()
@@ -148,6 +148,19 @@ class RankProcesses:
             dist.destroy_process_group()
         torch.set_num_threads(self._threads)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class TorchrunProcesses:
+    """The processes of torchrun, which starts and ends them."""
+
+    def ended(self) -> str:
+        """See ``OtherProcesses``: torchrun reports it."""
+        return ""
+
+    def stop(self, *, wait: bool) -> None:
+        """See ``OtherProcesses``."""
+        if wait:
+            dist.destroy_process_group()
 
 
 def join(store: Any, rank: int, size: int, device: str) -> Rank:
