@@ -26,7 +26,7 @@ ALLOWED = {
     "sampling_params": {"parameters", "jit", "sampling", "structured_output", "_sampling_params_fields"},
     "plugins": {"parameters", "jit", "sampling", "sampling_params"},
     "models": {"parameters", "jit"},
-    "sharding": {"parameters", "outputs", "jit", "sampling", "models", "__version__"},
+    "sharding": {"parameters", "outputs", "jit", "sampling", "models"},
     "watermark": {"parameters", "sampling"},
     "speculative": {"parameters", "jit", "sampling", "structured_output", "models"},
 }

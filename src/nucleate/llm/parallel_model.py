@@ -29,7 +29,10 @@ def check_parallel(source: Any, speculation: Speculation | None) -> None:
 
 
 def load_parallel(source: Any, size: int, options: Mapping[str, str]) -> Model:
-    """Load a model that ``check_parallel`` allows on ``size`` processes. options: device, dtype and runtime. Raises ModelError, ParameterError."""
+    """Load a model that ``check_parallel`` allows on ``size`` processes. options: device, dtype and runtime.
+
+    Raises ModelError, ParameterError.
+    """
     libraries()  # raises ModelError
     from nucleate.sharding.tensor_parallel import load_sharded
 

@@ -15,6 +15,9 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from nucleate.jit.kernel_libraries import MODELS, SAMPLER
+from nucleate.jit.native_library import load_in_background
+from nucleate.sharding.rank import SetupError
 from nucleate.sharding.rank_group import follow
 from nucleate.sharding.rank_processes import device_of, join
 
@@ -28,8 +31,13 @@ def main(text: str) -> None:
     store = dist.FileStore(options["store"], size)
     store.set(f"started {rank}", "")
     try:
-        follow(join(store, rank, size, device), (Path(folder), device_of(device, rank), dtype))
+        own = join(store, rank, size, device)
+        load_in_background((*SAMPLER, MODELS), compiling=False)
+        own.load(Path(folder), device_of(device, rank), dtype)
+        follow(own)
         code = 0
+    except SetupError:  # rank 0 raises it, too
+        code = 1
     except Exception:  # noqa: BLE001  # rank 0 notices that this process ends
         traceback.print_exc()
         code = 1

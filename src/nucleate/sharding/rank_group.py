@@ -8,11 +8,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from nucleate.models.protocol import ModelError, RunnerLostError
+from nucleate.models.protocol import RunnerLostError
 from nucleate.sharding.rank import Rank, SetupError
 from nucleate.sharding.rank_channel import encode
 
@@ -104,15 +103,11 @@ class RankGroup:
             self._lock.release()
 
 
-def follow(rank: Rank, load: Sequence[Any]) -> None:
-    """Make the calls of rank 0 on another rank, until it closes. load: the arguments of ``Rank.load``.
+def follow(rank: Rank) -> None:
+    """Make the calls of rank 0 on another rank, until it closes.
 
     Raises any other error than those that all ranks raise.
     """
-    try:
-        rank.load(*load)
-    except ModelError:
-        return  # rank 0 raises it, too
     while True:
         released, name, arguments = rank.channel.receive()
         rank.release(released)

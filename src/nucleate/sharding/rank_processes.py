@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -39,16 +39,16 @@ def start(size: int, load: Sequence[Any]) -> RankGroup:
     check_free()
     processes = RankProcesses(size, load)
     try:
-        rank = processes.join()
-        group = RankGroup(rank, processes)
-        rank.load(load[0], device_of(load[1], 0), load[2])
+        with loopback_only():
+            rank = processes.join()
+            rank.load(load[0], device_of(load[1], 0), load[2])
+        return RankGroup(rank, processes)
     except BaseException as error:
         why = processes.ended()
         processes.stop(wait=False)
         if isinstance(error, ModelError) or not isinstance(error, Exception):
             raise
         raise ModelError(f"the ranks could not start: {why or error}") from error
-    return group
 
 
 def join_torchrun(size: int, load: Sequence[Any], environment: Mapping[str, str] = os.environ) -> RankGroup:
@@ -66,13 +66,12 @@ def join_torchrun(size: int, load: Sequence[Any], environment: Mapping[str, str]
         torch.cuda.set_device(local)
     dist.init_process_group(backend_of(device), timeout=timedelta(seconds=TIMEOUT))
     rank, own = Rank(index, size, TIMEOUT), (folder, device_of(device, local), dtype)
+    rank.load(*own)
     if index:
-        follow(rank, own)
+        follow(rank)
         dist.destroy_process_group()
         sys.exit(0)
-    group = RankGroup(rank, TorchrunProcesses())
-    rank.load(*own)
-    return group
+    return RankGroup(rank, TorchrunProcesses())
 
 
 def is_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
@@ -109,10 +108,17 @@ class RankProcesses:
         self._threads = torch.get_num_threads()
         self.processes: list[subprocess.Popen[bytes]] = []
         options = {"store": f"{self._folder}/store", "size": size, "load": [str(folder), self._device, dtype]}
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(each for each in sys.path if each)}
-        for rank in range(1, size):
-            command = [sys.executable, "-m", "nucleate.sharding.follower", json.dumps({**options, "rank": rank})]
-            self.processes.append(subprocess.Popen(command, stdin=subprocess.PIPE, env=environment))  # noqa: S603
+        path = os.pathsep.join(each or str(Path.cwd()) for each in sys.path)
+        threads = str(max(1, cores() // size))
+        environment = {"OMP_NUM_THREADS": threads, "NUCLEATE_THREADS": threads, **os.environ, "PYTHONPATH": path}
+        with loopback_only(environment):
+            for rank in range(1, size):
+                text = json.dumps({**options, "rank": rank})
+                command = [sys.executable, "-P", "-m", "nucleate.sharding.follower", text]
+                process = subprocess.Popen(  # noqa: S603
+                    command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment
+                )
+                self.processes.append(process)
 
     def join(self) -> Rank:
         """Wait until all processes have started, and join them as rank 0. Raises RuntimeError, also if one ends."""
@@ -148,6 +154,20 @@ class RankProcesses:
             dist.destroy_process_group()
         torch.set_num_threads(self._threads)
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+@contextmanager
+def loopback_only(environment: MutableMapping[str, str] = os.environ) -> Iterator[None]:
+    """Let gloo listen on the loopback interface only, where its name is known."""
+    name = "GLOO_SOCKET_IFNAME"
+    if name in environment or not sys.platform.startswith("linux"):
+        yield
+        return
+    environment[name] = "lo"
+    try:
+        yield
+    finally:
+        del environment[name]
 
 
 class TorchrunProcesses:
