@@ -280,6 +280,9 @@ def test_flags_of_the_model_are_arguments_of_llm() -> None:
         "runtime": "auto",
         "generation_config": "auto",
         "companion_model": None,
+        "tensor_parallel": 1,
         "speculative_config": Speculation("draft", model="d/e"),
     }
     assert flags.model_options(parser.parse_args([]))["revision"] is None
+    for flag in ("--tensor-parallel", "--tensor-parallel-size"):
+        assert flags.model_options(parser.parse_args([flag, "2"]))["tensor_parallel"] == 2

@@ -11,11 +11,18 @@ import pytest
 import nucleate as nc
 from nucleate.models.loader import EMBEDDED
 
+SLOW = ("tied", "qwen3", "mixtral", "phi3")
 PROMPTS = [[7, 8, 9, 10, 7, 8], [*range(20, 60)]]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [kind for kind in parallel_models.KINDS if kind not in ("llama", "gpt2")])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else pytest.mark.exhaustive)
+        for kind in parallel_models.KINDS
+        if kind not in ("llama", "gpt2")
+    ],
+)
 def test_kinds_of_models(tmp_path: Path, kind: str) -> None:
     """Tied embeddings, biases, norms of heads, windows, soft caps, experts, fused projections, sinks."""
     path = parallel_models.save(tmp_path, kind)

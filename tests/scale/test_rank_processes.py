@@ -14,6 +14,7 @@ import parallel_models
 import pytest
 import shard_processes
 import torch
+from server_process import Server
 
 import nucleate as nc
 from nucleate.models.protocol import RunnerLostError
@@ -111,9 +112,9 @@ def test_torchrun(folder: Path, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM, "utf-8")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program), str(folder), ""]
-    expected, done = run("-c", PROGRAM, str(folder), ""), run(*launch)
+    done, one = run(*launch), nc.LLM(folder, device="cpu", runtime="torch")
     assert done.returncode == 0, done.stderr
-    assert done.stdout == expected.stdout
+    assert done.stdout == f"{one.generate([PROMPT], temperature=0, max_tokens=8)[0].outputs[0].token_ids}\n"
 
 
 @pytest.mark.slow
@@ -135,3 +136,22 @@ def test_a_process_that_cannot_start_is_an_error(folder: Path) -> None:
     done = run("-c", program, str(folder), "", env=environment)
     assert done.returncode == 1
     assert "ModelError: the ranks could not start: rank 1 ended with exit status 1" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_server(llm: nc.LLM) -> None:
+    """A tensor-parallel server answers, and reports a lost process."""
+    body = {"prompt": "Once upon a time", "max_tokens": 20, "seed": 1}
+    with Server("--tensor-parallel", "2", "--device", "cpu") as server:
+        answer = server.request("POST", "/v1/completions", body)
+        assert answer.json["choices"][0]["text"] == llm.generate(body["prompt"], max_tokens=20, seed=1)[0].text
+        [pid] = children(server.process.pid)
+        os.kill(pid, signal.SIGKILL)
+        answer = server.request("POST", "/v1/completions", body)
+        assert answer.status >= 500
+        assert server.request("GET", "/health").status >= 500
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split()]
