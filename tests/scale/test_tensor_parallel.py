@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import parallel_models
 import pytest
 
 import nucleate as nc
 from nucleate.engine.shared_engine import SharedEngine
+from nucleate.models.loader import runner_of
+from nucleate.models.runner import ModelInput
 from nucleate.models.transformers.sharded_model import check_shardable
 from nucleate.sampling.stage import Scale
 from nucleate.sampling.stages import Gumbel
@@ -90,6 +94,36 @@ def test_an_aborted_stream_leaves_the_others(pair: Pair) -> None:
     stream.close()
     params = nc.SamplingParams(seed=2, max_tokens=8)
     parallel_models.assert_same(sharded.generate(PROMPTS, params), one.generate(PROMPTS, params))
+
+
+def test_hidden_states_and_rows_of_logits(pair: Pair) -> None:
+    runners = [pair[0].model.new_runner(1 << 20), runner_of(pair[1].model, 1 << 20)]
+    ids, results = [*range(5, 45)], []
+    for runner in runners:
+        runner.capture_hidden_states((0, 2))
+        runner.forward([ModelInput(1, ids, 0, 30, [0, 1], 0)])
+        logits_LV = runner.forward([ModelInput(1, ids, 30, 34, [0, 1, 2], 4), ModelInput(2, ids, 0, 2, [3], 1)])
+        assert (len(logits_LV), logits_LV.shape, logits_LV.ndim) == (5, (5, 301), 2)
+        rows = logits_LV[1:4][[2, 0]], logits_LV[-1][None], logits_LV[::2], logits_LV[3]
+        results.append([np.asarray(each) for each in (runner.hidden_states, logits_LV, *rows)])
+        with pytest.raises(nc.ModelError, match="the KV cache needs at least"):
+            pair[0].model.new_runner(10)
+        with pytest.raises((ValueError, nc.ModelError), match="the layers must be in"):
+            runner.capture_hidden_states((7,))
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_recorded_steps(pair: Pair) -> None:
+    recorded: list[list[Any]] = []
+    for model in pair:
+        steps = SimpleNamespace(record=(found := []).append, record_draft=lambda *_: None)
+        list(model.shared_engine.run([nc.Request(PROMPTS[0], DRAFTED.replace(seed=3), recorder=steps)]))
+        recorded.append(found)
+    for step, expected in zip(*recorded, strict=True):
+        assert step.token_id == expected.token_id
+        np.testing.assert_allclose(step.inputs.logits, expected.inputs.logits, atol=1e-4)
+        assert step.inputs.stages == expected.inputs.stages
 
 
 def test_messages_do_not_grow_with_the_sequences(pair: Pair) -> None:

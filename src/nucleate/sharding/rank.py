@@ -20,6 +20,7 @@ from nucleate.models.transformers.ragged_attention import IncompatibleModelError
 from nucleate.models.transformers.sharded_model import ShardedTransformers, check_shardable
 from nucleate.models.transformers.transformers_model import libraries
 from nucleate.outputs import StepLogprobs
+from nucleate.parameters.converters import one_line
 from nucleate.sampling.sampler import SamplerOutput
 from nucleate.sharding.packed_inputs import InputUnpacker, PackedInput
 from nucleate.sharding.rank_agreement import check_equal, gather_text, version
@@ -67,8 +68,8 @@ class Rank:
         problem = ""
         try:
             action()
-        except (ModelError, MemoryError, RuntimeError) as error:
-            problem = str(error) or type(error).__name__
+        except Exception as error:  # noqa: BLE001  # raised below, when all ranks know
+            problem = str(error) if isinstance(error, ModelError) else f"{type(error).__name__}: {one_line(error)}"
         own = {"problem": problem.encode("ascii", "replace").decode()[:500], **(facts or {})}
         found = [json.loads(text) for text in gather_text(self._setup, json.dumps(own))]
         if problem:
@@ -120,7 +121,7 @@ class Rank:
     def capture(self, runner: int, layers: Sequence[int]) -> None:
         """See ``Runner.capture_hidden_states``: all ranks have the same hidden states, and rank 0 keeps them."""
         batched = self._objects[runner][0]
-        batched.capture_hidden_states(layers)
+        self._together(lambda: batched.capture_hidden_states(layers))
         batched.capture_enabled = self.rank == 0
 
     def whole(self, number: int, rows: Any) -> Any:

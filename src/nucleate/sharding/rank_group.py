@@ -44,7 +44,7 @@ class RankGroup:
 
     def __init__(self, rank: Rank, processes: OtherProcesses) -> None:
         self.rank, self.processes = rank, processes
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._failure: str | None = None
         self._numbers, self._released = itertools.count(), deque[int]()
         atexit.register(self.close)

@@ -27,6 +27,9 @@ from nucleate.sharding.rank_group import RankGroup, follow
 TIMEOUT = 300.0
 """Seconds until a rank that does not answer is an error. The first step may load or compile kernels."""
 
+SETTLE_SECONDS = 0.2
+"""How long a rank waits before it ends: the threads of gloo release tensors, for which they need the interpreter."""
+
 END_SECONDS = 10.0
 """How long rank 0 waits for the other processes to end before it kills them."""
 
@@ -69,7 +72,7 @@ def join_torchrun(size: int, load: Sequence[Any], environment: Mapping[str, str]
     rank.load(*own)
     if index:
         follow(rank)
-        dist.destroy_process_group()
+        TorchrunProcesses().stop(wait=True)
         sys.exit(0)
     return RankGroup(rank, TorchrunProcesses())
 
@@ -180,6 +183,7 @@ class TorchrunProcesses:
     def stop(self, *, wait: bool) -> None:
         """See ``OtherProcesses``."""
         if wait:
+            time.sleep(SETTLE_SECONDS)
             dist.destroy_process_group()
 
 
