@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -26,7 +27,7 @@ def main(text: str) -> None:
     """Follow rank 0. text: the options as JSON."""
     options = json.loads(text)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: rank 0 decides
-    threading.Thread(target=_end_with_rank_0, daemon=True).start()
+    threading.Thread(target=_end_with_rank_0, args=[Path(options["store"]).parent], daemon=True).start()
     rank, size, (folder, device, dtype) = options["rank"], options["size"], options["load"]
     store = dist.FileStore(options["store"], size)
     store.set(f"started {rank}", "")
@@ -45,8 +46,10 @@ def main(text: str) -> None:
     os._exit(code)  # without waiting for exchanges that no other rank takes part in
 
 
-def _end_with_rank_0() -> None:
+def _end_with_rank_0(folder: Path) -> None:
+    """End this process when rank 0 has ended, without the folder that rank 0 made."""
     sys.stdin.buffer.read()
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
