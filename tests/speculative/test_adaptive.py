@@ -13,15 +13,17 @@ from single_drafts import draft_of
 
 from nucleate.speculative.adaptive.acceptance_rate import AcceptanceCounts, AcceptanceRates, num_matching_tokens
 from nucleate.speculative.adaptive.controller import (
-    MAX_CREDIT_STEPS,
-    MAX_DEBT_STEPS,
     MAX_REST_STEPS,
     MAX_SHADOW_TOKENS,
-    SHADOW_TIME_SHARE,
-    WARMUP_STEPS,
     AdaptiveProposer,
 )
 from nucleate.speculative.adaptive.costs import BASELINE_INTERVAL, BASELINE_STEPS, DECAY, FIXED_COST_TOKENS, StepCosts
+from nucleate.speculative.adaptive.shadow_budget import (
+    MAX_CREDIT_STEPS,
+    MAX_DEBT_STEPS,
+    SHADOW_TIME_SHARE,
+    WARMUP_STEPS,
+)
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
 
 MOST = 8
@@ -146,7 +148,7 @@ def test_calls_are_forwarded_to_the_proposer():
     assert len(draft_of(proposer, DraftContext(1, [1]), 0)) == 0
     proposer.accepted(1, 0)
     assert inner.requested == inner.accepted_counts == []
-    proposer._shadow_seconds = 0.0
+    proposer._shadow_budget.seconds = 0.0
     shadow = draft_of(proposer, DraftContext(2, [1]), MOST)  # the first draft shows what the draft method costs
     assert (len(shadow), inner.accepted_counts.pop()) == (0, (2, 0))
     count = len(draft_of(proposer, DraftContext(1, [1]), MOST))
@@ -318,7 +320,7 @@ def test_profitable_drafts_continue_without_shadow_time():
     steps(proposer, 0.1)
     draft_of(proposer, DraftContext(1, [0]), MOST)
     assert draft_of(proposer, DraftContext(0, [0]), MOST)
-    proposer._shadow_seconds = -1.0
+    proposer._shadow_budget.seconds = -1.0
     assert proposer.active()
     assert draft_of(proposer, DraftContext(0, [0]), MOST)
     proposer.costs.steps_since_baseline = BASELINE_INTERVAL
@@ -518,7 +520,7 @@ def test_new_sequences_get_drafts_if_drafts_paid(pays):
         proposer.end_step(1, 1 + len(draft), 1.0 + 0.1 * len(draft))
     proposer.forget(0)
     assert not proposer.propose([], [])  # nothing is running
-    proposer._shadow_seconds = -1.0
+    proposer._shadow_budget.seconds = -1.0
     assert not proposer.active()
     assert proposer.is_idle()
     assert proposer.is_idle(new_sequence=True) is not pays
@@ -600,7 +602,7 @@ def test_no_rest_while_drafts_pay_or_a_sequence_is_asked_again():
     proposer.end_step(1, 1, 1.0)
     draft_of(proposer, DraftContext(1, [0]), MOST)
     draft_of(proposer, DraftContext(0, [0]), MOST)
-    proposer._shadow_seconds = -1.0
+    proposer._shadow_budget.seconds = -1.0
     proposer.end_step(1, 9, 1.8)
     assert proposer.rest == 0
     proposer._num_drafted, proposer._retry_step = 0, proposer._num_steps + 5
@@ -628,7 +630,7 @@ def test_sequences_without_a_proposal_are_asked_less_and_less_often(monkeypatch)
         proposer.accepted(0, len(draft))
         append_tokens(state.token_ids, 1 + len(draft))
         proposer.end_step(1, 1 + len(draft), 1.0 + 0.05 * len(draft))
-        proposer._shadow_seconds = -1.0 if step else 0.0  # one shadow draft
+        proposer._shadow_budget.seconds = -1.0 if step else 0.0  # one shadow draft
         if step == 39:
             loss = proposer._loss_limit.loss
     late = [step for step in asked if step >= 40]

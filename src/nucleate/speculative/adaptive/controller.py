@@ -20,20 +20,12 @@ from typing import NamedTuple
 from nucleate.speculative.adaptive.acceptance_rate import PRIOR_RATE, PRIOR_WEIGHT, AcceptanceCounts, AcceptanceRates
 from nucleate.speculative.adaptive.costs import BASELINE_INTERVAL, TRIAL_INTERVAL, StepCosts
 from nucleate.speculative.adaptive.loss_limit import LossLimit
+from nucleate.speculative.adaptive.shadow_budget import ShadowBudget
 from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, Proposer, TargetOutput
 from nucleate.speculative.tree import truncate
 
-SHADOW_TIME_SHARE = 0.005
-"""The share of the time that shadow drafts may take."""
-
 MAX_SHADOW_TOKENS = 4
 """The most tokens of a shadow draft."""
-
-MAX_CREDIT_STEPS, MAX_DEBT_STEPS = 8, 1000
-"""Steps for which unused time for shadow drafts is saved, and for which overspent time is carried over."""
-
-WARMUP_STEPS = 32
-"""Number of steps before a shadow draft in which the proposer receives hidden states, which takes time, too."""
 
 WIDTH_EMA_WEIGHT = 0.1
 """Weight of one tree in the moving average of the width of trees."""
@@ -81,14 +73,11 @@ class AdaptiveProposer(Proposer):
         self._rates: dict[int, AcceptanceRates] = {}
         self._shared_counts = AcceptanceCounts(0.95)
         self._new_sequence_rates = AcceptanceRates(self._shared_counts)
-        self._shadow_seconds = 0.0  # left for shadow drafts
+        self._shadow_budget = ShadowBudget(hidden_states=bool(proposer.layers))
         self._step_seconds = 0.0  # duration of the last step
         self._recent_seconds: deque[float] = deque(maxlen=RECENT_PROPOSALS)  # that the draft method took
         self.propose_seconds = 0.0  # time that this step spent on drafts,
         self._hidden_seconds = 0.0  # and on hidden states for later ones
-        self._warmup_steps = WARMUP_STEPS if proposer.layers else 0
-        self._steps_observed = self._warmup_steps  # steps since hidden states are received again, for a shadow draft,
-        self._observe_seconds = 0.0  # and seconds that this took
         self._num_steps, self._retry_step = 0, NEVER  # and the step after which a sequence is to be asked again
         self._unpaid_seconds = 0.0  # time of this step spent on empty proposals, except for shadow drafts
         self._max_length = 1  # twice the longest draft so far: the cost of longer ones is unknown
@@ -98,7 +87,7 @@ class AdaptiveProposer(Proposer):
     def active(self) -> bool:
         """Whether ``propose`` may return a draft, as far as that is known without the sequences."""
         wanted = self._num_drafted > 0 or self._retry_step <= self._num_steps
-        return self._shadow_due or (wanted and not self._baseline_due)
+        return self._shadow_budget.due or (wanted and not self._baseline_due)
 
     @property
     def _baseline_due(self) -> bool:
@@ -110,11 +99,6 @@ class AdaptiveProposer(Proposer):
     def _acceptance_rate(self) -> float:
         """The acceptance rate of first draft tokens, shadow drafts included."""
         return self._shared_counts.rate(0, PRIOR_RATE, PRIOR_WEIGHT)
-
-    @property
-    def _shadow_due(self) -> bool:
-        """Whether the time budget allows shadow drafts."""
-        return self._shadow_seconds >= 0 and self._steps_observed >= self._warmup_steps
 
     def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
@@ -135,17 +119,13 @@ class AdaptiveProposer(Proposer):
         self._num_drafted = sum(map(bool, drafts))
         self.propose_seconds = perf_counter() - begin
         share = 1 - sum([not request.charge_budget for request in requests]) / max(len(contexts), 1)
-        self._shadow_seconds -= self.propose_seconds * share
         self._unpaid_seconds = 0.0 if self._num_drafted else self.propose_seconds * (1 - share)
-        if requests:
-            self._shadow_seconds, self._observe_seconds = self._shadow_seconds - self._observe_seconds, 0.0
-        if self._shadow_seconds < 0:
-            self._steps_observed = 0
+        self._shadow_budget.spend(self.propose_seconds * share, settle=bool(requests))
         return drafts
 
     def _requests(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[_DraftRequest]:
         """The drafts to request: those that save time, and shadow drafts if the time budget allows them."""
-        shadow_due, found = self._shadow_due, []
+        shadow_due, found = self._shadow_budget.due, []
         for index, (context, count) in enumerate(zip(contexts, max_tokens, strict=True)):
             if count < 1:
                 continue
@@ -204,7 +184,7 @@ class AdaptiveProposer(Proposer):
             draft = truncate(draft, len(draft), best_length, len(draft))
         if not best_length and draft.distributions is not None:  # acceptance of sampled tokens needs verification
             best_length, draft = 1, draft.prefix(1)
-            self._shadow_seconds -= (self.costs.token_cost(1) + self.costs.fixed_cost) * self._step_seconds
+            self._shadow_budget.seconds -= (self.costs.token_cost(1) + self.costs.fixed_cost) * self._step_seconds
         if best_length or not draft:
             rates.drafted = draft.depth
             self._max_length = max(self._max_length, 2 * draft.depth)
@@ -219,7 +199,7 @@ class AdaptiveProposer(Proposer):
 
         new_sequence: whether a new sequence starts, for which only the shared acceptance rates are known.
         """
-        if self._shadow_seconds >= 0 or self._num_drafted or self._retry_step <= self._num_steps:
+        if self._shadow_budget.seconds >= 0 or self._num_drafted or self._retry_step <= self._num_steps:
             return False
         if not new_sequence or self._loss_limit.pause:
             return True
@@ -237,21 +217,21 @@ class AdaptiveProposer(Proposer):
         """The number of steps to come without drafts and hidden states, unless a sequence starts."""
         if not self._step_seconds or not self.is_idle():
             return 0
-        steps = -self._shadow_seconds / (SHADOW_TIME_SHARE * self._step_seconds)
+        steps = self._shadow_budget.steps_to_earn(self._step_seconds)
         return int(min(steps, self._loss_limit.pause or steps, self._retry_step - self._num_steps, MAX_REST_STEPS))
 
     def observe(self, outputs: Sequence[TargetOutput]) -> None:
         """See ``Proposer.observe``."""
         begin = perf_counter()
         self._proposer.observe(outputs)
-        self._steps_observed += 1
+        self._shadow_budget.observe()
         self._hidden_seconds += perf_counter() - begin
         self.charge(perf_counter() - begin)
 
     def charge(self, seconds: float) -> None:
         """Count time that the engine spent around ``propose`` and ``observe`` as time for shadow drafts, if it was."""
         if not self._num_drafted:
-            self._observe_seconds += seconds
+            self._shadow_budget.charge(seconds)
 
     def accepted(self, key: int, count: int) -> None:
         """See ``Proposer.accepted``."""
@@ -282,11 +262,9 @@ class AdaptiveProposer(Proposer):
         if computed < max(sequences, 1):
             return
         self._step_seconds = self.costs.capped_seconds(sequences, computed, seconds)
-        more, steps = SHADOW_TIME_SHARE * self._step_seconds, 1 + rested
-        saved = min(self._shadow_seconds + steps * more, MAX_CREDIT_STEPS * more)
-        self._shadow_seconds = max(-MAX_DEBT_STEPS * more, saved)
+        self._shadow_budget.earn(self._step_seconds, 1 + rested)
         if computed == sequences:
-            self._loss_limit.record_plain(steps)
+            self._loss_limit.record_plain(1 + rested)
             if self._unpaid_seconds and sequences in self.costs.baseline:
                 duration = 1 + self._unpaid_seconds / self.costs.baseline[sequences]
                 self._loss_limit.record_drafts(duration, 1.0, self._acceptance_rate)
