@@ -57,10 +57,11 @@ def append_tokens(ids, count):
     ids += range(len(ids), len(ids) + count)
 
 
-def rate(chance, slope, sequences=1, steps=400, drafting=0.0, having=0.0):
+def rate(chance, slope, sequences=1, steps=400, drafting=0.0, having=0.0, seed=3):
     """Tokens per second, and the number of draft tokens of each step. A step takes 1 + slope per token, +- 5%."""
-    rng, now = random.Random(3), 0
-    proposer = AdaptiveProposer(Eager(lambda: chance(now)))
+    rng, now = random.Random(seed), 0
+    proposer = AdaptiveProposer(eager := Eager(lambda: chance(now)))
+    eager.rng.seed(seed)
     states = [DraftContext(key, [0]) for key in range(sequences)]
     written, seconds, drafted, rest, rested = 0, 0.0, [], 0, 0
     for step in range(steps):
@@ -107,11 +108,11 @@ def test_throughput_is_near_the_optimum_and_never_much_below_no_drafts(sequences
     for chance in (0.0, 0.3, 0.6, 0.8, 0.95, 1.0):
         fixed = fixed_rates(chance, slope, sequences, drafting, having)
         given = dict(drafting=drafting, having=having)
-        found, drafted = rate(lambda step, chance=chance: chance, slope, sequences, **given)
-        assert found >= 0.96 * fixed[0]
-        assert found >= 0.87 * max(fixed)
+        runs = [rate(lambda step, chance=chance: chance, slope, sequences, seed=seed, **given) for seed in range(3)]
+        assert min(found for found, _ in runs) >= 0.96 * fixed[0]
+        assert np.mean([found for found, _ in runs]) >= 0.87 * max(fixed)
         if chance == 0:
-            assert sum(drafted) * slope < 0.03 * len(drafted) * sequences
+            assert all(sum(drafted) * slope < 0.03 * len(drafted) * sequences for _, drafted in runs)
 
 
 def test_adapts_when_acceptance_changes():

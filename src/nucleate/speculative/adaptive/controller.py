@@ -271,7 +271,7 @@ class AdaptiveProposer(Proposer):
                 self._unpaid_seconds = 0.0
             if draft_seconds < seconds:  # shadow drafts and hidden states are not part of a step without drafts
                 plain_seconds = self.costs.capped_seconds(sequences, computed, seconds - draft_seconds)
-                self.costs.record(sequences, computed, plain_seconds)
+                self.costs.record(sequences, computed, plain_seconds, 1 + rested)
             return
         baseline = self.costs.baseline.get(sequences)
         if baseline is not None and self.costs.first_step_seen:

@@ -13,7 +13,7 @@ MAX_LOSS_AGAIN = 2.5
 RATE_RISE = 0.2
 """The rise of the acceptance rate that ends a pause. It must also halve the share of rejected drafts."""
 
-FIRST_PAUSE, MAX_PAUSE = 1024, 8192
+FIRST_PAUSE, MAX_PAUSE = 128, 8192
 """Steps of the first pause and of the longest one. Each pause is twice as long, until drafts have gained MAX_GAIN."""
 
 REQUIRED_SPEEDUP = 1.05
