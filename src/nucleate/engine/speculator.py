@@ -53,7 +53,7 @@ class Speculator:
         for each in companions.runners:
             if (warm := getattr(each, "warm", None)) is not None:
                 warm()  # verification must be bit-identical to decoding, which needs the compiled kernels
-                ensure_loaded([DRAFTS])
+        ensure_loaded([DRAFTS])  # no request waits for them
         self._runner, self._companions, self._scheduler, self._sampler = runner, companions, scheduler, sampler
         supports_trees = all(getattr(each, "tree_attention", False) for each in companions.runners)
         self._tree_width = config.effective_tree_width if supports_trees else 1
