@@ -3,8 +3,9 @@
 Each workload runs with one sequence at a time, and with eight at once and a queue, at temperatures 0 and 0.8. The
 engines alternate every few steps, so that other load on the machine affects all alike. A ratio is the time of a round
 without speculation divided by the time with it; the median over the rounds is reported. "cpu" is the same ratio of CPU
-times, which other processes disturb less. --busy starts processes that keep cores busy. Outputs are compared: they are
-equal except for near ties, as a forward pass of several tokens rounds differently.
+times, which other processes disturb less. "control" is a second engine without speculation: its ratio shows the noise.
+--busy starts processes that keep cores busy. Outputs are compared: they are equal except for near ties, as a forward
+pass of several tokens rounds differently.
 
 - repeats: prompts after which the embedded model repeats itself (it does not copy from its prompt, unlike models that
   can edit text or continue JSON records)
@@ -68,7 +69,8 @@ PROMPTS = {
     "again": [prompt for name in NAMES for prompt in stories(name)],
     "stories": [prompt for name in NAMES for prompt in stories(name)],
 }
-WAYS = {
+WAYS: dict[str, Speculation | None] = {
+    "control": None,
     "ngram": Speculation("ngram", 7),
     "suffix": Speculation("suffix", 7),
     "medusa": Speculation("medusa"),
@@ -156,7 +158,7 @@ def measure(
     for name in names:
         rate = rounds * len(requests) * TOKENS / sum(seconds[name])
         result[name] = {"tokens/s": round(rate), "ratio": _ratio(seconds, name), "cpu": _ratio(cpu_seconds, name)}
-        if name != "plain":
+        if WAYS.get(name) is not None:
             result[name] |= {"tau": round(taus[name], 2), "equal": f"{equal[name]} of {rounds * len(requests)}"}
     return result
 

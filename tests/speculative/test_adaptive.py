@@ -13,14 +13,17 @@ from single_drafts import draft_of
 
 from nucleate.speculative.adaptive.acceptance_rate import AcceptanceCounts, AcceptanceRates, num_matching_tokens
 from nucleate.speculative.adaptive.controller import (
-    MAX_CREDIT_STEPS,
-    MAX_DEBT_STEPS,
+    MAX_REST_STEPS,
     MAX_SHADOW_TOKENS,
-    SHADOW_TIME_SHARE,
-    WARMUP_STEPS,
     AdaptiveProposer,
 )
 from nucleate.speculative.adaptive.costs import BASELINE_INTERVAL, BASELINE_STEPS, DECAY, FIXED_COST_TOKENS, StepCosts
+from nucleate.speculative.adaptive.shadow_budget import (
+    MAX_CREDIT_STEPS,
+    MAX_DEBT_STEPS,
+    SHADOW_TIME_SHARE,
+    WARMUP_STEPS,
+)
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
 
 MOST = 8
@@ -54,14 +57,22 @@ def append_tokens(ids, count):
     ids += range(len(ids), len(ids) + count)
 
 
-def rate(chance, slope, sequences=1, steps=400, drafting=0.0, having=0.0):
+def rate(chance, slope, sequences=1, steps=400, drafting=0.0, having=0.0, seed=3):
     """Tokens per second, and the number of draft tokens of each step. A step takes 1 + slope per token, +- 5%."""
-    rng, now = random.Random(3), 0
-    proposer = AdaptiveProposer(Eager(lambda: chance(now)))
+    rng, now = random.Random(seed), 0
+    proposer = AdaptiveProposer(eager := Eager(lambda: chance(now)))
+    eager.rng.seed(seed)
     states = [DraftContext(key, [0]) for key in range(sequences)]
-    written, seconds, drafted = 0, 0.0, []
+    written, seconds, drafted, rest, rested = 0, 0.0, [], 0, 0
     for step in range(steps):
         now = step
+        if rest:  # the engine does not ask
+            for state in states:
+                append_tokens(state.token_ids, 1)
+            written, seconds = written + sequences, seconds + (1 + slope * sequences) * rng.uniform(0.95, 1.05)
+            drafted.append(0)
+            rest, rested = rest - 1, rested + 1
+            continue
         drafts = proposer.propose(states, [MOST] * sequences) if proposer.active() else [Draft()] * sequences
         more = 0
         for state, draft in zip(states, drafts, strict=True):
@@ -72,7 +83,8 @@ def rate(chance, slope, sequences=1, steps=400, drafting=0.0, having=0.0):
             more += accepted + 1
         count = sum(map(len, drafts))
         took = (1 + slope * (count + sequences)) * rng.uniform(0.95, 1.05) + drafting * count + having * (count > 0)
-        proposer.end_step(sequences, count + sequences, took)
+        proposer.end_step(sequences, count + sequences, took, rested)
+        rest, rested = proposer.rest, 0
         written, seconds = written + more, seconds + took
         drafted.append(count)
     return written / seconds, drafted
@@ -96,11 +108,11 @@ def test_throughput_is_near_the_optimum_and_never_much_below_no_drafts(sequences
     for chance in (0.0, 0.3, 0.6, 0.8, 0.95, 1.0):
         fixed = fixed_rates(chance, slope, sequences, drafting, having)
         given = dict(drafting=drafting, having=having)
-        found, drafted = rate(lambda step, chance=chance: chance, slope, sequences, **given)
-        assert found >= 0.96 * fixed[0]
-        assert found >= 0.87 * max(fixed)
+        runs = [rate(lambda step, chance=chance: chance, slope, sequences, seed=seed, **given) for seed in range(3)]
+        assert min(found for found, _ in runs) >= 0.96 * fixed[0]
+        assert np.mean([found for found, _ in runs]) >= 0.87 * max(fixed)
         if chance == 0:
-            assert sum(drafted) * slope < 0.03 * len(drafted) * sequences
+            assert all(sum(drafted) * slope < 0.03 * len(drafted) * sequences for _, drafted in runs)
 
 
 def test_adapts_when_acceptance_changes():
@@ -133,11 +145,15 @@ def test_calls_are_forwarded_to_the_proposer():
     inner = Eager()
     proposer = AdaptiveProposer(inner)
     proposer.accepted(1, 3)  # an unknown sequence
+    steps(proposer, 0.1)
     assert len(draft_of(proposer, DraftContext(1, [1]), 0)) == 0
     proposer.accepted(1, 0)
     assert inner.requested == inner.accepted_counts == []
+    proposer._shadow_budget.seconds = 0.0
+    shadow = draft_of(proposer, DraftContext(2, [1]), MOST)  # the first draft shows what the draft method costs
+    assert (len(shadow), inner.accepted_counts.pop()) == (0, (2, 0))
     count = len(draft_of(proposer, DraftContext(1, [1]), MOST))
-    assert 0 < count == inner.requested[0]
+    assert 0 < count <= inner.requested[1]
     proposer.accepted(1, 1)
     proposer.accepted(1, 1)  # each draft counts once
     assert inner.accepted_counts == [(1, 1)]
@@ -279,6 +295,8 @@ def test_unused_shadow_time_is_capped(monkeypatch):
 def test_drafts_grow_by_doubling():
     """The cost of more tokens than in any earlier step is unknown."""
     proposer, ids, drafted = AdaptiveProposer(Eager()), [0], []
+    proposer.end_step(1, 1, 1.0)
+    draft_of(proposer, DraftContext(1, [0]), MOST)
     for _ in range(8):
         drafted.append(len(draft_of(proposer, DraftContext(0, ids), MOST)))
         proposer.accepted(0, drafted[-1])
@@ -292,6 +310,8 @@ def test_fixed_cost_of_drafts(fixed):
     for drafted in (1, 9) * 20:
         proposer.costs.record(1, 1, 1.0)
         proposer.costs.record(1, 1 + drafted, 1.0 + fixed + 0.01 * drafted)
+    proposer.costs.record(1, 1, 1.0)
+    proposer.propose([DraftContext(1, [0])], [MOST])
     drafts = proposer.propose([DraftContext(0, [0])], [MOST])
     assert any(drafts) is (fixed < 1)
 
@@ -299,8 +319,9 @@ def test_fixed_cost_of_drafts(fixed):
 def test_profitable_drafts_continue_without_shadow_time():
     proposer = AdaptiveProposer(Eager())
     steps(proposer, 0.1)
+    draft_of(proposer, DraftContext(1, [0]), MOST)
     assert draft_of(proposer, DraftContext(0, [0]), MOST)
-    proposer._shadow_seconds = -1.0
+    proposer._shadow_budget.seconds = -1.0
     assert proposer.active()
     assert draft_of(proposer, DraftContext(0, [0]), MOST)
     proposer.costs.steps_since_baseline = BASELINE_INTERVAL
@@ -500,12 +521,12 @@ def test_new_sequences_get_drafts_if_drafts_paid(pays):
         proposer.end_step(1, 1 + len(draft), 1.0 + 0.1 * len(draft))
     proposer.forget(0)
     assert not proposer.propose([], [])  # nothing is running
-    proposer._shadow_seconds = -1.0
+    proposer._shadow_budget.seconds = -1.0
     assert not proposer.active()
     assert proposer.is_idle()
     assert proposer.is_idle(new_sequence=True) is not pays
     proposer.sequence_started()
-    assert proposer.active()
+    assert proposer.active() is pays
     assert bool(draft_of(proposer, DraftContext(1, [0]), 4)) is pays
     assert proposer.active() is pays
     assert proposer.is_idle() is not pays
@@ -519,6 +540,8 @@ def test_failed_steps_are_ignored(read):
     proposer.end_step(2, read, 1.0)
     assert proposer.costs == StepCosts()
     proposer.is_idle(new_sequence=True)
+    proposer.end_step(1, 1, 1.0)
+    draft_of(proposer, DraftContext(1, [0]), 4)
     assert draft_of(proposer, DraftContext(0, [0]), 4)
 
 
@@ -534,3 +557,96 @@ def test_a_delayed_step_does_not_count_as_the_time_without_drafts():
     for _ in range(BASELINE_STEPS // 2 + 1):  # the machine is slower from now on
         costs.record(1, 1, 3.0)
     assert costs.baseline[1] == 3.0
+
+
+def test_a_slow_draft_method_is_not_verified_before_it_is_measured(monkeypatch):
+    """A shadow draft comes first. It takes three steps, so that even four accepted tokens gain little."""
+    proposer, verified = AdaptiveProposer(inner := Slow(monkeypatch, 4.0, lambda: 1.0)), 0
+    state = DraftContext(0, [0])
+    for _ in range(2000):
+        draft = draft_of(proposer, state, 4) if proposer.active() else Draft()
+        verified += len(draft)
+        proposer.accepted(0, len(draft))
+        append_tokens(state.token_ids, 1 + len(draft))
+        proposer.end_step(1, 1 + len(draft), 1.0)
+    assert len(inner.requested) > 1
+    assert verified == 0
+
+
+def test_rest_lasts_until_the_next_shadow_draft(monkeypatch):
+    """The number of steps is the same as with a call in each step; the pause of lost drafts passes too."""
+    proposer = AdaptiveProposer(inner := Slow(monkeypatch, 0.2))
+    steps(proposer, 1.0)
+    proposer._loss_limit.pause = 1000
+    state, calls, rests = DraftContext(0, [0]), [], []
+    step = 0
+    while step < 400:
+        if proposer.active():
+            assert not any(proposer.propose([state], [MOST]))
+            calls.append(step)
+        proposer.end_step(1, 1, 1.0, rests[-1] if rests else 0)
+        append_tokens(state.token_ids, 1)
+        rests.append(proposer.rest)
+        append_tokens(state.token_ids, rests[-1])
+        step += 1 + rests[-1]
+    assert max(rests) <= MAX_REST_STEPS
+    assert len(rests) < 30
+    assert all(38 <= after - before <= 43 for before, after in pairwise(calls[1:]))  # 0.2 / SHADOW_TIME_SHARE
+    assert proposer._loss_limit.pause == pytest.approx(1000 - step, abs=MAX_REST_STEPS + 1)
+    assert len(inner.requested) == len(calls)
+
+
+def test_no_rest_while_drafts_pay_or_a_sequence_is_asked_again():
+    proposer = AdaptiveProposer(Eager())
+    assert proposer.rest == 0  # nothing is known
+    steps(proposer, 0.1)
+    proposer.end_step(1, 1, 1.0)
+    draft_of(proposer, DraftContext(1, [0]), MOST)
+    draft_of(proposer, DraftContext(0, [0]), MOST)
+    proposer._shadow_budget.seconds = -1.0
+    proposer.end_step(1, 9, 1.8)
+    assert proposer.rest == 0
+    proposer._num_drafted, proposer._retry_step = 0, proposer._num_steps + 5
+    assert proposer.rest == 5
+
+
+def test_sequences_without_a_proposal_are_asked_less_and_less_often(monkeypatch):
+    """And the time that this takes counts as lost."""
+
+    class Rare(Slow):
+        def draft(self, start, count):
+            return super().draft(start, count) if self.proposes else Draft()
+
+    inner = Rare(monkeypatch, 0.02, lambda: 1.0)
+    inner.proposes = True
+    proposer, state, asked = AdaptiveProposer(inner), DraftContext(0, [0]), []
+    steps(proposer, 0.05)
+    for step in range(300):
+        inner.proposes = step < 40
+        draft = Draft()
+        if proposer.active():
+            before = len(inner.requested)
+            draft = draft_of(proposer, state, 4)
+            asked += [step] * (len(inner.requested) - before)
+        proposer.accepted(0, len(draft))
+        append_tokens(state.token_ids, 1 + len(draft))
+        proposer.end_step(1, 1 + len(draft), 1.0 + 0.05 * len(draft))
+        proposer._shadow_budget.seconds = -1.0 if step else 0.0  # one shadow draft
+        if step == 39:
+            loss = proposer._loss_limit.loss
+    late = [step for step in asked if step >= 40]
+    gaps = [after - before for before, after in pairwise(late)]
+    assert gaps[:5] == [2, 4, 8, 16, 32]
+    assert set(gaps[5:]) == {32}
+    assert proposer._loss_limit.loss > loss
+
+
+def test_the_last_shadow_draft_of_a_sequence_counts():
+    proposer = AdaptiveProposer(Eager())
+    steps(proposer, 1.0)
+    ids = [7, 8, 9]  # a prompt of two tokens
+    draft_of(proposer, DraftContext(5, ids, 2), MOST)
+    assert not proposer._shared_counts.verified
+    append_tokens(ids, 6)
+    proposer.forget(5, ids[2:])
+    assert proposer._shared_counts.accepted == [1.0] * MAX_SHADOW_TOKENS

@@ -21,9 +21,9 @@ from nucleate.speculative.draft_distribution import (
     sample_inverse_cdf,
     sample_without_replacement,
 )
-from nucleate.speculative.proposers.counting_automaton import CountingAutomaton, extend
+from nucleate.speculative.proposers.counting_automaton import CONTINUED, COUNT, NUM_STATES, SYMBOL, CountingAutomaton
 from nucleate.speculative.proposers.ngram import NgramProposer
-from nucleate.speculative.proposers.suffix import RecentOutputs, SuffixProposer
+from nucleate.speculative.proposers.suffix import MAX_CACHED_TOKENS, RecentOutputs, SuffixProposer
 
 TEXTS = st.integers(1, 3).flatmap(lambda size: st.lists(st.integers(0, size), max_size=40))
 
@@ -236,20 +236,29 @@ def test_cached_outputs_equal_their_reference(outputs, ids, remembered, longest)
     assert draft_of(proposer, DraftContext(99, ids), 5).tokens == suffix_draft(texts, ids, 5, proposer)
 
 
+def edges_of(automaton):
+    """{(state, symbol): state after it}."""
+    return {(source, symbol): target for symbol, source, target, _ in automaton.edges.tolist() if target}
+
+
 @given(TEXTS, st.integers(1, 6))
 def test_automaton_counts(ids, depth):
     automaton = CountingAutomaton(depth)
-    extend(automaton, ids, 0, len(ids))
-    assert automaton.num_states <= max(2, 2 * len(ids))
-    chunks = {tuple(ids[i : i + n]) for n in range(1, depth + 1) for i in range(len(ids) - n + 1)}
+    automaton.extend(np.array(ids, np.int64), 0, len(ids))
+    assert automaton.head[NUM_STATES] <= max(2, 2 * len(ids))
+    edges, chunks = (
+        edges_of(automaton),
+        {tuple(ids[i:j]) for j in range(len(ids) + 1) for i in range(max(0, j - depth), j)},
+    )
+    assert len(edges) <= 3 * len(ids)
     for chunk in chunks:
         indices = [i for i in range(len(ids)) if tuple(ids[i : i + len(chunk)]) == chunk]
         state = 0
         for symbol in chunk:
-            state = automaton._next[state][symbol]
-        assert automaton._count[state] == len(indices)
+            state = edges[state, symbol]
+        assert automaton.states[state, COUNT] == len(indices)
         if len(chunk) < depth:
-            assert automaton._continued[state] == sum(index + len(chunk) < len(ids) for index in indices)
+            assert automaton.states[state, CONTINUED] == sum(index + len(chunk) < len(ids) for index in indices)
 
 
 def test_suffix_examples():
@@ -275,23 +284,32 @@ def test_suffix_examples():
 
 def test_old_outputs_are_evicted():
     generations = RecentOutputs(8, 400)
+
+    def symbols():
+        return {*generations.newer.edges[:, SYMBOL].tolist(), *generations.older.edges[:, SYMBOL].tolist()}
+
     for number in range(300):
-        generations.add([1000 * number + i for i in range(30)])
-        assert len(generations.automata) <= 2
-        assert sum(automaton.num_states for automaton in generations.automata) <= 800
-        assert sum(automaton.size for automaton in generations.automata) <= 400
-    starts = {
-        number for number in range(300) for automaton in generations.automata if 1000 * number in automaton._next[0]
-    }
+        generations.add([1000 * number + i for i in range(1, 31)])
+        assert generations.newer.size < 200
+        assert generations.older.size < 200
+    starts = {number for number in range(300) if 1000 * number + 1 in symbols()}
     assert len(starts) >= 400 // 31 // 2
     assert starts == set(range(300 - len(starts), 300))
     generations.add(list(range(10**6, 10**6 + 5000)))  # only the end of an output that is too long
-    assert 10**6 + 4999 in generations.automata[0]._next[0]
-    assert sum(automaton.size for automaton in generations.automata) <= 400
+    assert {10**6 + 4999, 10**6 + 4801} < symbols()
+    assert 10**6 + 4800 not in symbols()
     for nothing in (0, 1, 3):
         small = RecentOutputs(8, nothing)
         small.add([1, 2, 3])
-        assert small.automata == ()
+        assert small.newer.size == 0
+
+
+def test_the_memory_of_cached_outputs_is_limited():
+    generations = RecentOutputs(32, MAX_CACHED_TOKENS)
+    for start in range(0, 100_000, 100):
+        generations.add(range(start, start + 100))
+    assert generations.older.size > 30_000
+    assert sum(array.nbytes for array in generations.arrays) <= 12_000_000
 
 
 # both
@@ -322,8 +340,7 @@ def test_empty_forgotten_and_shortened_sequences(number):
     assert draft_of(proposer, DraftContext(1, [8, 8, 8]), 1).tokens == (8,)  # shorter than before: another text
     for key in (0, 1, 2, 1, 77):
         proposer.forget(key)
-    assert not vars(proposer).get("_indices")
-    assert not vars(proposer).get("_automata")
+    assert not proposer._indices
     assert draft_of(proposer, DraftContext(1, [1, 2]), 1).tokens == ()
 
 

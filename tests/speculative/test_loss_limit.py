@@ -7,7 +7,14 @@ import random
 import pytest
 
 from nucleate.speculative.adaptive.controller import AdaptiveProposer
-from nucleate.speculative.adaptive.loss_limit import FIRST_PAUSE, MAX_GAIN, MAX_LOSS, MAX_PAUSE, LossLimit
+from nucleate.speculative.adaptive.loss_limit import (
+    FIRST_PAUSE,
+    MAX_GAIN,
+    MAX_LOSS,
+    MAX_LOSS_AGAIN,
+    MAX_PAUSE,
+    LossLimit,
+)
 from nucleate.speculative.draft import Draft, DraftContext
 
 
@@ -51,8 +58,26 @@ def test_pauses_double_until_drafts_have_gained() -> None:
         pauses.append(limit.pause)
         limit.pause = 0
     assert pauses == [min(FIRST_PAUSE * 2**i, MAX_PAUSE) for i in range(8)]
-    limit.record_drafts(1.0, MAX_GAIN + 3)
+    limit.record_drafts(1.0, MAX_GAIN + MAX_LOSS + 3)
     assert (limit.loss, limit.next_pause) == (-MAX_GAIN, FIRST_PAUSE)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6])
+def test_a_pause_ends_when_the_acceptance_rate_has_clearly_risen(rate: float) -> None:
+    limit = LossLimit()
+    limit.record_drafts(MAX_LOSS + 3, 1.0, rate)
+    for lower in (0.0, rate, rate + 0.15, (1 + rate) / 2 - 0.01):
+        assert limit.paused(lower)
+    assert not limit.paused((1 + rate) / 2 + 0.06)
+    assert (limit.loss, limit.pause, limit.next_pause) == (0.0, 0, 2 * FIRST_PAUSE)
+
+
+def test_a_second_loss_pauses_sooner() -> None:
+    limit = LossLimit()
+    limit.record_drafts(MAX_LOSS + 3, 1.0)
+    limit.pause = 0
+    limit.record_drafts(1 + MAX_LOSS_AGAIN, 1.0)
+    assert limit.pause == 2 * FIRST_PAUSE
 
 
 class Expensive:

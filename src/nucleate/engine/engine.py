@@ -116,7 +116,7 @@ class Engine:
         if speculation is not None:
             self._speculator = Speculator(speculation, runner, self._companions, self._scheduler, self._sampler)
         runners = self._companions.runners
-        self._executor = ModelExecutor(runners, self._scheduler, self._grammars, self._speculator, self)
+        self._executor = ModelExecutor(runners, self._scheduler, self._grammars, self)
 
     def __len__(self) -> int:
         """The number of unfinished requests."""
@@ -221,14 +221,17 @@ class Engine:
         scheduled = self._scheduler.schedule()
         scheduled.sort(key=_sampler_row)  # new sequences, which have no row yet, come last
         if speculator is not None:
-            speculator.add_drafts(scheduled)
+            if speculator.rests(len(scheduled)):
+                speculator = None
+            else:
+                speculator.add_drafts(scheduled)
         overlap = self.runner.asynchronous
         outputs: list[EngineOutput] = []
-        results = executor.run(scheduled, outputs) if scheduled else []
+        results = executor.run(scheduled, outputs, speculator) if scheduled else []
         if overlap or not scheduled:
             outputs += self._token_sampler.flush()
         for result in results:
-            self._sample(result, outputs)
+            self._sample(result, outputs, speculator)
         if not overlap:
             outputs += self._token_sampler.flush()
         if speculator is not None and scheduled:
@@ -280,11 +283,13 @@ class Engine:
         """Add the next sequence of a request to the scheduler."""
         max_chunk = max(MIN_PROMPT_CHUNK, MAX_PROMPT_LOGITS // self.vocab_size)
         self._scheduler.add(running.start_sequence(self.tokenizer, max_chunk))
+        if self._speculator is not None:
+            self._speculator.wake()
 
-    def _sample(self, result: ForwardOutput, outputs: list[EngineOutput]) -> None:
+    def _sample(self, result: ForwardOutput, outputs: list[EngineOutput], speculator: Speculator | None) -> None:
         """Sample the next token of every sequence whose last token was computed, and advance beam searches."""
         ready, beams = self._executor.ready(result)
-        logits_LV, speculator = result.logits, self._speculator
+        logits_LV = result.logits
         if self._scheduler.num_companions:
             logits_LV, failed = self._companions.combine(ready, logits_LV, result.companion_logits)
             for one, message in failed:

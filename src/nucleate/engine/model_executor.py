@@ -44,40 +44,44 @@ class ModelExecutor:
         runners: Sequence[Runner],
         scheduler: Scheduler,
         grammars: GrammarManager,
-        speculator: Speculator | None,
         lifecycle: SequenceLifecycle,
     ) -> None:
         self._runner, self._companion_runner = runners[0], runners[1] if len(runners) > 1 else None
-        self._scheduler, self._grammars, self._speculator = scheduler, grammars, speculator
+        self._scheduler, self._grammars = scheduler, grammars
         self._lifecycle = lifecycle
         self.num_steps = 0
         self.computed_tokens = 0  # those of drafts too
         self.seconds = 0.0
 
-    def run(self, scheduled: list[ScheduledSequence], outputs: list[EngineOutput]) -> list[ForwardOutput]:
-        """Compute the scheduled tokens. Failed sequences add their last outputs to ``outputs``."""
+    def run(
+        self, scheduled: list[ScheduledSequence], outputs: list[EngineOutput], speculator: Speculator | None = None
+    ) -> list[ForwardOutput]:
+        """Compute the scheduled tokens, with drafts if there is a speculator.
+
+        Failed sequences add their last outputs to ``outputs``.
+        """
         self.num_steps += 1
-        if self._grammars.is_slow and (self._speculator is None or self._speculator.coupled):
+        if self._grammars.is_slow and (speculator is None or speculator.coupled):
             # the other acceptance rules need masks along the draft
             ends = [one.sequence for one in scheduled if one.last and isinstance(one.sequence, RunningSequence)]
             self._grammars.prefetch([sequence.processor.guide for sequence in ends])
         begin = perf_counter()
         try:
-            results = [self._forward(scheduled)]
+            results = [self._forward(scheduled, speculator)]
         except RunnerLostError:
             raise
         except Exception as error:  # noqa: BLE001  # a model may raise anything
-            results = self._forward_alone(scheduled, outputs, error)
+            results = self._forward_alone(scheduled, outputs, speculator, error)
         self.seconds += perf_counter() - begin
         for result in results:
             computed = [*result.scheduled, *result.companions]
             self._scheduler.mark_computed(computed)
             self.computed_tokens += sum([one.stop - one.start for one in computed])
-            if self._speculator is not None:
+            if speculator is not None:
                 self.computed_tokens += sum([len(one.draft) for one in computed])
         return results
 
-    def _forward(self, scheduled: list[ScheduledSequence]) -> ForwardOutput:
+    def _forward(self, scheduled: list[ScheduledSequence], speculator: Speculator | None) -> ForwardOutput:
         others: list[ScheduledSequence] = []
         other_logits_LV = None
         if self._companion_runner is not None and self._scheduler.num_companions:
@@ -86,20 +90,24 @@ class ModelExecutor:
                 scheduled = [one for one in scheduled if not on_companion_model(one)]
                 other_logits_LV = self._companion_runner.forward([one.sequence.model_input(one) for one in others])
         logits_LV = self._runner.forward([one.sequence.model_input(one) for one in scheduled])
-        if self._speculator is None:
+        if speculator is None:
             return ForwardOutput(scheduled, logits_LV, None, others, other_logits_LV)
-        self._speculator.remove_draft_tokens([*scheduled, *others])
-        states_TF = self._speculator.hidden_states()
+        speculator.remove_draft_tokens([*scheduled, *others])
+        states_TF = speculator.hidden_states()
         return ForwardOutput(scheduled, logits_LV, states_TF, others, other_logits_LV)
 
     def _forward_alone(
-        self, scheduled: list[ScheduledSequence], outputs: list[EngineOutput], error: Exception
+        self,
+        scheduled: list[ScheduledSequence],
+        outputs: list[EngineOutput],
+        speculator: Speculator | None,
+        error: Exception,
     ) -> list[ForwardOutput]:
         """After an error of the whole batch: each sequence alone, with its companion and without its draft."""
         results: list[ForwardOutput] = []
         retry = len(scheduled) > 1 or any(one.draft for one in scheduled)
-        if self._speculator is not None:
-            self._speculator.withdraw(scheduled)
+        if speculator is not None:
+            speculator.withdraw(scheduled)
         together = {one.companion.sequence for one in scheduled if one.companion is not None}
         for one in scheduled:
             if one.sequence.finished or one.sequence in together:  # another beam, or its companion, has failed
@@ -107,7 +115,8 @@ class ModelExecutor:
             try:
                 if not retry:
                     raise error
-                results.append(_copied(self._forward([one] if one.companion is None else [one, one.companion])))
+                alone = [one] if one.companion is None else [one, one.companion]
+                results.append(_copied(self._forward(alone, speculator)))
             except Exception as own:  # noqa: BLE001  # a model may raise anything; the request gets the message
                 failed = one.sequence.owner or one.sequence
                 outputs += self._lifecycle.fail(failed, f"the model failed: {one_line(own)}")

@@ -53,7 +53,7 @@ class Speculator:
         for each in companions.runners:
             if (warm := getattr(each, "warm", None)) is not None:
                 warm()  # verification must be bit-identical to decoding, which needs the compiled kernels
-                ensure_loaded([DRAFTS])
+        ensure_loaded([DRAFTS])  # no request waits for them
         self._runner, self._companions, self._scheduler, self._sampler = runner, companions, scheduler, sampler
         supports_trees = all(getattr(each, "tree_attention", False) for each in companions.runners)
         self._tree_width = config.effective_tree_width if supports_trees else 1
@@ -63,6 +63,8 @@ class Speculator:
         self._verified_at, self._accepted_at = [0] * count, [0] * count
         self._seconds = 0.0
         self._drafting = False  # whether this step has any draft
+        self._rest = self._rested = 0  # steps to come, and past ones, that the adaptive controller does not see
+        self._awake = False  # whether the next step does not rest
         self._failed = False
 
     @property
@@ -75,6 +77,17 @@ class Speculator:
     def coupled(self) -> bool:
         """Whether the acceptance rule is "coupled": tokens are sampled first, and then compared with drafts."""
         return self.config.acceptance_rule == COUPLED
+
+    def rests(self, num_sequences: int) -> bool:
+        """Whether the next step has no use of the draft method: it runs, and is counted, as without speculation."""
+        if not self._rest:
+            return False
+        self._rest, self._rested, self._steps = self._rest - 1, self._rested + 1, self._steps + num_sequences
+        return True
+
+    def wake(self) -> None:
+        """The next step, or the one after this one, does not rest: a sequence may start in it."""
+        self._rest, self._awake = 0, True
 
     def add_drafts(self, scheduled: list[ScheduledSequence]) -> None:
         """Add drafts to decoding sequences, as far as the token budget and free blocks allow, without preemption.
@@ -97,7 +110,10 @@ class Speculator:
             for one, count, draft in zip(ones, counts, drafts, strict=True):
                 if draft:
                     self._add_draft(one, draft, count)
-        self._seconds += perf_counter() - begin
+        seconds = perf_counter() - begin
+        self._seconds += seconds
+        if self._adaptive is not None:
+            self._adaptive.charge(seconds - self._adaptive.propose_seconds)
 
     def _counts(self, scheduled: list[ScheduledSequence], ones: list[ScheduledSequence]) -> list[int]:
         """The maximum number of draft tokens of each sequence."""
@@ -279,15 +295,20 @@ class Speculator:
         if self._adaptive is None:
             return
         if all(map(only_decodes, scheduled)):
-            self._adaptive.end_step(len(scheduled), computed_tokens, seconds)
+            self._adaptive.end_step(len(scheduled), computed_tokens, seconds, self._rested)
+            self._rest, self._rested, self._awake = 0 if self._awake else self._adaptive.rest, 0, False
+            if self._rest and self.layers:
+                self._runner.capture_enabled = False
         else:
             self._adaptive.sequence_started()
+            self._awake = False
 
     def forget(self, sequence: RunningSequence) -> None:
         """Drop the proposer's state of a finished sequence."""
         begin = perf_counter()
         output = sequence.token_ids[len(sequence.running.request.prompt_ids) :]
         self._guarded(self.proposer.forget, sequence.key, output)
+        self.wake()
         self._seconds += perf_counter() - begin
 
     def _guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:

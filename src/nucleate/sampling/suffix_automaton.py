@@ -54,7 +54,7 @@ class SuffixAutomaton:
 
     def push(self, symbol: int) -> None:
         """Append a token."""
-        state, new = self._last, self._add({}, NOTHING, self._length[self._last] + 1, NOTHING)
+        state, new = self._last, self._add({}, NOTHING, self._length[self._last] + 1)
         while state != NOTHING and symbol not in self._next[state]:
             self._next[state][symbol] = new
             state = self._link[state]
@@ -72,15 +72,15 @@ class SuffixAutomaton:
         old, length = self._next[state][symbol], self._length[state] + 1
         if self._length[old] == length:
             return old
-        split = self._add(dict(self._next[old]), self._link[old], length, old)
+        split = self._add(dict(self._next[old]), self._link[old], length)
         self._link[old] = split
         while state != NOTHING and self._next[state].get(symbol) == old:
             self._next[state][symbol] = split
             state = self._link[state]
         return split
 
-    def _add(self, follows: dict[int, int], link: int, length: int, like: int) -> int:
-        """Add a state. like: the state that it clones, or NOTHING."""
+    def _add(self, follows: dict[int, int], link: int, length: int) -> int:
+        """Add a state."""
         self._next.append(follows)
         self._link.append(link)
         self._length.append(length)

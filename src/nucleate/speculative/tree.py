@@ -17,10 +17,8 @@ class Candidate(NamedTuple):
     state: Any = None  #: of the draft method, after this token
 
 
-def best_first(
-    candidates: Callable[[Any, int], Iterable[Candidate]], state: Any, max_tokens: int, min_probability: float = 0.0
-) -> list[Node]:
-    """The ``max_tokens`` most likely nodes of a tree, of at least ``min_probability``; parents come before children.
+def best_first(candidates: Callable[[Any, int], Iterable[Candidate]], state: Any, max_tokens: int) -> list[Node]:
+    """The ``max_tokens`` most likely nodes of a tree; parents come before children.
 
     candidates(state, depth): the candidates after a node of that depth, most likely first; ``state`` and depth 0 are
     those of the root. The probability of a node is the product of the probabilities on its path.
@@ -32,9 +30,9 @@ def best_first(
     def expand(state: Any, depth: int, index: int, probability: float) -> None:
         nonlocal counter
         for candidate in candidates(state, depth):
-            if (path_probability := probability * candidate.probability) >= min_probability:
-                heappush(heap, (-path_probability, counter, candidate.token, index, candidate.state, depth + 1))
-                counter += 1
+            path_probability = probability * candidate.probability
+            heappush(heap, (-path_probability, counter, candidate.token, index, candidate.state, depth + 1))
+            counter += 1
 
     expand(state, 0, ROOT, 1.0)
     while heap and len(nodes) < max_tokens:
@@ -53,9 +51,9 @@ class Node(NamedTuple):
     probability: float
 
 
-def draft_from_nodes(nodes: Sequence[Node]) -> Draft:
-    """Build a draft from nodes, without distributions."""
-    draft = Draft(tuple(node.token for node in nodes), tuple(node.parent for node in nodes))
+def tree_draft(tokens: Iterable[int], parents: Iterable[int]) -> Draft:
+    """A draft of these nodes, without distributions; ``parents`` is None if it is a chain."""
+    draft = Draft(tuple(tokens), tuple(parents))
     return Draft(draft.tokens) if draft.is_chain else draft
 
 

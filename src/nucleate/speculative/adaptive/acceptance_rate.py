@@ -43,8 +43,8 @@ class AcceptanceRates:
 
     def __init__(self, shared: AcceptanceCounts) -> None:
         self.drafted = 0  # depth of the draft that is being verified
-        self.no_proposal = False  # whether the draft method had no proposal last time
-        self.shadow_draft, self.shadow_start = NO_DRAFT, 0  # a shadow draft, and its position in the sequence
+        self.empty_proposals, self.retry_step = 0, 0  # in a row, and the step after which to ask again
+        self.shadow_draft, self.shadow_start = NO_DRAFT, 0  # a shadow draft, and its position in the output
         self._counts, self._shared_counts = AcceptanceCounts(0.9), shared
 
     def best_length(self, max_tokens: int, token_cost: float, fixed_cost: float = 0.0) -> tuple[int, float]:
@@ -66,12 +66,13 @@ class AcceptanceRates:
         self._shared_counts.add(drafted, accepted)
         self._counts.add(drafted, accepted)
 
-    def compare(self, token_ids: Sequence[int]) -> None:
+    def compare(self, token_ids: Sequence[int], num_prompt_tokens: int = 0) -> None:
         """Compare the shadow draft with the tokens of the sequence, if enough have been generated since."""
         if not self.shadow_draft:
             return
-        num_matched = num_matching_tokens(self.shadow_draft, token_ids, self.shadow_start)
-        if self.shadow_start + num_matched < len(token_ids) or num_matched == self.shadow_draft.depth:
+        start = num_prompt_tokens + self.shadow_start
+        num_matched = num_matching_tokens(self.shadow_draft, token_ids, start)
+        if start + num_matched < len(token_ids) or num_matched == self.shadow_draft.depth:
             self.record(self.shadow_draft.depth, num_matched)
             self.shadow_draft = NO_DRAFT
 

@@ -23,7 +23,7 @@ DECAY = 0.97
 BASELINE_STEPS = 9
 """Number of recent steps without drafts whose median counts: a mean would follow those that other processes delayed."""
 
-ADDED_TIME_DECAY = 0.9993
+ADDED_TIME_DECAY = 0.9985
 """Factor on the measured cost per step without drafts: a bad measurement is forgotten slowly."""
 
 SLOPE_PRIOR_WEIGHT = 0.001
@@ -60,14 +60,18 @@ class StepCosts:
         baseline = self.baseline.get(sequences)
         return seconds if baseline is None else min(seconds, MAX_SLOWDOWN * baseline * computed / sequences)
 
-    def record(self, sequences: int, computed: int, seconds: float) -> None:
-        """Record a step: its sequences, computed tokens (drafts included) and duration (drafting included)."""
+    def record(self, sequences: int, computed: int, seconds: float, steps: int = 1) -> None:
+        """Record a step: its sequences, computed tokens (drafts included) and duration (drafting included).
+
+        steps: how many such steps it stands for.
+        """
         baseline = self.baseline.get(sequences)
         if computed == sequences:
             recent = self.recent.setdefault(sequences, deque(maxlen=BASELINE_STEPS))
             recent.append(seconds)
             self.baseline[sequences] = statistics.median_low(recent)
-            self.y, self.xy, self.steps_since_baseline = ADDED_TIME_DECAY * self.y, ADDED_TIME_DECAY * self.xy, 0
+            decay, self.steps_since_baseline = ADDED_TIME_DECAY**steps, 0
+            self.y, self.xy = decay * self.y, decay * self.xy
         elif baseline is None:
             self.steps_since_baseline = BASELINE_INTERVAL
         else:

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 MAX_LOSS, MAX_GAIN = 5.0, 6.0
 """Steps that drafts may lose before they pause, and that they can have gained when losses are counted against them."""
 
-FIRST_PAUSE, MAX_PAUSE = 256, 8192
+MAX_LOSS_AGAIN = 2.5
+"""Steps that they may lose before the next pause, if they have not gained in between."""
+
+RATE_RISE = 0.2
+"""The rise of the acceptance rate that ends a pause. It must also halve the share of rejected drafts."""
+
+FIRST_PAUSE, MAX_PAUSE = 128, 8192
 """Steps of the first pause and of the longest one. Each pause is twice as long, until drafts have gained MAX_GAIN."""
 
 REQUIRED_SPEEDUP = 1.05
@@ -25,6 +31,7 @@ class LossLimit:
     loss: float = 0.0  #: since the last pause; negative for a gain
     pause: int = 0  #: remaining steps without verified drafts
     next_pause: int = FIRST_PAUSE
+    acceptance_rate: float = 0.0  #: when the pause began
 
     @property
     def gained(self) -> bool:
@@ -35,11 +42,19 @@ class LossLimit:
         """Record steps without drafts."""
         self.pause = max(0, self.pause - steps)
 
-    def record_drafts(self, duration: float, tokens: float) -> None:
+    def paused(self, acceptance_rate: float) -> bool:
+        """Whether drafts pause. A clear rise of the acceptance rate (that of shadow drafts) ends the pause."""
+        rise = acceptance_rate - self.acceptance_rate
+        if self.pause and rise > max(RATE_RISE, (1 - self.acceptance_rate) / 2):
+            self.loss, self.pause = 0.0, 0
+        return self.pause > 0
+
+    def record_drafts(self, duration: float, tokens: float, acceptance_rate: float = 0.0) -> None:
         """Record a step with drafts: its duration in steps without drafts, and its tokens per sequence."""
         self.loss += duration * REQUIRED_SPEEDUP - tokens
         if self.loss <= -MAX_GAIN:
             self.loss, self.next_pause = -MAX_GAIN, FIRST_PAUSE
         elif self.loss > MAX_LOSS:
-            self.loss, self.pause = 0.0, self.next_pause
+            self.loss, self.pause = MAX_LOSS - MAX_LOSS_AGAIN, self.next_pause
+            self.acceptance_rate = acceptance_rate
             self.next_pause = min(2 * self.next_pause, MAX_PAUSE)

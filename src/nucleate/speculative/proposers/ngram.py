@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nucleate.speculative.draft import INDEX_CHUNK_SIZE, Draft, DraftContext, Proposer
+import numpy as np
+
+from nucleate.jit.kernel_libraries import DRAFTS
+from nucleate.speculative.draft import INDEX_CHUNK_SIZE, NO_DRAFT, Draft, DraftContext, Proposer
+from nucleate.speculative.proposers.token_buffer import HASH_FACTOR, TokenBuffer, capacity_for
 
 
 class NgramProposer(Proposer):
@@ -33,23 +37,28 @@ class NgramProposer(Proposer):
         self.prompt_lookup_max, self.prompt_lookup_min = prompt_lookup_max, prompt_lookup_min
         self.index_chunk_size = index_chunk_size
         self._indices: dict[int, _NgramIndex] = {}
+        self._out = np.empty(0, np.int64)
 
     def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
-        return [self._propose(context, k) for context, k in zip(contexts, max_tokens, strict=True)]
+        if (longest := max(max_tokens, default=0)) > len(self._out):
+            self._out = np.empty(longest, np.int64)
+        return [self._propose(context, count) for context, count in zip(contexts, max_tokens, strict=True)]
 
-    def _propose(self, context: DraftContext, k: int) -> Draft:
-        index, ids = self._indices.get(context.key), context.token_ids
-        if index is None or index.num_indexed > len(ids):
-            index = self._indices[context.key] = _NgramIndex(range(self.prompt_lookup_min, self.prompt_lookup_max + 1))
-        index.index_tokens(ids, min(len(ids), index.num_indexed + self.index_chunk_size))
-        start = index.find_continuation(ids)
-        if start is None:
-            return Draft()
-        tokens: list[int] = []
-        for position in range(start, start + k):
-            tokens.append(int(ids[position]) if position < len(ids) else tokens[position - len(ids)])
-        return Draft(tuple(tokens))
+    def _propose(self, context: DraftContext, count: int) -> Draft:
+        index, size = self._indices.get(context.key), len(context.token_ids)
+        if index is None or index.num_indexed > size:
+            index = self._indices[context.key] = _NgramIndex(self.prompt_lookup_max - self.prompt_lookup_min + 1)
+        text, start = index.tokens.update(context.token_ids), index.num_indexed
+        stop = min(size, start + self.index_chunk_size)
+        if stop > index.capacity:
+            index.grow(stop)
+        found = DRAFTS.draft_ngram(
+            index.table, self.prompt_lookup_min, self.prompt_lookup_max, HASH_FACTOR, text, start, stop, size, count,
+            self._out,
+        )  # fmt: skip
+        index.num_indexed = stop
+        return Draft(tuple(self._out[:found].tolist())) if found else NO_DRAFT
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``."""
@@ -57,29 +66,18 @@ class NgramProposer(Proposer):
 
 
 class _NgramIndex:
-    """Maps each n-gram of a sequence to the position after its last occurrence."""
+    """Maps each n-gram of a sequence to the position after its last occurrence, see ``ngram_kernels``."""
 
-    def __init__(self, sizes: range) -> None:
+    def __init__(self, num_sizes: int) -> None:
         self.num_indexed = 0  # tokens
-        self._sizes = sizes
-        self._continuations: dict[tuple[int, ...], int] = {}
+        self.capacity = 0  # tokens
+        self.tokens = TokenBuffer()
+        self.table = np.zeros((1, 2), np.int32)
+        self._num_sizes = num_sizes
 
-    def index_tokens(self, ids: Sequence[int], stop: int) -> None:
-        """Index the n-grams before each of the tokens up to ``stop`` (exclusive)."""
-        continuations, sizes = self._continuations, self._sizes
-        for position in range(self.num_indexed, stop):
-            for size in sizes:
-                if size > position:
-                    break
-                continuations[tuple(ids[position - size : position])] = position
-        self.num_indexed = stop
-
-    def find_continuation(self, ids: Sequence[int]) -> int | None:
-        """The position after the last occurrence of the longest n-gram that ends the sequence; None without a match."""
-        found = None
-        for size in self._sizes:  # without a match of a shorter n-gram, there is none of a longer one
-            position = self._continuations.get(tuple(ids[-size:])) if size <= len(ids) else None
-            if position is None:
-                break
-            found = position
-        return found
+    def grow(self, size: int) -> None:
+        """Make room for the n-grams before so many tokens."""
+        self.capacity = capacity_for(size)
+        larger = np.zeros((1 << (2 * self._num_sizes * self.capacity - 1).bit_length(), 2), np.int32)
+        DRAFTS.move_ngrams(self.table, larger, HASH_FACTOR, self.tokens.array)
+        self.table = larger

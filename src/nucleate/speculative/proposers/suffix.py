@@ -7,15 +7,19 @@ suffix trees.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from typing import Any
 
+import numpy as np
+
+from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.sampling.suffix_automaton import NOTHING
-from nucleate.speculative.draft import INDEX_CHUNK_SIZE, Draft, DraftContext, Proposer
-from nucleate.speculative.proposers.counting_automaton import CountingAutomaton, extend
-from nucleate.speculative.tree import Candidate, Node, best_first, draft_from_nodes
+from nucleate.speculative.draft import INDEX_CHUNK_SIZE, NO_DRAFT, Draft, DraftContext, Proposer
+from nucleate.speculative.proposers.counting_automaton import CountingAutomaton
+from nucleate.speculative.proposers.token_buffer import HASH_FACTOR, TokenBuffer
+from nucleate.speculative.tree import tree_draft
 
 MAX_CACHED_TOKENS = 1 << 16
-"""Default number of cached output tokens, which take up to 30 MB."""
+"""Default number of cached output tokens, which take up to 12 MB."""
 
 
 class SuffixProposer(Proposer):
@@ -55,57 +59,57 @@ class SuffixProposer(Proposer):
             raise ValueError(f"min_probability must be in 0..1, got {min_probability}")
         self.max_suffix_length, self.max_spec_factor = max_suffix_length, max_spec_factor
         self.min_probability, self.tree_width, self.index_chunk_size = min_probability, tree_width, index_chunk_size
-        self._automata: dict[int, CountingAutomaton] = {}
+        self._indices: dict[int, _SequenceIndex] = {}
         self._recent = RecentOutputs(2 * max_suffix_length, max_cached_tokens)
+        self._out_2N = np.empty((2, 0), np.int64)
 
     def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
-        return [self._propose(context, count) for context, count in zip(contexts, max_tokens, strict=True)]
+        if (longest := max(max_tokens, default=0)) > self._out_2N.shape[1]:
+            self._out_2N = np.empty((2, longest), np.int64)
+        draft = self._chain if self.tree_width == 1 else self._tree
+        return [draft(self._arguments(context), count) for context, count in zip(contexts, max_tokens, strict=True)]
 
-    def _propose(self, context: DraftContext, count: int) -> Draft:
-        ids, own = context.token_ids, self._automata.get(context.key)
-        if own is None or own.size > len(ids):
-            own = self._automata[context.key] = CountingAutomaton(2 * self.max_suffix_length)
-        extend(own, ids, own.size, own.size + self.index_chunk_size)
-        suffix = [int(token) for token in ids[max(0, len(ids) - self.max_suffix_length) :]]
-        if self.tree_width > 1:
-            return self._propose_tree(own, suffix, count)
-        best: list[int] = []
-        best_score = 0.0
-        for automaton in (own, *self._recent.automata):
-            for state, length in automaton.matches(suffix):
-                limit = min(count, self.max_suffix_length, int(self.max_spec_factor * length))
-                tokens, score = automaton.continuation(state, limit, self.min_probability)
-                if score > best_score:
-                    best, best_score = tokens, score
-        return Draft(tuple(best))
+    def _arguments(self, context: DraftContext) -> tuple[Any, ...]:
+        """The automata and the text of a sequence, as arguments of the kernels."""
+        index, size = self._indices.get(context.key), len(context.token_ids)
+        if index is None or index.automaton.size > size:
+            index = self._indices[context.key] = _SequenceIndex(2 * self.max_suffix_length)
+        text, own = index.tokens.update(context.token_ids), index.automaton
+        own.extend(text, own.size, min(size, own.size + self.index_chunk_size))
+        return (own.head, own.states, own.edges, *self._recent.arrays, HASH_FACTOR, text, size)
 
-    def _propose_tree(self, own: CountingAutomaton, suffix: list[int], count: int) -> Draft:
-        """Build the tree of the most likely nodes after each suffix, and return the best tree."""
-        best: list[Node] = []
-        best_score = 0.0
-        for automaton in (own, *self._recent.automata):
-            for state, length in automaton.matches(suffix):
-                limit = min(self.max_suffix_length, int(self.max_spec_factor * length))
-                nodes = best_first(partial(self._candidates, automaton, limit), state, count, self.min_probability)
-                score = sum(node.probability for node in nodes)
-                if score > best_score:
-                    best, best_score = nodes, score
-        return draft_from_nodes(best)
+    def _chain(self, arguments: tuple[Any, ...], count: int) -> Draft:
+        found = DRAFTS.draft_chain(
+            *arguments, count, self.max_suffix_length, self.max_spec_factor, self.min_probability, self._out_2N
+        )
+        return Draft(tuple(self._out_2N[0, :found].tolist())) if found else NO_DRAFT
 
-    def _candidates(self, automaton: CountingAutomaton, max_depth: int, state: int, depth: int) -> list[Candidate]:
-        if depth >= max_depth:
-            return []
-        return [Candidate(*candidate) for candidate in automaton.next_symbols(state, self.tree_width)]
+    def _tree(self, arguments: tuple[Any, ...], count: int) -> Draft:
+        """The tree of the most likely nodes after each suffix; the best of these trees."""
+        ranked_W = np.empty(min(self.tree_width, count + 1), np.int64)
+        tree_8N = np.empty((8, count), np.int64)
+        found = DRAFTS.draft_tree(
+            *arguments, count, self.max_suffix_length, self.max_spec_factor, self.min_probability,
+            ranked_W, tree_8N, np.empty(count),
+        )  # fmt: skip
+        return tree_draft(*tree_8N[6:, :found].tolist()) if found else NO_DRAFT
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``."""
-        self._automata.pop(key, None)
+        self._indices.pop(key, None)
         self.learn(output_ids)
 
     def learn(self, token_ids: Sequence[int]) -> None:
         """Add a text to the cache, like the output of a finished sequence."""
         self._recent.add(token_ids)
+
+
+class _SequenceIndex:
+    """The tokens of a sequence, and the automaton of those that are indexed."""
+
+    def __init__(self, depth: int) -> None:
+        self.tokens, self.automaton = TokenBuffer(), CountingAutomaton(depth)
 
 
 class RecentOutputs:
@@ -116,14 +120,20 @@ class RecentOutputs:
 
     def __init__(self, depth: int, max_symbols: int) -> None:
         self._depth, self._half = depth, max_symbols // 2
-        self.automata: tuple[CountingAutomaton, ...] = ()  #: the newer one first
+        self.newer, self.older = CountingAutomaton(depth), CountingAutomaton(depth)
+
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """The arrays of both automata, the newer one first."""
+        return self.newer.states, self.newer.edges, self.older.states, self.older.edges
 
     def add(self, symbols: Sequence[int]) -> None:
         """Add a text; if it is too long, only its end."""
         symbols = symbols[max(0, len(symbols) - self._half + 1) :]
         if not len(symbols) or self._half < 2:
             return
-        if not self.automata or self.automata[0].size + len(symbols) >= self._half:
-            self.automata = CountingAutomaton(self._depth), *self.automata[:1]
-        extend(self.automata[0], symbols, 0, len(symbols))
-        self.automata[0].push(NOTHING)
+        if self.newer.size + len(symbols) >= self._half:
+            self.newer, self.older = CountingAutomaton(self._depth), self.newer
+        text = np.full(len(symbols) + 1, NOTHING, np.int64)
+        text[:-1] = symbols
+        self.newer.extend(text, 0, len(text))

@@ -1,0 +1,129 @@
+"""Adaptive speculation in random simulated engines: never much slower than without drafts, fast where drafts pay."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from nucleate.speculative.adaptive.acceptance_rate import num_matching_tokens
+from nucleate.speculative.adaptive.controller import AdaptiveProposer
+from nucleate.speculative.draft import Draft, DraftContext
+
+MOST, STEPS, WRONG = 7, 2000, -7
+
+
+@dataclass
+class Scenario:
+    """An engine with a draft method. Times in units of a step without its tokens. The correct token at position i is i.
+
+    A step takes 1 + slope per token, the draft method ``method``, and having drafts ``having``. All of it varies by
+    ``noise``, and takes three times as long in a share ``delayed`` of the steps.
+    """
+
+    chance: float  #: that a draft token is accepted, if all before it are
+    empty: float  #: share of empty proposals
+    slope: float
+    method: float
+    having: float
+    noise: float
+    delayed: float
+    sequences: int
+    length: int  #: of a sequence
+
+    @staticmethod
+    def of(rng: random.Random) -> Scenario:
+        return Scenario(
+            chance=rng.choice([0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0]),
+            empty=rng.choice([0.0, 0.0, 0.5, 0.9, 0.97]),
+            slope=rng.choice([0.01, 0.05, 0.2, 0.5]),
+            method=rng.choice([0.01, 0.05, 0.2, 1.0, 3.0]),
+            having=rng.choice([0.0, 0.0, 0.3]),
+            noise=rng.choice([0.0, 0.05, 0.3]),
+            delayed=rng.choice([0.0, 0.0, 0.1]),
+            sequences=rng.choice([1, 1, 2, 6]),
+            length=rng.choice([60, 120, 1000]),
+        )
+
+    def best_speedup(self) -> float:
+        """The speedup of the best fixed draft length."""
+        plain, speedups = 1 + self.slope * self.sequences, [1.0]
+        for length in range(1, MOST + 1):
+            tokens = self.empty + (1 - self.empty) * sum(self.chance**i for i in range(length + 1))
+            more = (1 - self.empty) * (self.slope * length * self.sequences + self.having)
+            speedups.append(tokens * plain / (plain + more + self.method))
+        return max(speedups)
+
+
+class Method:
+    """The draft method of a scenario. It takes time on a clock of its own."""
+
+    layers = ()
+
+    def __init__(self, scenario: Scenario, rng: random.Random) -> None:
+        self.scenario, self.rng, self.clock, self.load = scenario, rng, 0.0, 1.0
+
+    def propose(self, contexts: list[DraftContext], counts: list[int]) -> list[Draft]:
+        self.clock += self.scenario.method * self.load
+        return [self._draft(len(context.token_ids), count) for context, count in zip(contexts, counts, strict=True)]
+
+    def _draft(self, start: int, count: int) -> Draft:
+        if self.rng.random() < self.scenario.empty:
+            return Draft()
+        return Draft(
+            tuple(i if self.rng.random() < self.scenario.chance else WRONG for i in range(start, start + count))
+        )
+
+    def accepted(self, key: int, count: int) -> None: ...
+    def forget(self, key: int, output_ids: object = ()) -> None: ...
+
+
+def speedup(scenario: Scenario, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> float:
+    """The tokens per second of an engine with adaptive speculation, divided by those without."""
+    method = Method(scenario, rng)
+    monkeypatch.setattr("nucleate.speculative.adaptive.controller.perf_counter", lambda: method.clock)
+    proposer = AdaptiveProposer(method)
+    contexts = [DraftContext(key, [0], 1) for key in range(scenario.sequences)]
+    next_key = count = scenario.sequences
+    tokens = rest = rested = 0
+    plain = 1 + scenario.slope * count
+    for _ in range(STEPS):
+        noise = rng.uniform(1 - scenario.noise, 1 + scenario.noise)
+        method.load = noise * (3 if rng.random() < scenario.delayed else 1)
+        begin, drafts = method.clock, [Draft()] * count
+        if not rest and proposer.active():
+            drafts = proposer.propose(contexts, [MOST] * count)
+        for context, draft in zip(contexts, drafts, strict=True):
+            start = len(context.token_ids)
+            accepted = num_matching_tokens(draft, range(1 << 20), start)
+            if draft:
+                proposer.accepted(context.key, accepted)
+            context.token_ids.extend(range(start, start + accepted + 1))
+            tokens += accepted + 1
+        drafted = sum(map(len, drafts))
+        method.clock += (plain + scenario.slope * drafted + scenario.having * (drafted > 0)) * method.load
+        if rest:
+            rest, rested = rest - 1, rested + 1
+        else:
+            proposer.end_step(count, count + drafted, method.clock - begin, rested)
+            rest, rested = proposer.rest, 0
+        for index, context in enumerate(contexts):
+            if len(context.token_ids) > scenario.length:
+                proposer.forget(context.key, context.token_ids[1:])
+                contexts[index], next_key, rest = DraftContext(next_key, [0], 1), next_key + 1, 0
+                proposer.sequence_started()
+    return tokens / count * plain * (1 + 2 * scenario.delayed) / method.clock
+
+
+@pytest.mark.fast_cases(1)
+@pytest.mark.parametrize("first", range(0, 200, 20))
+def test_speedup_in_random_scenarios(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(first, first + 20):
+        rng = random.Random(seed)
+        scenario = Scenario.of(rng)
+        found, best = speedup(scenario, rng, monkeypatch), scenario.best_speedup()
+        assert found > 0.96, (seed, scenario)
+        assert found > 0.45 * best, (seed, scenario)
+        if scenario.method <= 0.2 and scenario.empty == scenario.delayed == 0 and best > 1.5:
+            assert found > 0.6 * best, (seed, scenario)
