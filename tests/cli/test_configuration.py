@@ -10,6 +10,7 @@ import pytest
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.configuration import Configuration
+from nucleate.cli.flag_values import read_values
 from nucleate.cli.main import command_parser, main
 from nucleate.plugins.stage_registry import set_stages
 from nucleate.sampling.stages import STAGES
@@ -76,7 +77,7 @@ def test_values_stay_as_they_are_written(tmp_path: Path) -> None:
     found = parse(tmp_path, text)
     assert flags.model_name(found) == "no"
     assert (found.revision, found.model, found.max_num_seqs, found.host) == ("2024-01-01", "0123", 64, "127.0.0.1")
-    values = flags.read_values(found)
+    values = read_values(found)
     assert values["stop"] == ("yes", "null", " x")
     assert values["temperature"] == 0.1
     assert values["stop_token_ids"] == (1, 2)

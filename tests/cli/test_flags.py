@@ -13,6 +13,7 @@ import pytest
 
 import nucleate as nc
 from nucleate.cli import flags
+from nucleate.cli.flag_values import read_values, set_parameter
 from nucleate.cli.main import main
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stages import STAGES
@@ -26,7 +27,7 @@ def params(*arguments: str) -> nc.SamplingParams:
     """The sampling parameters that a command line sets."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     flags.add_sampling(parser)
-    return nc.SamplingParams(**flags.read_values(parser.parse_args([*arguments])))
+    return nc.SamplingParams(**read_values(parser.parse_args([*arguments])))
 
 
 def generate_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -92,7 +93,7 @@ def chat_params(*arguments: str) -> nc.SamplingParams:
     """The sampling parameters that /set commands set."""
     made = nc.SamplingParams()
     for flag, value in zip(arguments[::2], arguments[1::2], strict=True):
-        made = flags.set_parameter(made, flag.removeprefix("--"), value)
+        made = set_parameter(made, flag.removeprefix("--"), value)
     return made
 
 
@@ -113,7 +114,7 @@ def chat_params(*arguments: str) -> nc.SamplingParams:
     ],
 )
 def test_set_reads_values_of_every_type(name: str, text: str, value: object) -> None:
-    assert getattr(flags.set_parameter(nc.SamplingParams(), name, text), name.replace("-", "_")) == value
+    assert getattr(set_parameter(nc.SamplingParams(), name, text), name.replace("-", "_")) == value
 
 
 def test_a_chat_with_parameters_of_every_type(

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import nucleate as nc
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
+from nucleate.cli.flag_values import read_values, set_parameter
 from nucleate.cli.main import COMMANDS, main
 from nucleate.cli.structured_flags import FLAGS
 from nucleate.structured_output.spec import KINDS
@@ -33,7 +34,7 @@ def params(*arguments: str) -> nc.SamplingParams:
     """The sampling parameters that a command line sets."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     flags.add_sampling(parser)
-    return nc.SamplingParams(**flags.read_values(parser.parse_args([*arguments])))
+    return nc.SamplingParams(**read_values(parser.parse_args([*arguments])))
 
 
 def constraint(*arguments: str) -> nc.StructuredOutputs | None:
@@ -186,10 +187,10 @@ def test_sampling_commands_have_the_structured_output_flags(command: str, capsys
     module.add_arguments(parser)  # would raise if two flags had the same name
     if samples:
         subject = ["in", "out"] if command == "batch" else []
-        assert flags.read_values(parser.parse_args([*subject, "--regex", "a"])) == {
+        assert read_values(parser.parse_args([*subject, "--regex", "a"])) == {
             "structured_outputs": nc.StructuredOutputs(regex="a")
         }
-        assert flags.read_values(parser.parse_args(subject)) == {}
+        assert read_values(parser.parse_args(subject)) == {}
 
 
 # ---- /set
@@ -210,7 +211,7 @@ def test_sampling_commands_have_the_structured_output_flags(command: str, capsys
 )
 def test_set_takes_json(text: str, expected: dict[str, Any] | None) -> None:
     before = nc.SamplingParams(structured_outputs={"regex": "x"}, top_k=3)
-    after = flags.set_parameter(before, "structured_outputs", text)
+    after = set_parameter(before, "structured_outputs", text)
     assert after == before.replace(structured_outputs=expected)
     assert after.structured_outputs == (None if expected is None else nc.StructuredOutputs(**expected))
 
@@ -228,7 +229,7 @@ def test_set_takes_json(text: str, expected: dict[str, Any] | None) -> None:
 )
 def test_set_rejects_an_invalid_constraint(text: str, field: str, words: str) -> None:
     with pytest.raises(nc.ParameterError, match=re.escape(words)) as caught:
-        flags.set_parameter(nc.SamplingParams(), "structured_outputs", text)
+        set_parameter(nc.SamplingParams(), "structured_outputs", text)
     assert caught.value.field == field
 
 

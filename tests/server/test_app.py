@@ -178,7 +178,7 @@ def test_an_internal_error_is_a_500_without_details(llm: nc.LLM, monkeypatch: py
 
 
 def test_an_internal_error_during_a_stream(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    from nucleate.server.openai import stream_chunks
+    from nucleate.server.openai.completion_stream import CompletionStream
 
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError("/secret")
@@ -187,7 +187,7 @@ def test_an_internal_error_during_a_stream(llm: nc.LLM, monkeypatch: pytest.Monk
         call = begin(app, "/v1/completions", {**TEXT, "max_tokens": 200, "stream": True})
         while not call.data:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
-        monkeypatch.setattr(stream_chunks.CompletionStream, "frames", fails)
+        monkeypatch.setattr(CompletionStream, "frames", fails)
         await call.task
         assert call.over
         assert call.frames[-2]["error"]["type"] == "server_error"

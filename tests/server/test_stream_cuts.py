@@ -24,10 +24,11 @@ from nucleate.outputs import Completion, CompletionChunk, Usage
 from nucleate.server.anthropic.message_encoder import MessageEncoder
 from nucleate.server.chat_encoder import ChatEncoder, EncoderInput, Timing
 from nucleate.server.ollama.ollama_encoder import ChatLines, GenerateLines
+from nucleate.server.openai.chat_stream import ChatStream
 from nucleate.server.openai.endpoints import CHAT
 from nucleate.server.openai.requests import read_body
 from nucleate.server.openai.responses import ResponseHead, chat_body
-from nucleate.server.openai.stream_chunks import DONE, ChatStream
+from nucleate.server.openai.stream_chunks import DONE
 from nucleate.server.responses.response_encoder import ResponseEncoder
 from nucleate.stopping.stop_matcher import StopMatcher, StopRules
 

@@ -20,6 +20,7 @@ from nucleate.batch.jsonl import JsonLine, lines
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.batch_output import BatchOutput
+from nucleate.cli.flag_values import read_values
 from nucleate.cli.structured_flags import check_structured
 from nucleate.cli.watermark_flags import add_watermark
 
@@ -81,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    values = flags.read_values(arguments)
+    values = read_values(arguments)
     if arguments.ray_actors is not None and (arguments.ray is None or arguments.ray_actors < 1):
         raise UsageError("--ray-actors needs --ray, and must be at least 1")
     with open_input(arguments.input) as source:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nucleate.batch.output_text import to_json, validation_text
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
+from nucleate.cli.flag_values import read_values
 from nucleate.engine.beam.params import BeamCompletion, BeamParams
 from nucleate.sampling_params import SamplingParams
 from nucleate.server.openai import beam_search
@@ -41,7 +42,7 @@ def read_beams(arguments: argparse.Namespace, values: Mapping[str, Any]) -> Beam
 
     Raises UsageError, and ParameterError, also for sampling parameters that beam search does not support.
     """
-    given = flags.read_values(arguments, PARAMETERS)
+    given = read_values(arguments, PARAMETERS)
     if arguments.early_stopping is not None:
         early = arguments.early_stopping.lower()
         given["early_stopping"] = {"true": True, "false": False}.get(early, early)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
+from nucleate.cli.flag_values import read_values, set_parameter
 from nucleate.cli.generate import StreamPrinter
 from nucleate.cli.watermark_flags import add_watermark
 from nucleate.parameters.parameter import ParameterError
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    values = flags.read_values(arguments)
+    values = read_values(arguments)
     if sys.stdin is None:
         raise UsageError("nothing to read: stdin is closed")
     if isinstance(sys.stdin, io.TextIOWrapper):  # invalid UTF-8 is an error of that line only
@@ -149,7 +150,7 @@ class ChatSession:
         if name == "n":
             raise ParameterError("n", "n cannot be set in a chat, which has one reply at a time")
         if value or name not in FIELDS:
-            self.params = flags.set_parameter(self.params, name, value)
+            self.params = set_parameter(self.params, name, value)
         else:
             kept = {field: getattr(self.params, field) for field in self.params.fields_set if field != name}
             self.params = self.llm.default_params.override(**kept)

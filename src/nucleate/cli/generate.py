@@ -17,6 +17,7 @@ from nucleate.batch.output_text import to_json, validation_text
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.beam_flags import add_beams, read_beams, search
+from nucleate.cli.flag_values import read_values
 from nucleate.cli.input_text import add_prompt, read_prompt
 from nucleate.cli.watermark_flags import add_watermark
 from nucleate.outputs import CompletionChunk, Validation
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    values = flags.read_values(arguments)
+    values = read_values(arguments)
     beams, suffix = read_beams(arguments, values), arguments.suffix
     if beams is not None and suffix is not None:
         raise UsageError("--suffix cannot be combined with --num-beams")

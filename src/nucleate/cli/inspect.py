@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
+from nucleate.cli.flag_values import read_values
 from nucleate.cli.input_text import add_prompt, read_prompt
 from nucleate.cli.terminal import Terminal, wrapped
 from nucleate.cli.token_names import TokenNames, prompt_line
@@ -73,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         from nucleate.cli.inspect_web import run_web
 
         return run_web(arguments)
-    values = flags.read_values(arguments)
+    values = read_values(arguments)
     top, steps = (_count(name, getattr(arguments, name)) for name in ("top", "steps"))
     prompt = read_prompt(arguments)
     from nucleate.cli.inspect_steps import inspected

@@ -14,6 +14,7 @@ from typing import Any
 
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
+from nucleate.cli.flag_values import read_values
 from nucleate.cli.input_text import is_piped, read_prompt
 from nucleate.cli.serve import missing_packages
 
@@ -35,7 +36,7 @@ def run_web(arguments: argparse.Namespace) -> int:
 
     given = arguments.prompt is not None or arguments.file is not None or is_piped()
     prompt = read_prompt(arguments) if given else None
-    values = SamplingParams(**flags.read_values(arguments)).to_dict()
+    values = SamplingParams(**read_values(arguments)).to_dict()
     with (
         default_sigint_handler(),
         bind("127.0.0.1", arguments.port) as bound,

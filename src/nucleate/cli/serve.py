@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
+from nucleate.cli.flag_values import read_values
 from nucleate.cli.serve_flags import add_server
 from nucleate.cli.watermark_flags import add_watermark
 from nucleate.parameters.parameter import ParameterError
@@ -82,8 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     if not 0 <= arguments.port < 2**16:
         raise UsageError(f"--port must be an integer >= 0 and < 65536, got {arguments.port}")
-    limits = ServerLimits(**flags.read_values(arguments, ServerLimits.PARAMETERS))
-    values = flags.read_values(arguments)
+    limits = ServerLimits(**read_values(arguments, ServerLimits.PARAMETERS))
+    values = read_values(arguments)
     check_origins(arguments.allow_origin)
     root_path = _root_path(arguments.root_path)
     certificate = _certificate(arguments)

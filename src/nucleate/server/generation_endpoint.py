@@ -16,6 +16,7 @@ from nucleate.outputs import Completion, CompletionChunk, Usage
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.chat_api import ChatAPI
 from nucleate.server.chat_encoder import ChatEncoder, EncoderInput
+from nucleate.server.generation_call import GenerationCall
 from nucleate.server.http_errors import (
     HTTPError,
     http_error,
@@ -23,13 +24,15 @@ from nucleate.server.http_errors import (
     timed_out,
 )
 from nucleate.server.metrics import Metrics
+from nucleate.server.openai.chat_stream import ChatStream
+from nucleate.server.openai.completion_stream import CompletionStream
 from nucleate.server.openai.json_encoding import json_parts, paced, pieces
 from nucleate.server.openai.logprobs import JSON
 from nucleate.server.openai.responses import chat_body, completion_body
-from nucleate.server.openai.stream_chunks import ChatStream, CompletionStream, ResponseStream, error_frame
+from nucleate.server.openai.stream_chunks import ResponseStream, error_frame
 from nucleate.server.output_recorder import Batch, OutputRecorder
 from nucleate.server.request_context import RequestContext
-from nucleate.server.service import WORKER_THREADS, GenerationCall, Service
+from nucleate.server.service import WORKER_THREADS, Service
 
 KEEP_ALIVE_SECONDS = 15.0
 """Interval of keep-alive comments in a stream without new text: otherwise proxies may close the connection."""

@@ -10,43 +10,35 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
-from nucleate.chat.chat_format import RenderedChat
-from nucleate.chat.chunk_parser import ChunkParser
 from nucleate.engine.async_engine import AsyncEngine
-from nucleate.engine.beam.params import BeamRequest
-from nucleate.engine.beam.scheduling import ValidatedBeamRequest
 from nucleate.engine.engine import Engine
-from nucleate.engine.request import Request, ValidatedRequest
 from nucleate.llm import LLM
-from nucleate.llm.chat_request import chat_request
-from nucleate.models.protocol import ModelError
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import SamplingParams
 from nucleate.server.chat_api import ChatAPI, drop_unknown
 from nucleate.server.chat_encoder import ChatEncoder, EncoderInput
 from nucleate.server.fingerprint import system_fingerprint
+from nucleate.server.generation_call import GenerationCall, encode_prompts, with_fill_stops
 from nucleate.server.http_errors import (
     HTTPError,
     at_capacity,
     model_not_found,
     shutting_down,
     timed_out,
-    too_long,
-    too_many_tokens,
 )
 from nucleate.server.limits import ServerLimits
 from nucleate.server.openai.endpoints import ENDPOINTS, LONG_NAMES_CHAT, TEXT
 from nucleate.server.openai.fields import reject_deep_nesting
-from nucleate.server.openai.requests import ParsedRequest, read_body
+from nucleate.server.openai.requests import read_body
 from nucleate.server.openai.response_format import translate_errors
 from nucleate.server.openai.responses import ResponseHead
-from nucleate.structured_output.spec import StructuredOutputs
+from nucleate.server.warm_up import warm_up, warm_up_grammars
 
 T = TypeVar("T")
 
@@ -56,66 +48,6 @@ PREPARE_TIMEOUT_SECONDS = 10.0
 """Maximum time for parsing, the chat template, tokenization and grammar compilation, each."""
 REGEX_SECONDS = 0.1
 """Time budget of a sequence for its stop patterns: other sequences wait for them."""
-
-
-class EncodedPrompt(NamedTuple):
-    """A prompt as token ids. chat: the chat that it was made from."""
-
-    token_ids: Sequence[int]
-    chat: RenderedChat | None = None
-
-    def engine_request(self, parsed: ParsedRequest, prepare: Callable[[Request], object]) -> Request | BeamRequest:
-        """Return the engine request. prepare: compiles a constraint, see ``chat_request``. Raises ParameterError."""
-        if self.chat is None or parsed.beam_params is not None:
-            return parsed.engine_request(self.token_ids)
-        request = chat_request(self.chat, self.token_ids, parsed.engine_params, prepare)
-        return replace(request, priority=parsed.priority) if parsed.priority else request
-
-
-@dataclass(frozen=True)
-class GenerationCall:
-    """A parsed request body and the engine requests made from it."""
-
-    head: ResponseHead
-    parsed: ParsedRequest
-    prompts: Sequence[EncodedPrompt]
-    prepared: Sequence[ValidatedRequest | ValidatedBeamRequest] = ()  #: the request of each, validated by the engine
-
-    @property
-    def prompt_token_ids(self) -> list[Sequence[int]]:
-        """The token ids of each prompt."""
-        return [one.token_ids for one in self.prompts]
-
-    @property
-    def sequences_per_prompt(self) -> int:
-        """The number of sequences that finish per prompt."""
-        return self.parsed.best_of if self.parsed.beam_params is None else self.parsed.params.n
-
-    @property
-    def sequence_counts(self) -> list[int]:
-        """The number of sequences that each prompt runs, with their companions."""
-        companions = [one.companion is not None for one in self.prepared if isinstance(one, ValidatedRequest)]
-        return [self.parsed.best_of * (1 + has) for has in companions or [False] * len(self.prepared)]
-
-    @property
-    def structured_output_kind(self) -> str | None:
-        """The kind of structured output, one of ``spec.KINDS``; None: unconstrained."""
-        spec = self.parsed.params.structured_outputs
-        if self.parsed.tool_use.callable_tools:
-            return "structural_tag"
-        return None if spec is None else spec.kind
-
-    @property
-    def structured_output_field(self) -> str | None:
-        """The body field with the constraint, if there is one."""
-        if self.parsed.tool_use.callable_tools:
-            return "tools"
-        return None if self.parsed.params.structured_outputs is None else self.parsed.requested_format.field
-
-    def chunk_parser(self) -> ChunkParser | None:
-        """Return a parser for the chunks of a chat; None if they are text only."""
-        chat = self.prompts[0].chat
-        return None if chat is None else chat.chunk_parser(self.parsed.params.max_reasoning_tokens)
 
 
 @dataclass(frozen=True)
@@ -155,7 +87,7 @@ class Service:
         self.fingerprint = system_fingerprint(llm, defaults)
         self.max_model_len, self.vocab_size = engine.context_length, engine.vocab_size
         self._max_num_seqs = engine.max_num_seqs
-        _warm_up(engine)
+        warm_up(engine)
         self.engine = AsyncEngine(engine)
         self.created = int(time.time())
         self.draining = False  #: new requests are rejected
@@ -168,7 +100,7 @@ class Service:
             for url, endpoint in {**ENDPOINTS, TEXT.url: TEXT, LONG_NAMES_CHAT.url: LONG_NAMES_CHAT}.items()
         }
         limits.check_body(defaults.to_dict(), self.vocab_size)
-        _warm_up_grammars(engine, defaults)
+        warm_up_grammars(engine, defaults)
         self._workers = ThreadPoolExecutor(WORKER_THREADS, "nucleate-text")
         self._compiler = ThreadPoolExecutor(1, "nucleate-grammars")
 
@@ -318,56 +250,3 @@ def _decode(data: bytes) -> object:
     except UnicodeDecodeError as error:
         message = f"The request body must be UTF-8; byte {error.start} is invalid."
         raise HTTPError(400, message, param="body") from None
-
-
-def encode_prompts(llm: LLM, parsed: ParsedRequest, max_model_len: int) -> list[EncodedPrompt]:
-    """Return the prompts, or the chat, as token ids.
-
-    Raises HTTPError if a prompt fills the context, or if the body sets ``max_tokens`` to more than fits after it;
-    ParameterError, ModelError.
-    """
-    if parsed.messages is not None:
-        options = parsed.template_options
-        chat = llm.render_chat(parsed.messages, parsed.tool_use, options)
-        prompts = [EncodedPrompt(llm.encode_rendered(chat.text, options.add_special_tokens), chat)]
-    else:
-        prompts = [EncodedPrompt(llm.encode(prompt, parsed.suffix)) for prompt in parsed.prompts]
-    max_tokens, field = parsed.params.max_tokens, parsed.max_tokens_field
-    if parsed.truncation is not None:
-        room = max_model_len - (max_tokens or 1)
-        prompts = [prompt._replace(token_ids=parsed.truncation.apply([*prompt.token_ids], room)) for prompt in prompts]
-    longest = max(len(prompt.token_ids) for prompt in prompts)
-    if longest >= max_model_len:
-        raise too_long("prompt" if parsed.messages is None else "messages", longest, max_model_len)
-    if field is not None and max_tokens is not None and longest + max_tokens > max_model_len:
-        raise too_many_tokens(field, max_tokens, longest, max_model_len)
-    return prompts
-
-
-def with_fill_stops(llm: LLM, parsed: ParsedRequest) -> ParsedRequest:
-    """Return a request; one with a suffix also ends at the model's fill-in-the-middle tokens. Raises ParameterError."""
-    return parsed if parsed.suffix is None else replace(parsed, params=llm.fill_params(parsed.params))
-
-
-def _shortest_prompt(engine: Engine) -> list[int]:
-    """Return a prompt that is valid for any model."""
-    return [min(engine.tokenizer.eos_token_ids, default=0)]
-
-
-def _warm_up(engine: Engine) -> None:
-    """Generate two sequences in one batch: a single one may take another code path in the model."""
-    params = SamplingParams(n=2, max_tokens=2, ignore_eos=True)
-    engine.add(Request(_shortest_prompt(engine), params))
-    while len(engine):
-        for output in engine.step():
-            if output.chunk.finish_reason == "error":
-                raise ModelError(f"the model cannot be run: {output.chunk.stop_reason}")
-
-
-def _warm_up_grammars(engine: Engine, defaults: SamplingParams) -> None:
-    """Prepare the vocabulary for grammars now: for a large one, that blocks all threads for seconds."""
-    with suppress(ParameterError):  # llguidance is missing or the tokenizer unsuitable: requests get the error
-        constraint = StructuredOutputs(json_object=True)
-        engine.prepare(Request(_shortest_prompt(engine), SamplingParams(structured_outputs=constraint)))
-    if defaults.structured_outputs is not None:
-        engine.prepare(Request(_shortest_prompt(engine), defaults))
