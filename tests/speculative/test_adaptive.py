@@ -650,3 +650,23 @@ def test_the_last_shadow_draft_of_a_sequence_counts():
     append_tokens(ids, 6)
     proposer.forget(5, ids[2:])
     assert proposer._shared_counts.accepted == [1.0] * MAX_SHADOW_TOKENS
+
+
+def test_baseline_of_the_nearest_number_of_sequences():
+    costs = StepCosts()
+    assert costs.nearest_baseline(3) is None
+    for sequences, seconds in ((1, 1.0), (4, 2.0), (9, 3.0)):
+        costs.record(sequences, sequences, seconds)
+    assert [costs.nearest_baseline(count) for count in (1, 2, 3, 4, 6, 7, 64)] == [1.0, 1.0, 2.0, 2.0, 2.0, 3.0, 3.0]
+
+
+def test_drafts_with_another_number_of_sequences():
+    """Their steps without drafts are not measured yet; the next step measures one."""
+    proposer = AdaptiveProposer(Eager())
+    steps(proposer, 0.05)
+    proposer.end_step(1, 1, 1.0)
+    states = [DraftContext(key, [0]) for key in range(3)]
+    draft_of(proposer, states[0], MOST)
+    assert any(proposer.propose(states, [MOST] * 3))
+    proposer.end_step(3, 9, 1.3)
+    assert not proposer.active() or not any(proposer.propose(states, [MOST] * 3))

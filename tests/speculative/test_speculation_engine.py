@@ -98,7 +98,7 @@ def test_chunks_are_those_without_drafts(
     if name == "oracle":
         assert stats.mean_acceptance_length > 1.1
         assert stats.accepted_tokens > 0.3 * stats.draft_tokens
-    if not options and name != "ngram":
+    if not options and name != "ngram" and not config.adaptive:
         assert stats.draft_tokens > 0
 
 

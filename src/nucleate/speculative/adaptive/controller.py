@@ -152,7 +152,7 @@ class AdaptiveProposer(Proposer):
         """
         if self._loss_limit.paused(self._acceptance_rate):
             return [0] * len(found)
-        baseline = self.costs.baseline.get(sequences)
+        baseline = self.costs.nearest_baseline(sequences)
         if baseline is None or not self._recent_seconds:  # first a step without drafts and a shadow draft are measured
             return [0] * len(found)
         token_cost = self.costs.token_cost(sequences) * self._tokens_per_depth

@@ -60,6 +60,12 @@ class StepCosts:
         baseline = self.baseline.get(sequences)
         return seconds if baseline is None else min(seconds, MAX_SLOWDOWN * baseline * computed / sequences)
 
+    def nearest_baseline(self, sequences: int) -> float | None:
+        """Seconds of a step of so many sequences without drafts, or of the nearest known number; None: not known."""
+        if sequences in self.baseline or not self.baseline:
+            return self.baseline.get(sequences)
+        return self.baseline[min(self.baseline, key=lambda known: abs(known - sequences))]
+
     def record(self, sequences: int, computed: int, seconds: float, steps: int = 1) -> None:
         """Record a step: its sequences, computed tokens (drafts included) and duration (drafting included).
 
