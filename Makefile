@@ -11,7 +11,7 @@
 # make docs              generate docs/stages.md from the stages, and check links; make docs-check only checks
 # make site              the documentation site in site/, with warnings as errors: a minute
 # make bench             quick benchmarks of the sampler: one minute
-# make bench-page        measure docs/benchmarks.md, its plots and the table of README.md: 14 minutes on an idle machine
+# make bench-page        measure docs/benchmarks.md, its plots and the table of README.md: 10 minutes on an idle machine
 # make bench-engine      engine throughput compared with Transformers: 10 minutes
 # make bench-server      server latency under load, and stalls of streams: 10 minutes
 # make bench-structured  cost of structured output: grammar masks, compilation, sampling: 5 minutes
@@ -115,7 +115,7 @@ bench-page: .venv/dev
 	$(PIP) -e '.[dev,torch,server,bench]'
 	$(BIN)/python benchmarks/sampler.py --seconds 0.3 --json benchmarks/results/sampler.json
 	$(BIN)/python benchmarks/engine.py --repeat 1 --json benchmarks/results/engine.json
-	$(BIN)/python benchmarks/speculation.py --rounds 1 --methods ngram suffix medusa eagle "ngram, always 4" --out benchmarks/results/speculation.json
+	$(BIN)/python benchmarks/speculation.py --rounds 3 --methods ngram suffix medusa eagle "ngram, always 4" --out benchmarks/results/speculation.json
 	$(BIN)/python benchmarks/page.py
 
 bench-engine: .venv/dev
