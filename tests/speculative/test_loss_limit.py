@@ -67,8 +67,9 @@ def test_a_pause_ends_when_the_acceptance_rate_has_clearly_risen(rate: float) ->
     limit = LossLimit()
     limit.record_drafts(MAX_LOSS + 3, 1.0, rate)
     for lower in (0.0, rate, rate + 0.15, (1 + rate) / 2 - 0.01):
-        assert limit.paused(lower)
-    assert not limit.paused((1 + rate) / 2 + 0.06)
+        limit.end_pause_if_risen(lower)
+        assert limit.pause == FIRST_PAUSE
+    limit.end_pause_if_risen((1 + rate) / 2 + 0.06)
     assert (limit.loss, limit.pause, limit.next_pause) == (0.0, 0, 2 * FIRST_PAUSE)
 
 

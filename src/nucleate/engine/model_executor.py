@@ -54,9 +54,9 @@ class ModelExecutor:
         self.seconds = 0.0
 
     def run(
-        self, scheduled: list[ScheduledSequence], outputs: list[EngineOutput], speculator: Speculator | None = None
+        self, scheduled: list[ScheduledSequence], outputs: list[EngineOutput], speculator: Speculator | None
     ) -> list[ForwardOutput]:
-        """Compute the scheduled tokens, with drafts if there is a speculator.
+        """Compute the scheduled tokens, with their drafts. speculator: None in a step without drafts.
 
         Failed sequences add their last outputs to ``outputs``.
         """

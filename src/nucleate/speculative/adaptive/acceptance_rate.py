@@ -43,7 +43,7 @@ class AcceptanceRates:
 
     def __init__(self, shared: AcceptanceCounts) -> None:
         self.drafted = 0  # depth of the draft that is being verified
-        self.empty_proposals, self.retry_step = 0, 0  # in a row, and the step after which to ask again
+        self.retry_wait, self.retry_step = 0, 0  # steps to wait after an empty proposal, and the step to ask again
         self.shadow_draft, self.shadow_start = NO_DRAFT, 0  # a shadow draft, and its position in the output
         self._counts, self._shared_counts = AcceptanceCounts(0.9), shared
 

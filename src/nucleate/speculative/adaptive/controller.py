@@ -114,7 +114,7 @@ class AdaptiveProposer(Proposer):
             self._recent_seconds.append(perf_counter() - asked)
             for request, context, draft in zip(requests, selected, proposed, strict=True):
                 drafts[request.sequence] = self._select_draft(request, context, draft)
-            later = [each.rates.retry_step for each in requests if each.best_length and each.rates.empty_proposals]
+            later = [each.rates.retry_step for each in requests if each.best_length and each.rates.retry_wait]
             self._retry_step = min([self._retry_step, *later])
         self._num_drafted = sum(map(bool, drafts))
         self.propose_seconds = perf_counter() - begin
@@ -150,7 +150,8 @@ class AdaptiveProposer(Proposer):
 
         The first iteration uses the throughput without drafts and requires a margin; later ones that of the result.
         """
-        if self._loss_limit.paused(self._acceptance_rate):
+        self._loss_limit.end_pause_if_risen(self._acceptance_rate)
+        if self._loss_limit.pause:
             return [0] * len(found)
         baseline = self.costs.nearest_baseline(sequences)
         if baseline is None or not self._recent_seconds:  # first a step without drafts and a shadow draft are measured
@@ -177,8 +178,8 @@ class AdaptiveProposer(Proposer):
     def _select_draft(self, request: _DraftRequest, context: DraftContext, draft: Draft) -> Draft:
         """The draft to verify; none if it becomes a shadow draft."""
         rates, best_length = request.rates, request.best_length
-        rates.empty_proposals = 0 if draft else rates.empty_proposals + 1
-        rates.retry_step = self._num_steps + min(2**rates.empty_proposals, MAX_RETRY_STEPS) if not draft else 0
+        rates.retry_wait = 0 if draft else min(2 * max(rates.retry_wait, 1), MAX_RETRY_STEPS)
+        rates.retry_step = self._num_steps + rates.retry_wait
         if self._trees and best_length and draft:
             self._tokens_per_depth += WIDTH_EMA_WEIGHT * (len(draft) / draft.depth - self._tokens_per_depth)
             draft = truncate(draft, len(draft), best_length, len(draft))

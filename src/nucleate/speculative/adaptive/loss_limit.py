@@ -42,12 +42,11 @@ class LossLimit:
         """Record steps without drafts."""
         self.pause = max(0, self.pause - steps)
 
-    def paused(self, acceptance_rate: float) -> bool:
-        """Whether drafts pause. A clear rise of the acceptance rate (that of shadow drafts) ends the pause."""
+    def end_pause_if_risen(self, acceptance_rate: float) -> None:
+        """End the pause if the acceptance rate, that of shadow drafts, has clearly risen since it began."""
         rise = acceptance_rate - self.acceptance_rate
         if self.pause and rise > max(RATE_RISE, (1 - self.acceptance_rate) / 2):
             self.loss, self.pause = 0.0, 0
-        return self.pause > 0
 
     def record_drafts(self, duration: float, tokens: float, acceptance_rate: float = 0.0) -> None:
         """Record a step with drafts: its duration in steps without drafts, and its tokens per sequence."""

@@ -78,9 +78,7 @@ def _follow(states: Any, edges: Any, state: Any, limit: Any, min_probability: An
 
 
 @jit
-def match(
-    states: Any, edges: Any, factor: Any, text: Any, size: Any, max_length: Any, text_state: Any
-) -> Any:  # fmt: skip
+def match(states: Any, edges: Any, factor: Any, text: Any, size: Any, max_length: Any, text_state: Any) -> Any:
     """The longest suffix of text[:size] of at most ``max_length`` symbols that occurs: its state, and its length.
 
     text_state: the state of a longer suffix, if known; otherwise NOTHING.
