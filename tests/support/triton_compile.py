@@ -1,12 +1,21 @@
-"""Compiles the Triton kernels without a GPU and prints their resource use as JSON."""
+"""Compiles the Triton kernels without a GPU and prints their resource use, a JSON line for each.
+
+Run: python tests/support/triton_compile.py 80,90,100 fp32,bf16,fp16 [stats,finish,tally,collect,resume]
+
+Every kernel is compiled with and without each optional part that it reads. Put another version of Triton first on
+PYTHONPATH to compile with it.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +28,47 @@ from nucleate.sampling.backends.triton import launch
 from nucleate.sampling.backends.triton.device_memory import RowState
 
 SIZE, RING = 128_256, 8192
-TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+OPTIONAL = {
+    "stats": ("mask", "report"),
+    "finish": ("mask", "report", "active"),
+    "tally": ("mask",),
+    "collect": ("mask",),
+    "resume": ("mask", "report"),
+}
+"""The optional parts that each kernel reads: the bitmask, the logprob and rank of the token, and which rows advance."""
 
 
-def compiled(requested: list[tuple[str, str, bool, int]]) -> list[dict[str, Any]]:
-    """Registers, stack bytes (spills) and instructions of each (kernel, dtype, all features, capability)."""
-    found: dict[tuple[Any, ...], dict[str, Any]] = {}
-    launched.disable_gpu(requested[0][3])
-    for kind, all_features in dict.fromkeys((kind, all_features) for _, kind, all_features, _ in requested):
-        names = {name for name, *rest in requested if rest[:2] == [kind, all_features]}
-        for name, made in launched.kernels_of(lambda a=(kind, all_features): sample(*a), names).items():
-            found[name, kind, all_features] = resources_of(made.asm["cubin"])
-    return [found[name, kind, all_features] for name, kind, all_features, _ in requested]
+def compiled(
+    capabilities: Sequence[int], types: Sequence[str] = (*TYPES,), kernels: Sequence[str] = (*OPTIONAL,)
+) -> Iterator[dict[str, Any]]:
+    """Registers, bytes of spills, instructions, shared memory and compile time of each kernel and combination of parts.
+
+    A kernel that does not compile has "error" instead.
+    """
+    for capability, kind, kernel in itertools.product(capabilities, types, kernels):
+        launched.disable_gpu(capability)
+        for flags in itertools.product((False, True), repeat=len(OPTIONAL[kernel])):
+            parts = [part for part, there in zip(OPTIONAL[kernel], flags, strict=True) if there]
+            found: dict[str, Any] = {"kernel": kernel, "dtype": kind, "parts": parts, "capability": capability}
+            started = time.perf_counter()
+            try:
+                made = launched.kernels_of(lambda a=(kind, parts): sample(*a), {kernel})[kernel]
+            except Exception as error:  # noqa: BLE001  # the compiler's errors have many types
+                yield found | {"error": " ".join(str(error.__cause__ or error).split())[:300]}
+                continue
+            seconds = round(time.perf_counter() - started, 2)
+            yield found | resources_of(made.asm["cubin"]) | {"shared": made.metadata.shared, "seconds": seconds}
 
 
-def sample(kind: str, all_features: bool) -> None:
+def sample(kind: str, parts: Sequence[str]) -> None:
     """A call of one row."""
     work = launch.TritonWorkspace(1, SIZE, "cpu")
     lines_SC, ring_SL = torch.zeros(4, COLUMNS, dtype=torch.int64), torch.zeros(4, RING, dtype=torch.int64)
-    active = torch.ones(1, dtype=torch.bool) if all_features else None
-    mask = torch.zeros(1, SIZE // 32, dtype=torch.int32) if all_features else None
+    active = torch.ones(1, dtype=torch.bool) if "active" in parts else None
+    mask = torch.zeros(1, SIZE // 32, dtype=torch.int32) if "mask" in parts else None
     state = RowState(torch.zeros(1, dtype=torch.int64), lines_SC, ring_SL, RING, active)
-    launch.sample(torch.zeros(1, SIZE, dtype=TYPES[kind]), state, work, mask, report=all_features)
+    launch.sample(torch.zeros(1, SIZE, dtype=TYPES[kind]), state, work, mask, report="report" in parts)
 
 
 def resources_of(cubin: bytes) -> dict[str, Any]:
@@ -55,8 +83,10 @@ def resources_of(cubin: bytes) -> dict[str, Any]:
         )
     [registers], [stack] = re.findall(r"REG:(\d+)", usage), re.findall(r"STACK:(\d+)", usage)
     instructions = len(re.findall(r"^\s+/\*[0-9a-f]{4,}\*/", code, re.MULTILINE))
-    return {"registers": int(registers), "stack": int(stack), "instructions": instructions}
+    return {"registers": int(registers), "spills": int(stack), "instructions": instructions}
 
 
 if __name__ == "__main__":
-    print(json.dumps(compiled(json.loads(sys.argv[1]))))
+    capabilities, *choice = (argument.split(",") for argument in sys.argv[1:])
+    for line in compiled([*map(int, capabilities)], *choice):
+        print(json.dumps(line), flush=True)

@@ -26,24 +26,29 @@ LAUNCHES: dict[str, list[int]] = {}
 MADE: dict[str, Any] = {}
 """The last compiled version of each kernel; only of those in ``WANTED``, if any."""
 WANTED: set[str] = set()
+RUN = JITFunction.run
 
 
 def disable_gpu(capability: int) -> None:
-    """Make launches only compile, and arrays start with zeros, as no kernel writes to them."""
-    device = {"target": GPUTarget("cuda", capability, 32), "device": 0, "stream": 0}
+    """Make launches only compile, for GPUs of this capability, and arrays start with zeros: no kernel writes to them.
+
+    It may be called again with another capability.
+    """
+    # Triton keeps the compiled kernels of each device: a device per capability
+    device = {"target": GPUTarget("cuda", capability, 32), "device": capability, "stream": 0}
     functions = {f"get_current_{name}": lambda *_, value=value: value for name, value in device.items()}
     driver.set_active(SimpleNamespace(**functions))
     torch_device.triton_interpreted, torch.empty = lambda: True, torch.zeros
-    run = JITFunction.run
+    JITFunction.run = _compile_only
 
-    def compiled(self: Any, *args: Any, **kwargs: Any) -> None:
-        if WANTED and self.fn.__name__ not in WANTED:
-            return
-        made = MADE[self.fn.__name__] = run(self, *args, **{**kwargs, "warmup": True})
-        entry = LAUNCHES.setdefault(self.fn.__name__, [0, 0])
-        entry[:] = entry[0] + 1, max(entry[1], made.metadata.shared)
 
-    JITFunction.run = compiled
+def _compile_only(kernel: Any, *args: Any, **kwargs: Any) -> None:
+    name = kernel.fn.__name__
+    if WANTED and name not in WANTED:
+        return
+    made = MADE[name] = RUN(kernel, *args, **{**kwargs, "warmup": True})
+    entry = LAUNCHES.setdefault(name, [0, 0])
+    entry[:] = entry[0] + 1, max(entry[1], made.metadata.shared)
 
 
 def kernels_of(call: Callable[[], None], names: set[str]) -> dict[str, Any]:

@@ -13,12 +13,12 @@ GROUP_SIZE = tl.constexpr(256)
 
 @jit
 def stats(source, state, sums, tiles, width: tl.constexpr, tile_groups: tl.constexpr):
-    """Grid: parts of ``tiles`` tiles of ``tile_groups`` groups; rows. Arguments: see ``device_memory``."""
-    row = tl.program_id(1).to(tl.int64)
-    source, params = memory.row_source(source, row), memory.load_params(memory.state_address(state, row))
+    """Grid: rows; parts of ``tiles`` tiles of ``tile_groups`` groups. Arguments: see ``device_memory``."""
+    row = memory.program_row()
+    params = memory.load_params(memory.state_address(state, row))
     exponent = make_exponent(memory.group_temperature(params))
     for i in range(tiles):
-        group_G = (tl.program_id(0) * tiles + i) * tile_groups + tl.arange(0, tile_groups)
+        group_G = (tl.program_id(1) * tiles + i) * tile_groups + tl.arange(0, tile_groups)
         ids_GT = group_G[:, None] * GROUP_SIZE + tl.arange(0, GROUP_SIZE)[None, :]
         logits_GT = memory.load_logits(source, ids_GT)
         x_GT = memory.apply_mask(source, ids_GT, logits_GT)

@@ -19,7 +19,10 @@ STEP, OFFSET = tl.constexpr(lines_of.STEP), tl.constexpr(lines_of.PROMPT_LENGTH)
 
 
 class LogitsSource(NamedTuple):
-    """The logits and the bitmask: addresses and strides."""
+    """The logits and the bitmask: addresses and strides.
+
+    An optional part is None, in a tuple that kernels pass on whole: Triton 3.6 cannot return a tuple that has one.
+    """
 
     logits: Any  #: float32, float16 or bfloat16
     row_stride: Any
@@ -109,19 +112,15 @@ def group_temperature(params):
 
 
 @jit
-def row_source(source, row):
-    """The addresses of one row."""
-    mask = source.mask
-    if mask is not None:
-        mask += row * source.mask_stride
-    logits = source.logits + row * source.row_stride
-    return LogitsSource(logits, source.row_stride, source.stride, source.size, mask, source.mask_stride)
+def program_row():
+    """The row of this program, int64. Every grid has the rows as its first axis."""
+    return tl.program_id(0).to(tl.int64)
 
 
 @jit
 def load_logits(source, ids):
-    """Raw logits as float32; -inf for ids >= V."""
-    at = ids.to(tl.int64) * source.stride
+    """Raw logits of this program's row as float32; -inf for ids >= V."""
+    at = program_row() * source.row_stride + ids.to(tl.int64) * source.stride
     return tl.load(source.logits + at, mask=ids < source.size, other=-INFINITY).to(tl.float32)
 
 
@@ -129,7 +128,8 @@ def load_logits(source, ids):
 def apply_mask(source, ids, x):
     """Apply the bitmask to raw logits. NaN and +inf stay invalid, also for masked tokens."""
     if source.mask is not None:
-        words = tl.load(source.mask + ids // 32, mask=ids < source.size, other=-1)
+        mask = source.mask + program_row() * source.mask_stride
+        words = tl.load(mask + ids // 32, mask=ids < source.size, other=-1)
         x = tl.where((words >> (ids % 32)) & 1 == 0, x - INFINITY, x)
     return x
 

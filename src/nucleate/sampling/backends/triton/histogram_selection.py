@@ -38,14 +38,14 @@ CHUNK = tl.constexpr(1024)
 
 @jit
 def tally(source, state, sums, pending, tiles, width: tl.constexpr):
-    """Grid: parts of ``tiles`` tiles of 2048 tokens; rows. The first histogram of a pending row must be zero."""
-    row = tl.program_id(1).to(tl.int64)
-    source, pending = memory.row_source(source, row), row_pending(pending, row)
+    """Grid: rows; parts of ``tiles`` tiles of 2048 tokens. The first histogram of a pending row must be zero."""
+    row = memory.program_row()
+    pending = row_pending(pending, row)
     if tl.load(pending.flags + PENDING) != 0:
         t = memory.load_params(memory.state_address(state, row)).t
         view, unit = load_view(pending.views), tl.load(pending.views + WEIGHT_UNIT)
         for i in range(tiles):
-            tile = tl.program_id(0) * tiles + i
+            tile = tl.program_id(1) * tiles + i
             if tile_has_candidates(sums.tops + row * width, tile, view.lowest, source.size):
                 ids = tile * TILE + tl.arange(0, TILE)
                 x = memory.load_scores(source, ids)
@@ -56,8 +56,8 @@ def tally(source, state, sums, pending, tiles, width: tl.constexpr):
 @jit
 def collect(source, state, sums, pending, scratch, tiles, width: tl.constexpr):
     """Grid and arguments as in ``tally``; scratch: see ``PoolScratch``."""
-    row = tl.program_id(1).to(tl.int64)
-    source, pending = memory.row_source(source, row), row_pending(pending, row)
+    row = memory.program_row()
+    pending = row_pending(pending, row)
     scratch, flags = row_scratch(scratch, row, width), pending.flags
     if tl.load(flags + PENDING) != 0:
         view = load_view(pending.views)
@@ -65,7 +65,7 @@ def collect(source, state, sums, pending, scratch, tiles, width: tl.constexpr):
         choice = histogram.choose_bins(histogram.load(pending.counts, pending.weights), params)
         counted_bin = tl.where(choice.k_bin < 0, choice.p_first, choice.k_bin)
         for i in range(tiles):
-            tile = tl.program_id(0) * tiles + i
+            tile = tl.program_id(1) * tiles + i
             if tile_has_candidates(sums.tops + row * width, tile, view.lowest, source.size):
                 ids = tile * TILE + tl.arange(0, TILE)
                 x = memory.load_scores(source, ids)

@@ -97,12 +97,12 @@ def sample(
     out = KernelOutput(out_R, work.status_R, work.thresholds_R, work.last_ids_R, *reports)
     is_small, width = rows <= FEW_ROWS, work.width
     groups_per_program = GROUPS_OF_FEW if is_small else GROUPS_OF_MANY
-    grid = -(-size // (groups_per_program * GROUP_SIZE)), rows
+    grid = rows, -(-size // (groups_per_program * GROUP_SIZE))
     stats[grid](source, state, sums, groups_per_program // 2, width=width, tile_groups=2, **OPTIONS_OF_STATS)
     finish[(rows,)](source, state, sums, work.pending, work.scratch, out, width=width, **OPTIONS_OF_FINISH)
     if truncates:
         tiles = TILES_OF_FEW if is_small else TILES_OF_MANY
-        grid = -(-size // (tiles * int(TILE))), rows
+        grid = rows, -(-size // (tiles * int(TILE)))
         tally[grid](source, state, sums, work.pending, tiles, width=width, **OPTIONS_OF_SELECT)
         collect[grid](source, state, sums, work.pending, work.scratch, tiles, width=width, **OPTIONS_OF_SELECT)
         resume[(rows,)](source, state, sums, work.pending, work.scratch, out, width=width, **OPTIONS_OF_FINISH)

@@ -37,8 +37,8 @@ SAMPLED, INVALID, EMPTY, INACTIVE = (tl.constexpr(status) for status in range(4)
 @jit
 def finish(source, state, sums, pending, scratch, out, width: tl.constexpr):
     """Grid: rows. Arguments: see ``device_memory``; scratch: see ``PoolScratch``."""
-    row = tl.program_id(0).to(tl.int64)
-    source, pending = memory.row_source(source, row), row_pending(pending, row)
+    row = memory.program_row()
+    pending = row_pending(pending, row)
     scratch = row_scratch(scratch, row, width)
     group_G = tl.arange(0, width)
     valid_G = group_G < tl.cdiv(source.size, GROUP_SIZE)
@@ -70,8 +70,8 @@ def finish(source, state, sums, pending, scratch, out, width: tl.constexpr):
 @jit
 def resume(source, state, sums, pending, scratch, out, width: tl.constexpr):
     """The same for pending rows."""
-    row = tl.program_id(0).to(tl.int64)
-    source, pending = memory.row_source(source, row), row_pending(pending, row)
+    row = memory.program_row()
+    pending = row_pending(pending, row)
     scratch = row_scratch(scratch, row, width)
     if tl.load(pending.flags + PENDING) != 0:
         params, view = memory.load_params(memory.state_address(state, row)), load_view(pending.views)

@@ -52,9 +52,9 @@ BLOCK = 256
 
 @jit
 def uniforms(seeds, steps, index, stride, stream, count, out, block: tl.constexpr):
-    """Grid: parts of ``block`` numbers; rows. seeds, steps: int64 [R]. index: int64, with ``stride`` between rows."""
-    row = tl.program_id(1).to(tl.int64)
-    offset = tl.program_id(0) * block + tl.arange(0, block)
+    """Grid: rows; parts of ``block`` numbers. seeds, steps: int64 [R]. index: int64, with ``stride`` between rows."""
+    row = tl.program_id(0).to(tl.int64)
+    offset = tl.program_id(1) * block + tl.arange(0, block)
     ids = tl.load(index + row * stride + offset, mask=offset < count, other=0)
     u = uniform(tl.load(seeds + row), tl.load(steps + row), stream, ids)
     tl.store(out + row * count + offset, u, mask=offset < count)
@@ -64,6 +64,6 @@ def launch_uniform(seeds_R: torch.Tensor, steps_R1: torch.Tensor, stream: int, i
     """``uniform`` as one launch: float64 [R, N]."""
     count, index = index.shape[-1], index.contiguous()
     out_RN = torch.empty((len(seeds_R), count), dtype=torch.float64, device=seeds_R.device)
-    grid, stride = (-(-count // BLOCK), len(seeds_R)), count if index.dim() > 1 else 0
+    grid, stride = (len(seeds_R), -(-count // BLOCK)), count if index.dim() > 1 else 0
     uniforms[grid](seeds_R, steps_R1, index, stride, stream, count, out_RN, block=BLOCK, num_warps=4)
     return out_RN
