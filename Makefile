@@ -1,6 +1,7 @@
 # make demo              generate a story with the embedded model (the first run creates .venv and installs nucleate)
 # make setup             create .venv with all development dependencies
 # make setup-gguf        also llama-cpp-python, for GGUF models and their tests: builds llama.cpp in four minutes
+# make setup-triton      also the oldest and the newest Triton, each in its folder, for the test that compiles the GPU kernels
 # make setup-ray         also Ray, for its tests: a minute
 # make setup-notebooks   also JupyterLab, marimo and matplotlib, for the example notebooks and the tests of the widget; apt-get install chromium as well
 # make test              the fast tests, in two processes: a few minutes
@@ -18,7 +19,8 @@
 # make bench-gguf        GGUF models compared with llama-cpp-python: five minutes
 # make bench-stages      what each stage adds to the time of a token: two minutes
 # make bench-shards      sampling on sharded logits compared with all-gather, over gloo: five minutes
-# make bench-gpu         GPU kernels, checked and timed: 10 minutes; needs a GPU
+# make bench-gpu         GPU kernels and the engine on a GPU, checked and timed: 10 minutes; without a GPU: make rehearse-gpu
+# make rehearse-gpu      the same script in Triton's interpreter, at tiny sizes: a minute
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -30,7 +32,7 @@ JOBS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without bytecode each compiles the sources anew
 
-.PHONY: setup setup-gguf setup-notebooks setup-ray demo test test-all test-exhaustive test-clients lint docs docs-check site bench bench-page bench-engine bench-server bench-structured bench-gguf bench-stages bench-shards bench-gpu clean
+.PHONY: setup setup-gguf setup-notebooks setup-ray setup-triton demo test test-all test-exhaustive test-clients lint docs docs-check site bench bench-page bench-engine bench-server bench-structured bench-gguf bench-stages bench-shards bench-gpu rehearse-gpu clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -64,6 +66,15 @@ setup-gguf: .venv/gguf
 	@touch $@
 
 setup-notebooks: .venv/notebooks
+
+TRITONS := 3.6.0 3.9.0
+
+setup-triton: $(TRITONS:%=.venv/triton/%/triton)
+
+.venv/triton/%/triton: .venv/dev
+	@rm -rf .venv/triton/$*
+	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --target .venv/triton/$* triton==$*
+	@touch $@
 
 .venv/ray: .venv/dev
 	@$(PIP) -e '.[dev,torch,server,structured,ray]'
@@ -138,9 +149,12 @@ bench-shards: .venv/dev
 	$(BIN)/python benchmarks/shards.py --json benchmarks/results/shards.json
 
 bench-gpu: .venv/dev
-	$(BIN)/python benchmarks/gpu.py --csv benchmarks/results/gpu.csv
+	PYTHONPATH=src $(BIN)/python benchmarks/gpu_one_shot.py --out benchmarks/results/gpu
 	@$(PIP) 'matplotlib>=3.8'
-	$(BIN)/python benchmarks/gpu_plot.py benchmarks/results/gpu.csv benchmarks/results/gpu.svg
+	$(BIN)/python benchmarks/gpu_one_shot.py --out benchmarks/results/gpu --plot
+
+rehearse-gpu: .venv/dev
+	PYTHONPATH=src $(BIN)/python benchmarks/gpu_one_shot.py --out build/gpu --rehearse
 
 clean:
 	rm -rf .venv site dist build .pytest_cache .mypy_cache .ruff_cache

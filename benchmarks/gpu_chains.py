@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -74,10 +75,15 @@ def make_case(rows: int, size: int, chain: str, dtype: torch.dtype, device: str)
 
 
 def rows_of(
-    pipelines: Sequence[Pipeline], seeds: Sequence[int], size: int, device: str, outputs: Sequence[list[int]] = ()
+    pipelines: Sequence[Pipeline],
+    seeds: Sequence[int],
+    size: int,
+    device: str,
+    outputs: Sequence[list[int]] = (),
+    backend: str = "triton",
 ) -> tuple[BatchState, BatchView]:
-    """Rows as a Sampler stores them for the kernels. outputs: the output of each."""
-    rows = BatchState(size, torch.empty(0, device=device).device, "triton", lambda *_: None)
+    """Rows as a Sampler stores them for a backend. outputs: the output of each."""
+    rows = BatchState(size, torch.empty(0, device=device).device, backend, lambda *_: None)
     for number, (stages, seed) in enumerate(zip(pipelines, seeds, strict=True)):
         row = device_row_spec(simplify(stages), size)
         assert isinstance(row, DeviceRowSpec), row  # noqa: S101  # all pipelines above run on a device
@@ -87,11 +93,11 @@ def rows_of(
     return rows, part
 
 
-def ours(case: Case) -> Call:
-    """A sampling step: logit adjustments as tensors, the Triton kernels, and the state updates."""
+def ours(case: Case, backend: str = "triton") -> Call:
+    """A sampling step: logit adjustments as tensors, the kernels of a backend, and the state updates."""
     (rows, size), outputs = case.logits_RV.shape, case.output_RS.tolist() if case.penalised else ()
     stages = nc.SamplingParams(**case.params, seed=0).build_pipeline()
-    device_rows, part = rows_of([stages] * rows, range(rows), size, str(case.logits_RV.device), outputs)
+    device_rows, part = rows_of([stages] * rows, range(rows), size, str(case.logits_RV.device), outputs, backend)
     return Call(lambda: device_rows.sample(part, case.logits_RV))
 
 
@@ -176,6 +182,7 @@ def of_vllm(case: Case) -> Call | None:
 CONTENDERS: Mapping[str, Callable[[Case], Call | None]] = {
     "nucleate": ours,
     "one read (amax)": read,
+    "nucleate, torch": lambda case: ours(case, "torch"),
     "torch": of_torch,
     "FlashInfer": of_flashinfer,
     "vLLM Triton": of_vllm,
@@ -184,3 +191,8 @@ PACKAGES: Mapping[str, str] = {
     "FlashInfer": "flashinfer.sampling",
     "vLLM Triton": "vllm.v1.sample.ops.topk_topp_triton",
 }
+
+
+def is_missing(name: str) -> bool:
+    """Whether the package of a contender is not installed."""
+    return find_spec(PACKAGES.get(name, "torch").partition(".")[0]) is None

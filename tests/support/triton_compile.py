@@ -50,7 +50,8 @@ def compiled(
         launched.disable_gpu(capability)
         for flags in itertools.product((False, True), repeat=len(OPTIONAL[kernel])):
             parts = [part for part, there in zip(OPTIONAL[kernel], flags, strict=True) if there]
-            found: dict[str, Any] = {"kernel": kernel, "dtype": kind, "parts": parts, "capability": capability}
+            found: dict[str, Any] = {"triton": triton.__version__, "kernel": kernel, "dtype": kind, "parts": parts}
+            found["capability"] = capability
             started = time.perf_counter()
             try:
                 made = launched.kernels_of(lambda a=(kind, parts): sample(*a), {kernel})[kernel]

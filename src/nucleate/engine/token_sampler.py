@@ -74,7 +74,7 @@ class TokenSampler:
                 self._pending.append((sequence, token, logprobs[place], False))
             else:
                 self._append_guided(sequence, guide, token, logprobs[place])
-        self.sampled_tokens += len(sequences) - len(out.errors)
+        self.sampled_tokens += sum(token >= 0 for token in tokens)  # reading out.errors would wait for the device again
         return tokens
 
     def _recorded(self, sequences: list[RunningSequence], logits_RV: Any, mask: Any) -> dict[int, RecordedStep]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -39,7 +40,13 @@ def select_kernels(device: torch.device, backend: str) -> str:
         raise ParameterError("backend", "backend 'triton' needs Triton: pip install triton (Linux only)")
     if device.type != "cuda" and not triton_interpreted():
         raise ParameterError("backend", f"backend 'triton' needs a CUDA device, got {str(device)!r}")
+    if triton_interpreted() and _minor_version("triton") < (3, 7) and _minor_version("numpy") >= (2, 4):
+        raise ParameterError("backend", "Triton's interpreter needs Triton 3.7 or newer, or a NumPy older than 2.4")
     return "triton"
+
+
+def _minor_version(package: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in importlib.import_module(package).__version__.split(".")[:2])
 
 
 def triton_interpreted() -> bool:
