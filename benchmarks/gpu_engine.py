@@ -33,10 +33,12 @@ def run(part: Part) -> None:
 
 def load(part: Part) -> tuple[Any, Any]:
     """The runner of the embedded model on the device, and its tokenizer."""
+    import nucleate as nc
     from nucleate.models.loader import EMBEDDED, runner_of
     from nucleate.models.transformers.transformers_model import TransformersModel
     from nucleate.tokenization.tokenizer import Tokenizer
 
+    nc.warm()  # the kernels of the CPU
     runner: Any = runner_of(TransformersModel(EMBEDDED, part.device, "float32"), 1 << (26 if part.rehearse else 31))
     runner.asynchronous = True  # in a rehearsal too: tensors of logits, and overlap
     return runner, Tokenizer(EMBEDDED)

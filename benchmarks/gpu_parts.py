@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,10 @@ def find_tool(name: str) -> str | None:
 
 
 def kernels(part: Part) -> None:
-    """Compile every kernel, with and without each optional part, in one process per kernel and dtype."""
+    """Compile every kernel, with and without each optional part, in one process per kernel and dtype.
+
+    And the kernels of the CPU, which the engine is compared with.
+    """
     script = HERE.parent / "tests" / "support" / "triton_compile.py"
     cases = [(name, kind) for name in ("resume", "finish", "stats", "collect", "tally") for kind in ("fp32", "bf16")]
     if part.rehearse:
@@ -176,8 +180,7 @@ def kernels(part: Part) -> None:
         capability = 10 * major + minor
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
-    def compiled(name: str, kind: str) -> list[Line]:
-        command = [sys.executable, "-W", "ignore", str(script), str(capability), kind, name]
+    def compiled(name: str, command: Sequence[str]) -> list[Line]:
         left = max(1.0, SECONDS - (time.monotonic() - BEGIN))
         ran = subprocess.run(  # noqa: S603
             command,
@@ -190,11 +193,15 @@ def kernels(part: Part) -> None:
         )
         lines = [json.loads(line) for line in ran.stdout.splitlines()]
         if ran.returncode:
-            lines.append({"failed": "crash", "case": f"{name}, {kind}", "detail": ran.stderr.strip()[-300:]})
+            lines.append({"failed": "crash", "case": name, "detail": ran.stderr.strip()[-300:]})
         return lines
 
+    python = [sys.executable, "-W", "ignore"]
+    commands = {f"{name}, {kind}": [*python, str(script), str(capability), kind, name] for name, kind in cases}
+    if find_spec("numba") is not None:
+        commands["the CPU's kernels"] = [*python, "-c", "import nucleate; nucleate.warm()"]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for done in as_completed([pool.submit(compiled, *case) for case in cases]):
+        for done in as_completed([pool.submit(compiled, *each) for each in commands.items()]):
             try:
                 for line in done.result():
                     part.put(line)

@@ -21,9 +21,15 @@ sys.path.append(str(SCRIPTS))
 import gpu_one_shot as one_shot  # noqa: E402
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-ABSENT = ("numba", "llvmlite", "tokenizers", "transformers", "safetensors", "regex", "threadpoolctl", "tqdm", "shtab")
-HIDE = f"import sys; sys.modules.update(dict.fromkeys({ABSENT}))"
-"""A module that is None in ``sys.modules`` cannot be found."""
+ABSENT = "threadpoolctl", "shtab", "llguidance", "jsonschema", "starlette", "prometheus_client"
+"""What a machine with torch, Triton, numba and Transformers need not have."""
+OF_THE_ENGINE = "numba", "llvmlite", "tokenizers", "transformers", "safetensors", "regex", "tqdm"
+
+
+def without(packages: tuple[str, ...], tmp_path: Path) -> dict[str, str]:
+    """An environment in which these packages cannot be found, as their modules are None."""
+    (tmp_path / "sitecustomize.py").write_text(f"import sys; sys.modules.update(dict.fromkeys({packages}))")
+    return {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}"}
 
 
 def script(tmp_path: Path, text: str) -> list[str]:
@@ -35,7 +41,8 @@ def script(tmp_path: Path, text: str) -> list[str]:
 @pytest.mark.slow
 def test_the_rehearsal_learns_something_in_every_part(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPTS / "gpu_one_shot.py"), "--rehearse", "--out", str(tmp_path)]
-    ran = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=600)
+    environment = without(ABSENT, tmp_path)
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert ran.returncode == 0, ran.stderr[-2000:]
     lines = {name: one_shot.read(tmp_path / f"{name}.jsonl") for name in one_shot.LIMITS}
     assert [line for part in lines.values() for line in part if "failed" in line or "left_out" in line] == []
@@ -58,8 +65,7 @@ def test_the_rehearsal_learns_something_in_every_part(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_torch_triton_and_numpy_suffice_for_all_but_the_engine(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(HIDE)
-    environment = {**ENVIRONMENT, "PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}"}
+    environment = without((*ABSENT, *OF_THE_ENGINE), tmp_path)
     command = [sys.executable, str(SCRIPTS / "gpu_one_shot.py"), "--rehearse", "--out", str(tmp_path)]
     command += ["--parts", "timings", "engine", "tools", "long_checks"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
@@ -222,3 +228,21 @@ def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     assert ran.returncode == 2
     assert "no GPU" in ran.stdout
     assert not (tmp_path / "checks.jsonl").exists()
+
+
+def test_the_plot_shows_every_contender_that_was_timed(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="the plot needs matplotlib")
+    keys = {"vocabulary": 300, "chain": "all", "dtype": "float32", "warm": 1.0, "floor": 2.0, "how": "graph"}
+    lines = [
+        {**keys, "rows": rows, "contender": name, "cold": 4.0 * rows}
+        for name in ("nucleate", "torch")
+        for rows in (1, 8)
+    ]
+    (tmp_path / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"half')
+    command = [sys.executable, str(SCRIPTS / "gpu_one_shot.py"), "--out", str(tmp_path), "--plot"]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    assert "| 8 | all | torch | 32.0 | 16.0 | 1.0 |" in (tmp_path / "summary.md").read_text()
+    picture = (tmp_path / "gpu.svg").read_text()
+    assert "<!-- nucleate -->" in picture
+    assert "<!-- torch -->" in picture
+    assert "<!-- vLLM Triton -->" not in picture

@@ -10,10 +10,10 @@ import functools
 import os
 from contextlib import AbstractContextManager
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController
 
 from nucleate.jit.kernel_libraries import MODELS
 from nucleate.jit.thread_pool import cores
@@ -67,7 +67,9 @@ def compiled_matmul(x_TX: Floats, weight_XY: Floats, out_TY: Floats | None = Non
 
 
 @functools.cache
-def _blas() -> ThreadpoolController:
+def _blas() -> Any:
+    from threadpoolctl import ThreadpoolController  # only the NumPy models need it: torch models run without it
+
     return ThreadpoolController()
 
 

@@ -37,6 +37,7 @@ import sampler_scenarios as scenarios  # noqa: E402
 
 from nucleate.sampling.backends.torch import batch_state as on_device  # noqa: E402
 from nucleate.sampling.backends.torch import decode_loop as loops  # noqa: E402
+from nucleate.sampling.backends.torch import torch_device  # noqa: E402
 from nucleate.sampling.backends.torch.lazy import LazyDict, LazyList  # noqa: E402
 from nucleate.sampling.backends.torch.torch_device import select_kernels  # noqa: E402
 
@@ -391,6 +392,23 @@ def test_kernels_run_on_cuda_if_triton_is_installed(monkeypatch: pytest.MonkeyPa
         assert select_kernels(cuda, "auto") == expected
         assert select_kernels(cuda, "torch") == "torch"
     assert select_kernels(cuda, "triton") == "triton"
+
+
+@pytest.mark.parametrize(
+    ("triton", "numpy", "works"), [("3.6.0", "2.3.5", True), ("3.6.1", "2.4.0", False), ("3.7.1", "2.10.0", True)]
+)
+def test_the_interpreter_names_the_versions_that_it_needs(
+    triton: str, numpy: str, works: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="the interpreter is Triton's: pip install triton (Linux only)")
+    monkeypatch.setattr(torch_device, "triton_interpreted", lambda: True)
+    monkeypatch.setattr("triton.__version__", triton)
+    monkeypatch.setattr("numpy.__version__", numpy)
+    if works:
+        assert select_kernels(torch.device("cpu"), "triton") == "triton"
+    else:
+        with pytest.raises(ParameterError, match=r"needs Triton 3\.7 or newer, or a NumPy older than 2\.4"):
+            select_kernels(torch.device("cpu"), "triton")
 
 
 def test_lazy_values_are_computed_once() -> None:
