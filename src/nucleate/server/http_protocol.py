@@ -1,15 +1,15 @@
 """uvicorn's HTTP/1.1 protocol with limits on the size and arrival time of the request head.
 
 uvicorn has no options for these limits with httptools (``h11_max_incomplete_event_size`` applies to h11 only, which is
-slower), nor for requests that offer a protocol upgrade, whose body httptools drops.
+slower), nor for requests that offer another protocol, after whose head httptools stops.
 """
 
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 MAX_HEAD_BYTES = 2**16
@@ -17,7 +17,36 @@ MAX_HEAD_BYTES = 2**16
 HEAD_TIMEOUT_SECONDS = 10.0
 """Maximum time for them to arrive."""
 
-_UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:", re.IGNORECASE)
+
+class RequestParser:
+    """httptools' parser, for which no request offers another protocol (``Upgrade``), as Java's do with HTTP/2.
+
+    It stops after such a head, and would take the body for the next request. Here, a new parser reads the head without
+    the offer, and then what follows. The parser decides where the head ends, however its bytes were received.
+    """
+
+    def __init__(self, protocol: HTTPProtocol) -> None:
+        self._protocol = protocol
+        self._restart()
+
+    def _restart(self) -> None:
+        self._parser = httptools.HttpRequestParser(self._protocol)
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+
+    def feed_data(self, data: bytes) -> None:
+        """Parse. Raises HttpParserError."""
+        rest = memoryview(data)
+        while rest:
+            try:
+                self._parser.feed_data(rest)
+                break
+            except httptools.HttpParserUpgrade as stop:
+                rest, head = rest[stop.args[0] :], self._protocol.head_without_upgrade()
+                self._restart()
+                self._parser.feed_data(head)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
 
 
 class HTTPProtocol(HttpToolsProtocol):
@@ -25,6 +54,10 @@ class HTTPProtocol(HttpToolsProtocol):
 
     _in_head, _size = True, 0  # bytes of the head so far
     _timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.parser = RequestParser(self)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -35,10 +68,6 @@ class HTTPProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._in_head:
-            # The parser leaves out the body of a request that offers another protocol, as Java's does with HTTP/2.
-            head, end, rest = data.partition(b"\r\n\r\n")
-            data = _UPGRADE.sub(b"\r\nx-upgrade:", head) + end + rest
         self._size += len(data)
         super().data_received(data)
         if self._in_head and self._size > MAX_HEAD_BYTES and not self.transport.is_closing():
@@ -49,20 +78,32 @@ class HTTPProtocol(HttpToolsProtocol):
         self._start_timer()
 
     def on_headers_complete(self) -> None:
+        self._check_head()
+        if self.parser.should_upgrade():
+            return  # the parser stops, and ``RequestParser`` starts again
         self._in_head = False
         self._stop_timer()
-        self._check_head()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._in_head, self._size = True, 0
         super().on_message_complete()
+
+    def head_without_upgrade(self) -> bytes:
+        """The head that has been parsed, without the offer of another protocol."""
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        kept = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([method + b" " + self.url + b" HTTP/" + version, *kept, b"", b""])
 
     def _check_head(self) -> None:
         """Raise ValueError, which becomes status 400, for a request that a proxy in front may read differently."""
         version, names = self.parser.get_http_version(), [name for name, _ in self.headers]
         if version not in ("1.0", "1.1"):
             raise ValueError(f"HTTP version {version!r}")
+        if self.parser.get_method() == b"CONNECT":
+            raise ValueError("method CONNECT, which asks for a tunnel")
         if (hosts := names.count(b"host")) != 1 and (hosts or version == "1.1"):
             raise ValueError(f"{hosts} Host headers")
         if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
