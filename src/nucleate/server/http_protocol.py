@@ -18,46 +18,11 @@ HEAD_TIMEOUT_SECONDS = 10.0
 """Maximum time for them to arrive."""
 
 
-class RequestParser:
-    """httptools' parser, for which no request offers another protocol (``Upgrade``), as Java's do with HTTP/2.
-
-    It stops after such a head, and would take the body for the next request. Here, a new parser reads the head without
-    the offer, and then what follows. The parser decides where the head ends, however its bytes were received.
-    """
-
-    def __init__(self, protocol: HTTPProtocol) -> None:
-        self._protocol = protocol
-        self._restart()
-
-    def _restart(self) -> None:
-        self._parser = httptools.HttpRequestParser(self._protocol)
-        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
-
-    def feed_data(self, data: bytes) -> None:
-        """Parse. Raises HttpParserError."""
-        rest = memoryview(data)
-        while rest:
-            try:
-                self._parser.feed_data(rest)
-                break
-            except httptools.HttpParserUpgrade as stop:
-                rest, head = rest[stop.args[0] :], self._protocol.head_without_upgrade()
-                self._restart()
-                self._parser.feed_data(head)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parser, name)
-
-
 class HTTPProtocol(HttpToolsProtocol):
     """One connection."""
 
     _in_head, _size = True, 0  # bytes of the head so far
     _timer: asyncio.TimerHandle | None = None
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.parser = RequestParser(self)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -69,9 +34,32 @@ class HTTPProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._size += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self._in_head and self._size > MAX_HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response(f"Request line and headers exceed the maximum of {MAX_HEAD_BYTES} bytes.")
+
+    def _parse(self, data: bytes) -> None:
+        """Parse, as if no request offered another protocol (``Upgrade``), as Java's clients offer HTTP/2.
+
+        The parser stops after such a head, and would take the body for the next request. So a new parser reads the head
+        without the offer, and then what follows. The parser knows where the head ends, however its bytes were received.
+        """
+        rest = memoryview(data)
+        while rest:
+            try:
+                self.parser.feed_data(rest)
+                break
+            except httptools.HttpParserUpgrade as stop:
+                rest, head = rest[stop.args[0] :], self._head_without_upgrade()
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+                self.parser.feed_data(head)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -80,7 +68,7 @@ class HTTPProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._check_head()
         if self.parser.should_upgrade():
-            return  # the parser stops, and ``RequestParser`` starts again
+            return  # see ``_parse``
         self._in_head = False
         self._stop_timer()
         super().on_headers_complete()
@@ -91,7 +79,7 @@ class HTTPProtocol(HttpToolsProtocol):
         self._in_head, self._size = True, 0
         super().on_message_complete()
 
-    def head_without_upgrade(self) -> bytes:
+    def _head_without_upgrade(self) -> bytes:
         """The head that has been parsed, without the offer of another protocol."""
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         kept = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
