@@ -69,6 +69,34 @@ def test_required_calls_are_guaranteed(llm: nc.LLM, values: dict[str, Any]) -> N
     assert complete > 2
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        {},
+        {"parameters": None},
+        {"parameters": {"type": "object", "properties": {}}},
+        {"parameters": {"type": "object", "properties": {}, "required": [], "title": "ping"}},
+    ],
+)
+def test_a_tool_without_parameters_takes_no_arguments(llm: nc.LLM, function: dict[str, Any]) -> None:
+    """As OpenAI defines it. The schema that the chat template shows is as given."""
+    tool = {"type": "function", "function": {"name": "ping", **function}}
+    shown = nc.Tool.from_dict(tool).to_dict()["function"]["parameters"]
+    assert shown == (function.get("parameters") or {"type": "object", "properties": {}})
+    for choice in ("required", "ping"):
+        values = {"tools": [tool], "tool_choice": choice, "max_tokens": 60, "temperature": 1.5, "n": 4, "seed": 1}
+        for output in llm.chat(ASK, parallel_tool_calls=False, **values).outputs:
+            assert output.finish_reason == "tool_calls"
+            [call] = output.tool_calls
+            assert (call.name, call.arguments) == ("ping", {})
+
+
+def test_a_tool_whose_parameters_are_any_object_may_get_some(llm: nc.LLM) -> None:
+    for parameters in ({}, {"type": "object"}, {"properties": {}, "additionalProperties": True}):
+        tool = nc.Tool.from_dict({"type": "function", "function": {"name": "f", "parameters": parameters}})
+        assert tool.enforced_schema == tool.schema
+
+
 def test_the_calls_are_those_without_speculation(llm: nc.LLM) -> None:
     drafting = nc.LLM(speculative_config="ngram")
     for seed in range(3):

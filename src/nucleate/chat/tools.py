@@ -22,6 +22,8 @@ MAX_TOOLS: Final = 128
 """Maximum number of tools of a request, as in OpenAI's API."""
 NO_PARAMETERS: Final = {"type": "object", "properties": {}}
 """The schema of a tool without ``parameters``."""
+_OF_NO_PROPERTIES: Final = {"type", "properties", "required", "title", "description", "$schema"}
+"""Keywords that allow no property."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,16 @@ class Tool:
         """The JSON schema of the arguments."""
         schema: dict[str, Any] = json.loads(self.parameters_json)
         return schema
+
+    @property
+    def enforced_schema(self) -> Mapping[str, Any]:
+        """The JSON schema that the arguments of a call follow: a tool whose list of properties is empty takes none.
+
+        So OpenAI defines a tool without ``parameters``. By the schema alone, a model might invent properties.
+        """
+        schema = self.schema
+        closes = schema.keys() <= _OF_NO_PROPERTIES and schema.get("properties") == {} and not schema.get("required")
+        return {**schema, "additionalProperties": False} if closes else schema
 
     def to_dict(self) -> dict[str, Any]:
         """Return the OpenAI tool object, as chat templates expect it."""

@@ -47,7 +47,7 @@ class ToolFormat(ABC):
 
 def tag(begin: str, tool: Tool, end: str) -> Structure:
     """Return the format of a call: its arguments between two texts."""
-    content = {"type": "json_schema", "json_schema": dict(tool.schema)}
+    content = {"type": "json_schema", "json_schema": dict(tool.enforced_schema)}
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
