@@ -247,6 +247,7 @@ def test_rejected_requests_change_nothing(llm: nc.LLM, request_: object, field: 
         ({"max_num_seqs": True}, "max_num_seqs must be an integer >= 1"),
         ({"max_num_batched_tokens": 63}, r"max_num_batched_tokens must be an integer >= max_num_seqs \(64\), got 63"),
         ({"max_model_len": 1}, "max_model_len must be an integer >= 2"),
+        ({"max_model_len": 10**6}, r"max_model_len is at most \d+, the context length of this model, got 1000000"),
         ({"backend": "fast"}, "backend must be one of"),
     ],
 )

@@ -65,7 +65,7 @@ def ids_of(parts: list[Any]) -> list[int]:
     return [token for part in parts for token in part["token_ids"]]
 
 
-def check_error(call: Any, status: int, **fields: Any) -> None:
+def check_error(call: Any, status: int, **fields: Any) -> dict[str, Any]:
     assert call.status == status
     assert call.over
     assert call.headers["content-type"] == "application/json"
@@ -76,6 +76,7 @@ def check_error(call: Any, status: int, **fields: Any) -> None:
     assert {name: error[name] for name in fields} == fields
     assert "Traceback" not in error["message"]
     assert "/src/" not in error["message"]
+    return error
 
 
 def test_responses_and_streams_have_the_same_content(llm: nc.LLM) -> None:
@@ -367,7 +368,8 @@ def test_running_and_queued_requests_are_limited(llm: nc.LLM) -> None:
         good, full = ([call for call in calls if call.status == status] for status in (200, 503))
         assert len(good) == 5  # two run at a time, and three are queued
         for call in full:
-            check_error(call, 503, code="queue_full", type="server_error")
+            message = check_error(call, 503, code="queue_full", type="server_error")["message"]
+            assert "needs 1 sequence, but 2 are running and 3 queued, of at most 5" in message
             assert call.headers["retry-after"] == "1"
         assert (await ask(app, "/v1/completions", {**TEXT, "n": 20})).status == 200  # no other request is in flight
         calls = [begin(app, "/v1/completions", {**TEXT, "n": 4}) for _ in range(2)]
@@ -381,7 +383,7 @@ def test_running_and_queued_requests_are_limited(llm: nc.LLM) -> None:
         tokens = begin(app, "/tokenize", {"prompt": "x"})
         await asyncio.gather(*(call.task for call in (*calls, tokens)))
         assert sorted(call.status for call in calls) == [200, 200, 503]
-        check_error(tokens, 503, code="too_many_requests")
+        assert "2 requests are in flight" in check_error(tokens, 503, code="too_many_requests")["message"]
         assert (await ask(app, "/health")).status == 200
 
     serve(llm, fill, slowly, ServerLimits(max_concurrent_requests=2))

@@ -97,6 +97,9 @@ class Engine:
         self.context_length = min(runner.context_length, blocks * runner.block_size)
         if max_model_len is not None:
             check_count(max_model_len, "max_model_len", 2)
+            if max_model_len > (most := runner.context_length):
+                why = f"max_model_len is at most {most}, the context length of this model, got {max_model_len}"
+                raise ParameterError("max_model_len", why)
             self.context_length = min(self.context_length, max_model_len)
         self.runner, self.tokenizer, self.vocab_size = runner, tokenizer, runner.vocab_size
         self.max_num_seqs, self._regex_seconds = max_num_seqs, regex_seconds

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from nucleate.engine.request import MAX_N
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import Parameter, ParameterError, param, with_parameters
 from nucleate.sampling.pipeline_format import MAX_STAGES
@@ -98,6 +99,8 @@ class ServerLimits:
     def max_value(self, field: str) -> int | None:
         """Return the maximum value of a body field, or None if the server does not limit it."""
         limit: int | None = getattr(self, LIMITED_FIELDS[field]) if field in LIMITED_FIELDS else None
+        if field in ("n", "best_of") and limit is not None:
+            return min(limit, MAX_N)
         return None if limit == -1 else limit
 
     def cap_max_tokens(self, endpoint: Endpoint, vocab_size: int = 0) -> Endpoint:

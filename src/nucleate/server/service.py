@@ -27,10 +27,11 @@ from nucleate.server.fingerprint import system_fingerprint
 from nucleate.server.generation_call import GenerationCall, encode_prompts, with_fill_stops
 from nucleate.server.http_errors import (
     HTTPError,
-    at_capacity,
     model_not_found,
+    queue_full,
     shutting_down,
     timed_out,
+    too_many_requests,
 )
 from nucleate.server.limits import ServerLimits
 from nucleate.server.openai.endpoints import ENDPOINTS, LONG_NAMES_CHAT, TEXT
@@ -135,7 +136,7 @@ class Service:
         """Count a request as in flight within this context. Raises HTTPError if there are too many."""
         self.check_available()
         if self.num_requests >= self.limits.max_concurrent_requests:
-            raise self._at_capacity("too_many_requests")
+            raise too_many_requests(self.limits.max_concurrent_requests)
         self.num_requests += 1
         try:
             yield
@@ -150,8 +151,10 @@ class Service:
         """
         self.check_available()
         count = sum(counts)
-        if self.num_sequences and self.num_sequences + count > self._max_num_seqs + self.limits.max_queued_seqs:
-            raise self._at_capacity("queue_full")
+        most = self._max_num_seqs + self.limits.max_queued_seqs
+        if self.num_sequences and self.num_sequences + count > most:
+            running = min(self.num_sequences, self._max_num_seqs)
+            raise queue_full(count, running, self.num_sequences - running, most)
         left = dict(enumerate(counts))
         self.num_sequences += count
 
@@ -162,10 +165,6 @@ class Service:
             yield release
         finally:
             self.num_sequences -= sum(left.values())
-
-    def _at_capacity(self, code: str) -> HTTPError:
-        running = min(self.num_sequences, self._max_num_seqs)
-        return at_capacity(running, self.num_sequences - running, code)
 
     async def run_in_thread(self, work: Callable[[], T], *, compiling: bool = False, has_timeout: bool = True) -> T:
         """Run a function on a worker thread, or on the grammar thread. Raises HTTPError if it takes too long."""
