@@ -26,7 +26,7 @@ fault, or null) and `code` (or null):
 ```
 """
 SERVER = ROOT / "src" / "nucleate" / "server"
-CODE = re.compile(r'code="(\w+)"|_at_capacity\("(\w+)"\)|unavailable\(".+?", "(\w+)"')
+CODE = re.compile(r'code="(\w+)"|unavailable\(".+?", "(\w+)"')
 """An error code in a source of the server."""
 CODES: Mapping[str, tuple[str, str]] = {
     "body_too_large": ("413", "the request body exceeds `--max-request-body-bytes`"),

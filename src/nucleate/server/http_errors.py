@@ -52,14 +52,18 @@ def unavailable(message: str, code: str, kind: ErrorKind = "queue_full") -> HTTP
 
 def too_many_requests(most: int) -> HTTPError:
     """Too many requests are in flight."""
-    return unavailable(f"Server is at capacity: {most} requests are in flight. Retry after 1 s.", "too_many_requests")
+    return unavailable(
+        f"Server is at capacity: {most} requests are in flight. Retry after 1 s.", code="too_many_requests"
+    )
 
 
 def queue_full(count: int, running: int, queued: int, most: int) -> HTTPError:
     """The sequences of a request, ``count``, do not fit: at most ``most`` are running or queued."""
     own = "1 sequence" if count == 1 else f"{count} sequences"
     now = f"{running} are running and {queued} queued, of at most {most}"
-    return unavailable(f"Server is at capacity: the request needs {own}, but {now}. Retry after 1 s.", "queue_full")
+    return unavailable(
+        f"Server is at capacity: the request needs {own}, but {now}. Retry after 1 s.", code="queue_full"
+    )
 
 
 def shutting_down() -> HTTPError:
