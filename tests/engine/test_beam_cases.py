@@ -23,9 +23,8 @@ from nucleate.models.runner import ModelInput
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("num_beams", 0, "num_beams must be an integer >= 1 and <= 128, got 0"),
-        ("num_beams", 5000, "num_beams must be an integer >= 1 and <= 128, got 5000"),
-        ("num_beams", True, "num_beams must be an integer >= 1 and <= 128, got True"),
+        ("num_beams", 0, "num_beams must be an integer >= 1, got 0"),
+        ("num_beams", True, "num_beams must be an integer >= 1, got True"),
         ("max_tokens", 0, "max_tokens must be an integer >= 1 or none, got 0"),
         ("length_penalty", math.inf, "length_penalty must be a number, got inf"),
         ("length_penalty", "1", "length_penalty must be a number"),

@@ -89,7 +89,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": text})
 
 
-CONFIG = Config(echo, http=HTTPProtocol, ws="none", log_level="critical", access_log=False, date_header=False)
+CONFIG = Config(echo, http=HTTPProtocol, ws="none", log_config=None, access_log=False, date_header=False)
 
 
 async def responses(segments: Sequence[bytes]) -> list[Any]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self, final
 
-from nucleate.engine.request import MAX_N, Request
+from nucleate.engine.request import Request
 from nucleate.outputs import CompletionChunk, FinishReason, StepLogprobs, Usage, Validation
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import Parameter, ParameterError, param, unknown, with_parameters
@@ -26,7 +26,7 @@ class BeamParams:
 
     PARAMETERS: ClassVar[dict[str, Parameter]]
 
-    num_beams: int = param("number of beams (beam width)", default=4, low=1, high=MAX_N)
+    num_beams: int = param("number of beams (beam width)", default=4, low=1)
     max_tokens: int | None = param(
         "maximum number of tokens to generate per beam; none: as many as fit the context", default=None, low=1
     )
