@@ -71,7 +71,7 @@ TRITONS := 3.6.0 3.9.0
 
 setup-triton: $(TRITONS:%=.venv/triton/%/triton)
 
-.venv/triton/%/triton: .venv/dev
+.venv/triton/%/triton: | .venv/dev
 	@rm -rf .venv/triton/$*
 	@$(BIN)/python -m pip --disable-pip-version-check install --quiet --no-deps --target .venv/triton/$* triton==$*
 	@touch $@

@@ -136,9 +136,9 @@ def environment(part: Part) -> None:
         put("device", "the CPU, in Triton's interpreter: the times mean nothing")
         return
 
-    def gpu() -> Iterator[Line]:
-        import torch
+    import torch  # not in a case: the first import on a machine may take long
 
+    def gpu() -> Iterator[Line]:
         yield {"name": "cuda", "value": bool(torch.cuda.is_available())}
         if torch.cuda.is_available():
             found = torch.cuda.get_device_properties(0)
