@@ -56,15 +56,22 @@ PromptLogprobs = tuple[StepLogprobs | None, ...]
 
 @dataclass(frozen=True)
 class ToolCall:
-    """A call of a tool by the model. arguments_json: the arguments as the model wrote them, a JSON object."""
+    """A call of a tool by the model. arguments_json: the arguments as the model wrote them, a JSON object.
+
+    complete: False if the output ended within the call, or if its arguments are not JSON; ``arguments_json`` is then
+    what there is of them.
+    """
 
     id: str
     name: str
     arguments_json: str
+    complete: bool = True
 
     @cached_property
     def arguments(self) -> dict[str, Any]:
-        """The arguments by name."""
+        """The arguments by name. Raises ValueError if the call is incomplete."""
+        if not self.complete:
+            raise ValueError(f"the call of {self.name} is incomplete; its arguments so far: {self.arguments_json!r}")
         values: dict[str, Any] = json.loads(self.arguments_json)
         return values
 
@@ -73,14 +80,14 @@ class ToolCall:
 class ToolCallDelta:
     """What a chunk adds to a tool call. The first delta of a call has its id and name, later ones parts of arguments.
 
-    retracted: the call turned out to be incomplete or malformed; its text is in the text of the output.
+    incomplete: the call ends here, within its arguments or before them (see ``ToolCall.complete``).
     """
 
     index: int  #: of the call in the output
     id: str | None = None
     name: str | None = None
     arguments: str = ""
-    retracted: bool = False
+    incomplete: bool = False
 
 
 @dataclass(slots=True)  # not frozen: that takes five times as long, for every token
@@ -149,15 +156,18 @@ class CompletionOutput:
 
 
 def _tool_calls(deltas: Sequence[ToolCallDelta]) -> tuple[ToolCall, ...]:
-    """Join the deltas of an output, without retracted calls."""
+    """Join the deltas of an output."""
     parts: dict[int, list[ToolCallDelta]] = {}
     for delta in deltas:
-        if delta.retracted:
-            parts.pop(delta.index, None)
-        else:
-            parts.setdefault(delta.index, []).append(delta)
+        parts.setdefault(delta.index, []).append(delta)
     return tuple(
-        ToolCall(own[0].id or "", own[0].name or "", "".join(part.arguments for part in own)) for own in parts.values()
+        ToolCall(
+            own[0].id or "",
+            own[0].name or "",
+            "".join(part.arguments for part in own),
+            not any(part.incomplete for part in own),
+        )
+        for own in parts.values()
     )
 
 

@@ -10,7 +10,7 @@ import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nucleate.chat.json_scanner import MAX_DEPTH, MAX_NUMBER, JsonScanner
+from nucleate.chat.json_scanner import MAX_DEPTH, MAX_NUMBER, JsonScanner, completed_object
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
@@ -104,3 +104,25 @@ def test_limits() -> None:
     assert scan(["1" * MAX_NUMBER + " "])[0]
     assert scan(["1" * (MAX_NUMBER + 1) + " "]) == (False, True, MAX_NUMBER + 1)
     assert scan([*("1" * (MAX_NUMBER + 1)), " "]) == (False, True, MAX_NUMBER + 1)
+
+
+@given(st.dictionaries(st.text(max_size=4), VALUES, max_size=3), st.integers(0, 60))
+@settings(max_examples=tiers.count(100, 1000), deadline=None)
+def test_the_beginning_of_an_object_is_completed(value: dict[str, object], indent: int) -> None:
+    """It has the members that are complete, as many as there are."""
+    text = json.dumps(value, indent=indent % 3 or None)
+    before: object = {}
+    for end in range(len(text) + 1):
+        found = json.loads(completed_object(text[:end]))
+        assert _is_part(before, found)
+        assert _is_part(found, value)
+        before = found
+    assert before == value
+
+
+def _is_part(part: object, whole: object) -> bool:
+    if isinstance(part, dict) and isinstance(whole, dict):
+        return all(key in whole and _is_part(one, whole[key]) for key, one in part.items())
+    if isinstance(part, list) and isinstance(whole, list):
+        return len(part) <= len(whole) and all(map(_is_part, part, whole))
+    return part == whole

@@ -63,10 +63,24 @@ def test_an_output_is_split_in_any_parts(
         assert (found.reasoning, found.content) == (reasoning, content)
 
 
+@pytest.mark.parametrize(("text", "is_open", "reasoning", "content", "tool_format"), TABLE)
+def test_a_part_of_a_marker_is_never_text(
+    text: str, is_open: bool, reasoning: str, content: str, tool_format: str | None
+) -> None:
+    """Where a limit cuts an output, both parts of it are beginnings of those of the whole output."""
+    if text.startswith(("Hello", "  Hello")):
+        return  # without a section, a marker is text
+    own = HARMONY if tool_format == "openai" else THINK
+    for end in range(len(text) + 1):
+        found = parse(text[:end], tool_format, reasoning=own, opened=is_open, cut=True)
+        assert reasoning.startswith(found.reasoning.rstrip())
+        assert content.startswith(found.content.rstrip())
+
+
 def test_a_call_after_the_reasoning() -> None:
     text = 'Hm.</think>\n\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
     found = parse(text, "hermes", reasoning=THINK, opened=True)
-    assert (found.reasoning, found.content, found.kept_calls) == ("Hm.", "", [("f", "{}")])
+    assert (found.reasoning, found.content, found.complete_calls) == ("Hm.", "", [("f", "{}")])
 
 
 @pytest.mark.parametrize(

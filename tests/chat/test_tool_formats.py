@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -11,6 +12,7 @@ import pytest
 import tiers
 from chat_outputs import NAMES, parse
 
+from nucleate.chat.json_scanner import completed_object
 from nucleate.chat.output_parser import OutputParser
 from nucleate.chat.tool_formats.registry import FORMATS, find_format
 
@@ -105,7 +107,7 @@ TABLE: list[tuple[str, str, str, Calls]] = [
 def test_an_output_is_split_into_content_and_calls(name: str, text: str, content: str, calls: Calls) -> None:
     found = parse([text], name)
     assert found.content == content
-    assert [(called, json.loads(arguments)) for called, arguments in found.kept_calls] == calls
+    assert [(called, json.loads(arguments)) for called, arguments in found.complete_calls] == calls
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), TABLE, ids=lambda value: str(value)[:40])
@@ -118,20 +120,97 @@ def test_the_result_does_not_depend_on_the_parts(name: str, text: str, content: 
         assert parse([text[start : start + size] for start in range(0, len(text), size)], name).order == whole
 
 
+MARKUP = {
+    "hermes": ("<tool", "</tool", '"name"'),
+    "plain": ("<tool", "</tool", '"name"'),
+    "llama3_json": ("<|py", '"name": "f', '"parameters"'),
+    "mistral": ("[TOOL", '"name"', '"arguments"'),
+    "mistral_v11": ("[TOOL", "[ARGS", "[CALL"),
+    "deepseek_v3": ("<｜", "```", "function"),
+    "deepseek_v31": ("<｜", "```", "function"),
+    "openai": ("<|", "commentary", "functions."),
+}
+
+
 @pytest.mark.parametrize(("name", "text", "content", "calls"), TABLE, ids=lambda value: str(value)[:40])
-def test_a_truncated_call_is_text(name: str, text: str, content: str, calls: Calls) -> None:
-    """The text of an incomplete call is in the content, and no text is lost."""
+def test_a_call_that_is_cut_stays_a_call_and_its_markup_is_never_text(
+    name: str, text: str, content: str, calls: Calls
+) -> None:
+    if not calls or "\\u0066" in text:
+        return
+    seen = []
+    for end in range(len(text) + 1):
+        found = parse([text[:end]], name, cut=True)
+        assert parse(text[:end], name, cut=True).order == found.order
+        assert not any(markup in found.content for markup in MARKUP[name]), text[:end]
+        if '"type"' in text and not found.calls:
+            continue  # an object may be an answer in JSON until it names a tool
+        assert content.startswith(found.content.rstrip())
+        for (called, arguments, is_incomplete), (expected, values) in zip(found.calls, calls, strict=False):
+            assert called == expected
+            if is_incomplete:
+                assert called == found.calls[-1][0]
+                assert TEXT.startswith(arguments) or arguments == "{"
+                json.loads(completed_object(arguments))
+            else:
+                assert json.loads(arguments) == values
+        seen.append([call[:2] for call in found.calls])
+    assert len(seen[-1]) == len(calls)
+    for before, after in itertools.pairwise(seen):  # the parts of a stream add up
+        assert all(
+            part[0] == whole[0] and whole[1].startswith(part[1]) for part, whole in zip(before, after, strict=False)
+        )
+        assert len(before) <= len(after)
+    assert any(["f", TEXT[:3]] in calls for calls in seen) or all(call[1] == {} for call in calls) or "name" in text
+
+
+@pytest.mark.parametrize(("name", "text", "content", "calls"), TABLE, ids=lambda value: str(value)[:40])
+def test_a_text_that_the_model_ends_within_a_call(name: str, text: str, content: str, calls: Calls) -> None:
+    """Until a call has named its tool and begun its arguments, it is text, and no text is lost."""
     for end in range(len(text)):
         found = parse([text[:end]], name)
-        for called, arguments in found.kept_calls:
+        for called, arguments in found.complete_calls:
             assert called in NAMES
             assert isinstance(json.loads(arguments), dict)
         if not found.calls and name != "openai":
             assert found.content.strip() == text[:end].strip()
-        for called, arguments, retracted in found.calls:
-            if retracted:
-                assert name == "openai" or called in found.content
-                assert arguments in found.content
+
+
+MALFORMED = [
+    # format, output, content, name and arguments, whether they are complete
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": no}}</tool_call> so', "so", '{"a": no}}', False),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {}, "x": no}</tool_call> so', "so", "{}", True),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1', "", '{"a": 1', False),
+    ("llama3_json", '{"name": "f", "parameters": {"a": no}} so', "", '{"a": no}} so', False),
+    ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": no}}]', "", '{"a": no}}]', False),
+    ("mistral_v11", '[TOOL_CALLS]f[ARGS]{"a": no}', "", '{"a": no}', False),
+    ("deepseek_v3", f'{DS_CALL}function{DS_SEP}f\n```json\n{{"a": no}}\n```{DS_STOP}so', "so", '{"a": no}', False),
+    ("deepseek_v31", f'{DS_CALL}f{DS_SEP}{{"a": no}}{DS_STOP}so', "so", '{"a": no}', False),
+    ("openai", ' to=functions.f<|message|>{"a": no}<|call|>', "", '{"a": no}', False),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "content", "arguments", "is_complete"), MALFORMED)
+def test_malformed_arguments_stay_those_of_the_call(
+    name: str, text: str, content: str, arguments: str, is_complete: bool
+) -> None:
+    """A stream has sent their beginning."""
+    for parts in ([text], text):
+        found = parse(parts, name)
+        assert found.calls == [["f", arguments, not is_complete]]
+        assert found.content == content
+
+
+def test_a_text_that_is_cut_within_no_call_stays_text() -> None:
+    for name, text in [
+        ("hermes", "a < b"),
+        ("hermes", '{"name": "f"'),
+        ("llama3_json", '{"name": "Ann", "age": 5'),
+        ("llama3_json", '{"age": 5, "name": "A'),
+        ("llama3_json", '{"age": 5, "city": "Par'),
+        ("openai", "<|channel|>final<|message|>Hello"),
+    ]:
+        assert parse(text, name, cut=True).content == text.rpartition("<|message|>")[2]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -164,7 +243,8 @@ def test_random_outputs_are_parsed_without_error_and_alike_in_any_parts(name: st
         parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         assert parse(parts, name).order == whole.order, text
         assert parse(text, name).order == whole.order, text
-        for _called, arguments in whole.kept_calls:
+        assert parse(parts, name, cut=True).order == parse([text], name, cut=True).order, text
+        for _called, arguments in whole.complete_calls:
             assert isinstance(json.loads(arguments), dict)
 
 

@@ -14,7 +14,7 @@ from nucleate.chat.output_parser import OutputParser
 from nucleate.chat.reasoning import THINK
 from nucleate.chat.tool_formats.registry import FORMATS
 from nucleate.outputs import CompletionChunk, StepLogprobs, TokenLogprob, ToolCallDelta
-from nucleate.server.chat_blocks import ChatBlocks, without_retracted
+from nucleate.server.chat_blocks import ChatBlocks
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
 BROKEN = '<tool_call>\n{"name": "f", "arguments": {"a": nope}}\n</tool_call>'
@@ -35,7 +35,7 @@ def pushed(chunks: Sequence[CompletionChunk]) -> tuple[ChatBlocks, list[str]]:
 
 
 def shown(blocks: ChatBlocks) -> list[tuple[str, str]]:
-    return [(block.kind + (" retracted" if block.retracted else ""), block.text) for block in blocks.all]
+    return [(block.kind + (" incomplete" if block.incomplete else ""), block.text) for block in blocks.all]
 
 
 END = chunk(finish_reason="stop")
@@ -62,13 +62,13 @@ TABLE = {
         [chunk("t", "", delta(0, "f"), delta(0, None, "{}")), END],
         ["open 0", "add 0 t", "close 0", "open 1", "add 1 {}", "close 1"],
     ),
-    "a call that becomes text": (
-        [chunk("", "", delta(0, "f"), delta(0, None, "{")), chunk("{x", "", delta(0, retracted=True)), END],
-        ["open 0", "add 0 {", "close 0", "open 1", "add 1 {x", "close 1"],
+    "a call that is cut": (
+        [chunk("", "", delta(0, "f"), delta(0, None, "{")), chunk("", "", delta(0, None, '"a', incomplete=True)), END],
+        ["open 0", "add 0 {", 'add 0 "a', "close 0"],
     ),
-    "a call that becomes text at once": (
-        [chunk("{x", "", delta(0, "f"), delta(0, None, "{"), delta(0, retracted=True)), END],
-        ["open 0", "add 0 {x", "close 0"],
+    "a call without arguments that is cut": (
+        [chunk("t", "", delta(0, "f"), delta(0, incomplete=True)), END],
+        ["open 0", "add 0 t", "close 0", "open 1", "close 1"],
     ),
 }
 
@@ -79,13 +79,16 @@ def test_events(name: str) -> None:
     assert pushed(chunks)[1] == expected
 
 
-def test_retracted_calls_are_left_out_of_whole_responses() -> None:
-    chunks, _ = TABLE["a call that becomes text"]
-    blocks, _ = pushed(chunks)
-    assert shown(blocks) == [("call retracted", "{"), ("text", "{x")]
-    assert [block.text for block in blocks.complete] == ["{x"]
-    assert shown(pushed(without_retracted(chunks))[0]) == [("text", "{x")]
-    assert without_retracted(TABLE["two calls at once"][0]) == TABLE["two calls at once"][0]
+def test_the_arguments_of_a_call_that_is_cut_are_those_that_are_complete() -> None:
+    for name, shown_blocks, arguments in [
+        ("a call that is cut", [("call incomplete", '{"a')], "{}"),
+        ("a call without arguments that is cut", [("text", "t"), ("call incomplete", "")], "{}"),
+        ("two calls at once", [("call", "{}"), ("call", "[]")], "[]"),
+    ]:
+        blocks, _ = pushed(TABLE[name][0])
+        assert shown(blocks) == shown_blocks
+        assert blocks.all[-1].arguments == arguments
+        assert blocks.is_cut(blocks.all[-1]) == blocks.all[-1].incomplete
 
 
 def test_only_the_last_block_of_an_output_that_is_too_long_is_cut() -> None:
@@ -125,7 +128,7 @@ def test_the_blocks_do_not_depend_on_how_the_text_is_cut(text: str) -> None:
         parser = ChunkParser(lambda: OutputParser(THINK, FORMATS["hermes"], ["f"]), lambda: None)
         parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         chunks = [parser.parse(chunk(part)) for part in parts] + [parser.parse(END)]
-        blocks, happened = pushed(without_retracted(chunks))
+        blocks, happened = pushed(chunks)
         assert sum(event.startswith("open") for event in happened) == len(blocks.all)
         assert sum(event.startswith("close") for event in happened) == len(blocks.all)
         found = shown(blocks)

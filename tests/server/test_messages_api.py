@@ -266,7 +266,7 @@ def accumulated(found: list[dict[str, Any]]) -> dict[str, Any]:
             assert is_open
             is_open = False
             if made["content"][-1]["type"] == "tool_use":
-                made["content"][-1]["input"] = json.loads(partial)
+                made["content"][-1]["input"] = json.loads(partial or "{}")
         else:
             assert event["type"] == "content_block_delta"
             assert is_open

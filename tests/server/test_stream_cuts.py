@@ -16,11 +16,12 @@ from test_responses_api import check_order
 
 import nucleate as nc
 from nucleate.chat.chunk_parser import ChunkParser
+from nucleate.chat.json_scanner import completed_object
 from nucleate.chat.output_parser import OutputParser
 from nucleate.chat.reasoning import FORMATS as REASONING
 from nucleate.chat.reasoning import THINK
 from nucleate.chat.tool_formats.registry import FORMATS
-from nucleate.outputs import Completion, CompletionChunk, Usage
+from nucleate.outputs import Completion, CompletionChunk, FinishReason, Usage
 from nucleate.server.anthropic.message_encoder import MessageEncoder
 from nucleate.server.chat_encoder import ChatEncoder, EncoderInput, Timing
 from nucleate.server.ollama.ollama_encoder import ChatLines, GenerateLines
@@ -57,15 +58,16 @@ NAMES = ("f",)
 USAGE = Usage(3, 4)
 REQUEST = read_body(CHAT, {"messages": [{"role": "user", "content": "x"}], "stream": True}, nc.SamplingParams())
 Parts = Sequence[str]
-Summary = tuple[str, str, list[tuple[str, Any]]]
+Summary = tuple[str, str, list[Any], Any]
+"""Reasoning, text, calls, and how the output ended."""
 
 
-def chunks_of(parts: Parts, name: str) -> list[CompletionChunk]:
+def chunks_of(parts: Parts, name: str, finish_reason: FinishReason = "stop") -> list[CompletionChunk]:
     """The chunks of an output whose text comes in these parts."""
     tool_format, reasoning, _ = TEXTS[name]
     formats = {"think": THINK, **REASONING}
     parser = ChunkParser(lambda: OutputParser(formats[reasoning], FORMATS[tool_format], NAMES), lambda: None)
-    end = CompletionChunk("", (), 0, 7, "length" if "truncated" in name else "stop")
+    end = CompletionChunk("", (), 0, 7, "length" if "truncated" in name else finish_reason)
     return [parser.parse(one) for one in (*(CompletionChunk(part, (9,), 0, 7) for part in parts), end)]
 
 
@@ -82,10 +84,6 @@ def events(text: str) -> list[dict[str, Any]]:
     return [json.loads(frame.partition("\ndata: ")[2]) for frame in text.split("\n\n")[:-1]]
 
 
-def loaded(name: str, arguments: str) -> tuple[str, Any]:
-    return name, json.loads(arguments or "{}")
-
-
 def chat(llm: nc.LLM, chunks: Sequence[CompletionChunk]) -> Summary:
     text = sent(ChatStream(ResponseHead("x-1", 1, "m"), REQUEST, [(1, 2, 3)], llm.tokenizer), chunks)
     frames = [json.loads(frame[6:]) for frame in text.removesuffix(DONE.decode()).split("\n\n")[:-1]]
@@ -96,53 +94,43 @@ def chat(llm: nc.LLM, chunks: Sequence[CompletionChunk]) -> Summary:
             assert call["index"] == len(calls)
             calls.append([call["function"]["name"], ""])
         calls[call["index"]][1] += call["function"]["arguments"]
-    ended = frames[-1]["choices"][0]["finish_reason"] == "tool_calls"
     texts = ("".join(delta.get(name) or "" for delta in deltas) for name in ("reasoning", "content"))
-    return *texts, [loaded(*call) for call in calls] if ended else []  # type: ignore[return-value]
+    return *texts, calls, frames[-1]["choices"][0]["finish_reason"]  # type: ignore[return-value]
 
 
 def responses(llm: nc.LLM, chunks: Sequence[CompletionChunk]) -> Summary:
     found = events(sent(ResponseEncoder({}, given(llm)), chunks))
     check_order(found)
-    return _items(found[-1]["response"]["output"])
+    return _items(found[-1]["response"])
 
 
-def _items(items: list[Any]) -> Summary:
+def _items(body: dict[str, Any]) -> Summary:
+    items = body["output"]
     texts = {
         kind: [item["content"][0]["text"] for item in items if item["type"] == kind]
         for kind in ("reasoning", "message")
     }
-    calls = [loaded(item["name"], item["arguments"]) for item in items if item["type"] == "function_call"]
-    return "".join(texts["reasoning"]), "".join(texts["message"]), calls
+    calls = [[item["name"], item["arguments"]] for item in items if item["type"] == "function_call"]
+    ended = body["status"], [(item["id"], item["status"]) for item in items if item["type"] == "function_call"]
+    return "".join(texts["reasoning"]), "".join(texts["message"]), calls, ended
 
 
 def messages(llm: nc.LLM, chunks: Sequence[CompletionChunk]) -> Summary:
     found = events(sent(MessageEncoder(True, given(llm)), chunks))
-    for number, event in enumerate(found):  # a call that becomes text is sent as it was
-        if event.get("delta", {}).get("type") == "input_json_delta" and _is_broken(found, event["index"]):
-            found[number]["delta"]["partial_json"] = ""
-    for index in {event["index"] for event in found if "index" in event and _is_broken(found, event["index"])}:
-        last = max(number for number, event in enumerate(found) if event.get("index") == index)
-        delta = {"type": "input_json_delta", "partial_json": "{}"}
-        found.insert(last, {"type": "content_block_delta", "index": index, "delta": delta})
-    made = accumulated(found)
-    ended = made["stop_reason"] == "tool_use"
-    return _blocks(made["content"], with_calls=ended)
+    for index in {event["index"] for event in found if "index" in event}:
+        own = [event for event in found if event.get("index") == index and "partial_json" in event.get("delta", {})]
+        for event in own[1:]:  # a client reads what is complete
+            own[0]["delta"]["partial_json"] += event["delta"].pop("partial_json")
+            event["delta"] |= {"partial_json": ""}
+        if own:
+            own[0]["delta"]["partial_json"] = completed_object(own[0]["delta"]["partial_json"])
+    return _blocks(accumulated(found))
 
 
-def _is_broken(found: list[Any], index: int) -> bool:
-    own = [event["delta"] for event in found if event.get("index") == index and "delta" in event]
-    text = "".join(delta.get("partial_json", "") for delta in own)
-    try:
-        return any("partial_json" in delta for delta in own) and not isinstance(json.loads(text), dict)
-    except ValueError:
-        return True
-
-
-def _blocks(blocks: list[Any], *, with_calls: bool = True) -> Summary:
-    texts = ("".join(block.get(name, "") for block in blocks) for name in ("thinking", "text"))
-    calls = [(block["name"], block["input"]) for block in blocks if block["type"] == "tool_use"]
-    return *texts, calls if with_calls else []  # type: ignore[return-value]
+def _blocks(body: dict[str, Any]) -> Summary:
+    texts = ("".join(block.get(name, "") for block in body["content"]) for name in ("thinking", "text"))
+    calls = [(block["name"], block["input"]) for block in body["content"] if block["type"] == "tool_use"]
+    return *texts, calls, body["stop_reason"]  # type: ignore[return-value]
 
 
 def ollama(kind: type[ChatLines | GenerateLines], llm: nc.LLM, chunks: Sequence[CompletionChunk]) -> Summary:
@@ -153,7 +141,7 @@ def ollama(kind: type[ChatLines | GenerateLines], llm: nc.LLM, chunks: Sequence[
 def _message(body: Any) -> Summary:
     message = body.get("message", body)
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
-    return message.get("thinking", ""), message.get("content", message.get("response", "")), calls
+    return message.get("thinking", ""), message.get("content", message.get("response", "")), calls, body["done_reason"]
 
 
 STREAMS: dict[str, Callable[[nc.LLM, Sequence[CompletionChunk]], Summary]] = {
@@ -169,9 +157,10 @@ def whole(api: str, llm: nc.LLM, chunks: Sequence[CompletionChunk]) -> Summary:
     """The response without streaming."""
     if api == "chat completions":
         completion = Completion.from_chunks((1, 2, 3), chunks)
-        message = chat_body(given(llm).head, REQUEST, completion, llm.tokenizer)["choices"][0]["message"]
-        calls = [loaded(**call["function"]) for call in message.get("tool_calls", ())]
-        return message.get("reasoning") or "", message["content"] or "", calls
+        choice = chat_body(given(llm).head, REQUEST, completion, llm.tokenizer)["choices"][0]
+        message = choice["message"]
+        calls = [[call["function"]["name"], call["function"]["arguments"]] for call in message.get("tool_calls", ())]
+        return message.get("reasoning") or "", message["content"] or "", calls, choice["finish_reason"]
     encoders: dict[str, Callable[[EncoderInput], ChatEncoder]] = {
         "responses": partial(ResponseEncoder, {}),
         "messages": partial(MessageEncoder, True),
@@ -180,8 +169,8 @@ def whole(api: str, llm: nc.LLM, chunks: Sequence[CompletionChunk]) -> Summary:
     }
     body = json.loads("".join(encoders[api](given(llm)).whole(chunks, USAGE)))
     if api == "responses":
-        return _items(body["output"])
-    return _blocks(body["content"]) if api == "messages" else _message(body)
+        return _items(body)
+    return _blocks(body) if api == "messages" else _message(body)
 
 
 def cuts(text: str) -> Iterator[Parts]:
@@ -202,11 +191,32 @@ def cuts(text: str) -> Iterator[Parts]:
 def test_the_stream_does_not_depend_on_the_cuts(llm: nc.LLM, api: str, name: str) -> None:
     text = TEXTS[name][2]
     expected = whole(api, llm, chunks_of([text], name))
-    assert any(expected) or api == "ollama generate"  # has no calls
+    assert any(expected[:3]) or api == "ollama generate"  # has no calls
     for parts in cuts(text):
         chunks = chunks_of(parts, name)
         assert STREAMS[api](llm, chunks) == expected, parts
         assert whole(api, llm, chunks) == expected, parts
+
+
+@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("api", STREAMS)
+def test_an_output_that_a_limit_cuts_anywhere(llm: nc.LLM, api: str, name: str) -> None:
+    """The stream adds up to the whole response, which has the calls so far and no markup in its text."""
+    text, (reasoning, content, calls, _) = (
+        TEXTS[name][2],
+        whole("chat completions", llm, chunks_of([TEXTS[name][2]], name)),
+    )
+    for end in range(len(text) + 1):
+        chunks = chunks_of([text[:end]], name, "length")
+        found = whole(api, llm, chunks)
+        assert STREAMS[api](llm, chunks) == found
+        for parts in ([*text[:end]], [text[: end // 2], text[end // 2 : end]]):
+            chunks = chunks_of(parts, name, "length")
+            assert STREAMS[api](llm, chunks) == whole(api, llm, chunks) == found
+        assert reasoning.startswith(found[0].rstrip())
+        assert content.startswith(found[1].rstrip())
+        assert [call[0] for call in found[2]] == [call[0] for call in calls][: len(found[2])]
+        assert "tool" not in str(found[3])
 
 
 def decoded(data: bytes, sizes: Sequence[int]) -> list[str]:

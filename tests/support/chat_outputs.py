@@ -16,7 +16,7 @@ NAMES = ("f", "get_weather")
 
 
 class Found:
-    """What a parser found: texts, and calls as [name, arguments, whether it was retracted]."""
+    """What a parser found: texts, and calls as [name, arguments, whether it is incomplete]."""
 
     def __init__(self) -> None:
         self.content = self.reasoning = ""
@@ -35,7 +35,7 @@ class Found:
             return
         if event.name is not None:
             assert event.index == len(self.calls)
-            assert (event.arguments, event.retracted) == ("", False)
+            assert (event.arguments, event.incomplete) == ("", False)
             assert event.id
             self.calls.append([event.name, "", False])
             self.order.append(("call", event.name))
@@ -45,11 +45,11 @@ class Found:
         assert event.id is None
         assert not call[2]
         call[1] += event.arguments
-        call[2] = event.retracted
-        if event.retracted:
-            self.order.append(("retracted", event.index))
-        else:
+        call[2] = event.incomplete
+        if event.arguments:
             self._note("arguments", event.arguments)
+        if event.incomplete:
+            self.order.append(("incomplete", event.index))
 
     def _note(self, kind: str, text: str) -> None:
         if self.order and self.order[-1][0] == kind:
@@ -57,8 +57,8 @@ class Found:
         self.order.append((kind, text))
 
     @property
-    def kept_calls(self) -> list[tuple[str, str]]:
-        return [(name, arguments) for name, arguments, retracted in self.calls if not retracted]
+    def complete_calls(self) -> list[tuple[str, str]]:
+        return [(name, arguments) for name, arguments, is_incomplete in self.calls if not is_incomplete]
 
 
 def parse(
@@ -68,15 +68,16 @@ def parse(
     reasoning: ReasoningFormat | None = None,
     opened: bool = False,
     names: Sequence[str] = NAMES,
+    cut: bool = False,
 ) -> Found:
-    """Parse a text in parts. name: of the tool format; None: without one."""
+    """Parse a text in parts. name: of the tool format; None: without one. cut: the model has not ended the text."""
     numbers, found = itertools.count(), Found()
     tool_format = None if name is None else FORMATS[name]
     parser = OutputParser(reasoning, tool_format, names, opened=opened, new_id=lambda: f"id{next(numbers)}")
     for part in parts:
         for event in parser.push(part):
             found.add(event)
-    for event in parser.finish():
+    for event in parser.finish(cut=cut):
         found.add(event)
-    assert parser.finish() == []
+    assert parser.finish(cut=cut) == []
     return found

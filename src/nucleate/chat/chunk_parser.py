@@ -26,7 +26,7 @@ class ChunkParser:
     def parse(self, chunk: CompletionChunk) -> CompletionChunk:
         """Return a chunk with reasoning and tool calls apart from its text.
 
-        ``finish_reason`` is "tool_calls" at the end of an output with calls that ended by itself.
+        ``finish_reason`` is "tool_calls" at the end of an output with calls that ended by itself, if all are complete.
         """
         output = self._outputs.get(chunk.index)
         if output is None:
@@ -39,25 +39,26 @@ class ChunkParser:
 class _Output:
     def __init__(self, parser: OutputParser, tracker: ReasoningTracker | None) -> None:
         self._parser, self._tracker = parser, tracker
-        self._calls: set[int] = set()
+        self._has_calls, self._all_complete = False, True
 
     def parse(self, chunk: CompletionChunk) -> CompletionChunk:
         events = self._parser.push(chunk.text) if chunk.text else []
-        if chunk.finish_reason is not None:
-            events += self._parser.finish()
+        reason = chunk.finish_reason
+        if reason is not None:
+            events += self._parser.finish(cut=reason != "stop" or isinstance(chunk.stop_reason, str))
         tracker = self._tracker
         reasoning_tokens = 0 if tracker is None or tracker.closed else sum(map(tracker.push, chunk.token_ids))
         calls = tuple(merged(event for event in events if isinstance(event, ToolCallDelta)))
-        for call in calls:
-            (self._calls.discard if call.retracted else self._calls.add)(call.index)
-        reason = chunk.finish_reason
+        if calls:
+            self._has_calls = True
+            self._all_complete &= not any(call.incomplete for call in calls)
         return replace(
             chunk,
             text=_text(Content, events),
             reasoning=_text(Reasoning, events),
             tool_calls=calls,
             reasoning_tokens=reasoning_tokens,
-            finish_reason="tool_calls" if reason == "stop" and self._calls else reason,
+            finish_reason="tool_calls" if reason == "stop" and self._has_calls and self._all_complete else reason,
         )
 
 
@@ -70,8 +71,8 @@ def merged(deltas: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
     made: list[ToolCallDelta] = []
     for delta in deltas:
         last = made[-1] if made else None
-        if last is None or last.name or delta.name or last.retracted or delta.retracted or last.index != delta.index:
+        if last is None or last.name or delta.name or last.index != delta.index:
             made.append(delta)
         else:
-            made[-1] = replace(last, arguments=last.arguments + delta.arguments)
+            made[-1] = replace(last, arguments=last.arguments + delta.arguments, incomplete=delta.incomplete)
     return made

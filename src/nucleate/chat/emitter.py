@@ -36,7 +36,8 @@ class Emitter:
         self._joins = False  # whether the next text follows a marker
         self._seen: set[type] = set()  # kinds of text so far
         self._num_calls = 0
-        self._in_call = False
+        self.in_call = False  #: whether a call has started
+        self.has_arguments = False  #: whether its arguments are complete
 
     def events(self) -> list[Event]:
         """Return the events since the last call."""
@@ -65,23 +66,28 @@ class Emitter:
         self.marker()
         self._events.append(ToolCallDelta(self._num_calls, self._new_id(), name))
         self._num_calls += 1
-        self._in_call = True
+        self.in_call, self.has_arguments = True, False
         return True
 
     def arguments(self, text: str) -> None:
         """Add text to the arguments of the call."""
         self._events.append(ToolCallDelta(self._num_calls - 1, arguments=text))
 
-    def end_call(self, *, complete: bool, raw: str) -> None:
-        """End an attempt to read a call. raw: its text, which becomes text of the answer unless it is complete."""
-        if complete:
-            self.marker()
-        else:
-            if self._in_call:
-                self._events.append(ToolCallDelta(self._num_calls - 1, retracted=True))
-            self._skips_spaces = False
-            self.content(raw)
-        self._in_call = False
+    def end_arguments(self) -> None:
+        """Say that the arguments of the call are complete."""
+        self.has_arguments = True
+
+    def end_call(self) -> None:
+        """End the call. It is incomplete if its arguments are."""
+        if not self.has_arguments:
+            self._events.append(ToolCallDelta(self._num_calls - 1, incomplete=True))
+        self.marker()
+        self.in_call = False
+
+    def not_a_call(self, raw: str) -> None:
+        """Add the text of an attempt to read a call: it is text of the answer."""
+        self._skips_spaces = False
+        self.content(raw)
 
     def close(self, *, reasoning: bool = False) -> None:
         """End the text. Its white space at the end is part of it."""

@@ -25,6 +25,7 @@ class JsonScanner:
     def __init__(self) -> None:
         self.done = self.failed = False
         self._stack: list[str] = []  # the closing brackets that are missing
+        self.valid_end = 0  #: the position after the last value or opening bracket
         self._word = ""  # a number or literal
         self._is_key = False
         self._hex_digits = 0
@@ -52,6 +53,7 @@ class JsonScanner:
                 return self._fail(position)
             self._stack.append("}" if character == "{" else "]")
             self._state = self._first_key if character == "{" else self._first_item
+            self.valid_end = position + 1
             return position + 1
         if character == '"':
             self._is_key, self._state = False, self._string
@@ -87,7 +89,7 @@ class JsonScanner:
         if self._is_key:
             self._state = self._colon
         else:
-            self._end_value()
+            self._end_value(position + 1)
         return position + 1
 
     def _escape(self, text: str, position: int) -> int:
@@ -124,7 +126,7 @@ class JsonScanner:
             if self._word not in ("true", "false", "null") and not _NUMBER.fullmatch(self._word):
                 return self._fail(end)
             self._word = ""
-            self._end_value()
+            self._end_value(end)
         return end
 
     def _next(self, text: str, position: int) -> int:
@@ -139,12 +141,25 @@ class JsonScanner:
 
     def _close(self, position: int) -> int:
         self._stack.pop()
-        self._end_value()
+        self._end_value(position + 1)
         return position + 1
 
-    def _end_value(self) -> None:
+    def _end_value(self, position: int) -> None:
         self.done = not self._stack
         self._state = self._next
+        self.valid_end = position
+
+    @property
+    def closing(self) -> str:
+        """The brackets that end the value after ``valid_end``."""
+        return "".join(reversed(self._stack))
+
+
+def completed_object(text: str) -> str:
+    """Return the beginning of a JSON object as an object: without the value that is incomplete, and what follows it."""
+    scanner = JsonScanner()
+    scanner.feed(text)
+    return text[: scanner.valid_end] + scanner.closing or "{}"
 
 
 def _end(pattern: re.Pattern[str], text: str, position: int) -> int:

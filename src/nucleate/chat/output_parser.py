@@ -40,9 +40,13 @@ class OutputParser:
         self._advance()
         return self._out.events()
 
-    def finish(self) -> list[Event]:
-        """End the text. Returns the rest. A call that is incomplete becomes text."""
-        self._reader.closed = True
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """End the text. Returns the rest.
+
+        cut: the model has not ended it. A call that has not named its tool, and a part of a marker, are then dropped;
+        otherwise they are text.
+        """
+        self._reader.closed, self._reader.cut = True, cut
         self._advance()
         self._out.close()
         return self._out.events()

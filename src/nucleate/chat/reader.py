@@ -2,7 +2,8 @@
 
 A parser such as ``marker = yield from reader.until(markers)`` runs until it needs more text, and continues with it.
 Nothing is read twice, so that a parser takes linear time, and its results do not depend on how the text is split. Text
-that may still become a marker is held back, up to the length of the longest marker.
+that may still become a marker is held back, up to the length of the longest marker. If the text is cut there, the part
+of the marker is dropped: a reader of the output would see half of it.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _SPACES: Final = " \t\n\r"
 
 @final
 class Reader:
-    """The text so far. ``closed``: there is no more text."""
+    """The text so far. ``closed``: there is no more text; ``cut``: because a limit was reached within it."""
 
     def __init__(self) -> None:
-        self.closed = False
+        self.closed = self.cut = False
         self._text = ""
         self._position = 0
         self._recorded: list[str] | None = None
@@ -67,7 +68,7 @@ class Reader:
             if match is not None:
                 start = match.start()
             else:
-                start = len(self._text) - (0 if self.closed else self._held(markers))
+                start = len(self._text) - (0 if self.closed and not self.cut else self._held(markers))
             if start > self._position:
                 emit(self._take(start))
             if match is not None:
@@ -75,6 +76,7 @@ class Reader:
                     self._take(match.end())
                 return match.group()
             if self.closed:
+                self._take(len(self._text))
                 return None
             yield
 
@@ -87,14 +89,19 @@ class Reader:
         return 0
 
     def literal(self, *literals: str) -> Parsing[str | None]:
-        """Read the first of some texts that is next. Returns None, without reading anything, if it is another text."""
+        """Read the first of some texts that is next. Returns None, without reading anything, if it is another text.
+
+        At the end of a text that is cut, a part of one of them is read.
+        """
         while True:
             rest = self._text[self._position : self._position + max(map(len, literals))]
             found = next((one for one in literals if rest.startswith(one)), None)
-            may_become = not self.closed and any(one.startswith(rest) and one != rest for one in literals)
-            if not may_become:
+            may_become = any(one.startswith(rest) and one != rest for one in literals)
+            if self.closed or not may_become:
                 if found is not None:
                     self._take(self._position + len(found))
+                elif may_become and self.cut:
+                    self._take(len(self._text))
                 return found
             yield
 

@@ -46,7 +46,8 @@ class ReasoningFormat:
             found = yield from reader.literal(self.start)
             raw = reader.recorded()
             if found is None:
-                out.content(raw)
+                if not reader.cut:  # then it is the beginning of the marker
+                    out.content(raw)
                 return
         out.marker()
         closed = yield from reader.until((self.end,), out.reasoning)

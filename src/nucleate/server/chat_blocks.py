@@ -5,16 +5,17 @@ OpenAI's chat completions have text and calls side by side; other APIs have them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+from nucleate.chat.json_scanner import completed_object
 from nucleate.outputs import CompletionChunk, StepLogprobs, ToolCallDelta
 
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """A part of an output. retracted: the call is incomplete; its text follows as a block of text."""
+    """A part of an output. incomplete: the call ends before its arguments do."""
 
     kind: Literal["reasoning", "text", "call"]
     index: int  #: among the blocks
@@ -23,12 +24,17 @@ class Block:
     name: str = ""  #: of the function
     parts: list[str] = field(default_factory=list)
     logprobs: list[StepLogprobs] = field(default_factory=list)  #: of the tokens of a text, if requested
-    retracted: bool = False
+    incomplete: bool = False
 
     @property
     def text(self) -> str:
         """The reasoning, the text, or the arguments of the call."""
         return "".join(self.parts)
+
+    @property
+    def arguments(self) -> str:
+        """The arguments of the call as a JSON object: of an incomplete call, those that are complete."""
+        return completed_object(self.text) if self.incomplete else self.text
 
 
 class BlockEvent(NamedTuple):
@@ -49,20 +55,16 @@ class ChatBlocks:
         self._current: Block | None = None
         self._logprobs: list[StepLogprobs] = []  # of tokens whose text is held back
 
-    @property
-    def complete(self) -> list[Block]:
-        """The blocks without retracted calls."""
-        return [block for block in self.all if not block.retracted]
-
     def is_cut(self, block: Block) -> bool:
-        """Whether the output has ended within this block, because of its length."""
+        """Whether a call is incomplete, or the output has ended within this block because of its length."""
+        if block.kind == "call":
+            return block.incomplete
         return self.last is not None and self.last.finish_reason == "length" and block is self.all[-1]
 
     def push(self, chunk: CompletionChunk) -> Iterator[BlockEvent]:
         """Add a chunk."""
-        calls = _lasting(chunk.tool_calls)
-        count = next((number for number, call in enumerate(calls) if call.name is not None), len(calls))
-        for call in calls[:count]:  # of the call that is open
+        open_call, calls = split_calls(chunk.tool_calls)
+        for call in open_call:
             yield from self._call(call)
         if chunk.reasoning:
             yield from self._add("reasoning", chunk.reasoning)
@@ -70,9 +72,9 @@ class ChatBlocks:
         if chunk.text:
             logprobs, self._logprobs = self._logprobs, []
             yield from self._add("text", chunk.text, logprobs)
-        elif chunk.reasoning or calls:
+        elif chunk.reasoning or chunk.tool_calls:
             self._logprobs = []
-        for call in calls[count:]:
+        for call in calls:
             yield from self._call(call)
         if chunk.finish_reason is not None:
             self.last = chunk
@@ -87,10 +89,8 @@ class ChatBlocks:
             current = next((block for block in self.all if block.call_index == call.index), None)
         if current is None:
             return
-        if call.retracted:
-            current.retracted = True
-            yield from self._close()
-        elif call.arguments:
+        current.incomplete |= call.incomplete
+        if call.arguments:
             current.parts.append(call.arguments)
             yield BlockEvent("add", current, call.arguments)
 
@@ -117,20 +117,7 @@ class ChatBlocks:
             yield BlockEvent("close", block)
 
 
-def without_retracted(chunks: Iterable[CompletionChunk]) -> list[CompletionChunk]:
-    """Return the chunks of a complete output without retracted calls."""
-    chunks = list(chunks)
-    retracted = {call.index for chunk in chunks for call in chunk.tool_calls if call.retracted}
-    if not retracted:
-        return chunks
-    return [
-        replace(chunk, tool_calls=tuple(call for call in chunk.tool_calls if call.index not in retracted))
-        for chunk in chunks
-    ]
-
-
-def _lasting(calls: Sequence[ToolCallDelta]) -> Sequence[ToolCallDelta]:
-    """Return the deltas without those of calls that start and are retracted among them."""
-    started = {call.index for call in calls if call.name is not None}
-    gone = {call.index for call in calls if call.retracted} & started
-    return [call for call in calls if call.index not in gone] if gone else calls
+def split_calls(calls: Sequence[ToolCallDelta]) -> tuple[Sequence[ToolCallDelta], Sequence[ToolCallDelta]]:
+    """Split the deltas of a chunk: those of the call that is open come before its text, those of new calls after it."""
+    count = next((number for number, call in enumerate(calls) if call.name is not None), len(calls))
+    return calls[:count], calls[count:]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, final
 
 from nucleate.outputs import CompletionChunk, Usage
-from nucleate.server.chat_blocks import BlockEvent, ChatBlocks, without_retracted
+from nucleate.server.chat_blocks import BlockEvent, ChatBlocks
 from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai.json_encoding import dumps
 from nucleate.server.openai.requests import ParsedRequest
@@ -89,7 +89,7 @@ class ChatEncoder(ABC):
     @final
     def whole(self, chunks: Iterable[CompletionChunk], usage: Usage) -> Iterator[str]:
         """Yield the JSON of the response for all chunks, in parts."""
-        for chunk in without_retracted(chunks):
+        for chunk in chunks:
             for _ in self.blocks.push(chunk):
                 pass
         return self.body(usage)

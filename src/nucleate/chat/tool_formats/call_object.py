@@ -22,9 +22,34 @@ def read_call(reader: Reader, out: Emitter, keys: Sequence[str]) -> Parsing[bool
 
 def read_arguments(reader: Reader, out: Emitter, name: str) -> Parsing[bool]:
     """Read the arguments of a call, a JSON object, and white space before it. Returns whether they are one."""
-    if not (yield from reader.spaces()) or (yield from reader.character()) != "{" or not out.start_call(name):
+    if not (yield from reader.spaces()):
         return False
-    return (yield from reader.json(out.arguments))
+    first = yield from reader.character()
+    if not (first == "{" or (reader.cut and not first)) or not out.start_call(name):
+        return False
+    if not (yield from reader.json(out.arguments)):
+        return False
+    out.end_arguments()
+    return True
+
+
+def end_call(
+    reader: Reader, out: Emitter, raw: str, ends: Sequence[str], *, well_formed: bool, is_marked: bool = True
+) -> Parsing[bool]:
+    """End an attempt to read a call. Returns whether it is a call.
+
+    raw: its text. A call that has started stays one, because its beginning may have been sent already: the text up to
+    the next of the markers ``ends`` belongs to it. Otherwise ``raw`` is text of the answer. It is dropped if it is cut
+    and ``is_marked`` as a call.
+    """
+    if not out.in_call:
+        if not (reader.cut and is_marked):
+            out.not_a_call(raw)
+        return False
+    if not well_formed:
+        yield from reader.until(ends, _ignore if out.has_arguments else out.arguments, read=False)
+    out.end_call()
+    return True
 
 
 @final
@@ -36,6 +61,12 @@ class _CallObject:
         self._started = False
 
     def read(self) -> Parsing[bool]:
+        well_formed = yield from self._read()
+        if not well_formed and self._reader.cut and self._name is not None and not self._started:
+            self._out.start_call(self._name)
+        return well_formed
+
+    def _read(self) -> Parsing[bool]:
         separator = yield from self._reader.literal("{")
         while separator is not None and separator != "}":
             if not (yield from self._member()) or not (yield from self._reader.spaces()):
@@ -71,6 +102,7 @@ class _CallObject:
         self._started = self._name is not None and self._out.start_call(self._name)
         if self._started:
             self._out.arguments("".join(arguments))
+            self._out.end_arguments()
         return self._started
 
     def _string(self) -> Parsing[str | None]:

@@ -9,13 +9,14 @@ from typing import final
 
 from nucleate.chat.emitter import Emitter
 from nucleate.chat.reader import Parsing, Reader
-from nucleate.chat.tool_formats.call_object import read_arguments
+from nucleate.chat.tool_formats.call_object import end_call, read_arguments
 from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, separated, tag
 from nucleate.chat.tools import MAX_NAME, NAME_CHARACTERS, Tool
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 SEPARATOR = "<｜tool▁sep｜>"
+_ENDS = ("\n```", CALL_END, CALL, CALLS_END)
 KIND, CODE, CODE_END = "function", "```json", "```"
 
 
@@ -35,17 +36,17 @@ class DeepSeek(ToolFormat):
             reader.record()
             yield from reader.spaces()
             if marker == CALLS_END:
-                out.end_call(complete=True, raw=reader.recorded())
-            elif marker == CALLS and (yield from reader.literal(CALL)) is None:
-                out.end_call(complete=False, raw=marker + reader.recorded())
-            else:
-                complete = yield from _call(reader, out)
-                out.end_call(complete=complete, raw=marker + reader.recorded())
-                if complete:
+                reader.recorded()
+                out.marker()
+                continue
+            found = (marker == CALL or (yield from reader.literal(CALL)) is not None) and (
+                yield from _call(reader, out)
+            )
+            if (yield from end_call(reader, out, marker + reader.recorded(), _ENDS, well_formed=found)):
+                yield from reader.spaces()
+                if (yield from reader.literal(CODE_END)) is not None:
                     yield from reader.spaces()
-                    if (yield from reader.literal(CODE_END)) is not None:
-                        yield from reader.spaces()
-                    yield from reader.literal(CALL_END)
+                yield from reader.literal(CALL_END)
 
     def structure(self, tools: Sequence[Tool], *, required: bool, parallel: bool) -> Structure:
         tags = [

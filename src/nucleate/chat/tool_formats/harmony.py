@@ -7,7 +7,7 @@ from typing import Final, final
 
 from nucleate.chat.emitter import Emitter
 from nucleate.chat.reader import Parsing, Reader
-from nucleate.chat.tool_formats.call_object import read_arguments
+from nucleate.chat.tool_formats.call_object import end_call, read_arguments
 from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, separated, tag
 from nucleate.chat.tools import Tool
 
@@ -31,16 +31,16 @@ class Harmony(ToolFormat):
             header = yield from _header(reader)
             raw = reader.recorded()
             if header is None:
-                out.content(raw)
+                if not reader.cut:
+                    out.content(raw)
                 yield from reader.until(_ENDS, out.content)
                 continue
             out.marker()
             channel = _word_after(CHANNEL, header)
             if RECIPIENT in header:
                 reader.record()
-                complete = yield from read_arguments(reader, out, _word_after(RECIPIENT, header))
-                out.end_call(complete=complete, raw=reader.recorded())
-                if complete:
+                found = yield from read_arguments(reader, out, _word_after(RECIPIENT, header))
+                if (yield from end_call(reader, out, reader.recorded(), _ENDS, well_formed=found)):
                     yield from reader.until(_ENDS, _drop)
                     continue
             emit: Callable[[str], object] = out.reasoning if channel == "analysis" else out.content

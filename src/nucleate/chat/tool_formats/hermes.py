@@ -8,7 +8,7 @@ from typing import final
 
 from nucleate.chat.emitter import Emitter
 from nucleate.chat.reader import Parsing, Reader
-from nucleate.chat.tool_formats.call_object import read_call
+from nucleate.chat.tool_formats.call_object import end_call, read_call
 from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, tag
 from nucleate.chat.tools import Tool
 
@@ -23,9 +23,8 @@ class Hermes(ToolFormat):
     def parse(self, reader: Reader, out: Emitter) -> Parsing[None]:
         while (yield from reader.until((START,), out.content)) is not None:
             reader.record()
-            complete = (yield from reader.spaces()) and (yield from read_call(reader, out, ("arguments", "parameters")))
-            out.end_call(complete=complete, raw=START + reader.recorded())
-            if complete:
+            found = (yield from reader.spaces()) and (yield from read_call(reader, out, ("arguments", "parameters")))
+            if (yield from end_call(reader, out, START + reader.recorded(), (END, START), well_formed=found)):
                 yield from reader.spaces()
                 yield from reader.literal(END)
 

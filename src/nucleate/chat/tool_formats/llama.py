@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Final, final
 
 from nucleate.chat.emitter import Emitter
 from nucleate.chat.reader import Parsing, Reader
-from nucleate.chat.tool_formats.call_object import read_call
+from nucleate.chat.tool_formats.call_object import end_call, read_call
 from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, tag
 from nucleate.chat.tools import Tool
 
 PYTHON_TAG: Final = "<|python_tag|>"
 CALL: Final = '{"name":'
 """The start of a call after other text. At the start of an output, any object may be a call."""
+_NAME_AT_END: Final = re.compile(r'"name"\s*:\s*(?:"([^"]*))?$')
 
 
 @final
@@ -30,10 +32,13 @@ class Llama(ToolFormat):
         while found or (yield from reader.until((PYTHON_TAG, CALL), out.content, read=False)) is not None:
             reader.record()
             yield from reader.literal(PYTHON_TAG)
-            complete = (yield from reader.spaces()) and (yield from read_call(reader, out, ("parameters", "arguments")))
-            out.end_call(complete=complete, raw=reader.recorded())
+            found = (yield from reader.spaces()) and (yield from read_call(reader, out, ("parameters", "arguments")))
+            raw, ends = reader.recorded(), (PYTHON_TAG, CALL)
+            is_call = yield from end_call(
+                reader, out, raw, ends, well_formed=found, is_marked=_is_marked(raw, out.names)
+            )
             found = False
-            if complete:
+            if is_call:
                 yield from reader.spaces()
                 if (yield from reader.literal(";")) is not None:
                     yield from reader.spaces()
@@ -48,3 +53,11 @@ class Llama(ToolFormat):
         own = self.structure(tools, required=True, parallel=parallel)
         marked = {"type": "sequence", "elements": [{"type": "const_string", "value": PYTHON_TAG}, own]}
         return {"type": "or", "elements": [marked, answer]}
+
+
+def _is_marked(raw: str, names: Collection[str]) -> bool:
+    """Whether the beginning of an object can only be that of a call, and not of an answer in JSON."""
+    if raw.startswith(PYTHON_TAG) or CALL.startswith(raw):
+        return True
+    name = _NAME_AT_END.search(raw)
+    return name is not None and any(one.startswith(name[1] or "") for one in names)

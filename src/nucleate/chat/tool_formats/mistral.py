@@ -10,7 +10,7 @@ from typing import Final, final
 
 from nucleate.chat.emitter import Emitter
 from nucleate.chat.reader import Parsing, Reader
-from nucleate.chat.tool_formats.call_object import read_arguments, read_call
+from nucleate.chat.tool_formats.call_object import end_call, read_arguments, read_call
 from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, separated, tag
 from nucleate.chat.tools import MAX_NAME, NAME_CHARACTERS, Tool
 
@@ -38,8 +38,8 @@ class Mistral(ToolFormat):
             reader.record()
             yield from reader.spaces()
             if (yield from reader.literal("[")) is None:
-                complete = yield from _named_call(reader, out)
-                out.end_call(complete=complete, raw=CALLS + reader.recorded())
+                found = yield from _named_call(reader, out)
+                yield from end_call(reader, out, CALLS + reader.recorded(), (CALLS,), well_formed=found)
             else:
                 yield from _list_of_calls(reader, out)
 
@@ -57,10 +57,9 @@ def _list_of_calls(reader: Reader, out: Emitter) -> Parsing[None]:
     """Read calls until the end of the list. The text of the first one that fails is text of the answer."""
     before = CALLS
     while True:
-        complete = (yield from reader.spaces()) and (yield from read_call(reader, out, ("arguments", "parameters")))
-        raw = before + reader.recorded()
-        out.end_call(complete=complete, raw=raw)
-        if not complete:
+        found = (yield from reader.spaces()) and (yield from read_call(reader, out, ("arguments", "parameters")))
+        yield from end_call(reader, out, before + reader.recorded(), (CALLS,), well_formed=found)
+        if not found:
             return
         yield from reader.spaces()
         reader.record()

@@ -26,7 +26,7 @@ class MessageEncoder(ChatEncoder):
         self._shows_thinking = shows_thinking
 
     def body(self, usage: Usage) -> Iterator[str]:
-        content = ",".join([self._content(block) for block in self.blocks.complete])
+        content = ",".join([self._content(block) for block in self.blocks.all])
         message = {**self._message(usage), **_stop(self.blocks.last)}
         del message["content"]
         yield with_json(message, "content", f"[{content}]")
@@ -80,7 +80,7 @@ class MessageEncoder(ChatEncoder):
         made = _empty(block)
         if block.kind == "call":
             del made["input"]
-            return with_json(made, "input", block.text or "{}")
+            return with_json(made, "input", block.arguments)
         if block.kind == "text":
             made["text"] = block.text
         elif self._shows_thinking:

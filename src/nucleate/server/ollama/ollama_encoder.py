@@ -29,7 +29,7 @@ class OllamaEncoder(ChatEncoder):
     @final
     def body(self, usage: Usage) -> Iterator[str]:
         texts = {kind: [b.text for b in self.blocks.all if b.kind == kind] for kind in ("text", "reasoning")}
-        calls = [block for block in self.blocks.complete if block.kind == "call"]
+        calls = [block for block in self.blocks.all if block.kind == "call"]
         content = self._content("".join(texts["text"]), "".join(texts["reasoning"]), calls)
         yield f"{dumps(self._head())[:-1]},{content}"
         steps = [step for block in self.blocks.all for step in block.logprobs]
@@ -54,7 +54,7 @@ class OllamaEncoder(ChatEncoder):
     def _event(self, event: BlockEvent) -> str:
         block = event.block
         if block.kind == "call":
-            return self._line("", "", [block]) if event.kind == "close" and not block.retracted else ""
+            return self._line("", "", [block]) if event.kind == "close" else ""
         if event.kind != "add":
             return ""
         text, reasoning = (event.text, "") if block.kind == "text" else ("", event.text)
@@ -117,5 +117,5 @@ class GenerateLines(OllamaEncoder):
 
 
 def _call(block: Block) -> str:
-    function = with_json({"index": block.call_index, "name": block.name}, "arguments", block.text or "{}")
+    function = with_json({"index": block.call_index, "name": block.name}, "arguments", block.arguments)
     return with_json({"id": block.id}, "function", function)

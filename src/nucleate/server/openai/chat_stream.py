@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import final
 
+from nucleate.outputs import ToolCallDelta
+from nucleate.server.chat_blocks import split_calls
 from nucleate.server.openai.logprobs import JSON, TextOffsets, step_body
 from nucleate.server.openai.responses import reasoning_body, tool_call_body
 from nucleate.server.openai.stream_chunks import ResponseStream, StreamChoice
@@ -47,15 +49,19 @@ class ChatStream(ResponseStream):
     @staticmethod
     def _deltas(choice: StreamChoice) -> list[JSON]:
         """Take what is to be sent, each part as a delta."""
-        deltas: list[JSON] = []
+        open_call, calls = split_calls(choice.tool_calls)
+        deltas = [_call(call) for call in open_call]
         if choice.reasoning:
             deltas.append(reasoning_body(choice.reasoning))
         if choice.text:
             deltas.append({"content": choice.text})
-        for call in choice.tool_calls:
-            body = {"function": {"arguments": call.arguments}}
-            if call.name is not None:
-                body = tool_call_body(call.id, call.name, call.arguments)
-            deltas.append({"tool_calls": [{"index": call.index, **body}]})
+        deltas += map(_call, calls)
         choice.reasoning, choice.tool_calls = "", []
         return deltas
+
+
+def _call(call: ToolCallDelta) -> JSON:
+    body = {"function": {"arguments": call.arguments}}
+    if call.name is not None:
+        body = tool_call_body(call.id, call.name, call.arguments)
+    return {"tool_calls": [{"index": call.index, **body}]}

@@ -80,7 +80,7 @@ class StreamChoice:
         last = chunks[-1]
         self.text += "".join([chunk.text for chunk in chunks])
         self.reasoning += "".join([chunk.reasoning for chunk in chunks])
-        self.tool_calls += [call for chunk in chunks for call in chunk.tool_calls if not call.retracted]
+        self.tool_calls += [call for chunk in chunks for call in chunk.tool_calls if call.name or call.arguments]
         self.seed, self.stop_reason, self.validation = last.seed, last.stop_reason, last.validation
         self.finish_reason = None if last.finish_reason == "error" else last.finish_reason
 

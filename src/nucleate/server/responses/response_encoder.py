@@ -148,7 +148,7 @@ class ResponseEncoder(ChatEncoder):
             made["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             made["completed_at"] = int(time.time())
-        made["output"] = iter([self._item(block, self._status(block)) for block in self.blocks.complete])
+        made["output"] = iter([self._item(block, self._status(block)) for block in self.blocks.all])
         made["usage"] = _usage(usage)
         if last is not None:
             made["seed"] = last.seed
@@ -157,7 +157,7 @@ class ResponseEncoder(ChatEncoder):
         return made
 
     def _status(self, block: Block) -> str:
-        return "incomplete" if block.retracted or self.blocks.is_cut(block) else "completed"
+        return "incomplete" if self.blocks.is_cut(block) else "completed"
 
     def _item(self, block: Block, status: str, *, empty: bool = False) -> JSON:
         """Return an output item. empty: as it is when it is added."""
