@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 from nucleate.chat.chunk_parser import ChunkParser
@@ -22,11 +22,13 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.tokenization.chat_template import ChatTemplateOptions, render
+from nucleate.tokenization.message_text import SpecialTexts, encode_split, mark_messages, take_marks
 from nucleate.tokenization.tokenizer import Tokenizer
 
 TOOL_CALL_PARSERS: Final = ("auto", *TOOL_FORMATS)
 REASONING_PARSERS: Final = ("auto", "none", *REASONING_FORMATS)
 NO_TOOLS: Final = ToolUse()
+_BRACKETS: Final = frozenset("<>[]|｜")  # noqa: RUF001  # of markers; other added tokens are words and spaces
 
 
 @dataclass(frozen=True)
@@ -63,18 +65,50 @@ class ChatFormat:
         own = template_messages(messages, template, self.tool_format, tools)
         if tools and self.tool_format is not None and self.tool_format.in_template:
             options = replace(options, variables={**options.variables, "tools": [tool.to_dict() for tool in tools]})
-        text = render(template, own, options, self.tokenizer.special_tokens)
-        return RenderedChat(text, self, use, continues=options.continue_final_message)
+        special, of_answers = self._special_texts
+        mark = ""
+        if options.split_special_tokens:
+            parts = [(one, of_answers if one["role"] == "assistant" else special) for one in own]
+            (*own, variables), mark = mark_messages([*parts, (options.variables, special)])
+            options = replace(options, variables=variables)
+        text, splits = take_marks(render(template, own, options, self.tokenizer.special_tokens), mark, special)
+        return RenderedChat(text, self, use, options.continue_final_message, splits)
+
+    @cached_property
+    def _special_texts(self) -> tuple[SpecialTexts, SpecialTexts]:
+        """What is a control token in a message, and in one of the assistant: that may have reasoning and calls.
+
+        These are the special tokens, and the other added tokens that the template writes, such as ``<tool_call>``.
+        """
+        texts, template = self.tokenizer.pieces.tokens, self.tokenizer.chat_template or ""
+        added = (texts[token] for token in self.tokenizer.added_ids if token in texts)
+        found = {text for text in added if text in template and not _BRACKETS.isdisjoint(text)}
+        found.update(_special_tokens(self.tokenizer))
+        formats = (self.reasoning, self.tool_format)
+        markers = {token for one in formats if one is not None for token in one.special_tokens}
+        return SpecialTexts(found), SpecialTexts(found - markers)
 
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """The prompt of a chat, and what its outputs look like. continues: outputs continue the final message."""
+    """The prompt of a chat, and what its outputs look like.
+
+    continues: outputs continue the final message. splits: places in the text where a special token is split, because it
+    is in a message.
+    """
 
     text: str
     format: ChatFormat
     use: ToolUse = NO_TOOLS
     continues: bool = False
+    splits: tuple[int, ...] = ()
+
+    def encode(self, *, add_special_tokens: bool = False) -> list[int]:
+        """Return the token ids of the prompt. add_special_tokens: add those of the tokenizer. Raises ParameterError."""
+        try:
+            return encode_split(self.format.tokenizer, self.text, self.splits, add_special_tokens=add_special_tokens)
+        except ParameterError as error:
+            raise ParameterError("messages", f"messages: {error}") from None
 
     @property
     def _reasoning(self) -> ReasoningFormat | None:

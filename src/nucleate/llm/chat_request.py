@@ -13,7 +13,7 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import SamplingParams
 from nucleate.structured_output.spec import StructuredOutputs
-from nucleate.tokenization.chat_template import DEFAULT_OPTIONS, ChatTemplateOptions
+from nucleate.tokenization.chat_template import ChatTemplateOptions
 
 
 class ChatValues(NamedTuple):
@@ -24,18 +24,22 @@ class ChatValues(NamedTuple):
 
 
 _TOOL_NAMES = ("tools", "tool_choice", "parallel_tool_calls")
-_TEMPLATE_NAMES = ("reasoning_effort", "chat_template_kwargs")
+_TEMPLATE_NAMES = ("reasoning_effort", "chat_template_kwargs", "split_special_tokens")
 
 
 def split_chat_values(values: Mapping[str, Any]) -> tuple[ChatValues, dict[str, Any]]:
     """Split keyword arguments into those of a chat and sampling parameters. Raises ParameterError."""
     use = ToolUse.read(*(values.get(name) for name in _TOOL_NAMES))
-    effort, given = (values.get(name) for name in _TEMPLATE_NAMES)
+    effort, given, splits = (values.get(name) for name in _TEMPLATE_NAMES)
     if given is not None and not isinstance(given, Mapping):
         raise ParameterError("chat_template_kwargs", f"chat_template_kwargs must be a mapping, got {shown(given)}")
+    if splits is None:
+        splits = True
+    elif not isinstance(splits, bool):
+        raise ParameterError("split_special_tokens", f"split_special_tokens must be true or false, got {shown(splits)}")
     variables = {**({} if effort is None else effort_variables(effort)), **(given or {})}
     others = {name: value for name, value in values.items() if name not in (*_TOOL_NAMES, *_TEMPLATE_NAMES)}
-    return ChatValues(use, ChatTemplateOptions(variables=variables) if variables else DEFAULT_OPTIONS), others
+    return ChatValues(use, ChatTemplateOptions(variables=variables, split_special_tokens=splits)), others
 
 
 def chat_request(

@@ -206,6 +206,7 @@ class LLM:
         parallel_tool_calls: bool = True,
         reasoning_effort: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        split_special_tokens: bool = True,
         **values: Any,
     ) -> Completion: ...
 
@@ -220,6 +221,7 @@ class LLM:
         parallel_tool_calls: bool = True,
         reasoning_effort: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        split_special_tokens: bool = True,
         **values: Any,
     ) -> list[Completion]: ...
 
@@ -228,13 +230,15 @@ class LLM:
     ) -> Completion | list[Completion]:
         """Answer a conversation, ``[{"role": ..., "content": ...}, ...]``, using the model's chat template.
 
-        A list of conversations gives a list of Completions. sampling_params, values: as in ``generate``. As in
-        Transformers, text in a message that spells a special token is encoded as that token: check untrusted messages.
+        A list of conversations gives a list of Completions. sampling_params, values: as in ``generate``.
 
         tools: Python functions (with type hints), OpenAI tool objects or ``Tool`` values that the model may call; the
         calls are the ``tool_calls`` of the outputs. tool_choice: "auto", "none", "required", or the name of the tool to
         call. parallel_tool_calls: whether there may be several calls. reasoning_effort, chat_template_kwargs: variables
-        for the chat template. Reasoning is in the ``reasoning`` of the outputs. Raises ParameterError.
+        for the chat template. split_special_tokens: special tokens in the text of messages are text; if false, they
+        become special tokens, as in Transformers. Reasoning is in the ``reasoning`` of the outputs.
+
+        Raises ParameterError.
         """
         several = not is_conversation(messages)
         made = [self._chat_request(one, sampling_params, values) for one in (messages if several else [messages])]
@@ -268,7 +272,7 @@ class LLM:
         chat, values = split_chat_values(values)
         params = self._params(sampling_params, values)
         rendered = self.render_chat(messages, chat.use, chat.template_options)
-        request = chat_request(rendered, self.encode_rendered(rendered.text), params, self._engine.prepare)
+        request = chat_request(rendered, rendered.encode(), params, self._engine.prepare)
         return request, rendered.chunk_parser(params.max_reasoning_tokens), rendered.text
 
     def render_chat(
@@ -361,17 +365,7 @@ class LLM:
         use: ToolUse = NO_TOOLS,
     ) -> list[int]:
         """Return the token ids of a conversation after the chat template. Arguments: those of ``render_chat``."""
-        return self.encode_rendered(self.render_chat(messages, use, options).text, options.add_special_tokens)
-
-    def encode_rendered(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Return the token ids of a rendered conversation. Raises ParameterError.
-
-        add_special_tokens: add those of the tokenizer, such as BOS.
-        """
-        try:
-            return self.tokenizer.encode(text, add_special_tokens)
-        except ParameterError as error:
-            raise ParameterError("messages", f"messages: {error}") from None
+        return self.render_chat(messages, use, options).encode(add_special_tokens=options.add_special_tokens)
 
     def _params(self, given: Any, values: Mapping[str, Any]) -> SamplingParams:
         """Return the parameters of a request, with ``default_params`` for the fields that it does not set."""

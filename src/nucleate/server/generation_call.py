@@ -87,7 +87,7 @@ def encode_prompts(llm: LLM, parsed: ParsedRequest, max_model_len: int) -> list[
     if parsed.messages is not None:
         options = parsed.template_options
         chat = llm.render_chat(parsed.messages, parsed.tool_use, options)
-        prompts = [EncodedPrompt(llm.encode_rendered(chat.text, options.add_special_tokens), chat)]
+        prompts = [EncodedPrompt(chat.encode(add_special_tokens=options.add_special_tokens), chat)]
     else:
         prompts = [EncodedPrompt(llm.encode(prompt, parsed.suffix)) for prompt in parsed.prompts]
     max_tokens, field = parsed.params.max_tokens, parsed.max_tokens_field

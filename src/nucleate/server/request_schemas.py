@@ -213,6 +213,9 @@ def _endpoint_schemas(limits: ServerLimits) -> dict[str, Schema]:
         "add_generation_prompt": _nullable(BOOLEAN, "Append the header of the assistant's next message; the default."),
         "continue_final_message": _nullable(BOOLEAN, "Continue the final message instead of adding one."),
         "add_special_tokens": _nullable(BOOLEAN, "Add special tokens to those of the chat template."),
+        "split_special_tokens": _nullable(
+            BOOLEAN, "Special tokens in messages are text; the default. If false, they become special tokens."
+        ),
         "chat_template_kwargs": _nullable(OBJECT, "Additional variables for the chat template."),
         "model": _nullable(NAME, "The model name."),
         RESPONSE_FORMAT: _nullable(OBJECT, "Structured output as in OpenAI's API; strict by default."),

@@ -38,13 +38,15 @@ class ChatTemplateOptions:
     add_generation_prompt: append the header of the assistant's next message. continue_final_message: end the prompt
     with the content of the final message, for the model to continue; excludes add_generation_prompt.
     add_special_tokens: add the tokenizer's special tokens to those of the template. variables: additional template
-    variables.
+    variables. split_special_tokens: the texts of special tokens in messages, tools and variables are text, as with
+    the argument of this name in Transformers; if false, they become special tokens.
     """
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = False
     variables: Mapping[str, object] = field(default_factory=dict)
+    split_special_tokens: bool = True
 
 
 DEFAULT_OPTIONS: Final = ChatTemplateOptions()

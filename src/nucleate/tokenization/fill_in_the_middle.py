@@ -42,8 +42,6 @@ FORMATS = (
 )
 """The formats, in the order in which they are looked up."""
 
-_MARK = "☺"  # a text that no prefix or suffix merges with
-
 
 def find_format(tokenizer: Tokenizer) -> FillFormat | None:
     """Return the format of a model, or None if its vocabulary lacks the tokens."""
@@ -88,15 +86,7 @@ def _start(tokenizer: Tokenizer) -> list[int]:
 
 
 def _encode_suffix(tokenizer: Tokenizer, suffix: str) -> list[int]:
-    """Encode text that continues another, without the space that some tokenizers put before a text."""
     try:
-        plain = tokenizer.encode(suffix, add_special_tokens=False)
-        mark = tokenizer.encode(_MARK, add_special_tokens=False)
-        both = tokenizer.encode(_MARK + suffix, add_special_tokens=False)
+        return tokenizer.encode_continuations([suffix])[0]
     except ParameterError as error:
         raise ParameterError("suffix", f"suffix: {error}") from None
-    rest = both[len(mark) :]
-    if both[: len(mark)] != mark or len(rest) > len(plain) + 1 or tokenizer.special_ids.intersection(mark):
-        return plain  # the mark merges with the text, or is not in the vocabulary
-    adds_space = tokenizer.decode([*mark, *plain], False) != tokenizer.decode(both, False)
-    return rest if adds_space else plain

@@ -7,7 +7,7 @@ vocabulary instead of skipping them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from nucleate.tokenization.tokenizer_files import read_folder
 if TYPE_CHECKING:
     import tokenizers
 
+_MARK = "☺"  # a text that few texts merge with
 _LONG = 2000  # characters; longer texts use the batch API of the library, which releases the GIL
 
 
@@ -118,6 +119,29 @@ class Tokenizer:
             return self._encode(text, add_special_tokens)
         except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
             raise ParameterError("prompt", f"the tokenizer cannot encode the text: {error}") from None
+
+    def encode_continuations(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of texts that each continue another: without the space that some tokenizers put before a text.
+
+        Raises ParameterError.
+        """
+        if not self._adds_space:
+            return [self.encode(text, add_special_tokens=False) for text in texts]
+        mark = self.encode(_MARK, add_special_tokens=False)
+        made = []
+        for text in texts:
+            ids = self.encode(_MARK + text, add_special_tokens=False)
+            merges = ids[: len(mark)] != mark
+            made.append(self.encode(text, add_special_tokens=False) if merges else ids[len(mark) :])
+        return made
+
+    @cached_property
+    def _adds_space(self) -> bool:
+        """Whether a space is put before a text, which its decoded ids have if they continue another text."""
+        mark, text, both = (self.encode(one, add_special_tokens=False) for one in (_MARK, "a", f"{_MARK}a"))
+        if both[: len(mark)] != mark or self.special_ids.intersection(mark):
+            return False  # the mark merges with the text, or is not in the vocabulary
+        return self.decode([*mark, *text], False) != self.decode(both, False)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) > _LONG:

@@ -32,6 +32,10 @@ class Vocabulary(Protocol):
         """The tokens that are left out of texts."""
 
     @property
+    def added_ids(self) -> Sequence[int]:
+        """The tokens that are found as a whole in a text, besides special ones."""
+
+    @property
     def eos_token_ids(self) -> frozenset[int]:
         """The tokens that end an output."""
 
@@ -102,7 +106,7 @@ class VocabularyTokenizer(Tokenizer):
     @property
     def added_ids(self) -> list[int]:
         """See ``Tokenizer.added_ids``."""
-        return []
+        return [*self._vocabulary.added_ids]
 
     @cached_property
     def _ids(self) -> Mapping[str, int]:

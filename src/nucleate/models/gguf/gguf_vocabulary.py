@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from nucleate.models.protocol import ModelError
 
-UNKNOWN, CONTROL = 1 << 0, 1 << 3
+UNKNOWN, CONTROL, USER_DEFINED = 1 << 0, 1 << 3, 1 << 4
 """Attributes of tokens."""
 ROLES = ("bos", "eos", "sep", "pad", "mask")
 """Special tokens that llama.cpp knows by role."""
@@ -47,6 +47,12 @@ class GgufVocabulary:
         """The control tokens and the unknown token: llama.cpp leaves them out of texts."""
         get = self._lib.llama_vocab_get_attr
         return frozenset(token for token in range(self.size) if get(self._pointer, token) & (UNKNOWN | CONTROL))
+
+    @cached_property
+    def added_ids(self) -> Sequence[int]:
+        """The tokens that llama.cpp finds as a whole in a text, but does not leave out of texts."""
+        get = self._lib.llama_vocab_get_attr
+        return [token for token in range(self.size) if get(self._pointer, token) & USER_DEFINED]
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:

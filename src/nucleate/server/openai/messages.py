@@ -19,7 +19,7 @@ MAX_DEPTH = 8
 MAX_MESSAGES = 2048
 
 TEMPLATE_FIELDS = (
-    *("add_generation_prompt", "continue_final_message", "add_special_tokens"),
+    *("add_generation_prompt", "continue_final_message", "add_special_tokens", "split_special_tokens"),
     *("chat_template_kwargs", "reasoning_effort"),
 )
 """Fields of ``ChatTemplateOptions`` in a body."""
@@ -81,7 +81,8 @@ def read_template_options(given: Mapping[str, Any]) -> ChatTemplateOptions:
     variables = read_chat_template_kwargs(given.get("chat_template_kwargs", {}))
     if "reasoning_effort" in given:
         variables = {**effort_variables(given["reasoning_effort"]), **variables}
-    return ChatTemplateOptions(generates, continues, read_bool(given, "add_special_tokens"), variables)
+    adds, splits = read_bool(given, "add_special_tokens"), read_bool(given, "split_special_tokens", default=True)
+    return ChatTemplateOptions(generates, continues, adds, variables, splits)
 
 
 def read_chat_template_kwargs(value: Any) -> dict[str, Any]:
