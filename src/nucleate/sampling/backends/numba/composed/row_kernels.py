@@ -50,6 +50,17 @@ def group_masses(x: Any, tail: Any, top: Any, slope: Any, masses: Any, sums: Any
         sums[0] += masses[group]
 
 
+@kernel("void(float32[::1], float32[::1], float64, float64, float64, float64, float64[::1], float64[::1])")
+def curved_group_masses(x: Any, tail: Any, top: Any, c1: Any, c2: Any, c3: Any, masses: Any, sums: Any) -> None:
+    """``group_masses`` with d = c1 * z + c2 * z**2 + c3 * z**3, z = x - top."""
+    sums[0], sums[1] = 0.0, 0.0
+    for group in range(masses.size):
+        masses[group] = block_ops.curved_mass_and_weighted_sum(
+            group_address(x, tail, group), top, c1, c2, c3, np.int64(sums[1:].ctypes.data)
+        )
+        sums[0] += masses[group]
+
+
 @kernel("void(float32[::1], float32[::1], int64, float32, float64[::1])")
 def moments(x: Any, tail: Any, groups: Any, origin: Any, sums: Any) -> None:
     """sums: the number of finite scores, and the sums of x - origin and of its square. origin: float32."""
