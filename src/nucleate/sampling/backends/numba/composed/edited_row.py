@@ -32,6 +32,7 @@ class RowWorkspace:
     def __init__(self, size: int) -> None:
         self.size, self.groups = size, -(-size // GROUP_SIZE)
         self.keys = np.empty(self.groups * GROUP_SIZE, np.int64)
+        self.bins = np.empty(size, np.int16)
         self.scratch_G, self.scratch_V = np.empty(self.groups), np.empty(size)
         self.ids = np.arange(size)  #: read-only
         self._rows: list[NDArray[np.float32]] = []
@@ -144,9 +145,7 @@ class EditedRow:
     def without(self, dropped_N: Ids, threshold: np.float32 = LOWEST) -> EditedRow:
         """The row without some tokens, and without those of ``row_V`` below a threshold."""
         row_V, kept_K = self.work.new_row(), self._not_in(dropped_N)
-        np.copyto(row_V, self.row_V)
-        if threshold > LOWEST:
-            np.putmask(row_V, row_V < threshold, np.float32(-np.inf))  # a fifth of the time of an index
+        GENERIC.keep_at_least(self.row_V, threshold, row_V)
         row_V[dropped_N] = -np.inf
         return EditedRow(self.work, row_V, self.ids_K[kept_K], self.x_K[kept_K])
 
@@ -159,6 +158,13 @@ class EditedRow:
         x_K = np.concatenate((self.x_K[kept_K], x_K[inside_K]))
         order_K = np.argsort(ids_K)
         return EditedRow(self.work, row_V, ids_K[order_K], x_K[order_K])
+
+    def in_bins(self, end: int, ids_N: Ids) -> EditedRow:
+        """The row with the tokens whose ``work.bins`` is below ``end``, and some others. It has no edited tokens."""
+        row_V = self.work.new_row()
+        GENERIC.keep_bins(self.row_V, self.work.bins, end, row_V)
+        row_V[ids_N] = self.row_V[ids_N]
+        return EditedRow(self.work, row_V)
 
     def keep_only(self, ids_K: Ids) -> EditedRow:
         """The row with only the listed tokens."""

@@ -14,6 +14,7 @@ import numpy as np
 from nucleate.jit.kernel_libraries import GENERIC
 from nucleate.outputs import StepLogprobs
 from nucleate.sampling import noise
+from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.composed.candidate_list import (
     TIE_TOLERANCE,
     CandidateList,
@@ -51,6 +52,9 @@ LINE_PROBE, BENT_PROBE = np.array([0.0, -LINE_SPAN]), np.array([-LINE_SPAN, -2.0
 
 TAIL_FRACTIONS = 0.3, 0.03, 0.001
 """Fractions of the mass left out of successive candidate lists; the last list has all tokens."""
+
+BINS, MAX_CENTRE = 8192, 60.0
+"""Bins of a histogram of distances. They reach this far beyond 0, and centres are at most this far from it."""
 
 NEGATIVE_WEIGHT_PROBE = -(2.0 ** np.arange(-4, 24))
 """Relative scores at which weights are checked for being negative below the candidates."""
@@ -267,14 +271,63 @@ class FullRow:
         left.total, left.top = total, float(self._apply_scales(np.array([row.top]))[0])
         return left
 
-    def prefix(self, step: PipelineStep, total: TotalMass | None) -> CandidateList:
+    def prefix(self, step: PipelineStep, total: TotalMass | None) -> CandidateList | FullRow:
         row = self.statistics(step.kind.names, step.kind.sorted_count)
         inexact = self.inexact or step.kind.inexact
+        if (around := self._nearest(step, row, total)) is not None:
+            return around
         for kept in self._candidates(step, row):
             keep_N, reached = kept.prefix_mask(step, row, inexact=inexact)
             if reached:
                 break
         return kept.select(keep_N, total)
+
+    def _nearest(self, step: PipelineStep, row: RowStats, total: TotalMass | None) -> FullRow | None:
+        """What a Prefix keeps that orders tokens by their distance from a score, if these are too many to be listed.
+
+        A histogram of the distances finds the bin in which the weights reach the target; only its tokens and those of
+        the bins beside it are sorted. None if another way is faster, or if this one cannot decide.
+        """
+        stage, kind, groups = step.stage, step.kind, len(self.row.maxima_G)
+        if not (kind.softmax_weights and kind.form == "abs_linear" and stage.inclusive) or stage.ties:
+            return None
+        if self.curve.bent or len(self.row.ids_K) or groups <= MIN_GROUPS:
+            return None
+        near, far_score = np.asarray(stage.order(BENT_PROBE, row)).tolist()
+        factor = (far_score - near) / LINE_SPAN
+        centre, target, mass = near / factor - LINE_SPAN if factor > 0.0 else np.nan, float(stage.target(row)), row.mass
+        if not (-MAX_CENTRE < centre < MAX_CENTRE and 0.0 < target < mass):
+            return None
+        listed = self._raw_bound(min(self._mass_threshold(0.99 * (mass - target)), 2.0 * centre))
+        if 2 * np.count_nonzero(self.row.maxima_G >= listed) <= groups:
+            return None
+        masses, weights = np.empty(BINS), np.empty(GROUP_SIZE)
+        scale, bins_V = BINS / (abs(centre) + MAX_CENTRE), self.row.work.bins
+        GENERIC.distance_masses(self.row.row_V, self.row.top, self.curve.slope, centre, scale, bins_V, weights, masses)
+        sums = np.cumsum(masses)
+        place = int(sums.searchsorted(target))
+        if not 2 <= place < BINS - 2:
+            return None
+        ids_N = np.flatnonzero((bins_V >= place - 1) & (bins_V <= place + 1))
+        ids_N, x_N = reference.ranked(ids_N, self._apply_scales(self.row.scores(ids_N)))
+        relative_N = x_N - self.top
+        key_N = evaluate_rule(stage.order, relative_N, row)
+        order_N = key_N.argsort(kind="stable")
+        sums_N = sums[place - 2] + evaluate_rule(stage.weight, relative_N, row)[order_N].cumsum()
+        count = int(sums_N.searchsorted(target)) + 1
+        if (
+            count >= len(order_N)
+            or (np.abs(sums_N[max(count - 2, 0) : count + 1] - target) <= TIE_TOLERANCE * target).any()
+        ):
+            raise UndecidedRow
+        inside, outside = order_N[count - 1], order_N[count]
+        if relative_N[inside] != relative_N[outside] and (
+            key_N[outside] - key_N[inside] <= TIE_TOLERANCE * (1.0 + abs(key_N[inside]))
+        ):
+            raise UndecidedRow
+        kept = self.row.in_bins(place - 1, ids_N[order_N[:count]])
+        left = self._with_row(kept, total)
+        return left if step.min_keep <= 1 or kept.moments(np.float32(kept.top))[0] >= step.min_keep else None
 
     def _candidates(self, step: PipelineStep, row: RowStats) -> Iterator[CandidateList]:
         """Longer and longer tops of the ranking for a Prefix; the last one has all tokens."""
@@ -321,6 +374,9 @@ class FullRow:
         lowest = float(scores_N[scores_N > -np.inf].min())
         if count:
             lowest = min(lowest, float(self.row.kth_bound(min(count, self.row.work.size))))
+        if self.scales:  # they may make scores equal, and of equal scores the lowest ids are reported
+            last = float(self._apply_scales(np.array([lowest]))[0] - self.top)
+            lowest = min(lowest, float(self._raw_bound(min(last, 0.0)))) if last > -np.inf else float(LOWEST)
         kept = self._list_raw(np.nextafter(np.float32(max(lowest, float(LOWEST))), np.float32(-np.inf)))
         result = kept.step_logprobs(token, request)  # relative to the mass of the list
         offset = math.log(np.exp(kept.relative_scores()).sum() / self._mass_sums()[0])
