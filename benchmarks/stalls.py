@@ -1,8 +1,9 @@
 """Stalls of a stream: the longest gap between two tokens, alone and while other requests run.
 
 A server without compiled kernels, and one with them, each stream one seeded request again and again. Meanwhile another
-process requests every stage, every pair of stages and every preset, and then responses of many megabytes. The text must
-not change, and no gap may be much longer than those of the stream alone.
+process requests every stage, every pair of stages and every preset, then responses of many megabytes, and then 64
+outputs of a long prompt whose stages keep the history. The text must not change, and no gap may be much longer than
+those of the stream alone.
 
     python benchmarks/stalls.py [--json FILE] [--at-once 4] [--seconds 120] [--quick]
 """
@@ -33,7 +34,7 @@ SEEDED: Mapping[str, Any] = {
     "seed": 7, "temperature": 0.8, "top_p": 0.95, "max_tokens": TOKENS, "suppress_token_ids": [0, 1, 2, 3, 4],
 }  # fmt: skip
 """The request of the stream. Special tokens have no text: they would not be seen, and count as a gap."""
-LOADED = ("from the start", "kernels ready", "large responses")
+LOADED = ("from the start", "kernels ready", "large responses", "n=64")
 """The phases with other requests."""
 
 STAGES: Mapping[str, Mapping[str, Any]] = {
@@ -67,6 +68,13 @@ STAGES: Mapping[str, Mapping[str, Any]] = {
     "adaptive_p": {"adaptive_p_target": 0.5},
 }
 """Request fields that enable each stage; a test checks that none is missing."""
+LONG_PROMPT = [5 + place % 37 for place in range(769)]
+"""One token more than whole blocks of the KV cache: all outputs of a request begin in the same step."""
+SIBLINGS: Mapping[str, Any] = {
+    "prompt": LONG_PROMPT, "n": 64, "max_tokens": 100, "logit_bias": {str(token): 1.0 for token in range(5, 305)},
+    "dry_multiplier": 0.8, "no_repeat_ngram_size": 3, "top_k": 40, "typical_p": 0.9,
+}  # fmt: skip
+"""A request whose outputs each keep much of the history."""
 LARGE: tuple[Mapping[str, Any], ...] = (
     {"prompt": [[5] * 1001] * 32, "max_tokens": 1, "prompt_logprobs": 6, "stream": False},
     {"prompt": [[6] * 1001] * 32, "max_tokens": 1, "prompt_logprobs": 6},
@@ -186,10 +194,11 @@ def stream(url: str) -> StreamResult:
 
 
 class LoadProcess:
-    """A process that sends all of ``bodies``, or of ``LARGE``, once."""
+    """A process that sends all of ``bodies``, or of ``LARGE``, once; or ``SIBLINGS`` again and again."""
 
-    def __init__(self, url: str, at_once: int, *, quick: bool, large: bool = False) -> None:
-        flags = [*(["--quick"] if quick else []), *(["--large"] if large else [])]
+    def __init__(self, url: str, at_once: int, *, quick: bool, large: bool = False, siblings: bool = False) -> None:
+        named = {"--quick": quick, "--large": large, "--siblings": siblings}
+        flags = [flag for flag, given in named.items() if given]
         command = [sys.executable, __file__, "--ask", url, "--at-once", str(at_once), *flags]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603
 
@@ -252,12 +261,18 @@ def run(cache: Path, at_once: int, seconds: float, *, quick: bool) -> dict[str, 
         while not others.done:
             beside_large.append(stream(server.url))
         large_summary = others.end()
+        beside_siblings, until = [], time.perf_counter() + (2.0 if quick else ALONE)
+        others = LoadProcess(server.url, 1, quick=quick, siblings=True)
+        while time.perf_counter() < until:
+            beside_siblings.append(stream(server.url))
+        siblings_summary = others.end()
     return {
         "from the start": {**Phase.of(beside)._asdict(), "others": load_summary},
         "alone": Phase.of(alone)._asdict(),
         "kernels ready": {**Phase.of(ready)._asdict(), "others": said_then},
         "large responses": {**Phase.of(beside_large)._asdict(), "others": large_summary},
-        "unchanged": len({one.text for one in (*beside, *alone, *ready, *beside_large)}) == 1,
+        "n=64": {**Phase.of(beside_siblings)._asdict(), "others": siblings_summary},
+        "unchanged": len({one.text for one in (*beside, *alone, *ready, *beside_large, *beside_siblings)}) == 1,
     }
 
 
@@ -269,9 +284,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="only a few of the pairs")
     parser.add_argument("--ask", help=argparse.SUPPRESS)
     parser.add_argument("--large", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--siblings", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.ask:
         waiting = [dict(body) for body in LARGE] if options.large else bodies(quick=options.quick)
+        waiting = [dict(SIBLINGS) for _ in range(100)] if options.siblings else waiting
         ask_all(options.ask, options.at_once, waiting)
         return 0
     with tempfile.TemporaryDirectory() as folder:

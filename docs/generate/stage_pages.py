@@ -159,8 +159,12 @@ def _cost(name: str) -> Iterator[str]:
         f"`{measured['stage']}`: {with_stage:.0f} µs per token, {compared}. Medians of one run of "
         f"`benchmarks/stages.py` on one thread ({results['machine']}): one row of {results['vocabulary']:,} "
         f"peaked logits, {results['history']} tokens in prompt and output each. Times depend on the machine; "
-        "compare the ratio."
+        f"compare the ratio. In reads of the row, which are the time of NumPy's max of it: {_reads(measured['reads'])}."
     )
+
+
+def _reads(found: dict[str, float]) -> str:
+    return ", ".join(f"{one:.0f} on {kind} logits" for kind, one in found.items())
 
 
 def _elsewhere(kind: type[Stage], facts: Facts) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from toy_models import PagedToy
@@ -12,6 +14,8 @@ from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.engine.stats import SpeculativeStats
 from nucleate.outputs import EngineOutput, Usage
+from nucleate.sampling.suffix_automaton import SuffixAutomaton
+from nucleate.tokenization.detokenizer import Detokenizer
 
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)
 
@@ -39,6 +43,35 @@ def test_n_outputs_compute_the_prompt_once(llm: nc.LLM) -> None:
     assert engine.stats.prefix_cache_hit_rate == 80 / 110
     assert events[-1].usage == Usage(22, 30)
     assert [event.finished for event in events].count(True) == 1
+
+
+@pytest.mark.parametrize("length", [197, 198, 200, 201])  # 201: the others compute one token each, in the same step
+def test_a_step_does_not_read_the_prompt_again_for_every_output(
+    llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    """What a step does per output does not grow with the prompt, which is read once for the first two outputs."""
+    read = {"history": 0, "detokenizer": 0}
+    for name, kind in (("history", SuffixAutomaton), ("detokenizer", Detokenizer)):
+
+        def counted(self: object, token: int, name: str = name, push: Callable[..., object] = kind.push) -> object:
+            read[name] += 1
+            return push(self, token)
+
+        monkeypatch.setattr(kind, "push", counted)
+    engine = engine_of(llm, blocks=400, max_num_seqs=24, max_num_batched_tokens=240)
+    params = GREEDY.replace(n=20, temperature=1.0, dry_multiplier=0.8, no_repeat_ngram_size=30, max_tokens=8)
+    request = Request(tuple(place * place % SIZE for place in range(length)), params)
+    engine.add(request)
+    events, most = [], {"history": 0, "detokenizer": 0}
+    while len(engine):
+        before = dict(read)
+        events += engine.step()
+        most = {name: max(most[name], read[name] - before[name]) for name in read}
+    assert most["history"] <= 2 * length + 2 * 20  # two stages
+    assert read["history"] == 2 * 2 * length + 2 * 20 * 8
+    assert most["detokenizer"] <= length + 20
+    assert read["detokenizer"] == length + 20 * 8
+    assert chunks_by_index(events, 20) == reference_chunks(toy(), llm.tokenizer, request)
 
 
 def test_other_outputs_wait_for_the_prompt(llm: nc.LLM) -> None:

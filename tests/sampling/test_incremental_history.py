@@ -16,6 +16,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.incremental_history import IncrementalHistory, TokenCounter
 from nucleate.sampling.stage import History
 from nucleate.sampling.stages import BadWords, Dry, Frequency, Gumbel, MinTokens, NoRepeatNgram, Presence, Repetition
+from nucleate.sampling.suffix_automaton import SuffixAutomaton
 
 WINDOWS = [None, -1, 0, 1, 2, 3, 7, 64, 10**6]
 TEXTS = st.integers(1, 4).flatmap(lambda letters: st.lists(st.integers(0, letters - 1), max_size=60))
@@ -146,6 +147,71 @@ def test_bad_words_equal_the_full_listing(prompt, more, words):
     listing = assert_follows(BadWords(words), prompt, (), more)
     banned = {w[-1] for w in words if len(w) - 1 <= len(more) and tuple(more[len(more) - len(w) + 1 :]) == w[:-1]}
     assert listing == dict.fromkeys(banned, -math.inf)
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        *(Dry(0.8, 1.5, 1, ((1,), (0, 2)), last_n) for last_n in (-1, 0, 4, 50)),
+        *(NoRepeatNgram(1), NoRepeatNgram(3), BadWords(((1,), (0, 1), (2, 0, 1)))),
+        *(Repetition(1.1), Frequency(0.1), Presence(0.1)),
+    ],
+    ids=repr,
+)
+@given(prompt=TEXTS, output=TEXTS, tails=st.lists(TEXTS, min_size=1, max_size=4), more=TEXTS)
+@pytest.mark.fast_cases(10)
+def test_forks_continue_on_their_own(stage, prompt, output, tails, more):
+    """Each fork, and a fork of a fork, equals the history of its own tokens, whatever the others append meanwhile."""
+    origin = IncrementalHistory((stage, Gumbel(0)), prompt, output)
+    forks = [(origin.fork(), list(output), tail) for tail in tails]
+    for place in range(max(map(len, tails))):
+        for fork, tokens, tail in forks:
+            if place < len(tail):
+                fork.push(tail[place])
+                tokens.append(tail[place])
+            assert_equals(fork, stage, prompt, tokens)
+    for fork, tokens, tail in forks:
+        deeper = fork.fork()
+        for token in (*more, *tail):
+            deeper.push(token)
+        assert_equals(deeper, stage, prompt, [*tokens, *more, *tail])
+        assert_equals(fork, stage, prompt, tokens)
+    assert_equals(origin, stage, prompt, output)
+
+
+def assert_equals(memory, stage, prompt, output):
+    expected = History(prompt, output)
+    assert (memory.prompt, memory.output) == (prompt, output)
+    assert dict(memory.listing(stage)) == expected.listing(stage)
+    for window in (None, -1, 3):
+        assert as_dict(memory.counts(window)) == as_dict(expected.counts(window))
+        assert memory.table(window)[3] == len(expected.counts(window).ids_K)
+
+
+def test_rows_that_begin_alike_share_their_beginning(monkeypatch):
+    """The n outputs of a request: the cost of the prompt is paid for two of them, not for each."""
+    pushed = []
+    push = SuffixAutomaton.push
+    monkeypatch.setattr(SuffixAutomaton, "push", lambda self, token: (pushed.append(token), push(self, token))[1])
+    rng = random.Random(1)
+    prompt, stages = tuple(rng.choices(range(50), k=300)), (Dry(0.8, breakers=()), NoRepeatNgram(3), Gumbel(0))
+    for ids in (prompt, list(prompt)):
+        sampler = nc.Sampler(50, "reference")
+        pushed.clear()
+        rows = [sampler.add(stages, ids if ids is prompt else list(ids), seed=seed) for seed in range(20)]
+        assert len(pushed) == 2 * 2 * len(prompt)
+        alone = [nc.Sampler(50, "reference") for _ in rows]
+        for seed, one in enumerate(alone):
+            one.add(stages, list(prompt), seed=seed)
+        for _ in range(8):
+            logits = np.random.default_rng(len(pushed)).normal(size=(20, 50)).astype(np.float32)
+            expected = [one(logits[i : i + 1]).token_ids[0] for i, one in enumerate(alone)]
+            assert sampler(logits).token_ids.tolist() == expected
+        other = sampler.add(stages, [*prompt[:-1], 7], output_ids=(1, 2))
+        assert sampler.history(other).prompt[-1] == 7
+        assert sampler.history(other).output == [1, 2]
+        same = sampler.add((Dry(0.8, breakers=()), Gumbel(0)), [*prompt[:-1], 7], output_ids=(1, 2))
+        assert sampler.history(same).output == [1, 2]
 
 
 def test_the_penalty_of_a_very_long_repeat_is_finite():

@@ -72,8 +72,12 @@ def full(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool)
 
 
 def streamed(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, prompt, skip, hold_bytes=None)
-    pushed = [detokenizer.push(token_id) for token_id in output]
+    after_prompt = Detokenizer(tokenizer, prompt, skip, hold_bytes=None)
+    detokenizer, other = after_prompt.fork(), after_prompt.fork()
+    pushed = []
+    for token_id in output:  # forks do not affect each other
+        pushed.append(detokenizer.push(token_id))
+        other.push(output[0])
     return [text for text in (*pushed, detokenizer.close()) if text]
 
 

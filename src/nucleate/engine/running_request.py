@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +20,6 @@ from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.noise import fresh_seed
 from nucleate.sampling.pipeline import PreparedPipeline
 from nucleate.sampling.token_logprobs import row_logprobs
-from nucleate.sampling_params import SamplingParams
 from nucleate.speculative.draft import NO_DRAFT, DraftContext
 from nucleate.stopping.stop_matcher import StopMatcher, StopRules
 from nucleate.structured_output import CompiledGrammar, Guide, can_jump_forward
@@ -49,22 +48,17 @@ class OutputProcessor:
         self,
         index: int,
         seed: int,
-        tokenizer: Tokenizer,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
+        new_detokenizer: Callable[[], Detokenizer],
         rules: StopRules,
         guide: Guide | None = None,
         reasoning: ReasoningTracker | None = None,
-        kept_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.reasoning = reasoning  #: of an output whose reasoning section is limited
         self.index, self.seed, self.guide = index, seed, guide
         self.prompt_logprobs: PromptLogprobs | None = None  #: to be sent with the next chunk
         self._matcher = StopMatcher(rules)
         self._hidden: frozenset[int] = frozenset() if rules.include_stop_str_in_output else rules.end_ids
-        self._new_detokenizer = partial(
-            Detokenizer, tokenizer, prompt_ids, params.skip_special_tokens, kept_ids=kept_ids
-        )
+        self._new_detokenizer = new_detokenizer
         self._detokenizer: Detokenizer | None = None  # created with the first token: it decodes the prompt
 
     def push(self, token: int, logprobs: StepLogprobs | None, *, complete: bool = False) -> CompletionChunk:
@@ -123,6 +117,7 @@ class RunningRequest:
     num_started: int = 0
     num_finished: int = 0
     completion_tokens: int = 0
+    prompt_detokenizer: Detokenizer | None = None  #: after the prompt, from the first token on
     cached_tokens: int = 0  #: prompt tokens of the first sequence from the prefix cache, once it has finished
 
     @classmethod
@@ -175,15 +170,22 @@ class RunningRequest:
             paused=self.paused,
             running=self,
             key=2 * key,
-            processor=OutputProcessor(
-                index, seed, tokenizer, ids, params, self.rules, guide, reasoning, self.request.kept_token_ids
-            ),
+            processor=OutputProcessor(index, seed, partial(self._detokenizer, tokenizer), self.rules, guide, reasoning),
         )
         if index == 0 and params.prompt_logprobs is not None:
             sequence.prompt_logprobs, sequence.use_prefix_cache, sequence.max_chunk = [None], False, max_chunk
         if self.companion is not None:
             add_companion(sequence, self.companion, given, 2 * key + 1)
         return sequence
+
+    def _detokenizer(self, tokenizer: Tokenizer) -> Detokenizer:
+        """A detokenizer after the prompt, which is decoded once for all sequences."""
+        if self.prompt_detokenizer is None:
+            request = self.request
+            self.prompt_detokenizer = Detokenizer(
+                tokenizer, request.prompt_ids, request.params.skip_special_tokens, kept_ids=request.kept_token_ids
+            )
+        return self.prompt_detokenizer.fork()
 
     def pause(self, *, paused: bool) -> None:
         """See ``Engine.pause``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from nucleate.sampling_params import SamplingParams
 from nucleate.stopping.stop_matcher import StopMatcher, StopRules
 from nucleate.structured_output import Guide, error_message
 from nucleate.structured_output.grammar_manager import GrammarManager
+from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 
 NEED_TEXT = ("stop", "stop_regex", "stop_json", "structured_outputs")
@@ -146,7 +148,8 @@ class _Row:
         self._matcher = StopMatcher(rules)  # of a row without a tokenizer
         self._processor = None
         if tokenizer is not None:
-            self._processor = OutputProcessor(index, seed, tokenizer, prompt, params, rules, guide)
+            new_detokenizer = partial(Detokenizer, tokenizer, prompt, params.skip_special_tokens)
+            self._processor = OutputProcessor(index, seed, new_detokenizer, rules, guide)
         self.chunks: list[CompletionChunk] = []
 
     def push(self, token: int, logprobs: StepLogprobs | None) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.parameters.changed_copy import changed_copy
 from nucleate.sampling.history import Context, History, TokenCounts
+from nucleate.sampling.inputs import history
 from nucleate.sampling.stage import Draw, Pipeline, Shift, Transform
 
 
@@ -17,25 +20,37 @@ class IncrementalHistory:
     """The history of one row, a HistoryView. Set ``mask`` before each step."""
 
     __slots__ = (
-        *("_contexts", "_counters", "_history", "_listings", "_stages", "_updated", "_values"),
+        *("_contexts", "_counters", "_history", "_listings", "_origin", "_stages", "_updated", "_values"),
         *("mask", "output", "prompt"),
     )
 
     def __init__(self, stages: Pipeline, prompt: Sequence[int], output: Sequence[int] = ()) -> None:
         self.prompt, self.output = [int(token) for token in prompt], [int(token) for token in output]
         self.mask: NDArray[np.int32] | None = None
+        self._origin: IncrementalHistory | None = None
         readers = [s for s in stages if isinstance(s, Shift | Transform) or (isinstance(s, Draw) and s.keyed)]
-        self._stages = tuple(readers)  # keeps the ids of _listings valid
-        history = History(self.prompt, self.output)
-        self._history = history  # shares the growing lists
+        self._stages: tuple[Any, ...] = tuple(readers)  # keeps the ids of _listings valid
+        self._history = History(self.prompt, self.output)  # shares the growing lists
         self._counters: dict[int | None, TokenCounter] = {}  # by window, created on first use
         self._contexts: dict[int, ContextIndex] = {}  # by length, created on first use
         self._values: dict[int, tuple[Any, Any, Any]] = {}  # by id of the stage: stage, last output tokens, values
         shifts = [stage for stage in readers if isinstance(stage, Shift)]
         self._listings = {
-            id(stage): listing for stage in shifts if (listing := stage.incremental_listing(history)) is not None
+            id(stage): listing for stage in shifts if (listing := stage.incremental_listing(self._history)) is not None
         }
         self._updated: tuple[Any, ...] = tuple(self._listings.values())  # what a token updates
+
+    def fork(self) -> IncrementalHistory:
+        """A copy that continues on its own. This history must not change any more: copies share what it has computed.
+
+        A stage whose incremental listing cannot fork computes its own.
+        """
+        past, listings = History(self.prompt, self.output.copy()), {}
+        for stage in self._stages:
+            if (listing := self._listings.get(id(stage))) is not None:
+                listings[id(stage)] = listing.fork() if hasattr(listing, "fork") else stage.incremental_listing(past)
+        changed = {"_history": past, "_listings": listings, "_updated": tuple(listings.values()), "_origin": self}
+        return changed_copy(self, output=past.output, mask=None, _counters={}, _contexts={}, _values={}, **changed)
 
     def push(self, token: int) -> None:
         """Append a token."""
@@ -58,7 +73,11 @@ class IncrementalHistory:
     def _counter(self, window: int | None) -> TokenCounter:
         counter = self._counters.get(window)
         if counter is None:
-            counter = TokenCounter(self._history, window)
+            origin = self._origin
+            if origin is not None and len(origin.output) == len(self.output):  # nothing was appended since the fork
+                counter = origin._counter(window).fork()  # noqa: SLF001
+            else:
+                counter = TokenCounter(self._history, window)
             if self._stages:  # see ``append``
                 self._counters[window] = counter
                 self._updated += (counter,)
@@ -89,6 +108,40 @@ class IncrementalHistory:
                 self._contexts[n] = index
                 self._updated += (index,)
         return index.last()
+
+
+class HistoryMaker:
+    """Makes the histories of new rows of a vocabulary size. Raises ParameterError for token ids outside of it.
+
+    Rows with the same stages, prompt and output, one after another, are the n outputs of a request: what their
+    histories have in common is computed for the first two, and the others share it with the second.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._stages: Pipeline = ()
+        self._given: tuple[Sequence[int], Sequence[int]] = (), ()  # prompt and output of the last row, as they came
+        self._prompt, self._output = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._origin: IncrementalHistory | None = None  # what the histories of rows like the last one are copies of
+
+    def new(self, stages: Pipeline, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> IncrementalHistory:
+        """The history of a row."""
+        alike = len(stages) == len(self._stages) and all(map(operator.is_, stages, self._stages))
+        given = prompt_ids, output_ids
+        if not all(one is last and isinstance(one, tuple) for one, last in zip(given, self._given, strict=True)):
+            prompt = history(prompt_ids, self._size, "prompt_ids")
+            output = history(output_ids, self._size, "output_ids")
+            alike = alike and np.array_equal(prompt, self._prompt) and np.array_equal(output, self._output)
+            self._given, self._prompt, self._output = given, prompt, output
+        if not alike:
+            self._stages, self._origin = stages, None
+            return self._computed()
+        if self._origin is None:
+            self._origin = self._computed()
+        return self._origin.fork()
+
+    def _computed(self) -> IncrementalHistory:
+        return IncrementalHistory(self._stages, self._prompt.tolist(), self._output.tolist())
 
 
 class ContextIndex:
@@ -126,6 +179,13 @@ class TokenCounter:
         self._grow(8)
         self._positions = {int(token): position for position, token in enumerate(start.ids_K)}
         self._recent = deque(history.last(window)[1].tolist()) if window is not None and window >= 0 else None
+
+    def fork(self) -> Self:
+        """A copy that continues on its own."""
+        recent = None if self._recent is None else self._recent.copy()
+        forked = changed_copy(self, _positions=self._positions.copy(), _recent=recent, table=np.zeros(4, np.int64))
+        forked._grow(8)  # noqa: SLF001  # its own columns
+        return forked
 
     def push(self, token: int) -> None:
         recent = self._recent

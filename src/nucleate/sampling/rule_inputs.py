@@ -57,7 +57,11 @@ class TextEncoder(Protocol):
 
 
 class IncrementalListing(Protocol):
-    """Computes ``Shift.listing`` incrementally, one token at a time."""
+    """Computes ``Shift.listing`` incrementally, one token at a time.
+
+    It may also have a method ``fork() -> IncrementalListing``: a copy that continues on its own, at a lower cost than
+    that of the history so far. The n outputs of a request then share what their prompt has in common.
+    """
 
     def push(self, token: int) -> None:
         """Append an output token to the history."""

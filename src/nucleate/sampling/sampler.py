@@ -21,7 +21,7 @@ from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
 from nucleate.sampling.distributions import TargetDistributions, accept_sampled, is_stateful
 from nucleate.sampling.history import History, HistoryView
 from nucleate.sampling.host_batch import HostBatch, SamplerRow, known
-from nucleate.sampling.incremental_history import IncrementalHistory
+from nucleate.sampling.incremental_history import HistoryMaker
 from nucleate.sampling.inputs import LogitsInput, check_count, check_ids, check_token, history, per_row
 from nucleate.sampling.pipeline import Params, PreparedPipeline, RequestParams, prepared, seed_of
 from nucleate.sampling.presets import with_mask, without_mask
@@ -68,6 +68,7 @@ class Sampler:
         self._rows: dict[int, SamplerRow] = {}
         self._combines: dict[int, Combine] = {}
         self._next = 0
+        self._histories = HistoryMaker(self.vocab_size)
         self._host = HostBatch(self.vocab_size, "auto" if backend in TENSOR_BACKENDS else backend, self._rows)
         self._device: DeviceBatch | None = None
         if device != "cpu" or backend in TENSOR_BACKENDS:
@@ -109,12 +110,11 @@ class Sampler:
         given, stages, fused, combine = pipeline
         if params is not pipeline:
             check_ids(stages, self.vocab_size)
-        prompt = history(prompt_ids, self.vocab_size, "prompt_ids")
-        output = history(output_ids, self.vocab_size, "output_ids")
+        memory = self._histories.new(stages, prompt_ids, output_ids)
         [offset] = per_row(index, 1, "index")
         base_seed = seed_of(params, given) if seed is None else seed
         row_seed = noise.fresh_seed() if base_seed is None else (per_row(base_seed, 1, "seed")[0] + offset) % 2**64
-        row = SamplerRow(stages, IncrementalHistory(stages, prompt.tolist(), output.tolist()), row_seed)
+        row = SamplerRow(stages, memory, row_seed)
         number, self._next = self._next, self._next + 1
         if self._device is not None:
             self._device.add(number, stages, fused, row.memory, row_seed)

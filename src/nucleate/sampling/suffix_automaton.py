@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from nucleate.parameters.changed_copy import changed_copy
 
 Ids = NDArray[np.int64]
 
@@ -51,12 +54,22 @@ class SuffixAutomaton:
     def __init__(self) -> None:
         self._next: list[dict[int, int]] = [{}]
         self._link, self._length, self._last = [NOTHING], [0], ROOT
+        self._shared, self._owned = 0, set[int]()  # the states below the first share their dict, except the second
+
+    def fork(self) -> Self:
+        """A copy that grows on its own. What follows a state is shared until one of the two adds to it.
+
+        Copies three lists with an entry per state: about a thousandth of the time that ``push`` took to make them.
+        """
+        self._shared, self._owned = len(self._next), set()
+        lists = {"_next": self._next.copy(), "_link": self._link.copy(), "_length": self._length.copy()}
+        return changed_copy(self, **lists, _owned=set())
 
     def push(self, symbol: int) -> None:
         """Append a token."""
         state, new = self._last, self._add({}, NOTHING, self._length[self._last] + 1)
         while state != NOTHING and symbol not in self._next[state]:
-            self._next[state][symbol] = new
+            self._follow(state, symbol, new)
             state = self._link[state]
         self._link[new] = ROOT if state == NOTHING else self._after(state, symbol)
         self._last = new
@@ -75,9 +88,16 @@ class SuffixAutomaton:
         split = self._add(dict(self._next[old]), self._link[old], length)
         self._link[old] = split
         while state != NOTHING and self._next[state].get(symbol) == old:
-            self._next[state][symbol] = split
+            self._follow(state, symbol, split)
             state = self._link[state]
         return split
+
+    def _follow(self, state: int, symbol: int, target: int) -> None:
+        """Let a symbol lead from a state to another one."""
+        if state < self._shared and state not in self._owned:
+            self._next[state] = self._next[state].copy()
+            self._owned.add(state)
+        self._next[state][symbol] = target
 
     def _add(self, follows: dict[int, int], link: int, length: int) -> int:
         """Add a state."""
@@ -106,6 +126,9 @@ class RepeatIndex(SuffixAutomaton):
         for length, mark in self._marks.items():
             self._marks[length] = self._shortened(self._next[mark][token], length)
 
+    def fork(self) -> Self:
+        return changed_copy(super().fork(), _marks=self._marks.copy())
+
     def continuations(self, most: int) -> dict[int, int]:
         """{token: n}: the token followed an earlier occurrence of the last n tokens; n is maximal, at most ``most``."""
         found: dict[int, int] = {}
@@ -132,6 +155,10 @@ class WindowRepeatIndex:
         last = tokens[max(0, len(tokens) - size) :]
         self._size, self._tokens = size, np.array(last, np.int64)
         self._lengths: Ids = np.array(repeat_lengths(last), np.int64)
+
+    def fork(self) -> Self:
+        """A copy that grows on its own. ``push`` replaces the arrays, so both share them until then."""
+        return changed_copy(self)
 
     def push(self, token: int) -> None:
         longer = np.where(self._tokens == token, self._lengths + 1, 0)

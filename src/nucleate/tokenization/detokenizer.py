@@ -20,6 +20,8 @@ from codecs import utf_8_decode
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 
+from nucleate.parameters.changed_copy import changed_copy
+
 if TYPE_CHECKING:
     from nucleate.tokenization.token_bytes import Pieces
     from nucleate.tokenization.tokenizer import Tokenizer
@@ -60,6 +62,11 @@ class Detokenizer:
         for token_id in prompt_ids:
             self.push(token_id)
         self._joiner.settle()
+
+    def fork(self) -> Detokenizer:
+        """A copy that continues on its own."""
+        lists = {name: value.copy() for name, value in vars(self._joiner).items() if isinstance(value, list)}
+        return changed_copy(self, _joiner=changed_copy(self._joiner, **lists))
 
     def push(self, token_id: int) -> str:
         """Add a token. Returns the text that is now final, possibly empty."""

@@ -42,6 +42,7 @@ from nucleate.sampling.stages import (
     MinP,
     Mirostat,
     PLess,
+    Quadratic,
     Suppress,
     Temperature,
     TopA,
@@ -524,6 +525,14 @@ def test_the_form_of_a_rule() -> None:
         def apply(self, x, row):
             return x * x
 
+    class Fourth(Scale):
+        def apply(self, x, row):
+            return x * x * x * x
+
+    class Inverse(Scale):
+        def apply(self, x, row):
+            return row.n / x
+
     class Branching(Scale):
         def apply(self, x, row):
             return where(row.n > 3, x, absolute(x))
@@ -535,7 +544,9 @@ def test_the_form_of_a_rule() -> None:
     assert form_of(Typical(0.5), "order") == form_of(Around(), "order") == rules.ABS_LINEAR
     assert form_of(Either(True)) == rules.LINEAR
     assert form_of(Either(False)) == rules.ABS_LINEAR
-    assert form_of(Squared()) == rules.OTHER
+    assert form_of(Squared()) == rules.QUADRATIC
+    assert form_of(Quadratic(0.3)) == rules.CUBIC
+    assert form_of(Fourth()) == form_of(Inverse()) == rules.OTHER
     assert form_of(Branching()) == rules.OTHER
     assert form_of(TopP(0.5), "weight") == rules.OTHER
     assert form_of(TopP(0.5), "target") == rules.CONSTANT

@@ -40,14 +40,19 @@ class RuleInputs(NamedTuple):
     is_softmax_weight: bool = False  #: the rule is exp(x - row.top), so that the weights sum to ``row.mass``
 
 
-CONSTANT, LINEAR, ABS_LINEAR, OTHER = "constant", "linear", "abs_linear", "other"
+CONSTANT, LINEAR, QUADRATIC, CUBIC, ABS_LINEAR, OTHER = (
+    "constant", "linear", "quadratic", "cubic", "abs_linear", "other",
+)  # fmt: skip
+POLYNOMIALS = (CONSTANT, LINEAR, QUADRATIC, CUBIC)
+"""By degree."""
 UNKNOWN_INPUTS = RuleInputs(frozenset(RowStats._fields), None, is_one=False, form=OTHER)
 
 
 class TracedNumber(NDArrayOperatorsMixin):
     """Stand-in for a number: records the row statistics that a result depends on, and how it depends on the score x.
 
-    form: CONSTANT, independent of x; LINEAR, linear in x; ABS_LINEAR, the absolute value of a linear function; OTHER.
+    form: CONSTANT, independent of x; LINEAR, QUADRATIC or CUBIC, a polynomial of x of at most that
+    degree; ABS_LINEAR, the absolute value of a linear function; OTHER.
     """
 
     def __init__(self, row: frozenset[str] = frozenset(), form: str = CONSTANT, *, is_one: bool = False) -> None:
@@ -58,15 +63,17 @@ class TracedNumber(NDArrayOperatorsMixin):
         row, forms = frozenset().union(*(one.row for one in traces)), {one.form for one in traces}
         if forms <= {CONSTANT}:
             return TracedNumber(row)
-        form, lines = OTHER, sum(one.form == LINEAR for one in traces)
-        if method == "__call__" and not others and forms <= {CONSTANT, LINEAR}:
-            divides = ufunc is np.divide and getattr(arguments[0], "form", CONSTANT) == LINEAR
-            if ufunc in (np.add, np.subtract, np.negative, np.positive) or (
-                lines == 1 and (ufunc is np.multiply or divides)
-            ):
-                form = LINEAR
-            elif ufunc is np.absolute:
+        form = OTHER
+        if method == "__call__" and not others and forms <= {*POLYNOMIALS}:
+            degrees = [POLYNOMIALS.index(getattr(one, "form", CONSTANT)) for one in arguments]
+            degree = len(POLYNOMIALS)
+            if ufunc in (np.add, np.subtract, np.negative, np.positive):
+                degree = max(degrees)
+            elif ufunc is np.multiply or (ufunc is np.divide and degrees[1] == 0):
+                degree = sum(degrees)
+            elif ufunc is np.absolute and degrees == [1]:
                 form = ABS_LINEAR
+            form = POLYNOMIALS[degree] if degree < len(POLYNOMIALS) else form
         return TracedNumber(row, form)
 
     def __array_function__(self, function: Any, kinds: Any, arguments: Any, others: Any) -> Any:

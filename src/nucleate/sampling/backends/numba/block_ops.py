@@ -6,6 +6,7 @@ Each function takes the address of float32 scores.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -97,14 +98,31 @@ def moments(b: Any, address: Any, top: Any, sums: Any) -> None:
 @vector_lanes.vector_function(_D, _I, _D, _D, _I)
 def mass_and_weighted_sum(b: Any, address: Any, top: Any, slope: Any, total_address: Any) -> Any:
     """The float64 sum of e = exp(d) over 256 scores, d = (x - top) * slope; adds the sum of e * d at an address."""
-    top, slope = vector_lanes.broadcast(b, top), vector_lanes.broadcast(b, slope)
+    slope = vector_lanes.broadcast(b, slope)
+    return _mass_and_weighted_sum(b, address, top, lambda z: b.fmul(z, slope), total_address)
+
+
+@vector_lanes.vector_function(_D, _I, _D, _D, _D, _D, _I)
+def curved_mass_and_weighted_sum(b: Any, address: Any, top: Any, *arguments: Any) -> Any:
+    """The same with d = c1 * z + c2 * z**2 + c3 * z**3, z = x - top. arguments: c1, c2, c3, and the address."""
+    c1, c2, c3 = (vector_lanes.broadcast(b, factor) for factor in arguments[:3])
+
+    def curve(z: Any) -> Any:
+        return b.fmul(vector_lanes.fma(b, vector_lanes.fma(b, c3, z, c2), z, c1), z)
+
+    return _mass_and_weighted_sum(b, address, top, curve, arguments[3])
+
+
+def _mass_and_weighted_sum(b: Any, address: Any, top: Any, curve: Callable[[Any], Any], total_address: Any) -> Any:
+    """Emit ``mass_and_weighted_sum`` with d = curve(x - top); a NaN counts as the lowest score."""
+    top = vector_lanes.broadcast(b, top)
     numbers = (0.0, LOG2_E, LOG2_E_LOW, MIN_EXPONENT)
     zero, high, low, least = (vector_lanes.constant(number, vector_lanes.DOUBLES) for number in numbers)
 
     def step(sums: Any, scores: Any) -> Any:
         masses, weighted = list(sums[:4]), list(sums[4:])
         for i, score in enumerate(scores):
-            d = b.fmul(b.fsub(b.fpext(score, vector_lanes.DOUBLES), top), slope)
+            d = curve(b.fsub(b.fpext(score, vector_lanes.DOUBLES), top))
             d = b.select(b.fcmp_ordered(">", d, least), d, least)
             e = vector_lanes.exp(b, d, high, low, least)
             masses[i], weighted[i] = b.fadd(masses[i], e), vector_lanes.fma(b, e, d, weighted[i])

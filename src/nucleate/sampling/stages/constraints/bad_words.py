@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
+from nucleate.parameters.changed_copy import changed_copy
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.maths import INFINITY
 from nucleate.sampling.stage import History, IncrementalListing, Shift, TextEncoder, TokenInfo, param
@@ -65,6 +66,9 @@ class IncrementalBadWords:
                 self._always[word[0]] = -INFINITY
             else:
                 self._by_last.setdefault(word[-2], []).append(word)
+
+    def fork(self) -> Self:
+        return changed_copy(self, _output=self._output.copy())
 
     def push(self, token: int) -> None:
         self._output.append(token)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from math import ceil, exp, log
 from typing import Any, Self
 
+from nucleate.parameters.changed_copy import changed_copy
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stage import History, IncrementalListing, Shift, TextEncoder, TokenInfo, param
 from nucleate.sampling.suffix_automaton import RepeatIndex, WindowRepeatIndex, longest_repeats, repeat_lengths
@@ -117,6 +118,9 @@ class IncrementalDry:
             else WindowRepeatIndex(self._tokens, stage.last_n, least, most)
         )
         self._since_breaker = self._matcher.since_breaker(self._tokens)
+
+    def fork(self) -> Self:
+        return changed_copy(self, _tokens=self._tokens.copy(), _index=self._index.fork())
 
     def push(self, token: int) -> None:
         self._tokens.append(token)

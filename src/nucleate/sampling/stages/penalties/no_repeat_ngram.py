@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
+from nucleate.parameters.changed_copy import changed_copy
 from nucleate.sampling.maths import INFINITY
 from nucleate.sampling.stage import History, IncrementalListing, Shift, TokenInfo, param
 from nucleate.sampling.suffix_automaton import RepeatIndex
@@ -37,6 +38,9 @@ class IncrementalNgrams:
     def __init__(self, n: int, history: History) -> None:
         self._index = RepeatIndex(history.last(-1)[1].tolist(), n - 1, n - 1)
         self._length = n - 1
+
+    def fork(self) -> Self:
+        return changed_copy(self, _index=self._index.fork())
 
     def push(self, token: int) -> None:
         self._index.push(token)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import GENERIC
 from nucleate.sampling.backends.numba.composed.candidate_list import UndecidedRow
+from nucleate.sampling.backends.numba.composed.curve import Curve
 from nucleate.sampling.backends.reference import Floats, Ids
 from nucleate.sampling.dispatch.rules import adds_value, bans_tokens
 from nucleate.sampling.history import HistoryView, TokenCounts
@@ -31,6 +32,7 @@ class RowWorkspace:
     def __init__(self, size: int) -> None:
         self.size, self.groups = size, -(-size // GROUP_SIZE)
         self.keys = np.empty(self.groups * GROUP_SIZE, np.int64)
+        self.bins = np.empty(size, np.int16)
         self.scratch_G, self.scratch_V = np.empty(self.groups), np.empty(size)
         self.ids = np.arange(size)  #: read-only
         self._rows: list[NDArray[np.float32]] = []
@@ -97,12 +99,15 @@ class EditedRow:
             x_N = np.where(self.ids_K[place_N] == ids_N, self.x_K[place_N], x_N)
         return x_N
 
-    def mass_sums(self, slope: float, masses_G: Floats) -> Floats:
+    def mass_sums(self, curve: Curve, masses_G: Floats) -> Floats:
         """Sums of e and e * d over the row; fills masses_G with sums of e. See ``row_kernels.group_masses``."""
         sums = np.empty(2)
-        GENERIC.group_masses(self.row_V, self._tail, self.top, slope, masses_G, sums)
+        if curve.bent:
+            GENERIC.curved_group_masses(self.row_V, self._tail, self.top, *curve, masses_G, sums)
+        else:
+            GENERIC.group_masses(self.row_V, self._tail, self.top, curve.slope, masses_G, sums)
         if len(self.ids_K):
-            d_K = np.maximum((self.x_K - self.top) * slope, -700.0)
+            d_K = np.maximum(curve.at(self.x_K - self.top), -700.0)
             e_K = np.exp(d_K)
             np.add.at(masses_G, self.ids_K // GROUP_SIZE, e_K)
             sums += e_K.sum(), (e_K * d_K).sum()
@@ -140,9 +145,7 @@ class EditedRow:
     def without(self, dropped_N: Ids, threshold: np.float32 = LOWEST) -> EditedRow:
         """The row without some tokens, and without those of ``row_V`` below a threshold."""
         row_V, kept_K = self.work.new_row(), self._not_in(dropped_N)
-        np.copyto(row_V, self.row_V)
-        if threshold > LOWEST:
-            row_V[row_V < threshold] = -np.inf
+        GENERIC.keep_at_least(self.row_V, threshold, row_V)
         row_V[dropped_N] = -np.inf
         return EditedRow(self.work, row_V, self.ids_K[kept_K], self.x_K[kept_K])
 
@@ -155,6 +158,13 @@ class EditedRow:
         x_K = np.concatenate((self.x_K[kept_K], x_K[inside_K]))
         order_K = np.argsort(ids_K)
         return EditedRow(self.work, row_V, ids_K[order_K], x_K[order_K])
+
+    def in_bins(self, end: int, ids_N: Ids) -> EditedRow:
+        """The row with the tokens whose ``work.bins`` is below ``end``, and some others. It has no edited tokens."""
+        row_V = self.work.new_row()
+        GENERIC.keep_bins(self.row_V, self.work.bins, end, row_V)
+        row_V[ids_N] = self.row_V[ids_N]
+        return EditedRow(self.work, row_V)
 
     def keep_only(self, ids_K: Ids) -> EditedRow:
         """The row with only the listed tokens."""

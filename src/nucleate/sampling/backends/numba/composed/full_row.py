@@ -1,4 +1,4 @@
-"""A whole row, evaluated lazily: linear Scales are recorded instead of applied, and statistics come from row kernels.
+"""A whole row, evaluated lazily: linear and cubic Scales are recorded, not applied; kernels make statistics.
 
 A truncation stage gets the top of the ranking as a list, as long as its decision needs.
 """
@@ -14,6 +14,7 @@ import numpy as np
 from nucleate.jit.kernel_libraries import GENERIC
 from nucleate.outputs import StepLogprobs
 from nucleate.sampling import noise
+from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.composed.candidate_list import (
     TIE_TOLERANCE,
     CandidateList,
@@ -22,6 +23,7 @@ from nucleate.sampling.backends.numba.composed.candidate_list import (
     finite_tokens,
     uniform,
 )
+from nucleate.sampling.backends.numba.composed.curve import PROBE, Curve, fitted
 from nucleate.sampling.backends.numba.composed.edited_row import LOWEST, EditedRow, apply_shift
 from nucleate.sampling.backends.numba.composed.pipeline_steps import PipelineStep
 from nucleate.sampling.backends.reference import Floats, Ids, Survivors, TotalMass
@@ -33,8 +35,13 @@ from nucleate.sampling.stages.selection.gumbel import Gumbel
 MIN_GROUPS = 8
 """Rows with at most this many groups are always listed."""
 
+LINE = Curve()
 MIN_SLOPE, MAX_SLOPE = 1e-200, 1e200
 """Steeper or flatter scales are applied at once: scores could overflow or lose digits."""
+MAX_FACTOR = 1e30
+"""The same for lines before and after curves."""
+CURVES = ("quadratic", "cubic")
+"""Forms of rules that are evaluated as curves."""
 
 MIN_WEIGHTED_SUM, MIN_RELATIVE_SCORE = 1e-280, -750.0
 """Sums below the first are too inexact in ``row_kernels.group_masses``; tokens below the second have weight 0."""
@@ -45,6 +52,9 @@ LINE_PROBE, BENT_PROBE = np.array([0.0, -LINE_SPAN]), np.array([-LINE_SPAN, -2.0
 
 TAIL_FRACTIONS = 0.3, 0.03, 0.001
 """Fractions of the mass left out of successive candidate lists; the last list has all tokens."""
+
+BINS, MAX_CENTRE = 8192, 60.0
+"""Bins of a histogram of distances. They reach this far beyond 0, and centres are at most this far from it."""
 
 NEGATIVE_WEIGHT_PROBE = -(2.0 ** np.arange(-4, 24))
 """Relative scores at which weights are checked for being negative below the candidates."""
@@ -61,22 +71,24 @@ class FullRow:
     total: TotalMass | None = None  #: see ``CandidateList``
 
     def __init__(
-        self, row: EditedRow, scales: Scales = (), slope: float = 1.0, error: float = 0.0, *, inexact: bool = False
+        self, row: EditedRow, scales: Scales = (), curve: Curve = LINE, error: float = 0.0, *, inexact: bool = False
     ) -> None:
-        """slope: product of the scales. error: rounding error of scores. inexact: see ``CandidateList``."""
-        self.row, self.scales, self.slope, self._error, self.inexact = row, scales, slope, error, inexact
+        """curve: of all scales. error: rounding error of raw scores. inexact: see ``CandidateList``."""
+        self.row, self.scales, self.curve, self._error, self.inexact = row, scales, curve, error, inexact
         self.top = row.top  #: the maximum score after the scales
         self._sums: Floats | None = None
         self._masses_G = np.empty(row.work.groups)
 
     def statistics(self, names: frozenset[str], sorted_count: int = 0) -> RowStats:
         """As ``CandidateList.statistics``."""
+        if self.curve.bent and names & {"mean", "var"}:
+            return self.ranked_list().statistics(names, sorted_count)
         mass, entropy, square, n, mean, var = np.nan, np.nan, np.nan, self.row.work.size, np.nan, np.nan
         if names & {"mass", "entropy", "full_mass"}:
             mass, weighted_sum = self._mass_sums().tolist()
             entropy = math.log(mass) - weighted_sum / mass
         if "square" in names:
-            square = self.row.mass_sums(2.0 * self.slope, self.row.work.scratch_G)[0]
+            square = self.row.mass_sums(self.curve.times(2.0), self.row.work.scratch_G)[0]
         if names & {"mean", "var"}:
             n, mean, var = self._moments()
         elif "n" in names:
@@ -89,7 +101,7 @@ class FullRow:
     def _mass_sums(self) -> Floats:
         """``EditedRow.mass_sums`` after the scales."""
         if self._sums is None:
-            self._sums = self.row.mass_sums(self.slope, self._masses_G)
+            self._sums = self.row.mass_sums(self.curve, self._masses_G)
             if -self._sums[1] < MIN_WEIGHTED_SUM:  # all but the top tokens underflow in the kernel
                 row = self.list_above(MIN_RELATIVE_SCORE).statistics(frozenset(("mass", "entropy")))
                 self._sums[:] = row.mass, (np.log(row.mass) - row.entropy) * row.mass
@@ -105,7 +117,8 @@ class FullRow:
             origin = np.float32(mean)
         if not var < np.inf:
             raise UndecidedRow
-        return n, (mean - self.row.top) * self.slope, var * self.slope * self.slope
+        slope = self.curve.slope
+        return n, (mean - self.row.top) * slope, var * slope * slope
 
     def list_above(self, threshold: float) -> CandidateList:
         """The tokens at or above a relative threshold, and possibly a few more."""
@@ -128,14 +141,29 @@ class FullRow:
 
     def _raw_bound(self, threshold: float, side: float = -1.0) -> np.float32:
         """A raw score certainly below a relative threshold despite rounding; with side 1, above it."""
-        relative = threshold / self.slope
+        relative = self._bent_bound(threshold, side) if self.curve.bent else threshold / self.curve.slope
         score = self.row.top + relative + side * (self._error + 1e-6 * (abs(self.row.top) + abs(relative)))
         return np.nextafter(np.float32(max(score, float(LOWEST))), np.float32(side * np.inf))  # type: ignore[no-any-return]
+
+    def _bent_bound(self, threshold: float, side: float) -> float:
+        """A difference of raw scores from the maximum below a relative threshold; with side 1, above it."""
+        z_N = PROBE
+        for _ in range(2):
+            after_N = self._apply_scales(self.row.top + z_N) - self.top  # falls
+            count = np.count_nonzero(after_N >= threshold) if side < 0.0 else np.count_nonzero(after_N > threshold)
+            if count == len(z_N):
+                return float(z_N[-1]) if side > 0.0 else -np.inf
+            if count == 0:
+                return 0.0
+            z_N = np.linspace(z_N[count - 1], z_N[count], 65)
+        return float(z_N[64 if side < 0.0 else 0])
 
     def _list_raw(self, lowest: np.float32) -> CandidateList:
         ids_N, x_N = self.row.ranked(lowest)
         x_N = self._apply_scales(x_N)
         if not -np.inf < x_N[0] < np.inf:
+            raise UndecidedRow
+        if self.curve.bent and not (x_N[1:] <= x_N[:-1]).all():  # rounding has changed the order
             raise UndecidedRow
         if x_N[-1] == -np.inf:
             ids_N, x_N = ids_N[x_N > -np.inf], x_N[x_N > -np.inf]
@@ -178,12 +206,25 @@ class FullRow:
             return self._scale_unranked(step, row)
         if step.kind.form == "linear":
             top, far_score = np.asarray(stage.apply(LINE_PROBE, row)).tolist()
-            if MIN_SLOPE < (slope := self.slope * (top - far_score) / LINE_SPAN) < MAX_SLOPE:
-                error, inexact = self._error + 1e-15 * abs(top) / slope, self.inexact or step.kind.inexact
-                scaled = FullRow(self.row, (*self.scales, (stage, row, self.top)), slope, error, inexact=inexact)
-                scaled.top = top
-                return scaled
+            factor, slope = (top - far_score) / LINE_SPAN, self.curve.slope * (top - far_score) / LINE_SPAN
+            if self.curve.bent and top == 0.0 and 1.0 / MAX_FACTOR < factor < MAX_FACTOR:
+                return self._scaled(step, row, self.curve.times(factor), 0.0)
+            if not self.curve.bent and MIN_SLOPE < slope < MAX_SLOPE:
+                return self._scaled(step, row, Curve(slope), top)
+        elif step.kind.form in CURVES and not self.curve.bent and 1.0 / MAX_FACTOR < self.curve.slope < MAX_FACTOR:
+            curve = fitted(stage.apply, row)
+            if curve is not None:
+                return self._scaled(step, row, curve.after(self.curve.slope), 0.0)
         return self.ranked_list().with_total(None).scale(step)
+
+    def _scaled(self, step: PipelineStep, row: RowStats, curve: Curve, top: float) -> FullRow:
+        """The row after one more Scale. curve: of all of them. top: the maximum score."""
+        error, inexact = self._error, self.inexact or step.kind.inexact
+        if top != 0.0:
+            error += 1e-15 * abs(top) / curve.slope
+        scaled = FullRow(self.row, (*self.scales, (step.stage, row, self.top)), curve, error, inexact=inexact)
+        scaled.top = top
+        return scaled
 
     def _scale_unranked(self, step: PipelineStep, row: RowStats) -> CandidateList:
         """All tokens after a Scale, in ascending order of ids; ranked later if a stage needs it."""
@@ -225,18 +266,68 @@ class FullRow:
 
     def _with_row(self, row: EditedRow, total: TotalMass | None) -> FullRow:
         """The same scales on a row with fewer tokens."""
-        left = FullRow(row, self.scales, self.slope, self._error, inexact=self.inexact)
+        curve = self.curve.shifted(row.top - self.row.top) if self.curve.bent else self.curve
+        left = FullRow(row, self.scales, curve, self._error, inexact=self.inexact)
         left.total, left.top = total, float(self._apply_scales(np.array([row.top]))[0])
         return left
 
-    def prefix(self, step: PipelineStep, total: TotalMass | None) -> CandidateList:
+    def prefix(self, step: PipelineStep, total: TotalMass | None) -> CandidateList | FullRow:
         row = self.statistics(step.kind.names, step.kind.sorted_count)
         inexact = self.inexact or step.kind.inexact
+        if (around := self._nearest(step, row, total)) is not None:
+            return around
         for kept in self._candidates(step, row):
             keep_N, reached = kept.prefix_mask(step, row, inexact=inexact)
             if reached:
                 break
         return kept.select(keep_N, total)
+
+    def _nearest(self, step: PipelineStep, row: RowStats, total: TotalMass | None) -> FullRow | None:
+        """What a Prefix keeps that orders tokens by their distance from a score, if these are too many to be listed.
+
+        A histogram of the distances finds the bin in which the weights reach the target; only its tokens and those of
+        the bins beside it are sorted. None if another way is faster, or if this one cannot decide.
+        """
+        stage, kind, groups = step.stage, step.kind, len(self.row.maxima_G)
+        if not (kind.softmax_weights and kind.form == "abs_linear" and stage.inclusive) or stage.ties:
+            return None
+        if self.curve.bent or len(self.row.ids_K) or groups <= MIN_GROUPS:
+            return None
+        near, far_score = np.asarray(stage.order(BENT_PROBE, row)).tolist()
+        factor = (far_score - near) / LINE_SPAN
+        centre, target, mass = near / factor - LINE_SPAN if factor > 0.0 else np.nan, float(stage.target(row)), row.mass
+        if not (-MAX_CENTRE < centre < MAX_CENTRE and 0.0 < target < mass):
+            return None
+        listed = self._raw_bound(min(self._mass_threshold(0.99 * (mass - target)), 2.0 * centre))
+        if 2 * np.count_nonzero(self.row.maxima_G >= listed) <= groups:
+            return None
+        masses, weights = np.empty(BINS), np.empty(GROUP_SIZE)
+        scale, bins_V = BINS / (abs(centre) + MAX_CENTRE), self.row.work.bins
+        GENERIC.distance_masses(self.row.row_V, self.row.top, self.curve.slope, centre, scale, bins_V, weights, masses)
+        sums = np.cumsum(masses)
+        place = int(sums.searchsorted(target))
+        if not 2 <= place < BINS - 2:
+            return None
+        ids_N = np.flatnonzero((bins_V >= place - 1) & (bins_V <= place + 1))
+        ids_N, x_N = reference.ranked(ids_N, self._apply_scales(self.row.scores(ids_N)))
+        relative_N = x_N - self.top
+        key_N = evaluate_rule(stage.order, relative_N, row)
+        order_N = key_N.argsort(kind="stable")
+        sums_N = sums[place - 2] + evaluate_rule(stage.weight, relative_N, row)[order_N].cumsum()
+        count = int(sums_N.searchsorted(target)) + 1
+        if (
+            count >= len(order_N)
+            or (np.abs(sums_N[max(count - 2, 0) : count + 1] - target) <= TIE_TOLERANCE * target).any()
+        ):
+            raise UndecidedRow
+        inside, outside = order_N[count - 1], order_N[count]
+        if relative_N[inside] != relative_N[outside] and (
+            key_N[outside] - key_N[inside] <= TIE_TOLERANCE * (1.0 + abs(key_N[inside]))
+        ):
+            raise UndecidedRow
+        kept = self.row.in_bins(place - 1, ids_N[order_N[:count]])
+        left = self._with_row(kept, total)
+        return left if step.min_keep <= 1 or kept.moments(np.float32(kept.top))[0] >= step.min_keep else None
 
     def _candidates(self, step: PipelineStep, row: RowStats) -> Iterator[CandidateList]:
         """Longer and longer tops of the ranking for a Prefix; the last one has all tokens."""
@@ -283,6 +374,9 @@ class FullRow:
         lowest = float(scores_N[scores_N > -np.inf].min())
         if count:
             lowest = min(lowest, float(self.row.kth_bound(min(count, self.row.work.size))))
+        if self.scales:  # they may make scores equal, and of equal scores the lowest ids are reported
+            last = float(self._apply_scales(np.array([lowest]))[0] - self.top)
+            lowest = min(lowest, float(self._raw_bound(min(last, 0.0)))) if last > -np.inf else float(LOWEST)
         kept = self._list_raw(np.nextafter(np.float32(max(lowest, float(LOWEST))), np.float32(-np.inf)))
         result = kept.step_logprobs(token, request)  # relative to the mass of the list
         offset = math.log(np.exp(kept.relative_scores()).sum() / self._mass_sums()[0])

@@ -50,12 +50,58 @@ def group_masses(x: Any, tail: Any, top: Any, slope: Any, masses: Any, sums: Any
         sums[0] += masses[group]
 
 
+@kernel("void(float32[::1], float32[::1], float64, float64, float64, float64, float64[::1], float64[::1])")
+def curved_group_masses(x: Any, tail: Any, top: Any, c1: Any, c2: Any, c3: Any, masses: Any, sums: Any) -> None:
+    """``group_masses`` with d = c1 * z + c2 * z**2 + c3 * z**3, z = x - top."""
+    sums[0], sums[1] = 0.0, 0.0
+    for group in range(masses.size):
+        masses[group] = block_ops.curved_mass_and_weighted_sum(
+            group_address(x, tail, group), top, c1, c2, c3, np.int64(sums[1:].ctypes.data)
+        )
+        sums[0] += masses[group]
+
+
 @kernel("void(float32[::1], float32[::1], int64, float32, float64[::1])")
 def moments(x: Any, tail: Any, groups: Any, origin: Any, sums: Any) -> None:
     """sums: the number of finite scores, and the sums of x - origin and of its square. origin: float32."""
     sums[:] = 0.0
     for group in range(groups):
         block_ops.moments(group_address(x, tail, group), origin, np.int64(sums.ctypes.data))
+
+
+@kernel("void(float32[::1], float64, float64, float64, float64, int16[::1], float64[::1], float64[::1])")
+def distance_masses(
+    x: Any, top: Any, slope: Any, centre: Any, scale: Any, bins: Any, weights: Any, masses: Any
+) -> None:
+    """A histogram of ``abs(d - centre)``, d = (x - top) * slope: masses has the sum of exp(d) of each bin.
+
+    scale: bins per unit; the last bin has all the rest. bins: on return, the bin of each score. weights: scratch [256].
+    """
+    masses[:] = 0.0
+    last = np.float64(masses.size - 1)
+    for start in range(0, x.size, GROUP_SIZE):
+        count = min(GROUP_SIZE, x.size - start)
+        for i in range(count):
+            d = max((np.float64(x[start + i]) - top) * slope, -700.0)
+            weights[i] = exp(d)
+            bins[start + i] = np.int16(np.int32(min(abs(d - centre) * scale, last)))
+        for i in range(count):
+            masses[bins[start + i]] += weights[i]
+
+
+@kernel("void(float32[::1], int16[::1], int64, float32[::1])")
+def keep_bins(x: Any, bins: Any, end: Any, out: Any) -> None:
+    """Copy the scores whose bin is below ``end``; -inf in place of the others."""
+    limit = np.int16(end)
+    for i in range(x.size):
+        out[i] = x[i] if bins[i] < limit else np.float32(-np.inf)
+
+
+@kernel("void(float32[::1], float32, float32[::1])")
+def keep_at_least(x: Any, threshold: Any, out: Any) -> None:
+    """Copy the scores at or above a threshold; -inf in place of the others."""
+    for i in range(x.size):
+        out[i] = x[i] if x[i] >= threshold else np.float32(-np.inf)
 
 
 @kernel("float64(float64[::1], float64)")
