@@ -328,6 +328,8 @@ class LLM:
     def encode(self, prompt: Prompt | Sequence[object], suffix: str | None = None) -> list[int]:
         """Return the token ids of a prompt. Text gets the model's special tokens; ids are not changed.
 
+        An empty text is the BOS token alone.
+
         suffix: text that follows the output (fill-in-the-middle). Raises ParameterError, also for a model without it.
         """
         if suffix is not None:
@@ -336,9 +338,7 @@ class LLM:
                 raise ParameterError("suffix", f"suffix and the prompt must be strings, got {shown(given)}")
             return encode_fill(self.tokenizer, prompt, suffix)
         if isinstance(prompt, str):
-            if not prompt:
-                raise ParameterError("prompt", "the prompt is empty; it must have at least one token")
-            return self.tokenizer.encode(prompt)
+            return self.tokenizer.encode(prompt) or self._empty_prompt()
         tokens = as_list(prompt)
         try:
             if tokens is None or any(isinstance(token, bool) for token in tokens):
@@ -346,6 +346,14 @@ class LLM:
             return [operator.index(token) for token in tokens]
         except TypeError:
             raise ParameterError("prompt", f"a prompt is a string or a list of token ids, got {prompt!r:.60}") from None
+
+    def _empty_prompt(self) -> list[int]:
+        """Return the prompt of an empty text for a tokenizer that adds no BOS by itself, such as GPT-2's."""
+        bos = self.tokenizer.bos_token_id
+        if bos is None:
+            why = "the prompt is empty, and this tokenizer has no BOS token, from which an empty prompt would begin"
+            raise ParameterError("prompt", why)
+        return [bos]
 
     def fill_params(self, params: SamplingParams) -> SamplingParams:
         """Return parameters for a prompt with a suffix: tokens such as ``<|fim_pad|>`` end the output, like EOS."""

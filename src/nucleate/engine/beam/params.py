@@ -13,6 +13,9 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import Parameter, ParameterError, param, unknown, with_parameters
 from nucleate.structured_output.spec import StructuredOutputs
 
+MAX_BEAMS = 1024
+"""The highest number of beams: each holds a row of logits, and a step ranks all of them together."""
+
 
 @final
 @with_parameters
@@ -26,7 +29,7 @@ class BeamParams:
 
     PARAMETERS: ClassVar[dict[str, Parameter]]
 
-    num_beams: int = param("number of beams (beam width)", default=4, low=1)
+    num_beams: int = param("number of beams (beam width)", default=4, low=1, high=MAX_BEAMS)
     max_tokens: int | None = param(
         "maximum number of tokens to generate per beam; none: as many as fit the context", default=None, low=1
     )
