@@ -94,6 +94,25 @@ def test_bad_input_is_one_clear_error(llm: nc.LLM, prompts: object, params: obje
         llm.generate(prompts, params)  # type: ignore[arg-type]
 
 
+def test_keywords_replace_fields_of_the_params(llm: nc.LLM) -> None:
+    prompts = ["The dog", "The cat"]
+    several = [SHORT.replace(seed=5), (nc.stages.TopK(3), nc.stages.Gumbel(2))]
+    found = llm.generate(prompts, several, max_tokens=4)  # of each
+    assert found[0].outputs == llm.generate(prompts[0], SHORT.replace(seed=5, max_tokens=4))[0].outputs
+    assert found[1].outputs == llm.generate(prompts[1], nc.SamplingParams(pipeline=several[1], max_tokens=4))[0].outputs
+    assert [len(one.token_ids) for one in found] == [4, 4]
+    assert found[0].token_ids == found[0].outputs[0].token_ids
+    one = llm.generate("Once", SHORT, seed=9, max_tokens=5)[0]
+    assert one.outputs == llm.generate("Once", SHORT.replace(seed=9, max_tokens=5))[0].outputs
+    assert "".join(chunk.text for chunk in llm.stream("Once", SHORT, seed=9, max_tokens=5)) == one.text
+    messages = [{"role": "user", "content": "Hello!"}]
+    assert llm.chat(messages, SHORT, seed=9) == llm.chat(messages, SHORT.replace(seed=9))
+    with pytest.raises(nc.ParameterError, match="min_tokens must be at most max_tokens"):
+        llm.generate("Once", SHORT.replace(min_tokens=8), max_tokens=5)
+    with pytest.raises(nc.ParameterError, match="unknown parameter 'sed'; did you mean seed"):
+        llm.generate("Once", SHORT, sed=9)
+
+
 def test_an_empty_prompt_generates_from_bos(llm: nc.LLM) -> None:
     bos = llm.tokenizer.bos_token_id
     expected = llm.generate([[bos]], SHORT)[0].outputs
@@ -407,8 +426,6 @@ def test_fields_change_the_defaults(llm: nc.LLM) -> None:
     [short] = llm.generate("The dog", max_tokens=8, temperature=0)
     assert short.text == llm.generate("The dog", params)[0].text
     assert "".join(chunk.text for chunk in llm.stream("The dog", max_tokens=8, temperature=0)) == short.text
-    with pytest.raises(ParameterError, match="give either sampling_params or max_tokens, not both"):
-        llm.generate("The dog", params, max_tokens=3)
     with pytest.raises(ParameterError, match="did you mean max_tokens"):
         llm.generate("The dog", max_new_tokens=3)
 

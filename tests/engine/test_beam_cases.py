@@ -165,8 +165,9 @@ def test_parameters_as_an_object_or_as_fields(llm: nc.LLM, capsys: pytest.Captur
     with pytest.raises(nc.ParameterError, match="unknown parameter 'num_beans'; did you mean num_beams") as error:
         llm.beam_search("Tom", num_beans=2)
     assert error.value.field == "num_beans"
-    with pytest.raises(nc.ParameterError, match="give params or num_beams, max_tokens, not both"):
-        llm.beam_search("Tom", BeamParams(), num_beams=2, max_tokens=4)
+    assert llm.beam_search("Tom", BeamParams(num_beams=3, max_tokens=4), num_beams=2) == one
+    with pytest.raises(nc.ParameterError, match="unknown parameter 'num_beans'"):
+        llm.beam_search("Tom", BeamParams(), num_beans=2)
     with pytest.raises(nc.ParameterError, match="params must be a BeamParams, got SamplingParams"):
         llm.beam_search("Tom", nc.SamplingParams())
     with pytest.raises(nc.ParameterError, match="such as"):

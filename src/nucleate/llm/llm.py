@@ -140,9 +140,10 @@ class LLM:
         prompts: a string, or a list of strings or of lists of token ids. sampling_params: one for all prompts, or a
         list with one per prompt; a tuple of stages stands for ``SamplingParams(pipeline=stages)``. suffix: text that
         follows the output, for prompts of text and models with fill-in-the-middle tokens. use_tqdm: show a progress bar
-        on stderr. values: fields of SamplingParams instead of sampling_params, as in ``generate(prompt,
-        max_tokens=30)``, or in addition to a pipeline. ``default_params`` applies to fields that are not set. All
-        requests are checked before the first one runs. Raises ParameterError.
+        on stderr. values: fields of SamplingParams, as in
+        ``generate(prompt, max_tokens=30)``; they replace those of sampling_params, of each in a list.
+        ``default_params`` applies to fields that are not set. All requests are checked before the first one runs.
+        Raises ParameterError.
         """
         given = check_prompts(prompts)
         if isinstance(sampling_params, list | tuple) and not is_pipeline(sampling_params):
@@ -167,8 +168,8 @@ class LLM:
     ) -> list[BeamCompletion]:
         """Complete prompts by beam search. Returns one BeamCompletion per prompt, in order, with the best beam first.
 
-        params: the parameters for all prompts; or pass its fields as keywords (``num_beams=8``). use_tqdm: show a
-        progress bar on stderr. ``default_params`` does not apply. Raises ParameterError.
+        params: the parameters for all prompts. values: its fields as keywords (``num_beams=8``), which replace those of
+        params. use_tqdm: show a progress bar on stderr. ``default_params`` does not apply. Raises ParameterError.
         """
         chosen = beam_params(params, values)
         requests = [BeamRequest(self.encode(prompt), chosen) for prompt in check_prompts(prompts)]
@@ -386,7 +387,7 @@ class LLM:
         if given is None:
             return self.default_params.override(**values) if values else self.default_params
         if isinstance(given, tuple) and is_pipeline(given):
-            given, values = SamplingParams(pipeline=given, **values), {}
+            given = SamplingParams(pipeline=given)
         if not isinstance(given, SamplingParams):
             hint = ""
             if isinstance(given, Mapping):
@@ -395,10 +396,7 @@ class LLM:
                 hint = "; a pipeline is a tuple of stages"
             allowed = "a SamplingParams, a tuple of stages, or a list with one of these per prompt"
             raise ParameterError("sampling_params", f"sampling_params must be {allowed}, got {shown(given)}{hint}")
-        if values:
-            names = ", ".join(values)
-            raise ParameterError("sampling_params", f"give either sampling_params or {names}, not both")
-        return given.with_defaults(self.default_params)
+        return (given.replace(**values) if values else given).with_defaults(self.default_params)
 
     def _stream(self, request: Request) -> Iterator[CompletionChunk]:
         self._engine.prepare(request)  # now, not at the first chunk
