@@ -41,7 +41,6 @@ UNKNOWN = [
     "extra_args",
 ]
 REFUSED: list[dict[str, Any]] = [
-    {"top_p": 0},
     {"min_p": 1.5},
     {"adaptive_p_target": -1},
     {"dry_allowed_length": 0},

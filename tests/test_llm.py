@@ -9,10 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
 import nucleate as nc
 from nucleate.models.loader import EMBEDDED
 from nucleate.parameters.parameter import ParameterError
+from nucleate.tokenization.tokenizer import Tokenizer
 
 SHORT = nc.SamplingParams(temperature=0.7, top_p=0.9, top_k=50, max_tokens=40, seed=1)
 
@@ -64,8 +66,6 @@ def test_many_prompts_each_with_its_own_parameters(llm: nc.LLM, capsys: pytest.C
 @pytest.mark.parametrize(
     ("prompts", "params", "message"),
     [
-        ("", None, "the prompt is empty"),
-        ([""], None, "the prompt is empty"),
         ([[]], None, "the prompt is empty"),
         ([1, 2, 3], None, r"a list of prompts.*\[\[1, 2, 3\]\]"),
         ([[1, "a"]], None, "a prompt is a string or a list of token ids"),
@@ -92,6 +92,47 @@ def test_many_prompts_each_with_its_own_parameters(llm: nc.LLM, capsys: pytest.C
 def test_bad_input_is_one_clear_error(llm: nc.LLM, prompts: object, params: object, message: str) -> None:
     with pytest.raises(nc.ParameterError, match=message):
         llm.generate(prompts, params)  # type: ignore[arg-type]
+
+
+def test_keywords_replace_fields_of_the_params(llm: nc.LLM) -> None:
+    prompts = ["The dog", "The cat"]
+    several = [SHORT.replace(seed=5), (nc.stages.TopK(3), nc.stages.Gumbel(2))]
+    found = llm.generate(prompts, several, max_tokens=4)  # of each
+    assert found[0].outputs == llm.generate(prompts[0], SHORT.replace(seed=5, max_tokens=4))[0].outputs
+    assert found[1].outputs == llm.generate(prompts[1], nc.SamplingParams(pipeline=several[1], max_tokens=4))[0].outputs
+    assert [len(one.token_ids) for one in found] == [4, 4]
+    assert found[0].token_ids == found[0].outputs[0].token_ids
+    one = llm.generate("Once", SHORT, seed=9, max_tokens=5)[0]
+    assert one.outputs == llm.generate("Once", SHORT.replace(seed=9, max_tokens=5))[0].outputs
+    assert "".join(chunk.text for chunk in llm.stream("Once", SHORT, seed=9, max_tokens=5)) == one.text
+    messages = [{"role": "user", "content": "Hello!"}]
+    assert llm.chat(messages, SHORT, seed=9) == llm.chat(messages, SHORT.replace(seed=9))
+    with pytest.raises(nc.ParameterError, match="min_tokens must be at most max_tokens"):
+        llm.generate("Once", SHORT.replace(min_tokens=8), max_tokens=5)
+    with pytest.raises(nc.ParameterError, match="unknown parameter 'sed'; did you mean seed"):
+        llm.generate("Once", SHORT, sed=9)
+
+
+def test_an_empty_prompt_generates_from_bos(llm: nc.LLM) -> None:
+    bos = llm.tokenizer.bos_token_id
+    expected = llm.generate([[bos]], SHORT)[0].outputs
+    assert llm.generate("", SHORT)[0].outputs == expected
+    assert [one.outputs for one in llm.generate(["", ""], SHORT)] == [expected] * 2
+    assert "".join(chunk.text for chunk in llm.stream("", SHORT)) == expected[0].text
+    assert llm.beam_search("", num_beams=2, max_tokens=3)[0].prompt_token_ids == (bos,)
+
+
+def test_an_empty_prompt_without_bos() -> None:
+    llm = nc.LLM()
+    backend = tokenizers.Tokenizer.from_str(llm.tokenizer.backend.to_str())
+    backend.post_processor = tokenizers.processors.Sequence([])
+    llm.tokenizer = Tokenizer(backend, bos_token_id=7)  # which the tokenizer does not add, as that of GPT-2
+    assert llm.encode("") == [7]
+    assert llm.encode("Once") == backend.encode("Once").ids
+    llm.tokenizer = Tokenizer(backend)
+    for call in (llm.generate, llm.stream, llm.beam_search):
+        with pytest.raises(nc.ParameterError, match="the prompt is empty, and this tokenizer has no BOS token"):
+            call("", max_tokens=1)  # type: ignore[operator]
 
 
 def test_one_invalid_request_stops_the_call_before_the_first_runs(llm: nc.LLM) -> None:
@@ -184,7 +225,7 @@ def test_stories_are_coherent(llm: nc.LLM) -> None:
 def test_an_invalid_generation_config_is_a_model_error(tmp_path: Path) -> None:
     shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_p": 7}))
-    with pytest.raises(nc.ModelError, match=r"generation_config\.json: top_p must be a number > 0 and <= 1, got 7"):
+    with pytest.raises(nc.ModelError, match=r"generation_config\.json: top_p must be a number >= 0 and <= 1, got 7"):
         nc.LLM(tmp_path)
 
 
@@ -385,8 +426,6 @@ def test_fields_change_the_defaults(llm: nc.LLM) -> None:
     [short] = llm.generate("The dog", max_tokens=8, temperature=0)
     assert short.text == llm.generate("The dog", params)[0].text
     assert "".join(chunk.text for chunk in llm.stream("The dog", max_tokens=8, temperature=0)) == short.text
-    with pytest.raises(ParameterError, match="give either sampling_params or max_tokens, not both"):
-        llm.generate("The dog", params, max_tokens=3)
     with pytest.raises(ParameterError, match="did you mean max_tokens"):
         llm.generate("The dog", max_new_tokens=3)
 

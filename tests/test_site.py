@@ -149,7 +149,7 @@ def test_the_pages_of_the_server() -> None:
     assert "All [sampling parameters](parameters.md), and:" in http
     per_position = "Accepted draft tokens, by position in the draft. (counter, label `position`, also "
     assert f": {per_position}`vllm:spec_decode_num_accepted_tokens_per_pos_total`)" in metrics
-    assert '"message": "top_p must be a number > 0 and <= 1, got 2"' in errors
+    assert '"message": "top_p must be a number >= 0 and <= 1, got 2"' in errors
     assert "`130`: interrupted" in errors
 
 

@@ -168,7 +168,7 @@ class Fields:
         """Number of most likely tokens to keep; 0 or -1: all (an integer >= 0 and <= 2**31 - 1 or -1; default 0)."""
     @property
     def typical_p(self) -> float:
-        """Cumulative probability of the locally typical tokens to keep; 1: all (a number > 0 and <= 1; default 1.0)."""
+        """Cumulative probability of the locally typical tokens to keep; 1: all, 0: one (a number >= 0 and <= 1; default 1.0)."""
     @property
     def min_p(self) -> float:
         """Minimum probability of a token, relative to the most likely one; 0: off (a number >= 0 and <= 1; default 0.0)."""
@@ -186,7 +186,7 @@ class Fields:
         """Remove tokens less likely than the sum of the squared probabilities (true or false; default false)."""
     @property
     def top_h(self) -> float | None:
-        """Maximum part of the entropy that the kept tokens contribute (a number > 0 and <= 1 or none; default none)."""
+        """Maximum part of the entropy that the kept tokens contribute; 0: one token (a number >= 0 and <= 1 or none; default none)."""
     @property
     def mirostat_tau(self) -> float:
         """Target surprise, in bits; 0: off (a number >= 0 and <= 1e+06; default 0.0)."""
@@ -201,7 +201,7 @@ class Fields:
         """Learning rate of mu (a number >= 0 and <= 1e+06; default 0.1)."""
     @property
     def top_p(self) -> float:
-        """Cumulative probability of the most likely tokens to keep; 1: all (a number > 0 and <= 1; default 1.0)."""
+        """Cumulative probability of the most likely tokens to keep; 1: all, 0: one (a number >= 0 and <= 1; default 1.0)."""
     @property
     def xtc_probability(self) -> float:
         """Probability, per step, of removing the top choices; 0: off (a number >= 0 and <= 1; default 0.0)."""

@@ -229,6 +229,11 @@ class Completion:
         return self.outputs[0].text
 
     @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens of the first output."""
+        return self.outputs[0].token_ids
+
+    @property
     def reasoning(self) -> str | None:
         """The reasoning of the first output."""
         return self.outputs[0].reasoning

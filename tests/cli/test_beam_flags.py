@@ -66,8 +66,8 @@ def test_structured_output(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--num-beams", "0"), "num_beams must be an integer >= 1, got '0'"),
-        (("--num-beams", "x"), "num_beams must be an integer >= 1, got 'x'"),
+        (("--num-beams", "0"), "num_beams must be an integer >= 1 and <= 1024, got '0'"),
+        (("--num-beams", "x"), "num_beams must be an integer >= 1 and <= 1024, got 'x'"),
         (("--num-beams", "4", "--n", "5"), "n must be at most num_beams (4), got 5"),
         (("--num-beams", "4", "--num-beam-groups", "3"), "num_beam_groups must divide num_beams (4), got 3"),
         (("--num-beams", "4", "--length-penalty", "inf"), "length_penalty must be a number"),

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from programs import begun
 
+import nucleate as nc
 from nucleate.cli.main import main
 from nucleate.sampling.stage import Floor
 from nucleate.sampling.stages import STAGES
@@ -57,6 +58,12 @@ def test_the_prompt_comes_from_stdin_a_file_or_is_empty(tmp_path: Path) -> None:
     assert nucleate("generate", "-", *rest, text="Once upon a time").stdout == expected
     assert nucleate("generate", "--file", str(tmp_path / "prompt.txt"), *rest).stdout == expected
     assert nucleate("generate", *rest).stdout == "Once upon a time" + expected
+    assert nucleate("generate", "", *rest).stdout == nc.LLM().generate("", max_tokens=10, seed=1)[0].text + "\n"
+    (tmp_path / "empty.txt").touch()
+    for source, name in ((["-"], "stdin"), (["--file", str(tmp_path / "empty.txt")], str(tmp_path / "empty.txt"))):
+        done = nucleate("generate", *source, *rest, text="")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"{name} is empty: to generate from the BOS token, pass '' as the prompt" in done.stderr
 
 
 @pytest.mark.slow
@@ -161,7 +168,7 @@ def test_flags_of_every_type_reach_the_pipeline(flag: str, value: str) -> None:
     ("arguments", "status", "message"),
     [
         (["generate", "x", "--temperature", "-1"], 2, "temperature must be a number >= 0, got"),
-        (["generate", "x", "--top-p", "2"], 2, "top_p must be a number > 0 and <= 1, got"),
+        (["generate", "x", "--top-p", "2"], 2, "top_p must be a number >= 0 and <= 1, got"),
         (["generate", "x", "--top-k", "x"], 2, "top_k must be an integer"),
         (["generate", "x", "--temperature", "nan"], 2, "temperature must be a number"),
         (["generate", "x", "--seed", "-1"], 2, "seed must be an integer"),
@@ -169,11 +176,14 @@ def test_flags_of_every_type_reach_the_pipeline(flag: str, value: str) -> None:
         (["generate", "x", "--logit-bias", "9999=1"], 2, "logit_bias names token 9999"),
         (["generate", "x", "--stop-regex", "("], 2, "stop_regex"),
         (["generate", "x", "--tempratur", "1"], 2, "arguments: --tempratur 1; did you mean --temperature?"),
+        (["generate", "--temprature", "0.5", "hi"], 2, "arguments: --temprature 0.5; did you mean --temperature?"),
+        (["generate", "--temprature", "0.5", "--top-k", "x"], 2, "--temprature 0.5; did you mean --temperature?"),
+        (["generate", "--temprature=0.5", "hi"], 2, "--temprature=0.5; did you mean --temperature?"),
+        (["generate", "--temp", "0.5", "hi"], 2, "did you mean --temperature?"),
         (["generate", "x", "--top_p=1", "--see", "2"], 2, "--see 2; did you mean --top-p, --seed?"),
         (["generate", "x", "--model", "/missing/model"], 1, "there is no model folder '/missing/model'"),
         (["generate", "x", "--device", "cuda", "--runtime", "numpy"], 1, "the numpy runtime"),
         (["generate", "word " * 2000], 2, "tokens, but the context holds 1024"),
-        (["generate", ""], 2, "the prompt is empty"),
         (["generate", "x", "--file", "y"], 2, "cannot be combined"),
         (["generate", "--file", "/missing.txt"], 1, "/missing.txt: No such file or directory"),
         (["genrate"], 2, "did you mean generate?"),
@@ -275,7 +285,7 @@ def test_chat_executes_commands_and_replies_to_lines() -> None:
     assert "seed=3" in done.stdout
     assert "temperature=0.5" in done.stdout
     assert "/set NAME VALUE" in done.stdout
-    assert "top_p must be a number > 0 and <= 1" in done.stderr
+    assert "top_p must be a number >= 0 and <= 1" in done.stderr
     assert "unknown parameter 'nothing'" in done.stderr
     assert "there is no reply to regenerate" in done.stderr
     assert "unknown command /nonsense" in done.stderr

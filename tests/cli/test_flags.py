@@ -209,7 +209,7 @@ def test_the_table_of_stages_is_readable(monkeypatch: pytest.MonkeyPatch, capsys
         if any(p.name == name for kind in STAGES.values() for p in kind.parameters.values()):
             assert any(line.startswith(f"  {name} ") for line in lines)
     [top_p] = [line for line in lines if line.startswith("  top_p ")]
-    assert top_p.endswith("[a number > 0 and <= 1; default 1]")
+    assert top_p.endswith("[a number >= 0 and <= 1; default 1]")
     assert any(line.endswith("[true or false; default false]") for line in lines)
     assert [line.split(maxsplit=1)[1] for line in lines if line.startswith("  penalty_last_n")][1:] == [
         "same as for repetition"

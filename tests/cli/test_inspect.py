@@ -139,7 +139,6 @@ def test_an_empty_distribution_is_one_line_and_an_exit_status(capsys: pytest.Cap
         (["x", "--logit-bias", "9999=1"], 2, "logit_bias names token 9999"),
         (["x", "--order", "vllm", "--top-a", "0.5"], 2, "order 'vllm' does not include top_a"),
         (["word " * 2000], 2, "the context holds 1024"),
-        ([""], 2, "the prompt is empty"),
         (["x", "--file", "y"], 2, "cannot be combined"),
     ],
 )

@@ -23,8 +23,9 @@ from nucleate.models.runner import ModelInput
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("num_beams", 0, "num_beams must be an integer >= 1, got 0"),
-        ("num_beams", True, "num_beams must be an integer >= 1, got True"),
+        ("num_beams", 0, "num_beams must be an integer >= 1 and <= 1024, got 0"),
+        ("num_beams", 5000, "num_beams must be an integer >= 1 and <= 1024, got 5000"),
+        ("num_beams", True, "num_beams must be an integer >= 1 and <= 1024, got True"),
         ("max_tokens", 0, "max_tokens must be an integer >= 1 or none, got 0"),
         ("length_penalty", math.inf, "length_penalty must be a number, got inf"),
         ("length_penalty", "1", "length_penalty must be a number"),
@@ -164,14 +165,15 @@ def test_parameters_as_an_object_or_as_fields(llm: nc.LLM, capsys: pytest.Captur
     with pytest.raises(nc.ParameterError, match="unknown parameter 'num_beans'; did you mean num_beams") as error:
         llm.beam_search("Tom", num_beans=2)
     assert error.value.field == "num_beans"
-    with pytest.raises(nc.ParameterError, match="give params or num_beams, max_tokens, not both"):
-        llm.beam_search("Tom", BeamParams(), num_beams=2, max_tokens=4)
+    assert llm.beam_search("Tom", BeamParams(num_beams=3, max_tokens=4), num_beams=2) == one
+    with pytest.raises(nc.ParameterError, match="unknown parameter 'num_beans'"):
+        llm.beam_search("Tom", BeamParams(), num_beans=2)
     with pytest.raises(nc.ParameterError, match="params must be a BeamParams, got SamplingParams"):
         llm.beam_search("Tom", nc.SamplingParams())
     with pytest.raises(nc.ParameterError, match="such as"):
         llm.beam_search([1, 2])
     with pytest.raises(nc.ParameterError, match="the prompt is empty"):
-        llm.beam_search(["Tom", ""])
+        llm.beam_search(["Tom", []])
 
 
 def test_failed_searches_return_a_completion_with_the_reason(llm: nc.LLM) -> None:

@@ -241,6 +241,25 @@ def test_preemption_keeps_the_sampler_state(llm: nc.LLM) -> None:
     assert engine.stats.num_preemptions > 2
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_alone_may_fill_the_context_and_the_kv_cache(llm: nc.LLM, kind: str) -> None:
+    params = nc.SamplingParams(prompt_logprobs=2, seed=1, n=2, ignore_eos=True)
+    engine = engine_of(llm, kind, blocks=10)  # of 4 tokens
+    assert engine.context_length == 40
+    [events] = drive(engine, [Request(range(1, 41), params, prompt_only=True)])
+    assert [len(event.chunk.token_ids) for event in events] == [1, 1]
+    shorter = Request(range(1, 40), params.replace(max_tokens=1))
+    [others] = drive(engine_of(llm, kind, blocks=10), [shorter])
+    found, expected = (ev[0].chunk.prompt_logprobs for ev in (events, others))
+    assert len(found) == 40
+    assert found[:39] == expected
+    [events] = drive(engine, [Request([1, 2, 3], params, prompt_only=True)])  # whatever max_tokens is
+    assert [len(event.chunk.token_ids) for event in events] == [1, 1]
+    with pytest.raises(nc.ParameterError, match="has 41 tokens, but the context holds 40"):
+        engine.add(Request([1] * 41, params, prompt_only=True))
+    assert is_empty(engine)
+
+
 @pytest.mark.parametrize(
     ("request_", "field", "message"),
     [

@@ -37,7 +37,7 @@ def test_invalid_limits(sequences: int, tokens: int) -> None:
 @pytest.mark.parametrize(
     ("job", "message"),
     [
-        (SchedulerEntry((0, 0, 0), [1], 13), "13 tokens do not fit 4 blocks of 3"),
+        (SchedulerEntry((0, 0, 0), [1], 14), "14 tokens do not fit 4 blocks of 3"),
         (SchedulerEntry((0, 0, 0), [], 4), "0 of 4 tokens, 4611686018427387904 at a time: nothing can be computed"),
         (SchedulerEntry((0, 0, 0), [1, 2], 2), "2 of 2 tokens"),
         (SchedulerEntry((0, 0, 0), [1, 2], 0), "2 of 0 tokens"),
@@ -49,7 +49,7 @@ def test_jobs_that_could_never_end_are_rejected(job: SchedulerEntry, message: st
     with pytest.raises(ValueError, match=message):
         schedule.add(job)
     assert len(schedule) == 0
-    schedule.add(SchedulerEntry((0, 0, 0), [1], 12))
+    schedule.add(SchedulerEntry((0, 0, 0), [1], 13))  # its last token is not computed
 
 
 def test_removing_an_unknown_job_is_an_error() -> None:

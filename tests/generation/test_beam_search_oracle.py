@@ -385,9 +385,9 @@ def test_invalid_logits_are_an_error_in_any_step_and_beam(bad: list, message: st
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("num_beams", 0, "num_beams must be an integer >= 1, got 0"),
-        ("num_beams", 2.0, "num_beams must be an integer >= 1, got 2.0"),
-        ("num_beams", True, "num_beams must be an integer >= 1, got True"),
+        ("num_beams", 0, "num_beams must be an integer >= 1 and <= 1024, got 0"),
+        ("num_beams", 2.0, "num_beams must be an integer >= 1 and <= 1024, got 2.0"),
+        ("num_beams", True, "num_beams must be an integer >= 1 and <= 1024, got True"),
         ("max_tokens", 0, "max_tokens must be an integer >= 1 or none, got 0"),
         ("length_penalty", math.nan, "length_penalty must be a number, got nan"),
         ("length_penalty", "1", "length_penalty must be a number, got '1'"),

@@ -95,7 +95,7 @@ def test_text() -> None:
         ("temperature(0.8, t=1)", "temperature has t twice"),
         ("nc.temperature(0.8)", "must be the name of a stage"),
         ("top_k(5) & gumbel", "must be the name of a stage"),
-        ("top_p(2)", r"pipeline\[0\] top_p: top_p must be a number > 0 and <= 1, got 2"),
+        ("top_p(2)", r"pipeline\[0\] top_p: top_p must be a number >= 0 and <= 1, got 2"),
         ("gumbel | temperature(1)", r"pipeline\[0\] gumbel is a draw, which must be the last stage"),
         ("top_k(5) | " * MAX_STAGES + "gumbel", f"has {MAX_STAGES + 1} stages; at most {MAX_STAGES}"),
         ("", "is not of the form"),

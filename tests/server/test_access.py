@@ -159,7 +159,7 @@ def test_http_1_0_needs_no_host(server: Server) -> None:
 def test_the_log_has_the_reason_of_a_rejected_request(server: Server) -> None:
     server.request("POST", PATH, {**STORY, "top_p": 7})
     line = logged(server, status=400, error_param="top_p")
-    assert line["error_message"] == "top_p must be a number > 0 and <= 1, got 7"
+    assert line["error_message"] == "top_p must be a number >= 0 and <= 1, got 7"
     server.request("POST", PATH, {**STORY, "model": "other"})
     assert logged(server, error_code="model_not_found")["status"] == 404
     server.request("POST", PATH, {"prompt": ["a secret", 5]})

@@ -100,7 +100,7 @@ def test_an_answer_and_questions_about_it(server: Server) -> None:
         (GENERATE, b"{", 400, "body"),
         (GENERATE, {"prompt": "a", "params": {"n": 3}}, 400, "n"),
         (GENERATE, {"prompt": "a", "params": {"stop": ["x"] * 2000}}, 400, "stop"),
-        (GENERATE, {"prompt": "a", "params": {"top_p": 0}}, 400, "top_p"),
+        (GENERATE, {"prompt": "a", "params": {"top_p": -0.1}}, 400, "top_p"),
         (GENERATE, {"parent": {"run": "a", "step": 0, "token": 1}}, 404, None),
         (TRACE, {"run": "a", "step": 0}, 404, None),
         (TRACE, {"run": "a"}, 400, "step"),

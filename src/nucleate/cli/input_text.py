@@ -35,8 +35,8 @@ def read_prompt(arguments: argparse.Namespace) -> str:
         return DEFAULT_PROMPT
     else:
         raise UsageError("no prompt: pass it as an argument, with --file or on stdin")
-    if not text:
-        raise UsageError("the prompt is empty: pass some text as an argument, with --file or on stdin")
+    if not text and arguments.prompt != "":
+        raise UsageError(f"{arguments.file or 'stdin'} is empty: to generate from the BOS token, pass '' as the prompt")
     return str(text)
 
 

@@ -167,7 +167,9 @@ class Engine:
         if isinstance(request, BeamRequest):
             return self._beams.prepare(self, request)
         params = request.params
-        rules = admit(self, self.tokenizer, request.prompt_ids, params, self._regex_seconds)
+        rules = admit(
+            self, self.tokenizer, request.prompt_ids, params, self._regex_seconds, prompt_only=request.prompt_only
+        )
         spec = params.structured_outputs
         grammar = None if spec is None else self._grammars.compile(spec)
         pipeline = self._pipelines.get(params)

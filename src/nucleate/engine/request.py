@@ -36,7 +36,8 @@ class Request:
     output_ids: tokens with which each output begins; they count as generated (penalties, stop criteria, ``max_tokens``,
     noise), and are returned. recorder: receives what each token was sampled from. kept_token_ids: special tokens that
     are in the text although ``skip_special_tokens`` is set, such as the markers of tool calls. reasoning: the reasoning
-    section of the outputs, for ``max_reasoning_tokens``.
+    section of the outputs, for ``max_reasoning_tokens``. prompt_only: the output is one token, which the caller drops:
+    then the prompt may fill the context.
     """
 
     prompt_ids: Sequence[int]
@@ -47,6 +48,7 @@ class Request:
     recorder: StepRecorder | None = field(default=None, compare=False)
     kept_token_ids: frozenset[int] = frozenset()
     reasoning: ReasoningSection | None = None
+    prompt_only: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt_ids", _token_ids(self.prompt_ids, "prompt", "prompt_ids"))
@@ -105,9 +107,14 @@ def admit(
     prompt_ids: Sequence[int],
     params: SamplingParams,
     regex_seconds: float = 0.5,
+    *,
+    prompt_only: bool = False,
 ) -> StopRules:
-    """Validate a request against the model, and build its stop rules. Raises ParameterError."""
-    size, room = model.vocab_size, model.context_length - len(prompt_ids)
+    """Validate a request against the model, and build its stop rules. Raises ParameterError.
+
+    prompt_only: the output needs no room in the context, see ``Request``.
+    """
+    size, room = model.vocab_size, model.context_length - len(prompt_ids) + prompt_only
     if not len(prompt_ids):
         raise ParameterError("prompt", "the prompt is empty; it must have at least one token")
     if not all(0 <= token < size for token in prompt_ids):
@@ -125,7 +132,7 @@ def admit(
             raise ParameterError(
                 "stop_token_ids", f"stop_token_ids names token {token}, but the vocabulary ends at {size - 1}"
             )
-    max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+    max_tokens = 1 if prompt_only else room if params.max_tokens is None else min(params.max_tokens, room)
     return stop_rules(params, frozenset(tokenizer.eos_token_ids), max_tokens, regex_seconds)
 
 

@@ -48,7 +48,8 @@ class Scheduler:
         if not 0 < length < entry.max_length or entry.max_chunk < 1:
             message = f"{length} of {entry.max_length} tokens, {entry.max_chunk} at a time: nothing can be computed"
             raise ValueError(message)
-        if sum([self.kv_cache.blocks_needed(one.max_length) for one in entry.group]) > self.kv_cache.num_blocks:
+        needed = [self.kv_cache.blocks_needed(one.max_length - 1) for one in entry.group]  # the last is not computed
+        if sum(needed) > self.kv_cache.num_blocks:
             blocks = f"{self.kv_cache.num_blocks} blocks of {self.kv_cache.block_size}"
             raise ValueError(f"{' and '.join(str(one.max_length) for one in entry.group)} tokens do not fit {blocks}")
         if len(entry.group) > self.max_num_seqs:

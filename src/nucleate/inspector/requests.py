@@ -56,8 +56,8 @@ def read_generate(body: Any) -> GenerateBody:
     inputs = [name for name in ("prompt", "messages", "parent") if given.get(name) is not None]
     if len(inputs) != 1:
         raise ParameterError("prompt", f"give one of prompt, messages and parent, got {' and '.join(inputs) or 'none'}")
-    if "prompt" in inputs and (not isinstance(given["prompt"], str) or not given["prompt"]):
-        raise ParameterError("prompt", f"prompt must be a non-empty text, got {shown(given['prompt'])}")
+    if "prompt" in inputs and not isinstance(given["prompt"], str):
+        raise ParameterError("prompt", f"prompt must be a text, got {shown(given['prompt'])}")
     if "messages" in inputs and not isinstance(given["messages"], list):
         raise ParameterError("messages", f"messages must be a list, got {shown(given['messages'])}")
     parent = None if "parent" not in inputs else _parent(given["parent"])

@@ -140,9 +140,10 @@ class LLM:
         prompts: a string, or a list of strings or of lists of token ids. sampling_params: one for all prompts, or a
         list with one per prompt; a tuple of stages stands for ``SamplingParams(pipeline=stages)``. suffix: text that
         follows the output, for prompts of text and models with fill-in-the-middle tokens. use_tqdm: show a progress bar
-        on stderr. values: fields of SamplingParams instead of sampling_params, as in ``generate(prompt,
-        max_tokens=30)``, or in addition to a pipeline. ``default_params`` applies to fields that are not set. All
-        requests are checked before the first one runs. Raises ParameterError.
+        on stderr. values: fields of SamplingParams, as in
+        ``generate(prompt, max_tokens=30)``; they replace those of sampling_params, of each in a list.
+        ``default_params`` applies to fields that are not set. All requests are checked before the first one runs.
+        Raises ParameterError.
         """
         given = check_prompts(prompts)
         if isinstance(sampling_params, list | tuple) and not is_pipeline(sampling_params):
@@ -167,8 +168,8 @@ class LLM:
     ) -> list[BeamCompletion]:
         """Complete prompts by beam search. Returns one BeamCompletion per prompt, in order, with the best beam first.
 
-        params: the parameters for all prompts; or pass its fields as keywords (``num_beams=8``). use_tqdm: show a
-        progress bar on stderr. ``default_params`` does not apply. Raises ParameterError.
+        params: the parameters for all prompts. values: its fields as keywords (``num_beams=8``), which replace those of
+        params. use_tqdm: show a progress bar on stderr. ``default_params`` does not apply. Raises ParameterError.
         """
         chosen = beam_params(params, values)
         requests = [BeamRequest(self.encode(prompt), chosen) for prompt in check_prompts(prompts)]
@@ -332,6 +333,8 @@ class LLM:
     def encode(self, prompt: Prompt | Sequence[object], suffix: str | None = None) -> list[int]:
         """Return the token ids of a prompt. Text gets the model's special tokens; ids are not changed.
 
+        An empty text is the BOS token alone.
+
         suffix: text that follows the output (fill-in-the-middle). Raises ParameterError, also for a model without it.
         """
         if suffix is not None:
@@ -340,9 +343,7 @@ class LLM:
                 raise ParameterError("suffix", f"suffix and the prompt must be strings, got {shown(given)}")
             return encode_fill(self.tokenizer, prompt, suffix)
         if isinstance(prompt, str):
-            if not prompt:
-                raise ParameterError("prompt", "the prompt is empty; it must have at least one token")
-            return self.tokenizer.encode(prompt)
+            return self.tokenizer.encode(prompt) or self._empty_prompt()
         tokens = as_list(prompt)
         try:
             if tokens is None or any(isinstance(token, bool) for token in tokens):
@@ -350,6 +351,14 @@ class LLM:
             return [operator.index(token) for token in tokens]
         except TypeError:
             raise ParameterError("prompt", f"a prompt is a string or a list of token ids, got {prompt!r:.60}") from None
+
+    def _empty_prompt(self) -> list[int]:
+        """Return the prompt of an empty text for a tokenizer that adds no BOS by itself, such as GPT-2's."""
+        bos = self.tokenizer.bos_token_id
+        if bos is None:
+            why = "the prompt is empty, and this tokenizer has no BOS token, from which an empty prompt would begin"
+            raise ParameterError("prompt", why)
+        return [bos]
 
     def fill_params(self, params: SamplingParams) -> SamplingParams:
         """Return parameters for a prompt with a suffix: tokens such as ``<|fim_pad|>`` end the output, like EOS."""
@@ -372,7 +381,7 @@ class LLM:
         if given is None:
             return self.default_params.override(**values) if values else self.default_params
         if isinstance(given, tuple) and is_pipeline(given):
-            given, values = SamplingParams(pipeline=given, **values), {}
+            given = SamplingParams(pipeline=given)
         if not isinstance(given, SamplingParams):
             hint = ""
             if isinstance(given, Mapping):
@@ -381,10 +390,7 @@ class LLM:
                 hint = "; a pipeline is a tuple of stages"
             allowed = "a SamplingParams, a tuple of stages, or a list with one of these per prompt"
             raise ParameterError("sampling_params", f"sampling_params must be {allowed}, got {shown(given)}{hint}")
-        if values:
-            names = ", ".join(values)
-            raise ParameterError("sampling_params", f"give either sampling_params or {names}, not both")
-        return given.with_defaults(self.default_params)
+        return (given.replace(**values) if values else given).with_defaults(self.default_params)
 
     def _stream(self, request: Request) -> Iterator[CompletionChunk]:
         self._engine.prepare(request)  # now, not at the first chunk

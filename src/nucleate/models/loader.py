@@ -60,6 +60,13 @@ def adopt(model: Any, **options: str | None) -> Model:
     raise ParameterError("model", f"model must be {allowed}, got {shown(model)}")
 
 
+FORMER_IDS = {
+    **dict.fromkeys(("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "openai-gpt"), "openai-community"),
+    "distilgpt2": "distilbert",
+}
+"""The owners of ids that once had none, for error messages."""
+
+
 def resolve(model: str | os.PathLike[str] | None, revision: str | None = None) -> Path:
     """The folder of a model: the embedded one for None, a folder, or a Hugging Face id (downloaded when not cached).
 
@@ -72,7 +79,10 @@ def resolve(model: str | os.PathLike[str] | None, revision: str | None = None) -
             raise ParameterError("revision", f"revision needs a Hugging Face id, but {reason}; got {shown(revision)}")
         return folder
     if not _HUB_ID.fullmatch(str(model)) or str(model).startswith(("./", "../")):
-        raise ModelError(f"there is no model folder {str(model)!r} (a Hugging Face id has the form 'owner/name')")
+        form = "a Hugging Face id has the form 'owner/name'"
+        if owner := FORMER_IDS.get(str(model)):
+            form = f"the Hugging Face id of that name is now '{owner}/{model}'"
+        raise ModelError(f"there is no model folder {str(model)!r} ({form})")
     return download(str(model), revision)
 
 

@@ -13,8 +13,8 @@ from nucleate.sampling.stages import STAGES
 from nucleate.sampling.stages.truncation.mirostat import Mirostat
 from nucleate.sampling.stages.truncation.mirostat_v1 import MirostatV1
 
-GREEDY: Mapping[str, Any] = MappingProxyType({"temperature": 0, "top_k": 1, "draw": "greedy"})
-"""Values that make a request greedy."""
+GREEDY: Mapping[str, Any] = MappingProxyType({"temperature": 0, "top_k": 1, "top_p": 0, "top_h": 0, "draw": "greedy"})
+"""Values that make a request greedy: those of a truncation with ``min_keep`` only while that keeps one token."""
 
 MIROSTATS = {"mirostat_tau": Mirostat, "mirostat_v1_tau": MirostatV1}
 """The stages that control truncation alone, by the field that enables them."""
@@ -25,7 +25,7 @@ COMBINING: Mapping[str, float] = MappingProxyType({"guidance_scale": 1.0, "contr
 DECISIVE = (
     *COMBINING,
     *MIROSTATS,
-    *("temperature", "top_k", "draw", "order", "min_tokens", "max_tokens", "pipeline"),
+    *(*GREEDY, "min_keep", "order", "min_tokens", "max_tokens", "pipeline"),
 )
 """The fields of a request that defaults can contradict."""
 
@@ -35,6 +35,13 @@ def _truncations() -> set[str]:
     kinds = [kind for kind in STAGES.values() if issubclass(kind, Floor | Prefix) and kind not in MIROSTATS.values()]
     fields = {parameter.name for kind in kinds for parameter in kind.parameters.values() if parameter.public}
     return fields - {"min_keep"}
+
+
+def _greedy_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The entries of GREEDY that make a request greedy. values: all fields of the request."""
+    if values["min_keep"] <= 1:
+        return GREEDY
+    return {name: value for name, value in GREEDY.items() if name not in ("top_p", "top_h")}
 
 
 def conflicts(defaults: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, str]:
@@ -50,7 +57,7 @@ def conflicts(defaults: Mapping[str, Any], request: Mapping[str, Any]) -> dict[s
     if mirostat := next((name for name in MIROSTATS if request.get(name)), None):
         greedy = {name for name, value in GREEDY.items() if defaults[name] == value}
         found |= dict.fromkeys({*_truncations(), *greedy, *MIROSTATS} - {mirostat}, mirostat)
-    elif any(request.get(name) == value for name, value in GREEDY.items()):
+    elif any(request.get(name) == value for name, value in _greedy_values({**defaults, **request}).items()):
         found |= dict.fromkeys(MIROSTATS, "greedy sampling")
     for name, neutral in COMBINING.items():
         if request.get(name, neutral) != neutral:

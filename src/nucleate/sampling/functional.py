@@ -23,6 +23,19 @@ from nucleate.sampling.pipeline import Params, prepared, seed_of
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.row_values import add_values
 
+ROW_ARGUMENTS = ("prompt_ids", "output_ids", "mask", "companion")
+"""The arguments that have one entry per row."""
+
+
+def is_row(logits: Any) -> bool:
+    """Whether logits are one row [V], and not rows [B, V]."""
+    return getattr(logits, "ndim", None) == 1 or (not hasattr(logits, "ndim") and np.ndim(logits) == 1)
+
+
+def as_row(given: Any) -> Any:
+    """One row, or an argument for one row, as a batch of one."""
+    return given[None] if hasattr(given, "ndim") else [given]
+
 
 class LogitsError(ValueError):
     """Some rows cannot be sampled. ``errors``: {row: message}; ``token_ids``: int64 [B], -1 in those rows."""
@@ -48,7 +61,8 @@ def sample(
 ) -> Any:
     """Sample one token per row, without keeping state: int64 [B], NumPy, or a tensor if the logits are a tensor.
 
-    logits_BV: float [B, V], NumPy or torch. params: one for all rows, or a list with one per row. step: position of the
+    logits_BV: float [B, V], NumPy or torch; or one row [V] with one list of token ids, mask [V / 32], companion [V],
+    for which the result has no rows either. params: one for all rows, or a list with one per row. step: position of the
     token in the output, one for all rows or one per row; the random numbers depend on it. prompt_ids, output_ids: a
     list of token ids per row, for penalties. mask: int32 [B, V / 32], bitmask of the allowed tokens, lowest bit first.
     companion: float [B, V], logits of the companion sequences, for parameters with guidance or contrastive decoding.
@@ -59,6 +73,11 @@ def sample(
 
     Raises LogitsError for a row with NaN, +inf or no finite score; the error holds the tokens of the other rows.
     """
+    if is_row(logits_BV):
+        one = [None if given is None else as_row(given) for given in (prompt_ids, output_ids, mask, companion)]
+        return sample(
+            as_row(logits_BV), params, step=step, **dict(zip(ROW_ARGUMENTS, one, strict=True)), backend=backend
+        )[0]
     batch = _Batch(logits_BV, params, prompt_ids, output_ids, mask, companion, backend)
     steps = per_row(step, len(batch), "step")
     tokens_B, errors = np.full(len(batch), -1, dtype=np.int64), {}
@@ -112,6 +131,11 @@ def probabilities(
 
     It is the distribution over all seeds; XTC is averaged over its random decision.
     """
+    if is_row(logits_BV):
+        one = [None if given is None else as_row(given) for given in (prompt_ids, output_ids, mask, companion)]
+        return probabilities(as_row(logits_BV), params, **dict(zip(ROW_ARGUMENTS, one, strict=True)), backend=backend)[
+            0
+        ]
     batch = _Batch(logits_BV, params, prompt_ids, output_ids, mask, companion, backend)
     p_BV, errors = np.zeros(batch.logits.shape), {}
     for row, (logits_V, stages, history, fast) in enumerate(batch):

@@ -79,7 +79,7 @@ def seed_of(params: object, stages: Pipeline) -> int | None:
 def simplify(stages: Pipeline) -> Pipeline:
     """An equivalent shorter pipeline: without neutral stages, and with an explicit greedy draw where it is greedy.
 
-    Temperature 0, top_k 1 and a greedy draw select the most likely token at their position. Stages before
+    Temperature 0, top_k 1, top_p 0 and a greedy draw select the most likely token at their position. Stages before
     that which cannot change that token are removed: those after the last Shift, typical-p, Ceiling or
     non-monotone Scale. Of the later stages only Shifts matter, as they may ban that token. Stages before a Tap stay.
     """

@@ -105,7 +105,7 @@ def build(chosen: tuple[Any, ...], ends: tuple[int, ...] = ()) -> Pipeline:
     """The stages that parameters stand for, in order, without logprobs and the draw.
 
     chosen: the values of PIPELINE_PARAMETERS, in that order. ends: the token ids that end the output. A greedy request
-    gets no truncation stages, as none could change its token. Raises ParameterError for an invalid order, one that
+    gets no other truncation stages. Raises ParameterError for an invalid order, one that
     lacks a stage that the request enables, and contradicting values. Cached: servers receive the same values often.
     """
     values = dict(zip(PIPELINE_PARAMETERS, chosen, strict=True))

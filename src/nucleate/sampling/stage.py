@@ -138,7 +138,7 @@ class Prefix(Stage):
     ``order`` to rank differently. At least one token is kept. For example::
 
         class TopP(Prefix):
-            p: float = param("Cumulative probability to keep", neutral=1.0, low=0.0, high=1.0, open_low=True)
+            p: float = param("Cumulative probability to keep", neutral=1.0, low=0.0, high=1.0)
             def weight(self, x, row):
                 return exp(x - row.top)
             def target(self, row):

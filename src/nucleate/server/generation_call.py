@@ -95,7 +95,7 @@ def encode_prompts(llm: LLM, parsed: ParsedRequest, max_model_len: int) -> list[
         room = max_model_len - (max_tokens or 1)
         prompts = [prompt._replace(token_ids=parsed.truncation.apply([*prompt.token_ids], room)) for prompt in prompts]
     longest = max(len(prompt.token_ids) for prompt in prompts)
-    if longest >= max_model_len:
+    if longest >= max_model_len + parsed.prompt_only:  # without an output, the prompt may fill the context
         raise too_long("prompt" if parsed.messages is None else "messages", longest, max_model_len)
     if field is not None and max_tokens is not None and longest + max_tokens > max_model_len:
         raise too_many_tokens(field, max_tokens, longest, max_model_len)

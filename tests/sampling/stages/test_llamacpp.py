@@ -37,14 +37,6 @@ PENALTIES = [vector for vector in FACTS["vectors"] if vector["sampler"] == "pena
 QUEUES = [vector for vector in FACTS["vectors"] if vector["sampler"] == "queue"]
 
 
-def top_p(p: float) -> Stage:
-    """llama.cpp's top_p = 0 keeps one token. Ours must be above 0: use top_k = 1 instead."""
-    if p == 0:
-        with pytest.raises(nc.ParameterError, match="top_p must be a number > 0 and <= 1, got 0"):
-            TopP(p)
-    return TopP(p or 5e-324)
-
-
 def min_p(p: float) -> Stage:
     """llama.cpp accepts min_p above 1 and keeps the best token. Ours is relative to the best token, so at most 1."""
     if p > 1:
@@ -58,7 +50,7 @@ STAGES = {
     "temp_ext": lambda step: Temperature(step["temp"]),  # with delta 0 it is the plain sampler
     "top_k": lambda step: TopK(step["k"]),
     "top_n_sigma": lambda step: TopNSigma(step["n"]),
-    "top_p": lambda step: top_p(step["p"]),
+    "top_p": lambda step: TopP(step["p"]),
     "min_p": lambda step: min_p(step["p"]),
     "typical": lambda step: Typical(step["p"]),
 }

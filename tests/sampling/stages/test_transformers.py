@@ -191,8 +191,3 @@ def test_every_listed_difference_exists(name):
     """Every vector listed above really differs, so that the list cannot hide agreement."""
     [vector] = [vector for vector in FACTS["vectors"] if vector["id"] == name]
     assert DIFFERENT[name][1] != vector["kept"]
-
-
-def test_top_p_of_zero_is_rejected():
-    with pytest.raises(nc.ParameterError, match="top_p must be a number > 0 and <= 1, got 0"):
-        TopP(0)

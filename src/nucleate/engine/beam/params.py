@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, final
 
 from nucleate.engine.request import Request
@@ -12,6 +12,9 @@ from nucleate.outputs import CompletionChunk, FinishReason, StepLogprobs, Usage,
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import Parameter, ParameterError, param, unknown, with_parameters
 from nucleate.structured_output.spec import StructuredOutputs
+
+MAX_BEAMS = 1024
+"""The highest number of beams: each holds a row of logits, and a step ranks all of them together."""
 
 
 @final
@@ -26,7 +29,7 @@ class BeamParams:
 
     PARAMETERS: ClassVar[dict[str, Parameter]]
 
-    num_beams: int = param("number of beams (beam width)", default=4, low=1)
+    num_beams: int = param("number of beams (beam width)", default=4, low=1, high=MAX_BEAMS)
     max_tokens: int | None = param(
         "maximum number of tokens to generate per beam; none: as many as fit the context", default=None, low=1
     )
@@ -171,15 +174,11 @@ def _output(piece: CompletionChunk) -> BeamOutput:
 
 
 def beam_params(params: BeamParams | None, values: dict[str, Any]) -> BeamParams:
-    """BeamParams from a value or from keyword arguments, but not both. Raises ParameterError."""
-    if params is None:
-        known = [field.name for field in fields(BeamParams)]
-        for name in values:
-            if name not in known:
-                raise unknown(name, known)
-        return BeamParams(**values)
-    if not isinstance(params, BeamParams):
+    """BeamParams with the values of keyword arguments. Raises ParameterError."""
+    if params is not None and not isinstance(params, BeamParams):
         raise ParameterError("params", f"params must be a BeamParams, got {params!r:.60}")
-    if values:
-        raise ParameterError(next(iter(values)), f"give params or {', '.join(values)}, not both")
-    return params
+    known = [field.name for field in fields(BeamParams)]
+    for name in values:
+        if name not in known:
+            raise unknown(name, known)
+    return BeamParams(**values) if params is None else replace(params, **values)

@@ -97,7 +97,7 @@ class ParsedRequest:
         """Return the engine request of a prompt."""
         if self.beam_params is not None:
             return BeamRequest(prompt_ids, self.beam_params, priority=self.priority)
-        return Request(prompt_ids, self.engine_params, priority=self.priority)
+        return Request(prompt_ids, self.engine_params, priority=self.priority, prompt_only=self.prompt_only)
 
     @cached_property
     def engine_params(self) -> SamplingParams:

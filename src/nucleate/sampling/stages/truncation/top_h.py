@@ -15,9 +15,13 @@ class TopH(Prefix):
     rank = 68
     inclusive = False
     a: float | None = param(
-        "Maximum part of the entropy that the kept tokens contribute", neutral=None, low=0.0, high=1.0, open_low=True
+        "Maximum part of the entropy that the kept tokens contribute; 0: one token", neutral=None, low=0.0, high=1.0
     )
     min_keep: int = min_keep_parameter()
+
+    @property
+    def greedy(self) -> bool:
+        return self.a == 0 and self.min_keep <= 1
 
     def weight(self, x: Any, row: RowStats) -> Any:
         log_mass = log(row.mass)

@@ -14,14 +14,14 @@ class TopP(Prefix):
 
     rank = 70
     p: float = param(
-        "Cumulative probability of the most likely tokens to keep; 1: all",
-        neutral=1.0,
-        low=0.0,
-        high=1.0,
-        open_low=True,
+        "Cumulative probability of the most likely tokens to keep; 1: all, 0: one", neutral=1.0, low=0.0, high=1.0
     )
     of_full_mass: bool = param("p refers to the distribution before earlier truncations", default=False, public=False)
     min_keep: int = min_keep_parameter()
+
+    @property
+    def greedy(self) -> bool:
+        return self.p == 0 and self.min_keep <= 1
 
     def weight(self, x: Any, row: RowStats) -> Any:
         return exp(x - row.top)

@@ -14,11 +14,10 @@ class Typical(Prefix):
 
     rank = 62
     p: float = param(
-        "Cumulative probability of the locally typical tokens to keep; 1: all",
+        "Cumulative probability of the locally typical tokens to keep; 1: all, 0: one",
         neutral=1.0,
         low=0.0,
         high=1.0,
-        open_low=True,
         name="typical_p",
     )
     min_keep: int = min_keep_parameter()
