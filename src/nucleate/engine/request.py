@@ -133,15 +133,22 @@ def admit(
                 "stop_token_ids", f"stop_token_ids names token {token}, but the vocabulary ends at {size - 1}"
             )
     max_tokens = 1 if prompt_only else room if params.max_tokens is None else min(params.max_tokens, room)
-    return stop_rules(params, frozenset(tokenizer.eos_token_ids), max_tokens, regex_seconds)
+    return stop_rules(params, frozenset(tokenizer.eos_token_ids), max_tokens, regex_seconds, tokenizer)
 
 
 def stop_rules(
-    params: SamplingParams, eos_token_ids: frozenset[int], max_tokens: int | None, regex_seconds: float = 0.5
+    params: SamplingParams,
+    eos_token_ids: frozenset[int],
+    max_tokens: int | None,
+    regex_seconds: float = 0.5,
+    tokenizer: Tokenizer | None = None,
 ) -> StopRules:
     """The stop rules of some parameters. max_tokens: None for no limit. Raises ParameterError."""
+    special = tokenizer.special_ids if tokenizer is not None and params.stop and params.skip_special_tokens else ()
+    found = [(tokenizer.find_token(text), text) for text in params.stop] if tokenizer is not None and special else []
     return StopRules(
         stop=params.stop,
+        stop_special=tuple((token, text) for token, text in found if token is not None and token in special),
         stop_token_ids=frozenset(params.stop_token_ids),
         eos_token_ids=eos_token_ids,
         stop_regex=params.stop_regex,

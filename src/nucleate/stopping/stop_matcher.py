@@ -2,8 +2,9 @@
 
 ``StopMatcher.push`` takes one token: its id, and the text that it completed. After each token, in this order:
 
-1. *Stop tokens.* EOS (unless ``ignore_eos``) ends the sequence with detail None, one of ``stop_token_ids`` with the id.
-   The text of the stop token is not searched, and shown only with ``include_stop_str_in_output``.
+1. *Stop tokens.* EOS (unless ``ignore_eos``) ends the sequence with detail None, one of ``stop_token_ids`` with the id,
+   a special token that is a stop string with the string. The text of the stop token is not searched. It is shown only
+   with ``include_stop_str_in_output``.
 2. *Stop text.* The sequence ends at the first token after which its text contains a stop string, a match of a stop
    regex, or a complete JSON value (see ``stop_json``). Of the matches that the token completed, the one that starts
    earliest counts, of these the longest; on a tie, strings precede regexes, and regexes have their order. The text is
@@ -40,11 +41,13 @@ RESTORED = 0.01
 class StopRules:
     """The stop criteria of a sequence, with the values of ``SamplingParams``.
 
+    ``stop_special``: the stop strings that are special tokens, which have no text: their ids and the strings.
     ``regex_seconds`` is the time budget of all regexes. Raises ParameterError for an invalid regex, one that matches
     the empty string, and one that could take too much time or memory.
     """
 
     stop: tuple[str, ...] = ()
+    stop_special: tuple[tuple[int, str], ...] = ()
     stop_token_ids: frozenset[int] = frozenset()
     eos_token_ids: frozenset[int] = frozenset()
     stop_regex: tuple[str, ...] = ()
@@ -58,9 +61,10 @@ class StopRules:
     @property
     def end_ids(self) -> frozenset[int]:
         """The tokens that end the sequence."""
-        if self.ignore_eos:
-            return self.stop_token_ids
-        return self.stop_token_ids | self.eos_token_ids if self.stop_token_ids else self.eos_token_ids
+        if not (self.stop_token_ids or self.stop_special or self.ignore_eos):
+            return self.eos_token_ids
+        own = self.stop_token_ids.union(token for token, _ in self.stop_special)
+        return own if self.ignore_eos else own | self.eos_token_ids
 
     def __post_init__(self) -> None:
         if not self.stop_regex:
@@ -129,7 +133,10 @@ class StopMatcher:
         if token_id in self._end_ids and tokens >= self._min_tokens:
             rules = self._rules
             eos = token_id in rules.eos_token_ids and not rules.ignore_eos
-            self.finish = Finish("stop", None if eos else token_id)
+            special = dict(rules.stop_special).get(token_id)
+            self.finish = Finish("stop", None if eos else token_id if special is None else special)
+            if special is not None and not text.endswith(special):
+                text += special
             return self._show_stop_token(text) if rules.include_stop_str_in_output else ""
         if self._searches and text:
             text = self._read(text)

@@ -1,6 +1,7 @@
 """The Triton kernels compile with the oldest and the newest supported Triton, for GPUs of three generations.
 
-Each with and without every optional part, without spills, and with the registers in the table of docs/cuda.md.
+Each with and without every optional part, without spills, and with the registers in the table of docs/cuda.md. All
+three types are compiled for sm_90; for the other generations only float32, unless all tests with all examples run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import tiers
 
 pytest.importorskip("torch", reason="the kernels are launched with torch's tensors")
 pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")
@@ -21,8 +23,8 @@ ROOT = Path(__file__).parents[3]
 VERSIONS = ("3.6.0", "3.9.0")
 """Each is installed in a folder of its own by ``make setup-triton``."""
 CAPABILITIES = (80, 90, 100)
-KERNELS = {"stats": 12, "finish": 16, "tally": 6, "collect": 6, "resume": 12}
-"""The number of compilations of each kernel: three types, with and without each optional part."""
+KERNELS = {"stats": 4, "finish": 8, "tally": 2, "collect": 2, "resume": 4}
+"""The number of compilations of each kernel for one type: with and without each optional part."""
 INSTRUCTIONS = {"stats": 1200, "finish": 11_500, "tally": 2200, "collect": 2600, "resume": 11_800}
 SHARED = 48 << 10
 """Bytes of shared memory that every GPU gives a program without an opt-in."""
@@ -52,7 +54,8 @@ def test_every_kernel_compiles_with_and_without_every_part(version: str, capabil
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(folder), "TRITON_CACHE_DIR": str(tmp_path)}
     compiler = str(ROOT / "tests" / "support" / "triton_compile.py")
-    command = [sys.executable, "-W", "error", compiler, str(capability), "fp32,bf16,fp16"]
+    types = ("fp32", "bf16", "fp16") if capability == 90 else ("fp32", "bf16", "fp16")[: tiers.count(1, 3)]
+    command = [sys.executable, "-W", "error", compiler, str(capability), ",".join(types)]
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -60,9 +63,13 @@ def test_every_kernel_compiles_with_and_without_every_part(version: str, capabil
     assert {line["triton"] for line in lines} == {version}
     for name, count in KERNELS.items():
         found = [line for line in lines if line["kernel"] == name]
-        assert len(found) == count
+        assert sum(line["dtype"] == "fp32" for line in found) == count
+        assert {line["dtype"] for line in found} == {*types}
         assert max(line["spills"] for line in found) == 0, found
         assert max(line["instructions"] for line in found) <= INSTRUCTIONS[name], found
         assert max(line["shared"] for line in found) <= SHARED, found
         registers = [line["registers"] for line in found]
-        assert (min(registers), max(registers)) == documented()[name, version, capability], name
+        low, high = documented()[name, version, capability]
+        assert low <= min(registers) <= max(registers) <= high, name
+        if len(types) == 3:
+            assert (min(registers), max(registers)) == (low, high), name
