@@ -125,7 +125,7 @@ EDGES = {  # field: (good values, bad values)
     "pipeline": ([None, (Temperature(2.0),), [{"stage": "top_k"}], "top_k(5) | gumbel"], [5, {}, Temperature(2.0)]),
     "temperature": ([0, 0.0, 5e-324, 1, 1.7e308], [-1e-9, float("inf"), float("nan"), None, "1", True]),
     "top_k": ([-1, 0, 1, 2**31 - 1], [-2, 2**31, 10**5000, 1.0, None, "5", False]),
-    "top_p": ([5e-324, 0.5, 1, 1.0], [0, 0.0, -0.0, 1.0000001, None, float("nan"), "0.9"]),
+    "top_p": ([0, 0.0, 5e-324, 0.5, 1, 1.0], [-1e-9, 1.0000001, None, float("nan"), "0.9"]),
     "min_p": ([0, 0.0, 1], [-1e-9, 1.0000001, None]),
     "seed": ([None, 0, 2**64 - 1, np.uint64(2**64 - 1)], [-1, 2**64, 1.0, "0", True]),
     "n": ([1, 128], [0, 129, None]),

@@ -451,13 +451,16 @@ def test_an_unsupported_constraint_is_an_error_before_the_first_line(
 # ---- any text
 
 
+SWITCHES = ("json-object", "grammar-lazy", "schema-strict-keywords")
+
+
 @settings(max_examples=tiers.count(50, 200), deadline=None)
 @given(
     st.sampled_from([flag for flag, _, _ in FLAGS.values()]),
     st.text(st.characters(exclude_characters="\0"), max_size=30),
 )
 def test_any_text_is_a_constraint_or_an_error(flag: str, text: str) -> None:
-    arguments = [f"--{flag}"] if flag in ("json-object", "grammar-lazy") else [f"--{flag}={text}"]
+    arguments = [f"--{flag}"] if flag in SWITCHES else [f"--{flag}={text}"]
     if flag.startswith("structured_outputs"):
         arguments.append("--json-object")
     try:

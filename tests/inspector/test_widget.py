@@ -90,7 +90,7 @@ def test_the_template_of_a_saved_page_is_sent(widget: InspectorWidget, replies: 
     [
         ("trace", {"run": "no-such-run", "step": 0}, {"code": "run_not_found", "param": None}),
         ("generate", {"prompt": "A", "params": {"temperature": -1}}, {"code": None, "param": "temperature"}),
-        ("generate", {"prompt": ""}, {"code": None, "param": "prompt"}),
+        ("generate", {"prompt": 5}, {"code": None, "param": "prompt"}),
         ("delete", None, {"code": None, "param": "path"}),
     ],
 )

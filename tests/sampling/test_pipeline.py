@@ -118,7 +118,7 @@ def test_torch_logits_that_are_not_floats_are_rejected():
             nc.sample(torch.ones((1, 2), dtype=kind), SEEDED)
 
 
-@pytest.mark.parametrize("shape", [(), (4,), (1, 2, 3), (3, 0), (0,), (0, 0)])
+@pytest.mark.parametrize("shape", [(), (1, 2, 3), (3, 0), (0,), (0, 0)])
 def test_logits_of_an_invalid_shape_are_rejected(shape):
     with pytest.raises(ValueError, match=r"logits must have the shape \[rows, vocabulary\], got \["):
         nc.sample(np.zeros(shape, np.float32), SEEDED)

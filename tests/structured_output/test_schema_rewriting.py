@@ -263,11 +263,6 @@ def test_forbidden_names_cannot_be_escaped(
 @pytest.mark.parametrize(
     ("schema", "hint"),
     [
-        ({"requird": ["a"]}, "requird; did you mean required?"),
-        ({"items": {"minlength": 3}}, "minlength at /items; did you mean minLength?"),
-        ({"max_length": 3}, "max_length; did you mean maxLength?"),
-        ({"propertes": {}}, "propertes; did you mean properties?"),
-        ({"ref": "#"}, "ref; did you mean "),
         ({"nullable": True}, 'nullable; write "null" as one of the types'),
         ({"const": 9007199254740993}, "const with such a large number"),
         ({"type": "integer", "minimum": 1e19}, "minimum with such a large number"),
@@ -278,6 +273,38 @@ def test_unenforceable_keywords_have_hints(grammars: GrammarCompiler, schema: di
     with pytest.raises(ParameterError) as caught:
         grammars.compile(StructuredOutputs(json_schema=schema))
     assert f"json_schema: cannot enforce {hint}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "hint"),
+    [
+        ({"requird": ["a"]}, "requird; did you mean required?"),
+        ({"items": {"minlength": 3}}, "minlength at /items; did you mean minLength?"),
+        ({"max_length": 3}, "max_length; did you mean maxLength?"),
+        ({"propertes": {}}, "propertes; did you mean properties?"),
+        ({"ref": "#"}, "ref; did you mean "),
+        ({"type": "string", "_format": "date"}, "_format; did you mean format?"),
+        ({"type": "array", "item": {"type": "null"}}, "item; did you mean items?"),
+        ({"types": "string"}, "types; did you mean type?"),
+        ({"require": ["a"]}, "require; did you mean required?"),
+        ({"requiredIf": {}}, "requiredIf; did you mean "),
+        ({"anyOf": [{"formats": ["date"]}]}, "formats at /anyOf/0; did you mean format?"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_keywords_that_look_misspelled_are_ignored_and_named(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], hint: str
+) -> None:
+    """JSON Schema ignores unknown keywords: what is enforced is the schema without them."""
+    compiled = grammars.compile(StructuredOutputs(json_schema=schema))
+    assert len(compiled.ignored) == 1
+    assert hint in compiled.ignored[0]
+    validator = jsonschema.Draft202012Validator(schema)
+    for text in ("null", "[null]", "[]", '"x"', "{}", '{"a":1}', '"2020-01-01"', "[1]"):
+        assert can_write(compiled, tokenizer, text) == validator.is_valid(json.loads(text)), text
+    with pytest.raises(ParameterError, match=r"json_schema: unknown keyword .*; did you mean") as caught:
+        grammars.compile(StructuredOutputs(json_schema=schema, strict_keywords=True))
+    assert hint in str(caught.value)
 
 
 @pytest.mark.parametrize(

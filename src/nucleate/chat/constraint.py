@@ -84,7 +84,7 @@ class ChatConstraint:
             return self.given
         changes: dict[str, Any] = {"structural_tag": {"type": "structural_tag", "format": structure}}
         if self.given is not None:
-            changes |= {"whitespace": self.given.whitespace, "on_unsupported": self.given.on_unsupported}
+            changes |= {name: getattr(self.given, name) for name in ("whitespace", "on_unsupported", "strict_keywords")}
         return StructuredOutputs(**changes)
 
     def _structure(self) -> Structure | None:

@@ -52,6 +52,11 @@ FLAGS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         {"metavar": "TYPE:VALUE", "action": "append"},
     ),
     "on_unsupported": ("schema-on-unsupported", _ON_UNSUPPORTED, {"metavar": "ACTION"}),
+    "strict_keywords": (
+        "schema-strict-keywords",
+        "Reject a schema with an unknown keyword that looks like a misspelled one, instead of ignoring it.",
+        {"action": "store_const", "const": True},
+    ),
     "whitespace": ("json-whitespace", _WHITESPACE, {"metavar": "MODE"}),
     "max_digits": ("json-max-digits", _MAX_DIGITS, {"metavar": "N"}),
 }

@@ -174,8 +174,6 @@ def unsupported_keywords(locations: Iterable[SchemaLocation]) -> Iterator[tuple[
                     yield f"{keyword}{suffix} with such a large number", ""
             elif keyword in UNSUPPORTED:
                 yield f"{keyword}{suffix}", _HINTS.get(keyword, "")
-            elif keyword not in SUPPORTED and (known := _misspelled(keyword[:_MAX_KEYWORD_LENGTH])):
-                yield f"{shown(keyword)[1:-1]}{suffix}", f"; did you mean {known}?"
         format_name = location.schema.get("format")
         if isinstance(format_name, str) and applies_to_strings(location.schema) and format_name not in FORMATS:
             known = _FORMATS_BY_PLAIN_WORD.get(_plain(format_name[:_MAX_KEYWORD_LENGTH]))
@@ -184,6 +182,16 @@ def unsupported_keywords(locations: Iterable[SchemaLocation]) -> Iterator[tuple[
                 yield what, f" (supported: {', '.join(sorted(FORMATS))})"
             elif known is not None:
                 yield what, f"; did you mean {known}?"
+
+
+def misspelled_keywords(locations: Iterable[SchemaLocation]) -> Iterator[str]:
+    """Yield the unknown keywords of a prepared schema that look like known ones, with their places."""
+    for location in locations:
+        for keyword in location.schema:
+            if keyword in _ACCEPTED or keyword in SUPPORTED or keyword in UNSUPPORTED:
+                continue
+            if known := _misspelled(keyword[:_MAX_KEYWORD_LENGTH]):
+                yield f"{shown(keyword)[1:-1]}{location.message_suffix}; did you mean {known}?"
 
 
 def _is_exact(value: object) -> bool:

@@ -22,6 +22,7 @@ from nucleate.structured_output.json_schema import (
     PreparedSchema,
     check_unsupported,
     keyword_locations,
+    misspelled_keywords,
     remove_keywords,
     unsupported_keywords,
 )
@@ -192,8 +193,11 @@ class LLGuidanceEngine:
 
 def _ignored(schema: PreparedSchema, spec: StructuredOutputs) -> tuple[str, ...]:
     """Remove what cannot be enforced from a schema, in place, and return it. Raises ParameterError."""
+    unknown = tuple(dict.fromkeys(misspelled_keywords(schema.locations)))
+    if unknown and spec.strict_keywords:
+        raise ParameterError("json_schema", f"json_schema: unknown keyword {unknown[0]}")
     patterns = remove_unsupported_patterns(schema, overlapping=spec.on_unsupported == "ignore")
-    return check_unsupported((*patterns, *_unsupported(schema)), spec.on_unsupported)
+    return *check_unsupported((*patterns, *_unsupported(schema)), spec.on_unsupported), *unknown
 
 
 def _unsupported(schema: PreparedSchema) -> Iterator[tuple[str, str]]:

@@ -46,9 +46,11 @@ class StructuredOutputs:
 
     ``on_unsupported`` selects what happens to schema keywords that cannot be enforced: ``"error"`` rejects the schema;
     ``"approximate"`` also rejects it, but treats ``oneOf`` as ``anyOf``; ``"ignore"`` skips these keywords and lists
-    them in the output's ``validation``. ``whitespace`` between JSON tokens: ``"flexible"`` allows a space, or a line
-    break and up to 16 spaces or 8 tabs; ``"none"`` allows none. ``max_digits``: maximum number of consecutive digits of
-    a number in JSON, unless the schema requires more; 0 for no limit.
+    them in the output's ``validation``. ``strict_keywords``: an unknown keyword that looks like a misspelled one
+    rejects the schema; otherwise it is ignored, as JSON Schema says, and listed there too. ``whitespace`` between JSON
+    tokens: ``"flexible"`` allows a space, or a line break and up to 16 spaces or 8 tabs; ``"none"`` allows none.
+    ``max_digits``: maximum number of consecutive digits of a number in JSON, unless the schema requires more; 0 for no
+    limit.
 
     Raises ParameterError, which names the field.
     """
@@ -62,6 +64,7 @@ class StructuredOutputs:
     grammar_lazy: bool = False
     grammar_triggers: tuple[GrammarTrigger, ...] | None = None
     on_unsupported: OnUnsupported = "error"
+    strict_keywords: bool = False
     whitespace: Whitespace = "flexible"
     max_digits: int = MAX_DIGITS
 
@@ -126,6 +129,7 @@ class StructuredOutputs:
 
 _OPTIONS: Final = (
     ("on_unsupported", "error", ("json_schema", "structural_tag")),
+    ("strict_keywords", False, ("json_schema", "structural_tag")),
     ("whitespace", "flexible", ("json_schema", "json_object", "structural_tag")),
     ("grammar_lazy", False, ("grammar",)),
     ("grammar_triggers", None, ("grammar",)),
@@ -215,6 +219,7 @@ _CONVERT: Mapping[str, Callable[[str, Any], Any]] = {
     "grammar_lazy": _switch,
     "grammar_triggers": read_triggers,
     "on_unsupported": partial(_one_of, OnUnsupported),
+    "strict_keywords": _switch,
     "whitespace": partial(_one_of, Whitespace),
     "max_digits": _count,
 }
