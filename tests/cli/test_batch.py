@@ -572,3 +572,15 @@ def test_missing_files(folder: Folder) -> None:
 def test_an_empty_input_is_done_at_once(folder: Folder) -> None:
     folder.write()
     assert folder.run() == (0, [], "[0 lines done before]\n")
+
+
+def test_the_output_may_be_a_flag(folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder.write({"prompt": "a"})
+    other = tmp_path / "other.jsonl"
+    for flag in ("-o", "--output"):
+        assert main(["batch", str(folder.input), flag, str(other), "--overwrite", *SHORT]) == 0
+        assert len(other.read_text().splitlines()) == 1
+    capsys.readouterr()
+    for arguments in ([], [str(folder.output), "-o", str(other)]):
+        assert main(["batch", str(folder.input), *arguments, *SHORT]) == 2
+        assert "set the output file once: as OUTPUT, or with -o" in capsys.readouterr().err

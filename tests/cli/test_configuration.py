@@ -204,3 +204,12 @@ def test_errors_have_status_2_and_one_line(tmp_path: Path, capsys: pytest.Captur
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     assert "--config FILE" in capsys.readouterr().out
+
+
+def test_the_default_name_of_a_file_is_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "gemma.gguf"
+    file.touch()
+    for model, name in ((str(file), "gemma.gguf"), (str(tmp_path), str(tmp_path)), ("owner/name", "owner/name")):
+        assert flags.model_name(command_parser("serve").parse_args(["--model", model])) == name
+    given = command_parser("serve").parse_args(["--model", str(file), "--served-model-name", "x"])
+    assert flags.model_name(given) == "x"

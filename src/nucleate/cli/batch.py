@@ -32,7 +32,7 @@ USAGE = "[OPTIONS] INPUT OUTPUT"
 COMMON = {
     "INPUT": "Input file; - reads stdin.",
     "OUTPUT": "Output file to append records to; - is stdout.",
-    "--model": "Folder or Hugging Face id (default: bundled).",
+    "--model": "Folder, GGUF file or Hugging Face id (default: bundled).",
     "--max-tokens": "Maximum tokens per completion.",
     "--temperature": "Sampling temperature; 0 is greedy.",
     "--top-p": "Nucleus sampling: keep this probability mass.",
@@ -50,9 +50,9 @@ PREFETCH = 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", metavar="INPUT", help="Input file; - reads stdin.")
-    parser.add_argument(
-        "output", metavar="OUTPUT", help="Output file, to which records are appended; - writes to stdout."
-    )
+    text = "Output file, to which records are appended; - writes to stdout."
+    parser.add_argument("output", metavar="OUTPUT", nargs="?", help=text)
+    parser.add_argument("-o", "--output", dest="output_flag", metavar="OUTPUT", help="The same as OUTPUT.")
     before = parser.add_mutually_exclusive_group()
     before.add_argument("--overwrite", action="store_true", help="Discard the existing content of OUTPUT.")
     before.add_argument("--retry-errors", action="store_true", help="Process lines that failed before again.")
@@ -83,6 +83,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     values = read_values(arguments)
+    if (arguments.output is None) == (arguments.output_flag is None):
+        raise UsageError("set the output file once: as OUTPUT, or with -o; - is stdout")
+    arguments.output = arguments.output or arguments.output_flag
     if arguments.ray_actors is not None and (arguments.ray is None or arguments.ray_actors < 1):
         raise UsageError("--ray-actors needs --ray, and must be at least 1")
     with open_input(arguments.input) as source:

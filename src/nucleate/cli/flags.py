@@ -141,7 +141,8 @@ def add_name(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
 def model_names(arguments: argparse.Namespace) -> list[str]:
     """Return the model names in requests; the first one is that in responses. None is twice in it."""
     given = getattr(arguments, "served_model_name", None)
-    names = given if isinstance(given, list) else [given or arguments.model or BUNDLED_MODEL]
+    model = str(arguments.model or BUNDLED_MODEL)
+    names = given if isinstance(given, list) else [given or (Path(model).name if Path(model).is_file() else model)]
     return [*dict.fromkeys(map(str, names))]
 
 
