@@ -235,6 +235,33 @@ def test_a_schema_that_cannot_be_enforced(llm: nc.LLM) -> None:
     check(llm.chat(ASK, tools=[loose, wait], tool_choice="wait", max_tokens=250, seed=1), ("wait",))
 
 
+def test_a_keyword_that_cannot_be_enforced_leaves_the_others_enforced(llm: nc.LLM) -> None:
+    """And the output says so."""
+    city = {"enum": ["Paris", "Rome"]}
+    parameters = {
+        "type": "object",
+        "properties": {"city": city, "note": {"type": "string", "pattern": "^(?=a).*$", "maxLength": 3}},
+        "required": ["city"],
+        "additionalProperties": False,
+    }
+    loose = {"type": "function", "function": {"name": "loose", "parameters": parameters}}
+    complete = 0
+    for choice in ("loose", "required"):
+        values = {"tools": [loose, wait], "tool_choice": choice, "max_tokens": 200, "n": 4, "seed": 1}
+        for output in llm.chat(ASK, **values).outputs:
+            assert output.validation is not None
+            assert any("pattern" in text and "/properties/note" in text for text in output.validation.ignored)
+            for call in output.tool_calls:
+                if call.complete and call.name == "loose":
+                    complete += 1
+                    assert call.arguments["city"] in ("Paris", "Rome")
+                    assert {*call.arguments} <= {"city", "note"}
+    assert complete
+    given = {"json_schema": {"pattern": "^(?=a)"}}
+    with pytest.raises(nc.ParameterError, match="cannot enforce"):  # what was given is not relaxed
+        llm.chat(ASK, tools=[loose], structured_outputs=given)
+
+
 def test_structured_output_or_calls(llm: nc.LLM) -> None:
     """With optional calls, an output is either calls or an answer with the given structure."""
     for seed in range(3):

@@ -47,7 +47,8 @@ class ChatConstraint:
     def resolve(self, check: Check) -> StructuredOutputs | None:
         """Return a constraint that can be enforced. check: compiles it. Raises ParameterError.
 
-        If the schema of a tool that is not strict cannot be enforced, its arguments are any JSON object. If calls are
+        If the schema of a tool that is not strict cannot be enforced, its keywords that can be are enforced, and the
+        validation of the outputs names the others; if none can be, its arguments are any JSON object. If calls are
         optional and no tool is strict, they are not constrained if the grammar engine does not support the model.
         """
         tools = self.use.callable_tools
@@ -65,8 +66,11 @@ class ChatConstraint:
 
     def _relaxed(self, check: Check) -> StructuredOutputs | None:
         deadline = time.monotonic() + MAX_SECONDS
+        if self.given is not None:
+            check(self.given)  # only the schemas of tools are relaxed
         tools = [_enforceable(tool, check, deadline) for tool in self.use.tools]
         spec = replace(self, use=self.use.with_tools(tools)).spec()
+        spec = None if spec is None else replace(spec, on_unsupported="ignore")
         is_optional = self.use.mode == "auto" and self.given is None and not any(tool.strict for tool in tools)
         try:
             if spec is not None:
@@ -133,11 +137,11 @@ def _answer(given: StructuredOutputs, *, in_messages: bool) -> Structure:
 
 
 def _enforceable(tool: Tool, check: Check, deadline: float) -> Tool:
-    """Return a tool, with any object as its arguments if its schema cannot be enforced and it is not strict."""
+    """Return a tool, with any object as its arguments if nothing of its schema can be enforced and it is not strict."""
     if time.monotonic() > deadline:
         raise ParameterError("tools", f"the schemas of the tools took longer than {MAX_SECONDS} s to compile")
     try:
-        check(StructuredOutputs(json_schema=tool.parameters_json))
+        check(StructuredOutputs(json_schema=tool.parameters_json, on_unsupported="error" if tool.strict else "ignore"))
     except ParameterError as error:
         if tool.strict:
             raise ParameterError("tools", f"the parameters of the strict tool {tool.name}: {error}") from None
