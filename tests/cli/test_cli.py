@@ -179,7 +179,6 @@ def test_flags_of_every_type_reach_the_pipeline(flag: str, value: str) -> None:
         (["generate", "--temprature", "0.5", "hi"], 2, "arguments: --temprature 0.5; did you mean --temperature?"),
         (["generate", "--temprature", "0.5", "--top-k", "x"], 2, "--temprature 0.5; did you mean --temperature?"),
         (["generate", "--temprature=0.5", "hi"], 2, "--temprature=0.5; did you mean --temperature?"),
-        (["generate", "--temp", "0.5", "hi"], 2, "did you mean --temperature?"),
         (["generate", "x", "--top_p=1", "--see", "2"], 2, "--see 2; did you mean --top-p, --seed?"),
         (["generate", "x", "--model", "/missing/model"], 1, "there is no model folder '/missing/model'"),
         (["generate", "x", "--device", "cuda", "--runtime", "numpy"], 1, "the numpy runtime"),

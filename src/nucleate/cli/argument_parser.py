@@ -105,7 +105,7 @@ class ArgumentParser(argparse.ArgumentParser):
         found: list[str] = []
         for word, value in pairwise([*words[: words.index("--") if "--" in words else len(words)], "-"]):
             known = word.partition("=")[0] in self._option_string_actions
-            if word.startswith("--") and not known and not any(map(str.isspace, word)):
+            if word.startswith("--") and word[2:3].isalpha() and not known and not any(map(str.isspace, word)):
                 found += [word] if value.startswith("-") or "=" in word else [word, value]
         return found
 
