@@ -32,7 +32,7 @@ USAGE = "[OPTIONS] INPUT OUTPUT"
 COMMON = {
     "INPUT": "Input file; - reads stdin.",
     "OUTPUT": "Output file to append records to; - is stdout.",
-    "--model": "Folder, GGUF file or Hugging Face id (default: bundled).",
+    "--model": "Folder, GGUF file or hub id (default: bundled).",
     "--max-tokens": "Maximum tokens per completion.",
     "--temperature": "Sampling temperature; 0 is greedy.",
     "--top-p": "Nucleus sampling: keep this probability mass.",

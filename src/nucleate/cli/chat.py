@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 USAGE = "[OPTIONS]"
 COMMON = {
-    "--model": "Folder, GGUF file or Hugging Face id (default: bundled).",
+    "--model": "Folder, GGUF file or hub id (default: bundled).",
     "--system": "System message.",
     "--max-tokens": "Maximum tokens per reply (default: context).",
     "--temperature": "Sampling temperature; 0 is greedy.",

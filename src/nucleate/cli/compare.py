@@ -28,7 +28,7 @@ COMMON = {
     "--output": "JSONL file of results, to resume.",
     "--csv": "Write the metrics to a CSV file.",
     "--plot": "Plot the trade-off: .png, .svg or .pdf.",
-    "--model": "Folder, GGUF file or Hugging Face id (default: bundled).",
+    "--model": "Folder, GGUF file or hub id (default: bundled).",
     "--json": "Print a JSON list instead of a table.",
 }
 """The options of ``--help``."""

@@ -26,7 +26,7 @@ USAGE = "[OPTIONS] [PROMPT]"
 COMMON = {
     "PROMPT": "Text to continue; - reads stdin.",
     "--file": "Read the prompt from a file.",
-    "--model": "Folder, GGUF file or Hugging Face id (default: bundled).",
+    "--model": "Folder, GGUF file or hub id (default: bundled).",
     "--max-tokens": "Maximum tokens to generate (default: context).",
     "--temperature": "Sampling temperature; 0 is greedy.",
     "--top-p": "Nucleus sampling: keep this probability mass.",

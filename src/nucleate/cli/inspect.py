@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 USAGE = "[OPTIONS] [PROMPT]"
 COMMON = {
     "PROMPT": "Text whose next token to inspect; - reads stdin.",
-    "--model": "Folder, GGUF file or Hugging Face id (default: bundled).",
+    "--model": "Folder, GGUF file or hub id (default: bundled).",
     "--steps": "Number of tokens to inspect (default: 1).",
     "--top": "Number of tokens to list (default: 10).",
     "--temperature": "Sampling temperature; 0 is greedy.",

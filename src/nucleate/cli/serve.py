@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 USAGE = "[OPTIONS]"
 COMMON = {
-    "--model": "Folder, GGUF file or Hugging Face id (default: bundled).",
+    "--model": "Folder, GGUF file or hub id (default: bundled).",
     "--host": "Address to bind (default: 127.0.0.1).",
     "--port": "Port to bind; 0 is any free port (default: 8000).",
     "--api-key-file": "File with accepted API keys, one per line.",
