@@ -26,7 +26,8 @@ class Finish(NamedTuple):
 class Validation(NamedTuple):
     """Result of validating an output against a JSON schema that could not be enforced completely."""
 
-    ignored: tuple[str, ...]  #: the keywords that were not enforced, with their places in the schema
+    #: the keywords that were not enforced, and unknown words that look like keywords, with their places in the schema
+    ignored: tuple[str, ...]
     errors: tuple[str, ...]  #: the validation errors that the package jsonschema reports; () for a valid output
     unchecked: tuple[str, ...] = ()  #: string formats that were neither enforced nor validated
 

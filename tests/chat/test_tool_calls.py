@@ -257,6 +257,18 @@ def test_a_keyword_that_cannot_be_enforced_leaves_the_others_enforced(llm: nc.LL
                     assert call.arguments["city"] in ("Paris", "Rome")
                     assert {*call.arguments} <= {"city", "note"}
     assert complete
+    either = {"oneOf": [{"type": "integer", "maximum": 9}, {"type": "string", "maxLength": 2}]}
+    strict_parameters = {
+        "type": "object",
+        "properties": {"n": either},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    strict = {"type": "function", "function": {"name": "strict", "parameters": strict_parameters, "strict": True}}
+    for output in llm.chat(ASK, tools=[loose, strict], tool_choice="strict", max_tokens=90, n=4, seed=1).outputs:
+        for call in output.tool_calls:  # relaxing the other tool has not relaxed this one
+            if call.complete:
+                jsonschema.validate(call.arguments, strict_parameters)
     given = {"json_schema": {"pattern": "^(?=a)"}}
     with pytest.raises(nc.ParameterError, match="cannot enforce"):  # what was given is not relaxed
         llm.chat(ASK, tools=[loose], structured_outputs=given)

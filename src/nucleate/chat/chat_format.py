@@ -78,13 +78,14 @@ class ChatFormat:
     def _special_texts(self) -> tuple[SpecialTexts, SpecialTexts]:
         """What is a control token in a message, and in one of the assistant: that may have reasoning and calls.
 
-        These are the special tokens, and the other added tokens that the template writes, such as ``<tool_call>``.
+        These are the special tokens, and the other added tokens that the template writes, such as ``<tool_call>``. The
+        markers of harmony end messages too, so that nobody may write them.
         """
         texts, template = self.tokenizer.pieces.tokens, self.tokenizer.chat_template or ""
         added = (texts[token] for token in self.tokenizer.added_ids if token in texts)
         found = {text for text in added if text in template and not _BRACKETS.isdisjoint(text)}
         found.update(_special_tokens(self.tokenizer))
-        formats = (self.reasoning, self.tool_format)
+        formats = () if is_harmony(template) else (self.reasoning, self.tool_format)
         markers = {token for one in formats if one is not None for token in one.special_tokens}
         return SpecialTexts(found), SpecialTexts(found - markers)
 

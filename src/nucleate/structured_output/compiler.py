@@ -35,13 +35,23 @@ UNTIMED_STEPS: Final = 64
 
 @final
 class CompiledGrammar:
-    """A constraint compiled for one vocabulary. ``ignored``: the ignored schema keywords and their locations."""
+    """A constraint compiled for one vocabulary.
+
+    ignored: the schema keywords that are not enforced, and their places. unknown: words that are not keywords but look
+    like misspelled ones.
+    """
 
     def __init__(
-        self, spec: StructuredOutputs, ignored: tuple[str, ...], initial: InitialMatcher, num_words: int, num_bytes: int
+        self,
+        spec: StructuredOutputs,
+        ignored: tuple[str, ...],
+        unknown: tuple[str, ...],
+        initial: InitialMatcher,
+        num_words: int,
+        num_bytes: int,
     ) -> None:
         self.spec = spec
-        self.ignored = ignored
+        self.ignored, self.unknown = ignored, unknown
         self.unchecked = () if not ignored else ignored if spec.structural_tag else unchecked_formats(spec.schema)
         """What neither masks nor ``validate`` check: formats, or the ignored keywords of a structural tag."""
         self.num_words = num_words
@@ -176,13 +186,13 @@ class GrammarCompiler:
                 fill_or_clear(matcher, masks_RW[row])
 
     def _compile(self, spec: StructuredOutputs) -> CompiledGrammar:
-        initial, ignored, num_bytes = self._engine.compile(spec)
+        initial, ignored, unknown, num_bytes = self._engine.compile(spec)
         try:
             self._test_first_mask(GrammarMatcher(initial))  # fail now if no text is possible, and warm the lexer
         except (MatcherError, ValueError) as error:
             raise ParameterError(spec.kind, f"{spec.kind}: {error}") from None
         initial.budget = TimeBudget(self.limits.mask_budget_seconds)  # compilation is not charged to sequences
-        return CompiledGrammar(spec, ignored, initial, self.num_words, num_bytes)
+        return CompiledGrammar(spec, ignored, unknown, initial, self.num_words, num_bytes)
 
     def _test_first_mask(self, first: GrammarMatcher) -> None:
         """Fill the first mask, and accept its token if it is the only one, to detect grammars without finite text."""

@@ -69,14 +69,19 @@ class Guide:
             return ()
 
     def add_text(self, text: str, finish: Finish | None) -> Validation | None:
-        """Record generated text. At its end, return its validation if the schema has ignored keywords."""
-        if not self.grammar.ignored:
+        """Record generated text. At its end, return its validation if the schema has ignored or unknown keywords.
+
+        Unknown keywords are named only: the text obeys the schema without them.
+        """
+        grammar = self.grammar
+        if not (grammar.ignored or grammar.unknown):
             return None
-        self._text.append(text)
+        if grammar.ignored:
+            self._text.append(text)
         if finish is None or finish.reason in ("abort", "error"):
             return None
-        errors = self.grammar.validate("".join(self._text), VALIDATION_SECONDS)
-        return Validation(self.grammar.ignored, tuple(errors), self.grammar.unchecked)
+        errors = grammar.validate("".join(self._text), VALIDATION_SECONDS) if grammar.ignored else ()
+        return Validation((*grammar.ignored, *grammar.unknown), tuple(errors), grammar.unchecked)
 
 
 def error_message(error: str, guide: Guide | None) -> str:

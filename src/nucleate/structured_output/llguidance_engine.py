@@ -62,8 +62,8 @@ class LLGuidanceEngine:
         self._digits = TokenDigits(vocabulary.tokens)
         self._executor = library().LLExecutor(num_threads=threads)
 
-    def compile(self, spec: StructuredOutputs) -> tuple[InitialMatcher, tuple[str, ...], int]:
-        """Return the initial matcher of a constraint, the ignored schema keywords and the approximate size in bytes.
+    def compile(self, spec: StructuredOutputs) -> tuple[InitialMatcher, tuple[str, ...], tuple[str, ...], int]:
+        """Return the initial matcher of a constraint, the ignored and the unknown keywords and about its size in bytes.
 
         Raises ParameterError, which names the field.
         """
@@ -71,7 +71,9 @@ class LLGuidanceEngine:
             return self._compile_tag(spec, spec.structural_tag)
         schema = self._limits.check(spec)
         ignored: tuple[str, ...] = ()
+        unknown: tuple[str, ...] = ()
         if schema is not None:
+            unknown = _unknown(schema, spec)
             ignored = _ignored(schema, spec)
         if spec.grammar is not None:
             self._check_grammar(spec.grammar)
@@ -85,14 +87,18 @@ class LLGuidanceEngine:
                 initial, text = self._create(spec, schema)
             if "oneOf" in warnings:
                 ignored += (f"oneOf treated as anyOf at {keyword_locations(schema.locations, 'oneOf')}",)
-        return initial, ignored, 2**16 + 64 * len(text)
+        return initial, ignored, unknown, 2**16 + 64 * len(text)
 
-    def _compile_tag(self, spec: StructuredOutputs, document: str) -> tuple[InitialMatcher, tuple[str, ...], int]:
+    def _compile_tag(
+        self, spec: StructuredOutputs, document: str
+    ) -> tuple[InitialMatcher, tuple[str, ...], tuple[str, ...], int]:
         form = parse_structural_tag(json.loads(document))
         schemas, ignored = self._limits.check_tag(document, form), dict[str, None]()
+        unknown: list[str] = []
         for part in parts_of(form):
             with at_place(part):
                 if isinstance(part, JsonSchema):
+                    unknown += [f"{what} in {part.at}" for what in _unknown(schemas[part.at], spec)]
                     ignored |= {f"{what} in {part.at}": None for what in _ignored(schemas[part.at], spec)}
                 elif isinstance(part, Grammar):
                     self._check_grammar(part.grammar)
@@ -104,7 +110,7 @@ class LLGuidanceEngine:
             for warning in initial.current[0].get_grammar_warnings():
                 what = "oneOf treated as anyOf" if "oneOf" in warning else short_message(warning)
                 ignored[what] = None
-        return initial, tuple(ignored), 2**16 + 64 * len(text)
+        return initial, tuple(ignored), tuple(unknown), 2**16 + 64 * len(text)
 
     def _create(self, spec: StructuredOutputs, schema: PreparedSchema | None) -> tuple[InitialMatcher, str]:
         """Return the initial matcher and llguidance's text of a constraint. schema: its prepared schema."""
@@ -193,11 +199,16 @@ class LLGuidanceEngine:
 
 def _ignored(schema: PreparedSchema, spec: StructuredOutputs) -> tuple[str, ...]:
     """Remove what cannot be enforced from a schema, in place, and return it. Raises ParameterError."""
+    patterns = remove_unsupported_patterns(schema, overlapping=spec.on_unsupported == "ignore")
+    return check_unsupported((*patterns, *_unsupported(schema)), spec.on_unsupported)
+
+
+def _unknown(schema: PreparedSchema, spec: StructuredOutputs) -> tuple[str, ...]:
+    """Return the keywords that look misspelled. Raises ParameterError for the first one with ``strict_keywords``."""
     unknown = tuple(dict.fromkeys(misspelled_keywords(schema.locations)))
     if unknown and spec.strict_keywords:
         raise ParameterError("json_schema", f"json_schema: unknown keyword {unknown[0]}")
-    patterns = remove_unsupported_patterns(schema, overlapping=spec.on_unsupported == "ignore")
-    return *check_unsupported((*patterns, *_unsupported(schema)), spec.on_unsupported), *unknown
+    return unknown
 
 
 def _unsupported(schema: PreparedSchema) -> Iterator[tuple[str, str]]:

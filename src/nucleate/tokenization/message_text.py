@@ -19,7 +19,7 @@ from nucleate.tokenization.tokenizer import Tokenizer
 
 _FIRST_MARK, _LAST_MARK = 0xE100, 0xF8FF  # private use: the mark is the first character that no message has
 _CHUNK: Final = 50_000  # characters
-_MARKS: Final = re.compile(f"[{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}]")
+_MARKS: Final = re.compile(f"[{chr(_FIRST_MARK)}-{chr(_LAST_MARK)}]|\\\\u[ef][0-9a-f]{{3}}")  # also as JSON writes them
 
 
 class SpecialTexts:
@@ -93,7 +93,8 @@ def mark_messages(parts: Sequence[tuple[Any, SpecialTexts]]) -> tuple[list[Any],
     if not any(starts):
         return [value for value, _ in parts], ""
     used = {mark for text in texts for mark in _MARKS.findall(text)}
-    mark = next((chr(code) for code in range(_FIRST_MARK, _LAST_MARK + 1) if chr(code) not in used), None)
+    free = (chr(code) for code in range(_FIRST_MARK, _LAST_MARK + 1))
+    mark = next((mark for mark in free if used.isdisjoint((mark, _escaped(mark)))), None)
     if mark is None:
         raise ParameterError("messages", "messages have every character from U+E100 to U+F8FF; leave one out")
     rest = iter(starts)
@@ -109,13 +110,17 @@ def take_marks(text: str, mark: str, special: SpecialTexts) -> tuple[str, tuple[
     """Return a rendered text without the marks, and the places where a special token must be split."""
     if not mark:
         return text, ()
-    parts = text.replace(json.dumps(mark)[1:-1], mark).split(mark)  # a template may write its values as ASCII
+    parts = text.replace(_escaped(mark), mark).split(mark)  # a template may write its values as ASCII
     text, places, length = "".join(parts), [], 0
     for part in parts[:-1]:
         length += len(part)
         if length and special.is_at(text, length - 1):
             places.append(length)
     return text, tuple(places)
+
+
+def _escaped(mark: str) -> str:
+    return json.dumps(mark)[1:-1]
 
 
 def encode_split(tokenizer: Tokenizer, text: str, places: Sequence[int], *, add_special_tokens: bool) -> list[int]:
