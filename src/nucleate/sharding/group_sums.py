@@ -44,7 +44,7 @@ def masses(x_MN: torch.Tensor, first: int, top_M: torch.Tensor, t_M: Floats) -> 
 def _row_masses(x_N: NDArray[np.float32], first: int, top: float, t: float) -> Floats:
     head = min(-first % GROUP_SIZE, len(x_N))
     mass_P = np.empty((head > 0) - (head - len(x_N)) // GROUP_SIZE)
-    tail, sums = np.empty(GROUP_SIZE, np.float32), np.empty(2)
+    tail, sums = np.empty(GROUP_SIZE, np.float32), np.empty(3)
     for part_N, part_P in ((x_N[:head], mass_P[: head > 0]), (x_N[head:], mass_P[head > 0 :])):
         if len(part_N):
             rest_N = part_N[len(part_N) // GROUP_SIZE * GROUP_SIZE :]

@@ -414,17 +414,18 @@ def test_a_negative_weight_far_down_is_detected(monkeypatch) -> None:
 @pytest.mark.fast_cases(15)
 def test_sums_of_a_row_are_exact(kind, size) -> None:
     x = row(np.random.default_rng(size), size, kind)
-    tail, tops, masses, sums = np.empty(256, np.float32), *(np.empty(-(-size // 256), t) for t in "fd"), np.empty(2)
+    tail, tops, masses, sums = np.empty(256, np.float32), *(np.empty(-(-size // 256), t) for t in "fd"), np.empty(3)
     top = row_kernels.group_maxima(x, tail, tops)
     assert top == x.max()
     for slope in (1.0, 1.25, 1e-3, 1e4):
         d = np.maximum((x.astype(np.float64) - float(top)) * slope, -700.0).tolist()
         e = [math.exp(one) for one in d]
         row_kernels.group_masses(x, tail, float(top), slope, masses, sums)
-        assert sums[0] == pytest.approx(math.fsum(e), rel=1e-14)
+        assert sums[0] == pytest.approx(math.fsum(e), rel=1e-13)
         share = math.fsum(a * b for a, b in zip(e, d, strict=True))
         assert sums[1] == pytest.approx(share, rel=1e-13, abs=1e-13)
-        assert masses.sum() == pytest.approx(math.fsum(e), rel=1e-14)
+        assert sums[2] == pytest.approx(math.fsum(a * a for a in e), rel=1e-13)
+        assert masses.sum() == pytest.approx(math.fsum(e), rel=1e-13)
         for rest in (1e-3, 0.1, 0.7):
             least = row_kernels.threshold_by_mass(masses, rest * sums[0])
             assert math.fsum(a for a, b in zip(e, d, strict=True) if b < least) <= rest * sums[0]

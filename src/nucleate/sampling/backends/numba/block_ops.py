@@ -13,9 +13,10 @@ from llvmlite import ir
 from numba import types
 
 from nucleate.sampling.backends.numba import vector_lanes
-from nucleate.sampling.backends.numba.float64 import LOG2_E, LOG2_E_LOW, MIN_EXPONENT
 
 GROUP_SIZE, WORD_BITS = vector_lanes.GROUP_SIZE, 64
+MIN_EXPONENT = -1010.0
+"""Lower exponents of 2 are clamped to this."""
 
 _F, _D, _I = types.float32, types.float64, types.int64
 
@@ -96,41 +97,42 @@ def moments(b: Any, address: Any, top: Any, sums: Any) -> None:
 
 
 @vector_lanes.vector_function(_D, _I, _D, _D, _I)
-def mass_and_weighted_sum(b: Any, address: Any, top: Any, slope: Any, total_address: Any) -> Any:
-    """The float64 sum of e = exp(d) over 256 scores, d = (x - top) * slope; adds the sum of e * d at an address."""
+def mass_sums(b: Any, address: Any, top: Any, slope: Any, sums: Any) -> Any:
+    """The float64 sum of e = 2 ** d over 256 scores, d = (x - top) * slope; adds those of e * d and e * e to ``sums``."""
     slope = vector_lanes.broadcast(b, slope)
-    return _mass_and_weighted_sum(b, address, top, lambda z: b.fmul(z, slope), total_address)
+    return _mass_sums(b, address, top, lambda z: b.fmul(z, slope), sums)
 
 
 @vector_lanes.vector_function(_D, _I, _D, _D, _D, _D, _I)
-def curved_mass_and_weighted_sum(b: Any, address: Any, top: Any, *arguments: Any) -> Any:
+def curved_mass_sums(b: Any, address: Any, top: Any, *arguments: Any) -> Any:
     """The same with d = c1 * z + c2 * z**2 + c3 * z**3, z = x - top. arguments: c1, c2, c3, and the address."""
     c1, c2, c3 = (vector_lanes.broadcast(b, factor) for factor in arguments[:3])
 
     def curve(z: Any) -> Any:
         return b.fmul(vector_lanes.fma(b, vector_lanes.fma(b, c3, z, c2), z, c1), z)
 
-    return _mass_and_weighted_sum(b, address, top, curve, arguments[3])
+    return _mass_sums(b, address, top, curve, arguments[3])
 
 
-def _mass_and_weighted_sum(b: Any, address: Any, top: Any, curve: Callable[[Any], Any], total_address: Any) -> Any:
-    """Emit ``mass_and_weighted_sum`` with d = curve(x - top); a NaN counts as the lowest score."""
+def _mass_sums(b: Any, address: Any, top: Any, curve: Callable[[Any], Any], sums: Any) -> Any:
+    """Emit ``mass_sums`` with d = curve(x - top); a NaN counts as the lowest score."""
     top = vector_lanes.broadcast(b, top)
-    numbers = (0.0, LOG2_E, LOG2_E_LOW, MIN_EXPONENT)
-    zero, high, low, least = (vector_lanes.constant(number, vector_lanes.DOUBLES) for number in numbers)
+    zero, least = (vector_lanes.constant(number, vector_lanes.DOUBLES) for number in (0.0, MIN_EXPONENT))
 
-    def step(sums: Any, scores: Any) -> Any:
-        masses, weighted = list(sums[:4]), list(sums[4:])
+    def step(totals: Any, scores: Any) -> Any:
+        masses, weighted, squares = (list(totals[i : i + 2]) for i in (0, 2, 4))
         for i, score in enumerate(scores):
             d = curve(b.fsub(b.fpext(score, vector_lanes.DOUBLES), top))
             d = b.select(b.fcmp_ordered(">", d, least), d, least)
-            e = vector_lanes.exp(b, d, high, low, least)
-            masses[i], weighted[i] = b.fadd(masses[i], e), vector_lanes.fma(b, e, d, weighted[i])
-        return masses + weighted
+            e = vector_lanes.exp2(b, d)
+            masses[i] = b.fadd(masses[i], e)
+            weighted[i], squares[i] = vector_lanes.fma(b, e, d, weighted[i]), vector_lanes.fma(b, e, e, squares[i])
+        return masses + weighted + squares
 
-    sums = vector_lanes.accumulate(b, address, [zero] * 8, step)
-    vector_lanes.add_at(b, total_address, 0, vector_lanes.reduce(b, sums[4:], b.fadd))
-    return vector_lanes.reduce(b, sums[:4], b.fadd)
+    totals = vector_lanes.accumulate(b, address, [zero] * 6, step, vectors=2)
+    for i in (1, 2):
+        vector_lanes.add_at(b, sums, i - 1, vector_lanes.reduce(b, totals[2 * i : 2 * i + 2], b.fadd))
+    return vector_lanes.reduce(b, totals[:2], b.fadd)
 
 
 @vector_lanes.vector_function(_I, _I, _F)

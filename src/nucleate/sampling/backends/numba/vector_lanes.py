@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
 from typing import Any
@@ -14,7 +13,6 @@ from llvmlite import ir
 from numba.core import cgutils
 
 from nucleate.jit.compiler import intrinsic
-from nucleate.sampling.backends.numba.float64 import POLYNOMIAL as DOUBLE_POLYNOMIAL
 
 GROUP_SIZE = 256
 """Scores per group, the unit in which kernels read a row."""
@@ -30,10 +28,14 @@ POLYNOMIAL = (
 )
 """Minimax polynomial of 2 ** x on -0.5..0.5 with f(0) = 1: relative error 2e-9, in float32 8e-8."""
 
-EXP2_TABLES = {
-    "float": (POLYNOMIAL, INT, 23),
-    "double": (tuple(factor * math.log(2.0) ** n for n, factor in enumerate(DOUBLE_POLYNOMIAL)), LONG, 52),
-}
+DOUBLE_POLYNOMIAL = (
+    *(1.0, 0.6931471805599453, 0.2402265069581299, 0.055504108664760424, 0.009618129159402558),
+    *(0.0013333558179043112, 0.00015403455852453838, 1.525268684626772e-05, 1.3255224878668817e-06),
+    1.0203121063391729e-07,
+)
+"""The same with a relative error of 4e-14."""
+
+EXP2_TABLES = {"float": (POLYNOMIAL, INT, 23), "double": (DOUBLE_POLYNOMIAL, LONG, 52)}
 """Per element type: the polynomial of 2 ** x, the integer type of its width, and the number of mantissa bits."""
 
 
@@ -75,14 +77,16 @@ def load(b: Any, address: Any, count: int = GROUP_SIZE) -> list[Any]:
     return scores
 
 
-def accumulate(b: Any, address: Any, sums: Sequence[Any], step: Callable[..., Sequence[Any]]) -> list[Any]:
-    """Accumulate 256 scores, four vectors at a time. ``step`` returns the new sums from the sums and the vectors.
+def accumulate(
+    b: Any, address: Any, sums: Sequence[Any], step: Callable[..., Sequence[Any]], vectors: int = 4
+) -> list[Any]:
+    """Accumulate 256 scores, some vectors at a time. ``step`` returns the new sums from the sums and the vectors.
 
     Emits a loop: unrolled code takes 16 times as long to compile and runs no faster.
     """
     totals = [cgutils.alloca_once_value(b, total) for total in sums]
-    with cgutils.for_range_slice(b, LONG(0), LONG(4 * GROUP_SIZE), LONG(16 * LANES)) as (offset, _):
-        scores = load(b, b.add(address, offset), 4 * LANES)
+    with cgutils.for_range_slice(b, LONG(0), LONG(4 * GROUP_SIZE), LONG(4 * vectors * LANES)) as (offset, _):
+        scores = load(b, b.add(address, offset), vectors * LANES)
         for slot, total in zip(totals, step([b.load(slot) for slot in totals], scores), strict=True):
             b.store(total, slot)
     return [b.load(slot) for slot in totals]
@@ -114,15 +118,29 @@ def fma(b: Any, x: Any, y: Any, z: Any) -> Any:
 
 
 def exp(b: Any, x: Any, high: Any, low: Any, least: Any) -> Any:
-    """2 ** (x * (high + low)), x clamped at ``least``; relative error below 2e-7, in float64 5e-16."""
-    kind = x.type
+    """2 ** (x * (high + low)) of float32, x clamped at ``least``; relative error below 2e-7."""
+    x = b.select(b.fcmp_ordered(">", x, least), x, least)
+    rounded = fma(b, x, high, rounding_shift(x.type))
+    whole = b.fsub(rounded, rounding_shift(x.type))
+    return _exp2(b, rounded, fma(b, x, low, fma(b, x, high, b.fneg(whole))))
+
+
+def exp2(b: Any, x: Any) -> Any:
+    """2 ** x; in float64 with a relative error below 5e-14. x: in the range of normal numbers."""
+    rounded = b.fadd(x, rounding_shift(x.type))
+    return _exp2(b, rounded, b.fsub(x, b.fsub(rounded, rounding_shift(x.type))))
+
+
+def rounding_shift(kind: ir.VectorType) -> ir.Constant:
+    """Adding it leaves the nearest integer in the low bits."""
+    return constant(1.5 * 2.0 ** EXP2_TABLES[str(kind.element)][2], kind)
+
+
+def _exp2(b: Any, rounded: Any, fraction: Any) -> Any:
+    """2 ** (whole + fraction), the whole number in the low bits of ``rounded``."""
+    kind = fraction.type
     polynomial, bits_type, mantissa = EXP2_TABLES[str(kind.element)]
     bits_vector = ir.VectorType(bits_type, LANES)
-    magic = constant(1.5 * 2.0**mantissa, kind)  # adding it leaves the nearest integer in the low bits
-    x = b.select(b.fcmp_ordered(">", x, least), x, least)
-    rounded = fma(b, x, high, magic)
-    whole = b.fsub(rounded, magic)
-    fraction = fma(b, x, low, fma(b, x, high, b.fneg(whole)))
     result = constant(polynomial[-1], kind)
     for factor in polynomial[-2::-1]:
         result = fma(b, result, fraction, constant(factor, kind))

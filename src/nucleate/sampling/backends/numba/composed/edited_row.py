@@ -33,7 +33,7 @@ class RowWorkspace:
         self.size, self.groups = size, -(-size // GROUP_SIZE)
         self.keys = np.empty(self.groups * GROUP_SIZE, np.int64)
         self.bins = np.empty(size, np.int16)
-        self.scratch_G, self.scratch_V = np.empty(self.groups), np.empty(size)
+        self.scratch_V, self.race = np.empty(size), np.empty((3, max(self.groups, 2)))
         self.ids = np.arange(size)  #: read-only
         self._rows: list[NDArray[np.float32]] = []
         self._used = 0
@@ -100,8 +100,8 @@ class EditedRow:
         return x_N
 
     def mass_sums(self, curve: Curve, masses_G: Floats) -> Floats:
-        """Sums of e and e * d over the row; fills masses_G with sums of e. See ``row_kernels.group_masses``."""
-        sums = np.empty(2)
+        """Sums of e, e * d and e * e over the row; fills masses_G with sums of e. See ``row_kernels.group_masses``."""
+        sums = np.empty(3)
         if curve.bent:
             GENERIC.curved_group_masses(self.row_V, self._tail, self.top, *curve, masses_G, sums)
         else:
@@ -110,8 +110,20 @@ class EditedRow:
             d_K = np.maximum(curve.at(self.x_K - self.top), -700.0)
             e_K = np.exp(d_K)
             np.add.at(masses_G, self.ids_K // GROUP_SIZE, e_K)
-            sums += e_K.sum(), (e_K * d_K).sum()
+            sums += e_K.sum(), (e_K * d_K).sum(), (e_K * e_K).sum()
         return sums
+
+    def winning_group(self, curve: Curve, seed: np.uint64, step: np.uint64) -> int:
+        """The group that wins the Gumbel draw; -1 if two are too close. See ``row_kernels.race_groups``."""
+        more_G = self.work.race[0]
+        more_G.fill(0.0)
+        if len(self.ids_K):
+            np.add.at(more_G, self.ids_K // GROUP_SIZE, np.exp(curve.at(self.x_K - self.top)))
+        return int(
+            GENERIC.race_groups(
+                self.row_V, self._tail, self.maxima_G, self.top, *curve, self.work.race, seed, step
+            )
+        )
 
     def moments(self, origin: np.float32) -> tuple[int, float, float]:
         """The number of finite scores, and the sums of x - origin and of its square."""

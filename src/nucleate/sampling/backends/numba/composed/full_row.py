@@ -84,11 +84,9 @@ class FullRow:
         if self.curve.bent and names & {"mean", "var"}:
             return self.ranked_list().statistics(names, sorted_count)
         mass, entropy, square, n, mean, var = np.nan, np.nan, np.nan, self.row.work.size, np.nan, np.nan
-        if names & {"mass", "entropy", "full_mass"}:
-            mass, weighted_sum = self._mass_sums().tolist()
+        if names & {"mass", "entropy", "square", "full_mass"}:
+            mass, weighted_sum, square = self._mass_sums().tolist()
             entropy = math.log(mass) - weighted_sum / mass
-        if "square" in names:
-            square = self.row.mass_sums(self.curve.times(2.0), self.row.work.scratch_G)[0]
         if names & {"mean", "var"}:
             n, mean, var = self._moments()
         elif "n" in names:
@@ -103,8 +101,8 @@ class FullRow:
         if self._sums is None:
             self._sums = self.row.mass_sums(self.curve, self._masses_G)
             if -self._sums[1] < MIN_WEIGHTED_SUM:  # all but the top tokens underflow in the kernel
-                row = self.list_above(MIN_RELATIVE_SCORE).statistics(frozenset(("mass", "entropy")))
-                self._sums[:] = row.mass, (np.log(row.mass) - row.entropy) * row.mass
+                row = self.list_above(MIN_RELATIVE_SCORE).statistics(frozenset(("mass", "entropy", "square")))
+                self._sums[:] = row.mass, (np.log(row.mass) - row.entropy) * row.mass, row.square
         return self._sums
 
     def _moments(self) -> tuple[int, float, float]:
@@ -390,10 +388,8 @@ class FullRow:
             return self._draw_by_cdf(step, uniform(seed, step_index, noise.TOKEN))
         if stage.uniforms == "none" or type(stage).score is not Gumbel.score:
             return self.ranked_list().draw(step, seed, step_index)
-        self._mass_sums()
-        ids_V, masses_G = self.row.work.ids, self._masses_G
-        winner = GENERIC.gumbel_race(ids_V[: len(masses_G)], masses_G, key, counter, noise.GROUP)
-        ids_N = ids_V[max(winner, 0) * GROUP_SIZE : (winner + 1) * GROUP_SIZE]
+        winner = self.row.winning_group(self.curve, key, counter)
+        ids_N = self.row.work.ids[max(winner, 0) * GROUP_SIZE : (winner + 1) * GROUP_SIZE]
         token = GENERIC.gumbel_race(ids_N, np.exp(self._relative_scores(ids_N)), key, counter, noise.TOKEN)
         if token < 0:
             raise UndecidedRow

@@ -14,12 +14,13 @@ import numpy as np
 from nucleate.jit.compiler import kernel
 from nucleate.sampling.backends.numba import block_ops, philox
 from nucleate.sampling.backends.numba.block_ops import WORD_BITS
-from nucleate.sampling.backends.numba.float64 import exp
+from nucleate.sampling.backends.numba.float64 import LOG2_E, exp
 from nucleate.sampling.backends.numba.row_loading import group_address, pad_tail
 from nucleate.sampling.backends.numba.vector_lanes import GROUP_SIZE
 from nucleate.sampling.noise import GROUP as GROUP_STREAM
 from nucleate.sampling.noise import TOKEN as TOKEN_STREAM
 
+LN_2 = math.log(2.0)
 TIE_TOLERANCE = 1e-8
 """Race times with a smaller relative difference are left to the reference. Sums of weights are exact to 1e-12."""
 
@@ -38,27 +39,29 @@ def group_maxima(x: Any, tail: Any, maxima: Any) -> Any:
 
 @kernel("void(float32[::1], float32[::1], float64, float64, float64[::1], float64[::1])")
 def group_masses(x: Any, tail: Any, top: Any, slope: Any, masses: Any, sums: Any) -> None:
-    """masses: sum of e = exp(d) per group, d = (x - top) * slope. sums: of e, and of e * d, over the row. All float64.
+    """masses: sum of e = exp(d) per group, d = (x - top) * slope. sums: of e, e * d and e * e, over the row. All float64.
 
-    Relative error below 1e-12: 5e-16 per exp, and 1e-16 for each of at most V / 256 + 8 additions per term.
+    Relative error below 1e-12: 5e-14 per exp, and 1e-16 for each of at most V / 256 + 8 additions per term.
     """
-    sums[0], sums[1] = 0.0, 0.0
+    sums[:] = 0.0
     for group in range(masses.size):
-        masses[group] = block_ops.mass_and_weighted_sum(
-            group_address(x, tail, group), top, slope, np.int64(sums[1:].ctypes.data)
+        masses[group] = block_ops.mass_sums(
+            group_address(x, tail, group), top, slope * LOG2_E, np.int64(sums[1:].ctypes.data)
         )
         sums[0] += masses[group]
+    sums[1] *= LN_2
 
 
 @kernel("void(float32[::1], float32[::1], float64, float64, float64, float64, float64[::1], float64[::1])")
 def curved_group_masses(x: Any, tail: Any, top: Any, c1: Any, c2: Any, c3: Any, masses: Any, sums: Any) -> None:
     """``group_masses`` with d = c1 * z + c2 * z**2 + c3 * z**3, z = x - top."""
-    sums[0], sums[1] = 0.0, 0.0
+    sums[:] = 0.0
     for group in range(masses.size):
-        masses[group] = block_ops.curved_mass_and_weighted_sum(
-            group_address(x, tail, group), top, c1, c2, c3, np.int64(sums[1:].ctypes.data)
+        masses[group] = block_ops.curved_mass_sums(
+            group_address(x, tail, group), top, c1 * LOG2_E, c2 * LOG2_E, c3 * LOG2_E, np.int64(sums[1:].ctypes.data)
         )
         sums[0] += masses[group]
+    sums[1] *= LN_2
 
 
 @kernel("void(float32[::1], float32[::1], int64, float32, float64[::1])")
@@ -183,10 +186,49 @@ def gumbel_race(ids: Any, weights: Any, seed: Any, step: Any, stream: Any) -> An
     best_time, second_time, winner = np.inf, np.inf, np.int64(-1)
     for i in range(ids.size):
         u = philox.uniform(seed, step, stream, ids[i])
-        if u < second_time * weights[i]:
+        if u < best_time * (1.0 + 2.0 * TIE_TOLERANCE) * weights[i]:
             time = -math.log1p(-u) / weights[i]
             if time < best_time:
                 best_time, second_time, winner = time, best_time, ids[i]
+            else:
+                second_time = min(second_time, time)
+    return winner if best_time < second_time * (1.0 - TIE_TOLERANCE) else np.int64(-1)
+
+
+@kernel(
+    "int64(float32[::1], float32[::1], float32[::1], float64, float64, float64, float64, float64[:, ::1], "
+    "uint64, uint64)"
+)
+def race_groups(
+    x: Any, tail: Any, maxima: Any, top: Any, c1: Any, c2: Any, c3: Any, scratch: Any, seed: Any, step: Any
+) -> Any:
+    """The group that wins the Gumbel draw; -1 if two are too close. c1, c2, c3: see ``curved_group_masses``.
+
+    scratch: float64 [3, max(G, 2)], the first row has mass to add to each group. The mass of a group is computed only
+    if it may win: 256 times the weight of its maximum bounds it, and u bounds its noise.
+    """
+    more, times, sums = scratch[0], scratch[1, : maxima.size], np.int64(scratch[2].ctypes.data)
+    first, best_time, second_time, winner = np.int64(0), np.inf, np.inf, np.int64(-1)
+    philox.uniforms(times, times.size, seed, step, GROUP_STREAM, 0)
+    for group in range(times.size):
+        z = np.float64(maxima[group]) - top
+        most = exp(((c3 * z + c2) * z + c1) * z) if z > -np.inf else 0.0
+        times[group] /= GROUP_SIZE * most * (1.0 + TIE_TOLERANCE) + more[group]
+    for group in range(times.size):
+        first = group if times[group] < times[first] else first
+    for index in range(-1, times.size):
+        group = first if index < 0 else index
+        if index == first or not times[group] < best_time * (1.0 + 2.0 * TIE_TOLERANCE):
+            continue
+        mass = more[group]
+        if maxima[group] > -np.inf:
+            mass += block_ops.curved_mass_sums(
+                group_address(x, tail, group), top, c1 * LOG2_E, c2 * LOG2_E, c3 * LOG2_E, sums
+            )
+        if mass > 0.0:
+            time = -math.log1p(-philox.uniform(seed, step, GROUP_STREAM, group)) / mass
+            if time < best_time:
+                best_time, second_time, winner = time, best_time, group
             else:
                 second_time = min(second_time, time)
     return winner if best_time < second_time * (1.0 - TIE_TOLERANCE) else np.int64(-1)
