@@ -213,7 +213,8 @@ def test_words_are_the_same_compiled_and_not(monkeypatch):
                 patch.setattr("nucleate.sampling.token_words.GENERIC", type("None", (), {"ready": False}))
                 assert np.array_equal(vocabulary_words(seed, step, size), compiled)
                 assert np.array_equal(values_below(seed, step, size, 2**31, 1.5), values)
-            ids = np.random.default_rng(1).integers(0, size, 20)
+                ids = np.random.default_rng(1).integers(0, size, 20)
+                assert np.array_equal(token_words(seed, step, ids), compiled[ids])
             assert np.array_equal(token_words(seed, step, ids), compiled[ids])
             assert np.array_equal(values, np.where(compiled < 2**31, 1.5, 0))
     assert len({*vocabulary_words(1, 2, 20 * GROUP_SIZE).tolist()}) > 20 * GROUP_SIZE - 10

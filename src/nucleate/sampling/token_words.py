@@ -22,7 +22,11 @@ WORDS = 4
 
 def token_words(seed: Any, step: Any, ids_N: NDArray[Any], stream: int = WATERMARK) -> Uint32:
     """The words of some tokens: uint32 [N]. seed, step: one for all tokens, or uint64 [N]."""
-    ids_N = np.asarray(ids_N, np.int64)
+    ids_N = np.ascontiguousarray(ids_N, np.int64)
+    if GENERIC.ready and np.ndim(seed) == np.ndim(step) == 0:
+        words_N = np.empty(ids_N.shape, np.uint32)
+        GENERIC.listed_words(np.uint64(seed), np.uint64(step), stream, ids_N, words_N)
+        return words_N
     seeds, steps = (np.asarray(one, np.uint64).reshape(-1) for one in (seed, step))
     group_N, place_N = ids_N // GROUP_SIZE, ids_N % GROUP_SIZE
     words = block_words(seeds, steps, stream, group_N // WORDS * GROUP_SIZE + place_N)

@@ -98,7 +98,7 @@ def moments(b: Any, address: Any, top: Any, sums: Any) -> None:
 
 @vector_lanes.vector_function(_D, _I, _D, _D, _I)
 def mass_sums(b: Any, address: Any, top: Any, slope: Any, sums: Any) -> Any:
-    """The float64 sum of e = 2 ** d over 256 scores, d = (x - top) * slope; adds those of e * d and e * e to ``sums``."""
+    """The float64 sum of e = 2 ** d over 256 scores, d = (x - top) * slope; adds those of e * d, e * e to ``sums``."""
     slope = vector_lanes.broadcast(b, slope)
     return _mass_sums(b, address, top, lambda z: b.fmul(z, slope), sums)
 

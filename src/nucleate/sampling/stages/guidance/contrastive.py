@@ -34,4 +34,5 @@ class Contrastive(Combine):
 
     def apply(self, x: Any, other: Any) -> Any:
         plausible = x >= x.max() + (log(self.alpha) - SLACK)
-        return where(plausible, x - self.beta * log_softmax(other / self.tau), -INFINITY)
+        other = other if self.tau == 1.0 else log_softmax(other / self.tau)
+        return where(plausible, x - self.beta * other, -INFINITY)

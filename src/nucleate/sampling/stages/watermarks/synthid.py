@@ -45,7 +45,6 @@ class SynthId(Transform):
         words_N = token_words(*require_key(self.key, self.name).numbers(TOURNAMENT, context.tokens), ids)
         p_N = np.exp(x)
         p_N /= p_N.sum()
-        for layer in range(self.layers):
-            g_N = (words_N >> np.uint32(layer)) & np.uint32(1)
-            p_N *= np.maximum(g_N + (1.0 - (p_N * g_N).sum()), 0.0)  # rounding may make a sum exceed 1
+        for bits_N in ((words_N >> np.arange(self.layers, dtype=np.uint32)[:, None]) & np.uint32(1)).astype(np.float64):
+            p_N *= bits_N + max(1.0 - float(p_N @ bits_N), 0.0)  # rounding may make a sum exceed 1
         return np.log(p_N)

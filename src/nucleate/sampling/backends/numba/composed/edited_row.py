@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -120,9 +120,7 @@ class EditedRow:
         if len(self.ids_K):
             np.add.at(more_G, self.ids_K // GROUP_SIZE, np.exp(curve.at(self.x_K - self.top)))
         return int(
-            GENERIC.race_groups(
-                self.row_V, self._tail, self.maxima_G, self.top, *curve, self.work.race, seed, step
-            )
+            GENERIC.race_groups(self.row_V, self._tail, self.maxima_G, self.top, *curve, self.work.race, seed, step)
         )
 
     def moments(self, origin: np.float32) -> tuple[int, float, float]:
@@ -154,10 +152,26 @@ class EditedRow:
         """A mask of the edited tokens that are not in a list."""
         return np.isin(self.ids_K, ids_N, invert=True) if len(self.ids_K) else np.zeros(0, bool)
 
-    def without(self, dropped_N: Ids, threshold: np.float32 = LOWEST) -> EditedRow:
-        """The row without some tokens, and without those of ``row_V`` below a threshold."""
+    def without(self, dropped_N: Ids) -> EditedRow:
+        """The row without some tokens."""
         row_V, kept_K = self.work.new_row(), self._not_in(dropped_N)
-        GENERIC.keep_at_least(self.row_V, threshold, row_V)
+        np.copyto(row_V, self.row_V)
+        row_V[dropped_N] = -np.inf
+        return EditedRow(self.work, row_V, self.ids_K[kept_K], self.x_K[kept_K])
+
+    def at_least(self, lowest: np.float32, highest: np.float32, keeps: Callable[[Ids], NDArray[np.bool_]]) -> EditedRow:
+        """The row without scores below ``lowest``. keeps: which tokens, edited or with scores up to highest, are kept.
+
+        The same object if all tokens are kept.
+        """
+        row_V, ids_N = self.work.new_row(), self.work.keys
+        above = np.nextafter(highest, np.float32(np.inf))
+        count = GENERIC.keep_at_least(self.row_V, self._tail, lowest, above, row_V, ids_N)
+        if count < 0:
+            return self
+        ids_N = np.concatenate((ids_N[:count], self.ids_K))
+        dropped_N = ids_N[~keeps(ids_N)]
+        kept_K = self._not_in(dropped_N)
         row_V[dropped_N] = -np.inf
         return EditedRow(self.work, row_V, self.ids_K[kept_K], self.x_K[kept_K])
 

@@ -7,6 +7,7 @@ Invalid rows, and decisions closer than the error of the kernels' sums, are left
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,33 @@ from nucleate.sampling.history import History, HistoryView
 from nucleate.sampling.stage import Pipeline, SampledToken, Stage, Tap
 
 Tokens = FullRow | CandidateList
+
+
+class ObservedToken(SampledToken):
+    """A sampled token whose log-probabilities are computed when a rule reads them: the sum of a row takes a pass."""
+
+    _kept: tuple[Tokens, Tokens]
+
+    @classmethod
+    def between(cls, token: int, before: Tokens, after: Tokens) -> ObservedToken:
+        """The token, with the tokens before and after a stage."""
+        observed = cls(token, np.nan, np.nan)
+        observed._kept = before, after
+        return observed
+
+    @property
+    def logprob_before(self) -> float:
+        return self._kept[0].logprob(self.id)
+
+    @property
+    def logprob_after(self) -> float:
+        return self._kept[1].logprob(self.id)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.id, self.logprob_before, self.logprob_after))
+
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self)[index]
 
 
 def run(
@@ -85,7 +113,7 @@ def _run(
         if isinstance(stage, Tap):
             logprobs = before.step_logprobs(token, stage.request)
         if type(stage).update is not Stage.update:
-            updated[i] = stage.update(SampledToken(token, before.logprob(token), after.logprob(token)))
+            updated[i] = stage.update(ObservedToken.between(token, before, after))
     return reference.RowResult(token, logprobs, updated_stages(pipeline, tuple(updated)) if observed else stages)
 
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import GENERIC
 from nucleate.outputs import StepLogprobs
@@ -252,15 +253,16 @@ class FullRow:
         inexact, lowest, maxima_G = self.inexact or step.kind.inexact, self._raw_bound(threshold), self.row.maxima_G
         if not 2 * np.count_nonzero(maxima_G >= lowest) > len(maxima_G) > MIN_GROUPS:
             return self._list_raw(lowest).above(threshold, total, inexact=inexact)
-        highest, row_V = self._raw_bound(threshold, 1.0), self.row.row_V
-        if row_V.min() > highest:  # all survive
-            return self.with_total(total)
-        # too many tokens to list: remove the others from the row
-        undecided_N = np.concatenate((np.flatnonzero((row_V >= lowest) & (row_V <= highest)), self.row.ids_K))
-        relative_N = self._relative_scores(undecided_N)
-        if inexact and (np.abs(relative_N - threshold) <= TIE_TOLERANCE * (1.0 + abs(threshold))).any():
-            raise UndecidedRow
-        return self._with_row(self.row.without(undecided_N[relative_N < threshold], lowest), total)
+
+        def keeps(ids_N: Ids) -> NDArray[np.bool_]:
+            relative_N = self._relative_scores(ids_N)
+            if inexact and (np.abs(relative_N - threshold) <= TIE_TOLERANCE * (1.0 + abs(threshold))).any():
+                raise UndecidedRow
+            kept_N: NDArray[np.bool_] = relative_N >= threshold
+            return kept_N
+
+        row = self.row.at_least(lowest, self._raw_bound(threshold, 1.0), keeps)  # too many tokens to list
+        return self.with_total(total) if row is self.row else self._with_row(row, total)
 
     def _with_row(self, row: EditedRow, total: TotalMass | None) -> FullRow:
         """The same scales on a row with fewer tokens."""

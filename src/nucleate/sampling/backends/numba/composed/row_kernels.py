@@ -39,7 +39,7 @@ def group_maxima(x: Any, tail: Any, maxima: Any) -> Any:
 
 @kernel("void(float32[::1], float32[::1], float64, float64, float64[::1], float64[::1])")
 def group_masses(x: Any, tail: Any, top: Any, slope: Any, masses: Any, sums: Any) -> None:
-    """masses: sum of e = exp(d) per group, d = (x - top) * slope. sums: of e, e * d and e * e, over the row. All float64.
+    """masses: sum of e = exp(d) per group, d = (x - top) * slope. sums: of e, e * d and e * e, over the row. float64.
 
     Relative error below 1e-12: 5e-14 per exp, and 1e-16 for each of at most V / 256 + 8 additions per term.
     """
@@ -100,11 +100,26 @@ def keep_bins(x: Any, bins: Any, end: Any, out: Any) -> None:
         out[i] = x[i] if bins[i] < limit else np.float32(-np.inf)
 
 
-@kernel("void(float32[::1], float32, float32[::1])")
-def keep_at_least(x: Any, threshold: Any, out: Any) -> None:
-    """Copy the scores at or above a threshold; -inf in place of the others."""
+@kernel("int64(float32[::1], float32[::1], float32, float32, float32[::1], int64[::1])")
+def keep_at_least(x: Any, tail: Any, lowest: Any, above: Any, out: Any, ids: Any) -> Any:
+    """Copy the scores at or above ``lowest``, -inf in place of the others. Lists the ids of those below ``above``.
+
+    Returns the number of ids; -1 if no score is below ``above``. tail: padded.
+    """
+    n, kept = 0, 0
+    for group in range(-(-x.size // GROUP_SIZE)):
+        start, at = group * GROUP_SIZE, group_address(x, tail, group)
+        for word in range(0, GROUP_SIZE, WORD_BITS):
+            high = block_ops.bitmask_at_least(at + 4 * word, above)
+            found = block_ops.bitmask_at_least(at + 4 * word, lowest) & ~high
+            kept += block_ops.popcount(high)
+            while found != 0:
+                ids[n] = start + word + block_ops.trailing_zeros(found)
+                n += 1
+                found &= found - 1
     for i in range(x.size):
-        out[i] = x[i] if x[i] >= threshold else np.float32(-np.inf)
+        out[i] = x[i] if x[i] >= lowest else np.float32(-np.inf)
+    return n if kept < x.size else np.int64(-1)
 
 
 @kernel("float64(float64[::1], float64)")
@@ -165,6 +180,16 @@ def token_words(seed: Any, step: Any, stream: Any, out: Any) -> None:
             out0[i], out1[i], out2[i], out3[i] = np.uint32(w0), np.uint32(w1), np.uint32(w2), np.uint32(w3)
 
 
+@kernel("void(uint64, uint64, int64, int64[::1], uint32[::1])")
+def listed_words(seed: Any, step: Any, stream: Any, ids: Any, out: Any) -> None:
+    """``token_words.token_words`` of one seed and step."""
+    for i in range(ids.size):
+        block = (ids[i] >> 10 << 8) + (ids[i] & 255)
+        w0, w1, w2, w3 = philox.words(seed, step, stream, block)
+        which = (ids[i] >> 8) & 3
+        out[i] = np.uint32((w0 if which == 0 else w1) if which < 2 else (w2 if which == 2 else w3))
+
+
 @kernel("void(uint64, uint64, int64, int64, float32, float32[::1])")
 def values_below(seed: Any, step: Any, stream: Any, threshold: Any, value: Any, out: Any) -> None:
     """``token_words.values_below``. out: a multiple of four groups of 256."""
@@ -208,7 +233,7 @@ def race_groups(
     if it may win: 256 times the weight of its maximum bounds it, and u bounds its noise.
     """
     more, times, sums = scratch[0], scratch[1, : maxima.size], np.int64(scratch[2].ctypes.data)
-    first, best_time, second_time, winner = np.int64(0), np.inf, np.inf, np.int64(-1)
+    first, winner, best_time, second_time = 0, np.int64(-1), np.inf, np.inf
     philox.uniforms(times, times.size, seed, step, GROUP_STREAM, 0)
     for group in range(times.size):
         z = np.float64(maxima[group]) - top
@@ -228,7 +253,7 @@ def race_groups(
         if mass > 0.0:
             time = -math.log1p(-philox.uniform(seed, step, GROUP_STREAM, group)) / mass
             if time < best_time:
-                best_time, second_time, winner = time, best_time, group
+                best_time, second_time, winner = time, best_time, np.int64(group)
             else:
                 second_time = min(second_time, time)
     return winner if best_time < second_time * (1.0 - TIE_TOLERANCE) else np.int64(-1)
