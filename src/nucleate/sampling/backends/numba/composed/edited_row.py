@@ -148,6 +148,15 @@ class EditedRow:
         threshold: np.float32 = maxima_G[len(maxima_G) - k]
         return threshold
 
+    def count_ahead(self, token: int, score: float) -> int:
+        """The number of tokens that rank before one with a score."""
+        near = np.float32(score)
+        higher_V = self.row_V >= near if float(near) > score else self.row_V > near
+        count = np.count_nonzero(higher_V) + np.count_nonzero(self.x_K > score)
+        if float(near) == score:
+            count += np.count_nonzero(self.row_V[:token] == near)
+        return int(count + np.count_nonzero((self.x_K == score) & (self.ids_K < token)))
+
     def _not_in(self, ids_N: Ids) -> NDArray[np.bool_]:
         """A mask of the edited tokens that are not in a list."""
         return np.isin(self.ids_K, ids_N, invert=True) if len(self.ids_K) else np.zeros(0, bool)

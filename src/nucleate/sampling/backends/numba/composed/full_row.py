@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import GENERIC
-from nucleate.outputs import StepLogprobs
+from nucleate.outputs import StepLogprobs, TokenLogprob
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.composed.candidate_list import (
@@ -369,15 +369,31 @@ class FullRow:
     def step_logprobs(self, token: int, request: tuple[int, tuple[int, ...]]) -> StepLogprobs:
         """The logprobs for a Tap. request: ``Tap.request``."""
         count, requested = request
-        reported_ids = [one for one in (token, *requested) if 0 <= one < self.row.work.size]
-        scores_N = self.row.scores(np.array(reported_ids))
+        if self.scales:  # they may make scores equal, and of equal scores the lowest ids are reported
+            return self._listed_logprobs(token, request)
+        log_mass = math.log(self._mass_sums()[0])
+
+        def one(token: int) -> TokenLogprob:
+            score = float(self.row.scores(np.array([token]))[0]) if 0 <= token < self.row.work.size else -np.inf
+            if score == -np.inf:
+                return TokenLogprob(token, -np.inf, None)
+            return TokenLogprob(token, score - self.top - log_mass, 1 + self.row.count_ahead(token, score))
+
+        first = self._first(count) if count else None
+        ranked = zip(first.ids_N[:count].tolist(), first.x_N[:count].tolist(), strict=True) if first else ()
+        most_likely = [TokenLogprob(one, x - self.top - log_mass, rank) for rank, (one, x) in enumerate(ranked, 1)]
+        return StepLogprobs(one(token), tuple(most_likely), tuple(map(one, requested)))
+
+    def _listed_logprobs(self, token: int, request: tuple[int, tuple[int, ...]]) -> StepLogprobs:
+        """``step_logprobs`` from a list of all tokens down to the lowest of those to report."""
+        count, requested = request
+        scores_N = self.row.scores(np.array([one for one in (token, *requested) if 0 <= one < self.row.work.size]))
         lowest = float(scores_N[scores_N > -np.inf].min())
         if count:
-            lowest = min(lowest, float(self.row.kth_bound(min(count, self.row.work.size))))
-        if self.scales:  # they may make scores equal, and of equal scores the lowest ids are reported
-            last = float(self._apply_scales(np.array([lowest]))[0] - self.top)
-            lowest = min(lowest, float(self._raw_bound(min(last, 0.0)))) if last > -np.inf else float(LOWEST)
-        kept = self._list_raw(np.nextafter(np.float32(max(lowest, float(LOWEST))), np.float32(-np.inf)))
+            lowest = min(lowest, float(self._kth_bound(count)))
+        last = float(self._apply_scales(np.array([lowest]))[0] - self.top)
+        bound = self._raw_bound(min(last, 0.0)) if last > -np.inf else LOWEST
+        kept = self._list_raw(np.nextafter(min(np.float32(lowest), bound), np.float32(-np.inf)))
         result = kept.step_logprobs(token, request)  # relative to the mass of the list
         offset = math.log(np.exp(kept.relative_scores()).sum() / self._mass_sums()[0])
         parts = [[one._replace(logprob=one.logprob + offset) for one in some] for some in ((result[0],), *result[1:])]
