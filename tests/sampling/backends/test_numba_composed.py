@@ -20,7 +20,13 @@ from edge_rows import KINDS, NEAR, row
 from pipeline_cases import OTHERS, case
 
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.composed import candidate_list, full_row, pipeline_steps, row_kernels
+from nucleate.sampling.backends.numba.composed import (
+    candidate_list,
+    edited_row,
+    full_row,
+    pipeline_steps,
+    row_kernels,
+)
 from nucleate.sampling.backends.numba.composed import evaluation as generic
 from nucleate.sampling.backends.numba.composed.edited_row import thread_workspace
 from nucleate.sampling.backends.numba.fused import fused_sampler as special_rows
@@ -487,6 +493,30 @@ def test_typical_may_drop_the_best_and_the_worst(p, far) -> None:
             got, expected = (run.survivors(x, stages) for run in (generic, reference))
             assert got.ids_N.tolist() == expected.ids_N.tolist()
             assert got.total == pytest.approx(expected.total, rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [5000, 8192, 20_001])
+@pytest.mark.parametrize("wide", [0.3, 2.5])
+@pytest.mark.parametrize("digits", [None, 1])
+def test_weights_of_flat_rows_are_found_in_a_histogram(size, wide, digits, monkeypatch) -> None:
+    rng, used, ran = np.random.default_rng(size), [], 0
+    original = edited_row.EditedRow.split_bins
+    monkeypatch.setattr(edited_row.EditedRow, "split_bins", lambda *a: used.append(original(*a)) or used[-1])
+    for part in (0.02, 0.3, 0.77, 0.97):
+        x = (rng.normal(size=size) * wide).astype(np.float32)
+        x = x if digits is None else np.round(x, digits)
+        for stage in (TopH(part), TopP(part), Typical(part), TopH(part, min_keep=size - 3)):
+            for before in ((), (Temperature(0.7),), (Epsilon(1e-9),)):
+                stages, ran = (*before, stage, MinP(0.0), Gumbel(1)), ran + 1
+                got, expected = (run.survivors(x, stages) for run in (generic, reference))
+                assert got.ids_N.tolist() == expected.ids_N.tolist(), stage
+                assert got.total == pytest.approx(expected.total, rel=1e-12)
+        for step in range(8):
+            ran += 1
+            assert (
+                generic.run(x, (Categorical(3),), 3, step).token == reference.run(x, (Categorical(3),), 3, step).token
+            )
+    assert len(used) > ran / 3
 
 
 def test_a_requested_token_outside_the_vocabulary_has_no_rank() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from nucleate.sampling.backends.numba import vector_lanes
 
@@ -135,6 +136,33 @@ def _mass_sums(b: Any, address: Any, top: Any, curve: Callable[[Any], Any], sums
     return vector_lanes.reduce(b, totals[:2], b.fadd)
 
 
+@vector_lanes.vector_function(types.void, _I, *(_D,) * 7, _I, _I)
+def distance_bins(b: Any, address: Any, *arguments: Any) -> None:
+    """Of 256 scores, store abs(d - centre) * scale as uint16, and (factor + slant * d) * 2 ** d as float64.
+
+    arguments: top, slope, centre, scale, the last bin, factor, slant; and the addresses of both. d = (x - top) * slope.
+    """
+    top, slope, centre, scale, last, factor, slant = (vector_lanes.broadcast(b, one) for one in arguments[:7])
+    least = vector_lanes.constant(MIN_EXPONENT, vector_lanes.DOUBLES)
+    words = ir.VectorType(ir.IntType(16), vector_lanes.LANES)
+    bins, weights = (
+        b.inttoptr(one, kind.as_pointer())
+        for one, kind in zip(arguments[7:], (words, vector_lanes.DOUBLES), strict=True)
+    )
+    end = vector_lanes.LONG(GROUP_SIZE // vector_lanes.LANES)
+    with cgutils.for_range(b, end) as loop:
+        offset = b.mul(loop.index, vector_lanes.LONG(4 * vector_lanes.LANES))
+        [score] = vector_lanes.load(b, b.add(address, offset), vector_lanes.LANES)
+        d = b.fmul(b.fsub(b.fpext(score, vector_lanes.DOUBLES), top), slope)
+        d = b.select(b.fcmp_ordered(">", d, least), d, least)
+        far = b.fsub(d, centre)
+        far = b.fmul(b.select(b.fcmp_ordered("<", far, vector_lanes.constant(0.0, far.type)), b.fneg(far), far), scale)
+        far = b.select(b.fcmp_ordered("<", far, last), far, last)
+        weight = b.fmul(vector_lanes.exp2(b, d), vector_lanes.fma(b, d, slant, factor))
+        for value, place in ((b.trunc(b.fptosi(far, vector_lanes.INTS), words), bins), (weight, weights)):
+            b.store(value, b.gep(place, [loop.index])).align = 2 if place is bins else 8
+
+
 @vector_lanes.vector_function(_I, _I, _F)
 def bitmask_at_least(b: Any, address: Any, threshold: Any) -> Any:
     """A bitmask of which of 64 scores are at or above a threshold."""
@@ -142,6 +170,20 @@ def bitmask_at_least(b: Any, address: Any, threshold: Any) -> Any:
     for i, scores in enumerate(vector_lanes.load(b, address, WORD_BITS)):
         found = b.zext(b.bitcast(b.fcmp_ordered(">=", scores, threshold), vector_lanes.LANE_MASK), vector_lanes.LONG)
         bits = b.or_(bits, b.shl(found, vector_lanes.LONG(i * vector_lanes.LANES)))
+    return bits
+
+
+@vector_lanes.vector_function(_I, _I, types.uint16, types.uint16)
+def bitmask_in_bins(b: Any, address: Any, first: Any, count: Any) -> Any:
+    """A bitmask of which of 64 uint16 are in first..first + count - 1."""
+    words, bits = ir.VectorType(ir.IntType(16), vector_lanes.LANES), vector_lanes.LONG(0)
+    first, count = vector_lanes.broadcast(b, first), vector_lanes.broadcast(b, count)
+    start = b.inttoptr(address, words.as_pointer())
+    for i in range(WORD_BITS // vector_lanes.LANES):
+        bins = b.load(b.gep(start, [vector_lanes.INT(i)]))
+        bins.align = 2
+        found = b.bitcast(b.icmp_unsigned("<", b.sub(bins, first), count), vector_lanes.LANE_MASK)
+        bits = b.or_(bits, b.shl(b.zext(found, vector_lanes.LONG), vector_lanes.LONG(i * vector_lanes.LANES)))
     return bits
 
 

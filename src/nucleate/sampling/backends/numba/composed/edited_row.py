@@ -22,6 +22,8 @@ from nucleate.sampling.stage import Shift, TokenInfo
 
 LOWEST = np.finfo(np.float32).min
 NO_IDS, NO_SCORES = np.zeros(0, np.int64), np.zeros(0)
+BINS = 4096
+"""Bins of a histogram of distances."""
 CACHED_WORKSPACES = 16
 """Maximum number of cached workspaces, one per thread and vocabulary size."""
 
@@ -32,7 +34,8 @@ class RowWorkspace:
     def __init__(self, size: int) -> None:
         self.size, self.groups = size, -(-size // GROUP_SIZE)
         self.keys = np.empty(self.groups * GROUP_SIZE, np.int64)
-        self.bins = np.empty(size, np.int16)
+        self.bins = np.empty(self.groups * GROUP_SIZE, np.uint16)
+        self.bin_sums, self.bin_weights = np.empty(BINS), np.empty(GROUP_SIZE)
         self.scratch_V, self.race = np.empty(size), np.empty((3, max(self.groups, 2)))
         self.ids = np.arange(size)  #: read-only
         self._rows: list[NDArray[np.float32]] = []
@@ -194,12 +197,20 @@ class EditedRow:
         order_K = np.argsort(ids_K)
         return EditedRow(self.work, row_V, ids_K[order_K], x_K[order_K])
 
-    def in_bins(self, end: int, ids_N: Ids) -> EditedRow:
-        """The row with the tokens whose ``work.bins`` is below ``end``, and some others. It has no edited tokens."""
-        row_V = self.work.new_row()
-        GENERIC.keep_bins(self.row_V, self.work.bins, end, row_V)
-        row_V[ids_N] = self.row_V[ids_N]
-        return EditedRow(self.work, row_V)
+    def distance_sums(self, slope: float, centre: float, scale: float, factor: float, slant: float) -> Floats:
+        """Sums of weights up to each bin, float64 [BINS]; see ``row_kernels.distance_sums``. No token is edited."""
+        work = self.work
+        GENERIC.distance_sums(
+            *(self.row_V, self._tail, self.top, slope, centre, scale, factor, slant),
+            *(work.bins, work.bin_weights, work.bin_sums),
+        )
+        return work.bin_sums
+
+    def split_bins(self, first: int, last: int) -> tuple[NDArray[np.float32], Ids]:
+        """A new row with the tokens of the bins before ``first``, and the ids in the bins up to ``last``."""
+        row_V, work = self.work.new_row(), self.work
+        count = GENERIC.keep_bins(self.row_V, work.bins, first, last, row_V, work.keys)
+        return row_V, work.keys[:count].copy()
 
     def keep_only(self, ids_K: Ids) -> EditedRow:
         """The row with only the listed tokens."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +26,8 @@ from nucleate.sampling.backends.numba.composed.candidate_list import (
     uniform,
 )
 from nucleate.sampling.backends.numba.composed.curve import PROBE, Curve, fitted
-from nucleate.sampling.backends.numba.composed.edited_row import LOWEST, EditedRow, apply_shift
-from nucleate.sampling.backends.numba.composed.pipeline_steps import PipelineStep
+from nucleate.sampling.backends.numba.composed.edited_row import BINS, LOWEST, EditedRow, apply_shift
+from nucleate.sampling.backends.numba.composed.pipeline_steps import PipelineStep, StageKind
 from nucleate.sampling.backends.reference import Floats, Ids, Survivors, TotalMass
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.noise import GROUP_SIZE
@@ -54,8 +55,10 @@ LINE_PROBE, BENT_PROBE = np.array([0.0, -LINE_SPAN]), np.array([-LINE_SPAN, -2.0
 TAIL_FRACTIONS = 0.3, 0.03, 0.001
 """Fractions of the mass left out of successive candidate lists; the last list has all tokens."""
 
-BINS, MAX_CENTRE = 8192, 60.0
-"""Bins of a histogram of distances. They reach this far beyond 0, and centres are at most this far from it."""
+MAX_CENTRE = 24.0
+"""A histogram of distances reaches this far beyond 0, and its centre is at most this far from it."""
+WEIGHT_PROBE = np.array([0.0, -1.0, -2.0, -8.0])
+"""Relative scores at which a weight is checked for being a line times the softmax weight."""
 
 NEGATIVE_WEIGHT_PROBE = -(2.0 ** np.arange(-4, 24))
 """Relative scores at which weights are checked for being negative below the candidates."""
@@ -64,6 +67,16 @@ NO_NAMES, COUNT = frozenset[str](), frozenset(("n",))
 
 Scales = tuple[tuple[Scale, RowStats, float], ...]
 """Scales, each with the statistics and the maximum that it is applied with."""
+
+
+class Boundary(NamedTuple):
+    """The tokens around the place where weights reach a target, in the order of their stage."""
+
+    row_V: NDArray[np.float32]  #: the row with only the tokens before them
+    ids_N: Ids
+    relative_N: Floats  #: their scores relative to the maximum
+    key_N: Floats  #: what they are ordered by
+    sums_N: Floats  #: the weights of all tokens up to each
 
 
 class FullRow:
@@ -274,60 +287,75 @@ class FullRow:
     def prefix(self, step: PipelineStep, total: TotalMass | None) -> CandidateList | FullRow:
         row = self.statistics(step.kind.names, step.kind.sorted_count)
         inexact = self.inexact or step.kind.inexact
-        if (around := self._nearest(step, row, total)) is not None:
-            return around
+        if (nearest := self._prefix_by_bins(step, row, total)) is not None:
+            return nearest
         for kept in self._candidates(step, row):
             keep_N, reached = kept.prefix_mask(step, row, inexact=inexact)
             if reached:
                 break
         return kept.select(keep_N, total)
 
-    def _nearest(self, step: PipelineStep, row: RowStats, total: TotalMass | None) -> FullRow | None:
-        """What a Prefix keeps that orders tokens by their distance from a score, if these are too many to be listed.
+    def _prefix_by_bins(self, step: PipelineStep, row: RowStats, total: TotalMass | None) -> FullRow | None:
+        """What a Prefix keeps, if its tokens are too many to be listed. None if another way is faster or needed."""
+        stage, target = step.stage, float(step.stage.target(row))
+        found = None if stage.ties else self._boundary(stage, step.kind, row, target)
+        if found is None:
+            return None
+        count = int(found.sums_N.searchsorted(target, "left" if stage.inclusive else "right")) + stage.inclusive
+        if (
+            not 0 < count < len(found.sums_N)
+            or (np.abs(found.sums_N[max(count - 2, 0) : count + 1] - target) <= TIE_TOLERANCE * target).any()
+        ):
+            raise UndecidedRow
+        (inside, outside), (key, next_key) = (both[count - 1 : count + 1] for both in (found.relative_N, found.key_N))
+        if step.kind.has_order and inside != outside and next_key - key <= TIE_TOLERANCE * (1.0 + abs(key)):
+            raise UndecidedRow
+        ids_N = found.ids_N[:count]
+        found.row_V[ids_N] = self.row.row_V[ids_N]
+        kept = EditedRow(self.row.work, found.row_V)
+        left = self._with_row(kept, total)
+        return left if step.min_keep <= 1 or kept.moments(np.float32(kept.top))[0] >= step.min_keep else None
 
-        A histogram of the distances finds the bin in which the weights reach the target; only its tokens and those of
-        the bins beside it are sorted. None if another way is faster, or if this one cannot decide.
+    def _boundary(self, stage: Any, kind: StageKind, row: RowStats, target: float) -> Boundary | None:
+        """The tokens around the place where the weights of a Prefix or a Draw reach a target, in its order.
+
+        A histogram of the distances, from the maximum or from the score that ``order`` prefers, finds the bin; only its
+        tokens and those of the bins beside it are sorted. None if a list of the highest-ranked tokens is short enough,
+        for other orders and weights, and for rows with edits.
         """
-        stage, kind, groups = step.stage, step.kind, len(self.row.maxima_G)
-        if not (kind.softmax_weights and kind.form == "abs_linear" and stage.inclusive) or stage.ties:
+        groups, mass, centre = len(self.row.maxima_G), row.mass, 0.0
+        if self.curve.bent or len(self.row.ids_K) or groups <= MIN_GROUPS or kind.unit_weights:
             return None
-        if self.curve.bent or len(self.row.ids_K) or groups <= MIN_GROUPS:
+        listed = self._mass_threshold(0.99 * (mass - target) if kind.softmax_weights else TAIL_FRACTIONS[0] * mass)
+        if kind.has_order:
+            near, far_score = np.asarray(stage.order(BENT_PROBE, row)).tolist()
+            factor = (far_score - near) / LINE_SPAN
+            centre = near / factor - LINE_SPAN if kind.form == "abs_linear" and factor > 0.0 else np.nan
+            listed = min(listed, 2.0 * centre)
+        if not (-MAX_CENTRE < centre < MAX_CENTRE and target > 0.0):
             return None
-        near, far_score = np.asarray(stage.order(BENT_PROBE, row)).tolist()
-        factor = (far_score - near) / LINE_SPAN
-        centre, target, mass = near / factor - LINE_SPAN if factor > 0.0 else np.nan, float(stage.target(row)), row.mass
-        if not (-MAX_CENTRE < centre < MAX_CENTRE and 0.0 < target < mass):
+        if 16 * np.count_nonzero(self.row.maxima_G >= self._raw_bound(listed)) <= 15 * groups:
             return None
-        listed = self._raw_bound(min(self._mass_threshold(0.99 * (mass - target)), 2.0 * centre))
-        if 2 * np.count_nonzero(self.row.maxima_G >= listed) <= groups:
+        line_N = np.asarray(stage.weight(WEIGHT_PROBE, row)) * np.exp(-WEIGHT_PROBE)
+        first, slant = float(line_N[0]), float(line_N[0] - line_N[1])
+        if not (np.abs(first + slant * WEIGHT_PROBE - line_N) <= 1e-12 * first).all() or slant > 1e-15 * first:
             return None
-        masses, weights = np.empty(BINS), np.empty(GROUP_SIZE)
-        scale, bins_V = BINS / (abs(centre) + MAX_CENTRE), self.row.work.bins
-        GENERIC.distance_masses(self.row.row_V, self.row.top, self.curve.slope, centre, scale, bins_V, weights, masses)
-        sums = np.cumsum(masses)
+        slant = 0.0 if kind.softmax_weights else slant
+        scale = BINS / (abs(centre) + MAX_CENTRE)
+        sums = self.row.distance_sums(self.curve.slope, centre, scale, first, slant)
         place = int(sums.searchsorted(target))
         if not 2 <= place < BINS - 2:
             return None
-        ids_N = np.flatnonzero((bins_V >= place - 1) & (bins_V <= place + 1))
+        row_V, ids_N = self.row.split_bins(place - 1, place + 1)
         ids_N, x_N = reference.ranked(ids_N, self._apply_scales(self.row.scores(ids_N)))
         relative_N = x_N - self.top
-        key_N = evaluate_rule(stage.order, relative_N, row)
-        order_N = key_N.argsort(kind="stable")
-        sums_N = sums[place - 2] + evaluate_rule(stage.weight, relative_N, row)[order_N].cumsum()
-        count = int(sums_N.searchsorted(target)) + 1
-        if (
-            count >= len(order_N)
-            or (np.abs(sums_N[max(count - 2, 0) : count + 1] - target) <= TIE_TOLERANCE * target).any()
-        ):
-            raise UndecidedRow
-        inside, outside = order_N[count - 1], order_N[count]
-        if relative_N[inside] != relative_N[outside] and (
-            key_N[outside] - key_N[inside] <= TIE_TOLERANCE * (1.0 + abs(key_N[inside]))
-        ):
-            raise UndecidedRow
-        kept = self.row.in_bins(place - 1, ids_N[order_N[:count]])
-        left = self._with_row(kept, total)
-        return left if step.min_keep <= 1 or kept.moments(np.float32(kept.top))[0] >= step.min_keep else None
+        key_N = -relative_N
+        if kind.has_order:
+            key_N = evaluate_rule(stage.order, relative_N, row)
+            order_N = key_N.argsort(kind="stable")
+            ids_N, relative_N, key_N = ids_N[order_N], relative_N[order_N], key_N[order_N]
+        sums_N = sums[place - 2] + evaluate_rule(stage.weight, relative_N, row).cumsum()
+        return Boundary(row_V, ids_N, relative_N, key_N, sums_N)
 
     def _candidates(self, step: PipelineStep, row: RowStats) -> Iterator[CandidateList]:
         """Longer and longer tops of the ranking for a Prefix; the last one has all tokens."""
@@ -414,10 +442,24 @@ class FullRow:
         return int(token)
 
     def _draw_by_cdf(self, step: PipelineStep, u: float) -> int:
+        self._mass_sums()  # shared with the copy
         row = self.with_total(None).statistics(step.kind.names | {"mass"})
         if step.kind.softmax_weights:
-            threshold = self._mass_threshold(0.99 * (row.mass - float(step.stage.target(row, u))))
+            target = float(step.stage.target(row, u))
+            found = self._boundary(step.stage, step.kind, row, target)
+            if found is not None:
+                return self._token_at(found, target)
+            threshold = self._mass_threshold(0.99 * (row.mass - target))
             token, reached = self.list_above(threshold).draw_by_cdf(step.stage, row, u, inexact=True)
             if reached:
                 return token
         return self.ranked_list().draw_by_cdf(step.stage, row, u, inexact=True)[0]
+
+    @staticmethod
+    def _token_at(found: Boundary, target: float) -> int:
+        index = int(found.sums_N.searchsorted(target))
+        if (np.abs(found.sums_N[max(index - 1, 0) : index + 1] - target) <= TIE_TOLERANCE * target).any():
+            raise UndecidedRow
+        if index == len(found.sums_N):
+            raise UndecidedRow
+        return int(found.ids_N[index])

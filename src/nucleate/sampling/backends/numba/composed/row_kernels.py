@@ -72,32 +72,58 @@ def moments(x: Any, tail: Any, groups: Any, origin: Any, sums: Any) -> None:
         block_ops.moments(group_address(x, tail, group), origin, np.int64(sums.ctypes.data))
 
 
-@kernel("void(float32[::1], float64, float64, float64, float64, int16[::1], float64[::1], float64[::1])")
-def distance_masses(
-    x: Any, top: Any, slope: Any, centre: Any, scale: Any, bins: Any, weights: Any, masses: Any
+@kernel(
+    "void(float32[::1], float32[::1], float64, float64, float64, float64, float64, float64, uint16[::1], float64[::1], "
+    "float64[::1])"
+)
+def distance_sums(
+    x: Any,
+    tail: Any,
+    top: Any,
+    slope: Any,
+    centre: Any,
+    scale: Any,
+    factor: Any,
+    slant: Any,
+    bins: Any,
+    weights: Any,
+    sums: Any,
 ) -> None:
-    """A histogram of ``abs(d - centre)``, d = (x - top) * slope: masses has the sum of exp(d) of each bin.
+    """A histogram of ``abs(d - centre)``, d = (x - top) * slope: sums of (factor + slant * d) * exp(d) up to each bin.
 
-    scale: bins per unit; the last bin has all the rest. bins: on return, the bin of each score. weights: scratch [256].
+    scale: bins per unit; the last bin has all the rest. bins: on return, the bin of each score, and of a padded tail.
+    weights: scratch [256].
     """
-    masses[:] = 0.0
-    last = np.float64(masses.size - 1)
-    for start in range(0, x.size, GROUP_SIZE):
-        count = min(GROUP_SIZE, x.size - start)
-        for i in range(count):
-            d = max((np.float64(x[start + i]) - top) * slope, -700.0)
-            weights[i] = exp(d)
-            bins[start + i] = np.int16(np.int32(min(abs(d - centre) * scale, last)))
-        for i in range(count):
-            masses[bins[start + i]] += weights[i]
+    sums[:] = 0.0
+    last, weights_at = np.float64(sums.size - 1), np.int64(weights.ctypes.data)
+    for group in range(bins.size // GROUP_SIZE):
+        start = group * GROUP_SIZE
+        at, bins_at = group_address(x, tail, group), np.int64(bins[start:].ctypes.data)
+        block_ops.distance_bins(
+            at, top, slope * LOG2_E, centre * LOG2_E, scale * LN_2, last, factor, slant * LN_2, bins_at, weights_at
+        )
+        for i in range(GROUP_SIZE):
+            sums[np.uint64(bins[start + i])] += weights[i]
+    for i in range(1, sums.size):
+        sums[i] += sums[i - 1]
 
 
-@kernel("void(float32[::1], int16[::1], int64, float32[::1])")
-def keep_bins(x: Any, bins: Any, end: Any, out: Any) -> None:
-    """Copy the scores whose bin is below ``end``; -inf in place of the others."""
-    limit = np.int16(end)
+@kernel("int64(float32[::1], uint16[::1], int64, int64, float32[::1], int64[::1])")
+def keep_bins(x: Any, bins: Any, first: Any, last: Any, out: Any, ids: Any) -> Any:
+    """Copy the scores whose bin is below ``first``; -inf in place of the others. Lists the ids of bins first..last.
+
+    Returns the number of ids. bins: also of a padded tail.
+    """
+    low, count, n = np.uint16(first), np.uint16(last - first + 1), 0
     for i in range(x.size):
-        out[i] = x[i] if bins[i] < limit else np.float32(-np.inf)
+        out[i] = x[i] if bins[i] < low else np.float32(-np.inf)
+    for start in range(0, bins.size, WORD_BITS):
+        found = block_ops.bitmask_in_bins(np.int64(bins.ctypes.data) + 2 * start, low, count)
+        while found != 0:
+            ids[n] = start + block_ops.trailing_zeros(found)
+            n += 1
+            found &= found - 1
+    return n
 
 
 @kernel("int64(float32[::1], float32[::1], float32, float32, float32[::1], int64[::1])")
