@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Self
 
-from nucleate.sampling.maths import absolute, exp, maximum, minimum
+from nucleate.sampling.maths import absolute, exp, log, maximum, minimum
 from nucleate.sampling.stage import RowStats, SampledToken, Scale, param
 
 
@@ -38,5 +38,5 @@ class AdaptiveP(Scale):
 
     def apply(self, x: Any, row: RowStats) -> Any:
         aim = minimum(maximum(2.0 * self.target - self.mean, 0.0), 1.0)  # type: ignore[operator]  # see verify
-        far = absolute(exp(x - row.top) / row.mass - aim) / 0.3
+        far = absolute(exp(x - row.top - log(row.mass)) - aim) * (1.0 / 0.3)
         return 5.0 - 10.0 * far * far / (1.0 + far)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nucleate.jit.compiler import kernel
+from nucleate.jit.compiler import kernel, loose
 from nucleate.sampling.backends.numba import block_ops, philox
 from nucleate.sampling.backends.numba.block_ops import WORD_BITS
 from nucleate.sampling.backends.numba.float64 import LOG2_E, exp
@@ -285,6 +285,14 @@ def race_groups(
     return winner if best_time < second_time * (1.0 - TIE_TOLERANCE) else np.int64(-1)
 
 
+@loose
+def sum_of(numbers: Any) -> Any:
+    total = 0.0
+    for i in range(numbers.size):
+        total += numbers[i]
+    return total
+
+
 @kernel("int64(int64[::1], float64[::1], float64, int64[::1], float64[::1], uint64, uint64)")
 def gumbel_sample(ids: Any, x: Any, top: Any, groups: Any, masses: Any, seed: Any, step: Any) -> Any:
     """Two-level Gumbel draw from listed tokens; -1 if two are too close.
@@ -301,6 +309,10 @@ def gumbel_sample(ids: Any, x: Any, top: Any, groups: Any, masses: Any, seed: An
         end = min(start + GROUP_SIZE, ids.size)
         for i in range(start, end):
             weights_of_group[i - start] = exp(x[i] - top)
+        if ids[start] & (GROUP_SIZE - 1) == 0 and ids[end - 1] == ids[start] + GROUP_SIZE - 1:  # a whole group
+            masses[last] += mass
+            last, mass = ids[start] >> 8, sum_of(weights_of_group)
+            continue
         for i in range(start, end):
             if ids[i] >> 8 != last:
                 masses[last] += mass
