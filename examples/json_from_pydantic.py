@@ -2,7 +2,7 @@
 
 In every step, a mask allows only the tokens with which the text can still become a valid object. The structure is
 guaranteed, the meaning is up to the model. Prints three parsed objects.
-Needs: pip install 'nucleate[structured]' pydantic
+Needs the extra structured, and pydantic.
 """
 
 from typing import Annotated, Literal

@@ -1,7 +1,7 @@
 """Talk to the server with OpenAI's client. The script starts the server itself, on a free port.
 
 Sampling parameters that OpenAI does not have go into `extra_body`, with nucleate's names. Prints a streamed answer,
-then an answer that is one of two choices. Needs: pip install 'nucleate[server]' openai
+then an answer that is one of two choices. Needs the extra server, and openai.
 """
 
 import socket

@@ -1,7 +1,7 @@
 """Constrain the output to a regular expression, a list of choices, or a context-free grammar.
 
 Everything else about sampling stays: temperature, truncation, seeds, logprobs. Prints one output for each constraint.
-Needs: pip install 'nucleate[structured]'
+Needs the extra structured.
 """
 
 import re

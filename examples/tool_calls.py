@@ -2,7 +2,7 @@
 
 A grammar guarantees that the name is one of the tools and that the arguments conform to its signature. nucleate never
 runs a function itself. Prints the call, its result and the answer. The embedded model was not trained on tools: expect
-valid calls, not sensible ones. Needs: pip install 'nucleate[structured]'
+valid calls, not sensible ones. Needs the extra structured.
 """
 
 from typing import Literal

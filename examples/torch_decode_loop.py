@@ -2,7 +2,7 @@
 
 The Sampler keeps what a batch needs between steps: the history for penalties, the seed and the step of each row. Rows
 can have different parameters, and can be removed while the others continue. Prints the tokens of two requests.
-Needs: pip install 'nucleate[torch]'
+Needs the extra torch.
 """
 
 import torch

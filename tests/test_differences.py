@@ -118,3 +118,18 @@ def test_lists_over_http_are_limited() -> None:
         limits.check_body({name: ["a"] * most}, 100)
         with pytest.raises(ParameterError, match=f"at most {most} entries"):
             limits.check_body({name: ["a"] * (most + 1)}, 100)
+
+
+def kept(x: list[float], stage: Any) -> list[int]:
+    return np.flatnonzero(nc.probabilities([x], (stage,))[0]).tolist()
+
+
+def test_truncations_where_aphrodite_and_mlx_lm_keep_other_tokens() -> None:
+    x = [3.0, 1.4, 0.0, -1.0]
+    assert 3 - np.std(x, ddof=1) < 1.4 < 3 - np.std(x)  # Aphrodite keeps token 1
+    assert kept(x, nc.stages.TopNSigma(1.0)) == [0]
+    assert kept([*x, -np.inf], nc.stages.TopNSigma(1.0)) == [0]  # in Aphrodite the deviation is NaN
+    assert kept([0.0] * 4, nc.stages.Typical(0.5)) == [0, 1]  # in Aphrodite [0]
+    equal = np.log([0.5, 0.2, 0.2, 0.1]).tolist()
+    assert kept(equal, nc.stages.Xtc(1.0, 0.15)) == [2, 3]  # in mlx-lm [1, 2, 3]
+    assert kept(equal, nc.stages.Xtc(1.0, 0.2)) == [2, 3]  # in mlx-lm [0, 1, 2, 3]: only token 0 is above 0.2

@@ -22,6 +22,7 @@ URL = PROJECT["project"]["urls"]["Homepage"]
 RAW = URL.replace("//github.com", "//raw.githubusercontent.com")
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+TEXTS = (".md", ".py", ".ipynb", ".toml", ".yml", ".yaml", ".service", "Makefile", "Dockerfile")
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))
 
 
@@ -67,9 +68,9 @@ def test_the_matrix_has_the_versions_of_the_classifiers() -> None:
 
 def test_versions_agree() -> None:
     assert CITATION["version"] == nc.__version__
-    [pin] = PROJECT["project"]["optional-dependencies"]["draft-weights"]
-    major, minor = nc.__version__.split(".")[:2]
-    assert pin == f"{WEIGHTS['project']['name']}>={major}.{minor},<{major}.{int(minor) + 1}"
+    changes = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    [date] = re.findall(rf"^## \[{re.escape(nc.__version__)}\] - (\S+)", changes, re.MULTILINE)
+    assert date in {"unreleased", str(CITATION["date-released"])}
     constraints = (ROOT / "constraints.txt").read_text("utf-8")
     for tool in ("build", "hatchling", "hatch-fancy-pypi-readme", "twine", "check-wheel-contents", "check-jsonschema"):
         assert re.search(rf"^{tool}==", constraints, re.MULTILINE)
@@ -80,6 +81,42 @@ def test_there_is_one_url() -> None:
     for path in (*texts, *WORKFLOWS, *FORMS):
         for owner in re.findall(r"github(?:usercontent)?\.com/([\w-]+/nucleate)\b", path.read_text("utf-8")):
             assert URL.endswith(owner)
+
+
+def test_the_links_of_the_wheel_exist() -> None:
+    targets = [url.removeprefix(f"{URL}/blob/main/") for url in PROJECT["project"]["urls"].values() if "/blob/" in url]
+    assert len(targets) >= 2
+    for path, _, anchor in (target.partition("#") for target in targets):
+        headings = re.findall(r"^#+ (.*)", (ROOT / path).read_text("utf-8"), re.MULTILINE)
+        assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}
+
+
+def tracked_texts() -> dict[str, str]:
+    done = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=False)
+    names = [name for name in done.stdout.split("\0") if name.endswith(TEXTS) and not name.startswith("tests/")]
+    if done.returncode or not names:
+        pytest.skip("this is not a git repository")
+    return {name: (ROOT / name).read_text("utf-8") for name in names if (ROOT / name).is_file()}
+
+
+def test_nothing_is_installed_from_an_index_that_lacks_it() -> None:
+    wrong = [
+        f"{name}: {line}"
+        for name, text in tracked_texts().items()
+        for line in re.findall(r"pip install[^\n`]*?['\" ]nucleate(?:\[[\w,-]+\])?(?=['\"` \n]|$)", text)
+    ]
+    assert wrong == []
+
+
+def test_extras_that_are_named_exist() -> None:
+    named: dict[str, str] = {}
+    for name, text in tracked_texts().items():
+        lists = re.findall(r"['\"]\.\[([a-z][\w,-]*)\]['\"]", text)
+        single = re.findall(r"\bextras? [`'\"]([\w-]+)[`'\"]|\binstall_extra\('([\w-]+)'\)", text)
+        for extra in [*(extra for each in lists for extra in each.split(",")), *(a or b for a, b in single)]:
+            named[extra] = name
+    assert len(named) > 8
+    assert set(named) <= set(PROJECT["project"]["optional-dependencies"]), named
 
 
 def long_description() -> str:

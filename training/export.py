@@ -30,7 +30,7 @@ tags: [tiny, stories, test-model]
 # nucleate-tiny
 
 A Llama of {parameters:,} parameters that tells short stories for children, so that the whole pipeline runs on a fresh machine
-with no download. It exists for demonstrations and tests: it knows nothing of the world and must not be relied on.
+with no model download. It exists for demonstrations and tests: it knows nothing of the world and must not be relied on.
 
 | | |
 |---|---|

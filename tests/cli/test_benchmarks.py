@@ -172,3 +172,24 @@ def test_no_request_stalls_a_stream(tmp_path: Path) -> None:
         for phase in ("from the start", "kernels ready"):
             assert phases[phase]["others"].endswith(" 0 failed"), phases[phase]
             assert phases[phase]["longest"] < phases["alone"]["longest"] + 1.0, (name, phase)
+
+
+@pytest.mark.parametrize("model_type", ["gemma3_text", "lfm2", "lfm3", "kolibri1", "jamba", "flint", "qwen3_next"])
+def test_a_tiny_model_has_every_kind_of_layer(model_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="needs the extra 'torch'")
+    tiny_models = module("tiny_models", monkeypatch)
+    whole, small = tiny_models.CONFIG_MAPPING[model_type](), tiny_models.config_of(model_type)
+    names = {name for name, value in whole.to_dict().items() if name in {"layer_types", "mlp_layer_types"} and value}
+    for name in names or {"layers_block_type"}:
+        assert set(getattr(small, name)) >= set(getattr(whole, name))
+    assert small.num_hidden_layers < whole.num_hidden_layers
+
+
+def test_tiny_models_have_the_layers_of_published_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="needs the extra 'torch'")
+    tiny_models = module("tiny_models", monkeypatch)
+    assert set(tiny_models.config_of("lfm2").layer_types) == {"conv", "full_attention"}
+    assert set(tiny_models.config_of("lfm2_vl").text_config.layer_types) == {"conv", "full_attention"}
+    assert tiny_models.config_of("phimoe").rope_parameters["rope_type"] == "longrope"
+    for model_type in ("phi3", "starcoder2", "mistral", "gpt_oss"):
+        assert 0 < tiny_models.config_of(model_type).sliding_window < 41  # the prompts of architectures.py are longer

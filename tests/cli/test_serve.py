@@ -43,7 +43,7 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert extra - {"uvloop", "nucleate"} == set(serve.REQUIRED)
     assert serve.missing_packages() == []
     monkeypatch.setattr(serve, "REQUIRED", ("uvicorn", "no_such_package"))
-    assert "needs no_such_package: pip install 'nucleate[server]'" in error_of(capsys)
+    assert "needs no_such_package: install the extra 'server'" in error_of(capsys)
 
 
 @pytest.mark.parametrize(

@@ -226,7 +226,7 @@ def test_a_plot_needs_matplotlib_and_a_known_type(found: nc.Comparison, tmp_path
     try:
         import matplotlib as mpl  # noqa: F401
     except ImportError:
-        with pytest.raises(ParameterError, match=r"plot needs matplotlib.*pip install 'nucleate\[plot\]'"):
+        with pytest.raises(ParameterError, match=r"plot needs matplotlib.*pip install -e '\.\[plot\]'"):
             found.plot(tmp_path / "a.svg")
         return
     for name, start in (("a.svg", b"<?xml"), ("a.png", b"\x89PNG")):

@@ -425,7 +425,7 @@ def test_grammars_that_do_not_compile_are_rejected(llm: nc.LLM, structured_outpu
 
 def test_without_llguidance_requests_are_rejected(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
-        raise ModuleNotFoundError("structured output needs the package llguidance: pip install 'nucleate[structured]'")
+        raise ModuleNotFoundError("structured output needs the package llguidance")
 
     monkeypatch.setattr("nucleate.structured_output.llguidance_engine.library", missing)
     monkeypatch.setattr("nucleate.structured_output.llguidance_tokenizer.library", missing)

@@ -10,7 +10,7 @@ import pytest
 
 import nucleate as nc
 
-pytest.importorskip("anywidget", reason="anywidget is not installed: pip install 'nucleate[notebook]'")
+pytest.importorskip("anywidget", reason="needs the extra 'notebook'")
 
 from nucleate.inspector.widget import InspectorWidget
 

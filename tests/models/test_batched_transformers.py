@@ -140,6 +140,11 @@ ONE_BY_ONE = {
         dict(SMALL, lru_width=64, attention_window_size=8),
         "each new token recomputes its sequence, as .* does not return its cache",
     ),
+    "doge, a mask from the values": (
+        "DogeConfig",
+        dict(SMALL, keep_window_size=2048),
+        "its attention adds a mask of its own to the scores",
+    ),
     "phi3, long positions": (
         "Phi3Config",
         {
@@ -169,7 +174,7 @@ def model_of(config: str, settings: dict[str, Any], dtype: str = "float32", **mo
         getattr(transformers, config)(**settings), dtype=getattr(torch, dtype), **more
     )
     for name, weight in made.named_parameters():
-        if name.endswith("sinks"):  # near zero, an omission would not show
+        if name.endswith(("sinks", ".A")):  # near zero, an omission would not show
             torch.nn.init.normal_(weight, std=2.0)
     return TransformersModel.of(made)
 

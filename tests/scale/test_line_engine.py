@@ -77,12 +77,14 @@ def test_without_ray_the_command_names_the_extra(
     (tmp_path / "in.jsonl").write_text('"x"\n')
     files = str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl")
     assert main(["batch", *files, "--ray", "local"]) == 2
-    assert capsys.readouterr().err == "nucleate: --ray: Ray is not installed: pip install 'nucleate[ray]'\n"
+    assert capsys.readouterr().err == (
+        "nucleate: --ray: Ray is not installed: install the extra 'ray' (in the source tree: pip install -e '.[ray]')\n"
+    )
     from nucleate.scale.data import pool_options
     from nucleate.scale.serve import app
 
     for call in (lambda: pool_options(1), app):
-        with pytest.raises(nc.ParameterError, match=r"pip install 'nucleate\[ray\]'"):
+        with pytest.raises(nc.ParameterError, match=r"pip install -e '\.\[ray\]'"):
             call()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("uvicorn", reason="the server needs uvicorn: pip install nucleate[server]")
+pytest.importorskip("uvicorn", reason="needs the extra 'server'")
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 

@@ -400,7 +400,7 @@ def test_the_grammar_vocabulary_is_prepared_at_startup(llm: nc.LLM, monkeypatch:
 
 def test_a_server_without_llguidance_serves_other_requests(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> None:
-        raise ModuleNotFoundError("structured output needs the package llguidance: pip install 'nucleate[structured]'")
+        raise ModuleNotFoundError("structured output needs the package llguidance")
 
     monkeypatch.setattr(GrammarCompiler, "__init__", missing)
 

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "JSONL file to which results are appended; the comparison continues from those that it has."
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
     parser.add_argument("--csv", type=Path, metavar="FILE", help=COMMON["--csv"])
-    text = "Write a plot of the trade-off: a .png, .svg or .pdf file. Needs matplotlib (nucleate[plot])."
+    text = "Write a plot of the trade-off: a .png, .svg or .pdf file. Needs the extra 'plot'."
     parser.add_argument("--plot", type=Path, metavar="FILE", help=text)
     parser.add_argument("--x", default="log_likelihood", metavar="METRIC", help=AXIS_HELP.format("x", "log_likelihood"))
     parser.add_argument("--y", default="distinct_2", metavar="METRIC", help=AXIS_HELP.format("y", "distinct_2"))

@@ -17,12 +17,13 @@ from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.flag_values import read_values
 from nucleate.cli.input_text import is_piped, read_prompt
 from nucleate.cli.serve import missing_packages
+from nucleate.parameters.converters import install_extra
 
 
 def run_web(arguments: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C, and open a browser."""
     if names := missing_packages():
-        raise UsageError(f"--web needs {', '.join(names)}: pip install 'nucleate[server]'")
+        raise UsageError(f"--web needs {', '.join(names)}: {install_extra('server')}")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from nucleate.jit.warmup import warm
     from nucleate.llm import LLM

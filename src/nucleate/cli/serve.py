@@ -2,7 +2,7 @@
 
 Endpoints: /v1/completions, /v1/chat/completions, /v1/models, /tokenize, /detokenize, /health, /metrics and others.
 Sampling flags set the defaults of requests. On SIGTERM or Ctrl-C the server rejects new requests and finishes those in
-flight. Needs the extra: pip install 'nucleate[server]'.
+flight. Needs the extra 'server'.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.flag_values import read_values
 from nucleate.cli.serve_flags import add_server
 from nucleate.cli.watermark_flags import add_watermark
+from nucleate.parameters.converters import install_extra
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.limits import ServerLimits
 
@@ -69,7 +70,7 @@ def missing_packages() -> list[str]:
 
 def run(arguments: argparse.Namespace) -> int:
     if names := missing_packages():
-        raise UsageError(f"the server needs {', '.join(names)}: pip install 'nucleate[server]'")
+        raise UsageError(f"the server needs {', '.join(names)}: {install_extra('server')}")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from nucleate.jit.warmup import warm
     from nucleate.llm import LLM

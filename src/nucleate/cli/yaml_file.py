@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nucleate.cli.argument_parser import UsageError
+from nucleate.parameters.converters import install_extra
 
 MAX_BYTES = 2**20
 
@@ -35,7 +36,7 @@ def read_yaml_text(text: str, source: str) -> Any:
     try:
         import yaml
     except ImportError:
-        raise UsageError("a configuration file needs PyYAML: pip install 'nucleate[server]'") from None
+        raise UsageError(f"a configuration file needs PyYAML: {install_extra('server')}") from None
 
     class Loader(yaml.BaseLoader):  # type: ignore[misc]  # untyped
         def compose_node(self, parent: Any, index: Any) -> Any:

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from nucleate.comparison.intervals import Estimate
+from nucleate.parameters.converters import install_extra
 from nucleate.parameters.parameter import ParameterError
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -28,7 +29,7 @@ def check_plot(path: str | Path) -> None:
         import matplotlib as mpl  # noqa: F401
     except ImportError:
         why = "plot needs matplotlib, which is not installed"
-        raise ParameterError("plot", f"{why}: pip install 'nucleate[plot]', or write a CSV file instead") from None
+        raise ParameterError("plot", f"{why}: {install_extra('plot')}, or write a CSV file") from None
 
 
 def draw(points: Mapping[str, Mapping[str, Estimate]], frontier: Collection[str], x: str, y: str, path: Path) -> None:

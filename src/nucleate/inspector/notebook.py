@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nucleate.inspector.session import InspectorSession
 from nucleate.llm import LLM
+from nucleate.parameters.converters import install_extra
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import SamplingParams
 
@@ -24,12 +25,12 @@ def inspect(
 
     llm: the model. prompt: a text, or a conversation ``[{"role": ..., "content": ...}, ...]``. params: the sampling
     parameters; or pass fields of SamplingParams as keywords (``temperature=0.7``). The widget is shown when a cell ends
-    with it, in Jupyter, VS Code and marimo. Needs the extra: pip install 'nucleate[notebook]'. Raises ParameterError.
+    with it, in Jupyter, VS Code and marimo. Needs the extra ``notebook``. Raises ParameterError.
     """
     try:
         from nucleate.inspector.widget import InspectorWidget
     except ModuleNotFoundError as error:
-        needed = "the inspector in a notebook needs anywidget: pip install 'nucleate[notebook]'"
+        needed = f"the inspector in a notebook needs anywidget: {install_extra('notebook')}"
         raise ModuleNotFoundError(needed, name=error.name) from None
     if not isinstance(llm, LLM):
         raise ParameterError("llm", f"llm must be an LLM, got {type(llm).__name__}")

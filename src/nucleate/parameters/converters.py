@@ -48,6 +48,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+def install_extra(name: str) -> str:
+    """How to install an extra of nucleate: the end of the message of an error."""
+    return f"install the extra {name!r} (in the source tree: pip install -e '.[{name}]')"
+
+
 def one_line(error: Exception) -> str:
     """The message of an error on one line, at most 300 characters."""
     return " ".join(str(error).split())[:300] or type(error).__name__

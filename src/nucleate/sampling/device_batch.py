@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.outputs import StepLogprobs
+from nucleate.parameters.converters import install_extra
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.backends import reference
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
@@ -58,7 +59,7 @@ class DeviceBatch:
         self, size: int, device: Any, backend: str, rows: Mapping[int, HostRow], sample_on_host: SampleOnHost
     ) -> None:
         if importlib.util.find_spec("torch") is None:
-            raise ParameterError("device", f"device {device!r:.60} needs torch: pip install nucleate[cuda]")
+            raise ParameterError("device", f"device {device!r:.60} needs torch: {install_extra('cuda')}")
         from nucleate.sampling.backends.torch.batch_state import BatchState
         from nucleate.sampling.backends.torch.torch_device import open_device, select_kernels
 

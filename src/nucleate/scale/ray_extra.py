@@ -6,13 +6,14 @@ import importlib.util
 import logging
 from typing import Any
 
+from nucleate.parameters.converters import install_extra
 from nucleate.parameters.parameter import ParameterError
 
 
 def missing_ray() -> str | None:
     """Return how to install Ray, if it is not installed."""
     missing = importlib.util.find_spec("ray") is None
-    return "Ray is not installed: pip install 'nucleate[ray]'" if missing else None
+    return f"Ray is not installed: {install_extra('ray')}" if missing else None
 
 
 def require_ray() -> None:

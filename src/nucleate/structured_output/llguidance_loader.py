@@ -6,6 +6,8 @@ import re
 from functools import cache
 from typing import Any, Final
 
+from nucleate.parameters.converters import install_extra
+
 FAILED: Final = "the grammar engine failed"
 
 _POSITION = re.compile(r"^(?:at )?\d+\(\d+\): ")
@@ -19,9 +21,8 @@ def library() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "llguidance":
             raise
-        raise ModuleNotFoundError(
-            "structured output needs the package llguidance: pip install 'nucleate[structured]'"
-        ) from None
+        message = f"structured output needs the package llguidance: {install_extra('structured')}"
+        raise ModuleNotFoundError(message) from None
     return llguidance
 
 

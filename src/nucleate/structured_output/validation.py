@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, Final
 
-from nucleate.parameters.converters import shown
+from nucleate.parameters.converters import install_extra, shown
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.structured_output.formats import FORMATS
 from nucleate.structured_output.json_schema import applies_to_strings, escaped_step
@@ -75,7 +75,7 @@ def load_validator() -> None:
         import referencing  # noqa: F401
         import regex  # type: ignore[import-untyped]  # noqa: F401
     except ModuleNotFoundError:
-        raise ModuleNotFoundError("validation needs jsonschema: pip install 'nucleate[structured]'") from None
+        raise ModuleNotFoundError(f"validation needs jsonschema: {install_extra('structured')}") from None
 
 
 def _validator(schema: dict[str, Any], deadline: float) -> Any:

@@ -238,7 +238,7 @@ def test_without_llama_cpp_python(files: dict[str, Path], monkeypatch: pytest.Mo
 
     llama_cpp.cache_clear()
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with pytest.raises(ModelError, match=r"GGUF models need llama-cpp-python .*: pip install 'nucleate\[gguf\]'"):
+    with pytest.raises(ModelError, match=r"GGUF models need llama-cpp-python .*: pip install -e '\.\[gguf\]'"):
         nc.LLM(files["f32"])
     monkeypatch.undo()
     assert text(files["f32"])

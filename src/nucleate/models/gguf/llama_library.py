@@ -12,10 +12,11 @@ from typing import Any
 
 from nucleate.models.matmul import limit_spinning
 from nucleate.models.protocol import ModelError
+from nucleate.parameters.converters import install_extra
 
 logger = logging.getLogger("nucleate.llama_cpp")
 
-REQUIREMENT = "GGUF models need llama-cpp-python 0.3.36 or newer: pip install 'nucleate[gguf]'"
+REQUIREMENT = f"GGUF models need llama-cpp-python 0.3.36 or newer: {install_extra('gguf')}"
 _ERROR, _CONTINUATION = 4, 5  # levels of ggml
 
 _errors: deque[str] = deque(maxlen=20)

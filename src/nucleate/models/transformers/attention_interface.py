@@ -37,7 +37,7 @@ def dispatch(module: Any, query: Any, key: Any, value: Any, attention_mask: Any,
         raise IncompatibleModelError("it does not pass keyword arguments to its attention")
     if isinstance(plan, AttentionPlan):
         return plan.attend(module, query, key, value), None
-    return plan.note(module, query, key, value, settings), None
+    return plan.note(module, query, key, value, attention_mask, settings), None
 
 
 def note_mask(**settings: Any) -> None:

@@ -30,8 +30,10 @@ class Probe:
     def __init__(self) -> None:
         self.layers: list[AttentionLayer] = []
 
-    def note(self, module: Any, query: Any, key: Any, value: Any, settings: Mapping[str, Any]) -> Any:
+    def note(self, module: Any, query: Any, key: Any, value: Any, mask: Any, settings: Mapping[str, Any]) -> Any:
         """See ``dispatch``. Returns the value: with one token, attention is the identity."""
+        if mask is not None and bool((~mask if mask.dtype == torch.bool else mask).any()):
+            raise IncompatibleModelError("its attention adds a mask of its own to the scores")
         if unsupported := sorted(
             name for name, value in settings.items() if value is not None and name not in HARMLESS
         ):

@@ -10,12 +10,12 @@ from nucleate.models.free_memory import free
 from nucleate.models.matmul import limit_spinning
 from nucleate.models.protocol import ModelError
 from nucleate.models.stored_weights import quantized_weight
-from nucleate.parameters.converters import one_line
+from nucleate.parameters.converters import install_extra, one_line
 
 if TYPE_CHECKING:
     from nucleate.models.transformers.decoding_context import TransformersContext
 
-MISSING = "this model needs torch and transformers ({}): pip install 'nucleate[torch]'"
+MISSING = f"this model needs torch and transformers ({{}}): {install_extra('torch')}"
 
 
 class TransformersModel:

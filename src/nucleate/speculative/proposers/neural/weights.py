@@ -62,7 +62,8 @@ def weights_for(name: str, model: object) -> tuple[Weights, Llama]:
         runtime = getattr(model, "runtime", type(model).__name__)
         raise ModelError(f"{requirement} on the numpy runtime, not on {runtime}")
     if not path.is_file():
-        raise ModelError(f"the draft weights for {name!r} are not installed: pip install 'nucleate[draft-weights]'")
+        how = "in the source tree: pip install ./packages/draft-weights"
+        raise ModelError(f"the draft weights for {name!r} are not installed; {how}")
     weights = Weights(path)
     if model.folder is None or weights_digest(model.folder) != weights.metadata.get("target"):
         raise ModelError(f"{requirement}; the model in {model.folder or 'memory'} is a different one")
