@@ -20,12 +20,14 @@ from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request, ValidatedRequest
 from nucleate.engine.stats import EngineStats
 from nucleate.outputs import EngineOutput
+from nucleate.parameters.keywords import with_suggestions
 
 
 class EngineStoppedError(RuntimeError):
     """The engine has stopped: it was closed, or it failed as a whole (see ``__cause__``)."""
 
 
+@with_suggestions
 class AsyncEngine:
     """Runs an ``Engine`` for one event loop: ``async with AsyncEngine(engine) as running: ...``.
 
