@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
@@ -35,7 +34,7 @@ from nucleate.sampling_params import SamplingParams
 from nucleate.speculative.config import Speculation
 from nucleate.tokenization.chat_template import DEFAULT_OPTIONS, ChatTemplateOptions
 from nucleate.tokenization.fill_in_the_middle import encode_fill, fill_stop_token_ids
-from nucleate.tokenization.prompt_inputs import as_list, check_prompts, is_conversation
+from nucleate.tokenization.prompt_inputs import check_prompts, encode_prompt, is_conversation
 from nucleate.watermark.kinds import check_watermark
 
 Prompt = str | Sequence[int]
@@ -356,23 +355,7 @@ class LLM:
                 given = suffix if isinstance(prompt, str) else prompt
                 raise ParameterError("suffix", f"suffix and the prompt must be strings, got {shown(given)}")
             return encode_fill(self.tokenizer, prompt, suffix)
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt) or self._empty_prompt()
-        tokens = as_list(prompt)
-        try:
-            if tokens is None or any(isinstance(token, bool) for token in tokens):
-                raise TypeError
-            return [operator.index(token) for token in tokens]
-        except TypeError:
-            raise ParameterError("prompt", f"a prompt is a string or a list of token ids, got {prompt!r:.60}") from None
-
-    def _empty_prompt(self) -> list[int]:
-        """Return the prompt of an empty text for a tokenizer that adds no BOS by itself, such as GPT-2's."""
-        bos = self.tokenizer.bos_token_id
-        if bos is None:
-            why = "the prompt is empty, and this tokenizer has no BOS token, from which an empty prompt would begin"
-            raise ParameterError("prompt", why)
-        return [bos]
+        return encode_prompt(self.tokenizer, prompt)
 
     def fill_params(self, params: SamplingParams) -> SamplingParams:
         """Return parameters for a prompt with a suffix: tokens such as ``<|fim_pad|>`` end the output, like EOS."""
