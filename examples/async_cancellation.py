@@ -14,13 +14,12 @@ llm = nc.LLM()
 
 async def story(engine: nc.AsyncEngine, seed: int, **fields: object) -> str:
     params = nc.SamplingParams(temperature=0.8, seed=seed, **fields)
-    request = nc.Request(llm.encode("Once upon a time"), params)
-    return "".join([output.chunk.text async for output in engine.run(request)])
+    return "".join([output.chunk.text async for output in engine.generate("Once upon a time", params)])
 
 
 async def first_sentence(engine: nc.AsyncEngine) -> str:
     text = ""
-    async for output in engine.run(nc.Request(llm.encode("The dog"), nc.SamplingParams(seed=1, max_tokens=500))):
+    async for output in engine.generate("The dog", nc.SamplingParams(seed=1, max_tokens=500)):
         text += output.chunk.text
         if "." in text:
             break  # aborts the request

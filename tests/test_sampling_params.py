@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.jit.kernel_cache import warn_once
-from nucleate.parameters.field_names import SYNONYMS
 from nucleate.parameters.parameter import MISSING, ParameterError
 from nucleate.sampling.presets import ORDER_PARAMETERS, PRESETS, build
 from nucleate.sampling.stage import Shift
@@ -335,11 +334,6 @@ def test_unknown_names_suggest_the_nearest_ones(name: str, hint: str) -> None:
     with pytest.raises(ParameterError) as caught:
         nc.SamplingParams(**{name: 1})
     assert str(caught.value) == f"unknown parameter {name!r}{hint}"
-
-
-def test_synonyms_are_rejected_and_suggest_fields() -> None:
-    assert not SYNONYMS.keys() & FIELDS.keys()
-    assert {*SYNONYMS.values()} <= FIELDS.keys()
 
 
 def test_help_describes_every_field() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from generate.stage_table import shown
-from nucleate.parameters.field_names import SYNONYMS
+from nucleate.parameters.keywords import PEER_NAMES
 from nucleate.parameters.parameter import Parameter
 from nucleate.sampling.presets import ORDER_PARAMETERS
 from nucleate.sampling.stages import STAGES
@@ -44,7 +44,7 @@ def _values(p: Parameter, stages: list[str]) -> str:
     rows = [f"Values: {p.allowed}; default: {shown(p.default)}"]
     if stages:
         rows.append(f"Stage: {', '.join(f'[{name}](stages/{name}.md)' for name in stages)}")
-    others = [other for other, own in SYNONYMS.items() if own == p.name]
+    others = [other for other, own in PEER_NAMES["SamplingParams"].items() if own == p.name]
     if others:
         rows.append(f"Related names elsewhere: {', '.join(f'`{other}`' for other in others)}")
     return "\n".join(f"- {row}" for row in rows)

@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from nucleate.jit.kernel_cache import warn_once
-from nucleate.parameters.field_names import SYNONYMS, check_for_sampler
+from nucleate.parameters.field_names import check_for_sampler
+from nucleate.parameters.keywords import unknown_keyword, with_suggestions
 from nucleate.parameters.parameter import Parameter, ParameterError, declared, param, read_json, unknown
 from nucleate.sampling.default_conflicts import DECISIVE, conflicts
 from nucleate.sampling.given_pipeline import MAX_CACHED_SIZE, check_given, given_stages, is_cacheable, replaced_fields
@@ -114,6 +115,7 @@ def update_fields() -> None:
 update_fields()
 
 
+@with_suggestions
 class SamplingParams(RequestParams, Fields):
     """Sampling parameters of one request: immutable, hashable, validated.
 
@@ -133,7 +135,7 @@ class SamplingParams(RequestParams, Fields):
         def __init__(self, /, **values: Any) -> None:
             for name in values:
                 if name not in FIELDS:
-                    raise unknown(name, FIELDS, synonyms=SYNONYMS)
+                    raise unknown_keyword(name, FIELDS)
             checked = {name: f.check(values[name]) if name in values else f.default for name, f in FIELDS.items()}
             object.__setattr__(self, "_values", checked)
             if checked["pipeline"] is not None:

@@ -206,7 +206,7 @@ def test_asyncio(llm: nc.LLM) -> None:
 
     async def run() -> list[nc.CompletionChunk]:
         async with nc.AsyncEngine(llm.new_engine()) as engine:
-            return [parser.parse(output.chunk) async for output in engine.run(request)]
+            return [parser.parse(output.chunk) async for output in engine.generate(request)]
 
     check(nc.Completion.from_chunks(request.prompt_ids, asyncio.run(run())), ("wait",))
 

@@ -44,7 +44,7 @@ def with_engine(llm: nc.LLM, use: Callable[[AsyncEngine, Engine], Awaitable[None
 
 
 async def collect(running: AsyncEngine, request: Request) -> list[EngineOutput]:
-    return [event async for event in running.run(request)]
+    return [event async for event in running.generate(request)]
 
 
 def test_concurrent_callers_get_their_own_events(llm: nc.LLM) -> None:
@@ -96,7 +96,7 @@ def test_cancelling_before_admission(llm: nc.LLM) -> None:
 
 def test_closing_the_iterator_aborts_the_request(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
-        async with aclosing(running.run(LONG)) as events:
+        async with aclosing(running.generate(LONG)) as events:
             async for _ in events:
                 break
 
@@ -107,7 +107,7 @@ def test_closing_the_iterator_aborts_the_request(llm: nc.LLM) -> None:
 
 def test_slow_consumers_are_paused_and_lose_nothing(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
-        events = running.run(LONG)
+        events = running.generate(LONG)
         received = [await anext(events)]
         for _ in range(3):  # other requests continue
             assert len(await collect(running, SHORT)) == 5
@@ -124,7 +124,7 @@ def test_slow_consumers_are_paused_and_lose_nothing(llm: nc.LLM) -> None:
 
 def test_paused_requests_are_preempted_for_others(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
-        sleeping = [running.run(LONG) for _ in range(3)]
+        sleeping = [running.generate(LONG) for _ in range(3)]
         received = [[await anext(events)] for events in sleeping]
         await asyncio.sleep(0.1)
         assert len(await collect(running, SHORT)) == 5  # only one sequence slot, and few blocks
@@ -153,7 +153,7 @@ def test_abort_by_id_ends_the_stream(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         running.abort("nobody")
         events = []
-        async for event in running.run(Request(LONG.prompt_ids, LONG.params.replace(n=2), id="mine")):
+        async for event in running.generate(Request(LONG.prompt_ids, LONG.params.replace(n=2), id="mine")):
             events.append(event)
             if len(events) == 3:
                 running.abort("mine")
@@ -187,7 +187,7 @@ def test_an_engine_failure_raises_in_all_callers(llm: nc.LLM, monkeypatch: pytes
     async def main() -> None:
         engine = Engine(runner("paged", toy(), 200), llm.tokenizer, backend="reference")
         async with AsyncEngine(engine) as running:
-            events = running.run(LONG)
+            events = running.generate(LONG)
             await anext(events)
             monkeypatch.setattr(engine, "step", lambda: 1 / 0)
             with pytest.raises(EngineStoppedError, match="ZeroDivisionError") as caught:
@@ -205,7 +205,7 @@ def test_an_engine_failure_raises_in_all_callers(llm: nc.LLM, monkeypatch: pytes
 
 async def collect_together(running: AsyncEngine, requests: list[Request]) -> list[list[EngineOutput]]:
     received: list[list[EngineOutput]] = [[] for _ in requests]
-    async with aclosing(running.run_all(requests)) as batches:
+    async with aclosing(running.generate_all(requests)) as batches:
         async for batch in batches:
             assert batch
             for index, event in batch:
@@ -213,7 +213,7 @@ async def collect_together(running: AsyncEngine, requests: list[Request]) -> lis
     return received
 
 
-def test_run_all_returns_the_events_of_each_request(llm: nc.LLM) -> None:
+def test_generate_all_returns_the_events_of_each_request(llm: nc.LLM) -> None:
     rng = random.Random(8)
     groups = [[random_request(rng) for _ in range(rng.randint(0, 5))] for _ in range(8)]
 
@@ -227,7 +227,7 @@ def test_run_all_returns_the_events_of_each_request(llm: nc.LLM) -> None:
     assert is_empty(with_engine(llm, use, max_num_seqs=5))
 
 
-def test_run_all_admits_all_requests_or_none(llm: nc.LLM) -> None:
+def test_generate_all_admits_all_requests_or_none(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         for wrong in (0, 1, 2):
             requests = [LONG, LONG, LONG]
@@ -240,9 +240,9 @@ def test_run_all_admits_all_requests_or_none(llm: nc.LLM) -> None:
     assert is_empty(with_engine(llm, use))
 
 
-def test_closing_run_all_aborts_unfinished_requests(llm: nc.LLM) -> None:
+def test_closing_generate_all_aborts_unfinished_requests(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
-        async with aclosing(running.run_all([SHORT, LONG, LONG])) as batches:
+        async with aclosing(running.generate_all([SHORT, LONG, LONG])) as batches:
             async for batch in batches:
                 if any(event.finished for _, event in batch):
                     break
@@ -261,20 +261,20 @@ def test_heartbeats_while_there_are_no_events(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         late = [LONG, SHORT]
         first = asyncio.create_task(collect(running, LONG))
-        batches = [batch async for batch in running.run_all(late, heartbeat_seconds=0.001)]
+        batches = [batch async for batch in running.generate_all(late, heartbeat_seconds=0.001)]
         assert sum(not batch for batch in batches) >= 5
         assert sum(len(batch) for batch in batches) == 205
         assert len(await first) == 200
-        assert not [batch async for batch in running.run_all([SHORT], heartbeat_seconds=60.0) if not batch]
+        assert not [batch async for batch in running.generate_all([SHORT], heartbeat_seconds=60.0) if not batch]
         with pytest.raises(nc.ParameterError):
-            await consume_slowly(running.run_all([Request([])], heartbeat_seconds=0.0001))
+            await consume_slowly(running.generate_all([Request([])], heartbeat_seconds=0.0001))
 
     assert is_empty(with_engine(llm, use, max_num_seqs=1, rule=slow_rule))
 
 
-def test_slow_consumers_of_run_all_are_paused(llm: nc.LLM) -> None:
+def test_slow_consumers_of_generate_all_are_paused(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
-        async with aclosing(running.run_all([LONG, LONG])) as batches:
+        async with aclosing(running.generate_all([LONG, LONG])) as batches:
             await anext(batches)
             await asyncio.sleep(0.2)
             num_sampled = engine.stats.sampled_tokens
@@ -321,10 +321,57 @@ def test_abort_all_includes_requests_not_yet_admitted(llm: nc.LLM) -> None:
 def test_requests_prepared_on_another_thread(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         prepared = await asyncio.to_thread(running.prepare, SHORT)
-        assert chunks_by_index([event async for event in running.run(prepared)], 1) == reference_chunks(
+        assert chunks_by_index([event async for event in running.generate(prepared)], 1) == reference_chunks(
             toy(), llm.tokenizer, SHORT
         )
         with pytest.raises(nc.ParameterError, match="the prompt is empty"):
             running.prepare(Request([]))
 
     assert is_empty(with_engine(llm, use))
+
+
+def test_generate_takes_text_token_ids_and_requests(llm: nc.LLM) -> None:
+    params, text = nc.SamplingParams(max_tokens=6, seed=4), "Once upon a time"
+
+    async def use() -> list[list[EngineOutput]]:
+        async with AsyncEngine(llm.new_engine()) as running:
+            calls = (
+                running.generate(text, params, "mine"),
+                running.generate(llm.encode(text), params, priority=1),
+                running.generate(Request(llm.encode(text), params)),
+                running.generate(text, (nc.stages.Gumbel(4),), "with stages"),
+                running.generate(nc.BeamRequest(llm.encode(text), nc.BeamParams(num_beams=2, max_tokens=6))),
+                running.generate(""),
+            )
+            found = [[output async for output in call] for call in calls[:3]]
+            async with aclosing(calls[3]) as outputs:
+                found.append([await anext(outputs)])
+            found.append([output async for output in calls[4]])
+            async with aclosing(calls[5]) as outputs:
+                found.append([await anext(outputs)])
+            for request in (Request([1]), running.prepare(Request([1])), nc.BeamRequest([1])):
+                for more in ({"sampling_params": params}, {"request_id": "a"}, {"priority": 1}):
+                    with pytest.raises(nc.ParameterError, match="a Request has its own sampling parameters, id and"):
+                        await anext(running.generate(request, **more))
+            for wrong in (5, [1.5], {"prompt": "a"}, None):
+                with pytest.raises(nc.ParameterError, match="a prompt is a string or a list of token ids"):
+                    await anext(running.generate(wrong, params))
+            with pytest.raises(
+                nc.ParameterError, match=r"params must be a SamplingParams or a tuple of stages, got \{\}"
+            ):
+                await anext(running.generate(text, {}))
+            with pytest.raises(nc.ParameterError, match="'sampling_param'; did you mean sampling_params"):
+                running.generate(text, sampling_param=params)
+        return found
+
+    first, ids, request, staged, beams, empty = asyncio.run(use())
+    expected = nc.LLM(generation_config="none").generate(text, params)[0]
+    for outputs in (first, ids, request):
+        assert "".join(output.chunk.text for output in outputs) == expected.text
+        assert tuple(token for output in outputs for token in output.chunk.token_ids) == expected.token_ids
+        assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+    assert {output.request_id for output in first} == {"mine"}
+    assert staged[0].chunk.seed == 4
+    assert staged[0].request_id == "with stages"
+    assert beams[0].chunk.text == llm.beam_search(text, num_beams=2, max_tokens=6)[0].text
+    assert empty[0].chunk.token_ids

@@ -197,11 +197,11 @@ def test_async_engine_runs_searches_and_requests_together(llm: nc.LLM) -> None:
         reported: dict[int, list[nc.EngineOutput]] = {0: [], 1: [], 2: []}
         async with nc.AsyncEngine(engine) as running:
             prepared = running.prepare(search)
-            async for batch in running.run_all([search, sampled, prepared]):
+            async for batch in running.generate_all([search, sampled, prepared]):
                 for index, event in batch:
                     reported[index].append(event)
             with pytest.raises(nc.ParameterError):
-                [_ async for _ in running.run(BeamRequest([]))]
+                [_ async for _ in running.generate(BeamRequest([]))]
         return reported
 
     reported = asyncio.run(main())

@@ -107,7 +107,7 @@ def test_a_panic_in_a_beam_search_ends_it_only() -> None:
 
 def test_a_panic_does_not_stop_an_async_engine() -> None:
     async def texts(engine: AsyncEngine, prompt: list[int]) -> tuple[str, object]:
-        chunks = [output.chunk async for output in engine.run(Request(prompt, GREEDY))]
+        chunks = [output.chunk async for output in engine.generate(Request(prompt, GREEDY))]
         return "".join(chunk.text for chunk in chunks), chunks[-1].finish_reason
 
     async def main() -> None:

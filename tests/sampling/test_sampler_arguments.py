@@ -214,3 +214,18 @@ def test_rows_of_the_fused_kernel_give_tensors_at_once() -> None:
         assert isinstance(tokens, torch.Tensor)
         expected = [nc.sample(x[i : i + 1], nc.SamplingParams(top_p=0.9, seed=i), step=step)[0] for i in range(4)]
         assert tokens.tolist() == expected
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_logits_without_rows_are_explained(backend: str) -> None:
+    if backend == "torch":
+        pytest.importorskip("torch")
+    sampler = nc.Sampler(4, backend)
+    with pytest.raises(
+        ValueError, match=r"^there are no rows to sample, but the logits have the shape \[2, 4\]: "
+    ) as caught:
+        sampler(np.zeros((2, 4), np.float32))
+    assert "Sampler(4) sets the vocabulary size, and sampler.add(params) adds a row" in str(caught.value)
+    sampler.add(nc.SamplingParams())
+    with pytest.raises(ValueError, match=r"the shape \[1, 4\], one row per row of the sampler, got \[2, 4\]$"):
+        sampler(np.zeros((2, 4), np.float32))

@@ -150,10 +150,9 @@ def test_a_row_without_a_token_has_an_error_and_the_steps_before_it(logits, stag
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
-        ({"logits_V": [[0.0, 1.0]]}, ValueError, r"logits must be one row, a list of numbers, got the shape \[1, 2\]"),
-        ({"logits_V": 5.0}, ValueError, r"logits must be one row.*\[\]"),
-        ({"logits_V": np.zeros(0)}, ValueError, "logits must have the shape"),
-        ({"logits_V": [1, 2]}, TypeError, "logits must be floating-point numbers"),
+        ({"logits_BV": 5.0}, ValueError, r"logits must have the shape \[rows, vocabulary\], got \[\]"),
+        ({"logits_BV": np.zeros(0)}, ValueError, "logits must have the shape"),
+        ({"logits_BV": [1, 2]}, TypeError, "logits must be floating-point numbers"),
         ({"mask": np.zeros((1, 1), np.int32)}, ValueError, r"mask must be one row"),
         ({"mask": np.zeros(0, np.int32)}, ValueError, "mask must have the shape"),
         ({"mask": np.zeros(1)}, TypeError, "mask must be of int32"),
@@ -172,10 +171,61 @@ def test_a_row_without_a_token_has_an_error_and_the_steps_before_it(logits, stag
 )
 def test_wrong_arguments_are_explained(arguments, error, words):
     with pytest.raises(error, match=words):
-        nc.trace(**{"logits_V": [0.0, 1.0], "params": (), **arguments})
+        nc.trace(**{"logits_BV": [0.0, 1.0], "params": (), **arguments})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"params": [(), (), ()]}, "params has 3 entries, but the logits have 2 rows"),
+        ({"prompt_ids": [[1]]}, "prompt_ids has 1 entries, but the logits have 2 rows"),
+        ({"mask": np.zeros((1, 1), np.int32)}, "mask has 1 entries"),
+        ({"seed": [1]}, "seed has 1 entries"),
+        ({"step": [1, 2, 3]}, "step has 3 entries"),
+    ],
+)
+def test_arguments_of_rows_have_one_entry_per_row(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        nc.trace(**{"logits_BV": np.zeros((2, 4)), "params": (), **arguments})
 
 
 # ---- accepted arguments
+
+
+@pytest.mark.parametrize("kind", ["array", "list", "tensor"])
+def test_rows_have_a_trace_each(kind):
+    logits_BV = np.random.default_rng(5).normal(size=(3, 40)).astype(np.float32)
+    params = [nc.SamplingParams(top_k=k, presence_penalty=1.0, seed=k) for k in (2, 3, 4)]
+    words = {"prompt_ids": [[1], [2], [3]], "output_ids": [[4], [5], []]}
+    mask, steps = np.array([[-1, -1], [7, 0], [-1, 1]], np.int32), [1, 1, 0]
+    given = {"array": logits_BV, "list": logits_BV.tolist(), "tensor": logits_BV}[kind]
+    if kind == "tensor":
+        given = pytest.importorskip("torch").tensor(logits_BV)
+    traces = nc.trace(given, params, **words, mask=mask, step=steps)
+    expected = [
+        nc.trace(
+            logits_BV[row],
+            params[row],
+            prompt_ids=words["prompt_ids"][row],
+            output_ids=words["output_ids"][row],
+            mask=mask[row],
+            step=steps[row],
+        )
+        for row in range(3)
+    ]
+    assert [str(one) for one in traces] == [str(one) for one in expected]
+    assert [one.token_id for one in traces] == nc.sample(logits_BV, params, **words, mask=mask, step=steps).tolist()
+
+
+def test_rows_share_one_argument_or_have_their_own():
+    logits_BV = np.random.default_rng(6).normal(size=(2, 40))
+    logits_BV[1, 3] = np.nan
+    params = nc.SamplingParams(guidance_scale=2.0)
+    traces = nc.trace(logits_BV, params, companion=-logits_BV, seed=[3, 4], step=2)
+    assert [(one.seed, one.step, one.error is None) for one in traces] == [(3, 2, True), (4, 2, False)]
+    assert str(traces[0]) == str(nc.trace(logits_BV[0], params, companion=-logits_BV[0], seed=3, step=2))
+    assert [one.seed for one in nc.trace(logits_BV, (Gumbel(9),))] == [9, 9]
+    assert nc.trace(np.zeros((0, 4)), ()) == []
 
 
 def test_torch_rows_and_masks_equal_numpys():

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from nucleate.chat.function_schema import describe_function
 from nucleate.parameters.converters import shown
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError, unknown
 
 MAX_NAME: Final = 128
@@ -26,6 +27,7 @@ _OF_NO_PROPERTIES: Final = {"type", "properties", "required", "title", "descript
 """Keywords that allow no property."""
 
 
+@with_suggestions
 @dataclass(frozen=True)
 class Tool:
     """A function that a model can call.

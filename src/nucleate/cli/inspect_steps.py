@@ -103,7 +103,7 @@ def _run(
 
 def _trace(row: Row, stages: Pipeline, prompt_ids: list[int], output_ids: list[int], seed: int) -> Trace:
     """The trace of the next token."""
-    return trace(
+    found: Trace = trace(
         row.logits,
         stages,
         prompt_ids=prompt_ids,
@@ -113,6 +113,7 @@ def _trace(row: Row, stages: Pipeline, prompt_ids: list[int], output_ids: list[i
         companion=row.companion,
         seed=seed,
     )
+    return found
 
 
 def _updated(row: Row, stages: Pipeline, prompt_ids: list[int], output_ids: list[int], seed: int) -> Pipeline:

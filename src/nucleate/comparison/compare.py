@@ -17,6 +17,7 @@ from nucleate.comparison.settings import read_settings
 from nucleate.llm import LLM, progress_bar
 from nucleate.outputs import CompletionOutput
 from nucleate.parameters.converters import shown
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stage import Tap
 from nucleate.sampling_params import SamplingParams
@@ -27,6 +28,7 @@ Job = tuple[str, int, int]
 """The setting, the index of the prompt, and the seed of an output."""
 
 
+@with_suggestions
 def compare(
     llm: LLM,
     settings: Mapping[str, Any] | Sequence[str],

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nucleate.parameters.converters import shown
-from nucleate.parameters.field_names import SYNONYMS
-from nucleate.parameters.parameter import ParameterError, unknown
+from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.pipeline_format import is_pipeline
-from nucleate.sampling_params import FIELDS, SamplingParams
+from nucleate.sampling_params import SamplingParams
 
 FIELD = "settings"
 OWN = {"n": 1, "seed": None, "prompt_logprobs": None}
@@ -66,10 +65,7 @@ def _params(given: Any, defaults: SamplingParams) -> SamplingParams:
     if not isinstance(given, Mapping):
         allowed = "an object of fields, text such as 'temperature=0.8', a SamplingParams or a pipeline"
         raise ParameterError(FIELD, f"must be {allowed}, got {shown(given)}")
-    for field in given:
-        if field not in FIELDS:
-            raise unknown(str(field), FIELDS, synonyms=SYNONYMS)
-    return defaults.override(**given)
+    return defaults.override(**{str(name): value for name, value in given.items()})
 
 
 def parse(text: str) -> dict[str, Any]:

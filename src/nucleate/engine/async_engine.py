@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Self, overload
+from typing import Any, Self, overload
 
 from nucleate.engine.beam.params import BeamRequest
 from nucleate.engine.beam.scheduling import AnyRequest, ValidatedBeamRequest
@@ -20,12 +20,18 @@ from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request, ValidatedRequest
 from nucleate.engine.stats import EngineStats
 from nucleate.outputs import EngineOutput
+from nucleate.parameters.keywords import with_suggestions
+from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.stage import Pipeline
+from nucleate.sampling_params import SamplingParams
+from nucleate.tokenization.prompt_inputs import encode_prompt
 
 
 class EngineStoppedError(RuntimeError):
     """The engine has stopped: it was closed, or it failed as a whole (see ``__cause__``)."""
 
 
+@with_suggestions
 class AsyncEngine:
     """Runs an ``Engine`` for one event loop: ``async with AsyncEngine(engine) as running: ...``.
 
@@ -78,21 +84,41 @@ class AsyncEngine:
         """Validate a request, on any thread. This leaves little to do for the engine's thread."""
         return self._engine.prepare(request)
 
-    async def run(self, request: AnyRequest) -> AsyncGenerator[EngineOutput]:
-        """Run a request and yield its outputs as they come.
+    async def generate(
+        self,
+        prompt: str | Sequence[int] | AnyRequest,
+        sampling_params: SamplingParams | Pipeline | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[EngineOutput]:
+        """Complete a prompt and yield outputs as they come; the text of a ``chunk`` is what is new.
+
+        prompt: text, token ids, or a whole request (``Request``, ``BeamRequest``, or what ``prepare`` returns) without
+        the other arguments. sampling_params: of this prompt; recommended values of the model do not apply, unless they
+        come from ``LLM.default_params``. request_id: for ``abort``; None: the engine assigns one. priority: lower runs
+        first.
 
         Raises ParameterError for an invalid request, and EngineStoppedError. Leaving before the last output, by
         cancellation, an error or ``aclose``, aborts the request.
         """
-        async with aclosing(self.run_all([request])) as batches:
+        if isinstance(prompt, Request | BeamRequest | ValidatedRequest | ValidatedBeamRequest):
+            request: AnyRequest = prompt
+            if sampling_params is not None or request_id is not None or priority:
+                message = "a Request has its own sampling parameters, id and priority: pass it without other arguments"
+                raise ParameterError("prompt", message)
+        else:
+            params: Any = SamplingParams() if sampling_params is None else sampling_params
+            request = Request(encode_prompt(self._engine.tokenizer, prompt), params, request_id, priority)
+        async with aclosing(self.generate_all([request])) as batches:
             async for batch in batches:
                 for _, output in batch:
                     yield output
 
-    async def run_all(
+    async def generate_all(
         self, requests: Sequence[AnyRequest], *, heartbeat_seconds: float | None = None
     ) -> AsyncGenerator[list[tuple[int, EngineOutput]]]:
-        """Like ``run``, for several requests: yields lists of outputs, each with the index of its request.
+        """Like ``generate``, for several requests: yields lists of outputs, each with the index of its request.
 
         Either all requests are admitted or none. heartbeat_seconds: the longest time between two lists, which may then
         be empty; None: no limit.

@@ -33,6 +33,7 @@ from nucleate.engine.stats import EngineStats, SpeculativeStats
 from nucleate.engine.token_sampler import StepSampler, TokenSampler
 from nucleate.models.runner import Runner
 from nucleate.outputs import EngineOutput, Finish
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
 from nucleate.sampling.inputs import check_count
@@ -53,6 +54,7 @@ MAX_PROMPT_LOGITS, MIN_PROMPT_CHUNK = 1 << 19, 64
 """If prompt logprobs are requested: logits that a chunk computes at most, as rows times vocabulary; tokens at least."""
 
 
+@with_suggestions
 class Engine:
     """Requests are added with ``add`` and cancelled with ``abort``; ``step`` advances all of them.
 

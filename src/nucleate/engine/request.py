@@ -12,6 +12,7 @@ from nucleate.chat.reasoning_tracker import ReasoningSection
 from nucleate.engine.companions import Companion
 from nucleate.engine.step_recorder import StepRecorder
 from nucleate.models.protocol import ModelLimits
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.inputs import check_ids
 from nucleate.sampling.pipeline import PreparedPipeline, prepared
@@ -27,6 +28,7 @@ MAX_N = 128
 """The highest value of ``n``."""
 
 
+@with_suggestions
 @dataclass(frozen=True)
 class Request:
     """A prompt and its sampling parameters. prompt_ids: token ids, at least one. priority: lower runs first.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nucleate.inspector.session import InspectorSession
 from nucleate.llm import LLM
 from nucleate.parameters.converters import install_extra
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import SamplingParams
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from nucleate.inspector.widget import InspectorWidget
 
 
+@with_suggestions
 def inspect(
     llm: LLM,
     prompt: str | Sequence[Mapping[str, Any]],

@@ -17,12 +17,14 @@ from nucleate.integrations.row_processor import RowProcessor, eos_ids_of
 from nucleate.llm.model_tokenizer import given_tokenizer
 from nucleate.models.generation_config import recommended_values
 from nucleate.outputs import Completion
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import SamplingParams
 
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 
 
+@with_suggestions
 class CustomGenerate:
     """``model.generate(**inputs, custom_generate=CustomGenerate(params, tokenizer))``: sample with nucleate.
 
@@ -109,6 +111,7 @@ def _is_eos(criteria: Any, eos: frozenset[int]) -> bool:
     return type(criteria) is EosTokenCriteria and frozenset(criteria.eos_token_id.flatten().tolist()) == eos
 
 
+@with_suggestions
 class SamplingLogitsProcessor(RowProcessor, LogitsProcessor):
     """A logits processor whose result allows one token per row, the sampled one: for any flow of ``generate``.
 

@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 from nucleate.jit.kernel_libraries import ALL
 from nucleate.jit.native_library import ProgressCallback, ensure_loaded, load_in_background
+from nucleate.parameters.keywords import with_suggestions
 
 
+@with_suggestions
 def warm(
     *, background: bool = False, on_progress: ProgressCallback | None = None, also: Callable[[], object] | None = None
 ) -> threading.Thread | None:

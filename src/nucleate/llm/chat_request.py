@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from nucleate.chat.chat_format import RenderedChat
 from nucleate.chat.reasoning import effort_variables
-from nucleate.chat.tool_choice import ToolUse
 from nucleate.engine.request import Request
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
@@ -16,30 +15,19 @@ from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.tokenization.chat_template import ChatTemplateOptions
 
 
-class ChatValues(NamedTuple):
-    """The arguments of a chat that are not sampling parameters."""
-
-    use: ToolUse
-    template_options: ChatTemplateOptions
-
-
-_TOOL_NAMES = ("tools", "tool_choice", "parallel_tool_calls")
-_TEMPLATE_NAMES = ("reasoning_effort", "chat_template_kwargs", "split_special_tokens")
-
-
-def split_chat_values(values: Mapping[str, Any]) -> tuple[ChatValues, dict[str, Any]]:
-    """Split keyword arguments into those of a chat and sampling parameters. Raises ParameterError."""
-    use = ToolUse.read(*(values.get(name) for name in _TOOL_NAMES))
-    effort, given, splits = (values.get(name) for name in _TEMPLATE_NAMES)
-    if given is not None and not isinstance(given, Mapping):
-        raise ParameterError("chat_template_kwargs", f"chat_template_kwargs must be a mapping, got {shown(given)}")
-    if splits is None:
-        splits = True
-    elif not isinstance(splits, bool):
-        raise ParameterError("split_special_tokens", f"split_special_tokens must be true or false, got {shown(splits)}")
-    variables = {**({} if effort is None else effort_variables(effort)), **(given or {})}
-    others = {name: value for name, value in values.items() if name not in (*_TOOL_NAMES, *_TEMPLATE_NAMES)}
-    return ChatValues(use, ChatTemplateOptions(variables=variables, split_special_tokens=splits)), others
+def template_options(
+    reasoning_effort: Any = None, chat_template_kwargs: Any = None, split_special_tokens: Any = None
+) -> ChatTemplateOptions:
+    """Return the options of the chat template from the arguments of a chat. Raises ParameterError."""
+    if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
+        message = f"chat_template_kwargs must be a mapping, got {shown(chat_template_kwargs)}"
+        raise ParameterError("chat_template_kwargs", message)
+    if not isinstance(split_special_tokens, bool | None):
+        message = f"split_special_tokens must be true or false, got {shown(split_special_tokens)}"
+        raise ParameterError("split_special_tokens", message)
+    effort = {} if reasoning_effort is None else effort_variables(reasoning_effort)
+    variables = {**effort, **(chat_template_kwargs or {})}
+    return ChatTemplateOptions(variables=variables, split_special_tokens=split_special_tokens is not False)
 
 
 def chat_request(

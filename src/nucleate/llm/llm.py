@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
@@ -17,7 +16,7 @@ from nucleate.engine.request import Request
 from nucleate.engine.shared_engine import SharedEngine
 from nucleate.jit.kernel_libraries import MODELS, SAMPLER
 from nucleate.jit.native_library import load_in_background
-from nucleate.llm.chat_request import chat_request, split_chat_values
+from nucleate.llm.chat_request import chat_request, template_options
 from nucleate.llm.model_tokenizer import model_tokenizer
 from nucleate.llm.parallel_model import check_parallel, load_parallel
 from nucleate.llm.progress import with_progress
@@ -26,6 +25,7 @@ from nucleate.models.model_source import ModelSource
 from nucleate.models.protocol import Model, ModelError
 from nucleate.outputs import Completion, CompletionChunk, EngineOutput
 from nucleate.parameters.converters import shown
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.inputs import check_count
 from nucleate.sampling.pipeline_format import is_pipeline
@@ -34,7 +34,7 @@ from nucleate.sampling_params import SamplingParams
 from nucleate.speculative.config import Speculation
 from nucleate.tokenization.chat_template import DEFAULT_OPTIONS, ChatTemplateOptions
 from nucleate.tokenization.fill_in_the_middle import encode_fill, fill_stop_token_ids
-from nucleate.tokenization.prompt_inputs import as_list, check_prompts, is_conversation
+from nucleate.tokenization.prompt_inputs import check_prompts, encode_prompt, is_conversation
 from nucleate.watermark.kinds import check_watermark
 
 Prompt = str | Sequence[int]
@@ -44,6 +44,7 @@ GENERATION_CONFIG = ("auto", "none")
 """Whether the sampling parameters in the model's generation_config.json are defaults."""
 
 
+@with_suggestions
 class LLM:
     """A model with its tokenizer.
 
@@ -242,7 +243,7 @@ class LLM:
         Raises ParameterError.
         """
         several = not is_conversation(messages)
-        made = [self._chat_request(one, sampling_params, values) for one in (messages if several else [messages])]
+        made = [self._chat_request(one, sampling_params, **values) for one in (messages if several else [messages])]
         requests, parsers, texts = zip(*made, strict=True) if made else ((), (), ())
         found = _completions(requests, self._engine.run(requests), texts, parsers)
         return found if several else found[0]
@@ -264,15 +265,27 @@ class LLM:
 
         For callers that run an engine themselves, such as ``AsyncEngine``. Arguments: those of ``chat``.
         """
-        return self._chat_request(messages, sampling_params, values)[:2]
+        return self._chat_request(messages, sampling_params, **values)[:2]
 
+    @with_suggestions
     def _chat_request(
-        self, messages: Sequence[Message], sampling_params: Any, values: Mapping[str, Any]
+        self,
+        messages: Sequence[Message],
+        sampling_params: Any,
+        *,
+        tools: Any = None,
+        tool_choice: Any = None,
+        parallel_tool_calls: Any = None,
+        reasoning_effort: Any = None,
+        chat_template_kwargs: Any = None,
+        split_special_tokens: Any = None,
+        **values: Any,
     ) -> tuple[Request, ChunkParser | None, str]:
         """Also returns the text of the prompt."""
-        chat, values = split_chat_values(values)
+        use = ToolUse.read(tools, tool_choice, parallel_tool_calls)
+        options = template_options(reasoning_effort, chat_template_kwargs, split_special_tokens)
         params = self._params(sampling_params, values)
-        rendered = self.render_chat(messages, chat.use, chat.template_options)
+        rendered = self.render_chat(messages, use, options)
         request = chat_request(rendered, rendered.encode(), params, self._engine.prepare)
         return request, rendered.chunk_parser(params.max_reasoning_tokens), rendered.text
 
@@ -342,23 +355,7 @@ class LLM:
                 given = suffix if isinstance(prompt, str) else prompt
                 raise ParameterError("suffix", f"suffix and the prompt must be strings, got {shown(given)}")
             return encode_fill(self.tokenizer, prompt, suffix)
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt) or self._empty_prompt()
-        tokens = as_list(prompt)
-        try:
-            if tokens is None or any(isinstance(token, bool) for token in tokens):
-                raise TypeError
-            return [operator.index(token) for token in tokens]
-        except TypeError:
-            raise ParameterError("prompt", f"a prompt is a string or a list of token ids, got {prompt!r:.60}") from None
-
-    def _empty_prompt(self) -> list[int]:
-        """Return the prompt of an empty text for a tokenizer that adds no BOS by itself, such as GPT-2's."""
-        bos = self.tokenizer.bos_token_id
-        if bos is None:
-            why = "the prompt is empty, and this tokenizer has no BOS token, from which an empty prompt would begin"
-            raise ParameterError("prompt", why)
-        return [bos]
+        return encode_prompt(self.tokenizer, prompt)
 
     def fill_params(self, params: SamplingParams) -> SamplingParams:
         """Return parameters for a prompt with a suffix: tokens such as ``<|fim_pad|>`` end the output, like EOS."""

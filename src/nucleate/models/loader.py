@@ -20,6 +20,7 @@ from nucleate.models.transformers.device import check_device
 from nucleate.models.transformers.load_progress import load_progress
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.parameters.converters import shown
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 
 logger = logging.getLogger("nucleate")
@@ -120,6 +121,7 @@ def download(name: str, revision: str | None = None, patterns: Sequence[str] = M
         raise ModelError(f"there is no folder {name!r}, and the download from the hub{at} failed: {reason}") from error
 
 
+@with_suggestions
 def load(folder: Path, device: str = "auto", dtype: str = "auto", runtime: str = "auto") -> Model:
     """Load the model of a folder.
 

@@ -1,4 +1,4 @@
-"""Names of fields of SamplingParams: those that other projects use, and those that need an engine."""
+"""The fields of SamplingParams that need an engine."""
 
 from __future__ import annotations
 
@@ -6,38 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from nucleate.parameters.parameter import ParameterError
-
-SYNONYMS: Mapping[str, str] = {
-    "max_new_tokens": "max_tokens",
-    "max_length": "max_tokens",
-    "max_completion_tokens": "max_tokens",
-    "n_predict": "max_tokens",
-    "min_new_tokens": "min_tokens",
-    "num_return_sequences": "n",
-    "best_of": "n",
-    "temp": "temperature",
-    "do_sample": "temperature",
-    "greedy": "temperature",
-    "repeat_penalty": "repetition_penalty",
-    "penalty_repeat": "repetition_penalty",
-    "no_repeat_ngram": "no_repeat_ngram_size",
-    "stop_strings": "stop",
-    "stop_words": "stop",
-    "eos_token_id": "stop_token_ids",
-    "eos_token_ids": "stop_token_ids",
-    "bad_words_ids": "bad_words",
-    "top_logprobs": "logprobs",
-    "random_seed": "seed",
-    "min_tokens_to_keep": "min_keep",
-    "mirostat": "mirostat_tau",
-    "rep_pen": "repetition_penalty",
-    "rep_pen_range": "penalty_last_n",
-    "nsigma": "top_n_sigma",
-    **dict.fromkeys(
-        ("response_format", "guided_json", "guided_regex", "guided_choice", "guided_grammar"), "structured_outputs"
-    ),
-}
-"""Names that other projects use for a field, for error messages."""
 
 ENGINE_ONLY: Mapping[str, str] = {
     "max_tokens": "stop after that many tokens yourself",

@@ -7,9 +7,8 @@ import difflib
 import json
 import re
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import MISSING, dataclass
-from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, dataclass_transform
 
 from nucleate.parameters.converters import CONVERT, NOUNS, TokenTable, shown
@@ -22,7 +21,10 @@ MAX_LISTED = 12
 
 
 class ParameterError(ValueError):
-    """A parameter is unknown or has a value that is not allowed. ``field`` is its public name; message says why."""
+    """A parameter is unknown or has a value that is not allowed. ``field`` is its public name; message says why.
+
+    An unknown keyword argument is a TypeError, too.
+    """
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(field, message)  # both arguments, for pickling
@@ -200,15 +202,13 @@ def _kinds(cls: type, fields: Iterable[str]) -> dict[str, tuple[str, bool, tuple
     return found
 
 
-def unknown(
-    name: str, known: Iterable[str], what: str = "parameter", synonyms: Mapping[str, str] = MappingProxyType({})
-) -> ParameterError:
+def unknown(name: str, known: Iterable[str], what: str = "parameter", near: Iterable[str] = ()) -> ParameterError:
     """The error for an unknown name. It suggests the closest names, and lists all names if they are few.
 
-    synonyms: the names used by other projects, and the name here.
+    near: suggestions to make instead.
     """
-    names = sorted(known)
-    near = [synonyms[name]] if name in synonyms else difflib.get_close_matches(name, names, n=3)
+    names = sorted({*known})
+    near = [*near] or difflib.get_close_matches(name, names, n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     if len(names) <= MAX_LISTED:
         hint += f" (known: {', '.join(names)})"

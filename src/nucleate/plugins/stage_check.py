@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.parameters.converters import one_line, shown
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.plugins.stage_examples import SIZE, examples, neutrals, rows
 from nucleate.sampling.backends import reference
 from nucleate.sampling.companion import combine
@@ -42,6 +43,7 @@ class Property(NamedTuple):
     detail: str = ""
 
 
+@with_suggestions
 def check_stage(kind: type[Stage], names: Iterable[str] | None = None) -> list[Property]:
     """Check properties of a stage. kind: its class. names: keys of CHECKS; None: all. Takes a few seconds."""
     return [_checked(name, CHECKS[name], kind) for name in (CHECKS if names is None else names)]

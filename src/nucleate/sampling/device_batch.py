@@ -17,7 +17,7 @@ from nucleate.sampling.backends import reference
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS, dispatch
 from nucleate.sampling.incremental_history import IncrementalHistory
-from nucleate.sampling.inputs import checked_logits, checked_mask, history
+from nucleate.sampling.inputs import check_shape, checked_logits, checked_mask, history
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.stage import Pipeline
 
@@ -120,8 +120,7 @@ class DeviceBatch:
         from nucleate.sampling import device_step
 
         logits_RV, shape = checked_logits(logits_RV), (len(numbers), self._size)
-        if logits_RV.shape != shape:
-            raise ValueError(f"logits must have the shape {list(shape)}, got {list(logits_RV.shape)}")
+        check_shape(logits_RV.shape, *shape)
         mask = None if mask is None else checked_mask(mask, *shape)
         key = tuple(numbers)
         if key not in self._calls:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.sampling.dispatch.route import check_device, dispatch
 from nucleate.sampling.inputs import check_count, check_ids
 from nucleate.sampling.pipeline import Params, prepared
@@ -34,6 +35,7 @@ class ExecutionPlan:
         return "\n".join([*lines, *(f"  {shape_of(stage).lower():7} {stage!r}" for stage in left)])
 
 
+@with_suggestions
 def explain(
     params: Params, device: str = "cpu", *, vocab_size: int | None = None, rows: int = 1, backend: str = "auto"
 ) -> ExecutionPlan:

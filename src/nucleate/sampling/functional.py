@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.jit.readiness import compiled
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.numba.fused.edit_program import EditProgram
@@ -18,18 +19,13 @@ from nucleate.sampling.cpu_paths import fused, row_probabilities, runner
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.dispatch.route import FUSED, dispatch
 from nucleate.sampling.history import History
-from nucleate.sampling.inputs import LogitsInput, check_ids, histories, mask_layout, masks, per_row
+from nucleate.sampling.inputs import LogitsInput, check_ids, histories, is_row, mask_layout, masks, per_row
 from nucleate.sampling.pipeline import Params, prepared, seed_of
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.row_values import add_values
 
 ROW_ARGUMENTS = ("prompt_ids", "output_ids", "mask", "companion")
 """The arguments that have one entry per row."""
-
-
-def is_row(logits: Any) -> bool:
-    """Whether logits are one row [V], and not rows [B, V]."""
-    return getattr(logits, "ndim", None) == 1 or (not hasattr(logits, "ndim") and np.ndim(logits) == 1)
 
 
 def as_row(given: Any) -> Any:
@@ -48,6 +44,7 @@ class LogitsError(ValueError):
         return "; ".join(f"row {row}: {why}" for row, why in self.errors.items())
 
 
+@with_suggestions
 def sample(
     logits_BV: Any,
     params: Params | Sequence[Params],
@@ -117,6 +114,7 @@ def _sample_fused(batch: _Batch, seeds: list[int], steps: list[int], tokens_B: N
     tokens_B[table.rows] = part.tokens
 
 
+@with_suggestions
 def probabilities(
     logits_BV: Any,
     params: Params | Sequence[Params],

@@ -18,7 +18,15 @@ from nucleate.sampling.backends.numba.fused.fused_sampler import NOT_DRAWN, RowS
 from nucleate.sampling.cpu_paths import fused, report, runner
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.incremental_history import IncrementalHistory
-from nucleate.sampling.inputs import LogitsInput, contiguous_layout, contiguous_mask_layout, like, mask_layout, masks
+from nucleate.sampling.inputs import (
+    LogitsInput,
+    check_shape,
+    contiguous_layout,
+    contiguous_mask_layout,
+    like,
+    mask_layout,
+    masks,
+)
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.row_values import add_values
 from nucleate.sampling.stage import Draw, Pipeline, Shift, Tap
@@ -155,8 +163,7 @@ class HostBatch:
     def _step(self, logits: LogitsInput, batch: RowBatch, mask: Any, sampled: NDArray[np.int64] | None) -> Step:
         """The general case of ``step``. sampled: tokens that the fused kernel has sampled already."""
         count = len(batch.rows)
-        if logits.shape != batch.shape:
-            raise ValueError(f"logits must have the shape {list(batch.shape)}, got {list(logits.shape)}")
+        check_shape(logits.shape, *batch.shape)
         masks_R = masks(mask, count, self._size)
         fast = count > 0 and self.fast(count * self._size)
         tokens_R = np.full(count, NOT_DRAWN, np.int64) if sampled is None else sampled

@@ -71,6 +71,11 @@ class LogitsInput:
         return (self[index] for index in range(len(self)))
 
 
+def is_row(logits: Any) -> bool:
+    """Whether logits are one row [V], and not rows [B, V]."""
+    return getattr(logits, "ndim", None) == 1 or (not hasattr(logits, "ndim") and np.ndim(logits) == 1)
+
+
 def checked_logits(logits: Any) -> Any:
     """Rows of floats [B, V] as a NumPy array, or a torch tensor without a gradient. Raises ValueError, TypeError."""
     is_tensor = hasattr(logits, "detach")
@@ -80,6 +85,16 @@ def checked_logits(logits: Any) -> Any:
     if not (array.is_floating_point() if is_tensor else array.dtype.kind == "f"):
         raise TypeError(f"logits must be floating-point numbers, got {array.dtype}")
     return array.detach() if is_tensor and array.requires_grad else array
+
+
+def check_shape(got: Sequence[int], rows: int, size: int) -> None:
+    """Raise ValueError unless the shape of logits is [rows, size], those of the sampled rows."""
+    if tuple(got) == (rows, size):
+        return
+    if rows == 0:
+        about = f"Sampler({size}) sets the vocabulary size, and sampler.add(params) adds a row and returns its number"
+        raise ValueError(f"there are no rows to sample, but the logits have the shape {list(got)}: {about}")
+    raise ValueError(f"logits must have the shape {[rows, size]}, one row per row of the sampler, got {list(got)}")
 
 
 def like(logits: Any, result: NDArray[Any]) -> Any:

@@ -61,14 +61,13 @@ def as_pipeline(params: Params) -> Pipeline:
         raise TypeError(f"params must be a SamplingParams or a tuple of stages, got {params!r:.60}{hint}")
     for stage in params:
         shape_of(stage)
-    stages = params if params and isinstance(params[-1], Draw) else (*params, Gumbel())
-    if any(isinstance(stage, Draw) for stage in stages[:-1]):
-        raise ValueError(f"a pipeline has one draw, its last stage, got {stages}")
-    if any(isinstance(stage, Combine) for stage in stages[1:]):
-        raise ValueError(f"a pipeline has at most one Combine, its first stage, got {stages}")
-    if sum(isinstance(stage, Tap) for stage in stages) > 1:
-        raise ValueError(f"a pipeline has at most one Tap, got {stages}")
-    return stages
+    if any(isinstance(stage, Draw) for stage in params[:-1]):
+        raise ValueError(f"a pipeline has one draw, its last stage, got {params}")
+    if any(isinstance(stage, Combine) for stage in params[1:]):
+        raise ValueError(f"a pipeline has at most one Combine, its first stage, got {params}")
+    if sum(isinstance(stage, Tap) for stage in params) > 1:
+        raise ValueError(f"a pipeline has at most one Tap, got {params}")
+    return params if params and isinstance(params[-1], Draw) else (*params, Gumbel())
 
 
 def seed_of(params: object, stages: Pipeline) -> int | None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from nucleate.jit.readiness import BACKENDS
 from nucleate.outputs import StepLogprobs
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import noise
 from nucleate.sampling.companion import combined_rows
@@ -48,6 +49,7 @@ _sampled = functools.partial(tuple.__new__, SamplerOutput)
 """Takes half the time of ``SamplerOutput(...)``."""
 
 
+@with_suggestions
 class Sampler:
     """Samples a batch of rows, each with its own pipeline, seed, step and history.
 

@@ -8,6 +8,7 @@ from abc import ABC
 from collections.abc import Mapping
 from typing import ClassVar, Self, dataclass_transform
 
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import Parameter, declared, param
 from nucleate.sampling.rule_inputs import SampledToken, TextEncoder
 
@@ -32,6 +33,7 @@ class Stage(ABC):  # noqa: B024  # the rules are declared by the subclasses
         cls.parameters = declared(cls, prefix=cls.name)
         cls._switches = [(a, p) for a, p in cls.parameters.items() if p.neutral is not dataclasses.MISSING]
         dataclasses.dataclass(frozen=True, repr=False)(cls)
+        cls.__init__ = with_suggestions(cls.__init__, {p.name: a for a, p in cls.parameters.items()})  # type: ignore[method-assign]
         others = {field.name for field in dataclasses.fields(cls)} - cls.parameters.keys()  # type: ignore[arg-type]
         if others:
             raise TypeError(
@@ -41,7 +43,9 @@ class Stage(ABC):  # noqa: B024  # the rules are declared by the subclasses
 
     def __post_init__(self) -> None:
         for attribute, parameter in self.parameters.items():
-            object.__setattr__(self, attribute, parameter.check(getattr(self, attribute)))
+            value = getattr(self, attribute)
+            if (checked := parameter.check(value)) is not value:
+                object.__setattr__(self, attribute, checked)
         self.verify()
 
     def verify(self) -> None:  # noqa: B027  # optional

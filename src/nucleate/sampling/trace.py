@@ -1,22 +1,23 @@
-"""trace: shows the effect of every stage on one row, with the reason."""
+"""trace: shows the effect of every stage on rows of logits, with the reason."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
 from nucleate.jit.readiness import compiled
 from nucleate.parameters.converters import shown
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
 from nucleate.sampling.backends.reference import Survivors
 from nucleate.sampling.backends.selection import Selection, select
 from nucleate.sampling.cpu_paths import runner, survivors
-from nucleate.sampling.inputs import per_row
+from nucleate.sampling.inputs import checked_logits, is_row, per_row
 from nucleate.sampling.pipeline import Params, seed_of
 from nucleate.sampling.single_row import SingleRow, single_row
 from nucleate.sampling.stage import shape_of
@@ -48,6 +49,7 @@ class Trace:
         end = f"token {self.token_id}" if self.error is None else f"error: {self.error}"
         return f"{end} (seed {self.seed}, step {self.step})"
 
+    @with_suggestions
     def table(self, text: Callable[[int], str] = str) -> str:
         """One line per stage. text: formats a token id."""
         rows = [("stage", "left", "touched", "removed", "entropy", "best", "p", "why")]
@@ -65,6 +67,7 @@ class Trace:
         """The table for notebooks."""
         return trace_html(self.steps, self._result)
 
+    @with_suggestions
     def to_json(self, top: int = 20) -> str:
         """The trace as JSON, with the ``top`` most likely tokens after each stage as [id, score, probability]."""
         steps = [
@@ -87,28 +90,86 @@ class Trace:
         return json.dumps({**end, "steps": steps}, allow_nan=False)
 
 
+@overload
 def trace(
-    logits_V: Any,
+    logits_BV: Sequence[float],
     params: Params,
     *,
+    step: int = 0,
     prompt_ids: Sequence[int] | None = None,
     output_ids: Sequence[int] | None = None,
-    step: int = 0,
     mask: Any = None,
     companion: Any = None,
     seed: int | None = None,
     backend: str = "reference",
-) -> Trace:
-    """Show the effect of each stage on one row: tokens changed and removed, the reason, the resulting distribution.
+) -> Trace: ...
 
-    logits_V: float [V]. Other arguments as in ``sample``, for one row; mask: int32 [V / 32]; companion: float [V], with
-    which the logits are combined first. seed: of the draw and of XTC; None: that of ``params``, or a random one.
-    backend: as in ``sample``, but "cpu" and "auto" may be slower than the reference here.
+
+@overload
+def trace(
+    logits_BV: Sequence[Sequence[float]],
+    params: Params | Sequence[Params],
+    *,
+    step: int | Sequence[int] = 0,
+    prompt_ids: Sequence[Sequence[int]] | None = None,
+    output_ids: Sequence[Sequence[int]] | None = None,
+    mask: Any = None,
+    companion: Any = None,
+    seed: int | Sequence[int] | None = None,
+    backend: str = "reference",
+) -> list[Trace]: ...
+
+
+@overload
+def trace(
+    logits_BV: Any,
+    params: Params | Sequence[Params],
+    *,
+    step: int | Sequence[int] = 0,
+    prompt_ids: Sequence[Any] | None = None,
+    output_ids: Sequence[Any] | None = None,
+    mask: Any = None,
+    companion: Any = None,
+    seed: int | Sequence[int] | None = None,
+    backend: str = "reference",
+) -> Any: ...
+
+
+@with_suggestions
+def trace(
+    logits_BV: Any,
+    params: Any,
+    *,
+    step: Any = 0,
+    prompt_ids: Any = None,
+    output_ids: Any = None,
+    mask: Any = None,
+    companion: Any = None,
+    seed: Any = None,
+    backend: str = "reference",
+) -> Any:
+    """Show the effect of each stage: tokens changed and removed, the reason, and the resulting distribution.
+
+    logits_BV: float [V], for one ``Trace``, or [B, V], for a list with one per row. Other arguments as in ``sample``.
+    seed: of the draw and of XTC, one for all rows or one per row; None: that of ``params``, or a random one. backend:
+    as in ``sample``, but "cpu" and "auto" may be slower than the reference here.
 
     The token is the one that ``sample`` returns. All given stages are shown, also those that cannot change the result.
     ``error`` reports logits that are NaN, +inf or all -inf, and a stage that removes all tokens.
     """
-    row = single_row(logits_V, params, prompt_ids, output_ids, step, mask, companion)
+    if not is_row(logits_BV):
+        logits = checked_logits(logits_BV)
+        rows = len(logits)
+        columns: dict[str, Any] = {"params": params if isinstance(params, list) else [params] * rows}
+        columns |= {"prompt_ids": prompt_ids, "output_ids": output_ids, "mask": mask, "companion": companion}
+        columns |= {"step": per_row(step, rows, "step"), "seed": None if seed is None else per_row(seed, rows, "seed")}
+        columns = {name: column for name, column in columns.items() if column is not None}
+        for name, column in columns.items():
+            if len(column) != rows:
+                raise ValueError(f"{name} has {len(column)} entries, but the logits have {rows} rows")
+        each = ({name: column[row] for name, column in columns.items()} for row in range(rows))
+        return [trace(logits_V, **own, backend=backend) for logits_V, own in zip(logits, each, strict=True)]
+    row = single_row(logits_BV, params, prompt_ids, output_ids, step, mask, companion)
     [own] = per_row(seed, 1, "seed") if seed is not None else [seed_of(params, row.stages)]
     return _trace(row, noise.fresh_seed() if own is None else own, fast=compiled(backend, len(row.logits_V)))
 

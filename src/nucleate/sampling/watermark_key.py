@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from nucleate.parameters import converters
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 
 FIELD = "watermark_key"
@@ -21,6 +22,7 @@ MIN_BYTES, MAX_BYTES = 16, 65536
 logger = logging.getLogger("nucleate")
 
 
+@with_suggestions
 class WatermarkKey:
     """A secret key of at least 16 bytes. It is not shown in ``repr``, and is not pickled or written as JSON.
 

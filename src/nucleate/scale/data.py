@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nucleate.batch.batch_records import BatchRequest, read_line
 from nucleate.batch.batch_runner import LineResult
 from nucleate.batch.jsonl import JsonLine
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import SamplingParams
 from nucleate.scale.line_engine import LineEngine
@@ -25,6 +26,7 @@ CONCURRENT_CALLS = 2
 """Batches that an actor processes at a time: the next one fills the engine while the first one ends."""
 
 
+@with_suggestions
 def pool_options(actors: int, *, threads: int | None = None, num_gpus: float = 0.0) -> dict[str, Any]:
     """Return the options of ``Dataset.map_batches`` for a pool of ``Generate``.
 
@@ -44,6 +46,7 @@ def pool_options(actors: int, *, threads: int | None = None, num_gpus: float = 0
     return options | threads_option(threads) | ({"num_gpus": num_gpus} if num_gpus else {})
 
 
+@with_suggestions
 class Generate:
     """Generates for the rows of a table: ``dataset.map_batches(Generate, **pool_options(2))``.
 

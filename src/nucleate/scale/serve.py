@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.scale.ray_extra import require_ray, threads_option
 from nucleate.server.limits import ServerLimits
@@ -19,6 +20,7 @@ GATEWAY_REQUESTS = 2048
 """Requests in flight per gateway."""
 
 
+@with_suggestions
 def app(
     model: str | None = None,
     *,

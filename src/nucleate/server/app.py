@@ -11,6 +11,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from nucleate import __version__
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.server import api_page_routes
 from nucleate.server.anthropic import count_tokens
 from nucleate.server.apis import APIS
@@ -28,6 +29,7 @@ from nucleate.server.service import Service
 from nucleate.server.tokenize_routes import TokenizeRoutes
 
 
+@with_suggestions
 def application(
     service: Service,
     log: RequestLog,

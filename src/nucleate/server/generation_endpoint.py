@@ -77,7 +77,9 @@ class GenerationEndpoint:
         log.prompt_tokens = sum(map(len, call.prompt_token_ids))
         self._metrics.count_prompt_tokens(log.prompt_tokens)
         with service.queue_slots(call.sequence_counts) as release:
-            async with aclosing(service.engine.run_all(call.prepared, heartbeat_seconds=KEEP_ALIVE_SECONDS)) as batches:
+            async with aclosing(
+                service.engine.generate_all(call.prepared, heartbeat_seconds=KEEP_ALIVE_SECONDS)
+            ) as batches:
                 recorder = OutputRecorder(
                     context,
                     self._metrics,

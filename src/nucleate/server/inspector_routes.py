@@ -113,7 +113,7 @@ class InspectorRoutes:
         spec = run.params.structured_outputs
         counts, field = [1 + (validated.companion is not None)], None if spec is None else "params"
         with service.queue_slots(counts) as release:
-            stream = service.engine.run_all([validated], heartbeat_seconds=KEEP_ALIVE_SECONDS)
+            stream = service.engine.generate_all([validated], heartbeat_seconds=KEEP_ALIVE_SECONDS)
             async with aclosing(stream) as batches:
                 recorder = OutputRecorder(context, self._metrics, release, service, 1, 1, field)
                 try:

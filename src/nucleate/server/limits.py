@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from nucleate.engine.request import MAX_N
 from nucleate.parameters.converters import shown
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import Parameter, ParameterError, param, with_parameters
 from nucleate.sampling.pipeline_format import MAX_STAGES
 from nucleate.sampling.stages import STAGES
@@ -31,6 +32,7 @@ MAX_LOGPROBS_PER_RESPONSE = 2**19
 """Maximum logprobs and echoed tokens in one response: about 64 MiB, as a logprob takes up to 128 bytes of JSON."""
 
 
+@with_suggestions
 @with_parameters
 class ServerLimits:
     """The limits that operators set with flags of the same names. Raises ParameterError for a value out of range."""

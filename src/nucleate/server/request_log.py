@@ -21,6 +21,8 @@ from logging.handlers import QueueHandler
 from queue import SimpleQueue
 from typing import Any, Literal, TextIO
 
+from nucleate.parameters.keywords import with_suggestions
+
 LOGGERS = ("nucleate", "uvicorn", "asyncio")
 """Loggers whose records, with those of their children, go to the log."""
 
@@ -39,6 +41,7 @@ QUIET = frozenset({"/health", "/ping", "/load", "/metrics"})
 LogFormat = Literal["json", "text"]
 
 
+@with_suggestions
 class RequestLog:
     """Writes log events. prompts: whether to log the beginning of prompts."""
 

@@ -19,6 +19,7 @@ from nucleate.engine.async_engine import AsyncEngine
 from nucleate.engine.engine import Engine
 from nucleate.llm import LLM
 from nucleate.parameters.converters import shown
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import SamplingParams
 from nucleate.server.chat_api import ChatAPI, drop_unknown
@@ -51,6 +52,7 @@ REGEX_SECONDS = 0.1
 """Time budget of a sequence for its stop patterns: other sequences wait for them."""
 
 
+@with_suggestions
 @dataclass(frozen=True)
 class ServiceOptions:
     """What the operator decides about requests, besides the limits.
@@ -65,6 +67,7 @@ class ServiceOptions:
     allow_priority: bool = False
 
 
+@with_suggestions
 class Service:
     """One model behind all endpoints.
 

@@ -12,6 +12,7 @@ import torch
 
 from nucleate.jit.readiness import BACKENDS
 from nucleate.outputs import StepLogprobs
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.companion import combined_rows
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
@@ -30,6 +31,7 @@ from nucleate.sharding.sharded_call import ShardedCall, described
 from nucleate.sharding.whole_rows import gather_rows, shard_logits
 
 
+@with_suggestions
 class ShardedSampler:
     """Samples a batch of rows whose logits are sharded by columns. Every rank gets the tokens of one ``Sampler``.
 

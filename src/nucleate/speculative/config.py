@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import ParameterError, unknown
+from nucleate.parameters.keywords import UnknownKeywordError, with_suggestions
+from nucleate.parameters.parameter import ParameterError
 from nucleate.speculative.acceptance import RULES
 from nucleate.speculative.adaptive.controller import AdaptiveProposer
 from nucleate.speculative.draft import Proposer
@@ -39,6 +40,7 @@ TREE_METHODS = ("suffix", "medusa", "eagle")
 MAX_DRAFT_TOKENS = 64
 
 
+@with_suggestions
 @dataclass(frozen=True)
 class Speculation:
     """Speculative decoding of one engine. The output distribution is unchanged, except with the rule "typical".
@@ -96,11 +98,10 @@ class Speculation:
         if value is None or isinstance(value, Speculation):
             return value
         if isinstance(value, Mapping):
-            known = [field.name for field in fields(cls)]
-            for name in value:
-                if name not in known:
-                    raise ParameterError(FIELD, f"{FIELD}: {unknown(name, known)}")
-            return cls(**value)
+            try:
+                return cls(**{str(name): one for name, one in value.items()})
+            except UnknownKeywordError as error:
+                raise ParameterError(FIELD, f"{FIELD}: {error}") from None
         if not isinstance(value, str):
             message = f"{FIELD} must be a method, a Speculation, a mapping of its fields or None, got {shown(value)}"
             raise ParameterError(FIELD, message)

@@ -7,6 +7,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.gbnf import lark_text
 from nucleate.structured_output.json_schema import PreparedSchema, SchemaLocation, num_intersected_patterns
@@ -23,6 +24,7 @@ _LIMITED = frozenset(
 )
 
 
+@with_suggestions
 @dataclass(frozen=True)
 class GrammarLimits:
     """Limits of constraints from untrusted clients. Each bounds a cost that grows faster than the length of the text.

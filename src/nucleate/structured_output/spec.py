@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Final, Literal, get_args
 
 from nucleate.parameters.converters import register, shown
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError, read_json, unknown
 from nucleate.structured_output.grammar_triggers import GrammarTrigger, read_triggers
 from nucleate.structured_output.structural_tag import parse_structural_tag
@@ -24,6 +25,7 @@ KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural
 """The kinds of constraints. Exactly one of these fields is set."""
 
 
+@with_suggestions
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputs:
     """A constraint on the output: a JSON schema, any JSON object, a regex, choices, a grammar or a structural tag.

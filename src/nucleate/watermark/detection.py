@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.sampling.inputs import history
 from nucleate.sampling.noise import GROUP, GROUP_SIZE, TOKEN, uniforms
 from nucleate.sampling.stage import Stage
@@ -32,6 +33,7 @@ class Detection(NamedTuple):
     num_scored: int  #: tokens that count: with a full context, and the first ones of their kind
 
 
+@with_suggestions
 def detect(token_ids: Sequence[int], key: WatermarkKey | bytes, watermark: str | Stage = "kgw") -> Detection:
     """Look for a watermark in a text.
 

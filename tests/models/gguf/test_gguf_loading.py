@@ -109,7 +109,7 @@ def test_options(files: dict[str, Path]) -> None:
         ("cache_type_k", "q3", "one of f32, f16, bf16"),
         ("cache_type_v", 8, "one of f32"),
         ("flash_attn", True, "one of auto, off, on"),
-        ("layers", 3, "gguf_options has no field 'layers'; it has n_gpu_layers"),
+        ("layers", 3, "gguf_options: unknown parameter 'layers'; did you mean n_gpu_layers"),
     ):
         with pytest.raises(ParameterError, match=match):
             nc.LLM(files["f32"], gguf_options={name: value})

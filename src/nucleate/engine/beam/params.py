@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, final
 
 from nucleate.engine.request import Request
 from nucleate.outputs import CompletionChunk, FinishReason, StepLogprobs, Usage, Validation
 from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import Parameter, ParameterError, param, unknown, with_parameters
+from nucleate.parameters.keywords import with_suggestions
+from nucleate.parameters.parameter import Parameter, ParameterError, param, with_parameters
 from nucleate.structured_output.spec import StructuredOutputs
 
 MAX_BEAMS = 1024
 """The highest number of beams: each holds a row of logits, and a step ranks all of them together."""
 
 
+@with_suggestions
 @final
 @with_parameters
 class BeamParams:
@@ -84,6 +86,7 @@ class BeamParams:
         return self.num_beams if self.num_return_sequences is None else self.num_return_sequences
 
 
+@with_suggestions
 @final
 @dataclass(frozen=True)
 class BeamRequest:
@@ -177,8 +180,4 @@ def beam_params(params: BeamParams | None, values: dict[str, Any]) -> BeamParams
     """BeamParams with the values of keyword arguments. Raises ParameterError."""
     if params is not None and not isinstance(params, BeamParams):
         raise ParameterError("params", f"params must be a BeamParams, got {params!r:.60}")
-    known = [field.name for field in fields(BeamParams)]
-    for name in values:
-        if name not in known:
-            raise unknown(name, known)
     return BeamParams(**values) if params is None else replace(params, **values)

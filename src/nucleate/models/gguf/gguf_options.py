@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nucleate.parameters.converters import shown
+from nucleate.parameters.keywords import UnknownKeywordError, with_suggestions
 from nucleate.parameters.parameter import ParameterError
 
 CACHE_TYPES: Mapping[str, tuple[int, float]] = {
@@ -27,6 +28,7 @@ MAX_INT = (1 << 31) - 1
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 
+@with_suggestions
 @dataclass(frozen=True)
 class GgufOptions:
     """How llama.cpp runs a GGUF model.
@@ -79,12 +81,10 @@ class GgufOptions:
         if given is None:
             given = cls()
         elif isinstance(given, Mapping):
-            names = [field.name for field in fields(cls)]
-            if unknown := [name for name in given if name not in names]:
-                raise ParameterError(
-                    "gguf_options", f"gguf_options has no field {unknown[0]!r:.60}; it has {', '.join(names)}"
-                )
-            given = cls(**given)
+            try:
+                given = cls(**{str(name): value for name, value in given.items()})
+            except UnknownKeywordError as error:
+                raise ParameterError("gguf_options", f"gguf_options: {error}") from None
         elif not isinstance(given, cls):
             raise ParameterError("gguf_options", f"gguf_options must be a GgufOptions or a dict, got {shown(given)}")
         return replace(given, n_gpu_layers=0) if device == "cpu" else given
