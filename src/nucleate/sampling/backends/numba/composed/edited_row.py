@@ -126,6 +126,10 @@ class EditedRow:
             GENERIC.race_groups(self.row_V, self._tail, self.maxima_G, self.top, *curve, self.work.race, seed, step)
         )
 
+    def count(self) -> int:
+        """The number of finite scores."""
+        return int(np.count_nonzero(self.row_V > -np.inf)) + len(self.ids_K)
+
     def moments(self, origin: np.float32) -> tuple[int, float, float]:
         """The number of finite scores, and the sums of x - origin and of its square."""
         sums, d_K = np.empty(3), self.x_K - origin

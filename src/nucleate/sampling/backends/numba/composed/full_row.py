@@ -104,7 +104,7 @@ class FullRow:
         if names & {"mean", "var"}:
             n, mean, var = self._moments()
         elif "n" in names:
-            n = self.row.moments(np.float32(self.row.top))[0]
+            n = self.row.count()
         total = mass if self.total is None else max(self.total.mass * np.exp(self.total.top - self.top), mass)
         scores = self._first(sorted_count).statistics(NO_NAMES, sorted_count).sorted_scores if sorted_count else None
         values = map(np.float64, (n, 0.0, mass, square, entropy, mean, var, total))  # not floats: 1 / 0 is inf
@@ -314,7 +314,7 @@ class FullRow:
         found.row_V[ids_N] = self.row.row_V[ids_N]
         kept = EditedRow(self.row.work, found.row_V)
         left = self._with_row(kept, total)
-        return left if step.min_keep <= 1 or kept.moments(np.float32(kept.top))[0] >= step.min_keep else None
+        return left if step.min_keep <= 1 or kept.count() >= step.min_keep else None
 
     def _boundary(self, stage: Any, kind: StageKind, row: RowStats, target: float) -> Boundary | None:
         """The tokens around the place where the weights of a Prefix or a Draw reach a target, in its order.
