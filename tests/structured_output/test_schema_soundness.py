@@ -63,8 +63,6 @@ KNOWN: list[tuple[dict[str, Any], str, bool]] = [
     ({"type": "string", "pattern": r"^\p{Cc}$"}, r'"\""', False),
     ({"type": "string", "pattern": r"^[[:^punct:]]$"}, r'"\""', False),
     ({"type": "string", "pattern": r"^[\x00-!]$"}, r'"\""', False),
-    ({"type": "string", "pattern": r'^(?x)[ ^"]$'}, r'"\""', False),
-    ({"type": "string", "pattern": r'^[^]"]$'}, r'"\""', False),
     ({"type": "string", "pattern": r'^[^\]"]$'}, '"]"', False),
     ({"type": "string", "pattern": r'^[^\]"]$'}, '"["', True),
     ({"type": "string", "pattern": r'^[^\d"]$'}, '"5"', False),

@@ -10,6 +10,7 @@ from nucleate.structured_output.json_schema import PreparedSchema
 from nucleate.structured_output.lark import parse_lark
 from nucleate.structured_output.lazy_grammar import lazy_grammar
 from nucleate.structured_output.llguidance_loader import library
+from nucleate.structured_output.pattern_syntax import check_syntax, with_explicit_classes
 from nucleate.structured_output.schema_soundness import rewrite_schema
 from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.structured_output.tag_tokens import SpecialTokens
@@ -32,7 +33,8 @@ def llguidance_grammar(spec: StructuredOutputs, tokens: SpecialTokens, schema: P
         text = json.dumps(rewrite_schema(schema))
         return str(library().LLMatcher.grammar_from_json_schema(text, overrides=schema_options(spec)))
     if spec.regex is not None:
-        return str(library().LLMatcher.grammar_from_regex(spec.regex))
+        check_syntax("regex", spec.regex)
+        return str(library().LLMatcher.grammar_from_regex(with_explicit_classes(spec.regex)))
     if spec.choice is not None:
         # ASCII, because Lark strings cannot contain control characters.
         # A terminal, because the parser tries the alternatives of a rule one by one.
