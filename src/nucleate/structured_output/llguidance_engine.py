@@ -39,7 +39,7 @@ from nucleate.structured_output.number_digits import DigitLimit, TokenDigits, lo
 from nucleate.structured_output.pattern_syntax import check_syntax
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.schema_soundness import rewrite_schema, unsupported_combinations
-from nucleate.structured_output.spec import StructuredOutputs
+from nucleate.structured_output.spec import StructuredOutputs, Whitespace
 from nucleate.structured_output.state_cache import InitialMatcher
 from nucleate.structured_output.structural_tag import parse_structural_tag
 from nucleate.structured_output.tag_formats import Grammar, JsonSchema, Regex, at_place, parts_of
@@ -54,10 +54,15 @@ _COUNTS_WARNING = "min/maxProperties"
 
 @final
 class LLGuidanceEngine:
-    """Compiles grammars for one vocabulary. threads: threads that fill masks; None: 80 % of the processors."""
+    """Compiles grammars for one vocabulary. threads: threads that fill masks; None: 80 % of the processors.
 
-    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits, threads: int | None) -> None:
-        self._vocabulary, self._limits = vocabulary, limits
+    whitespace: in JSON, for constraints that do not select it.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, limits: GrammarLimits, threads: int | None, whitespace: Whitespace
+    ) -> None:
+        self._vocabulary, self._limits, self._whitespace = vocabulary, limits, whitespace
         self._tokenizer = guidance_tokenizer(vocabulary)
         self._special_tokens = SpecialTokens(vocabulary)
         self._digits = TokenDigits(vocabulary.tokens)
@@ -106,7 +111,7 @@ class LLGuidanceEngine:
                 elif isinstance(part, Regex):
                     check_syntax("regex", part.pattern)
         rewritten = {at: rewrite_schema(schema) for at, schema in schemas.items()}
-        options = schema_options(spec)
+        options = schema_options(spec, self._whitespace)
         text = _checked(spec, lambda: tag_grammar(form, rewritten, options, self._special_tokens), None)
         initial = self._initial(spec, text, None, None)
         if spec.on_unsupported != "error":
@@ -117,7 +122,8 @@ class LLGuidanceEngine:
 
     def _create(self, spec: StructuredOutputs, schema: PreparedSchema | None) -> tuple[InitialMatcher, str]:
         """Return the initial matcher and llguidance's text of a constraint. schema: its prepared schema."""
-        text = _checked(spec, lambda: llguidance_grammar(spec, self._special_tokens, schema), schema)
+        options = schema_options(spec, self._whitespace)
+        text = _checked(spec, lambda: llguidance_grammar(spec, self._special_tokens, options, schema), schema)
         limit = None
         if schema is not None and spec.max_digits:
             limit = DigitLimit(self._digits, max(spec.max_digits, longest_number(schema.locations)))
