@@ -51,7 +51,10 @@ def unsupported_combinations(locations: Iterable[SchemaLocation]) -> Iterator[tu
         if additional is not False and patterns:
             yield f"patternProperties{location.message_suffix}", " unless additionalProperties is false"
         elif additional is not False and location.mapping("properties") and not _can_exclude_names(additional, names):
-            yield f"additionalProperties{location.message_suffix}", " with declared names of this length"
+            longest, total = max(map(len, names)), sum(map(len, names))
+            limit = f"the maximum is {MAX_NAME_LENGTH}, {MAX_NAME_CHARACTERS} in total"
+            hint = f" with declared names of {longest} characters, {total} in total; {limit}"
+            yield f"additionalProperties{location.message_suffix}", hint
         if (patterns or _needs_name_pattern(location)) and any(map(_CONTROL.search, names)):
             yield (
                 f"properties{location.message_suffix}",
@@ -62,8 +65,10 @@ def unsupported_combinations(locations: Iterable[SchemaLocation]) -> Iterator[tu
             keyword = "patternProperties" if pattern in patterns else "pattern"
             if found := unsupported_pattern(keyword, pattern, location):
                 yield found
-            if len(set(_CONTROL_ESCAPE.findall(pattern))) > _MAX_CONTROL_ESCAPES:
-                yield f"pattern{location.message_suffix}", " with this many control characters"
+            count = len(set(_CONTROL_ESCAPE.findall(pattern)))
+            if count > _MAX_CONTROL_ESCAPES:
+                limit = f" with {count} different control characters or escapes; the maximum is {_MAX_CONTROL_ESCAPES}"
+                yield f"pattern{location.message_suffix}", limit
         if len(set(map(_llguidance_pattern, patterns))) < len(patterns):
             yield f"patternProperties{location.message_suffix}", " that match the same names"
 
