@@ -41,6 +41,20 @@ def constraint(*arguments: str) -> nc.StructuredOutputs | None:
     return params(*arguments).structured_outputs
 
 
+@pytest.mark.parametrize("others", [(), ("--json-object",), ("--choice", "a")])
+def test_whitespace_is_the_default_of_an_engine(others: tuple[str, ...], llm: nc.LLM) -> None:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    flags.add_engine(parser)
+    flags.add_sampling(parser)
+    arguments = parser.parse_args(["--json-whitespace", "none", *others])
+    assert flags.engine_options(arguments)["json_whitespace"] == "none"
+    assert read_values(arguments).keys() == ({"structured_outputs"} if others else set())
+    assert "json_whitespace" not in flags.engine_options(parser.parse_args([]))
+    wrong = flags.engine_options(parser.parse_args(["--json-whitespace", "x"]))
+    with pytest.raises(nc.ParameterError, match="json_whitespace must be one of flexible, none, got 'x'"):
+        llm.new_engine(**wrong)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

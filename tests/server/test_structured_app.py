@@ -426,6 +426,41 @@ def test_a_default_constraint_applies_unless_the_request_sets_one(llm: nc.LLM) -
     assert (read.structured_output_kind, read.prepared[0].grammar is None) == ("regex", False)
     free = service.parse(PATH, b'{"prompt": [1], "response_format": {"type": "text"}}')
     assert (free.structured_output_kind, free.prepared[0].grammar) == (None, None)
-    with pytest.raises(ParameterError, match="unclosed group"):
+    with pytest.raises(ParameterError, match="never closed"):
         made({"regex": "("})
     assert np.isfinite(rule((1,))).all()
+
+
+DIGITS = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 4, "maxItems": 4}
+FORMAT = {"response_format": {"type": "json_schema", "json_schema": {"name": "d", "schema": DIGITS}}}
+TOOL = {"type": "function", "function": {"name": "f", "strict": True, "parameters": {
+    "type": "object", "properties": {"d": DIGITS}, "required": ["d"], "additionalProperties": False}}}  # fmt: skip
+
+
+def test_the_server_may_select_whitespace_for_requests_that_do_not(llm: nc.LLM) -> None:
+    async def texts(app: Any) -> list[str]:
+        found = [
+            text_of((await ask(app, PATH, {**SUBJECT[PATH], **fields})).json["choices"][0])
+            for fields in (
+                FORMAT,
+                {"structured_outputs": {"json": DIGITS}},
+                {"structured_outputs": {"json": DIGITS, "whitespace": "flexible"}},
+                {"structured_outputs": {"json": DIGITS, "whitespace": "none"}},
+            )
+        ]
+        body = {**SUBJECT[CHAT_PATH], "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+        answer = await ask(app, CHAT_PATH, {**body, "max_tokens": 69})
+        assert answer.status == 200, answer.json
+        [choice] = answer.json["choices"]
+        return [*found, choice["message"]["tool_calls"][0]["function"]["arguments"]]
+
+    async def compact(app: Any, service: Service) -> None:
+        found = await texts(app)
+        assert [any(map(str.isspace, text)) for text in found] == [False, False, True, False, False]
+
+    async def flexible(app: Any, service: Service) -> None:
+        found = await texts(app)
+        assert [any(map(str.isspace, text)) for text in found] == [True, True, True, False, True]
+
+    serve(llm, compact, engine={"json_whitespace": "none"})
+    serve(llm, flexible)

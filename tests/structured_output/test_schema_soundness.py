@@ -63,8 +63,6 @@ KNOWN: list[tuple[dict[str, Any], str, bool]] = [
     ({"type": "string", "pattern": r"^\p{Cc}$"}, r'"\""', False),
     ({"type": "string", "pattern": r"^[[:^punct:]]$"}, r'"\""', False),
     ({"type": "string", "pattern": r"^[\x00-!]$"}, r'"\""', False),
-    ({"type": "string", "pattern": r'^(?x)[ ^"]$'}, r'"\""', False),
-    ({"type": "string", "pattern": r'^[^]"]$'}, r'"\""', False),
     ({"type": "string", "pattern": r'^[^\]"]$'}, '"]"', False),
     ({"type": "string", "pattern": r'^[^\]"]$'}, '"["', True),
     ({"type": "string", "pattern": r'^[^\d"]$'}, '"5"', False),
@@ -99,13 +97,16 @@ def test_schemas_in_a_grammar_are_enforced_too(grammars: GrammarCompiler, tokeni
         ({"properties": {"\n": NULL}}, "properties at /items with control characters in names"),
         (
             {"properties": {"a" * 65: NULL}, "additionalProperties": NULL},
-            "additionalProperties at /items with decl",
+            "additionalProperties at /items with declared names of 65 characters, 65 in total; the maximum is 64,",
         ),
         (
             {"properties": {f"{i:060}": NULL for i in range(40)}, "additionalProperties": NULL},
             "additionalProperties at",
         ),
-        ({"pattern": "|".join(f"\\x{i:02x}" for i in range(32))}, "pattern at /items with this many control"),
+        (
+            {"pattern": "|".join(f"\\x{i:02x}" for i in range(32))},
+            "pattern at /items with 32 different control characters or escapes; the maximum is 20",
+        ),
     ],
 )
 def test_what_cannot_be_enforced_is_rejected_or_listed(

@@ -184,10 +184,11 @@ def add_engine(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag, type=int, default=default, metavar=metavar, help=text)
 
 
-def engine_options(arguments: argparse.Namespace) -> dict[str, int]:
+def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the engine flags as keyword arguments of ``LLM.new_engine``."""
     names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory")
-    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    given = {name: getattr(arguments, name) for name in names} | {"json_whitespace": arguments.structured_whitespace}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def add_speculation(parser: argparse.ArgumentParser) -> None:

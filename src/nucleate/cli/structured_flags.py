@@ -21,7 +21,8 @@ _ON_UNSUPPORTED = (
     "as anyOf, ignore skips and reports them (default: error)."
 )
 _WHITESPACE = (
-    "Whitespace between JSON tokens: flexible (a space, or a line break with indentation) or none (default: flexible)."
+    "Whitespace between JSON tokens: flexible (a space, or a line break with indentation) or none, which takes fewer "
+    "tokens (default: flexible). In serve and batch, also for requests with a constraint or tools that do not say."
 )
 _MAX_DIGITS = "Maximum number of consecutive digits of a number in JSON; 0 for no limit (default: 16)."
 TITLE = "structured output (at most one of the first six; @FILE reads the value from a file)"
@@ -83,6 +84,8 @@ def read_structured(arguments: argparse.Namespace) -> StructuredOutputs | None:
         values["max_digits"] = int(text)
     if "grammar_triggers" in values:
         values["grammar_triggers"] = [_trigger(text) for text in values["grammar_triggers"]]
+    if hasattr(arguments, "max_num_seqs"):  # it is the engine's default: see ``flags.engine_options``
+        values.pop("whitespace", None)
     return StructuredOutputs(**values) if values else None
 
 

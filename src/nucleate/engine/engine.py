@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 from time import perf_counter
-from typing import overload
+from typing import get_args, overload
 
 from nucleate.engine.beam.params import BeamRequest
 from nucleate.engine.beam.scheduling import (
@@ -33,6 +33,7 @@ from nucleate.engine.stats import EngineStats, SpeculativeStats
 from nucleate.engine.token_sampler import StepSampler, TokenSampler
 from nucleate.models.runner import Runner
 from nucleate.outputs import EngineOutput, Finish
+from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
@@ -42,6 +43,7 @@ from nucleate.sampling.stage import Stage
 from nucleate.speculative.config import Speculation
 from nucleate.structured_output import GrammarLimits
 from nucleate.structured_output.grammar_manager import GrammarManager
+from nucleate.structured_output.spec import Whitespace
 from nucleate.tokenization.tokenizer import Tokenizer
 
 MAX_NUM_SEQS = 64
@@ -62,9 +64,10 @@ class Engine:
     least max_num_seqs; None: 96 on a CPU, 1024 on a GPU, or more if all sequences with their drafts take more.
     max_model_len: tokens of a prompt with its output; None (and the most): what the model's context and the KV cache
     hold. enable_prefix_caching: reuse the KV cache of common prompt prefixes. regex_seconds: time budget of the stop
-    regexes of a sequence, see ``stop_matcher``. structured_limits: limits of structured output. companion_runner: the
-    companion model of contrastive decoding. speculative_config: a method, a ``Speculation``, or a mapping of its
-    fields; off by default. watermark: a stage of ``nucleate.watermark`` for every request except beam search. backend:
+    regexes of a sequence, see ``stop_matcher``. structured_limits: limits of structured output. json_whitespace: in
+    JSON, for constraints that do not select it, "flexible" or "none". companion_runner: the companion model of
+    contrastive decoding. speculative_config: a method, a ``Speculation``, or a mapping of its fields; off by default.
+    watermark: a stage of ``nucleate.watermark`` for every request except beam search. backend:
     as in ``Sampler``; with "triton" or "torch", sampling runs on the model's device. Raises ParameterError.
     """
 
@@ -79,6 +82,7 @@ class Engine:
         enable_prefix_caching: bool = True,
         regex_seconds: float = 0.5,
         structured_limits: GrammarLimits | None = None,
+        json_whitespace: Whitespace = "flexible",
         speculative_config: Speculation | str | None = None,
         watermark: Stage | None = None,
         companion_runner: Runner | None = None,
@@ -88,6 +92,10 @@ class Engine:
         most = getattr(runner, "max_sequences", max_num_seqs)
         if max_num_seqs > most:
             raise ParameterError("max_num_seqs", f"max_num_seqs is at most {most} for this model, got {max_num_seqs}")
+        if json_whitespace not in get_args(Whitespace):
+            allowed = ", ".join(get_args(Whitespace))
+            why = f"json_whitespace must be one of {allowed}, got {shown(json_whitespace)}"
+            raise ParameterError("json_whitespace", why)
         speculation = Speculation.of(speculative_config)
         if max_num_batched_tokens is None:
             per_sequence = 1 + (speculation.num_speculative_tokens if speculation else 0)
@@ -111,7 +119,7 @@ class Engine:
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         self._scheduler = Scheduler(self._kv_cache, **limits, whole_prompts=not runner.paged)
         self._sampler = _sampler_of(runner, backend)
-        self._grammars = GrammarManager(tokenizer, runner.vocab_size, structured_limits)
+        self._grammars = GrammarManager(tokenizer, runner.vocab_size, structured_limits, json_whitespace)
         self._requests: dict[str, RunningRequest | RunningBeamSearch] = {}
         self._token_sampler = TokenSampler(self._sampler, self._grammars, self, deferred=runner.asynchronous)
         self._num_arrivals = self._prefix_cache_queries = self._prefix_cache_hits = 0

@@ -17,7 +17,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.grammar_limits import GrammarLimits
 from nucleate.structured_output.grammar_matcher import GrammarMatcher, MatcherError, check_masks
 from nucleate.structured_output.llguidance_engine import LLGuidanceEngine
-from nucleate.structured_output.spec import StructuredOutputs
+from nucleate.structured_output.spec import StructuredOutputs, Whitespace
 from nucleate.structured_output.state_cache import InitialMatcher
 from nucleate.structured_output.time_budget import TimeBudget, mark_cpu_time
 from nucleate.structured_output.validation import MAX_SECONDS, unchecked_formats, validate
@@ -78,7 +78,7 @@ class GrammarCompiler:
 
     vocab_size: the length of the model's logits. Ids without a token and tokens of more than 1024 bytes, which
     llguidance does not support (``excluded_ids``), are never allowed. threads: number of threads that fill masks; None:
-    80 % of the processors.
+    80 % of the processors. whitespace: in JSON, for constraints that do not select it ("flexible" or "none").
 
     Raises ValueError for a tokenizer without EOS or without a fixed byte sequence per token; ModuleNotFoundError
     without llguidance.
@@ -92,6 +92,7 @@ class GrammarCompiler:
         limits: GrammarLimits | None = None,
         cache_bytes: int = CACHE_BYTES,
         threads: int | None = None,
+        whitespace: Whitespace = "flexible",
     ) -> None:
         self.limits = limits or GrammarLimits()
         vocabulary = Vocabulary(tokenizer, vocab_size)
@@ -99,7 +100,7 @@ class GrammarCompiler:
         """Ids of tokens that are never allowed because they are too long."""
         self.num_words = len(vocabulary.eos_mask_W)
         """Length W of a bitmask, in words of 32 tokens."""
-        self._engine = LLGuidanceEngine(vocabulary, self.limits, threads)
+        self._engine = LLGuidanceEngine(vocabulary, self.limits, threads, whitespace)
         self._time_each = False  # fill masks one by one and charge each to its budget
         self._untimed_left = 0  # steps left without time measurement
         self._cache_bytes = cache_bytes

@@ -48,7 +48,10 @@ def replace_formats(root: dict[str, Any], schemas: Iterable[dict[str, Any]]) -> 
         else:
             schema["allOf"] = [*schema.get("allOf", ()), rules]
     if characters > MAX_PATTERN_CHARACTERS:
-        raise ParameterError("json_schema", "json_schema is too large: too many formats beside other keywords")
+        what = f"{characters} characters in the patterns of formats beside other keywords"
+        raise ParameterError(
+            "json_schema", f"json_schema is too large: {what}; the maximum is {MAX_PATTERN_CHARACTERS}"
+        )
 
 
 def _can_share(schema: Mapping[str, Any]) -> bool:

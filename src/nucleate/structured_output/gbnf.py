@@ -56,8 +56,10 @@ def gbnf_lexing(text: str) -> Lexing:
 def lexing_of(rules: Rules) -> Lexing:
     """Return the rules of a grammar divided into terminals. Raises ParameterError."""
     lexing = divide(simplify(rules, "root"), "root")
-    if sum(terminal.regex_length for terminal in lexing.terminals) > MAX_LARK_CHARACTERS:
-        raise ParameterError("grammar", f"grammar: more than {MAX_LARK_CHARACTERS} characters with its rules included")
+    characters = sum(terminal.regex_length for terminal in lexing.terminals)
+    if characters > MAX_LARK_CHARACTERS:
+        why = f"{characters} characters with its rules included; the maximum is {MAX_LARK_CHARACTERS}"
+        raise ParameterError("grammar", f"grammar is too large: {why}")
     return lexing
 
 

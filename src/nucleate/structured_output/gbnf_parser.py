@@ -36,6 +36,7 @@ _CHARACTER = re.compile(
     r"\\x([0-9a-fA-F]{2})|\\u([0-9a-fA-F]{4})|\\U([0-9a-fA-F]{8})|\\([trn\\\"\[\]-])|([^\\])", re.DOTALL
 )
 _NAMED_ESCAPES: Final = {"t": "\t", "r": "\r", "n": "\n"}
+_CLASS_HINTS: Final = {"\\d": "0-9", "\\w": "0-9A-Za-z_", "\\s": r" \t\n\r"}
 _OPERATORS: Final = ("*", "+", "?", "{")
 _TOKEN_STARTS: Final = ("<", "!")
 _LOOPS: Final = {"*": (0, None), "+": (1, None), "?": (0, 1)}
@@ -171,9 +172,9 @@ class _Parser:
             if self._peek() == "":
                 self._reject(expected)
             known = r"\n \r \t \\ \" \[ \] \- \xXX \uXXXX \UXXXXXXXX"
-            self._reject(
-                f"unknown escape {shown(self._text[self._position : self._position + 2])}; allowed are {known}"
-            )
+            escape = self._text[self._position : self._position + 2]
+            hint = f"; for {escape}, write {_CLASS_HINTS[escape]}" if escape in _CLASS_HINTS else ""
+            self._reject(f"unknown escape {shown(escape)}; allowed are {known}{hint}")
         digits = found[1] or found[2] or found[3]
         code = int(digits, 16) if digits else ord(_NAMED_ESCAPES.get(found[4], found[4]) if found[4] else found[5])
         if code > 0x10FFFF:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.structured_output import CompiledGrammar, GrammarCompiler, GrammarLimits, Guide, compile_grammar
-from nucleate.structured_output.spec import StructuredOutputs
+from nucleate.structured_output.spec import StructuredOutputs, Whitespace
 from nucleate.tokenization.tokenizer import Tokenizer
 
 OVERLAP_SECONDS = 0.0005
@@ -27,10 +27,18 @@ OVERLAP_SECONDS = 0.0005
 class GrammarManager:
     """Constraints and masks of one engine. ``seconds``: total time spent waiting for masks."""
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, limits: GrammarLimits | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        limits: GrammarLimits | None,
+        whitespace: Whitespace = "flexible",
+    ) -> None:
         self.seconds = 0.0
         self.is_slow = False  #: whether the last masks took so long that it pays to prefetch the next ones
-        self._create: Callable[[], GrammarCompiler] = partial(GrammarCompiler, tokenizer, vocab_size, limits=limits)
+        self._create: Callable[[], GrammarCompiler] = partial(
+            GrammarCompiler, tokenizer, vocab_size, limits=limits, whitespace=whitespace
+        )
         self._compiler: GrammarCompiler | None = None
         self._lock = threading.Lock()
         self._masks_RW = np.empty((0, 0), np.int32)

@@ -15,7 +15,8 @@ TYPES: Final = ("token", "word", "pattern", "pattern_full")
 """The types of triggers; llama.cpp also has their numbers in this order."""
 MAX_TRIGGERS: Final = 64
 MAX_WORDS: Final = 256
-"""Maximum number of words that one pattern matches."""
+MAX_CHARACTERS: Final = 10_000
+"""Maximum number of words that one pattern matches, and of the characters of all."""
 
 _ANY_TEXT = re.compile(r"(?:\[\\s\\S\]|\[\\S\\s\]|\(\?s:\.\)|\[\\w\\W\]|\[\\d\\D\])\*\??")
 _NAMED_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r"}
@@ -159,8 +160,10 @@ class _Pattern:
         return found
 
     def _limited(self, words: list[str]) -> list[str]:
-        if len(words) > MAX_WORDS or sum(map(len, words)) > 10_000:
-            _reject(self._at, f"must match at most {MAX_WORDS} words")
+        if len(words) > MAX_WORDS:
+            _reject(self._at, f"must match at most {MAX_WORDS} words, not {len(words)} or more")
+        if (characters := sum(map(len, words))) > MAX_CHARACTERS:
+            _reject(self._at, f"must match words of at most {MAX_CHARACTERS} characters in total, not {characters}")
         return list(dict.fromkeys(words))
 
     def _unsupported(self) -> NoReturn:

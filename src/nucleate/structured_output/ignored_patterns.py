@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 
 from nucleate.structured_output.json_schema import PreparedSchema, SchemaLocation
 from nucleate.structured_output.llguidance_loader import library, raise_unless_panic
-from nucleate.structured_output.pattern_syntax import unsupported_syntax
+from nucleate.structured_output.schema_soundness import unsupported_pattern
 
 MAX_COMPARED_PATTERNS: Final = 40
 """Maximum number of ``patternProperties`` that are compared in pairs: about 0.1 s."""
@@ -28,26 +28,27 @@ def remove_unsupported_patterns(prepared: PreparedSchema, *, overlapping: bool) 
         if "pattern" not in location.schema and "patternProperties" not in location.schema:
             continue
         schema = cast("dict[str, Any]", location.schema)
-        reason = unsupported_syntax(schema["pattern"]) if isinstance(schema.get("pattern"), str) else None
-        if reason:
+        pattern = schema.get("pattern")
+        if isinstance(pattern, str) and (found := unsupported_pattern("pattern", pattern, location)):
             del schema["pattern"]
-            removed.append((f"pattern with {reason}{location.message_suffix}", ""))
-        reason = _unsupported_names(location, overlapping)
-        if reason:
+            removed.append(found)
+        if found := _unsupported_names(location, overlapping):
             del schema["patternProperties"]
             schema.pop("additionalProperties", None)
-            removed.append((f"patternProperties with {reason}{location.message_suffix}", ""))
+            removed.append(found)
     if removed:
         prepared.update_locations()
     return tuple(removed)
 
 
-def _unsupported_names(location: SchemaLocation, overlapping: bool) -> str | None:
+def _unsupported_names(location: SchemaLocation, overlapping: bool) -> tuple[str, str] | None:
     patterns = [*location.mapping("patternProperties")]
-    reasons = [reason for reason in map(unsupported_syntax, patterns) if reason]
-    if reasons:
-        return reasons[0]
-    return "overlapping patterns" if overlapping and len(patterns) > 1 and _may_overlap(patterns) else None
+    for pattern in patterns:
+        if found := unsupported_pattern("patternProperties", pattern, location):
+            return found
+    if overlapping and len(patterns) > 1 and _may_overlap(patterns):
+        return f"patternProperties with overlapping patterns{location.message_suffix}", ""
+    return None
 
 
 def _may_overlap(patterns: list[str]) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output.pattern_syntax import unsupported_syntax, with_explicit_classes
 from nucleate.structured_output.repetition_limits import Item, Size, expanded_size, total_size
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.schema_soundness import rewrite_schema
@@ -42,18 +43,28 @@ _UNSUPPORTED: Final = {
 
 
 class LarkToken(NamedTuple):
-    """A token of a grammar. ``kind``: a group of ``_TOKEN``. For embedded JSON: its ``value`` and line count."""
+    """A token of a grammar. ``kind``: a group of ``_TOKEN``. For embedded JSON: its ``value`` and line count.
+
+    ``line``, ``column``: its first character, from 1.
+    """
 
     kind: str
     text: str
     line: int
     value: Any = None
     lines: int = 0
+    column: int = 1
 
     @property
     def source(self) -> str:
         """The token as it is written in a grammar."""
         return f"{self.text} {json.dumps(self.value)}" if self.kind == "embedded" else self.text
+
+    @property
+    def pattern_and_flags(self) -> tuple[str, str]:
+        """The parts of a regular expression."""
+        pattern, _, flags = self.text[1:].rpartition("/")
+        return pattern, flags
 
 
 @dataclass(frozen=True)
@@ -90,6 +101,8 @@ def parse_lark(text: str, options: Mapping[str, Any] | None = None) -> Lark:
         if token.kind == "rule" and token.text in _UNSUPPORTED and following.text == "=":
             _reject(token, f"{token.text} is not supported: {_UNSUPPORTED[token.text]}")
         _CHECKS.get(token.text, _no_check)(token)
+        if token.kind == "regex":
+            _check_pattern(token)
         negations += token.text == "~" and following.kind != "number"
     operators = [token.text for token in tokens if token.kind == "mark"]
     return Lark(
@@ -106,7 +119,7 @@ def parse_lark(text: str, options: Mapping[str, Any] | None = None) -> Lark:
 
 def tokenize(text: str) -> Iterator[LarkToken]:
     """Yield all tokens of a grammar, white space and comments included."""
-    position, line = 0, 1
+    position, line, line_start = 0, 1, 0
     while found := _TOKEN.match(text, position):
         kind, position, value = found.lastgroup or "", found.end(), None
         if kind == "embedded":
@@ -115,18 +128,35 @@ def tokenize(text: str) -> Iterator[LarkToken]:
                 value, position = _DECODER.raw_decode(text, start)
             except (ValueError, RecursionError) as error:
                 _reject(LarkToken(kind, found[0], line), f"{found[0]} needs JSON after it: {str(error)[:80]}")
-        yield LarkToken(kind, found[0], line, value, text.count("\n", found.end(), position))
+        yield LarkToken(
+            kind, found[0], line, value, text.count("\n", found.end(), position), column=found.start() - line_start + 1
+        )
+        line_start = max(line_start, text.rfind("\n", found.start(), position) + 1)
         line += text.count("\n", found.start(), position)
 
 
 def _to_llguidance(token: LarkToken, options: Mapping[str, Any]) -> str:
     """Return the text of a token, with options set in an embedded schema, on the same number of lines."""
+    if token.kind == "regex":
+        pattern, flags = token.pattern_and_flags
+        return f"/{with_explicit_classes(pattern)}/{flags}"
     if token.kind != "embedded":
         return token.text
     value = token.value
     if options and token.text == "%json":
         value = {**rewrite_schema(prepare_schema(deepcopy(value))), "x-guidance": options}
     return f"{token.text} {{" + "\n" * token.lines + json.dumps(value)[1:]
+
+
+def _check_pattern(token: LarkToken) -> None:
+    pattern, flags = token.pattern_and_flags
+    if "x" in flags:
+        _reject(token, "the flag x of a regex is not supported; write it without spaces and comments")
+    found = unsupported_syntax(pattern)
+    if found is not None:
+        lines = pattern[: found.position].split("\n")
+        column = len(lines[-1]) + 1 + (token.column if len(lines) == 1 else 0)
+        _reject(token._replace(line=token.line + len(lines) - 1), f"column {column}: {found}")
 
 
 def _no_check(token: LarkToken) -> None: ...
@@ -227,12 +257,13 @@ def _repetition(text: str) -> Iterator[str]:
 
 def _item_size(token: LarkToken, sizes: Mapping[str, Size]) -> Size:
     if token.kind == "regex":
-        body, _, flags = token.text[1:].rpartition("/")
-        return expanded_size(f"(?{flags}){body}" if flags else body)
+        return expanded_size(token.pattern_and_flags[0])
     if token.kind == "embedded":
         return 1, 1 + _regex_characters(token)
     return (len(token.text.removesuffix("i")) - 2,) * 2 if token.kind == "string" else sizes.get(token.text, (1, 1))
 
 
 def _reject(token: LarkToken, reason: str) -> NoReturn:
-    raise ParameterError("grammar", f"grammar: in line {token.line}: {reason}")
+    raise ParameterError(
+        "grammar", f"grammar: in line {token.line}{', ' if reason.startswith('column') else ': '}{reason}"
+    )

@@ -36,12 +36,13 @@ from nucleate.structured_output.llguidance_loader import (
 )
 from nucleate.structured_output.llguidance_tokenizer import guidance_tokenizer
 from nucleate.structured_output.number_digits import DigitLimit, TokenDigits, longest_number
+from nucleate.structured_output.pattern_syntax import check_syntax
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.schema_soundness import rewrite_schema, unsupported_combinations
-from nucleate.structured_output.spec import StructuredOutputs
+from nucleate.structured_output.spec import StructuredOutputs, Whitespace
 from nucleate.structured_output.state_cache import InitialMatcher
 from nucleate.structured_output.structural_tag import parse_structural_tag
-from nucleate.structured_output.tag_formats import Grammar, JsonSchema, at_place, parts_of
+from nucleate.structured_output.tag_formats import Grammar, JsonSchema, Regex, at_place, parts_of
 from nucleate.structured_output.tag_grammar import tag_grammar
 from nucleate.structured_output.tag_tokens import SpecialTokens
 from nucleate.structured_output.time_budget import FREE_SECONDS, TimeBudget
@@ -53,10 +54,15 @@ _COUNTS_WARNING = "min/maxProperties"
 
 @final
 class LLGuidanceEngine:
-    """Compiles grammars for one vocabulary. threads: threads that fill masks; None: 80 % of the processors."""
+    """Compiles grammars for one vocabulary. threads: threads that fill masks; None: 80 % of the processors.
 
-    def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits, threads: int | None) -> None:
-        self._vocabulary, self._limits = vocabulary, limits
+    whitespace: in JSON, for constraints that do not select it.
+    """
+
+    def __init__(
+        self, vocabulary: Vocabulary, limits: GrammarLimits, threads: int | None, whitespace: Whitespace
+    ) -> None:
+        self._vocabulary, self._limits, self._whitespace = vocabulary, limits, whitespace
         self._tokenizer = guidance_tokenizer(vocabulary)
         self._special_tokens = SpecialTokens(vocabulary)
         self._digits = TokenDigits(vocabulary.tokens)
@@ -102,8 +108,10 @@ class LLGuidanceEngine:
                     ignored |= {f"{what} in {part.at}": None for what in _ignored(schemas[part.at], spec)}
                 elif isinstance(part, Grammar):
                     self._check_grammar(part.grammar)
+                elif isinstance(part, Regex):
+                    check_syntax("regex", part.pattern)
         rewritten = {at: rewrite_schema(schema) for at, schema in schemas.items()}
-        options = schema_options(spec)
+        options = schema_options(spec, self._whitespace)
         text = _checked(spec, lambda: tag_grammar(form, rewritten, options, self._special_tokens), None)
         initial = self._initial(spec, text, None, None)
         if spec.on_unsupported != "error":
@@ -114,7 +122,8 @@ class LLGuidanceEngine:
 
     def _create(self, spec: StructuredOutputs, schema: PreparedSchema | None) -> tuple[InitialMatcher, str]:
         """Return the initial matcher and llguidance's text of a constraint. schema: its prepared schema."""
-        text = _checked(spec, lambda: llguidance_grammar(spec, self._special_tokens, schema), schema)
+        options = schema_options(spec, self._whitespace)
+        text = _checked(spec, lambda: llguidance_grammar(spec, self._special_tokens, options, schema), schema)
         limit = None
         if schema is not None and spec.max_digits:
             limit = DigitLimit(self._digits, max(spec.max_digits, longest_number(schema.locations)))
@@ -182,8 +191,11 @@ class LLGuidanceEngine:
         """Check the embedded schemas and token ids of a grammar. Raises ParameterError."""
         lark = parse_lark(lark_text(grammar))
         for schema in map(prepare_schema, deepcopy(lark.schemas)):
-            for what, hint in _unsupported(schema):
-                raise ParameterError("grammar", f"grammar: %json: cannot enforce {what}{hint}")
+            try:
+                check_unsupported(_unsupported(schema), "error")
+            except ParameterError as error:
+                reason = str(error).removeprefix("json_schema").partition("; set on_unsupported")[0]
+                raise ParameterError("grammar", f"grammar: %json{reason}") from None
         for first, last in lark.token_id_ranges:
             if last < first or not self._vocabulary.allowed_ids.issuperset(
                 range(first, min(last, first + len(self._vocabulary.tokens)) + 1)
@@ -232,7 +244,9 @@ def _compile_error(spec: StructuredOutputs, message: str, schema: PreparedSchema
     """Return the error for a message of llguidance. schema: the prepared schema of a JSON constraint."""
     field = spec.kind
     reason = short_message(message, keep_position=field == "grammar")
-    if "oneOf" in reason:
+    if "lookarounds not supported" in reason:
+        reason = "an anchor (^ or $) in a pattern is repeated, or next to text; put it at the beginning or end"
+    elif "oneOf" in reason:
         where = f" at {keyword_locations(schema.locations, 'oneOf')}" if schema else " in %json"
         hint = '; set on_unsupported="approximate" to treat it as anyOf' if field == "json_schema" else ""
         reason = f"cannot enforce oneOf whose alternatives may overlap{where}{hint}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-NO_CONTROL: Final = r"[^\x00-\x08\x0e-\x1f]"
+_CONTROL: Final = r"\x00-\x08\x0e-\x1f"
+NO_CONTROL: Final = f"[^{_CONTROL}]"
 """All characters except control characters other than whitespace: see ``schema_soundness``."""
 
 
@@ -21,4 +22,4 @@ def pattern_excluding(texts: Iterable[str]) -> str:
     excluded = "".join(rf"\u{{{ord(first):x}}}" for first in branches)
     more = [rf"\u{{{ord(first):x}}}(?:{pattern_excluding(rest)})" for first, rest in branches.items()]
     end = [] if "" in given else [""]
-    return "|".join([*end, f"[[^{excluded}]&&{NO_CONTROL}].*", *more])
+    return "|".join([*end, f"[^{excluded}{_CONTROL}].*", *more])

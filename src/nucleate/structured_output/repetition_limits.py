@@ -11,7 +11,6 @@ _ITEM = re.compile(
     r"|(?P<class>\[\^?\]?(?:\\.|\[:\w+:\]|[^\]\\])*\])|(?P<one>\\[pPxu]\{[^}]*\}|\\.|.)",
     re.DOTALL,
 )
-_VERBOSE = re.compile(r"\(\?[\w-]*x")
 MAX_SIZE: Final = 10**12
 """Cap on sizes; it exceeds every limit."""
 
@@ -23,8 +22,6 @@ Item = Size | str
 
 def expanded_size(pattern: str) -> Size:
     """Return the size of a regular expression. The result for an invalid one is arbitrary."""
-    if _VERBOSE.search(pattern) and "#" in pattern:
-        return MAX_SIZE, MAX_SIZE  # a count may contain a comment
     return total_size(split_pattern(pattern))
 
 

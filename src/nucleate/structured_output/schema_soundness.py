@@ -15,9 +15,11 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, cast
 
+from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.format_rewriting import replace_formats
 from nucleate.structured_output.json_schema import PreparedSchema, SchemaLocation
 from nucleate.structured_output.name_patterns import NO_CONTROL, pattern_excluding
+from nucleate.structured_output.pattern_syntax import unsupported_syntax, with_explicit_classes
 from nucleate.structured_output.property_counts import remove_unsupported_counts, unsupported_counts
 from nucleate.structured_output.schema_bundling import bundle
 
@@ -35,7 +37,6 @@ _CHECKED: Final = frozenset(
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ESCAPE_OR_CLASS = re.compile(r"\\(?:[pP](?:\{[^}]*\}|.)|.)|\[", re.DOTALL)
 _SAFE_CLASS = re.compile(r"\[(?!\^)(?:\\[dws]|\\[nrtfv](?!-)|\\[^a-zA-Z0-9]|[^\[\\\x00-\x1f])*\]", re.DOTALL)
-_VERBOSE = re.compile(r"\(\?[\w-]*x")
 _CONTROL_ESCAPE = re.compile(r"[\x00-\x1f]|\\(?:x\{?|u\{?|U\{?)[0-9a-fA-F]+|\\a", re.DOTALL)
 _MAX_CONTROL_ESCAPES: Final = 20
 
@@ -50,7 +51,10 @@ def unsupported_combinations(locations: Iterable[SchemaLocation]) -> Iterator[tu
         if additional is not False and patterns:
             yield f"patternProperties{location.message_suffix}", " unless additionalProperties is false"
         elif additional is not False and location.mapping("properties") and not _can_exclude_names(additional, names):
-            yield f"additionalProperties{location.message_suffix}", " with declared names of this length"
+            longest, total = max(map(len, names)), sum(map(len, names))
+            limit = f"the maximum is {MAX_NAME_LENGTH}, {MAX_NAME_CHARACTERS} in total"
+            hint = f" with declared names of {longest} characters, {total} in total; {limit}"
+            yield f"additionalProperties{location.message_suffix}", hint
         if (patterns or _needs_name_pattern(location)) and any(map(_CONTROL.search, names)):
             yield (
                 f"properties{location.message_suffix}",
@@ -58,10 +62,27 @@ def unsupported_combinations(locations: Iterable[SchemaLocation]) -> Iterator[tu
             )
         yield from unsupported_counts(location)
         for pattern in location.patterns():
-            if len(set(_CONTROL_ESCAPE.findall(pattern))) > _MAX_CONTROL_ESCAPES:
-                yield f"pattern{location.message_suffix}", " with this many control characters"
-        if len({remove_control_characters(pattern) for pattern in patterns}) < len(patterns):
-            yield f"patternProperties{location.message_suffix}", " that differ in control characters only"
+            keyword = "patternProperties" if pattern in patterns else "pattern"
+            if found := unsupported_pattern(keyword, pattern, location):
+                yield found
+            count = len(set(_CONTROL_ESCAPE.findall(pattern)))
+            if count > _MAX_CONTROL_ESCAPES:
+                limit = f" with {count} different control characters or escapes; the maximum is {_MAX_CONTROL_ESCAPES}"
+                yield f"pattern{location.message_suffix}", limit
+        if len(set(map(_llguidance_pattern, patterns))) < len(patterns):
+            yield f"patternProperties{location.message_suffix}", " that match the same names"
+
+
+def unsupported_pattern(keyword: str, pattern: str, location: SchemaLocation) -> tuple[str, str] | None:
+    """Like ``unsupported_keywords``, for one pattern. Raises ParameterError for an invalid one."""
+    found = unsupported_syntax(pattern)
+    if found is None:
+        return None
+    if found.invalid:
+        where = f"{keyword}{location.message_suffix}"
+        raise ParameterError("json_schema", f"json_schema: {where}: at offset {found.position}: {found}")
+    what = f"{keyword} with {found.kind}{location.message_suffix}"
+    return what, f": {found.text} at offset {found.position}; {found.hint}"
 
 
 def rewrite_schema(prepared: PreparedSchema) -> dict[str, Any]:
@@ -78,11 +99,10 @@ def rewrite_schema(prepared: PreparedSchema) -> dict[str, Any]:
         schema = cast("dict[str, Any]", location.schema)
         remove_unsupported_counts(location)
         if isinstance(schema.get("pattern"), str):
-            schema["pattern"] = remove_control_characters(schema["pattern"])
+            schema["pattern"] = _llguidance_pattern(schema["pattern"])
         if location.mapping("patternProperties"):
             schema["patternProperties"] = {
-                remove_control_characters(pattern): child
-                for pattern, child in location.mapping("patternProperties").items()
+                _llguidance_pattern(pattern): child for pattern, child in location.mapping("patternProperties").items()
             }
         elif _needs_name_pattern(location) and id(schema) in open_to_escapes:
             additional = schema.get("additionalProperties", True)
@@ -129,14 +149,17 @@ def _limits_names(location: SchemaLocation) -> bool:
     return additional is False or (bool(location.mapping("properties")) and not _allows_anything(additional))
 
 
+def _llguidance_pattern(pattern: str) -> str:
+    return remove_control_characters(with_explicit_classes(pattern))
+
+
 def remove_control_characters(pattern: str) -> str:
     """Remove control characters except whitespace from the character classes of a regular expression."""
-    verbose = _VERBOSE.search(pattern) is not None
     parts, done = [], 0
     while found := _ESCAPE_OR_CLASS.search(pattern, done):
         end = _class_end(pattern, found.start()) if found[0] == "[" else found.end()
         text = pattern[found.start() : end]
-        if text[:2] in (r"\p", r"\P") or (text[0] == "[" and (verbose or not _SAFE_CLASS.fullmatch(text))):
+        if text[:2] in (r"\p", r"\P") or (text[0] == "[" and not _SAFE_CLASS.fullmatch(text)):
             text = f"[{text}&&{NO_CONTROL}]"
         parts += [pattern[done : found.start()], text]
         done = end

@@ -50,7 +50,8 @@ class StructuredOutputs:
     ``"approximate"`` also rejects it, but treats ``oneOf`` as ``anyOf``; ``"ignore"`` skips these keywords and lists
     them in the output's ``validation``. ``strict_keywords``: an unknown keyword that looks like a misspelled one
     rejects the schema; otherwise it is ignored, as JSON Schema says, and listed there too. ``whitespace`` between JSON
-    tokens: ``"flexible"`` allows a space, or a line break and up to 16 spaces or 8 tabs; ``"none"`` allows none.
+    tokens: ``"flexible"`` allows a space, or a line break and up to 16 spaces or 8 tabs; ``"none"`` allows none; None
+    is the default of the engine, which is flexible unless its ``json_whitespace`` says otherwise.
     ``max_digits``: maximum number of consecutive digits of a number in JSON, unless the schema requires more; 0 for no
     limit.
 
@@ -67,7 +68,7 @@ class StructuredOutputs:
     grammar_triggers: tuple[GrammarTrigger, ...] | None = None
     on_unsupported: OnUnsupported = "error"
     strict_keywords: bool = False
-    whitespace: Whitespace = "flexible"
+    whitespace: Whitespace | None = None
     max_digits: int = MAX_DIGITS
 
     def __post_init__(self) -> None:
@@ -132,7 +133,7 @@ class StructuredOutputs:
 _OPTIONS: Final = (
     ("on_unsupported", "error", ("json_schema", "structural_tag")),
     ("strict_keywords", False, ("json_schema", "structural_tag")),
-    ("whitespace", "flexible", ("json_schema", "json_object", "structural_tag")),
+    ("whitespace", None, ("json_schema", "json_object", "structural_tag")),
     ("grammar_lazy", False, ("grammar",)),
     ("grammar_triggers", None, ("grammar",)),
     ("max_digits", MAX_DIGITS, ("json_schema", "json_object")),
@@ -205,6 +206,10 @@ def _one_of(kinds: Any, name: str, value: object) -> str:
     return str.__str__(value)
 
 
+def _whitespace(name: str, value: object) -> str | None:
+    return None if value is None else _one_of(Whitespace, name, value)
+
+
 def _count(name: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ParameterError(name, f"{name} must be an integer >= 0, got {shown(value)}")
@@ -222,7 +227,7 @@ _CONVERT: Mapping[str, Callable[[str, Any], Any]] = {
     "grammar_triggers": read_triggers,
     "on_unsupported": partial(_one_of, OnUnsupported),
     "strict_keywords": _switch,
-    "whitespace": partial(_one_of, Whitespace),
+    "whitespace": _whitespace,
     "max_digits": _count,
 }
 

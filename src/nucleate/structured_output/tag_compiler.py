@@ -21,6 +21,7 @@ from nucleate.structured_output.grammar_expressions import (
     choice,
     sequence,
 )
+from nucleate.structured_output.pattern_syntax import with_explicit_classes
 from nucleate.structured_output.tag_expressions import (
     ANY,
     Pattern,
@@ -92,7 +93,7 @@ class TagCompiler:
             case tags.ConstString(value=value):
                 return self.text(value, form.at)
             case tags.Regex(pattern=pattern):
-                return regex(pattern, form.at)
+                return regex(with_explicit_classes(pattern), form.at)
             case Token():
                 return self._marker(self._marker_text(form), form.at)
         return self._embedded[form.at]
