@@ -10,15 +10,24 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import combinations
 from typing import Any, Final, cast
 
 from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output.disjoint_schemas import TYPES, conjuncts, disjoint, types_of, value_key, values_of
 from nucleate.structured_output.finite_text import remove_endless
-from nucleate.structured_output.json_schema import SUPPORTED, UNSUPPORTED, PreparedSchema, SchemaLocation, subschemas
-from nucleate.structured_output.one_of import any_of_alternatives
+from nucleate.structured_output.json_schema import (
+    BEFORE,
+    SUPPORTED,
+    UNSUPPORTED,
+    PreparedSchema,
+    SchemaLocation,
+    subschemas,
+)
 from nucleate.structured_output.property_counts import rewrite_property_counts
-from nucleate.structured_output.schema_negation import CannotNegateError, negation, types_of
+from nucleate.structured_output.schema_negation import MAX_PAIRS, CannotNegateError, negation
 from nucleate.structured_output.schema_normalization import all_of, is_true, normalize
+from nucleate.structured_output.unique_items import MAX_ALL_ORDERS, unique_arrays
 
 MAX_COMBINATIONS: Final = 128
 """Maximum number of combinations of the alternatives that conditions of one object may have."""
@@ -46,7 +55,7 @@ def prepare_schema(document: Any) -> PreparedSchema:
 
 
 def _prepared(document: Schema) -> PreparedSchema:
-    root, combinations = normalize(document), dict[str, int]()
+    root, number_at, orders = normalize(document), dict[str, int](), 0
     for location in subschemas(root):
         schema = cast("Schema", location.schema)
         rewrites = () if _REWRITES.keys().isdisjoint(schema) else _REWRITES.items()
@@ -56,20 +65,25 @@ def _prepared(document: Schema) -> PreparedSchema:
                 with suppress(CannotNegateError):
                     rewrite(schema, root)
                 place = _IN_PLACE.sub("", location.pointer)
-                product = combinations.get(place, 1) * _num_alternatives({"allOf": _added(before, schema)})
-                if product > MAX_COMBINATIONS:
+                number = _num_alternatives({"allOf": _added(before, schema)})
+                product = number_at.get(place, 1) * number
+                made = number if keyword == "uniqueItems" else 0
+                if product > MAX_COMBINATIONS or orders + made > MAX_ALL_ORDERS:
                     schema.clear()
                     schema.update(before)
                 else:
-                    combinations[place] = product
+                    orders += made
+                    number_at[place] = product
+                    if schema != before:
+                        schema.setdefault(BEFORE, before)
         rewrite_property_counts(location, schema)
     return remove_endless(root)
 
 
 def _added(before: Schema, schema: Schema) -> list[Any]:
     """Return the schemas that a rewrite has added to ``allOf``."""
-    old, new = (each.get("allOf") for each in (before, schema))
-    return new[len(old or ()) :] if isinstance(new, list) else []
+    old, new = (SchemaLocation("", each).list_of("allOf") for each in (before, schema))
+    return [each for each in new if not any(each is other for other in old)]
 
 
 def _num_alternatives(schema: Any, depth: int = 0) -> int:
@@ -84,13 +98,29 @@ def _num_alternatives(schema: Any, depth: int = 0) -> int:
 
 
 def _not(schema: Schema, root: Schema) -> None:
-    all_of(schema, negation(schema["not"], root, types_of(schema)))
+    all_of(schema, negation(schema["not"], root, conjuncts(schema, root)))
     del schema["not"]
+
+
+def _switch(schema: Schema, root: Schema) -> None:
+    """Join members with ``if`` and ``then`` whose conditions exclude each other: at most one of them holds."""
+    context = {"allOf": conjuncts(schema, root)}
+    cases: list[Schema] = []
+    for member in SchemaLocation("", schema).list_of("allOf")[:_MAX_CONDITIONS]:
+        if isinstance(member, dict) and "if" in member and member.keys() & (SUPPORTED | UNSUPPORTED) == {"if", "then"}:
+            apart = (disjoint({"allOf": [context, member["if"]]}, case["if"], root) for case in cases)
+            cases += [member] if all(apart) else []
+    if len(cases) < 2:
+        return
+    otherwise = negation({"anyOf": [case["if"] for case in cases]}, root, context["allOf"])
+    alternatives = [*({"allOf": [case["if"], case["then"]]} for case in cases), otherwise]
+    others = [each for each in schema["allOf"] if not any(each is case for case in cases)]
+    schema["allOf"] = [*others, {"anyOf": alternatives}]
 
 
 def _if(schema: Schema, root: Schema) -> None:
     condition = schema["if"]
-    otherwise = negation(condition, root, types_of(schema))
+    otherwise = negation(condition, root, conjuncts(schema, root))
     alternatives = [
         condition if "then" not in schema else {"allOf": [condition, schema["then"]]},
         otherwise if "else" not in schema else {"allOf": [otherwise, schema["else"]]},
@@ -159,13 +189,57 @@ def _allow_pattern(schema: Schema, known: Schema, pattern: str, rest: Any) -> No
 
 
 def _one_of(schema: Schema, root: Schema) -> None:
-    alternatives = any_of_alternatives(schema, root)
-    if alternatives is not None:
-        del schema["oneOf"]
-        if "anyOf" in schema:
-            all_of(schema, {"anyOf": alternatives})
-        else:
-            schema["anyOf"] = alternatives
+    given = schema["oneOf"]
+    if not isinstance(given, list) or not given:
+        return
+    others = _overlapping(schema, root)
+    if _num_combinations(others) > MAX_COMBINATIONS:
+        others = _overlapping(schema, root, brief=True)
+        if _num_combinations(others) > MAX_COMBINATIONS:
+            raise CannotNegateError
+    alternatives = [{"allOf": [one, *rest]} if rest else one for one, rest in zip(given, others, strict=True)]
+    del schema["oneOf"]
+    if "anyOf" in schema:
+        all_of(schema, {"anyOf": alternatives})
+    else:
+        schema["anyOf"] = alternatives
+
+
+def _num_combinations(others: list[list[Any]]) -> int:
+    return sum(_num_alternatives({"allOf": each}) for each in others if each)
+
+
+def _overlapping(schema: Schema, root: Schema, *, brief: bool = False) -> list[list[Any]]:
+    """Return the negations of the alternatives of ``oneOf`` that may overlap with each one."""
+    given = schema["oneOf"]
+    others: list[list[Any]] = [[] for _ in given]
+    values = [values_of(conjuncts(each, root)) for each in given]
+    keys = [value_key(value) for each in values if each is not None for value in each]
+    if None not in values and len(set(keys)) == len(keys):
+        return others
+    pairs = [*combinations(range(len(given)), 2)]
+    if len(pairs) > MAX_PAIRS:
+        raise CannotNegateError
+    rest = {keyword: value for keyword, value in schema.items() if keyword not in ("oneOf", BEFORE)}
+    contexts = [{"allOf": [rest, each]} for each in given]
+    overlaps = [pair for pair in pairs if not disjoint(contexts[pair[0]], given[pair[1]], root)]
+    for pair in overlaps:
+        for one, other in (pair, pair[::-1]):
+            others[one].append(negation(given[other], root, conjuncts(contexts[one], root), brief=brief))
+    return others
+
+
+def _unique_items(schema: Schema, root: Schema) -> None:
+    kinds = [schema["type"]] if isinstance(schema.get("type"), str) else schema.get("type", TYPES)
+    if "array" in kinds:
+        found = unique_arrays(schema, root)
+        if found is None or schema["uniqueItems"] is not True:
+            return
+        others = [kind for kind in kinds if kind != "array"]
+        for keyword in ("items", "prefixItems"):
+            schema.pop(keyword, None)
+        all_of(schema, {"anyOf": [*found, *([{"type": others}] if others else [])]})
+    del schema["uniqueItems"]
 
 
 def _pattern_properties(schema: Schema, _root: Schema) -> None:
@@ -184,11 +258,13 @@ def _pattern_properties(schema: Schema, _root: Schema) -> None:
 
 
 _REWRITES: Final[Mapping[str, Callable[[Schema, Schema], None]]] = {
+    "allOf": _switch,
     "oneOf": _one_of,
     "not": _not,
     "if": _if,
     "dependentRequired": _dependent_required,
     "dependentSchemas": _dependent_schemas,
+    "uniqueItems": _unique_items,
     "propertyNames": _property_names,
     "patternProperties": _pattern_properties,
 }
