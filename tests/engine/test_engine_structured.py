@@ -309,7 +309,8 @@ class TestOtherParameters:
                 assert inside == (mode == "processed")
 
     def test_outputs_with_ignored_keywords_are_validated(self, llm: nc.LLM, kind: str) -> None:
-        schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 4, "maxItems": 4}
+        items = {"enum": [1, 2], "multipleOf": 1}  # multipleOf, because uniqueItems of an enum alone is enforced
+        schema = {"type": "array", "items": items, "uniqueItems": True, "minItems": 4, "maxItems": 4}
         params = nc.SamplingParams(structured_outputs={"json_schema": schema, "on_unsupported": "ignore"}, seed=1, n=2)
         [events] = drive(engine_of(llm, kind), [Request([5, 6], params)])
         for chunks in chunks_by_index(events, 2):

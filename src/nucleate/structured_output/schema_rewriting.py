@@ -18,12 +18,14 @@ from nucleate.structured_output.disjoint_schemas import TYPES, conjuncts, disjoi
 from nucleate.structured_output.finite_text import remove_endless
 from nucleate.structured_output.json_schema import (
     BEFORE,
+    BUDGET,
     SUPPORTED,
     UNSUPPORTED,
     PreparedSchema,
     SchemaLocation,
     subschemas,
 )
+from nucleate.structured_output.pattern_automata import UnknownPatternError, complement, rejects_text
 from nucleate.structured_output.property_counts import rewrite_property_counts
 from nucleate.structured_output.schema_negation import MAX_PAIRS, CannotNegateError, negation
 from nucleate.structured_output.schema_normalization import all_of, is_true, normalize
@@ -149,43 +151,45 @@ def _dependent_schemas(schema: Schema, _root: Schema) -> None:
                 all_of(schema, {"anyOf": [{"properties": {name: False}}, *present]})
 
 
-def _property_names(schema: Schema, _root: Schema) -> None:
-    """Rewrite a pattern, length or list of names as properties."""
-    names = schema["propertyNames"]
-    if names is False:
-        names = {"enum": []}
-    if not isinstance(names, dict) or "patternProperties" in schema:
+def _property_names(schema: Schema, root: Schema) -> None:
+    """Rewrite a pattern (or all texts but its own), a length or a list of names as properties."""
+    names = {"enum": []} if schema["propertyNames"] is False else schema["propertyNames"]
+    if not isinstance(names, dict) or "string" not in types_of(names):
         return
     keywords = (names.keys() & (SUPPORTED | UNSUPPORTED)) - {"type"}
     declared, rest = SchemaLocation("", schema).mapping("properties"), schema.get("additionalProperties", True)
-    if "string" not in types_of(names):
+    if keywords and "patternProperties" in schema:
         return
     if keywords in ({"enum"}, {"const"}):
         allowed = [name for name in names.get("enum", [names.get("const")]) if isinstance(name, str)]
         known = {name: child for name, child in declared.items() if name in allowed}
         more = {name: rest for name in allowed if name not in declared and rest is not False}
         schema |= {"properties": {**known, **more}, "additionalProperties": False}
-    elif keywords and keywords <= {"minLength", "maxLength"}:
-        least, most = names.get("minLength", 0), names.get("maxLength", "")
-        known = {name: each for name, each in declared.items() if least <= len(name) <= (most or len(name))}
-        _allow_pattern(schema, known, f"^(?s:.{{{least},{most}}})$", rest)
-    elif keywords == {"pattern"}:
-        try:
-            expression = re.compile(names["pattern"], re.ASCII)
-        except (re.error, TypeError, OverflowError, RecursionError):
-            return
-        known = {name: child for name, child in declared.items() if len(name) < 200 and expression.search(name)}
-        _allow_pattern(schema, known, names["pattern"], rest)
-    else:
-        return
+    elif keywords:
+        pattern, allows = _names_matched(names, keywords, root)
+        schema["properties"] = {name: child for name, child in declared.items() if allows(name)}
+        if rest is not False and pattern is not None:
+            schema["patternProperties"] = {pattern: rest}
+        schema["additionalProperties"] = False
     del schema["propertyNames"]
 
 
-def _allow_pattern(schema: Schema, known: Schema, pattern: str, rest: Any) -> None:
-    schema["properties"] = known
-    if rest is not False:
-        schema["patternProperties"] = {pattern: rest}
-    schema["additionalProperties"] = False
+def _names_matched(names: Schema, keywords: set[str], root: Schema) -> tuple[str | None, Callable[[str], bool]]:
+    """Return a pattern of property names (None: of no name), and whether it matches one. Raises CannotNegateError."""
+    if keywords <= {"minLength", "maxLength"}:
+        least, most = names.get("minLength", 0), names.get("maxLength")
+        pattern = f"^(?s:.{{{least},{'' if most is None else most}}})$"
+        return pattern, lambda name: least <= len(name) and (most is None or len(name) <= most)
+    if keywords == {"pattern"}:
+        with suppress(re.error, TypeError, OverflowError, RecursionError):
+            expression = re.compile(names["pattern"], re.ASCII)
+            return names["pattern"], lambda name: len(name) < 200 and expression.search(name) is not None
+    excluded = names["not"].get("pattern") if keywords == {"not"} and isinstance(names["not"], dict) else None
+    if isinstance(excluded, str) and len(names["not"].keys() & (SUPPORTED | UNSUPPORTED)) == 1:
+        with suppress(UnknownPatternError):
+            others = complement(excluded, root[BUDGET])
+            return others, lambda name: rejects_text(excluded, name, root[BUDGET])
+    raise CannotNegateError
 
 
 def _one_of(schema: Schema, root: Schema) -> None:
