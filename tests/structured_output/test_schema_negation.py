@@ -239,6 +239,36 @@ def test_a_rewritten_schema_is_negated_as_it_was(
     assert not can_write_value(compiled, tokenizer, wrong)
 
 
+def test_one_of_is_not_compared_in_its_rewritten_form(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    """The second alternative holds for every value without ``a``, or whose names are words, so both may hold."""
+    inner = {"required": ["a"], "propertyNames": {"not": {"pattern": r"^\w*$"}}}
+    first = {"allOf": [{"if": {"properties": {"a": {"const": "p"}}}, "then": INTEGER}, {"items": INTEGER}]}
+    schema = {"oneOf": [first, {"oneOf": [True, inner]}]}
+    value = {"a": 1}
+    assert not jsonschema.Draft202012Validator(schema).is_valid(value)
+    with pytest.raises(ParameterError, match="cannot enforce oneOf whose alternatives may overlap at the root"):
+        grammars.compile(StructuredOutputs(json_schema=schema))
+    for on_unsupported in ("approximate", "ignore"):
+        compiled = grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported=on_unsupported))
+        assert compiled.ignored == ("oneOf treated as anyOf at the root",)
+        assert can_write_value(compiled, tokenizer, value)
+
+
+def test_conditions_that_are_too_large_when_rewritten_can_be_ignored(
+    grammars: GrammarCompiler, tokenizer: Tokenizer
+) -> None:
+    many = {"type": "string", "allOf": [{"not": {"pattern": f"x{i}y"}} for i in range(20)], "maxLength": 4}
+    with pytest.raises(ParameterError, match="json_schema is too large: 20 patterns intersected"):
+        grammars.compile(StructuredOutputs(json_schema=many))
+    compiled = grammars.compile(StructuredOutputs(json_schema=many, on_unsupported="ignore"))
+    assert compiled.ignored[0] == "not at /allOf/0"
+    assert can_write(compiled, tokenizer, '"x1y"')
+    assert not can_write(compiled, tokenizer, '"x1yyy"')
+    nothing = {"type": "string", "not": {"type": "string"}}
+    with pytest.raises(ParameterError, match="Unsatisfiable"):
+        grammars.compile(StructuredOutputs(json_schema=nothing, on_unsupported="ignore"))
+
+
 def test_comparisons_take_limited_time(grammars: GrammarCompiler) -> None:
     def choice(name: str) -> dict[str, Any]:
         return {"anyOf": [{"$ref": f"#/$defs/{name}"} for _ in range(300)]}

@@ -8,7 +8,7 @@ from itertools import product
 from math import inf
 from typing import Any, Final
 
-from nucleate.structured_output.json_schema import BUDGET, SchemaLocation, original
+from nucleate.structured_output.json_schema import BUDGET, SUPPORTED, UNSUPPORTED, SchemaLocation, original
 from nucleate.structured_output.pattern_automata import disjoint_patterns, rejects_text
 
 TYPES: Final = ("null", "boolean", "number", "string", "array", "object")
@@ -75,6 +75,37 @@ def property_schema(schema: Schema, name: str) -> Any:
     if name in declared:
         return declared[name]
     return True if schema.get("patternProperties") else schema.get("additionalProperties", True)
+
+
+def joined(schemas: list[Any]) -> list[Any]:
+    """Join alternatives that differ in the constants of one property only, which makes the negation shorter."""
+    groups: dict[Any, list[Any]] = {}
+    found: list[Any] = []
+    for schema in schemas:
+        key = _name_of_constants(schema)
+        if key is None:
+            found.append(schema)
+        else:
+            groups.setdefault(key, []).append(schema)
+    for (name, *_), members in groups.items():
+        children = [original(original(member)["properties"][name]) for member in members]
+        values = [value for child in children for value in values_of([child]) or ()]
+        found.append({**original(members[0]), "properties": {name: {"enum": values}}})
+    return found
+
+
+def _name_of_constants(schema: Any) -> tuple[str, str, str] | None:
+    """Return the name of the only property of a schema, if that allows constants only, and the keywords beside it."""
+    if not isinstance(schema, dict):
+        return None
+    given = original(schema)
+    properties = SchemaLocation("", given).mapping("properties")
+    if len(properties) != 1 or not given.keys() & (SUPPORTED | UNSUPPORTED) <= {"properties", "required", "type"}:
+        return None
+    [(name, child)] = properties.items()
+    if not isinstance(child, dict) or original(child).keys() & (SUPPORTED | UNSUPPORTED) not in ({"const"}, {"enum"}):
+        return None
+    return name, f"{given.get('required')}", f"{given.get('type')}"
 
 
 def disjoint(one: Any, other: Any, root: Schema, depth: int = 0) -> bool:

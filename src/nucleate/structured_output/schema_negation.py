@@ -16,6 +16,7 @@ from nucleate.structured_output.disjoint_schemas import (
     common_types,
     conjuncts,
     disjoint,
+    joined,
     property_schema,
     types_of,
     value_key,
@@ -303,39 +304,8 @@ def _any(schema: Schema, context: _Context, _: _Found) -> Alternatives:
 
 
 def _none_of(schemas: list[Any], context: _Context) -> Alternatives:
-    parts = [_negated(schema, context) for schema in _joined(schemas)]
+    parts = [_negated(schema, context) for schema in joined(schemas)]
     return [{"allOf": [*map(_any_of, parts)]}] if all(parts) else []
-
-
-def _joined(schemas: list[Any]) -> list[Any]:
-    """Join alternatives that differ in the constants of one property only, which makes the negation shorter."""
-    groups: dict[Any, list[Any]] = {}
-    found: list[Any] = []
-    for schema in schemas:
-        key = _name_of_constants(schema)
-        if key is None:
-            found.append(schema)
-        else:
-            groups.setdefault(key, []).append(schema)
-    for (name, *_), members in groups.items():
-        children = [original(original(member)["properties"][name]) for member in members]
-        values = [value for child in children for value in values_of([child]) or ()]
-        found.append({**original(members[0]), "properties": {name: {"enum": values}}})
-    return found
-
-
-def _name_of_constants(schema: Any) -> tuple[str, str, str] | None:
-    """Return the name of the only property of a schema, if that allows constants only, and the keywords beside it."""
-    if not isinstance(schema, dict):
-        return None
-    given = original(schema)
-    properties = SchemaLocation("", given).mapping("properties")
-    if len(properties) != 1 or not given.keys() & _ENFORCED <= {"properties", "required", "type"}:
-        return None
-    [(name, child)] = properties.items()
-    if not isinstance(child, dict) or original(child).keys() & _ENFORCED not in ({"const"}, {"enum"}):
-        return None
-    return name, f"{given.get('required')}", f"{given.get('type')}"
 
 
 def _one(schema: Schema, context: _Context, _: _Found) -> Alternatives:

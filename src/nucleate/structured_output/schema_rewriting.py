@@ -43,29 +43,29 @@ _IN_PLACE: Final = re.compile(r"(?:/(?:allOf|anyOf|oneOf)/\d+)+$")
 Schema = dict[str, Any]
 
 
-def prepare_schema(document: Any) -> PreparedSchema:
-    """Normalize and rewrite a schema, in place where it is an object. Raises ParameterError."""
+def prepare_schema(document: Any, *, rewrite: bool = True) -> PreparedSchema:
+    """Normalize a schema, in place where it is an object, and rewrite its conditions. Raises ParameterError."""
     if isinstance(document, bool):
         root: Schema = {} if document else {"allOf": [False]}
         return PreparedSchema(root, [SchemaLocation("", root)])
     try:
-        return _prepared(document)
+        return _prepared(document, rewrite)
     except (TypeError, AttributeError, KeyError, ValueError) as error:
         if isinstance(error, ParameterError):
             raise
         raise ParameterError("json_schema", "json_schema: a keyword has a value of the wrong type") from None
 
 
-def _prepared(document: Schema) -> PreparedSchema:
+def _prepared(document: Schema, rewrite: bool) -> PreparedSchema:
     root, number_at, orders = normalize(document), dict[str, int](), 0
     for location in subschemas(root):
         schema = cast("Schema", location.schema)
-        rewrites = () if _REWRITES.keys().isdisjoint(schema) else _REWRITES.items()
-        for keyword, rewrite in rewrites:
+        rewrites = () if not rewrite or _REWRITES.keys().isdisjoint(schema) else _REWRITES.items()
+        for keyword, rewriter in rewrites:
             if keyword in schema:
                 before = dict(schema)
                 with suppress(CannotNegateError):
-                    rewrite(schema, root)
+                    rewriter(schema, root)
                 place = _IN_PLACE.sub("", location.pointer)
                 number = _num_alternatives({"allOf": _added(before, schema)})
                 product = number_at.get(place, 1) * number
