@@ -26,7 +26,8 @@ from nucleate.structured_output.spec import KINDS
 
 TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
 SCHEMA = {"type": "object", "properties": {"z": {"enum": ["é", 1]}, "a": {"type": "null"}}, "required": ["z", "a"]}
-LENIENT = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 3, "maxItems": 3}
+ONE_OR_TWO = {"enum": [1, 2], "multipleOf": 1}  # multipleOf, because uniqueItems of an enum alone is enforced
+LENIENT = {"type": "array", "items": ONE_OR_TWO, "uniqueItems": True, "minItems": 3, "maxItems": 3}
 GENERATE = ("generate", "Once upon a time", "--max-tokens", "60", "--seed", "1")
 
 
@@ -307,7 +308,8 @@ def test_ignored_keywords_are_reported_under_lenient(capsys: pytest.CaptureFixtu
     [output] = json.loads(capsys.readouterr().out)["outputs"]
     assert output["validation"]["ignored"] == ["uniqueItems"]
     assert len(output["validation"]["errors"]) == 1
-    one = LENIENT | {"prefixItems": [{"const": 1}, {"const": 2}], "minItems": 2, "maxItems": 2}
+    few = {"type": "integer", "minimum": 2, "maximum": 3}
+    one = LENIENT | {"prefixItems": [few | {"multipleOf": 2}, few | {"multipleOf": 3}], "minItems": 2, "maxItems": 2}
     assert main([*GENERATE, "--json-schema", json.dumps(one), "--schema-on-unsupported", "ignore"]) == 0
     assert capsys.readouterr().err.endswith("ignored schema keywords: uniqueItems; the output is valid\n")
 

@@ -126,7 +126,8 @@ def test_many_beams_find_every_possible_text(llm: nc.LLM, grammars: GrammarCompi
 
 
 def test_outputs_with_ignored_keywords_are_validated(llm: nc.LLM, grammars: GrammarCompiler) -> None:
-    schema = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2, "uniqueItems": True}
+    items = {"enum": [1, 2], "multipleOf": 1}  # multipleOf, because uniqueItems of an enum alone is enforced
+    schema = {"type": "array", "items": items, "minItems": 2, "maxItems": 2, "uniqueItems": True}
     structured = nc.StructuredOutputs(json_schema=schema, on_unsupported="ignore", whitespace="none")
     grammars.compile(structured).validate("[1,2]")  # load the library first, which takes time
     [completion] = llm.beam_search("x", num_beams=4, structured_outputs=structured, max_tokens=20)

@@ -309,7 +309,8 @@ class TestOtherParameters:
                 assert inside == (mode == "processed")
 
     def test_outputs_with_ignored_keywords_are_validated(self, llm: nc.LLM, kind: str) -> None:
-        schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 4, "maxItems": 4}
+        items = {"enum": [1, 2], "multipleOf": 1}  # multipleOf, because uniqueItems of an enum alone is enforced
+        schema = {"type": "array", "items": items, "uniqueItems": True, "minItems": 4, "maxItems": 4}
         params = nc.SamplingParams(structured_outputs={"json_schema": schema, "on_unsupported": "ignore"}, seed=1, n=2)
         [events] = drive(engine_of(llm, kind), [Request([5, 6], params)])
         for chunks in chunks_by_index(events, 2):
@@ -438,7 +439,7 @@ def test_without_jsonschema_requests_that_need_validation_are_rejected(
     llm: nc.LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of(llm)
-    supported = {"type": "array", "items": {"enum": [1]}, "maxItems": 4}
+    supported = {"type": "array", "items": {"type": "integer"}, "maxItems": 4}
     monkeypatch.setitem(sys.modules, "jsonschema", None)
     engine.prepare(
         Request([1], nc.SamplingParams(structured_outputs={"json_schema": supported, "on_unsupported": "ignore"}))

@@ -22,7 +22,10 @@ from nucleate.outputs import CompletionChunk, EngineOutput
 from nucleate.structured_output import GrammarCompiler, StructuredOutputs
 from nucleate.structured_output.validation import validate
 
-LENIENT = {"json_schema": {"type": "array", "items": integer(0, 3), "uniqueItems": True}, "on_unsupported": "ignore"}
+LENIENT = {
+    "json_schema": {"type": "array", "items": integer(0, 3) | {"multipleOf": 1}, "uniqueItems": True},
+    "on_unsupported": "ignore",
+}
 CONSTRAINTS: list[dict[str, Any]] = [
     *({"json_schema": schema, "whitespace": "none"} for schema in SCHEMAS.values()),
     *({"json_schema": schema} for schema in SCHEMAS.values()),

@@ -40,7 +40,8 @@ SCHEMA = {
     "required": ["b", "a"],
     "additionalProperties": False,
 }
-UNIQUE = {"type": "array", "items": {"enum": [1, 2, 3]}, "uniqueItems": True, "minItems": 2, "maxItems": 3}
+FEW = {"enum": [1, 2, 3], "multipleOf": 1}  # multipleOf, because uniqueItems of an enum alone is enforced
+UNIQUE = {"type": "array", "items": FEW, "uniqueItems": True, "minItems": 2, "maxItems": 3}
 MOST = {"max_tokens": 300, "seed": 11}
 
 

@@ -41,7 +41,8 @@ RECORD = {
     "required": ["name", "kind", "sizes"],
     "additionalProperties": False,
 }
-TWICE = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "minItems": 4, "maxItems": 4}
+ONE_OR_TWO = {"enum": [1, 2], "multipleOf": 1}  # multipleOf, because uniqueItems of an enum alone is enforced
+TWICE = {"type": "array", "items": ONE_OR_TWO, "uniqueItems": True, "minItems": 4, "maxItems": 4}
 LENIENT = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": TWICE, "strict": False}}}
 
 

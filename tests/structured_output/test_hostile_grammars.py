@@ -71,7 +71,7 @@ SCHEMAS: dict[str, Any] = {
     "itself": {"$ref": "#"},
     "one of itself": {"anyOf": [{"$ref": "#"}]},
     "round and round": {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}},
-    "not": {"not": {"pattern": "a"}},
+    "not": {"not": {"multipleOf": 2}},
     "own options": {"type": "object", "x-guidance": {"lenient": True}},
     "unknown format": {"type": "string", "format": "idn-email"},
     "look-around": {"type": "string", "pattern": "(?=a)b"},
@@ -112,7 +112,7 @@ SCHEMAS: dict[str, Any] = {
     "many values": {"enum": list(range(15_000))},
     "many schemas": {"anyOf": [{}] * 20_000},
     "many to join": {"properties": {f"p{i}": {"$ref": "#", "minLength": 1, "pattern": f"{i}"} for i in range(950)}},
-    "one of several": {"oneOf": [{"type": "string", "pattern": "a"}, {"type": "string", "pattern": "b"}]},
+    "one of several": {"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]},
 }
 REGEXES = {
     "empty": "",
@@ -168,8 +168,8 @@ GRAMMARS = {
     "counts in a comment of an expression": "start: /a{ # }\n 1000000}/x",
     "bars behind a line break in an expression": 'start: /a\n"/ ' + '| "b" ' * 11_000 + '| "/x/"',
     "a policy within the grammar": 'start: %json {"type": "object", "x-guidance": {"lenient": true}}',
-    "unsupported keyword, embedded": 'start: "a" %json {"items": {"not": {"items": {}}}}',
-    "one of several, embedded": 'start: %json {"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}',
+    "unsupported keyword, embedded": 'start: "a" %json {"items": {"not": {"items": {"type": "null"}}}}',
+    "one of several, embedded": 'start: %json {"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}',
     "fetch, embedded": 'start: %json {"$ref": "http://127.0.0.1:9/x"}',
     "large, embedded": 'start: %json {"properties": {' + ",".join(f'"p{i}":{{}}' for i in range(1500)) + "}}",
     "multiples, embedded": LINES(
@@ -327,14 +327,14 @@ def test_errors_name_the_keyword_and_the_position(grammars: GrammarCompiler) -> 
     deep = {"properties": {"a/b": {"items": {"uniqueItems": True}}}}
     assert "uniqueItems at /properties/a~1b/items;" in message_of(deep)
     assert "not at /components/schemas/X;" in message_of(
-        {"$ref": "#/components/schemas/X", "components": {"schemas": {"X": {"not": {"items": {}}}}}}
+        {"$ref": "#/components/schemas/X", "components": {"schemas": {"X": {"not": {"multipleOf": 2}}}}}
     )
     assert "did you mean maxLength?" in str(
         error_of(grammars, json_schema={"type": "string", "maxlength": 3}, strict_keywords=True)
     )
     assert "format 'idn-email' at /items " in message_of({"items": {"type": "string", "format": "idn-email"}})
     assert "oneOf whose alternatives may overlap at /items;" in message_of(
-        {"items": {"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}}
+        {"items": {"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}}
     )
     assert message_of({"type": "strnig"}) == "json_schema: Invalid type: strnig"
     assert str(error_of(grammars, grammar="start: foo")) == 'grammar: at 1(8): unknown name: "foo"'
@@ -350,7 +350,7 @@ def test_a_grammar_error_names_the_line(grammars: GrammarCompiler) -> None:
         "grammar: in line 4: max_tokens is not supported"
     )
     assert message_of(json_in_lines + "a: (").startswith("grammar: 4(")
-    assert message_of('start: a\na: %json {"not": {"items": {}}}') == "grammar: %json: cannot enforce not"
+    assert message_of('start: a\na: %json {"not": {"multipleOf": 2}}') == "grammar: %json: cannot enforce not"
     assert message_of("start: A\nA: B\nB: A") == "grammar: terminals refer to one another: A"
     assert message_of("start: <[4100-4101]>") == "grammar: <[4100-4101]> is not a range of token ids of this model"
 

@@ -115,24 +115,42 @@ def test_counts_and_properties_in_different_schemas(grammars: GrammarCompiler, t
     assert can_write(compiled, tokenizer, '{"a":1}')
 
 
-def conditions(count: int) -> dict[str, Any]:
-    """An object whose kind requires another property."""
-    kinds = [f"k{i}" for i in range(count)]
-    cases = [{"if": {"properties": {"kind": {"const": each}}}, "then": {"required": [f"v_{each}"]}} for each in kinds]
-    return {"type": "object", "properties": {"kind": {"enum": kinds}}, "required": ["kind"], "allOf": cases}
+def conditions(count: int) -> list[dict[str, Any]]:
+    """If an object has one property, it must have another one."""
+    return [{"if": {"required": [f"k{i}"]}, "then": {"required": [f"v{i}"]}} for i in range(count)]
 
 
 def test_the_combinations_of_conditions_are_limited(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
-    values = [{"kind": "k1", "v_k1": 1}, {"kind": "k1"}, {"kind": "k1", "v_k0": 1}]
-    check(grammars, tokenizer, conditions(4), values)
+    values = [{"k1": 1, "v1": 1}, {"k1": 1}, {"k1": 1, "v0": 1}]
+    check(grammars, tokenizer, {"type": "object", "allOf": conditions(4)}, values)
+    schema = {"type": "object", "allOf": conditions(20)}
     with pytest.raises(ParameterError, match=r"cannot enforce if at /allOf/\d+; set on_unsupported"):
-        grammars.compile(StructuredOutputs(json_schema=conditions(20)))
-    compiled = grammars.compile(StructuredOutputs(json_schema=conditions(20), on_unsupported="ignore"))
+        grammars.compile(StructuredOutputs(json_schema=schema))
+    compiled = grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported="ignore"))
     assert compiled.ignored[0].startswith("if at /allOf/")
+
+
+@pytest.mark.parametrize("kind", ["of an enum", "of a string"])
+def test_conditions_that_exclude_each_other_are_not_combined(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, kind: str
+) -> None:
+    kinds = [f"k{i}" for i in range(30)]
+    cases = [{"if": {"properties": {"kind": {"const": each}}}, "then": {"required": [f"v_{each}"]}} for each in kinds]
+    child = {"enum": kinds} if kind == "of an enum" else {"type": "string"}
+    schema = {"type": "object", "properties": {"kind": child}, "required": ["kind"], "allOf": cases}
+    values = [
+        {"kind": "k1", "v_k1": 1},
+        {"kind": "k1"},
+        {"kind": "k1", "v_k0": 1},
+        {"kind": "x"},
+        {"kind": "k", "a": 1},
+    ]
+    check(grammars, tokenizer, schema, values)
 
 
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, 2, 3, 5, 10, -1, 1.5, "", "a", "b", "ab", "abc", "abcd", [], [1], [1, 2], [None]),
+    *([1, 1], [2, 1], [2, 2], [None, 1], [None, None], [1, None, 2], [2, None, 2], [1, 2, 1], [1, 2, "a"], [1, "a"]),
     *({}, {"a": 1}, {"a": "x"}, {"b": 1}, {"a": 1, "b": 1}, {"a": 2, "b": 1}, {"a": 1, "c": 1}, {"kind": "p", "a": 1}),
     *({"kind": "q", "b": 1}, {"kind": "q", "a": 1}, {"c": 1}, {"a": 1, "b": 1, "c": 1}, {"kind": "r"}),
 ]
@@ -162,6 +180,50 @@ EXACT: dict[str, Any] = {
     "not a type": {"not": {"type": ["string", "object"]}},
     "not some texts": {"type": "string", "not": {"enum": ["a", "ab", ""]}},
     "not some numbers": {"type": ["integer", "null"], "not": {"enum": [1, 3, None]}},
+    "not a pattern": {"type": "string", "not": {"pattern": "^a|b$"}},
+    "not a pattern in a text": {"not": {"pattern": "^a.?c?$", "type": "string"}},
+    "not a closed object": {
+        "type": "object",
+        "properties": {"a": True, "b": True},
+        "additionalProperties": False,
+        "not": {"properties": {"a": {"const": 1}}, "additionalProperties": False},
+    },
+    "not an item": {"type": "array", "not": {"prefixItems": [{"const": 1}, {"const": 2}]}},
+    "no item": {"type": "array", "not": {"contains": {"const": 1}}},
+    "not one": {"not": {"oneOf": [{"type": "string"}, {"maxLength": 1}, {"const": 1}]}},
+    "not if": {"not": {"if": {"type": "string"}, "then": {"maxLength": 1}, "else": {"type": "null"}}},
+    "not dependencies": {
+        **AB,
+        "not": {"dependentRequired": {"a": ["b"]}, "dependentSchemas": {"c": {"required": ["a"]}}},
+    },
+    "not counted": {"type": "object", "not": {"minProperties": 1}},
+    "one of two closed objects": {
+        "oneOf": [
+            {"type": "object", "properties": {each: INTEGER}, "additionalProperties": False} for each in ("a", "b")
+        ]
+    },
+    "one of disjoint patterns": {
+        "type": "string",
+        "oneOf": [{"pattern": "^a"}, {"pattern": "^b"}, {"enum": ["", "c"]}],
+    },
+    "one of overlapping patterns": {"type": "string", "oneOf": [{"pattern": "^a"}, {"pattern": "b$"}]},
+    "one of two arrays": {
+        "type": "array",
+        "minItems": 1,
+        "oneOf": [{"items": {"type": "number"}}, {"items": {"type": "null"}}],
+    },
+    "different items": {"type": "array", "items": {"enum": [1, 2, None]}, "uniqueItems": True},
+    "different items or a text": {
+        "type": ["array", "string"],
+        "items": {"anyOf": [{"type": "null"}, {"type": "integer", "minimum": 1, "exclusiveMaximum": 3}]},
+        "uniqueItems": True,
+    },
+    "a tuple of different items": {
+        "type": "array",
+        "prefixItems": [{"enum": [1, 2]}, {"enum": [2, None]}, {"type": "string"}],
+        "items": False,
+        "uniqueItems": True,
+    },
     "not both": {**AB, "not": {"required": ["a", "b"]}},
     "not any": {**AB, "not": {"anyOf": [{"required": ["a"]}, {"required": ["b"]}]}},
     "not a range": {"type": "integer", "not": {"minimum": 2, "maximum": 4}},
@@ -188,6 +250,9 @@ EXACT: dict[str, Any] = {
     },
     "names of a list": {"type": "object", "propertyNames": {"enum": ["a", "c"]}},
     "names of a pattern": {**AB, "propertyNames": {"pattern": "^[ab]$"}},
+    "names of no pattern": {**AB, "propertyNames": {"not": {"pattern": "^[ax]"}}},
+    "no names": {"type": "object", "propertyNames": {"maxLength": 0}, "properties": {"a": True}},
+    "all texts are names": {"type": "object", "propertyNames": {"type": "string"}, "maxProperties": 1},
     "names of a length": {"type": "object", "propertyNames": {"maxLength": 1}, "additionalProperties": INTEGER},
     "all names": {"type": "object", "not": {"required": ["a"]}, "additionalProperties": INTEGER},
     "forbidden beside typed names": {**AB, "additionalProperties": INTEGER, "not": {"required": ["kind"]}},
@@ -241,7 +306,7 @@ EXACT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.fast_cases(36)
+@pytest.mark.fast_cases(60)
 def test_a_rewritten_schema_is_exact(grammars: GrammarCompiler, tokenizer: Tokenizer, name: str) -> None:
     check(grammars, tokenizer, EXACT[name], VALUES)
 
@@ -352,7 +417,7 @@ SCHEMAS = st.recursive(
 
 @settings(deadline=None, max_examples=tiers.count(60, 1500))
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
-def test_random_schemas_are_exact_or_refused(
+def test_random_schemas_accept_no_invalid_text(
     grammars: GrammarCompiler, tokenizer: Tokenizer, schema: Any, seed: int
 ) -> None:
     validator = jsonschema.Draft202012Validator(schema)
@@ -361,5 +426,10 @@ def test_random_schemas_are_exact_or_refused(
         compiled = grammars.compile(StructuredOutputs(json_schema=schema, whitespace="none"))
     except ParameterError:
         return
+    text = json.dumps(schema)
+    exact = "additionalProperties" not in text or "required" not in text
     for value in values:
-        assert can_write_value(compiled, tokenizer, value) == validator.is_valid(value), (schema, value)
+        taken, valid = can_write_value(compiled, tokenizer, value), validator.is_valid(value)
+        assert taken <= valid, (schema, value)
+        if exact and value != 1.5:  # see "Valid texts that are not generated" in docs/structured.md
+            assert taken == valid, (schema, value)

@@ -92,12 +92,14 @@ def test_unknown_fields_and_non_objects_are_errors() -> None:
 
 
 def test_approximate_treats_one_of_as_any_of_and_lists_it(grammars: GrammarCompiler) -> None:
-    schema = {"items": {"oneOf": [{"pattern": "a"}, {"pattern": "b"}]}, "type": "array"}
+    schema = {"items": {"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, "type": "array"}
     for on_unsupported in ("approximate", "ignore"):
         compiled = grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported=on_unsupported))
         assert compiled.ignored == ("oneOf treated as anyOf at /items",)
     with pytest.raises(ParameterError, match="cannot enforce not"):
-        grammars.compile(StructuredOutputs(json_schema={"not": {"items": {}}}, on_unsupported="approximate"))
+        grammars.compile(
+            StructuredOutputs(json_schema={"not": {"items": {"type": "null"}}}, on_unsupported="approximate")
+        )
     apart = {"oneOf": [{"type": "object"}, {"type": "array"}]}  # these alternatives can be distinguished
     assert grammars.compile(StructuredOutputs(json_schema=apart, on_unsupported="approximate")).ignored == ()
 
@@ -108,7 +110,7 @@ def test_ignored_keywords_are_listed_and_validated_afterwards(grammars: GrammarC
         "properties": {
             "a": {"type": "array", "uniqueItems": True, "items": {"type": "integer"}},
             "b": {"type": "string", "format": "idn-email"},
-            "c": {"not": {"pattern": "x"}, "nullable": True},
+            "c": {"not": {"multipleOf": 2}, "nullable": True},
             "d": {"contains": {"type": "null"}},
         },
     }
@@ -122,7 +124,7 @@ def test_ignored_keywords_are_listed_and_validated_afterwards(grammars: GrammarC
     )
     assert compiled.validate('{"a": [1, 2]}', seconds=60) == []
     assert compiled.validate('{"a": [1, 1]}') == ["$.a: [1, 1] has non-unique elements"]
-    assert len(compiled.validate('{"a": [1, 1], "c": "x", "d": []}')) == 3
+    assert len(compiled.validate('{"a": [1, 1], "c": 2, "d": []}')) == 3
     for wrong in ("", "{", '{"a": NaN}', '{"a": [], "a": []}', "[" * 100_000):
         assert compiled.validate(wrong)[0].startswith("not JSON: ")
 

@@ -59,14 +59,15 @@ class GrammarLimits:
     max_multiple_of_product: int = 20_000
     mask_budget_seconds: float = 1.0
 
-    def check(self, spec: StructuredOutputs) -> PreparedSchema | None:
+    def check(self, spec: StructuredOutputs, *, rewrite: bool = True) -> PreparedSchema | None:
         """Raise ParameterError, which names the field, if a constraint exceeds a limit. Runs in linear time.
 
-        Returns the prepared schema of a JSON constraint, otherwise None. See ``check_tag`` for structural tags.
+        Returns the prepared schema of a JSON constraint, otherwise None; rewrite: as in ``prepare_schema``. See
+        ``check_tag`` for structural tags.
         """
         if spec.kind.startswith("json"):
             self._check_max("json_schema", "characters", len(spec.json_schema or ""), self.max_characters)
-            return self._check_schemas([spec.schema])[0]
+            return self._check_schemas([spec.schema], rewrite=rewrite)[0]
         if spec.choice is not None:
             self._check_max("choice", "texts", len(spec.choice), self.max_choices)
             self._check_max("choice", "characters", sum(map(len, spec.choice)), self.max_characters)
@@ -116,7 +117,7 @@ class GrammarLimits:
         except ParameterError as error:
             raise ParameterError(field, f"{field}: %json{str(error).removeprefix('json_schema')}") from None
 
-    def _check_schemas(self, schemas: Sequence[Any]) -> list[PreparedSchema]:
+    def _check_schemas(self, schemas: Sequence[Any], *, rewrite: bool = True) -> list[PreparedSchema]:
         """Check schemas and prepare them, in place. The limits apply to all of them together."""
         field = "json_schema"
         properties = values = count = 0
@@ -126,7 +127,7 @@ class GrammarLimits:
             depth, num_objects = _depth_and_objects(document, self.max_depth, self.max_string_characters)
             self._check_max(field, "levels of depth", depth, self.max_depth)
             self._check_max(field, "objects", num_objects, 2 * self.max_enum_values)
-            schema = prepare_schema(document)
+            schema = prepare_schema(document, rewrite=rewrite)
             prepared.append(schema)
             locations = schema.locations
             count += len(locations)

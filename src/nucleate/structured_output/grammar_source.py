@@ -61,6 +61,6 @@ def schema_options(spec: StructuredOutputs, whitespace: Whitespace) -> dict[str,
         "key_separator": ":",
         "whitespace_flexible": flexible,
         "whitespace_pattern": WHITESPACE if flexible else None,
-        "coerce_one_of": spec.on_unsupported != "error",
+        "coerce_one_of": False,
         "lenient": spec.on_unsupported == "ignore",
     }

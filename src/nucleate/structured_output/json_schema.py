@@ -37,6 +37,10 @@ UNSUPPORTED_FORMATS = _split("idn-email idn-hostname regex")
 _HINTS = {"nullable": '; write "null" as one of the types'}
 TARGETS: Final = "$targets"
 """Key of a normalized root for the schemas to which references refer, by JSON pointer."""
+BUDGET: Final = "$budget"
+"""Key of a normalized root for the ``Budget`` of its comparisons."""
+BEFORE: Final = "$before"
+"""Key of a rewritten schema for its keywords before, because a rewritten schema may allow less."""
 
 ONE = ("additionalProperties", "items")
 LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -117,6 +121,12 @@ class SchemaLocation(NamedTuple):
         pointer = self.schema.get("$ref")
         target = root.get(TARGETS, {}).get(pointer) if isinstance(pointer, str) else None
         return SchemaLocation(unquote(str(pointer)[1:]), target) if isinstance(target, dict) else None
+
+
+def original(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a schema as it was before it was rewritten."""
+    before: Mapping[str, Any] = schema.get(BEFORE, schema)
+    return before
 
 
 def escaped_step(name: str) -> str:

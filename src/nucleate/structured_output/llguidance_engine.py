@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from time import perf_counter
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +50,7 @@ from nucleate.structured_output.vocabulary import Vocabulary
 
 _COUNTS = ("minProperties", "maxProperties")
 _COUNTS_WARNING = "min/maxProperties"
+_OVERLAPS = "oneOf whose alternatives may overlap"
 
 
 @final
@@ -75,7 +76,17 @@ class LLGuidanceEngine:
         """
         if spec.structural_tag is not None:
             return self._compile_tag(spec, spec.structural_tag)
-        schema = self._limits.check(spec)
+        try:
+            return self._compile(spec)
+        except ParameterError as error:
+            if spec.on_unsupported != "ignore" or "Unsatisfiable" in str(error):
+                raise
+        return self._compile(spec, rewrite=False)  # rewritten conditions may be too large, or not supported together
+
+    def _compile(
+        self, spec: StructuredOutputs, *, rewrite: bool = True
+    ) -> tuple[InitialMatcher, tuple[str, ...], tuple[str, ...], int]:
+        schema = self._limits.check(spec, rewrite=rewrite)
         ignored: tuple[str, ...] = ()
         unknown: tuple[str, ...] = ()
         if schema is not None:
@@ -91,8 +102,6 @@ class LLGuidanceEngine:
                 remove_keywords(schema.locations, *_COUNTS)
                 schema.update_locations()  # the first translation has rewritten them
                 initial, text = self._create(spec, schema)
-            if "oneOf" in warnings:
-                ignored += (f"oneOf treated as anyOf at {keyword_locations(schema.locations, 'oneOf')}",)
         return initial, ignored, unknown, 2**16 + 64 * len(text)
 
     def _compile_tag(
@@ -115,9 +124,7 @@ class LLGuidanceEngine:
         text = _checked(spec, lambda: tag_grammar(form, rewritten, options, self._special_tokens), None)
         initial = self._initial(spec, text, None, None)
         if spec.on_unsupported != "error":
-            for warning in initial.current[0].get_grammar_warnings():
-                what = "oneOf treated as anyOf" if "oneOf" in warning else short_message(warning)
-                ignored[what] = None
+            ignored |= dict.fromkeys(map(short_message, initial.current[0].get_grammar_warnings()))
         return initial, tuple(ignored), tuple(unknown), 2**16 + 64 * len(text)
 
     def _create(self, spec: StructuredOutputs, schema: PreparedSchema | None) -> tuple[InitialMatcher, str]:
@@ -196,6 +203,8 @@ class LLGuidanceEngine:
             except ParameterError as error:
                 reason = str(error).removeprefix("json_schema").partition("; set on_unsupported")[0]
                 raise ParameterError("grammar", f"grammar: %json{reason}") from None
+            if overlapping := _overlapping(schema):
+                raise ParameterError("grammar", f"grammar: %json: cannot enforce {_OVERLAPS} at {overlapping}")
         for first, last in lark.token_id_ranges:
             if last < first or not self._vocabulary.allowed_ids.issuperset(
                 range(first, min(last, first + len(self._vocabulary.tokens)) + 1)
@@ -212,7 +221,24 @@ class LLGuidanceEngine:
 def _ignored(schema: PreparedSchema, spec: StructuredOutputs) -> tuple[str, ...]:
     """Remove what cannot be enforced from a schema, in place, and return it. Raises ParameterError."""
     patterns = remove_unsupported_patterns(schema, overlapping=spec.on_unsupported == "ignore")
-    return check_unsupported((*patterns, *_unsupported(schema)), spec.on_unsupported)
+    ignored = check_unsupported((*patterns, *_unsupported(schema)), spec.on_unsupported)
+    if not (overlapping := _overlapping(schema)):
+        return ignored
+    if spec.on_unsupported == "error":
+        hint = 'set on_unsupported="approximate" to treat it as anyOf'
+        raise ParameterError("json_schema", f"json_schema: cannot enforce {_OVERLAPS} at {overlapping}; {hint}")
+    for location in schema.locations:
+        own = cast("dict[str, Any]", location.schema)
+        if location.list_of("oneOf") and "anyOf" not in own:
+            own["anyOf"] = own.pop("oneOf")
+        elif location.list_of("oneOf"):
+            own["allOf"] = [*location.list_of("allOf"), {"anyOf": own.pop("oneOf")}]
+    return (*ignored, f"oneOf treated as anyOf at {overlapping}")
+
+
+def _overlapping(schema: PreparedSchema) -> str:
+    """Return the locations of ``oneOf`` whose alternatives may overlap: those that are not rewritten."""
+    return keyword_locations([each for each in schema.locations if each.list_of("oneOf")], "oneOf")
 
 
 def _unknown(schema: PreparedSchema, spec: StructuredOutputs) -> tuple[str, ...]:
@@ -246,10 +272,6 @@ def _compile_error(spec: StructuredOutputs, message: str, schema: PreparedSchema
     reason = short_message(message, keep_position=field == "grammar")
     if "lookarounds not supported" in reason:
         reason = "an anchor (^ or $) in a pattern is repeated, or next to text; put it at the beginning or end"
-    elif "oneOf" in reason:
-        where = f" at {keyword_locations(schema.locations, 'oneOf')}" if schema else " in %json"
-        hint = '; set on_unsupported="approximate" to treat it as anyOf' if field == "json_schema" else ""
-        reason = f"cannot enforce oneOf whose alternatives may overlap{where}{hint}"
     elif schema and _COUNTS_WARNING in reason:
         where = keyword_locations(schema.locations, *_COUNTS)
         reason = f"cannot enforce {' and '.join(_COUNTS)} at {where} with optional properties of allOf or $ref"

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from nucleate.structured_output.json_schema import SUPPORTED, TARGETS, UNSUPPORTED, SchemaLocation, subschemas
+from nucleate.structured_output.json_schema import BUDGET, SUPPORTED, TARGETS, UNSUPPORTED, SchemaLocation, subschemas
 from nucleate.structured_output.schema_references import References, draft_of
+from nucleate.structured_output.terminal_automata import Budget
 
 COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _IN_PLACE: Final = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas"))
@@ -29,7 +30,7 @@ _REWRITTEN: Final = frozenset(
 def normalize(root: dict[str, Any]) -> dict[str, Any]:
     """Normalize a schema in place and return it. Raises ParameterError for a reference without a target."""
     references, draft = References(root), draft_of(root)
-    root[TARGETS] = {}
+    root[TARGETS], root[BUDGET] = {}, Budget()
     for location in subschemas(root, every=True):
         schema = cast("dict[str, Any]", location.schema)
         if draft <= 7 and "$ref" in schema:  # its siblings have no effect

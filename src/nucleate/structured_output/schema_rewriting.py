@@ -10,15 +10,26 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import combinations
 from typing import Any, Final, cast
 
 from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output.disjoint_schemas import TYPES, conjuncts, disjoint, types_of, value_key, values_of
 from nucleate.structured_output.finite_text import remove_endless
-from nucleate.structured_output.json_schema import SUPPORTED, UNSUPPORTED, PreparedSchema, SchemaLocation, subschemas
-from nucleate.structured_output.one_of import any_of_alternatives
+from nucleate.structured_output.json_schema import (
+    BEFORE,
+    BUDGET,
+    SUPPORTED,
+    UNSUPPORTED,
+    PreparedSchema,
+    SchemaLocation,
+    subschemas,
+)
+from nucleate.structured_output.pattern_automata import UnknownPatternError, complement, rejects_text
 from nucleate.structured_output.property_counts import rewrite_property_counts
-from nucleate.structured_output.schema_negation import CannotNegateError, negation, types_of
+from nucleate.structured_output.schema_negation import MAX_PAIRS, CannotNegateError, negation
 from nucleate.structured_output.schema_normalization import all_of, is_true, normalize
+from nucleate.structured_output.unique_items import MAX_ALL_ORDERS, unique_arrays
 
 MAX_COMBINATIONS: Final = 128
 """Maximum number of combinations of the alternatives that conditions of one object may have."""
@@ -32,44 +43,49 @@ _IN_PLACE: Final = re.compile(r"(?:/(?:allOf|anyOf|oneOf)/\d+)+$")
 Schema = dict[str, Any]
 
 
-def prepare_schema(document: Any) -> PreparedSchema:
-    """Normalize and rewrite a schema, in place where it is an object. Raises ParameterError."""
+def prepare_schema(document: Any, *, rewrite: bool = True) -> PreparedSchema:
+    """Normalize a schema, in place where it is an object, and rewrite its conditions. Raises ParameterError."""
     if isinstance(document, bool):
         root: Schema = {} if document else {"allOf": [False]}
         return PreparedSchema(root, [SchemaLocation("", root)])
     try:
-        return _prepared(document)
+        return _prepared(document, rewrite)
     except (TypeError, AttributeError, KeyError, ValueError) as error:
         if isinstance(error, ParameterError):
             raise
         raise ParameterError("json_schema", "json_schema: a keyword has a value of the wrong type") from None
 
 
-def _prepared(document: Schema) -> PreparedSchema:
-    root, combinations = normalize(document), dict[str, int]()
+def _prepared(document: Schema, rewrite: bool) -> PreparedSchema:
+    root, number_at, orders = normalize(document), dict[str, int](), 0
     for location in subschemas(root):
         schema = cast("Schema", location.schema)
-        rewrites = () if _REWRITES.keys().isdisjoint(schema) else _REWRITES.items()
-        for keyword, rewrite in rewrites:
+        rewrites = () if not rewrite or _REWRITES.keys().isdisjoint(schema) else _REWRITES.items()
+        for keyword, rewriter in rewrites:
             if keyword in schema:
                 before = dict(schema)
                 with suppress(CannotNegateError):
-                    rewrite(schema, root)
+                    rewriter(schema, root)
                 place = _IN_PLACE.sub("", location.pointer)
-                product = combinations.get(place, 1) * _num_alternatives({"allOf": _added(before, schema)})
-                if product > MAX_COMBINATIONS:
+                number = _num_alternatives({"allOf": _added(before, schema)})
+                product = number_at.get(place, 1) * number
+                made = number if keyword == "uniqueItems" else 0
+                if product > MAX_COMBINATIONS or orders + made > MAX_ALL_ORDERS:
                     schema.clear()
                     schema.update(before)
                 else:
-                    combinations[place] = product
+                    orders += made
+                    number_at[place] = product
+                    if schema != before:
+                        schema.setdefault(BEFORE, before)
         rewrite_property_counts(location, schema)
     return remove_endless(root)
 
 
 def _added(before: Schema, schema: Schema) -> list[Any]:
     """Return the schemas that a rewrite has added to ``allOf``."""
-    old, new = (each.get("allOf") for each in (before, schema))
-    return new[len(old or ()) :] if isinstance(new, list) else []
+    old, new = (SchemaLocation("", each).list_of("allOf") for each in (before, schema))
+    return [each for each in new if not any(each is other for other in old)]
 
 
 def _num_alternatives(schema: Any, depth: int = 0) -> int:
@@ -84,13 +100,29 @@ def _num_alternatives(schema: Any, depth: int = 0) -> int:
 
 
 def _not(schema: Schema, root: Schema) -> None:
-    all_of(schema, negation(schema["not"], root, types_of(schema)))
+    all_of(schema, negation(schema["not"], root, conjuncts(schema, root)))
     del schema["not"]
+
+
+def _switch(schema: Schema, root: Schema) -> None:
+    """Join members with ``if`` and ``then`` whose conditions exclude each other: at most one of them holds."""
+    context = {"allOf": conjuncts(schema, root)}
+    cases: list[Schema] = []
+    for member in SchemaLocation("", schema).list_of("allOf")[:_MAX_CONDITIONS]:
+        if isinstance(member, dict) and "if" in member and member.keys() & (SUPPORTED | UNSUPPORTED) == {"if", "then"}:
+            apart = (disjoint({"allOf": [context, member["if"]]}, case["if"], root) for case in cases)
+            cases += [member] if all(apart) else []
+    if len(cases) < 2:
+        return
+    otherwise = negation({"anyOf": [case["if"] for case in cases]}, root, context["allOf"])
+    alternatives = [*({"allOf": [case["if"], case["then"]]} for case in cases), otherwise]
+    others = [each for each in schema["allOf"] if not any(each is case for case in cases)]
+    schema["allOf"] = [*others, {"anyOf": alternatives}]
 
 
 def _if(schema: Schema, root: Schema) -> None:
     condition = schema["if"]
-    otherwise = negation(condition, root, types_of(schema))
+    otherwise = negation(condition, root, conjuncts(schema, root))
     alternatives = [
         condition if "then" not in schema else {"allOf": [condition, schema["then"]]},
         otherwise if "else" not in schema else {"allOf": [otherwise, schema["else"]]},
@@ -119,53 +151,99 @@ def _dependent_schemas(schema: Schema, _root: Schema) -> None:
                 all_of(schema, {"anyOf": [{"properties": {name: False}}, *present]})
 
 
-def _property_names(schema: Schema, _root: Schema) -> None:
-    """Rewrite a pattern, length or list of names as properties."""
-    names = schema["propertyNames"]
-    if names is False:
-        names = {"enum": []}
-    if not isinstance(names, dict) or "patternProperties" in schema:
+def _property_names(schema: Schema, root: Schema) -> None:
+    """Rewrite a pattern (or all texts but its own), a length or a list of names as properties."""
+    names = {"enum": []} if schema["propertyNames"] is False else schema["propertyNames"]
+    if not isinstance(names, dict) or "string" not in types_of(names):
         return
     keywords = (names.keys() & (SUPPORTED | UNSUPPORTED)) - {"type"}
     declared, rest = SchemaLocation("", schema).mapping("properties"), schema.get("additionalProperties", True)
-    if "string" not in types_of(names):
+    if keywords and "patternProperties" in schema:
         return
     if keywords in ({"enum"}, {"const"}):
         allowed = [name for name in names.get("enum", [names.get("const")]) if isinstance(name, str)]
         known = {name: child for name, child in declared.items() if name in allowed}
         more = {name: rest for name in allowed if name not in declared and rest is not False}
         schema |= {"properties": {**known, **more}, "additionalProperties": False}
-    elif keywords and keywords <= {"minLength", "maxLength"}:
-        least, most = names.get("minLength", 0), names.get("maxLength", "")
-        known = {name: each for name, each in declared.items() if least <= len(name) <= (most or len(name))}
-        _allow_pattern(schema, known, f"^(?s:.{{{least},{most}}})$", rest)
-    elif keywords == {"pattern"}:
-        try:
-            expression = re.compile(names["pattern"], re.ASCII)
-        except (re.error, TypeError, OverflowError, RecursionError):
-            return
-        known = {name: child for name, child in declared.items() if len(name) < 200 and expression.search(name)}
-        _allow_pattern(schema, known, names["pattern"], rest)
-    else:
-        return
+    elif keywords:
+        pattern, allows = _names_matched(names, keywords, root)
+        schema["properties"] = {name: child for name, child in declared.items() if allows(name)}
+        if rest is not False and pattern is not None:
+            schema["patternProperties"] = {pattern: rest}
+        schema["additionalProperties"] = False
     del schema["propertyNames"]
 
 
-def _allow_pattern(schema: Schema, known: Schema, pattern: str, rest: Any) -> None:
-    schema["properties"] = known
-    if rest is not False:
-        schema["patternProperties"] = {pattern: rest}
-    schema["additionalProperties"] = False
+def _names_matched(names: Schema, keywords: set[str], root: Schema) -> tuple[str | None, Callable[[str], bool]]:
+    """Return a pattern of property names (None: of no name), and whether it matches one. Raises CannotNegateError."""
+    if keywords <= {"minLength", "maxLength"}:
+        least, most = names.get("minLength", 0), names.get("maxLength")
+        pattern = f"^(?s:.{{{least},{'' if most is None else most}}})$"
+        return pattern, lambda name: least <= len(name) and (most is None or len(name) <= most)
+    if keywords == {"pattern"}:
+        with suppress(re.error, TypeError, OverflowError, RecursionError):
+            expression = re.compile(names["pattern"], re.ASCII)
+            return names["pattern"], lambda name: len(name) < 200 and expression.search(name) is not None
+    excluded = names["not"].get("pattern") if keywords == {"not"} and isinstance(names["not"], dict) else None
+    if isinstance(excluded, str) and len(names["not"].keys() & (SUPPORTED | UNSUPPORTED)) == 1:
+        with suppress(UnknownPatternError):
+            others = complement(excluded, root[BUDGET])
+            return others, lambda name: rejects_text(excluded, name, root[BUDGET])
+    raise CannotNegateError
 
 
 def _one_of(schema: Schema, root: Schema) -> None:
-    alternatives = any_of_alternatives(schema, root)
-    if alternatives is not None:
-        del schema["oneOf"]
-        if "anyOf" in schema:
-            all_of(schema, {"anyOf": alternatives})
-        else:
-            schema["anyOf"] = alternatives
+    given = schema["oneOf"]
+    if not isinstance(given, list) or not given:
+        return
+    others = _overlapping(schema, root)
+    if _num_combinations(others) > MAX_COMBINATIONS:
+        others = _overlapping(schema, root, brief=True)
+        if _num_combinations(others) > MAX_COMBINATIONS:
+            raise CannotNegateError
+    alternatives = [{"allOf": [one, *rest]} if rest else one for one, rest in zip(given, others, strict=True)]
+    del schema["oneOf"]
+    if "anyOf" in schema:
+        all_of(schema, {"anyOf": alternatives})
+    else:
+        schema["anyOf"] = alternatives
+
+
+def _num_combinations(others: list[list[Any]]) -> int:
+    return sum(_num_alternatives({"allOf": each}) for each in others if each)
+
+
+def _overlapping(schema: Schema, root: Schema, *, brief: bool = False) -> list[list[Any]]:
+    """Return the negations of the alternatives of ``oneOf`` that may overlap with each one."""
+    given = schema["oneOf"]
+    others: list[list[Any]] = [[] for _ in given]
+    values = [values_of(conjuncts(each, root)) for each in given]
+    keys = [value_key(value) for each in values if each is not None for value in each]
+    if None not in values and len(set(keys)) == len(keys):
+        return others
+    pairs = [*combinations(range(len(given)), 2)]
+    if len(pairs) > MAX_PAIRS:
+        raise CannotNegateError
+    rest = {keyword: value for keyword, value in schema.items() if keyword not in ("oneOf", BEFORE)}
+    contexts = [{"allOf": [rest, each]} for each in given]
+    overlaps = [pair for pair in pairs if not disjoint(contexts[pair[0]], given[pair[1]], root)]
+    for pair in overlaps:
+        for one, other in (pair, pair[::-1]):
+            others[one].append(negation(given[other], root, conjuncts(contexts[one], root), brief=brief))
+    return others
+
+
+def _unique_items(schema: Schema, root: Schema) -> None:
+    kinds = [schema["type"]] if isinstance(schema.get("type"), str) else schema.get("type", TYPES)
+    if "array" in kinds:
+        found = unique_arrays(schema, root)
+        if found is None or schema["uniqueItems"] is not True:
+            return
+        others = [kind for kind in kinds if kind != "array"]
+        for keyword in ("items", "prefixItems"):
+            schema.pop(keyword, None)
+        all_of(schema, {"anyOf": [*found, *([{"type": others}] if others else [])]})
+    del schema["uniqueItems"]
 
 
 def _pattern_properties(schema: Schema, _root: Schema) -> None:
@@ -184,11 +262,13 @@ def _pattern_properties(schema: Schema, _root: Schema) -> None:
 
 
 _REWRITES: Final[Mapping[str, Callable[[Schema, Schema], None]]] = {
+    "allOf": _switch,
     "oneOf": _one_of,
     "not": _not,
     "if": _if,
     "dependentRequired": _dependent_required,
     "dependentSchemas": _dependent_schemas,
+    "uniqueItems": _unique_items,
     "propertyNames": _property_names,
     "patternProperties": _pattern_properties,
 }

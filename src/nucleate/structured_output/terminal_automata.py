@@ -18,7 +18,7 @@ MAX_COPIES: Final = 4
 MAX_POSITIONS: Final = 2_000
 """Repetitions of more copies, or in larger terminals, count as unlimited: this may report more than necessary."""
 
-_END: Final = 1  # the set of the position 0, which stands for the end of the text
+END: Final = 1  # the set of the position 0, which stands for the end of the text
 
 
 class TooManyStepsError(Exception):
@@ -40,6 +40,16 @@ class Alphabet:
             first, end = bisect_left(self._bounds, low), bisect_left(self._bounds, high + 1)
             found |= (1 << end) - (1 << first)
         return found
+
+    def characters(self, classes: int) -> Characters:
+        """Return the characters of a set of classes, which is not empty."""
+        merged: list[tuple[int, int]] = []
+        for index in members(classes):
+            low, high = self._bounds[index], self._bounds[index + 1] - 1
+            merged[-1:] = (
+                [(merged[-1][0], high)] if merged and merged[-1][1] + 1 == low else [*merged[-1:], (low, high)]
+            )
+        return Characters(tuple(merged))
 
     def first_bytes(self, classes: int) -> int:
         """Return the set (an int) of first bytes in UTF-8 of a set of classes."""
@@ -68,15 +78,19 @@ def _ranges(expression: Expression) -> Iterator[tuple[int, int]]:
 
 @final
 class Budget:
-    """Counts steps. Raises TooManyStepsError."""
+    """Counts steps: at most ``MAX_STEPS``. ``spend`` raises TooManyStepsError."""
 
     def __init__(self) -> None:
         self._left = MAX_STEPS
 
     def spend(self, steps: int = 1) -> None:
-        self._left -= steps
-        if self._left < 0:
+        if not self.try_spend(steps):
             raise TooManyStepsError
+
+    def try_spend(self, steps: int) -> bool:
+        """Count steps. Returns whether any were left."""
+        self._left -= steps
+        return self._left >= 0
 
 
 @final
@@ -88,7 +102,7 @@ class Automaton:
         self._classes: list[int] = [0]  # the characters of each position
         self._next: list[int] = [0]  # the positions after it
         self.nullable, first, last = self._add(expression)
-        self._connect(last, _END)
+        self._connect(last, END)
         self.start = first
         self._moves: dict[int, list[tuple[int, int]]] = {}
         self._readable: dict[int, int] = {}
@@ -200,11 +214,11 @@ def conflicts(
                 if a is None or b is None:
                     shared = left == right
                 else:
-                    overlap = overlaps.get((a, b)) or overlaps.setdefault((a, b), _overlap(a, b, budget))
-                    shared = overlap.shared
-                    if alphabet.first_bytes(overlap.after_first) & after[left]:
+                    found_overlap = overlaps.get((a, b)) or overlaps.setdefault((a, b), overlap(a, b, budget))
+                    shared = found_overlap.shared
+                    if alphabet.first_bytes(found_overlap.after_first) & after[left]:
                         found.add(right)
-                    if alphabet.first_bytes(overlap.after_second) & after[right]:
+                    if alphabet.first_bytes(found_overlap.after_second) & after[right]:
                         found.add(left)
                 if shared:
                     waiting.append((following[left], following[right]))
@@ -235,7 +249,7 @@ class Overlap(NamedTuple):
     after_second: int
 
 
-def _overlap(a: Automaton, b: Automaton, budget: Budget) -> Overlap:
+def overlap(a: Automaton, b: Automaton, budget: Budget) -> Overlap:
     shared, after_a, after_b = False, 0, 0
     known = {(a.start, b.start)}
     waiting = [*known]
@@ -246,9 +260,9 @@ def _overlap(a: Automaton, b: Automaton, budget: Budget) -> Overlap:
                 budget.spend()
                 if not read_a & read_b:
                     continue
-                shared |= bool(next_a & next_b & _END)
-                after_a |= b.readable(next_b) if next_a & _END else 0
-                after_b |= a.readable(next_a) if next_b & _END else 0
+                shared |= bool(next_a & next_b & END)
+                after_a |= b.readable(next_b) if next_a & END else 0
+                after_b |= a.readable(next_a) if next_b & END else 0
                 if (next_a, next_b) not in known:
                     known.add((next_a, next_b))
                     waiting.append((next_a, next_b))
