@@ -73,7 +73,7 @@ ONLY_IN = {
     "regex": {"stopping", "tokenization", "structured_output/validation.py"},
     "jinja2": {"tokenization"},
     "tqdm": {"llm"},
-    "matplotlib": {"comparison/plot.py"},
+    "matplotlib": {"comparison/comparison.py"},
     "asyncio": {"engine/async_engine.py", "server", "scale", "integrations/llm_plugin.py"},
     "starlette": {"server", "scale"},
     "uvicorn": {"server/run.py", "server/http_protocol.py"},
