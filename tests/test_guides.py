@@ -14,7 +14,7 @@ import pytest
 
 from nucleate.cli.main import command_parser
 from nucleate.jit import readiness
-from nucleate.plugins.stage_registry import set_stages
+from nucleate.plugins.plugin_loader import set_stages
 from nucleate.sampling.stages import STAGES
 
 DOCS = Path(__file__).parents[1] / "docs"
