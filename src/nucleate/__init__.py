@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nucleate.engine.engine import Engine
     from nucleate.engine.request import Request
     from nucleate.inspector.notebook import inspect
-    from nucleate.jit.warmup import warm
+    from nucleate.jit.kernel_libraries import warm
     from nucleate.llm import LLM
     from nucleate.models.protocol import ModelError
     from nucleate.outputs import (
@@ -89,7 +89,7 @@ _HOMES = {
     "ParameterError": "parameters.parameter",
     "LogitsError": "sampling.functional",
     "ModelError": "models.protocol",
-    "warm": "jit.warmup",
+    "warm": "jit.kernel_libraries",
     "watermark": "watermark",
     "WatermarkKey": "watermark",
 }

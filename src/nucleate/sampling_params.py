@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from nucleate.jit.kernel_cache import warn_once
+from nucleate.jit.native_library import warn_once
 from nucleate.parameters.field_names import check_for_sampler
 from nucleate.parameters.keywords import unknown_keyword, with_suggestions
 from nucleate.parameters.parameter import Parameter, ParameterError, declared, param, read_json, unknown

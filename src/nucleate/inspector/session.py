@@ -19,7 +19,7 @@ from nucleate.inspector.draws import draw_counts, draws_view
 from nucleate.inspector.protocol import branch_tokens, read_generate, read_step, run_params, settings
 from nucleate.inspector.store import InspectionStore, Prepare, Run, StepInputs, step_inputs
 from nucleate.inspector.trace_view import trace_view
-from nucleate.jit.readiness import compiled
+from nucleate.jit.kernel_libraries import compiled
 from nucleate.llm import LLM
 from nucleate.outputs import CompletionChunk, Usage
 from nucleate.parameters.converters import shown

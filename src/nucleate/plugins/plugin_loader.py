@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
 
-from nucleate.jit.kernel_cache import warn_once
+from nucleate.jit.native_library import warn_once
 from nucleate.parameters.converters import one_line
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import presets

@@ -16,7 +16,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nucleate.jit.warmup import warm
+from nucleate.jit.kernel_libraries import warm
 from nucleate.llm import LLM
 from nucleate.server.app import application
 from nucleate.server.auth import APIKeys
