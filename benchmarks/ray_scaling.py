@@ -24,10 +24,9 @@ from load_client import LoadRequest, workload
 from sampler import machine
 from server import SIZE, Server, Worker
 
-from nucleate.batch.batch_records import read_line
-from nucleate.batch.jsonl import JsonLine
+from nucleate.batch.batch_records import JsonLine, read_line
 from nucleate.scale.batch_actors import BatchActors
-from nucleate.scale.line_engine import LineEngine
+from nucleate.scale.data import LineEngine
 
 LINES, WARM = 512, 128
 AT_ONCE, REQUESTS = 32, 96

@@ -37,7 +37,7 @@ from sampler import machine
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.jit.warmup import warm
+from nucleate.jit.kernel_libraries import warm
 from nucleate.models.runner import ModelInput
 from nucleate.speculative.config import Speculation
 

@@ -11,7 +11,7 @@ import pytest
 import tiers
 
 import nucleate as nc
-from nucleate.jit import readiness
+from nucleate.jit import kernel_libraries
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,7 +51,7 @@ def log() -> Iterator[None]:
     assert [(logger.level, logger.propagate, logger.disabled) for logger in loggers] == before
 
 
-class NeverReady(readiness.KernelReadiness):
+class NeverReady(kernel_libraries.KernelReadiness):
     """Kernel readiness in which no kernel is ever ready."""
 
     ready = False
@@ -63,4 +63,4 @@ class NeverReady(readiness.KernelReadiness):
 @pytest.fixture(autouse=True)
 def cold(log: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make kernels unavailable to "auto", so that its choice does not depend on earlier tests."""
-    monkeypatch.setattr(readiness, "KERNELS", NeverReady(()))
+    monkeypatch.setattr(kernel_libraries, "KERNELS", NeverReady(()))

@@ -13,8 +13,8 @@ import page_runner
 import pytest
 
 from nucleate.cli.main import command_parser
-from nucleate.jit import readiness
-from nucleate.plugins.stage_registry import set_stages
+from nucleate.jit import kernel_libraries
+from nucleate.plugins.plugin_loader import set_stages
 from nucleate.sampling.stages import STAGES
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -29,7 +29,7 @@ def page_marks(path: Path) -> list[pytest.MarkDecorator]:
 @pytest.fixture
 def names(cold: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
     """The namespace of a page, with kernels. Stages that the page registers are removed afterwards."""
-    monkeypatch.setattr(readiness, "KERNELS", readiness.KernelReadiness(readiness.SAMPLER))
+    monkeypatch.setattr(kernel_libraries, "KERNELS", kernel_libraries.KernelReadiness(kernel_libraries.SAMPLER))
     before, module = dict(STAGES), ModuleType("page")
     monkeypatch.setitem(sys.modules, "page", module)
     yield vars(module)

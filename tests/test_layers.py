@@ -45,7 +45,7 @@ ALLOWED |= {
     | {"batch", "scale"},
     "integrations": {*BELOW, "engine", "llm", "cli"},
 }
-NUMBA = {"jit/compiler.py", "jit/entry_points.py", "sampling/backends/numba", "models/kernels"}
+NUMBA = {"jit/compiler.py", "sampling/backends/numba", "models/kernels"}
 ONLY_IN = {
     "numba": NUMBA,
     "llvmlite": {*NUMBA, "jit/native_library.py"},
@@ -73,7 +73,7 @@ ONLY_IN = {
     "regex": {"stopping", "tokenization", "structured_output/validation.py"},
     "jinja2": {"tokenization"},
     "tqdm": {"llm"},
-    "matplotlib": {"comparison/plot.py"},
+    "matplotlib": {"comparison/comparison.py"},
     "asyncio": {"engine/async_engine.py", "server", "scale", "integrations/llm_plugin.py"},
     "starlette": {"server", "scale"},
     "uvicorn": {"server/run.py", "server/http_protocol.py"},

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.jit.kernel_cache import warn_once
+from nucleate.jit.native_library import warn_once
 from nucleate.parameters.parameter import MISSING, ParameterError
 from nucleate.sampling.presets import ORDER_PARAMETERS, PRESETS, build
 from nucleate.sampling.stage import Shift

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from nucleate.engine.engine import Engine
     from nucleate.engine.request import Request
     from nucleate.inspector.notebook import inspect
-    from nucleate.jit.warmup import warm
+    from nucleate.jit.kernel_libraries import warm
     from nucleate.llm import LLM
     from nucleate.models.protocol import ModelError
     from nucleate.outputs import (
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         Usage,
     )
     from nucleate.parameters.parameter import ParameterError
-    from nucleate.plugins.stage_registry import register_stage
+    from nucleate.plugins.plugin_loader import register_stage
     from nucleate.sampling import stages as stages
     from nucleate.sampling.explain import explain
     from nucleate.sampling.functional import LogitsError, probabilities, sample
@@ -74,7 +74,7 @@ _HOMES = {
     "trace": "sampling.trace",
     "Trace": "sampling.trace",
     "explain": "sampling.explain",
-    "register_stage": "plugins.stage_registry",
+    "register_stage": "plugins.plugin_loader",
     "Completion": "outputs",
     "EngineOutput": "outputs",
     "CompletionOutput": "outputs",
@@ -89,7 +89,7 @@ _HOMES = {
     "ParameterError": "parameters.parameter",
     "LogitsError": "sampling.functional",
     "ModelError": "models.protocol",
-    "warm": "jit.warmup",
+    "warm": "jit.kernel_libraries",
     "watermark": "watermark",
     "WatermarkKey": "watermark",
 }

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from nucleate.jit.kernel_cache import warn_once
-from nucleate.parameters.field_names import check_for_sampler
+from nucleate.jit.native_library import warn_once
 from nucleate.parameters.keywords import unknown_keyword, with_suggestions
 from nucleate.parameters.parameter import Parameter, ParameterError, declared, param, read_json, unknown
 from nucleate.sampling.default_conflicts import DECISIVE, conflicts
@@ -30,6 +29,21 @@ if TYPE_CHECKING:
     from nucleate._sampling_params_fields import Fields  # derived too, see docs/build.py
 else:
     Fields = object
+
+ENGINE_ONLY: Mapping[str, str] = {
+    "max_tokens": "stop after that many tokens yourself",
+    "stop": "look for the strings in the text yourself",
+    "stop_regex": "look for the patterns in the text yourself",
+    "stop_json": "look for the end of the JSON yourself",
+    "stop_token_ids": "compare the sampled tokens with them yourself",
+    "include_stop_str_in_output": "the caller makes the text",
+    "skip_special_tokens": "the caller makes the text",
+    "structured_outputs": "pass the allowed tokens of each step as mask",
+    "n": "add one row per output, with index from 0 to n - 1",
+    "prompt_logprobs": "there are no logits of the prompt",
+    "max_reasoning_tokens": "force the tokens that close the section yourself, with a mask",
+}
+"""Fields that a ``Sampler`` alone cannot apply, and what its caller can do instead."""
 
 
 class StopParameters:
@@ -235,7 +249,17 @@ class SamplingParams(RequestParams, Fields):
 
     def check_for_sampler(self, end_ids: tuple[int, ...] = ()) -> None:
         """Raise ParameterError for a field that needs an engine, or for min_tokens without end-of-sequence ids."""
-        check_for_sampler(dict(self._set()), has_ends=bool(end_ids or self.ignore_eos or self.stop_token_ids))
+        values = dict(self._set())
+        for name, value in values.items():
+            if name not in ENGINE_ONLY or (name == "stop_token_ids" and values.get("min_tokens")):
+                continue
+            message = f"{name} is for LLM and Engine, but a Sampler only samples tokens: {ENGINE_ONLY[name]}"
+            raise ParameterError(name, f"{message}; params.build_pipeline() leaves it out; got {value!r:.60}")
+        if values.get("min_tokens") and not (end_ids or self.ignore_eos or self.stop_token_ids):
+            message = (
+                "min_tokens needs the ids that end the output, which it bans: give eos_token_ids or stop_token_ids"
+            )
+            raise ParameterError("min_tokens", f"{message}; got min_tokens={values['min_tokens']}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values of the fields that were given."""

@@ -25,8 +25,7 @@ from hypothesis import strategies as st
 from programs import begun
 
 import nucleate as nc
-from nucleate.batch.batch_records import has_failed, read_line
-from nucleate.batch.jsonl import MAX_LINE_BYTES, JsonLine, lines
+from nucleate.batch.batch_records import MAX_LINE_BYTES, JsonLine, has_failed, lines, read_line
 from nucleate.cli import batch
 from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.batch_output import BatchOutput

@@ -142,7 +142,7 @@ def test_warm_compiles_nothing_if_the_cache_is_not_writable(
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("NUCLEATE_CACHE", str(file))
-    monkeypatch.setattr("nucleate.jit.warmup.warm", None)
+    monkeypatch.setattr("nucleate.jit.kernel_libraries.warm", None)
     assert main(["warm"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

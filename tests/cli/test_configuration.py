@@ -12,7 +12,7 @@ from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.configuration import Configuration
 from nucleate.cli.flag_values import read_values
 from nucleate.cli.main import command_parser, main
-from nucleate.plugins.stage_registry import set_stages
+from nucleate.plugins.plugin_loader import set_stages
 from nucleate.sampling.stages import STAGES
 
 PLUGIN = """

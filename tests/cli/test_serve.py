@@ -11,7 +11,7 @@ import pytest
 
 from nucleate.cli import serve
 from nucleate.cli.main import main
-from nucleate.jit import warmup
+from nucleate.jit import kernel_libraries
 from nucleate.server import host_check
 from nucleate.server.auth import VARIABLE
 from nucleate.server.limits import ServerLimits
@@ -73,7 +73,9 @@ def test_an_unknown_value_shows_the_usage(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_invalid_default_parameters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(warmup, "warm", lambda *_, **__: None)  # the server would keep running beside other tests
+    monkeypatch.setattr(
+        kernel_libraries, "warm", lambda *_, **__: None
+    )  # the server would keep running beside other tests
     assert main(["serve", "--port", "0", "--max-logprobs", "2", "--logprobs", "3"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "nucleate: logprobs must be at most 2 on this server, got 3"
 
@@ -89,7 +91,7 @@ def test_invalid_default_parameters(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 def test_an_unsupported_default_constraint(
     arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(warmup, "warm", lambda *_, **__: None)
+    monkeypatch.setattr(kernel_libraries, "warm", lambda *_, **__: None)
     assert main(["serve", "--port", "0", *arguments]) == 2
     assert capsys.readouterr().err.splitlines()[-1].startswith(words)
 

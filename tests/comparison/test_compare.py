@@ -14,10 +14,9 @@ import pytest
 import nucleate as nc
 from nucleate.cli.main import main
 from nucleate.comparison import compare as module
+from nucleate.comparison.compare import score
 from nucleate.comparison.comparison import METRICS
-from nucleate.comparison.likelihood import score
-from nucleate.comparison.prompts import BUILT_IN, read_prompts
-from nucleate.comparison.settings import named, parse
+from nucleate.comparison.inputs import BUILT_IN, named, parse, read_prompts
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stages import Logprobs, Temperature, TopK
 

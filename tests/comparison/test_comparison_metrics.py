@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from nucleate.comparison import metrics
-from nucleate.comparison.intervals import estimate
+from nucleate.comparison.metrics import estimate
 
 
 def bleu(text: list[int], references: list[list[int]]) -> float:

@@ -20,9 +20,8 @@ import nucleate as nc
 from nucleate.generation.loop import generate
 from nucleate.models.runner import BLOCK
 from nucleate.parameters.parameter import ParameterError
-from nucleate.plugins.plugin_loader import load_plugins
+from nucleate.plugins.plugin_loader import load_plugins, set_stages
 from nucleate.plugins.stage_check import check_stage
-from nucleate.plugins.stage_registry import set_stages
 from nucleate.sampling.stages import STAGES
 from nucleate.speculative.config import METHODS
 

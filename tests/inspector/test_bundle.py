@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from nucleate.inspector import bundle as bundling
-from nucleate.inspector.bundle import BundleError, bundle, offline_page
+from nucleate.inspector import page as bundling
+from nucleate.inspector.page import BundleError, bundle, offline_page
 
 ENTRIES = ("inspector.js", "offline.js", "widget.js")
 HOSTILE = {"text": "</script><script>alert(1)</script><!-- \u2028 é 🙂 $& {0}"}

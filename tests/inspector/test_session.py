@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import nucleate as nc
+from nucleate.inspector.protocol import slider
 from nucleate.inspector.session import InspectorSession
-from nucleate.inspector.settings import slider
 from nucleate.inspector.store import InspectionStore, InspectorError
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS

@@ -12,8 +12,7 @@ from custom_stages import DRAWS, OWN
 from traced_rows import case
 
 import nucleate as nc
-from nucleate.inspector.draw_view import MOST
-from nucleate.inspector.trace_view import FINAL, MAX_TOKENS, trace_view
+from nucleate.inspector.trace_view import FINAL, MAX_IN_DRAW, MAX_TOKENS, trace_view
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.sampling.stages import (
@@ -202,10 +201,10 @@ def test_the_race_of_groups_and_of_tokens() -> None:
     draw = view_of(trace)["draw"]
     assert draw["kind"] == "each"
     for entries, contest in ((draw["groups"], trace.draw.groups), (draw["tokens"], trace.draw.tokens)):
-        assert len(entries) == MOST
+        assert len(entries) == MAX_IN_DRAW
         totals = [entry["total"] for entry in entries]
-        assert totals == sorted(contest.total_N.tolist(), reverse=True)[:MOST]
-        assert [entry["won"] for entry in entries] == [True] + [False] * (MOST - 1)
+        assert totals == sorted(contest.total_N.tolist(), reverse=True)[:MAX_IN_DRAW]
+        assert [entry["won"] for entry in entries] == [True] + [False] * (MAX_IN_DRAW - 1)
         for entry in entries:
             assert entry["score"] + entry["noise"] == pytest.approx(entry["total"])
     group = draw["groups"][0]
@@ -223,7 +222,7 @@ def test_the_interval_that_holds_the_number_is_that_of_the_token() -> None:
     for seed in range(40):
         draw = view_of(nc.trace(np.random.default_rng(seed).normal(size=300), (TopK(100), Categorical(seed))))["draw"]
         tokens = draw["tokens"]
-        assert (draw["kind"], len(tokens)) == ("one", MOST)
+        assert (draw["kind"], len(tokens)) == ("one", MAX_IN_DRAW)
         [won] = [token for token in tokens if token["won"]]
         assert won["low"] < draw["u"] <= won["high"]
         assert tokens[0]["low"] == 0.0

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nucleate.plugins.stage_examples import inside
+from nucleate.plugins.stage_check import inside
 from nucleate.sampling_params import FIELDS
 
 pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nucleate.jit import kernel_cache
+from nucleate.jit import native_library
 
 
 def test_kernels_of_other_sources_or_versions_have_another_path(
@@ -15,15 +15,15 @@ def test_kernels_of_other_sources_or_versions_have_another_path(
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
     source = tmp_path / "a.py"
     source.write_text("x = 1")
-    first = kernel_cache.folder("1.0", [source])
+    first = native_library.cache_folder("1.0", [source])
     assert first.parent == tmp_path
-    assert first == kernel_cache.folder("1.0", [source]) != kernel_cache.folder("1.1", [source])
+    assert first == native_library.cache_folder("1.0", [source]) != native_library.cache_folder("1.1", [source])
     source.write_text("x = 2")
-    assert first != kernel_cache.folder("1.0", [source])
+    assert first != native_library.cache_folder("1.0", [source])
 
 
 def test_a_folder_that_is_a_file_is_not_writable(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("")
-    assert not kernel_cache.writable(path)
-    assert kernel_cache.writable(tmp_path / "folder")
+    assert not native_library.writable(path)
+    assert native_library.writable(tmp_path / "folder")

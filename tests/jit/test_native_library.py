@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nucleate.jit import kernel_cache, native_library
+from nucleate.jit import native_library
 from nucleate.jit.native_library import KernelError, KernelLibrary
 
 SOURCE = """
@@ -199,7 +199,7 @@ def test_kernels_are_compiled_in_memory_if_the_cache_is_not_writable(
     library: KernelLibrary, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NUCLEATE_CACHE", str(cache / "elsewhere"))
-    monkeypatch.setattr(kernel_cache, "writable", lambda path: False)
+    monkeypatch.setattr(native_library, "writable", lambda path: False)
     one = again(library)
     assert one.next_one(1) == 2
     assert not one.path.exists()
@@ -209,7 +209,7 @@ def test_kernels_of_another_user_are_loaded(
     library: KernelLibrary, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For example a cache that ``nucleate warm`` filled when a container image was built."""
-    monkeypatch.setattr(kernel_cache, "writable", lambda path: False)
+    monkeypatch.setattr(native_library, "writable", lambda path: False)
     monkeypatch.setattr(native_library, "_compile", None)
     assert again(library).next_one(1) == 2
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.jit import native_library, readiness
+from nucleate.jit import kernel_libraries, native_library
 from nucleate.jit.kernel_libraries import ALL, SAMPLER
 from nucleate.jit.native_library import KernelError, KernelLibrary
 from nucleate.sampling.backends import reference
@@ -26,7 +26,7 @@ def uncompiled(monkeypatch, tmp_path):
     go = threading.Event()
     library = KernelLibrary("unmade", (), ())
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
-    monkeypatch.setattr(readiness, "KERNELS", readiness.KernelReadiness((library,)))
+    monkeypatch.setattr(kernel_libraries, "KERNELS", kernel_libraries.KernelReadiness((library,)))
 
     def compile_(one, progress, *, background):
         assert one is library
@@ -82,7 +82,7 @@ def test_the_cpu_backend_always_uses_kernels(uncompiled, monkeypatch):
 
 def test_an_unknown_backend(uncompiled):
     with pytest.raises(ValueError, match="backend must be one of auto, reference, cpu"):
-        readiness.compiled("gpu", 1)
+        kernel_libraries.compiled("gpu", 1)
 
 
 def record_loads(monkeypatch):
@@ -147,7 +147,7 @@ def test_the_cost_of_small_calls_adds_up(uncompiled, monkeypatch):
     while not found:
         nc.sample(row, PARAMS)
         calls += 1
-    assert calls == pytest.approx(native_library.LOAD_AFTER / readiness.SECONDS_PER_LOGIT / 1000, abs=1)
+    assert calls == pytest.approx(native_library.LOAD_AFTER / kernel_libraries.SECONDS_PER_LOGIT / 1000, abs=1)
 
 
 def test_a_compiler_error_is_logged_and_blocks_nothing(uncompiled, monkeypatch, caplog):
@@ -158,7 +158,7 @@ def test_a_compiler_error_is_logged_and_blocks_nothing(uncompiled, monkeypatch, 
     library, _ = uncompiled
     native_library.load_in_background([library]).join(30)
     assert "no such register" in caplog.text
-    assert not readiness.compiled("auto", 10**6)
+    assert not kernel_libraries.compiled("auto", 10**6)
     with pytest.raises(KernelError, match="no such register"):
         native_library.ensure_loaded([library])
 

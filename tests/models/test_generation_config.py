@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import nucleate as nc
-from nucleate.jit.kernel_cache import warn_once
+from nucleate.jit.native_library import warn_once
 from nucleate.models.generation_config import ALWAYS, FILE, SAMPLING, UNSUPPORTED, recommended
 from nucleate.models.loader import EMBEDDED
 from nucleate.models.protocol import ModelError

@@ -12,7 +12,7 @@ import tokenizers
 from toy_models import Toy
 
 import nucleate as nc
-from nucleate.jit.kernel_cache import warn_once
+from nucleate.jit.native_library import warn_once
 from nucleate.models.loader import EMBEDDED
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")

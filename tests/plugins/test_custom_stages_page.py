@@ -15,8 +15,8 @@ import pytest
 import tiers
 
 import nucleate as nc
+from nucleate.plugins.plugin_loader import set_stages
 from nucleate.plugins.stage_check import check_stage
-from nucleate.plugins.stage_registry import set_stages
 from nucleate.sampling.stage import SHAPES
 from nucleate.sampling.stages import STAGES
 

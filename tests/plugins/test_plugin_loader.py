@@ -15,8 +15,7 @@ from server_process import Server
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.plugins import plugin_loader
-from nucleate.plugins.plugin_loader import load_plugins
-from nucleate.plugins.stage_registry import set_stages
+from nucleate.plugins.plugin_loader import load_plugins, set_stages
 from nucleate.sampling.stages import STAGES
 
 CODE = '''

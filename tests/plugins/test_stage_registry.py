@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.plugins.stage_registry import set_stages
+from nucleate.plugins.plugin_loader import set_stages
 from nucleate.sampling.maths import log
 from nucleate.sampling.presets import PRESETS
 from nucleate.sampling.stage import Draw, Floor, Scale, param

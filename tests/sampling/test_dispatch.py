@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.jit import readiness
+from nucleate.jit import kernel_libraries
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import cpu_paths, functional, host_batch
 from nucleate.sampling.stage import Pipeline
@@ -83,7 +83,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
 def test_explain_reports_the_path_that_runs(
     ran: set[tuple[str, str]], monkeypatch: pytest.MonkeyPatch, size: int, rows: int, backend: str, loaded: bool
 ) -> None:
-    monkeypatch.setattr(readiness.KERNELS, "ready", loaded)
+    monkeypatch.setattr(kernel_libraries.KERNELS, "ready", loaded)
     logits = np.random.default_rng(size).normal(size=(rows, size)).astype(np.float32)
     for stages in (*FUSED, *OTHERS):
         plan = nc.explain(stages, vocab_size=size, rows=rows, backend=backend)
@@ -109,7 +109,7 @@ def test_explain_reports_whether_kernels_are_compiled(monkeypatch: pytest.Monkey
     early = nc.explain(params, vocab_size=128256)
     assert (early.backend, early.path) == ("reference", "reference")
     assert str(early).splitlines()[0] == "reference: the kernels are not loaded yet"
-    monkeypatch.setattr(readiness.KERNELS, "ready", True)
+    monkeypatch.setattr(kernel_libraries.KERNELS, "ready", True)
     assert str(nc.explain(params, vocab_size=128256)).splitlines()[0] == "cpu backend, fused kernel"
     assert nc.explain(params, vocab_size=10, backend="cpu").path == "fused kernel"
     assert nc.explain(params, vocab_size=10**6, backend="reference").why == "the backend is 'reference'"

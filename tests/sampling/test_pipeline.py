@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.jit import readiness
+from nucleate.jit import kernel_libraries
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import functional
 from nucleate.sampling.inputs import LogitsInput
@@ -343,7 +343,7 @@ def test_simplify(stages, simple):
 
 
 def test_explain_reports_the_pipeline_that_runs(monkeypatch):
-    monkeypatch.setattr(readiness.KERNELS, "ready", True)
+    monkeypatch.setattr(kernel_libraries.KERNELS, "ready", True)
     plan = nc.explain(nc.SamplingParams(temperature=0.7, top_p=0.9, seed=1))
     assert plan.backend == "cpu"
     assert plan.given == plan.stages == (Temperature(0.7), TopP(0.9), Gumbel(1))
@@ -389,7 +389,7 @@ def test_explain_lists_removed_and_added_stages():
     ],
 )
 def test_explain_reports_what_a_device_runs(monkeypatch, stages, why):
-    monkeypatch.setattr(readiness.KERNELS, "ready", True)
+    monkeypatch.setattr(kernel_libraries.KERNELS, "ready", True)
     for device in ("cuda", "cuda:3"):
         plan = nc.explain((*stages, Gumbel(1)), device=device)
         if why:

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.parameters.field_names import ENGINE_ONLY
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stage import Pipeline
 from nucleate.sampling.stages import Greedy, Gumbel, Logprobs, MinTokens, Mirostat, Suppress, TopK, Xtc
-from nucleate.sampling_params import FIELDS
+from nucleate.sampling_params import ENGINE_ONLY, FIELDS
 
 V = 300
 TORCH = importlib.util.find_spec("torch") is not None

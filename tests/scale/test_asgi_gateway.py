@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 import nucleate as nc
-from nucleate.scale.asgi_gateway import ATTEMPTS, Gateway
-from nucleate.scale.asgi_replica import FLUSH_SECONDS, AsgiReplica
+from nucleate.scale.asgi_relay import ATTEMPTS, FLUSH_SECONDS, AsgiReplica, Gateway
 
 SCOPE = {
     "type": "http",

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 import nucleate as nc
-from nucleate.batch.batch_records import LineReader, read_line
+from nucleate.batch.batch_records import JsonLine, LineReader, read_line
 from nucleate.batch.batch_runner import line_seed
-from nucleate.batch.jsonl import JsonLine
 from nucleate.cli.main import main
 from nucleate.scale import ray_extra
-from nucleate.scale.line_engine import LineEngine
+from nucleate.scale.data import LineEngine
 
 
 def line(number: int, value: object) -> JsonLine:

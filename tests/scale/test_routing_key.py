@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nucleate.scale.routing_key import KEY_CHARACTERS, routing_key
+from nucleate.scale.asgi_relay import KEY_CHARACTERS, routing_key
 
 SYSTEM = {"role": "system", "content": "You are a poet."}
 FIRST = {"role": "user", "content": "Write about a fox."}

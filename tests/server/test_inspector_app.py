@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from server_process import Server
 
-from nucleate.inspector.files import compressed_inspector_file
+from nucleate.inspector.page import compressed_inspector_file
 from nucleate.server.inspector_routes import HEADERS
 
 START = {"prompt": "Once upon a time", "params": {"seed": 3, "max_tokens": 12, "temperature": 0.9}}

@@ -10,8 +10,7 @@ import pytest
 import regex
 
 import nucleate as nc
-from nucleate.batch.output_text import validation_text
-from nucleate.outputs import Finish, Validation
+from nucleate.outputs import Finish, Validation, validation_text
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarCompiler, Guide, StructuredOutputs
 from nucleate.structured_output.pattern_syntax import python_pattern

@@ -7,13 +7,13 @@ import itertools
 
 import numpy as np
 
-from nucleate.plugins import stage_examples
-from nucleate.plugins.stage_examples import SIZE, inside, valid
+from nucleate.plugins import stage_check
+from nucleate.plugins.stage_check import SIZE, inside, valid
 from nucleate.sampling.stage import Ceiling, Combine, Draw, Floor, Prefix, Scale, Shift, Tap, Transform
 from nucleate.sampling.stages import STAGES
 
-every, examples = stage_examples.every, stage_examples.examples
-neutrals, rows = stage_examples.neutrals, stage_examples.rows
+every, examples = stage_check.every, stage_check.examples
+neutrals, rows = stage_check.neutrals, stage_check.rows
 
 COMBINES = [kind for kind in STAGES.values() if issubclass(kind, Combine)]
 KINDS = [kind for kind in STAGES.values() if kind not in COMBINES]

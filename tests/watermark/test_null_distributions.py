@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 
-from nucleate.watermark.null_distributions import binomial_tail, gamma_tail, weighted_bits_tail
+from nucleate.watermark.detection import binomial_tail, gamma_tail, weighted_bits_tail
 
 
 @pytest.mark.parametrize("p", [2.0**-32, 0.25, 0.5, 0.9])

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from nucleate.batch.jsonl import JsonLine, lines
+from nucleate.batch.batch_records import JsonLine, lines
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.batch_output import BatchOutput

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
-from nucleate.batch.batch_records import has_failed
-from nucleate.batch.jsonl import JsonLine
+from nucleate.batch.batch_records import JsonLine, has_failed
 from nucleate.cli.argument_parser import UsageError
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)

@@ -13,14 +13,13 @@ import sys
 import time
 from collections.abc import Iterable
 
-from nucleate.batch.output_text import to_json, validation_text
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.beam_flags import add_beams, read_beams, search
 from nucleate.cli.flag_values import read_values
 from nucleate.cli.input_text import add_prompt, read_prompt
 from nucleate.cli.watermark_flags import add_watermark
-from nucleate.outputs import CompletionChunk, Validation
+from nucleate.outputs import CompletionChunk, Validation, to_json, validation_text
 
 USAGE = "[OPTIONS] [PROMPT]"
 COMMON = {

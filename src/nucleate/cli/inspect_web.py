@@ -25,7 +25,7 @@ def run_web(arguments: argparse.Namespace) -> int:
     if names := missing_packages():
         raise UsageError(f"--web needs {', '.join(names)}: {install_extra('server')}")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from nucleate.jit.warmup import warm
+    from nucleate.jit.kernel_libraries import warm
     from nucleate.llm import LLM
     from nucleate.sampling_params import SamplingParams
     from nucleate.server.app import application

@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     if names := missing_packages():
         raise UsageError(f"the server needs {', '.join(names)}: {install_extra('server')}")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    from nucleate.jit.warmup import warm
+    from nucleate.jit.kernel_libraries import warm
     from nucleate.llm import LLM
     from nucleate.server.app import application
     from nucleate.server.auth import VARIABLE, APIKeys, read_keys

@@ -10,7 +10,7 @@ import argparse
 import time
 
 from nucleate.cli.argument_parser import UsageError
-from nucleate.jit.kernel_cache import writable
+from nucleate.jit.native_library import writable
 
 USAGE = ""
 
@@ -21,8 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     start = time.perf_counter()
-    from nucleate.jit.kernel_libraries import ALL
-    from nucleate.jit.warmup import warm
+    from nucleate.jit.kernel_libraries import ALL, warm
 
     cache = ALL[0].folder.parent
     if not all(writable(library.folder) for library in ALL):  # check before a long compilation

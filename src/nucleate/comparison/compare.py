@@ -1,4 +1,7 @@
-"""compare: generates the outputs of all settings, prompts and seeds, scores them, and computes the metrics."""
+"""compare: generates the outputs of all settings, prompts and seeds, scores them, and computes the metrics.
+
+Outputs are scored by the unmodified model, in one forward pass each.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,15 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from nucleate.comparison.comparison import DIVERSITY, QUALITY, Comparison, check_metrics
-from nucleate.comparison.likelihood import score
-from nucleate.comparison.prompts import BUILT_IN, check_prompts
+from nucleate.comparison.inputs import BUILT_IN, check_prompts, read_settings
 from nucleate.comparison.results_file import OutputResult, ResultsFile
-from nucleate.comparison.settings import read_settings
 from nucleate.llm import LLM, progress_bar
+from nucleate.models.protocol import Model
 from nucleate.outputs import CompletionOutput
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
@@ -111,3 +115,27 @@ def _sampled_entropy(output: CompletionOutput) -> float | None:
     if not output.logprobs:
         return None
     return -math.fsum(step.chosen.logprob for step in output.logprobs) / len(output.logprobs)
+
+
+class OutputScores(NamedTuple):
+    """Means over the tokens of an output, in nats, by the model at temperature 1; None without tokens."""
+
+    log_likelihood: float | None  #: of the tokens
+    entropy: float | None  #: of the distribution before each token
+
+
+def score(model: Model, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> OutputScores:
+    """Score an output."""
+    if not token_ids:
+        return OutputScores(None, None)
+    context = model.begin()
+    logits_TV = np.asarray(context.forward_all([*prompt_ids, *token_ids[:-1]]))[-len(token_ids) :]
+    chosen, entropies = [], []
+    for logits_V, token in zip(logits_TV, token_ids, strict=True):  # one at a time: float64 copies take memory
+        x_V = logits_V.astype(np.float64)
+        x_V -= x_V.max()
+        e_V = np.exp(x_V)
+        mass = e_V.sum()
+        chosen.append(x_V[token] - np.log(mass))
+        entropies.append(np.log(mass) - (e_V * np.where(e_V > 0, x_V, 0.0)).sum() / mass)
+    return OutputScores(float(np.mean(chosen)), float(np.mean(entropies)))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.inspector.draw_view import number
+from nucleate.inspector.trace_view import number
 from nucleate.sampling.backends import reference
 from nucleate.sampling.pipeline import Params, simplify
 from nucleate.sampling.seeded_draws import SeededDraws

@@ -10,7 +10,7 @@ from typing import Any, Final, final
 import anywidget
 import traitlets
 
-from nucleate.inspector.bundle import STYLE, asset, bundle, offline_page
+from nucleate.inspector.page import STYLE, asset, bundle, offline_page
 from nucleate.inspector.session import InspectorSession
 from nucleate.inspector.store import InspectorError
 from nucleate.models.protocol import ModelError

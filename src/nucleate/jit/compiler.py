@@ -2,7 +2,7 @@
 
 Numba would optimise and compile each function separately, and once more inlined in every caller. Here functions are
 only typed and lowered; LLVM optimises all of them together, once. Python calls a kernel without Numba, through an entry
-point (see ``entry_points``).
+point: a C function in LLVM IR that converts and checks the arguments.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
 import numba.extending
-from llvmlite import binding
+import numpy as np
+from llvmlite import binding, ir
 from numba import types
-from numba.core import cpu_options, sigutils
+from numba.core import cgutils, cpu_options, sigutils
 from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 from numba.core.compiler import Flags, compile_extra
 from numba.core.compiler_lock import global_compiler_lock
@@ -27,7 +30,7 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.registry import cpu_target
 from numba.core.runtime.context import NRTContext
 
-from nucleate.jit.entry_points import EntryPoints
+from nucleate.jit.native_library import OBJECTS, TABLE, packed
 
 LOOSE = {"reassoc", "contract", "nsz"}
 """LLVM fast-math flags: sums may be reordered, and so vectorised. NaN and inf are preserved."""
@@ -158,3 +161,184 @@ def main(path: str, *modules: str) -> None:
     temporary = target.with_suffix(f".{os.getpid()}")
     temporary.write_bytes(code)
     temporary.replace(target)
+
+
+_BYTE, _INT, _SIZE = ir.IntType(8), ir.IntType(32), ir.IntType(64)
+_POINTER = _BYTE.as_pointer()
+_HEAD = ir.ArrayType(_BYTE, object.__basicsize__)
+_DTYPE = ir.LiteralStructType([_HEAD, _POINTER, _BYTE, _BYTE, _BYTE, _BYTE, _INT])
+"""The first fields of NumPy's PyArray_Descr: type object, kind, type character, byte order, flags, type number."""
+_ARRAY = ir.LiteralStructType(
+    [_HEAD, _POINTER, _INT, _SIZE.as_pointer(), _SIZE.as_pointer(), _POINTER, _DTYPE.as_pointer(), _INT]
+)
+"""The first fields of NumPy's PyArrayObject: data, dimensions, shape, strides, base, dtype, flags."""
+C_CONTIGUOUS, ALIGNED = 0x1, 0x100
+
+
+class EntryPoints:
+    """The entry points of a library: functions with the METH_FASTCALL convention, which convert and check arguments.
+
+    They release the GIL while the kernel runs. The Python objects that they use are in a table (``OBJECTS``).
+    """
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self._library = context.codegen().create_library("nucleate.entry_points")
+        self._module = self._library.create_ir_module("entries")
+        self._table = ir.GlobalVariable(self._module, ir.ArrayType(_POINTER, len(OBJECTS)), TABLE)
+        self._table.initializer = ir.Constant(self._table.value_type, None)
+        self._names: list[str] = []
+
+    def add(self, name: str, compiled: Any) -> None:
+        """Add the entry point of a kernel."""
+        context, signature = self._context, compiled.fndesc
+        self._library.add_linking_library(compiled.library)
+        self._names.append(name)
+        native = context.call_conv.get_function_type(signature.restype, signature.argtypes)
+        native = ir.Function(self._module, native, signature.llvm_func_name)
+        kind = ir.FunctionType(_POINTER, [_POINTER, _POINTER.as_pointer(), _SIZE])
+        entry = ir.Function(self._module, kind, f"nucleate.{name}")
+        b = ir.IRBuilder(entry.append_basic_block())
+        _, arguments, count = entry.args
+        expected = ir.Constant(_SIZE, len(signature.argtypes))
+        message = f"{name} takes {len(signature.argtypes)} arguments"
+        self._raise_if(b, b.icmp_signed("!=", count, expected), message)
+        values = [
+            self._value(b, b.load(b.gep(arguments, [ir.Constant(_SIZE, i)])), type_, f"{name}: argument {i + 1}")
+            for i, type_ in enumerate(signature.argtypes)
+        ]
+        with cgutils.if_unlikely(b, cgutils.is_not_null(b, self._call(b, "PyErr_Occurred", _POINTER))):
+            b.ret(_POINTER(None))
+        thread = self._call(b, "PyEval_SaveThread", _POINTER)
+        status, result = context.call_conv.call_function(b, native, signature.restype, signature.argtypes, values)
+        self._call(b, "PyEval_RestoreThread", ir.VoidType(), thread)
+        self._raise_if(b, status.is_error, f"{name} failed", "RuntimeError")
+        b.ret(self._object(b, result, signature.restype))
+
+    def _value(self, b: Any, argument: Any, type_: Any, what: str) -> Any:
+        """A Python argument, converted to the type that the kernel takes."""
+        if isinstance(type_, types.Array):
+            return self._array(b, argument, type_, f"{what} must be an array: {type_}")
+        if isinstance(type_, types.Float):
+            number = self._call(b, "PyFloat_AsDouble", ir.DoubleType(), argument)
+            return number if type_.bitwidth == 64 else b.fptrunc(number, ir.FloatType())
+        if isinstance(type_, types.Boolean):
+            return b.icmp_signed(">", self._call(b, "PyObject_IsTrue", _INT, argument), ir.Constant(_INT, 0))
+        convert = "PyLong_AsLongLong" if type_.signed else "PyLong_AsUnsignedLongLongMask"
+        number = self._call(b, convert, _SIZE, argument)
+        return number if type_.bitwidth == 64 else b.trunc(number, ir.IntType(type_.bitwidth))
+
+    def _array(self, b: Any, argument: Any, type_: Any, message: str) -> Any:
+        """The same, for an array."""
+        class_ = b.load(
+            b.bitcast(b.gep(argument, [ir.Constant(_SIZE, object.__basicsize__ - 8)]), _POINTER.as_pointer())
+        )
+        is_array = self._call(b, "PyType_IsSubtype", _INT, class_, self._python_object(b, "ndarray"))
+        self._raise_if(b, b.icmp_signed("==", is_array, ir.Constant(_INT, 0)), message)
+        array = b.bitcast(argument, _ARRAY.as_pointer())
+        data, dimensions, shape, strides, _, dtype, flags = (
+            b.load(cgutils.gep(b, array, 0, place)) for place in range(1, 8)
+        )
+        number, order = b.load(cgutils.gep(b, dtype, 0, 6)), b.load(cgutils.gep(b, dtype, 0, 4))
+        needed = ALIGNED | (C_CONTIGUOUS if type_.layout == "C" else 0)
+        swapped = ord("<" if sys.byteorder == "big" else ">")
+        wrong = (
+            b.icmp_signed("!=", dimensions, ir.Constant(_INT, type_.ndim)),
+            b.icmp_signed("!=", number, ir.Constant(_INT, np.dtype(str(type_.dtype)).num)),
+            b.icmp_signed("==", order, ir.Constant(_BYTE, swapped)),
+            b.icmp_signed("!=", b.and_(flags, ir.Constant(_INT, needed)), ir.Constant(_INT, needed)),
+        )
+        self._raise_if(b, reduce(b.or_, wrong), message)
+        out = self._context.make_array(type_)(self._context, b)
+        lengths, steps = (
+            [b.load(b.gep(start, [ir.Constant(_SIZE, i)])) for i in range(type_.ndim)] for start in (shape, strides)
+        )
+        items = ir.Constant(_SIZE, 1)
+        for length in lengths:
+            items = b.mul(items, length)
+        out.data = b.bitcast(data, out.data.type)
+        out.shape, out.strides = cgutils.pack_array(b, lengths), cgutils.pack_array(b, steps)
+        out.nitems, out.itemsize = items, ir.Constant(_SIZE, np.dtype(str(type_.dtype)).itemsize)
+        out.meminfo, out.parent = cgutils.get_null_value(out.meminfo.type), cgutils.get_null_value(out.parent.type)
+        return out._getvalue()  # noqa: SLF001
+
+    def _object(self, b: Any, result: Any, type_: Any) -> Any:
+        """The result of a kernel, as a Python object."""
+        if isinstance(type_, types.Float):
+            number = result if type_.bitwidth == 64 else b.fpext(result, ir.DoubleType())
+            return self._call(b, "PyFloat_FromDouble", _POINTER, number)
+        if isinstance(type_, types.Integer):
+            number = result if type_.bitwidth == 64 else b.sext(result, _SIZE)
+            return self._call(b, "PyLong_FromLongLong", _POINTER, number)
+        if isinstance(type_, types.Boolean):
+            return self._call(b, "PyBool_FromLong", _POINTER, b.zext(result, _SIZE))
+        nothing = self._python_object(b, "None")
+        self._call(b, "Py_IncRef", ir.VoidType(), nothing)
+        return nothing
+
+    def _python_object(self, b: Any, name: str) -> Any:
+        return b.load(cgutils.gep(b, self._table, 0, [*OBJECTS].index(name)))
+
+    def _raise_if(self, b: Any, wrong: Any, message: str, error: str = "TypeError") -> None:
+        with cgutils.if_unlikely(b, wrong):
+            text = self._context.insert_const_string(self._module, message)
+            self._call(b, "PyErr_SetString", ir.VoidType(), self._python_object(b, error), text)
+            b.ret(_POINTER(None))
+
+    def _call(self, b: Any, name: str, result: Any, *arguments: Any) -> Any:
+        kind = ir.FunctionType(result, [argument.type for argument in arguments])
+        return b.call(cgutils.get_or_insert_function(self._module, kind, name), arguments)
+
+    def _reshape(self) -> None:
+        """Define Numba's runtime function for ``reshape``: the strides of a contiguous array in another shape."""
+        numbers = _SIZE.as_pointer()
+        kind = ir.FunctionType(_INT, [_SIZE, numbers, numbers, _SIZE, numbers, numbers, _SIZE, _INT])
+        function = ir.Function(self._module, kind, "numba_attempt_nocopy_reshape")
+        b = ir.IRBuilder(function.append_basic_block())
+        before, shape, strides, after, new_shape, new_strides, item, _ = function.args
+        one, step = ir.Constant(_SIZE, 1), cgutils.alloca_once_value(b, item)
+        with cgutils.for_range(b, before) as loop:
+            place = b.sub(b.sub(before, loop.index), one)
+            length, stride = (b.load(b.gep(start, [place])) for start in (shape, strides))
+            not_contiguous = b.and_(b.icmp_signed("!=", length, one), b.icmp_signed("!=", stride, b.load(step)))
+            with cgutils.if_unlikely(b, not_contiguous):
+                b.ret(ir.Constant(_INT, 0))
+            b.store(b.mul(b.load(step), length), step)
+        b.store(item, step)
+        with cgutils.for_range(b, after) as loop:
+            place = b.sub(b.sub(after, loop.index), one)
+            b.store(b.load(step), b.gep(new_strides, [place]))
+            b.store(b.mul(b.load(step), b.load(b.gep(new_shape, [place]))), step)
+        b.ret(ir.Constant(_INT, 1))
+
+    def machine_code(self) -> bytes:
+        """The content of the file, see ``packed``. Raises ValueError if a kernel needs Numba at run time."""
+        self._reshape()
+        self._library.add_ir_module(self._module)
+        codegen, entries = self._context.codegen(), {name: f"nucleate.{name}" for name in self._names}
+        machine, final = codegen._tm, _linked(self._library)  # noqa: SLF001
+        for function in final.functions:
+            if not function.is_declaration and function.name not in entries.values():
+                function.linkage = "internal"
+        with binding.create_new_module_pass_manager() as cleanup:
+            cleanup.add_strip_dead_prototype_pass()  # then all remaining declarations are needed
+            builder = codegen._pass_builder()  # noqa: SLF001
+            builder.getModulePassManager().run(final, builder)
+            cleanup.run(final, builder)
+        declared = [function.name for function in final.functions if function.is_declaration]
+        external = [name for name in declared if not name.startswith("llvm.")]
+        if missing := [name for name in external if name.startswith(("NRT_", "numba_"))]:
+            raise ValueError(f"the kernels {self._names} need functions of Numba at run time: {missing}")
+        return packed(machine.emit_object(final), entries, external)
+
+
+def _linked(library: Any) -> Any:
+    """The IR of a library, linked with all libraries that it depends on."""
+    pending, linked = [library], {library}
+    for each in pending:
+        for other in each._linking_libraries:  # noqa: SLF001
+            if other not in linked:
+                linked.add(other)
+                pending.append(other)
+                library._final_module.link_in(other._final_module)  # noqa: SLF001
+    return library._final_module  # noqa: SLF001

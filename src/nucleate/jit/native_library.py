@@ -1,7 +1,8 @@
-"""Libraries of compiled kernels: loading them from disk, and compiling them in a separate process.
+"""Libraries of compiled kernels: their cache on disk, loading them, and compiling them in a separate process.
 
 A library is one file of machine code. Loading it takes 0.1 s, mostly for LLVM, and does not import Numba. Missing
-libraries are compiled by a separate process, so that sampling never waits for a compiler.
+libraries are compiled by a separate process, so that sampling never waits for a compiler. A cached file is valid only
+for its exact sources and versions. The cache is NUCLEATE_CACHE, or nucleate in XDG_CACHE_HOME, or ~/.cache/nucleate.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ from typing import Any
 
 import numpy as np
 
-from nucleate.jit import kernel_cache
 from nucleate.jit.thread_pool import cores
 
 logger = logging.getLogger("nucleate")
@@ -117,7 +117,7 @@ class KernelLibrary:
     def compiler(self, *, background: bool) -> subprocess.Popen[str]:
         """Start a process that compiles the kernels and prints a line for each. background: at a low priority."""
         target = self.path
-        if not kernel_cache.writable(target.parent):
+        if not writable(target.parent):
             target = Path(_process_folder()) / target.name
         self._compiled = target
         command = [sys.executable, "-c", PROGRAM, str(target), *self.modules]
@@ -149,9 +149,7 @@ def ensure_loaded(
             time.sleep(PAUSE)
     if missing and on_progress is None:
         names = ", ".join(library.name for library in missing)
-        kernel_cache.warn_once(
-            f"compiling the CPU kernels ({names}), once: about 25 seconds (cached in {missing[0].folder.parent})"
-        )
+        warn_once(f"compiling the CPU kernels ({names}), once: about 25 seconds (cached in {missing[0].folder.parent})")
     with ThreadPoolExecutor(1 if background else cores(), "nucleate-compiling") as threads:
         for job in [threads.submit(_compile, library, on_progress, background=background) for library in missing]:
             job.result()
@@ -286,8 +284,7 @@ def _versions() -> tuple[str, tuple[Path, ...]]:
 
 def _folder(sources: tuple[Path, ...]) -> Path:
     versions, files = _versions()
-    compiler = (Path(__file__).with_name(name) for name in ("compiler.py", "entry_points.py"))
-    return kernel_cache.folder(versions, (*sources, *files, *compiler))
+    return cache_folder(versions, (*sources, *files, Path(__file__).with_name("compiler.py")))
 
 
 @cache
@@ -296,3 +293,25 @@ def _process_folder() -> str:
     folder = tempfile.TemporaryDirectory(prefix="nucleate-")
     _keep_alive.append(folder)
     return folder.name
+
+
+def cache_folder(versions: str, sources: Iterable[Path]) -> Path:
+    """The cache folder of kernels with these sources, compiled by these versions."""
+    base = os.environ.get("NUCLEATE_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "nucleate"
+    digest = hashlib.sha256(versions.encode() + b"".join(path.read_bytes() for path in sources))
+    return Path(base).expanduser() / digest.hexdigest()[:16]
+
+
+def writable(path: Path) -> bool:
+    """Whether files can be written to a folder, which is created if necessary."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(path, os.W_OK)
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Log a warning, once per process."""
+    logger.warning("%s", message)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from nucleate.jit.kernel_cache import warn_once
+from nucleate.jit.native_library import warn_once
 from nucleate.models.gguf.gguf_file import find_gguf
 from nucleate.models.loader import resolve_tokenizer
 from nucleate.models.model_source import ModelSource

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from nucleate.jit.kernel_cache import warn_once
+from nucleate.jit.native_library import warn_once
 from nucleate.models.model_config import read_config
 from nucleate.models.protocol import ModelError
 from nucleate.parameters.converters import shown

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.jit.readiness import compiled
+from nucleate.jit.kernel_libraries import compiled
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.jit.readiness import compiled
+from nucleate.jit.kernel_libraries import compiled
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError, unknown
 from nucleate.sampling.backends import reference

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.jit.readiness import BACKENDS
+from nucleate.jit.kernel_libraries import BACKENDS
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError

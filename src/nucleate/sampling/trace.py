@@ -9,7 +9,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from nucleate.jit.readiness import compiled
+from nucleate.jit.kernel_libraries import compiled
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.sampling import noise

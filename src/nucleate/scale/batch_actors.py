@@ -8,11 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from nucleate.batch.batch_records import BatchRequest, LineError, error_record, read_line
+from nucleate.batch.batch_records import BatchRequest, JsonLine, LineError, error_record, read_line
 from nucleate.batch.batch_runner import LineResult
-from nucleate.batch.jsonl import JsonLine
-from nucleate.scale.data import pool_options
-from nucleate.scale.line_engine import LineEngine
+from nucleate.scale.data import LineEngine, pool_options
 from nucleate.scale.ray_extra import start_ray
 
 if TYPE_CHECKING:

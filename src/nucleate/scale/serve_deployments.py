@@ -11,8 +11,7 @@ from ray import serve
 from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
 
-from nucleate.scale.asgi_gateway import Gateway, Messages
-from nucleate.scale.asgi_replica import AsgiReplica
+from nucleate.scale.asgi_relay import AsgiReplica, Gateway, Messages
 from nucleate.server.auth import VARIABLE, read_keys
 
 

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
-from nucleate.inspector.files import TYPES
+from nucleate.inspector.page import TYPES
 from nucleate.server.http_errors import HTTPError
 from nucleate.server.inspector_routes import HEADERS
 from nucleate.server.request_context import RequestContext

@@ -11,7 +11,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
-from nucleate.inspector.files import compressed_inspector_file, inspector_file
+from nucleate.inspector.page import compressed_inspector_file, inspector_file
 from nucleate.inspector.session import Inspector, OutputEvents
 from nucleate.inspector.store import InspectionStore, InspectorError
 from nucleate.outputs import CompletionChunk, Usage

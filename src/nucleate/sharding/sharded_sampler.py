@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nucleate.jit.readiness import BACKENDS
+from nucleate.jit.kernel_libraries import BACKENDS
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError

@@ -6,7 +6,7 @@ import importlib.util
 import re
 from typing import NamedTuple
 
-from nucleate.jit.readiness import fallback_reason
+from nucleate.jit.kernel_libraries import fallback_reason
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.dispatch.device_row import DeviceRowSpec, device_row_spec
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline

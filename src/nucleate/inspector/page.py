@@ -1,20 +1,23 @@
-"""Joins the page's ES modules into one script: for the notebook widget, and for saved pages that need no server.
+"""The files of the inspector's page as a server sends them, and the page's ES modules joined into one script.
 
-The modules follow rules that make this a matter of lines, which `bundle` checks: imports are of the form
-``import {a, b} from "./x.js";``, on lines of their own; exports are declarations (``export function f``); no top-level
-name occurs twice. Imports nothing of the rest of the package.
+The script is for the notebook widget, and for saved pages that need no server. The modules follow rules that make
+joining a matter of lines, which `bundle` checks: imports are of the form ``import {a, b} from "./x.js";``, on lines of
+their own; exports are declarations (``export function f``); no top-level name occurs twice. Imports nothing of the rest
+of the package.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from base64 import b64encode
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from hashlib import sha256
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 STYLE = "inspector.css"
 IMPORT = re.compile(r'import \{ ?([\w$]+(?:, [\w$]+)*) ?\} from "\./([\w-]+\.js)";')
@@ -148,3 +151,41 @@ def _check_names(modules: Mapping[str, Module]) -> None:
         for other, names in module.imports.items():
             if missing := [one for one in names if one not in modules[other].exported]:
                 raise BundleError(f"{name} imports {', '.join(missing)} from {other}, which does not export it")
+
+
+TYPES: Final = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+OFFLINE: Final = "offline.html"
+"""A page without a trace, which the page fills to save itself."""
+
+
+def inspector_file(name: str) -> tuple[bytes, str] | None:
+    """The content and the content type of a file; None if there is none of this name."""
+    return _offline() if name == OFFLINE else _files().get(name)
+
+
+@cache
+def compressed_inspector_file(name: str) -> bytes:
+    """The content of a file with gzip, about a third of its bytes. Raises KeyError if there is none of this name."""
+    found = inspector_file(name)
+    if found is None:
+        raise KeyError(name)
+    return gzip.compress(found[0], mtime=0)
+
+
+@cache
+def _offline() -> tuple[bytes, str]:
+    return offline_page().encode(), TYPES["html"]
+
+
+@cache
+def _files() -> Mapping[str, tuple[bytes, str]]:
+    return {
+        file.name: (file.read_bytes(), TYPES[file.name.rpartition(".")[2]])
+        for file in (files("nucleate.inspector") / "assets").iterdir()
+        if file.name.rpartition(".")[2] in TYPES
+    }
