@@ -10,16 +10,10 @@ from numpy.typing import NDArray
 
 from nucleate.outputs import StepLogprobs
 from nucleate.sampling.sampler import Sampler
+from nucleate.sharding.token_exchange import FoundTokens
 
 CHUNK_SCORES = 1 << 21
 """The scores that are sampled at once: 8 MiB, which stay in the caches."""
-
-
-class FoundTokens(NamedTuple):
-    """The tokens that decide a row, with ascending ids."""
-
-    ids_N: NDArray[np.int64]
-    raw_N: NDArray[np.float32]  #: their logits
 
 
 class SampledRows(NamedTuple):

@@ -22,9 +22,8 @@ from nucleate.models.transformers.transformers_model import libraries
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.converters import one_line
 from nucleate.sampling.sampler import SamplerOutput
-from nucleate.sharding.packed_inputs import InputUnpacker, PackedInput
 from nucleate.sharding.rank_agreement import check_equal, gather_text, version
-from nucleate.sharding.rank_channel import RankChannel
+from nucleate.sharding.rank_channel import InputUnpacker, PackedInput, RankChannel
 from nucleate.sharding.rank_exchange import ProcessGroupExchange
 from nucleate.sharding.shard_layout import ShardLayout
 from nucleate.sharding.sharded_sampler import ShardedSampler

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.sampling.noise import GROUP_SIZE
-from nucleate.sharding.shard_error import ShardError
+from nucleate.sharding.rank_exchange import ShardError
 
 Floats = NDArray[np.float64]
 

@@ -14,8 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from nucleate.outputs import StepLogprobs, TokenLogprob
-from nucleate.sharding.packets import Field, pack, unpack
-from nucleate.sharding.rank_exchange import RankExchange
+from nucleate.sharding.rank_exchange import Field, RankExchange, pack, unpack
 
 Request = tuple[int, tuple[int, ...]]
 """How many of the most likely tokens, and which others, as in ``Tap.request``."""

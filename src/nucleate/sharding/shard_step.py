@@ -14,15 +14,13 @@ import torch
 from numpy.typing import NDArray
 
 from nucleate.sharding import shard_cuts
-from nucleate.sharding.found_sampling import FoundTokens
 from nucleate.sharding.local_shard import LocalShard
-from nucleate.sharding.packets import pack, padded, unpack
-from nucleate.sharding.rank_exchange import RankExchange
+from nucleate.sharding.rank_exchange import RankExchange, pack, padded, unpack
 from nucleate.sharding.row_shifts import RowShifts
 from nucleate.sharding.shard_layout import ShardLayout
 from nucleate.sharding.shard_logprobs import ShardLogprobs
 from nucleate.sharding.shard_plan import CANDIDATES, GROUPS, MAX_CANDIDATES, TOP_P, RowPlan
-from nucleate.sharding.token_exchange import exchange_tokens
+from nucleate.sharding.token_exchange import FoundTokens, exchange_tokens
 
 INVALID = "it has NaN, +inf or no finite score"
 HUGE = "its scores are too large to be summarized in float32"

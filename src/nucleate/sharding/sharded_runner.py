@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from nucleate.models.runner import Fork, ModelInput, Move
-from nucleate.sharding.packed_inputs import InputPacker
+from nucleate.sharding.rank_channel import InputPacker
 from nucleate.sharding.rank_group import RankGroup
 from nucleate.sharding.ranked_sampler import RankedSampler
 from nucleate.sharding.sharded_logits import RankedRows, ShardedLogits

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nucleate.sharding.found_sampling import FoundTokens
-from nucleate.sharding.packets import pack, unpack
-from nucleate.sharding.rank_exchange import RankExchange
+from nucleate.sharding.rank_exchange import RankExchange, pack, unpack
 from nucleate.sharding.shard_layout import ShardLayout
+
+
+class FoundTokens(NamedTuple):
+    """The tokens that decide a row, with ascending ids."""
+
+    ids_N: NDArray[np.int64]
+    raw_N: NDArray[np.float32]  #: their logits
 
 
 def exchange_tokens(

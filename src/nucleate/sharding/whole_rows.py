@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nucleate.sharding.packets import pack, padded
-from nucleate.sharding.rank_exchange import RankExchange
+from nucleate.sharding.rank_exchange import RankExchange, pack, padded
 from nucleate.sharding.shard_layout import ShardLayout
 
 
