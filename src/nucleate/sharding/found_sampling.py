@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nucleate.outputs import StepLogprobs
 from nucleate.sampling.sampler import Sampler
-from nucleate.sharding.token_exchange import FoundTokens
+from nucleate.sharding.shard_layout import FoundTokens
 
 CHUNK_SCORES = 1 << 21
 """The scores that are sampled at once: 8 MiB, which stay in the caches."""

@@ -25,9 +25,8 @@ from nucleate.sampling.sampler import SamplerOutput
 from nucleate.sharding.rank_agreement import check_equal, gather_text, version
 from nucleate.sharding.rank_channel import InputUnpacker, PackedInput, RankChannel
 from nucleate.sharding.rank_exchange import ProcessGroupExchange
-from nucleate.sharding.shard_layout import ShardLayout
+from nucleate.sharding.shard_layout import ShardLayout, gather_rows, shard_logits
 from nucleate.sharding.sharded_sampler import ShardedSampler
-from nucleate.sharding.whole_rows import gather_rows, shard_logits
 
 END_BYTES = 1 << 16
 """Bytes at the beginning and at the end of each file of weights that the ranks compare."""

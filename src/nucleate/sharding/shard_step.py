@@ -17,10 +17,9 @@ from nucleate.sharding import shard_cuts
 from nucleate.sharding.local_shard import LocalShard
 from nucleate.sharding.rank_exchange import RankExchange, pack, padded, unpack
 from nucleate.sharding.row_shifts import RowShifts
-from nucleate.sharding.shard_layout import ShardLayout
+from nucleate.sharding.shard_layout import FoundTokens, ShardLayout, exchange_tokens
 from nucleate.sharding.shard_logprobs import ShardLogprobs
 from nucleate.sharding.shard_plan import CANDIDATES, GROUPS, MAX_CANDIDATES, TOP_P, RowPlan
-from nucleate.sharding.token_exchange import FoundTokens, exchange_tokens
 
 INVALID = "it has NaN, +inf or no finite score"
 HUGE = "its scores are too large to be summarized in float32"

@@ -24,10 +24,9 @@ from nucleate.sampling.stage import Pipeline
 from nucleate.sharding.found_sampling import Masks
 from nucleate.sharding.rank_agreement import agree_on_setup, agree_on_step
 from nucleate.sharding.rank_exchange import CountedExchange, ProcessGroupExchange, RankExchange, ShardStats
-from nucleate.sharding.shard_layout import ShardLayout
+from nucleate.sharding.shard_layout import ShardLayout, gather_rows, shard_logits
 from nucleate.sharding.shard_rows import ShardRows
 from nucleate.sharding.sharded_call import ShardedCall, described
-from nucleate.sharding.whole_rows import gather_rows, shard_logits
 
 
 @with_suggestions
