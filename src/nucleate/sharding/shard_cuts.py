@@ -15,7 +15,7 @@ from nucleate.sampling import noise
 from nucleate.sampling.maths import SLACK
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.sampling.rule_inputs import RowStats
-from nucleate.sharding.group_sums import Key, race
+from nucleate.sharding.local_shard import Key, race
 from nucleate.sharding.shard_plan import RowPlan
 
 NEAR = 1e-10

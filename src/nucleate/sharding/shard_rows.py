@@ -15,8 +15,8 @@ from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stage import Combine, Pipeline
 from nucleate.sampling.stages.constraints.mask import Mask
 from nucleate.sharding.found_sampling import FoundSampling, Masks, SampledRows
+from nucleate.sharding.local_shard import RowShifts
 from nucleate.sharding.rank_agreement import RowLog
-from nucleate.sharding.row_shifts import RowShifts
 from nucleate.sharding.shard_layout import FoundTokens
 from nucleate.sharding.shard_plan import GROUPS, WHOLE, RowPlan, plan_of
 from nucleate.sharding.shard_step import StepRow

@@ -14,9 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from nucleate.sharding import shard_cuts
-from nucleate.sharding.local_shard import LocalShard
+from nucleate.sharding.local_shard import LocalShard, RowShifts
 from nucleate.sharding.rank_exchange import RankExchange, pack, padded, unpack
-from nucleate.sharding.row_shifts import RowShifts
 from nucleate.sharding.shard_layout import FoundTokens, ShardLayout, exchange_tokens
 from nucleate.sharding.shard_logprobs import ShardLogprobs
 from nucleate.sharding.shard_plan import CANDIDATES, GROUPS, MAX_CANDIDATES, TOP_P, RowPlan
