@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from nucleate.sharding.found_sampling import Masks, SampledRows, sampled_rows
 from nucleate.sharding.rank_exchange import RankExchange
 from nucleate.sharding.shard_layout import ShardLayout, gather_rows
 from nucleate.sharding.shard_plan import WHOLE, RowPlan
-from nucleate.sharding.shard_rows import ShardRows
+from nucleate.sharding.shard_rows import Masks, SampledRows, ShardRows, sampled_rows
 from nucleate.sharding.shard_step import ShardStep, StepRow
 
 

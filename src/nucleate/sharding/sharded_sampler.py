@@ -21,11 +21,10 @@ from nucleate.sampling.inputs import check_count, check_token, like, masks
 from nucleate.sampling.pipeline import Params, PreparedPipeline
 from nucleate.sampling.sampler import Sampler, SamplerOutput
 from nucleate.sampling.stage import Pipeline
-from nucleate.sharding.found_sampling import Masks
 from nucleate.sharding.rank_agreement import agree_on_setup, agree_on_step
 from nucleate.sharding.rank_exchange import CountedExchange, ProcessGroupExchange, RankExchange, ShardStats
 from nucleate.sharding.shard_layout import ShardLayout, gather_rows, shard_logits
-from nucleate.sharding.shard_rows import ShardRows
+from nucleate.sharding.shard_rows import Masks, ShardRows
 from nucleate.sharding.sharded_call import ShardedCall, described
 
 
