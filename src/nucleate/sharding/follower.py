@@ -18,8 +18,7 @@ import torch.distributed as dist
 
 from nucleate.jit.kernel_libraries import MODELS, SAMPLER
 from nucleate.jit.native_library import load_in_background
-from nucleate.sharding.rank import SetupError
-from nucleate.sharding.rank_group import follow
+from nucleate.sharding.rank_group import SetupError, follow
 from nucleate.sharding.rank_processes import device_of, join
 
 

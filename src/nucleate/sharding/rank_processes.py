@@ -21,8 +21,7 @@ import torch.distributed as dist
 from nucleate.jit.thread_pool import cores
 from nucleate.models.protocol import ModelError
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sharding.rank import Rank
-from nucleate.sharding.rank_group import RankGroup, follow
+from nucleate.sharding.rank_group import Rank, RankGroup, follow
 
 TIMEOUT = 300.0
 """Seconds until a rank that does not answer is an error. The first step may load or compile kernels."""
