@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from single_drafts import draft_of
 
 from nucleate.sampling.suffix_automaton import NOTHING
-from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer
-from nucleate.speculative.draft_distribution import (
+from nucleate.speculative.draft import (
+    ROOT,
+    Draft,
+    DraftContext,
+    Proposer,
     exclude_token,
     normalize,
     sample_inverse_cdf,

@@ -21,8 +21,7 @@ from nucleate.speculative.adaptive.acceptance_rate import PRIOR_RATE, PRIOR_WEIG
 from nucleate.speculative.adaptive.costs import BASELINE_INTERVAL, TRIAL_INTERVAL, StepCosts
 from nucleate.speculative.adaptive.loss_limit import LossLimit
 from nucleate.speculative.adaptive.shadow_budget import ShadowBudget
-from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, Proposer, TargetOutput
-from nucleate.speculative.tree import truncate
+from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, Proposer, TargetOutput, truncate
 
 MAX_SHADOW_TOKENS = 4
 """The most tokens of a shadow draft."""

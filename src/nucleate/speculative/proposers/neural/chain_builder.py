@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from nucleate.speculative.draft import Draft, DraftContext
-from nucleate.speculative.draft_distribution import Distribution
+from nucleate.speculative.draft import Distribution, Draft, DraftContext
 from nucleate.speculative.proposers.neural.draft_sampling import SampledToken
 
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.models.llama.numpy_llama import Floats
 from nucleate.sampling import noise
-from nucleate.speculative.draft import DraftContext
-from nucleate.speculative.draft_distribution import (
+from nucleate.speculative.draft import (
     Distribution,
+    DraftContext,
     normalize,
     sample_inverse_cdf,
     sample_without_replacement,

@@ -13,7 +13,17 @@ import numpy as np
 from nucleate.models.llama.numpy_llama import Floats, Llama
 from nucleate.models.matmul import compiled_matmul as product
 from nucleate.models.matmul import one_thread
-from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer, TargetOutput
+from nucleate.speculative.draft import (
+    ROOT,
+    Candidate,
+    Draft,
+    DraftContext,
+    Node,
+    Proposer,
+    TargetOutput,
+    best_first,
+    select_nodes,
+)
 from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, build_drafts
 from nucleate.speculative.proposers.neural.draft_sampling import (
     SampledToken,
@@ -22,7 +32,6 @@ from nucleate.speculative.proposers.neural.draft_sampling import (
     sample_tokens,
 )
 from nucleate.speculative.proposers.neural.weights import Weights
-from nucleate.speculative.tree import Candidate, Node, best_first, select_nodes
 
 HEAD_ACCURACY = (
     (0.525, 0.149, 0.068, 0.053, 0.025, 0.021, 0.014, 0.012),

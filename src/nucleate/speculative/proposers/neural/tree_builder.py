@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nucleate.models.llama.numpy_llama import Floats
-from nucleate.speculative.draft import ROOT, Draft
+from nucleate.speculative.draft import ROOT, Draft, select_nodes
 from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder
 from nucleate.speculative.proposers.neural.draft_sampling import MIN_TEMPERATURE, SampledToken, SiblingRequest
-from nucleate.speculative.tree import select_nodes
 
 MAX_DEPTH = 8
 """Maximum depth of a tree."""
