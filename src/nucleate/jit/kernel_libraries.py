@@ -33,11 +33,11 @@ _LOOKUP = ("suffix_kernels", "suffix_draft_kernels", "suffix_tree_kernels", "ngr
 DRAFTS = KernelLibrary(
     "drafts",
     (
-        "nucleate.speculative.proposers.neural.draft_kernels",
+        "nucleate.speculative.neural.draft_kernels",
         *(f"nucleate.speculative.proposers.{name}" for name in _LOOKUP),
     ),
     _sources(
-        "speculative/proposers/neural/draft_kernels.py",
+        "speculative/neural/draft_kernels.py",
         "sampling/backends/numba/*.py",
         "sampling/noise.py",
         *(f"speculative/proposers/{name}.py" for name in (*_LOOKUP, "counting_automaton")),

@@ -111,7 +111,7 @@ class Speculation:
         """Bind a trained method to the draft weights for a model. Raises ModelError if there are none."""
         if callable(self.method) or self.method in TOKEN_METHODS:
             return self
-        from nucleate.speculative.proposers.neural import load, load_draft_model
+        from nucleate.speculative.neural import load, load_draft_model
 
         if self.model is not None:
             return replace(self, method=load_draft_model(self.model, model), model=None)

@@ -8,10 +8,10 @@ from nucleate.models.llama.numpy_llama import Floats, Llama
 from nucleate.models.paged.batch_layout import BatchLayout
 from nucleate.models.runner import BLOCK, ModelInput
 from nucleate.speculative.draft import DraftContext, Proposer, TargetOutput
-from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder
-from nucleate.speculative.proposers.neural.hidden_states import CapturedHiddenStates
-from nucleate.speculative.proposers.neural.kv_slots import KVSlots
-from nucleate.speculative.proposers.neural.layer import rms_normalize
+from nucleate.speculative.neural.chain_builder import ChainBuilder
+from nucleate.speculative.neural.hidden_states import CapturedHiddenStates
+from nucleate.speculative.neural.kv_slots import KVSlots
+from nucleate.speculative.neural.layer import rms_normalize
 
 
 class TrackedSequences:

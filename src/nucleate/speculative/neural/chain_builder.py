@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from nucleate.speculative.draft import Distribution, Draft, DraftContext
-from nucleate.speculative.proposers.neural.draft_sampling import SampledToken
+from nucleate.speculative.neural.draft_sampling import SampledToken
 
 
 @dataclass

@@ -13,7 +13,7 @@ from nucleate.models.llama.numpy_llama import Floats, Llama
 from nucleate.models.matmul import compiled_matmul as product
 from nucleate.models.paged.kv_cache import AttentionRule, KVCache, allocate_kv_cache
 from nucleate.models.runner import BLOCK
-from nucleate.speculative.proposers.neural.weights import Weights
+from nucleate.speculative.neural.weights import Weights
 
 MAX_CACHED_TOKENS = 1 << 16
 """Default KV cache size in tokens; memory is committed when it is first written."""

@@ -18,12 +18,12 @@ from nucleate.models.paged.attention import attend_compiled, store
 from nucleate.models.paged.batch_layout import BatchLayout
 from nucleate.models.runner import BLOCK
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
-from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, build_drafts
-from nucleate.speculative.proposers.neural.draft_sampling import sample_siblings, sample_tokens
-from nucleate.speculative.proposers.neural.head_state import DraftHead
-from nucleate.speculative.proposers.neural.layer import MAX_CACHED_TOKENS, DraftLayer, fuse_hidden_states, rotary_tables
-from nucleate.speculative.proposers.neural.tree_builder import TreeBuilder
-from nucleate.speculative.proposers.neural.weights import Weights
+from nucleate.speculative.neural.chain_builder import ChainBuilder, build_drafts
+from nucleate.speculative.neural.draft_sampling import sample_siblings, sample_tokens
+from nucleate.speculative.neural.head_state import DraftHead
+from nucleate.speculative.neural.layer import MAX_CACHED_TOKENS, DraftLayer, fuse_hidden_states, rotary_tables
+from nucleate.speculative.neural.tree_builder import TreeBuilder
+from nucleate.speculative.neural.weights import Weights
 
 
 class Eagle(DraftHead):

@@ -24,14 +24,14 @@ from nucleate.speculative.draft import (
     best_first,
     select_nodes,
 )
-from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, build_drafts
-from nucleate.speculative.proposers.neural.draft_sampling import (
+from nucleate.speculative.neural.chain_builder import ChainBuilder, build_drafts
+from nucleate.speculative.neural.draft_sampling import (
     SampledToken,
     SiblingRequest,
     sample_siblings,
     sample_tokens,
 )
-from nucleate.speculative.proposers.neural.weights import Weights
+from nucleate.speculative.neural.weights import Weights
 
 HEAD_ACCURACY = (
     (0.525, 0.149, 0.068, 0.053, 0.025, 0.021, 0.014, 0.012),
