@@ -19,7 +19,7 @@ from nucleate.models.runner import BLOCK
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.speculative.draft import DraftContext, TargetOutput
 from nucleate.speculative.neural import load
-from nucleate.speculative.neural.hidden_states import MAX_PENDING
+from nucleate.speculative.neural.draft_head import MAX_PENDING
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")

@@ -16,7 +16,7 @@ from nucleate.models.loader import EMBEDDED
 from nucleate.models.runner import ModelInput
 from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
 from nucleate.speculative.neural import EMBEDDED_METHODS, load
-from nucleate.speculative.neural.hidden_states import MAX_PENDING
+from nucleate.speculative.neural.draft_head import MAX_PENDING
 
 HEADS = ("medusa", "eagle", "dflash")
 BEGINNINGS = (

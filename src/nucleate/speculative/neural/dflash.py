@@ -18,15 +18,15 @@ from nucleate.models.paged.batch_layout import BatchLayout
 from nucleate.models.runner import BLOCK
 from nucleate.speculative.draft import Draft, DraftContext
 from nucleate.speculative.neural.chain_builder import ChainBuilder, build_drafts
-from nucleate.speculative.neural.draft_sampling import sample_tokens
-from nucleate.speculative.neural.head_state import DraftHead
-from nucleate.speculative.neural.layer import (
+from nucleate.speculative.neural.draft_head import (
     MAX_CACHED_TOKENS,
+    DraftHead,
     DraftLayer,
     fuse_hidden_states,
     rms_normalize,
     rotary_tables,
 )
+from nucleate.speculative.neural.draft_sampling import sample_tokens
 from nucleate.speculative.neural.weights import Weights
 
 
