@@ -17,7 +17,6 @@ from nucleate.models.paged.attention import attend_sequence, store
 from nucleate.models.paged.batch_layout import BatchLayout
 from nucleate.models.runner import BLOCK
 from nucleate.speculative.draft import Draft, DraftContext
-from nucleate.speculative.neural.chain_builder import ChainBuilder, build_drafts
 from nucleate.speculative.neural.draft_head import (
     MAX_CACHED_TOKENS,
     DraftHead,
@@ -26,7 +25,7 @@ from nucleate.speculative.neural.draft_head import (
     rms_normalize,
     rotary_tables,
 )
-from nucleate.speculative.neural.draft_sampling import sample_tokens
+from nucleate.speculative.neural.draft_sampling import ChainBuilder, build_drafts, sample_tokens
 from nucleate.speculative.neural.weights import Weights
 
 

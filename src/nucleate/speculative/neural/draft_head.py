@@ -21,7 +21,7 @@ from nucleate.models.paged.batch_layout import BatchLayout
 from nucleate.models.paged.kv_cache import AttentionRule, KVCache, allocate_kv_cache
 from nucleate.models.runner import BLOCK, ModelInput
 from nucleate.speculative.draft import DraftContext, Proposer, TargetOutput
-from nucleate.speculative.neural.chain_builder import ChainBuilder
+from nucleate.speculative.neural.draft_sampling import ChainBuilder
 from nucleate.speculative.neural.weights import Weights
 
 

@@ -12,9 +12,8 @@ from nucleate.models.llama.batched_llama import BatchedLlama, compiled
 from nucleate.models.llama.numpy_llama import Floats, Llama
 from nucleate.models.runner import ModelInput, Runner
 from nucleate.speculative.draft import Draft, DraftContext, Proposer
-from nucleate.speculative.neural.chain_builder import ChainBuilder, build_drafts
 from nucleate.speculative.neural.draft_head import KVSlots
-from nucleate.speculative.neural.draft_sampling import sample_tokens
+from nucleate.speculative.neural.draft_sampling import ChainBuilder, build_drafts, sample_tokens
 from nucleate.speculative.neural.weights import Weights
 
 KV_CACHE_BYTES = 64 << 20

@@ -24,10 +24,11 @@ from nucleate.speculative.draft import (
     best_first,
     select_nodes,
 )
-from nucleate.speculative.neural.chain_builder import ChainBuilder, build_drafts
 from nucleate.speculative.neural.draft_sampling import (
+    ChainBuilder,
     SampledToken,
     SiblingRequest,
+    build_drafts,
     sample_siblings,
     sample_tokens,
 )

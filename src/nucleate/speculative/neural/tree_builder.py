@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from nucleate.models.llama.numpy_llama import Floats
 from nucleate.speculative.draft import ROOT, Draft, select_nodes
-from nucleate.speculative.neural.chain_builder import ChainBuilder
-from nucleate.speculative.neural.draft_sampling import MIN_TEMPERATURE, SampledToken, SiblingRequest
+from nucleate.speculative.neural.draft_sampling import MIN_TEMPERATURE, ChainBuilder, SampledToken, SiblingRequest
 
 MAX_DEPTH = 8
 """Maximum depth of a tree."""
