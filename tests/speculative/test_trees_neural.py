@@ -24,7 +24,7 @@ from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
 from nucleate.speculative.neural import load
 from nucleate.speculative.neural.draft_sampling import SiblingRequest, sample_siblings, sample_tokens
-from nucleate.speculative.neural.tree_builder import TreeBuilder
+from nucleate.speculative.neural.eagle import TreeBuilder
 from nucleate.speculative.proposers.suffix import SuffixProposer
 
 TREES = ("medusa", "eagle")
