@@ -1,4 +1,4 @@
-"""What draft heads that attend to the target's hidden states share: sequences, KV cache blocks, and a transformer layer.
+"""What draft heads over the target's hidden states share: their sequences, KV cache blocks, and a transformer layer.
 
 The hidden states of a sequence are buffered until the head has processed them. The layer is in NumPy, over a paged KV
 cache. Everything is float32; sizes are those of the target.
