@@ -15,7 +15,7 @@ from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.engine.stats import SpeculativeStats
 from nucleate.models.protocol import ModelError
-from nucleate.speculative.adaptive.controller import AdaptiveProposer
+from nucleate.speculative.adaptive_proposer import AdaptiveProposer
 from nucleate.speculative.config import ACCEPTANCE_RULES, METHODS, Speculation
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, truncate
 from nucleate.speculative.proposers.ngram import NgramProposer

@@ -13,7 +13,7 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import UnknownKeywordError, with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.speculative.acceptance import RULES
-from nucleate.speculative.adaptive.controller import AdaptiveProposer
+from nucleate.speculative.adaptive_proposer import AdaptiveProposer
 from nucleate.speculative.draft import Proposer
 from nucleate.speculative.proposers.ngram import NgramProposer
 from nucleate.speculative.proposers.suffix import SuffixProposer

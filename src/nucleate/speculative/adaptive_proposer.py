@@ -17,10 +17,17 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import NamedTuple
 
-from nucleate.speculative.adaptive.acceptance_rate import PRIOR_RATE, PRIOR_WEIGHT, AcceptanceCounts, AcceptanceRates
-from nucleate.speculative.adaptive.costs import BASELINE_INTERVAL, TRIAL_INTERVAL, StepCosts
-from nucleate.speculative.adaptive.loss_limit import LossLimit
-from nucleate.speculative.adaptive.shadow_budget import ShadowBudget
+from nucleate.speculative.adaptive_measurements import (
+    BASELINE_INTERVAL,
+    PRIOR_RATE,
+    PRIOR_WEIGHT,
+    TRIAL_INTERVAL,
+    AcceptanceCounts,
+    AcceptanceRates,
+    LossLimit,
+    ShadowBudget,
+    StepCosts,
+)
 from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, Proposer, TargetOutput, truncate
 
 MAX_SHADOW_TOKENS = 4
