@@ -25,7 +25,7 @@ from nucleate.speculative.draft import ROOT, Draft, DraftContext
 from nucleate.speculative.neural import load
 from nucleate.speculative.neural.draft_sampling import SiblingRequest, sample_siblings, sample_tokens
 from nucleate.speculative.neural.eagle import TreeBuilder
-from nucleate.speculative.proposers.suffix import SuffixProposer
+from nucleate.speculative.suffix import SuffixProposer
 
 TREES = ("medusa", "eagle")
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from nucleate.sampling.suffix_automaton import NOTHING, ROOT, SuffixAutomaton
 from nucleate.speculative.draft import Draft, DraftContext, Node, tree_draft
-from nucleate.speculative.proposers.ngram import NgramProposer
-from nucleate.speculative.proposers.suffix import SuffixProposer
+from nucleate.speculative.ngram import NgramProposer
+from nucleate.speculative.suffix import SuffixProposer
 
 
 class PlainAutomaton(SuffixAutomaton):

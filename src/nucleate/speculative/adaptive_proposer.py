@@ -7,7 +7,7 @@ probability is higher than the number of tokens that the engine generates in tha
 Where drafts do not pay, or where that is unknown, *shadow drafts* are made now and then: they are not verified, but
 compared with the tokens that are generated. They cost only the time of the draft method, which is limited to a small
 share. Between them the engine rests: its steps are those without speculation. The first draft of all is a shadow draft,
-which shows what the draft method costs. Drafts that lose time pause, whatever was predicted (``loss_limit``).
+which shows what the draft method costs. Drafts that lose time pause, whatever was predicted (``LossLimit``).
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.speculative.acceptance import RULES
 from nucleate.speculative.adaptive_proposer import AdaptiveProposer
 from nucleate.speculative.draft import Proposer
-from nucleate.speculative.proposers.ngram import NgramProposer
-from nucleate.speculative.proposers.suffix import SuffixProposer
+from nucleate.speculative.ngram import NgramProposer
+from nucleate.speculative.suffix import SuffixProposer
 
 FIELD = "speculative_config"
 """The parameter that errors name."""
