@@ -27,7 +27,7 @@ from nucleate.engine.request import Request
 from nucleate.models.llama.numpy_llama import Floats, Llama, read
 from nucleate.models.loader import EMBEDDED, runner_of
 from nucleate.speculative.config import Speculation
-from nucleate.speculative.proposers.neural import load
+from nucleate.speculative.neural import load
 from nucleate.tokenization.tokenizer import Tokenizer
 
 WIDTH, LAYERS, HEADS, KV_HEADS, INNER = 512, 8, 16, 4, 1408

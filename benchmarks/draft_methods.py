@@ -19,8 +19,8 @@ from time import perf_counter
 import numpy as np
 
 from nucleate.speculative.draft import DraftContext, Proposer
-from nucleate.speculative.proposers.ngram import NgramProposer
-from nucleate.speculative.proposers.suffix import SuffixProposer
+from nucleate.speculative.ngram import NgramProposer
+from nucleate.speculative.suffix import SuffixProposer
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 from lookup_twins import PlainNgramProposer, PlainSuffixProposer

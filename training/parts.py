@@ -1,7 +1,7 @@
 """The trainable draft methods: a small Llama (draft model), Medusa heads, an EAGLE-3 head, a DFlash head.
 
 A call of a module returns its loss on rows of the target's text: the Kullback-Leibler divergence of its predictions from
-those of the target. ``nucleate.speculative.proposers.neural`` runs the trained weights in NumPy, and cites the papers.
+those of the target. ``nucleate.speculative.neural`` runs the trained weights in NumPy, and cites the papers.
 """
 
 from __future__ import annotations

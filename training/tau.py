@@ -33,8 +33,8 @@ from nucleate.sampling_params import SamplingParams
 from nucleate.speculative import acceptance
 from nucleate.speculative.config import COUPLED, TOKEN_METHODS, TREE_METHODS
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer, TargetOutput
-from nucleate.speculative.proposers.neural import EMBEDDED_METHODS, load
-from nucleate.speculative.proposers.suffix import SuffixProposer
+from nucleate.speculative.neural import EMBEDDED_METHODS, load
+from nucleate.speculative.suffix import SuffixProposer
 
 ENDS = (0, 4)
 ONLY_TOKENS = (*TOKEN_METHODS, "draft")

@@ -10,7 +10,7 @@ import nucleate as nc
 from nucleate.sampling.sampler import Sampler
 from nucleate.speculative.acceptance import AcceptanceResult, coupled
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
-from nucleate.speculative.proposers.ngram import NgramProposer
+from nucleate.speculative.ngram import NgramProposer
 
 V, LENGTH = 37, 24
 LOGITS = np.random.default_rng(1).normal(0, 2.2, (V, V, V)).astype(np.float32)

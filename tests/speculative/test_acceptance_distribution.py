@@ -23,8 +23,7 @@ from nucleate.speculative.acceptance import (
     residual_uniform,
     typical,
 )
-from nucleate.speculative.draft import ROOT, Draft
-from nucleate.speculative.draft_distribution import exclude_token, normalize, sample_inverse_cdf
+from nucleate.speculative.draft import ROOT, Draft, exclude_token, normalize, sample_inverse_cdf
 
 V, LENGTH = 5, 3
 TRIALS = 1500

@@ -11,18 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from single_drafts import draft_of
 
-from nucleate.speculative.adaptive.acceptance_rate import AcceptanceCounts, AcceptanceRates, num_matching_tokens
-from nucleate.speculative.adaptive.controller import (
-    MAX_REST_STEPS,
-    MAX_SHADOW_TOKENS,
-    AdaptiveProposer,
-)
-from nucleate.speculative.adaptive.costs import BASELINE_INTERVAL, BASELINE_STEPS, DECAY, FIXED_COST_TOKENS, StepCosts
-from nucleate.speculative.adaptive.shadow_budget import (
+from nucleate.speculative.adaptive_measurements import (
+    BASELINE_INTERVAL,
+    BASELINE_STEPS,
+    DECAY,
+    FIXED_COST_TOKENS,
     MAX_CREDIT_STEPS,
     MAX_DEBT_STEPS,
     SHADOW_TIME_SHARE,
     WARMUP_STEPS,
+    AcceptanceCounts,
+    AcceptanceRates,
+    StepCosts,
+    num_matching_tokens,
+)
+from nucleate.speculative.adaptive_proposer import (
+    MAX_REST_STEPS,
+    MAX_SHADOW_TOKENS,
+    AdaptiveProposer,
 )
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
 
@@ -206,7 +212,7 @@ class Slow(Eager):
     def __init__(self, monkeypatch, seconds, chance=lambda: 0.0):
         super().__init__(chance)
         self.seconds, self.clock = seconds, 0.0
-        monkeypatch.setattr("nucleate.speculative.adaptive.controller.perf_counter", lambda: self.clock)
+        monkeypatch.setattr("nucleate.speculative.adaptive_proposer.perf_counter", lambda: self.clock)
 
     def propose(self, states, counts):
         self.clock += self.seconds
@@ -348,7 +354,7 @@ def test_drafting_resumes_when_acceptance_improves(chance):
 
 def test_overspent_shadow_time_is_capped(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("nucleate.speculative.adaptive.controller.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("nucleate.speculative.adaptive_proposer.perf_counter", lambda: clock[0])
     proposer, state = AdaptiveProposer(Eager(lambda: 0.0)), DraftContext(0, [0])
     steps(proposer, 1.0)
     proposer.propose([state], [MOST])

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from nucleate.speculative.adaptive.acceptance_rate import num_matching_tokens
-from nucleate.speculative.adaptive.controller import AdaptiveProposer
+from nucleate.speculative.adaptive_measurements import num_matching_tokens
+from nucleate.speculative.adaptive_proposer import AdaptiveProposer
 from nucleate.speculative.draft import Draft, DraftContext
 
 MOST, STEPS, WRONG = 7, 2000, -7
@@ -82,7 +82,7 @@ class Method:
 def speedup(scenario: Scenario, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> float:
     """The tokens per second of an engine with adaptive speculation, divided by those without."""
     method = Method(scenario, rng)
-    monkeypatch.setattr("nucleate.speculative.adaptive.controller.perf_counter", lambda: method.clock)
+    monkeypatch.setattr("nucleate.speculative.adaptive_proposer.perf_counter", lambda: method.clock)
     proposer = AdaptiveProposer(method)
     contexts = [DraftContext(key, [0], 1) for key in range(scenario.sequences)]
     next_key = count = scenario.sequences

@@ -14,16 +14,19 @@ from hypothesis import strategies as st
 from single_drafts import draft_of
 
 from nucleate.sampling.suffix_automaton import NOTHING
-from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer
-from nucleate.speculative.draft_distribution import (
+from nucleate.speculative.draft import (
+    ROOT,
+    Draft,
+    DraftContext,
+    Proposer,
     exclude_token,
     normalize,
     sample_inverse_cdf,
     sample_without_replacement,
 )
-from nucleate.speculative.proposers.counting_automaton import CONTINUED, COUNT, NUM_STATES, SYMBOL, CountingAutomaton
-from nucleate.speculative.proposers.ngram import NgramProposer
-from nucleate.speculative.proposers.suffix import MAX_CACHED_TOKENS, RecentOutputs, SuffixProposer
+from nucleate.speculative.lookup_arrays import CONTINUED, COUNT, NUM_STATES, SYMBOL, CountingAutomaton
+from nucleate.speculative.ngram import NgramProposer
+from nucleate.speculative.suffix import MAX_CACHED_TOKENS, RecentOutputs, SuffixProposer
 
 TEXTS = st.integers(1, 3).flatmap(lambda size: st.lists(st.integers(0, size), max_size=40))
 

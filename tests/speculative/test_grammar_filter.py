@@ -9,9 +9,8 @@ import pytest
 from toy_requests import SIZE
 
 import nucleate as nc
-from nucleate.speculative.draft import ROOT, Draft
+from nucleate.speculative.draft import ROOT, Draft, truncate
 from nucleate.speculative.grammar_filter import filter_draft
-from nucleate.speculative.tree import truncate
 from nucleate.structured_output import GrammarCompiler, Guide
 
 LAW = np.ones(SIZE) / SIZE

@@ -11,9 +11,9 @@ import tiers
 from lookup_twins import PlainNgramProposer, PlainSuffixProposer
 
 from nucleate.speculative.draft import Draft, DraftContext, Proposer
-from nucleate.speculative.proposers.counting_automaton import CountingAutomaton
-from nucleate.speculative.proposers.ngram import NgramProposer
-from nucleate.speculative.proposers.suffix import SuffixProposer
+from nucleate.speculative.lookup_arrays import CountingAutomaton
+from nucleate.speculative.ngram import NgramProposer
+from nucleate.speculative.suffix import SuffixProposer
 
 
 def fibonacci(length: int) -> list[int]:

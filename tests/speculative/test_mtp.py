@@ -18,8 +18,8 @@ from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.speculative.draft import DraftContext, TargetOutput
-from nucleate.speculative.proposers.neural import load
-from nucleate.speculative.proposers.neural.hidden_states import MAX_PENDING
+from nucleate.speculative.neural import load
+from nucleate.speculative.neural.draft_head import MAX_PENDING
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
@@ -28,7 +28,7 @@ from mtp_models import FAMILIES, modules_of, save, slow_draft, stock_draft, stoc
 
 from nucleate.models.transformers.hidden_state_capture import HiddenStateCapture  # noqa: E402
 from nucleate.models.transformers.mtp_module import brought  # noqa: E402
-from nucleate.speculative.proposers.neural.mtp import Mtp  # noqa: E402
+from nucleate.speculative.neural.mtp import Mtp  # noqa: E402
 
 CLOSE = 1e-3
 """Of the two best scores: where they are that close, either may be drafted."""
@@ -226,8 +226,8 @@ def test_nan_hidden_states_give_no_draft(family: str, shared: bool) -> None:
 
 def test_sampled_tokens_have_shared_noise_or_distributions() -> None:
     """With shared noise, a token is what the target samples; otherwise it comes with its distribution."""
-    from nucleate.speculative.proposers.neural import mtp
-    from nucleate.speculative.proposers.neural.draft_sampling import sample_tokens
+    from nucleate.speculative.neural import mtp
+    from nucleate.speculative.neural.draft_sampling import sample_tokens
 
     harness, ids = Harness("glm4_moe"), random_ids(20)
     seen: list[Any] = []

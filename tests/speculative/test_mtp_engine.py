@@ -27,7 +27,7 @@ pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
 from mtp_models import SIZE, modules_of, predictable_of  # noqa: E402
 
-from nucleate.speculative.proposers.neural.mtp import Mtp  # noqa: E402
+from nucleate.speculative.neural.mtp import Mtp  # noqa: E402
 
 MEMORY = 8 << 20
 WAYS: list[dict[str, Any]] = [

@@ -21,7 +21,7 @@ pytest.importorskip("transformers", reason="needs the extra 'torch'")
 from mtp_models import SIZE, modules_of, stock_of  # noqa: E402
 from toy_requests import drive  # noqa: E402
 
-from nucleate.speculative.proposers.neural.mtp import Mtp  # noqa: E402
+from nucleate.speculative.neural.mtp import Mtp  # noqa: E402
 
 CHANCES = np.array([0.75, 0.15, 0.07, 0.03])
 

@@ -15,8 +15,8 @@ from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.loader import EMBEDDED
 from nucleate.models.runner import ModelInput
 from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
-from nucleate.speculative.proposers.neural import EMBEDDED_METHODS, load
-from nucleate.speculative.proposers.neural.hidden_states import MAX_PENDING
+from nucleate.speculative.neural import EMBEDDED_METHODS, load
+from nucleate.speculative.neural.draft_head import MAX_PENDING
 
 HEADS = ("medusa", "eagle", "dflash")
 BEGINNINGS = (
@@ -345,13 +345,13 @@ def test_idle_sequences_are_evicted(make: Callable[..., Any], model: Llama, text
 
 
 def small(model: Llama, blocks: int) -> Any:
-    from nucleate.speculative.proposers.neural.draft_model import DraftModel
+    from nucleate.speculative.neural.draft_model import DraftModel
 
     complete: Any = load("draft", model)
     return DraftModel.of_llama(complete.runner.model, blocks * 16 * complete.runner.model.token_bytes)
 
 
 def head(name: str, model: Llama, tokens: int) -> Any:
-    from nucleate.speculative.proposers.neural.weights import weights_for
+    from nucleate.speculative.neural.weights import weights_for
 
     return type(load(name, model))(*weights_for(name, model), tokens=tokens)  # type: ignore[call-arg]

@@ -13,8 +13,8 @@ from nucleate.models.runner import ModelInput
 from nucleate.sampling import noise
 from nucleate.speculative import acceptance
 from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
-from nucleate.speculative.proposers.neural import EMBEDDED_METHODS, load
-from nucleate.speculative.proposers.neural.draft_sampling import sample_tokens
+from nucleate.speculative.neural import EMBEDDED_METHODS, load
+from nucleate.speculative.neural.draft_sampling import sample_tokens
 
 TEXT = [0, 2, 417, 3, 905, 11, 262, 1300, 77, 903, 5, 1021]
 

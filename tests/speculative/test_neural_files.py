@@ -21,8 +21,8 @@ from nucleate.models.loader import EMBEDDED
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import ModelInput
 from nucleate.speculative.draft import DraftContext, TargetOutput
-from nucleate.speculative.proposers.neural import EMBEDDED_METHODS, load
-from nucleate.speculative.proposers.neural.weights import DATA, read_metadata
+from nucleate.speculative.neural import EMBEDDED_METHODS, load
+from nucleate.speculative.neural.weights import DATA, read_metadata
 
 TRAINING = Path(__file__).parents[2] / "training"
 
@@ -79,7 +79,7 @@ def test_models_in_memory_are_rejected(name: str) -> None:
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_missing_weights_name_the_package(name: str, model: Llama, tmp_path: Path, monkeypatch: Any) -> None:
     """Wheels do not have the weights."""
-    monkeypatch.setattr("nucleate.speculative.proposers.neural.weights.DATA", tmp_path)
+    monkeypatch.setattr("nucleate.speculative.neural.weights.DATA", tmp_path)
     with pytest.raises(ModelError, match=rf"'{name}' are not installed; .*: pip install \./packages/draft-weights"):
         load(name, model)
     with pytest.raises(ModelError, match="for the embedded model on the numpy runtime, not on object"):
@@ -94,8 +94,8 @@ def test_unknown_methods(model: Llama) -> None:
 def test_weights_are_loaded_lazily() -> None:
     code = (
         "import sys, nucleate, nucleate.engine.engine\n"
-        "assert not any(name.startswith('nucleate.speculative.proposers.neural') for name in sys.modules)\n"
-        "import nucleate.speculative.proposers.neural\n"
+        "assert not any(name.startswith('nucleate.speculative.neural') for name in sys.modules)\n"
+        "import nucleate.speculative.neural\n"
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -134,9 +134,9 @@ def read_by(model: Llama, layers: tuple[int, ...]) -> np.ndarray:
 
 def scores_of(name: str, model: Llama, monkeypatch: pytest.MonkeyPatch, start: int = 0, count: int = 4) -> np.ndarray:
     """The logits from which the ``count`` draft tokens after IDS[:-1] were chosen."""
-    from nucleate.speculative.proposers.neural import dflash as flash
-    from nucleate.speculative.proposers.neural import draft_model, draft_sampling, eagle
-    from nucleate.speculative.proposers.neural import medusa as heads
+    from nucleate.speculative.neural import dflash as flash
+    from nucleate.speculative.neural import draft_model, draft_sampling, eagle
+    from nucleate.speculative.neural import medusa as heads
 
     seen: list[np.ndarray] = []
 

@@ -15,11 +15,10 @@ from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.engine.stats import SpeculativeStats
 from nucleate.models.protocol import ModelError
-from nucleate.speculative.adaptive.controller import AdaptiveProposer
+from nucleate.speculative.adaptive_proposer import AdaptiveProposer
 from nucleate.speculative.config import ACCEPTANCE_RULES, METHODS, Speculation
-from nucleate.speculative.draft import ROOT, Draft, DraftContext
-from nucleate.speculative.proposers.ngram import NgramProposer
-from nucleate.speculative.tree import truncate
+from nucleate.speculative.draft import ROOT, Draft, DraftContext, truncate
+from nucleate.speculative.ngram import NgramProposer
 
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)
 

@@ -34,8 +34,7 @@ from nucleate.sampling.token_logprobs import logprobs
 from nucleate.speculative import acceptance
 from nucleate.speculative.acceptance import RULES, AcceptanceResult, acceptance_uniforms, residual_uniform
 from nucleate.speculative.config import Speculation
-from nucleate.speculative.draft import Draft, DraftContext
-from nucleate.speculative.draft_distribution import sample_inverse_cdf
+from nucleate.speculative.draft import Draft, DraftContext, sample_inverse_cdf
 
 SIZE = 37
 SUPPORTED = [name for name, params in PARAMS.items() if supports_rejection_sampling(params.build_pipeline())]

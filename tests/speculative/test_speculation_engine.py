@@ -20,8 +20,8 @@ from nucleate.outputs import CompletionChunk, Usage
 from nucleate.speculative.acceptance import RULES
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import Proposer
-from nucleate.speculative.proposers.ngram import NgramProposer
-from nucleate.speculative.proposers.suffix import SuffixProposer
+from nucleate.speculative.ngram import NgramProposer
+from nucleate.speculative.suffix import SuffixProposer
 from nucleate.structured_output import GrammarCompiler
 
 DRAFTING = ("paged", "asynchronous")

@@ -21,11 +21,20 @@ import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.runner import ModelInput
-from nucleate.speculative.adaptive.controller import AdaptiveProposer
+from nucleate.speculative.adaptive_proposer import AdaptiveProposer
 from nucleate.speculative.config import Speculation
-from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer
+from nucleate.speculative.draft import (
+    ROOT,
+    Candidate,
+    Draft,
+    DraftContext,
+    Proposer,
+    best_first,
+    select_nodes,
+    tree_draft,
+    truncate,
+)
 from nucleate.speculative.grammar_filter import filter_draft
-from nucleate.speculative.tree import Candidate, best_first, select_nodes, tree_draft, truncate
 from nucleate.structured_output import GrammarCompiler, Guide
 
 DRAFTING = ("paged", "asynchronous")

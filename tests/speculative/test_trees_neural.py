@@ -22,10 +22,10 @@ from nucleate.sampling import noise
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
-from nucleate.speculative.proposers.neural import load
-from nucleate.speculative.proposers.neural.draft_sampling import SiblingRequest, sample_siblings, sample_tokens
-from nucleate.speculative.proposers.neural.tree_builder import TreeBuilder
-from nucleate.speculative.proposers.suffix import SuffixProposer
+from nucleate.speculative.neural import load
+from nucleate.speculative.neural.draft_sampling import SiblingRequest, sample_siblings, sample_tokens
+from nucleate.speculative.neural.eagle import TreeBuilder
+from nucleate.speculative.suffix import SuffixProposer
 
 TREES = ("medusa", "eagle")
 

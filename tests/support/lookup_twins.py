@@ -8,10 +8,9 @@ import operator
 from collections.abc import Iterable, Iterator, Sequence
 
 from nucleate.sampling.suffix_automaton import NOTHING, ROOT, SuffixAutomaton
-from nucleate.speculative.draft import Draft, DraftContext
-from nucleate.speculative.proposers.ngram import NgramProposer
-from nucleate.speculative.proposers.suffix import SuffixProposer
-from nucleate.speculative.tree import Node, tree_draft
+from nucleate.speculative.draft import Draft, DraftContext, Node, tree_draft
+from nucleate.speculative.ngram import NgramProposer
+from nucleate.speculative.suffix import SuffixProposer
 
 
 class PlainAutomaton(SuffixAutomaton):

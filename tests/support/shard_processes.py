@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import nucleate as nc
 from nucleate.scale.shards import ShardedSampler, ShardError
-from nucleate.sharding.rank import Rank
+from nucleate.sharding.rank_group import Rank
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["torch", "nucleate.scale.shards", "shard_ranks"])  # imported once, not per rank

@@ -9,8 +9,7 @@ import numpy as np
 from scripted_proposers import FaultyProposer, Oracle
 
 from nucleate.sampling import noise
-from nucleate.speculative.draft import ROOT, Draft, DraftContext, TargetOutput
-from nucleate.speculative.draft_distribution import sample_without_replacement
+from nucleate.speculative.draft import ROOT, Draft, DraftContext, TargetOutput, sample_without_replacement
 
 
 class TreeOracle(Oracle):

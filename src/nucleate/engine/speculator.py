@@ -24,11 +24,10 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.distributions import supports_rejection_sampling
 from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stages.selection.greedy import Greedy
-from nucleate.speculative.adaptive.controller import AdaptiveProposer
+from nucleate.speculative.adaptive_proposer import AdaptiveProposer
 from nucleate.speculative.config import COUPLED, FIELD, Speculation
-from nucleate.speculative.draft import NO_DRAFT, ROOT, Draft, DraftContext, TargetOutput
+from nucleate.speculative.draft import NO_DRAFT, ROOT, Draft, DraftContext, TargetOutput, truncate
 from nucleate.speculative.grammar_filter import filter_draft
-from nucleate.speculative.tree import truncate
 
 logger = logging.getLogger("nucleate")
 

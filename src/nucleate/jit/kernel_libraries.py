@@ -37,22 +37,24 @@ MODELS = KernelLibrary(
     ("nucleate.models.kernels.elementwise", "nucleate.models.kernels.attention_kernel"),
     _sources("models/kernels/*.py", "models/paged/kv_cache.py", "models/paged/tree_mask.py"),
 )
-_LOOKUP = ("suffix_kernels", "suffix_draft_kernels", "suffix_tree_kernels", "ngram_kernels")
 DRAFTS = KernelLibrary(
     "drafts",
     (
-        "nucleate.speculative.proposers.neural.draft_kernels",
-        *(f"nucleate.speculative.proposers.{name}" for name in _LOOKUP),
+        "nucleate.speculative.neural.draft_kernels",
+        "nucleate.speculative.suffix_kernels",
+        "nucleate.speculative.ngram_kernels",
     ),
     _sources(
-        "speculative/proposers/neural/draft_kernels.py",
+        "speculative/neural/draft_kernels.py",
         "sampling/backends/numba/*.py",
         "sampling/noise.py",
-        *(f"speculative/proposers/{name}.py" for name in (*_LOOKUP, "counting_automaton")),
+        "speculative/*_kernels.py",
+        "speculative/lookup_arrays.py",
         "speculative/draft.py",
         "sampling/suffix_automaton.py",
     ),
 )
+
 
 SAMPLER = (CHAIN, GENERIC)
 """The libraries of backend "cpu"."""

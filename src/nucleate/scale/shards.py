@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from nucleate.sharding.counted_exchange import ShardStats as ShardStats  # noqa: PLC0414
-from nucleate.sharding.shard_error import ShardError as ShardError  # noqa: PLC0414
+from nucleate.sharding.rank_exchange import ShardError as ShardError  # noqa: PLC0414
+from nucleate.sharding.rank_exchange import ShardStats as ShardStats  # noqa: PLC0414
 from nucleate.sharding.sharded_sampler import ShardedSampler as ShardedSampler  # noqa: PLC0414

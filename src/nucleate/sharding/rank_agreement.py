@@ -16,9 +16,7 @@ import numpy as np
 import torch
 
 from nucleate.sampling import noise
-from nucleate.sharding.packets import pack, unpack
-from nucleate.sharding.rank_exchange import RankExchange
-from nucleate.sharding.shard_error import ShardError
+from nucleate.sharding.rank_exchange import RankExchange, ShardError, pack, unpack
 
 PROTOCOL = 1
 """Changes with the format of the exchanges."""

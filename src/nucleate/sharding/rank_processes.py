@@ -1,14 +1,21 @@
-"""Starts the processes of a tensor-parallel model, or joins those that torchrun has started."""
+"""The processes of a tensor-parallel model: starts them, or joins those that torchrun has started.
+
+``python -m nucleate.sharding.rank_processes OPTIONS`` is a rank that rank 0 has started. Not for other callers. It ends
+when rank 0 closes the group or ends in any way: its standard input is a pipe that rank 0 keeps open.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -18,11 +25,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nucleate.jit.kernel_libraries import MODELS, SAMPLER
+from nucleate.jit.native_library import load_in_background
 from nucleate.jit.thread_pool import cores
 from nucleate.models.protocol import ModelError
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sharding.rank import Rank
-from nucleate.sharding.rank_group import RankGroup, follow
+from nucleate.sharding.rank_group import Rank, RankGroup, SetupError, follow
 
 TIMEOUT = 300.0
 """Seconds until a rank that does not answer is an error. The first step may load or compile kernels."""
@@ -117,7 +125,7 @@ class RankProcesses:
         with loopback_only(environment):
             for rank in range(1, size):
                 text = json.dumps({**options, "rank": rank})
-                command = [sys.executable, "-P", "-m", "nucleate.sharding.follower", text]
+                command = [sys.executable, "-P", "-m", "nucleate.sharding.rank_processes", text]
                 process = subprocess.Popen(  # noqa: S603
                     command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment
                 )
@@ -208,3 +216,37 @@ def load_arguments(folder: Path, device: str, dtype: str, size: int) -> tuple[Pa
     if device == "cuda" and count < size and not is_torchrun():
         raise ParameterError("tensor_parallel", f"tensor_parallel is at most the number of GPUs ({count}), got {size}")
     return folder, device, dtype
+
+
+def main(text: str) -> None:
+    """Follow rank 0. text: the options as JSON."""
+    options = json.loads(text)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: rank 0 decides
+    threading.Thread(target=_end_with_rank_0, args=[Path(options["store"]).parent], daemon=True).start()
+    rank, size, (folder, device, dtype) = options["rank"], options["size"], options["load"]
+    store = dist.FileStore(options["store"], size)
+    store.set(f"started {rank}", "")
+    try:
+        own = join(store, rank, size, device)
+        load_in_background((*SAMPLER, MODELS), compiling=False)
+        own.load(Path(folder), device_of(device, rank), dtype)
+        follow(own)
+        code = 0
+    except SetupError:  # rank 0 raises it, too
+        code = 1
+    except Exception:  # noqa: BLE001  # rank 0 notices that this process ends
+        traceback.print_exc()
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)  # without waiting for exchanges that no other rank takes part in
+
+
+def _end_with_rank_0(folder: Path) -> None:
+    """End this process when rank 0 has ended, without the folder that rank 0 made."""
+    sys.stdin.buffer.read()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,16 +1,246 @@
-"""Tensor-parallel models: one Transformers model sharded over several processes, see ``LLM(tensor_parallel=...)``."""
+"""Tensor-parallel models: one Transformers model sharded over several processes, see ``LLM(tensor_parallel=...)``.
+
+An engine gets a runner whose logits stay on the ranks, and a sampler that samples on all of them. Whole rows of logits
+are gathered where an array is needed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from nucleate.models.loader import check_options
 from nucleate.models.protocol import DecodingContext, ModelError
+from nucleate.models.runner import Fork, ModelInput, Move
 from nucleate.models.transformers.sharded_model import check_shardable
+from nucleate.outputs import StepLogprobs
+from nucleate.parameters.converters import one_line
 from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
+from nucleate.sampling.distributions import TargetDistributions
+from nucleate.sampling.pipeline import PreparedPipeline
+from nucleate.sampling.sampler import Sampler, SamplerOutput
+from nucleate.sampling.stage import Pipeline
+from nucleate.sharding.rank_channel import InputPacker, encode
 from nucleate.sharding.rank_group import RankGroup
 from nucleate.sharding.rank_processes import is_torchrun, join_torchrun, load_arguments, start
-from nucleate.sharding.sharded_runner import ShardedRunner
+
+
+class RankedRows:
+    """The result of a forward pass on all ranks: its number, and V."""
+
+    def __init__(self, group: RankGroup, vocab_size: int) -> None:
+        self.group, self.vocab_size = group, vocab_size
+        self.number = group.number(self)
+
+
+class ShardedLogits:
+    """Logits [R, V], or [V], as an array that can be indexed by rows. ``np.asarray`` gathers them from the ranks.
+
+    index: the rows of the forward pass, a slice with start and stop or a list.
+    """
+
+    dtype = np.dtype(np.float32)
+
+    def __init__(self, rows: RankedRows, index: slice | list[int], *, one: bool = False) -> None:
+        self._rows, self._index, self._one = rows, index, one
+
+    @property
+    def source(self) -> tuple[int, slice | list[int]]:
+        """The number of the logits on all ranks, and the index of the rows."""
+        return self._rows.number, self._index
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        size = self._rows.vocab_size
+        return (size,) if self._one else (len(self._numbers), size)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def _numbers(self) -> Any:
+        index = self._index
+        return range(index.start, index.stop) if isinstance(index, slice) else index
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> ShardedLogits:
+        """Some rows, without an exchange; ``None`` makes [1, V] of [V]."""
+        if index is None and self._one:
+            return ShardedLogits(self._rows, self._index)
+        if self._one:
+            raise TypeError("whole rows only: convert it with np.asarray first")
+        if isinstance(index, slice):
+            chosen = self._numbers[index]
+            if isinstance(chosen, range) and chosen.step == 1:
+                return ShardedLogits(self._rows, slice(chosen.start, chosen.stop))
+            return ShardedLogits(self._rows, list(chosen))
+        if isinstance(index, int | np.integer):
+            return ShardedLogits(self._rows, [self._numbers[index]], one=True)
+        numbers = self._numbers
+        return ShardedLogits(self._rows, [numbers[each] for each in index])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.float32]:
+        whole_RV = self._rows.group.call("whole", *self.source)
+        return np.asarray(whole_RV[0] if self._one else whole_RV, dtype or self.dtype)
+
+
+class RankedSampler:
+    """The methods of ``Sampler`` that an engine needs. Logits are ``ShardedLogits``, or whole rows.
+
+    Raises ParameterError for a backend that needs whole rows on a device.
+    """
+
+    def __init__(self, group: RankGroup, vocab_size: int, backend: str) -> None:
+        if backend in TENSOR_BACKENDS:
+            raise ParameterError("backend", f"backend {backend!r} samples on one device; tensor_parallel needs 'auto'")
+        self.vocab_size, self._group = vocab_size, group
+        self._number = group.number(self)
+        group.call("new_sampler", self._number, backend)
+
+    @property
+    def _own(self) -> Sampler:
+        sampler: Sampler = self._group.rank.get(self._number).sampler
+        return sampler
+
+    def add(
+        self,
+        pipeline: PreparedPipeline,
+        prompt_ids: Sequence[int] = (),
+        *,
+        output_ids: Sequence[int] = (),
+        seed: int,
+    ) -> int:
+        """See ``Sampler.add``."""
+        added: int = self._group.call("add", self._number, pipeline, list(prompt_ids), list(output_ids), seed)
+        return added
+
+    @staticmethod
+    def check_pipeline(pipeline: PreparedPipeline) -> None:
+        """Raise ParameterError for a pipeline that the other processes cannot make."""
+        rule = "with tensor_parallel, other processes sample as well, so stages must be defined in an importable module"
+        try:
+            encode(pipeline)
+            for stage in pipeline.given:
+                if type(stage).__module__ == "__main__":
+                    raise TypeError(f"{type(stage).__name__} is defined in __main__")
+        except Exception as error:  # pickle raises errors of many types
+            raise ParameterError("sampling_params", f"{rule}: {one_line(error)}") from error
+
+    def remove(self, row: int) -> None:
+        """See ``Sampler.remove``."""
+        self._group.call("remove", self._number, row)
+
+    def stages(self, row: int) -> Pipeline:
+        """See ``Sampler.stages``."""
+        return self._own.stages(row)
+
+    def seed(self, row: int) -> int:
+        """See ``Sampler.seed``."""
+        return self._own.seed(row)
+
+    def output_ids(self, row: int) -> tuple[int, ...]:
+        """See ``Sampler.output_ids``."""
+        return self._own.output_ids(row)
+
+    def distributions(
+        self,
+        row: int,
+        logits_NV: Any,
+        tokens: Sequence[int] = (),
+        masks: Any = None,
+        *,
+        parents: Sequence[int] | None = None,
+    ) -> TargetDistributions:
+        """See ``Sampler.distributions``. Gathers whole rows; rank 0 computes."""
+        return self._own.distributions(row, np.asarray(logits_NV), tokens, masks, parents=parents)
+
+    def accept(
+        self, row: int, token: int, logits_V: Any = None, mask_W: Any = None, *, distribution: Any = None
+    ) -> StepLogprobs | None:
+        """See ``Sampler.accept``."""
+        source = None if logits_V is None else _source(logits_V[None])
+        accepted: StepLogprobs | None = self._group.call(
+            "accept", self._number, row, int(token), source, mask_W, distribution
+        )
+        return accepted
+
+    def __call__(self, logits_RV: Any, rows: Sequence[int], *, mask: Any = None) -> SamplerOutput:
+        """See ``Sampler.__call__``."""
+        sampled: SamplerOutput = self._group.call("sample", self._number, _source(logits_RV), list(rows), mask)
+        return sampled
+
+
+def _source(logits_RV: Any) -> Any:
+    """What ``Rank.sample`` takes: whole rows are those that rank 0 has combined with others."""
+    return logits_RV.source if isinstance(logits_RV, ShardedLogits) else np.asarray(logits_RV)
+
+
+class ShardedRunner:
+    """memory: bytes for the KV cache of each rank. Raises ModelError."""
+
+    paged = True
+    tree_attention = True
+    unbatched_reason = ""
+
+    def __init__(self, group: RankGroup, memory: int) -> None:
+        self._group, self._packer = group, InputPacker()
+        self._number = group.number(self)
+        group.call("new_runner", self._number, memory)
+        self._own = own = group.rank.get(self._number)[0]
+        self.vocab_size, self.context_length, self.runtime = own.vocab_size, own.context_length, own.runtime
+        self.block_size, self.blocks, self.asynchronous = own.block_size, own.blocks, own.asynchronous
+
+    def new_sampler(self, backend: str) -> RankedSampler:
+        """The sampler of an engine that runs this model. Raises ParameterError."""
+        return RankedSampler(self._group, self.vocab_size, backend)
+
+    def forward(self, inputs: Sequence[ModelInput]) -> ShardedLogits:
+        """See ``Runner.forward``. Raises RunnerLostError."""
+        rows = RankedRows(self._group, self.vocab_size)
+        count = self._group.call("forward", self._number, rows.number, *self._packer.pack(inputs))
+        return ShardedLogits(rows, slice(0, count))
+
+    def capture_hidden_states(self, layers: Sequence[int]) -> None:
+        """See ``Runner.capture_hidden_states``."""
+        self._group.call("capture", self._number, tuple(layers))
+
+    @property
+    def capture_enabled(self) -> bool:
+        """See ``Runner.capture_enabled``: rank 0 captures."""
+        return bool(self._own.capture_enabled)
+
+    @capture_enabled.setter
+    def capture_enabled(self, value: bool) -> None:
+        self._own.capture_enabled = value
+
+    @property
+    def hidden_states(self) -> Any:
+        """See ``Runner.hidden_states``: all ranks have the same."""
+        return self._own.hidden_states
+
+    def fork(self, forks: Sequence[Fork]) -> None:
+        """See ``Runner.fork``."""
+        if any(fork.block is not None for fork in forks):
+            self._group.call("fork", self._number, list(forks))
+
+    def move(self, moves: Sequence[Move]) -> None:
+        """See ``Runner.move``."""
+        self._group.call("move", self._number, [move._replace(blocks=list(move.blocks)) for move in moves])
+
+    def forget(self, key: int) -> None:
+        """See ``Runner.forget``. The other ranks forget it with the next forward pass."""
+        self._packer.forget(key)
+
+    def warm(self) -> None:
+        """Nothing to do."""
 
 
 class TensorParallelModel:

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.sampling import noise
-from nucleate.speculative.draft import ROOT, Draft
-from nucleate.speculative.draft_distribution import Distribution, normalize, sample_inverse_cdf
+from nucleate.speculative.draft import ROOT, Distribution, Draft, normalize, sample_inverse_cdf
 
 
 class Rows(Protocol):

@@ -13,10 +13,10 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import UnknownKeywordError, with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.speculative.acceptance import RULES
-from nucleate.speculative.adaptive.controller import AdaptiveProposer
+from nucleate.speculative.adaptive_proposer import AdaptiveProposer
 from nucleate.speculative.draft import Proposer
-from nucleate.speculative.proposers.ngram import NgramProposer
-from nucleate.speculative.proposers.suffix import SuffixProposer
+from nucleate.speculative.ngram import NgramProposer
+from nucleate.speculative.suffix import SuffixProposer
 
 FIELD = "speculative_config"
 """The parameter that errors name."""
@@ -111,7 +111,7 @@ class Speculation:
         """Bind a trained method to the draft weights for a model. Raises ModelError if there are none."""
         if callable(self.method) or self.method in TOKEN_METHODS:
             return self
-        from nucleate.speculative.proposers.neural import load, load_draft_model
+        from nucleate.speculative.neural import load, load_draft_model
 
         if self.model is not None:
             return replace(self, method=load_draft_model(self.model, model), model=None)

@@ -1,15 +1,69 @@
-"""Drafts, and the interface of the proposers (draft methods) that make them."""
+"""Drafts and their token distributions, tree drafts, and the interface of the proposers (draft methods) that make them.
+
+A tree is built best-first from probabilities, pruned and truncated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from heapq import heappop, heappush
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.speculative.draft_distribution import Distribution
+Distribution = NDArray[np.float64]
+"""Probabilities [V] that sum to 1."""
+
+
+def normalize(weights_V: Any) -> Distribution | None:
+    """Normalize weights [V]. None if they are invalid: NaN, infinite or negative ones, or none above 0."""
+    x_V = np.asarray(weights_V, np.float64)
+    if x_V.ndim != 1:
+        raise ValueError(f"a distribution has the shape [vocabulary], got {list(x_V.shape)}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = float(x_V.sum())
+    if not 0 < total < np.inf or x_V.min() < 0:
+        return None
+    return np.asarray(x_V / total)
+
+
+def sample_inverse_cdf(weights_V: Distribution, u: float) -> int:
+    """Inverse-CDF sampling: the first token at which the cumulative weight exceeds u times the total; u in 0..1.
+
+    The token has a weight above 0, whatever rounding does: u = 0 gives the first such token, 1 the last.
+    """
+    sums_V = weights_V.cumsum()
+    token = int(sums_V.searchsorted(u * sums_V[-1], side="right"))
+    return token if token < len(weights_V) else int(np.flatnonzero(weights_V)[-1])
+
+
+def exclude_token(p_V: Distribution, token: int) -> Distribution | None:
+    """The distribution without one token, renormalized; None if no other token has a probability."""
+    weights_V = p_V.copy()
+    weights_V[token] = 0.0
+    return normalize(weights_V)
+
+
+def sample_without_replacement(
+    p_V: Distribution, uniforms: Iterable[float]
+) -> tuple[tuple[int, ...], tuple[Distribution, ...]]:
+    """Sample tokens without replacement, one per uniform number: the tokens, and the distribution of each.
+
+    There are fewer if no other token has a probability above 0.
+    """
+    tokens: list[int] = []
+    distributions: list[Distribution] = []
+    remaining: Distribution | None = p_V
+    for u in uniforms:
+        if remaining is None:
+            break
+        distributions.append(remaining)
+        tokens.append(sample_inverse_cdf(remaining, u))
+        remaining = exclude_token(remaining, tokens[-1])
+    return tuple(tokens), tuple(distributions)
+
 
 ROOT = -1
 """The index of the root of a draft: the last token of the sequence."""
@@ -167,3 +221,83 @@ class Proposer(Protocol):
         Unknown keys are ignored.
         """
         return
+
+
+class Candidate(NamedTuple):
+    """A candidate token with its probability, estimated by a draft method."""
+
+    token: int
+    probability: float
+    state: Any = None  #: of the draft method, after this token
+
+
+def best_first(candidates: Callable[[Any, int], Iterable[Candidate]], state: Any, max_tokens: int) -> list[Node]:
+    """The ``max_tokens`` most likely nodes of a tree; parents come before children.
+
+    candidates(state, depth): the candidates after a node of that depth, most likely first; ``state`` and depth 0 are
+    those of the root. The probability of a node is the product of the probabilities on its path.
+    """
+    nodes: list[Node] = []
+    heap: list[tuple[float, int, int, int, Any, int]] = []
+    counter = 0  # breaks ties: the first one found wins
+
+    def expand(state: Any, depth: int, index: int, probability: float) -> None:
+        nonlocal counter
+        for candidate in candidates(state, depth):
+            path_probability = probability * candidate.probability
+            heappush(heap, (-path_probability, counter, candidate.token, index, candidate.state, depth + 1))
+            counter += 1
+
+    expand(state, 0, ROOT, 1.0)
+    while heap and len(nodes) < max_tokens:
+        probability, _, token, parent, state, depth = heappop(heap)
+        nodes.append(Node(token, parent, -probability))
+        if len(nodes) < max_tokens:
+            expand(state, depth, len(nodes) - 1, -probability)
+    return nodes
+
+
+class Node(NamedTuple):
+    """A node of a tree."""
+
+    token: int
+    parent: int
+    probability: float
+
+
+def tree_draft(tokens: Iterable[int], parents: Iterable[int]) -> Draft:
+    """A draft of these nodes, without distributions; ``parents`` is None if it is a chain."""
+    draft = Draft(tuple(tokens), tuple(parents))
+    return Draft(draft.tokens) if draft.is_chain else draft
+
+
+def select_nodes(draft: Draft, indices: Sequence[int]) -> Draft:
+    """The sub-draft of some nodes, in order, whose parents are among them; ``parents`` is None if it is a chain."""
+    if len(indices) == len(draft):
+        return Draft(draft.tokens, None, draft.distributions) if draft.parents is not None and draft.is_chain else draft
+    new_index = {ROOT: ROOT} | {index: new for new, index in enumerate(indices)}
+    parent_indices = draft.parent_indices()
+    parents: tuple[int, ...] | None = tuple(new_index[parent_indices[index]] for index in indices)
+    if parents == tuple(range(ROOT, len(indices) + ROOT)):
+        parents = None
+    distributions = None if draft.distributions is None else tuple(draft.distributions[index] for index in indices)
+    return Draft(tuple(draft.tokens[index] for index in indices), parents, distributions)
+
+
+def truncate(draft: Draft, tree_width: int, depth: int, max_tokens: int) -> Draft:
+    """Limit a draft to ``tree_width`` children per node, to a depth, and to ``max_tokens``; the first ones stay.
+
+    A width of 1 keeps the first branch.
+    """
+    if draft.is_chain:
+        draft = draft.prefix(min(depth, max_tokens))
+        return draft if draft.parents is None else Draft(draft.tokens, None, draft.distributions)
+    num_children: dict[int, int] = {}
+    depth_of = {ROOT: 0}
+    indices: list[int] = []
+    for index, parent in enumerate(draft.parent_indices()):
+        num_children[parent] = num_children.get(parent, 0) + 1
+        if len(indices) < max_tokens and num_children[parent] <= tree_width and depth_of.get(parent, depth) < depth:
+            depth_of[index] = depth_of[parent] + 1
+            indices.append(index)
+    return select_nodes(draft, indices)

@@ -10,8 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from nucleate.speculative.draft import ROOT, Draft
-from nucleate.speculative.tree import select_nodes
+from nucleate.speculative.draft import ROOT, Draft, select_nodes
 from nucleate.structured_output import Guide, MatcherError
 
 

@@ -12,10 +12,9 @@ from nucleate.models.llama.batched_llama import BatchedLlama, compiled
 from nucleate.models.llama.numpy_llama import Floats, Llama
 from nucleate.models.runner import ModelInput, Runner
 from nucleate.speculative.draft import Draft, DraftContext, Proposer
-from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, build_drafts
-from nucleate.speculative.proposers.neural.draft_sampling import sample_tokens
-from nucleate.speculative.proposers.neural.kv_slots import KVSlots
-from nucleate.speculative.proposers.neural.weights import Weights
+from nucleate.speculative.neural.draft_head import KVSlots
+from nucleate.speculative.neural.draft_sampling import ChainBuilder, build_drafts, sample_tokens
+from nucleate.speculative.neural.weights import Weights
 
 KV_CACHE_BYTES = 64 << 20
 """Default size of the KV cache, in bytes."""

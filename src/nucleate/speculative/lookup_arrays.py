@@ -1,16 +1,52 @@
-"""A suffix automaton that counts the occurrences and the most frequent continuation of each substring.
+"""The arrays in which draft methods look tokens up, for kernels: the tokens of a sequence, and a suffix automaton.
 
-It is two arrays, which the kernels in ``suffix_kernels`` extend and search. 176 to 352 bytes per symbol.
+The suffix automaton counts the occurrences and the most frequent continuation of each substring. It is two arrays,
+which the kernels in ``suffix_kernels`` extend and search. 176 to 352 bytes per symbol.
 """
 
 from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.sampling.suffix_automaton import NOTHING, ROOT
-from nucleate.speculative.proposers.token_buffer import HASH_FACTOR, capacity_for
+
+HASH_FACTOR = secrets.randbits(63) | 1
+"""A factor of the hashes of all tables: odd, and random, so that no text can be made whose hashes collide."""
+
+INITIAL_CAPACITY = 64
+
+
+def capacity_for(size: int) -> int:
+    """The capacity of arrays for ``size`` tokens: a power of two."""
+    return max(INITIAL_CAPACITY, 1 << (size - 1).bit_length())
+
+
+class TokenBuffer:
+    """A copy of the tokens of a sequence: ``array[:size]``, int64."""
+
+    def __init__(self) -> None:
+        self.size, self.array = 0, np.empty(INITIAL_CAPACITY, np.int64)
+
+    def update(self, token_ids: Sequence[int]) -> NDArray[np.int64]:
+        """Copy the tokens that are new, or all if the sequence is shorter than before. Returns the array.
+
+        Raises OverflowError for a token id that is not an int64.
+        """
+        size = len(token_ids)
+        start = self.size if self.size <= size else 0
+        if size > len(self.array):
+            grown = np.empty(capacity_for(size), np.int64)
+            grown[:start] = self.array[:start]
+            self.array = grown
+        self.array[start:size] = token_ids[start:]
+        self.size = size
+        return self.array
+
 
 LINK, LENGTH, COUNT, CONTINUED, TOP, FIRST = range(6)
 """The columns of ``states``: the state of the longest suffix that ends at more positions; the length of the longest

@@ -15,11 +15,11 @@ from nucleate.models.protocol import Model, ModelError
 from nucleate.models.runner import BLOCK
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.speculative.draft import Proposer
-from nucleate.speculative.proposers.neural.dflash import DFlash
-from nucleate.speculative.proposers.neural.draft_model import KV_CACHE_BYTES, DraftModel
-from nucleate.speculative.proposers.neural.eagle import Eagle
-from nucleate.speculative.proposers.neural.medusa import Medusa
-from nucleate.speculative.proposers.neural.weights import weights_for
+from nucleate.speculative.neural.dflash import DFlash
+from nucleate.speculative.neural.draft_model import KV_CACHE_BYTES, DraftModel
+from nucleate.speculative.neural.eagle import Eagle
+from nucleate.speculative.neural.medusa import Medusa
+from nucleate.speculative.neural.weights import weights_for
 
 EMBEDDED_METHODS = ("draft", "medusa", "eagle", "dflash")
 """Methods with weights for the embedded model."""
@@ -84,6 +84,6 @@ def _load_mtp(model: object) -> Proposer:
             " num_mtp_layers in its config, such as deepseek_v3, glm4_moe or mellum"
         )
     from nucleate.models.transformers.mtp_module import brought
-    from nucleate.speculative.proposers.neural.mtp import Mtp
+    from nucleate.speculative.neural.mtp import Mtp
 
     return Mtp(brought(model))

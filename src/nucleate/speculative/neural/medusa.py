@@ -13,16 +13,26 @@ import numpy as np
 from nucleate.models.llama.numpy_llama import Floats, Llama
 from nucleate.models.matmul import compiled_matmul as product
 from nucleate.models.matmul import one_thread
-from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer, TargetOutput
-from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, build_drafts
-from nucleate.speculative.proposers.neural.draft_sampling import (
+from nucleate.speculative.draft import (
+    ROOT,
+    Candidate,
+    Draft,
+    DraftContext,
+    Node,
+    Proposer,
+    TargetOutput,
+    best_first,
+    select_nodes,
+)
+from nucleate.speculative.neural.draft_sampling import (
+    ChainBuilder,
     SampledToken,
     SiblingRequest,
+    build_drafts,
     sample_siblings,
     sample_tokens,
 )
-from nucleate.speculative.proposers.neural.weights import Weights
-from nucleate.speculative.tree import Candidate, Node, best_first, select_nodes
+from nucleate.speculative.neural.weights import Weights
 
 HEAD_ACCURACY = (
     (0.525, 0.149, 0.068, 0.053, 0.025, 0.021, 0.014, 0.012),

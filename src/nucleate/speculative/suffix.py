@@ -13,10 +13,8 @@ import numpy as np
 
 from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.sampling.suffix_automaton import NOTHING
-from nucleate.speculative.draft import INDEX_CHUNK_SIZE, NO_DRAFT, Draft, DraftContext, Proposer
-from nucleate.speculative.proposers.counting_automaton import CountingAutomaton
-from nucleate.speculative.proposers.token_buffer import HASH_FACTOR, TokenBuffer
-from nucleate.speculative.tree import tree_draft
+from nucleate.speculative.draft import INDEX_CHUNK_SIZE, NO_DRAFT, Draft, DraftContext, Proposer, tree_draft
+from nucleate.speculative.lookup_arrays import HASH_FACTOR, CountingAutomaton, TokenBuffer
 
 MAX_CACHED_TOKENS = 1 << 16
 """Default number of cached output tokens, which take up to 12 MB."""

@@ -7,7 +7,7 @@ probability is higher than the number of tokens that the engine generates in tha
 Where drafts do not pay, or where that is unknown, *shadow drafts* are made now and then: they are not verified, but
 compared with the tokens that are generated. They cost only the time of the draft method, which is limited to a small
 share. Between them the engine rests: its steps are those without speculation. The first draft of all is a shadow draft,
-which shows what the draft method costs. Drafts that lose time pause, whatever was predicted (``loss_limit``).
+which shows what the draft method costs. Drafts that lose time pause, whatever was predicted (``LossLimit``).
 """
 
 from __future__ import annotations
@@ -17,12 +17,18 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import NamedTuple
 
-from nucleate.speculative.adaptive.acceptance_rate import PRIOR_RATE, PRIOR_WEIGHT, AcceptanceCounts, AcceptanceRates
-from nucleate.speculative.adaptive.costs import BASELINE_INTERVAL, TRIAL_INTERVAL, StepCosts
-from nucleate.speculative.adaptive.loss_limit import LossLimit
-from nucleate.speculative.adaptive.shadow_budget import ShadowBudget
-from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, Proposer, TargetOutput
-from nucleate.speculative.tree import truncate
+from nucleate.speculative.adaptive_measurements import (
+    BASELINE_INTERVAL,
+    PRIOR_RATE,
+    PRIOR_WEIGHT,
+    TRIAL_INTERVAL,
+    AcceptanceCounts,
+    AcceptanceRates,
+    LossLimit,
+    ShadowBudget,
+    StepCosts,
+)
+from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, Proposer, TargetOutput, truncate
 
 MAX_SHADOW_TOKENS = 4
 """The most tokens of a shadow draft."""

@@ -13,10 +13,8 @@ from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, ModelInput
 from nucleate.models.transformers.mtp_module import MtpModules
 from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
-from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, build_drafts
-from nucleate.speculative.proposers.neural.draft_sampling import sample_tokens
-from nucleate.speculative.proposers.neural.hidden_states import CapturedHiddenStates
-from nucleate.speculative.proposers.neural.kv_slots import KVSlots
+from nucleate.speculative.neural.draft_head import CapturedHiddenStates, KVSlots
+from nucleate.speculative.neural.draft_sampling import ChainBuilder, build_drafts, sample_tokens
 
 KV_CACHE_BYTES = 256 << 20
 """Default size of the KV cache, in bytes."""

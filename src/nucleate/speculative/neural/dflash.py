@@ -17,17 +17,16 @@ from nucleate.models.paged.attention import attend_sequence, store
 from nucleate.models.paged.batch_layout import BatchLayout
 from nucleate.models.runner import BLOCK
 from nucleate.speculative.draft import Draft, DraftContext
-from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, build_drafts
-from nucleate.speculative.proposers.neural.draft_sampling import sample_tokens
-from nucleate.speculative.proposers.neural.head_state import DraftHead
-from nucleate.speculative.proposers.neural.layer import (
+from nucleate.speculative.neural.draft_head import (
     MAX_CACHED_TOKENS,
+    DraftHead,
     DraftLayer,
     fuse_hidden_states,
     rms_normalize,
     rotary_tables,
 )
-from nucleate.speculative.proposers.neural.weights import Weights
+from nucleate.speculative.neural.draft_sampling import ChainBuilder, build_drafts, sample_tokens
+from nucleate.speculative.neural.weights import Weights
 
 
 class DFlash(DraftHead):

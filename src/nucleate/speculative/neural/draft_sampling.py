@@ -1,8 +1,9 @@
-"""Samples draft tokens from the logits of a draft method."""
+"""Samples draft tokens from the logits of a draft method, and builds chain drafts of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.models.llama.numpy_llama import Floats
 from nucleate.sampling import noise
-from nucleate.speculative.draft import DraftContext
-from nucleate.speculative.draft_distribution import (
+from nucleate.speculative.draft import (
     Distribution,
+    Draft,
+    DraftContext,
     normalize,
     sample_inverse_cdf,
     sample_without_replacement,
@@ -147,3 +149,34 @@ def _uniform(context: DraftContext, first: int, count: int) -> list[float]:
         context.seed, context.position, noise.DRAFT, np.arange(first, first + count)
     ).tolist()
     return numbers
+
+
+@dataclass
+class ChainBuilder:
+    """The draft of one sequence."""
+
+    context: DraftContext
+    max_tokens: int  #: maximum length
+    tokens: list[int] = field(default_factory=list)
+    distributions: list[Distribution | None] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)  #: the sequence and its draft, if the draft method uses them
+
+    def add(self, sampled: SampledToken) -> bool:
+        """Append a token. Returns whether the draft needs another one."""
+        if sampled.token < 0 or len(self.tokens) >= self.max_tokens:
+            return False
+        self.tokens.append(sampled.token)
+        self.distributions.append(sampled.distribution)
+        return len(self.tokens) < self.max_tokens
+
+
+def build_drafts(chains: Iterable[ChainBuilder]) -> list[Draft]:
+    """The finished drafts."""
+    return [
+        Draft(
+            tuple(chain.tokens),
+            None,
+            tuple(chain.distributions) if any(each is not None for each in chain.distributions) else None,
+        )
+        for chain in chains
+    ]

@@ -12,7 +12,7 @@ import numpy as np
 
 from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.speculative.draft import INDEX_CHUNK_SIZE, NO_DRAFT, Draft, DraftContext, Proposer
-from nucleate.speculative.proposers.token_buffer import HASH_FACTOR, TokenBuffer, capacity_for
+from nucleate.speculative.lookup_arrays import HASH_FACTOR, TokenBuffer, capacity_for
 
 
 class NgramProposer(Proposer):

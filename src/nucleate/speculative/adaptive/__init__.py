@@ -1,1 +1,0 @@
-"""Adaptive speculation length: how many tokens are worth drafting."""

@@ -1,0 +1,251 @@
+"""What draft heads over the target's hidden states share: their sequences, KV cache blocks, and a transformer layer.
+
+The hidden states of a sequence are buffered until the head has processed them. The layer is in NumPy, over a paged KV
+cache. Everything is float32; sizes are those of the target.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.models.kernels import numpy_fallback
+from nucleate.models.llama.numpy_llama import Floats, Llama
+from nucleate.models.matmul import compiled_matmul as product
+from nucleate.models.paged.batch_layout import BatchLayout
+from nucleate.models.paged.kv_cache import AttentionRule, KVCache, allocate_kv_cache
+from nucleate.models.runner import BLOCK, ModelInput
+from nucleate.speculative.draft import DraftContext, Proposer, TargetOutput
+from nucleate.speculative.neural.draft_sampling import ChainBuilder
+from nucleate.speculative.neural.weights import Weights
+
+
+class KVSlots:
+    """The block tables of sequences. blocks: number of blocks; block_size: tokens per block."""
+
+    def __init__(self, blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.free = list(range(blocks))
+        self.tables: OrderedDict[int, list[int]] = OrderedDict()
+
+    def allocate(self, key: int, tokens: int, protected_keys: Iterable[int]) -> list[int]:
+        """Allocate blocks for ``tokens`` tokens of a sequence. Returns the keys of the sequences evicted for it.
+
+        ``protected_keys`` are not evicted. If there are not enough blocks, the sequence itself is evicted.
+        """
+        table = self.tables.setdefault(key, [])
+        self.tables.move_to_end(key)
+        num_missing = -(-tokens // self.block_size) - len(table)
+        evicted: list[int] = []
+        if num_missing > len(self.free):
+            protected = {key, *protected_keys}
+            for old in [old for old in self.tables if old not in protected]:
+                evicted.append(old)
+                self.free_sequence(old)
+                if num_missing <= len(self.free):
+                    break
+        if num_missing > len(self.free):
+            self.free_sequence(key)
+            return [*evicted, key]
+        table += [self.free.pop() for _ in range(num_missing)]
+        return evicted
+
+    def free_sequence(self, key: int) -> None:
+        """Free the blocks of a sequence."""
+        self.free += self.tables.pop(key, [])
+
+
+MAX_PENDING = 512
+"""Maximum number of hidden states that are buffered between drafts; then the older half is dropped."""
+
+
+@dataclass
+class CapturedHiddenStates:
+    """Hidden states of ``count`` tokens of a sequence from position ``base`` on; those from ``first`` on are stored.
+
+    num_processed: for how many of these tokens the draft head has KV cache entries.
+    """
+
+    copy: Callable[[Any], Any] = np.array  #: copies an array
+    concatenate: Callable[[Sequence[Any]], Any] = np.concatenate
+    base: int = 0
+    first: int = 0
+    count: int = 0
+    num_processed: int = 0
+    _chunks: list[Any] = field(default_factory=list)
+
+    @property
+    def stop(self) -> int:
+        """The position after the last token with a known hidden state."""
+        return self.base + self.count
+
+    def add(self, output: TargetOutput) -> None:
+        """Add hidden states. After a gap, the earlier ones are dropped."""
+        num_known = self.stop - output.start if self.count else -1
+        new_TX = output.hidden_states_TF[max(0, num_known) :]
+        if not len(new_TX):
+            return
+        if num_known < 0:
+            self._begin(output.start, [])
+        self._chunks.append(self.copy(new_TX))
+        self.count += len(new_TX)
+        if self.count - self.num_processed > MAX_PENDING:
+            kept_TX = self.copy(self._all_states()[-(MAX_PENDING // 2) :])
+            self._begin(self.stop - len(kept_TX), [kept_TX])
+
+    def states(self, start: int) -> Any:
+        """The hidden states from index ``start`` on, relative to ``base``: [count - start, X]."""
+        return self._all_states()[start - self.first :]
+
+    def mark_processed(self, keep: int = 1) -> None:
+        """Mark all tokens as processed; the last ``keep`` hidden states stay stored."""
+        last_TX = self._all_states()[-keep:]
+        self.num_processed, self.first = self.count, self.count - len(last_TX)
+        self._chunks = [self.copy(last_TX)]
+
+    def _all_states(self) -> Any:
+        if len(self._chunks) > 1:
+            self._chunks = [self.concatenate(self._chunks)]
+        return self._chunks[0]
+
+    def _begin(self, base: int, chunks: list[Any]) -> None:
+        self.base, self.first, self.num_processed, self._chunks = base, 0, 0, chunks
+        self.count = sum(map(len, chunks))
+
+
+MAX_CACHED_TOKENS = 1 << 16
+"""Default KV cache size in tokens; memory is committed when it is first written."""
+
+
+def rms_normalize(x_TX: Floats, epsilon: np.float32) -> Floats:
+    """Scale each row to a mean square of 1 (RMSNorm without weights)."""
+    square_T = np.einsum("...x,...x->...", x_TX, x_TX) / np.float32(x_TX.shape[-1])
+    scaled: Floats = x_TX / np.sqrt(square_T + epsilon)[..., None]
+    return scaled
+
+
+def fuse_hidden_states(hidden_states_TF: Floats, width: int, epsilon: np.float32, fuse: Floats) -> Floats:
+    """Project the concatenated, RMS-normalized hidden states of several layers to one: [T, width]."""
+    units = rms_normalize(hidden_states_TF.reshape(len(hidden_states_TF), -1, width), epsilon)
+    return product(units.reshape(len(hidden_states_TF), -1), fuse)
+
+
+def rotary_tables(positions_T: NDArray[np.int64], target: Llama) -> tuple[Floats, Floats]:
+    """Cosines and sines of rotary positions."""
+    angle = positions_T[:, None] * target.frequencies
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
+
+class DraftLayer:
+    """The weights and the KV cache of one layer."""
+
+    def __init__(self, weights: Weights, prefix: str, target: Llama, blocks: int) -> None:
+        self._target = target
+        self._query, self._out = weights.matrix(prefix + "query"), weights.matrix(prefix + "out")
+        self._key_value = weights.matrix(prefix + "key", prefix + "value")
+        self._norm = weights[prefix + "mlp_norm.weight"]
+        self._gate_up, self._down = weights.matrix(prefix + "gate", prefix + "up"), weights.matrix(prefix + "down")
+        self.pool: KVCache = allocate_kv_cache(blocks, BLOCK, target.kv_heads, target.head_size, target.head_size)
+        self.rule = AttentionRule(target.head_size**-0.5)
+
+    def query(self, x_TX: Floats, rotary: tuple[Floats, Floats]) -> Floats:
+        """Rotated queries [T, heads, head size]."""
+        query_THD = product(x_TX, self._query).reshape(len(x_TX), -1, self._target.head_size)
+        numpy_fallback.rotate(query_THD, *rotary)
+        return query_THD
+
+    def key_value(self, x_TX: Floats, rotary: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
+        """Rotated keys, and values: [T, kv heads, head size] each."""
+        key_value_TKD = product(x_TX, self._key_value).reshape(len(x_TX), -1, self._target.head_size)
+        key_TKD, value_TKD = key_value_TKD[:, : self._target.kv_heads], key_value_TKD[:, self._target.kv_heads :]
+        numpy_fallback.rotate(key_TKD, *rotary)
+        return key_TKD, value_TKD
+
+    def output(self, x_TX: Floats, heads_THD: Floats) -> Floats:
+        """Apply the output projection and the MLP, both with residuals."""
+        x_TX = x_TX + product(heads_THD.reshape(len(x_TX), -1), self._out)
+        gate_up_TY = product(rms_normalize(x_TX, self._target.epsilon) * self._norm, self._gate_up)
+        gated_TY = np.empty((len(x_TX), gate_up_TY.shape[1] // 2), np.float32)
+        numpy_fallback.gate(gate_up_TY, gated_TY)
+        out: Floats = x_TX + product(gated_TY, self._down)
+        return out
+
+
+class TrackedSequences:
+    """The sequences whose hidden states are received, and the KV cache blocks of a head."""
+
+    def __init__(self, blocks: int, block_size: int) -> None:
+        self._kv_slots = KVSlots(blocks, block_size)
+        self._captured: dict[int, CapturedHiddenStates] = {}
+
+    def __len__(self) -> int:
+        return len(self._captured)
+
+    def observe(self, outputs: Sequence[TargetOutput]) -> None:
+        """See ``Proposer.observe``."""
+        for output in outputs:
+            self._captured.setdefault(output.key, CapturedHiddenStates()).add(output)
+
+    def forget(self, key: int) -> None:
+        """See ``Proposer.forget``."""
+        self._captured.pop(key, None)
+        self._kv_slots.free_sequence(key)
+
+    def ready(self, chains: Sequence[ChainBuilder], num_draft_tokens: int | None = None) -> list[ChainBuilder]:
+        """The chains that can be drafted: all but the last token have hidden states, and the KV cache has space.
+
+        num_draft_tokens: draft tokens to allocate KV cache for; None: ``max_tokens`` of each chain.
+        """
+        keys = [chain.context.key for chain in chains]
+        ready = []
+        for chain in chains:
+            count = chain.max_tokens if num_draft_tokens is None else num_draft_tokens
+            if chain.max_tokens > 0 and self._allocate(chain.context, count, keys):
+                ready.append(chain)
+        return ready
+
+    def _allocate(self, context: DraftContext, num_draft_tokens: int, keys: list[int]) -> bool:
+        states = self._captured.get(context.key)
+        if states is None or states.stop != len(context.token_ids) - 1 or not states.count:
+            return False
+        for key in self._kv_slots.allocate(context.key, states.count + num_draft_tokens, keys):
+            self._captured.pop(key, None)
+        return context.key in self._captured
+
+    def captured(self, chain: ChainBuilder) -> CapturedHiddenStates:
+        """The hidden states of a sequence."""
+        return self._captured[chain.context.key]
+
+    def model_input(self, chain: ChainBuilder, start: int, stop: int, shift: int = 0) -> ModelInput:
+        """The model input for the captured tokens ``start`` to ``stop`` of a sequence, ``shift`` positions later."""
+        ids = chain.ids[self._captured[chain.context.key].base + shift :]
+        return ModelInput(chain.context.key, ids, start, stop, self._kv_slots.tables[chain.context.key], 1)
+
+    def pending_layout(self, chains: Sequence[ChainBuilder], shift: int = 0) -> BatchLayout:
+        """The layout of the tokens whose hidden states are not processed yet."""
+        found = [(chain, self._captured[chain.context.key]) for chain in chains]
+        parts = [self.model_input(chain, one.num_processed, one.count, shift) for chain, one in found]
+        return BatchLayout(parts, self._kv_slots.block_size)
+
+
+class DraftHead(Proposer):
+    """Base class of proposers with a KV cache over hidden states. tokens: KV cache size, for all sequences together."""
+
+    def __init__(self, target: Llama, tokens: int) -> None:
+        self._target, self._sequences = target, TrackedSequences(tokens // BLOCK, BLOCK)
+
+    def observe(self, outputs: Sequence[TargetOutput]) -> None:
+        """See ``Proposer.observe``."""
+        self._sequences.observe(outputs)
+
+    def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
+        """See ``Proposer.forget``."""
+        self._sequences.forget(key)
+
+    def _rms_norm(self, x_TX: Floats, norm_X: Floats) -> Floats:
+        return rms_normalize(x_TX, self._target.epsilon) * norm_X

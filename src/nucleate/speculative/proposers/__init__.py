@@ -1,1 +1,0 @@
-"""Draft methods: each proposes tokens that the model verifies."""
