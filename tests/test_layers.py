@@ -45,7 +45,7 @@ ALLOWED |= {
     | {"batch", "scale"},
     "integrations": {*BELOW, "engine", "llm", "cli"},
 }
-NUMBA = {"jit/compiler.py", "jit/entry_points.py", "sampling/backends/numba", "models/kernels"}
+NUMBA = {"jit/compiler.py", "jit/entry_points.py", "sampling/cpu", "models/kernels"}
 ONLY_IN = {
     "numba": NUMBA,
     "llvmlite": {*NUMBA, "jit/native_library.py"},

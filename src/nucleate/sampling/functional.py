@@ -12,9 +12,8 @@ from nucleate.jit.readiness import compiled
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.fused.edit_program import EditProgram
-from nucleate.sampling.backends.numba.fused.fused_sampler import RowTable
 from nucleate.sampling.companion import combined_rows
+from nucleate.sampling.cpu.fused_sampler import EditProgram, RowTable
 from nucleate.sampling.cpu_paths import fused, row_probabilities, runner
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.dispatch.route import FUSED, dispatch

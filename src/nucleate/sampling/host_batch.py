@@ -13,8 +13,7 @@ from nucleate.jit.readiness import compiled
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError, unknown
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.fused.edit_program import EditProgram
-from nucleate.sampling.backends.numba.fused.fused_sampler import NOT_DRAWN, RowSelection, RowTable
+from nucleate.sampling.cpu.fused_sampler import NOT_DRAWN, EditProgram, RowSelection, RowTable
 from nucleate.sampling.cpu_paths import fused, report, runner
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.incremental_history import IncrementalHistory

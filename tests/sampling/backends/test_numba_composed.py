@@ -20,16 +20,10 @@ from edge_rows import KINDS, NEAR, row
 from pipeline_cases import OTHERS, case
 
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.composed import (
-    candidate_list,
-    edited_row,
-    full_row,
-    pipeline_steps,
-    row_kernels,
-)
-from nucleate.sampling.backends.numba.composed import evaluation as generic
-from nucleate.sampling.backends.numba.composed.edited_row import thread_workspace
-from nucleate.sampling.backends.numba.fused import fused_sampler as special_rows
+from nucleate.sampling.cpu import candidate_list, edited_row, full_row, pipeline_steps, row_kernels
+from nucleate.sampling.cpu import evaluation as generic
+from nucleate.sampling.cpu import fused_sampler as special_rows
+from nucleate.sampling.cpu.edited_row import thread_workspace
 from nucleate.sampling.dispatch import rules
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import absolute, exp, log, where

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from nucleate.jit.compiler import kernel, loose
-from nucleate.sampling.backends.numba import block_ops, philox
-from nucleate.sampling.backends.numba.block_ops import WORD_BITS
-from nucleate.sampling.backends.numba.float64 import LOG2_E, exp
-from nucleate.sampling.backends.numba.row_loading import group_address, pad_tail
-from nucleate.sampling.backends.numba.vector_lanes import GROUP_SIZE
+from nucleate.sampling.cpu import block_ops, kernel_maths
+from nucleate.sampling.cpu.block_ops import GROUP_SIZE, WORD_BITS
+from nucleate.sampling.cpu.kernel_maths import LOG2_E, exp
+from nucleate.sampling.cpu.row_loading import group_address, pad_tail
 from nucleate.sampling.noise import GROUP as GROUP_STREAM
 from nucleate.sampling.noise import TOKEN as TOKEN_STREAM
 
@@ -191,7 +190,7 @@ def ranking_keys(x: Any, tail: Any, maxima: Any, threshold: Any, keys: Any) -> A
 @kernel("float64(uint64, uint64, int64, int64)")
 def uniform(seed: Any, step: Any, stream: Any, index: Any) -> Any:
     """``noise.uniform`` of one index."""
-    return philox.uniform(seed, step, stream, index)
+    return kernel_maths.uniform(seed, step, stream, index)
 
 
 @kernel("void(uint64, uint64, int64, uint32[::1])")
@@ -202,7 +201,7 @@ def token_words(seed: Any, step: Any, stream: Any, out: Any) -> None:
         out0, out1 = out[first : ends[0]], out[ends[0] : ends[1]]
         out2, out3 = out[ends[1] : ends[2]], out[ends[2] : first + 4 * GROUP_SIZE]
         for i in range(GROUP_SIZE):
-            w0, w1, w2, w3 = philox.words(seed, step, stream, (first >> 2) + i)
+            w0, w1, w2, w3 = kernel_maths.words(seed, step, stream, (first >> 2) + i)
             out0[i], out1[i], out2[i], out3[i] = np.uint32(w0), np.uint32(w1), np.uint32(w2), np.uint32(w3)
 
 
@@ -211,7 +210,7 @@ def listed_words(seed: Any, step: Any, stream: Any, ids: Any, out: Any) -> None:
     """``token_words.token_words`` of one seed and step."""
     for i in range(ids.size):
         block = (ids[i] >> 10 << 8) + (ids[i] & 255)
-        w0, w1, w2, w3 = philox.words(seed, step, stream, block)
+        w0, w1, w2, w3 = kernel_maths.words(seed, step, stream, block)
         which = (ids[i] >> 8) & 3
         out[i] = np.uint32((w0 if which == 0 else w1) if which < 2 else (w2 if which == 2 else w3))
 
@@ -224,7 +223,7 @@ def values_below(seed: Any, step: Any, stream: Any, threshold: Any, value: Any, 
         out0, out1 = out[first : ends[0]], out[ends[0] : ends[1]]
         out2, out3 = out[ends[1] : ends[2]], out[ends[2] : first + 4 * GROUP_SIZE]
         for i in range(GROUP_SIZE):
-            w0, w1, w2, w3 = philox.words(seed, step, stream, (first >> 2) + i)
+            w0, w1, w2, w3 = kernel_maths.words(seed, step, stream, (first >> 2) + i)
             out0[i] = value if np.int64(w0) < threshold else np.float32(0.0)
             out1[i] = value if np.int64(w1) < threshold else np.float32(0.0)
             out2[i] = value if np.int64(w2) < threshold else np.float32(0.0)
@@ -236,7 +235,7 @@ def gumbel_race(ids: Any, weights: Any, seed: Any, step: Any, stream: Any) -> An
     """The id with the highest log(weight) + Gumbel noise, by exponential race; -1 if two are too close."""
     best_time, second_time, winner = np.inf, np.inf, np.int64(-1)
     for i in range(ids.size):
-        u = philox.uniform(seed, step, stream, ids[i])
+        u = kernel_maths.uniform(seed, step, stream, ids[i])
         if u < best_time * (1.0 + 2.0 * TIE_TOLERANCE) * weights[i]:
             time = -math.log1p(-u) / weights[i]
             if time < best_time:
@@ -260,7 +259,7 @@ def race_groups(
     """
     more, times, sums = scratch[0], scratch[1, : maxima.size], np.int64(scratch[2].ctypes.data)
     first, winner, best_time, second_time = 0, np.int64(-1), np.inf, np.inf
-    philox.uniforms(times, times.size, seed, step, GROUP_STREAM, 0)
+    kernel_maths.uniforms(times, times.size, seed, step, GROUP_STREAM, 0)
     for group in range(times.size):
         z = np.float64(maxima[group]) - top
         most = exp(((c3 * z + c2) * z + c1) * z) if z > -np.inf else 0.0
@@ -277,7 +276,7 @@ def race_groups(
                 group_address(x, tail, group), top, c1 * LOG2_E, c2 * LOG2_E, c3 * LOG2_E, sums
             )
         if mass > 0.0:
-            time = -math.log1p(-philox.uniform(seed, step, GROUP_STREAM, group)) / mass
+            time = -math.log1p(-kernel_maths.uniform(seed, step, GROUP_STREAM, group)) / mass
             if time < best_time:
                 best_time, second_time, winner = time, best_time, np.int64(group)
             else:

@@ -3,7 +3,8 @@
 NumPy evaluates the rules of stages on the few tokens that matter; nothing is compiled per stage. A row starts as a
 lazy ``full_row.FullRow``: kernels compute the statistics that a rule reads in passes over the row. A truncation stage
 gets the top of the ranking as a list, as long as its decision needs, and returns a ``candidate_list.CandidateList``.
-Invalid rows, and decisions closer than the error of the kernels' sums, are left to the reference."""
+Invalid rows, and decisions closer than the error of the kernels' sums, are left to the reference.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 from nucleate.outputs import StepLogprobs
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.composed.candidate_list import CandidateList, UndecidedRow, uniform
-from nucleate.sampling.backends.numba.composed.edited_row import EditedRow, thread_workspace
-from nucleate.sampling.backends.numba.composed.full_row import FullRow
-from nucleate.sampling.backends.numba.composed.pipeline_steps import (
+from nucleate.sampling.cpu.candidate_list import CandidateList, UndecidedRow, uniform
+from nucleate.sampling.cpu.edited_row import EditedRow, thread_workspace
+from nucleate.sampling.cpu.full_row import FullRow
+from nucleate.sampling.cpu.pipeline_steps import (
     PipelineStep,
     PipelineSteps,
     steps_of,

@@ -9,8 +9,7 @@ from numba import carray, types
 from numba.core import cgutils
 
 from nucleate.jit.compiler import inline, intrinsic, jit, kernel
-from nucleate.sampling.backends.numba.block_ops import float16_to_float32
-from nucleate.sampling.backends.numba.vector_lanes import FLOAT, GROUP_SIZE, LONG, vector_function
+from nucleate.sampling.cpu.block_ops import FLOAT, GROUP_SIZE, LONG, float16_to_float32, vector_function
 
 FLOAT32, FLOAT16, BFLOAT16, FLOAT64 = range(4)
 """The data types of logits, in the order of ``inputs.LOGITS_DTYPES``."""

@@ -17,7 +17,8 @@ from nucleate.jit.kernel_libraries import GENERIC
 from nucleate.outputs import StepLogprobs, TokenLogprob
 from nucleate.sampling import noise
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.composed.candidate_list import (
+from nucleate.sampling.backends.reference import Floats, Ids, Survivors, TotalMass
+from nucleate.sampling.cpu.candidate_list import (
     TIE_TOLERANCE,
     CandidateList,
     UndecidedRow,
@@ -25,10 +26,8 @@ from nucleate.sampling.backends.numba.composed.candidate_list import (
     finite_tokens,
     uniform,
 )
-from nucleate.sampling.backends.numba.composed.curve import PROBE, Curve, fitted
-from nucleate.sampling.backends.numba.composed.edited_row import BINS, LOWEST, EditedRow, apply_shift
-from nucleate.sampling.backends.numba.composed.pipeline_steps import PipelineStep, StageKind
-from nucleate.sampling.backends.reference import Floats, Ids, Survivors, TotalMass
+from nucleate.sampling.cpu.edited_row import BINS, LOWEST, PROBE, Curve, EditedRow, apply_shift, fitted
+from nucleate.sampling.cpu.pipeline_steps import PipelineStep, StageKind
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.sampling.stage import RowStats, Scale

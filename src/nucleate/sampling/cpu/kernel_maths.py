@@ -1,4 +1,4 @@
-"""Vectorisable exponential in float64."""
+"""The numbers of kernels: a vectorisable exponential in float64, and ``sampling.noise``, bit for bit."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import numba
 import numpy as np
+
+from nucleate.jit.compiler import inline, jit
 
 LOG2_E, LOG2_E_LOW = 1.4426950408889634, 2.0355273740931033e-17
 LN_2, LN_2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10
@@ -42,3 +44,35 @@ def exp(x: Any) -> Any:
     p = p * r + C0
     exponent = np.float64(rounded).view(np.int64) << np.int64(52)
     return np.int64(np.float64(p).view(np.int64) + exponent).view(np.float64)
+
+
+LOW, HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+WEYL = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+LARGEST = 1.0 - 2.0**-53
+
+
+@inline
+def words(seed: Any, step: Any, stream: Any, index: Any) -> Any:
+    """The four words of ``noise.philox``. seed, step: uint64."""
+    c0, c1, c2, c3 = np.uint64(index), step & LOW, step >> HALF, np.uint64(stream)
+    k0, k1 = seed & LOW, seed >> HALF
+    for _ in range(10):
+        p0, p1 = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1, c2, c3 = (p1 >> HALF) ^ c1 ^ k0, p1 & LOW, (p0 >> HALF) ^ c3 ^ k1, p0 & LOW
+        k0, k1 = (k0 + WEYL[0]) & LOW, (k1 + WEYL[1]) & LOW
+    return c0, c1, c2, c3
+
+
+@inline
+def uniform(seed: Any, step: Any, stream: Any, index: Any) -> Any:
+    """``noise.uniform`` of one index. seed, step: uint64."""
+    c0, c1, _, _ = words(seed, step, stream, index)
+    return min((float((c0 << HALF) | c1) + 0.5) * 2.0**-64, LARGEST)
+
+
+@jit
+def uniforms(out: Any, count: Any, seed: Any, step: Any, stream: Any, first: Any) -> None:
+    """``uniform`` of consecutive indices, vectorised by LLVM."""
+    for i in range(count):
+        out[i] = uniform(seed, step, stream, first + i)

@@ -5,7 +5,7 @@ maximum reaches it are read again. Scores are not changed; filters work on d = (
 
 **Near ties.** The result equals the reference, or is TIED. Top-k compares float64 scores exactly. Min-p and top-n-sigma
 compare float64 scores with a threshold: a score within its rounding error makes the row TIED. Top-p compares sums of
-weights: float32 sums err by at most ``token_weights.FLOAT32_ERROR``, float64 sums of n terms by n units of 2^-53.
+weights: float32 sums err by at most ``workspace.FLOAT32_ERROR``, float64 sums of n terms by n units of 2^-53.
 Tokens within that error of the target are uncertain: kept, but marked, and a draw that depends on them is TIED.
 """
 
@@ -17,13 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nucleate.jit.compiler import jit
-from nucleate.sampling.backends.numba import block_ops
-from nucleate.sampling.backends.numba.fused.prefix_selection import (
+from nucleate.sampling.cpu import block_ops
+from nucleate.sampling.cpu.prefix_selection import (
     BY_COUNT,
     BY_WEIGHT,
     LOWEST,
+    MAX_LISTED,
     UNBOUNDED,
     count_at_least,
+    gather_around_target,
     gather_candidates,
     keep_prefix,
     last_certain,
@@ -32,20 +34,17 @@ from nucleate.sampling.backends.numba.fused.prefix_selection import (
     round_to_float32,
     top_k_bound,
 )
-from nucleate.sampling.backends.numba.fused.threshold_search import MAX_LISTED, gather_around_target
-from nucleate.sampling.backends.numba.fused.token_weights import (
+from nucleate.sampling.cpu.workspace import (
+    EDIT_COUNT,
+    INEXACT_COUNT,
+    UNCERTAIN_COUNT,
     UNIT,
+    edited_group_address,
     mass_bound,
     weigh_candidates,
     weigh_groups,
     weight_error,
     weight_exponent,
-)
-from nucleate.sampling.backends.numba.fused.workspace import (
-    EDIT_COUNT,
-    INEXACT_COUNT,
-    UNCERTAIN_COUNT,
-    edited_group_address,
 )
 from nucleate.sampling.maths import SLACK
 
