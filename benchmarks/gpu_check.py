@@ -18,8 +18,8 @@ import torch
 
 import nucleate as nc
 from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.torch.slots import STEP
 from nucleate.sampling.dispatch.fused_pipeline import to_fused_params
+from nucleate.sampling.gpu.slots import STEP
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 import near_tie_rows as near_ties

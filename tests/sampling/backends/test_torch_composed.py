@@ -45,7 +45,7 @@ from nucleate.sampling.stages import (
 )
 
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
-from nucleate.sampling.backends.torch import batch_sampling  # noqa: E402
+from nucleate.sampling.gpu import batch_sampling  # noqa: E402
 
 
 def test_random_pipelines_equal_the_reference() -> None:

@@ -32,7 +32,7 @@ from nucleate.sampling.stages import (
 )
 
 torch = pytest.importorskip("torch", reason="tensor code needs torch")
-from nucleate.sampling.backends.torch import batch_sampling, batch_view  # noqa: E402
+from nucleate.sampling.gpu import batch_sampling, batch_view  # noqa: E402
 
 STAGES = (
     (Typical(0.5), Xtc(0.5, 0.05), Temperature(0.7), Gumbel(0)),

@@ -1,6 +1,8 @@
-"""The kernel arguments, as addresses of device memory: logits, row state, scratch memory, results.
+"""The kernel arguments, as addresses of device memory, and the first kernel, which reads each logit once.
 
-Scores are the logits after the mask: -inf for masked tokens. NaN and +inf stay, so that the row is invalid.
+The arguments are logits, row state, scratch memory and results. Scores are the logits after the mask: -inf for masked
+tokens. NaN and +inf stay, so that the row is invalid. ``stats`` stores the maximum and the mass of each group of 256
+tokens.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from triton import jit
 
-from nucleate.sampling.backends.torch import slots as lines_of
-from nucleate.sampling.backends.triton.float_bits import INFINITY
 from nucleate.sampling.dispatch.fused_pipeline import FusedParams
+from nucleate.sampling.gpu import slots as lines_of
+from nucleate.sampling.gpu.triton.triton_numbers import INFINITY, LOWEST, make_exponent, weights
 
 COLUMNS, SEED = tl.constexpr(lines_of.COLUMNS), tl.constexpr(lines_of.SEED)
 STEP, OFFSET = tl.constexpr(lines_of.STEP), tl.constexpr(lines_of.PROMPT_LENGTH)
@@ -137,3 +139,43 @@ def apply_mask(source, ids, x):
 @jit
 def load_scores(source, ids):
     return apply_mask(source, ids, load_logits(source, ids))
+
+
+GROUP_SIZE = tl.constexpr(256)
+
+
+@jit
+def stats(source, state, sums, tiles, width: tl.constexpr, tile_groups: tl.constexpr):
+    """Grid: rows; parts of ``tiles`` tiles of ``tile_groups`` groups. Arguments: see ``device_memory``."""
+    row = program_row()
+    params = load_params(state_address(state, row))
+    exponent = make_exponent(group_temperature(params))
+    for i in range(tiles):
+        group_G = (tl.program_id(1) * tiles + i) * tile_groups + tl.arange(0, tile_groups)
+        ids_GT = group_G[:, None] * GROUP_SIZE + tl.arange(0, GROUP_SIZE)[None, :]
+        logits_GT = load_logits(source, ids_GT)
+        x_GT = apply_mask(source, ids_GT, logits_GT)
+        index_G, valid_G = row * width + group_G, group_G < width
+        top_G, mass_G = group_sums(x_GT, exponent)
+        tl.store(sums.tops + index_G, top_G, mask=valid_G)
+        tl.store(sums.masses + index_G, mass_G, mask=valid_G)
+        if params.sigmas > 0.0:
+            finite_GT = (x_GT > -INFINITY) & (x_GT < INFINITY)
+            below_GT = tl.where(finite_GT, x_GT.to(tl.float64) - top_G.to(tl.float64)[:, None], 0.0)
+            index_G += 2 * row * width
+            tl.store(sums.moments + index_G, tl.sum(finite_GT.to(tl.float64), 1), mask=valid_G)
+            tl.store(sums.moments + width + index_G, tl.sum(below_GT, 1), mask=valid_G)
+            tl.store(sums.moments + 2 * width + index_G, tl.sum(below_GT * below_GT, 1), mask=valid_G)
+        if sums.raw_tops is not None:
+            index_G = row * width + group_G
+            top_G, mass_G = group_sums(logits_GT, make_exponent(tl.full((), 1.0, tl.float64)))
+            tl.store(sums.raw_tops + index_G, top_G, mask=valid_G)
+            tl.store(sums.raw_masses + index_G, mass_G, mask=valid_G)
+
+
+@jit
+def group_sums(x_GT, exponent):
+    """The maximum and the mass of each group. A group with NaN or +inf gets the maximum +inf."""
+    top_G = tl.max(x_GT, 1)
+    mass_G = tl.sum(weights(x_GT - tl.maximum(top_G, LOWEST)[:, None], exponent), 1)
+    return tl.where(mass_G < INFINITY, top_G, INFINITY), mass_G

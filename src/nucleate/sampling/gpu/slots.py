@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nucleate.sampling.backends.torch.torch_device import to_device, to_device_pinned
+from nucleate.sampling.gpu.torch_device import to_device, to_device_pinned
 from nucleate.sampling.suffix_automaton import repeat_lengths
 
 SEED, STEP, PROMPT_LENGTH, SINCE_BREAKER, COLUMNS = range(7, 12)

@@ -10,12 +10,17 @@ from typing import Any
 
 import torch
 
-from nucleate.sampling.backends.triton.block_stats import stats
-from nucleate.sampling.backends.triton.candidate_pool import TILE, PoolScratch
-from nucleate.sampling.backends.triton.device_memory import GroupSums, KernelOutput, LogitsSource, PendingRows, RowState
-from nucleate.sampling.backends.triton.histogram import BINS
-from nucleate.sampling.backends.triton.histogram_selection import NUM_FLAGS, NUM_VIEW_VALUES, collect, tally
-from nucleate.sampling.backends.triton.sample_kernel import finish, resume
+from nucleate.sampling.gpu.triton.candidate_pool import TILE, PoolScratch
+from nucleate.sampling.gpu.triton.device_memory import (
+    GroupSums,
+    KernelOutput,
+    LogitsSource,
+    PendingRows,
+    RowState,
+    stats,
+)
+from nucleate.sampling.gpu.triton.histogram_selection import BINS, NUM_FLAGS, NUM_VIEW_VALUES, collect, tally
+from nucleate.sampling.gpu.triton.sample_kernel import finish, resume
 from nucleate.sampling.noise import GROUP_SIZE
 
 FLOATS = torch.float32, torch.float16, torch.bfloat16

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import UserDict, UserList
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,11 +12,38 @@ import torch
 from numpy.typing import NDArray
 
 from nucleate.outputs import StepLogprobs
-from nucleate.sampling.backends.torch.batch_state import BatchState, TapReport
-from nucleate.sampling.backends.torch.batch_view import BatchView
-from nucleate.sampling.backends.torch.lazy import LazyDict, LazyList
-from nucleate.sampling.backends.torch.tensor_logprobs import TensorLogprobs, to_step_logprobs
-from nucleate.sampling.backends.torch.torch_device import to_device
+from nucleate.sampling.gpu.batch_state import BatchState, TapReport
+from nucleate.sampling.gpu.batch_view import BatchView, TensorLogprobs, to_step_logprobs
+from nucleate.sampling.gpu.torch_device import to_device
+
+
+class LazyList(UserList[Any]):
+    """A list of known length. Its items are computed when one of them is first read."""
+
+    def __init__(self, length: int, make: Callable[[], Iterable[Any]]) -> None:
+        self._length, self._make = length, make
+
+    @cached_property
+    def data(self) -> list[Any]:  # type: ignore[override]
+        return [*self._make()]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.data[index]
+
+
+class LazyDict(UserDict[int, Any]):
+    """A mapping that is computed when it is first read."""
+
+    def __init__(self, make: Callable[[], Mapping[int, Any]]) -> None:
+        self._make = make
+
+    @cached_property
+    def data(self) -> dict[int, Any]:  # type: ignore[override]
+        return {**self._make()}
+
 
 Scores = NDArray[np.float32]
 MaskWords = NDArray[np.int32] | None

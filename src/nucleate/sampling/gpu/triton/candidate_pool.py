@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from triton import jit
 
-from nucleate.sampling.backends.triton.block_stats import GROUP_SIZE
-from nucleate.sampling.backends.triton.device_memory import load_scores
-from nucleate.sampling.backends.triton.float_bits import INFINITY, from_ordered, to_ordered
+from nucleate.sampling.gpu.triton.device_memory import GROUP_SIZE, load_scores
+from nucleate.sampling.gpu.triton.triton_numbers import INFINITY, from_ordered, to_ordered
 
 TILE = tl.constexpr(2048)
 """The maximum number of tokens in a pool, and the number of tokens that a program reads at a time."""

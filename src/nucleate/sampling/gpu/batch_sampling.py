@@ -1,26 +1,133 @@
 """Samples rows with equal pipeline signatures by torch operations: any pipeline, on any device.
 
 It never synchronises, and no shape depends on a value, so it can be captured in a CUDA graph. Each row is sorted once.
-``make_batch`` prepares everything that does not change between steps.
+``make_batch`` prepares everything that does not change between steps. The random numbers are those of
+``sampling.noise``, bit for bit: Philox-4x32-10, with 32-bit words stored in int64, because products need 64 bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
-from nucleate.sampling.backends.torch.bound_stage import BoundStage, bind_stages
-from nucleate.sampling.backends.torch.ranked_tokens import RankedTokens, RowConstants, rank_tokens
-from nucleate.sampling.backends.torch.shape_filters import apply_filter
-from nucleate.sampling.backends.torch.tensor_philox import PhiloxKeys, make_keys, uniform
-from nucleate.sampling.backends.torch.tensor_shifts import padded
-from nucleate.sampling.backends.torch.token_draw import select_tokens
-from nucleate.sampling.backends.torch.torch_device import to_device
 from nucleate.sampling.dispatch.signature import PipelineSignature, StageSignature
-from nucleate.sampling.noise import XTC
+from nucleate.sampling.gpu.ranked_tokens import (
+    BoundStage,
+    RankedTokens,
+    RowConstants,
+    apply_filter,
+    bind_stages,
+    rank_tokens,
+)
+from nucleate.sampling.gpu.tensor_shifts import padded
+from nucleate.sampling.gpu.torch_device import to_device
+from nucleate.sampling.noise import GROUP, GROUP_SIZE, TOKEN, XTC
 from nucleate.sampling.stage import SampledToken
+
+LOW = 0xFFFFFFFF
+MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
+WEYL = 0x9E3779B9, 0xBB67AE85
+ROUNDS = 10
+LARGEST = 1.0 - 2.0**-53
+
+
+class PhiloxKeys(NamedTuple):
+    """The round keys of the seeds of rows, computed once."""
+
+    rounds: tuple[torch.Tensor, ...]  #: [2, R, 1] each
+    multipliers: tuple[torch.Tensor, torch.Tensor]  #: of even and of odd rounds, [2, 1, 1]
+    seeds_R: torch.Tensor
+    use_triton: bool  #: whether a Triton kernel computes the random numbers
+
+
+def make_keys(seeds_R: torch.Tensor, *, use_triton: bool = False) -> PhiloxKeys:
+    """seeds_R: uint64 as int64."""
+    low, high = seeds_R[:, None] & LOW, (seeds_R[:, None] >> 32) & LOW
+    rounds = []
+    for i in range(ROUNDS):
+        both = [(low + i * WEYL[0]) & LOW, (high + i * WEYL[1]) & LOW]
+        rounds.append(torch.stack(both[:: 1 if i % 2 else -1]))
+    even = torch.tensor(MULTIPLIERS, device=seeds_R.device)[:, None, None]
+    return PhiloxKeys(tuple(rounds), (even, even.flip(0)), seeds_R.contiguous(), use_triton)
+
+
+def words(
+    keys: PhiloxKeys, steps_R1: torch.Tensor, stream: int, index: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first two words of ``noise.philox``, int64 in 0..2**32 - 1. Arguments as in ``uniform``.
+
+    Words 0 and 2 are one tensor, words 3 and 1 another. Each round swaps them, so odd rounds store them reversed.
+    """
+    index, steps = torch.broadcast_tensors(index, steps_R1)
+    even, odd = torch.stack((index, (steps >> 32) & LOW)), torch.stack((torch.full_like(index, stream), steps))
+    for i, key in enumerate(keys.rounds):
+        product = even * keys.multipliers[i % 2]
+        even, odd = ((product >> 32) ^ odd ^ key) & LOW, product.flip(0)
+    return even[0], odd[1] & LOW
+
+
+def uniform(
+    keys: PhiloxKeys, steps_R1: torch.Tensor, stream: int, index: torch.Tensor, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
+    """Uniform random numbers in (0, 1), [R, N]. In float64 they are equal to ``noise.uniform``.
+
+    steps_R1: uint64 as int64. stream: a constant of ``noise``. index: int64 [N] or [R, N], token or group ids. In
+    float32, for devices without float64, they differ by one or two units in the last place. Small numbers, which decide
+    a Gumbel draw, keep their resolution.
+    """
+    if keys.use_triton:
+        from nucleate.sampling.gpu.triton.triton_numbers import launch_uniform  # imports Triton
+
+        return launch_uniform(keys.seeds_R, steps_R1, stream, index)
+    w0, w1 = words(keys, steps_R1, stream, index)
+    if dtype == torch.float64:
+        return ((w0.to(dtype) * 2.0**32 + w1 + 0.5) * 2.0**-64).clamp(max=LARGEST)
+    return (w0.to(dtype) * 2.0**-32 + (w1.to(dtype) + 0.5) * 2.0**-64).clamp(max=1.0 - 2.0**-24)
+
+
+def select_tokens(tokens: RankedTokens, stage: BoundStage, keys: PhiloxKeys, steps_R1: torch.Tensor) -> torch.Tensor:
+    """The selected tokens: int64 [R, 1], -1 for invalid rows."""
+    constants, uniforms = tokens.constants, stage.signature.kind.uniforms  # type: ignore[attr-defined]
+    if uniforms == "one":
+        u_R1 = uniform(keys, steps_R1, TOKEN, torch.zeros_like(steps_R1), constants.floats)
+        return _inverse_cdf(replace(tokens.resorted(), full_mass_R1=None), stage, u_R1)
+    below_RP = tokens.by_id(tokens.below_RN)
+    if uniforms == "none":
+        best_R1, token_R1 = _argmax_score(stage, below_RP, torch.zeros_like(below_RP))
+        return torch.where(best_R1 > -torch.inf, token_R1, constants.no_token)
+    mass_RG = below_RP.view(len(below_RP), -1, GROUP_SIZE).logsumexp(2)
+    group_R1 = _argmax_score(stage, mass_RG, uniform(keys, steps_R1, GROUP, constants.groups_G, constants.floats))[1]
+    ids_RT = constants.token_T.add(group_R1, alpha=GROUP_SIZE)
+    u_RT = uniform(keys, steps_R1, TOKEN, ids_RT, constants.floats)
+    best_R1, position_R1 = _argmax_score(stage, below_RP.gather(1, ids_RT), u_RT)
+    return torch.where(best_R1 > -torch.inf, ids_RT.gather(1, position_R1), constants.no_token)
+
+
+def _argmax_score(stage: BoundStage, x_RN: torch.Tensor, u_RN: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The highest score with noise, and its first position. NaN counts as the highest."""
+    score_RN = stage.apply("score", x_RN, u_RN)
+    if not stage.rules["score"].is_linear:
+        score_RN = score_RN.masked_fill(x_RN == -torch.inf, -torch.inf)
+    best_R1, position_R1 = score_RN.max(1, keepdim=True)
+    return best_R1, position_R1
+
+
+def _inverse_cdf(tokens: RankedTokens, stage: BoundStage, u_R1: torch.Tensor) -> torch.Tensor:
+    """The first token at which the cumulative weight reaches the target."""
+    weight, target = (stage.rules[name] for name in ("weight", "target"))
+    weight_RN = (
+        tokens.weight()
+        if weight.is_softmax_weight
+        else stage.apply("weight", tokens.below_RN, tokens.stats(weight.row))
+    )
+    until_RN = torch.where(tokens.surviving(), weight_RN, tokens.constants.zero).cumsum(1)
+    target_R1 = stage.apply("target", tokens.stats(target.row), u_R1)
+    early_RN = torch.cat((target_R1 > 0, (until_RN < target_R1)[:, :-1]), 1) & tokens.surviving()
+    position_R1 = torch.where(early_RN, tokens.constants.position_N, tokens.constants.no_token).amax(1, keepdim=True)
+    return torch.where(position_R1 >= 0, tokens.ids_RN.gather(1, position_R1.clamp(min=0)), tokens.constants.no_token)
 
 
 class TensorBatch(NamedTuple):

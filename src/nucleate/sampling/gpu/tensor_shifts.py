@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nucleate.sampling.backends.torch.bound_stage import BoundAttributes
-from nucleate.sampling.backends.torch.slots import SINCE_BREAKER, STEP, Slots
-from nucleate.sampling.backends.torch.torch_device import to_device
 from nucleate.sampling.dispatch import device_row
 from nucleate.sampling.dispatch.device_row import DeviceShift
+from nucleate.sampling.gpu.ranked_tokens import BoundAttributes
+from nucleate.sampling.gpu.slots import SINCE_BREAKER, STEP, Slots
+from nucleate.sampling.gpu.torch_device import to_device
 from nucleate.sampling.stage import TokenInfo
 from nucleate.sampling.stages.penalties.dry import LARGEST
 

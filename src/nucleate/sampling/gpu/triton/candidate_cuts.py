@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from triton import jit
 
-from nucleate.sampling.backends.triton import histogram
-from nucleate.sampling.backends.triton.block_stats import GROUP_SIZE
-from nucleate.sampling.backends.triton.candidate_pool import (
+from nucleate.sampling.gpu.triton.candidate_pool import (
     MAX_ID,
     TILE,
     KeptRange,
@@ -23,18 +21,8 @@ from nucleate.sampling.backends.triton.candidate_pool import (
     load_pool,
     select_prefix,
 )
-from nucleate.sampling.backends.triton.device_memory import group_temperature
-from nucleate.sampling.backends.triton.float_bits import (
-    INFINITY,
-    LOWEST,
-    MASS_ERROR,
-    SLACK,
-    fixed_weight,
-    from_ordered,
-    lowest_kept,
-    to_ordered,
-)
-from nucleate.sampling.backends.triton.histogram_selection import (
+from nucleate.sampling.gpu.triton.device_memory import GROUP_SIZE, group_temperature
+from nucleate.sampling.gpu.triton.histogram_selection import (
     HIGH,
     LOW,
     POOLED,
@@ -43,6 +31,19 @@ from nucleate.sampling.backends.triton.histogram_selection import (
     VIEW_ORIGIN,
     VIEW_SCALE,
     WEIGHT_UNIT,
+    clear_bins,
+    make_view,
+    top_p_target,
+)
+from nucleate.sampling.gpu.triton.triton_numbers import (
+    INFINITY,
+    LOWEST,
+    MASS_ERROR,
+    SLACK,
+    fixed_weight,
+    from_ordered,
+    lowest_kept,
+    to_ordered,
 )
 
 TOP_P_MARGIN = tl.constexpr(1e-5)
@@ -102,7 +103,7 @@ def truncate_pool(scratch, n, bound, groups, top, params):
         total_weight = tl.sum(weight, 0)
         if bound.mass > 0.0:
             total_weight = (bound.mass * unit).to(tl.int64)
-        target = histogram.top_p_target(params.p, total_weight)
+        target = top_p_target(params.p, total_weight)
         selection = select_prefix(pool, weight, target, top)
         kept = selection.kept
         if bound.mass > 0.0:
@@ -116,7 +117,7 @@ def prepare_pending(scratch, groups, bound, top, t, pending, width: tl.constexpr
     """Initialise the state of a pending row."""
     origin, end = likely_range(groups.tops, t)
     origin, end = tl.maximum(bound.low.to(tl.float64), origin), tl.minimum(end, top.to(tl.float64))
-    view = histogram.make_view(bound.lowest, top, origin, tl.where(end > origin, end, top.to(tl.float64)))
+    view = make_view(bound.lowest, top, origin, tl.where(end > origin, end, top.to(tl.float64)))
     tl.store(pending.views + VIEW_ORIGIN, view.origin)
     tl.store(pending.views + VIEW_SCALE, view.scale)
     tl.store(pending.views + WEIGHT_UNIT, weight_unit(tl.sum(groups.masses, 0)))
@@ -125,7 +126,7 @@ def prepare_pending(scratch, groups, bound, top, t, pending, width: tl.constexpr
     tl.store(pending.flags + POOLED, 0)
     tl.store(pending.flags + LOW, MAX_ID)
     tl.store(pending.flags + HIGH, -MAX_ID)
-    histogram.clear(pending.counts, pending.weights)
+    clear_bins(pending.counts, pending.weights)
     tl.debug_barrier()
     tl.store(scratch.groups + tl.arange(0, width), tl.zeros((width,), tl.int32))
 
