@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.dispatch.fused_pipeline import to_fused_params
 from nucleate.sampling.gpu.slots import STEP
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nucleate.parameters.parameter import ParameterError
     from nucleate.plugins.stage_registry import register_stage
     from nucleate.sampling import stages as stages
-    from nucleate.sampling.explain import explain
+    from nucleate.sampling.dispatch.route import explain
     from nucleate.sampling.functional import LogitsError, probabilities, sample
     from nucleate.sampling.presets import PRESETS
     from nucleate.sampling.sampler import Sampler, SamplerOutput
@@ -73,7 +73,7 @@ _HOMES = {
     "PRESETS": "sampling.presets",
     "trace": "sampling.trace",
     "Trace": "sampling.trace",
-    "explain": "sampling.explain",
+    "explain": "sampling.dispatch.route",
     "register_stage": "plugins.stage_registry",
     "Completion": "outputs",
     "EngineOutput": "outputs",

@@ -16,8 +16,15 @@ from nucleate.jit.kernel_cache import warn_once
 from nucleate.parameters.field_names import check_for_sampler
 from nucleate.parameters.keywords import unknown_keyword, with_suggestions
 from nucleate.parameters.parameter import Parameter, ParameterError, declared, param, read_json, unknown
-from nucleate.sampling.default_conflicts import DECISIVE, conflicts
-from nucleate.sampling.given_pipeline import MAX_CACHED_SIZE, check_given, given_stages, is_cacheable, replaced_fields
+from nucleate.sampling.given_pipeline import (
+    DECISIVE,
+    MAX_CACHED_SIZE,
+    check_given,
+    conflicts,
+    given_stages,
+    is_cacheable,
+    replaced_fields,
+)
 from nucleate.sampling.pipeline import RequestParams
 from nucleate.sampling.pipeline_format import pipeline_to_json
 from nucleate.sampling.presets import ORDER_PARAMETERS, PIPELINE_PARAMETERS, build, with_mask

@@ -11,7 +11,7 @@ import triton_interpreter as interpreted
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.history import History
 from nucleate.sampling.inputs import check_ids
 from nucleate.sampling.pipeline import simplify

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from nucleate.sampling.backends.selection import Contest, Intervals
 from nucleate.sampling.noise import GROUP_SIZE
+from nucleate.sampling.reference import Contest, Intervals
 from nucleate.sampling.trace import Trace
 
 MOST = 64

@@ -11,7 +11,7 @@ from nucleate.engine.step_recorder import SamplingInputs
 from nucleate.inspector.store import Run
 from nucleate.jit.readiness import compiled
 from nucleate.outputs import CompletionChunk, Usage
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.cpu_paths import survivors
 from nucleate.sampling.history import History
 from nucleate.sampling.presets import with_mask

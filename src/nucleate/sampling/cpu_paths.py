@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.outputs import StepLogprobs
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 
 
 @cache

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.converters import install_extra
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS, dispatch
 from nucleate.sampling.incremental_history import IncrementalHistory

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from nucleate.jit.readiness import compiled
 from nucleate.parameters.keywords import with_suggestions
-from nucleate.sampling import noise
-from nucleate.sampling.backends import reference
+from nucleate.sampling import noise, reference
 from nucleate.sampling.companion import combined_rows
 from nucleate.sampling.cpu.fused_sampler import EditProgram, RowTable
 from nucleate.sampling.cpu_paths import fused, row_probabilities, runner
@@ -21,7 +20,7 @@ from nucleate.sampling.history import History
 from nucleate.sampling.inputs import LogitsInput, check_ids, histories, is_row, mask_layout, masks, per_row
 from nucleate.sampling.pipeline import Params, prepared, seed_of
 from nucleate.sampling.presets import with_mask
-from nucleate.sampling.row_values import add_values
+from nucleate.sampling.reference import add_values
 
 ROW_ARGUMENTS = ("prompt_ids", "output_ids", "mask", "companion")
 """The arguments that have one entry per row."""

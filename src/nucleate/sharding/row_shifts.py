@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nucleate.sampling.dispatch.rules import bans_tokens
 from nucleate.sampling.history import HistoryView, Ids
-from nucleate.sampling.row_values import checked_values
+from nucleate.sampling.reference import checked_values
 from nucleate.sampling.stage import Shift, TokenInfo
 
 Floats = NDArray[np.float64]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nucleate.sampling import noise
 from nucleate.sampling.maths import SLACK
 from nucleate.sampling.noise import GROUP_SIZE
-from nucleate.sampling.rule_inputs import RowStats
+from nucleate.sampling.stage_base import RowStats
 from nucleate.sharding.group_sums import Key, race
 from nucleate.sharding.shard_plan import RowPlan
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiers
 
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.dispatch import signature
 from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
 from nucleate.sampling.pipeline import simplify

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nucleate.sampling import stages
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference, stages
 from nucleate.sampling.cpu import evaluation
 from nucleate.sampling.cpu.edited_row import EditedRow
 

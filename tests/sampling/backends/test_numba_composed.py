@@ -19,7 +19,7 @@ from custom_stages import DRAWS, OWN, Foreign, Softer
 from edge_rows import KINDS, NEAR, row
 from pipeline_cases import OTHERS, case
 
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.cpu import candidate_list, edited_row, full_row, pipeline_steps, row_kernels
 from nucleate.sampling.cpu import evaluation as generic
 from nucleate.sampling.cpu import fused_sampler as special_rows

@@ -11,7 +11,7 @@ import pytest
 import tiers
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.dispatch import signature
 from nucleate.sampling.dispatch.fused_pipeline import FusedParams, to_fused_pipeline
 from nucleate.sampling.history import History

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.dispatch.device_row import shifts_spec
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import absolute, exp, maximum, minimum, sqrt, where

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import GENERIC
 from nucleate.outputs import StepLogprobs
-from nucleate.sampling import noise
-from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.reference import Floats, Ids, Survivors, TotalMass
+from nucleate.sampling import noise, reference
 from nucleate.sampling.cpu.pipeline_steps import EXACT_STATISTICS, PipelineStep
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.noise import GROUP_SIZE
+from nucleate.sampling.reference import Floats, Ids, Survivors, TotalMass
 from nucleate.sampling.stage import RowStats
 from nucleate.sampling.stages.selection.gumbel import Gumbel
 from nucleate.sampling.token_logprobs import logprobs

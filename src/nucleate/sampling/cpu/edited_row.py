@@ -15,12 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import GENERIC
-from nucleate.sampling.backends.reference import Floats, Ids
 from nucleate.sampling.cpu.candidate_list import UndecidedRow
 from nucleate.sampling.dispatch.rules import adds_value, bans_tokens
 from nucleate.sampling.history import HistoryView, TokenCounts
 from nucleate.sampling.noise import GROUP_SIZE
-from nucleate.sampling.row_values import add_values, checked_values
+from nucleate.sampling.reference import Floats, Ids, add_values, checked_values
 from nucleate.sampling.stage import RowStats, Shift, TokenInfo
 
 HALVINGS = 140

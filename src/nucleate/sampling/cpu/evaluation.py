@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.outputs import StepLogprobs
-from nucleate.sampling import noise
-from nucleate.sampling.backends import reference
+from nucleate.sampling import noise, reference
 from nucleate.sampling.cpu.candidate_list import CandidateList, UndecidedRow, uniform
 from nucleate.sampling.cpu.edited_row import EditedRow, thread_workspace
 from nucleate.sampling.cpu.full_row import FullRow

@@ -15,9 +15,7 @@ from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import GENERIC
 from nucleate.outputs import StepLogprobs, TokenLogprob
-from nucleate.sampling import noise
-from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.reference import Floats, Ids, Survivors, TotalMass
+from nucleate.sampling import noise, reference
 from nucleate.sampling.cpu.candidate_list import (
     TIE_TOLERANCE,
     CandidateList,
@@ -30,6 +28,7 @@ from nucleate.sampling.cpu.edited_row import BINS, LOWEST, PROBE, Curve, EditedR
 from nucleate.sampling.cpu.pipeline_steps import PipelineStep, StageKind
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.noise import GROUP_SIZE
+from nucleate.sampling.reference import Floats, Ids, Survivors, TotalMass
 from nucleate.sampling.stage import RowStats, Scale
 from nucleate.sampling.stages.selection.gumbel import Gumbel
 

@@ -195,7 +195,7 @@ def uniform(seed: Any, step: Any, stream: Any, index: Any) -> Any:
 
 @kernel("void(uint64, uint64, int64, uint32[::1])")
 def token_words(seed: Any, step: Any, stream: Any, out: Any) -> None:
-    """``token_words.vocabulary_words``. out: a multiple of four groups of 256."""
+    """``watermark_key.vocabulary_words``. out: a multiple of four groups of 256."""
     for first in range(0, out.size, 4 * GROUP_SIZE):
         ends = first + GROUP_SIZE, first + 2 * GROUP_SIZE, first + 3 * GROUP_SIZE
         out0, out1 = out[first : ends[0]], out[ends[0] : ends[1]]
@@ -207,7 +207,7 @@ def token_words(seed: Any, step: Any, stream: Any, out: Any) -> None:
 
 @kernel("void(uint64, uint64, int64, int64[::1], uint32[::1])")
 def listed_words(seed: Any, step: Any, stream: Any, ids: Any, out: Any) -> None:
-    """``token_words.token_words`` of one seed and step."""
+    """``watermark_key.token_words`` of one seed and step."""
     for i in range(ids.size):
         block = (ids[i] >> 10 << 8) + (ids[i] & 255)
         w0, w1, w2, w3 = kernel_maths.words(seed, step, stream, block)
@@ -217,7 +217,7 @@ def listed_words(seed: Any, step: Any, stream: Any, ids: Any, out: Any) -> None:
 
 @kernel("void(uint64, uint64, int64, int64, float32, float32[::1])")
 def values_below(seed: Any, step: Any, stream: Any, threshold: Any, value: Any, out: Any) -> None:
-    """``token_words.values_below``. out: a multiple of four groups of 256."""
+    """``watermark_key.values_below``. out: a multiple of four groups of 256."""
     for first in range(0, out.size, 4 * GROUP_SIZE):
         ends = first + GROUP_SIZE, first + 2 * GROUP_SIZE, first + 3 * GROUP_SIZE
         out0, out1 = out[first : ends[0]], out[ends[0] : ends[1]]

@@ -12,22 +12,9 @@ from numpy.typing import NDArray
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import noise
-from nucleate.sampling.backends.selection import exclusive_cumsum as exclusive_cumsum  # noqa: PLC0414  # callers
-from nucleate.sampling.backends.selection import group_logsumexp as group_logsumexp  # noqa: PLC0414  # import these
-from nucleate.sampling.backends.selection import highest_scoring as highest_scoring  # noqa: PLC0414  # from here
-from nucleate.sampling.backends.selection import select_token as select_token  # noqa: PLC0414
-from nucleate.sampling.backends.survivors import Floats as Floats  # noqa: PLC0414
-from nucleate.sampling.backends.survivors import Ids as Ids  # noqa: PLC0414
-from nucleate.sampling.backends.survivors import RowError as RowError  # noqa: PLC0414
-from nucleate.sampling.backends.survivors import Survivors as Survivors  # noqa: PLC0414
-from nucleate.sampling.backends.survivors import TotalMass as TotalMass  # noqa: PLC0414
-from nucleate.sampling.backends.survivors import check_scores, untruncated
-from nucleate.sampling.backends.survivors import ranked as ranked  # noqa: PLC0414
-from nucleate.sampling.backends.survivors import statistics as statistics  # noqa: PLC0414
 from nucleate.sampling.history import History, HistoryView
 from nucleate.sampling.inputs import masked_tokens
 from nucleate.sampling.min_keep import min_keep_of
-from nucleate.sampling.row_values import checked_values
 from nucleate.sampling.stage import (
     Ceiling,
     Draw,
@@ -44,6 +31,164 @@ from nucleate.sampling.stage import (
     Transform,
 )
 from nucleate.sampling.token_logprobs import logprobs
+
+
+def checked_values(stage: Shift, values: Any, size: int) -> NDArray[Any]:
+    """The values of a Shift: float32 or float64 [size] or []. Raises ValueError for another shape."""
+    array: NDArray[Any] = np.asarray(values)
+    if array.shape not in ((), (size,)):
+        raise ValueError(f"{stage.name}.values must return {size} values or one number, got {list(array.shape)}")
+    return array if array.dtype == np.float32 else array.astype(np.float64)
+
+
+def add_values(logits_V: NDArray[np.float32], stage: Shift, past: HistoryView, out_V: NDArray[np.float32]) -> None:
+    """Add the values of a Shift to a row, rounded to float32. For float32 values, float64 would give the same."""
+    value_V = checked_values(stage, past.values(stage, len(logits_V)), len(logits_V))
+    with np.errstate(all="ignore"):  # the backend reports NaN and infinity
+        np.add(logits_V, value_V, out=out_V, dtype=value_V.dtype, casting="same_kind")
+
+
+Floats = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+
+class RowError(ValueError):
+    """A row of logits that cannot be sampled."""
+
+
+class TotalMass(NamedTuple):
+    """The tokens before the first truncation since the last Shift or Scale: maximum score, and sum of exp(x - top)."""
+
+    top: float
+    mass: float
+
+
+class Survivors(NamedTuple):
+    """The surviving tokens in rank order: score descending, then id ascending."""
+
+    ids_N: Ids
+    x_N: Floats
+    total: TotalMass
+
+
+def check_scores(ids_N: Ids, x_N: Floats, after: str = "") -> Floats:
+    """The scores; raises RowError if they cannot be sampled."""
+    for bad_N, name in ((np.isnan(x_N), "NaN"), (x_N == np.inf, "+inf")):
+        if bad_N.any():
+            raise RowError(f"{name} at token {ids_N[bad_N.argmax()]}{after}")
+    if not (x_N > -np.inf).any():
+        raise RowError(f"every token is at -inf{after}")
+    return x_N
+
+
+def ranked(ids_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
+    """Sort tokens by score, stably; removes those at -inf."""
+    order_N = np.argsort(-x_N, kind="stable")[: np.count_nonzero(x_N > -np.inf)]
+    return ids_N[order_N], x_N[order_N]
+
+
+def untruncated(ids_N: Ids, x_N: Floats) -> Survivors:
+    """Tokens in rank order, before any truncation."""
+    return Survivors(ids_N, x_N, TotalMass(float(x_N[0]), float(np.exp(x_N - x_N[0]).sum())))
+
+
+def statistics(x_N: Floats, total: TotalMass | None = None) -> RowStats:
+    """The statistics of the scores of surviving tokens; none may be -inf."""
+    top = x_N.max()
+    d_N = np.maximum(x_N - top, np.finfo(np.float64).min)  # relative, because large scores would cancel
+    e_N = np.exp(d_N)
+    mass = e_N.sum()
+    entropy = np.log(mass) - (e_N * d_N).sum() / mass
+    total_mass = mass if total is None else max(total.mass * np.exp(total.top - top), mass)
+    return RowStats(len(x_N), top, mass, (e_N * e_N).sum(), entropy, top + d_N.mean(), d_N.var(), total_mass)
+
+
+class Contest(NamedTuple):
+    """Candidates, tokens or groups of tokens: the highest total is selected; among equal ones, the lowest id."""
+
+    ids_N: Ids
+    x_N: Floats  #: scores, relative to that of the most likely token
+    total_N: Floats  #: ``Draw.score`` of these, with noise unless the draw has none
+
+    @property
+    def winner(self) -> int:
+        """The id that is selected."""
+        return int(self.ids_N[self.total_N == self.total_N.max()].min())
+
+    def total_of(self, one: int) -> float:
+        """The total of a candidate."""
+        return float(self.total_N[self.ids_N == one][0])
+
+
+class Intervals(NamedTuple):
+    """Tokens in rank order on a line: the last one whose interval begins before the target is selected."""
+
+    ids_N: Ids
+    weight_N: Floats  #: length of a token's interval
+    before_N: Floats  #: where it begins: the sum of the weights before it
+    target: float
+
+    @property
+    def winner(self) -> int:
+        """The id that is selected."""
+        return int(self.ids_N[np.flatnonzero(self.before_N < self.target)[-1]])
+
+
+class Selection(NamedTuple):
+    """The selection of a token. ``groups`` only with ``uniforms`` "each"; ``tokens`` are those of the winning group."""
+
+    token: int
+    tokens: Contest | Intervals
+    groups: Contest | None = None
+
+
+def select(stage: Any, kept: Survivors, seed: int, step: int) -> Selection:
+    """Select a token among the survivors. stage: a Draw. seed, step: of its noise, see ``Draw.noise_key``."""
+    if not isinstance(stage, Draw):
+        raise TypeError(f"the last stage of a pipeline must be a Draw to sample, got {stage!r}")
+    ids_N, x_N = kept.ids_N, kept.x_N - kept.x_N.max()  # relative, because noise vanishes in large scores
+    groups: Contest | None = None
+    with np.errstate(all="ignore"):
+        if stage.uniforms == "one":
+            row = statistics(x_N)
+            u = noise.uniform(seed, step, noise.TOKEN, np.zeros(1, np.int64))[0]
+            weight_N = stage.weight(x_N, row)
+            intervals = Intervals(ids_N, weight_N, exclusive_cumsum(weight_N), stage.target(row, u))
+            return Selection(intervals.winner, intervals)
+        u_N: Floats = np.zeros(len(x_N))
+        if stage.uniforms == "each":
+            group_N = ids_N // noise.GROUP_SIZE
+            groups_G, mass_G = group_logsumexp(group_N, x_N)
+            u_G = noise.uniform(seed, step, noise.GROUP, groups_G)
+            groups = Contest(groups_G, mass_G, stage.score(mass_G, u_G))
+            ids_N, x_N = ids_N[group_N == groups.winner], x_N[group_N == groups.winner]
+            u_N = noise.uniform(seed, step, noise.TOKEN, ids_N)
+        tokens = Contest(ids_N, x_N, stage.score(x_N, u_N))
+        return Selection(tokens.winner, tokens, groups)
+
+
+def select_token(stage: Any, kept: Survivors, seed: int, step: int) -> int:
+    """The token that a Draw selects among the survivors."""
+    return select(stage, kept, seed, step).token
+
+
+def highest_scoring(stage: Draw, ids_N: Ids, x_N: Floats, u_N: Floats) -> int:
+    """The id with the highest score; among equal ones, the lowest id."""
+    return Contest(ids_N, x_N, stage.score(x_N, u_N)).winner
+
+
+def group_logsumexp(group_N: Ids, x_N: Floats) -> tuple[Ids, Floats]:
+    """The groups with surviving tokens, and the log-sum-exp of their scores."""
+    order_N = np.argsort(group_N, kind="stable")
+    groups_G, first_G, size_G = np.unique(group_N[order_N], return_index=True, return_counts=True)
+    top_G = np.maximum.reduceat(x_N[order_N], first_G)
+    e_N = np.exp(x_N[order_N] - np.repeat(top_G, size_G))
+    return groups_G, top_G + np.log(np.add.reduceat(e_N, first_G))
+
+
+def exclusive_cumsum(weight_N: Floats) -> Floats:
+    """The sum of the weights strictly before each token."""
+    return np.concatenate(([0.0], np.cumsum(weight_N)[:-1]))
 
 
 class RowResult(NamedTuple):
