@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nucleate.jit.kernel_libraries import GENERIC
 from nucleate.outputs import StepLogprobs
 from nucleate.sampling import noise, reference
-from nucleate.sampling.cpu.pipeline_steps import EXACT_STATISTICS, PipelineStep
+from nucleate.sampling.dispatch.rules import EXACT_STATISTICS, PipelineStep
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.sampling.reference import Floats, Ids, Survivors, TotalMass

@@ -19,7 +19,7 @@ from nucleate.sampling import noise, reference
 from nucleate.sampling.cpu.candidate_list import CandidateList, UndecidedRow, uniform
 from nucleate.sampling.cpu.edited_row import EditedRow, thread_workspace
 from nucleate.sampling.cpu.full_row import FullRow
-from nucleate.sampling.cpu.pipeline_steps import (
+from nucleate.sampling.dispatch.rules import (
     PipelineStep,
     PipelineSteps,
     steps_of,

@@ -25,7 +25,7 @@ from nucleate.sampling.cpu.candidate_list import (
     uniform,
 )
 from nucleate.sampling.cpu.edited_row import BINS, LOWEST, PROBE, Curve, EditedRow, apply_shift, fitted
-from nucleate.sampling.cpu.pipeline_steps import PipelineStep, StageKind
+from nucleate.sampling.dispatch.rules import PipelineStep, StageKind
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.sampling.reference import Floats, Ids, Survivors, TotalMass
