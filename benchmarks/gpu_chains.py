@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 import nucleate as nc
-from nucleate.sampling.backends.torch.batch_state import BatchState
-from nucleate.sampling.backends.torch.batch_view import BatchView
 from nucleate.sampling.dispatch.device_row import DeviceRowSpec, device_row_spec
+from nucleate.sampling.gpu.batch_state import BatchState
+from nucleate.sampling.gpu.batch_view import BatchView
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stage import Pipeline
 

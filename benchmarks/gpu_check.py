@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.torch.slots import STEP
+from nucleate.sampling import reference
 from nucleate.sampling.dispatch.fused_pipeline import to_fused_params
+from nucleate.sampling.gpu.slots import STEP
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 import near_tie_rows as near_ties

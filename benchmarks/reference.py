@@ -13,7 +13,7 @@ import numpy as np
 
 import nucleate as nc
 from nucleate.models.loader import EMBEDDED
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 

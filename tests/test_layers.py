@@ -45,7 +45,7 @@ ALLOWED |= {
     | {"batch", "scale"},
     "integrations": {*BELOW, "engine", "llm", "cli"},
 }
-NUMBA = {"jit/compiler.py", "sampling/backends/numba", "models/kernels"}
+NUMBA = {"jit/compiler.py", "sampling/cpu", "models/kernels"}
 ONLY_IN = {
     "numba": NUMBA,
     "llvmlite": {*NUMBA, "jit/native_library.py"},
@@ -54,11 +54,9 @@ ONLY_IN = {
         "integrations/row_processor.py",
         "sharding",
         "sampling/maths.py",
-        "sampling/device_step.py",
-        "sampling/backends/torch",
-        "sampling/backends/triton",
+        "sampling/gpu",
     },
-    "triton": {"sampling/backends/torch/torch_device.py", "sampling/backends/triton"},
+    "triton": {"sampling/gpu/torch_device.py", "sampling/gpu/triton"},
     "transformers": {"models/transformers", "integrations/transformers.py"},
     "llm": {"integrations/llm_plugin.py"},
     "pydantic": {"integrations/llm_options.py"},
@@ -156,4 +154,8 @@ def test_dispatch_imports_no_backend() -> None:
     """Selecting a path must not import the paths: neither a compiler nor tensors."""
     code = "import sys, nucleate.sampling.dispatch.route; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not [path for path in done.stdout.split() if path.startswith("nucleate.sampling.backends.")]
+    assert not [
+        path
+        for path in done.stdout.split()
+        if path.startswith(("nucleate.sampling.cpu.", "nucleate.sampling.gpu", "nucleate.sampling.reference"))
+    ]

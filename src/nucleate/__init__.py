@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nucleate.parameters.parameter import ParameterError
     from nucleate.plugins.plugin_loader import register_stage
     from nucleate.sampling import stages as stages
-    from nucleate.sampling.explain import explain
+    from nucleate.sampling.dispatch.route import explain
     from nucleate.sampling.functional import LogitsError, probabilities, sample
     from nucleate.sampling.presets import PRESETS
     from nucleate.sampling.sampler import Sampler, SamplerOutput

@@ -15,8 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from nucleate.jit.native_library import warn_once
 from nucleate.parameters.keywords import unknown_keyword, with_suggestions
 from nucleate.parameters.parameter import Parameter, ParameterError, declared, param, read_json, unknown
-from nucleate.sampling.default_conflicts import DECISIVE, conflicts
-from nucleate.sampling.given_pipeline import MAX_CACHED_SIZE, check_given, given_stages, is_cacheable, replaced_fields
+from nucleate.sampling.given_pipeline import (
+    DECISIVE,
+    MAX_CACHED_SIZE,
+    check_given,
+    conflicts,
+    given_stages,
+    is_cacheable,
+    replaced_fields,
+)
 from nucleate.sampling.pipeline import RequestParams
 from nucleate.sampling.pipeline_format import pipeline_to_json
 from nucleate.sampling.presets import ORDER_PARAMETERS, PIPELINE_PARAMETERS, build, with_mask

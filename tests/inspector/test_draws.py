@@ -13,7 +13,7 @@ from traced_rows import batch, case
 
 import nucleate as nc
 from nucleate.inspector.draws import MAX_DRAWS, DrawCounts, chi_square, draw_counts, draws_view
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.stages import (
     AdaptiveP,
     Categorical,

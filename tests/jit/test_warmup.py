@@ -14,7 +14,7 @@ import nucleate as nc
 from nucleate.jit import kernel_libraries, native_library
 from nucleate.jit.kernel_libraries import ALL, SAMPLER
 from nucleate.jit.native_library import KernelError, KernelLibrary
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 
 LOGITS = np.random.default_rng(0).normal(0, 2, (2, 20_000)).astype(np.float32)
 PARAMS = nc.SamplingParams(temperature=0.9, top_p=0.95, seed=5)

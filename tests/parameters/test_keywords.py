@@ -37,7 +37,7 @@ RESULTS = {
     *("outputs.Finish", "outputs.Validation", "StepLogprobs", "TokenLogprob", "SamplerOutput", "BeamCompletion"),
     *("BeamOutput", "engine.stats.EngineStats", "engine.stats.SpeculativeStats", "Trace", "Comparison"),
     *("sampling.trace.TraceStep", "sampling.trace_change.StageChange", "sampling.history.History"),
-    *("sampling.rule_inputs.RowStats", "sampling.rule_inputs.TokenInfo", "sampling.rule_inputs.SampledToken"),
+    *("sampling.stage_base.RowStats", "sampling.stage_base.TokenInfo", "sampling.stage_base.SampledToken"),
     *("watermark.Detection", "parameters.parameter.Parameter", "models.protocol.ModelLimits"),
 }
 """Values that calls return, some for each token. Only the library constructs them."""

@@ -12,7 +12,7 @@ import stage_examples as examples
 from stage_examples import KINDS, SHIFTS, SIZE
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.presets import with_mask, without_mask

@@ -9,8 +9,7 @@ import pytest
 import tiers
 from backend_adapters import ENGINES, on_every_engine
 
-from nucleate.sampling import noise
-from nucleate.sampling.backends import reference
+from nucleate.sampling import noise, reference
 from nucleate.sampling.stages import Categorical, Gumbel, LogitBias, MinP, Temperature, TopK, TopP, Typical, Xtc
 
 DRAWS = tiers.count(60_000, 200_000)

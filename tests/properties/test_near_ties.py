@@ -8,8 +8,8 @@ import pytest
 import tiers
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.fused.fused_sampler import NOT_DRAWN, RowTable, thread_sampler
+from nucleate.sampling import reference
+from nucleate.sampling.cpu.fused_sampler import NOT_DRAWN, RowTable, thread_sampler
 from nucleate.sampling.dispatch.fused_pipeline import FusedParams, to_fused_pipeline
 from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.pipeline import simplify

@@ -18,7 +18,7 @@ from stage_examples import COMBINES, DRAWS, KINDS, SIZE, TAPS
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.presets import PRESETS, REQUESTABLE
 from nucleate.sampling.stage import Ceiling, Floor, History, Prefix, Scale, Shift, Tap

@@ -18,8 +18,8 @@ from stage_examples import COMBINES, DRAWS, KINDS, SIZE, SWITCHED, TAPS, TRUNCAT
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling import reference
 from nucleate.sampling import stages as all_stages
-from nucleate.sampling.backends import reference
 from nucleate.sampling.pipeline import as_pipeline, simplify
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.stage import Ceiling, Draw, History, Scale, Shift, Tap, shape_of

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.sampling import noise
-from nucleate.sampling.backends import reference
+from nucleate.sampling import noise, reference
 from nucleate.sampling.stages import Gumbel, Xtc
 
 ONES = 0xFFFFFFFF

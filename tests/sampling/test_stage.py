@@ -13,8 +13,8 @@ import pytest
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.backends import reference
-from nucleate.sampling.explain import explain
+from nucleate.sampling import reference
+from nucleate.sampling.dispatch.route import explain
 from nucleate.sampling.maths import log
 from nucleate.sampling.stage import (
     SHAPES,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.stages import Gumbel, Logprobs, Suppress, Temperature, TopK
 from nucleate.sampling.token_logprobs import BLOCK_ELEMENTS, logprobs, row_logprobs
 

@@ -12,8 +12,7 @@ from traced_rows import SIZE, active_stages, batch, case
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling import noise
-from nucleate.sampling.backends import reference
+from nucleate.sampling import noise, reference
 from nucleate.sampling.stage import Ceiling, Draw, Floor, Prefix, Scale, param
 from nucleate.sampling.stages import (
     BadWords,

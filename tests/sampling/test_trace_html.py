@@ -11,7 +11,7 @@ import pytest
 import nucleate as nc
 from nucleate.sampling.stage import Floor, RowStats
 from nucleate.sampling.stages import Gumbel, Suppress
-from nucleate.sampling.trace_html import percent, trace_html
+from nucleate.sampling.trace import percent, trace_html
 
 PARAMS = nc.SamplingParams(seed=3, temperature=0.8, top_k=20, top_p=0.9, logit_bias={3: 5.0})
 

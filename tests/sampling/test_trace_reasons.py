@@ -12,8 +12,7 @@ from custom_stages import DRAWS, OWN
 from traced_rows import case
 
 import nucleate as nc
-from nucleate.sampling import noise
-from nucleate.sampling.backends import reference
+from nucleate.sampling import noise, reference
 from nucleate.sampling.min_keep import min_keep_of, min_keep_parameter
 from nucleate.sampling.stage import Draw, Floor, Prefix, Shift, Transform, param, shape_of
 from nucleate.sampling.stages import (

@@ -12,7 +12,7 @@ import tiers
 from pipeline_cases import mask, row
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.history import History
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.noise import GROUP_SIZE
@@ -31,8 +31,7 @@ from nucleate.sampling.stages import (
     TopP,
     Xtc,
 )
-from nucleate.sampling.token_words import token_words, values_below, vocabulary_words
-from nucleate.sampling.watermark_key import WatermarkKey
+from nucleate.sampling.watermark_key import WatermarkKey, token_words, values_below, vocabulary_words
 
 KEY = WatermarkKey(b"a key of the tests")
 BACKENDS = ["reference", "cpu", *(["torch"] if importlib.util.find_spec("torch") else [])]
@@ -210,7 +209,7 @@ def test_words_are_the_same_compiled_and_not(monkeypatch):
             compiled = vocabulary_words(seed, step, size)
             values = values_below(seed, step, size, 2**31, 1.5)
             with monkeypatch.context() as patch:
-                patch.setattr("nucleate.sampling.token_words.GENERIC", type("None", (), {"ready": False}))
+                patch.setattr("nucleate.sampling.watermark_key.GENERIC", type("None", (), {"ready": False}))
                 assert np.array_equal(vocabulary_words(seed, step, size), compiled)
                 assert np.array_equal(values_below(seed, step, size, 2**31, 1.5), values)
                 ids = np.random.default_rng(1).integers(0, size, 20)

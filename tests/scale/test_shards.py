@@ -15,7 +15,7 @@ import torch
 from shard_ranks import OneRank, OneSampler, errors_of_ranks, run_ranks
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.stage import Shift
 from nucleate.sampling.stages import Gumbel, LogitBias, Logprobs, Mirostat, Temperature, TopK, TopP, Typical
 from nucleate.scale.shards import ShardedSampler, ShardError

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.composed import evaluation as generic
+from nucleate.sampling import reference
+from nucleate.sampling.cpu import evaluation as generic
 from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stage import History, Tap

@@ -12,8 +12,7 @@ import math
 
 import numpy as np
 
-from nucleate.sampling import noise
-from nucleate.sampling.backends import reference
+from nucleate.sampling import noise, reference
 from nucleate.sampling.dispatch.fused_pipeline import FusedParams
 from nucleate.sampling.maths import SLACK
 from nucleate.sampling.stages import Gumbel, MinP, Temperature, TopK, TopNSigma, TopP

@@ -9,12 +9,12 @@ import numpy as np
 from numba import carray
 
 from nucleate.jit.compiler import jit
-from nucleate.sampling.backends.numba.fused.cutoffs import TIED, UNLISTED, argmax, truncate
-from nucleate.sampling.backends.numba.fused.fused_sampler import workspace_size
-from nucleate.sampling.backends.numba.fused.logit_edits import load_row
-from nucleate.sampling.backends.numba.fused.workspace import UNCERTAIN_COUNT, edited_group_address, workspace_in
-from nucleate.sampling.backends.numba.row_loading import FLOAT32, floats_at
-from nucleate.sampling.backends.numba.vector_lanes import GROUP_SIZE
+from nucleate.sampling.cpu.block_ops import GROUP_SIZE
+from nucleate.sampling.cpu.cutoffs import TIED, UNLISTED, argmax, truncate
+from nucleate.sampling.cpu.fused_kernel import load_row
+from nucleate.sampling.cpu.fused_sampler import workspace_size
+from nucleate.sampling.cpu.row_loading import FLOAT32, floats_at
+from nucleate.sampling.cpu.workspace import UNCERTAIN_COUNT, edited_group_address, workspace_in
 from nucleate.sampling.dispatch.fused_pipeline import FusedParams
 
 

@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nucleate.sampling import noise
-from nucleate.sampling.backends import reference
+from nucleate.sampling import noise, reference
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import SLACK
 from nucleate.sampling.stage import Draw, Pipeline

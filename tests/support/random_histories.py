@@ -10,7 +10,7 @@ import numpy as np
 import triton_interpreter as interpreted
 
 import nucleate as nc
-from nucleate.sampling.backends.torch import batch_state
+from nucleate.sampling.gpu import batch_state
 from nucleate.sampling.stages import (
     BadWords,
     Dry,

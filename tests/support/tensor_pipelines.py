@@ -11,7 +11,7 @@ import triton_interpreter as interpreted
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.history import History
 from nucleate.sampling.inputs import check_ids
 from nucleate.sampling.pipeline import simplify
@@ -40,8 +40,8 @@ def drawing(
     """Inputs of ``batch_sampling.run`` for rows of one pipeline signature: the batch, the steps, the parameters."""
     import torch
 
-    from nucleate.sampling.backends.torch import batch_sampling
     from nucleate.sampling.dispatch import signature
+    from nucleate.sampling.gpu import batch_sampling
 
     signatures = [signature.pipeline_signature(stages) for stages in rows]
     assert not any(isinstance(one, str) for one in signatures), signatures
@@ -54,7 +54,7 @@ def drawing(
 
 
 def outcome(given: Any, logits: Any) -> Any:
-    from nucleate.sampling.backends.torch import batch_sampling
+    from nucleate.sampling.gpu import batch_sampling
 
     batch, steps_R, params_RP = given
     return batch_sampling.run(

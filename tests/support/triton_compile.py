@@ -23,9 +23,9 @@ import torch
 import triton
 import triton_launches as launched
 
-from nucleate.sampling.backends.torch.slots import COLUMNS
-from nucleate.sampling.backends.triton import launch
-from nucleate.sampling.backends.triton.device_memory import RowState
+from nucleate.sampling.gpu.slots import COLUMNS
+from nucleate.sampling.gpu.triton import launch
+from nucleate.sampling.gpu.triton.device_memory import RowState
 
 SIZE, RING = 128_256, 8192
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

@@ -74,7 +74,7 @@ def uniforms(seed: int, step: int, stream: int, count: int) -> tuple[list[float]
     import triton.language as tl
     from triton import jit
 
-    from nucleate.sampling.backends.triton.triton_philox import exponentials, uniform
+    from nucleate.sampling.gpu.triton.triton_numbers import exponentials, uniform
 
     @jit
     def fill(seeds, numbers, waits, stream, count: tl.constexpr):
@@ -94,9 +94,9 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
     """The workspace after a call. more: dtype, stride, mask, rows, cuts, report, out, active."""
     import torch
 
-    from nucleate.sampling.backends.torch.slots import COLUMNS, PROMPT_LENGTH, SEED, STEP
-    from nucleate.sampling.backends.triton import launch
-    from nucleate.sampling.backends.triton.device_memory import RowState
+    from nucleate.sampling.gpu.slots import COLUMNS, PROMPT_LENGTH, SEED, STEP
+    from nucleate.sampling.gpu.triton import launch
+    from nucleate.sampling.gpu.triton.device_memory import RowState
 
     rows, size = x_RV.shape
     padded = torch.full((rows, size * more.get("stride", 1) + more.get("stride", 1)), torch.nan)

@@ -19,7 +19,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from nucleate.sampling.backends.torch import torch_device
+from nucleate.sampling.gpu import torch_device
 
 LAUNCHES: dict[str, list[int]] = {}
 """The number of launches and the maximum shared memory of each kernel."""

@@ -13,8 +13,7 @@ from nucleate.engine.companions import Companion, admit_companion
 from nucleate.engine.request import admit, stages_of
 from nucleate.llm import LLM
 from nucleate.outputs import Finish
-from nucleate.sampling import noise
-from nucleate.sampling.backends import reference
+from nucleate.sampling import noise, reference
 from nucleate.sampling.companion import combined_rows, split_combine
 from nucleate.sampling.distributions import is_stateful
 from nucleate.sampling.history import History

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.inspector.trace_view import number
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.pipeline import Params, simplify
-from nucleate.sampling.seeded_draws import SeededDraws
-from nucleate.sampling.single_row import single_row
+from nucleate.sampling.single_row import SeededDraws, single_row
 
 MAX_DRAWS = 10_000
 """Most draws of one call of the inspector."""

@@ -24,12 +24,12 @@ from nucleate.llm import LLM
 from nucleate.outputs import CompletionChunk, Usage
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.reference import RowError
+from nucleate.sampling import reference
 from nucleate.sampling.cpu_paths import survivors
 from nucleate.sampling.history import History
 from nucleate.sampling.noise import fresh_seed
 from nucleate.sampling.presets import with_mask
+from nucleate.sampling.reference import RowError
 from nucleate.sampling.stage import shape_of
 from nucleate.sampling.trace import trace
 from nucleate.sampling_params import SamplingParams

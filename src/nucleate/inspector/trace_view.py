@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.parameters.converters import shown
-from nucleate.sampling.backends.selection import Contest, Intervals
 from nucleate.sampling.inputs import check_token
 from nucleate.sampling.noise import GROUP_SIZE
+from nucleate.sampling.reference import Contest, Intervals
 from nucleate.sampling.stage import shape_of
 from nucleate.sampling.trace import Trace, TraceStep
 from nucleate.sampling.trace_reasons import removal_reasons

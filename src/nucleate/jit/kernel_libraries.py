@@ -21,16 +21,16 @@ def _sources(*names: str) -> list[Path]:
     return sorted(path for name in names for path in _ROOT.glob(name))
 
 
-_NUMBA = "sampling/backends/numba/**/*.py"
+_CPU = "sampling/cpu/*.py"
 CHAIN = KernelLibrary(
     "chain",
-    ("nucleate.sampling.backends.numba.fused.kernel",),
-    _sources(_NUMBA, "sampling/dispatch/fused_pipeline.py", "sampling/maths.py", "sampling/noise.py"),
+    ("nucleate.sampling.cpu.fused_kernel",),
+    _sources(_CPU, "sampling/dispatch/fused_pipeline.py", "sampling/maths.py", "sampling/noise.py"),
 )
 GENERIC = KernelLibrary(
     "generic",
-    ("nucleate.sampling.backends.numba.composed.row_kernels", "nucleate.sampling.backends.numba.row_loading"),
-    _sources(_NUMBA, "sampling/maths.py", "sampling/noise.py"),
+    ("nucleate.sampling.cpu.row_kernels", "nucleate.sampling.cpu.row_loading"),
+    _sources(_CPU, "sampling/maths.py", "sampling/noise.py"),
 )
 MODELS = KernelLibrary(
     "models",
@@ -46,7 +46,7 @@ DRAFTS = KernelLibrary(
     ),
     _sources(
         "speculative/neural/draft_kernels.py",
-        "sampling/backends/numba/*.py",
+        "sampling/cpu/kernel_maths.py",
         "sampling/noise.py",
         "speculative/*_kernels.py",
         "speculative/lookup_arrays.py",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from nucleate.parameters.converters import one_line, shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import Parameter, ParameterError
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.companion import combine
 from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stage import Ceiling, Combine, Draw, Floor, History, Pipeline, Prefix, Scale, Shift, Stage

@@ -10,20 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.outputs import StepLogprobs
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 
 
 @cache
 def fused() -> Callable[[int], Any]:
     """A function that returns the fused CPU sampler for rows of a size. Each thread has its own."""
-    from nucleate.sampling.backends.numba.fused import fused_sampler  # loads the kernels
+    from nucleate.sampling.cpu import fused_sampler  # loads the kernels
 
     return fused_sampler.thread_sampler
 
 
 @cache
 def _composed() -> Any:
-    from nucleate.sampling.backends.numba.composed import evaluation  # loads the kernels
+    from nucleate.sampling.cpu import evaluation  # loads the kernels
 
     return evaluation
 

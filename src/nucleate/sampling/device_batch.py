@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.converters import install_extra
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS, dispatch
 from nucleate.sampling.incremental_history import IncrementalHistory
@@ -22,8 +22,8 @@ from nucleate.sampling.presets import with_mask
 from nucleate.sampling.stage import Pipeline
 
 if TYPE_CHECKING:
-    from nucleate.sampling.backends.torch.decode_loop import DecodeLoop, Forward
-    from nucleate.sampling.device_step import StepOutput
+    from nucleate.sampling.gpu.batch_state import DecodeLoop, Forward
+    from nucleate.sampling.gpu.device_step import StepOutput
 
 MAX_CACHED_CALLS = 32
 """Maximum number of cached StepCalls, one per list of rows."""
@@ -60,8 +60,8 @@ class DeviceBatch:
     ) -> None:
         if importlib.util.find_spec("torch") is None:
             raise ParameterError("device", f"device {device!r:.60} needs torch: {install_extra('cuda')}")
-        from nucleate.sampling.backends.torch.batch_state import BatchState
-        from nucleate.sampling.backends.torch.torch_device import open_device, select_kernels
+        from nucleate.sampling.gpu.batch_state import BatchState
+        from nucleate.sampling.gpu.torch_device import open_device, select_kernels
 
         self._size, self._name, self._rows, self._sample_on_host = size, str(device), rows, sample_on_host
         torch_device = open_device(device)
@@ -117,7 +117,7 @@ class DeviceBatch:
 
     def step(self, numbers: list[int], logits_RV: Any, mask: Any) -> StepOutput:
         """Sample a token for each of these rows, see ``Sampler.__call__``."""
-        from nucleate.sampling import device_step
+        from nucleate.sampling.gpu import device_step
 
         logits_RV, shape = checked_logits(logits_RV), (len(numbers), self._size)
         check_shape(logits_RV.shape, *shape)
@@ -138,8 +138,7 @@ class DeviceBatch:
         self, numbers: list[int], forward: Forward, first_ids: Sequence[int], steps: int, stop_ids: Sequence[int]
     ) -> DecodeLoop:
         """See ``Sampler.loop``."""
-        from nucleate.sampling.backends.torch.batch_state import MIN_RING_SIZE
-        from nucleate.sampling.backends.torch.decode_loop import DecodeLoop
+        from nucleate.sampling.gpu.batch_state import MIN_RING_SIZE, DecodeLoop
 
         for number in numbers:
             if number not in self._state or self._state.reports(number):

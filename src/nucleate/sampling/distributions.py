@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.cpu_paths import row_probabilities
 from nucleate.sampling.history import History
 from nucleate.sampling.presets import with_mask, without_mask

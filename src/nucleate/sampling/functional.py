@@ -10,11 +10,9 @@ from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import compiled
 from nucleate.parameters.keywords import with_suggestions
-from nucleate.sampling import noise
-from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.fused.edit_program import EditProgram
-from nucleate.sampling.backends.numba.fused.fused_sampler import RowTable
+from nucleate.sampling import noise, reference
 from nucleate.sampling.companion import combined_rows
+from nucleate.sampling.cpu.fused_sampler import EditProgram, RowTable
 from nucleate.sampling.cpu_paths import fused, row_probabilities, runner
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.dispatch.route import FUSED, dispatch
@@ -22,7 +20,7 @@ from nucleate.sampling.history import History
 from nucleate.sampling.inputs import LogitsInput, check_ids, histories, is_row, mask_layout, masks, per_row
 from nucleate.sampling.pipeline import Params, prepared, seed_of
 from nucleate.sampling.presets import with_mask
-from nucleate.sampling.row_values import add_values
+from nucleate.sampling.reference import add_values
 
 ROW_ARGUMENTS = ("prompt_ids", "output_ids", "mask", "companion")
 """The arguments that have one entry per row."""

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from nucleate.jit.kernel_libraries import compiled
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError, unknown
-from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.fused.edit_program import EditProgram
-from nucleate.sampling.backends.numba.fused.fused_sampler import NOT_DRAWN, RowSelection, RowTable
+from nucleate.sampling import reference
+from nucleate.sampling.cpu.fused_sampler import NOT_DRAWN, EditProgram, RowSelection, RowTable
 from nucleate.sampling.cpu_paths import fused, report, runner
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.incremental_history import IncrementalHistory
@@ -28,7 +27,7 @@ from nucleate.sampling.inputs import (
     masks,
 )
 from nucleate.sampling.presets import with_mask, without_mask
-from nucleate.sampling.row_values import add_values
+from nucleate.sampling.reference import add_values
 from nucleate.sampling.stage import Draw, Pipeline, Shift, Tap
 
 KEPT_BATCHES = 32

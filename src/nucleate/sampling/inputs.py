@@ -101,7 +101,7 @@ def like(logits: Any, result: NDArray[Any]) -> Any:
     """The result itself for NumPy logits; for a tensor of logits, a tensor on its device."""
     if not hasattr(logits, "detach"):
         return result
-    from nucleate.sampling.backends.torch.torch_device import to_device_of  # imports torch
+    from nucleate.sampling.gpu.torch_device import to_device_of  # imports torch
 
     return to_device_of(logits, result)
 

@@ -29,7 +29,7 @@ from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.stage import Combine, Pipeline, SampledToken, Tap
 
 if TYPE_CHECKING:
-    from nucleate.sampling.backends.torch.decode_loop import DecodeLoop, Forward
+    from nucleate.sampling.gpu.batch_state import DecodeLoop, Forward
 
 
 class SamplerOutput(NamedTuple):

@@ -1,30 +1,155 @@
-"""trace: shows the effect of every stage on rows of logits, with the reason."""
+"""trace: shows the effect of every stage on rows of logits, with the reason; as text, or as a table for notebooks.
+
+The table is static HTML: style attributes only, no script, colours for light and dark themes.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from html import escape
 from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import compiled
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
-from nucleate.sampling import noise
-from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.reference import Survivors
-from nucleate.sampling.backends.selection import Selection, select
+from nucleate.sampling import noise, reference
 from nucleate.sampling.cpu_paths import runner, survivors
 from nucleate.sampling.inputs import checked_logits, is_row, per_row
 from nucleate.sampling.pipeline import Params, seed_of
+from nucleate.sampling.reference import Selection, Survivors, select
 from nucleate.sampling.single_row import SingleRow, single_row
-from nucleate.sampling.stage import shape_of
+from nucleate.sampling.stage import Stage, shape_of
 from nucleate.sampling.trace_change import Distribution, StageChange
-from nucleate.sampling.trace_html import trace_html
-from nucleate.sampling.trace_step import TraceStep as TraceStep  # noqa: PLC0414  # callers import it from here
-from nucleate.sampling.trace_why import why, why_selected
+from nucleate.sampling.trace_reasons import why, why_selected
+
+
+@dataclass(frozen=True, eq=False)
+class TraceStep:
+    """The effect of one stage. Arrays of token ids are in ascending order."""
+
+    change: StageChange  #: the surviving tokens before and after it
+    why: str  #: the reason, with the deciding numbers
+
+    def __repr__(self) -> str:  # what an interactive session shows
+        return f"TraceStep({self.name}: {self.left} left, {self.why})"
+
+    @property
+    def stage(self) -> Stage | None:
+        """The stage; None for the logits."""
+        return self.change.stage
+
+    @property
+    def name(self) -> str:
+        """The name of the stage; "logits" for the logits."""
+        return "logits" if self.stage is None else self.stage.name
+
+    @cached_property
+    def touched(self) -> NDArray[np.int64]:
+        """Surviving tokens whose score it changed."""
+        return np.sort(self.change.before.kept.ids_N[self.change.is_touched])
+
+    @cached_property
+    def removed(self) -> NDArray[np.int64]:
+        """Tokens that it removed."""
+        return np.sort(self.change.before.kept.ids_N[self.change.is_removed])
+
+    @cached_property
+    def scores(self) -> NDArray[np.float64]:
+        """[V] after it, -inf for removed tokens."""
+        return self.change.after.spread(self.change.after.kept.x_N, -np.inf)
+
+    @cached_property
+    def probabilities(self) -> NDArray[np.float64]:
+        """[V] after it."""
+        return self.change.after.spread(self.change.after.probabilities, 0.0)
+
+    @property
+    def entropy(self) -> float:
+        """Of the distribution after it, in nats."""
+        return self.change.after.entropy
+
+    @property
+    def removed_probability(self) -> float:
+        """The probability, before it, of the tokens that it removed."""
+        return self.change.removed_probability
+
+    @property
+    def kl(self) -> float:
+        """The Kullback-Leibler divergence of the distribution after it from the one before it, in nats."""
+        return self.change.kl
+
+    @property
+    def left(self) -> int:
+        """Number of surviving tokens."""
+        return len(self.change.after.kept.ids_N)
+
+    def most_likely(self, n: int) -> list[int]:
+        """The n most likely tokens, in rank order."""
+        ids: list[int] = self.change.after.kept.ids_N[: max(n, 0)].tolist()
+        return ids
+
+
+BARS = 5
+"""How many of the likeliest tokens each stage shows."""
+COLUMNS = ("Stage", "Kept", "Removed", "Removed mass", "Entropy (nats)", "Likeliest tokens", "Why")
+CELL = "padding:0.35em 0.8em;vertical-align:top;border-top:1px solid rgba(128,128,128,0.35);text-align:"
+BAR = "display:inline-block;height:0.7em;border-radius:2px;background:#4c8bf5;width:"
+LONGEST = 8.0
+"""Width of the bar of probability 1, in em."""
+
+
+def trace_html(steps: Sequence[TraceStep], caption: str, text: Callable[[int], str] = str) -> str:
+    """The steps of a trace as HTML. caption: below the table. text: formats a token id. All text is escaped."""
+    head = _row("th", (escape(name) for name in COLUMNS))
+    body = "".join(_row("td", _cells(step, text)) for step in steps)
+    return (
+        '<table style="border-collapse:collapse;color:inherit;background:none;font-size:0.9em">'
+        '<caption style="caption-side:bottom;text-align:left;padding:0.5em 0.8em;color:inherit">'
+        f"{escape(caption)}</caption><thead>{head}</thead><tbody>{body}</tbody></table>"
+    )
+
+
+def _row(tag: str, cells: Iterable[str]) -> str:
+    scope = ' scope="col"' if tag == "th" else ""
+    sides = ("left", "right", "right", "right", "right", "left", "left")
+    styled = (f'<{tag}{scope} style="{CELL}{side}">{cell}</{tag}>' for cell, side in zip(cells, sides, strict=True))
+    return f"<tr>{''.join(styled)}</tr>"
+
+
+def _cells(step: TraceStep, text: Callable[[int], str]) -> tuple[str, ...]:
+    """The cells of one stage."""
+    name = step.name if step.stage is None else shown(step.stage)
+    removed = len(step.removed)
+    return (
+        f"<code>{escape(name)}</code>",
+        f"{step.left:,}",
+        f"{removed:,}" if removed else "",
+        percent(step.removed_probability) if removed else "",
+        f"{step.entropy:.4f}",
+        "".join(_bar(text(token), step.probabilities[token]) for token in step.most_likely(BARS)),
+        escape(step.why),
+    )
+
+
+def _bar(name: str, p: float) -> str:
+    """One line: a bar, the probability and the token."""
+    return (
+        f'<div style="white-space:nowrap"><span aria-hidden="true" style="display:inline-block;width:{LONGEST}em">'
+        f'<span style="{BAR}{max(p * LONGEST, 0.1):.2f}em"></span></span> '
+        f'<span style="display:inline-block;width:5em;text-align:right">{percent(p)}</span> '
+        f"<code>{escape(name)}</code></div>"
+    )
+
+
+def percent(p: float) -> str:
+    """A probability in per cent; a small one is not shown as 0."""
+    return f"{p:.2%}" if p >= 0.0001 or p == 0 else f"{100 * p:.0e}%"
 
 
 @dataclass(frozen=True, eq=False)

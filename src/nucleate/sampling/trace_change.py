@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.reference import Floats, Ids, Survivors
+from nucleate.sampling import reference
+from nucleate.sampling.reference import Floats, Ids, Survivors
 from nucleate.sampling.stage import Prefix, RowStats, Stage
 
 SAME_PROBABILITY = 1e-8

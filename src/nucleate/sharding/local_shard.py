@@ -19,7 +19,7 @@ from nucleate.sampling import noise
 from nucleate.sampling.dispatch.rules import bans_tokens
 from nucleate.sampling.history import HistoryView, Ids
 from nucleate.sampling.noise import GROUP_SIZE
-from nucleate.sampling.row_values import checked_values
+from nucleate.sampling.reference import checked_values
 from nucleate.sampling.stage import Shift, TokenInfo
 
 TOO_CLOSE = 1e-8

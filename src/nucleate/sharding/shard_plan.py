@@ -22,8 +22,8 @@ from nucleate.sampling.distributions import is_stateful
 from nucleate.sampling.maths import SLACK
 from nucleate.sampling.min_keep import min_keep_of
 from nucleate.sampling.noise import GROUP_SIZE
-from nucleate.sampling.rule_inputs import RowStats
 from nucleate.sampling.stage import Combine, Draw, Pipeline, Shift, Stage, Tap
+from nucleate.sampling.stage_base import RowStats
 from nucleate.sampling.stages.selection.gumbel import Gumbel
 from nucleate.sampling.stages.temperature.temperature import Temperature
 from nucleate.sampling.stages.truncation.min_p import MinP

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.outputs import StepLogprobs
-from nucleate.sampling import noise
-from nucleate.sampling.backends import reference
+from nucleate.sampling import noise, reference
 from nucleate.sampling.pipeline import Params, PreparedPipeline, RequestParams, prepared, seed_of
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.sampler import Sampler

@@ -20,8 +20,7 @@ from nucleate.sampling.stage import Stage
 from nucleate.sampling.stages.watermarks.gumbel_watermark import NOISE, GumbelWatermark
 from nucleate.sampling.stages.watermarks.kgw import GREEN, SELF, Kgw, green_threshold, pair_words
 from nucleate.sampling.stages.watermarks.synthid import TOURNAMENT, SynthId
-from nucleate.sampling.token_words import token_words
-from nucleate.sampling.watermark_key import WatermarkKey
+from nucleate.sampling.watermark_key import WatermarkKey, token_words
 from nucleate.watermark.kinds import check_watermark, read_watermark
 
 Floats = NDArray[np.float64]

@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nucleate.sampling import stages
-from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.composed import evaluation
-from nucleate.sampling.backends.numba.composed.curve import fitted
-from nucleate.sampling.backends.numba.composed.edited_row import EditedRow
+from nucleate.sampling import reference, stages
+from nucleate.sampling.cpu import evaluation
+from nucleate.sampling.cpu.edited_row import EditedRow, fitted
 from nucleate.sampling.stage import RowStats, Scale
 
 ROW = RowStats(*map(np.float64, (9, 0.0, 2.0, 1.5, 1.0, -1.0, 2.0, 2.0)))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiers
 
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.dispatch import signature
 from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
 from nucleate.sampling.pipeline import simplify
@@ -17,7 +17,7 @@ from nucleate.sampling.pipeline import simplify
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
 import near_tie_rows as near_ties  # noqa: E402
 
-from nucleate.sampling.backends.torch import batch_sampling  # noqa: E402
+from nucleate.sampling.gpu import batch_sampling  # noqa: E402
 
 BATCHES = 1, 2, 16, 300
 

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
-from nucleate.sampling.backends.torch import torch_device  # noqa: E402
+from nucleate.sampling.gpu import torch_device  # noqa: E402
 
 SIZE, ROWS = 300, 3
 WORDS = -(-SIZE // 32)

@@ -10,8 +10,8 @@ import pytest
 
 import nucleate as nc
 from nucleate.parameters.parameter import param
-from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.fused.edit_program import EditProgram, count_table
+from nucleate.sampling import reference
+from nucleate.sampling.cpu.fused_sampler import EditProgram, count_table
 from nucleate.sampling.dispatch.fused_pipeline import has_constant_listing, to_fused_pipeline
 from nucleate.sampling.history import History
 from nucleate.sampling.incremental_history import IncrementalHistory

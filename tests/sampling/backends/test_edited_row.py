@@ -16,8 +16,8 @@ import tiers
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.composed import evaluation as generic
+from nucleate.sampling import reference
+from nucleate.sampling.cpu import evaluation as generic
 from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import maximum, ones

@@ -16,8 +16,8 @@ import tiers
 from kept_tokens import agrees, left
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.composed import evaluation as generic
+from nucleate.sampling import reference
+from nucleate.sampling.cpu import evaluation as generic
 from nucleate.sampling.dispatch.fused_pipeline import FusedParams, to_fused_pipeline
 from nucleate.sampling.maths import SLACK
 from nucleate.sampling.pipeline import simplify

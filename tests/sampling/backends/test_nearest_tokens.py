@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nucleate.sampling import stages
-from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.composed import evaluation
-from nucleate.sampling.backends.numba.composed.edited_row import EditedRow
+from nucleate.sampling import reference, stages
+from nucleate.sampling.cpu import evaluation
+from nucleate.sampling.cpu.edited_row import EditedRow
 
 GUMBEL = stages.Gumbel(seed=1)
 SIZE = 6000

@@ -19,17 +19,11 @@ from custom_stages import DRAWS, OWN, Foreign, Softer
 from edge_rows import KINDS, NEAR, row
 from pipeline_cases import OTHERS, case
 
-from nucleate.sampling.backends import reference
-from nucleate.sampling.backends.numba.composed import (
-    candidate_list,
-    edited_row,
-    full_row,
-    pipeline_steps,
-    row_kernels,
-)
-from nucleate.sampling.backends.numba.composed import evaluation as generic
-from nucleate.sampling.backends.numba.composed.edited_row import thread_workspace
-from nucleate.sampling.backends.numba.fused import fused_sampler as special_rows
+from nucleate.sampling import reference
+from nucleate.sampling.cpu import candidate_list, edited_row, full_row, row_kernels
+from nucleate.sampling.cpu import evaluation as generic
+from nucleate.sampling.cpu import fused_sampler as special_rows
+from nucleate.sampling.cpu.edited_row import thread_workspace
 from nucleate.sampling.dispatch import rules
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import absolute, exp, log, where
@@ -598,10 +592,10 @@ def test_each_row_is_sampled_once_for_any_number_of_threads(monkeypatch) -> None
 
 
 def test_programs_belong_to_the_requested_pipeline(monkeypatch) -> None:
-    monkeypatch.setattr(pipeline_steps, "CACHED_PIPELINES", 4)
+    monkeypatch.setattr(rules, "CACHED_PIPELINES", 4)
     for i in range(50):  # tuples are created and freed, and their addresses are reused
         stages = (Temperature(0.5), Gumbel(i)) if i % 2 else (TopP(0.5, of_full_mass=True), Xtc(0.5), Gumbel(i))
-        found = pipeline_steps.steps_of(stages)
+        found = rules.steps_of(stages)
         assert found.stages is stages
         assert (found.needs_total, found.has_ceiling) == ((False, False) if i % 2 else (True, True))
         assert found.steps[-1].kind.shape == "Draw"

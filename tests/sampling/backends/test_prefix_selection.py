@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from kept_tokens import agrees
 
-from nucleate.sampling.backends.numba.fused.fused_sampler import workspace_size
-from nucleate.sampling.backends.numba.fused.logit_edits import load_row
-from nucleate.sampling.backends.numba.fused.prefix_selection import (
+from nucleate.sampling.cpu.fused_kernel import load_row
+from nucleate.sampling.cpu.fused_sampler import workspace_size
+from nucleate.sampling.cpu.prefix_selection import (
     BY_COUNT,
     BY_WEIGHT,
     UNBOUNDED,
@@ -17,8 +17,8 @@ from nucleate.sampling.backends.numba.fused.prefix_selection import (
     kth_value_bound,
     mark_uncertain,
 )
-from nucleate.sampling.backends.numba.fused.workspace import Workspace, workspace_in
-from nucleate.sampling.backends.numba.row_loading import FLOAT32
+from nucleate.sampling.cpu.row_loading import FLOAT32
+from nucleate.sampling.cpu.workspace import Workspace, workspace_in
 
 KINDS = ("smooth", "few levels", "equal", "signed zeros", "far apart", "one far above", "holes")
 

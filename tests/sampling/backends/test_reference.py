@@ -8,7 +8,7 @@ import pytest
 import tiers
 from pipeline_cases import case
 
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stages import Categorical, Greedy, Gumbel, LogitBias, MinP, Suppress, Temperature, TopK, TopP
 

@@ -12,7 +12,7 @@ import tiers
 from pipeline_cases import KEYED, OTHERS, case
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.history import History
 from nucleate.sampling.stages import (
     STAGES,

@@ -15,7 +15,7 @@ from custom_stages import DRAWS, OWN, Foreign, Softer, Turned
 from edge_rows import KINDS, row
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.dispatch import signature
 from nucleate.sampling.maths import log
 from nucleate.sampling.pipeline import simplify
@@ -45,7 +45,7 @@ from nucleate.sampling.stages import (
 )
 
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
-from nucleate.sampling.backends.torch import batch_sampling  # noqa: E402
+from nucleate.sampling.gpu import batch_sampling  # noqa: E402
 
 
 def test_random_pipelines_equal_the_reference() -> None:

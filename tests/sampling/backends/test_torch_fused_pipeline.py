@@ -11,7 +11,7 @@ import pytest
 import tiers
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.dispatch import signature
 from nucleate.sampling.dispatch.fused_pipeline import FusedParams, to_fused_pipeline
 from nucleate.sampling.history import History
@@ -32,7 +32,7 @@ from nucleate.sampling.stages import (
 )
 
 torch = pytest.importorskip("torch", reason="tensor code needs torch")
-from nucleate.sampling.backends.torch import batch_sampling, batch_view  # noqa: E402
+from nucleate.sampling.gpu import batch_sampling, batch_view  # noqa: E402
 
 STAGES = (
     (Typical(0.5), Xtc(0.5, 0.05), Temperature(0.7), Gumbel(0)),

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.dispatch.device_row import shifts_spec
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import absolute, exp, maximum, minimum, sqrt, where
@@ -34,12 +34,12 @@ torch = pytest.importorskip("torch", reason="rows on a device are tensors")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from nucleate.sampling.backends.torch import batch_sampling, torch_device  # noqa: E402
-from nucleate.sampling.backends.torch import batch_state as on_device  # noqa: E402
-from nucleate.sampling.backends.torch.batch_state import BatchState  # noqa: E402
-from nucleate.sampling.backends.torch.ranked_tokens import RowConstants  # noqa: E402
-from nucleate.sampling.backends.torch.slots import Slots  # noqa: E402
 from nucleate.sampling.dispatch.device_row import DeviceRowSpec  # noqa: E402
+from nucleate.sampling.gpu import batch_sampling, torch_device  # noqa: E402
+from nucleate.sampling.gpu import batch_state as on_device  # noqa: E402
+from nucleate.sampling.gpu.batch_state import BatchState  # noqa: E402
+from nucleate.sampling.gpu.ranked_tokens import RowConstants  # noqa: E402
+from nucleate.sampling.gpu.slots import Slots  # noqa: E402
 
 SIZE = 6
 HERE = torch.device("cpu")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nucleate.sampling import noise
 
 torch = pytest.importorskip("torch", reason="tensor code needs torch")
-from nucleate.sampling.backends.torch import tensor_philox as tensors  # noqa: E402
+from nucleate.sampling.gpu import batch_sampling as tensors  # noqa: E402
 
 WORDS = st.one_of(st.sampled_from([0, 1, 2**32 - 1, 2**32, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
 IDS = np.array([0, 1, 255, 256, 128_255, 2**31, 2**32 - 1])

@@ -22,7 +22,7 @@ from nucleate.sampling.stages import STAGES, Gumbel, MinP, Temperature, TopK, To
 torch = pytest.importorskip("torch", reason="tensor code needs torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from nucleate.sampling.backends.torch import batch_sampling, token_draw  # noqa: E402
+from nucleate.sampling.gpu import batch_sampling  # noqa: E402
 
 SIZE = 300
 CHAIN, OTHERS = 60, 120
@@ -74,7 +74,7 @@ def stage(name: str) -> Any:
 def counted(monkeypatch: pytest.MonkeyPatch, rows: list[Any], prompt: tuple[int, ...] = ()) -> Operations:
     """The operations of the second step of rows with these parameters."""
     operations = Operations()
-    for module in (token_draw, batch_sampling):
+    for module in (batch_sampling, batch_sampling):
         monkeypatch.setattr(module, "uniform", operations.noisy(module.uniform))
     rule = Gumbel.score
     monkeypatch.setattr(signature, "unsupported_reason", lambda *_: "")  # ours names more than maths

@@ -35,11 +35,11 @@ from nucleate.sampling.stages import (
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
 import sampler_scenarios as scenarios  # noqa: E402
 
-from nucleate.sampling.backends.torch import batch_state as on_device  # noqa: E402
-from nucleate.sampling.backends.torch import decode_loop as loops  # noqa: E402
-from nucleate.sampling.backends.torch import torch_device  # noqa: E402
-from nucleate.sampling.backends.torch.lazy import LazyDict, LazyList  # noqa: E402
-from nucleate.sampling.backends.torch.torch_device import select_kernels  # noqa: E402
+from nucleate.sampling.gpu import batch_state as loops  # noqa: E402
+from nucleate.sampling.gpu import batch_state as on_device  # noqa: E402
+from nucleate.sampling.gpu import torch_device  # noqa: E402
+from nucleate.sampling.gpu.device_step import LazyDict, LazyList  # noqa: E402
+from nucleate.sampling.gpu.torch_device import select_kernels  # noqa: E402
 
 
 def assert_equal_events(events: list[Any], other: list[Any]) -> None:
@@ -156,7 +156,7 @@ def test_a_step_does_not_synchronize(monkeypatch: pytest.MonkeyPatch) -> None:
     """On tensors without data: reading a value fails, and so does mixing devices."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-    from nucleate.sampling.backends.torch import torch_device
+    from nucleate.sampling.gpu import torch_device
 
     monkeypatch.setattr(torch_device, "open_device", torch.device)
     monkeypatch.setattr(torch_device, "select_kernels", lambda *given: "torch")

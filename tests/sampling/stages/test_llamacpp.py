@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.history import History
 from nucleate.sampling.stage import Stage
 from nucleate.sampling.stages import (

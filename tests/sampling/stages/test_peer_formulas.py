@@ -11,7 +11,7 @@ import pytest
 from backend_adapters import on_every_engine
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import places, total

@@ -14,7 +14,7 @@ import pytest
 import tiers
 
 import nucleate as nc
-from nucleate.sampling.backends import reference
+from nucleate.sampling import reference
 from nucleate.sampling.history import History
 from nucleate.sampling.stages import BadWords, Epsilon, Eta, Gumbel, TopH, TopK, TopP, Typical
 

@@ -1,16 +1,23 @@
-"""Selects the code path of a row by its pipeline, the size of the call, the device, the backend and loaded kernels."""
+"""Selects the code path of a row, and explains which one samples a pipeline.
+
+The path depends on the pipeline, the size of the call, the device, the backend and loaded kernels.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from nucleate.jit.kernel_libraries import fallback_reason
+from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.dispatch.device_row import DeviceRowSpec, device_row_spec
 from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
-from nucleate.sampling.stage import Pipeline
+from nucleate.sampling.inputs import check_count, check_ids
+from nucleate.sampling.pipeline import Params, prepared
+from nucleate.sampling.stage import Combine, Pipeline, shape_of
 
 DEVICES = re.compile(r"(cuda|mps|xpu)(:\d+)?")
 TENSOR_BACKENDS = ("torch", "triton")
@@ -77,3 +84,48 @@ def check_device(device: str) -> None:
 def tensor_backend(device: str) -> str:
     """The backend that "auto" selects on a device: "triton" or "torch"."""
     return "triton" if device.startswith("cuda") and importlib.util.find_spec("triton") is not None else "torch"
+
+
+@dataclass(frozen=True)
+class ExecutionPlan:
+    """The pipeline as given and as simplified, and the code path that runs it, with the reason."""
+
+    given: Pipeline
+    stages: Pipeline
+    backend: str  #: "reference", "cpu", "torch" or "triton"
+    path: str  #: "fused kernel", "composed stages" or "reference"
+    why: str  #: why no faster path applies; "" for the fastest
+
+    def __str__(self) -> str:
+        where = self.backend if self.backend == self.path else f"{self.backend} backend, {self.path}"
+        lines, left = [f"{where}: {self.why}" if self.why else where], list(self.stages)
+        for stage in self.given:
+            if isinstance(stage, Combine) and not stage.neutral:
+                lines.append(f"  {shape_of(stage).lower():7} {stage!r}  (before the backend)")
+                continue
+            stays = left[:1] == [stage]
+            note = "" if stays else "  (removed: it cannot change the result)"
+            lines.append(f"  {shape_of(stage).lower():7} {stage!r}{note}")
+            left = left[stays:]
+        return "\n".join([*lines, *(f"  {shape_of(stage).lower():7} {stage!r}" for stage in left)])
+
+
+@with_suggestions
+def explain(
+    params: Params, device: str = "cpu", *, vocab_size: int | None = None, rows: int = 1, backend: str = "auto"
+) -> ExecutionPlan:
+    """The code path that a ``Sampler`` would use for these parameters now. Print it, or read its fields.
+
+    device: "cpu", "cuda", "cuda:1", "mps", "xpu"; it need not be available. vocab_size, rows: of the call; without
+    vocab_size they are assumed to be large. backend: as in ``sample`` and ``Sampler``. With backend "auto" the result
+    can change once kernels are loaded, see ``warm``. Raises ParameterError for invalid arguments.
+    """
+    check_device(device)
+    for name, count in (("vocab_size", vocab_size), ("rows", rows)):
+        if count is not None:
+            check_count(count, name)
+    one = prepared(params)
+    if vocab_size is not None:
+        check_ids(one.stages, vocab_size)
+    route = dispatch(one.stages, one.fused, vocab_size, rows, device=device, backend=backend)
+    return ExecutionPlan(one.given, one.stages, route.backend, route.path, route.why)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nucleate.jit.compiler import inline, kernel
-from nucleate.sampling.backends.numba.philox import uniforms
+from nucleate.sampling.cpu.kernel_maths import uniforms
 from nucleate.sampling.noise import GROUP, GROUP_SIZE, TOKEN
 
 

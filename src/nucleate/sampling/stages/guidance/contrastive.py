@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from nucleate.sampling.combine_stage import MAX_WEIGHT
 from nucleate.sampling.maths import INFINITY, SLACK, log, log_softmax, where
-from nucleate.sampling.stage import Combine, param
+from nucleate.sampling.stage import MAX_WEIGHT, Combine, param
 
 
 class Contrastive(Combine):

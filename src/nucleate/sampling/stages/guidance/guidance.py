@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.combine_stage import MAX_WEIGHT
-from nucleate.sampling.stage import Combine, TextEncoder, param
+from nucleate.sampling.stage import MAX_WEIGHT, Combine, TextEncoder, param
 
 
 class Guidance(Combine):

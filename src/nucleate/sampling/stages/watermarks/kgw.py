@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from nucleate.sampling.noise import WATERMARK_RANK
 from nucleate.sampling.stage import HistoryView, Shift, TokenInfo, param
-from nucleate.sampling.token_words import token_words, values_below, vocabulary_words
-from nucleate.sampling.watermark_key import WatermarkKey, require_key
+from nucleate.sampling.watermark_key import WatermarkKey, require_key, token_words, values_below, vocabulary_words
 
 CACHED_ANCHORS = 64
 """Number of context tokens whose words are cached: 4 bytes per token of the vocabulary each."""

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from nucleate.sampling.stage import HistoryView, Transform, param
-from nucleate.sampling.token_words import token_words
-from nucleate.sampling.watermark_key import WatermarkKey, require_key
+from nucleate.sampling.watermark_key import WatermarkKey, require_key, token_words
 
 TOURNAMENT = "synthid"
 """The purpose of the key, see ``WatermarkKey.numbers``."""

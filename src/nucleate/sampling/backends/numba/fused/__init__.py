@@ -1,1 +1,0 @@
-"""The kernel for the usual pipeline: starts at ``fused_sampler``, then ``kernel`` and ``cutoffs``."""

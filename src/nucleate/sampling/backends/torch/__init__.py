@@ -1,1 +1,0 @@
-"""Sampling as torch operations: any pipeline on any device, and the row state that the Triton kernels use."""

@@ -1,0 +1,463 @@
+"""A whole row, evaluated lazily: linear and cubic Scales are recorded, not applied; kernels make statistics.
+
+A truncation stage gets the top of the ranking as a list, as long as its decision needs.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.jit.kernel_libraries import GENERIC
+from nucleate.outputs import StepLogprobs, TokenLogprob
+from nucleate.sampling import noise, reference
+from nucleate.sampling.cpu.candidate_list import (
+    TIE_TOLERANCE,
+    CandidateList,
+    UndecidedRow,
+    evaluate_rule,
+    finite_tokens,
+    uniform,
+)
+from nucleate.sampling.cpu.edited_row import BINS, LOWEST, PROBE, Curve, EditedRow, apply_shift, fitted
+from nucleate.sampling.dispatch.rules import PipelineStep, StageKind
+from nucleate.sampling.history import HistoryView
+from nucleate.sampling.noise import GROUP_SIZE
+from nucleate.sampling.reference import Floats, Ids, Survivors, TotalMass
+from nucleate.sampling.stage import RowStats, Scale
+from nucleate.sampling.stages.selection.gumbel import Gumbel
+
+MIN_GROUPS = 8
+"""Rows with at most this many groups are always listed."""
+
+LINE = Curve()
+MIN_SLOPE, MAX_SLOPE = 1e-200, 1e200
+"""Steeper or flatter scales are applied at once: scores could overflow or lose digits."""
+MAX_FACTOR = 1e30
+"""The same for lines before and after curves."""
+CURVES = ("quadratic", "cubic")
+"""Forms of rules that are evaluated as curves."""
+
+MIN_WEIGHTED_SUM, MIN_RELATIVE_SCORE = 1e-280, -750.0
+"""Sums below the first are too inexact in ``row_kernels.group_masses``; tokens below the second have weight 0."""
+
+LINE_SPAN = 2.0**20
+LINE_PROBE, BENT_PROBE = np.array([0.0, -LINE_SPAN]), np.array([-LINE_SPAN, -2.0 * LINE_SPAN])
+"""Relative scores at which the slope of a linear rule, and the centre of a bent one, |x - c|, are measured."""
+
+TAIL_FRACTIONS = 0.3, 0.03, 0.001
+"""Fractions of the mass left out of successive candidate lists; the last list has all tokens."""
+
+MAX_CENTRE = 24.0
+"""A histogram of distances reaches this far beyond 0, and its centre is at most this far from it."""
+WEIGHT_PROBE = np.array([0.0, -1.0, -2.0, -8.0])
+"""Relative scores at which a weight is checked for being a line times the softmax weight."""
+
+NEGATIVE_WEIGHT_PROBE = -(2.0 ** np.arange(-4, 24))
+"""Relative scores at which weights are checked for being negative below the candidates."""
+
+NO_NAMES, COUNT = frozenset[str](), frozenset(("n",))
+
+Scales = tuple[tuple[Scale, RowStats, float], ...]
+"""Scales, each with the statistics and the maximum that it is applied with."""
+
+
+class Boundary(NamedTuple):
+    """The tokens around the place where weights reach a target, in the order of their stage."""
+
+    row_V: NDArray[np.float32]  #: the row with only the tokens before them
+    ids_N: Ids
+    relative_N: Floats  #: their scores relative to the maximum
+    key_N: Floats  #: what they are ordered by
+    sums_N: Floats  #: the weights of all tokens up to each
+
+
+class FullRow:
+    """All tokens of a row, after some Scales."""
+
+    total: TotalMass | None = None  #: see ``CandidateList``
+
+    def __init__(
+        self, row: EditedRow, scales: Scales = (), curve: Curve = LINE, error: float = 0.0, *, inexact: bool = False
+    ) -> None:
+        """curve: of all scales. error: rounding error of raw scores. inexact: see ``CandidateList``."""
+        self.row, self.scales, self.curve, self._error, self.inexact = row, scales, curve, error, inexact
+        self.top = row.top  #: the maximum score after the scales
+        self._sums: Floats | None = None
+        self._masses_G = np.empty(row.work.groups)
+
+    def statistics(self, names: frozenset[str], sorted_count: int = 0) -> RowStats:
+        """As ``CandidateList.statistics``."""
+        if self.curve.bent and names & {"mean", "var"}:
+            return self.ranked_list().statistics(names, sorted_count)
+        mass, entropy, square, n, mean, var = np.nan, np.nan, np.nan, self.row.work.size, np.nan, np.nan
+        if names & {"mass", "entropy", "square", "full_mass"}:
+            mass, weighted_sum, square = self._mass_sums().tolist()
+            entropy = math.log(mass) - weighted_sum / mass
+        if names & {"mean", "var"}:
+            n, mean, var = self._moments()
+        elif "n" in names:
+            n = self.row.count()
+        total = mass if self.total is None else max(self.total.mass * np.exp(self.total.top - self.top), mass)
+        scores = self._first(sorted_count).statistics(NO_NAMES, sorted_count).sorted_scores if sorted_count else None
+        values = map(np.float64, (n, 0.0, mass, square, entropy, mean, var, total))  # not floats: 1 / 0 is inf
+        return RowStats(*values)._replace(sorted_scores=scores)
+
+    def _mass_sums(self) -> Floats:
+        """``EditedRow.mass_sums`` after the scales."""
+        if self._sums is None:
+            self._sums = self.row.mass_sums(self.curve, self._masses_G)
+            if -self._sums[1] < MIN_WEIGHTED_SUM:  # all but the top tokens underflow in the kernel
+                row = self.list_above(MIN_RELATIVE_SCORE).statistics(frozenset(("mass", "entropy", "square")))
+                self._sums[:] = row.mass, (np.log(row.mass) - row.entropy) * row.mass, row.square
+        return self._sums
+
+    def _moments(self) -> tuple[int, float, float]:
+        """Count, mean and variance, in two passes: relative to the maximum, large means would cancel."""
+        origin = np.float32(self.row.top)
+        for _ in range(2):
+            n, total, squares = self.row.moments(origin)
+            mean = total / n
+            var, mean = max(squares / n - mean * mean, 0.0), float(origin) + mean
+            origin = np.float32(mean)
+        if not var < np.inf:
+            raise UndecidedRow
+        slope = self.curve.slope
+        return n, (mean - self.row.top) * slope, var * slope * slope
+
+    def list_above(self, threshold: float) -> CandidateList:
+        """The tokens at or above a relative threshold, and possibly a few more."""
+        return self._list_raw(self._raw_bound(threshold))
+
+    def _first(self, count: int) -> CandidateList:
+        """The first tokens in rank order, at least so many."""
+        return self._list_raw(self._kth_bound(count))
+
+    def _kth_bound(self, count: int) -> np.float32:
+        """``EditedRow.kth_bound``, also of more tokens than there are."""
+        return self.row.kth_bound(min(count, self.row.work.size))
+
+    def ranked_list(self) -> CandidateList:
+        return self._list_raw(LOWEST).with_total(self.total)
+
+    def survivors(self) -> Survivors:
+        kept = self.ranked_list()
+        return Survivors(kept.ids_N, kept.x_N, self.total_mass)
+
+    def _raw_bound(self, threshold: float, side: float = -1.0) -> np.float32:
+        """A raw score certainly below a relative threshold despite rounding; with side 1, above it."""
+        relative = self._bent_bound(threshold, side) if self.curve.bent else threshold / self.curve.slope
+        score = self.row.top + relative + side * (self._error + 1e-6 * (abs(self.row.top) + abs(relative)))
+        return np.nextafter(np.float32(max(score, float(LOWEST))), np.float32(side * np.inf))  # type: ignore[no-any-return]
+
+    def _bent_bound(self, threshold: float, side: float) -> float:
+        """A difference of raw scores from the maximum below a relative threshold; with side 1, above it."""
+        z_N = PROBE
+        for _ in range(2):
+            after_N = self._apply_scales(self.row.top + z_N) - self.top  # falls
+            count = np.count_nonzero(after_N >= threshold) if side < 0.0 else np.count_nonzero(after_N > threshold)
+            if count == len(z_N):
+                return float(z_N[-1]) if side > 0.0 else -np.inf
+            if count == 0:
+                return 0.0
+            z_N = np.linspace(z_N[count - 1], z_N[count], 65)
+        return float(z_N[64 if side < 0.0 else 0])
+
+    def _list_raw(self, lowest: np.float32) -> CandidateList:
+        ids_N, x_N = self.row.ranked(lowest)
+        x_N = self._apply_scales(x_N)
+        if not -np.inf < x_N[0] < np.inf:
+            raise UndecidedRow
+        if self.curve.bent and not (x_N[1:] <= x_N[:-1]).all():  # rounding has changed the order
+            raise UndecidedRow
+        if x_N[-1] == -np.inf:
+            ids_N, x_N = ids_N[x_N > -np.inf], x_N[x_N > -np.inf]
+        return CandidateList(ids_N, x_N, inexact=self.inexact)
+
+    def _apply_scales(self, x_N: Floats) -> Floats:
+        """The scores after the scales."""
+        for stage, row, top in self.scales:
+            x_N = evaluate_rule(stage.apply, x_N - top, row)
+        return x_N
+
+    def _relative_scores(self, ids_N: Ids) -> Floats:
+        """The scores of some tokens relative to the maximum."""
+        return self._apply_scales(self.row.scores(ids_N)) - self.top
+
+    @property
+    def total_mass(self) -> TotalMass:
+        return self.total or TotalMass(self.top, float(self._mass_sums()[0]))
+
+    def with_total(self, total: TotalMass | None) -> FullRow:
+        copied = copy.copy(self)
+        copied.total = total
+        return copied
+
+    def first_token(self, total: TotalMass | None) -> CandidateList:
+        return self.list_above(0.0).first_token(total)
+
+    def shift(self, step: PipelineStep, past: HistoryView, size: int) -> FullRow | CandidateList:
+        if self.scales or (self.total and step.stage.touches == "all"):
+            return self.ranked_list().shift(step, past, size)
+        row = apply_shift(self.row, step.stage, past)
+        return self if row is self.row or (self.total and row.equals(self.row)) else FullRow(row)
+
+    def transform(self, step: PipelineStep, past: HistoryView) -> CandidateList:
+        return self.ranked_list().transform(step, past)
+
+    def scale(self, step: PipelineStep) -> FullRow | CandidateList:
+        stage, row = step.stage, self.statistics(step.kind.names, step.kind.sorted_count)
+        if not stage.monotone:
+            return self._scale_unranked(step, row)
+        if step.kind.form == "linear":
+            top, far_score = np.asarray(stage.apply(LINE_PROBE, row)).tolist()
+            factor, slope = (top - far_score) / LINE_SPAN, self.curve.slope * (top - far_score) / LINE_SPAN
+            if self.curve.bent and top == 0.0 and 1.0 / MAX_FACTOR < factor < MAX_FACTOR:
+                return self._scaled(step, row, self.curve.times(factor), 0.0)
+            if not self.curve.bent and MIN_SLOPE < slope < MAX_SLOPE:
+                return self._scaled(step, row, Curve(slope), top)
+        elif step.kind.form in CURVES and not self.curve.bent and 1.0 / MAX_FACTOR < self.curve.slope < MAX_FACTOR:
+            curve = fitted(stage.apply, row)
+            if curve is not None:
+                return self._scaled(step, row, curve.after(self.curve.slope), 0.0)
+        return self.ranked_list().with_total(None).scale(step)
+
+    def _scaled(self, step: PipelineStep, row: RowStats, curve: Curve, top: float) -> FullRow:
+        """The row after one more Scale. curve: of all of them. top: the maximum score."""
+        error, inexact = self._error, self.inexact or step.kind.inexact
+        if top != 0.0:
+            error += 1e-15 * abs(top) / curve.slope
+        scaled = FullRow(self.row, (*self.scales, (step.stage, row, self.top)), curve, error, inexact=inexact)
+        scaled.top = top
+        return scaled
+
+    def _scale_unranked(self, step: PipelineStep, row: RowStats) -> CandidateList:
+        """All tokens after a Scale, in ascending order of ids; ranked later if a stage needs it."""
+
+        def apply(x_N: Floats, _: RowStats) -> Floats:
+            x_N = self._apply_scales(x_N.astype(np.float64)) if self.scales else x_N
+            return np.asarray(step.stage.apply(np.subtract(x_N, self.top, dtype=np.float64), row))
+
+        x_V = evaluate_rule(apply, self.row.row_V, row, self.row.work.scratch_V)
+        if self.row.row_V.min() == -np.inf:
+            x_V[self.row.row_V == -np.inf] = -np.inf
+        if len(self.row.ids_K):
+            x_V[self.row.ids_K] = apply(self.row.x_K, row)
+        ids_N, x_N = finite_tokens(self.row.work.ids, x_V)
+        return CandidateList(ids_N, x_N, inexact=self.inexact or step.kind.inexact, ranked=False)
+
+    def floor(self, step: PipelineStep, total: TotalMass | None) -> CandidateList | FullRow:
+        threshold = float(step.stage.floor(self.statistics(step.kind.names, step.kind.sorted_count)))
+        if threshold == -np.inf:
+            return self.with_total(total)
+        if step.min_keep > 1:
+            lowest = min(self._raw_bound(min(threshold, 0.0)), self._kth_bound(step.min_keep))
+            kept = self._list_raw(lowest)
+            return kept.above(threshold, total, step.min_keep, inexact=self.inexact or step.kind.inexact)
+        if not threshold <= 0.0:
+            return self.first_token(total)
+        inexact, lowest, maxima_G = self.inexact or step.kind.inexact, self._raw_bound(threshold), self.row.maxima_G
+        if not 2 * np.count_nonzero(maxima_G >= lowest) > len(maxima_G) > MIN_GROUPS:
+            return self._list_raw(lowest).above(threshold, total, inexact=inexact)
+
+        def keeps(ids_N: Ids) -> NDArray[np.bool_]:
+            relative_N = self._relative_scores(ids_N)
+            if inexact and (np.abs(relative_N - threshold) <= TIE_TOLERANCE * (1.0 + abs(threshold))).any():
+                raise UndecidedRow
+            kept_N: NDArray[np.bool_] = relative_N >= threshold
+            return kept_N
+
+        row = self.row.at_least(lowest, self._raw_bound(threshold, 1.0), keeps)  # too many tokens to list
+        return self.with_total(total) if row is self.row else self._with_row(row, total)
+
+    def _with_row(self, row: EditedRow, total: TotalMass | None) -> FullRow:
+        """The same scales on a row with fewer tokens."""
+        curve = self.curve.shifted(row.top - self.row.top) if self.curve.bent else self.curve
+        left = FullRow(row, self.scales, curve, self._error, inexact=self.inexact)
+        left.total, left.top = total, float(self._apply_scales(np.array([row.top]))[0])
+        return left
+
+    def prefix(self, step: PipelineStep, total: TotalMass | None) -> CandidateList | FullRow:
+        row = self.statistics(step.kind.names, step.kind.sorted_count)
+        inexact = self.inexact or step.kind.inexact
+        if (nearest := self._prefix_by_bins(step, row, total)) is not None:
+            return nearest
+        for kept in self._candidates(step, row):
+            keep_N, reached = kept.prefix_mask(step, row, inexact=inexact)
+            if reached:
+                break
+        return kept.select(keep_N, total)
+
+    def _prefix_by_bins(self, step: PipelineStep, row: RowStats, total: TotalMass | None) -> FullRow | None:
+        """What a Prefix keeps, if its tokens are too many to be listed. None if another way is faster or needed."""
+        stage, target = step.stage, float(step.stage.target(row))
+        found = None if stage.ties else self._boundary(stage, step.kind, row, target)
+        if found is None:
+            return None
+        count = int(found.sums_N.searchsorted(target, "left" if stage.inclusive else "right")) + stage.inclusive
+        if (
+            not 0 < count < len(found.sums_N)
+            or (np.abs(found.sums_N[max(count - 2, 0) : count + 1] - target) <= TIE_TOLERANCE * target).any()
+        ):
+            raise UndecidedRow
+        (inside, outside), (key, next_key) = (both[count - 1 : count + 1] for both in (found.relative_N, found.key_N))
+        if step.kind.has_order and inside != outside and next_key - key <= TIE_TOLERANCE * (1.0 + abs(key)):
+            raise UndecidedRow
+        ids_N = found.ids_N[:count]
+        found.row_V[ids_N] = self.row.row_V[ids_N]
+        kept = EditedRow(self.row.work, found.row_V)
+        left = self._with_row(kept, total)
+        return left if step.min_keep <= 1 or kept.count() >= step.min_keep else None
+
+    def _boundary(self, stage: Any, kind: StageKind, row: RowStats, target: float) -> Boundary | None:
+        """The tokens around the place where the weights of a Prefix or a Draw reach a target, in its order.
+
+        A histogram of the distances, from the maximum or from the score that ``order`` prefers, finds the bin; only its
+        tokens and those of the bins beside it are sorted. None if a list of the highest-ranked tokens is short enough,
+        for other orders and weights, and for rows with edits.
+        """
+        groups, mass, centre = len(self.row.maxima_G), row.mass, 0.0
+        if self.curve.bent or len(self.row.ids_K) or groups <= MIN_GROUPS or kind.unit_weights:
+            return None
+        listed = self._mass_threshold(0.99 * (mass - target) if kind.softmax_weights else TAIL_FRACTIONS[0] * mass)
+        if kind.has_order:
+            near, far_score = np.asarray(stage.order(BENT_PROBE, row)).tolist()
+            factor = (far_score - near) / LINE_SPAN
+            centre = near / factor - LINE_SPAN if kind.form == "abs_linear" and factor > 0.0 else np.nan
+            listed = min(listed, 2.0 * centre)
+        if not (-MAX_CENTRE < centre < MAX_CENTRE and target > 0.0):
+            return None
+        if 16 * np.count_nonzero(self.row.maxima_G >= self._raw_bound(listed)) <= 15 * groups:
+            return None
+        line_N = np.asarray(stage.weight(WEIGHT_PROBE, row)) * np.exp(-WEIGHT_PROBE)
+        first, slant = float(line_N[0]), float(line_N[0] - line_N[1])
+        if not (np.abs(first + slant * WEIGHT_PROBE - line_N) <= 1e-12 * first).all() or slant > 1e-15 * first:
+            return None
+        slant = 0.0 if kind.softmax_weights else slant
+        scale = BINS / (abs(centre) + MAX_CENTRE)
+        sums = self.row.distance_sums(self.curve.slope, centre, scale, first, slant)
+        place = int(sums.searchsorted(target))
+        if not 2 <= place < BINS - 2:
+            return None
+        row_V, ids_N = self.row.split_bins(place - 1, place + 1)
+        ids_N, x_N = reference.ranked(ids_N, self._apply_scales(self.row.scores(ids_N)))
+        relative_N = x_N - self.top
+        key_N = -relative_N
+        if kind.has_order:
+            key_N = evaluate_rule(stage.order, relative_N, row)
+            order_N = key_N.argsort(kind="stable")
+            ids_N, relative_N, key_N = ids_N[order_N], relative_N[order_N], key_N[order_N]
+        sums_N = sums[place - 2] + evaluate_rule(stage.weight, relative_N, row).cumsum()
+        return Boundary(row_V, ids_N, relative_N, key_N, sums_N)
+
+    def _candidates(self, step: PipelineStep, row: RowStats) -> Iterator[CandidateList]:
+        """Longer and longer tops of the ranking for a Prefix; the last one has all tokens."""
+        stage, kind, target = step.stage, step.kind, float(step.stage.target(row))
+        if kind.softmax_weights and (kind.form == "abs_linear" or not kind.has_order):
+            threshold = self._mass_threshold(0.99 * (self._mass_sums()[0] - target))
+            if kind.form == "abs_linear":  # ordered by |x - centre|: reflect the threshold
+                near, far_score = np.asarray(stage.order(BENT_PROBE, row)).tolist()
+                centre = near * LINE_SPAN / (far_score - near) - LINE_SPAN if far_score > near else -np.inf
+                threshold = min(threshold, 2.0 * centre) if -LINE_SPAN / 2.0 < centre < LINE_SPAN else -np.inf
+            if threshold > -np.inf:
+                yield self.list_above(threshold - 2.0 * TIE_TOLERANCE * (1.0 + abs(threshold)))
+        elif kind.unit_weights and not kind.has_order:
+            if 0.0 < target < self.row.work.size:
+                yield self._first(max(math.ceil(target), step.min_keep))
+        elif not kind.has_order and np.min(stage.weight(NEGATIVE_WEIGHT_PROBE, row)) >= 0.0:
+            for fraction in TAIL_FRACTIONS:
+                yield self.list_above(self._mass_threshold(fraction * self._mass_sums()[0]))
+        yield self.ranked_list()
+
+    def _mass_threshold(self, rest: float) -> float:
+        """A relative threshold below which all tokens together weigh at most ``rest``."""
+        mass = self._mass_sums()[0]
+        return float(GENERIC.threshold_by_mass(self._masses_G, rest)) if rest > TIE_TOLERANCE * mass else -np.inf
+
+    def ceiling(self, step: PipelineStep, total: TotalMass | None) -> FullRow:
+        threshold = float(step.stage.ceiling(self.statistics(step.kind.names, step.kind.sorted_count)))
+        kept = self.list_above(min(threshold, 0.0))
+        dropped_N = kept.ceiling_mask(step.stage, threshold, inexact=self.inexact or step.kind.inexact)
+        left = self.statistics(COUNT).n - np.count_nonzero(dropped_N) if step.min_keep > 1 else 1
+        if not dropped_N.any() or left < step.min_keep:
+            return self.with_total(total)
+        return self._with_row(self.row.without(kept.ids_N[dropped_N]), total)
+
+    def logprob(self, token: int) -> float:
+        """The log-probability of a surviving token."""
+        return float(self._relative_scores(np.array([token]))[0] - math.log(self._mass_sums()[0]))
+
+    def step_logprobs(self, token: int, request: tuple[int, tuple[int, ...]]) -> StepLogprobs:
+        """The logprobs for a Tap. request: ``Tap.request``."""
+        count, requested = request
+        if self.scales:  # they may make scores equal, and of equal scores the lowest ids are reported
+            return self._listed_logprobs(token, request)
+        log_mass = math.log(self._mass_sums()[0])
+
+        def one(token: int) -> TokenLogprob:
+            score = float(self.row.scores(np.array([token]))[0]) if 0 <= token < self.row.work.size else -np.inf
+            if score == -np.inf:
+                return TokenLogprob(token, -np.inf, None)
+            return TokenLogprob(token, score - self.top - log_mass, 1 + self.row.count_ahead(token, score))
+
+        first = self._first(count) if count else None
+        ranked = zip(first.ids_N[:count].tolist(), first.x_N[:count].tolist(), strict=True) if first else ()
+        most_likely = [TokenLogprob(one, x - self.top - log_mass, rank) for rank, (one, x) in enumerate(ranked, 1)]
+        return StepLogprobs(one(token), tuple(most_likely), tuple(map(one, requested)))
+
+    def _listed_logprobs(self, token: int, request: tuple[int, tuple[int, ...]]) -> StepLogprobs:
+        """``step_logprobs`` from a list of all tokens down to the lowest of those to report."""
+        count, requested = request
+        scores_N = self.row.scores(np.array([one for one in (token, *requested) if 0 <= one < self.row.work.size]))
+        lowest = float(scores_N[scores_N > -np.inf].min())
+        if count:
+            lowest = min(lowest, float(self._kth_bound(count)))
+        last = float(self._apply_scales(np.array([lowest]))[0] - self.top)
+        bound = self._raw_bound(min(last, 0.0)) if last > -np.inf else LOWEST
+        kept = self._list_raw(np.nextafter(min(np.float32(lowest), bound), np.float32(-np.inf)))
+        result = kept.step_logprobs(token, request)  # relative to the mass of the list
+        offset = math.log(np.exp(kept.relative_scores()).sum() / self._mass_sums()[0])
+        parts = [[one._replace(logprob=one.logprob + offset) for one in some] for some in ((result[0],), *result[1:])]
+        return StepLogprobs(parts[0][0], *map(tuple, parts[1:]))
+
+    def draw(self, step: PipelineStep, seed: int, step_index: int) -> int:
+        """As ``CandidateList.draw``."""
+        stage, (key, counter) = step.stage, map(np.uint64, (seed, step_index))
+        if stage.uniforms == "one":
+            return self._draw_by_cdf(step, uniform(seed, step_index, noise.TOKEN))
+        if stage.uniforms == "none" or type(stage).score is not Gumbel.score:
+            return self.ranked_list().draw(step, seed, step_index)
+        winner = self.row.winning_group(self.curve, key, counter)
+        ids_N = self.row.work.ids[max(winner, 0) * GROUP_SIZE : (winner + 1) * GROUP_SIZE]
+        token = GENERIC.gumbel_race(ids_N, np.exp(self._relative_scores(ids_N)), key, counter, noise.TOKEN)
+        if token < 0:
+            raise UndecidedRow
+        return int(token)
+
+    def _draw_by_cdf(self, step: PipelineStep, u: float) -> int:
+        self._mass_sums()  # shared with the copy
+        row = self.with_total(None).statistics(step.kind.names | {"mass"})
+        if step.kind.softmax_weights:
+            target = float(step.stage.target(row, u))
+            found = self._boundary(step.stage, step.kind, row, target)
+            if found is not None:
+                return self._token_at(found, target)
+            threshold = self._mass_threshold(0.99 * (row.mass - target))
+            token, reached = self.list_above(threshold).draw_by_cdf(step.stage, row, u, inexact=True)
+            if reached:
+                return token
+        return self.ranked_list().draw_by_cdf(step.stage, row, u, inexact=True)[0]
+
+    @staticmethod
+    def _token_at(found: Boundary, target: float) -> int:
+        index = int(found.sums_N.searchsorted(target))
+        if (np.abs(found.sums_N[max(index - 1, 0) : index + 1] - target) <= TIE_TOLERANCE * target).any():
+            raise UndecidedRow
+        if index == len(found.sums_N):
+            raise UndecidedRow
+        return int(found.ids_N[index])

@@ -1,0 +1,234 @@
+"""Runs rows of logits through the fused kernel, on one or several threads: edit programs, row table, kernel calls.
+
+The kernel finds all per-row arrays through one address, that of the control block of a ``RowSelection``. An
+``EditProgram`` has the Shifts of a row as logit edits: a list of commands, four integers each. Commands hold addresses;
+the program keeps the buffers alive that they point to.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from functools import lru_cache
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nucleate.jit.kernel_libraries import CHAIN
+from nucleate.jit.thread_pool import cores, pool
+from nucleate.sampling.dispatch.fused_pipeline import CountPenalties, FusedParams, LogitEdit, has_constant_listing
+from nucleate.sampling.history import HistoryView
+from nucleate.sampling.incremental_history import IncrementalHistory
+from nucleate.sampling.noise import GROUP_SIZE
+from nucleate.sampling.stage import Shift
+
+SECONDS_PER_THREAD = 250e-6
+"""Minimum work per thread: with less, waking a thread costs more than it saves while the model's threads are busy."""
+
+CACHED_SAMPLERS = 16
+"""Maximum number of cached samplers, one per thread and vocabulary size."""
+
+ENTRY = np.dtype(
+    [
+        ("params", np.float64, (len(FusedParams._fields),)),
+        *(("commands", np.int64), ("command_count", np.int64), ("seed", np.uint64), ("step", np.uint64)),
+    ]
+)
+"""A row as the kernel reads it. commands, command_count: ``EditProgram.commands_at``, or 0, 0 without edits."""
+
+POSITIONS, SLOTS, ENTRIES, TOKENS = range(4)
+"""The addresses in a control block."""
+
+NOT_DRAWN = -1
+"""The token of a row that the kernel leaves to another path: invalid logits, or a decision too close to a tie."""
+
+ROW_ARRAYS, GROUP_ARRAYS, EXTRA = 7, 11, GROUP_SIZE + 8
+"""A workspace has ROW_ARRAYS arrays of one number per token, and GROUP_ARRAYS of one per group and EXTRA more."""
+
+
+def workspace_size(size: Any) -> Any:
+    """The number of float64 in a ``workspace.Workspace`` for rows of ``size`` scores."""
+    groups = -(-size // GROUP_SIZE)
+    return ROW_ARRAYS * GROUP_SIZE * groups + GROUP_ARRAYS * (groups + EXTRA)
+
+
+class RowSelection(NamedTuple):
+    """Some rows of a ``RowTable``, in the order of a call. Adding or removing a row of the table invalidates it."""
+
+    control: int  #: address of the control block
+    tokens: NDArray[np.int64]  #: output of the last call
+    buffers: Any  #: keeps the memory alive that the control block points to
+
+
+class RowTable:
+    """The rows of the fused kernel in one structured array. Growing it moves it; ``slots`` maps rows to entries."""
+
+    def __init__(self, capacity: int = 4) -> None:
+        self.rows: list[int] = []
+        self.slots: dict[int, int] = {}
+        self.entries = np.zeros(capacity, ENTRY)
+        self._address = self.entries.ctypes.data
+
+    def add(self, row: int, params: Sequence[float], commands_at: tuple[int, int], seed: int, step: int) -> None:
+        """Append an entry."""
+        slot = len(self.rows)
+        if slot == len(self.entries):
+            self.entries = np.concatenate((self.entries, np.zeros_like(self.entries)))
+            self._address = self.entries.ctypes.data
+        self.entries[slot] = tuple(params), *commands_at, seed, step
+        self.slots[row] = slot
+        self.rows.append(row)
+
+    def remove(self, row: int) -> None:
+        """Remove an entry; the last one takes its slot."""
+        slot, last = self.slots.pop(row), self.rows.pop()
+        if last != row:
+            self.entries[slot] = self.entries[len(self.rows)]
+            self.rows[slot], self.slots[last] = last, slot
+
+    def advance(self, row: int) -> None:
+        """Advance the step of a row whose token was sampled elsewhere."""
+        self.entries["step"][self.slots[row]] += np.uint64(1)
+
+    def set_noise(self, row: int, seed: int, step: int) -> None:
+        """Set the seed and step of a row's next draw."""
+        entry = self.entries[self.slots[row]]
+        entry["seed"], entry["step"] = seed, step
+
+    def select(self, rows: Sequence[int], positions: Sequence[int] | None = None) -> RowSelection:
+        """The control block for some rows. positions: of their logits in the batch; default: 0, 1, 2, ..."""
+        count = len(rows)
+        block = np.empty(3 * count + TOKENS + 1, np.int64)  # one array: ``ctypes.data`` takes a microsecond
+        block[:count] = range(count) if positions is None else positions
+        block[count : 2 * count] = [self.slots[row] for row in rows]
+        address = block.ctypes.data
+        block[3 * count :] = address, address + 8 * count, self._address, address + 16 * count
+        return RowSelection(address + 24 * count, block[2 * count : 3 * count], (block, self.entries))
+
+
+class FusedSampler:
+    """Samples rows of ``size`` scores. Owns one workspace per thread, so calls allocate nothing of the row's size."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._draw_rows = CHAIN.draw_rows
+        self._workspaces: list[NDArray[np.float64]] = []
+        self._workspace_addresses: list[int] = []
+        self._add_workspace()
+        self._next_row = np.zeros(1, np.int64)  #: atomic counter that the threads of a call share
+        self._next_row_address = self._next_row.ctypes.data
+        self._seconds_per_row = size * 1e-10  #: measured in recent calls
+
+    def _add_workspace(self) -> None:
+        self._workspaces.append(np.empty(workspace_size(self.size)))
+        self._workspace_addresses.append(self._workspaces[-1].ctypes.data)
+
+    def draw(
+        self, layout: tuple[Any, int, int, int], count: int, control: int, mask_layout: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Sample ``count`` rows into ``RowSelection.tokens``; rows that the kernel cannot sample get NOT_DRAWN.
+
+        layout: of the logits, see ``inputs.LogitsLayout``. control: ``RowSelection.control``. mask_layout: address of
+        the first row's bitmask, and stride in bytes; 0, 0 for none.
+        """
+        self._next_row[0] = 0
+        addresses = self._workspace_addresses
+        if count == 1:
+            self._draw_rows(*layout, self.size, *mask_layout, 1, self._next_row_address, control, addresses[0])
+            return
+        arguments: tuple[Any, ...] = (*layout, self.size, *mask_layout, count, self._next_row_address, control)
+        jobs: list[Future[int]] = []
+        if count * self._seconds_per_row > 2 * SECONDS_PER_THREAD and cores() > 1:
+            threads = min(int(count * self._seconds_per_row / SECONDS_PER_THREAD), count, cores())
+            while len(addresses) < threads:
+                self._add_workspace()
+            jobs = [pool().submit(self._draw_rows, *(*arguments, address)) for address in addresses[1:threads]]
+        try:
+            start = perf_counter()
+            drawn = self._draw_rows(*arguments, addresses[0])
+            if drawn:  # bounded growth: a call that compiles the kernel is no measurement
+                self._seconds_per_row = min((perf_counter() - start) / drawn, 8 * self._seconds_per_row)
+        finally:
+            for job in jobs:
+                if not job.cancel():  # a cancelled job never started: its core is busy
+                    job.result()
+
+
+def thread_sampler(size: int) -> FusedSampler:
+    """The cached ``FusedSampler`` of the calling thread for rows of ``size`` scores."""
+    return _cached_sampler(size, threading.get_ident())
+
+
+@lru_cache(CACHED_SAMPLERS)
+def _cached_sampler(size: int, thread: int) -> FusedSampler:
+    return FusedSampler(size)
+
+
+PENALISE, ADD, ALLOW = range(3)
+"""Commands: PENALISE tokens that occurred (table, rules, number of rules); ADD to scores (ids, values, number of ids);
+ALLOW only the tokens of a bitmask (words)."""
+
+INVALID_IDS = np.array([-1], np.int64)
+"""An id list that the kernel rejects; the fallback path then raises the error."""
+
+
+class EditProgram:
+    """The edits of a row. ``commands``: int64 [K, 4]. Call ``refresh`` before each step."""
+
+    def __init__(self, edits: Sequence[LogitEdit], past: HistoryView, size: int) -> None:
+        self.commands = np.zeros((len(edits), 4), np.int64)
+        self._past, self._size = past, size
+        self._buffers: list[Any] = [None] * len(edits)
+        self._dynamic: list[tuple[int, Shift]] = []
+        for index, edit in enumerate(edits):
+            if isinstance(edit, CountPenalties):
+                table, rules = count_table(past, edit.window), np.array(edit.rules, np.float64)
+                self._set_command(index, PENALISE, table[0], rules, len(rules), table)
+            elif has_constant_listing(edit):
+                self._set_listing(index, edit)
+            else:
+                self._dynamic.append((index, edit))
+        self.commands_at = self.commands.ctypes.data, len(edits)
+        self.refresh()
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether some token list depends on the history."""
+        return bool(self._dynamic)
+
+    def refresh(self) -> None:
+        """Update the token lists that depend on the history."""
+        for index, stage in self._dynamic:
+            self._set_listing(index, stage)
+
+    def _set_listing(self, index: int, stage: Shift) -> None:
+        try:
+            listing = self._past.listing(stage)
+            ids = np.fromiter(listing, np.int64, len(listing))
+            values = np.fromiter(listing.values(), np.float64, len(listing))
+        except Exception:  # noqa: BLE001  # custom stages may raise anything
+            ids = INVALID_IDS
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self._size:
+            self._set_command(index, ADD, INVALID_IDS, np.zeros(1), 1)
+        elif stage.touches == "listed":
+            self._set_command(index, ADD, ids, values, len(ids))
+        else:
+            allowed = np.zeros(-(-self._size // 32) * 32, bool)
+            allowed[ids] = True
+            words = np.packbits(allowed, bitorder="little").view("<i4").astype(np.int32)
+            self._set_command(index, ALLOW, words, words, 0)
+
+    def _set_command(self, index: int, code: int, first: Any, second: Any, count: int, *buffers: Any) -> None:
+        self._buffers[index] = first, second, buffers
+        self.commands[index] = code, first.ctypes.data, second.ctypes.data, count
+
+
+def count_table(past: HistoryView, window: int | None) -> tuple[NDArray[np.int64], Any]:
+    """The addresses of token counts, see ``IncrementalHistory.table``, and the object that owns them."""
+    if isinstance(past, IncrementalHistory):
+        return past.table(window), past
+    columns = np.array(past.counts(window), np.int64)
+    return np.array([*(column.ctypes.data for column in columns), columns.shape[1]], np.int64), columns
