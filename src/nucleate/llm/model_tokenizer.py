@@ -17,7 +17,7 @@ from nucleate.tokenization.tokenizer_sources import fit_to_model, make_tokenizer
 from nucleate.tokenization.vocabulary_tokenizer import VocabularyTokenizer
 
 if TYPE_CHECKING:
-    from nucleate.models.gguf.gguf_source import GgufSource
+    from nucleate.models.gguf.gguf_model import GgufSource
 
 
 def model_tokenizer(given: Any, source: ModelSource | GgufSource, model: Model) -> Tokenizer:

@@ -16,7 +16,7 @@ from nucleate.models.protocol import Model
 from nucleate.parameters.parameter import ParameterError
 
 if TYPE_CHECKING:
-    from nucleate.models.gguf.gguf_source import GgufSource
+    from nucleate.models.gguf.gguf_model import GgufSource
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ModelSource:
         if not is_in_memory(model) and model is not None:
             path = find_gguf(model, revision)
             if path is not None:
-                from nucleate.models.gguf.gguf_source import GgufSource
+                from nucleate.models.gguf.gguf_model import GgufSource
 
                 return GgufSource.of(path, gguf_options, device=device, dtype=dtype, runtime=runtime)
         if gguf_options is not None:

@@ -8,10 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.models.free_memory import free
-from nucleate.models.gguf.gguf_context import GgufContext, LoadedModel, Token
-from nucleate.models.gguf.llama_library import llama_cpp
-from nucleate.models.gguf.sequence_map import SequenceMap
-from nucleate.models.gguf.whole_sequences import WholeSequences
+from nucleate.models.gguf.llama_library import GgufContext, LoadedModel, Token, llama_cpp
+from nucleate.models.gguf.sequence_map import SequenceMap, WholeSequences
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move
 
