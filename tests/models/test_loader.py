@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import nucleate as nc
-from nucleate.models.generation_config import recommended
 from nucleate.models.loader import EMBEDDED, load, resolve
+from nucleate.models.model_files import recommended
 from nucleate.models.protocol import ModelError
 from nucleate.models.transformers.device import check_device
 from nucleate.parameters.parameter import ParameterError

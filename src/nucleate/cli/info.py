@@ -80,8 +80,7 @@ def _gguf_facts(path: Path, *, metadata: bool) -> dict[str, Any]:
 
 
 def _folder_facts(folder: Path) -> dict[str, Any]:
-    from nucleate.models.generation_config import recommended
-    from nucleate.models.model_config import read_config
+    from nucleate.models.model_files import read_config, recommended
     from nucleate.tokenization.tokenizer import Tokenizer
 
     config = read_config(folder / "config.json")

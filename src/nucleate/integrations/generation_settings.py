@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nucleate.models.generation_config import ALWAYS, SAMPLING
+from nucleate.models.model_files import ALWAYS, SAMPLING
 
 PROCESSORS = {
     "TemperatureLogitsWarper": "temperature",

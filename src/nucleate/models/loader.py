@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from nucleate.models.free_memory import free
 from nucleate.models.llama.batched_llama import BatchedLlama
 from nucleate.models.llama.numpy_llama import Llama, unsupported_reason
+from nucleate.models.paged_cache import free_memory
 from nucleate.models.protocol import Model, ModelError
 from nucleate.models.runner import BLOCK, Runner, SequentialRunner
 from nucleate.models.transformers.device import check_device
@@ -221,7 +221,7 @@ def bytes_per_token(model: Model) -> int:
 
 
 def _default_memory(model: Model, most: int) -> int:
-    return min(most, (model.free_memory if hasattr(model, "free_memory") else free()) // 4)
+    return min(most, (model.free_memory if hasattr(model, "free_memory") else free_memory()) // 4)
 
 
 def _sequential(model: Model, memory: int, token_bytes: int, reason: str) -> SequentialRunner:

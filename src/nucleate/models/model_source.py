@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nucleate.models.generation_config import FILE, recommended, recommended_values
 from nucleate.models.gguf.gguf_file import find_gguf
 from nucleate.models.loader import adopt, check_options, is_in_memory, load, resolve
-from nucleate.models.model_config import read_config
+from nucleate.models.model_files import GENERATION_CONFIG, read_config, recommended, recommended_values
 from nucleate.models.protocol import Model
 from nucleate.parameters.parameter import ParameterError
 
@@ -60,7 +59,7 @@ class ModelSource:
     @property
     def generation_config_name(self) -> str:
         """What errors call the generation config."""
-        return str(self.folder / FILE) if self.folder is not None else "the model's generation_config"
+        return str(self.folder / GENERATION_CONFIG) if self.folder is not None else "the model's generation_config"
 
     def recommended(self) -> dict[str, Any]:
         """The fields of SamplingParams that the generation config sets. Raises ModelError."""
@@ -74,7 +73,7 @@ class ModelSource:
         if self.folder is None:
             found = [_values(self.in_memory), getattr(_text_config(self.in_memory), "__dict__", {})]
         else:
-            paths = [self.folder / name for name in (FILE, "config.json")]
+            paths = [self.folder / name for name in (GENERATION_CONFIG, "config.json")]
             found = [read_config(path) for path in paths if path.is_file()]
         eos = next((one["eos_token_id"] for one in found if one.get("eos_token_id") is not None), ())
         return frozenset(

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.models.cpu_operations import limit_spinning
 from nucleate.models.gguf.gguf_options import CACHE_TYPES, FLASH_ATTENTION, GgufOptions
-from nucleate.models.matmul import limit_spinning
 from nucleate.models.protocol import ModelError
 from nucleate.parameters.converters import install_extra
 

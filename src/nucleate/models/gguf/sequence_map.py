@@ -6,7 +6,8 @@ from one. A *slot* is a sequence of llama.cpp with the blocks of the engine that
 sequence is kept, as its blocks may be cached prefixes, until its number is needed or its blocks are written again.
 
 ``WholeSequences`` does without blocks: for caches that cannot be cut or shared in part, such as the state of a
-recurrent model."""
+recurrent model.
+"""
 
 from __future__ import annotations
 

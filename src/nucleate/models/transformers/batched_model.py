@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nucleate.models.paged.batch_layout import slots_of
-from nucleate.models.paged.kv_cache import allocate_kv_cache, token_major
+from nucleate.models.paged_cache import allocate_kv_cache, slots_of, token_major
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move
 from nucleate.models.transformers.attention_interface import paged_copy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nucleate.models.llama.numpy_llama import Floats, Llama
-from nucleate.models.paged.batch_layout import BatchLayout
+from nucleate.models.paged_cache import BatchLayout
 from nucleate.models.runner import BLOCK, ModelInput
 from nucleate.speculative.draft import DraftContext, Proposer, TargetOutput
 from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder
