@@ -20,8 +20,7 @@ from nucleate.llm.chat_request import chat_request, template_options
 from nucleate.llm.model_tokenizer import model_tokenizer
 from nucleate.llm.parallel_model import check_parallel, load_parallel
 from nucleate.llm.progress import with_progress
-from nucleate.models.loader import check_companion, is_in_memory, runners_of
-from nucleate.models.model_source import ModelSource
+from nucleate.models.loader import ModelSource, check_companion, is_in_memory, runners_of
 from nucleate.models.protocol import Model, ModelError
 from nucleate.outputs import Completion, CompletionChunk, EngineOutput
 from nucleate.parameters.converters import shown

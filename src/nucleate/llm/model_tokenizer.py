@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from nucleate.jit.kernel_cache import warn_once
 from nucleate.models.gguf.gguf_file import find_gguf
-from nucleate.models.loader import resolve_tokenizer
-from nucleate.models.model_source import ModelSource
+from nucleate.models.loader import ModelSource, resolve_tokenizer
 from nucleate.models.protocol import Model, ModelError
-from nucleate.models.transformers.tokenizer_conversion import convert_tokenizer, save_tokenizer
+from nucleate.models.transformers.loading import convert_tokenizer, save_tokenizer
 from nucleate.parameters.parameter import ParameterError
 from nucleate.tokenization.tokenizer import Tokenizer
 from nucleate.tokenization.tokenizer_sources import fit_to_model, make_tokenizer

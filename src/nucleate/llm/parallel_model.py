@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nucleate.models.model_source import ModelSource
+from nucleate.models.loader import ModelSource
 from nucleate.models.protocol import Model
 from nucleate.models.transformers.transformers_model import libraries
 from nucleate.parameters.converters import shown

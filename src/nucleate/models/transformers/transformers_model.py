@@ -52,8 +52,8 @@ class TransformersModel:
 
     @classmethod
     def of(cls, model: Any) -> TransformersModel:
-        """A Transformers model in memory, which is not changed, see ``model_object``. Raises ModelError."""
-        from nucleate.models.transformers.model_object import runnable_copy
+        """A Transformers model in memory, which is not changed, see ``model_copies``. Raises ModelError."""
+        from nucleate.models.transformers.model_copies import runnable_copy
 
         made, copied = cls.__new__(cls), runnable_copy(model)
         made._wrap(copied, str(copied.device))  # noqa: SLF001
