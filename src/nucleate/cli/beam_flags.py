@@ -13,7 +13,7 @@ from nucleate.batch.output_text import to_json, validation_text
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.flag_values import read_values
-from nucleate.engine.beam.params import BeamCompletion, BeamParams
+from nucleate.engine.beam_params import BeamCompletion, BeamParams
 from nucleate.sampling_params import SamplingParams
 from nucleate.server.openai import beam_search
 

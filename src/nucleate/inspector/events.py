@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nucleate.engine.step_recorder import SamplingInputs
+from nucleate.engine.request import SamplingInputs
 from nucleate.inspector.store import Run
 from nucleate.jit.readiness import compiled
 from nucleate.outputs import CompletionChunk, Usage

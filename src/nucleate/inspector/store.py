@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Final, final
 from uuid import uuid4
 
-from nucleate.engine.step_recorder import RecordedStep, SamplingInputs
+from nucleate.engine.request import RecordedStep, SamplingInputs
 from nucleate.sampling_params import SamplingParams
 
 MAX_BYTES: Final = 256 * 2**20

@@ -10,7 +10,7 @@ from nucleate.chat.chat_format import NO_TOOLS, ChatFormat, RenderedChat
 from nucleate.chat.chunk_parser import ChunkParser
 from nucleate.chat.tool_choice import ToolUse
 from nucleate.chat.tools import Tool
-from nucleate.engine.beam.params import BeamCompletion, BeamParams, BeamRequest, beam_params
+from nucleate.engine.beam_params import BeamCompletion, BeamParams, BeamRequest, beam_params
 from nucleate.engine.engine import MAX_NUM_SEQS, Engine
 from nucleate.engine.request import Request
 from nucleate.engine.shared_engine import SharedEngine
