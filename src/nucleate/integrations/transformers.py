@@ -14,7 +14,7 @@ from transformers.generation import EosTokenCriteria, GenerationMode, MaxLengthC
 
 from nucleate.integrations.generation_settings import other_processors, set_values
 from nucleate.integrations.row_processor import RowProcessor, eos_ids_of
-from nucleate.llm.model_tokenizer import given_tokenizer
+from nucleate.llm.model_loading import given_tokenizer
 from nucleate.models.model_files import recommended_values
 from nucleate.outputs import Completion
 from nucleate.parameters.keywords import with_suggestions
