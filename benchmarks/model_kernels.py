@@ -23,8 +23,8 @@ os.environ["NUCLEATE_THREADS"] = "1"
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
+from nucleate.models.batched_llama import NUMPY, LlamaKernels, compiled
 from nucleate.models.cpu_operations import one_thread
-from nucleate.models.llama.batched_llama import NUMPY, LlamaKernels, compiled
 from nucleate.models.paged_cache import AttentionRule, BatchLayout, allocate_kv_cache
 from nucleate.models.runner import ModelInput
 

@@ -64,7 +64,7 @@ ONLY_IN = {
     "pydantic": {"integrations/llm_options.py"},
     "huggingface_hub": {"models/loader.py", "models/gguf/gguf_file.py"},
     "llama_cpp": {"models/gguf/llama_library.py"},
-    "safetensors": {"models/llama/numpy_llama.py", "models/model_files.py"},
+    "safetensors": {"models/numpy_llama.py", "models/model_files.py"},
     "threadpoolctl": {"models/cpu_operations.py"},
     "tokenizers": {"tokenization"},
     "llguidance": {"structured_output"},

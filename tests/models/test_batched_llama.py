@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from runner_driver import Driver
 
-from nucleate.models import cpu_operations
-from nucleate.models.llama import batched_llama
-from nucleate.models.llama.batched_llama import BatchedLlama, compiled
-from nucleate.models.llama.numpy_llama import Llama
+from nucleate.models import batched_llama, cpu_operations
+from nucleate.models.batched_llama import BatchedLlama, compiled
 from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.numpy_llama import Llama
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import ModelInput
 

@@ -14,9 +14,9 @@ from test_attention import attended
 from toy_models import PagedToy, Toy
 
 from nucleate.models import paged_attention
-from nucleate.models.llama.batched_llama import BatchedLlama, compiled
-from nucleate.models.llama.numpy_llama import Llama
+from nucleate.models.batched_llama import BatchedLlama, compiled
 from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.numpy_llama import Llama
 from nucleate.models.paged_cache import (
     MAX_TREE_TOKENS,
     NO_SINKS,

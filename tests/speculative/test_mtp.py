@@ -12,8 +12,8 @@ import pytest
 from toy_models import Toy
 
 import nucleate as nc
-from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.loader import EMBEDDED
+from nucleate.models.numpy_llama import Llama
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK
 from nucleate.models.transformers.transformers_model import TransformersModel

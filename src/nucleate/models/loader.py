@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nucleate.models.batched_llama import BatchedLlama
 from nucleate.models.gguf.gguf_file import find_gguf
-from nucleate.models.llama.batched_llama import BatchedLlama
-from nucleate.models.llama.numpy_llama import Llama, unsupported_reason
 from nucleate.models.model_files import GENERATION_CONFIG, read_config, recommended, recommended_values
+from nucleate.models.numpy_llama import Llama, unsupported_reason
 from nucleate.models.paged_cache import free_memory
 from nucleate.models.protocol import Model, ModelError
 from nucleate.models.runner import BLOCK, Runner, SequentialRunner

@@ -13,7 +13,7 @@ import numpy as np
 
 from nucleate.models.cpu_operations import compiled_matmul as product
 from nucleate.models.cpu_operations import one_thread
-from nucleate.models.llama.numpy_llama import Floats, Llama
+from nucleate.models.numpy_llama import Floats, Llama
 from nucleate.models.paged_attention import attend_compiled, store
 from nucleate.models.paged_cache import BatchLayout
 from nucleate.models.runner import BLOCK

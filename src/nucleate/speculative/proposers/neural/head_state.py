@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nucleate.models.llama.numpy_llama import Floats, Llama
+from nucleate.models.numpy_llama import Floats, Llama
 from nucleate.models.paged_cache import BatchLayout
 from nucleate.models.runner import BLOCK, ModelInput
 from nucleate.speculative.draft import DraftContext, Proposer, TargetOutput

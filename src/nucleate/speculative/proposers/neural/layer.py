@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nucleate.models import cpu_operations
 from nucleate.models.cpu_operations import compiled_matmul as product
-from nucleate.models.llama.numpy_llama import Floats, Llama
+from nucleate.models.numpy_llama import Floats, Llama
 from nucleate.models.paged_cache import AttentionRule, KVCache, allocate_kv_cache
 from nucleate.models.runner import BLOCK
 from nucleate.speculative.proposers.neural.weights import Weights

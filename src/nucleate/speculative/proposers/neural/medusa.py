@@ -12,7 +12,7 @@ import numpy as np
 
 from nucleate.models.cpu_operations import compiled_matmul as product
 from nucleate.models.cpu_operations import one_thread
-from nucleate.models.llama.numpy_llama import Floats, Llama
+from nucleate.models.numpy_llama import Floats, Llama
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer, TargetOutput
 from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder, build_drafts
 from nucleate.speculative.proposers.neural.draft_sampling import (

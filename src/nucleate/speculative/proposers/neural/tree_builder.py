@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nucleate.models.llama.numpy_llama import Floats
+from nucleate.models.numpy_llama import Floats
 from nucleate.speculative.draft import ROOT, Draft
 from nucleate.speculative.proposers.neural.chain_builder import ChainBuilder
 from nucleate.speculative.proposers.neural.draft_sampling import MIN_TEMPERATURE, SampledToken, SiblingRequest
