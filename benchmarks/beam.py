@@ -22,7 +22,7 @@ import torch
 import transformers
 
 import nucleate as nc
-from nucleate.engine.beam.params import BeamCompletion
+from nucleate.engine.beam_params import BeamCompletion
 from nucleate.models.loader import EMBEDDED
 
 PROMPTS = ("Once upon a time", "Lily had a red ball", "Tom went to the park", "The little dog was sad")

@@ -24,8 +24,8 @@ import numpy as np
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.models.llama.numpy_llama import Floats, Llama, read
 from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.numpy_llama import Floats, Llama, read
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.neural import load
 from nucleate.tokenization.tokenizer import Tokenizer

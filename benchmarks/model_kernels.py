@@ -23,10 +23,9 @@ os.environ["NUCLEATE_THREADS"] = "1"
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
-from nucleate.models.llama.batched_llama import NUMPY, LlamaKernels, compiled
-from nucleate.models.matmul import one_thread
-from nucleate.models.paged.batch_layout import BatchLayout
-from nucleate.models.paged.kv_cache import AttentionRule, allocate_kv_cache
+from nucleate.models.batched_llama import NUMPY, LlamaKernels, compiled
+from nucleate.models.cpu_operations import one_thread
+from nucleate.models.paged_cache import AttentionRule, BatchLayout, allocate_kv_cache
 from nucleate.models.runner import ModelInput
 
 STEPS = 8

@@ -45,7 +45,7 @@ ALLOWED |= {
     | {"batch", "scale"},
     "integrations": {*BELOW, "engine", "llm", "cli"},
 }
-NUMBA = {"jit/compiler.py", "sampling/cpu", "models/kernels"}
+NUMBA = {"jit/compiler.py", "sampling/cpu", "models/kernels.py"}
 ONLY_IN = {
     "numba": NUMBA,
     "llvmlite": {*NUMBA, "jit/native_library.py"},
@@ -62,8 +62,8 @@ ONLY_IN = {
     "pydantic": {"integrations/llm_options.py"},
     "huggingface_hub": {"models/loader.py", "models/gguf/gguf_file.py"},
     "llama_cpp": {"models/gguf/llama_library.py"},
-    "safetensors": {"models/llama/numpy_llama.py", "models/stored_weights.py"},
-    "threadpoolctl": {"models/matmul.py"},
+    "safetensors": {"models/numpy_llama.py", "models/model_files.py"},
+    "threadpoolctl": {"models/cpu_operations.py"},
     "tokenizers": {"tokenization"},
     "llguidance": {"structured_output"},
     "jsonschema": {"structured_output/validation.py"},

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nucleate.cli import main
-from nucleate.engine.beam.params import BeamParams
+from nucleate.engine.beam_params import BeamParams
 from nucleate.engine.stats import EngineStats
 from nucleate.sampling.stages import STAGES
 from nucleate.sampling_params import FIELDS

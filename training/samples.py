@@ -18,9 +18,9 @@ import corpus
 import numpy as np
 from tokenizers import Tokenizer
 
-from nucleate.models.llama.batched_llama import BatchedLlama
-from nucleate.models.llama.numpy_llama import Floats, Llama
+from nucleate.models.batched_llama import BatchedLlama
 from nucleate.models.loader import EMBEDDED
+from nucleate.models.numpy_llama import Floats, Llama
 from nucleate.models.runner import BLOCK, ModelInput
 
 ROWS, LENGTH = 96, 448

@@ -24,9 +24,9 @@ import corpus
 import numpy as np
 from tokenizers import Tokenizer
 
-from nucleate.models.llama.batched_llama import BatchedLlama
-from nucleate.models.llama.numpy_llama import Floats, Llama
+from nucleate.models.batched_llama import BatchedLlama
 from nucleate.models.loader import EMBEDDED
+from nucleate.models.numpy_llama import Floats, Llama
 from nucleate.models.runner import BLOCK, ModelInput, Move
 from nucleate.sampling.functional import probabilities, sample
 from nucleate.sampling_params import SamplingParams

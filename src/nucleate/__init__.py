@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nucleate.comparison.compare import compare
     from nucleate.comparison.comparison import Comparison
     from nucleate.engine.async_engine import AsyncEngine, EngineStoppedError
-    from nucleate.engine.beam.params import BeamCompletion, BeamOutput, BeamParams, BeamRequest
+    from nucleate.engine.beam_params import BeamCompletion, BeamOutput, BeamParams, BeamRequest
     from nucleate.engine.engine import Engine
     from nucleate.engine.request import Request
     from nucleate.inspector.notebook import inspect
@@ -59,10 +59,10 @@ _HOMES = {
     "Engine": "engine.engine",
     "Request": "engine.request",
     "Speculation": "speculative.config",
-    "BeamCompletion": "engine.beam.params",
-    "BeamOutput": "engine.beam.params",
-    "BeamParams": "engine.beam.params",
-    "BeamRequest": "engine.beam.params",
+    "BeamCompletion": "engine.beam_params",
+    "BeamOutput": "engine.beam_params",
+    "BeamParams": "engine.beam_params",
+    "BeamRequest": "engine.beam_params",
     "AsyncEngine": "engine.async_engine",
     "EngineStoppedError": "engine.async_engine",
     "SamplingParams": "sampling_params",

@@ -100,12 +100,12 @@ def test_every_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_failed_search_is_a_failure(
     llm: nc.LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nucleate.engine.beam import search
+    from nucleate.engine import beam_search
 
     def broken(logits_BV: np.ndarray) -> np.ndarray:
-        raise search.SearchError(0, "NaN at token 3")
+        raise beam_search.SearchError(0, "NaN at token 3")
 
-    monkeypatch.setattr(search, "logprobs", broken)
+    monkeypatch.setattr(beam_search, "logprobs", broken)
     assert main([*GENERATE]) == 1
     assert "nucleate: beam search failed: invalid logits: NaN at token 3" in capsys.readouterr().err
     assert main([*GENERATE, "--json"]) == 1

@@ -14,7 +14,7 @@ from toy_models import PagedToy
 from toy_requests import SIZE, drive, is_empty, rule, runner, toy
 
 import nucleate as nc
-from nucleate.engine.beam.params import BeamChunk, BeamCompletion, BeamParams, BeamRequest
+from nucleate.engine.beam_params import BeamChunk, BeamCompletion, BeamParams, BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.runner import ModelInput

@@ -12,7 +12,7 @@ from toy_models import PagedToy, Toy
 from toy_requests import KINDS, TABLE, chunks_by_index, drive, is_empty, random_request, reference_chunks, runner
 
 import nucleate as nc
-from nucleate.engine.beam.params import BeamChunk, BeamParams, BeamRequest
+from nucleate.engine.beam_params import BeamChunk, BeamParams, BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.runner import Fork, ModelInput

@@ -13,8 +13,8 @@ import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nucleate.engine.beam.params import BeamParams
-from nucleate.engine.beam.search import (
+from nucleate.engine.beam_params import BeamParams
+from nucleate.engine.beam_search import (
     BOUND_LANES,
     BeamSearch,
     SearchError,

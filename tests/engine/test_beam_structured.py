@@ -14,8 +14,8 @@ from beam_searches import expected_beams, found_beams
 from toy_requests import KINDS, drive, is_empty, runner, toy
 
 import nucleate as nc
-from nucleate.engine.beam.params import BeamParams, BeamRequest
-from nucleate.engine.beam.scheduling import GuideConstraint
+from nucleate.engine.beam_params import BeamParams, BeamRequest
+from nucleate.engine.beam_scheduler import GuideConstraint
 from nucleate.engine.engine import Engine
 from nucleate.structured_output import CompiledGrammar, GrammarCompiler, MatcherError
 

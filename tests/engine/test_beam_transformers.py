@@ -15,7 +15,7 @@ import pytest
 import tiers
 
 import nucleate as nc
-from nucleate.engine.beam.params import BeamCompletion, BeamParams, BeamRequest
+from nucleate.engine.beam_params import BeamCompletion, BeamParams, BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.models.loader import runner_of
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from scheduler_world import CONFIGURATIONS, RandomDriver, SimulatedEngine, resume_all, run_to_end, simulated_engine_of
 
-from nucleate.engine.scheduler_entry import SchedulerEntry
+from nucleate.engine.scheduler import SchedulerEntry
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)

@@ -9,8 +9,7 @@ import pytest
 from scheduler_world import SimulatedEngine, run_to_end
 
 from nucleate.engine.kv_cache import KVCacheManager
-from nucleate.engine.scheduler import Scheduler
-from nucleate.engine.scheduler_entry import SchedulerEntry
+from nucleate.engine.scheduler import Scheduler, SchedulerEntry
 
 
 def step(schedule: Scheduler, token: int = 7) -> list[tuple[tuple[int, int, int], int, int]]:

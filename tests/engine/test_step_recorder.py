@@ -11,8 +11,7 @@ import pytest
 from tiers import count
 
 import nucleate as nc
-from nucleate.engine.request import Request
-from nucleate.engine.step_recorder import RecordedStep
+from nucleate.engine.request import RecordedStep, Request
 from nucleate.parameters.parameter import ParameterError
 from nucleate.speculative.config import Speculation
 from nucleate.structured_output import StructuredOutputs

@@ -10,7 +10,7 @@ import tokenizers
 from toy_models import PagedToy, Toy
 
 from nucleate.engine.async_engine import AsyncEngine
-from nucleate.engine.beam.params import BeamParams, BeamRequest
+from nucleate.engine.beam_params import BeamParams, BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.outputs import EngineOutput

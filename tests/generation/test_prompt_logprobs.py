@@ -10,8 +10,8 @@ from toy_models import Toy
 
 import nucleate as nc
 from nucleate.generation.loop import generate, read_prompt
-from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.loader import EMBEDDED
+from nucleate.models.numpy_llama import Llama
 
 TEXT = "Once upon a time, there was a little dog"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.engine.step_recorder import RecordedStep, SamplingInputs
+from nucleate.engine.request import RecordedStep, SamplingInputs
 from nucleate.inspector import store as store_module
 from nucleate.inspector.store import InspectionStore, InspectorError, Run
 

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from runner_driver import Driver
 
-from nucleate.models.kernels import numpy_fallback
-from nucleate.models.llama import batched_llama
-from nucleate.models.llama.batched_llama import BatchedLlama, compiled
-from nucleate.models.llama.numpy_llama import Llama
+from nucleate.models import batched_llama, cpu_operations
+from nucleate.models.batched_llama import BatchedLlama, compiled
 from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.numpy_llama import Llama
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import ModelInput
 
@@ -203,17 +202,17 @@ def test_kernels_equal_numpy(tokens: int, size: int) -> None:
     left, right = ([array.copy() for array in given] for _ in range(2))
     outs = np.empty((tokens, size), np.float32), np.empty((tokens, size), np.float32)
     kernels.add_and_normalise(*left, outs[0])
-    numpy_fallback.add_and_normalise(*right, outs[1])
+    cpu_operations.add_and_normalise(*right, outs[1])
     np.testing.assert_array_equal(left[0], right[0])
     np.testing.assert_allclose(*outs, rtol=2e-5, atol=1e-6)
 
     heads, angle = random_array(tokens, 5, size), random_array(tokens, size // 2)
     turned = heads[:, :3].copy(), heads[:, :3].copy()
     kernels.rotate(turned[0], np.cos(angle), np.sin(angle))
-    numpy_fallback.rotate(turned[1], np.cos(angle), np.sin(angle))
+    cpu_operations.rotate(turned[1], np.cos(angle), np.sin(angle))
     np.testing.assert_allclose(*turned, rtol=1e-5, atol=1e-6)
 
     both = random_array(tokens, 2 * size, scale=40)
     kernels.gate(both, outs[0])
-    numpy_fallback.gate(both, outs[1])
+    cpu_operations.gate(both, outs[1])
     np.testing.assert_allclose(*outs, rtol=1e-5, atol=1e-6)

@@ -11,8 +11,8 @@ import pytest
 import tiers
 from toy_models import PagedToy, Toy
 
-from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.numpy_llama import Llama
 from nucleate.models.protocol import Model
 from nucleate.models.runner import Fork, ModelInput, Runner, SequentialRunner
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import nucleate as nc
-from nucleate.models import free_memory, loader
+from nucleate.models import loader, paged_cache
 
 
 def test_free_memory_is_between_zero_and_the_total() -> None:
-    assert 1 << 20 < free_memory.free() < 1 << 50
+    assert 1 << 20 < paged_cache.free_memory() < 1 << 50
 
 
 def test_free_memory_without_proc_meminfo(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,13 +21,13 @@ def test_free_memory_without_proc_meminfo(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(Path, "read_text", missing)
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": 10}.__getitem__)
-    assert free_memory.free() == 40960
+    assert paged_cache.free_memory() == 40960
     monkeypatch.delattr(os, "sysconf")
-    assert free_memory.free() == free_memory.DEFAULT
+    assert paged_cache.free_memory() == paged_cache.DEFAULT_FREE_MEMORY
 
 
 def test_the_kv_cache_takes_at_most_a_quarter(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "free", lambda: 1 << 20)
+    monkeypatch.setattr(loader, "free_memory", lambda: 1 << 20)
     block = 16 * llm.model.token_bytes
     assert loader.runner_of(llm.model, tokens=32).blocks == 2
     assert loader.runner_of(llm.model).blocks == (1 << 18) // block

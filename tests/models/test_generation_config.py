@@ -11,8 +11,8 @@ import pytest
 
 import nucleate as nc
 from nucleate.jit.native_library import warn_once
-from nucleate.models.generation_config import ALWAYS, FILE, SAMPLING, UNSUPPORTED, recommended
 from nucleate.models.loader import EMBEDDED
+from nucleate.models.model_files import ALWAYS, GENERATION_CONFIG, SAMPLING, UNSUPPORTED, recommended
 from nucleate.models.protocol import ModelError
 from nucleate.sampling_params import FIELDS
 
@@ -80,7 +80,9 @@ def test_a_parameter_sets_its_field(name: str, do_sample: bool | None, tmp_path:
     if name in SAMPLING and not do_sample:  # Transformers does not apply it
         fields = {}
         reason = "they apply only with do_sample: true"
-        assert reports() == [f"{tmp_path / FILE}: these parameters are not applied, because {reason}: {name}={value}"]
+        assert reports() == [
+            f"{tmp_path / GENERATION_CONFIG}: these parameters are not applied, because {reason}: {name}={value}"
+        ]
     else:
         assert not reports()
     assert made == nc.SamplingParams(**fields, **({"temperature": 0} if do_sample is False else {}))
@@ -92,7 +94,9 @@ def test_a_parameter_without_a_counterpart_is_reported_once(name: str, tmp_path:
     for _ in range(2):
         assert read(tmp_path, do_sample=True, top_p=0.9, **{name: value}) == {"top_p": 0.9}
     reason = "they have no counterpart"
-    assert reports() == [f"{tmp_path / FILE}: these parameters are not applied, because {reason}: {name}={value}"]
+    assert reports() == [
+        f"{tmp_path / GENERATION_CONFIG}: these parameters are not applied, because {reason}: {name}={value}"
+    ]
 
 
 def test_values_without_effect_are_not_reported(tmp_path: Path, reports: Any) -> None:

@@ -7,9 +7,9 @@ import pytest
 from runner_driver import Driver
 from toy_models import PagedToy, Toy
 
-from nucleate.models.llama.batched_llama import BatchedLlama
-from nucleate.models.llama.numpy_llama import Llama, LlamaContext
+from nucleate.models.batched_llama import BatchedLlama
 from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.numpy_llama import Llama, LlamaContext
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import ModelInput, SequentialRunner
 

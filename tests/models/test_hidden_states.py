@@ -17,7 +17,7 @@ from nucleate.models.transformers.transformers_model import TransformersModel
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
-from nucleate.models.transformers.hidden_state_capture import HiddenStateCapture, decoder_layers  # noqa: E402 - reads torch
+from nucleate.models.transformers.batched_model import HiddenStateCapture, decoder_layers  # noqa: E402 - reads torch
 
 MEMORY = 4 << 20
 SMALL: dict[str, Any] = dict(

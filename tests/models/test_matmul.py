@@ -7,8 +7,8 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from nucleate.models import matmul as module
-from nucleate.models.matmul import matmul
+from nucleate.models import cpu_operations as module
+from nucleate.models.cpu_operations import matmul
 
 
 def random_array(*shape: int) -> np.ndarray:

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nucleate.models.llama.numpy_llama import Llama, unsupported_reason
 from nucleate.models.loader import EMBEDDED
+from nucleate.models.numpy_llama import Llama, unsupported_reason
 from nucleate.models.protocol import ModelError
 
 torch = pytest.importorskip("torch", reason="the comparison needs the extra 'torch'")

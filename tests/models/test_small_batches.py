@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nucleate.jit.kernel_libraries import MODELS
-from nucleate.models.matmul import MAX_KERNEL_ROWS, compiled_matmul
+from nucleate.models.cpu_operations import MAX_KERNEL_ROWS, compiled_matmul
 
 
 def random_array(*shape: int) -> np.ndarray:

@@ -13,13 +13,21 @@ from hypothesis import strategies as st
 from test_attention import attended
 from toy_models import PagedToy, Toy
 
-from nucleate.models.llama.batched_llama import BatchedLlama, compiled
-from nucleate.models.llama.numpy_llama import Llama
+from nucleate.models import paged_attention
+from nucleate.models.batched_llama import BatchedLlama, compiled
 from nucleate.models.loader import EMBEDDED, runner_of
-from nucleate.models.paged import attention
-from nucleate.models.paged.batch_layout import BatchLayout, slots_of
-from nucleate.models.paged.kv_cache import NO_SINKS, AttentionRule, allocate_kv_cache, copy_slots, token_major
-from nucleate.models.paged.tree_mask import MAX_TREE_TOKENS, TreeMask
+from nucleate.models.numpy_llama import Llama
+from nucleate.models.paged_cache import (
+    MAX_TREE_TOKENS,
+    NO_SINKS,
+    AttentionRule,
+    BatchLayout,
+    TreeMask,
+    allocate_kv_cache,
+    copy_slots,
+    slots_of,
+    token_major,
+)
 from nucleate.models.runner import ModelInput, Move, Runner
 
 
@@ -90,11 +98,11 @@ def test_the_kernel_attends_along_branches(case: dict[str, Any]) -> None:
     queries = rng.standard_normal((packing.size, heads, size), np.float32)
     new = [np.concatenate([old[i][part.start :] for old, part in zip(olds, parts, strict=True)]) for i in (0, 1)]
     out = np.full((packing.size, heads, size), 7, np.float32)
-    before, attention.MIN_BYTES = attention.MIN_BYTES, 0
+    before, paged_attention.MIN_BYTES = paged_attention.MIN_BYTES, 0
     try:
-        attention.decode_attention(queries, *new, pool, packing, rule, out, case["threads"])
+        paged_attention.decode_attention(queries, *new, pool, packing, rule, out, case["threads"])
     finally:
-        attention.MIN_BYTES = before
+        paged_attention.MIN_BYTES = before
     at = 0
     for part, (old_keys, old_values) in zip(parts, olds, strict=True):
         parents, base = part.parents or [], part.stop - len(part.parents or [])

@@ -12,8 +12,8 @@ import pytest
 from toy_models import Toy
 
 import nucleate as nc
-from nucleate.models.llama.numpy_llama import Llama
 from nucleate.models.loader import EMBEDDED
+from nucleate.models.numpy_llama import Llama
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK
 from nucleate.models.transformers.transformers_model import TransformersModel
@@ -26,7 +26,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra 'torc
 
 from mtp_models import FAMILIES, modules_of, save, slow_draft, stock_draft, stock_of  # noqa: E402
 
-from nucleate.models.transformers.hidden_state_capture import HiddenStateCapture  # noqa: E402
+from nucleate.models.transformers.batched_model import HiddenStateCapture  # noqa: E402
 from nucleate.models.transformers.mtp_module import brought  # noqa: E402
 from nucleate.speculative.neural.mtp import Mtp  # noqa: E402
 

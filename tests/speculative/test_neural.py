@@ -10,9 +10,9 @@ import pytest
 from neural_loop import Loop
 from tokenizers import Tokenizer
 
-from nucleate.models.llama.batched_llama import BatchedLlama
-from nucleate.models.llama.numpy_llama import Llama
+from nucleate.models.batched_llama import BatchedLlama
 from nucleate.models.loader import EMBEDDED
+from nucleate.models.numpy_llama import Llama
 from nucleate.models.runner import ModelInput
 from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
 from nucleate.speculative.neural import EMBEDDED_METHODS, load

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.models.llama.batched_llama import BatchedLlama
-from nucleate.models.llama.numpy_llama import Llama
+from nucleate.models.batched_llama import BatchedLlama
 from nucleate.models.loader import EMBEDDED
+from nucleate.models.numpy_llama import Llama
 from nucleate.models.runner import ModelInput
 from nucleate.sampling import noise
 from nucleate.speculative import acceptance

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from toy_models import Toy
 
-from nucleate.models.llama.batched_llama import BatchedLlama
-from nucleate.models.llama.numpy_llama import Llama, read
+from nucleate.models.batched_llama import BatchedLlama
 from nucleate.models.loader import EMBEDDED
+from nucleate.models.numpy_llama import Llama, read
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import ModelInput
 from nucleate.speculative.draft import DraftContext, TargetOutput

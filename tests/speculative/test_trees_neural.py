@@ -15,9 +15,9 @@ from toy_requests import drive
 
 import nucleate as nc
 from nucleate.engine.request import Request
-from nucleate.models.llama.numpy_llama import Llama
+from nucleate.models.cpu_operations import one_thread
 from nucleate.models.loader import EMBEDDED
-from nucleate.models.matmul import one_thread
+from nucleate.models.numpy_llama import Llama
 from nucleate.sampling import noise
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.speculative.config import Speculation

@@ -15,7 +15,7 @@ from toy_requests import rule as toy_rule
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.scheduler_entry import ScheduledSequence
+from nucleate.engine.scheduler import ScheduledSequence
 from nucleate.engine.verification import verify_by_rule
 from nucleate.sampling.sampler import Sampler
 from nucleate.speculative.config import Speculation

@@ -9,7 +9,7 @@ import numpy as np
 import toy_requests as toys
 from toy_models import Toy
 
-from nucleate.engine.beam.params import BeamChunk, BeamParams, BeamRequest
+from nucleate.engine.beam_params import BeamChunk, BeamParams, BeamRequest
 from nucleate.generation.beam_search import beam_search
 from nucleate.outputs import EngineOutput
 

@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 from toy_models import Toy
 
 from nucleate.models.gguf.batched_gguf import BatchedGguf
-from nucleate.models.gguf.gguf_context import Token
-from nucleate.models.gguf.sequence_map import SequenceMap
-from nucleate.models.gguf.whole_sequences import WholeSequences
+from nucleate.models.gguf.llama_library import Token
+from nucleate.models.gguf.sequence_map import SequenceMap, WholeSequences
 from nucleate.models.protocol import ModelError
 
 

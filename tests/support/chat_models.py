@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import nucleate as nc
-from nucleate.models.model_source import ModelSource
+from nucleate.models.loader import ModelSource
 
 OPENED = (
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|><think>\n"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from nucleate.models.llama.batched_llama import BatchedLlama
-from nucleate.models.llama.numpy_llama import Llama
+from nucleate.models.batched_llama import BatchedLlama
+from nucleate.models.numpy_llama import Llama
 from nucleate.models.runner import ModelInput
 from nucleate.sampling.functional import sample
 from nucleate.sampling_params import SamplingParams

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from nucleate.engine.kv_cache import START, KVCacheManager
-from nucleate.engine.scheduler import Scheduler
-from nucleate.engine.scheduler_entry import ScheduledSequence, SchedulerEntry
+from nucleate.engine.scheduler import ScheduledSequence, Scheduler, SchedulerEntry
 
 ByJob = dict[SchedulerEntry, ScheduledSequence]
 

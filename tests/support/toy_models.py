@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.paged.tree_mask import TreeMask
+from nucleate.models.paged_cache import TreeMask
 from nucleate.models.runner import Fork, ModelInput, Move
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.flag_values import read_values
-from nucleate.engine.beam.params import BeamCompletion, BeamParams
+from nucleate.engine.beam_params import BeamCompletion, BeamParams
 from nucleate.outputs import to_json, validation_text
 from nucleate.sampling_params import SamplingParams
 from nucleate.server.openai import beam_search

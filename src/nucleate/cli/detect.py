@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.threshold < 1:
         raise UsageError(f"--threshold must be a number > 0 and < 1, got {arguments.threshold:g}")
     key = read_key(arguments)
-    from nucleate.llm.model_tokenizer import given_tokenizer
+    from nucleate.llm.model_loading import given_tokenizer
     from nucleate.models.loader import EMBEDDED
     from nucleate.watermark import detect, read_watermark
 

@@ -56,9 +56,8 @@ def _shortened(text: str) -> str:
 
 
 def _gguf_facts(path: Path, *, metadata: bool) -> dict[str, Any]:
-    from nucleate.models.gguf.gguf_model import GgufModel
+    from nucleate.models.gguf.gguf_model import GgufModel, recommended
     from nucleate.models.gguf.gguf_options import GgufOptions
-    from nucleate.models.gguf.gguf_source import recommended
 
     model = GgufModel(path, GgufOptions(n_gpu_layers=0), vocab_only=True)
     vocabulary = model.vocabulary
@@ -81,8 +80,7 @@ def _gguf_facts(path: Path, *, metadata: bool) -> dict[str, Any]:
 
 
 def _folder_facts(folder: Path) -> dict[str, Any]:
-    from nucleate.models.generation_config import recommended
-    from nucleate.models.model_config import read_config
+    from nucleate.models.model_files import read_config, recommended
     from nucleate.tokenization.tokenizer import Tokenizer
 
     config = read_config(folder / "config.json")

@@ -14,8 +14,8 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Self, overload
 
-from nucleate.engine.beam.params import BeamRequest
-from nucleate.engine.beam.scheduling import AnyRequest, ValidatedBeamRequest
+from nucleate.engine.beam_params import BeamRequest
+from nucleate.engine.beam_scheduler import AnyRequest, ValidatedBeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request, ValidatedRequest
 from nucleate.engine.stats import EngineStats

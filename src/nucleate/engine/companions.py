@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from nucleate.engine.kv_cache import COMPANION_START, START
-from nucleate.engine.scheduler_entry import NO_ROW, ScheduledSequence, SchedulerEntry
+from nucleate.engine.scheduler import NO_ROW, ScheduledSequence, SchedulerEntry
 from nucleate.models.protocol import ModelError, ModelLimits
 from nucleate.models.runner import ModelInput, Runner
 from nucleate.parameters.converters import one_line

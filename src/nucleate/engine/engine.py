@@ -13,8 +13,8 @@ from operator import attrgetter
 from time import perf_counter
 from typing import get_args, overload
 
-from nucleate.engine.beam.params import BeamRequest
-from nucleate.engine.beam.scheduling import (
+from nucleate.engine.beam_params import BeamRequest
+from nucleate.engine.beam_scheduler import (
     AnyRequest,
     BeamScheduler,
     RunningBeam,
@@ -26,8 +26,7 @@ from nucleate.engine.kv_cache import KVCacheManager
 from nucleate.engine.model_executor import ForwardOutput, ModelExecutor
 from nucleate.engine.request import PipelineCache, Request, ValidatedRequest, admit, check_output_ids
 from nucleate.engine.running_request import RunningRequest, RunningSequence
-from nucleate.engine.scheduler import Scheduler
-from nucleate.engine.scheduler_entry import NO_ROW
+from nucleate.engine.scheduler import NO_ROW, Scheduler
 from nucleate.engine.speculator import Speculator
 from nucleate.engine.stats import EngineStats, SpeculativeStats
 from nucleate.engine.token_sampler import StepSampler, TokenSampler

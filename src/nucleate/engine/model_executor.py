@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nucleate.engine.beam.scheduling import RunningBeam
+from nucleate.engine.beam_scheduler import RunningBeam
 from nucleate.engine.companions import CompanionSequence
 from nucleate.engine.running_request import RunningSequence, SequenceLifecycle
-from nucleate.engine.scheduler import Scheduler
-from nucleate.engine.scheduler_entry import ScheduledSequence
+from nucleate.engine.scheduler import ScheduledSequence, Scheduler
 from nucleate.engine.speculator import Speculator
 from nucleate.models.protocol import RunnerLostError
 from nucleate.models.runner import Runner

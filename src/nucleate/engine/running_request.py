@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 from nucleate.chat.reasoning_tracker import ReasoningTracker
 from nucleate.engine.companions import Companion, CompanionSequence, add_companion
-from nucleate.engine.request import MAX_N, Request, ValidatedRequest
-from nucleate.engine.scheduler_entry import NO_ROW, ScheduledSequence, SchedulerEntry
-from nucleate.engine.step_recorder import StepRecorder
+from nucleate.engine.request import MAX_N, Request, StepRecorder, ValidatedRequest
+from nucleate.engine.scheduler import NO_ROW, ScheduledSequence, SchedulerEntry
 from nucleate.models.runner import ModelInput
 from nucleate.outputs import CompletionChunk, EngineOutput, Finish, PromptLogprobs, StepLogprobs, Usage
 from nucleate.parameters.converters import one_line

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from nucleate.engine.beam.scheduling import AnyRequest
+from nucleate.engine.beam_scheduler import AnyRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request, ValidatedRequest
 from nucleate.outputs import EngineOutput

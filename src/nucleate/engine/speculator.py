@@ -12,8 +12,7 @@ from typing import Any
 
 from nucleate.engine.companions import Companions
 from nucleate.engine.running_request import RunningSequence, can_draft, only_decodes
-from nucleate.engine.scheduler import Scheduler
-from nucleate.engine.scheduler_entry import ScheduledSequence
+from nucleate.engine.scheduler import ScheduledSequence, Scheduler
 from nucleate.engine.stats import SpeculativeStats
 from nucleate.engine.token_sampler import StepSampler
 from nucleate.engine.verification import InvalidDistributionError, Path, verify_by_rule, verify_coupled

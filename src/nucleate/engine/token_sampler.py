@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.chat.reasoning_tracker import ReasoningTracker
+from nucleate.engine.request import RecordedStep, SamplingInputs, copied_row
 from nucleate.engine.running_request import RunningSequence, SequenceLifecycle
-from nucleate.engine.scheduler_entry import NO_ROW
-from nucleate.engine.step_recorder import RecordedStep, SamplingInputs, copied_row
+from nucleate.engine.scheduler import NO_ROW
 from nucleate.outputs import EngineOutput, StepLogprobs
 from nucleate.sampling.sampler import Sampler
 from nucleate.structured_output import Guide, error_message

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.engine.running_request import RunningSequence
-from nucleate.engine.scheduler_entry import ScheduledSequence
+from nucleate.engine.scheduler import ScheduledSequence
 from nucleate.engine.token_sampler import StepSampler
 from nucleate.sampling.sampler import Sampler
 from nucleate.speculative.acceptance import RULES, acceptance_uniforms, coupled, residual_uniform

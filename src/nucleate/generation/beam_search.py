@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.engine.beam.params import BeamParams
+from nucleate.engine.beam_params import BeamParams
 
 LogitsOf = Callable[[tuple[int, ...]], NDArray[Any]]
 """The logits [V] of the next token, given all tokens so far, including the prompt."""

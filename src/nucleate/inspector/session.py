@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, final
 
 import numpy as np
 
-from nucleate.engine.request import Request, ValidatedRequest
-from nucleate.engine.step_recorder import SamplingInputs
+from nucleate.engine.request import Request, SamplingInputs, ValidatedRequest
 from nucleate.inspector.draws import draw_counts, draws_view
 from nucleate.inspector.protocol import branch_tokens, read_generate, read_step, run_params, settings
 from nucleate.inspector.store import InspectionStore, Prepare, Run, StepInputs, step_inputs

@@ -17,8 +17,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.engine.request import Request, ValidatedRequest
-from nucleate.engine.step_recorder import RecordedStep, SamplingInputs
+from nucleate.engine.request import RecordedStep, Request, SamplingInputs, ValidatedRequest
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.companion import split_combine
 from nucleate.sampling.distributions import is_stateful

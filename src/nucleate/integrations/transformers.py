@@ -13,8 +13,8 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 from transformers.generation import EosTokenCriteria, GenerationMode, MaxLengthCriteria, MaxTimeCriteria
 
 from nucleate.integrations.row_processor import RowProcessor, eos_ids_of
-from nucleate.llm.model_tokenizer import given_tokenizer
-from nucleate.models.generation_config import ALWAYS, SAMPLING, recommended_values
+from nucleate.llm.model_loading import given_tokenizer
+from nucleate.models.model_files import ALWAYS, SAMPLING, recommended_values
 from nucleate.outputs import Completion
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError

@@ -34,8 +34,8 @@ GENERIC = KernelLibrary(
 )
 MODELS = KernelLibrary(
     "models",
-    ("nucleate.models.kernels.elementwise", "nucleate.models.kernels.attention_kernel"),
-    _sources("models/kernels/*.py", "models/paged/kv_cache.py", "models/paged/tree_mask.py"),
+    ("nucleate.models.kernels",),
+    _sources("models/kernels.py", "models/paged_cache.py"),
 )
 DRAFTS = KernelLibrary(
     "drafts",

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from nucleate.chat.chat_format import NO_TOOLS, ChatFormat, RenderedChat
 from nucleate.chat.chunk_parser import ChunkParser
 from nucleate.chat.tool_choice import ToolUse
 from nucleate.chat.tools import Tool
-from nucleate.engine.beam.params import BeamCompletion, BeamParams, BeamRequest, beam_params
+from nucleate.engine.beam_params import BeamCompletion, BeamParams, BeamRequest, beam_params
 from nucleate.engine.engine import MAX_NUM_SEQS, Engine
 from nucleate.engine.request import Request
 from nucleate.engine.shared_engine import SharedEngine
 from nucleate.jit.kernel_libraries import MODELS, SAMPLER
 from nucleate.jit.native_library import load_in_background
 from nucleate.llm.chat_request import chat_request, template_options
-from nucleate.llm.model_tokenizer import model_tokenizer
-from nucleate.llm.parallel_model import check_parallel, load_parallel
-from nucleate.llm.progress import with_progress
-from nucleate.models.loader import check_companion, is_in_memory, runners_of
-from nucleate.models.model_source import ModelSource
+from nucleate.llm.completions import completions, in_order, with_progress
+from nucleate.llm.model_loading import check_parallel, load_parallel, model_tokenizer
+from nucleate.models.loader import ModelSource, check_companion, is_in_memory, runners_of
 from nucleate.models.protocol import Model, ModelError
-from nucleate.outputs import Completion, CompletionChunk, EngineOutput
+from nucleate.outputs import Completion, CompletionChunk
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
@@ -158,7 +156,7 @@ class LLM:
             chosen = [self.fill_params(one) for one in chosen]
         requests = [Request(self.encode(prompt, suffix), one) for prompt, one in zip(given, chosen, strict=True)]
         outputs = with_progress(self._engine.run(requests), len(requests), use_tqdm)
-        return _completions(requests, outputs, [prompt if isinstance(prompt, str) else None for prompt in given])
+        return completions(requests, outputs, [prompt if isinstance(prompt, str) else None for prompt in given])
 
     def beam_search(
         self,
@@ -245,7 +243,7 @@ class LLM:
         several = not is_conversation(messages)
         made = [self._chat_request(one, sampling_params, **values) for one in (messages if several else [messages])]
         requests, parsers, texts = zip(*made, strict=True) if made else ((), (), ())
-        found = _completions(requests, self._engine.run(requests), texts, parsers)
+        found = completions(requests, self._engine.run(requests), texts, parsers)
         return found if several else found[0]
 
     def stream_chat(
@@ -391,33 +389,4 @@ class LLM:
 
     def _stream(self, request: Request) -> Iterator[CompletionChunk]:
         self._engine.prepare(request)  # now, not at the first chunk
-        return _in_order(output.chunk for _, output in self._engine.run([request]))
-
-
-def _completions(
-    requests: Sequence[Request],
-    outputs: Iterable[tuple[int, EngineOutput]],
-    prompts: Sequence[str | None],
-    parsers: Sequence[ChunkParser | None] = (),
-) -> list[Completion]:
-    """Return the completion of each request. prompts: their texts. parsers: of the chunks of chats."""
-    chunks: list[list[CompletionChunk]] = [[] for _ in requests]
-    cached = [0] * len(requests)
-    for index, output in outputs:
-        parser = parsers[index] if parsers else None
-        chunks[index].append(output.chunk if parser is None else parser.parse(output.chunk))
-        if output.usage is not None:
-            cached[index] = output.usage.cached_tokens
-    parts = zip(requests, chunks, prompts, cached, strict=True)
-    return [Completion.from_chunks(one.prompt_ids, own, text, count) for one, own, text, count in parts]
-
-
-def _in_order(chunks: Iterable[CompletionChunk]) -> Iterator[CompletionChunk]:
-    """Yield the chunks of one output after the other. Those of later outputs are buffered."""
-    buffered: dict[int, list[CompletionChunk]] = {}
-    index = 0
-    for chunk in chunks:
-        buffered.setdefault(chunk.index, []).append(chunk)
-        while own := buffered.pop(index, None):
-            yield from own
-            index += own[-1].finish_reason is not None
+        return in_order(output.chunk for _, output in self._engine.run([request]))

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from nucleate.chat.chat_format import RenderedChat
 from nucleate.chat.chunk_parser import ChunkParser
-from nucleate.engine.beam.params import BeamRequest
-from nucleate.engine.beam.scheduling import ValidatedBeamRequest
+from nucleate.engine.beam_params import BeamRequest
+from nucleate.engine.beam_scheduler import ValidatedBeamRequest
 from nucleate.engine.request import Request, ValidatedRequest
 from nucleate.llm import LLM
 from nucleate.llm.chat_request import chat_request

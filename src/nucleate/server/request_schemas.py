@@ -15,7 +15,7 @@ from nucleate.chat.reasoning import EFFORTS
 from nucleate.chat.tool_choice import MODES
 from nucleate.chat.tools import MAX_TOOLS
 from nucleate.chat.tools import NAME as TOOL_NAME
-from nucleate.engine.beam.params import BeamParams
+from nucleate.engine.beam_params import BeamParams
 from nucleate.parameters.parameter import Parameter
 from nucleate.sampling.pipeline_format import KIND as PIPELINE
 from nucleate.sampling.pipeline_format import MAX_STAGES

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.free_memory import free
-from nucleate.models.gguf.gguf_context import GgufContext, LoadedModel, Token
-from nucleate.models.gguf.llama_library import llama_cpp
-from nucleate.models.gguf.sequence_map import SequenceMap
-from nucleate.models.gguf.whole_sequences import WholeSequences
+from nucleate.models.gguf.llama_library import GgufContext, LoadedModel, Token, llama_cpp
+from nucleate.models.gguf.sequence_map import SequenceMap, WholeSequences
+from nucleate.models.paged_cache import free_memory
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move
 
@@ -53,7 +51,7 @@ class BatchedGguf:
 
     def _check_memory(self) -> None:
         """Raise ModelError for a KV cache that does not fit: llama.cpp would try to write to all of it."""
-        needed, left = self.blocks * self.block_size * self.model.token_bytes, free()
+        needed, left = self.blocks * self.block_size * self.model.token_bytes, free_memory()
         if not self.model.uses_gpu and needed > left:
             size = f"{self.blocks * self.block_size} tokens"
             raise ModelError(

@@ -1,9 +1,12 @@
-"""Maps the blocks of the engine to the sequences of llama.cpp. Pure Python.
+"""Maps the sequences and blocks of the engine to the sequences of llama.cpp. Pure Python.
 
 The engine manages the KV cache in blocks, which sequences share and which stay valid after a sequence has ended, for
 prefixes. llama.cpp has cells that belong to sequences by number: cells can be added to another sequence, and removed
 from one. A *slot* is a sequence of llama.cpp with the blocks of the engine that it holds. The slot of a finished
 sequence is kept, as its blocks may be cached prefixes, until its number is needed or its blocks are written again.
+
+``WholeSequences`` does without blocks: for caches that cannot be cut or shared in part, such as the state of a
+recurrent model.
 """
 
 from __future__ import annotations
@@ -170,3 +173,62 @@ class SequenceMap:
         stop = min(end * self._size, start, other.length)
         self._cells.copy(other.number, slot.number, slot.length, stop)
         slot.length = stop
+
+
+class WholeSequences:
+    """As ``SequenceMap``, without blocks. A sequence that does not continue at its end is computed from its start."""
+
+    def __init__(self, cells: Cells, count: int) -> None:
+        self._cells = cells
+        self._free = list(range(count - 1, -1, -1))
+        self._active: dict[int, Slot] = {}
+
+    def prepare(
+        self, key: int, start: int, stop: int, _block_ids: Sequence[int], _compute: Callable[[], None]
+    ) -> tuple[int, int]:
+        """See ``SequenceMap.prepare``."""
+        slot = self._active.get(key)
+        if slot is None:
+            slot = self._active[key] = self._new_slot()
+        if slot.length != start:
+            self._clear(slot)
+        first, slot.length = slot.length, stop
+        return slot.number, first
+
+    def mark_computed(self) -> None:
+        """See ``SequenceMap.mark_computed``."""
+
+    def fork(self, key: int, child: int, _block: tuple[int, int] | None) -> None:
+        """See ``SequenceMap.fork``."""
+        parent = self._active.get(key)
+        if parent is None or not self._has_room():  # the child is computed from its start
+            return
+        slot = self._active[child] = self._new_slot()
+        if parent.length:
+            self._cells.copy(parent.number, slot.number, 0, parent.length)
+        slot.length = parent.length
+
+    def invalidate(self, key: int, _length: int) -> None:
+        """See ``SequenceMap.invalidate``. All tokens are lost."""
+        if key in self._active:
+            self._clear(self._active[key])
+
+    def forget(self, key: int) -> None:
+        """See ``SequenceMap.forget``."""
+        slot = self._active.pop(key, None)
+        if slot is not None:
+            self._clear(slot)
+            self._free.append(slot.number)
+
+    def _has_room(self) -> bool:
+        return bool(self._free)
+
+    def _new_slot(self) -> Slot:
+        if not self._free:
+            raise ModelError("too many sequences at a time for llama.cpp; reduce max_num_seqs")
+        return Slot(self._free.pop())
+
+    def _clear(self, slot: Slot) -> None:
+        if slot.length:
+            self._cells.remove(slot.number, 0)
+            slot.length = 0

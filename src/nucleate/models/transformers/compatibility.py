@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from nucleate.models.paged.kv_cache import NO_SINKS, AttentionRule
+from nucleate.models.paged_cache import NO_SINKS, AttentionRule
 from nucleate.models.runner import ModelInput
-from nucleate.models.transformers.attention_interface import MASKS, NAME, PROBE, implement
 from nucleate.models.transformers.decoding_context import TOLERANCE, Decoding, long_rope_length, positions
+from nucleate.models.transformers.model_copies import MASKS, NAME, PROBE, implement
 from nucleate.models.transformers.ragged_attention import AttentionLayer, IncompatibleModelError
 from nucleate.models.transformers.transformers_model import layer_configs
 

@@ -17,11 +17,10 @@ from transformers.modeling_layers import MtpModel
 
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, ModelInput
-from nucleate.models.transformers.attention_interface import MASKS, NAME, PROBE, implement, paged_copy
-from nucleate.models.transformers.batched_model import has_kernel, new_layer_cache
+from nucleate.models.transformers.batched_model import HiddenStateCapture, decoder_layers, has_kernel, new_layer_cache
 from nucleate.models.transformers.compatibility import LENGTH, WINDOW, Probe
 from nucleate.models.transformers.decoding_context import TOLERANCE
-from nucleate.models.transformers.hidden_state_capture import HiddenStateCapture, decoder_layers
+from nucleate.models.transformers.model_copies import MASKS, NAME, PROBE, implement, paged_copy
 from nucleate.models.transformers.ragged_attention import (
     AttentionLayer,
     AttentionPlan,

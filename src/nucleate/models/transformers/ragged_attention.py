@@ -13,10 +13,8 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from nucleate.models.paged import attention
-from nucleate.models.paged.batch_layout import MAX_DECODE_TOKENS, BatchLayout
-from nucleate.models.paged.kv_cache import AttentionRule
-from nucleate.models.paged.tree_mask import TreeMask
+from nucleate.models import paged_attention
+from nucleate.models.paged_cache import MAX_DECODE_TOKENS, AttentionRule, BatchLayout, TreeMask
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import ModelInput
 
@@ -103,7 +101,7 @@ class AttentionPlan:
             pass
         elif self.compiled:
             q, k, v = (x.numpy()[0].swapaxes(0, 1) for x in (query, key, value))
-            attention.decode_attention(q, k, v, cache.arrays, layout, layer.rule, out.numpy()[0], threads())
+            paged_attention.decode_attention(q, k, v, cache.arrays, layout, layer.rule, out.numpy()[0], threads())
         else:
             out[0, self.row_R] = self._decode(layer, cache, query)
         for first, start, stop, table in self.long:

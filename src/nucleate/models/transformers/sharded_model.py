@@ -129,14 +129,3 @@ def _sharded_class(cls: Any, device: Any, size: int) -> Any:
 
     members = {"prepare_distribute_model": classmethod(prepare), "__module__": cls.__module__}
     return type(cls.__name__, (cls,), members)
-
-
-def rebind_hooks(copied: Any) -> None:
-    """Bind the hooks of a copy of a sharded model to its own modules: the copied ones call those of the original."""
-    from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
-
-    plan = copied._resolve_parallel_plans(copied.config.distributed_config)[0]  # noqa: SLF001
-    mesh = copied._mesh_manager.get_mesh("tp")  # noqa: SLF001
-    for name, module in copied.named_modules():
-        if vars(module).pop("forward", None) is not None:
-            ALL_PARALLEL_STYLES[plan[name]].install_forward(module, mesh)

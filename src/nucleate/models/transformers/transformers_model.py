@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nucleate.models.free_memory import free
-from nucleate.models.matmul import limit_spinning
+from nucleate.models.cpu_operations import limit_spinning
+from nucleate.models.model_files import quantized_weight
+from nucleate.models.paged_cache import free_memory
 from nucleate.models.protocol import ModelError
-from nucleate.models.stored_weights import quantized_weight
 from nucleate.parameters.converters import install_extra, one_line
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ class TransformersModel:
 
     @classmethod
     def of(cls, model: Any) -> TransformersModel:
-        """A Transformers model in memory, which is not changed, see ``model_object``. Raises ModelError."""
-        from nucleate.models.transformers.model_object import runnable_copy
+        """A Transformers model in memory, which is not changed, see ``model_copies``. Raises ModelError."""
+        from nucleate.models.transformers.model_copies import runnable_copy
 
         made, copied = cls.__new__(cls), runnable_copy(model)
         made._wrap(copied, str(copied.device))  # noqa: SLF001
@@ -94,7 +94,7 @@ class TransformersModel:
         """Bytes free now on the model's device."""
         torch, _ = libraries()
         device = self.model.device
-        return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free()
+        return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
 
     def local_logits(self, logits_LV: Any) -> Any:
         """The columns of the logits that this process keeps: all of them."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nucleate.engine.beam.params import BeamParams
+from nucleate.engine.beam_params import BeamParams
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS, SamplingParams

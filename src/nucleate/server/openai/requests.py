@@ -14,7 +14,7 @@ from typing import Any
 
 from nucleate.chat.chat_format import NO_TOOLS
 from nucleate.chat.tool_choice import ToolUse
-from nucleate.engine.beam.params import BeamParams, BeamRequest
+from nucleate.engine.beam_params import BeamParams, BeamRequest
 from nucleate.engine.request import Request
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS, SamplingParams

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nucleate.models.loader import has_other_tokens, runner_of
-from nucleate.models.model_source import ModelSource
+from nucleate.models.loader import ModelSource, has_other_tokens, runner_of
 from nucleate.models.protocol import Model, ModelError
 from nucleate.models.runner import BLOCK
 from nucleate.models.transformers.transformers_model import TransformersModel

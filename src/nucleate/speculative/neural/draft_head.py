@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.kernels import numpy_fallback
-from nucleate.models.llama.numpy_llama import Floats, Llama
-from nucleate.models.matmul import compiled_matmul as product
-from nucleate.models.paged.batch_layout import BatchLayout
-from nucleate.models.paged.kv_cache import AttentionRule, KVCache, allocate_kv_cache
+from nucleate.models import cpu_operations
+from nucleate.models.cpu_operations import compiled_matmul as product
+from nucleate.models.numpy_llama import Floats, Llama
+from nucleate.models.paged_cache import AttentionRule, BatchLayout, KVCache, allocate_kv_cache
 from nucleate.models.runner import BLOCK, ModelInput
 from nucleate.speculative.draft import DraftContext, Proposer, TargetOutput
 from nucleate.speculative.neural.draft_sampling import ChainBuilder
@@ -156,14 +155,14 @@ class DraftLayer:
     def query(self, x_TX: Floats, rotary: tuple[Floats, Floats]) -> Floats:
         """Rotated queries [T, heads, head size]."""
         query_THD = product(x_TX, self._query).reshape(len(x_TX), -1, self._target.head_size)
-        numpy_fallback.rotate(query_THD, *rotary)
+        cpu_operations.rotate(query_THD, *rotary)
         return query_THD
 
     def key_value(self, x_TX: Floats, rotary: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
         """Rotated keys, and values: [T, kv heads, head size] each."""
         key_value_TKD = product(x_TX, self._key_value).reshape(len(x_TX), -1, self._target.head_size)
         key_TKD, value_TKD = key_value_TKD[:, : self._target.kv_heads], key_value_TKD[:, self._target.kv_heads :]
-        numpy_fallback.rotate(key_TKD, *rotary)
+        cpu_operations.rotate(key_TKD, *rotary)
         return key_TKD, value_TKD
 
     def output(self, x_TX: Floats, heads_THD: Floats) -> Floats:
@@ -171,7 +170,7 @@ class DraftLayer:
         x_TX = x_TX + product(heads_THD.reshape(len(x_TX), -1), self._out)
         gate_up_TY = product(rms_normalize(x_TX, self._target.epsilon) * self._norm, self._gate_up)
         gated_TY = np.empty((len(x_TX), gate_up_TY.shape[1] // 2), np.float32)
-        numpy_fallback.gate(gate_up_TY, gated_TY)
+        cpu_operations.gate(gate_up_TY, gated_TY)
         out: Floats = x_TX + product(gated_TY, self._down)
         return out
 

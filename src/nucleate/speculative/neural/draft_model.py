@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from nucleate.models.llama.batched_llama import BatchedLlama, compiled
-from nucleate.models.llama.numpy_llama import Floats, Llama
+from nucleate.models.batched_llama import BatchedLlama, compiled
+from nucleate.models.numpy_llama import Floats, Llama
 from nucleate.models.runner import ModelInput, Runner
 from nucleate.speculative.draft import Draft, DraftContext, Proposer
 from nucleate.speculative.neural.draft_head import KVSlots

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import DRAFTS
-from nucleate.models.llama.numpy_llama import Floats
+from nucleate.models.numpy_llama import Floats
 from nucleate.sampling import noise
 from nucleate.speculative.draft import (
     Distribution,

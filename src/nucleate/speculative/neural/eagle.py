@@ -15,11 +15,11 @@ from itertools import groupby
 
 import numpy as np
 
-from nucleate.models.llama.numpy_llama import Floats, Llama
-from nucleate.models.matmul import compiled_matmul as product
-from nucleate.models.matmul import one_thread
-from nucleate.models.paged.attention import attend_compiled, store
-from nucleate.models.paged.batch_layout import BatchLayout
+from nucleate.models.cpu_operations import compiled_matmul as product
+from nucleate.models.cpu_operations import one_thread
+from nucleate.models.numpy_llama import Floats, Llama
+from nucleate.models.paged_attention import attend_compiled, store
+from nucleate.models.paged_cache import BatchLayout
 from nucleate.models.runner import BLOCK
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, select_nodes
 from nucleate.speculative.neural.draft_head import (

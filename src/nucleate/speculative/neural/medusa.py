@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from nucleate.models.llama.numpy_llama import Floats, Llama
-from nucleate.models.matmul import compiled_matmul as product
-from nucleate.models.matmul import one_thread
+from nucleate.models.cpu_operations import compiled_matmul as product
+from nucleate.models.cpu_operations import one_thread
+from nucleate.models.numpy_llama import Floats, Llama
 from nucleate.speculative.draft import (
     ROOT,
     Candidate,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nucleate.models.llama.numpy_llama import Floats, Llama, read
+from nucleate.models.numpy_llama import Floats, Llama, read
 from nucleate.models.protocol import ModelError
 
 DATA = Path(__file__).parent / "data"

@@ -1,4 +1,4 @@
-"""Transformers models in memory: unwraps and checks them, and makes copies that share their weights.
+"""Copies of Transformers models that share their weights: of a model in memory, and with paged attention.
 
 The copy is what runs, so that the caller's object keeps its mode, attention implementation, hooks and buffers.
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextvars import ContextVar
 from itertools import chain
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from nucleate.models.protocol import ModelError
+from nucleate.models.transformers.ragged_attention import AttentionPlan, IncompatibleModelError
 from nucleate.parameters.converters import one_line
 
 
@@ -64,3 +66,54 @@ def _attributes(model: Any) -> Iterator[Any]:
                 yield value
             elif not isinstance(value, type | dict) and hasattr(value, "__dict__"):
                 yield from (inner for inner in vars(value).values() if isinstance(inner, torch.Tensor))
+
+
+NAME, PROBE = "nucleate", "nucleate_probe"
+"""The attention implementations. For the second one, Transformers also calls ``note_mask`` for each mask."""
+
+
+def paged_copy(model: Any) -> Any:
+    """A copy of the model that shares its weights, has its own config, and attends with ``dispatch``."""
+    copied = share(model)
+    if getattr(model, "_mesh_manager", None) is not None:
+        rebind_hooks(copied)
+    implement(copied, NAME)
+    return copied
+
+
+def rebind_hooks(copied: Any) -> None:
+    """Bind the hooks of a copy of a sharded model to its own modules: the copied ones call those of the original."""
+    from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
+
+    plan = copied._resolve_parallel_plans(copied.config.distributed_config)[0]  # noqa: SLF001
+    mesh = copied._mesh_manager.get_mesh("tp")  # noqa: SLF001
+    for name, module in copied.named_modules():
+        if vars(module).pop("forward", None) is not None:
+            ALL_PARALLEL_STYLES[plan[name]].install_forward(module, mesh)
+
+
+def implement(model: Any, name: str) -> None:
+    """Set the attention implementation of all modules of a model copy."""
+    for config in {id(c): c for module in model.modules() if (c := getattr(module, "config", None))}.values():
+        config._attn_implementation = name  # noqa: SLF001 - Transformers' setter looks for kernels on the hub
+
+
+def dispatch(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **settings: Any) -> Any:
+    """The attention function that Transformers calls in every layer."""
+    plan = settings.pop("nucleate", None)
+    if plan is None:
+        raise IncompatibleModelError("it does not pass keyword arguments to its attention")
+    if isinstance(plan, AttentionPlan):
+        return plan.attend(module, query, key, value), None
+    return plan.note(module, query, key, value, attention_mask, settings), None
+
+
+def note_mask(**settings: Any) -> None:
+    """The mask function that Transformers calls. It returns no mask, and records the kind and window size requested."""
+    MASKS.get().append((bool(settings.get("use_vmap")), settings.get("local_size")))
+
+
+MASKS: ContextVar[list[tuple[bool, int | None]]] = ContextVar("MASKS")
+for _name in (NAME, PROBE):
+    AttentionInterface.register(_name, dispatch)
+AttentionMaskInterface.register(PROBE, note_mask)

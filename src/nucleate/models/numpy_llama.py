@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.matmul import one_thread
-from nucleate.models.model_config import positive, positive_integer, read_config
+from nucleate.models.cpu_operations import one_thread
+from nucleate.models.model_files import positive, positive_integer, read_config, stored_dtypes
 from nucleate.models.protocol import ModelError
-from nucleate.models.stored_weights import stored_dtypes
 
 Floats = NDArray[np.float32]
 

@@ -1,7 +1,8 @@
-"""Matrix products in float32 on CPU: large ones on nucleate's threads, those of few rows with a kernel.
+"""The operations of a Llama layer in float32 on CPU: matrix products, and NumPy versions of the other kernels.
 
-BLAS is limited to one thread (``one_thread``): its threads spin between products, which slows down everything else on
-the machine, such as an event loop.
+Large matrix products run on nucleate's threads, those of few rows in a kernel. BLAS is limited to one thread
+(``one_thread``): its threads spin between products, which slows down everything else on the machine, such as an event
+loop. The NumPy versions are used until the kernels are compiled, and are their reference.
 """
 
 from __future__ import annotations
@@ -76,3 +77,23 @@ def _blas() -> Any:
 def one_thread() -> AbstractContextManager[object]:
     """Limits BLAS to one thread: on products this small, several threads are up to ten times slower than one."""
     return _blas().limit(limits=1, user_api="blas")  # type: ignore[no-any-return]
+
+
+def add_and_normalise(x_TX: Floats, delta_TX: Floats, weight_X: Floats, epsilon: np.float32, out_TX: Floats) -> None:
+    """x += delta, in place; out: the rows of x after RMSNorm."""
+    x_TX += delta_TX
+    np.multiply(x_TX / np.sqrt(np.mean(x_TX * x_TX, axis=-1, keepdims=True) + epsilon), weight_X, out=out_TX)
+
+
+def rotate(heads_THD: Floats, cos_TD: Floats, sin_TD: Floats) -> None:
+    """Rotary position embedding (Su et al., arXiv 2104.09864) in place. Element i is paired with i + half."""
+    first, second = np.split(heads_THD, 2, axis=-1)
+    cos_TD, sin_TD = cos_TD[:, None], sin_TD[:, None]
+    first[:], second[:] = first * cos_TD - second * sin_TD, second * cos_TD + first * sin_TD
+
+
+def gate(gate_up_TY: Floats, out_TX: Floats) -> None:
+    """silu(gate) * up; a row of ``gate_up`` is gate and up, concatenated."""
+    x, up = np.split(gate_up_TY, 2, axis=-1)
+    with np.errstate(over="ignore"):  # exp(-x) = inf gives the correct result, 0
+        np.multiply(x / (1 + np.exp(-x)), up, out=out_TX)

@@ -1,23 +1,26 @@
-"""The tokenizer of a model: its own, or one that the caller gives."""
+"""What LLM loads beside a model in its process: its tokenizer, and a model that several processes share."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nucleate.jit.native_library import warn_once
 from nucleate.models.gguf.gguf_file import find_gguf
-from nucleate.models.loader import resolve_tokenizer
-from nucleate.models.model_source import ModelSource
+from nucleate.models.loader import ModelSource, resolve_tokenizer
 from nucleate.models.protocol import Model, ModelError
-from nucleate.models.transformers.tokenizer_conversion import convert_tokenizer, save_tokenizer
+from nucleate.models.transformers.loading import convert_tokenizer, save_tokenizer
+from nucleate.models.transformers.transformers_model import libraries
+from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
+from nucleate.speculative.config import TOKEN_METHODS, Speculation
 from nucleate.tokenization.tokenizer import Tokenizer
 from nucleate.tokenization.tokenizer_sources import fit_to_model, make_tokenizer
 from nucleate.tokenization.vocabulary_tokenizer import VocabularyTokenizer
 
 if TYPE_CHECKING:
-    from nucleate.models.gguf.gguf_source import GgufSource
+    from nucleate.models.gguf.gguf_model import GgufSource
 
 
 def model_tokenizer(given: Any, source: ModelSource | GgufSource, model: Model) -> Tokenizer:
@@ -52,3 +55,30 @@ def given_tokenizer(given: Any) -> Tokenizer:
         raise
     except (OSError, ValueError) as error:
         raise ModelError(f"cannot read the tokenizer: {error}") from error
+
+
+FIELD = "tensor_parallel"
+
+
+def check_parallel(source: Any, speculation: Speculation | None) -> None:
+    """Raise ParameterError for a model or a draft method that cannot be shared by processes."""
+    if not isinstance(source, ModelSource) or source.folder is None:
+        kind = "a model in memory" if isinstance(source, ModelSource) else "a GGUF file"
+        raise ParameterError(FIELD, f"tensor_parallel needs a model folder or a Hugging Face id, got {kind}")
+    method = None if speculation is None else speculation.method
+    if isinstance(method, str) and method not in TOKEN_METHODS:
+        allowed = ", ".join(TOKEN_METHODS)
+        raise ParameterError(
+            "speculative_config", f"with tensor_parallel, the methods are {allowed} or a proposer, got {shown(method)}"
+        )
+
+
+def load_parallel(source: Any, size: int, options: Mapping[str, str]) -> Model:
+    """Load a model that ``check_parallel`` allows on ``size`` processes. options: device, dtype and runtime.
+
+    Raises ModelError, ParameterError.
+    """
+    libraries()  # raises ModelError
+    from nucleate.sharding.tensor_parallel import load_sharded
+
+    return load_sharded(source.folder, size, **options)

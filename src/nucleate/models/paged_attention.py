@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from nucleate.jit.kernel_libraries import MODELS
 from nucleate.jit.thread_pool import cores
 from nucleate.jit.thread_pool import pool as thread_pool
-from nucleate.models.paged.batch_layout import BatchLayout
-from nucleate.models.paged.kv_cache import AttentionRule, Floats, KVCache, token_major
-from nucleate.models.paged.tree_mask import MAX_TREE_TOKENS
+from nucleate.models.paged_cache import MAX_TREE_TOKENS, AttentionRule, BatchLayout, Floats, KVCache, token_major
 
 MIN_BYTES = 2 << 20
 """Size of the KV cache entries to read from which a second thread is worth its start of 50 microseconds."""

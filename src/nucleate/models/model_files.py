@@ -1,21 +1,74 @@
-"""Reads generation configs: the sampling parameters that a model recommends, under the names of SamplingParams.
-
-Values are not validated here. Parameters without a counterpart are reported in the log.
-"""
+"""Reads the files of a model folder: configs, types of the weights, recommended sampling parameters."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from nucleate.jit.native_library import warn_once
-from nucleate.models.model_config import read_config
 from nucleate.models.protocol import ModelError
 from nucleate.parameters.converters import shown
 
-FILE = "generation_config.json"
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises ModelError with one line that names the file."""
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ModelError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} must contain a JSON object, not {type(value).__name__}")
+    return value
+
+
+def positive(config: dict[str, Any], name: str, default: float | None = None) -> float:
+    """A number > 0 in config.json. ``default``, if given, replaces a missing or null value."""
+    value = config.get(name)
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ModelError(f"config.json: {name} must be a number > 0, got {value!r:.60}")
+    return value
+
+
+def positive_integer(config: dict[str, Any], name: str, default: int | None = None) -> int:
+    """The same for an integer > 0."""
+    value = positive(config, name, default)
+    if not isinstance(value, int):
+        raise ModelError(f"config.json: {name} must be an integer, got {value!r:.60}")
+    return value
+
+
+SCALES = ("weight_scale", "weight_scale_inv", "scales", "qweight", "SCB")
+"""Last parts of names that only quantized weights have."""
+
+
+def stored_dtypes(path: Path) -> dict[str, str]:
+    """The type of each tensor in a safetensors file ("F32", "BF16", "I8"...). Empty for a file that cannot be read."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "np") as file:
+            return {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, OSError):
+        return {}
+
+
+def quantized_weight(folder: Path) -> str | None:
+    """The name and type of a weight in a folder that is an integer or has a scale; None if there is none."""
+    for path in sorted(folder.glob("*.safetensors")):
+        for name, dtype in stored_dtypes(path).items():
+            last = name.rpartition(".")[2]
+            if last in SCALES or (last == "weight" and dtype.startswith(("I", "U"))):
+                return f"{name}, {dtype}"
+    return None
+
+
+GENERATION_CONFIG = "generation_config.json"
 
 ALWAYS: Mapping[str, str] = MappingProxyType(
     {
@@ -65,7 +118,7 @@ def recommended(folder: Path) -> dict[str, Any]:
 
     Raises ModelError if the file cannot be read.
     """
-    path = folder / FILE
+    path = folder / GENERATION_CONFIG
     return recommended_values(read_config(path), str(path), _context_length(folder)) if path.is_file() else {}
 
 

@@ -1,16 +1,133 @@
-"""The layout of a ragged batch as arrays: token ids, positions, block tables, slot mapping and draft trees."""
+"""The paged KV cache: its arrays, the layout of a ragged batch over it, draft trees, and the memory free for it.
+
+Keys are [blocks, kv heads, head size, block size], values [blocks, kv heads, block size, head size]: what a head reads
+of a block is contiguous, in the order in which the attention kernel reads it. The block size and the allocated head
+size of values are multiples of ``VECTOR_SIZE``.
+
+The tokens of a draft tree are computed one after the other, and their keys and values are stored in that order. But the
+position of a token is given by its depth, and of the tree it attends to its ancestors and itself only.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import os
+import re
+from collections.abc import Iterable, Sequence
 from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.paged.tree_mask import MAX_TREE_TOKENS, TreeMask
 from nucleate.models.runner import ModelInput, Move
+
+DEFAULT_FREE_MEMORY = 4 << 30
+"""Assumed if the free memory cannot be determined."""
+
+
+def free_memory() -> int:
+    """Bytes of main memory available without swapping."""
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB$", Path("/proc/meminfo").read_text("ascii"), re.MULTILINE)
+        if found:
+            return int(found[1]) << 10
+    except OSError:  # not Linux
+        pass
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return DEFAULT_FREE_MEMORY
+
+
+Floats = NDArray[np.float32]
+KVCache = tuple[Floats, Floats]
+"""Keys and values of a layer."""
+NO_SINKS = np.empty(0, np.float32)
+VECTOR_SIZE = 16
+"""Float32 numbers per vector instruction of the kernels."""
+
+
+def allocate_kv_cache(blocks: int, block_size: int, kv_heads: int, key_size: int, value_size: int) -> KVCache:
+    """An empty cache. The system assigns memory when a block is first written."""
+    if block_size % VECTOR_SIZE:
+        raise ValueError(f"block_size must be a multiple of {VECTOR_SIZE}, got {block_size}")
+    keys = np.empty((blocks, kv_heads, key_size, block_size), np.float32)
+    return keys, np.empty((blocks, kv_heads, block_size, -(-value_size // VECTOR_SIZE) * VECTOR_SIZE), np.float32)
+
+
+def copy_blocks(cache: KVCache, pairs: Iterable[tuple[int, int]]) -> None:
+    """Copy whole blocks: pairs of source and target. No target is a source."""
+    for source, target in pairs:
+        for array in cache:
+            array[target] = array[source]
+
+
+def copy_slots(cache: KVCache, sources_N: NDArray[np.int64], targets_N: NDArray[np.int64]) -> None:
+    """Copy slots (block * block size + offset). All sources are read before any target is written."""
+    size = cache[0].shape[3]
+    (from_N, from_offset_N), (to_N, to_offset_N) = np.divmod(sources_N, size), np.divmod(targets_N, size)
+    for array in token_major(cache, cache[1].shape[3]):
+        array[to_N, :, to_offset_N] = array[from_N, :, from_offset_N]
+
+
+class AttentionRule(NamedTuple):
+    """The attention settings of a layer."""
+
+    scaling: float  #: factor of the scores
+    window: int = 0  #: size of the sliding window in tokens, the token itself included; 0: none
+    softcap: float = 0.0  #: c in c * tanh(score / c); 0: none
+    sinks: Floats = NO_SINKS  #: attention sinks: one extra score per head, without a value
+
+
+def token_major(cache: KVCache, value_size: int) -> KVCache:
+    """Views of keys and values as [blocks, kv heads, block size, head size]."""
+    return cache[0].swapaxes(2, 3), cache[1][..., :value_size]
+
+
+MAX_TREE_TOKENS = 33
+"""Maximum number of new tokens of an input with a tree that the attention kernel takes."""
+
+
+class TreeMask:
+    """A draft tree in the last tokens of a sequence of ``stop`` tokens.
+
+    parents: for each token of the tree, the index in the tree of its parent, an earlier one; -1 for the token before
+    the tree.
+    """
+
+    def __init__(self, parents: Sequence[int], stop: int) -> None:
+        self.parents, self.stop = parents, stop
+        self.size, self.base = len(parents), stop - len(parents)  #: base: the index of the first token of the tree
+        depths: list[int] = []
+        for parent in parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        self.depths = depths
+
+    def positions(self, start: int) -> NDArray[np.int64]:
+        """The positions of the tokens of the tree, from token ``start`` of the sequence on."""
+        return np.array(self.depths[max(0, start - self.base) :], np.int64) + self.base
+
+    def mask(self, start: int, window: int = 0) -> NDArray[np.bool_]:
+        """Whether each token from ``start`` on attends to each token of the sequence, [stop - start, stop].
+
+        window: size of the sliding window, see ``AttentionRule``, counted in positions; 0: none.
+        """
+        index_L = np.arange(self.stop)
+        position_L = index_L.copy()
+        position_L[self.base :] = self.positions(0)
+        mask_TL = (index_L < self.base) & (index_L <= position_L[start:, None])
+        tree_NN = np.eye(self.size, dtype=np.bool_)
+        for node, parent in enumerate(self.parents):
+            if parent >= 0:
+                tree_NN[node] |= tree_NN[parent]
+        first = max(0, start - self.base)
+        mask_TL[len(mask_TL) - self.size + first :, self.base :] = tree_NN[first:]
+        if window:
+            mask_TL &= position_L > position_L[start:, None] - window
+        return mask_TL
+
 
 MAX_DECODE_TOKENS = 8
 """Inputs of at most this many new tokens use the decode kernel: decoding, or verifying a few draft tokens."""

@@ -14,12 +14,19 @@ from typing import NamedTuple
 import numpy as np
 
 from nucleate.jit.kernel_libraries import MODELS
-from nucleate.models.kernels import numpy_fallback
-from nucleate.models.llama.numpy_llama import Floats, Llama
-from nucleate.models.matmul import compiled_matmul, matmul, one_thread
-from nucleate.models.paged.attention import attend, attend_compiled
-from nucleate.models.paged.batch_layout import BatchLayout, slots_of
-from nucleate.models.paged.kv_cache import AttentionRule, KVCache, allocate_kv_cache, copy_blocks, copy_slots
+from nucleate.models import cpu_operations
+from nucleate.models.cpu_operations import compiled_matmul, matmul, one_thread
+from nucleate.models.numpy_llama import Floats, Llama
+from nucleate.models.paged_attention import attend, attend_compiled
+from nucleate.models.paged_cache import (
+    AttentionRule,
+    BatchLayout,
+    KVCache,
+    allocate_kv_cache,
+    copy_blocks,
+    copy_slots,
+    slots_of,
+)
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move
 
@@ -34,7 +41,7 @@ class LlamaKernels(NamedTuple):
     attend: Callable[..., Floats]
 
 
-NUMPY = LlamaKernels(numpy_fallback.add_and_normalise, numpy_fallback.rotate, numpy_fallback.gate, matmul, attend)
+NUMPY = LlamaKernels(cpu_operations.add_and_normalise, cpu_operations.rotate, cpu_operations.gate, matmul, attend)
 
 
 def compiled() -> LlamaKernels:

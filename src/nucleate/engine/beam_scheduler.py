@@ -16,12 +16,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.engine.beam.params import BeamChunk, BeamRequest
-from nucleate.engine.beam.search import BeamCandidate, BeamSearch, FinishedBeam, SearchError
+from nucleate.engine.beam_params import BeamChunk, BeamRequest
+from nucleate.engine.beam_search import BeamCandidate, BeamSearch, FinishedBeam, SearchError
 from nucleate.engine.request import Request, ValidatedRequest, admit
 from nucleate.engine.running_request import RunningRequest, text_error
-from nucleate.engine.scheduler import Scheduler
-from nucleate.engine.scheduler_entry import NO_ROW, ScheduledSequence, SchedulerEntry
+from nucleate.engine.scheduler import NO_ROW, ScheduledSequence, Scheduler, SchedulerEntry
 from nucleate.models.protocol import ModelLimits
 from nucleate.models.runner import Fork, ModelInput, Runner
 from nucleate.outputs import CompletionChunk, EngineOutput, Finish, StepLogprobs, Usage

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.engine.beam.params import BeamParams
+from nucleate.engine.beam_params import BeamParams
 from nucleate.outputs import StepLogprobs
 
 Scores = NDArray[np.float64]

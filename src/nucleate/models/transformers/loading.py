@@ -1,8 +1,10 @@
-"""Reports the progress of loading a model: in the log at level info, or as one line on a terminal."""
+"""What surrounds the loading of a Transformers model: the check of the device, progress reports, and its tokenizer."""
 
 from __future__ import annotations
 
 import logging
+import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -11,7 +13,35 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TextIO
 
-from nucleate.models.transformers.transformers_model import libraries
+from nucleate.models.protocol import ModelError
+from nucleate.models.transformers.transformers_model import import_torch, libraries
+from nucleate.parameters.converters import one_line, shown
+from nucleate.parameters.parameter import ParameterError
+
+DEVICES = "auto, cpu, cuda, cuda:N, xpu, xpu:N or mps"
+_ACCELERATOR = re.compile(r"(cuda|xpu|mps)(?::([0-9]{1,3}))?")
+
+
+def check_device(device: str) -> None:
+    """Raise ParameterError for an unknown device name, or one that torch does not find.
+
+    Imports torch only for an accelerator; raises ModelError if it is not installed.
+    """
+    if device in ("auto", "cpu"):
+        return
+    match = _ACCELERATOR.fullmatch(device) if isinstance(device, str) else None
+    if match is None:
+        raise ParameterError("device", f"device must be {DEVICES}, got {shown(device)}")
+    torch, kind = import_torch(), match[1]
+    count = getattr(torch, kind).device_count()
+    if int(match[2] or 0) < count:
+        return
+    if kind == "cuda" and torch.version.cuda is None and torch.version.hip is None:
+        reason = f"torch {torch.__version__} is built without CUDA"
+    else:
+        reason = f"torch finds {count or 'no'} {kind} device{'s' * (count != 1)}"
+    raise ParameterError("device", f"device {device!r} is not available: {reason}; allowed: {DEVICES}")
+
 
 logger = logging.getLogger("nucleate")
 
@@ -93,3 +123,42 @@ def _show_line(progress: LoadProgress, done: threading.Event, stream: TextIO) ->
     if width:
         stream.write(f"\r{'':{width}}\r")
         stream.flush()
+
+
+def convert_tokenizer(folder: Path, out: Path) -> None:
+    """Write the tokenizer of a folder without tokenizer.json, converted by Transformers, to another folder."""
+    _, transformers = libraries()
+    try:
+        transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False).save_pretrained(out)
+    except (OSError, ValueError, ImportError, AttributeError) as error:
+        raise ModelError(f"cannot load a tokenizer from {folder}: {one_line(error)}") from error
+    if not (out / "tokenizer.json").is_file():
+        raise ModelError(f"the tokenizer in {folder} has no fast version (tokenizer.json)")
+    for name in ("config.json", "generation_config.json"):  # they contain the EOS ids
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, out / name)
+
+
+def save_tokenizer(tokenizer: Any, out: Path) -> None:
+    """Write a tokenizer of Transformers in memory to a folder; one without a fast version is converted."""
+    name = type(tokenizer).__name__
+    try:
+        tokenizer.save_pretrained(out)
+        if not (out / "tokenizer.json").is_file():
+            _convert(tokenizer).save(str(out / "tokenizer.json"))
+    except ModelError:
+        raise
+    except Exception as error:  # the tokenizer's code may raise anything
+        raise ModelError(
+            f"the tokenizer {name} cannot be converted: {type(error).__name__}: {one_line(error)}"
+        ) from error
+
+
+def _convert(tokenizer: Any) -> Any:
+    from transformers.convert_slow_tokenizer import SLOW_TO_FAST_CONVERTERS
+
+    name = type(tokenizer).__name__
+    converter = SLOW_TO_FAST_CONVERTERS.get(name.removesuffix("Legacy"))
+    if converter is None:
+        raise ModelError(f"the tokenizer {name} has no fast version (tokenizer.json)")
+    return converter(tokenizer).converted()

@@ -1,1 +1,0 @@
-"""The kernels of the NumPy Llama, and their NumPy versions."""

@@ -1,1 +1,0 @@
-"""The Llama architecture in NumPy."""
