@@ -9,8 +9,8 @@ import pytest
 import nucleate as nc
 from nucleate.chat.chat_format import ChatFormat
 from nucleate.chat.messages import template_messages
-from nucleate.chat.tool_choice import ToolUse
 from nucleate.chat.tool_formats.registry import FORMATS
+from nucleate.chat.tools import ToolUse
 from nucleate.tokenization.chat_template import ChatTemplateOptions
 
 USER = {"role": "user", "content": "Hi"}

@@ -18,8 +18,8 @@ from nucleate.chat.chat_format import ChatFormat, RenderedChat
 from nucleate.chat.constraint import ChatConstraint
 from nucleate.chat.reasoning import FORMATS as REASONING
 from nucleate.chat.reasoning import ReasoningFormat
-from nucleate.chat.tool_choice import ToolUse
 from nucleate.chat.tool_formats.registry import FORMATS
+from nucleate.chat.tools import ToolUse
 from nucleate.llm.chat_request import chat_request
 
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]

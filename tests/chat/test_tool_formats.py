@@ -12,8 +12,8 @@ import pytest
 import tiers
 from chat_outputs import NAMES, parse
 
-from nucleate.chat.json_scanner import completed_object
 from nucleate.chat.output_parser import OutputParser
+from nucleate.chat.reader import completed_object
 from nucleate.chat.tool_formats.registry import FORMATS, find_format
 
 ONE = {"a": [1, "x}]<"], "b": {"c": None}}

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import tiers
 
-from nucleate.chat.chunk_parser import ChunkParser
-from nucleate.chat.output_parser import OutputParser
+from nucleate.chat.output_parser import ChunkParser, OutputParser
 from nucleate.chat.reasoning import THINK
 from nucleate.chat.tool_formats.registry import FORMATS
 from nucleate.outputs import CompletionChunk, StepLogprobs, TokenLogprob, ToolCallDelta

@@ -15,9 +15,8 @@ from test_ollama_api import joined
 from test_responses_api import check_order
 
 import nucleate as nc
-from nucleate.chat.chunk_parser import ChunkParser
-from nucleate.chat.json_scanner import completed_object
-from nucleate.chat.output_parser import OutputParser
+from nucleate.chat.output_parser import ChunkParser, OutputParser
+from nucleate.chat.reader import completed_object
 from nucleate.chat.reasoning import FORMATS as REASONING
 from nucleate.chat.reasoning import THINK
 from nucleate.chat.tool_formats.registry import FORMATS

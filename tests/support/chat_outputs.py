@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nucleate.chat.events import Content, Reasoning
+from nucleate.chat.emitter import Content, Reasoning
 from nucleate.chat.output_parser import OutputParser
 from nucleate.chat.reasoning import ReasoningFormat
 from nucleate.chat.tool_formats.registry import FORMATS

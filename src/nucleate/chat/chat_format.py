@@ -7,17 +7,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Final
 
-from nucleate.chat.chunk_parser import ChunkParser
 from nucleate.chat.constraint import ChatConstraint
 from nucleate.chat.messages import template_messages
-from nucleate.chat.output_parser import OutputParser
+from nucleate.chat.output_parser import ChunkParser, OutputParser
 from nucleate.chat.reasoning import FORMATS as REASONING_FORMATS
-from nucleate.chat.reasoning import THINK, ReasoningFormat
-from nucleate.chat.reasoning_tracker import ReasoningSection, ReasoningTracker
-from nucleate.chat.tool_choice import ToolUse
+from nucleate.chat.reasoning import THINK, ReasoningFormat, ReasoningSection, ReasoningTracker
 from nucleate.chat.tool_formats.registry import FORMATS as TOOL_FORMATS
 from nucleate.chat.tool_formats.registry import find_format, is_harmony
 from nucleate.chat.tool_formats.tool_format import ToolFormat
+from nucleate.chat.tools import ToolUse
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.spec import StructuredOutputs

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from nucleate.chat.reasoning_tracker import ReasoningSection
+from nucleate.chat.reasoning import ReasoningSection
 from nucleate.engine.companions import Companion
 from nucleate.engine.step_recorder import StepRecorder
 from nucleate.models.protocol import ModelLimits

@@ -25,7 +25,7 @@ from nucleate.sampling.stage import shape_of
 from nucleate.sampling.trace import trace
 from nucleate.sampling_params import SamplingParams
 from nucleate.speculative.config import COUPLED
-from nucleate.tokenization.token_text import token_text
+from nucleate.tokenization.tokenizer import token_text
 
 MAX_TOKENS, DEFAULT_TOKENS = 16_384, 256
 """The most tokens of an inspected output, and the default of ``max_tokens``."""

@@ -13,8 +13,7 @@ from nucleate.models.protocol import Model, ModelError
 from nucleate.models.transformers.tokenizer_conversion import convert_tokenizer, save_tokenizer
 from nucleate.parameters.parameter import ParameterError
 from nucleate.tokenization.tokenizer import Tokenizer
-from nucleate.tokenization.tokenizer_sources import fit_to_model, make_tokenizer
-from nucleate.tokenization.vocabulary_tokenizer import VocabularyTokenizer
+from nucleate.tokenization.tokenizer_sources import VocabularyTokenizer, fit_to_model, make_tokenizer
 
 if TYPE_CHECKING:
     from nucleate.models.gguf.gguf_source import GgufSource

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from nucleate.chat.json_scanner import completed_object
+from nucleate.chat.reader import completed_object
 from nucleate.outputs import CompletionChunk, StepLogprobs, ToolCallDelta
 
 

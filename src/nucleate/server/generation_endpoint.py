@@ -11,7 +11,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
-from nucleate.chat.chunk_parser import ChunkParser
+from nucleate.chat.output_parser import ChunkParser
 from nucleate.outputs import Completion, CompletionChunk, Usage
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.chat_api import ChatAPI

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nucleate.chat.reasoning import EFFORTS
-from nucleate.chat.tool_choice import MODES
-from nucleate.chat.tools import MAX_TOOLS
+from nucleate.chat.tools import MAX_TOOLS, MODES
 from nucleate.chat.tools import NAME as TOOL_NAME
 from nucleate.engine.beam.params import BeamParams
 from nucleate.parameters.parameter import Parameter

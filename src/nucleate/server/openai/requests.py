@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from nucleate.chat.chat_format import NO_TOOLS
-from nucleate.chat.tool_choice import ToolUse
+from nucleate.chat.tools import ToolUse
 from nucleate.engine.beam.params import BeamParams, BeamRequest
 from nucleate.engine.request import Request
 from nucleate.parameters.parameter import ParameterError

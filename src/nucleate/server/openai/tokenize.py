@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nucleate.chat.chat_format import NO_TOOLS
-from nucleate.chat.tool_choice import ToolUse
+from nucleate.chat.tools import ToolUse
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.openai.fields import (
     are_token_ids,
