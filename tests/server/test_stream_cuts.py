@@ -15,11 +15,11 @@ from test_ollama_api import joined
 from test_responses_api import check_order
 
 import nucleate as nc
+from nucleate.chat.chat_format import TOOL_FORMATS
 from nucleate.chat.output_parser import ChunkParser, OutputParser
 from nucleate.chat.reader import completed_object
-from nucleate.chat.reasoning import FORMATS as REASONING
 from nucleate.chat.reasoning import THINK
-from nucleate.chat.tool_formats.registry import FORMATS
+from nucleate.chat.reasoning import TOOL_FORMATS as REASONING
 from nucleate.outputs import Completion, CompletionChunk, FinishReason, Usage
 from nucleate.server.anthropic.message_encoder import MessageEncoder
 from nucleate.server.chat_encoder import ChatEncoder, EncoderInput, Timing
@@ -65,7 +65,7 @@ def chunks_of(parts: Parts, name: str, finish_reason: FinishReason = "stop") -> 
     """The chunks of an output whose text comes in these parts."""
     tool_format, reasoning, _ = TEXTS[name]
     formats = {"think": THINK, **REASONING}
-    parser = ChunkParser(lambda: OutputParser(formats[reasoning], FORMATS[tool_format], NAMES), lambda: None)
+    parser = ChunkParser(lambda: OutputParser(formats[reasoning], TOOL_FORMATS[tool_format], NAMES), lambda: None)
     end = CompletionChunk("", (), 0, 7, "length" if "truncated" in name else finish_reason)
     return [parser.parse(one) for one in (*(CompletionChunk(part, (9,), 0, 7) for part in parts), end)]
 
