@@ -16,7 +16,7 @@ import tiers
 import nucleate as nc
 from nucleate.chat.chat_format import TOOL_FORMATS, ChatFormat, RenderedChat
 from nucleate.chat.constraint import ChatConstraint
-from nucleate.chat.reasoning import TOOL_FORMATS as REASONING
+from nucleate.chat.reasoning import FORMATS as REASONING
 from nucleate.chat.reasoning import ReasoningFormat
 from nucleate.chat.tools import ToolUse
 from nucleate.llm.chat_request import chat_request

@@ -19,7 +19,7 @@ from nucleate.chat.chat_format import TOOL_FORMATS
 from nucleate.chat.output_parser import ChunkParser, OutputParser
 from nucleate.chat.reader import completed_object
 from nucleate.chat.reasoning import THINK
-from nucleate.chat.reasoning import TOOL_FORMATS as REASONING
+from nucleate.chat.reasoning import FORMATS as REASONING
 from nucleate.outputs import Completion, CompletionChunk, FinishReason, Usage
 from nucleate.server.anthropic.message_encoder import MessageEncoder
 from nucleate.server.chat_encoder import ChatEncoder, EncoderInput, Timing
