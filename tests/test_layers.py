@@ -76,7 +76,7 @@ ONLY_IN = {
     "matplotlib": {"comparison/plot.py"},
     "asyncio": {"engine/async_engine.py", "server", "scale", "integrations/llm_plugin.py"},
     "starlette": {"server", "scale"},
-    "uvicorn": {"server/run.py", "server/http_protocol.py"},
+    "uvicorn": {"server/run.py"},
     "prometheus_client": {"server/metrics.py"},
     "argparse": {"cli"},
     "ray": {"scale"},

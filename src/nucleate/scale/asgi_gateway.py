@@ -8,8 +8,7 @@ from typing import Any
 from starlette.types import Message, Receive, Scope, Send
 
 from nucleate.scale.routing_key import routing_key
-from nucleate.server.error_formats import error_response, is_anthropic
-from nucleate.server.http_errors import HTTPError, unavailable
+from nucleate.server.http_errors import HTTPError, error_response, is_anthropic, unavailable
 from nucleate.server.openai.json_encoding import encode_json
 
 ATTEMPTS = 3

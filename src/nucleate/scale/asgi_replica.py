@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message
 
 from nucleate.jit.warmup import warm
 from nucleate.llm import LLM
+from nucleate.server.access import APIKeys
 from nucleate.server.app import application
-from nucleate.server.auth import APIKeys
 from nucleate.server.limits import ServerLimits
 from nucleate.server.request_log import RequestLog
 from nucleate.server.run import SWITCH_SECONDS

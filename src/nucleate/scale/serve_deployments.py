@@ -13,7 +13,7 @@ from ray.serve.exceptions import BackPressureError
 
 from nucleate.scale.asgi_gateway import Gateway, Messages
 from nucleate.scale.asgi_replica import AsgiReplica
-from nucleate.server.auth import VARIABLE, read_keys
+from nucleate.server.access import VARIABLE, read_keys
 
 
 class Replica:
