@@ -17,7 +17,7 @@ from nucleate.sampling.stages import STAGES
 from nucleate.server.openai.responses import error_body
 from nucleate.structured_output.guide import CONSTRAINT_FAILED
 
-if TYPE_CHECKING:  # the batch API needs no Starlette
+if TYPE_CHECKING:  # batches need no Starlette
     from starlette.types import Scope
 
 
