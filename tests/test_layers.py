@@ -74,7 +74,7 @@ ONLY_IN = {
     "matplotlib": {"comparison/comparison.py"},
     "asyncio": {"engine/async_engine.py", "server", "scale", "integrations/llm_plugin.py"},
     "starlette": {"server", "scale"},
-    "uvicorn": {"server/run.py", "server/http_protocol.py"},
+    "uvicorn": {"server/run.py"},
     "prometheus_client": {"server/metrics.py"},
     "argparse": {"cli"},
     "ray": {"scale"},

@@ -73,7 +73,7 @@ _HOMES = {
     "PRESETS": "sampling.presets",
     "trace": "sampling.trace",
     "Trace": "sampling.trace",
-    "explain": "sampling.explain",
+    "explain": "sampling.dispatch.route",
     "register_stage": "plugins.plugin_loader",
     "Completion": "outputs",
     "EngineOutput": "outputs",

@@ -10,7 +10,7 @@ import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nucleate.chat.json_scanner import MAX_DEPTH, MAX_NUMBER, JsonScanner, completed_object
+from nucleate.chat.reader import MAX_DEPTH, MAX_NUMBER, JsonScanner, completed_object
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),

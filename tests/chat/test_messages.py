@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 import nucleate as nc
-from nucleate.chat.chat_format import ChatFormat
+from nucleate.chat.chat_format import TOOL_FORMATS, ChatFormat
 from nucleate.chat.messages import template_messages
-from nucleate.chat.tool_choice import ToolUse
-from nucleate.chat.tool_formats.registry import FORMATS
+from nucleate.chat.tools import ToolUse
 from nucleate.tokenization.chat_template import ChatTemplateOptions
 
 USER = {"role": "user", "content": "Hi"}
@@ -21,7 +20,7 @@ TOOLS = [nc.Tool("f", "Do.")]
 
 
 def made(messages: list[Any], name: str | None = "hermes", template: str = "", tools: Any = ()) -> list[Any]:
-    return template_messages(messages, template, None if name is None else FORMATS[name], tools)
+    return template_messages(messages, template, None if name is None else TOOL_FORMATS[name], tools)
 
 
 def test_arguments_become_objects_and_null_content_stays() -> None:
@@ -114,7 +113,7 @@ def test_a_template_sees_tools_and_calls(llm: nc.LLM) -> None:
         "{% for m in messages %}|{{ m.role }}:{% for c in m.tool_calls %}{{ c.function.arguments.a }}{% endfor %}"
         "{{ m.content }}{% endfor %}{{ reasoning_effort }}"
     )
-    chat_format = ChatFormat(llm.tokenizer, FORMATS["hermes"], None)
+    chat_format = ChatFormat(llm.tokenizer, TOOL_FORMATS["hermes"], None)
     options = ChatTemplateOptions(variables={"reasoning_effort": "low"})
     chat = chat_format.render([USER, ASSISTANT, RESULT], ToolUse.read(TOOLS), options, template)
     assert chat.text == "f<tool_call>|user:Hi|assistant:1None|tool:5low"

@@ -13,10 +13,8 @@ import tiers
 from chat_outputs import parse
 
 import nucleate as nc
-from nucleate.chat.chat_format import ChatFormat, RenderedChat
-from nucleate.chat.reasoning import FORMATS, THINK, effort_variables
-from nucleate.chat.reasoning_tracker import ReasoningSection, ReasoningTracker
-from nucleate.chat.tool_formats.registry import FORMATS as TOOL_FORMATS
+from nucleate.chat.chat_format import TOOL_FORMATS, ChatFormat, RenderedChat
+from nucleate.chat.reasoning import FORMATS, THINK, ReasoningSection, ReasoningTracker, effort_variables
 
 ASK = [{"role": "user", "content": "Tell me a story."}]
 HARMONY = FORMATS["gpt_oss"]

@@ -14,12 +14,11 @@ import pytest
 import tiers
 
 import nucleate as nc
-from nucleate.chat.chat_format import ChatFormat, RenderedChat
+from nucleate.chat.chat_format import TOOL_FORMATS, ChatFormat, RenderedChat
 from nucleate.chat.constraint import ChatConstraint
 from nucleate.chat.reasoning import FORMATS as REASONING
 from nucleate.chat.reasoning import ReasoningFormat
-from nucleate.chat.tool_choice import ToolUse
-from nucleate.chat.tool_formats.registry import FORMATS
+from nucleate.chat.tools import ToolUse
 from nucleate.llm.chat_request import chat_request
 
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -286,7 +285,7 @@ def test_structured_output_or_calls(llm: nc.LLM) -> None:
 
 
 def test_both_forms_of_structural_tags_can_follow_a_reasoning_section(llm: nc.LLM) -> None:
-    chat_format = ChatFormat(llm.tokenizer, FORMATS["hermes"], ReasoningFormat("<think>", "</think>"))
+    chat_format = ChatFormat(llm.tokenizer, TOOL_FORMATS["hermes"], ReasoningFormat("<think>", "</think>"))
     schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
     content = {"type": "json_schema", "json_schema": schema}
     tag = {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}
@@ -304,11 +303,11 @@ def test_both_forms_of_structural_tags_can_follow_a_reasoning_section(llm: nc.LL
     assert found[0].startswith("hm</think>Well <a>{")
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_the_constraint_of_every_format_compiles_and_is_parsed(llm: nc.LLM, name: str) -> None:
     """Outputs under the constraint of a format are calls for its parser."""
     reasoning = REASONING["gpt_oss"] if name == "openai" else None
-    chat_format = ChatFormat(llm.tokenizer, FORMATS[name], reasoning)
+    chat_format = ChatFormat(llm.tokenizer, TOOL_FORMATS[name], reasoning)
     complete = 0
     for parallel in (False, True):
         use = ToolUse.read(TOOLS, "required", parallel)
@@ -329,7 +328,7 @@ def test_the_constraint_of_every_format_compiles_and_is_parsed(llm: nc.LLM, name
     assert complete
 
 
-@pytest.mark.parametrize("name", [name for name in FORMATS if name != "openai"])
+@pytest.mark.parametrize("name", [name for name in TOOL_FORMATS if name != "openai"])
 @pytest.mark.parametrize("opened", [True, False])
 def test_required_calls_after_reasoning(
     llm: nc.LLM, name: str, opened: bool, tmp_path_factory: pytest.TempPathFactory
@@ -352,7 +351,7 @@ def test_required_calls_after_reasoning(
 def test_reasoning_between_special_tokens_comes_before_optional_calls(llm: nc.LLM, prompt: str) -> None:
     """Free text of a grammar has no special tokens, so the section is a part of the grammar."""
     begin, end = (llm.tokenizer.backend.token_to_id(marker) for marker in ("<|user|>", "<|system|>"))
-    chat_format = ChatFormat(llm.tokenizer, FORMATS["hermes"], ReasoningFormat("<|user|>", "<|system|>"))
+    chat_format = ChatFormat(llm.tokenizer, TOOL_FORMATS["hermes"], ReasoningFormat("<|user|>", "<|system|>"))
     chat = RenderedChat(prompt, chat_format, ToolUse.read(TOOLS, "auto", parallel_tool_calls=False))
     params = nc.SamplingParams(max_tokens=250, seed=1, temperature=1.5, n=4)
     made = chat_request(chat, llm.encode("Weather"), params, llm.new_engine().prepare)

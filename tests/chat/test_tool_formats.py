@@ -12,9 +12,9 @@ import pytest
 import tiers
 from chat_outputs import NAMES, parse
 
-from nucleate.chat.json_scanner import completed_object
+from nucleate.chat.chat_format import TOOL_FORMATS, find_format
 from nucleate.chat.output_parser import OutputParser
-from nucleate.chat.tool_formats.registry import FORMATS, find_format
+from nucleate.chat.reader import completed_object
 
 ONE = {"a": [1, "x}]<"], "b": {"c": None}}
 TEXT = json.dumps(ONE)
@@ -213,12 +213,12 @@ def test_a_text_that_is_cut_within_no_call_stays_text() -> None:
         assert parse(text, name, cut=True).content == text.rpartition("<|message|>")[2]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_random_outputs_are_parsed_without_error_and_alike_in_any_parts(name: str) -> None:
     rng = random.Random(name)
     pieces = [text for own, text, _, _ in TABLE if own == name] or [text for _, text, _, _ in TABLE[:8]]
     pieces += [
-        *FORMATS[name].special_tokens,
+        *TOOL_FORMATS[name].special_tokens,
         "{",
         "}",
         '"',
@@ -249,20 +249,20 @@ def test_random_outputs_are_parsed_without_error_and_alike_in_any_parts(name: st
 
 
 def test_arguments_are_streamed_as_they_come() -> None:
-    parser = OutputParser(None, FORMATS["hermes"], NAMES)
+    parser = OutputParser(None, TOOL_FORMATS["hermes"], NAMES)
     parser.push('<tool_call>{"name": "f", "arguments": ')
     (start, first) = parser.push('{"a')
     assert (start.name, start.arguments, first.arguments) == ("f", "", '{"a')  # type: ignore[union-attr]
     assert [event.arguments for event in parser.push('": "xyz')] == ['": "xyz']  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_the_time_is_linear(name: str) -> None:
     units = ["<tool_call>", '{"name":', "[TOOL_CALLS]", "[", '{"', "<|channel|>", DS_CALL, " ", "1"]
 
     def seconds(unit: str, count: int) -> float:
         text = ("[TOOL_CALLS] [" if unit in "[ " else "") + unit * count
-        parser = OutputParser(None, FORMATS[name], NAMES)
+        parser = OutputParser(None, TOOL_FORMATS[name], NAMES)
         begin = time.thread_time()
         for start in range(0, len(text), 50):
             parser.push(text[start : start + 50])

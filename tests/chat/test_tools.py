@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal, NotRequired, Optional, TypedDict, Un
 import pytest
 
 import nucleate as nc
-from nucleate.chat.tool_choice import ToolUse
-from nucleate.chat.tools import MAX_TOOLS, read_tools
+from nucleate.chat.tools import MAX_TOOLS, ToolUse, read_tools
 
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"type": "function", "function": {"name": "f", "description": "Do.", "parameters": OBJECT, "strict": True}}

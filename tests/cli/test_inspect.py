@@ -15,7 +15,7 @@ import nucleate as nc
 from nucleate.cli.inspect_tables import bar, percent
 from nucleate.cli.main import COMMANDS, main
 from nucleate.cli.terminal import Terminal, text_width
-from nucleate.tokenization.token_text import token_text
+from nucleate.tokenization.tokenizer import token_text
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "The cat sat on the"

@@ -12,10 +12,10 @@ import pytest
 from nucleate.cli import serve
 from nucleate.cli.main import main
 from nucleate.jit import kernel_libraries
-from nucleate.server import host_check
-from nucleate.server.auth import VARIABLE
+from nucleate.server import access
+from nucleate.server.access import VARIABLE
 from nucleate.server.limits import ServerLimits
-from nucleate.server.listening_socket import bind
+from nucleate.server.run import bind
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 2) -> str:
@@ -125,7 +125,7 @@ def test_a_socket_accepts_no_connections_before_it_is_served() -> None:
     [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False)],
 )
 def test_loopback_addresses(host: str, local: bool) -> None:
-    assert host_check.is_loopback(host) == local
+    assert access.is_loopback(host) == local
 
 
 def test_limits_validate_their_values(tmp_path: Path) -> None:

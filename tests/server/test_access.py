@@ -14,8 +14,7 @@ from starlette.types import Receive, Scope, Send
 from stream_clients import Stream, Wire, raw
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.auth import APIKeys
-from nucleate.server.host_check import HostMiddleware, check_origins
+from nucleate.server.access import APIKeys, HostMiddleware, check_origins
 from nucleate.server.http_errors import HTTPError
 
 STORY = {"prompt": "Once upon a time", "temperature": 0.9, "ignore_eos": True}

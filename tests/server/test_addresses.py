@@ -22,9 +22,8 @@ from test_app import CHAT, TEXT, serve
 import nucleate as nc
 from nucleate.cli.main import main
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.listening_socket import bind_unix, url_of
+from nucleate.server.run import Certificate, bind_unix, url_of
 from nucleate.server.service import Service
-from nucleate.server.tls import Certificate
 
 BODY = {"prompt": "Once", "max_tokens": 5, "seed": 1, "stream": True}
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")

@@ -179,7 +179,7 @@ def test_an_internal_error_is_a_500_without_details(llm: nc.LLM, monkeypatch: py
 
 
 def test_an_internal_error_during_a_stream(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
-    from nucleate.server.openai.completion_stream import CompletionStream
+    from nucleate.server.openai.streams import CompletionStream
 
     def fails(*_: object) -> bytes:
         raise ZeroDivisionError("/secret")

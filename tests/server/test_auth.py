@@ -22,8 +22,8 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Host, Mount, Route, Router, WebSocketRoute
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server import auth as module
-from nucleate.server.auth import VARIABLE, APIKeyMiddleware, read_keys
+from nucleate.server import access as module
+from nucleate.server.access import VARIABLE, APIKeyMiddleware, read_keys
 
 KEYS = ("sk-first", "sk-second", "sk-first-and-more")
 GOOD = (b"authorization", b"Bearer sk-second")

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import tiers
 
-from nucleate.chat.chunk_parser import ChunkParser
-from nucleate.chat.output_parser import OutputParser
+from nucleate.chat.chat_format import TOOL_FORMATS
+from nucleate.chat.output_parser import ChunkParser, OutputParser
 from nucleate.chat.reasoning import THINK
-from nucleate.chat.tool_formats.registry import FORMATS
 from nucleate.outputs import CompletionChunk, StepLogprobs, TokenLogprob, ToolCallDelta
-from nucleate.server.chat_blocks import ChatBlocks
+from nucleate.server.chat_encoder import ChatBlocks
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
 BROKEN = '<tool_call>\n{"name": "f", "arguments": {"a": nope}}\n</tool_call>'
@@ -125,7 +124,7 @@ def test_logprobs_belong_to_the_text_that_their_tokens_are_in() -> None:
 def test_the_blocks_do_not_depend_on_how_the_text_is_cut(text: str) -> None:
     def split(cuts: Sequence[int]) -> tuple[list[tuple[str, str]], str]:
         """The reasoning and the calls, and the text: a chunk with text around a call has it as one."""
-        parser = ChunkParser(lambda: OutputParser(THINK, FORMATS["hermes"], ["f"]), lambda: None)
+        parser = ChunkParser(lambda: OutputParser(THINK, TOOL_FORMATS["hermes"], ["f"]), lambda: None)
         parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
         chunks = [parser.parse(chunk(part)) for part in parts] + [parser.parse(END)]
         blocks, happened = pushed(chunks)

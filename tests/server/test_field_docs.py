@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from nucleate.sampling_params import FIELDS
-from nucleate.server.anthropic import count_tokens, message_request
-from nucleate.server.ollama import ollama_options, ollama_request, ollama_routes
+from nucleate.server import messages_api, ollama_api, responses_api
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
-from nucleate.server.openai.tokenize import DETOKENIZE, TOKENIZE
-from nucleate.server.responses import response_request
+from nucleate.server.tokenize import DETOKENIZE, TOKENIZE
 
 DOCS = Path(__file__).parents[2] / "docs"
 OPENAI, OTHERS = ("server", "tools", "batch"), ("protocols",)
@@ -22,13 +20,13 @@ FIELDS_OF: dict[str, tuple[Collection[str], tuple[str, ...]]] = {
     CHAT.url: (CHAT.field_names, OPENAI),
     "/tokenize": (TOKENIZE, OPENAI),
     "/detokenize": (DETOKENIZE, OPENAI),
-    "/v1/responses": (response_request.field_names(), OTHERS),
-    "/v1/messages": (message_request.field_names(), OTHERS),
-    "/v1/messages/count_tokens": (count_tokens.FIELDS, OTHERS),
-    "/api/chat": (ollama_request.CHAT_FIELDS, OTHERS),
-    "/api/generate": (ollama_request.GENERATE_FIELDS, OTHERS),
-    "options of /api/chat": (ollama_options.option_names(), OTHERS),
-    "/api/show": (ollama_routes.SHOW, OTHERS),
+    "/v1/responses": (responses_api.field_names(), OTHERS),
+    "/v1/messages": (messages_api.field_names(), OTHERS),
+    "/v1/messages/count_tokens": (messages_api.COUNT_FIELDS, OTHERS),
+    "/api/chat": (ollama_api.CHAT_FIELDS, OTHERS),
+    "/api/generate": (ollama_api.GENERATE_FIELDS, OTHERS),
+    "options of /api/chat": (ollama_api.option_names(), OTHERS),
+    "/api/show": (ollama_api.SHOW, OTHERS),
 }
 
 

@@ -168,7 +168,7 @@ def test_an_upgrade_to_another_protocol_is_ignored(server: Server) -> None:
 
 @pytest.mark.slow
 def test_headers_must_arrive_in_time() -> None:
-    impatient = {"nucleate.server.http_protocol.HEAD_TIMEOUT_SECONDS": 0.5}
+    impatient = {"nucleate.server.run.HEAD_TIMEOUT_SECONDS": 0.5}
     with Server(environment=ONE_THREAD, constants=impatient) as server:
         for begin in (b"", b"GET /", b"GET /health HTTP/1.1\r\nhost: x\r\n"):
             with Wire(server, seconds=10) as wire:

@@ -14,7 +14,7 @@ pytest.importorskip("uvicorn", reason="needs the extra 'server'")
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from nucleate.server.http_protocol import HTTPProtocol
+from nucleate.server.run import HTTPProtocol
 
 SMUGGLED = b"GET /v1/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 BODY = b'{"prompt": "Once"}'

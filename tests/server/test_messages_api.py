@@ -12,8 +12,8 @@ from bundled_app import events, serve, until
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.anthropic.message_request import IGNORED, MESSAGES
 from nucleate.server.limits import ServerLimits
+from nucleate.server.messages_api import IGNORED, MESSAGES
 from nucleate.server.openai.endpoints import CHAT
 from nucleate.server.openai.requests import read_body
 

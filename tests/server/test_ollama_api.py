@@ -12,8 +12,7 @@ from bundled_app import serve, until
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.ollama.ollama_options import IGNORED
-from nucleate.server.ollama.ollama_request import CHAT_API, GENERATE_API
+from nucleate.server.ollama_api import CHAT_API, GENERATE_API, IGNORED_OPTIONS
 from nucleate.server.openai.endpoints import CHAT, LONG_NAMES_CHAT, TEXT
 from nucleate.server.openai.requests import read_body
 
@@ -69,7 +68,7 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"options": {"num_predict": -2, "seed": 7, "stop": ["x"], "min_p": 0.1, "top_k": 3}},
         {"seed": 7, "stop": ["x"], "min_p": 0.1, "top_k": 3},
     ),
-    ({"options": {**dict.fromkeys(sorted(IGNORED), 1), "tfs_z": 1.0, "penalize_newline": True}}, {}),
+    ({"options": {**dict.fromkeys(sorted(IGNORED_OPTIONS), 1), "tfs_z": 1.0, "penalize_newline": True}}, {}),
     ({"options": {"mirostat": 0, "mirostat_tau": 3}}, {}),
     ({"options": {"mirostat": 2}}, {"mirostat_tau": 5.0}),
     ({"options": {"mirostat": 2, "mirostat_tau": 3, "mirostat_eta": 0.2}}, {"mirostat_tau": 3, "mirostat_eta": 0.2}),
@@ -258,7 +257,7 @@ def test_streams_and_whole_responses_are_the_same(llm: nc.LLM, name: str) -> Non
 def test_calls_and_thinking_are_parts_of_the_message() -> None:
     from nucleate.outputs import CompletionChunk, ToolCallDelta, Usage
     from nucleate.server.chat_encoder import EncoderInput, Timing
-    from nucleate.server.ollama.ollama_encoder import ChatLines
+    from nucleate.server.ollama_api import ChatLines
     from nucleate.server.openai.responses import ResponseHead
 
     request = read_body(CHAT, translated(), nc.SamplingParams())

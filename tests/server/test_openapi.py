@@ -23,8 +23,8 @@ from nucleate.server.openai.beam_search import PARAMETER_FIELDS
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, Endpoint
 from nucleate.server.openai.requests import NON_EMPTY, read_body
 from nucleate.server.openai.responses import error_body
-from nucleate.server.openai.tokenize import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 from nucleate.server.openapi_document import document
+from nucleate.server.tokenize import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 
 jsonschema = pytest.importorskip("jsonschema")
 

@@ -18,7 +18,7 @@ from request_bodies import SMALL
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server import generation_endpoint
-from nucleate.server.apis import APIS
+from nucleate.server.app import APIS
 from nucleate.server.limits import ServerLimits
 from nucleate.server.metrics import GENERATION_ROUTES, ROUTES
 from nucleate.server.openai.endpoints import CHAT, LONG_NAMES_CHAT, TEXT

@@ -14,7 +14,7 @@ import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.openai.endpoints import CHAT
 from nucleate.server.openai.requests import read_body
-from nucleate.server.responses.response_request import INCLUDABLE, RESPONSES
+from nucleate.server.responses_api import INCLUDABLE, RESPONSES
 
 URL = "/v1/responses"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}

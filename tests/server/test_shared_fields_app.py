@@ -15,7 +15,7 @@ import nucleate as nc
 from nucleate.sampling_params import FIELDS
 from nucleate.server.openai.endpoints import CHAT as CHAT_ENDPOINT
 from nucleate.server.service import Service
-from nucleate.tokenization.fill_in_the_middle import FillFormat, encode_fill
+from nucleate.tokenization.prompts import FillFormat, encode_fill
 
 HELLO = [{"role": "user", "content": "Tell me a long story about a fox, please."}]
 BODIES: dict[str, dict[str, Any]] = {
@@ -203,7 +203,7 @@ def test_a_suffix_in_ollamas_api(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -
         assert chat.json["prompt_eval_count"] != len(ids)
 
     serve(llm, without)
-    monkeypatch.setattr("nucleate.tokenization.fill_in_the_middle.FORMATS", (FillFormat(*tokens),))
+    monkeypatch.setattr("nucleate.tokenization.prompts.FORMATS", (FillFormat(*tokens),))
     serve(llm, use)
 
 

@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.outputs import Completion, CompletionChunk, StepLogprobs, TokenLogprob, Usage, Validation
-from nucleate.server.openai.chat_stream import ChatStream
-from nucleate.server.openai.completion_stream import CompletionStream
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
 from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.responses import ResponseHead, chat_body, completion_body, error_body
-from nucleate.server.openai.stream_chunks import DONE, KEEP_ALIVE, ResponseStream, error_frame
+from nucleate.server.openai.streams import DONE, KEEP_ALIVE, ChatStream, CompletionStream, ResponseStream, error_frame
 
 HEAD = ResponseHead('x-"é\n1', 1700000000, 'tiny "\U0001f98a"')
 DEFAULTS = nc.SamplingParams()

@@ -15,22 +15,20 @@ from test_ollama_api import joined
 from test_responses_api import check_order
 
 import nucleate as nc
-from nucleate.chat.chunk_parser import ChunkParser
-from nucleate.chat.json_scanner import completed_object
-from nucleate.chat.output_parser import OutputParser
+from nucleate.chat.chat_format import TOOL_FORMATS
+from nucleate.chat.output_parser import ChunkParser, OutputParser
+from nucleate.chat.reader import completed_object
 from nucleate.chat.reasoning import FORMATS as REASONING
 from nucleate.chat.reasoning import THINK
-from nucleate.chat.tool_formats.registry import FORMATS
 from nucleate.outputs import Completion, CompletionChunk, FinishReason, Usage
-from nucleate.server.anthropic.message_encoder import MessageEncoder
 from nucleate.server.chat_encoder import ChatEncoder, EncoderInput, Timing
-from nucleate.server.ollama.ollama_encoder import ChatLines, GenerateLines
-from nucleate.server.openai.chat_stream import ChatStream
+from nucleate.server.messages_api import MessageEncoder
+from nucleate.server.ollama_api import ChatLines, GenerateLines
 from nucleate.server.openai.endpoints import CHAT
 from nucleate.server.openai.requests import read_body
 from nucleate.server.openai.responses import ResponseHead, chat_body
-from nucleate.server.openai.stream_chunks import DONE
-from nucleate.server.responses.response_encoder import ResponseEncoder
+from nucleate.server.openai.streams import DONE, ChatStream
+from nucleate.server.responses_api import ResponseEncoder
 from nucleate.stopping.stop_matcher import StopMatcher, StopRules
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é😀\\n\\"}", "b": [1]}}\n</tool_call>'
@@ -66,7 +64,7 @@ def chunks_of(parts: Parts, name: str, finish_reason: FinishReason = "stop") -> 
     """The chunks of an output whose text comes in these parts."""
     tool_format, reasoning, _ = TEXTS[name]
     formats = {"think": THINK, **REASONING}
-    parser = ChunkParser(lambda: OutputParser(formats[reasoning], FORMATS[tool_format], NAMES), lambda: None)
+    parser = ChunkParser(lambda: OutputParser(formats[reasoning], TOOL_FORMATS[tool_format], NAMES), lambda: None)
     end = CompletionChunk("", (), 0, 7, "length" if "truncated" in name else finish_reason)
     return [parser.parse(one) for one in (*(CompletionChunk(part, (9,), 0, 7) for part in parts), end)]
 

@@ -11,7 +11,7 @@ from test_app import check_error, serve
 
 import nucleate as nc
 from nucleate.server.service import Service
-from nucleate.tokenization.fill_in_the_middle import FillFormat, encode_fill
+from nucleate.tokenization.prompts import FillFormat, encode_fill
 
 URL = "/v1/completions"
 BODY = {"prompt": "Once", "suffix": " time", "max_tokens": 6, "seed": 2, "ignore_eos": False}
@@ -19,7 +19,7 @@ BODY = {"prompt": "Once", "suffix": " time", "max_tokens": 6, "seed": 2, "ignore
 
 def test_the_prompt_has_the_suffix(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = [llm.tokenizer.pieces.tokens[token] for token in (300, 301, 302)]
-    monkeypatch.setattr("nucleate.tokenization.fill_in_the_middle.FORMATS", (FillFormat(*tokens),))
+    monkeypatch.setattr("nucleate.tokenization.prompts.FORMATS", (FillFormat(*tokens),))
 
     async def use(app: Any, service: Service) -> None:
         ids = encode_fill(llm.tokenizer, "Once", " time")

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nucleate.chat.events import Content, Reasoning
+from nucleate.chat.chat_format import TOOL_FORMATS
+from nucleate.chat.emitter import Content, Reasoning
 from nucleate.chat.output_parser import OutputParser
 from nucleate.chat.reasoning import ReasoningFormat
-from nucleate.chat.tool_formats.registry import FORMATS
 
 NAMES = ("f", "get_weather")
 """The tools that may be called."""
@@ -72,7 +72,7 @@ def parse(
 ) -> Found:
     """Parse a text in parts. name: of the tool format; None: without one. cut: the model has not ended the text."""
     numbers, found = itertools.count(), Found()
-    tool_format = None if name is None else FORMATS[name]
+    tool_format = None if name is None else TOOL_FORMATS[name]
     parser = OutputParser(reasoning, tool_format, names, opened=opened, new_id=lambda: f"id{next(numbers)}")
     for part in parts:
         for event in parser.push(part):

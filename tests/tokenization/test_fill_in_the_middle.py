@@ -12,9 +12,9 @@ from tokenizers import processors
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.tokenization.fill_in_the_middle import FORMATS, FillFormat, encode_fill, fill_stop_token_ids, find_format
+from nucleate.tokenization.prompts import FORMATS, FillFormat, encode_fill, fill_stop_token_ids, find_format
 from nucleate.tokenization.tokenizer import Tokenizer
-from nucleate.tokenization.vocabulary_tokenizer import VocabularyTokenizer
+from nucleate.tokenization.tokenizer_sources import VocabularyTokenizer
 
 PREFIX, SUFFIX = "def f(x):\n    ", "\n    return x"
 BEFORE_EACH = {
@@ -139,7 +139,7 @@ def filling(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> nc.LLM:
     tokenizer = llm.tokenizer
     tokens = [tokenizer.pieces.tokens[token] for token in (300, 301, 302)]
     found = FillFormat(*tokens, ends=(tokenizer.pieces.tokens[303],))
-    monkeypatch.setattr("nucleate.tokenization.fill_in_the_middle.FORMATS", (found,))
+    monkeypatch.setattr("nucleate.tokenization.prompts.FORMATS", (found,))
     return llm
 
 

@@ -13,7 +13,7 @@ import tokenizers
 
 import nucleate as nc
 from nucleate.chat.chat_format import ChatFormat
-from nucleate.chat.tool_choice import ToolUse
+from nucleate.chat.tools import ToolUse
 from nucleate.tokenization.chat_template import ChatTemplateOptions
 from nucleate.tokenization.message_text import SpecialTexts, mark_messages, take_marks
 from nucleate.tokenization.tokenizer import Tokenizer

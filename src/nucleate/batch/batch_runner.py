@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from nucleate.batch.batch_records import BatchRequest, LineError, Record, error_record, success_record
-from nucleate.chat.chunk_parser import ChunkParser
+from nucleate.chat.output_parser import ChunkParser
 from nucleate.engine.engine import Engine
 from nucleate.llm import LLM
 from nucleate.models.protocol import ModelError

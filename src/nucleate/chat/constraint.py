@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from nucleate.chat.reasoning import ReasoningFormat
-from nucleate.chat.tool_choice import ToolUse
 from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat
-from nucleate.chat.tools import Tool
+from nucleate.chat.tools import Tool, ToolUse
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.structured_output.structural_tag import format_of

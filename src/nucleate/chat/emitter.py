@@ -1,4 +1,4 @@
-"""``Emitter``: collects the events of a parser.
+"""What a parser finds in the text of an output, in order: its events, and ``Emitter``, which collects them.
 
 White space around the answer and the reasoning is dropped where a marker is next to it. At the end of a text it is held
 back until more text follows. Parts of the answer with a call between them are separated by the white space before it.
@@ -7,11 +7,26 @@ back until more text follows. Parts of the answer with a call between them are s
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Final, final
+from typing import Final, NamedTuple, final
 from uuid import uuid4
 
-from nucleate.chat.events import Content, Event, Reasoning
 from nucleate.outputs import ToolCallDelta
+
+
+class Content(NamedTuple):
+    """Text of the answer."""
+
+    text: str
+
+
+class Reasoning(NamedTuple):
+    """Text of the reasoning section."""
+
+    text: str
+
+
+Event = Content | Reasoning | ToolCallDelta
+
 
 MAX_HELD_SPACES: Final = 64
 """Maximum length of the white space that is held back."""

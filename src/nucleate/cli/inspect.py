@@ -20,7 +20,7 @@ from nucleate.cli.input_text import add_prompt, read_prompt
 from nucleate.cli.terminal import Terminal, wrapped
 from nucleate.cli.token_names import TokenNames, prompt_line
 from nucleate.sampling_params import REQUEST_PARAMETERS
-from nucleate.tokenization.token_text import token_text
+from nucleate.tokenization.tokenizer import token_text
 
 if TYPE_CHECKING:
     from nucleate.cli.inspect_steps import InspectedToken

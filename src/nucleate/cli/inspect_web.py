@@ -30,9 +30,8 @@ def run_web(arguments: argparse.Namespace) -> int:
     from nucleate.sampling_params import SamplingParams
     from nucleate.server.app import application
     from nucleate.server.limits import ServerLimits
-    from nucleate.server.listening_socket import bind
     from nucleate.server.request_log import RequestLog, configure
-    from nucleate.server.run import default_sigint_handler, serve
+    from nucleate.server.run import bind, default_sigint_handler, serve
     from nucleate.server.service import REGEX_SECONDS, Service
 
     given = arguments.prompt is not None or arguments.file is not None or is_piped()

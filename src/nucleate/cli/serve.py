@@ -27,9 +27,9 @@ from nucleate.server.limits import ServerLimits
 
 if TYPE_CHECKING:
     from nucleate.models.runner import Runner
-    from nucleate.server.auth import APIKeys
+    from nucleate.server.access import APIKeys
     from nucleate.server.request_log import RequestLog
-    from nucleate.server.tls import Certificate
+    from nucleate.server.run import Certificate
 
 USAGE = "[OPTIONS]"
 COMMON = {
@@ -74,12 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from nucleate.jit.kernel_libraries import warm
     from nucleate.llm import LLM
+    from nucleate.server.access import ANY, VARIABLE, APIKeys, check_origins, is_loopback, read_keys
     from nucleate.server.app import application
-    from nucleate.server.auth import VARIABLE, APIKeys, read_keys
-    from nucleate.server.host_check import ANY, check_origins, is_loopback
-    from nucleate.server.listening_socket import bind, bind_unix
     from nucleate.server.request_log import LogFormat, RequestLog, configure
-    from nucleate.server.run import default_sigint_handler, serve
+    from nucleate.server.run import bind, bind_unix, default_sigint_handler, serve
     from nucleate.server.service import REGEX_SECONDS, Service, ServiceOptions
 
     if not 0 <= arguments.port < 2**16:
@@ -124,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _certificate(arguments: argparse.Namespace) -> Certificate | None:
-    from nucleate.server.tls import Certificate
+    from nucleate.server.run import Certificate
 
     if arguments.ssl_certfile is not None:
         return Certificate(arguments.ssl_certfile, arguments.ssl_keyfile)

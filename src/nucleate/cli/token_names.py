@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nucleate.cli.terminal import Terminal, text_width
-from nucleate.tokenization.token_text import token_text
-from nucleate.tokenization.tokenizer import Tokenizer
+from nucleate.tokenization.tokenizer import Tokenizer, token_text
 
 
 class TokenNames:

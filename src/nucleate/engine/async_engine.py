@@ -24,7 +24,7 @@ from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stage import Pipeline
 from nucleate.sampling_params import SamplingParams
-from nucleate.tokenization.prompt_inputs import encode_prompt
+from nucleate.tokenization.prompts import encode_prompt
 
 
 class EngineStoppedError(RuntimeError):

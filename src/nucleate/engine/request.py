@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.chat.reasoning_tracker import ReasoningSection
+from nucleate.chat.reasoning import ReasoningSection
 from nucleate.engine.companions import Companion
 from nucleate.models.protocol import ModelLimits
 from nucleate.parameters.keywords import with_suggestions

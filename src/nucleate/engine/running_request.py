@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from nucleate.chat.reasoning_tracker import ReasoningTracker
+from nucleate.chat.reasoning import ReasoningTracker
 from nucleate.engine.companions import Companion, CompanionSequence, add_companion
 from nucleate.engine.request import MAX_N, Request, StepRecorder, ValidatedRequest
 from nucleate.engine.scheduler import NO_ROW, ScheduledSequence, SchedulerEntry

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.chat.reasoning_tracker import ReasoningTracker
+from nucleate.chat.reasoning import ReasoningTracker
 from nucleate.engine.request import RecordedStep, SamplingInputs, copied_row
 from nucleate.engine.running_request import RunningSequence, SequenceLifecycle
 from nucleate.engine.scheduler import NO_ROW

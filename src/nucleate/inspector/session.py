@@ -33,7 +33,7 @@ from nucleate.sampling.stage import shape_of
 from nucleate.sampling.trace import trace
 from nucleate.sampling_params import SamplingParams
 from nucleate.speculative.config import COUPLED
-from nucleate.tokenization.token_text import token_text
+from nucleate.tokenization.tokenizer import token_text
 
 Event = dict[str, Any]
 TokenText = Callable[[int], str]

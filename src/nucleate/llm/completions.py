@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from nucleate.chat.chunk_parser import ChunkParser
+from nucleate.chat.output_parser import ChunkParser
 from nucleate.engine.request import Request
 from nucleate.outputs import Completion, CompletionChunk, EngineOutput
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from nucleate.chat.chat_format import NO_TOOLS, ChatFormat, RenderedChat
-from nucleate.chat.chunk_parser import ChunkParser
-from nucleate.chat.tool_choice import ToolUse
-from nucleate.chat.tools import Tool
+from nucleate.chat.output_parser import ChunkParser
+from nucleate.chat.tools import Tool, ToolUse
 from nucleate.engine.beam_params import BeamCompletion, BeamParams, BeamRequest, beam_params
 from nucleate.engine.engine import MAX_NUM_SEQS, Engine
 from nucleate.engine.request import Request
@@ -31,8 +30,13 @@ from nucleate.sampling.stage import Pipeline, Stage
 from nucleate.sampling_params import SamplingParams
 from nucleate.speculative.config import Speculation
 from nucleate.tokenization.chat_template import DEFAULT_OPTIONS, ChatTemplateOptions
-from nucleate.tokenization.fill_in_the_middle import encode_fill, fill_stop_token_ids
-from nucleate.tokenization.prompt_inputs import check_prompts, encode_prompt, is_conversation
+from nucleate.tokenization.prompts import (
+    check_prompts,
+    encode_fill,
+    encode_prompt,
+    fill_stop_token_ids,
+    is_conversation,
+)
 from nucleate.watermark.kinds import check_watermark
 
 Prompt = str | Sequence[int]

@@ -16,8 +16,7 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.speculative.config import TOKEN_METHODS, Speculation
 from nucleate.tokenization.tokenizer import Tokenizer
-from nucleate.tokenization.tokenizer_sources import fit_to_model, make_tokenizer
-from nucleate.tokenization.vocabulary_tokenizer import VocabularyTokenizer
+from nucleate.tokenization.tokenizer_sources import VocabularyTokenizer, fit_to_model, make_tokenizer
 
 if TYPE_CHECKING:
     from nucleate.models.gguf.gguf_model import GgufSource

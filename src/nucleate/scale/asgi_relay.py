@@ -18,10 +18,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nucleate.jit.kernel_libraries import warm
 from nucleate.llm import LLM
+from nucleate.server.access import APIKeys
 from nucleate.server.app import application
-from nucleate.server.auth import APIKeys
-from nucleate.server.error_formats import error_response, is_anthropic
-from nucleate.server.http_errors import HTTPError, unavailable
+from nucleate.server.http_errors import HTTPError, error_response, is_anthropic, unavailable
 from nucleate.server.limits import ServerLimits
 from nucleate.server.openai.json_encoding import encode_json
 from nucleate.server.request_log import RequestLog

@@ -12,7 +12,7 @@ from ray.exceptions import RayActorError
 from ray.serve.exceptions import BackPressureError
 
 from nucleate.scale.asgi_relay import AsgiReplica, Gateway, Messages
-from nucleate.server.auth import VARIABLE, read_keys
+from nucleate.server.access import VARIABLE, read_keys
 
 
 class Replica:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,21 +12,22 @@ from starlette.types import ASGIApp
 
 from nucleate import __version__
 from nucleate.parameters.keywords import with_suggestions
-from nucleate.server import api_page_routes
-from nucleate.server.anthropic import count_tokens
-from nucleate.server.apis import APIS
-from nucleate.server.auth import APIKeyMiddleware, APIKeys
+from nucleate.server.access import ANY, APIKeyMiddleware, APIKeys, HostMiddleware
+from nucleate.server.chat_api import ChatAPI
 from nucleate.server.generation_endpoint import GenerationEndpoint
-from nucleate.server.host_check import ANY, HostMiddleware
 from nucleate.server.inspector_routes import OPEN_ROUTES, InspectorRoutes
+from nucleate.server.messages_api import COUNT_URL, MESSAGES, count_tokens
 from nucleate.server.metrics import Metrics
-from nucleate.server.ollama.ollama_routes import OllamaRoutes
+from nucleate.server.ollama_api import CHAT_API, GENERATE_API, OllamaRoutes
 from nucleate.server.openai.endpoints import ENDPOINTS
-from nucleate.server.openapi_document import document
+from nucleate.server.openapi_document import OPEN_PAGE_ROUTES, document, page_routes
 from nucleate.server.request_context import IGNORED_FIELDS_HEADER, Handler, RequestContext, RequestMiddleware
 from nucleate.server.request_log import RequestLog
+from nucleate.server.responses_api import RESPONSES
 from nucleate.server.service import Service
-from nucleate.server.tokenize_routes import TokenizeRoutes
+from nucleate.server.tokenize import TokenizeRoutes
+
+APIS: Sequence[ChatAPI] = (RESPONSES, MESSAGES, CHAT_API, GENERATE_API)
 
 
 @with_suggestions
@@ -52,7 +53,7 @@ def application(
     handlers: dict[str, tuple[str, Callable[[RequestContext], Awaitable[None]]]] = {
         **generation,
         **others,
-        count_tokens.URL: ("POST", partial(count_tokens.count_tokens, service)),
+        COUNT_URL: ("POST", partial(count_tokens, service)),
         "/v1/models": ("GET", info.models),
         "/v1/models/{model:path}": ("GET", info.model),
         "/tokenize": ("POST", text.tokenize),
@@ -64,7 +65,7 @@ def application(
         "/version": ("GET", info.version),
         "/metrics": ("GET", partial(_metrics, metrics)),
         "/openapi.json": ("GET", info.openapi),
-        **api_page_routes.routes(),
+        **page_routes(),
         **OllamaRoutes(service).routes(),
         **InspectorRoutes(service, metrics, needs_key=bool(keys)).routes(),
     }
@@ -73,7 +74,7 @@ def application(
         for path, (method, handler) in handlers.items()
     ]
     router = Router(routes, redirect_slashes=False, lifespan=lambda _: service.running())
-    open_routes = frozenset({"health", "ping"}) | OPEN_ROUTES | api_page_routes.OPEN_ROUTES
+    open_routes = frozenset({"health", "ping"}) | OPEN_ROUTES | OPEN_PAGE_ROUTES
     app: ASGIApp = APIKeyMiddleware(router, router, keys, open_routes) if keys else router
     app = app if ANY in hosts else HostMiddleware(app, hosts, origins)
     app = RequestMiddleware(app, log, metrics, root_path)

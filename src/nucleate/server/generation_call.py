@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nucleate.chat.chat_format import RenderedChat
-from nucleate.chat.chunk_parser import ChunkParser
+from nucleate.chat.output_parser import ChunkParser
 from nucleate.engine.beam_params import BeamRequest
 from nucleate.engine.beam_scheduler import ValidatedBeamRequest
 from nucleate.engine.request import Request, ValidatedRequest

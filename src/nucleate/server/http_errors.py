@@ -1,10 +1,13 @@
-"""HTTP errors: the status and OpenAI error object of every failure, and the mapping from exceptions to them."""
+"""HTTP errors: the status and error object of every failure, and the mapping from exceptions to them.
+
+The body of a response has the format of its path: OpenAI's, Anthropic's or Ollama's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from nucleate.engine.async_engine import EngineStoppedError
 from nucleate.models.protocol import ModelError
@@ -13,6 +16,10 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stages import STAGES
 from nucleate.server.openai.responses import error_body
 from nucleate.structured_output.guide import CONSTRAINT_FAILED
+
+if TYPE_CHECKING:  # batches need no Starlette
+    from starlette.types import Scope
+
 
 ErrorKind = Literal["internal", "model", "engine", "timeout", "queue_full", "shutdown"]
 """Kinds of server errors.
@@ -136,3 +143,51 @@ def http_error(error: BaseException) -> HTTPError | None:
             return unavailable("The engine has stopped.", "engine_stopped", "engine")
         case _:
             return None
+
+
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+"""By status; all others are invalid_request_error."""
+NO_THREADS = "thread_unsupported_request"
+"""The code of an error after which Anthropic's SDK sends the whole conversation in each request."""
+
+
+def anthropic_error(error: HTTPError, request_id: str | None = None) -> dict[str, Any]:
+    """Return Anthropic's error object."""
+    found: dict[str, Any] = {
+        "type": ANTHROPIC_TYPES.get(error.status, "invalid_request_error"),
+        "message": error.body["error"]["message"],
+    }
+    if error.code == NO_THREADS:
+        found["details"] = {"error_code": error.code, "unsupported": ["thread"]}
+    return {"type": "error", "error": found, "request_id": request_id}
+
+
+ANTHROPIC, OLLAMA = "/v1/messages", "/api/"
+"""The beginnings of these paths."""
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """Whether the path of a request is one of Anthropic's API."""
+    return _path(scope).startswith(ANTHROPIC)
+
+
+def error_response(scope: Scope, error: HTTPError, request_id: str | None = None) -> dict[str, Any]:
+    """Return the body of the response to a request that fails."""
+    if is_anthropic(scope):
+        return anthropic_error(error, request_id)
+    if _path(scope).startswith(OLLAMA):
+        return {"error": error.body["error"]["message"]}
+    return error.body
+
+
+def _path(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))

@@ -15,11 +15,10 @@ from nucleate.inspector.page import compressed_inspector_file, inspector_file
 from nucleate.inspector.session import Inspector, OutputEvents
 from nucleate.inspector.store import InspectionStore, InspectorError
 from nucleate.outputs import CompletionChunk, Usage
-from nucleate.server.generation_endpoint import KEEP_ALIVE_SECONDS, handle_request
+from nucleate.server.generation_endpoint import KEEP_ALIVE_SECONDS, Batch, OutputRecorder, handle_request
 from nucleate.server.http_errors import HTTPError, unavailable
 from nucleate.server.metrics import Metrics
-from nucleate.server.openai.stream_chunks import KEEP_ALIVE
-from nucleate.server.output_recorder import Batch, OutputRecorder
+from nucleate.server.openai.streams import KEEP_ALIVE
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import Service
 

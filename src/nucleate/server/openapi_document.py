@@ -1,15 +1,30 @@
-"""Generates the OpenAPI 3.1 document: routes, request bodies and statuses. Response bodies are OpenAI's."""
+"""Generates the OpenAPI 3.1 document: routes, request bodies and statuses. Response bodies are OpenAI's.
+
+Also the page ``/docs``: a readable version of the document, without files of other servers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final
 
-from nucleate.server.api_schemas import api_schemas
-from nucleate.server.error_formats import ANTHROPIC, OLLAMA
+from nucleate.inspector.page import TYPES
+from nucleate.server.http_errors import ANTHROPIC, OLLAMA, HTTPError
+from nucleate.server.inspector_routes import HEADERS
 from nucleate.server.limits import MAX_CHARACTERS, MAX_LOGPROBS_PER_RESPONSE, ServerLimits
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, ENDPOINTS
-from nucleate.server.request_schemas import NAME, TEXT, Schema, body_schema, detokenize_schema, tokenize_schema
+from nucleate.server.request_context import RequestContext
+from nucleate.server.request_schemas import (
+    NAME,
+    TEXT,
+    Schema,
+    api_schemas,
+    body_schema,
+    detokenize_schema,
+    tokenize_schema,
+)
 
 _ABOUT = """OpenAI-compatible text generation, with every sampling parameter as a request field.
 
@@ -197,3 +212,34 @@ def _error_format(path: str) -> str:
 
 def _json(schema: str) -> dict[str, Any]:
     return {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}}
+
+
+OPEN_PAGE_ROUTES: Final = frozenset({"docs", "docs/{file}"})
+"""Names of the routes that need no API key: the page is the same for everybody; the document that it shows is not."""
+
+
+def page_routes() -> dict[str, tuple[str, Callable[[RequestContext], Any]]]:
+    """The handlers with their method, by path."""
+    return {"/docs": ("GET", _send_page), "/docs/{file}": ("GET", _send_file)}
+
+
+async def _send_page(context: RequestContext) -> None:
+    await _send(context, "index.html")
+
+
+async def _send_file(context: RequestContext) -> None:
+    await _send(context, context.scope["path_params"]["file"])
+
+
+async def _send(context: RequestContext, name: str) -> None:
+    found = _files().get(name)
+    if found is None:
+        raise HTTPError(404, f"The API page has no file {name[:60]!r}.")
+    content, content_type = found
+    await context.reply(200, content, HEADERS, content_type)
+
+
+@cache
+def _files() -> Mapping[str, tuple[bytes, str]]:
+    found = (files("nucleate.server") / "api_page").iterdir()
+    return {file.name: (file.read_bytes(), TYPES[file.name.rpartition(".")[2]]) for file in found}

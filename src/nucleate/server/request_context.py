@@ -18,8 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nucleate.server.chat_encoder import Timing
-from nucleate.server.error_formats import error_response
-from nucleate.server.http_errors import CLOSE, HTTPError, http_error, internal_error
+from nucleate.server.http_errors import CLOSE, HTTPError, error_response, http_error, internal_error
 from nucleate.server.metrics import Metrics
 from nucleate.server.openai.json_encoding import encode_json
 from nucleate.server.request_log import RequestLog

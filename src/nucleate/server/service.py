@@ -7,24 +7,28 @@ that it does not block the event loop. Grammars are compiled on a separate threa
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import TypeVar
 from uuid import uuid4
 
+from nucleate import __version__
 from nucleate.engine.async_engine import AsyncEngine
 from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
 from nucleate.llm import LLM
+from nucleate.models.protocol import ModelError
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import SamplingParams
 from nucleate.server.chat_api import ChatAPI, drop_unknown
 from nucleate.server.chat_encoder import ChatEncoder, EncoderInput
-from nucleate.server.fingerprint import system_fingerprint
 from nucleate.server.generation_call import GenerationCall, encode_prompts, with_fill_stops
 from nucleate.server.http_errors import (
     HTTPError,
@@ -40,7 +44,7 @@ from nucleate.server.openai.fields import reject_deep_nesting
 from nucleate.server.openai.requests import read_body
 from nucleate.server.openai.response_format import translate_errors
 from nucleate.server.openai.responses import ResponseHead
-from nucleate.server.warm_up import warm_up, warm_up_grammars
+from nucleate.structured_output.spec import StructuredOutputs
 
 T = TypeVar("T")
 
@@ -252,3 +256,47 @@ def _decode(data: bytes) -> object:
     except UnicodeDecodeError as error:
         message = f"The request body must be UTF-8; byte {error.start} is invalid."
         raise HTTPError(400, message, param="body") from None
+
+
+def system_fingerprint(llm: LLM, defaults: SamplingParams) -> str:
+    """Identify what the output of a request depends on besides its fields: with the same seed, it is the same.
+
+    Covers the version, the files of the model by name and size, how it runs, and the default parameters. defaults: the
+    parameters that a request does not set.
+    """
+    model, folder, speculation = llm.model, llm.folder, llm.speculative_config
+    files = [] if folder is None or not folder.is_dir() else sorted(folder.iterdir())
+    parts = [
+        *(type(model).__name__, model.runtime, model.vocab_size, model.context_length),
+        [(file.name, file.stat().st_size) for file in files if file.is_file()],
+        *(str(getattr(model, name, None)) for name in ("dtype", "device")),
+        None if speculation is None or speculation.acceptance_rule == "coupled" else repr(speculation),
+        repr(llm.watermark),
+        defaults.to_json(),
+    ]
+    digest = sha256(json.dumps(parts, default=str).encode(errors="replace")).hexdigest()
+    return f"nucleate-{__version__}-{digest[:8]}"
+
+
+def _shortest_prompt(engine: Engine) -> list[int]:
+    """Return a prompt that is valid for any model."""
+    return [min(engine.tokenizer.eos_token_ids, default=0)]
+
+
+def warm_up(engine: Engine) -> None:
+    """Generate two sequences in one batch: a single one may take another code path in the model."""
+    params = SamplingParams(n=2, max_tokens=2, ignore_eos=True)
+    engine.add(Request(_shortest_prompt(engine), params))
+    while len(engine):
+        for output in engine.step():
+            if output.chunk.finish_reason == "error":
+                raise ModelError(f"the model cannot be run: {output.chunk.stop_reason}")
+
+
+def warm_up_grammars(engine: Engine, defaults: SamplingParams) -> None:
+    """Prepare the vocabulary for grammars now: for a large one, that blocks all threads for seconds."""
+    with suppress(ParameterError):  # llguidance is missing or the tokenizer unsuitable: requests get the error
+        constraint = StructuredOutputs(json_object=True)
+        engine.prepare(Request(_shortest_prompt(engine), SamplingParams(structured_outputs=constraint)))
+    if defaults.structured_outputs is not None:
+        engine.prepare(Request(_shortest_prompt(engine), defaults))

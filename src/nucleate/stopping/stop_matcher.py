@@ -6,7 +6,7 @@
    a special token that is a stop string with the string. The text of the stop token is not searched. It is shown only
    with ``include_stop_str_in_output``.
 2. *Stop text.* The sequence ends at the first token after which its text contains a stop string, a match of a stop
-   regex, or a complete JSON value (see ``stop_json``). Of the matches that the token completed, the one that starts
+   regex, or a complete JSON value (see ``stop_searches``). Of the matches that the token completed, the one that starts
    earliest counts, of these the longest; on a tie, strings precede regexes, and regexes have their order. The text is
    truncated before the match, or after it with ``include_stop_str_in_output``. A JSON value counts at its end (before
    a match that starts there), is always included, and has detail "json".
@@ -27,9 +27,15 @@ from typing import Final
 
 from nucleate.outputs import Finish
 from nucleate.parameters.parameter import ParameterError
-from nucleate.stopping.stop_json import JsonSearch
-from nucleate.stopping.stop_regex import MAX_UNROLLED, RegexSearch, compiled, unrolled
-from nucleate.stopping.stop_strings import StringMatch, StringSearch
+from nucleate.stopping.stop_searches import (
+    MAX_UNROLLED,
+    JsonSearch,
+    RegexSearch,
+    StringMatch,
+    StringSearch,
+    compiled,
+    unrolled,
+)
 
 MAX_PATTERNS: Final = 16
 MAX_PATTERN_CHARACTERS: Final = 1024  # of one pattern

@@ -1,16 +1,23 @@
-"""Makes a ``Tokenizer`` from what a caller has: a folder, or a tokenizer in memory."""
+"""Makes a ``Tokenizer`` from what a caller has: a folder, a tokenizer in memory, or the vocabulary of a model file.
+
+Such a file is a GGUF file, for example; its tokens are bytes.
+"""
 
 from __future__ import annotations
 
 import copy
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
+from nucleate.tokenization.detokenizer import Detokenizer
+from nucleate.tokenization.token_bytes import Joining, Piece, Pieces
 from nucleate.tokenization.tokenizer import Tokenizer
 
 ALLOWED = "a folder, a Hugging Face id, a tokenizers.Tokenizer, a tokenizer of Transformers or a nucleate Tokenizer"
@@ -61,3 +68,125 @@ def _written(write: Write, source: Any) -> Tokenizer:
     with tempfile.TemporaryDirectory() as folder:
         write(source, Path(folder))
         return Tokenizer(folder)
+
+
+class Vocabulary(Protocol):
+    """A vocabulary with its own tokenizer."""
+
+    @property
+    def size(self) -> int:
+        """The number of tokens."""
+
+    @property
+    def texts(self) -> Sequence[str]:
+        """The token strings."""
+
+    @property
+    def pieces(self) -> Sequence[bytes]:
+        """The bytes that each token adds to a text."""
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """The tokens that are left out of texts."""
+
+    @property
+    def added_ids(self) -> Sequence[int]:
+        """The tokens that are found as a whole in a text, besides special ones."""
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """The tokens that end an output."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """By role."""
+
+    @property
+    def bos_token_id(self) -> int | None:
+        """The token before a text."""
+
+    @property
+    def strips_first_space(self) -> bool:
+        """Whether the space before the first word of a text is removed."""
+
+    def tokenize(self, text: str, *, add_special: bool) -> list[int]:
+        """The ids of a text."""
+
+
+@dataclass(frozen=True)
+class BytePieces(Pieces):
+    """Pieces that are given, and not read from a decoder."""
+
+    strips_first_space: bool = False
+
+    def first(self, token_id: int) -> Piece:
+        """See ``Pieces.first``."""
+        piece = self.table[token_id]
+        return piece[1:] if self.strips_first_space and isinstance(piece, str) and piece[:1] == " " else piece
+
+
+class VocabularyTokenizer(Tokenizer):
+    """A tokenizer over a vocabulary.
+
+    chat_template: the Jinja source in the file. owner: the model that the vocabulary needs to exist.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, chat_template: str | None = None, owner: object = None) -> None:
+        self._owner = owner
+        self.padded_size, self._containing = 0, {}
+        self._vocabulary = vocabulary
+        self.special_tokens, self.config = vocabulary.special_tokens, {}
+        self.chat_template = chat_template
+        self.bos_token_id, self.eos_token_ids = vocabulary.bos_token_id, vocabulary.eos_token_ids
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """See ``Tokenizer.pieces``."""
+        own = self._vocabulary
+        table = {token: _text_or_bytes(piece) for token, piece in enumerate(own.pieces)}
+        return BytePieces(Joining("utf8"), dict(enumerate(own.texts)), table, "".join, own.strips_first_space)
+
+    @cached_property
+    def special_ids(self) -> frozenset[int]:
+        """See ``Tokenizer.special_ids``."""
+        return self._vocabulary.special_ids
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """See ``Tokenizer.vocab_size``."""
+        return self._vocabulary.size
+
+    @property
+    def base_vocab_size(self) -> int:
+        """See ``Tokenizer.base_vocab_size``."""
+        return self._vocabulary.size
+
+    @property
+    def added_ids(self) -> list[int]:
+        """See ``Tokenizer.added_ids``."""
+        return [*self._vocabulary.added_ids]
+
+    @cached_property
+    def _ids(self) -> Mapping[str, int]:
+        return {token: token_id for token_id, token in enumerate(self._vocabulary.texts)}
+
+    def find_token(self, token: str) -> int | None:
+        """See ``Tokenizer.find_token``."""
+        return self._ids.get(token)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return self._vocabulary.tokenize(text, add_special=add_special_tokens)
+
+    def _decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        detokenizer = Detokenizer(self, (), skip_special_tokens)
+        return "".join([*map(detokenizer.push, ids), detokenizer.close()])
+
+    def _decode_each(self, ids: list[int]) -> list[str]:
+        return [self._decode([token], skip_special_tokens=False) for token in ids]
+
+
+def _text_or_bytes(data: bytes) -> Any:
+    try:
+        return data.decode() or data
+    except UnicodeDecodeError:
+        return data

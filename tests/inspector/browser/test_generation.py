@@ -14,7 +14,7 @@ from inspector_page import InspectorPage, visible
 from server_process import Server
 
 import nucleate as nc
-from nucleate.tokenization.token_text import token_text
+from nucleate.tokenization.tokenizer import token_text
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

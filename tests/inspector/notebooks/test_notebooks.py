@@ -8,7 +8,7 @@ import pytest
 from inspector_page import InspectorPage, visible
 
 import nucleate as nc
-from nucleate.tokenization.token_text import token_text
+from nucleate.tokenization.tokenizer import token_text
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

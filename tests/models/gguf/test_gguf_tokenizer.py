@@ -14,7 +14,7 @@ import nucleate as nc
 from nucleate.models.gguf.gguf_model import GgufModel
 from nucleate.models.gguf.gguf_options import GgufOptions
 from nucleate.tokenization.detokenizer import Detokenizer
-from nucleate.tokenization.vocabulary_tokenizer import VocabularyTokenizer
+from nucleate.tokenization.tokenizer_sources import VocabularyTokenizer
 
 TEXTS = (
     "Once upon a time, there was a little dog.",

@@ -9,8 +9,15 @@ from typing import final
 
 from nucleate.chat.emitter import Emitter
 from nucleate.chat.reader import Parsing, Reader
-from nucleate.chat.tool_formats.call_object import end_call, read_arguments
-from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, separated, tag
+from nucleate.chat.tool_formats.tool_format import (
+    Structure,
+    ToolFormat,
+    calls,
+    end_call,
+    read_arguments,
+    separated,
+    tag,
+)
 from nucleate.chat.tools import MAX_NAME, NAME_CHARACTERS, Tool
 
 CALLS, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"

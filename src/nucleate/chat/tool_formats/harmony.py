@@ -7,8 +7,7 @@ from typing import Final, final
 
 from nucleate.chat.emitter import Emitter
 from nucleate.chat.reader import Parsing, Reader
-from nucleate.chat.tool_formats.call_object import end_call, read_arguments
-from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, separated, tag
+from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, end_call, read_arguments, separated, tag
 from nucleate.chat.tools import Tool
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"

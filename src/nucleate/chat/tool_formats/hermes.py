@@ -8,8 +8,7 @@ from typing import final
 
 from nucleate.chat.emitter import Emitter
 from nucleate.chat.reader import Parsing, Reader
-from nucleate.chat.tool_formats.call_object import end_call, read_call
-from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, tag
+from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, end_call, read_call, tag
 from nucleate.chat.tools import Tool
 
 START, END = "<tool_call>", "</tool_call>"

@@ -10,8 +10,16 @@ from typing import Final, final
 
 from nucleate.chat.emitter import Emitter
 from nucleate.chat.reader import Parsing, Reader
-from nucleate.chat.tool_formats.call_object import end_call, read_arguments, read_call
-from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, separated, tag
+from nucleate.chat.tool_formats.tool_format import (
+    Structure,
+    ToolFormat,
+    calls,
+    end_call,
+    read_arguments,
+    read_call,
+    separated,
+    tag,
+)
 from nucleate.chat.tools import MAX_NAME, NAME_CHARACTERS, Tool
 
 CALLS, CALL_ID, ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"

@@ -8,6 +8,7 @@ the same request without streaming.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from json.encoder import encode_basestring_ascii as quoted
@@ -22,12 +23,16 @@ from nucleate.outputs import (
     Usage,
     Validation,
 )
+from nucleate.server.chat_encoder import split_calls
 from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai.json_encoding import dumps, json_parts, paced
-from nucleate.server.openai.logprobs import JSON, TextOffsets, prompt_body
+from nucleate.server.openai.logprobs import JSON, TextOffsets, columns, prompt_body, step_body
 from nucleate.server.openai.requests import ParsedRequest
 from nucleate.server.openai.responses import (
+    Echo,
     ResponseHead,
+    reasoning_body,
+    tool_call_body,
     usage_body,
     validation_body,
     without_output,
@@ -237,3 +242,96 @@ class ResponseStream(ABC):
 
 def _frame(body: Mapping[str, Any]) -> bytes:
     return f"data: {dumps(body)}\n\n".encode()
+
+
+@final
+class ChatStream(ResponseStream):
+    """The stream of ``/v1/chat/completions``: for each choice its role, its content and its end."""
+
+    kind = "chat.completion.chunk"
+    text_prefix, text_suffix, prompt_in_choice = '"delta":{"content":', "}", False
+
+    def _offset_counter(self, prompt_ids: Sequence[int]) -> TextOffsets | None:
+        return None
+
+    def _flush(self, choice: StreamChoice) -> Iterator[JSON]:
+        last = choice.finish_reason is not None
+        steps = choice.logprobs if self._request.returns_logprobs else []
+        deltas = self._deltas(choice)
+        if steps and not deltas:
+            deltas = [{"content": ""}]
+        if not (deltas or last):
+            return
+        if not choice.started:
+            delta = {"role": "assistant", "content": self._request.echoed_message}
+            yield self._choice(choice, {"delta": delta}, 0, None, last=False)
+            choice.started = True
+        for delta in deltas:
+            content = [
+                step_body(step, self._tokenizer, as_ids=self._request.tokens_as_ids)
+                for step in (choice.logprobs if steps else [])
+            ]
+            logprobs = {"content": content, "refusal": None} if content else None
+            yield self._choice(choice, {"delta": delta}, len(choice.token_ids), logprobs, last=False)
+            choice.clear(len(choice.token_ids))
+        if last:
+            yield self._choice(choice, {"delta": {}}, len(choice.token_ids), None, last=True)
+            choice.clear(len(choice.token_ids))
+
+    @staticmethod
+    def _deltas(choice: StreamChoice) -> list[JSON]:
+        """Take what is to be sent, each part as a delta."""
+        open_call, calls = split_calls(choice.tool_calls)
+        deltas = [_call(call) for call in open_call]
+        if choice.reasoning:
+            deltas.append(reasoning_body(choice.reasoning))
+        if choice.text:
+            deltas.append({"content": choice.text})
+        deltas += map(_call, calls)
+        choice.reasoning, choice.tool_calls = "", []
+        return deltas
+
+
+def _call(call: ToolCallDelta) -> JSON:
+    body = {"function": {"arguments": call.arguments}}
+    if call.name is not None:
+        body = tool_call_body(call.id, call.name, call.arguments)
+    return {"tool_calls": [{"index": call.index, **body}]}
+
+
+@final
+class CompletionStream(ResponseStream):
+    """The stream of ``/v1/completions``; with echo it starts with the prompt."""
+
+    kind = "text_completion"
+    text_prefix, text_suffix, prompt_in_choice = '"text":', "", True
+
+    def __init__(
+        self, head: ResponseHead, request: ParsedRequest, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer
+    ) -> None:
+        super().__init__(head, request, prompts, tokenizer)
+        self._echoes = [Echo(request, index, ids, tokenizer) for index, ids in enumerate(prompts) if request.echo]
+
+    def _offset_counter(self, prompt_ids: Sequence[int]) -> TextOffsets | None:
+        return TextOffsets(self._request, prompt_ids, self._tokenizer) if self._request.returns_logprobs else None
+
+    def _flush(self, choice: StreamChoice) -> Iterator[JSON]:
+        last, with_logprobs = choice.finish_reason is not None, self._request.returns_logprobs
+        echo = self._echoes[choice.prompt] if self._echoes else None
+        prefix = "" if echo is None else echo.text
+        text = choice.text if choice.started else prefix + choice.text
+        end = choice.sent + len(choice.text)
+        # A token beyond the final text may still turn out to start at its end, so it is not sent yet.
+        count = bisect_right(choice.text_offsets, end) if with_logprobs and not last else len(choice.token_ids)
+        if not (text or last or (with_logprobs and count)):
+            return
+        logprobs = None
+        if with_logprobs and (count or not choice.started):
+            offsets = [len(prefix) + min(start, end) for start in choice.text_offsets[:count]]
+            logprobs = columns(
+                self._request, choice.token_ids[:count], choice.logprobs[:count], offsets, self._tokenizer
+            )
+            if echo is not None and not choice.started:
+                logprobs = echo.prepend_logprobs(logprobs, self._prompt_logprobs[choice.prompt])
+        yield self._choice(choice, {"text": text}, count, logprobs, last=last)
+        choice.clear(count)

@@ -1,1 +1,0 @@
-"""Anthropic's Messages API: ``/v1/messages``."""

@@ -1,1 +1,0 @@
-"""Ollama's API for generation: ``/api/chat``, ``/api/generate``, and what clients ask about the model."""

@@ -1,0 +1,442 @@
+"""Ollama's API: ``/api/chat`` and ``/api/generate``, and what clients ask about the server and its model.
+
+Request bodies become those of chat completions. Responses are one object, or lines with an object each.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Any, ClassVar, final
+
+from nucleate.outputs import StepLogprobs, Usage
+from nucleate.parameters.converters import shown
+from nucleate.parameters.parameter import ParameterError
+from nucleate.server.chat_api import (
+    ENGINE_FIELDS,
+    WITHOUT_HINT,
+    ChatAPI,
+    Translation,
+    present_fields,
+    read_call,
+    read_list,
+    read_name,
+    read_text,
+    renames,
+    sampling_fields,
+    translator,
+)
+from nucleate.server.chat_encoder import Block, BlockEvent, ChatEncoder, with_json
+from nucleate.server.http_errors import HTTPError
+from nucleate.server.openai.endpoints import TEXT
+from nucleate.server.openai.fields import invalid_value, json_equal, read_bool, read_model
+from nucleate.server.openai.json_encoding import dumps, json_parts
+from nucleate.server.openai.logprobs import JSON, step_body
+from nucleate.server.request_context import RequestContext
+from nucleate.server.service import Service
+
+_FIELDS = ("role", "content", "thinking", "tool_calls", "tool_name", "tool_call_id", "name", "images")
+
+
+def read_messages(value: Any) -> list[dict[str, Any]]:
+    """Return the messages of a chat. Raises ParameterError.
+
+    Calls without an id get one, and so does the result that follows: that of the first open call of this name.
+    """
+    if not isinstance(value, list) or not value:
+        raise invalid_value("messages", "a list with at least one message", value)
+    open_calls: list[tuple[str, str]] = []  # names and ids
+    return [_message(message, index, open_calls) for index, message in enumerate(value)]
+
+
+def _message(message: Any, index: int, open_calls: list[tuple[str, str]]) -> dict[str, Any]:
+    where = f"messages[{index}]"
+    given = present_fields(message, _FIELDS, where, "messages")
+    check_no_images(given, where, "messages")
+    role, content = read_name(given, "role", where, "messages"), read_text(given, "content", where, "messages", "")
+    made: dict[str, Any] = {"role": role, "content": content}
+    if given.get("thinking"):
+        made["reasoning_content"] = read_text(given, "thinking", where, "messages")
+    calls = read_list(given.get("tool_calls", []), f"{where}.tool_calls", "messages")
+    for number, call in enumerate(calls):
+        own = _call(call, f"{where}.tool_calls[{number}]", f"call_{index}_{number}")
+        open_calls.append((own["function"]["name"], own["id"]))
+        made.setdefault("tool_calls", []).append(own)
+    if calls and role != "assistant":
+        raise ParameterError("messages", f"{where}.tool_calls needs the role assistant")
+    if calls and not content:
+        made["content"] = None
+    return made | _answered(given, where, open_calls) if role == "tool" else made
+
+
+def _call(call: Any, where: str, new_id: str) -> dict[str, Any]:
+    given = present_fields(call, ("id", "type", "function"), where, "messages")
+    known = ("name", "arguments", "index", "description")
+    function = present_fields(given.get("function"), known, f"{where}.function", "messages")
+    name = read_name(function, "name", f"{where}.function", "messages")
+    call_id = read_name(given, "id", where, "messages") if given.get("id") else new_id
+    return read_call(call_id, name, function.get("arguments"), f"{where}.function.arguments", "messages")
+
+
+def _answered(given: Mapping[str, Any], where: str, open_calls: list[tuple[str, str]]) -> dict[str, Any]:
+    """Return the fields of a result: the name of the tool and the id of the call."""
+    name = given.get("tool_name") or given.get("name")
+    if name is not None and not isinstance(name, str):
+        raise invalid_value(f"{where}.tool_name", "a string", name, "messages")
+    made = {} if name is None else {"name": name}
+    if given.get("tool_call_id"):
+        return {**made, "tool_call_id": read_name(given, "tool_call_id", where, "messages")}
+    found = next((call for call in open_calls if name in (None, call[0])), None)
+    if found is not None:
+        open_calls.remove(found)
+        made["tool_call_id"] = found[1]
+    return made
+
+
+def check_no_images(given: Mapping[str, Any], where: str, field: str) -> None:
+    """Raise ParameterError if there are images."""
+    if given.get("images"):
+        raise ParameterError(field, f"{where}.images is not supported" if where else "images is not supported")
+
+
+RENAMED: Mapping[str, str] = MappingProxyType(
+    {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n"}
+)
+"""Options, and the sampling parameters that they are."""
+IGNORED_OPTIONS = frozenset(
+    [
+        *("numa", "num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only"),
+        *("use_mmap", "use_mlock", "embedding_only", "num_thread", "num_keep"),
+    ]
+)
+"""Options for loading a model: this server has loaded it."""
+UNSUPPORTED_OPTIONS: Mapping[str, tuple[Any, ...]] = MappingProxyType({"tfs_z": (1, 1.0), "penalize_newline": (True,)})
+"""Unsupported options, and their values without effect, which are accepted."""
+UNLIMITED = (-1, -2)
+"""Values of ``num_predict``: as many tokens as fit the context."""
+_MIROSTAT = {1: "mirostat_v1", 2: "mirostat"}
+MIROSTAT_TAU = 5.0
+"""Ollama's default."""
+LEVELS = ("low", "medium", "high", "max")
+
+
+def option_names() -> frozenset[str]:
+    """Return the names of all options: Ollama's and every sampling parameter."""
+    return frozenset(
+        {*sampling_fields("structured_outputs"), *RENAMED, *IGNORED_OPTIONS, *UNSUPPORTED_OPTIONS, "mirostat"}
+    )
+
+
+def read_options(value: Any) -> dict[str, Any]:
+    """Return the sampling parameters of ``options``. Raises ParameterError."""
+    given = present_fields(value, option_names(), "options", "options")
+    for name, accepted in UNSUPPORTED_OPTIONS.items():
+        if name in given and not any(json_equal(given[name], one) for one in accepted):
+            raise ParameterError("options", f"options.{name} is not supported, got {shown(given[name])}")
+    made = {
+        name: item for name, item in given.items() if name not in {*RENAMED, *IGNORED_OPTIONS, *UNSUPPORTED_OPTIONS}
+    }
+    for name, own in RENAMED.items():
+        if name in given:
+            if own in made:
+                raise ParameterError("options", f"options.{name} and options.{own} are the same; set one of them")
+            made[own] = given[name]
+    if any(json_equal(made.get("max_tokens"), one) for one in UNLIMITED):
+        del made["max_tokens"]
+    if json_equal(made.get("seed"), -1):
+        del made["seed"]
+    return _with_mirostat(made) if "mirostat" in made else made
+
+
+def _with_mirostat(given: dict[str, Any]) -> dict[str, Any]:
+    """Return parameters for ``mirostat``: the version, 0 for off."""
+    version = given.pop("mirostat")
+    tau, eta = given.pop("mirostat_tau", MIROSTAT_TAU), given.pop("mirostat_eta", None)
+    if json_equal(version, 0):
+        return given
+    if not isinstance(version, int) or isinstance(version, bool) or version not in _MIROSTAT:
+        raise invalid_value("options.mirostat", "0, 1 or 2", version, "options")
+    name = _MIROSTAT[version]
+    return {**given, f"{name}_tau": tau, **({} if eta is None else {f"{name}_eta": eta})}
+
+
+def read_think(value: Any) -> dict[str, Any]:
+    """Return the fields for ``think``: whether the model reasons, or how much. Raises ParameterError."""
+    if isinstance(value, bool):
+        return {"chat_template_kwargs": {"enable_thinking": value, "thinking": value}}
+    if value not in LEVELS:
+        raise invalid_value("think", f"true, false, or one of {', '.join(LEVELS)}", value)
+    return {"reasoning_effort": value}
+
+
+def read_format(value: Any) -> dict[str, Any]:
+    """Return the field for ``format``: "json" or a schema; "" for none. Raises ParameterError."""
+    if value == "":
+        return {}
+    if value == "json":
+        return {"response_format": {"type": "json_object"}}
+    if not isinstance(value, Mapping):
+        raise invalid_value("format", "json or a JSON schema", value)
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": value}}}
+
+
+NANOSECONDS = 10**9
+
+
+class OllamaEncoder(ChatEncoder):
+    """The part that both endpoints share. The subclasses say where text, reasoning and calls are."""
+
+    content_type: ClassVar[str] = "application/x-ndjson"
+
+    @abstractmethod
+    def _content(self, text: str, reasoning: str, calls: Sequence[Block]) -> str:
+        """Return the JSON of an object's fields for the content, without braces."""
+
+    @final
+    def body(self, usage: Usage) -> Iterator[str]:
+        texts = {kind: [b.text for b in self.blocks.all if b.kind == kind] for kind in ("text", "reasoning")}
+        calls = [block for block in self.blocks.all if block.kind == "call"]
+        content = self._content("".join(texts["text"]), "".join(texts["reasoning"]), calls)
+        yield f"{dumps(self._head())[:-1]},{content}"
+        steps = [step for block in self.blocks.all for step in block.logprobs]
+        if steps:
+            yield ',"logprobs":'
+            yield from json_parts(self._logprobs(steps))
+        yield f",{dumps(self._totals(usage))[1:]}"
+
+    @final
+    def error(self, error: HTTPError) -> bytes:
+        return (dumps({"error": error.body["error"]["message"]}) + "\n").encode()
+
+    @final
+    def _start(self) -> str:
+        return ""
+
+    @final
+    def _idle(self) -> str:
+        return self._line("", "", ())
+
+    @final
+    def _event(self, event: BlockEvent) -> str:
+        block = event.block
+        if block.kind == "call":
+            return self._line("", "", [block]) if event.kind == "close" else ""
+        if event.kind != "add":
+            return ""
+        text, reasoning = (event.text, "") if block.kind == "text" else ("", event.text)
+        return self._line(text, reasoning, (), event.logprobs)
+
+    @final
+    def _end(self, usage: Usage) -> str:
+        return f"{dumps(self._head())[:-1]},{self._content('', '', ())},{dumps(self._totals(usage))[1:]}\n"
+
+    @final
+    def _line(self, text: str, reasoning: str, calls: Sequence[Block], logprobs: Sequence[StepLogprobs] = ()) -> str:
+        steps = f',"logprobs":{dumps([*self._logprobs(logprobs)])}' if logprobs else ""
+        return f'{dumps(self._head())[:-1]},{self._content(text, reasoning, calls)}{steps},"done":false}}\n'
+
+    @final
+    def _head(self) -> JSON:
+        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        return {"model": self.given.head.model, "created_at": now}
+
+    @final
+    def _totals(self, usage: Usage) -> JSON:
+        """Return the fields of the last object. Durations are in nanoseconds."""
+        last, (total, first) = self.blocks.last, self.given.timing()
+        return {
+            "done": True,
+            "done_reason": "length" if last is not None and last.finish_reason == "length" else "stop",
+            "total_duration": int(total * NANOSECONDS),
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": int(first * NANOSECONDS),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": int((total - first) * NANOSECONDS),
+        }
+
+    @final
+    def _logprobs(self, steps: Sequence[StepLogprobs]) -> Iterator[JSON]:
+        return (step_body(step, self.given.tokenizer) for step in steps)
+
+
+@final
+class ChatLines(OllamaEncoder):
+    """Responses of ``/api/chat``."""
+
+    def _content(self, text: str, reasoning: str, calls: Sequence[Block]) -> str:
+        message: JSON = {"role": "assistant", "content": text}
+        if reasoning:
+            message["thinking"] = reasoning
+        made = dumps(message)
+        if calls:
+            made = with_json(message, "tool_calls", f"[{','.join(map(_encoded_call, calls))}]")
+        return f'"message":{made}'
+
+
+@final
+class GenerateLines(OllamaEncoder):
+    """Responses of ``/api/generate``."""
+
+    def _content(self, text: str, reasoning: str, calls: Sequence[Block]) -> str:
+        return dumps({"response": text, **({"thinking": reasoning} if reasoning else {})})[1:-1]
+
+
+def _encoded_call(block: Block) -> str:
+    function = with_json({"index": block.call_index, "name": block.name}, "arguments", block.arguments)
+    return with_json({"id": block.id}, "function", function)
+
+
+CHAT_URL, GENERATE_URL = "/api/chat", "/api/generate"
+_COMMON = frozenset({"model", "stream", "options", "format", "think", "logprobs", "top_logprobs", *ENGINE_FIELDS})
+IGNORED = frozenset({"keep_alive", "truncate", "shift"})
+"""Fields for loading models, and for prompts that do not fit the context, which are errors here."""
+CHAT_FIELDS = _COMMON | IGNORED | {"messages", "tools"}
+UNSUPPORTED = ("template", "context", "width", "height", "steps")
+"""Unsupported fields of ``/api/generate``; empty values are accepted."""
+GENERATE_FIELDS = _COMMON | IGNORED | {"prompt", "suffix", "system", "raw", "images", *UNSUPPORTED}
+
+
+@translator
+def translate_chat(body: Any) -> Translation:
+    """Translate a body of ``/api/chat``. Raises ParameterError."""
+    given = present_fields(body, CHAT_FIELDS)
+    made = {**_common(given), **_chat(given), "messages": read_messages(given.get("messages"))}
+    if made["messages"][-1]["role"] == "assistant":  # the response continues it
+        made["continue_final_message"] = True
+    if "tools" in given:
+        made["tools"] = given["tools"]
+    return Translation(made, ChatLines)
+
+
+@translator
+def translate_generate(body: Any) -> Translation:
+    """Translate a body of ``/api/generate``: a chat, or with ``raw`` or ``suffix`` a completion.
+
+    Raises ParameterError.
+    """
+    given = present_fields(body, GENERATE_FIELDS)
+    for name in UNSUPPORTED:
+        if given.get(name):
+            raise ParameterError(name, f"{name} is not supported, got {shown(given[name])}")
+    check_no_images(given, "", "images")
+    if not given.get("prompt"):
+        raise ParameterError("prompt", "prompt is missing; this server loads no models on request")
+    prompt, system = read_text(given, "prompt"), read_text(given, "system", default="")
+    suffix = read_text(given, "suffix", default="")
+    made = _common(given)
+    if not read_bool(given, "raw") and not suffix:
+        messages = [{"role": "system", "content": system}] if system else []
+        made["messages"] = [*messages, {"role": "user", "content": prompt}]
+        return Translation({**made, **_chat(given)}, GenerateLines)
+    if system or given.get("think"):
+        name = "system" if system else "think"
+        raise ParameterError(name, f"{name} cannot be combined with raw or suffix, which have no chat template")
+    made |= {"prompt": prompt, "suffix": suffix or None}
+    if read_bool(given, "logprobs"):
+        made["logprobs"] = given.get("top_logprobs", 0)
+    return Translation(made, GenerateLines, TEXT.url)
+
+
+def _common(given: Mapping[str, Any]) -> dict[str, Any]:
+    made = {"stream": given.get("stream", True), **read_options(given.get("options", {}))}
+    made |= {name: given[name] for name in ENGINE_FIELDS if name in given}
+    model = given.get("model")
+    made["model"] = model.removesuffix(":latest") if isinstance(model, str) else model
+    return made | read_format(given.get("format", ""))
+
+
+def _chat(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a chat only."""
+    made = {name: given[name] for name in ("logprobs", "top_logprobs") if name in given}
+    return made | (read_think(given["think"]) if "think" in given else {})
+
+
+_RENAMES = renames(
+    (r"response_format\.json_schema(\.schema)?", "format"),
+    (r"response_format", "format"),
+    (r"reasoning_effort", "think"),
+    *((own, name) for name, own in RENAMED.items()),
+)
+CHAT_API = ChatAPI(CHAT_URL, translate_chat, (WITHOUT_HINT, *_RENAMES), CHAT_FIELDS, option_names())
+GENERATE_API = ChatAPI(
+    GENERATE_URL,
+    translate_generate,
+    (WITHOUT_HINT, *_RENAMES, *renames((r"messages", "prompt"))),
+    GENERATE_FIELDS,
+    option_names(),
+)
+
+
+VERSION = "0.12.0"
+"""The version of Ollama whose API this is: clients check it."""
+ARCHITECTURE = "nucleate"
+SHOW = frozenset({"model", "name", "verbose", "system", "template", "options"})
+_DETAILS = {"parent_model": "", "format": "", "family": ARCHITECTURE, "families": [ARCHITECTURE]}
+
+
+class OllamaRoutes:
+    """The handlers of these endpoints."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    def routes(self) -> dict[str, tuple[str, Callable[[RequestContext], Awaitable[None]]]]:
+        """The handlers with their method, by path."""
+        return {
+            "/api/tags": ("GET", self.tags),
+            "/api/show": ("POST", self.show),
+            "/api/version": ("GET", self.version),
+        }
+
+    async def tags(self, context: RequestContext) -> None:
+        await context.reply(200, {"models": [self._model(name) for name in self._service.names]})
+
+    def _model(self, name: str) -> dict[str, Any]:
+        digest = sha256(name.encode(errors="replace")).hexdigest()
+        model = {"name": name, "model": name, "modified_at": self._created(), "size": 0, "digest": digest}
+        return {**model, "details": self._details()}
+
+    async def show(self, context: RequestContext) -> None:
+        with self._service.request_slot():
+            data = await context.body(self._service.limits.max_request_body_bytes)
+            await context.reply(200, await self._service.run_in_thread(partial(self._show, context, data)))
+
+    async def version(self, context: RequestContext) -> None:
+        await context.reply(200, {"version": VERSION})
+
+    def _show(self, context: RequestContext, data: bytes) -> dict[str, Any]:
+        service = self._service
+        body, ignored = service.decode_fields(data, SHOW)
+        context.report_ignored_fields(ignored)
+        given = present_fields(body, SHOW)
+        other = read_text(given, "name", default="")
+        name = read_model(given) or other
+        service.check_model(name.removesuffix(":latest") or None)
+        chat, template = service.llm.chat_format, service.llm.tokenizer.chat_template
+        capabilities = ["completion"]
+        capabilities += ["tools"] if template and chat.tool_format is not None else []
+        capabilities += ["thinking"] if chat.reasoning is not None else []
+        return {
+            "modelfile": "",
+            "parameters": "",
+            "template": template or "",
+            "modified_at": self._created(),
+            "details": self._details(),
+            "model_info": {
+                "general.architecture": ARCHITECTURE,
+                f"{ARCHITECTURE}.context_length": service.max_model_len,
+                f"{ARCHITECTURE}.vocab_size": service.vocab_size,
+            },
+            "capabilities": capabilities,
+        }
+
+    def _created(self) -> str:
+        return datetime.fromtimestamp(self._service.created, UTC).isoformat().replace("+00:00", "Z")
+
+    def _details(self) -> dict[str, Any]:
+        return {**_DETAILS, "parameter_size": "", "quantization_level": ""}

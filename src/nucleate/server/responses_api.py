@@ -1,0 +1,454 @@
+"""OpenAI's Responses API: ``/v1/responses``, stateless.
+
+Request bodies become those of chat completions, their input items messages. Responses are one object, or events that
+end with it. Nothing is stored: ``store`` has no effect, and fields that need stored responses are errors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any, final
+
+from nucleate.outputs import StepLogprobs, Usage
+from nucleate.parameters.converters import shown
+from nucleate.parameters.parameter import ParameterError
+from nucleate.server.chat_api import (
+    ENGINE_FIELDS,
+    ChatAPI,
+    Translation,
+    present_fields,
+    read_call,
+    read_list,
+    read_name,
+    read_text,
+    renames,
+    sampling_fields,
+    translator,
+)
+from nucleate.server.chat_encoder import Block, BlockEvent, ChatEncoder, EncoderInput
+from nucleate.server.http_errors import HTTPError
+from nucleate.server.openai.fields import invalid_value, json_equal, read_bool
+from nucleate.server.openai.json_encoding import dumps, json_parts
+from nucleate.server.openai.logprobs import JSON, step_body
+from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS
+from nucleate.server.openai.responses import validation_body
+
+_ROLES = ("user", "assistant", "system", "developer")
+_TEXT_PARTS = ("input_text", "output_text", "text")
+
+
+def read_input(value: Any, instructions: str | None) -> list[dict[str, Any]]:
+    """Return the messages for an input: a text or a list of items. Raises ParameterError, which names the item.
+
+    Reasoning, text and calls of the assistant that follow each other become one message.
+    """
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    if isinstance(value, str):
+        return [*messages, {"role": "user", "content": value}]
+    if not isinstance(value, list) or not value:
+        raise invalid_value("input", "a string or a list with at least one item", value)
+    for index, item in enumerate(value):
+        _add(messages, item, f"input[{index}]")
+    if not messages:
+        raise ParameterError("input", "input has reasoning only; a message is missing")
+    for message in messages:
+        message.setdefault("content", None if "tool_calls" in message else "")
+    return messages
+
+
+def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:
+    if not isinstance(item, Mapping):
+        raise invalid_value(where, "an object", item, "input")
+    kind = item.get("type") or "message"
+    if kind == "message":
+        role = item.get("role")
+        if role not in _ROLES:
+            raise invalid_value(f"{where}.role", f"one of {', '.join(_ROLES)}", role, "input")
+        text = read_content(item.get("content"), f"{where}.content")
+        if role == "assistant":
+            _assistant(messages, "content", "tool_calls")["content"] = text
+        else:
+            messages.append({"role": role, "content": text})
+    elif kind == "reasoning":
+        text = _reasoning_text(item, where)
+        if text:
+            _assistant(messages, "content", "tool_calls", "reasoning_content")["reasoning_content"] = text
+    elif kind == "function_call":
+        call_id, name = (read_name(item, one, where, "input") for one in ("call_id", "name"))
+        call = read_call(call_id, name, read_text(item, "arguments", where, "input"), f"{where}.arguments", "input")
+        _assistant(messages).setdefault("tool_calls", []).append(call)
+    elif kind == "function_call_output":
+        call_id = read_name(item, "call_id", where, "input")
+        text = read_content(item.get("output"), f"{where}.output")
+        messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+    elif kind == "item_reference":
+        raise ParameterError("input", f"{where}: this server stores no items; send the item instead of its id")
+    else:
+        known = "message, reasoning, function_call and function_call_output"
+        raise ParameterError("input", f"{where}.type {shown(kind)} is not supported; the types are {known}")
+
+
+def _assistant(messages: list[dict[str, Any]], *new_after: str) -> dict[str, Any]:
+    """Return the assistant's message that an item belongs to: the last one, unless it has one of these fields."""
+    last = messages[-1] if messages else {}
+    if last.get("role") != "assistant" or any(name in last for name in new_after):
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def read_content(value: Any, where: str) -> str:
+    """Return the content of an item as one text. Raises ParameterError, also for images and files."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise invalid_value(where, "a string or a list of parts", value, "input")
+    return "".join(_part(part, f"{where}[{index}]") for index, part in enumerate(value))
+
+
+def _part(part: Any, where: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "refusal":
+        return read_text(part, "refusal", where, "input")
+    if kind not in _TEXT_PARTS:
+        raise invalid_value(where, f"a part of type {', '.join(_TEXT_PARTS)} or refusal", part, "input")
+    return read_text(part, "text", where, "input")
+
+
+def _reasoning_text(item: Mapping[str, Any], where: str) -> str:
+    """Return the text of a reasoning item: its content, or else its summary."""
+    for name, kind in (("content", "reasoning_text"), ("summary", "summary_text")):
+        parts = read_list(item.get(name) or [], f"{where}.{name}", "input")
+        for index, part in enumerate(parts):
+            if not isinstance(part, Mapping) or part.get("type") not in (kind, "text"):
+                raise invalid_value(f"{where}.{name}[{index}]", f"a part of type {kind}", part, "input")
+        if parts:
+            return "".join(read_text(part, "text", f"{where}.{name}", "input") for part in parts)
+    return ""
+
+
+ID_PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
+
+
+@final
+class ResponseEncoder(ChatEncoder):
+    """echoed: the fields of the request that the response repeats.
+
+    They are encoded once, because a request may have megabytes of tools, and a stream repeats them three times.
+    """
+
+    def __init__(self, echoed: Mapping[str, Any], given: EncoderInput) -> None:
+        super().__init__(given)
+        self._number = 0  # of the next event
+        self._id = given.head.id.rpartition("-")[2]
+        params, use = given.request.params, given.request.tool_use
+        request: JSON = {
+            "id": f"resp_{self._id}",
+            "object": "response",
+            "created_at": given.head.created,
+            "model": given.head.model,
+            "instructions": None,
+            "tools": [],
+            "tool_choice": "auto",
+            "text": {"format": {"type": "text"}},
+            "reasoning": {"effort": None, "summary": None},
+            **echoed,
+            "parallel_tool_calls": use.parallel,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_logprobs": params.logprobs or 0,
+            "max_output_tokens": params.max_tokens,
+            "truncation": "disabled",
+            "store": False,
+            "background": False,
+            "previous_response_id": None,
+        }
+        self._request = dumps(request)[:-1]
+        asked = request["reasoning"]  # for a summary: the reasoning then takes its place
+        self._summarizes = any(asked.get(name) is not None for name in ("summary", "generate_summary"))
+        self._reasoning_text = "reasoning_summary_text" if self._summarizes else "reasoning_text"
+
+    def body(self, usage: Usage) -> Iterator[str]:
+        return self._response(self._final(usage))
+
+    def error(self, error: HTTPError) -> bytes:
+        found = error.body["error"]
+        failure = {"code": "server_error" if error.kind else "invalid_prompt", "message": found["message"]}
+        return (self._begin() + self._lifecycle("failed", {**_state("failed"), "error": failure})).encode()
+
+    def _start(self) -> str:
+        state = _state("in_progress")
+        return self._lifecycle("created", state) + self._lifecycle("in_progress", state)
+
+    def _idle(self) -> str:
+        return ": keep-alive\n\n"
+
+    def _event(self, event: BlockEvent) -> str:
+        block = event.block
+        where = {"item_id": self._item_id(block), "output_index": block.index}
+        if event.kind == "add":
+            return self._delta(event, where)
+        made = []
+        part = None if block.kind == "call" else self._part(block, empty=event.kind == "open")
+        part_event = {**where, **self._part_index(block), "part": part}
+        part_kind = "reasoning_summary_part" if self._is_summary(block) else "content_part"
+        if event.kind == "open":
+            item = self._item(block, "in_progress", empty=True)
+            made.append(self._frame("output_item.added", {"output_index": block.index, "item": item}))
+            if part is not None:
+                made.append(self._frame(f"{part_kind}.added", part_event))
+        else:
+            made.append(self._done(block, where))
+            if part is not None:
+                made.append(self._frame(f"{part_kind}.done", part_event))
+            item = self._item(block, self._status(block))
+            made.append(self._frame("output_item.done", {"output_index": block.index, "item": item}))
+        return "".join(made)
+
+    def _delta(self, event: BlockEvent, where: JSON) -> str:
+        if event.block.kind == "call":
+            return self._frame("function_call_arguments.delta", {**where, "delta": event.text})
+        content = {**where, **self._part_index(event.block), "delta": event.text}
+        if event.block.kind == "reasoning":
+            return self._frame(f"{self._reasoning_text}.delta", content)
+        return self._frame("output_text.delta", {**content, "logprobs": self._logprobs(event.logprobs)})
+
+    def _done(self, block: Block, where: JSON) -> str:
+        if block.kind == "call":
+            names = {"name": block.name, "arguments": block.text}
+            return self._frame("function_call_arguments.done", {**where, **names})
+        content = {**where, **self._part_index(block), "text": block.text}
+        if block.kind == "reasoning":
+            return self._frame(f"{self._reasoning_text}.done", content)
+        return self._frame("output_text.done", {**content, "logprobs": self._logprobs(block.logprobs)})
+
+    def _end(self, usage: Usage) -> str:
+        state = self._final(usage)
+        return self._lifecycle(state["status"], state)
+
+    def _lifecycle(self, kind: str, state: JSON) -> str:
+        """Return an event with the whole response."""
+        name, number = f"response.{kind}", self._number
+        self._number += 1
+        response = "".join(self._response(state))
+        return f'event: {name}\ndata: {{"type":"{name}","sequence_number":{number},"response":{response}}}\n\n'
+
+    def _frame(self, kind: str, fields: JSON) -> str:
+        name, number = f"response.{kind}", self._number
+        self._number += 1
+        body = {"type": name, "sequence_number": number, **fields}
+        return f"event: {name}\ndata: {''.join(json_parts(body))}\n\n"
+
+    def _is_summary(self, block: Block) -> bool:
+        return self._summarizes and block.kind == "reasoning"
+
+    def _part_index(self, block: Block) -> JSON:
+        return {"summary_index" if self._is_summary(block) else "content_index": 0}
+
+    def _response(self, state: JSON) -> Iterator[str]:
+        yield self._request
+        yield ","
+        parts = json_parts(state)
+        yield next(parts)[1:]  # the opening brace
+        yield from parts
+
+    def _final(self, usage: Usage) -> JSON:
+        """Return what a response has at its end."""
+        last = self.blocks.last
+        cut = last is not None and last.finish_reason == "length"
+        made = _state("incomplete" if cut else "completed")
+        if cut:
+            made["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            made["completed_at"] = int(time.time())
+        made["output"] = iter([self._item(block, self._status(block)) for block in self.blocks.all])
+        made["usage"] = _usage(usage)
+        if last is not None:
+            made["seed"] = last.seed
+            if last.validation is not None:
+                made["validation"] = validation_body(last.validation)
+        return made
+
+    def _status(self, block: Block) -> str:
+        return "incomplete" if self.blocks.is_cut(block) else "completed"
+
+    def _item(self, block: Block, status: str, *, empty: bool = False) -> JSON:
+        """Return an output item. empty: as it is when it is added."""
+        made: JSON = {"id": self._item_id(block), "status": status}
+        if block.kind == "call":
+            arguments = "" if empty else block.text
+            return {**made, "type": "function_call", "call_id": block.id, "name": block.name, "arguments": arguments}
+        content = iter(() if empty else (self._part(block),))
+        if self._is_summary(block):
+            return {**made, "type": "reasoning", "summary": content}
+        if block.kind == "reasoning":
+            return {**made, "type": "reasoning", "summary": [], "content": content}
+        return {**made, "type": "message", "role": "assistant", "content": content}
+
+    def _part(self, block: Block, *, empty: bool = False) -> JSON:
+        """Return the content part of an item."""
+        text = "" if empty else block.text
+        if block.kind == "reasoning":
+            return {"type": "summary_text" if self._summarizes else "reasoning_text", "text": text}
+        logprobs = self._logprobs(() if empty else block.logprobs)
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+    def _logprobs(self, steps: Sequence[StepLogprobs]) -> Iterator[JSON]:
+        return iter([step_body(step, self.given.tokenizer) for step in steps])
+
+    def _item_id(self, block: Block) -> str:
+        return f"{ID_PREFIXES[block.kind]}_{self._id}_{block.index}"
+
+
+def _state(status: str) -> JSON:
+    """Return the fields of a response that change."""
+    nothing = dict.fromkeys(("completed_at", "error", "incomplete_details", "usage"))
+    return {"status": status, "output": [], **nothing}
+
+
+def _usage(usage: Usage) -> JSON:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.total_tokens,
+    }
+
+
+URL = "/v1/responses"
+LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
+INCLUDABLE = (
+    *(LOGPROBS, ENCRYPTED, "file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
+    *("message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs"),
+)
+"""The values of ``include``. Only the first has an effect: there is nothing of the others."""
+TRUNCATIONS = ("auto", "disabled")
+MAX_METADATA = 16
+
+_PASSED = frozenset(
+    {"model", "stream", "stream_options", "max_output_tokens", "top_logprobs", *TOOL_FIELDS, *ENGINE_FIELDS}
+)
+_OWN = frozenset({"input", "instructions", "text", "reasoning", "include", "metadata", "truncation", "store"})
+_ECHOED = ("instructions", "tools", "tool_choice", "text", "reasoning")
+IGNORED = frozenset(
+    [
+        *("user", "safety_identifier", "service_tier", "max_tool_calls"),  # the latter is about OpenAI's own tools
+        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+    ]
+)
+UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
+    {
+        "background": (False,),
+        "context_management": ([],),
+        **dict.fromkeys(("conversation", "moderation", "previous_response_id", "prompt"), ()),
+    }
+)
+"""Unsupported fields, and their values without effect, which are accepted."""
+_WHY = {"previous_response_id": "; this server stores no responses: send the whole conversation as input"}
+
+
+def field_names() -> frozenset[str]:
+    """Return the names of all fields of a body."""
+    template = {name for name in TEMPLATE_FIELDS if name != "reasoning_effort"}
+    return frozenset({*sampling_fields(), *template, *_PASSED, *_OWN, *IGNORED, *UNSUPPORTED})
+
+
+@translator
+def translate(body: Any) -> Translation:
+    """Translate a decoded body. Raises ParameterError."""
+    given = present_fields(body, field_names())
+    for name, accepted in UNSUPPORTED.items():
+        if name in given and not any(json_equal(given[name], one) for one in accepted):
+            raise ParameterError(name, f"{name} is not supported, got {shown(given[name])}{_WHY.get(name, '')}")
+    read_bool(given, "store")
+    instructions = given.get("instructions")
+    if instructions is not None and not isinstance(instructions, str):
+        raise invalid_value("instructions", "a string", instructions)
+    if "input" not in given:
+        raise ParameterError("input", "input is missing")
+    if given.get("truncation", "disabled") not in TRUNCATIONS:
+        raise invalid_value("truncation", f"one of {', '.join(TRUNCATIONS)}", given["truncation"])
+    made = {name: value for name, value in given.items() if name not in {*_OWN, *IGNORED, *UNSUPPORTED}}
+    made["messages"] = read_input(given["input"], instructions)
+    if "max_output_tokens" in made:
+        made["max_completion_tokens"] = made.pop("max_output_tokens")
+    if "tools" in made:
+        made["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(read_list(made["tools"], "tools"))]
+    made |= _logprobs(given) | _reasoning(given.get("reasoning", {})) | _text(given.get("text", {}))
+    echoed = {name: value for name, value in given.items() if name in _ECHOED}
+    echoed["metadata"] = _metadata(given.get("metadata", {}))
+    return Translation(made, partial(ResponseEncoder, echoed))
+
+
+def _tool(tool: Any, where: str) -> dict[str, Any]:
+    kind = tool.get("type") if isinstance(tool, Mapping) else None
+    if kind != "function":
+        raise ParameterError(
+            "tools", f"{where} must be a tool of type function, got {shown(tool if kind is None else kind)}"
+        )
+    known = ("type", "name", "description", "parameters", "strict")
+    no_effect = ("allowed_callers", "async", "defer_loading", "output_schema")
+    given = present_fields(tool, (*known, *no_effect), where, "tools")
+    return {"type": "function", "function": {name: given[name] for name in known[1:] if name in given}}
+
+
+def _logprobs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields for logprobs: ``top_logprobs`` above 0 requests them as well."""
+    include = read_list(given.get("include", []), "include")
+    for index, value in enumerate(include):
+        if value not in INCLUDABLE:
+            raise invalid_value(f"include[{index}]", f"one of {', '.join(INCLUDABLE)}", value, "include")
+    top = given.get("top_logprobs", 0)
+    return (
+        {"logprobs": True, "top_logprobs": top}
+        if LOGPROBS in include or not json_equal(top, 0)
+        else {"top_logprobs": None}
+    )
+
+
+def _reasoning(value: Any) -> dict[str, Any]:
+    given = present_fields(
+        value, ("effort", "summary", "generate_summary", "mode", "context"), "reasoning", "reasoning"
+    )
+    return {"reasoning_effort": given["effort"]} if "effort" in given else {}
+
+
+def _text(value: Any) -> dict[str, Any]:
+    given = present_fields(value, ("format", "verbosity"), "text", "text")
+    if given.get("verbosity", "medium") != "medium":
+        raise ParameterError("text", f"text.verbosity is not supported, got {shown(given['verbosity'])}")
+    if "format" not in given:
+        return {}
+    known = ("type", "name", "schema", "strict", "description")
+    wanted = present_fields(given["format"], known, "text.format", "text")
+    if wanted.get("type") != "json_schema":
+        return {"response_format": wanted}
+    schema = {name: wanted[name] for name in known[1:] if name in wanted}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _metadata(value: Any) -> Mapping[str, str]:
+    texts = isinstance(value, Mapping) and all(isinstance(item, str) for item in value.values())
+    if not isinstance(value, Mapping) or not texts or len(value) > MAX_METADATA:
+        raise invalid_value("metadata", f"an object with at most {MAX_METADATA} strings", value)
+    return value
+
+
+RESPONSES = ChatAPI(
+    URL,
+    translate,
+    renames(
+        (r"max_completion_tokens", "max_output_tokens"),
+        (r"response_format\.json_schema", "text.format"),
+        (r"response_format", "text.format"),
+        (r"messages", "input"),
+        (r"reasoning_effort", "reasoning.effort"),
+        (r"(tools\[\d+\])\.function", r"\1"),
+    ),
+    field_names(),
+)
