@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.cli.beam_flags import PARAMETERS
+from nucleate.cli.generate import BEAM_PARAMETERS
 from nucleate.cli.main import main
 
 GENERATE = ("generate", "Once upon a time", "--num-beams", "4", "--max-tokens", "9")
@@ -94,7 +94,7 @@ def test_every_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["generate", "--help-all"])
     text = capsys.readouterr().out
-    assert all(f"--{name.replace('_', '-')}" in text for name in PARAMETERS)
+    assert all(f"--{name.replace('_', '-')}" in text for name in BEAM_PARAMETERS)
 
 
 def test_a_failed_search_is_a_failure(

@@ -13,7 +13,7 @@ from base64 import urlsafe_b64decode
 import pytest
 from server_process import wait_until
 
-from nucleate.cli.inspect_web import settings_hash
+from nucleate.cli.inspect import settings_hash
 from nucleate.cli.main import main
 
 

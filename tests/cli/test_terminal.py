@@ -10,7 +10,9 @@ import pytest
 
 from nucleate.cli.terminal import (
     NO_BREAK,
+    Cell,
     Terminal,
+    TextTable,
     character_width,
     columns,
     has_colors,
@@ -19,7 +21,6 @@ from nucleate.cli.terminal import (
     truncated,
     wrapped,
 )
-from nucleate.cli.text_table import Cell, TextTable
 
 
 class Screen(io.StringIO):

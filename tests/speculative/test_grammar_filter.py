@@ -9,8 +9,8 @@ import pytest
 from toy_requests import SIZE
 
 import nucleate as nc
+from nucleate.engine.verification import filter_draft
 from nucleate.speculative.draft import ROOT, Draft, truncate
-from nucleate.speculative.grammar_filter import filter_draft
 from nucleate.structured_output import GrammarCompiler, Guide
 
 LAW = np.ones(SIZE) / SIZE

@@ -20,6 +20,7 @@ from tree_proposers import FaultyTrees, HiddenStateOracle, TreeOracle
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
+from nucleate.engine.verification import filter_draft
 from nucleate.models.runner import ModelInput
 from nucleate.speculative.adaptive_proposer import AdaptiveProposer
 from nucleate.speculative.config import Speculation
@@ -34,7 +35,6 @@ from nucleate.speculative.draft import (
     tree_draft,
     truncate,
 )
-from nucleate.speculative.grammar_filter import filter_draft
 from nucleate.structured_output import GrammarCompiler, Guide
 
 DRAFTING = ("paged", "asynchronous")

@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from nucleate.batch.batch_records import JsonLine, lines
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
-from nucleate.cli.batch_output import BatchOutput
+from nucleate.cli.batch_output import BatchOutput, BatchResults
 from nucleate.cli.flag_values import read_values
 from nucleate.cli.structured_flags import check_structured
 from nucleate.cli.watermark_flags import add_watermark
 
 if TYPE_CHECKING:
     from nucleate.batch.batch_records import BatchRequest
-    from nucleate.cli.batch_results import BatchResults
 
 USAGE = "[OPTIONS] INPUT OUTPUT"
 COMMON = {
@@ -123,7 +122,6 @@ def process(
     arguments: argparse.Namespace, values: dict[str, Any], source: BinaryIO, output: BatchOutput, total: int | None
 ) -> int:
     """Process the lines without a record. Returns the exit status."""
-    from nucleate.cli.batch_results import BatchResults
     from nucleate.llm import progress_bar
 
     engines = RayEngines(arguments, values) if arguments.ray is not None else LocalEngine(arguments, values)

@@ -1,4 +1,4 @@
-"""The output file of a batch: appends records, resumes after interruptions.
+"""The output of a batch: a file of records that resumes after interruptions, and the results of a run.
 
 If a process is killed while writing, the next run removes the incomplete last record. A lock keeps two processes from
 writing to one file, except on Windows.
@@ -11,13 +11,18 @@ import os
 import re
 import shutil
 import sys
+import textwrap
+import time
 from array import array
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from nucleate.batch.batch_records import JsonLine, has_failed
 from nucleate.cli.argument_parser import UsageError
+
+if TYPE_CHECKING:
+    from nucleate.batch.batch_runner import LineResult
 
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
 _FIRST = b'{"id": "line-'
@@ -154,3 +159,42 @@ def _write(file: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]
+
+
+PROGRESS_SECONDS = 0.2  # between updates of the progress bar
+
+
+class BatchResults:
+    """The results of a run, as records in a file, failures on stderr and numbers. progress: a bar that counts lines."""
+
+    def __init__(self, output: BatchOutput, progress: Any) -> None:
+        self.done = self.failed = self.tokens = 0  #: tokens: generated, also those of lines in progress
+        self._output, self._progress = output, progress
+        self._start, self._updated = time.perf_counter(), 0.0
+
+    @property
+    def rate(self) -> float:
+        """Generated tokens per second, over the whole run."""
+        return self.tokens / max(time.perf_counter() - self._start, 1e-9)
+
+    def add(self, result: LineResult) -> None:
+        """Write a record."""
+        self._output.write(result.record)
+        if result.failure is None:
+            self.done += 1
+        else:
+            self.failed += 1
+            short = textwrap.shorten(result.failure.message, 200, placeholder=" ...")  # the record has the full message
+            self._progress.write(f"nucleate: line {result.entry.number}: {short}", file=sys.stderr)
+        self._progress.update(1)
+
+    def skip(self) -> None:
+        """Count a line that has a record."""
+        self._progress.update(1)
+
+    def show(self, tokens: int) -> None:
+        """Show the number of generated tokens so far, as a rate."""
+        self.tokens, now = tokens, time.perf_counter()
+        if now > self._updated + PROGRESS_SECONDS:
+            self._updated = now
+            self._progress.set_postfix_str(f"{self.rate:.0f} tokens/s, {self.failed} failed")

@@ -9,10 +9,10 @@ from typing import Any
 
 from nucleate.chat.chat_format import REASONING_PARSERS, TOOL_CALL_PARSERS
 from nucleate.cli.flag_values import REPEATABLE, STRUCTURED
-from nucleate.cli.gguf_flags import add_gguf, gguf_option
 from nucleate.cli.structured_flags import add_structured
 from nucleate.cli.watermark_flags import watermark_option
 from nucleate.models import BUNDLED_MODEL
+from nucleate.models.gguf.gguf_options import CACHE_TYPES, FLASH_ATTENTION
 from nucleate.parameters.parameter import Parameter, ParameterError
 from nucleate.sampling.pipeline_format import KIND as PIPELINE
 from nucleate.sampling.stages import STAGES
@@ -125,7 +125,22 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         help="Where the defaults of sampling parameters come from: auto (the model's generation_config.json) or none "
         "(default: auto).",
     )
-    add_gguf(parser)
+    _add_gguf(parser)
+
+
+def _add_gguf(parser: argparse.ArgumentParser) -> None:
+    """Add the flags for GGUF models, which llama.cpp runs."""
+    group = parser.add_argument_group("GGUF models (llama.cpp)")
+    types = ", ".join(CACHE_TYPES)
+    for flag, kind, metavar, text in (
+        ("--n-gpu-layers", int, "N", "Layers on the GPU; -1: all (default: -1)."),
+        ("--n-ctx", int, "N", "Size of the KV cache in tokens, for all sequences together (default: see the docs)."),
+        ("--n-threads", int, "N", "Threads of a forward pass (default: physical cores)."),
+        ("--cache-type-k", str, "TYPE", f"Type of the keys in the KV cache: {types} (default: f16)."),
+        ("--cache-type-v", str, "TYPE", "Type of the values, which needs flash attention if quantised (default: f16)."),
+        ("--flash-attn", str, "MODE", f"Flash attention: {', '.join(FLASH_ATTENTION)} (default: auto)."),
+    ):
+        group.add_argument(flag, type=kind, metavar=metavar, help=text)
 
 
 def add_name(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
@@ -213,9 +228,15 @@ def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the model, speculation and watermark flags as keyword arguments of ``LLM``. Raises ParameterError."""
     options = {name: getattr(arguments, name) for name in _MODEL_OPTIONS}
     speculation = _speculation(arguments) if hasattr(arguments, "speculative") else None
-    options |= gguf_option(arguments)
+    options |= _gguf_option(arguments)
     options |= watermark_option(arguments) if hasattr(arguments, "watermark") else {}
     return options if speculation is None else {**options, "speculative_config": speculation}
+
+
+def _gguf_option(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the keyword argument ``gguf_options`` of ``LLM``, if a flag is given."""
+    given = {name: getattr(arguments, name) for name in _GGUF_OPTIONS if getattr(arguments, name) is not None}
+    return {"gguf_options": given} if given else {}
 
 
 def _speculation(arguments: argparse.Namespace) -> Speculation | None:
@@ -234,6 +255,7 @@ _MODEL_OPTIONS = (
     *("tensor_parallel", "tool_call_parser", "reasoning_parser"),
 )
 
+_GGUF_OPTIONS = ("n_gpu_layers", "n_ctx", "n_threads", "cache_type_k", "cache_type_v", "flash_attn")
 _SPECULATION_FIELDS = {
     "speculative_model": "model",
     "num_speculative_tokens": "num_speculative_tokens",

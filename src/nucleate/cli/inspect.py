@@ -9,17 +9,31 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import socket
 import sys
+import threading
+from base64 import urlsafe_b64encode
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.flag_values import read_values
-from nucleate.cli.input_text import add_prompt, read_prompt
+from nucleate.cli.input_text import add_prompt, is_piped, read_prompt
+from nucleate.cli.inspect_tables import (
+    StepTable,
+    TokenNames,
+    config_name,
+    origins,
+    parameter_lines,
+    prompt_line,
+    stage_lines,
+    token_lines,
+)
 from nucleate.cli.terminal import Terminal, wrapped
-from nucleate.cli.token_names import TokenNames, prompt_line
-from nucleate.sampling_params import REQUEST_PARAMETERS
+from nucleate.parameters.converters import install_extra
+from nucleate.sampling_params import REQUEST_PARAMETERS, SamplingParams
 from nucleate.tokenization.tokenizer import token_text
 
 if TYPE_CHECKING:
@@ -71,14 +85,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.web:
-        from nucleate.cli.inspect_web import run_web
-
         return run_web(arguments)
     values = read_values(arguments)
     top, steps = (_count(name, getattr(arguments, name)) for name in ("top", "steps"))
     prompt = read_prompt(arguments)
     from nucleate.cli.inspect_steps import inspected
-    from nucleate.cli.param_origins import config_name, origins, parameter_lines
     from nucleate.llm import LLM
 
     llm = LLM(**flags.model_options(arguments))
@@ -132,9 +143,6 @@ def show(
     tokens: Iterable[InspectedToken], ids: list[int], names: TokenNames, parameters: list[str], top: int, steps: int
 ) -> Finish | None:
     """Print the prompt, the parameters and the steps as they are generated. Returns how they finished."""
-    from nucleate.cli.inspect_step_table import StepTable
-    from nucleate.cli.inspect_tables import stage_lines, token_lines
-
     terminal, text, token, table = names.terminal, "", None, None
     for token in tokens:
         result, text = token.trace, text + token.text
@@ -178,3 +186,61 @@ def output_lines(text: str, count: int, finish: Finish | None, steps: int, termi
     else:
         why = f"stop token {finish.detail}" if isinstance(finish.detail, int) else f"stop string {finish.detail!r}"
     return [*lines, f"ended after {count} of {steps} tokens: {why}"]
+
+
+def run_web(arguments: argparse.Namespace) -> int:
+    """Serve the inspector page to this machine only until Ctrl-C, and open a browser."""
+    from nucleate.cli.serve import missing_packages
+
+    if names := missing_packages():
+        raise UsageError(f"--web needs {', '.join(names)}: {install_extra('server')}")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    from nucleate.jit.kernel_libraries import warm
+    from nucleate.llm import LLM
+    from nucleate.server.app import application
+    from nucleate.server.limits import ServerLimits
+    from nucleate.server.request_log import RequestLog, configure
+    from nucleate.server.run import bind, default_sigint_handler, serve
+    from nucleate.server.service import REGEX_SECONDS, Service
+
+    given = arguments.prompt is not None or arguments.file is not None or is_piped()
+    prompt = read_prompt(arguments) if given else None
+    values = SamplingParams(**read_values(arguments)).to_dict()
+    with (
+        default_sigint_handler(),
+        bind("127.0.0.1", arguments.port) as bound,
+        configure(sys.stderr, log_format="text", level="warning"),
+    ):
+        llm = LLM(**flags.model_options(arguments))
+        engine = llm.new_engine(regex_seconds=REGEX_SECONDS)
+        warm(background=True)
+        name = flags.model_name(arguments)
+        service = Service(llm, engine, name, llm.default_params, ServerLimits())
+        log = RequestLog()
+        url = f"http://127.0.0.1:{bound.getsockname()[1]}/inspector{settings_hash(prompt, values)}"
+        print(f"The inspector is at {url}\nPress Ctrl-C to stop.", flush=True)
+        if not arguments.no_browser:
+            threading.Thread(target=_open_browser, args=(url, bound.getsockname()), daemon=True).start()
+        return serve(application(service, log, hosts=()), service, log, bound)
+
+
+def settings_hash(prompt: str | None, params: dict[str, Any]) -> str:
+    """The hash of a link to the page with these settings; empty for its example."""
+    if prompt is None and not params:
+        return ""
+    text = json.dumps({"prompt": prompt or "Once upon a time", "params": params})
+    return f"#s={urlsafe_b64encode(text.encode()).decode().rstrip('=')}"
+
+
+def _open_browser(url: str, address: tuple[str, int]) -> None:
+    """Open a browser as soon as the server accepts connections."""
+    import webbrowser
+
+    for _ in range(600):
+        try:
+            socket.create_connection(address[:2], timeout=1.0).close()
+        except OSError:
+            threading.Event().wait(0.1)
+        else:
+            webbrowser.open(url)
+            return

@@ -1,18 +1,22 @@
-"""The tables of one step of ``nucleate inspect``: its stages, and its most likely tokens.
+"""What ``nucleate inspect`` prints: the parameters with their origin, and tables of stages, tokens and steps.
 
-They are as wide as the terminal at most; on a narrow one, less important columns are left out.
+The tables are as wide as the terminal at most; on a narrow one, less important columns are left out.
 """
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nucleate.cli.terminal import Terminal, pad, text_width, truncated
-from nucleate.cli.text_table import Cell, TextTable
-from nucleate.cli.token_names import TokenNames
+from nucleate.cli.terminal import NO_BREAK, Cell, Terminal, TextTable, pad, text_width, truncated, wrapped
 from nucleate.parameters.converters import shown
 from nucleate.sampling.stage import Draw
+from nucleate.sampling_params import FIELDS, SamplingParams, plain
+from nucleate.tokenization.tokenizer import Tokenizer, token_text
 
 if TYPE_CHECKING:
     from nucleate.sampling.trace import Trace, TraceStep
@@ -143,3 +147,137 @@ def bar(part: float, terminal: Terminal, length: int = BAR) -> str:
         return "#" * max(1, round(part * length))
     whole, rest = divmod(max(1, round(part * length * 8)), 8)
     return "█" * whole + " ▏▎▍▌▋▊▉"[rest] * (rest > 0)
+
+
+TOKEN_WIDTH = 14
+"""The width of a token."""
+_STEP_LAYOUTS: tuple[tuple[tuple[str, ...], bool, int], ...] = (
+    (("step", "token", "before", "after", ENTROPY, "left"), False, 32),
+    (("step", "token", "before", "after", ENTROPY, "left"), True, 32),
+    (("step", "token", "after", ENTROPY, "left"), True, 32),
+    (("step", "token", "after", "left"), False, 20),
+    (("step", "token"), False, 0),
+)
+"""Columns, whether their headers have two lines, and the minimum width of the last column; from wide to narrow."""
+
+
+class StepTable:
+    """The columns that fit the terminal. steps: the highest number of rows. vocab_size: the most tokens left."""
+
+    def __init__(self, names: TokenNames, steps: int, vocab_size: int) -> None:
+        self._names = names
+        self._widths = {"step": len(str(steps)), "token": TOKEN_WIDTH, "left": len(str(vocab_size))}
+        columns = names.terminal.columns
+        for layout in _STEP_LAYOUTS:
+            self._columns, self._tall, least = layout
+            if columns is None or self._table([]).fixed + least <= columns:
+                break
+
+    def lines(self, result: Trace) -> list[str]:
+        """The row of a step, below the headers if it is the first one."""
+        table = self._table([self._row(result)])
+        return table.lines(self._names.terminal)[table.height if result.step else 0 :]
+
+    def _table(self, rows: list[list[Cell]]) -> TextTable:
+        headers = tuple(name.replace(" ", "\n") if self._tall else name for name in self._columns)
+        sides = "".join("<" if name == "token" else ">" for name in self._columns)
+        widths = [self._widths.get(name, 0) for name in self._columns]
+        return TextTable((*headers, "removed by"), f"{sides}<", rows, 0, widths)
+
+    def _row(self, result: Trace) -> list[Cell]:
+        token, last = result.token_id, before_draw(result)
+        cells = {
+            "step": Cell(str(result.step + 1)),
+            "token": Cell("" if token is None else self._names(token, TOKEN_WIDTH), "bold"),
+            "before": Cell("" if token is None else percent(result.steps[0].probabilities[token])),
+            "after": Cell("" if token is None else percent(last.probabilities[token])),
+            ENTROPY: Cell(f"{last.entropy:.4f}"),
+            "left": Cell(str(last.left)),
+        }
+        removed = [(step.name, len(step.removed)) for step in result.steps if len(step.removed) and not is_draw(step)]
+        end = ", ".join(f"{name}{NO_BREAK}{count}" for name, count in removed) if result.error is None else result.error
+        return [*(cells[name] for name in self._columns), Cell(end, "dim")]
+
+
+class TokenNames:
+    """The quoted texts of tokens, by token id and maximum width."""
+
+    def __init__(self, tokenizer: Tokenizer, terminal: Terminal) -> None:
+        self.tokenizer, self.terminal = tokenizer, terminal
+
+    def __call__(self, token: int, width: int | None = None) -> str:
+        return self.terminal.quoted(token_text(self.tokenizer, token), width)
+
+
+def prompt_line(prompt: Sequence[int], output: Sequence[int], names: TokenNames, start: str, end: str) -> str:
+    """The last tokens of a prompt, then those of its output after a |, between two texts, on one line."""
+    terminal = names.terminal
+    limit = 1000 if terminal.columns is None else terminal.columns - text_width(start) - text_width(end)
+    tokens = [*prompt, *output]
+    shown_tokens, used = list[str](), 4 + 2 * bool(output)
+    for index, token in reversed([*enumerate(tokens)][-8:]):
+        name = names(token, max(8, limit - 6))
+        used += text_width(name) + 1
+        if used > limit and shown_tokens:
+            break
+        mark = "| " if output and index == len(prompt) else ""
+        shown_tokens.insert(0, f"{mark}{terminal.paint(name, 'sampled' if index >= len(prompt) else '')}")
+    dots = "... " * (len(shown_tokens) < len(tokens))
+    return f"{terminal.paint(start, 'bold')}{dots}{' '.join(shown_tokens)}{end}"
+
+
+SHOWN_DEFAULTS = ("order", "draw")
+"""Parameters with a stage or an effect of their own by default."""
+ORIGINS = ("flag", "generation_config", "default")
+
+
+def origins(params: SamplingParams, flags: Collection[str], recommended: SamplingParams) -> dict[str, str]:
+    """The origin of each parameter of ``params`` that is set: "flag", "generation_config" or "default".
+
+    flags: the names of parameters with a flag. recommended: the parameters that the model recommends. One of these that
+    contradicts a flag has its default instead, see ``SamplingParams.override``.
+    """
+
+    def origin(name: str) -> str:
+        if name in flags:
+            return "flag"
+        own = name in recommended.fields_set and getattr(params, name) == getattr(recommended, name)
+        return "generation_config" if own else "default"
+
+    return {name: origin(name) for name in FIELDS if name in params.fields_set}
+
+
+def parameter_lines(params: SamplingParams, origin: Mapping[str, str], source: str, terminal: Terminal) -> list[str]:
+    """The parameters in effect, one row per origin. source: the name of the model's file with recommended ones."""
+    if params.pipeline is None:
+        origin = {**origin, **{name: "default" for name in (*SHOWN_DEFAULTS, "seed") if name not in origin}}
+    else:  # it replaces all parameters of stages
+        origin = {name: own for name, own in origin.items() if own != "default"}
+    labels = dict(zip(ORIGINS, ("flags", terminal.text(source), "defaults"), strict=True))
+    width = max(text_width(labels[one]) for one in origin.values())
+    room = None if terminal.columns is None else max(20, terminal.columns - width - 2)
+    lines = list[str]()
+    for kind, label in labels.items():
+        values = [f"{name}{NO_BREAK}{_value(name, params, terminal)}" for name, own in origin.items() if own == kind]
+        for number, line in enumerate(wrapped(", ".join(values), room, "") if values else ()):
+            lines.append(f"{terminal.paint(pad('' if number else label, width, '<'), 'dim')}  {line}")
+    return lines
+
+
+def _value(name: str, params: SamplingParams, terminal: Terminal) -> str:
+    """A value on one line, truncated to 60 columns."""
+    value = getattr(params, name)
+    if name == "pipeline":
+        text = " | ".join(map(repr, value))
+    elif name == "seed" and value is None:
+        text = "random"
+    elif isinstance(value, str) and re.fullmatch(r"[\w.-]+", value):
+        text = value
+    else:
+        text = json.dumps(plain(value), ensure_ascii=False)
+    return truncated(terminal.text(text), 60)
+
+
+def config_name(folder: Path | None) -> str:
+    """The name of the file with the parameters that a model recommends."""
+    return folder.name if folder is not None and folder.is_file() else "generation_config.json"  # a GGUF file

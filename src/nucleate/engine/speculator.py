@@ -15,7 +15,7 @@ from nucleate.engine.running_request import RunningSequence, can_draft, only_dec
 from nucleate.engine.scheduler import ScheduledSequence, Scheduler
 from nucleate.engine.stats import SpeculativeStats
 from nucleate.engine.token_sampler import StepSampler
-from nucleate.engine.verification import InvalidDistributionError, Path, verify_by_rule, verify_coupled
+from nucleate.engine.verification import InvalidDistributionError, Path, filter_draft, verify_by_rule, verify_coupled
 from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.jit.native_library import ensure_loaded
 from nucleate.models.runner import Move, Runner
@@ -26,7 +26,6 @@ from nucleate.sampling.stages.selection.greedy import Greedy
 from nucleate.speculative.adaptive_proposer import AdaptiveProposer
 from nucleate.speculative.config import COUPLED, FIELD, Speculation
 from nucleate.speculative.draft import NO_DRAFT, ROOT, Draft, DraftContext, TargetOutput, truncate
-from nucleate.speculative.grammar_filter import filter_draft
 
 logger = logging.getLogger("nucleate")
 
