@@ -214,7 +214,7 @@ REJECTED: list[tuple[str, Any, str]] = [
     ("response_format", schema_format(SCHEMA, strict=1), "json_schema.strict must be"),
     ("structured_outputs", {"json": UNIQUE}, "json: cannot enforce uniqueItems"),
     ("structured_outputs", {"regex": "(?=a)b"}, "structured_outputs.regex: "),
-    ("structured_outputs", {"regex": "("}, "structured_outputs.regex: unclosed group"),
+    ("structured_outputs", {"regex": "("}, "structured_outputs.regex: at offset 0: ( is never closed"),
     ("structured_outputs", {"choice": []}, "structured_outputs.choice must be"),
     ("structured_outputs", {"grammar": "start: nothing"}, 'unknown name: "nothing"'),
     ("structured_outputs", {"regex": "a", "json_object": True}, "exactly one of"),
