@@ -410,7 +410,7 @@ def test_params_are_immutable_values():
             "on_unsupported",
             "on_unsupported needs json_schema or structural_tag, got regex",
         ),
-        ({"regex": "a", "whitespace": None}, "whitespace", "whitespace must be one of flexible, none, got None"),
+        ({"regex": "a", "whitespace": "tight"}, "whitespace", "whitespace must be one of flexible, none, got 'tight'"),
     ],
 )
 def test_an_invalid_constraint_is_an_error_of_its_field(structured_outputs, field, words):

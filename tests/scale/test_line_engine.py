@@ -57,7 +57,7 @@ def test_a_seed_of_the_line_or_of_the_run_has_precedence() -> None:
 
 def test_an_invalid_constraint_is_an_error_at_the_start() -> None:
     pytest.importorskip("llguidance")
-    with pytest.raises(nc.ParameterError, match="unclosed character class"):
+    with pytest.raises(nc.ParameterError, match=r"regex: at offset 0: \[ is never closed"):
         LineEngine({}, {}, {"structured_outputs": nc.StructuredOutputs(regex="[")}, "tiny")
 
 
