@@ -15,6 +15,7 @@ from typing import Any, Final, cast
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.finite_text import remove_endless
 from nucleate.structured_output.json_schema import SUPPORTED, UNSUPPORTED, PreparedSchema, SchemaLocation, subschemas
+from nucleate.structured_output.name_patterns import name_regions
 from nucleate.structured_output.one_of import any_of_alternatives
 from nucleate.structured_output.property_counts import rewrite_property_counts
 from nucleate.structured_output.schema_negation import CannotNegateError, negation, types_of
@@ -169,18 +170,38 @@ def _one_of(schema: Schema, root: Schema) -> None:
 
 
 def _pattern_properties(schema: Schema, _root: Schema) -> None:
-    """Join patterns with equal schemas, which need not be disjoint then."""
-    given = schema["patternProperties"]
-    if not isinstance(given, dict) or len(given) < 2:
+    """Make patterns disjoint, and add one for the names that match none.
+
+    A name that matches several patterns gets a pattern of its own, with the schemas of all of them. Grammars take names
+    that match a pattern only without needless escapes, so that an additional name cannot be a declared one in disguise.
+    """
+    given, rest = schema["patternProperties"], schema.get("additionalProperties", True)
+    if not isinstance(given, dict) or not given or (rest is False and len(given) == 1):
         return
     groups: dict[str, tuple[list[str], Any]] = {}
     for pattern, child in given.items():
         groups.setdefault(json.dumps(child), ([], child))[0].append(pattern)
-    if len(groups) < len(given):
-        schema["patternProperties"] = {
-            patterns[0] if len(patterns) == 1 else "|".join(f"(?:{pattern})" for pattern in patterns): child
-            for patterns, child in groups.values()
+    patterns, children = [each for each, _ in groups.values()], [child for _, child in groups.values()]
+    regions = name_regions(patterns, () if is_true(rest) else SchemaLocation("", schema).mapping("properties"))
+    if regions is None:
+        joined = {
+            "|".join(f"(?:{each})" for each in some) if some[1:] else some[0]: child for some, child in groups.values()
         }
+        schema["patternProperties"] = joined
+        return
+    made: Schema = {}
+    for matched, text in regions.items():
+        index = next(iter(matched), 0)
+        if not matched:
+            if rest is not False:
+                made[text] = rest
+        elif len(matched) > 1:
+            made[text] = {"allOf": [children[each] for each in sorted(matched)]}
+        elif len(patterns[index]) == 1 and not any(index in other for other in regions if other != matched):
+            made[patterns[index][0]] = children[index]
+        else:
+            made[text] = children[index]
+    schema |= {"patternProperties": made, "additionalProperties": False}
 
 
 _REWRITES: Final[Mapping[str, Callable[[Schema, Schema], None]]] = {

@@ -48,7 +48,10 @@ def unsupported_combinations(locations: Iterable[SchemaLocation]) -> Iterator[tu
         additional = location.schema.get("additionalProperties", True)
         patterns, names = location.mapping("patternProperties"), _declared_names(location)
         if additional is not False and patterns:
-            yield f"patternProperties{location.message_suffix}", " unless additionalProperties is false"
+            yield (
+                f"patternProperties{location.message_suffix}",
+                " with patterns of this kind or size, unless additionalProperties is false",
+            )
         elif additional is not False and location.mapping("properties") and not _can_exclude_names(additional, names):
             yield f"additionalProperties{location.message_suffix}", " with declared names of this length"
         if (patterns or _needs_name_pattern(location)) and any(map(_CONTROL.search, names)):
@@ -147,13 +150,13 @@ def _class_end(pattern: str, start: int) -> int:
     """Return the end of the character class that begins at ``start``."""
     depth, position = 0, start
     while position < len(pattern):
-        if pattern[position] == "[":
+        character = pattern[position]
+        position += 1 + (character == "\\")
+        if character == "[":
             depth += 1
-            position += 1 + pattern.startswith("^", position + 1)
+            position += pattern.startswith("^", position)
             position += pattern.startswith("]", position)  # a leading ] is a literal
-            continue
-        position += 1 + (pattern[position] == "\\")
-        if pattern[position - 1] == "]" and pattern[position - 2 : position] != "\\]":
+        elif character == "]":
             depth -= 1
             if depth == 0:
                 return position
