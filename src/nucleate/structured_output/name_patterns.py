@@ -12,11 +12,13 @@ from nucleate.structured_output.terminal_automata import Alphabet, Automaton, Bu
 
 NO_CONTROL: Final = r"[^\x00-\x08\x0e-\x1f]"
 """All characters except control characters other than whitespace: see ``schema_soundness``."""
-MAX_STATES: Final = 256
+MAX_STATES: Final = 512
 """Maximum number of states of the automaton of all patterns of an object."""
 MAX_PATTERN_LENGTH: Final = 10_000
 MAX_NESTING: Final = 64
 """Maximum length, and nesting of brackets, of a pattern that ``name_regions`` returns."""
+MAX_REGIONS: Final = 32
+"""Maximum number of such patterns for one object; the grammar engine compares each with each."""
 
 _PLAIN: Final = ((0x09, 0x0D), (0x20, 0x7E), (0x80, 0xD7FF), (0xE000, 0x10FFFF))
 """The characters of generated classes."""
@@ -47,30 +49,36 @@ def pattern_excluding(texts: Iterable[str]) -> str:
     return "|".join([*end, f"[[^{excluded}]&&{NO_CONTROL}].*", *more])
 
 
-def name_regions(groups: Sequence[Sequence[str]], names: Iterable[str]) -> dict[frozenset[int], str] | None:
+def name_regions(
+    groups: Sequence[Sequence[str]], names: Iterable[str], budget: Budget
+) -> dict[frozenset[int], str] | None:
     """Divide all names by the groups of patterns that match them: disjoint patterns by the set of groups.
 
     The empty set stands for the names that match none, except ``names``. Some names with control characters belong to
     no set. None: there is no such pattern of limited size, or a pattern has syntax unknown to ``parse_pattern``.
     """
+    if len(groups) > MAX_REGIONS:
+        return None
     try:
         expressions = [choice(map(parse_pattern, patterns)) for patterns in groups]
         expressions.append(choice(sequence(_literal(name)) for name in names))
-        alphabet, budget = Alphabet([*expressions, Characters(ALL_CHARACTERS)]), Budget()
+        alphabet = Alphabet([*expressions, Characters(ALL_CHARACTERS)])
         automata = [Automaton(each, alphabet, budget, exact=True) for each in expressions]
-        moves, labels = _minimized(*_product(automata, alphabet.classes(Characters(ALL_CHARACTERS)), budget))
+        product = _product(automata, alphabet.classes(Characters(ALL_CHARACTERS)), budget)
+        moves, labels = _minimized(*product, budget)
+        edges = [{state: _class(alphabet, classes) for state, classes in each.items()} for each in moves]
+        excluded = {len(groups)}
+        regions = [*dict.fromkeys(label - excluded for label in labels)]
+        if len(regions) > MAX_REGIONS:
+            return None
+        found: dict[frozenset[int], str] = {}
+        for matched in regions:
+            ends = {state for state, label in enumerate(labels) if label != excluded and label - excluded == matched}
+            text = _expression(edges, ends, budget)
+            if text:
+                found[matched] = f"^(?s:{text})$"
     except (TooManyStepsError, UnknownSyntaxError):
         return None
-    edges: Edges = [{state: _class(alphabet, classes) for state, classes in each.items()} for each in moves]
-    found: dict[frozenset[int], str] = {}
-    excluded = {len(groups)}
-    for matched in dict.fromkeys(label - excluded for label in labels):
-        ends = {state for state, label in enumerate(labels) if label != excluded and label - excluded == matched}
-        text = _expression(edges, ends)
-        if text is None:
-            return None
-        if text:
-            found[matched] = f"^(?s:{text})$"
     return found
 
 
@@ -114,12 +122,13 @@ def _product(
 
 
 def _minimized(
-    moves: list[dict[int, int]], labels: list[frozenset[int]]
+    moves: list[dict[int, int]], labels: list[frozenset[int]], budget: Budget
 ) -> tuple[list[dict[int, int]], list[frozenset[int]]]:
     """Join the states that no text distinguishes."""
     kinds: dict[object, int] = {}
     block = [kinds.setdefault(label, len(kinds)) for label in labels]
     while True:
+        budget.spend(sum(map(len, moves)))
         kinds = {}
         joined = [_joined(each, block) for each in moves]
         refined = [
@@ -169,10 +178,10 @@ def _escaped(code: int) -> str:
     return f"\\{chr(code)}" if chr(code) in r"[]()\^-&~" else chr(code)
 
 
-def _expression(edges: Edges, ends: set[int]) -> str | None:
-    """Return a regular expression of the texts from state 0 to some states, "" if there are none, None if too large.
+def _expression(edges: Edges, ends: set[int], budget: Budget) -> str:
+    """Return a regular expression of the texts from state 0 to some states, or "" if there are none.
 
-    Eliminates the states one after the other.
+    Eliminates the states one after the other. Raises TooManyStepsError if it gets too large.
     """
     out = _useful(edges, ends)
     if _START not in out:
@@ -182,6 +191,7 @@ def _expression(edges: Edges, ends: set[int]) -> str | None:
         for to in each:
             into[to].add(state)
     while len(out) > 2:
+        budget.spend(len(out))
         state = min(out.keys() - {_START, _END}, key=lambda each: (_cost(each, out, into), -each))
         loop = out[state].pop(state, None)
         into[state].discard(state)
@@ -193,12 +203,14 @@ def _expression(edges: Edges, ends: set[int]) -> str | None:
                 out[source][to] = f"{out[source][to]}|{text}" if to in out[source] else text
                 into[to].add(source)
                 if len(out[source][to]) > MAX_PATTERN_LENGTH:
-                    return None
+                    raise TooManyStepsError
         for to in out.pop(state):
             into[to].discard(state)
         del into[state]
     text = out[_START][_END]
-    return f"(?:{text})" if _nesting(text) <= MAX_NESTING else None
+    if _nesting(text) > MAX_NESTING:
+        raise TooManyStepsError
+    return f"(?:{text})"
 
 
 def _useful(edges: Edges, ends: set[int]) -> dict[int, dict[int, str]]:

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import chain, combinations, islice
 from typing import Any, Final, cast
 
 from nucleate.parameters.parameter import ParameterError
@@ -20,9 +21,16 @@ from nucleate.structured_output.one_of import any_of_alternatives
 from nucleate.structured_output.property_counts import rewrite_property_counts
 from nucleate.structured_output.schema_negation import CannotNegateError, negation, types_of
 from nucleate.structured_output.schema_normalization import all_of, is_true, normalize
+from nucleate.structured_output.terminal_automata import Budget
 
 MAX_COMBINATIONS: Final = 128
 """Maximum number of combinations of the alternatives that conditions of one object may have."""
+MAX_COUNTED_ITEMS: Final = 8
+"""Number of items at the beginning of an array among which are those that ``contains`` counts."""
+MAX_PLACES: Final = 32
+"""Maximum number of alternatives for their places."""
+MAX_COMPARISONS: Final = 50_000
+"""Maximum number of pairs of alternatives of ``oneOf`` in a schema: about 1 s."""
 _MAX_CONDITIONS: Final = 64
 """Maximum number of names under dependencies of one schema that are rewritten."""
 
@@ -47,24 +55,36 @@ def prepare_schema(document: Any) -> PreparedSchema:
 
 
 def _prepared(document: Schema) -> PreparedSchema:
-    root, combinations = normalize(document), dict[str, int]()
+    root, products, budget = normalize(document), dict[str, int](), Budget()
+    compared = 0
     for location in subschemas(root):
         schema = cast("Schema", location.schema)
         rewrites = () if _REWRITES.keys().isdisjoint(schema) else _REWRITES.items()
         for keyword, rewrite in rewrites:
-            if keyword in schema:
+            if keyword == "oneOf":
+                compared += _num_comparisons(location)
+            if keyword in schema and not (keyword == "oneOf" and compared > MAX_COMPARISONS):
                 before = dict(schema)
                 with suppress(CannotNegateError):
                     rewrite(schema, root)
                 place = _IN_PLACE.sub("", location.pointer)
-                product = combinations.get(place, 1) * _num_alternatives({"allOf": _added(before, schema)})
+                product = products.get(place, 1) * _num_alternatives({"allOf": _added(before, schema)})
                 if product > MAX_COMBINATIONS:
                     schema.clear()
                     schema.update(before)
                 else:
-                    combinations[place] = product
+                    products[place] = product
+        if "patternProperties" in schema:
+            _pattern_properties(schema, budget)
         rewrite_property_counts(location, schema)
     return remove_endless(root)
+
+
+def _num_comparisons(location: SchemaLocation) -> int:
+    """Return how many pairs of alternatives of ``oneOf`` are compared; constants are not."""
+    given = location.list_of("oneOf")
+    constants = all(isinstance(each, dict) and not each.keys().isdisjoint(("const", "enum")) for each in given)
+    return 0 if constants else len(given) ** 2 // 2
 
 
 def _added(before: Schema, schema: Schema) -> list[Any]:
@@ -159,6 +179,36 @@ def _allow_pattern(schema: Schema, known: Schema, pattern: str, rest: Any) -> No
     schema["additionalProperties"] = False
 
 
+def _contains(schema: Schema, root: Schema) -> None:
+    """Rewrite ``contains`` as alternatives for the places of the items that it counts, which are among the first ones.
+
+    The result allows fewer arrays, so it must not be negated.
+    """
+    wanted, least, most = schema["contains"], schema.get("minContains", 1), schema.get("maxContains")
+    longest = min(MAX_COUNTED_ITEMS, schema.get("maxItems", MAX_COUNTED_ITEMS))
+    other = True if most is None else negation(wanted, root)
+    counts = [least] if most is None else range(least, min(most, longest) + 1)
+    alternatives: list[Schema] = []
+    for length in range(longest + 1):  # of the array up to the last counted item
+        choices = [combinations(range(length - 1), count - 1) for count in counts if 0 < count <= length]
+        places = [*islice(chain.from_iterable(choices), MAX_COMBINATIONS)]
+        if len(alternatives) + len(places) > MAX_PLACES:
+            break
+        for counted in places:
+            first = [wanted if index in counted else other for index in range(length - 1)]
+            alternatives.append({"prefixItems": [*first, wanted], "minItems": length})
+    if 0 in counts:
+        alternatives.append({})
+    if not alternatives and longest == MAX_COUNTED_ITEMS:
+        raise CannotNegateError
+    for each in alternatives:
+        each |= {"type": "array"} if other is True else {"type": "array", "items": other}
+    others = [name for name in types_of(schema) if name != "array"]
+    all_of(schema, {"anyOf": [*alternatives, *([{"type": others}] if others else [])]})
+    for keyword in ("contains", "minContains", "maxContains"):
+        schema.pop(keyword, None)
+
+
 def _one_of(schema: Schema, root: Schema) -> None:
     alternatives = any_of_alternatives(schema, root)
     if alternatives is not None:
@@ -169,7 +219,7 @@ def _one_of(schema: Schema, root: Schema) -> None:
             schema["anyOf"] = alternatives
 
 
-def _pattern_properties(schema: Schema, _root: Schema) -> None:
+def _pattern_properties(schema: Schema, budget: Budget) -> None:
     """Make patterns disjoint, and add one for the names that match none.
 
     A name that matches several patterns gets a pattern of its own, with the schemas of all of them. Grammars take names
@@ -182,7 +232,7 @@ def _pattern_properties(schema: Schema, _root: Schema) -> None:
     for pattern, child in given.items():
         groups.setdefault(json.dumps(child), ([], child))[0].append(pattern)
     patterns, children = [each for each, _ in groups.values()], [child for _, child in groups.values()]
-    regions = name_regions(patterns, () if is_true(rest) else SchemaLocation("", schema).mapping("properties"))
+    regions = name_regions(patterns, () if is_true(rest) else SchemaLocation("", schema).mapping("properties"), budget)
     if regions is None:
         joined = {
             "|".join(f"(?:{each})" for each in some) if some[1:] else some[0]: child for some, child in groups.values()
@@ -211,5 +261,5 @@ _REWRITES: Final[Mapping[str, Callable[[Schema, Schema], None]]] = {
     "dependentRequired": _dependent_required,
     "dependentSchemas": _dependent_schemas,
     "propertyNames": _property_names,
-    "patternProperties": _pattern_properties,
+    "contains": _contains,
 }
