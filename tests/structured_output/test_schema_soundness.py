@@ -189,7 +189,7 @@ NAME_PATTERNS = st.sampled_from(
     [
         "^x",
         "x",
-        "",
+        "^",
         "b$",
         "^a.?$",
         "^[a-c]{1,2}$",
