@@ -40,6 +40,8 @@ PATTERNED = {
     "patternProperties": {"^x": INTEGER, "x$": NULL},
     "additionalProperties": {"type": "string"},
 }
+P = {"$defs": {"p": {"type": "object", "patternProperties": {"^x": NULL}}}}
+EXTENDED = {"$ref": "#/$defs/p", "properties": {"a": INTEGER}, **P}
 KNOWN: list[tuple[dict[str, Any], str, bool]] = [
     (OPEN, r'{"\u0061":1}', False),
     (OPEN, r'{"a\u0062":1}', False),
@@ -90,6 +92,15 @@ KNOWN: list[tuple[dict[str, Any], str, bool]] = [
     (PATTERNED, r'{"d":null,"\u0064":"e"}', False),
     (PATTERNED, '{"d":null,"d":"e"}', False),
     (PATTERNED, '{"":"e","\\n":"e","\\"":"e","é":"e"}', True),
+    (EXTENDED, '{"a":1,"x":null,"b":2}', True),
+    (EXTENDED, '{"a":null}', False),
+    (EXTENDED, r'{"\u0061":null}', False),
+    (EXTENDED, r'{"\u0078":1}', False),
+    (EXTENDED | {"properties": {"x1": INTEGER}}, '{"x1":1}', False),
+    ({"allOf": [EXTENDED, {"properties": {"b": NULL}}], **P}, r'{"\u0062":1}', False),
+    ({"allOf": [{"$ref": "#/$defs/p"}, {"properties": {"b": NULL}}], **P}, r'{"\u0062":1}', False),
+    ({"allOf": [{"$ref": "#/$defs/p"}, {"properties": {"b": NULL}}], **P}, '{"b":null,"x":null,"c":1}', True),
+    ({"allOf": [{"$ref": "#/$defs/p"}, {"properties": {"b": NULL}}], **P}, '{"b":null,"x":1}', False),
     ({"type": "object", "patternProperties": {"": NULL}}, '{"b":1}', False),
     ({"type": "object", "patternProperties": {".*": NULL}}, '{"":null,"b":null}', True),
     ({"type": "object", "patternProperties": {"^.*$": NULL}}, '{"b":1}', False),

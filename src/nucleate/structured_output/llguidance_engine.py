@@ -236,6 +236,8 @@ def _compile_error(spec: StructuredOutputs, message: str, schema: PreparedSchema
         where = f" at {keyword_locations(schema.locations, 'oneOf')}" if schema else " in %json"
         hint = '; set on_unsupported="approximate" to treat it as anyOf' if field == "json_schema" else ""
         reason = f"cannot enforce oneOf whose alternatives may overlap{where}{hint}"
+    elif "patternProperty regexes" in reason and field == "json_schema":
+        reason = "cannot enforce patternProperties that match the same names of an object, here or under allOf or $ref"
     elif schema and _COUNTS_WARNING in reason:
         where = keyword_locations(schema.locations, *_COUNTS)
         reason = f"cannot enforce {' and '.join(_COUNTS)} at {where} with optional properties of allOf or $ref"

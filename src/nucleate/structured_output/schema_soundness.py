@@ -111,17 +111,19 @@ def _open_to_escapes(root: dict[str, Any]) -> set[int]:
         visited.add((id(location.schema), limited))
         if _CHECKED.isdisjoint(location.schema) and not location.has_children:
             continue
-        if not limited or not _allows_anything(location.schema.get("additionalProperties", True)):
-            found.add(id(location.schema))
         members = [SchemaLocation("", each) for each in location.list_of("allOf") if isinstance(each, dict)]
-        limiting = [each for each in [location, *members] if _limits_names(each)]
+        target = location.ref_target(root)
+        targets = [target, *(each.ref_target(root) for each in members)]
+        limiting = [each for each in [location, *members, *targets] if each and _limits_names(each)]
+        own_limited = limited or any(each is target and each.schema is not location.schema for each in limiting)
+        if not own_limited or not _allows_anything(location.schema.get("additionalProperties", True)):
+            found.add(id(location.schema))
         in_place = {id(each) for name in ("allOf", "anyOf", "oneOf") for each in location.list_of(name)}
         for child in location.children():
             inner = id(child.schema) in in_place and (
                 limited or any(each.schema is not child.schema for each in limiting)
             )
             stack.append((child, inner))
-        target = location.ref_target(root)
         stack += [(target, False)] if target else []
     return found
 
