@@ -20,12 +20,8 @@ from test_schema_rewriting import can_write_value, check
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarCompiler, StructuredOutputs
-from nucleate.structured_output.pattern_automata import (
-    UnknownPatternError,
-    complement,
-    disjoint_patterns,
-    rejects_text,
-)
+from nucleate.structured_output.pattern_automata import complement, disjoint_patterns, rejects_text
+from nucleate.structured_output.pattern_parser import UnknownPatternError
 from nucleate.structured_output.terminal_automata import Budget
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -108,7 +104,7 @@ def test_patterns_that_dialects_may_read_differently_are_unknown(pattern: str) -
     assert not rejects_text(pattern, "", Budget())
 
 
-@pytest.mark.parametrize("pattern", ["x{999}", "(a|b)*a(a|b){9}", "(?:[ab]{9}c){30}"])
+@pytest.mark.parametrize("pattern", ["x{999}", "(a|b)*a(a|b){9}$", "(?:[ab]{9}c){30}"])
 def test_large_patterns_have_no_complement(pattern: str) -> None:
     with pytest.raises(UnknownPatternError):
         complement(pattern, Budget())

@@ -22,6 +22,8 @@ _COUNT_KEYWORDS = ("minItems", "maxItems", "minLength", "maxLength", "minPropert
 _LIMITED = frozenset(
     (*_COUNT_KEYWORDS, "properties", "patternProperties", "required", "enum", "pattern", "format", "multipleOf")
 )
+_DESCRIPTIONS = frozenset(("title", "description", "$comment", "markdownDescription"))
+"""Words with texts that are not compiled."""
 
 
 @with_suggestions
@@ -30,7 +32,7 @@ class GrammarLimits:
     """Limits of constraints from untrusted clients. Each bounds a cost that grows faster than the length of the text.
 
     - ``max_characters``: length of the whole constraint.
-    - ``max_string_characters``: length of one regex, grammar, choice, or string in a schema.
+    - ``max_string_characters``: length of one regex, grammar, choice, or string in a schema except descriptions.
     - ``max_depth``: nesting of JSON and brackets.
     - ``max_properties``, ``max_enum_values``: number of names and of values in a whole schema.
     - ``max_choices``: number of choices, and of alternatives in a grammar.
@@ -44,10 +46,10 @@ class GrammarLimits:
     - ``mask_budget_seconds``: time that slow masks of all sequences of a constraint may take; see ``TimeBudget``.
     """
 
-    max_characters: int = 100_000
+    max_characters: int = 500_000
     max_string_characters: int = 20_000
     max_depth: int = 64
-    max_properties: int = 1_000
+    max_properties: int = 3_000
     max_enum_values: int = 10_000
     max_choices: int = 10_000
     max_repetitions: int = 1_000_000
@@ -224,9 +226,15 @@ def _depth_and_objects(value: Any, maximum: int, max_characters: int) -> tuple[i
             num_objects += isinstance(item, dict)
             if deepest > maximum:
                 break
-            for name in item if isinstance(item, dict) else ():
+            if isinstance(item, list):
+                stack += [(child, level + 1) for child in item]
+                continue
+            for name, child in item.items():
                 _check_string(name, max_characters)
-            stack += [(child, level + 1) for child in (item.values() if isinstance(item, dict) else item)]
+                if name in _DESCRIPTIONS and isinstance(child, str):
+                    _check_string(child, len(child))
+                else:
+                    stack.append((child, level + 1))
     return deepest, num_objects
 
 
