@@ -267,6 +267,8 @@ SLOW_BUT_FINE = {
     "alternatives": {"grammar": "start: " + " | ".join(f'"w{i}"' for i in range(1500))},
     "choices": {"choice": [f"choice {i}" for i in range(5000)]},
     "length": {"json_schema": {"type": "string", "minLength": 1000, "maxLength": 1_000_000}},
+    "pattern of a long name": {"json_schema": {"propertyNames": {"pattern": "^(a|a)*b$"},
+                                              "properties": {"a" * 150: {}}}},
     "patterns": {"json_schema": {"patternProperties": {f"^k{i:03}": {} for i in range(200)}, "type": "object",
                                  "additionalProperties": False}},
     "doubled": {"json_schema": {"$ref": "#/$defs/d0", "$defs": {

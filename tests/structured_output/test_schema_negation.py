@@ -217,6 +217,9 @@ NOT_X = {"not": {"$ref": "#/$defs/x"}}
         (DIGITS, {"b": "é"}),  # left out of x
         ({"type": "array", "items": {"enum": [*range(6)]}, "uniqueItems": True}, {"b": [1, 0]}),
         ({"oneOf": [{"required": ["p"], "not": {"properties": {"p": {"format": "uri"}}}}, True]}, {"b": {}}),
+        ({"type": "array", "contains": {"type": "string"}}, {"b": [1] * 8 + ["a"]}),
+        ({"type": "object", "patternProperties": {r"^\w$": INTEGER}, "minProperties": 1}, {"b": {"é": 1}}),
+        ({"type": "object", "patternProperties": {r"^\d$": INTEGER}, "maxProperties": 1}, {"b": {"٣": 1}}),
     ],
     ids=str,
 )

@@ -484,6 +484,16 @@ SCHEMAS = st.recursive(
             st.sampled_from([True, False, {"type": "integer"}]),
             st.sampled_from([{}, {"minProperties": 1}, {"maxProperties": 1}, {"minProperties": 2}]),
         ),
+        st.builds(
+            lambda patterns, rest: {"patternProperties": patterns, "additionalProperties": rest},
+            st.dictionaries(st.sampled_from(["^a", "[bc]", "^c$"]), inner, min_size=1, max_size=2),
+            st.sampled_from([True, False, {"type": "integer"}]),
+        ),
+        st.builds(
+            lambda a, counts: {"contains": a, **counts},
+            inner,
+            st.sampled_from([{}, {"minContains": 0}, {"minContains": 2}, {"maxContains": 1}]),
+        ),
     ),
     max_leaves=5,
 )  # fmt: skip
@@ -501,7 +511,7 @@ def test_random_schemas_accept_no_invalid_text(
     except ParameterError:
         return
     text = json.dumps(schema)
-    exact = "additionalProperties" not in text or "required" not in text
+    exact = "additionalProperties" not in text or ("required" not in text and "patternProperties" not in text)
     for value in values:
         taken, valid = can_write_value(compiled, tokenizer, value), validator.is_valid(value)
         assert taken <= valid, (schema, value)
