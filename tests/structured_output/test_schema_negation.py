@@ -285,3 +285,23 @@ def test_comparisons_take_limited_time(grammars: GrammarCompiler) -> None:
         with pytest.raises(ParameterError):
             grammars.compile(StructuredOutputs(json_schema=schema))
         assert process_time() - begin < 3
+
+
+def test_all_schemas_of_a_constraint_share_one_budget(grammars: GrammarCompiler) -> None:
+    schemas = [{"patternProperties": {f"{i}(a|b)*a(a|b){{6}}$": INTEGER, f"^{i}b": {}}} for i in range(200)]
+    parts = [
+        {"type": "tag", "begin": f"<{i}>", "end": ">", "content": {"type": "json_schema", "json_schema": schema}}
+        for i, schema in enumerate(schemas)
+    ]
+    rules = [f'x{i}: "{i}" %json {json.dumps(schema)}' for i, schema in enumerate(schemas[:100])]
+    text = "\n".join([f"start: {' | '.join(f'x{i}' for i in range(100))}", *rules])
+    grammar = {"type": "grammar", "grammar": text}
+    for fields, message in (
+        ({"structural_tag": {"type": "structural_tag", "format": {"type": "or", "elements": parts}}}, "of this kind"),
+        ({"structural_tag": {"type": "structural_tag", "format": grammar}}, "its schemas take too many steps"),
+        ({"grammar": text}, "grammar is too large: its schemas take too many steps to compare"),
+    ):
+        begin = process_time()
+        with pytest.raises(ParameterError, match=message):
+            grammars.compile(StructuredOutputs(**fields))
+        assert process_time() - begin < 3

@@ -16,6 +16,7 @@ from nucleate.structured_output.repetition_limits import ambiguous_size, expande
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.structured_output.tag_formats import FIELD, Format, Grammar, JsonSchema, Regex, at_place, parts_of
+from nucleate.structured_output.terminal_automata import Budget
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNT_KEYWORDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
@@ -83,15 +84,15 @@ class GrammarLimits:
     def check_tag(self, text: str, form: Format) -> dict[str, PreparedSchema]:
         """Check a structural tag, given as a JSON text and as a format. Returns its prepared schemas by their place."""
         self._check_max(FIELD, "characters", len(text), self.max_characters)
-        prepared: dict[str, PreparedSchema] = {}
+        prepared, budget = dict[str, PreparedSchema](), Budget()
         for part in parts_of(form):
             with at_place(part):
                 if isinstance(part, JsonSchema):
-                    [prepared[part.at]] = self._check_schemas([deepcopy(part.schema)])
+                    [prepared[part.at]] = self._check_schemas([deepcopy(part.schema)], budget=budget)
                 elif isinstance(part, Regex):
                     self.check_pattern("regex", part.pattern)
                 elif isinstance(part, Grammar):
-                    self.check_grammar(part.grammar)
+                    self.check_grammar(part.grammar, budget)
         return prepared
 
     def check_pattern(self, field: str, pattern: str, suffix: str = "") -> None:
@@ -103,9 +104,9 @@ class GrammarLimits:
         ambiguous = ambiguous_size(pattern)
         self._check_max(field, f"ambiguous repetitions in a regex{suffix}", ambiguous, self.max_ambiguous_repetitions)
 
-    def check_grammar(self, text: str) -> None:
-        """Check a grammar in Lark or GBNF."""
-        field = "grammar"
+    def check_grammar(self, text: str, budget: Budget | None = None) -> None:
+        """Check a grammar in Lark or GBNF. budget: for the comparisons of its schemas; None: a new one."""
+        field, budget = "grammar", budget or Budget()
         self._check_max(field, "characters", len(text), self.max_string_characters)
         lark = parse_lark(lark_text(text))
         self._check_max(field, "alternatives", lark.num_alternatives, self.max_choices)
@@ -115,11 +116,15 @@ class GrammarLimits:
         self._check_max(field, "repetitions at least", lark.size[0], self.max_required_repetitions)
         self._check_max(field, "repetitions at most", lark.size[1], self.max_repetitions)
         try:
-            self._check_schemas(deepcopy(lark.schemas))
+            self._check_schemas(deepcopy(lark.schemas), budget=budget)
         except ParameterError as error:
             raise ParameterError(field, f"{field}: %json{str(error).removeprefix('json_schema')}") from None
+        if lark.schemas and not budget.try_spend(0):  # they are prepared again, one by one
+            raise ParameterError(field, f"{field} is too large: its schemas take too many steps to compare")
 
-    def _check_schemas(self, schemas: Sequence[Any], *, rewrite: bool = True) -> list[PreparedSchema]:
+    def _check_schemas(
+        self, schemas: Sequence[Any], *, rewrite: bool = True, budget: Budget | None = None
+    ) -> list[PreparedSchema]:
         """Check schemas and prepare them, in place. The limits apply to all of them together."""
         field = "json_schema"
         properties = values = count = 0
@@ -129,7 +134,7 @@ class GrammarLimits:
             depth, num_objects = _depth_and_objects(document, self.max_depth, self.max_string_characters)
             self._check_max(field, "levels of depth", depth, self.max_depth)
             self._check_max(field, "objects", num_objects, 2 * self.max_enum_values)
-            schema = prepare_schema(document, rewrite=rewrite)
+            schema = prepare_schema(document, rewrite=rewrite, budget=budget)
             prepared.append(schema)
             locations = schema.locations
             count += len(locations)

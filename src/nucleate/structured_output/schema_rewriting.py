@@ -30,6 +30,7 @@ from nucleate.structured_output.pattern_parser import UnknownPatternError
 from nucleate.structured_output.property_counts import rewrite_property_counts
 from nucleate.structured_output.schema_negation import MAX_PAIRS, CannotNegateError, negation
 from nucleate.structured_output.schema_normalization import all_of, is_true, normalize
+from nucleate.structured_output.terminal_automata import Budget
 from nucleate.structured_output.unique_items import MAX_ALL_ORDERS, unique_arrays
 
 MAX_COMBINATIONS: Final = 128
@@ -48,21 +49,24 @@ _IN_PLACE: Final = re.compile(r"(?:/(?:allOf|anyOf|oneOf)/\d+)+$")
 Schema = dict[str, Any]
 
 
-def prepare_schema(document: Any, *, rewrite: bool = True) -> PreparedSchema:
-    """Normalize a schema, in place where it is an object, and rewrite its conditions. Raises ParameterError."""
+def prepare_schema(document: Any, *, rewrite: bool = True, budget: Budget | None = None) -> PreparedSchema:
+    """Normalize a schema, in place where it is an object, and rewrite its conditions. Raises ParameterError.
+
+    budget: for comparisons; None: a new one.
+    """
     if isinstance(document, bool):
         root: Schema = {} if document else {"allOf": [False]}
         return PreparedSchema(root, [SchemaLocation("", root)])
     try:
-        return _prepared(document, rewrite)
+        return _prepared(document, rewrite, budget or Budget())
     except (TypeError, AttributeError, KeyError, ValueError) as error:
         if isinstance(error, ParameterError):
             raise
         raise ParameterError("json_schema", "json_schema: a keyword has a value of the wrong type") from None
 
 
-def _prepared(document: Schema, rewrite: bool) -> PreparedSchema:
-    root, number_at, orders = normalize(document), dict[str, int](), 0
+def _prepared(document: Schema, rewrite: bool, budget: Budget) -> PreparedSchema:
+    root, number_at, orders = normalize(document, budget), dict[str, int](), 0
     for location in subschemas(root):
         schema = cast("Schema", location.schema)
         unchanged = dict(schema)
