@@ -294,7 +294,8 @@ def test_names_of_patterns_are_exact(
         text = f"{{{','.join(members)}}}"
         valid, written = validator.is_valid(json.loads(text)), can_write(compiled, tokenizer, text)
         assert valid or not written, (schema, text)
-        assert written or not valid or "\\u" in text or len(members) > 1, (schema, text)
+        same = text.isascii() or not any("\\" in pattern for pattern in schema["patternProperties"])  # in all dialects
+        assert written or not valid or "\\u" in text or len(members) > 1 or not same, (schema, text)
 
 
 @settings(deadline=None, max_examples=tiers.count(15, 60))
