@@ -284,7 +284,8 @@ def test_names_of_patterns_are_exact(
         error = caught
     else:
         error = None
-    assert error is None or "nsatisfiable" in str(error)
+    too_complex = error is not None and r"^\w+$" in schema["patternProperties"] and "match the same names" in str(error)
+    assert error is None or "nsatisfiable" in str(error) or too_complex
     for _ in range(40 if error is None else 0):
         names = [*schema["required"], *(rng.choice([*NAMES, "abab", "bx", "xb", "aa", "aé", "\nc"]) for _ in range(2))]
         write = (lambda name: escaped(name, rng)) if rng.random() < 0.3 else json.dumps
