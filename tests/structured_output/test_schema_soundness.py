@@ -89,7 +89,7 @@ KNOWN: list[tuple[dict[str, Any], str, bool]] = [
     (PATTERNED, '{"d":"e"}', False),
     (PATTERNED, r'{"d":null,"\u0064":"e"}', False),
     (PATTERNED, '{"d":null,"d":"e"}', False),
-    (PATTERNED, '{"":"e","\\n":"e","\\"":"e","é":"e"}', True),
+    (PATTERNED, '{"":"e","\\t":"e","\\"":"e","é":"e"}', True),
     (EXTENDED, '{"a":1,"x":null,"b":2}', True),
     (EXTENDED, '{"a":null}', False),
     (EXTENDED, r'{"\u0061":null}', False),
@@ -284,10 +284,9 @@ def test_names_of_patterns_are_exact(
         error = caught
     else:
         error = None
-    too_complex = error is not None and r"^\w+$" in schema["patternProperties"] and "match the same names" in str(error)
-    assert error is None or "nsatisfiable" in str(error) or too_complex
+    assert error is None or "nsatisfiable" in str(error)
     for _ in range(40 if error is None else 0):
-        names = [*schema["required"], *(rng.choice([*NAMES, "abab", "bx", "xb", "aa", "aé", "\nc"]) for _ in range(2))]
+        names = [*schema["required"], *(rng.choice([*NAMES, "abab", "bx", "xb", "aa", "aé", "\tc"]) for _ in range(2))]
         write = (lambda name: escaped(name, rng)) if rng.random() < 0.3 else json.dumps
         members = [
             f"{write(name)}:{json.dumps(rng.choice(VALUES))}" for name in dict.fromkeys(names[: rng.randint(1, 2)])

@@ -13,6 +13,7 @@ from nucleate.structured_output.grammar_expressions import (
     ALL_CHARACTERS,
     Characters,
     Expression,
+    Ranges,
     Repetition,
     choice,
     sequence,
@@ -32,6 +33,8 @@ MAX_REGIONS: Final = 32
 
 _PLAIN: Final = ((0x09, 0x0D), (0x20, 0x7E), (0x80, 0xD7FF), (0xE000, 0x10FFFF))
 """The characters of generated classes."""
+_IN_NAMES: Final = ((0x09, 0x09), (0x0B, 0x0D), *_PLAIN[1:])
+"""Those of names: without line feeds, before which ``$`` may match or not."""
 _WHITESPACE: Final = {0x09: r"\t", 0x0A: r"\n", 0x0B: r"\v", 0x0C: r"\f", 0x0D: r"\r"}
 
 _ESCAPE: Final = re.compile(r"\\.")
@@ -69,8 +72,8 @@ def name_regions(
 ) -> NameRegions | None:
     """Divide names by the groups of patterns that match them in any dialect.
 
-    Some names have no pattern: those with control characters, and those that no pattern matches in every dialect, but
-    some in another. others_but: excluded from the names that match none; None: these have no pattern. Returns None if
+    Some names have no pattern: those with control characters or line feeds, and those that a pattern matches in some
+    dialects only. others_but: excluded from the names that match none; None: these have no pattern. Returns None if
     there are no such patterns of limited size.
     """
     if len(groups) > MAX_REGIONS:
@@ -85,21 +88,15 @@ def name_regions(
                 choice(map(_literal, others_but or ())),
             ],
             budget,
+            _IN_NAMES,
         )
         for label in division.labels:
             if certain in label or (others_but is not None and not label):
                 found.setdefault(label - {certain, excluded}, set()).add(label)
         if len(found) > MAX_REGIONS:
             return None
-        shared = {
-            index for label in division.labels if len(matched := label - {certain, excluded}) > 1 for index in matched
-        }
-        made = dict[frozenset[int], str]()
-        for matched, labels in found.items():
-            given = [each for index in matched - shared for each in groups[index]]
-            text = given[0] if len(given) == 1 else division.pattern(labels)
-            if text is not None:
-                made[matched] = text
+        texts_of = {matched: division.pattern(labels) for matched, labels in found.items()}
+        made = {matched: text for matched, text in texts_of.items() if text is not None}
         return NameRegions(made, {name: division.label(name) - {certain, excluded} for name in declared})
     except UnknownPatternError:
         return None
@@ -150,16 +147,16 @@ def _disjoint(one: Expression, other: Expression, budget: Budget) -> bool:
 
 
 class _Division:
-    """Divides all texts by the expressions that match them. labels: which ones, by the state after a text.
+    """Divides texts of given characters by the expressions that match them. labels: which ones, by the state after one.
 
     Raises UnknownPatternError.
     """
 
-    def __init__(self, expressions: Sequence[Expression], budget: Budget) -> None:
-        self._alphabet, self._budget = Alphabet([*expressions, Characters(ALL_CHARACTERS)]), budget
+    def __init__(self, expressions: Sequence[Expression], budget: Budget, given: Ranges = _PLAIN) -> None:
+        self._alphabet, self._budget = Alphabet([*expressions, Characters(given)]), budget
         try:
             automata = [Automaton(each, self._alphabet, budget, exact=True) for each in expressions]
-            product = _product(automata, self._alphabet.classes(Characters(ALL_CHARACTERS)), budget)
+            product = _product(automata, self._alphabet.classes(Characters(given)), budget)
             self._moves, self.labels = _minimized(*product, budget)
         except TooManyStepsError:
             raise UnknownPatternError from None
@@ -168,7 +165,7 @@ class _Division:
         ]
 
     def label(self, text: str) -> frozenset[int]:
-        """Return which expressions match a text without NUL and surrogates; none of them for others."""
+        """Return which expressions match a text of the given characters; none of them for others."""
         state = 0
         for character in text:
             read = self._alphabet.class_of(ord(character))
