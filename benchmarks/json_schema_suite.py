@@ -105,7 +105,8 @@ def names_in(schema: Any) -> list[str]:
     if isinstance(schema, dict):
         for keyword, value in schema.items():
             found += [*value] if keyword == "properties" and isinstance(value, dict) else []
-            found += [name for name in value if isinstance(name, str)] if keyword == "required" else []
+            required = keyword == "required" and isinstance(value, list)
+            found += [name for name in value if isinstance(name, str)] if required else []
             found += names_in(value)
     elif isinstance(schema, list):
         for item in schema:

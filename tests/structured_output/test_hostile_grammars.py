@@ -52,7 +52,7 @@ SCHEMAS: dict[str, Any] = {
     "NUL": '{"type":\0"object"}',
     "deep": nested(200),
     "too deep to parse": '{"items":' * 100_000 + "{}" + "}" * 100_000,
-    "large": {"const": ["x" * 1000] * 200},
+    "large": {"const": ["x" * 1000] * 600},
     "one long string": {"const": "x" * 50_000},
     "unknown type": {"type": "strnig"},
     "type of a number": {"type": 1},
@@ -108,7 +108,7 @@ SCHEMAS: dict[str, Any] = {
     "repetitions without a separator": {"type": "string", "pattern": r"^(\p{L}{0,500}\p{N}{0,500}){50}$"},
     "long array": {"type": "array", "minItems": 10**9},
     "long string": {"type": "string", "minLength": 10**15},
-    "many properties": {"type": "object", "properties": {f"p{i}": {} for i in range(3000)}},
+    "many properties": {"type": "object", "properties": {f"p{i}": {} for i in range(4000)}},
     "many values": {"enum": list(range(15_000))},
     "many schemas": {"anyOf": [{}] * 20_000},
     "many to join": {"properties": {f"p{i}": {"$ref": "#", "minLength": 1, "pattern": f"{i}"} for i in range(950)}},
@@ -171,7 +171,7 @@ GRAMMARS = {
     "unsupported keyword, embedded": 'start: "a" %json {"items": {"not": {"items": {"type": "null"}}}}',
     "one of several, embedded": 'start: %json {"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}',
     "fetch, embedded": 'start: %json {"$ref": "http://127.0.0.1:9/x"}',
-    "large, embedded": 'start: %json {"properties": {' + ",".join(f'"p{i}":{{}}' for i in range(1500)) + "}}",
+    "large, embedded": 'start: %json {"required": [' + ",".join(f'"{i:x}"' for i in range(3100)) + "]}",
     "multiples, embedded": LINES(
         [
             "start: " + " ".join(f"a{i}" for i in (7, 11, 13, 17, 19)),
@@ -218,7 +218,7 @@ CHOICES: dict[str, Any] = {
     "half a character": ("\ud83d",),
     "NUL": ("a\0",),
     "many": tuple(map(str, range(20_000))),
-    "large": tuple("x" * 1000 + str(i) for i in range(200)),
+    "large": tuple("x" * 1000 + str(i) for i in range(600)),
     "one large": ("x" * 30_000,),
 }
 CASES = [
@@ -267,6 +267,8 @@ SLOW_BUT_FINE = {
     "alternatives": {"grammar": "start: " + " | ".join(f'"w{i}"' for i in range(1500))},
     "choices": {"choice": [f"choice {i}" for i in range(5000)]},
     "length": {"json_schema": {"type": "string", "minLength": 1000, "maxLength": 1_000_000}},
+    "pattern of a long name": {"json_schema": {"propertyNames": {"pattern": "^(a|a)*b$"},
+                                              "properties": {"a" * 150: {}}}},
     "patterns": {"json_schema": {"patternProperties": {f"^k{i:03}": {} for i in range(200)}, "type": "object",
                                  "additionalProperties": False}},
     "doubled": {"json_schema": {"$ref": "#/$defs/d0", "$defs": {
@@ -303,7 +305,7 @@ def test_limits_can_be_set(grammars: GrammarCompiler) -> None:
     )
     for fields, words in (
         ({"json_schema": {"title": "x" * 5, "description": "y" * 9}}, "characters"),
-        ({"json_schema": {"title": "x" * 11}}, "11 characters"),
+        ({"json_schema": {"const": "x" * 11}}, "11 characters"),
         ({"json_schema": {"items": {"items": {"items": {}}}}}, "depth"),
         ({"json_schema": {"properties": {"a": {}, "b": {}}}}, "properties"),
         ({"json_schema": {"enum": [1, 2, 3, 4, 5]}}, "values in enums"),
@@ -317,6 +319,7 @@ def test_limits_can_be_set(grammars: GrammarCompiler) -> None:
         with pytest.raises(ParameterError, match=words):
             tight.check(StructuredOutputs(**fields))
     tight.check(StructuredOutputs(json_schema={"enum": [1, 2, 3, 4]}))
+    tight.check(StructuredOutputs(json_schema={"title": "x" * 15}))
     tight.check(StructuredOutputs(regex="a{3}"))
 
 

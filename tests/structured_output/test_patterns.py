@@ -2,6 +2,7 @@ r"""Patterns mean the same in all constraints, and errors name the part that is 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import string
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import jsonschema
 import pytest
 import regex
 
@@ -227,6 +229,63 @@ def test_supported_syntax(grammars: GrammarCompiler, pattern: str) -> None:
 
 
 def test_patterns_that_become_equal_are_no_longer_two_names(grammars: GrammarCompiler) -> None:
-    schema = {"patternProperties": {r"^\d": {"const": 1}, "^[0-9]": {"const": 2}}, "additionalProperties": False}
+    schema = {"patternProperties": {r"^\d": {"const": 1}, "^[0-9]": {"enum": [1, 2]}}, "additionalProperties": False}
+    assert accepts(grammars, StructuredOutputs(json_schema=schema), '{"4":1}')
+    assert not accepts(grammars, StructuredOutputs(json_schema=schema), '{"4":2}')
+    unknown = {r"^\p{L}\d": {"const": 1}, r"^\p{L}[0-9]": {"const": 2}}
     with pytest.raises(ParameterError, match="patternProperties that match the same names"):
-        grammars.compile(StructuredOutputs(json_schema=schema))
+        grammars.compile(StructuredOutputs(json_schema={"patternProperties": unknown, "additionalProperties": False}))
+
+
+def matches(pattern: str, character: str, dialect: str) -> bool:
+    """Whether a pattern of one class matches a character."""
+    name = pattern.strip("[^]")
+    if dialect == "Python" or len(name) != 2 or name[0] != "\\":
+        return re.fullmatch(pattern, character) is not None
+    return (character in ECMA[name[1].lower()]) == (name[1].islower() != pattern.startswith("[^"))
+
+
+DECLARED = {"৪": {"enum": [1, 2, 3]}, "_": {"enum": [2, 3]}, "\ufeff": {"minimum": 2}}
+PAIRS = [
+    *itertools.combinations([r"\d", r"\w", r"\s", r"\D", r"\W", r"\S", r"[^\D]", "[4é]", "."], 2),
+    (r"\w",),
+    (r"\S",),
+]
+
+
+@pytest.mark.parametrize("rest", [True, False, {"enum": [1, 3]}], ids=str)
+@pytest.mark.parametrize("patterns", PAIRS, ids=" ".join)
+def test_a_name_satisfies_the_patterns_of_every_dialect(
+    grammars: GrammarCompiler, patterns: tuple[str, ...], rest: Any
+) -> None:
+    """A name that matches a pattern in one dialect only is no additional name in it."""
+    children = dict(zip(patterns, ({"enum": [1, 2]}, {"minimum": 2}), strict=False))
+    schema = {
+        "type": "object",
+        "properties": DECLARED,
+        "patternProperties": {f"^{pattern}$": child for pattern, child in children.items()},
+        "additionalProperties": rest,
+    }
+    spec = StructuredOutputs(json_schema=schema, whitespace="none")
+    for name, value in itertools.product(TEXTS.replace("\n", ""), (1, 2, 3)):
+        valid = set[bool]()
+        for dialect in ("ECMA-262", "Python"):
+            given = [child for pattern, child in children.items() if matches(pattern, name, dialect)]
+            applied = [*given, DECLARED[name]] if name in DECLARED else given or [rest]
+            valid.add(jsonschema.Draft202012Validator({"allOf": applied}).is_valid(value))
+        taken = accepts(grammars, spec, json.dumps({name: value}, ensure_ascii=False, separators=(",", ":")))
+        assert taken <= min(valid), (name, value)
+        if name.isascii():
+            assert taken == min(valid), (name, value)
+
+
+@pytest.mark.parametrize("pattern", [r"^\W$", r"^\D$", r"^\w$", r"^\s$"])
+def test_declared_names_satisfy_property_names_in_every_dialect(grammars: GrammarCompiler, pattern: str) -> None:
+    names = re.sub(r"[\t\n]", "", TEXTS)
+    schema = {"propertyNames": {"pattern": pattern}, "properties": {name: {"const": 1} for name in names}}
+    spec = StructuredOutputs(json_schema={"type": "object", **schema}, whitespace="none")
+    for name in names:
+        valid = [matches(pattern[1:-1], name, dialect) for dialect in ("ECMA-262", "Python")]
+        taken = accepts(grammars, spec, json.dumps({name: 1}, ensure_ascii=False, separators=(",", ":")))
+        assert taken <= all(valid), name
+        assert taken or not all(valid) or not name.isascii(), name

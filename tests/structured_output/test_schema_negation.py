@@ -20,12 +20,8 @@ from test_schema_rewriting import can_write_value, check
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarCompiler, StructuredOutputs
-from nucleate.structured_output.pattern_automata import (
-    UnknownPatternError,
-    complement,
-    disjoint_patterns,
-    rejects_text,
-)
+from nucleate.structured_output.pattern_automata import complement, disjoint_patterns, rejects_text
+from nucleate.structured_output.pattern_parser import UnknownPatternError
 from nucleate.structured_output.terminal_automata import Budget
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -108,7 +104,7 @@ def test_patterns_that_dialects_may_read_differently_are_unknown(pattern: str) -
     assert not rejects_text(pattern, "", Budget())
 
 
-@pytest.mark.parametrize("pattern", ["x{999}", "(a|b)*a(a|b){9}", "(?:[ab]{9}c){30}"])
+@pytest.mark.parametrize("pattern", ["x{999}", "(a|b)*a(a|b){9}$", "(?:[ab]{9}c){30}"])
 def test_large_patterns_have_no_complement(pattern: str) -> None:
     with pytest.raises(UnknownPatternError):
         complement(pattern, Budget())
@@ -221,6 +217,9 @@ NOT_X = {"not": {"$ref": "#/$defs/x"}}
         (DIGITS, {"b": "é"}),  # left out of x
         ({"type": "array", "items": {"enum": [*range(6)]}, "uniqueItems": True}, {"b": [1, 0]}),
         ({"oneOf": [{"required": ["p"], "not": {"properties": {"p": {"format": "uri"}}}}, True]}, {"b": {}}),
+        ({"type": "array", "contains": {"type": "string"}}, {"b": [1] * 8 + ["a"]}),
+        ({"type": "object", "patternProperties": {r"^\w$": INTEGER}, "minProperties": 1}, {"b": {"é": 1}}),
+        ({"type": "object", "patternProperties": {r"^\d$": INTEGER}, "maxProperties": 1}, {"b": {"٣": 1}}),
     ],
     ids=str,
 )
@@ -285,4 +284,24 @@ def test_comparisons_take_limited_time(grammars: GrammarCompiler) -> None:
         begin = process_time()
         with pytest.raises(ParameterError):
             grammars.compile(StructuredOutputs(json_schema=schema))
+        assert process_time() - begin < 3
+
+
+def test_all_schemas_of_a_constraint_share_one_budget(grammars: GrammarCompiler) -> None:
+    schemas = [{"patternProperties": {f"{i}(a|b)*a(a|b){{6}}$": INTEGER, f"^{i}b": {}}} for i in range(200)]
+    parts = [
+        {"type": "tag", "begin": f"<{i}>", "end": ">", "content": {"type": "json_schema", "json_schema": schema}}
+        for i, schema in enumerate(schemas)
+    ]
+    rules = [f'x{i}: "{i}" %json {json.dumps(schema)}' for i, schema in enumerate(schemas[:100])]
+    text = "\n".join([f"start: {' | '.join(f'x{i}' for i in range(100))}", *rules])
+    grammar = {"type": "grammar", "grammar": text}
+    for fields, message in (
+        ({"structural_tag": {"type": "structural_tag", "format": {"type": "or", "elements": parts}}}, "of this kind"),
+        ({"structural_tag": {"type": "structural_tag", "format": grammar}}, "its schemas take too many steps"),
+        ({"grammar": text}, "grammar is too large: its schemas take too many steps to compare"),
+    ):
+        begin = process_time()
+        with pytest.raises(ParameterError, match=message):
+            grammars.compile(StructuredOutputs(**fields))
         assert process_time() - begin < 3

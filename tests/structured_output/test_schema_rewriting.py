@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
@@ -259,6 +260,17 @@ EXACT: dict[str, Any] = {
     "closed by unevaluated": {"type": "object", "properties": {"a": INTEGER}, "unevaluatedProperties": False},
     "contains anything": {"type": "array", "contains": True, "maxContains": 1},
     "unused contains": {"type": "array", "contains": INTEGER, "minContains": 0},
+    "contains": {"type": ["array", "null"], "contains": INTEGER},
+    "contains some": {"type": "array", "contains": {"minimum": 2}, "minContains": 1, "maxContains": 1},
+    "contains few": {
+        "type": "array",
+        "items": {"type": ["integer", "null"]},
+        "contains": {"type": "null"},
+        "minContains": 0,
+        "maxContains": 1,
+    },
+    "contains nothing": {"contains": False},
+    "contains in few items": {"items": INTEGER, "contains": {"maximum": 1}, "maxItems": 2},
     "tuple of draft 7": {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "items": [INTEGER],
@@ -281,6 +293,17 @@ EXACT: dict[str, Any] = {
         "type": "object",
         "patternProperties": {"a": INTEGER, "^a": INTEGER, "b$": INTEGER},
         "additionalProperties": False,
+    },
+    "overlapping patterns": {
+        "type": "object",
+        "patternProperties": {"a": INTEGER, "^[a-c]": {"maximum": 1}},
+        "additionalProperties": False,
+    },
+    "patterns and others": {"type": "object", "patternProperties": {"^[ab]": INTEGER}, "minProperties": 1},
+    "patterns and a schema of others": {
+        "properties": {"c": True},
+        "patternProperties": {"^[ab]": INTEGER, "a": {"minimum": 2}},
+        "additionalProperties": {"type": "string"},
     },
     "inner identifier": {
         "$id": "http://example.com/root.json",
@@ -309,6 +332,57 @@ EXACT: dict[str, Any] = {
 @pytest.mark.fast_cases(60)
 def test_a_rewritten_schema_is_exact(grammars: GrammarCompiler, tokenizer: Tokenizer, name: str) -> None:
     check(grammars, tokenizer, EXACT[name], VALUES)
+
+
+ITEMS: list[Any] = [1, 2, None, "a", 3]
+CONTAINS: list[dict[str, Any]] = [
+    {"contains": INTEGER},
+    {"contains": {"minimum": 2}, "minContains": 2},
+    {"contains": {"type": "number", "minimum": 2}, "maxContains": 1},
+    {"contains": {"enum": ["a", 2]}, "minContains": 0, "maxContains": 2},
+    {"contains": {"const": None}, "minContains": 2, "maxContains": 3, "items": {"type": ["integer", "null"]}},
+    {"contains": INTEGER, "prefixItems": [{"type": "string"}, {"const": 2}], "maxItems": 3},
+    {"contains": {"type": "string"}, "minContains": 3, "maxItems": 2, "type": ["array", "null"]},
+    {"contains": {"$ref": "#/$defs/s"}, "items": {"anyOf": [INTEGER, {"$ref": "#/$defs/s"}]}, "$defs": {"s": NULL}},
+]
+
+
+@pytest.mark.parametrize("schema", CONTAINS, ids=str)
+def test_the_items_of_contains_are_counted(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any]
+) -> None:
+    rng = random.Random(0)
+    arrays = [[rng.choice(ITEMS) for _ in range(rng.randint(0, 5))] for _ in range(40)]
+    check(grammars, tokenizer, {"type": "array", **schema}, [[], None, 1, *arrays])
+
+
+def test_the_counted_items_are_among_the_first(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+    strings = {"type": "array", "contains": {"type": "string"}}
+    compiled = grammars.compile(StructuredOutputs(json_schema=strings))
+    assert can_write_value(compiled, tokenizer, [1] * 7 + ["a", 2, 2])
+    assert not can_write_value(compiled, tokenizer, [1] * 8 + ["a"])  # valid, but not generated
+    for schema in (  # so its negation must not be what is left
+        {"prefixItems": [{"$ref": "#/$defs/s"}, {"not": {"$ref": "#/$defs/s"}}]},
+        {"prefixItems": [{"$ref": "#/$defs/s"}, {"oneOf": [{"type": "array"}, {"$ref": "#/$defs/s"}]}]},
+        {"prefixItems": [{"$ref": "#/$defs/s"}, {"if": {"$ref": "#/$defs/s"}, "else": {"minItems": 1}, "then": False}]},
+    ):
+        with contextlib.suppress(ParameterError):
+            compiled = grammars.compile(StructuredOutputs(json_schema={**schema, "$defs": {"s": strings}}))
+            assert not can_write_value(compiled, tokenizer, [["a"], [1] * 8 + ["a"]])
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"contains": INTEGER, "minContains": 9}, "contains"),
+        ({"contains": {"type": "string", "pattern": r"\p{L}"}, "maxContains": 1}, "contains"),
+        ({"contains": INTEGER, "unevaluatedItems": False}, "unevaluatedItems"),
+    ],
+    ids=str,
+)
+def test_contains_that_cannot_be_counted(grammars: GrammarCompiler, schema: dict[str, Any], keyword: str) -> None:
+    with pytest.raises(ParameterError, match=f"cannot enforce {keyword}; set on_unsupported"):
+        grammars.compile(StructuredOutputs(json_schema={"type": "array", **schema}))
 
 
 @pytest.mark.parametrize(
@@ -410,6 +484,16 @@ SCHEMAS = st.recursive(
             st.sampled_from([True, False, {"type": "integer"}]),
             st.sampled_from([{}, {"minProperties": 1}, {"maxProperties": 1}, {"minProperties": 2}]),
         ),
+        st.builds(
+            lambda patterns, rest: {"patternProperties": patterns, "additionalProperties": rest},
+            st.dictionaries(st.sampled_from(["^a", "[bc]", "^c$"]), inner, min_size=1, max_size=2),
+            st.sampled_from([True, False, {"type": "integer"}]),
+        ),
+        st.builds(
+            lambda a, counts: {"contains": a, **counts},
+            inner,
+            st.sampled_from([{}, {"minContains": 0}, {"minContains": 2}, {"maxContains": 1}]),
+        ),
     ),
     max_leaves=5,
 )  # fmt: skip
@@ -427,7 +511,7 @@ def test_random_schemas_accept_no_invalid_text(
     except ParameterError:
         return
     text = json.dumps(schema)
-    exact = "additionalProperties" not in text or "required" not in text
+    exact = "additionalProperties" not in text or ("required" not in text and "patternProperties" not in text)
     for value in values:
         taken, valid = can_write_value(compiled, tokenizer, value), validator.is_valid(value)
         assert taken <= valid, (schema, value)

@@ -34,6 +34,14 @@ def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
 
 OPEN = {"type": "object", "properties": {"a": NULL, "ab": NULL, 'q"': NULL, "ä": NULL}}
 OTHERS = OPEN | {"additionalProperties": INTEGER}
+PATTERNED = {
+    "type": "object",
+    "properties": {"xd": {"minimum": 2}, "d": NULL},
+    "patternProperties": {"^x": INTEGER, "x$": NULL},
+    "additionalProperties": {"type": "string"},
+}
+P = {"$defs": {"p": {"type": "object", "patternProperties": {"^x": NULL}}}}
+EXTENDED = {"$ref": "#/$defs/p", "properties": {"a": INTEGER}, **P}
 KNOWN: list[tuple[dict[str, Any], str, bool]] = [
     (OPEN, r'{"\u0061":1}', False),
     (OPEN, r'{"a\u0062":1}', False),
@@ -57,6 +65,7 @@ KNOWN: list[tuple[dict[str, Any], str, bool]] = [
     ({"type": "string", "pattern": r"^[^\\]*$"}, r'"\\"', False),
     ({"type": "string", "pattern": r"^[^\\]*$"}, r'"\""', True),
     ({"type": "string", "pattern": r'^[^\n"]$'}, r'"\""', False),
+    ({"type": "string", "pattern": r"^[a\\](b)$"}, r'"\\b"', True),
     ({"type": "string", "pattern": r'^([^"]|b)*$'}, r'"\""', False),
     ({"type": "string", "pattern": r"^\P{Po}$"}, r'"\""', False),
     ({"type": "string", "pattern": r"^\PP$"}, r'"\\"', False),
@@ -68,6 +77,34 @@ KNOWN: list[tuple[dict[str, Any], str, bool]] = [
     ({"type": "string", "pattern": r'^[^\d"]$'}, '"5"', False),
     ({"type": "string", "pattern": r'^[^\w"]$'}, '"-"', True),
     ({"type": "object", "patternProperties": {'^[^"]$': NULL}, "additionalProperties": False}, r'{"\"":null}', False),
+    (PATTERNED, '{"x1":1,"x2":2,"ax":null,"b":"c"}', True),
+    (PATTERNED, '{"x1":null}', False),
+    (PATTERNED, r'{"\u0078":null}', False),
+    (PATTERNED, '{"xx":1}', False),
+    (PATTERNED, '{"xx":null}', False),
+    (PATTERNED, '{"b":1}', False),
+    (PATTERNED, '{"xd":3}', True),
+    (PATTERNED, '{"xd":1}', False),
+    (PATTERNED, '{"d":null,"b":"e"}', True),
+    (PATTERNED, '{"d":"e"}', False),
+    (PATTERNED, r'{"d":null,"\u0064":"e"}', False),
+    (PATTERNED, '{"d":null,"d":"e"}', False),
+    (PATTERNED, '{"":"e","\\t":"e","\\"":"e","é":"e"}', True),
+    (EXTENDED, '{"a":1,"x":null,"b":2}', True),
+    (EXTENDED, '{"a":null}', False),
+    (EXTENDED, r'{"\u0061":null}', False),
+    (EXTENDED, r'{"\u0078":1}', False),
+    (EXTENDED | {"properties": {"x1": INTEGER}}, '{"x1":1}', False),
+    ({"allOf": [EXTENDED, {"properties": {"b": NULL}}], **P}, r'{"\u0062":1}', False),
+    ({"allOf": [{"$ref": "#/$defs/p"}, {"properties": {"b": NULL}}], **P}, r'{"\u0062":1}', False),
+    ({"allOf": [{"$ref": "#/$defs/p"}, {"properties": {"b": NULL}}], **P}, '{"b":null,"x":null,"c":1}', True),
+    ({"allOf": [{"$ref": "#/$defs/p"}, {"properties": {"b": NULL}}], **P}, '{"b":null,"x":1}', False),
+    ({"type": "object", "patternProperties": {"": NULL}}, '{"b":1}', False),
+    ({"type": "object", "patternProperties": {".*": NULL}}, '{"":null,"b":null}', True),
+    ({"type": "object", "patternProperties": {"^.*$": NULL}}, '{"b":1}', False),
+    ({"type": "object", "patternProperties": {"^x": False}}, '{"b":1,"xb":1}', False),
+    ({"type": "object", "patternProperties": {"^x": False}}, '{"b":1,"bx":1}', True),
+    ({"type": "object", "patternProperties": {"[^\\x20-~]": NULL}}, r'{"\u0001":1}', False),
 ]
 
 
@@ -93,7 +130,8 @@ def test_schemas_in_a_grammar_are_enforced_too(grammars: GrammarCompiler, tokeni
             {"additionalProperties": NULL, "minProperties": 2},
             "minProperties at /items, because names can be repeated",
         ),
-        ({"patternProperties": {"^x": NULL}}, "patternProperties at /items unless additionalProperties is false"),
+        ({"patternProperties": {r"^\p{L}": NULL}}, "patternProperties at /items with patterns of this kind or size"),
+        ({"patternProperties": {"a.{9}$": NULL}}, "patternProperties at /items with patterns of this kind or size"),
         ({"properties": {"\n": NULL}}, "properties at /items with control characters in names"),
         (
             {"properties": {"a" * 65: NULL}, "additionalProperties": NULL},
@@ -159,6 +197,36 @@ OBJECTS = st.builds(
     st.integers(0, 3),
     st.sampled_from([{}, {}, {"^x": NULL}, {'[^"]1': INTEGER}]),
 )
+NAME_PATTERNS = st.sampled_from(
+    [
+        "^x",
+        "x",
+        "^",
+        "b$",
+        "^a.?$",
+        "^[a-c]{1,2}$",
+        "a|^b",
+        "^(?:a|x1)$",
+        "^[^a]*$",
+        r"^\w+$",
+        r"\W",
+        "(ab)+",
+        "^(a|b)*x",
+    ]
+)
+PATTERNED_OBJECTS = st.builds(
+    lambda names, patterns, rest, required: {
+        "type": "object",
+        "properties": names,
+        "patternProperties": patterns,
+        "required": required,
+        **({} if rest is None else {"additionalProperties": rest}),
+    },
+    st.dictionaries(st.sampled_from(NAMES), SCHEMAS, max_size=2),
+    st.dictionaries(NAME_PATTERNS, st.one_of(SCHEMAS, st.just(False)), min_size=1, max_size=3),
+    RESTS,
+    st.lists(st.sampled_from(NAMES), max_size=1),
+)
 CLASSES = st.lists(st.sampled_from(['"', r"\\", r"\n", "a", r"\x00", r"\s", r"\d", "x-z", r"\]", "!-/"]), min_size=1)
 ATOMS = st.builds(lambda negated, parts: f"[{'^' * negated}{''.join(parts)}]", st.booleans(), CLASSES)
 PATTERNS = st.builds(
@@ -201,6 +269,33 @@ def test_an_accepted_object_validates(
         text = hostile(schema, rng)
         if can_write(compiled, tokenizer, text):
             assert validator.is_valid(json.loads(text)), (schema, text)
+
+
+@settings(deadline=None, max_examples=tiers.count(15, 60))
+@given(schema=PATTERNED_OBJECTS, seed=st.integers(0, 2**32))
+def test_names_of_patterns_are_exact(
+    grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], seed: int
+) -> None:
+    """Whatever matches a name, a member is accepted if and only if all schemas that apply accept its value."""
+    rng, validator = random.Random(seed), jsonschema.Draft202012Validator(schema)
+    try:
+        compiled = grammars.compile(StructuredOutputs(json_schema=schema))
+    except ParameterError as caught:
+        error = caught
+    else:
+        error = None
+    assert error is None or "nsatisfiable" in str(error)
+    for _ in range(40 if error is None else 0):
+        names = [*schema["required"], *(rng.choice([*NAMES, "abab", "bx", "xb", "aa", "aé", "\tc"]) for _ in range(2))]
+        write = (lambda name: escaped(name, rng)) if rng.random() < 0.3 else json.dumps
+        members = [
+            f"{write(name)}:{json.dumps(rng.choice(VALUES))}" for name in dict.fromkeys(names[: rng.randint(1, 2)])
+        ]
+        text = f"{{{','.join(members)}}}"
+        valid, written = validator.is_valid(json.loads(text)), can_write(compiled, tokenizer, text)
+        assert valid or not written, (schema, text)
+        same = text.isascii() or not any("\\" in pattern for pattern in schema["patternProperties"])  # in all dialects
+        assert written or not valid or "\\u" in text or len(members) > 1 or not same, (schema, text)
 
 
 @settings(deadline=None, max_examples=tiers.count(15, 60))

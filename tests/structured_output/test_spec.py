@@ -111,7 +111,7 @@ def test_ignored_keywords_are_listed_and_validated_afterwards(grammars: GrammarC
             "a": {"type": "array", "uniqueItems": True, "items": {"type": "integer"}},
             "b": {"type": "string", "format": "idn-email"},
             "c": {"not": {"multipleOf": 2}, "nullable": True},
-            "d": {"contains": {"type": "null"}},
+            "d": {"contains": {"type": "null"}, "minContains": 9},
         },
     }
     compiled = grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported="ignore"))
@@ -121,6 +121,7 @@ def test_ignored_keywords_are_listed_and_validated_afterwards(grammars: GrammarC
         "not at /properties/c",
         "nullable at /properties/c",
         "contains at /properties/d",
+        "minContains at /properties/d",
     )
     assert compiled.validate('{"a": [1, 2]}', seconds=60) == []
     assert compiled.validate('{"a": [1, 1]}') == ["$.a: [1, 1] has non-unique elements"]

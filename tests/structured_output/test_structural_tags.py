@@ -410,7 +410,7 @@ ERRORS: list[tuple[Document, str]] = [
         structural({"type": "grammar", "grammar": "root ::= x"}),
         "structural_tag.format: in line 1: there is no rule 'x'",
     ),
-    (structural(const("a" * 100_001)), "structural_tag is too large: 1000"),
+    (structural(const("a" * 500_001)), "structural_tag is too large: 5000"),
 ]
 
 

@@ -16,12 +16,15 @@ from nucleate.structured_output.repetition_limits import ambiguous_size, expande
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.structured_output.tag_formats import FIELD, Format, Grammar, JsonSchema, Regex, at_place, parts_of
+from nucleate.structured_output.terminal_automata import Budget
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _COUNT_KEYWORDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _LIMITED = frozenset(
     (*_COUNT_KEYWORDS, "properties", "patternProperties", "required", "enum", "pattern", "format", "multipleOf")
 )
+_DESCRIPTIONS = frozenset(("title", "description", "$comment", "markdownDescription"))
+"""Words with texts that are not compiled."""
 
 
 @with_suggestions
@@ -30,7 +33,7 @@ class GrammarLimits:
     """Limits of constraints from untrusted clients. Each bounds a cost that grows faster than the length of the text.
 
     - ``max_characters``: length of the whole constraint.
-    - ``max_string_characters``: length of one regex, grammar, choice, or string in a schema.
+    - ``max_string_characters``: length of one regex, grammar, choice, or string in a schema except descriptions.
     - ``max_depth``: nesting of JSON and brackets.
     - ``max_properties``, ``max_enum_values``: number of names and of values in a whole schema.
     - ``max_choices``: number of choices, and of alternatives in a grammar.
@@ -44,10 +47,10 @@ class GrammarLimits:
     - ``mask_budget_seconds``: time that slow masks of all sequences of a constraint may take; see ``TimeBudget``.
     """
 
-    max_characters: int = 100_000
+    max_characters: int = 500_000
     max_string_characters: int = 20_000
     max_depth: int = 64
-    max_properties: int = 1_000
+    max_properties: int = 3_000
     max_enum_values: int = 10_000
     max_choices: int = 10_000
     max_repetitions: int = 1_000_000
@@ -81,15 +84,15 @@ class GrammarLimits:
     def check_tag(self, text: str, form: Format) -> dict[str, PreparedSchema]:
         """Check a structural tag, given as a JSON text and as a format. Returns its prepared schemas by their place."""
         self._check_max(FIELD, "characters", len(text), self.max_characters)
-        prepared: dict[str, PreparedSchema] = {}
+        prepared, budget = dict[str, PreparedSchema](), Budget()
         for part in parts_of(form):
             with at_place(part):
                 if isinstance(part, JsonSchema):
-                    [prepared[part.at]] = self._check_schemas([deepcopy(part.schema)])
+                    [prepared[part.at]] = self._check_schemas([deepcopy(part.schema)], budget=budget)
                 elif isinstance(part, Regex):
                     self.check_pattern("regex", part.pattern)
                 elif isinstance(part, Grammar):
-                    self.check_grammar(part.grammar)
+                    self.check_grammar(part.grammar, budget)
         return prepared
 
     def check_pattern(self, field: str, pattern: str, suffix: str = "") -> None:
@@ -101,9 +104,9 @@ class GrammarLimits:
         ambiguous = ambiguous_size(pattern)
         self._check_max(field, f"ambiguous repetitions in a regex{suffix}", ambiguous, self.max_ambiguous_repetitions)
 
-    def check_grammar(self, text: str) -> None:
-        """Check a grammar in Lark or GBNF."""
-        field = "grammar"
+    def check_grammar(self, text: str, budget: Budget | None = None) -> None:
+        """Check a grammar in Lark or GBNF. budget: for the comparisons of its schemas; None: a new one."""
+        field, budget = "grammar", budget or Budget()
         self._check_max(field, "characters", len(text), self.max_string_characters)
         lark = parse_lark(lark_text(text))
         self._check_max(field, "alternatives", lark.num_alternatives, self.max_choices)
@@ -113,11 +116,15 @@ class GrammarLimits:
         self._check_max(field, "repetitions at least", lark.size[0], self.max_required_repetitions)
         self._check_max(field, "repetitions at most", lark.size[1], self.max_repetitions)
         try:
-            self._check_schemas(deepcopy(lark.schemas))
+            self._check_schemas(deepcopy(lark.schemas), budget=budget)
         except ParameterError as error:
             raise ParameterError(field, f"{field}: %json{str(error).removeprefix('json_schema')}") from None
+        if lark.schemas and not budget.try_spend(0):  # they are prepared again, one by one
+            raise ParameterError(field, f"{field} is too large: its schemas take too many steps to compare")
 
-    def _check_schemas(self, schemas: Sequence[Any], *, rewrite: bool = True) -> list[PreparedSchema]:
+    def _check_schemas(
+        self, schemas: Sequence[Any], *, rewrite: bool = True, budget: Budget | None = None
+    ) -> list[PreparedSchema]:
         """Check schemas and prepare them, in place. The limits apply to all of them together."""
         field = "json_schema"
         properties = values = count = 0
@@ -127,7 +134,7 @@ class GrammarLimits:
             depth, num_objects = _depth_and_objects(document, self.max_depth, self.max_string_characters)
             self._check_max(field, "levels of depth", depth, self.max_depth)
             self._check_max(field, "objects", num_objects, 2 * self.max_enum_values)
-            schema = prepare_schema(document, rewrite=rewrite)
+            schema = prepare_schema(document, rewrite=rewrite, budget=budget)
             prepared.append(schema)
             locations = schema.locations
             count += len(locations)
@@ -224,9 +231,15 @@ def _depth_and_objects(value: Any, maximum: int, max_characters: int) -> tuple[i
             num_objects += isinstance(item, dict)
             if deepest > maximum:
                 break
-            for name in item if isinstance(item, dict) else ():
+            if isinstance(item, list):
+                stack += [(child, level + 1) for child in item]
+                continue
+            for name, child in item.items():
                 _check_string(name, max_characters)
-            stack += [(child, level + 1) for child in (item.values() if isinstance(item, dict) else item)]
+                if name in _DESCRIPTIONS and isinstance(child, str):
+                    _check_string(child, len(child))
+                else:
+                    stack.append((child, level + 1))
     return deepest, num_objects
 
 

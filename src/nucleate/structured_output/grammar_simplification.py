@@ -171,7 +171,7 @@ def _without_recursion(group: dict[str, Expression]) -> dict[str, Expression]:
             tails = {name: _tails(body, group, at_end) for name, body in group.items()}
             equations = {name: tail for name, tail in tails.items() if tail is not None}
             if len(equations) == len(group):
-                found = solved(equations, at_end)
+                found = _solved(equations, at_end)
                 if all(
                     body.regex_length <= MAX_REGEX_CHARACTERS and body.depth <= MAX_DEPTH for body in found.values()
                 ):
@@ -207,7 +207,7 @@ def _tails_of_sequence(expression: Sequence, group: Rules, at_end: bool) -> Tail
     return {name: _joined(before, tail, at_end) for name, tail in inner.items()}
 
 
-def solved(equations: dict[str, Tails], at_end: bool) -> dict[str, Expression]:
+def _solved(equations: dict[str, Tails], at_end: bool) -> dict[str, Expression]:
     """Solve linear equations by elimination: ``a = x a | y`` has the solution ``x* y``."""
     for name, tails in equations.items():
         if name in tails:

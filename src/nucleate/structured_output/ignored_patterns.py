@@ -52,7 +52,7 @@ def _unsupported_names(location: SchemaLocation, overlapping: bool) -> tuple[str
 
 
 def _may_overlap(patterns: list[str]) -> bool:
-    """Return whether two patterns may match the same name."""
+    """Return whether two patterns may match the same name, or it is hard to tell."""
     prefixes = sorted(
         found[1] if (found := _PREFIX.match(pattern)) and "|" not in pattern else "" for pattern in patterns
     )
@@ -63,7 +63,8 @@ def _may_overlap(patterns: list[str]) -> bool:
     schema = {"type": "object", "patternProperties": dict.fromkeys(patterns, True), "additionalProperties": False}
     matcher = library().LLMatcher
     try:
-        return "not disjoint" in matcher.validate_grammar(matcher.grammar_from_json_schema(json.dumps(schema)))
+        message = matcher.validate_grammar(matcher.grammar_from_json_schema(json.dumps(schema)))
+        return "not disjoint" in message or "determine if patternProperty" in message
     except BaseException as error:  # noqa: BLE001 - a panic is no Exception
         raise_unless_panic(error)
         return False

@@ -272,6 +272,8 @@ def _compile_error(spec: StructuredOutputs, message: str, schema: PreparedSchema
     reason = short_message(message, keep_position=field == "grammar")
     if "lookarounds not supported" in reason:
         reason = "an anchor (^ or $) in a pattern is repeated, or next to text; put it at the beginning or end"
+    elif "patternProperty regexes" in reason and field == "json_schema":
+        reason = "cannot enforce patternProperties that match the same names of an object, here or under allOf or $ref"
     elif schema and _COUNTS_WARNING in reason:
         where = keyword_locations(schema.locations, *_COUNTS)
         reason = f"cannot enforce {' and '.join(_COUNTS)} at {where} with optional properties of allOf or $ref"

@@ -1,114 +1,51 @@
-r"""Compares and complements the regular expressions of JSON schemas, with finite automata.
+r"""Compares, complements and divides the regular expressions of JSON schemas, with finite automata.
 
-Dialects differ: ``\d`` may match other digits than ASCII's, and ``$`` before a final line break. So the texts of a
-pattern are all those that it matches in any dialect. A complement has none of them, and disjoint patterns have none in
-common.
-Syntax that is not common to all dialects is not supported.
+A complement has no text that a pattern matches in any dialect, and disjoint patterns have none in common.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from nucleate.structured_output.grammar_expressions import (
-    EMPTY,
+    ALL_CHARACTERS,
     Characters,
     Expression,
+    Ranges,
     Repetition,
     choice,
-    rebuilt,
-    repetition,
     sequence,
 )
-from nucleate.structured_output.grammar_simplification import solved
+from nucleate.structured_output.pattern_parser import UnknownPatternError, characters, texts
 from nucleate.structured_output.terminal_automata import END, Alphabet, Automaton, Budget, TooManyStepsError, overlap
 
-MAX_PATTERN_CHARACTERS: Final = 500
-"""Maximum length of a pattern that is compared or complemented."""
-MAX_POSITIONS: Final = 200
-"""Maximum number of character classes of such a pattern, with its repetitions written out."""
-MAX_STATES: Final = 64
-"""Maximum number of states of a complement."""
-MAX_COMPLEMENT_CHARACTERS: Final = 5_000
-"""Maximum length of a complement."""
-_MAX_DEPTH: Final = 16
-_COPIES: Final = 4
-"""Repetitions of at most so many copies are exact in an automaton."""
+MAX_POSITIONS: Final = 256
+"""Maximum number of character classes of a pattern that is complemented or divided, with repetitions written out."""
+MAX_STATES: Final = 512
+"""Maximum number of states of the automaton of all patterns of an object."""
+MAX_PATTERN_LENGTH: Final = 10_000
+MAX_NESTING: Final = 64
+"""Maximum length, and nesting of brackets, of a pattern that is made."""
+MAX_REGIONS: Final = 32
+"""Maximum number of such patterns for one object; the grammar engine compares each with each."""
 
-_ESCAPE = r"\\(?:[dDwWsSnrtfv]|x[0-9a-fA-F]{2}|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|[^a-zA-Z0-9\s])"
-_TOKEN = re.compile(
-    rf"(?P<open>\((?:\?(?:P?<[A-Za-z_]\w*>|:)|(?!\?)))|(?P<close>\))|(?P<bar>\|)|(?P<anchor>[\^$])"
-    rf"|(?P<count>(?:[*+?]|\{{(?P<low>[0-9]{{1,4}})(?P<comma>,?)(?P<high>[0-9]{{0,4}})\}})\??)"
-    rf"|\[(?P<negated>\^?)(?P<set>(?:{_ESCAPE}|[^\\\[\]])+)\]|(?P<escape>{_ESCAPE})|(?P<one>[^\\\[\](){{}}*+?|])",
-    re.DOTALL,
-)
-_SET_ITEM = re.compile(rf"(?P<first>{_ESCAPE}|.)(?:-(?P<last>{_ESCAPE}|[^-]))?", re.DOTALL)
-_SET_OPERATOR = re.compile(r"&&|--|~~|\|\|")
-_LETTERS: Final = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11}
-_LAST: Final = 0x10FFFF
-_BEYOND_ASCII: Final = (0x80, _LAST)
+_PLAIN: Final = ((0x09, 0x0D), (0x20, 0x7E), (0x80, 0xD7FF), (0xE000, 0x10FFFF))
+"""The characters of generated classes."""
+_IN_NAMES: Final = ((0x09, 0x09), (0x0B, 0x0D), *_PLAIN[1:])
+"""Those of names: without line feeds, before which ``$`` may match or not."""
+_WHITESPACE: Final = {0x09: r"\t", 0x0A: r"\n", 0x0B: r"\v", 0x0C: r"\f", 0x0D: r"\r"}
 
-Ranges = list[tuple[int, int]]
+_ESCAPE: Final = re.compile(r"\\.")
+_ONE_CLASS: Final = re.compile(r"\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 
+_START, _END = -1, -2
+"""States before the first one, and after the last ones."""
 
-class UnknownPatternError(Exception):
-    """A pattern has syntax that is not common to all dialects, or is too large."""
-
-
-class _Class(NamedTuple):
-    """The characters that an escape matches in every dialect, and in any."""
-
-    always: Ranges
-    ever: Ranges
-
-
-class _Group(NamedTuple):
-    """Alternatives, each a sequence."""
-
-    branches: list[list[_Node]]
-
-
-class _Repeated(NamedTuple):
-    part: _Node
-    low: int
-    high: int | None
-
-
-_Node = Expression | _Group | _Repeated | str
-"""A part of a pattern; a text is an anchor."""
-
-
-def _inverted(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    found, low = [], 0
-    for first, last in sorted(ranges):
-        if low < first:
-            found.append((low, first - 1))
-        low = max(low, last + 1)
-    return [*found, (low, _LAST)] if low <= _LAST else found
-
-
-def _characters(ranges: Iterable[tuple[int, int]]) -> Characters:
-    return Characters(tuple(_inverted(_inverted(ranges))))
-
-
-def _class_pair(always: Ranges, maybe: Ranges) -> tuple[_Class, _Class]:
-    """Return a class and its opposite. maybe: the further ASCII characters that it matches in some dialect."""
-    ever = [*always, *maybe, _BEYOND_ASCII]
-    return _Class(always, ever), _Class(_inverted(ever), _inverted(always))
-
-
-_DIGIT, _NO_DIGIT = _class_pair([(48, 57)], [])
-_WORD, _NO_WORD = _class_pair([(48, 57), (65, 90), (95, 95), (97, 122)], [])
-_SPACE, _NO_SPACE = _class_pair([(9, 13), (32, 32)], [(28, 31)])
-_CLASSES: Final = {"d": _DIGIT, "D": _NO_DIGIT, "w": _WORD, "W": _NO_WORD, "s": _SPACE, "S": _NO_SPACE}
-_ANY = repetition(_characters([(0, _LAST)]), 0, None)
-_NOT_NEWLINE = _characters(_inverted([(10, 10)]))
-_MAYBE_NEWLINE = repetition(_characters([(10, 10)]), 0, 1)
-_WRITABLE = _characters([(9, 13), (32, 0xD7FF), (0xE000, _LAST)])
-"""Without control characters, see ``schema_soundness``."""
+Edges = list[dict[int, str]]
+"""By state: the regular expressions of the texts that lead to other states."""
+_NONE: Final = frozenset[int]()
 
 
 def complement(pattern: str, budget: Budget) -> str | None:
@@ -117,37 +54,58 @@ def complement(pattern: str, budget: Budget) -> str | None:
     The result matches whole texts, with anchors. It matches no text with control characters. Raises
     UnknownPatternError.
     """
-    expression = _expanded(_texts(pattern), [MAX_POSITIONS])
-    alphabet = Alphabet([expression, _WRITABLE])
-    try:
-        automaton = Automaton(expression, alphabet, budget)
-        moves = _all_moves(automaton, alphabet.classes(_WRITABLE))
-        budget.spend(len(moves) ** 2)
-    except TooManyStepsError:
-        raise UnknownPatternError from None
-    useful = {state for state in moves if not state & END}
-    while more := {state for state in moves.keys() - useful if not useful.isdisjoint(moves[state])}:
-        useful |= more
-    start = _start(automaton)
-    if start not in useful:
+    return _Division([_texts(pattern)], budget).pattern({_NONE})
+
+
+class NameRegions(NamedTuple):
+    """Names by the groups of patterns that match them; the empty set is for the names that match none.
+
+    patterns: disjoint patterns. declared: the groups that match each declared name.
+    """
+
+    patterns: dict[frozenset[int], str]
+    declared: dict[str, frozenset[int]]
+
+
+def name_regions(
+    groups: Sequence[Sequence[str]], declared: Iterable[str], others_but: Iterable[str] | None, budget: Budget
+) -> NameRegions | None:
+    """Divide names by the groups of patterns that match them in any dialect.
+
+    Some names have no pattern: those with control characters or line feeds, and those that a pattern matches in some
+    dialects only. others_but: excluded from the names that match none; None: these have no pattern. Returns None if
+    there are no such patterns of limited size.
+    """
+    if len(groups) > MAX_REGIONS:
         return None
-    equations: dict[str, dict[str | None, Expression]] = {}
-    for state in reversed([*moves]):  # the states before others last, which keeps the solution short
-        if state in useful:
-            tails: dict[str | None, Expression] = {
-                f"{after}": alphabet.characters(classes) for after, classes in moves[state].items() if after in useful
-            }
-            equations[f"{state}"] = tails if state & END else {None: EMPTY, **tails}
-    solution = solved(equations, at_end=True)[f"{start}"]
-    if solution.regex_length > MAX_COMPLEMENT_CHARACTERS:
-        raise UnknownPatternError
-    return f"^(?:{solution.regex})$"
+    certain, excluded = len(groups), len(groups) + 1
+    found: dict[frozenset[int], set[frozenset[int]]] = {}
+    try:
+        division = _Division(
+            [
+                *(choice(_texts(each) for each in patterns) for patterns in groups),
+                choice(_texts(each, certain=True) for patterns in groups for each in patterns),
+                choice(map(_literal, others_but or ())),
+            ],
+            budget,
+            _IN_NAMES,
+        )
+        for label in division.labels:
+            if certain in label or (others_but is not None and not label):
+                found.setdefault(label - {certain, excluded}, set()).add(label)
+        if len(found) > MAX_REGIONS:
+            return None
+        texts_of = {matched: division.pattern(labels) for matched, labels in found.items()}
+        made = {matched: text for matched, text in texts_of.items() if text is not None}
+        return NameRegions(made, {name: division.label(name) - {certain, excluded} for name in declared})
+    except UnknownPatternError:
+        return None
 
 
 def disjoint_patterns(one: str, other: str, budget: Budget) -> bool:
     """Whether no text matches both patterns, in any dialect. False if that is unknown."""
     try:
-        return _disjoint(_texts(one), _texts(other), budget)
+        return _disjoint(texts(one), texts(other), budget)
     except UnknownPatternError:
         return False
 
@@ -155,10 +113,28 @@ def disjoint_patterns(one: str, other: str, budget: Budget) -> bool:
 def rejects_text(pattern: str, text: str, budget: Budget) -> bool:
     """Whether a pattern does not match a text in any dialect. False if that is unknown."""
     try:
-        literal = sequence(_characters([(ord(each), ord(each))]) for each in text[: MAX_POSITIONS + 1])
-        return len(text) <= MAX_POSITIONS and _disjoint(_texts(pattern), literal, budget)
+        return len(text) <= MAX_POSITIONS and _disjoint(texts(pattern), _literal(text), budget)
     except UnknownPatternError:
         return False
+
+
+def accepts_text(pattern: str, text: str, budget: Budget) -> bool:
+    """Whether a pattern matches a text in every dialect. Raises UnknownPatternError."""
+    expression = _texts(pattern, certain=True)
+    alphabet = Alphabet([expression, Characters(ALL_CHARACTERS)])
+    try:
+        automaton = Automaton(expression, alphabet, budget, exact=True)
+        state = automaton.start | automaton.nullable
+        for character in text:
+            read = alphabet.class_of(ord(character))
+            state = next((after for readable, after in automaton.moves(state) if readable & read), 0)
+    except TooManyStepsError:
+        raise UnknownPatternError from None
+    return bool(state & END)
+
+
+def _literal(text: str) -> Expression:
+    return sequence(characters([(ord(each), ord(each))]) for each in text)
 
 
 def _disjoint(one: Expression, other: Expression, budget: Budget) -> bool:
@@ -170,151 +146,218 @@ def _disjoint(one: Expression, other: Expression, budget: Budget) -> bool:
         return False
 
 
-def _start(automaton: Automaton) -> int:
-    return automaton.start | (END if automaton.nullable else 0)
+class _Division:
+    """Divides texts of given characters by the expressions that match them. labels: which ones, by the state after one.
+
+    Raises UnknownPatternError.
+    """
+
+    def __init__(self, expressions: Sequence[Expression], budget: Budget, given: Ranges = _PLAIN) -> None:
+        self._alphabet, self._budget = Alphabet([*expressions, Characters(given)]), budget
+        try:
+            automata = [Automaton(each, self._alphabet, budget, exact=True) for each in expressions]
+            product = _product(automata, self._alphabet.classes(Characters(given)), budget)
+            self._moves, self.labels = _minimized(*product, budget)
+        except TooManyStepsError:
+            raise UnknownPatternError from None
+        self._edges = [
+            {state: _class(self._alphabet, classes) for state, classes in each.items()} for each in self._moves
+        ]
+
+    def label(self, text: str) -> frozenset[int]:
+        """Return which expressions match a text of the given characters; none of them for others."""
+        state = 0
+        for character in text:
+            read = self._alphabet.class_of(ord(character))
+            following = [after for after, readable in self._moves[state].items() if readable & read]
+            if not following:
+                return _NONE
+            [state] = following
+        return self.labels[state]
+
+    def pattern(self, labels: set[frozenset[int]]) -> str | None:
+        """Return a regular expression of whole texts that have one of some labels; None if there are none."""
+        try:
+            ends = {state for state, label in enumerate(self.labels) if label in labels}
+            text = _expression(self._edges, ends, self._budget)
+        except TooManyStepsError:
+            raise UnknownPatternError from None
+        return f"^(?s:{text})$" if text else None
 
 
-def _all_moves(automaton: Automaton, writable: int) -> dict[int, dict[int, int]]:
-    """Return the classes of characters from each state to others; from 0, after no text of the pattern, to itself."""
-    moves: dict[int, dict[int, int]] = {}
-    waiting = [_start(automaton)]
-    for state in waiting:  # grows meanwhile
-        if state in moves:
-            continue
-        found, left = dict[int, int](), writable
-        for classes, after in automaton.moves(state):
-            if classes & writable:
-                found[after] = found.get(after, 0) | classes & writable
-                left &= ~classes
-        moves[state] = {**found, 0: left} if left else found
-        waiting += moves[state]
-        if len(moves) > MAX_STATES:
-            raise UnknownPatternError
-    return moves
+def _texts(pattern: str, *, certain: bool = False) -> Expression:
+    found = texts(pattern, certain=certain)
+    if _num_positions(found) > MAX_POSITIONS:
+        raise UnknownPatternError
+    return found
 
 
-def _expanded(expression: Expression, left: list[int]) -> Expression:
-    """Write out repetitions that an automaton would not represent exactly. left: how many positions are left."""
+def _num_positions(expression: Expression) -> int:
+    """Return the number of character classes of an expression with its repetitions written out."""
     if isinstance(expression, Characters):
-        left[0] -= 1
-        if left[0] < 0:
-            raise UnknownPatternError
-        return expression
-    if isinstance(expression, Repetition) and (expression.high or expression.low) > _COPIES:
-        [part], low, high = expression.parts, expression.low, expression.high
-        copies = [_expanded(part, left) for _ in range(min(high or low, MAX_POSITIONS + 1))]
-        rest = [repetition(each, 0, 1) for each in copies[low:]]
-        return sequence([*copies[:low], *rest, *([repetition(_expanded(part, left), 0, None)] if high is None else [])])
-    return rebuilt(expression, [_expanded(part, left) for part in expression.parts])
+        return 1
+    copies = max(1, expression.high or expression.low) if isinstance(expression, Repetition) else 1
+    return copies * sum(map(_num_positions, expression.parts))
 
 
-@lru_cache(256)
-def _texts(pattern: str) -> Expression:
-    """Return the texts in which a pattern is found. Raises UnknownPatternError."""
-    if len(pattern) > MAX_PATTERN_CHARACTERS:
-        raise UnknownPatternError
-    return _choice(_parsed(pattern), first=True, last=True)
+def _product(
+    automata: Sequence[Automaton], everything: int, budget: Budget
+) -> tuple[list[dict[int, int]], list[frozenset[int]]]:
+    """Return the automaton that runs all automata at once: the characters between states, and who matches in each."""
+    start = tuple(each.start | each.nullable for each in automata)
+    numbers, waiting = {start: 0}, [start]
+    moves: list[dict[int, int]] = []
+    for states in waiting:  # grows meanwhile
+        pieces: list[tuple[int, tuple[int, ...]]] = [(everything, ())]
+        for automaton, state in zip(automata, states, strict=True):
+            refined = []
+            for classes, following in pieces:
+                for readable, after in automaton.moves(state):
+                    budget.spend()
+                    if classes & readable:
+                        refined.append((classes & readable, (*following, after)))
+                    classes &= ~readable
+                if classes:
+                    refined.append((classes, (*following, 0)))
+            pieces = refined
+        found: dict[int, int] = {}
+        for classes, following in pieces:
+            if following not in numbers:
+                numbers[following] = len(numbers)
+                waiting.append(following)
+                if len(numbers) > 4 * MAX_STATES:
+                    raise TooManyStepsError
+            found[numbers[following]] = found.get(numbers[following], 0) | classes
+        moves.append(found)
+    return moves, [frozenset(index for index, state in enumerate(states) if state & 1) for states in numbers]
 
 
-def _parsed(pattern: str) -> _Group:
-    stack, position = [_Group([[]])], 0
-    while position < len(pattern):
-        token = _TOKEN.match(pattern, position)
-        if token is None or len(stack) > _MAX_DEPTH:
-            raise UnknownPatternError
-        position = token.end()
-        branch = stack[-1].branches[-1]
-        if token["open"]:
-            stack.append(_Group([[]]))
-        elif token["close"]:
-            if len(stack) == 1:
-                raise UnknownPatternError
-            group = stack.pop()
-            stack[-1].branches[-1].append(group)
-        elif token["bar"]:
-            stack[-1].branches.append([])
-        elif token["count"]:
-            branch[-1:] = [_repeated(branch[-1:], token)]
+def _minimized(
+    moves: list[dict[int, int]], labels: list[frozenset[int]], budget: Budget
+) -> tuple[list[dict[int, int]], list[frozenset[int]]]:
+    """Join the states that no text distinguishes."""
+    kinds: dict[object, int] = {}
+    block = [kinds.setdefault(label, len(kinds)) for label in labels]
+    while True:
+        budget.spend(sum(map(len, moves)))
+        kinds = {}
+        joined = [_joined(each, block) for each in moves]
+        refined = [
+            kinds.setdefault((block[state], frozenset(joined[state].items())), len(kinds))
+            for state in range(len(moves))
+        ]
+        if max(refined) == max(block):
+            break
+        block = refined
+    if len(kinds) > MAX_STATES:
+        raise TooManyStepsError
+    first = {number: state for state, number in reversed([*enumerate(refined)])}
+    return [_joined(moves[first[number]], refined) for number in sorted(first)], [
+        labels[first[number]] for number in sorted(first)
+    ]
+
+
+def _joined(moves: dict[int, int], block: list[int]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for state, classes in moves.items():
+        found[block[state]] = found.get(block[state], 0) | classes
+    return found
+
+
+def _class(alphabet: Alphabet, classes: int) -> str:
+    """Return a regular expression of one character of some classes; empty for control characters only."""
+    given = alphabet.ranges(classes)
+    if given == ALL_CHARACTERS:
+        return "."
+    ranges = [
+        (max(low, first), min(high, last))
+        for low, high in given
+        for first, last in _PLAIN
+        if max(low, first) <= min(high, last)
+    ]
+    parts: list[str] = []
+    for low, high in ranges:
+        if high <= 0x0D:
+            parts += [_WHITESPACE[code] for code in range(low, high + 1)]
         else:
-            branch.append(token["anchor"] or _one_character(token))
-    if len(stack) > 1:
-        raise UnknownPatternError
-    return stack[0]
+            parts.append(_escaped(low) if low == high else f"{_escaped(low)}-{_escaped(high)}")
+    text = "".join(parts)
+    return text if len(text) == 1 and text.isalnum() else f"[{text}]" if text else ""
 
 
-def _repeated(parts: list[_Node], token: re.Match[str]) -> _Repeated:
-    if not parts or isinstance(parts[0], _Repeated | str):
-        raise UnknownPatternError
-    if token["low"] is None:
-        low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}[token["count"][0]]
-    else:
-        low = int(token["low"])
-        high = int(token["high"]) if token["high"] else None if token["comma"] else low
-    if high == 0 or (high is not None and high < low):
-        raise UnknownPatternError
-    return _Repeated(parts[0], low, high)
+def _escaped(code: int) -> str:
+    return f"\\{chr(code)}" if chr(code) in r"[]()\^-&~" else chr(code)
 
 
-def _one_character(token: re.Match[str]) -> Expression:
-    if token["one"]:
-        return _NOT_NEWLINE if token["one"] == "." else _characters([(ord(token["one"]), ord(token["one"]))])
-    if token["escape"]:
-        return _characters(_class(token["escape"]).ever)
-    always, ever = Ranges(), Ranges()
-    if _SET_OPERATOR.search(token["set"]):
-        raise UnknownPatternError
-    for item in _SET_ITEM.finditer(token["set"]):
-        first = _class(item["first"])
-        if item["last"] is None:
-            always, ever = [*always, *first.always], [*ever, *first.ever]
-            continue
-        last = _class(item["last"])
-        both = [each.always for each in (first, last)]
-        if any(len(each) != 1 or each[0][0] != each[0][1] for each in both) or both[0] > both[1]:
-            raise UnknownPatternError
-        pair = (both[0][0][0], both[1][0][0])
-        always, ever = [*always, pair], [*ever, pair]
-    return _characters(_inverted(always) if token["negated"] else ever)
+def _expression(edges: Edges, ends: set[int], budget: Budget) -> str:
+    """Return a regular expression of the texts from state 0 to some states, or "" if there are none.
+
+    Eliminates the states one after the other. Raises TooManyStepsError if it gets too large.
+    """
+    out = _useful(edges, ends)
+    if _START not in out:
+        return ""
+    into: dict[int, set[int]] = {state: set() for state in out}
+    for state, each in out.items():
+        for to in each:
+            into[to].add(state)
+    while len(out) > 2:
+        budget.spend(len(out))
+        state = min(out.keys() - {_START, _END}, key=lambda each: (_cost(each, out, into), -each))
+        loop = out[state].pop(state, None)
+        into[state].discard(state)
+        again = "" if loop is None else f"{_grouped(loop)}*"
+        for source in into[state]:
+            prefix = out[source].pop(state)
+            for to, suffix in out[state].items():
+                text = _alternative(prefix) + again + _alternative(suffix)
+                out[source][to] = f"{out[source][to]}|{text}" if to in out[source] else text
+                into[to].add(source)
+                if len(out[source][to]) > MAX_PATTERN_LENGTH:
+                    raise TooManyStepsError
+        for to in out.pop(state):
+            into[to].discard(state)
+        del into[state]
+    text = out[_START][_END]
+    if _nesting(text) > MAX_NESTING:
+        raise TooManyStepsError
+    return f"(?:{text})"
 
 
-def _class(text: str) -> _Class:
-    """Return the characters of an escape or of one character."""
-    if text[0] == "\\" and text[1] in _CLASSES:
-        return _CLASSES[text[1]]
-    if text[0] == "\\" and text[1] in "xu":
-        code = int(f"0x{text[2:]}", 0)
-    else:
-        code = _LETTERS.get(text[1], ord(text[1])) if text[0] == "\\" else ord(text)
-    return _Class([(code, code)], [(code, code)])
+def _useful(edges: Edges, ends: set[int]) -> dict[int, dict[int, str]]:
+    """Return the states from which some states can be reached, with a state before the first and one after those."""
+    out = {state: {to: text for to, text in each.items() if text} for state, each in enumerate(edges)}
+    for state in ends:
+        out[state][_END] = ""
+    out |= {_START: {0: ""}, _END: {}}
+    useful, before = {_END}, 0
+    while len(useful) > before:
+        before = len(useful)
+        useful |= {state for state, each in out.items() if not useful.isdisjoint(each)}
+    return {
+        state: {to: text for to, text in each.items() if to in useful} for state, each in out.items() if state in useful
+    }
 
 
-def _choice(group: _Group, *, first: bool, last: bool) -> Expression:
-    return choice(_sequence(branch, first, last) for branch in group.branches)
+def _cost(state: int, out: dict[int, dict[int, str]], into: dict[int, set[int]]) -> int:
+    sources, targets = into[state] - {state}, out[state].keys() - {state}
+    loop = len(out[state].get(state, ""))
+    before = sum(len(out[source][state]) for source in sources)
+    after = sum(len(out[state][to]) for to in targets)
+    return before * (len(targets) - 1) + after * (len(sources) - 1) + loop * (len(sources) * len(targets) - 1)
 
 
-def _sequence(nodes: Sequence[_Node], first: bool, last: bool) -> Expression:
-    """Return the texts of a sequence. first, last: whether others may come before and after it in the whole text."""
-    inner = [*nodes]
-    if first and inner[:1] == ["^"]:
-        first = False
-        del inner[0]
-    end = [_ANY] if last else []
-    if last and inner[-1:] == ["$"]:
-        last, end = False, [_MAYBE_NEWLINE]
-        del inner[-1]
-    if not inner:
-        return sequence([*([_ANY] if first else []), *end])
-    before = [_ANY] if first and not isinstance(inner[0], _Group) else []
-    if last and isinstance(inner[-1], _Group):
-        end = []
-    final = len(inner) - 1
-    parts = [_texts_of(each, first and not at, last and at == final) for at, each in enumerate(inner)]
-    return sequence([*before, *parts, *end])
+def _alternative(text: str) -> str:
+    return f"(?:{text})" if "|" in text else text
 
 
-def _texts_of(node: _Node, first: bool, last: bool) -> Expression:
-    if isinstance(node, str):
-        raise UnknownPatternError  # an anchor inside of a text
-    if isinstance(node, _Repeated):
-        return repetition(_texts_of(node.part, first=False, last=False), node.low, node.high)
-    return _choice(node, first=first, last=last) if isinstance(node, _Group) else node
+def _grouped(text: str) -> str:
+    return text if len(text) == 1 or _ONE_CLASS.fullmatch(text) else f"(?:{text})"
+
+
+def _nesting(text: str) -> int:
+    deepest = depth = 0
+    for character in _ESCAPE.sub("", text):
+        depth += (character == "(") - (character == ")")
+        deepest = max(deepest, depth)
+    return deepest

@@ -25,7 +25,7 @@ _CODE = re.compile(r"\\[xuU]\{([0-9a-fA-F]{1,8})\}")
 _NAMED: Final = ("d", "w", "s", "D", "W", "S")
 
 _SPACE: Final = r"\t-\r\x20\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-_CLASSES: Final = {
+CLASSES: Final = {
     "d": ("0-9", r"\p{Nd}"),
     "w": ("0-9A-Za-z_", r"\p{Alphabetic}\p{M}\p{N}\p{Pc}\u200c\u200d"),
     "s": (_SPACE, _SPACE + r"\x1c-\x1f\x85\ufeff"),
@@ -128,7 +128,7 @@ def with_explicit_classes(pattern: str) -> str:
     for part in _parts(pattern):
         name = part.text[1:] if part.text[0] == "\\" else ""
         if name in _NAMED:
-            every, any_dialect = _CLASSES[name.lower()]
+            every, any_dialect = CLASSES[name.lower()]
             if part.negated:
                 every, any_dialect = any_dialect, every
             text = every if name.islower() else f"[^{any_dialect}]"

@@ -24,7 +24,8 @@ from nucleate.structured_output.disjoint_schemas import (
 )
 from nucleate.structured_output.json_schema import BUDGET, SUPPORTED, UNSUPPORTED, SchemaLocation, original
 from nucleate.structured_output.name_patterns import pattern_excluding
-from nucleate.structured_output.pattern_automata import UnknownPatternError, complement
+from nucleate.structured_output.pattern_automata import complement
+from nucleate.structured_output.pattern_parser import UnknownPatternError
 from nucleate.structured_output.schema_normalization import is_true
 
 _MAX_DEPTH: Final = 12

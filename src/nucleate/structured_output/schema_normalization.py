@@ -27,10 +27,10 @@ _REWRITTEN: Final = frozenset(
 """Keywords that a step may rewrite."""
 
 
-def normalize(root: dict[str, Any]) -> dict[str, Any]:
+def normalize(root: dict[str, Any], budget: Budget) -> dict[str, Any]:
     """Normalize a schema in place and return it. Raises ParameterError for a reference without a target."""
     references, draft = References(root), draft_of(root)
-    root[TARGETS], root[BUDGET] = {}, Budget()
+    root[TARGETS], root[BUDGET] = {}, budget
     for location in subschemas(root, every=True):
         schema = cast("dict[str, Any]", location.schema)
         if draft <= 7 and "$ref" in schema:  # its siblings have no effect

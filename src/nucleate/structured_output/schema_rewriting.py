@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import combinations
+from itertools import chain, combinations, islice
 from typing import Any, Final, cast
 
 from nucleate.parameters.parameter import ParameterError
@@ -25,14 +25,20 @@ from nucleate.structured_output.json_schema import (
     SchemaLocation,
     subschemas,
 )
-from nucleate.structured_output.pattern_automata import UnknownPatternError, complement, rejects_text
+from nucleate.structured_output.pattern_automata import accepts_text, complement, name_regions, rejects_text
+from nucleate.structured_output.pattern_parser import UnknownPatternError
 from nucleate.structured_output.property_counts import rewrite_property_counts
 from nucleate.structured_output.schema_negation import MAX_PAIRS, CannotNegateError, negation
 from nucleate.structured_output.schema_normalization import all_of, is_true, normalize
+from nucleate.structured_output.terminal_automata import Budget
 from nucleate.structured_output.unique_items import MAX_ALL_ORDERS, unique_arrays
 
 MAX_COMBINATIONS: Final = 128
 """Maximum number of combinations of the alternatives that conditions of one object may have."""
+MAX_COUNTED_ITEMS: Final = 8
+"""Number of items at the beginning of an array among which are those that ``contains`` counts."""
+MAX_PLACES: Final = 32
+"""Maximum number of alternatives for their places."""
 _MAX_CONDITIONS: Final = 64
 """Maximum number of names under dependencies of one schema that are rewritten."""
 
@@ -43,23 +49,27 @@ _IN_PLACE: Final = re.compile(r"(?:/(?:allOf|anyOf|oneOf)/\d+)+$")
 Schema = dict[str, Any]
 
 
-def prepare_schema(document: Any, *, rewrite: bool = True) -> PreparedSchema:
-    """Normalize a schema, in place where it is an object, and rewrite its conditions. Raises ParameterError."""
+def prepare_schema(document: Any, *, rewrite: bool = True, budget: Budget | None = None) -> PreparedSchema:
+    """Normalize a schema, in place where it is an object, and rewrite its conditions. Raises ParameterError.
+
+    budget: for comparisons; None: a new one.
+    """
     if isinstance(document, bool):
         root: Schema = {} if document else {"allOf": [False]}
         return PreparedSchema(root, [SchemaLocation("", root)])
     try:
-        return _prepared(document, rewrite)
+        return _prepared(document, rewrite, budget or Budget())
     except (TypeError, AttributeError, KeyError, ValueError) as error:
         if isinstance(error, ParameterError):
             raise
         raise ParameterError("json_schema", "json_schema: a keyword has a value of the wrong type") from None
 
 
-def _prepared(document: Schema, rewrite: bool) -> PreparedSchema:
-    root, number_at, orders = normalize(document), dict[str, int](), 0
+def _prepared(document: Schema, rewrite: bool, budget: Budget) -> PreparedSchema:
+    root, number_at, orders = normalize(document, budget), dict[str, int](), 0
     for location in subschemas(root):
         schema = cast("Schema", location.schema)
+        unchanged = dict(schema)
         rewrites = () if not rewrite or _REWRITES.keys().isdisjoint(schema) else _REWRITES.items()
         for keyword, rewriter in rewrites:
             if keyword in schema:
@@ -77,8 +87,10 @@ def _prepared(document: Schema, rewrite: bool) -> PreparedSchema:
                     orders += made
                     number_at[place] = product
                     if schema != before:
-                        schema.setdefault(BEFORE, before)
+                        schema.setdefault(BEFORE, unchanged)
         rewrite_property_counts(location, schema)
+        if schema != unchanged:
+            schema.setdefault(BEFORE, unchanged)
     return remove_endless(root)
 
 
@@ -166,8 +178,11 @@ def _property_names(schema: Schema, root: Schema) -> None:
         more = {name: rest for name in allowed if name not in declared and rest is not False}
         schema |= {"properties": {**known, **more}, "additionalProperties": False}
     elif keywords:
-        pattern, allows = _names_matched(names, keywords, root)
-        schema["properties"] = {name: child for name, child in declared.items() if allows(name)}
+        try:
+            pattern, allows = _names_matched(names, keywords, root)
+            schema["properties"] = {name: child for name, child in declared.items() if allows(name)}
+        except UnknownPatternError:
+            raise CannotNegateError from None
         if rest is not False and pattern is not None:
             schema["patternProperties"] = {pattern: rest}
         schema["additionalProperties"] = False
@@ -175,21 +190,51 @@ def _property_names(schema: Schema, root: Schema) -> None:
 
 
 def _names_matched(names: Schema, keywords: set[str], root: Schema) -> tuple[str | None, Callable[[str], bool]]:
-    """Return a pattern of property names (None: of no name), and whether it matches one. Raises CannotNegateError."""
+    """Return a pattern of property names (None: of no name), and whether it matches one.
+
+    Raises CannotNegateError and UnknownPatternError.
+    """
     if keywords <= {"minLength", "maxLength"}:
         least, most = names.get("minLength", 0), names.get("maxLength")
         pattern = f"^(?s:.{{{least},{'' if most is None else most}}})$"
         return pattern, lambda name: least <= len(name) and (most is None or len(name) <= most)
-    if keywords == {"pattern"}:
-        with suppress(re.error, TypeError, OverflowError, RecursionError):
-            expression = re.compile(names["pattern"], re.ASCII)
-            return names["pattern"], lambda name: len(name) < 200 and expression.search(name) is not None
+    if keywords == {"pattern"} and isinstance(names["pattern"], str):
+        return names["pattern"], lambda name: accepts_text(names["pattern"], name, root[BUDGET])
     excluded = names["not"].get("pattern") if keywords == {"not"} and isinstance(names["not"], dict) else None
     if isinstance(excluded, str) and len(names["not"].keys() & (SUPPORTED | UNSUPPORTED)) == 1:
-        with suppress(UnknownPatternError):
-            others = complement(excluded, root[BUDGET])
-            return others, lambda name: rejects_text(excluded, name, root[BUDGET])
+        others = complement(excluded, root[BUDGET])
+        return others, lambda name: rejects_text(excluded, name, root[BUDGET])
     raise CannotNegateError
+
+
+def _contains(schema: Schema, root: Schema) -> None:
+    """Rewrite ``contains`` as alternatives for the places of the items that it counts, which are among the first ones.
+
+    The result allows fewer arrays, so it must not be negated.
+    """
+    wanted, least, most = schema["contains"], schema.get("minContains", 1), schema.get("maxContains")
+    longest = min(MAX_COUNTED_ITEMS, schema.get("maxItems", MAX_COUNTED_ITEMS))
+    other = True if most is None else negation(wanted, root)
+    counts = [least] if most is None else range(least, min(most, longest) + 1)
+    alternatives: list[Schema] = []
+    for length in range(longest + 1):  # of the array up to the last counted item
+        choices = [combinations(range(length - 1), count - 1) for count in counts if 0 < count <= length]
+        places = [*islice(chain.from_iterable(choices), MAX_COMBINATIONS)]
+        if len(alternatives) + len(places) > MAX_PLACES:
+            break
+        for counted in places:
+            first = [wanted if index in counted else other for index in range(length - 1)]
+            alternatives.append({"prefixItems": [*first, wanted], "minItems": length})
+    if 0 in counts:
+        alternatives.append({})
+    if not alternatives and longest == MAX_COUNTED_ITEMS:
+        raise CannotNegateError
+    for each in alternatives:
+        each |= {"type": "array"} if other is True else {"type": "array", "items": other}
+    others = [name for name in types_of(schema) if name != "array"]
+    all_of(schema, {"anyOf": [*alternatives, *([{"type": others}] if others else [])]})
+    for keyword in ("contains", "minContains", "maxContains"):
+        schema.pop(keyword, None)
 
 
 def _one_of(schema: Schema, root: Schema) -> None:
@@ -246,18 +291,38 @@ def _unique_items(schema: Schema, root: Schema) -> None:
     del schema["uniqueItems"]
 
 
-def _pattern_properties(schema: Schema, _root: Schema) -> None:
-    """Join patterns with equal schemas, which need not be disjoint then."""
-    given = schema["patternProperties"]
-    if not isinstance(given, dict) or len(given) < 2:
+def _pattern_properties(schema: Schema, root: Schema) -> None:
+    """Make patterns disjoint, and add one for the names that match none.
+
+    A name that matches several patterns gets a pattern of its own, with the schemas of all of them. Grammars take names
+    that match a pattern only without needless escapes, so that an additional name cannot be a declared one in disguise.
+    """
+    given, rest = schema["patternProperties"], schema.get("additionalProperties", True)
+    declared = SchemaLocation("", schema).mapping("properties")
+    plain = all(name.isascii() and name.isprintable() for name in declared)
+    if not isinstance(given, dict) or not given or (rest is False and len(given) == 1 and plain):
         return
-    groups: dict[str, tuple[list[str], Any]] = {}
+    groups: dict[object, tuple[list[str], Any]] = {}
     for pattern, child in given.items():
-        groups.setdefault(json.dumps(child), ([], child))[0].append(pattern)
-    if len(groups) < len(given):
+        nested = isinstance(child, dict) and SchemaLocation("", child).children(every=True)
+        groups.setdefault(id(child) if nested else json.dumps(child), ([], child))[0].append(pattern)
+    patterns, children = [each for each, _ in groups.values()], [child for _, child in groups.values()]
+    others_but = None if rest is False else () if is_true(rest) else declared
+    regions = name_regions(patterns, declared, others_but, root[BUDGET])
+    if regions is None:
         schema["patternProperties"] = {
-            patterns[0] if len(patterns) == 1 else "|".join(f"(?:{pattern})" for pattern in patterns): child
-            for patterns, child in groups.values()
+            "|".join(f"(?:{each})" for each in some) if some[1:] else some[0]: child for some, child in groups.values()
+        }
+        return
+    made: Schema = {}
+    for matched, text in regions.patterns.items():
+        applied = [children[index] for index in sorted(matched)]
+        made[text] = rest if not applied else applied[0] if len(applied) == 1 else {"allOf": applied}
+    schema |= {"patternProperties": made, "additionalProperties": False}
+    if not plain:  # which patterns match a name may depend on the dialect
+        schema["properties"] = {
+            name: {"allOf": [child, *(children[index] for index in sorted(regions.declared[name]))]}
+            for name, child in declared.items()
         }
 
 
@@ -270,5 +335,6 @@ _REWRITES: Final[Mapping[str, Callable[[Schema, Schema], None]]] = {
     "dependentSchemas": _dependent_schemas,
     "uniqueItems": _unique_items,
     "propertyNames": _property_names,
+    "contains": _contains,
     "patternProperties": _pattern_properties,
 }

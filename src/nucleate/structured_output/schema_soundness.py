@@ -49,7 +49,10 @@ def unsupported_combinations(locations: Iterable[SchemaLocation]) -> Iterator[tu
         additional = location.schema.get("additionalProperties", True)
         patterns, names = location.mapping("patternProperties"), _declared_names(location)
         if additional is not False and patterns:
-            yield f"patternProperties{location.message_suffix}", " unless additionalProperties is false"
+            yield (
+                f"patternProperties{location.message_suffix}",
+                " with patterns of this kind or size, unless additionalProperties is false",
+            )
         elif additional is not False and location.mapping("properties") and not _can_exclude_names(additional, names):
             longest, total = max(map(len, names)), sum(map(len, names))
             limit = f"the maximum is {MAX_NAME_LENGTH}, {MAX_NAME_CHARACTERS} in total"
@@ -128,17 +131,19 @@ def _open_to_escapes(root: dict[str, Any]) -> set[int]:
         visited.add((id(location.schema), limited))
         if _CHECKED.isdisjoint(location.schema) and not location.has_children:
             continue
-        if not limited or not _allows_anything(location.schema.get("additionalProperties", True)):
-            found.add(id(location.schema))
         members = [SchemaLocation("", each) for each in location.list_of("allOf") if isinstance(each, dict)]
-        limiting = [each for each in [location, *members] if _limits_names(each)]
+        target = location.ref_target(root)
+        targets = [target, *(each.ref_target(root) for each in members)]
+        limiting = [each for each in [location, *members, *targets] if each and _limits_names(each)]
+        own_limited = limited or any(each is target and each.schema is not location.schema for each in limiting)
+        if not own_limited or not _allows_anything(location.schema.get("additionalProperties", True)):
+            found.add(id(location.schema))
         in_place = {id(each) for name in ("allOf", "anyOf", "oneOf") for each in location.list_of(name)}
         for child in location.children():
             inner = id(child.schema) in in_place and (
                 limited or any(each.schema is not child.schema for each in limiting)
             )
             stack.append((child, inner))
-        target = location.ref_target(root)
         stack += [(target, False)] if target else []
     return found
 
@@ -170,13 +175,13 @@ def _class_end(pattern: str, start: int) -> int:
     """Return the end of the character class that begins at ``start``."""
     depth, position = 0, start
     while position < len(pattern):
-        if pattern[position] == "[":
+        character = pattern[position]
+        position += 1 + (character == "\\")
+        if character == "[":
             depth += 1
-            position += 1 + pattern.startswith("^", position + 1)
+            position += pattern.startswith("^", position)
             position += pattern.startswith("]", position)  # a leading ] is a literal
-            continue
-        position += 1 + (pattern[position] == "\\")
-        if pattern[position - 1] == "]" and pattern[position - 2 : position] != "\\]":
+        elif character == "]":
             depth -= 1
             if depth == 0:
                 return position

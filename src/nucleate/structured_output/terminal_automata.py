@@ -6,11 +6,11 @@ text, a byte follows that may come after X, and another allowed terminal Y (or X
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, final
 
-from nucleate.structured_output.grammar_expressions import Characters, Choice, Expression, Repetition
+from nucleate.structured_output.grammar_expressions import Characters, Choice, Expression, Ranges, Repetition
 
 MAX_STEPS: Final = 100_000
 """Maximum number of steps to examine the terminals of one grammar: about 0.2 s."""
@@ -41,15 +41,17 @@ class Alphabet:
             found |= (1 << end) - (1 << first)
         return found
 
-    def characters(self, classes: int) -> Characters:
-        """Return the characters of a set of classes, which is not empty."""
-        merged: list[tuple[int, int]] = []
+    def class_of(self, code: int) -> int:
+        """Return the class of a character; 0 if it is before all classes."""
+        return 1 << found >> 1 if (found := bisect_right(self._bounds, code)) else 0
+
+    def ranges(self, classes: int) -> Ranges:
+        """Return the characters of a set of classes."""
+        found: list[tuple[int, int]] = []
         for index in members(classes):
             low, high = self._bounds[index], self._bounds[index + 1] - 1
-            merged[-1:] = (
-                [(merged[-1][0], high)] if merged and merged[-1][1] + 1 == low else [*merged[-1:], (low, high)]
-            )
-        return Characters(tuple(merged))
+            found = [*found[:-1], (found[-1][0], high)] if found and found[-1][1] == low - 1 else [*found, (low, high)]
+        return tuple(found)
 
     def first_bytes(self, classes: int) -> int:
         """Return the set (an int) of first bytes in UTF-8 of a set of classes."""
@@ -95,9 +97,13 @@ class Budget:
 
 @final
 class Automaton:
-    """The position automaton of a regular expression. A state is the set (an int) of positions that may be next."""
+    """The position automaton of a regular expression. A state is the set (an int) of positions that may be next.
 
-    def __init__(self, expression: Expression, alphabet: Alphabet, budget: Budget) -> None:
+    exact: raise TooManyStepsError instead of treating many copies as unlimited.
+    """
+
+    def __init__(self, expression: Expression, alphabet: Alphabet, budget: Budget, *, exact: bool = False) -> None:
+        self._max_copies = MAX_POSITIONS if exact else MAX_COPIES
         self._alphabet, self._budget = alphabet, budget
         self._classes: list[int] = [0]  # the characters of each position
         self._next: list[int] = [0]  # the positions after it
@@ -161,7 +167,9 @@ class Automaton:
 
     def _add_repetition(self, expression: Repetition) -> tuple[bool, int, int]:
         [part], low, high = expression.parts, expression.low, expression.high
-        exact = (high or low) <= MAX_COPIES and len(self._classes) < MAX_POSITIONS
+        exact = (high or low) <= self._max_copies and len(self._classes) < MAX_POSITIONS
+        if not exact and self._max_copies > MAX_COPIES:
+            raise TooManyStepsError
         copies = max(1, high or low) if exact else 1
         total = True, 0, 0
         for copy in range(1, copies + 1):

@@ -1,0 +1,222 @@
+r"""Parses the regular expressions of JSON schemas, as far as their syntax is common to all dialects.
+
+Dialects differ: ``\d`` may match other digits than ASCII's, and ``$`` before a final line break. So a pattern has two
+sets of texts: those in which it is found in every dialect, and in any.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
+
+from nucleate.structured_output.grammar_expressions import EMPTY, Characters, Expression, choice, repetition, sequence
+from nucleate.structured_output.pattern_syntax import CLASSES
+
+MAX_PATTERN_CHARACTERS: Final = 500
+"""Maximum length of a pattern."""
+_MAX_DEPTH: Final = 16
+
+_ESCAPE = r"\\(?:[dDwWsSnrtfv]|x[0-9a-fA-F]{2}|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|[^a-zA-Z0-9\s])"
+_TOKEN = re.compile(
+    rf"(?P<open>\((?:\?(?:P?<[A-Za-z_]\w*>|:)|(?!\?)))|(?P<close>\))|(?P<bar>\|)|(?P<anchor>[\^$])"
+    rf"|(?P<count>(?:[*+?]|\{{(?P<low>[0-9]{{1,4}})(?P<comma>,?)(?P<high>[0-9]{{0,4}})\}})\??)"
+    rf"|\[(?P<negated>\^?)(?P<set>(?:{_ESCAPE}|[^\\\[\]])+)\]|(?P<escape>{_ESCAPE})|(?P<one>[^\\\[\](){{}}*+?|])",
+    re.DOTALL,
+)
+_SET_ITEM = re.compile(rf"(?P<first>{_ESCAPE}|.)(?:-(?P<last>{_ESCAPE}|[^-]))?", re.DOTALL)
+_SET_OPERATOR = re.compile(r"&&|--|~~|\|\|")
+_LETTERS: Final = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11}
+_LAST: Final = 0x10FFFF
+_BEYOND_ASCII: Final = (0x80, _LAST)
+
+Ranges = list[tuple[int, int]]
+
+
+class UnknownPatternError(Exception):
+    """A pattern has syntax that is not common to all dialects, or is too large."""
+
+
+class _Class(NamedTuple):
+    """The characters that an escape matches in every dialect, and in any."""
+
+    always: Ranges
+    ever: Ranges
+
+
+class _Group(NamedTuple):
+    """Alternatives, each a sequence."""
+
+    branches: list[list[_Node]]
+
+
+class _Repeated(NamedTuple):
+    part: _Node
+    low: int
+    high: int | None
+
+
+_Node = Expression | _Group | _Repeated | str
+"""A part of a pattern; a text is an anchor."""
+
+
+def _inverted(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    found, low = [], 0
+    for first, last in sorted(ranges):
+        if low < first:
+            found.append((low, first - 1))
+        low = max(low, last + 1)
+    return [*found, (low, _LAST)] if low <= _LAST else found
+
+
+def characters(ranges: Iterable[tuple[int, int]]) -> Characters:
+    """Return one character of a set, given as inclusive ranges in any order."""
+    return Characters(tuple(_inverted(_inverted(ranges))))
+
+
+def _ranges(text: str) -> Ranges:
+    """Return the characters of a class that ``pattern_syntax`` writes out."""
+    items = [(item["first"], item["last"] or item["first"]) for item in _SET_ITEM.finditer(text)]
+    return [(_code(first), _code(last)) for first, last in items]
+
+
+def _code(text: str) -> int:
+    """Return the character of an escape that is no class, or of one character."""
+    if text[0] != "\\":
+        return ord(text)
+    return int(f"0x{text[2:]}", 0) if text[1] in "xu" else _LETTERS.get(text[1], ord(text[1]))
+
+
+def _class_pair(name: str, ever: Ranges) -> dict[str, _Class]:
+    """Return a class and its opposite."""
+    always = _ranges(CLASSES[name][0])
+    return {name: _Class(always, ever), name.upper(): _Class(_inverted(ever), _inverted(always))}
+
+
+_CLASSES: Final = {
+    **_class_pair("d", [*_ranges(CLASSES["d"][0]), _BEYOND_ASCII]),
+    **_class_pair("w", [*_ranges(CLASSES["w"][0]), _BEYOND_ASCII]),
+    **_class_pair("s", _ranges(CLASSES["s"][1])),
+}
+_ANY = repetition(characters([(0, _LAST)]), 0, None)
+_NOT_NEWLINE = characters(_inverted([(10, 10)]))
+_MAYBE_NEWLINE = repetition(characters([(10, 10)]), 0, 1)
+
+
+@lru_cache(256)
+def texts(pattern: str, *, certain: bool = False) -> Expression:
+    """Return the texts in which a pattern is found in any dialect. Raises UnknownPatternError.
+
+    certain: in every dialect.
+    """
+    if len(pattern) > MAX_PATTERN_CHARACTERS:
+        raise UnknownPatternError
+    return _choice(_parsed(pattern, certain), first=True, last=True, final=EMPTY if certain else _MAYBE_NEWLINE)
+
+
+def _parsed(pattern: str, certain: bool) -> _Group:
+    stack, position = [_Group([[]])], 0
+    while position < len(pattern):
+        token = _TOKEN.match(pattern, position)
+        if token is None or len(stack) > _MAX_DEPTH:
+            raise UnknownPatternError
+        position = token.end()
+        branch = stack[-1].branches[-1]
+        if token["open"]:
+            stack.append(_Group([[]]))
+        elif token["close"]:
+            if len(stack) == 1:
+                raise UnknownPatternError
+            group = stack.pop()
+            stack[-1].branches[-1].append(group)
+        elif token["bar"]:
+            stack[-1].branches.append([])
+        elif token["count"]:
+            branch[-1:] = [_repeated(branch[-1:], token)]
+        else:
+            branch.append(token["anchor"] or _one_character(token, certain))
+    if len(stack) > 1:
+        raise UnknownPatternError
+    return stack[0]
+
+
+def _repeated(parts: list[_Node], token: re.Match[str]) -> _Repeated:
+    if not parts or isinstance(parts[0], _Repeated | str):
+        raise UnknownPatternError
+    if token["low"] is None:
+        low, high = {"*": (0, None), "+": (1, None), "?": (0, 1)}[token["count"][0]]
+    else:
+        low = int(token["low"])
+        high = int(token["high"]) if token["high"] else None if token["comma"] else low
+    if high == 0 or (high is not None and high < low):
+        raise UnknownPatternError
+    return _Repeated(parts[0], low, high)
+
+
+def _one_character(token: re.Match[str], certain: bool) -> Expression:
+    if token["one"]:
+        return _NOT_NEWLINE if token["one"] == "." else characters([(ord(token["one"]), ord(token["one"]))])
+    if token["escape"]:
+        found = _class(token["escape"])
+        return characters(found.always if certain else found.ever)
+    always, ever = Ranges(), Ranges()
+    if _SET_OPERATOR.search(token["set"]):
+        raise UnknownPatternError
+    for item in _SET_ITEM.finditer(token["set"]):
+        first = _class(item["first"])
+        if item["last"] is None:
+            always, ever = [*always, *first.always], [*ever, *first.ever]
+            continue
+        last = _class(item["last"])
+        both = [each.always for each in (first, last)]
+        if any(len(each) != 1 or each[0][0] != each[0][1] for each in both) or both[0] > both[1]:
+            raise UnknownPatternError
+        pair = (both[0][0][0], both[1][0][0])
+        always, ever = [*always, pair], [*ever, pair]
+    if token["negated"]:
+        always, ever = _inverted(ever), _inverted(always)
+    return characters(always if certain else ever)
+
+
+def _class(text: str) -> _Class:
+    """Return the characters of an escape or of one character."""
+    if text[0] == "\\" and text[1] in _CLASSES:
+        return _CLASSES[text[1]]
+    pair = (_code(text), _code(text))
+    return _Class([pair], [pair])
+
+
+def _choice(group: _Group, *, first: bool, last: bool, final: Expression) -> Expression:
+    return choice(_sequence(branch, first, last, final) for branch in group.branches)
+
+
+def _sequence(nodes: Sequence[_Node], first: bool, last: bool, final: Expression) -> Expression:
+    """Return the texts of a sequence. first, last: whether others may come before and after it in the whole text.
+
+    final: what may come after the anchor ``$``.
+    """
+    inner = [*nodes]
+    if first and inner[:1] == ["^"]:
+        first = False
+        del inner[0]
+    end = [_ANY] if last else []
+    if last and inner[-1:] == ["$"]:
+        last, end = False, [final]
+        del inner[-1]
+    if not inner:
+        return sequence([*([_ANY] if first else []), *end])
+    before = [_ANY] if first and not isinstance(inner[0], _Group) else []
+    if last and isinstance(inner[-1], _Group):
+        end = []
+    rest = len(inner) - 1
+    parts = [_texts_of(each, first and not at, last and at == rest, final) for at, each in enumerate(inner)]
+    return sequence([*before, *parts, *end])
+
+
+def _texts_of(node: _Node, first: bool, last: bool, final: Expression) -> Expression:
+    if isinstance(node, str):
+        raise UnknownPatternError  # an anchor inside of a text
+    if isinstance(node, _Repeated):
+        return repetition(_texts_of(node.part, False, False, final), node.low, node.high)
+    return _choice(node, first=first, last=last, final=final) if isinstance(node, _Group) else node
