@@ -31,7 +31,8 @@ def validate(spec: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -
     """Return the errors of a JSON text, at most ten, one line each; an empty list if it is valid.
 
     Formats are checked if token masks enforce them; see ``unchecked_formats`` for the others. A timeout counts as an
-    error. Raises ModuleNotFoundError if jsonschema is not installed, and ValueError for a constraint that is not JSON.
+    error; seconds: of CPU time, so that a loaded machine changes no result. Raises ModuleNotFoundError if jsonschema is
+    not installed, and ValueError for a constraint that is not JSON.
     """
     if not spec.kind.startswith("json"):
         raise ValueError(f"only JSON can be validated, not {spec.kind}")
@@ -41,7 +42,7 @@ def validate(spec: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -
     except ParameterError as error:
         return [f"not JSON: {str(error)[:200]}"]
     try:
-        found = islice(_validator(spec.schema, time.monotonic() + seconds).iter_errors(value), MAX_ERRORS)
+        found = islice(_validator(spec.schema, time.thread_time() + seconds).iter_errors(value), MAX_ERRORS)
         return [f"{error.json_path}: {shown(error.message)[1:-1]}" for error in found]
     except TimeoutError:
         return [f"validation took longer than {seconds} s"]
@@ -100,7 +101,7 @@ def _validator(schema: dict[str, Any], deadline: float) -> Any:
 
 def _within(deadline: float, check: Check) -> Check:
     def checked(*arguments: Any) -> Iterator[Any]:
-        if time.monotonic() > deadline:
+        if time.thread_time() > deadline:
             raise TimeoutError
         yield from check(*arguments) or ()
 
@@ -111,7 +112,7 @@ def _search(deadline: float) -> Callable[[str, str], bool]:
     import regex
 
     def search(pattern: str, text: str) -> bool:
-        left = deadline - time.monotonic()
+        left = deadline - time.thread_time()
         if left <= 0:
             raise TimeoutError
         return regex.search(python_pattern(pattern), text, flags=regex.V1, timeout=left) is not None

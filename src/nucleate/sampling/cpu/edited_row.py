@@ -247,6 +247,7 @@ class EditedRow:
         """
         row_V, ids_N = self.work.new_row(), self.work.keys
         above = np.nextafter(highest, np.float32(np.inf))
+        lowest = max(lowest, LOWEST)  # the padding of the tail is not listed
         count = GENERIC.keep_at_least(self.row_V, self._tail, lowest, above, row_V, ids_N)
         if count < 0:
             return self
