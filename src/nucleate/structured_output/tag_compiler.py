@@ -23,7 +23,6 @@ from nucleate.structured_output.grammar_expressions import (
     choice,
     sequence,
 )
-from nucleate.structured_output.llguidance_library import Vocabulary
 from nucleate.structured_output.pattern_syntax import with_explicit_classes
 from nucleate.structured_output.structural_tag import Format, Tag, Token, TriggeredTags, reject
 from nucleate.structured_output.tag_expressions import (
@@ -43,6 +42,7 @@ from nucleate.structured_output.tag_expressions import (
     union,
     without,
 )
+from nucleate.structured_output.vocabulary import Vocabulary
 
 
 class FoundToken(NamedTuple):
