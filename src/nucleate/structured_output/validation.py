@@ -31,8 +31,7 @@ def validate(spec: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -
     """Return the errors of a JSON text, at most ten, one line each; an empty list if it is valid.
 
     Formats are checked if token masks enforce them; see ``unchecked_formats`` for the others. A timeout counts as an
-    error; seconds: of CPU time, so that a loaded machine changes no result. Raises ModuleNotFoundError if jsonschema is
-    not installed, and ValueError for a constraint that is not JSON.
+    error. Raises ModuleNotFoundError if jsonschema is not installed, and ValueError for a constraint that is not JSON.
     """
     if not spec.kind.startswith("json"):
         raise ValueError(f"only JSON can be validated, not {spec.kind}")
@@ -42,7 +41,7 @@ def validate(spec: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -
     except ParameterError as error:
         return [f"not JSON: {str(error)[:200]}"]
     try:
-        found = islice(_validator(spec.schema, time.thread_time() + seconds).iter_errors(value), MAX_ERRORS)
+        found = islice(_validator(spec.schema, time.monotonic() + seconds).iter_errors(value), MAX_ERRORS)
         return [f"{error.json_path}: {shown(error.message)[1:-1]}" for error in found]
     except TimeoutError:
         return [f"validation took longer than {seconds} s"]
@@ -101,7 +100,7 @@ def _validator(schema: dict[str, Any], deadline: float) -> Any:
 
 def _within(deadline: float, check: Check) -> Check:
     def checked(*arguments: Any) -> Iterator[Any]:
-        if time.thread_time() > deadline:
+        if time.monotonic() > deadline:
             raise TimeoutError
         yield from check(*arguments) or ()
 
@@ -112,7 +111,7 @@ def _search(deadline: float) -> Callable[[str, str], bool]:
     import regex
 
     def search(pattern: str, text: str) -> bool:
-        left = deadline - time.thread_time()
+        left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError
         return regex.search(python_pattern(pattern), text, flags=regex.V1, timeout=left) is not None
