@@ -150,6 +150,7 @@ def test_survivors_after_each_stage_equal_the_reference() -> None:
     assert found["edge: a parameter off by its last digits"] <= 1
 
 
+@pytest.mark.exhaustive
 def test_survivors_after_each_stage_of_long_rows_equal_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "SIZES", (2049, 5000, 12_000))
     found = survey_stages(range(60_000, tiers.count(60_100, 60_500)))
