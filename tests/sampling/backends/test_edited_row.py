@@ -17,6 +17,7 @@ import tiers
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import reference
+from nucleate.sampling.cpu import edited_row
 from nucleate.sampling.cpu import evaluation as generic
 from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
 from nucleate.sampling.history import History
@@ -200,3 +201,11 @@ def test_survivors_after_each_stage_of_very_many_rows_equal_the_reference() -> N
     print(found)
     assert found["errors"] < 0.2 * found["rows"]
     assert found["edge: a parameter off by its last digits"] <= 10
+
+
+def test_a_floor_below_all_scores_lists_no_padding() -> None:
+    row = edited_row.EditedRow(edited_row.RowWorkspace(2049), np.zeros(2049, np.float32))
+    listed: list[int] = []
+    kept = row.at_least(np.float32(-np.inf), np.float32(1.0), lambda ids_N: listed.extend(ids_N) or ids_N >= 0)
+    assert listed == [*range(2049)]
+    assert kept.count() == 2049
