@@ -446,18 +446,13 @@ class FullRow:
             target = float(step.stage.target(row, u))
             found = self._boundary(step.stage, step.kind, row, target)
             if found is not None:
-                return self._token_at(found, target)
+                index = int(found.sums_N.searchsorted(target))
+                close_N = np.abs(found.sums_N[max(index - 1, 0) : index + 1] - target) <= TIE_TOLERANCE * target
+                if index == len(found.sums_N) or close_N.any():
+                    raise UndecidedRow
+                return int(found.ids_N[index])
             threshold = self._mass_threshold(0.99 * (row.mass - target))
             token, reached = self.list_above(threshold).draw_by_cdf(step.stage, row, u, inexact=True)
             if reached:
                 return token
         return self.ranked_list().draw_by_cdf(step.stage, row, u, inexact=True)[0]
-
-    @staticmethod
-    def _token_at(found: Boundary, target: float) -> int:
-        index = int(found.sums_N.searchsorted(target))
-        if (np.abs(found.sums_N[max(index - 1, 0) : index + 1] - target) <= TIE_TOLERANCE * target).any():
-            raise UndecidedRow
-        if index == len(found.sums_N):
-            raise UndecidedRow
-        return int(found.ids_N[index])

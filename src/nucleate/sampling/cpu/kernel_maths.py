@@ -9,7 +9,7 @@ import numpy as np
 
 from nucleate.jit.compiler import inline, jit
 
-LOG2_E, LOG2_E_LOW = 1.4426950408889634, 2.0355273740931033e-17
+LOG2_E = 1.4426950408889634
 LN_2, LN_2_LOW = 0.693147180369123816490, 1.90821492927058770002e-10
 MIN_EXPONENT = -700.0
 """Lower values are clamped to this."""
