@@ -495,7 +495,7 @@ def test_typical_may_drop_the_best_and_the_worst(p, far) -> None:
 def test_weights_of_flat_rows_are_found_in_a_histogram(size, wide, digits, monkeypatch) -> None:
     rng, used, ran = np.random.default_rng(size), [], 0
     original = edited_row.EditedRow.split_bins
-    monkeypatch.setattr(edited_row.EditedRow, "split_bins", lambda *a: used.append(original(*a)) or used[-1])
+    monkeypatch.setattr(edited_row.EditedRow, "split_bins", lambda *a, **k: used.append(original(*a, **k)) or used[-1])
     for part in (0.02, 0.3, 0.77, 0.97):
         x = (rng.normal(size=size) * wide).astype(np.float32)
         x = x if digits is None else np.round(x, digits)

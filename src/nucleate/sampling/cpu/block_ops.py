@@ -272,30 +272,39 @@ def _mass_sums(b: Any, address: Any, top: Any, curve: Callable[[Any], Any], sums
     return reduce(b, totals[:2], b.fadd)
 
 
-@vector_function(types.void, _I, *(_D,) * 7, _I, _I)
-def distance_bins(b: Any, address: Any, *arguments: Any) -> None:
-    """Of 256 scores, store abs(d - centre) * scale as uint16, and (factor + slant * d) * 2 ** d as float64.
+@vector_function(_D, _I, *(_D,) * 4, *(_I,) * 4)
+def binned_mass_sums(b: Any, address: Any, *arguments: Any) -> Any:
+    """``mass_sums`` of 256 scores; also stores e and e * d as float64, and -d * scale as uint16.
 
-    arguments: top, slope, centre, scale, the last bin, factor, slant; and the addresses of both. d = (x - top) * slope.
+    arguments: top, slope, scale, the last bin; and the addresses of the bins, of both weights, and of the two sums.
     """
-    top, slope, centre, scale, last, factor, slant = (broadcast(b, one) for one in arguments[:7])
-    least = constant(MIN_EXPONENT, DOUBLES)
+    top, slope, scale, last = (broadcast(b, one) for one in arguments[:4])
+    zero, least = (constant(number, DOUBLES) for number in (0.0, MIN_EXPONENT))
     words = ir.VectorType(ir.IntType(16), LANES)
-    bins, weights = (
-        b.inttoptr(one, kind.as_pointer()) for one, kind in zip(arguments[7:], (words, DOUBLES), strict=True)
+    kinds = words, DOUBLES, DOUBLES
+    bins, weights, weighted = (
+        b.inttoptr(one, kind.as_pointer()) for one, kind in zip(arguments[4:7], kinds, strict=True)
     )
-    end = LONG(GROUP_SIZE // LANES)
-    with cgutils.for_range(b, end) as loop:
-        offset = b.mul(loop.index, LONG(4 * LANES))
-        [score] = load(b, b.add(address, offset), LANES)
+    totals = [cgutils.alloca_once_value(b, zero) for _ in range(3)]
+    with cgutils.for_range(b, LONG(GROUP_SIZE // LANES)) as loop:
+        [score] = load(b, b.add(address, b.mul(loop.index, LONG(4 * LANES))), LANES)
         d = b.fmul(b.fsub(b.fpext(score, DOUBLES), top), slope)
         d = b.select(b.fcmp_ordered(">", d, least), d, least)
-        far = b.fsub(d, centre)
-        far = b.fmul(b.select(b.fcmp_ordered("<", far, constant(0.0, far.type)), b.fneg(far), far), scale)
+        e = exp2(b, d)
+        e_d = b.fmul(e, d)
+        far = b.fmul(d, scale)
         far = b.select(b.fcmp_ordered("<", far, last), far, last)
-        weight = b.fmul(exp2(b, d), fma(b, d, slant, factor))
-        for value, place in ((b.trunc(b.fptosi(far, INTS), words), bins), (weight, weights)):
-            b.store(value, b.gep(place, [loop.index])).align = 2 if place is bins else 8
+        for total, part in zip(totals, (e, e_d, b.fmul(e, e)), strict=True):
+            b.store(b.fadd(b.load(total), part), total)
+        for value, place, align in (
+            (b.trunc(b.fptosi(far, INTS), words), bins, 2),
+            (e, weights, 8),
+            (e_d, weighted, 8),
+        ):
+            b.store(value, b.gep(place, [loop.index])).align = align
+    for i in (1, 2):
+        add_at(b, arguments[7], i - 1, reduce(b, [b.load(totals[i])], b.fadd))
+    return reduce(b, [b.load(totals[0])], b.fadd)
 
 
 @vector_function(_I, _I, _F)

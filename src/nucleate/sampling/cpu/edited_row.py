@@ -86,9 +86,9 @@ def fitted(rule: Callable[[Any, RowStats], Any], row: RowStats) -> Curve | None:
 
 
 LOWEST = np.finfo(np.float32).min
-NO_IDS, NO_SCORES = np.zeros(0, np.int64), np.zeros(0)
-BINS = 4096
-"""Bins of a histogram of distances."""
+NO_IDS, NO_SCORES, NO_ROW = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.float32)
+BINS, BINS_PER_UNIT = 4096, 128.0
+"""Bins of a histogram of scores, and bins per unit of score."""
 CACHED_WORKSPACES = 16
 """Maximum number of cached workspaces, one per thread and vocabulary size."""
 
@@ -100,7 +100,7 @@ class RowWorkspace:
         self.size, self.groups = size, -(-size // GROUP_SIZE)
         self.keys = np.empty(self.groups * GROUP_SIZE, np.int64)
         self.bins = np.empty(self.groups * GROUP_SIZE, np.uint16)
-        self.bin_sums, self.bin_weights = np.empty(BINS), np.empty(GROUP_SIZE)
+        self.histogram, self.bin_weights = np.empty((2, BINS)), np.empty((2, GROUP_SIZE))
         self.scratch_V, self.race = np.empty(size), np.empty((3, max(self.groups, 2)))
         self.ids = np.arange(size)  #: read-only
         self._rows: list[NDArray[np.float32]] = []
@@ -267,19 +267,20 @@ class EditedRow:
         order_K = np.argsort(ids_K)
         return EditedRow(self.work, row_V, ids_K[order_K], x_K[order_K])
 
-    def distance_sums(self, slope: float, centre: float, scale: float, factor: float, slant: float) -> Floats:
-        """Sums of weights up to each bin, float64 [BINS]; see ``row_kernels.distance_sums``. No token is edited."""
-        work = self.work
-        GENERIC.distance_sums(
-            *(self.row_V, self._tail, self.top, slope, centre, scale, factor, slant),
-            *(work.bins, work.bin_weights, work.bin_sums),
+    def binned_masses(self, slope: float, masses_G: Floats, rows: int) -> Floats:
+        """``mass_sums`` of an unedited row, with a histogram in the workspace; see ``row_kernels.binned_masses``."""
+        sums, work = np.empty(3), self.work
+        GENERIC.binned_masses(
+            *(self.row_V, self._tail, self.top, slope, BINS_PER_UNIT),
+            *(work.bins, work.bin_weights, work.histogram, rows, masses_G, sums),
         )
-        return work.bin_sums
+        return sums
 
-    def split_bins(self, first: int, last: int) -> tuple[NDArray[np.float32], Ids]:
-        """A new row with the tokens of the bins before ``first``, and the ids in the bins up to ``last``."""
-        row_V, work = self.work.new_row(), self.work
-        count = GENERIC.keep_bins(self.row_V, work.bins, first, last, row_V, work.keys)
+    def split_bins(self, kept: range, listed: range, *, copy: bool) -> tuple[NDArray[np.float32], Ids]:
+        """A new row with the tokens of some bins, if it is needed, and the ids in the other listed bins."""
+        work, row_V = self.work, self.work.new_row() if copy else NO_ROW
+        edges = kept.start, kept.stop, listed.start, listed.stop
+        count = GENERIC.split_bins(self.row_V, work.bins, *edges, row_V, work.keys)
         return row_V, work.keys[:count].copy()
 
     def keep_only(self, ids_K: Ids) -> EditedRow:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from nucleate.sampling.cpu.candidate_list import (
     finite_tokens,
     uniform,
 )
-from nucleate.sampling.cpu.edited_row import BINS, LOWEST, PROBE, Curve, EditedRow, apply_shift, fitted
+from nucleate.sampling.cpu.edited_row import BINS, BINS_PER_UNIT, LOWEST, PROBE, Curve, EditedRow, apply_shift, fitted
 from nucleate.sampling.dispatch.rules import PipelineStep, StageKind
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.noise import GROUP_SIZE
@@ -53,13 +54,16 @@ LINE_PROBE, BENT_PROBE = np.array([0.0, -LINE_SPAN]), np.array([-LINE_SPAN, -2.0
 TAIL_FRACTIONS = 0.3, 0.03, 0.001
 """Fractions of the mass left out of successive candidate lists; the last list has all tokens."""
 
-MAX_CENTRE = 24.0
-"""A histogram of distances reaches this far beyond 0, and its centre is at most this far from it."""
+FLAT_GROUPS = 8.0
+"""Rows whose groups' maxima weigh as much as this many equal ones are sorted into bins: lists would be too long."""
 WEIGHT_PROBE = np.array([0.0, -1.0, -2.0, -8.0])
 """Relative scores at which a weight is checked for being a line times the softmax weight."""
 
 NEGATIVE_WEIGHT_PROBE = -(2.0 ** np.arange(-4, 24))
 """Relative scores at which weights are checked for being negative below the candidates."""
+
+ROUNDING = 1e-6
+"""Errors of distances, in bins, are smaller."""
 
 NO_NAMES, COUNT = frozenset[str](), frozenset(("n",))
 
@@ -116,6 +120,18 @@ class FullRow:
                 row = self.list_above(MIN_RELATIVE_SCORE).statistics(frozenset(("mass", "entropy", "square")))
                 self._sums[:] = row.mass, (np.log(row.mass) - row.entropy) * row.mass, row.square
         return self._sums
+
+    def _sort_into_bins(self, stage: Any, kind: StageKind) -> bool:
+        """Whether the boundary of a Prefix or a Draw is found by bins; then makes them, together with the sums."""
+        if self.curve.bent or len(self.row.ids_K) or len(self.row.maxima_G) <= MIN_GROUPS or kind.unit_weights:
+            return False
+        if kind.has_order and kind.form != "abs_linear":
+            return False
+        weights_G = np.exp((self.row.maxima_G - np.float32(self.row.top)) * np.float32(self.curve.slope))
+        if weights_G.sum() ** 2 < FLAT_GROUPS * weights_G.dot(weights_G):
+            return False
+        self._sums = self.row.binned_masses(self.curve.slope, self._masses_G, 1 if kind.softmax_weights else 2)
+        return True
 
     def _moments(self) -> tuple[int, float, float]:
         """Count, mean and variance, in two passes: relative to the maximum, large means would cancel."""
@@ -283,20 +299,21 @@ class FullRow:
         return left
 
     def prefix(self, step: PipelineStep, total: TotalMass | None) -> CandidateList | FullRow:
+        binned = not step.stage.ties and self._sort_into_bins(step.stage, step.kind)
         row = self.statistics(step.kind.names, step.kind.sorted_count)
+        if binned and (kept := self._prefix_by_bins(step, row, total)) is not None:
+            return kept
         inexact = self.inexact or step.kind.inexact
-        if (nearest := self._prefix_by_bins(step, row, total)) is not None:
-            return nearest
-        for kept in self._candidates(step, row):
-            keep_N, reached = kept.prefix_mask(step, row, inexact=inexact)
+        for some in self._candidates(step, row):
+            keep_N, reached = some.prefix_mask(step, row, inexact=inexact)
             if reached:
                 break
-        return kept.select(keep_N, total)
+        return some.select(keep_N, total)
 
     def _prefix_by_bins(self, step: PipelineStep, row: RowStats, total: TotalMass | None) -> FullRow | None:
-        """What a Prefix keeps, if its tokens are too many to be listed. None if another way is faster or needed."""
+        """What a Prefix keeps of a row in bins. None if another way is needed."""
         stage, target = step.stage, float(step.stage.target(row))
-        found = None if stage.ties else self._boundary(stage, step.kind, row, target)
+        found = self._boundary(stage, step.kind, row, target, copy=True)
         if found is None:
             return None
         count = int(found.sums_N.searchsorted(target, "left" if stage.inclusive else "right")) + stage.inclusive
@@ -314,37 +331,30 @@ class FullRow:
         left = self._with_row(kept, total)
         return left if step.min_keep <= 1 or kept.count() >= step.min_keep else None
 
-    def _boundary(self, stage: Any, kind: StageKind, row: RowStats, target: float) -> Boundary | None:
+    def _boundary(self, stage: Any, kind: StageKind, row: RowStats, target: float, *, copy: bool) -> Boundary | None:
         """The tokens around the place where the weights of a Prefix or a Draw reach a target, in its order.
 
-        A histogram of the distances, from the maximum or from the score that ``order`` prefers, finds the bin; only its
-        tokens and those of the bins beside it are sorted. None if a list of the highest-ranked tokens is short enough,
-        for other orders and weights, and for rows with edits.
+        Of a row in bins, see ``_sort_into_bins``: only the tokens of a few bins are sorted. None for other orders and
+        weights than are known, and if the bins do not reach the place. copy: whether the row of the tokens before them
+        is needed.
         """
-        groups, mass, centre = len(self.row.maxima_G), row.mass, 0.0
-        if self.curve.bent or len(self.row.ids_K) or groups <= MIN_GROUPS or kind.unit_weights:
-            return None
-        listed = self._mass_threshold(0.99 * (mass - target) if kind.softmax_weights else TAIL_FRACTIONS[0] * mass)
-        if kind.has_order:
-            near, far_score = np.asarray(stage.order(BENT_PROBE, row)).tolist()
-            factor = (far_score - near) / LINE_SPAN
-            centre = near / factor - LINE_SPAN if kind.form == "abs_linear" and factor > 0.0 else np.nan
-            listed = min(listed, 2.0 * centre)
-        if not (-MAX_CENTRE < centre < MAX_CENTRE and target > 0.0):
-            return None
-        if 16 * np.count_nonzero(self.row.maxima_G >= self._raw_bound(listed)) <= 15 * groups:
-            return None
         line_N = np.asarray(stage.weight(WEIGHT_PROBE, row)) * np.exp(-WEIGHT_PROBE)
         first, slant = float(line_N[0]), float(line_N[0] - line_N[1])
         if not (np.abs(first + slant * WEIGHT_PROBE - line_N) <= 1e-12 * first).all() or slant > 1e-15 * first:
             return None
-        slant = 0.0 if kind.softmax_weights else slant
-        scale = BINS / (abs(centre) + MAX_CENTRE)
-        sums = self.row.distance_sums(self.curve.slope, centre, scale, first, slant)
-        place = int(sums.searchsorted(target))
-        if not 2 <= place < BINS - 2:
+        histogram, sums = self.row.work.histogram, np.zeros(BINS + 1)  # weights of all tokens before each bin
+        weights = first * histogram[0] if kind.softmax_weights else first * histogram[0] + slant * histogram[1]
+        weights.cumsum(out=sums[1:])
+        if not 0.0 < target < sums[BINS - 1]:
             return None
-        row_V, ids_N = self.row.split_bins(place - 1, place + 1)
+        if kind.has_order:
+            kept, listed = _bins_around(-self._centre(stage, row) * BINS_PER_UNIT, sums, target)
+        else:
+            place = int(sums.searchsorted(target))
+            kept, listed = range(max(place - 2, 0)), range(max(place - 2, 0), place + 1)
+        if listed.stop >= BINS:
+            return None
+        row_V, ids_N = self.row.split_bins(kept, listed, copy=copy)
         ids_N, x_N = reference.ranked(ids_N, self._apply_scales(self.row.scores(ids_N)))
         relative_N = x_N - self.top
         key_N = -relative_N
@@ -352,8 +362,16 @@ class FullRow:
             key_N = evaluate_rule(stage.order, relative_N, row)
             order_N = key_N.argsort(kind="stable")
             ids_N, relative_N, key_N = ids_N[order_N], relative_N[order_N], key_N[order_N]
-        sums_N = sums[place - 2] + evaluate_rule(stage.weight, relative_N, row).cumsum()
+        sums_N = sums[kept.stop] - sums[kept.start] + evaluate_rule(stage.weight, relative_N, row).cumsum()
         return Boundary(row_V, ids_N, relative_N, key_N, sums_N)
+
+    @staticmethod
+    def _centre(stage: Any, row: RowStats) -> float:
+        """The relative score c that an order like abs(x - c) prefers; NaN if it is out of reach."""
+        near, far_score = np.asarray(stage.order(BENT_PROBE, row)).tolist()
+        factor = (far_score - near) / LINE_SPAN
+        centre = near / factor - LINE_SPAN if factor > 0.0 else math.nan
+        return centre if abs(centre) < LINE_SPAN / 2.0 else math.nan
 
     def _candidates(self, step: PipelineStep, row: RowStats) -> Iterator[CandidateList]:
         """Longer and longer tops of the ranking for a Prefix; the last one has all tokens."""
@@ -361,9 +379,8 @@ class FullRow:
         if kind.softmax_weights and (kind.form == "abs_linear" or not kind.has_order):
             threshold = self._mass_threshold(0.99 * (self._mass_sums()[0] - target))
             if kind.form == "abs_linear":  # ordered by |x - centre|: reflect the threshold
-                near, far_score = np.asarray(stage.order(BENT_PROBE, row)).tolist()
-                centre = near * LINE_SPAN / (far_score - near) - LINE_SPAN if far_score > near else -np.inf
-                threshold = min(threshold, 2.0 * centre) if -LINE_SPAN / 2.0 < centre < LINE_SPAN else -np.inf
+                centre = self._centre(stage, row)
+                threshold = -np.inf if math.isnan(centre) else min(threshold, 2.0 * centre)
             if threshold > -np.inf:
                 yield self.list_above(threshold - 2.0 * TIE_TOLERANCE * (1.0 + abs(threshold)))
         elif kind.unit_weights and not kind.has_order:
@@ -440,11 +457,13 @@ class FullRow:
         return int(token)
 
     def _draw_by_cdf(self, step: PipelineStep, u: float) -> int:
+        stage, kind = step.stage, step.kind
+        binned = kind.softmax_weights and self._sort_into_bins(stage, kind)
         self._mass_sums()  # shared with the copy
-        row = self.with_total(None).statistics(step.kind.names | {"mass"})
-        if step.kind.softmax_weights:
-            target = float(step.stage.target(row, u))
-            found = self._boundary(step.stage, step.kind, row, target)
+        row = self.with_total(None).statistics(kind.names | {"mass"})
+        if kind.softmax_weights:
+            target = float(stage.target(row, u))
+            found = self._boundary(stage, kind, row, target, copy=False) if binned else None
             if found is not None:
                 index = int(found.sums_N.searchsorted(target))
                 close_N = np.abs(found.sums_N[max(index - 1, 0) : index + 1] - target) <= TIE_TOLERANCE * target
@@ -452,7 +471,29 @@ class FullRow:
                     raise UndecidedRow
                 return int(found.ids_N[index])
             threshold = self._mass_threshold(0.99 * (row.mass - target))
-            token, reached = self.list_above(threshold).draw_by_cdf(step.stage, row, u, inexact=True)
+            token, reached = self.list_above(threshold).draw_by_cdf(stage, row, u, inexact=True)
             if reached:
                 return token
-        return self.ranked_list().draw_by_cdf(step.stage, row, u, inexact=True)[0]
+        return self.ranked_list().draw_by_cdf(stage, row, u, inexact=True)[0]
+
+
+def _bins_around(centre: float, sums: Floats, target: float) -> tuple[range, range]:
+    """Bins that are all nearer to a place than the token at which weights reach a target, and those up to it.
+
+    centre: the place, in bins. sums: of the weights before each bin. The window around the centre whose whole bins
+    reach the target is found to half a bin. All bins that a window touches are inside one that is wider by one: that
+    token is at most 1.5 bins from the edges, and half a bin more has its neighbours.
+    """
+
+    def inside(radius: float) -> range:
+        start, end = max(math.ceil(centre - radius), 0), min(math.floor(centre + radius), BINS)
+        return range(start, max(start, end))
+
+    def reach(half_bins: int) -> float:
+        whole = inside(half_bins / 2.0)
+        return sums.item(whole.stop) - sums.item(whole.start)
+
+    if not abs(centre) < BINS:
+        return range(0), range(BINS)
+    radius = bisect_left(range(4 * BINS), target, key=reach) / 2.0
+    return inside(max(radius - 1.5 - ROUNDING, 0.0)), inside(radius + 1.5)

@@ -72,54 +72,65 @@ def moments(x: Any, tail: Any, groups: Any, origin: Any, sums: Any) -> None:
 
 
 @kernel(
-    "void(float32[::1], float32[::1], float64, float64, float64, float64, float64, float64, uint16[::1], float64[::1], "
-    "float64[::1])"
+    "void(float32[::1], float32[::1], float64, float64, float64, uint16[::1], float64[:, ::1], float64[:, ::1], int64, "
+    "float64[::1], float64[::1])"
 )
-def distance_sums(
+def binned_masses(
     x: Any,
     tail: Any,
     top: Any,
     slope: Any,
-    centre: Any,
     scale: Any,
-    factor: Any,
-    slant: Any,
     bins: Any,
     weights: Any,
+    histogram: Any,
+    rows: Any,
+    masses: Any,
     sums: Any,
 ) -> None:
-    """A histogram of ``abs(d - centre)``, d = (x - top) * slope: sums of (factor + slant * d) * exp(d) up to each bin.
+    """``group_masses``, with a histogram of -d: sums of e, and if ``rows`` is 2 of e * d, per bin.
 
-    scale: bins per unit; the last bin has all the rest. bins: on return, the bin of each score, and of a padded tail.
-    weights: scratch [256].
+    scale: bins per unit of d; the last bin has all the rest. bins: on return, the bin of each score, and of a padded
+    tail. weights: scratch [2, 256]. histogram: [2, bins].
     """
     sums[:] = 0.0
-    last, weights_at = np.float64(sums.size - 1), np.int64(weights.ctypes.data)
-    for group in range(bins.size // GROUP_SIZE):
+    for row in range(rows):
+        for i in range(histogram.shape[1]):
+            histogram[row, i] = 0.0
+    last = np.float64(histogram.shape[1] - 1)
+    e_at, e_d_at = np.int64(weights.ctypes.data), np.int64(weights[1].ctypes.data)
+    for group in range(masses.size):
         start = group * GROUP_SIZE
-        at, bins_at = group_address(x, tail, group), np.int64(bins[start:].ctypes.data)
-        block_ops.distance_bins(
-            at, top, slope * LOG2_E, centre * LOG2_E, scale * LN_2, last, factor, slant * LN_2, bins_at, weights_at
+        masses[group] = block_ops.binned_mass_sums(
+            *(group_address(x, tail, group), top, slope * LOG2_E, -scale * LN_2, last),
+            *(np.int64(bins[start:].ctypes.data), e_at, e_d_at, np.int64(sums[1:].ctypes.data)),
         )
-        for i in range(GROUP_SIZE):
-            sums[np.uint64(bins[start + i])] += weights[i]
-    for i in range(1, sums.size):
-        sums[i] += sums[i - 1]
+        sums[0] += masses[group]
+        for row in range(rows):
+            for i in range(GROUP_SIZE):
+                histogram[row, np.uint64(bins[start + i])] += weights[row, i]
+    sums[1] *= LN_2
+    for i in range(histogram.shape[1]):
+        histogram[1, i] *= LN_2
 
 
-@kernel("int64(float32[::1], uint16[::1], int64, int64, float32[::1], int64[::1])")
-def keep_bins(x: Any, bins: Any, first: Any, last: Any, out: Any, ids: Any) -> Any:
-    """Copy the scores whose bin is below ``first``; -inf in place of the others. Lists the ids of bins first..last.
+@kernel("int64(float32[::1], uint16[::1], int64, int64, int64, int64, float32[::1], int64[::1])")
+def split_bins(x: Any, bins: Any, first: Any, end: Any, listed: Any, listed_end: Any, out: Any, ids: Any) -> Any:
+    """Copy the scores in the bins first..end - 1, -inf in place of the others. out: empty if no copy is needed.
 
-    Returns the number of ids. bins: also of a padded tail.
+    Lists the ids in the other bins of listed..listed_end - 1, and returns their number. bins: also of a padded tail.
     """
-    low, count, n = np.uint16(first), np.uint16(last - first + 1), 0
-    for i in range(x.size):
-        out[i] = x[i] if bins[i] < low else np.float32(-np.inf)
-    for start in range(0, bins.size, WORD_BITS):
-        found = block_ops.bitmask_in_bins(np.int64(bins.ctypes.data) + 2 * start, low, count)
+    start, count = np.uint16(first), np.uint16(end - first)
+    listed_start, listed_count, n = np.uint16(listed), np.uint16(listed_end - listed), 0
+    for i in range(out.size):
+        out[i] = x[i] if np.uint16(bins[i] - start) < count else np.float32(-np.inf)
+    for word in range(0, bins.size, WORD_BITS):
+        at = np.int64(bins.ctypes.data) + 2 * word
+        found = block_ops.bitmask_in_bins(at, listed_start, listed_count)
+        if found != 0:
+            found &= ~block_ops.bitmask_in_bins(at, start, count)
         while found != 0:
-            ids[n] = start + block_ops.trailing_zeros(found)
+            ids[n] = word + block_ops.trailing_zeros(found)
             n += 1
             found &= found - 1
     return n
