@@ -26,7 +26,7 @@ import nucleate as nc
 from nucleate.cli.bench import logits, medians, recreate_every
 from nucleate.sampling import stages
 from nucleate.sampling.sampler import Sampler
-from nucleate.sampling.stage import Combine, Draw, Pipeline, Stage, Transform
+from nucleate.sampling.stage import Combine, Draw, Pipeline, Scale, Stage, Transform
 from nucleate.sampling.watermark_key import WatermarkKey
 
 SIZE, HISTORY, SECONDS = 128_256, 256, 0.5
@@ -34,8 +34,9 @@ ROWS = 32
 """Rows in a batch: 16 MB."""
 MAX_READS = 20
 """Target: reads of the row per token, at most."""
-TOP_K = stages.TopK(40)
-"""Before a Transform, whose cost grows with the number of surviving tokens."""
+TOP_K, MIN_P = stages.TopK(40), stages.MinP(0.05)
+"""Before a Transform, and before a Scale that changes the order (adaptive-p, as its authors advise): both compute a
+score of each surviving token."""
 KEY = WatermarkKey(b"a key for the benchmark")
 NUMBERS = np.random.default_rng(1)
 IDS = tuple(NUMBERS.integers(0, SIZE, 100).tolist())
@@ -99,6 +100,13 @@ def reads(stage: Stage, times: dict[str, float]) -> float:
     return round(times["with"] / (rows * times["numpy max"]), 1)
 
 
+def before(stage: Stage) -> tuple[Stage, ...]:
+    """Return the stages that a stage is used after."""
+    if isinstance(stage, Transform):
+        return (TOP_K,)
+    return (MIN_P,) if isinstance(stage, Scale) and not stage.monotone else ()
+
+
 def measure(stage: Stage, x_BV: Any) -> dict[str, float]:
     """Return the median microseconds of a token with the stage, and without it, and of NumPy's max."""
     if isinstance(stage, Draw):
@@ -107,7 +115,7 @@ def measure(stage: Stage, x_BV: Any) -> dict[str, float]:
     if isinstance(stage, stages.Mask):
         more["mask"] = np.full((1, -(-SIZE // 32)), 0x55555555, np.int32)
     rest = stages.Gumbel(seed=1)
-    first = (TOP_K,) if isinstance(stage, Transform) else ()
+    first = before(stage)
     calls = {"with": call((*first, stage, rest), x_BV, **more), "without": call((*first, rest), x_BV)}
     calls["numpy max"] = read(x_BV)
     return medians(calls, SECONDS)
@@ -126,7 +134,7 @@ def main() -> None:
         times = {name: round(us, 1) for name, us in measured["peaked"].items()}
         cost = {kind: reads(stage, one) for kind, one in measured.items()}
         missed += [f"{stage.name} on {kind} logits ({one})" for kind, one in cost.items() if one > MAX_READS]
-        shown = f"{stage!r:.60}" + (f" after {TOP_K!r}" if isinstance(stage, Transform) else "")
+        shown = f"{stage!r:.60}" + "".join(f" after {first!r}" for first in before(stage))
         found[stage.name] = {"stage": shown, "microseconds": times, "reads": cost}
         print(f"{stage.name:22}", times, "reads:", cost, flush=True)
     print(f"more than {MAX_READS} reads: {len(missed)} of {3 * len(MEASURED)} cells: {', '.join(missed)}")
