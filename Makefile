@@ -28,6 +28,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c const
 SOURCES := pyproject.toml constraints.txt
 PARALLEL := -n 2 --dist worksteal
 LLAMA_CPP := -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TESTS=OFF
+ifeq ($(shell uname -m),x86_64)  # GCC 12 compiles llama.cpp's use of AMX wrongly: it crashes at the first product
+LLAMA_CPP += -DCMAKE_C_FLAGS=-mno-amx-int8 -DCMAKE_CXX_FLAGS=-mno-amx-int8
+endif
 JOBS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without bytecode each compiles the sources anew
