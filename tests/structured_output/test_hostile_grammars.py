@@ -14,7 +14,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarCompiler, GrammarLimits, StructuredOutputs
 from nucleate.structured_output.json_schema import SUPPORTED, UNSUPPORTED
 from nucleate.structured_output.lark import parse_lark
-from nucleate.structured_output.repetition_limits import ambiguous_size
+from nucleate.structured_output.pattern_parser import ambiguous_size
 
 SECONDS = 2.0
 """CPU seconds of this process, which do not depend on the load of the machine."""

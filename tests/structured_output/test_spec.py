@@ -14,7 +14,7 @@ import pytest
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarCompiler, StructuredOutputs
-from nucleate.structured_output.repetition_limits import expanded_size
+from nucleate.structured_output.pattern_parser import expanded_size
 from nucleate.structured_output.validation import validate
 
 FIELD_VALUES: list[dict[str, Any]] = [

@@ -12,10 +12,10 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.gbnf import lark_text
 from nucleate.structured_output.json_schema import PreparedSchema, SchemaLocation, num_intersected_patterns
 from nucleate.structured_output.lark import parse_lark
-from nucleate.structured_output.repetition_limits import ambiguous_size, expanded_size
+from nucleate.structured_output.pattern_parser import ambiguous_size, expanded_size
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.spec import StructuredOutputs
-from nucleate.structured_output.tag_formats import FIELD, Format, Grammar, JsonSchema, Regex, at_place, parts_of
+from nucleate.structured_output.structural_tag import FIELD, Format, Grammar, JsonSchema, Regex, at_place, parts_of
 from nucleate.structured_output.terminal_automata import Budget
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")

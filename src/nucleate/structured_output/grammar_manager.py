@@ -16,7 +16,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.structured_output import CompiledGrammar, GrammarCompiler, GrammarLimits, Guide, compile_grammar
+from nucleate.structured_output.compiler import CompiledGrammar, GrammarCompiler
+from nucleate.structured_output.grammar_limits import GrammarLimits
+from nucleate.structured_output.guide import Guide, compile_grammar
 from nucleate.structured_output.spec import StructuredOutputs, Whitespace
 from nucleate.tokenization.tokenizer import Tokenizer
 

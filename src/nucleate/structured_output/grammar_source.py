@@ -14,7 +14,7 @@ from nucleate.structured_output.llguidance_loader import library
 from nucleate.structured_output.pattern_syntax import check_syntax, with_explicit_classes
 from nucleate.structured_output.schema_soundness import rewrite_schema
 from nucleate.structured_output.spec import StructuredOutputs, Whitespace
-from nucleate.structured_output.tag_tokens import SpecialTokens
+from nucleate.structured_output.tag_compiler import SpecialTokens
 
 WHITESPACE: Final = r"( |\n( {0,16}|\t{0,8}))"
 """Optional whitespace between JSON tokens: bounded, but enough for indentation (four levels of four spaces).

@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output.pattern_parser import Item, Size, expanded_size, total_size
 from nucleate.structured_output.pattern_syntax import unsupported_syntax, with_explicit_classes
-from nucleate.structured_output.repetition_limits import Item, Size, expanded_size, total_size
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.schema_soundness import rewrite_schema
 

@@ -17,7 +17,6 @@ from nucleate.structured_output.gbnf import is_gbnf, lark_text
 from nucleate.structured_output.grammar_limits import GrammarLimits
 from nucleate.structured_output.grammar_matcher import GrammarMatcher, MatcherError
 from nucleate.structured_output.grammar_source import llguidance_grammar, schema_options
-from nucleate.structured_output.ignored_patterns import remove_unsupported_patterns
 from nucleate.structured_output.json_schema import (
     PreparedSchema,
     check_unsupported,
@@ -38,13 +37,23 @@ from nucleate.structured_output.llguidance_tokenizer import guidance_tokenizer
 from nucleate.structured_output.number_digits import DigitLimit, TokenDigits, longest_number
 from nucleate.structured_output.pattern_syntax import check_syntax
 from nucleate.structured_output.schema_rewriting import prepare_schema
-from nucleate.structured_output.schema_soundness import rewrite_schema, unsupported_combinations
+from nucleate.structured_output.schema_soundness import (
+    remove_unsupported_patterns,
+    rewrite_schema,
+    unsupported_combinations,
+)
 from nucleate.structured_output.spec import StructuredOutputs, Whitespace
 from nucleate.structured_output.state_cache import InitialMatcher
-from nucleate.structured_output.structural_tag import parse_structural_tag
-from nucleate.structured_output.tag_formats import Grammar, JsonSchema, Regex, at_place, parts_of
+from nucleate.structured_output.structural_tag import (
+    Grammar,
+    JsonSchema,
+    Regex,
+    at_place,
+    parse_structural_tag,
+    parts_of,
+)
+from nucleate.structured_output.tag_compiler import SpecialTokens
 from nucleate.structured_output.tag_grammar import tag_grammar
-from nucleate.structured_output.tag_tokens import SpecialTokens
 from nucleate.structured_output.time_budget import FREE_SECONDS, TimeBudget
 from nucleate.structured_output.vocabulary import Vocabulary
 

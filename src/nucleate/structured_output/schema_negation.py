@@ -23,9 +23,9 @@ from nucleate.structured_output.disjoint_schemas import (
     values_of,
 )
 from nucleate.structured_output.json_schema import BUDGET, SUPPORTED, UNSUPPORTED, SchemaLocation, original
-from nucleate.structured_output.name_patterns import pattern_excluding
 from nucleate.structured_output.pattern_automata import complement
 from nucleate.structured_output.pattern_parser import UnknownPatternError
+from nucleate.structured_output.pattern_syntax import pattern_excluding
 from nucleate.structured_output.schema_normalization import is_true
 
 _MAX_DEPTH: Final = 12
