@@ -110,7 +110,7 @@ def test_chunks_equal_the_reference(
     overlap_seconds: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("nucleate.structured_output.grammar_manager.OVERLAP_SECONDS", overlap_seconds)
+    monkeypatch.setattr("nucleate.structured_output.guide.OVERLAP_SECONDS", overlap_seconds)
     rng = random.Random(f"{kind}{options}")
     requests = [structured_request(rng) if rng.random() < 0.8 else random_request(rng) for _ in range(30)]
     engine = engine_of(llm, kind, 64, **options)
@@ -133,7 +133,7 @@ def test_masks_computed_during_the_forward_pass_with_model_failures(
             raise OSError("no memory")
         return rule(seen)
 
-    monkeypatch.setattr("nucleate.structured_output.grammar_manager.OVERLAP_SECONDS", -1.0)
+    monkeypatch.setattr("nucleate.structured_output.guide.OVERLAP_SECONDS", -1.0)
     engine = Engine(runner("paged", toy(of=fails), 300), llm.tokenizer, backend="reference")
     rng = random.Random(3)
     params = nc.SamplingParams(structured_outputs={"regex": "[a-z ]{30,}"}, max_tokens=12, seed=7, ignore_eos=True)
@@ -160,7 +160,7 @@ def test_beam_searches_do_not_fill_masks_that_are_being_computed(
     llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise two threads would use one matcher, which the library does not support."""
-    monkeypatch.setattr("nucleate.structured_output.grammar_manager.OVERLAP_SECONDS", -1.0)
+    monkeypatch.setattr("nucleate.structured_output.guide.OVERLAP_SECONDS", -1.0)
     engine = engine_of(llm)
     filling = threading.Lock()
     here, fill_all = threading.current_thread(), GrammarCompiler.fill_all
@@ -391,7 +391,7 @@ class TestOtherParameters:
 
 
 def test_slow_masks_end_only_their_sequence(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("grammar_matcher", "time_budget", "llguidance_engine"):  # as if each call took 50 ms longer
+    for module in ("grammar_matcher", "llguidance_engine"):  # as if each call took 50 ms longer
         monkeypatch.setattr(f"nucleate.structured_output.{module}.FREE_SECONDS", -0.05)
     monkeypatch.setattr("nucleate.structured_output.compiler.SLOW_STEP_SECONDS", -1.0)
     engine = engine_of(llm, structured_limits=GrammarLimits(mask_budget_seconds=0.4))
@@ -429,7 +429,7 @@ def test_without_llguidance_requests_are_rejected(llm: nc.LLM, monkeypatch: pyte
         raise ModuleNotFoundError("structured output needs the package llguidance")
 
     monkeypatch.setattr("nucleate.structured_output.llguidance_engine.library", missing)
-    monkeypatch.setattr("nucleate.structured_output.llguidance_tokenizer.library", missing)
+    monkeypatch.setattr("nucleate.structured_output.llguidance_library.library", missing)
     with pytest.raises(nc.ParameterError, match="llguidance") as caught:
         engine_of(llm).add(Request([1], nc.SamplingParams(structured_outputs={"regex": "a"})))
     assert caught.value.field == "structured_outputs"

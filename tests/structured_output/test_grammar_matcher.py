@@ -23,10 +23,9 @@ from nucleate.structured_output import (
     GrammarMatcher,
     MatcherError,
     StructuredOutputs,
-    llguidance_loader,
+    llguidance_library,
 )
-from nucleate.structured_output.state_cache import InitialMatcher
-from nucleate.structured_output.time_budget import TimeBudget
+from nucleate.structured_output.grammar_matcher import InitialMatcher, TimeBudget
 from nucleate.tokenization.tokenizer import Tokenizer
 
 OBJECT = {"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}, "required": ["name"]}
@@ -304,7 +303,7 @@ def panic() -> BaseException:
             return []
 
     try:
-        llguidance_loader.library().LLTokenizer(Words(), n_vocab=2, eos_token=[0])
+        llguidance_library.library().LLTokenizer(Words(), n_vocab=2, eos_token=[0])
     except BaseException as error:  # noqa: BLE001 - it is no Exception
         return error
     raise AssertionError
@@ -406,13 +405,14 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.day = 0.0  # used to refill budgets
-        monkeypatch.setattr(structured_output.time_budget, "monotonic", lambda: self.day)
-        monkeypatch.setattr(structured_output.time_budget, "_CPU_TIME", structured_output.time_budget._CpuTime())
+        monkeypatch.setattr(structured_output.grammar_matcher, "monotonic", lambda: self.day)
+        monkeypatch.setattr(
+            structured_output.grammar_matcher, "_CPU_TIME", structured_output.grammar_matcher._CpuTime()
+        )
         for module in (
             structured_output.compiler,
             structured_output.llguidance_engine,
             structured_output.grammar_matcher,
-            structured_output.time_budget,
         ):
             for name in ("thread_time", "perf_counter"):
                 monkeypatch.setattr(module, name, lambda: self.now, raising=False)
@@ -542,7 +542,7 @@ def test_a_constraint_whose_states_are_used_up_is_recreated(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     """The states of the engine accumulate over all sequences."""
-    limits = llguidance_loader.library().LLParserLimits(max_lexer_states=1_500, verbose_errors=False)
+    limits = llguidance_library.library().LLParserLimits(max_lexer_states=1_500, verbose_errors=False)
     monkeypatch.setattr(structured_output.llguidance_engine, "parser_limits", lambda: limits)
     grammars, accepted_tokens = GrammarCompiler(tokenizer, 4096), []
     made = record_compilations(monkeypatch)
@@ -581,7 +581,7 @@ def test_a_constraint_whose_states_are_used_up_is_recreated(
 
 def test_a_simple_pattern_is_not_too_complex_for_a_large_vocabulary() -> None:
     """A mask over many tokens needs many items, even for a simple constraint."""
-    assert llguidance_loader.parser_limits().step_max_items >= 50_000
+    assert llguidance_library.parser_limits().step_max_items >= 50_000
     tokenizer = many_words()
     constraint = StructuredOutputs(regex="[a-z ]{1,500}")
     grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
@@ -608,7 +608,7 @@ def record_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_a_sequence_that_uses_up_all_states_is_an_error(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = llguidance_loader.library().LLParserLimits(max_lexer_states=400, verbose_errors=False)
+    limits = llguidance_library.library().LLParserLimits(max_lexer_states=400, verbose_errors=False)
     monkeypatch.setattr(structured_output.llguidance_engine, "parser_limits", lambda: limits)
     grammars, made = GrammarCompiler(tokenizer, 4096), record_compilations(monkeypatch)
     matcher, rng = grammars.compile(StructuredOutputs(regex="[ab]*a[ab]{14}c")).matcher(), random.Random(0)

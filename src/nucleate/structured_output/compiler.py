@@ -15,13 +15,18 @@ from numpy.typing import NDArray
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.grammar_limits import GrammarLimits
-from nucleate.structured_output.grammar_matcher import GrammarMatcher, MatcherError, check_masks
+from nucleate.structured_output.grammar_matcher import (
+    GrammarMatcher,
+    InitialMatcher,
+    MatcherError,
+    TimeBudget,
+    check_masks,
+    mark_cpu_time,
+)
 from nucleate.structured_output.llguidance_engine import LLGuidanceEngine
+from nucleate.structured_output.llguidance_library import Vocabulary
 from nucleate.structured_output.spec import StructuredOutputs, Whitespace
-from nucleate.structured_output.state_cache import InitialMatcher
-from nucleate.structured_output.time_budget import TimeBudget, mark_cpu_time
 from nucleate.structured_output.validation import MAX_SECONDS, unchecked_formats, validate
-from nucleate.structured_output.vocabulary import Vocabulary
 from nucleate.tokenization.tokenizer import Tokenizer
 
 CACHE_BYTES: Final = 64 * 2**20

@@ -1,13 +1,13 @@
-"""``LLGuidanceEngine``: compiles constraints and fills token bitmasks with llguidance."""
+"""``LLGuidanceEngine``: converts constraints to llguidance's grammar format, compiles them and fills token bitmasks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from time import perf_counter
-from typing import Any, cast, final
+from typing import Any, Final, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,13 @@ from numpy.typing import NDArray
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.gbnf import is_gbnf, lark_text
 from nucleate.structured_output.grammar_limits import GrammarLimits
-from nucleate.structured_output.grammar_matcher import GrammarMatcher, MatcherError
-from nucleate.structured_output.grammar_source import llguidance_grammar, schema_options
+from nucleate.structured_output.grammar_matcher import (
+    FREE_SECONDS,
+    GrammarMatcher,
+    InitialMatcher,
+    MatcherError,
+    TimeBudget,
+)
 from nucleate.structured_output.json_schema import (
     PreparedSchema,
     check_unsupported,
@@ -26,16 +31,18 @@ from nucleate.structured_output.json_schema import (
     unsupported_keywords,
 )
 from nucleate.structured_output.lark import parse_lark
-from nucleate.structured_output.llguidance_loader import (
+from nucleate.structured_output.lazy_grammar import lazy_grammar
+from nucleate.structured_output.llguidance_library import (
     FAILED,
+    Vocabulary,
+    guidance_tokenizer,
     library,
     parser_limits,
     raise_unless_panic,
     short_message,
 )
-from nucleate.structured_output.llguidance_tokenizer import guidance_tokenizer
 from nucleate.structured_output.number_digits import DigitLimit, TokenDigits, longest_number
-from nucleate.structured_output.pattern_syntax import check_syntax
+from nucleate.structured_output.pattern_syntax import check_syntax, with_explicit_classes
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.schema_soundness import (
     remove_unsupported_patterns,
@@ -43,7 +50,6 @@ from nucleate.structured_output.schema_soundness import (
     unsupported_combinations,
 )
 from nucleate.structured_output.spec import StructuredOutputs, Whitespace
-from nucleate.structured_output.state_cache import InitialMatcher
 from nucleate.structured_output.structural_tag import (
     Grammar,
     JsonSchema,
@@ -54,8 +60,56 @@ from nucleate.structured_output.structural_tag import (
 )
 from nucleate.structured_output.tag_compiler import SpecialTokens
 from nucleate.structured_output.tag_grammar import tag_grammar
-from nucleate.structured_output.time_budget import FREE_SECONDS, TimeBudget
-from nucleate.structured_output.vocabulary import Vocabulary
+
+WHITESPACE: Final = r"( |\n( {0,16}|\t{0,8}))"
+"""Optional whitespace between JSON tokens: bounded, but enough for indentation (four levels of four spaces).
+
+Some models generate as much whitespace as is allowed: with 40 spaces, the bundled model needed 1.3 times the tokens.
+"""
+
+
+def llguidance_grammar(
+    spec: StructuredOutputs, tokens: SpecialTokens, options: Mapping[str, Any], schema: PreparedSchema | None = None
+) -> str:
+    """Return the constraint in llguidance's JSON format. Raises ParameterError for an invalid grammar.
+
+    options: of llguidance for JSON schemas. schema: the prepared schema of a JSON constraint, which is changed.
+    """
+    if spec.grammar is not None and spec.grammar_triggers is not None:
+        return lazy_grammar(spec.grammar, spec.grammar_triggers, options, tokens)
+    if schema is not None:
+        text = json.dumps(rewrite_schema(schema))
+        return str(library().LLMatcher.grammar_from_json_schema(text, overrides=dict(options)))
+    if spec.regex is not None:
+        check_syntax("regex", spec.regex)
+        return str(library().LLMatcher.grammar_from_regex(with_explicit_classes(spec.regex)))
+    if spec.choice is not None:
+        # ASCII, because Lark strings cannot contain control characters.
+        # A terminal, because the parser tries the alternatives of a rule one by one.
+        return _lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in dict.fromkeys(spec.choice)))
+    return _lark(parse_lark(lark_text(spec.grammar or ""), options).text)
+
+
+def _lark(text: str) -> str:
+    """Wrap a Lark grammar in JSON, because llguidance parses text that starts with a brace as its own format."""
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
+
+
+def schema_options(spec: StructuredOutputs, whitespace: Whitespace) -> dict[str, Any]:
+    """Return llguidance's options for JSON schemas: all of them, so that a schema cannot override any.
+
+    whitespace: for a constraint that does not select any.
+    """
+    flexible = (spec.whitespace or whitespace) == "flexible"
+    return {
+        "item_separator": ",",
+        "key_separator": ":",
+        "whitespace_flexible": flexible,
+        "whitespace_pattern": WHITESPACE if flexible else None,
+        "coerce_one_of": False,
+        "lenient": spec.on_unsupported == "ignore",
+    }
+
 
 _COUNTS = ("minProperties", "maxProperties")
 _COUNTS_WARNING = "min/maxProperties"

@@ -22,7 +22,7 @@ from typing import Any, Final, cast, final
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.formats import FORMATS
 from nucleate.structured_output.json_schema import LIST, NAMED, ONE, SUPPORTED, TARGETS, PreparedSchema, SchemaLocation
-from nucleate.structured_output.llguidance_loader import library, raise_unless_panic
+from nucleate.structured_output.llguidance_library import library, raise_unless_panic
 from nucleate.structured_output.pattern_syntax import (
     NO_CONTROL,
     pattern_excluding,

@@ -23,6 +23,7 @@ from nucleate.structured_output.grammar_expressions import (
     choice,
     sequence,
 )
+from nucleate.structured_output.llguidance_library import Vocabulary
 from nucleate.structured_output.pattern_syntax import with_explicit_classes
 from nucleate.structured_output.structural_tag import Format, Tag, Token, TriggeredTags, reject
 from nucleate.structured_output.tag_expressions import (
@@ -42,7 +43,6 @@ from nucleate.structured_output.tag_expressions import (
     union,
     without,
 )
-from nucleate.structured_output.vocabulary import Vocabulary
 
 
 class FoundToken(NamedTuple):
