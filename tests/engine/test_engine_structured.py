@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 import re
@@ -13,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toy_models import PagedToy
 from toy_requests import (
     KINDS,
     SIZE,
@@ -30,7 +32,7 @@ import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.outputs import CompletionChunk, EngineOutput, Validation
-from nucleate.structured_output import GrammarCompiler, GrammarLimits
+from nucleate.structured_output import GrammarCompiler, GrammarLimits, grammar_matcher, guide, validation
 
 RECORD = {
     "type": "object",
@@ -110,7 +112,7 @@ def test_chunks_equal_the_reference(
     overlap_seconds: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("nucleate.structured_output.guide.OVERLAP_SECONDS", overlap_seconds)
+    monkeypatch.setattr(guide, "OVERLAP_SECONDS", overlap_seconds)
     rng = random.Random(f"{kind}{options}")
     requests = [structured_request(rng) if rng.random() < 0.8 else random_request(rng) for _ in range(30)]
     engine = engine_of(llm, kind, 64, **options)
@@ -125,6 +127,34 @@ def test_chunks_equal_the_reference(
         assert engine.stats.num_preemptions
 
 
+def test_pauses_of_the_process_change_no_chunk(
+    llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process, garbage collection, or a slow thread for masks: each may take long between any two steps."""
+    params = nc.SamplingParams(seed=7, n=2, max_tokens=20)
+    requests = [Request([7, 8, 9], params.replace(structured_outputs=each)) for each in CONSTRAINTS[::3]]
+    expected = [reference_chunks(toy(), llm.tokenizer, request, grammars) for request in requests]
+    engine = engine_of(llm, "asynchronous", max_num_seqs=3, structured_limits=GrammarLimits(mask_budget_seconds=0.5))
+    for request in requests:
+        engine.prepare(request)  # compiles the grammar
+    clock, fill_all = itertools.count(0, 1000), GrammarCompiler.fill_all
+    monkeypatch.setattr(guide, "OVERLAP_SECONDS", -1.0)
+    monkeypatch.setattr(grammar_matcher, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(validation, "thread_time", lambda: float(next(clock)))
+
+    def filled(self: GrammarCompiler, *arguments: Any, **named: Any) -> None:
+        time.sleep(0.002 * (next(clock) % 3))
+        fill_all(self, *arguments, **named)
+
+    def forward(parts: Any) -> Any:
+        grammar_matcher._CPU_TIME.marked = -np.inf  # a forward pass takes long
+        return PagedToy.forward(engine.runner, parts)
+
+    monkeypatch.setattr(GrammarCompiler, "fill_all", filled)
+    monkeypatch.setattr(engine.runner, "forward", forward)
+    assert [chunks_by_index(events, 2) for events in drive(engine, requests)] == expected
+
+
 def test_masks_computed_during_the_forward_pass_with_model_failures(
     llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +163,7 @@ def test_masks_computed_during_the_forward_pass_with_model_failures(
             raise OSError("no memory")
         return rule(seen)
 
-    monkeypatch.setattr("nucleate.structured_output.guide.OVERLAP_SECONDS", -1.0)
+    monkeypatch.setattr(guide, "OVERLAP_SECONDS", -1.0)
     engine = Engine(runner("paged", toy(of=fails), 300), llm.tokenizer, backend="reference")
     rng = random.Random(3)
     params = nc.SamplingParams(structured_outputs={"regex": "[a-z ]{30,}"}, max_tokens=12, seed=7, ignore_eos=True)
@@ -160,7 +190,7 @@ def test_beam_searches_do_not_fill_masks_that_are_being_computed(
     llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise two threads would use one matcher, which the library does not support."""
-    monkeypatch.setattr("nucleate.structured_output.guide.OVERLAP_SECONDS", -1.0)
+    monkeypatch.setattr(guide, "OVERLAP_SECONDS", -1.0)
     engine = engine_of(llm)
     filling = threading.Lock()
     here, fill_all = threading.current_thread(), GrammarCompiler.fill_all

@@ -23,7 +23,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stage import Pipeline, Shift, Tap, Transform
 from nucleate.structured_output.compiler import CompiledGrammar, GrammarCompiler
 from nucleate.structured_output.grammar_limits import GrammarLimits
-from nucleate.structured_output.grammar_matcher import MatcherError
+from nucleate.structured_output.grammar_matcher import MatcherError, mark_cpu_time
 from nucleate.structured_output.spec import StructuredOutputs, Whitespace
 from nucleate.structured_output.validation import load_validator
 from nucleate.tokenization.tokenizer import Tokenizer
@@ -177,6 +177,7 @@ class GrammarManager:
         if self._compiler is None or not any(guides):
             return None  # prefetched masks are of other sequences
         prefetch, self._prefetch = self._prefetch, None
+        mark_cpu_time()  # for the calls after this one: masks may be filled on another thread
         begin = perf_counter()
         masks_RW = None if prefetch is None else prefetch.masks(guides)
         if masks_RW is None:

@@ -7,10 +7,10 @@ remote references and references that expand exponentially. Patterns and formats
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Final
+from time import thread_time
+from typing import Any, Final, final
 
 from nucleate.parameters.converters import install_extra, shown
 from nucleate.parameters.parameter import ParameterError, read_json
@@ -21,6 +21,8 @@ from nucleate.structured_output.spec import StructuredOutputs
 
 MAX_SECONDS: Final = 1.0
 MAX_ERRORS: Final = 10
+UNTIMED_STEPS: Final = 1000
+"""Steps of a validation before its time counts. So a pause, as for garbage collection, does not fail a short text."""
 _VALUES = ("const", "enum", "default", "example", "examples")
 _EVERY_STEP = ("$ref", "$dynamicRef", "$recursiveRef", "properties", "items", "allOf", "anyOf", "oneOf", "contains")
 
@@ -31,7 +33,8 @@ def validate(spec: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -
     """Return the errors of a JSON text, at most ten, one line each; an empty list if it is valid.
 
     Formats are checked if token masks enforce them; see ``unchecked_formats`` for the others. A timeout counts as an
-    error. Raises ModuleNotFoundError if jsonschema is not installed, and ValueError for a constraint that is not JSON.
+    error; seconds: of CPU time, of which all searches of patterns take as much at most. Raises ModuleNotFoundError if
+    jsonschema is not installed, and ValueError for a constraint that is not JSON.
     """
     if not spec.kind.startswith("json"):
         raise ValueError(f"only JSON can be validated, not {spec.kind}")
@@ -41,7 +44,7 @@ def validate(spec: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -
     except ParameterError as error:
         return [f"not JSON: {str(error)[:200]}"]
     try:
-        found = islice(_validator(spec.schema, time.monotonic() + seconds).iter_errors(value), MAX_ERRORS)
+        found = islice(_validator(spec.schema, _TimeLimit(seconds)).iter_errors(value), MAX_ERRORS)
         return [f"{error.json_path}: {shown(error.message)[1:-1]}" for error in found]
     except TimeoutError:
         return [f"validation took longer than {seconds} s"]
@@ -78,17 +81,45 @@ def load_validator() -> None:
         raise ModuleNotFoundError(f"validation needs jsonschema: {install_extra('structured')}") from None
 
 
-def _validator(schema: dict[str, Any], deadline: float) -> Any:
+@final
+class _TimeLimit:
+    """The limit of one validation. It does not depend on the load of the machine, nor on pauses of a short one."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._end = seconds, thread_time() + seconds
+        self._steps, self._searching = 0, 0.0
+
+    def count_step(self) -> None:
+        """Count a step. Raises TimeoutError."""
+        self._steps += 1
+        if self._steps > UNTIMED_STEPS and thread_time() > self._end:
+            raise TimeoutError
+
+    def search(self, pattern: str, text: str) -> bool:
+        """Return whether a pattern matches somewhere. Raises TimeoutError."""
+        import regex
+
+        self.count_step()
+        compiled = regex.compile(python_pattern(pattern), regex.V1)
+        if (left := self._seconds - self._searching) <= 0:
+            raise TimeoutError
+        begin = thread_time()
+        found = compiled.search(text, timeout=left) is not None
+        self._searching += thread_time() - begin
+        return found
+
+
+def _validator(schema: dict[str, Any], limit: _TimeLimit) -> Any:
     import jsonschema
     import referencing
 
     validator_class = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     validators = {
-        name: _within(deadline, validator_class.VALIDATORS[name])
+        name: _counted(limit, validator_class.VALIDATORS[name])
         for name in _EVERY_STEP
         if name in validator_class.VALIDATORS
     }
-    search = _search(deadline)
+    search = limit.search
     validators |= {"pattern": _pattern(search), "patternProperties": _pattern_properties(search)}
     validators["format"] = _format(search)
     validators["additionalProperties"] = _additional(search)
@@ -98,25 +129,12 @@ def _validator(schema: dict[str, Any], deadline: float) -> Any:
     return extended(schema, registry=referencing.Registry())
 
 
-def _within(deadline: float, check: Check) -> Check:
+def _counted(limit: _TimeLimit, check: Check) -> Check:
     def checked(*arguments: Any) -> Iterator[Any]:
-        if time.monotonic() > deadline:
-            raise TimeoutError
+        limit.count_step()
         yield from check(*arguments) or ()
 
     return checked
-
-
-def _search(deadline: float) -> Callable[[str, str], bool]:
-    import regex
-
-    def search(pattern: str, text: str) -> bool:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        return regex.search(python_pattern(pattern), text, flags=regex.V1, timeout=left) is not None
-
-    return search
 
 
 def _pattern(search: Callable[[str, str], bool]) -> Check:
