@@ -18,8 +18,7 @@ from tiers import count
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarCompiler, StructuredOutputs
-from nucleate.structured_output.formats import FORMATS
-from nucleate.structured_output.json_schema import TARGETS
+from nucleate.structured_output.json_schema import FORMATS, TARGETS
 from nucleate.structured_output.schema_soundness import replace_formats
 
 

@@ -12,7 +12,7 @@ import pytest
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarCompiler, StructuredOutputs
-from nucleate.structured_output.number_digits import JsonPosition
+from nucleate.structured_output.llguidance_library import JsonPosition
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,8 @@ from nucleate.structured_output.grammar_expressions import (
     choice,
     repetition,
     sequence,
+    simplify,
 )
-from nucleate.structured_output.grammar_simplification import simplify
 from nucleate.structured_output.lexing import Lexing, divide
 
 _DEFINITION = re.compile(r"([\w-]+)[ \t]*::=", re.ASCII)

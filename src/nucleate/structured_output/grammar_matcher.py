@@ -16,8 +16,13 @@ from typing import Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.structured_output.llguidance_library import FAILED, raise_unless_panic, short_message
-from nucleate.structured_output.number_digits import DigitLimit, JsonPosition
+from nucleate.structured_output.llguidance_library import (
+    FAILED,
+    DigitLimit,
+    JsonPosition,
+    raise_unless_panic,
+    short_message,
+)
 
 FREE_SECONDS: Final = 0.005
 """Time of a call that is not charged."""

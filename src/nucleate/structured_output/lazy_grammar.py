@@ -29,12 +29,11 @@ from nucleate.structured_output.grammar_expressions import (
     repetition,
     sequence,
 )
-from nucleate.structured_output.grammar_triggers import FIELD, GrammarTrigger
 from nucleate.structured_output.lark import LarkToken, tokenize
-from nucleate.structured_output.structural_tag import FIELD as TAG_FIELD
-from nucleate.structured_output.structural_tag import Token
-from nucleate.structured_output.tag_compiler import SpecialTokens, TagCompiler, checked_stops
-from nucleate.structured_output.tag_expressions import free_text
+from nucleate.structured_output.llguidance_library import SpecialTokens
+from nucleate.structured_output.spec import TRIGGERS, GrammarTrigger
+from nucleate.structured_output.structural_tag import FIELD, Token
+from nucleate.structured_output.tag_compiler import TagCompiler, checked_stops, free_text
 from nucleate.structured_output.tag_grammar import Grammars
 
 OPERATORS = ("?", "*", "+", "{", "~", "..", "->", "&")
@@ -211,9 +210,9 @@ def _own_errors() -> Iterator[None]:
     try:
         yield
     except ParameterError as error:
-        if error.field != TAG_FIELD:
+        if error.field != FIELD:
             raise
-        raise ParameterError(FIELD, str(error).replace(f"{TAG_FIELD}.", "").replace(TAG_FIELD, FIELD)) from None
+        raise ParameterError(TRIGGERS, str(error).replace(f"{FIELD}.", "").replace(FIELD, TRIGGERS)) from None
 
 
 @final
@@ -228,12 +227,12 @@ class _LazyGrammar:
         """Free text, or free text up to a trigger and the rest of the grammar."""
         begins: dict[str | int, str] = {}
         for index, trigger in enumerate(triggers):
-            at = f"{FIELD}[{index}]"
+            at = f"{TRIGGERS}[{index}]"
             found = [self._tokens.resolve(Token(at, trigger.value))] if trigger.type == "token" else trigger.words(at)
             begins |= dict.fromkeys(found, at)
-        stops = checked_stops([begin for begin in begins if isinstance(begin, str)], FIELD)
+        stops = checked_stops([begin for begin in begins if isinstance(begin, str)], TRIGGERS)
         sections = list(chain.from_iterable(self._sections(begin, at, stops) for begin, at in begins.items()))
-        return choice([free_text(stops, FIELD), *sections])
+        return choice([free_text(stops, TRIGGERS), *sections])
 
     def _sections(self, begin: str | int, at: str, stops: frozenset[str]) -> Iterator[Expression]:
         """Yield free text up to a trigger with the rest of the grammar, for each spelling of the trigger."""
@@ -250,7 +249,7 @@ class _LazyGrammar:
                 text = self._compiler.text(begin, at, position) if isinstance(begin, str) else EMPTY
                 yield sequence([self._compiler.up_to(ending, stops, at), text, rest])
         if not found:
-            raise ParameterError(FIELD, f"{at}: no text of the grammar begins with {shown(begin)}")
+            raise ParameterError(TRIGGERS, f"{at}: no text of the grammar begins with {shown(begin)}")
 
     def _rest(self, beginnings: list[list[Symbol]], at: str) -> Expression | None:
         """Return what follows one of some beginnings in the grammar, or None if it has none of them."""

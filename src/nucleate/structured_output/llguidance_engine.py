@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from time import perf_counter
@@ -23,7 +24,9 @@ from nucleate.structured_output.grammar_matcher import (
     TimeBudget,
 )
 from nucleate.structured_output.json_schema import (
+    NUMERIC,
     PreparedSchema,
+    SchemaLocation,
     check_unsupported,
     keyword_locations,
     misspelled_keywords,
@@ -34,6 +37,9 @@ from nucleate.structured_output.lark import parse_lark
 from nucleate.structured_output.lazy_grammar import lazy_grammar
 from nucleate.structured_output.llguidance_library import (
     FAILED,
+    DigitLimit,
+    SpecialTokens,
+    TokenDigits,
     Vocabulary,
     guidance_tokenizer,
     library,
@@ -41,7 +47,6 @@ from nucleate.structured_output.llguidance_library import (
     raise_unless_panic,
     short_message,
 )
-from nucleate.structured_output.number_digits import DigitLimit, TokenDigits, longest_number
 from nucleate.structured_output.pattern_syntax import check_syntax, with_explicit_classes
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.schema_soundness import (
@@ -58,7 +63,6 @@ from nucleate.structured_output.structural_tag import (
     parse_structural_tag,
     parts_of,
 )
-from nucleate.structured_output.tag_compiler import SpecialTokens
 from nucleate.structured_output.tag_grammar import tag_grammar
 
 WHITESPACE: Final = r"( |\n( {0,16}|\t{0,8}))"
@@ -196,7 +200,7 @@ class LLGuidanceEngine:
         text = _checked(spec, lambda: llguidance_grammar(spec, self._special_tokens, options, schema), schema)
         limit = None
         if schema is not None and spec.max_digits:
-            limit = DigitLimit(self._digits, max(spec.max_digits, longest_number(schema.locations)))
+            limit = DigitLimit(self._digits, max(spec.max_digits, _longest_number(schema.locations)))
         return self._initial(spec, text, schema, limit), text
 
     def _initial(
@@ -341,3 +345,9 @@ def _compile_error(spec: StructuredOutputs, message: str, schema: PreparedSchema
         where = keyword_locations(schema.locations, *_COUNTS)
         reason = f"cannot enforce {' and '.join(_COUNTS)} at {where} with optional properties of allOf or $ref"
     return ParameterError(field, f"{field}: {reason}")
+
+
+def _longest_number(locations: Iterable[SchemaLocation]) -> int:
+    """Return the most consecutive digits in a constant or bound of a prepared schema."""
+    given = [location.schema[name] for location in locations for name in NUMERIC & location.schema.keys()]
+    return max((len(digits) for value in given for digits in re.findall("[0-9]+", json.dumps(value))), default=0)

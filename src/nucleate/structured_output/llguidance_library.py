@@ -1,19 +1,22 @@
 """llguidance as this package uses it: imported on first use, with its panics and errors, and a vocabulary for it.
 
-A ``Vocabulary`` has the bytes of every token of a model, and the EOS tokens.
+A ``Vocabulary`` has the bytes of every token of a model, and the EOS tokens; ``SpecialTokens`` finds special tokens in
+a text. A ``DigitLimit`` limits the consecutive digits of numbers in JSON, so that a model cannot repeat digits without
+end.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from functools import cache, cached_property
-from typing import Any, Final, final
+from collections.abc import Iterable, Sequence
+from functools import cache, cached_property, lru_cache
+from typing import Any, Final, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.parameters.converters import install_extra
+from nucleate.parameters.converters import install_extra, shown
+from nucleate.structured_output.structural_tag import Token, reject
 from nucleate.tokenization.tokenizer import Tokenizer
 
 FAILED: Final = "the grammar engine failed"
@@ -109,6 +112,74 @@ def mask_of(tokens: Iterable[int], size: int) -> NDArray[np.int32]:
     return mask_W
 
 
+class FoundToken(NamedTuple):
+    """A special token in a text: where it begins and ends, and its id."""
+
+    start: int
+    end: int
+    token_id: int
+
+
+@final
+class SpecialTokens:
+    """The special tokens of a vocabulary by their text. The longest one counts where several begin."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        names = vocabulary.tokenizer.pieces.tokens
+        special = [token for token in vocabulary.special_ids if token in vocabulary.allowed_ids]
+        self._ids = {names[token]: token for token in reversed(special) if names[token]}
+        longest_first = sorted(self._ids, key=len, reverse=True)
+        self._any = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def find(self, text: str, start: int = 0) -> FoundToken | None:
+        """Return the first special token in a text, from a position on."""
+        found = self._any.search(text, start)
+        return None if found is None else FoundToken(found.start(), found.end(), self._ids[found[0]])
+
+    def can_spell(self, text: str) -> bool:
+        """Return whether other tokens can write the special tokens in a text, as characters."""
+        found = self.find(text)
+        while found is not None:
+            if not self._spelled(text[found.start : found.end].encode()):
+                return False
+            found = self.find(text, found.end)
+        return True
+
+    @lru_cache(1024)  # noqa: B019  # one per model
+    def _spelled(self, data: bytes) -> bool:
+        reached = {0}
+        for end in range(1, len(data) + 1):
+            if any(data[start:end] in self._ordinary for start in reached):
+                reached.add(end)
+        return len(data) in reached
+
+    @cached_property
+    def _ordinary(self) -> frozenset[bytes]:
+        special = frozenset(self._vocabulary.special_ids)
+        return frozenset(data for token, data in enumerate(self._vocabulary.tokens) if token not in special)
+
+    def text(self, token_id: int) -> str:
+        return self._vocabulary.tokenizer.pieces.tokens[token_id]
+
+    def is_token(self, reference: str, token_id: int) -> bool:
+        """Return whether a reference of a grammar, ``<[id]>`` or ``<name>``, is a token."""
+        return reference in (f"<[{token_id}]>", self.text(token_id))
+
+    def resolve(self, token: Token) -> int | str:
+        """Return the id of a special token, or the text of another token. Raises ParameterError for an unknown one."""
+        vocabulary, given = self._vocabulary, token.token
+        token_id = vocabulary.tokenizer.backend.token_to_id(given) if isinstance(given, str) else given
+        if token_id not in vocabulary.allowed_ids:
+            reject(token.at, f"{shown(given)} is not a token of this model")
+        if token_id in vocabulary.special_ids:
+            return token_id
+        try:
+            return vocabulary.tokens[token_id].decode()
+        except UnicodeDecodeError:
+            reject(token.at, f"{shown(given)} must be a special token, or one with a text")
+
+
 def guidance_tokenizer(vocabulary: Vocabulary) -> Any:
     """Return an LLTokenizer. Raises ValueError for unsupported tokens."""
     wrapper = _TokenizerWrapper(vocabulary)
@@ -163,3 +234,62 @@ class _TokenizerWrapper:
     @cached_property
     def _ordinary(self) -> dict[bytes, int]:
         return {data: token for token, data in enumerate(self.tokens) if data and token not in self._special}
+
+
+_DIGITS = frozenset(b"0123456789")
+_LEADING = re.compile(rb"[0-9]*")
+
+
+class JsonPosition(NamedTuple):
+    """The position in a JSON text: in a string, after its backslash, or after ``digits`` digits of a number."""
+
+    in_string: bool = False
+    escaped: bool = False
+    digits: int = 0
+
+    def after(self, data: bytes) -> JsonPosition:
+        in_string, escaped, digits = self
+        for byte in data:
+            if in_string:
+                in_string, escaped = escaped or byte != 0x22, not escaped and byte == 0x5C
+            elif byte in _DIGITS:
+                digits += 1
+            else:
+                in_string, digits = byte == 0x22, 0
+        return JsonPosition(in_string, escaped, digits)
+
+
+@final
+class TokenDigits:
+    """The number of digits with which each token of a vocabulary begins."""
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        self.tokens = tokens
+        leading = [_LEADING.match(data) for data in tokens]
+        self._leading_V = np.array([0 if found is None else found.end() for found in leading], np.int32)
+        self.longest = int(self._leading_V.max(initial=0))
+        self.allowed = lru_cache(32)(self._allowed)
+
+    def _allowed(self, digits: int) -> NDArray[np.int32]:
+        """Return the bitmask of the tokens that begin with at most so many digits."""
+        bits = np.zeros(-(-len(self.tokens) // 32) * 32, np.uint8)
+        bits[: len(self.tokens)] = self._leading_V <= digits
+        return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+@final
+class DigitLimit:
+    """The limit of one constraint."""
+
+    def __init__(self, digits: TokenDigits, maximum: int) -> None:
+        self.tokens, self._digits, self._maximum = digits.tokens, digits, maximum
+
+    def applies(self, position: JsonPosition) -> bool:
+        """Whether some token would exceed the limit."""
+        return position.digits > 0 and position.digits + self._digits.longest > self._maximum
+
+    def apply(self, position: JsonPosition, mask_W: NDArray[np.int32]) -> None:
+        """Remove the tokens that exceed the limit from a bitmask, unless no other token is left."""
+        allowed_W = mask_W & self._digits.allowed(max(0, self._maximum - position.digits))
+        if allowed_W.any():
+            mask_W[:] = allowed_W

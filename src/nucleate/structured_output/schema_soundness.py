@@ -20,8 +20,16 @@ from itertools import pairwise
 from typing import Any, Final, cast, final
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output.formats import FORMATS
-from nucleate.structured_output.json_schema import LIST, NAMED, ONE, SUPPORTED, TARGETS, PreparedSchema, SchemaLocation
+from nucleate.structured_output.json_schema import (
+    FORMATS,
+    LIST,
+    NAMED,
+    ONE,
+    SUPPORTED,
+    TARGETS,
+    PreparedSchema,
+    SchemaLocation,
+)
 from nucleate.structured_output.llguidance_library import library, raise_unless_panic
 from nucleate.structured_output.pattern_syntax import (
     NO_CONTROL,

@@ -6,11 +6,12 @@ text ends with the first trigger or end in it, and a section with the first end 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property, lru_cache
-from itertools import pairwise
-from typing import NamedTuple, final
+from dataclasses import dataclass, field, replace
+from itertools import count, pairwise, takewhile
+from typing import Final, NamedTuple, final
 
 from nucleate.parameters.converters import shown
 from nucleate.structured_output import structural_tag as tags
@@ -18,99 +19,193 @@ from nucleate.structured_output.grammar_expressions import (
     EMPTY,
     Choice,
     Expression,
+    Repetition,
     Sequence,
     TokenReference,
     choice,
+    repetition,
     sequence,
 )
-from nucleate.structured_output.llguidance_library import Vocabulary
+from nucleate.structured_output.llguidance_library import SpecialTokens
 from nucleate.structured_output.pattern_syntax import with_explicit_classes
 from nucleate.structured_output.structural_tag import Format, Tag, Token, TriggeredTags, reject
-from nucleate.structured_output.tag_expressions import (
-    ANY,
-    Pattern,
-    concatenation,
-    either,
-    first_match,
-    fixed,
-    free_text,
-    intersection,
-    join,
-    literal,
-    regex,
-    repeat,
-    text_until,
-    union,
-    without,
-)
+
+_NUMBERS = count()
+_RAW = re.compile(r"\\.|/|[\n\r]", re.DOTALL)
+_ESCAPED: Final = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\\\n": r"\n", "\\\r": r"\r"}
+ANY_CHARACTERS: Final = frozenset(map(chr, range(128))) | {"é"}
+"""All ASCII characters, and one that stands for all others."""
 
 
-class FoundToken(NamedTuple):
-    """A special token in a text: where it begins and ends, and its id."""
+@dataclass(frozen=True, eq=False)
+class Pattern(Expression):
+    """A terminal. ``body``: its definition in Lark, with the names of the terminals that it ``uses``.
 
-    start: int
-    end: int
-    token_id: int
+    ``prefix``: a text with which all its texts begin. ``literal``: ``prefix`` is its only text. ``stops``: the texts at
+    which free text ends; ``until``: that with which it does. ``at``: its place in the document.
+    ``ends_itself``: no text of it begins with another one.
+    """
+
+    body: str
+    uses: tuple[Pattern, ...] = ()
+    prefix: str = ""
+    literal: bool = False
+    stops: frozenset[str] | None = None
+    until: str | None = None
+    at: str = ""
+    ends_itself: bool = False
+    number: int = field(default_factory=lambda: next(_NUMBERS))
+    parts = ()
+
+    @property
+    def name(self) -> str:
+        return self.body if self.literal else f"T_{self.number}"
+
+    def definitions(self, known: dict[str, str]) -> None:
+        """Add the definitions of the terminal, and of those that it uses."""
+        if not self.literal and self.name not in known:
+            known[self.name] = self.body
+            for pattern in self.uses:
+                pattern.definitions(known)
+
+    @property
+    def first(self) -> frozenset[str]:
+        """The characters with which it may begin, as in ``ANY_CHARACTERS``."""
+        return frozenset(ascii_or_other(self.prefix[0])) if self.prefix else ANY_CHARACTERS
 
 
-@final
-class SpecialTokens:
-    """The special tokens of a vocabulary by their text. The longest one counts where several begin."""
+@dataclass(frozen=True, eq=False)
+class Embedded(Expression):
+    """A JSON schema (``%json``) or a grammar (``@name``) as ``text`` of a rule.
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-        names = vocabulary.tokenizer.pieces.tokens
-        special = [token for token in vocabulary.special_ids if token in vocabulary.allowed_ids]
-        self._ids = {names[token]: token for token in reversed(special) if names[token]}
-        longest_first = sorted(self._ids, key=len, reverse=True)
-        self._any = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+    ``first``: the characters with which it may begin. ``continues``: those that may follow a complete text within it.
+    """
 
-    def find(self, text: str, start: int = 0) -> FoundToken | None:
-        """Return the first special token in a text, from a position on."""
-        found = self._any.search(text, start)
-        return None if found is None else FoundToken(found.start(), found.end(), self._ids[found[0]])
+    text: str
+    first: frozenset[str]
+    continues: frozenset[str]
+    at: str
+    is_json: bool = False
+    parts = ()
 
-    def can_spell(self, text: str) -> bool:
-        """Return whether other tokens can write the special tokens in a text, as characters."""
-        found = self.find(text)
-        while found is not None:
-            if not self._spelled(text[found.start : found.end].encode()):
-                return False
-            found = self.find(text, found.end)
-        return True
 
-    @lru_cache(1024)  # noqa: B019  # one per model
-    def _spelled(self, data: bytes) -> bool:
-        reached = {0}
-        for end in range(1, len(data) + 1):
-            if any(data[start:end] in self._ordinary for start in reached):
-                reached.add(end)
-        return len(data) in reached
+def ascii_or_other(characters: Iterable[str]) -> Iterator[str]:
+    for character in characters:
+        yield character if character.isascii() else "é"
 
-    @cached_property
-    def _ordinary(self) -> frozenset[bytes]:
-        special = frozenset(self._vocabulary.special_ids)
-        return frozenset(data for token, data in enumerate(self._vocabulary.tokens) if token not in special)
 
-    def text(self, token_id: int) -> str:
-        return self._vocabulary.tokenizer.pieces.tokens[token_id]
+def fixed(text: str, at: str = "") -> Pattern:
+    """Return the terminal of one text that is not empty."""
+    # ASCII, because Lark strings cannot contain control characters.
+    return Pattern(json.dumps(text), prefix=text, literal=True, at=at, ends_itself=True)
 
-    def is_token(self, reference: str, token_id: int) -> bool:
-        """Return whether a reference of a grammar, ``<[id]>`` or ``<name>``, is a token."""
-        return reference in (f"<[{token_id}]>", self.text(token_id))
 
-    def resolve(self, token: Token) -> int | str:
-        """Return the id of a special token, or the text of another token. Raises ParameterError for an unknown one."""
-        vocabulary, given = self._vocabulary, token.token
-        token_id = vocabulary.tokenizer.backend.token_to_id(given) if isinstance(given, str) else given
-        if token_id not in vocabulary.allowed_ids:
-            reject(token.at, f"{shown(given)} is not a token of this model")
-        if token_id in vocabulary.special_ids:
-            return token_id
-        try:
-            return vocabulary.tokens[token_id].decode()
-        except UnicodeDecodeError:
-            reject(token.at, f"{shown(given)} must be a special token, or one with a text")
+def literal(text: str, at: str) -> Expression:
+    return fixed(text, at) if text else EMPTY
+
+
+def regex(pattern: str, at: str) -> Pattern:
+    """Return the terminal of a regular expression in Rust's syntax."""
+    escaped = _RAW.sub(lambda found: _ESCAPED.get(found[0], found[0]), pattern)
+    return Pattern(f"/(?:{escaped})/", at=at)
+
+
+ANY: Final = Pattern("/(?s:.*)/")
+SOME: Final = Pattern("/(?s:.+)/")
+
+
+def concatenation(patterns: Iterable[Pattern]) -> Pattern:
+    parts = tuple(patterns)
+    if len(parts) == 1:
+        return parts[0]
+    prefix = ""
+    for part in parts:
+        prefix += part.prefix
+        if not part.literal:
+            break
+    else:
+        return fixed(prefix, parts[0].at)
+    ends = all(part.ends_itself for part in parts)
+    return Pattern(" ".join(part.name for part in parts), parts, prefix, at=parts[0].at, ends_itself=ends)
+
+
+def union(patterns: Iterable[Pattern]) -> Pattern:
+    parts = tuple({pattern.name: pattern for pattern in patterns}.values())
+    if len(parts) == 1:
+        return parts[0]
+    same = takewhile(lambda letters: len({*letters}) == 1, zip(*(part.prefix for part in parts), strict=False))
+    prefix = "".join(letters[0] for letters in same)
+    return Pattern(" | ".join(part.name for part in parts), parts, prefix, at=parts[0].at)
+
+
+def without(pattern: Pattern, excluded: Pattern) -> Pattern:
+    return Pattern(f"{pattern.name} & ~{excluded.name}", (pattern, excluded), pattern.prefix, at=pattern.at)
+
+
+def intersection(pattern: Pattern, other: Pattern) -> Pattern:
+    return Pattern(f"{pattern.name} & {other.name}", (pattern, other), pattern.prefix, at=pattern.at)
+
+
+def first_match(pattern: Pattern) -> Pattern:
+    """Return the texts of a terminal that have no shorter text of it at their beginning."""
+    return replace(without(pattern, concatenation([pattern, SOME])), ends_itself=True)
+
+
+def free_text(stops: frozenset[str], at: str) -> Pattern:
+    """Return the texts that contain none of ``stops``."""
+    if not stops:
+        return Pattern(ANY.body, stops=stops, at=at)
+    found = without(ANY, concatenation([ANY, _union_of(stops), ANY]))
+    return Pattern(found.body, found.uses, stops=stops, at=at)
+
+
+def text_until(stop: str, stops: frozenset[str], at: str) -> Pattern:
+    """Return the texts that contain one of ``stops`` at their end only, namely ``stop``."""
+    ending = concatenation([ANY, _union_of([stop])])
+    found = without(ending, concatenation([ANY, _union_of(stops), SOME]))
+    return Pattern(found.body, found.uses, stops=stops, until=stop, at=at, ends_itself=True)
+
+
+def _union_of(texts: Iterable[str]) -> Pattern:
+    return union(map(fixed, sorted(texts)))
+
+
+def join(parts: Iterable[Expression]) -> Expression:
+    """Return a sequence in which adjacent terminals are one.
+
+    Free text stays apart: joined with another text, it could contain one of its stops.
+    """
+    flat: list[Expression] = []
+    for part in parts:
+        for inner in part.parts if isinstance(part, Sequence) else (part,):
+            before = flat[-1] if flat else None
+            if isinstance(before, Pattern) and isinstance(inner, Pattern) and before.stops is inner.stops is None:
+                flat[-1] = concatenation([before, inner])
+            else:
+                flat.append(inner)
+    return sequence(flat)
+
+
+def either(parts: Iterable[Expression]) -> Expression:
+    """Return a choice in which all terminals but free text are one."""
+    patterns: list[Pattern] = []
+    others: list[Expression] = []
+    for part in parts:
+        if isinstance(part, Pattern) and part.stops is None:
+            patterns.append(part)
+        else:
+            others.append(part)
+    return choice([*([union(patterns)] if patterns else []), *others])
+
+
+def repeat(part: Expression, low: int, high: int | None) -> Expression:
+    """Return a repetition. Repeated free text is free text."""
+    if isinstance(part, Pattern) and part.stops is not None and part.until is None:
+        return part
+    repeated = repetition(part, low, high)
+    if not isinstance(part, Pattern) or part.stops is not None or not isinstance(repeated, Repetition):
+        return repeated
+    return Pattern(f"{part.name}{repeated.operator}", (part,), part.prefix if low else "", at=part.at)
 
 
 class Ends(NamedTuple):

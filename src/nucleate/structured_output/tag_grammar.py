@@ -29,14 +29,14 @@ from nucleate.structured_output.grammar_expressions import (
 )
 from nucleate.structured_output.lark import parse_lark
 from nucleate.structured_output.lexing import Lexing, boundary_bytes, follow_sets
-from nucleate.structured_output.llguidance_library import library, parser_limits
+from nucleate.structured_output.llguidance_library import SpecialTokens, library, parser_limits
 from nucleate.structured_output.structural_tag import FIELD, Format, parts_of, reject
-from nucleate.structured_output.tag_compiler import SpecialTokens, TagCompiler
-from nucleate.structured_output.tag_expressions import (
+from nucleate.structured_output.tag_compiler import (
     ANY,
     ANY_CHARACTERS,
     Embedded,
     Pattern,
+    TagCompiler,
     ascii_or_other,
     concatenation,
     intersection,

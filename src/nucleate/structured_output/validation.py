@@ -14,8 +14,7 @@ from typing import Any, Final, final
 
 from nucleate.parameters.converters import install_extra, shown
 from nucleate.parameters.parameter import ParameterError, read_json
-from nucleate.structured_output.formats import FORMATS
-from nucleate.structured_output.json_schema import applies_to_strings, escaped_step
+from nucleate.structured_output.json_schema import FORMATS, applies_to_strings, escaped_step
 from nucleate.structured_output.pattern_syntax import python_pattern
 from nucleate.structured_output.spec import StructuredOutputs
 
