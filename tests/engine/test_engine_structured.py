@@ -32,7 +32,7 @@ import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.outputs import CompletionChunk, EngineOutput, Validation
-from nucleate.structured_output import GrammarCompiler, GrammarLimits, grammar_matcher, guide, validation
+from nucleate.structured_output import GrammarCompiler, GrammarLimits, compiler, grammar_matcher, guide
 
 RECORD = {
     "type": "object",
@@ -112,7 +112,7 @@ def test_chunks_equal_the_reference(
     overlap_seconds: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(guide, "OVERLAP_SECONDS", overlap_seconds)
+    monkeypatch.setattr(compiler, "OVERLAP_SECONDS", overlap_seconds)
     rng = random.Random(f"{kind}{options}")
     requests = [structured_request(rng) if rng.random() < 0.8 else random_request(rng) for _ in range(30)]
     engine = engine_of(llm, kind, 64, **options)
@@ -138,9 +138,9 @@ def test_pauses_of_the_process_change_no_chunk(
     for request in requests:
         engine.prepare(request)  # compiles the grammar
     clock, fill_all = itertools.count(0, 1000), GrammarCompiler.fill_all
-    monkeypatch.setattr(guide, "OVERLAP_SECONDS", -1.0)
+    monkeypatch.setattr(compiler, "OVERLAP_SECONDS", -1.0)
     monkeypatch.setattr(grammar_matcher, "perf_counter", lambda: float(next(clock)))
-    monkeypatch.setattr(validation, "thread_time", lambda: float(next(clock)))
+    monkeypatch.setattr(guide, "thread_time", lambda: float(next(clock)))
 
     def filled(self: GrammarCompiler, *arguments: Any, **named: Any) -> None:
         time.sleep(0.002 * (next(clock) % 3))
@@ -163,7 +163,7 @@ def test_masks_computed_during_the_forward_pass_with_model_failures(
             raise OSError("no memory")
         return rule(seen)
 
-    monkeypatch.setattr(guide, "OVERLAP_SECONDS", -1.0)
+    monkeypatch.setattr(compiler, "OVERLAP_SECONDS", -1.0)
     engine = Engine(runner("paged", toy(of=fails), 300), llm.tokenizer, backend="reference")
     rng = random.Random(3)
     params = nc.SamplingParams(structured_outputs={"regex": "[a-z ]{30,}"}, max_tokens=12, seed=7, ignore_eos=True)
@@ -190,7 +190,7 @@ def test_beam_searches_do_not_fill_masks_that_are_being_computed(
     llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise two threads would use one matcher, which the library does not support."""
-    monkeypatch.setattr(guide, "OVERLAP_SECONDS", -1.0)
+    monkeypatch.setattr(compiler, "OVERLAP_SECONDS", -1.0)
     engine = engine_of(llm)
     filling = threading.Lock()
     here, fill_all = threading.current_thread(), GrammarCompiler.fill_all
@@ -423,7 +423,7 @@ class TestOtherParameters:
 def test_slow_masks_end_only_their_sequence(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("grammar_matcher", "llguidance_engine"):  # as if each call took 50 ms longer
         monkeypatch.setattr(f"nucleate.structured_output.{module}.FREE_SECONDS", -0.05)
-    monkeypatch.setattr("nucleate.structured_output.compiler.SLOW_STEP_SECONDS", -1.0)
+    monkeypatch.setattr(compiler, "SLOW_STEP_SECONDS", -1.0)
     engine = engine_of(llm, structured_limits=GrammarLimits(mask_budget_seconds=0.4))
     params = nc.SamplingParams(structured_outputs={"regex": "[0-9]{3,30}"}, logprobs=0, ignore_eos=True, seed=1)
     other = params.replace(

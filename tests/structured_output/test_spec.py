@@ -14,8 +14,8 @@ import pytest
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarCompiler, StructuredOutputs
+from nucleate.structured_output.guide import validate
 from nucleate.structured_output.pattern_parser import expanded_size
-from nucleate.structured_output.validation import validate
 
 FIELD_VALUES: list[dict[str, Any]] = [
     {"json_schema": {"type": "object", "properties": {"b": {"const": "é\u2028"}, "a": {}}}},

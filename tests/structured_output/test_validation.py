@@ -13,8 +13,8 @@ import nucleate as nc
 from nucleate.outputs import Finish, Validation, validation_text
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarCompiler, Guide, StructuredOutputs
+from nucleate.structured_output.guide import unchecked_formats
 from nucleate.structured_output.pattern_syntax import python_pattern
-from nucleate.structured_output.validation import unchecked_formats
 
 PATTERNS = [
     r"^\d$", r"^\w$", r"^\s$", r"^\W$", r"^\D$", r"^\S$", r"^[\w]$", r"^[^\w]$", r"^[\s.]$", r"^[^\s]$", "^a$", "^.$",

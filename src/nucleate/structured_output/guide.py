@@ -1,32 +1,29 @@
-"""``Guide`` and ``GrammarManager``: the structured-output state of one sequence, and the masks of an engine's steps.
+"""``CompiledGrammar`` and ``Guide``: a compiled constraint, the state of one sequence under it, and its validation.
 
-A guide has the token masks of a sequence and the validation of its text. The manager compiles the constraints of
-requests and fills the masks of each step. The compiler, and with it llguidance, is loaded with the first constrained
-request.
+A guide has the token masks of a sequence. A text is validated against a whole JSON schema with the package jsonschema,
+within a time limit. Validators that could take unbounded time are replaced: backtracking regular expressions, remote
+references and references that expand exponentially. Patterns and formats mean the same as in token masks.
 """
 
 from __future__ import annotations
 
-import operator
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from functools import partial
-from time import perf_counter
-from typing import NamedTuple, final
+import json
+from collections.abc import Callable, Iterator
+from itertools import islice
+from time import thread_time
+from typing import Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.outputs import Finish, Validation
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.converters import install_extra, shown
+from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling.stage import Pipeline, Shift, Tap, Transform
-from nucleate.structured_output.compiler import CompiledGrammar, GrammarCompiler
-from nucleate.structured_output.grammar_limits import GrammarLimits
-from nucleate.structured_output.grammar_matcher import MatcherError, mark_cpu_time
-from nucleate.structured_output.spec import StructuredOutputs, Whitespace
-from nucleate.structured_output.validation import load_validator
-from nucleate.tokenization.tokenizer import Tokenizer
+from nucleate.structured_output.grammar_matcher import GrammarMatcher, InitialMatcher, MatcherError
+from nucleate.structured_output.json_schema import FORMATS, applies_to_strings, escaped_step
+from nucleate.structured_output.pattern_syntax import python_pattern
+from nucleate.structured_output.spec import StructuredOutputs
 
 CONSTRAINT_FAILED = (
     "the output cannot satisfy its structured-output constraint",
@@ -35,6 +32,51 @@ CONSTRAINT_FAILED = (
 """Prefixes of the error message of a sequence that its grammar ended, alone or together with other token bans."""
 VALIDATION_SECONDS = 0.1
 """Maximum time to validate an output whose schema has ignored keywords, in seconds."""
+MAX_SECONDS: Final = 1.0
+MAX_ERRORS: Final = 10
+UNTIMED_STEPS: Final = 1000
+"""Steps of a validation before its time counts. So a pause, as for garbage collection, does not fail a short text."""
+_VALUES = ("const", "enum", "default", "example", "examples")
+_EVERY_STEP = ("$ref", "$dynamicRef", "$recursiveRef", "properties", "items", "allOf", "anyOf", "oneOf", "contains")
+
+
+@final
+class CompiledGrammar:
+    """A constraint compiled for one vocabulary.
+
+    ignored: the schema keywords that are not enforced, and their places. unknown: words that are not keywords but look
+    like misspelled ones.
+    """
+
+    def __init__(
+        self,
+        spec: StructuredOutputs,
+        ignored: tuple[str, ...],
+        unknown: tuple[str, ...],
+        initial: InitialMatcher,
+        num_words: int,
+        num_bytes: int,
+    ) -> None:
+        self.spec = spec
+        self.ignored, self.unknown = ignored, unknown
+        self.unchecked = () if not ignored else ignored if spec.structural_tag else unchecked_formats(spec.schema)
+        """What neither masks nor ``validate`` check: formats, or the ignored keywords of a structural tag."""
+        self.num_words = num_words
+        """Length W of a bitmask, in words of 32 tokens."""
+        self.num_bytes = num_bytes
+        """Approximate memory in bytes."""
+        self._initial = initial
+
+    def matcher(self, *, ignore_eos: bool = False) -> GrammarMatcher:
+        """Create the matcher of a new sequence, on any thread. ignore_eos: allow EOS only if nothing else follows."""
+        return GrammarMatcher(self._initial, ignore_eos=ignore_eos)
+
+    def validate(self, text: str, seconds: float = MAX_SECONDS) -> list[str]:
+        """Validate a JSON text against the whole schema, ignored keywords included; see ``validate``.
+
+        Returns no errors for a structural tag, whose sections are not validated.
+        """
+        return [] if self.spec.structural_tag else validate(self.spec, text, seconds)
 
 
 @final
@@ -113,110 +155,166 @@ def can_jump_forward(stages: Pipeline) -> bool:
     )
 
 
-def compile_grammar(
-    spec: StructuredOutputs | None, get_compiler: Callable[[], GrammarCompiler]
-) -> CompiledGrammar | None:
-    """Compile the constraint of a request, if any. Raises ParameterError, also if the model does not support it."""
-    if spec is None:
-        return None
+Check = Callable[[Any, Any, Any, Any], Any]
+
+
+def validate(spec: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -> list[str]:
+    """Return the errors of a JSON text, at most ten, one line each; an empty list if it is valid.
+
+    Formats are checked if token masks enforce them; see ``unchecked_formats`` for the others. A timeout counts as an
+    error; seconds: of CPU time, of which all searches of patterns take as much at most. Raises ModuleNotFoundError if
+    jsonschema is not installed, and ValueError for a constraint that is not JSON.
+    """
+    if not spec.kind.startswith("json"):
+        raise ValueError(f"only JSON can be validated, not {spec.kind}")
+    load_validator()
     try:
-        compiler = get_compiler()
-    except (ModuleNotFoundError, ValueError) as error:
-        raise ParameterError("structured_outputs", str(error)) from None
+        value = read_json(text, "the text")
+    except ParameterError as error:
+        return [f"not JSON: {str(error)[:200]}"]
     try:
-        grammar = compiler.compile(spec)
+        found = islice(_validator(spec.schema, _TimeLimit(seconds)).iter_errors(value), MAX_ERRORS)
+        return [f"{error.json_path}: {shown(error.message)[1:-1]}" for error in found]
+    except TimeoutError:
+        return [f"validation took longer than {seconds} s"]
     except RecursionError:
-        raise ParameterError("structured_outputs", "structured_outputs is nested too deeply") from None
-    if grammar.ignored:
-        try:
-            load_validator()  # now, so that a missing package is an error of the request
-        except ModuleNotFoundError as error:
-            raise ParameterError("structured_outputs", str(error)) from None
-    return grammar
+        return ["the schema has an endless reference"]
+    except Exception as error:  # noqa: BLE001 - jsonschema may raise anything for an invalid schema
+        return [f"the schema cannot be applied: {type(error).__name__}: {shown(str(error))[1:-1]}"]
 
 
-OVERLAP_SECONDS = 0.0005
-"""If the masks of a step take longer, those of the next step are filled on another thread during the forward pass."""
+def unchecked_formats(schema: dict[str, Any]) -> tuple[str, ...]:
+    """Return the formats in a schema that neither masks nor ``validate`` check, with their places."""
+    found: dict[str, None] = {}
+    stack: list[tuple[str, Any]] = [("", schema)]
+    while stack:
+        pointer, value = stack.pop()
+        if isinstance(value, list):
+            stack += [(f"{pointer}/{index}", item) for index, item in enumerate(value)][::-1]
+        elif isinstance(value, dict):
+            name = value.get("format")
+            if isinstance(name, str) and name not in FORMATS and applies_to_strings(value):
+                found[f"format {shown(name)}{f' at {shown(pointer)[1:-1]}' if pointer else ''}"] = None
+            children = [(key, child) for key, child in value.items() if key not in _VALUES]
+            stack += [(f"{pointer}/{escaped_step(key)}", child) for key, child in children][::-1]
+    return tuple(found)
 
 
-class GrammarManager:
-    """Constraints and masks of one engine. ``seconds``: total time spent waiting for masks."""
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        vocab_size: int,
-        limits: GrammarLimits | None,
-        whitespace: Whitespace = "flexible",
-    ) -> None:
-        self.seconds = 0.0
-        self.is_slow = False  #: whether the last masks took so long that it pays to prefetch the next ones
-        self._create: Callable[[], GrammarCompiler] = partial(
-            GrammarCompiler, tokenizer, vocab_size, limits=limits, whitespace=whitespace
-        )
-        self._compiler: GrammarCompiler | None = None
-        self._lock = threading.Lock()
-        self._masks_RW = np.empty((0, 0), np.int32)
-        self._thread = ThreadPoolExecutor(1, "nucleate-masks")
-        self._prefetch: _Prefetch | None = None
-
-    def compile(self, spec: StructuredOutputs | None) -> CompiledGrammar | None:
-        """Compile the constraint of a request, on any thread. Raises ParameterError."""
-        return compile_grammar(spec, self._get_compiler)
-
-    def prefetch(self, guides: Sequence[Guide | None]) -> None:
-        """Start filling the masks of these sequences during a forward pass."""
-        if self._prefetch is not None:  # unused
-            wait([self._prefetch.future])
-            self._prefetch = None
-        if any(guides):
-            self._prefetch = _Prefetch(guides, self._thread.submit(self._fill, guides, overlapped=True))
-
-    def mask(self, guides: Sequence[Guide | None]) -> NDArray[np.int32] | None:
-        """Return the bitmasks [R, W] of the next tokens; None if no sequence is constrained."""
-        if self._compiler is None or not any(guides):
-            return None  # prefetched masks are of other sequences
-        prefetch, self._prefetch = self._prefetch, None
-        mark_cpu_time()  # for the calls after this one: masks may be filled on another thread
-        begin = perf_counter()
-        masks_RW = None if prefetch is None else prefetch.masks(guides)
-        if masks_RW is None:
-            masks_RW = self._fill(guides)
-        for row, guide in enumerate(guides):
-            if guide is not None and guide.error is not None:
-                masks_RW[row] = 0
-        self.seconds += perf_counter() - begin
-        return masks_RW
-
-    def _fill(self, guides: Sequence[Guide | None], *, overlapped: bool = False) -> NDArray[np.int32]:
-        begin, compiler = perf_counter(), self._get_compiler()
-        if len(self._masks_RW) < len(guides):
-            self._masks_RW = np.empty((len(guides), compiler.num_words), np.int32)
-        masks_RW = self._masks_RW[: len(guides)]
-        compiler.fill_all(
-            [None if guide is None else guide.matcher for guide in guides], masks_RW, overlapped=overlapped
-        )
-        self.is_slow = compiler.parallel and perf_counter() - begin > OVERLAP_SECONDS
-        return masks_RW
-
-    def _get_compiler(self) -> GrammarCompiler:
-        with self._lock:
-            if self._compiler is None:
-                self._compiler = self._create()
-            return self._compiler
+def load_validator() -> None:
+    """Import the packages in advance. Raises ModuleNotFoundError, which names the package to install."""
+    try:
+        import jsonschema  # type: ignore[import-untyped]  # noqa: F401
+        import referencing  # noqa: F401
+        import regex  # type: ignore[import-untyped]  # noqa: F401
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(f"validation needs jsonschema: {install_extra('structured')}") from None
 
 
-class _Prefetch(NamedTuple):
-    """Masks that are being filled on another thread."""
+@final
+class _TimeLimit:
+    """The limit of one validation. It does not depend on the load of the machine, nor on pauses of a short one."""
 
-    guides: Sequence[Guide | None]
-    future: Future[NDArray[np.int32]]
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._end = seconds, thread_time() + seconds
+        self._steps, self._searching = 0, 0.0
 
-    def masks(self, guides: Sequence[Guide | None]) -> NDArray[np.int32] | None:
-        """Return the masks of these sequences, a subset of the prefetched ones; None if one is missing."""
-        masks_RW = self.future.result()
-        if len(guides) == len(self.guides) and all(map(operator.is_, guides, self.guides)):
-            return masks_RW
-        row_of = {id(guide): row for row, guide in enumerate(self.guides)}
-        rows = [row_of.get(id(guide), -1) for guide in guides]
-        return None if -1 in rows else masks_RW[rows]
+    def count_step(self) -> None:
+        """Count a step. Raises TimeoutError."""
+        self._steps += 1
+        if self._steps > UNTIMED_STEPS and thread_time() > self._end:
+            raise TimeoutError
+
+    def search(self, pattern: str, text: str) -> bool:
+        """Return whether a pattern matches somewhere. Raises TimeoutError."""
+        import regex
+
+        self.count_step()
+        compiled = regex.compile(python_pattern(pattern), regex.V1)
+        if (left := self._seconds - self._searching) <= 0:
+            raise TimeoutError
+        begin = thread_time()
+        found = compiled.search(text, timeout=left) is not None
+        self._searching += thread_time() - begin
+        return found
+
+
+def _validator(schema: dict[str, Any], limit: _TimeLimit) -> Any:
+    import jsonschema
+    import referencing
+
+    validator_class = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    validators = {
+        name: _counted(limit, validator_class.VALIDATORS[name])
+        for name in _EVERY_STEP
+        if name in validator_class.VALIDATORS
+    }
+    search = limit.search
+    validators |= {"pattern": _pattern(search), "patternProperties": _pattern_properties(search)}
+    validators["format"] = _format(search)
+    validators["additionalProperties"] = _additional(search)
+    if "unevaluatedProperties" in validator_class.VALIDATORS and "patternProperties" in json.dumps(schema):
+        validators["unevaluatedProperties"] = _unevaluated
+    extended = jsonschema.validators.extend(validator_class, validators)
+    return extended(schema, registry=referencing.Registry())
+
+
+def _counted(limit: _TimeLimit, check: Check) -> Check:
+    def checked(*arguments: Any) -> Iterator[Any]:
+        limit.count_step()
+        yield from check(*arguments) or ()
+
+    return checked
+
+
+def _pattern(search: Callable[[str, str], bool]) -> Check:
+    from jsonschema import ValidationError
+
+    def check(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
+        if validator.is_type(instance, "string") and not search(pattern, instance):
+            yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+    return check
+
+
+def _format(search: Callable[[str, str], bool]) -> Check:
+    from jsonschema import ValidationError
+
+    def check(validator: Any, name: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        known = FORMATS.get(name) if isinstance(name, str) and validator.is_type(instance, "string") else None
+        too_long = known is not None and len(instance) > (known.max_length or len(instance))
+        if known is not None and (too_long or not search(known.search_pattern, instance)):
+            yield ValidationError(f"does not have the format {name!r}: {instance!r}")
+
+    return check
+
+
+def _pattern_properties(search: Callable[[str, str], bool]) -> Check:
+    def check(validator: Any, patterns: dict[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
+        for pattern, subschema in patterns.items() if validator.is_type(instance, "object") else ():
+            for name, value in instance.items():
+                if search(pattern, name):
+                    yield from validator.descend(value, subschema, path=name, schema_path=pattern)
+
+    return check
+
+
+def _additional(search: Callable[[str, str], bool]) -> Check:
+    from jsonschema import ValidationError
+
+    def check(validator: Any, rest: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        if not validator.is_type(instance, "object"):
+            return
+        named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+        for name, value in instance.items():
+            if name in named or any(search(pattern, name) for pattern in patterns):
+                continue
+            if isinstance(rest, dict):
+                yield from validator.descend(value, rest, path=name)
+            elif rest is False:
+                yield ValidationError(f"additional property {name!r} is not allowed")
+
+    return check
+
+
+def _unevaluated(validator: Any, rest: Any, instance: Any, schema: Any) -> Any:
+    raise ValueError("unevaluatedProperties with patternProperties cannot be validated")

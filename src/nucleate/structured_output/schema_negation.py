@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from nucleate.structured_output.disjoint_schemas import (
     TYPES,
+    CannotNegateError,
     Schema,
     common_types,
     conjuncts,
@@ -56,10 +57,6 @@ _ENFORCED: Final = SUPPORTED | UNSUPPORTED
 _OF_OBJECTS: Final = frozenset(
     ("properties", "patternProperties", "additionalProperties", "minProperties", "maxProperties")
 )
-
-
-class CannotNegateError(Exception):
-    """A schema has no negation in keywords that can be enforced."""
 
 
 class _TooLargeError(CannotNegateError):

@@ -15,7 +15,17 @@ from itertools import chain, combinations, islice
 from typing import Any, Final, cast
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output.disjoint_schemas import TYPES, conjuncts, disjoint, types_of, value_key, values_of
+from nucleate.structured_output.disjoint_schemas import (
+    MAX_ALL_ORDERS,
+    TYPES,
+    CannotNegateError,
+    conjuncts,
+    disjoint,
+    types_of,
+    unique_arrays,
+    value_key,
+    values_of,
+)
 from nucleate.structured_output.json_schema import (
     BEFORE,
     BUDGET,
@@ -27,9 +37,8 @@ from nucleate.structured_output.json_schema import (
 )
 from nucleate.structured_output.pattern_automata import accepts_text, complement, name_regions, rejects_text
 from nucleate.structured_output.pattern_parser import UnknownPatternError
-from nucleate.structured_output.schema_alternatives import MAX_ALL_ORDERS, rewrite_property_counts, unique_arrays
-from nucleate.structured_output.schema_negation import MAX_PAIRS, CannotNegateError, negation
-from nucleate.structured_output.schema_normalization import all_of, is_true, normalize
+from nucleate.structured_output.schema_negation import MAX_PAIRS, negation
+from nucleate.structured_output.schema_normalization import all_of, is_true, normalize, rewrite_property_counts
 from nucleate.structured_output.terminal_automata import Budget
 
 MAX_COMBINATIONS: Final = 128

@@ -37,7 +37,7 @@ from nucleate.structured_output.pattern_syntax import (
     unsupported_syntax,
     with_explicit_classes,
 )
-from nucleate.structured_output.schema_alternatives import remove_unsupported_counts, unsupported_counts
+from nucleate.structured_output.schema_normalization import remove_unsupported_counts, unsupported_counts
 
 MAX_PATTERN_CHARACTERS: Final = 1_000_000
 """Maximum characters of all patterns of formats that are not shared: about a second of compilation."""
