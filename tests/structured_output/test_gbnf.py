@@ -5,11 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
-import numpy as np
 import pytest
 import tokenizers
+from bundled_grammars import allowed
 from character_grammars import ALPHABET, OTHERS, Recogniser, gbnf_text, random_grammar
 from tiers import count
 from tokenizers import decoders, models, pre_tokenizers
@@ -73,12 +72,6 @@ def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
     return GrammarCompiler(tokenizer, tokenizer.vocab_size)
 
 
-def allowed(grammars: GrammarCompiler, matcher: Any) -> set[int]:
-    mask_W = np.empty(grammars.num_words, np.int32)
-    matcher.fill_bitmask(mask_W)
-    return set(np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little")).tolist())
-
-
 def accepts(grammars: GrammarCompiler, tokenizer: Tokenizer, grammar: str, text: str) -> bool:
     """Whether a grammar accepts a text in single-byte tokens."""
     matcher = grammars.compile(StructuredOutputs(grammar=grammar)).matcher()
@@ -106,7 +99,7 @@ def check_masks(grammars: GrammarCompiler, tokenizer: Tokenizer, seed: int) -> s
     tokens = {token: text for token, text in texts.items() if text and set(text) <= {*ALPHABET, *OTHERS}}
     assert len(tokens) == len(ALPHABET + OTHERS) - 2 + len(MERGES)
     for _ in range(7):
-        found = allowed(grammars, matcher)
+        found = {*allowed(matcher)}
         expected = {token for token, text in tokens.items() if recogniser.can_read(text)}
         assert found & tokens.keys() == expected, (text, recogniser.text)
         assert (256 + len(MERGES) in found) == recogniser.complete, (text, recogniser.text)
@@ -187,7 +180,7 @@ def test_special_tokens(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None
     ids = {name: tokenizer.backend.token_to_id(name) for name in (OPEN, CLOSE)}
     for grammar in ('root ::= <open> [a-z]+ <close> "x"', f'root ::= <[{ids[OPEN]}]> [a-z]+ <[{ids[CLOSE]}]> "x"'):
         matcher = grammars.compile(StructuredOutputs(grammar=grammar)).matcher()
-        assert allowed(grammars, matcher) == {ids[OPEN]}
+        assert allowed(matcher) == [ids[OPEN]]
         for name in (OPEN, "a", "b", CLOSE, "x"):
             matcher.accept_token(tokenizer.backend.token_to_id(name))
         assert matcher.terminated

@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 import regex
 import tiers
-from tag_masks import SPECIAL_WORDS, WORDS, allowed, compiler_of, tokenizer_of, walk_all, walk_random
+from bundled_grammars import allowed
+from tag_masks import SPECIAL_WORDS, WORDS, compiler_of, tokenizer_of, walk_all, walk_random
 from tag_twin import Content, Section, Twin
 
 import nucleate as nc
@@ -154,10 +155,10 @@ def test_sections_of_random_texts_are_valid(llm: nc.LLM, grammars: GrammarCompil
     for _ in range(20):
         matcher, ids = grammar.matcher(), list[int]()
         while len(ids) < 120 and not matcher.terminated:
-            options = sorted(allowed(matcher, 4096) - llm.tokenizer.eos_token_ids)
+            options = sorted({*allowed(matcher)} - llm.tokenizer.eos_token_ids)
             hint = rng.choice(hints) if rng.random() < 0.4 else [rng.choice(options)]
             for token in hint:
-                if token not in allowed(matcher, 4096):
+                if token not in allowed(matcher):
                     break
                 matcher.accept_token(token)
                 ids.append(token)
@@ -195,7 +196,7 @@ def test_sections_begin_with_a_special_token_where_free_text_may_not_have_others
         }
     )
     matcher = grammars.compile(StructuredOutputs(structural_tag=form)).matcher()
-    names = {tokenizer.pieces.tokens[token] for token in allowed(matcher, tokenizer.vocab_size)}
+    names = {tokenizer.pieces.tokens[token] for token in allowed(matcher)}
     assert names == {*"abc<|TE>/", "</", "<|T|>", "</s>"}  # not <|E|>
 
 
@@ -211,14 +212,10 @@ def test_a_token_object_is_the_token_only(begin: Any, end: Any) -> None:
     matcher = grammars.compile(StructuredOutputs(structural_tag=form)).matcher()
     names = tokenizer.pieces.tokens
     is_text = isinstance(begin, str)
-    assert {names[token] for token in allowed(matcher, tokenizer.vocab_size)} == (
-        {"<|T|>", "<"} if is_text else {"<|T|>"}
-    )
+    assert {names[token] for token in allowed(matcher)} == ({"<|T|>", "<"} if is_text else {"<|T|>"})
     matcher.accept_token(tokenizer.backend.token_to_id("<|T|>"))
     matcher.accept_token(tokenizer.backend.token_to_id("a"))
-    assert {names[token] for token in allowed(matcher, tokenizer.vocab_size)} == (
-        {"<|E|>", "<"} if is_text else {"<|E|>"}
-    )
+    assert {names[token] for token in allowed(matcher)} == ({"<|E|>", "<"} if is_text else {"<|E|>"})
     matcher.accept_token(tokenizer.backend.token_to_id("<|E|>"))
     assert matcher.terminated
 
@@ -233,7 +230,7 @@ def test_a_special_token_that_cannot_be_spelled_is_the_token_only() -> None:
         matcher = grammars.compile(StructuredOutputs(structural_tag=structural(form))).matcher()
         for name in ("<|T|>", "a", "<|E|>"):
             [token] = [tokenizer.backend.token_to_id(name)]
-            assert token in allowed(matcher, tokenizer.vocab_size)
+            assert token in allowed(matcher)
             matcher.accept_token(token)
         assert matcher.terminated
 
@@ -246,7 +243,7 @@ def test_an_end_may_be_eos() -> None:
         StructuredOutputs(structural_tag=structural(tag("a", {"type": "any_text"}, end)))
     ).matcher()
     for name in ("a", "b"):
-        assert tokenizer.backend.token_to_id("<|T|>") not in allowed(matcher, tokenizer.vocab_size)
+        assert tokenizer.backend.token_to_id("<|T|>") not in allowed(matcher)
         matcher.accept_token(tokenizer.backend.token_to_id(name))
     assert not matcher.accepting
     matcher.accept_token(tokenizer.backend.token_to_id("</s>"))
@@ -270,7 +267,7 @@ def test_a_failure_of_one_sequence_does_not_end_the_others() -> None:
         failing.accept_token(ids[-1])
     for token in ids[:4]:
         other.accept_token(token)
-    assert allowed(other, tokenizer.vocab_size) == {ids[4], tokenizer.backend.token_to_id("x")}
+    assert {*allowed(other)} == {ids[4], tokenizer.backend.token_to_id("x")}
 
 
 # ---- formats

@@ -18,7 +18,8 @@ from nucleate.parameters.parameter import ParameterError
 Ranges = tuple[tuple[int, int], ...]
 """Inclusive ranges of code points: sorted, disjoint and not adjacent."""
 
-ALL_CHARACTERS: Final[Ranges] = ((0x1, 0xD7FF), (0xE000, 0x10FFFF))
+LAST_CHARACTER: Final = 0x10FFFF
+ALL_CHARACTERS: Final[Ranges] = ((0x1, 0xD7FF), (0xE000, LAST_CHARACTER))
 MAX_REGEX_CHARACTERS: Final = 50_000
 """Maximum length of the regular expression of a terminal."""
 MAX_DEPTH: Final = 64
@@ -193,22 +194,24 @@ def rebuilt(expression: Expression, parts: Iterable[Expression]) -> Expression:
 
 def character_set(ranges: Iterable[tuple[int, int]], negated: bool = False) -> Expression:
     """Return one character of a set, given as inclusive ranges in any order."""
-    merged: list[list[int]] = []
-    for low, high in sorted(ranges):
-        if merged and low <= merged[-1][1] + 1:
-            merged[-1][1] = max(merged[-1][1], high)
-        else:
-            merged.append([low, high])
-    if negated:
-        ends = [-1, *(end for pair in merged for end in pair), 0x110000]
-        merged = [[before + 1, after - 1] for before, after in zip(ends[::2], ends[1::2], strict=True)]
-    kept = tuple(_intersection(merged))
+    others = inverted(ranges)
+    kept = tuple(intersected(others if negated else inverted(others), ALL_CHARACTERS))
     return Characters(kept) if kept else NOTHING
 
 
-def _intersection(ranges: Iterable[Iterable[int]]) -> Iterator[tuple[int, int]]:
+def inverted(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the ranges of all other code points, sorted."""
+    found, low = [], 0
+    for first, last in sorted(ranges):
+        if low < first:
+            found.append((low, first - 1))
+        low = max(low, last + 1)
+    return [*found, (low, LAST_CHARACTER)] if low <= LAST_CHARACTER else found
+
+
+def intersected(ranges: Iterable[tuple[int, int]], others: Ranges) -> Iterator[tuple[int, int]]:
     for low, high in ranges:
-        for first, last in ALL_CHARACTERS:
+        for first, last in others:
             if max(low, first) <= min(high, last):
                 yield max(low, first), min(high, last)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import islice
 from time import thread_time
 from typing import Any, Final, final
@@ -96,10 +97,8 @@ class Guide:
     def mask(self) -> NDArray[np.int32]:
         """Return the bitmask [1, W] of the allowed next tokens; all zero after an error."""
         mask_1W = np.empty((1, self.grammar.num_words), np.int32)
-        try:
+        with suppress(MatcherError):  # stored in ``error``
             self.matcher.fill_bitmask(mask_1W[0])
-        except MatcherError:
-            mask_1W[:] = 0
         if self.error is not None:
             mask_1W[:] = 0
         return mask_1W

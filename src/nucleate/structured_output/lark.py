@@ -100,7 +100,8 @@ def parse_lark(text: str, options: Mapping[str, Any] | None = None) -> Lark:
     for token, following in pairwise([*tokens, LarkToken("end", "", 0)]):
         if token.kind == "rule" and token.text in _UNSUPPORTED and following.text == "=":
             _reject(token, f"{token.text} is not supported: {_UNSUPPORTED[token.text]}")
-        _CHECKS.get(token.text, _no_check)(token)
+        if check := _CHECKS.get(token.text):
+            check(token)
         if token.kind == "regex":
             _check_pattern(token)
         negations += token.text == "~" and following.kind != "number"
@@ -157,9 +158,6 @@ def _check_pattern(token: LarkToken) -> None:
         lines = pattern[: found.position].split("\n")
         column = len(lines[-1]) + 1 + (token.column if len(lines) == 1 else 0)
         _reject(token._replace(line=token.line + len(lines) - 1), f"column {column}: {found}")
-
-
-def _no_check(token: LarkToken) -> None: ...
 
 
 def _check_schema(token: LarkToken) -> None:

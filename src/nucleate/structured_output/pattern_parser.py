@@ -12,7 +12,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from nucleate.structured_output.grammar_expressions import EMPTY, Characters, Expression, choice, repetition, sequence
+from nucleate.structured_output.grammar_expressions import (
+    EMPTY,
+    LAST_CHARACTER,
+    Characters,
+    Expression,
+    choice,
+    inverted,
+    repetition,
+    sequence,
+)
 from nucleate.structured_output.pattern_syntax import CLASSES
 
 MAX_PATTERN_CHARACTERS: Final = 500
@@ -29,8 +38,7 @@ _TOKEN = re.compile(
 _SET_ITEM = re.compile(rf"(?P<first>{_ESCAPE}|.)(?:-(?P<last>{_ESCAPE}|[^-]))?", re.DOTALL)
 _SET_OPERATOR = re.compile(r"&&|--|~~|\|\|")
 _LETTERS: Final = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11}
-_LAST: Final = 0x10FFFF
-_BEYOND_ASCII: Final = (0x80, _LAST)
+_BEYOND_ASCII: Final = (0x80, LAST_CHARACTER)
 
 Ranges = list[tuple[int, int]]
 
@@ -62,18 +70,9 @@ _Node = Expression | _Group | _Repeated | str
 """A part of a pattern; a text is an anchor."""
 
 
-def _inverted(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    found, low = [], 0
-    for first, last in sorted(ranges):
-        if low < first:
-            found.append((low, first - 1))
-        low = max(low, last + 1)
-    return [*found, (low, _LAST)] if low <= _LAST else found
-
-
 def characters(ranges: Iterable[tuple[int, int]]) -> Characters:
     """Return one character of a set, given as inclusive ranges in any order."""
-    return Characters(tuple(_inverted(_inverted(ranges))))
+    return Characters(tuple(inverted(inverted(ranges))))
 
 
 def _ranges(text: str) -> Ranges:
@@ -92,7 +91,7 @@ def _code(text: str) -> int:
 def _class_pair(name: str, ever: Ranges) -> dict[str, _Class]:
     """Return a class and its opposite."""
     always = _ranges(CLASSES[name][0])
-    return {name: _Class(always, ever), name.upper(): _Class(_inverted(ever), _inverted(always))}
+    return {name: _Class(always, ever), name.upper(): _Class(inverted(ever), inverted(always))}
 
 
 _CLASSES: Final = {
@@ -100,8 +99,8 @@ _CLASSES: Final = {
     **_class_pair("w", [*_ranges(CLASSES["w"][0]), _BEYOND_ASCII]),
     **_class_pair("s", _ranges(CLASSES["s"][1])),
 }
-_ANY = repetition(characters([(0, _LAST)]), 0, None)
-_NOT_NEWLINE = characters(_inverted([(10, 10)]))
+_ANY = repetition(characters([(0, LAST_CHARACTER)]), 0, None)
+_NOT_NEWLINE = characters(inverted([(10, 10)]))
 _MAYBE_NEWLINE = repetition(characters([(10, 10)]), 0, 1)
 
 
@@ -176,7 +175,7 @@ def _one_character(token: re.Match[str], certain: bool) -> Expression:
         pair = (both[0][0][0], both[1][0][0])
         always, ever = [*always, pair], [*ever, pair]
     if token["negated"]:
-        always, ever = _inverted(ever), _inverted(always)
+        always, ever = inverted(ever), inverted(always)
     return characters(always if certain else ever)
 
 

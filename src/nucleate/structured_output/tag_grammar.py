@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Items
-from functools import cache, partial
+from functools import cache
 from time import thread_time
 from typing import Any, Final, NoReturn, final
 
@@ -42,7 +42,7 @@ from nucleate.structured_output.tag_compiler import (
     intersection,
     regex,
 )
-from nucleate.structured_output.terminal_automata import Budget, TooManyStepsError, members
+from nucleate.structured_output.terminal_automata import Budget, TooManyStepsError, compare_pairs, members
 
 MAX_SECONDS: Final = 1.0
 """Maximum CPU time to compare the terminals of a grammar."""
@@ -158,22 +158,7 @@ class _Conflicts:
 
     def check(self, first: int) -> set[Pattern]:
         """Return the terminals that may be lazy. Raises ParameterError."""
-        pairs: set[tuple[int, int]] = set()
-        known: set[tuple[int, int]] = set()
-        waiting = [(first, first)]  # pairs of sets of uses that the lexer may look for at the same time
-        while waiting:
-            sets = waiting.pop()
-            if sets in known:
-                continue
-            known.add(sets)
-            for left in members(sets[0]):
-                for right in members(sets[1]):
-                    self._budget.spend()
-                    if (left, right) in pairs:
-                        continue
-                    pairs |= {(left, right), (right, left)}
-                    if self._check_pair(left, right):
-                        waiting.append((self._following[left], self._following[right]))
+        compare_pairs(first, self._following, self._budget, self._check_pair)
         return self._lazy
 
     def _first_of(self, uses: int) -> frozenset[str]:
@@ -284,13 +269,10 @@ def tag_grammar(
             first, continues = _json_boundaries(part.schema)
             embedded[part.at] = Embedded(f"%json {text}", first, continues, part.at, is_json=True)
         elif isinstance(part, tags.Grammar):
-            is_in_gbnf = is_gbnf(part.grammar)
-            embed = (
-                partial(grammars.gbnf, gbnf_lexing(part.grammar))
-                if is_in_gbnf
-                else partial(grammars.lark, part.grammar)
-            )
-            embedded[part.at] = embed(part.at)
+            if is_gbnf(part.grammar):
+                embedded[part.at] = grammars.gbnf(gbnf_lexing(part.grammar), part.at)
+            else:
+                embedded[part.at] = grammars.lark(part.grammar, part.at)
     return grammars.document(TagCompiler(tokens, embedded).expression(form))
 
 
