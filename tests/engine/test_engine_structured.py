@@ -32,7 +32,15 @@ import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.outputs import CompletionChunk, EngineOutput, Validation
-from nucleate.structured_output import GrammarCompiler, GrammarLimits, compiler, grammar_matcher, guide
+from nucleate.structured_output import (
+    GrammarCompiler,
+    GrammarLimits,
+    compiler,
+    grammar_matcher,
+    guide,
+    llguidance_engine,
+    llguidance_library,
+)
 
 RECORD = {
     "type": "object",
@@ -86,6 +94,21 @@ def grammars(llm: nc.LLM) -> GrammarCompiler:
 
 def engine_of(llm: nc.LLM, kind: str = "paged", blocks: int = 300, **options: Any) -> Engine:
     return Engine(runner(kind, toy(), blocks), llm.tokenizer, **{"backend": "reference", **options})
+
+
+def events_of(llm: nc.LLM, structured_outputs: Any, kind: str = "paged", **params: Any) -> list[EngineOutput]:
+    """The events of one request."""
+    params["structured_outputs"] = structured_outputs
+    [events] = drive(engine_of(llm, kind), [Request([5, 6], nc.SamplingParams(**params))])
+    return events
+
+
+def last(events: list[EngineOutput]) -> CompletionChunk:
+    return events[-1].chunk
+
+
+def text_of(events: list[EngineOutput]) -> str:
+    return "".join(event.chunk.text for event in events)
 
 
 def structured_request(rng: random.Random) -> Request:
@@ -235,7 +258,7 @@ def test_forced_tokens_are_computed_in_one_step(llm: nc.LLM) -> None:
     engine = engine_of(llm)
     text = "a very long text that leaves no choice at all"
     [events] = drive(engine, [Request([5, 6], nc.SamplingParams(structured_outputs={"regex": text}))])
-    assert "".join(event.chunk.text for event in events) == text
+    assert text_of(events) == text
     assert engine.num_steps == 1
     assert engine.stats.jump_forward_tokens == len(events) - 1 > 5
     assert events[-1].usage is not None
@@ -243,26 +266,12 @@ def test_forced_tokens_are_computed_in_one_step(llm: nc.LLM) -> None:
 
 
 def test_forced_tokens_respect_max_tokens(llm: nc.LLM) -> None:
-    structured_outputs = {"regex": "a very long text that leaves no choice at all"}
-    [events] = drive(
-        engine_of(llm), [Request([5, 6], nc.SamplingParams(structured_outputs=structured_outputs, max_tokens=4))]
-    )
+    events = events_of(llm, {"regex": "a very long text that leaves no choice at all"}, max_tokens=4)
     assert [event.chunk.finish_reason for event in events] == [None, None, None, "length"]
 
 
-def last(events: list[EngineOutput]) -> CompletionChunk:
-    return events[-1].chunk
-
-
-def text_of(events: list[EngineOutput]) -> str:
-    return "".join(event.chunk.text for event in events)
-
-
 def run_one(llm: nc.LLM, structured_outputs: Any, kind: str = "paged", **params: Any) -> tuple[str, str | None, Any]:
-    [events] = drive(
-        engine_of(llm, kind),
-        [Request([5, 6], nc.SamplingParams(structured_outputs=structured_outputs, seed=1, **params))],
-    )
+    events = events_of(llm, structured_outputs, kind, seed=1, **params)
     return text_of(events), last(events).finish_reason, last(events).stop_reason
 
 
@@ -330,9 +339,7 @@ class TestOtherParameters:
 
     def test_logprobs_raw_and_processed(self, llm: nc.LLM, kind: str) -> None:
         for mode in ("raw", "processed"):
-            params = nc.SamplingParams(structured_outputs={"regex": "[01]{4}"}, logprobs=3, logprobs_mode=mode, seed=2)
-            [events] = drive(engine_of(llm, kind), [Request([5, 6], params)])
-            for event in events:
+            for event in events_of(llm, {"regex": "[01]{4}"}, kind, logprobs=3, logprobs_mode=mode, seed=2):
                 [step] = event.chunk.logprobs or ()
                 shown = [llm.tokenizer.decode([each.token_id]) for each in step.top if each.logprob > -np.inf]
                 inside = all(set(text) <= {"0", "1"} for text in shown)
@@ -341,8 +348,7 @@ class TestOtherParameters:
     def test_outputs_with_ignored_keywords_are_validated(self, llm: nc.LLM, kind: str) -> None:
         items = {"enum": [1, 2], "multipleOf": 1}  # multipleOf, because uniqueItems of an enum alone is enforced
         schema = {"type": "array", "items": items, "uniqueItems": True, "minItems": 4, "maxItems": 4}
-        params = nc.SamplingParams(structured_outputs={"json_schema": schema, "on_unsupported": "ignore"}, seed=1, n=2)
-        [events] = drive(engine_of(llm, kind), [Request([5, 6], params)])
+        events = events_of(llm, {"json_schema": schema, "on_unsupported": "ignore"}, kind, seed=1, n=2)
         for chunks in chunks_by_index(events, 2):
             *others, end = (chunk.validation for chunk in chunks)
             assert not any(others)
@@ -350,68 +356,46 @@ class TestOtherParameters:
             assert end.ignored == ("uniqueItems",)
             assert len(end.errors) == 1
             assert "non-unique" in end.errors[0]
-        supported = {
-            "json_schema": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 4},
-            "on_unsupported": "ignore",
-        }
-        [events] = drive(
-            engine_of(llm, kind), [Request([5, 6], nc.SamplingParams(structured_outputs=supported, seed=1))]
-        )
+        supported = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 4}
+        events = events_of(llm, {"json_schema": supported, "on_unsupported": "ignore"}, kind, seed=1)
         assert last(events).validation is None
 
-    def test_grammar_failures_end_only_their_sequence(self, llm: nc.LLM, kind: str) -> None:
-        engine = engine_of(llm, kind)
-        params = nc.SamplingParams(structured_outputs={"regex": "[a-z]{30}"}, seed=1)
-        dies, lives = engine.add(Request([1, 2], params)), engine.add(Request([1, 3], params))
-        broken = engine._requests[dies]
-        events = engine.step()
-        [branch] = broken.sequences.values()
-        assert branch.processor.guide is not None
-        branch.processor.guide.matcher._error = "it broke"
-        while len(engine):
-            events += engine.step()
-        of = {number: [event for event in events if event.request_id == number] for number in (dies, lives)}
-        assert last(of[dies]).finish_reason == "error"
-        assert last(of[dies]).stop_reason == "the output cannot satisfy its structured-output constraint: it broke"
-        assert re.fullmatch("[a-z]{30}", text_of(of[lives]))
-        assert last(of[lives]).finish_reason == "stop"
-        assert is_empty(engine)
-
-    def test_allowed_tokens_that_the_grammar_rejects_end_only_their_sequence(
-        self, llm: nc.LLM, kind: str, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("fault", ["it broke", "not allowed here"])
+    def test_grammar_failures_end_only_their_sequence(
+        self, llm: nc.LLM, kind: str, fault: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A matcher has an error, or rejects a token that its mask allowed."""
         engine = engine_of(llm, kind)
         params = nc.SamplingParams(structured_outputs={"regex": "[a-z]{30}"}, seed=1)
         dies, lives = engine.add(Request([1, 2], params)), engine.add(Request([1, 3], params))
         events = engine.step()
         [branch] = engine._requests[dies].sequences.values()
-        refusing = branch.processor.guide.matcher
-        plain = type(refusing).accept_token
+        failing = branch.processor.guide.matcher
+        accept_token = type(failing).accept_token
 
-        def push(matcher: Any, token: int) -> None:
-            if matcher is refusing:
-                raise ValueError("not allowed here")
-            plain(matcher, token)
+        def accept(matcher: Any, token: int) -> None:
+            if matcher is failing:
+                raise ValueError(fault)
+            accept_token(matcher, token)
 
-        monkeypatch.setattr(type(refusing), "accept_token", push)
+        if fault == "it broke":
+            failing._error = fault
+        else:
+            monkeypatch.setattr(type(failing), "accept_token", accept)
         while len(engine):
             events += engine.step()
         of = {number: [event for event in events if event.request_id == number] for number in (dies, lives)}
-        assert (
-            last(of[dies]).stop_reason == "the output cannot satisfy its structured-output constraint: not allowed here"
-        )
+        assert last(of[dies]).finish_reason == "error"
+        assert last(of[dies]).stop_reason == f"the output cannot satisfy its structured-output constraint: {fault}"
         assert re.fullmatch("[a-z]{30}", text_of(of[lives]))
+        assert last(of[lives]).finish_reason == "stop"
         assert is_empty(engine)
 
     def test_abort_within_a_grammar(self, llm: nc.LLM, kind: str) -> None:
         engine = engine_of(llm, kind)
-        params = nc.SamplingParams(
-            structured_outputs={
-                "json_schema": {"type": "array", "uniqueItems": True, "minItems": 99},
-                "on_unsupported": "ignore",
-            }
-        )
-        number = engine.add(Request([1, 2], params.replace(n=3)))
+        schema = {"type": "array", "uniqueItems": True, "minItems": 99}
+        constraint = {"json_schema": schema, "on_unsupported": "ignore"}
+        number = engine.add(Request([1, 2], nc.SamplingParams(structured_outputs=constraint, n=3)))
         for _ in range(4):
             engine.step()
         ends = engine.abort(number)
@@ -421,8 +405,8 @@ class TestOtherParameters:
 
 
 def test_slow_masks_end_only_their_sequence(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("grammar_matcher", "llguidance_engine"):  # as if each call took 50 ms longer
-        monkeypatch.setattr(f"nucleate.structured_output.{module}.FREE_SECONDS", -0.05)
+    for module in (grammar_matcher, llguidance_engine):  # as if each call took 50 ms longer
+        monkeypatch.setattr(module, "FREE_SECONDS", -0.05)
     monkeypatch.setattr(compiler, "SLOW_STEP_SECONDS", -1.0)
     engine = engine_of(llm, structured_limits=GrammarLimits(mask_budget_seconds=0.4))
     params = nc.SamplingParams(structured_outputs={"regex": "[0-9]{3,30}"}, logprobs=0, ignore_eos=True, seed=1)
@@ -458,8 +442,8 @@ def test_without_llguidance_requests_are_rejected(llm: nc.LLM, monkeypatch: pyte
     def missing() -> None:
         raise ModuleNotFoundError("structured output needs the package llguidance")
 
-    monkeypatch.setattr("nucleate.structured_output.llguidance_engine.library", missing)
-    monkeypatch.setattr("nucleate.structured_output.llguidance_library.library", missing)
+    monkeypatch.setattr(llguidance_engine, "library", missing)
+    monkeypatch.setattr(llguidance_library, "library", missing)
     with pytest.raises(nc.ParameterError, match="llguidance") as caught:
         engine_of(llm).add(Request([1], nc.SamplingParams(structured_outputs={"regex": "a"})))
     assert caught.value.field == "structured_outputs"
@@ -471,10 +455,9 @@ def test_without_jsonschema_requests_that_need_validation_are_rejected(
     engine = engine_of(llm)
     supported = {"type": "array", "items": {"type": "integer"}, "maxItems": 4}
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    engine.prepare(
-        Request([1], nc.SamplingParams(structured_outputs={"json_schema": supported, "on_unsupported": "ignore"}))
-    )
-    lenient = {"json_schema": {**supported, "uniqueItems": True}, "on_unsupported": "ignore"}
+    lenient = nc.SamplingParams(structured_outputs={"json_schema": supported, "on_unsupported": "ignore"})
+    engine.prepare(Request([1], lenient))
+    unique = {"json_schema": {**supported, "uniqueItems": True}, "on_unsupported": "ignore"}
     with pytest.raises(nc.ParameterError, match="needs jsonschema") as caught:
-        engine.prepare(Request([1], nc.SamplingParams(structured_outputs=lenient)))
+        engine.prepare(Request([1], nc.SamplingParams(structured_outputs=unique)))
     assert caught.value.field == "structured_outputs"

@@ -182,19 +182,8 @@ OBJECTS = st.builds(
 )
 NAME_PATTERNS = st.sampled_from(
     [
-        "^x",
-        "x",
-        "^",
-        "b$",
-        "^a.?$",
-        "^[a-c]{1,2}$",
-        "a|^b",
-        "^(?:a|x1)$",
-        "^[^a]*$",
-        r"^\w+$",
-        r"\W",
-        "(ab)+",
-        "^(a|b)*x",
+        *("^x", "x", "^", "b$", "^a.?$", "^[a-c]{1,2}$", "a|^b", "^(?:a|x1)$", "^[^a]*$"),
+        *(r"^\w+$", r"\W", "(ab)+", "^(a|b)*x"),
     ]
 )
 PATTERNED_OBJECTS = st.builds(
@@ -259,12 +248,10 @@ def test_names_of_patterns_are_exact(schema: dict[str, Any], seed: int) -> None:
     rng, validator = random.Random(seed), jsonschema.Draft202012Validator(schema)
     try:
         compiled = grammar_of(json_schema=schema)
-    except ParameterError as caught:
-        error = caught
-    else:
-        error = None
-    assert error is None or "nsatisfiable" in str(error)
-    for _ in range(40 if error is None else 0):
+    except ParameterError as error:
+        assert "nsatisfiable" in str(error)  # noqa: PT017 - most schemas have no error
+        return
+    for _ in range(40):
         names = [*schema["required"], *(rng.choice([*NAMES, "abab", "bx", "xb", "aa", "aé", "\tc"]) for _ in range(2))]
         write = (lambda name: escaped(name, rng)) if rng.random() < 0.3 else json.dumps
         members = [
