@@ -16,6 +16,7 @@ from typing import Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.parameters.changed_copy import changed_copy
 from nucleate.structured_output.llguidance_library import (
     FAILED,
     DigitLimit,
@@ -302,11 +303,7 @@ class GrammarMatcher:
         """Return an independent copy."""
         self._check()
         ll_matcher = self._call("deep_copy")
-        copied = GrammarMatcher.__new__(GrammarMatcher)
-        state = {name: getattr(self, name) for name in self.__slots__}
-        for name, value in {**state, "ll_matcher": ll_matcher, "_tokens": self._tokens.copy()}.items():
-            setattr(copied, name, value)
-        return copied
+        return changed_copy(self, ll_matcher=ll_matcher, _tokens=self._tokens.copy())
 
     def needs_renewal(self) -> bool:
         """Whether there is a newer initial matcher, because the shared lexer states are exhausted."""

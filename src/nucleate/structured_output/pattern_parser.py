@@ -47,13 +47,6 @@ class UnknownPatternError(Exception):
     """A pattern has syntax that is not common to all dialects, or is too large."""
 
 
-class _Class(NamedTuple):
-    """The characters that an escape matches in every dialect, and in any."""
-
-    always: Ranges
-    ever: Ranges
-
-
 class _Group(NamedTuple):
     """Alternatives, each a sequence."""
 
@@ -88,10 +81,9 @@ def _code(text: str) -> int:
     return int(f"0x{text[2:]}", 0) if text[1] in "xu" else _LETTERS.get(text[1], ord(text[1]))
 
 
-def _class_pair(name: str, ever: Ranges) -> dict[str, _Class]:
-    """Return a class and its opposite."""
+def _class_pair(name: str, ever: Ranges) -> dict[str, tuple[Ranges, Ranges]]:
     always = _ranges(CLASSES[name][0])
-    return {name: _Class(always, ever), name.upper(): _Class(inverted(ever), inverted(always))}
+    return {name: (always, ever), name.upper(): (inverted(ever), inverted(always))}
 
 
 _CLASSES: Final = {
@@ -99,6 +91,7 @@ _CLASSES: Final = {
     **_class_pair("w", [*_ranges(CLASSES["w"][0]), _BEYOND_ASCII]),
     **_class_pair("s", _ranges(CLASSES["s"][1])),
 }
+"""The characters that a class matches in every dialect, and in any."""
 _ANY = repetition(characters([(0, LAST_CHARACTER)]), 0, None)
 _NOT_NEWLINE = characters(inverted([(10, 10)]))
 _MAYBE_NEWLINE = repetition(characters([(10, 10)]), 0, 1)
@@ -158,33 +151,27 @@ def _one_character(token: re.Match[str], certain: bool) -> Expression:
     if token["one"]:
         return _NOT_NEWLINE if token["one"] == "." else characters([(ord(token["one"]), ord(token["one"]))])
     if token["escape"]:
-        found = _class(token["escape"])
-        return characters(found.always if certain else found.ever)
-    always, ever = Ranges(), Ranges()
+        return characters(_matched(token["escape"], certain))
     if _SET_OPERATOR.search(token["set"]):
         raise UnknownPatternError
+    negated, found = bool(token["negated"]), Ranges()
     for item in _SET_ITEM.finditer(token["set"]):
-        first = _class(item["first"])
         if item["last"] is None:
-            always, ever = [*always, *first.always], [*ever, *first.ever]
+            found += _matched(item["first"], certain != negated)
             continue
-        last = _class(item["last"])
-        both = [each.always for each in (first, last)]
-        if any(len(each) != 1 or each[0][0] != each[0][1] for each in both) or both[0] > both[1]:
+        if any(each[0] == "\\" and each[1] in _CLASSES for each in item.groups()):
             raise UnknownPatternError
-        pair = (both[0][0][0], both[1][0][0])
-        always, ever = [*always, pair], [*ever, pair]
-    if token["negated"]:
-        always, ever = inverted(ever), inverted(always)
-    return characters(always if certain else ever)
+        found.append((_code(item["first"]), _code(item["last"])))
+        if found[-1][0] > found[-1][1]:
+            raise UnknownPatternError
+    return characters(inverted(found) if negated else found)
 
 
-def _class(text: str) -> _Class:
-    """Return the characters of an escape or of one character."""
+def _matched(text: str, certain: bool) -> Ranges:
+    """Return the characters of an escape or of one character, in any dialect, or in every one."""
     if text[0] == "\\" and text[1] in _CLASSES:
-        return _CLASSES[text[1]]
-    pair = (_code(text), _code(text))
-    return _Class([pair], [pair])
+        return _CLASSES[text[1]][0 if certain else 1]
+    return [(_code(text), _code(text))]
 
 
 def _choice(group: _Group, *, first: bool, last: bool, final: Expression) -> Expression:

@@ -184,17 +184,9 @@ def is_true(schema: object) -> bool:
     return schema is True or (isinstance(schema, dict) and not schema.keys() & (SUPPORTED | UNSUPPORTED))
 
 
-def _counts(schema: dict[str, Any]) -> None:
-    """Write counts such as 2.0 as integers."""
-    for keyword in (*COUNTS, "minContains", "maxContains"):
-        value = schema.get(keyword)
-        if isinstance(value, float) and value.is_integer():
-            schema[keyword] = int(value)
-
-
-def _constants(schema: dict[str, Any]) -> None:
-    """Write constants such as 2.0 as integers."""
-    for keyword in ("const", "enum"):
+def _numbers(schema: dict[str, Any]) -> None:
+    """Write counts and constants such as 2.0 as integers."""
+    for keyword in (*COUNTS, "minContains", "maxContains", "const", "enum"):
         if keyword in schema:
             schema[keyword] = _integers(schema[keyword])
 
@@ -284,8 +276,7 @@ def _unevaluated(schema: dict[str, Any]) -> None:
 
 
 _STEPS: Final[tuple[Callable[[dict[str, Any]], None], ...]] = (
-    _counts,
-    _constants,
+    _numbers,
     _bounds,
     _items,
     _dependencies,

@@ -28,6 +28,7 @@ MAX_CHARACTERS: Final = 10_000
 """Maximum number of words that one pattern matches, and of the characters of all."""
 
 _ANY_TEXT = re.compile(r"(?:\[\\s\\S\]|\[\\S\\s\]|\(\?s:\.\)|\[\\w\\W\]|\[\\d\\D\])\*\??")
+_ANY_TEXT_LAST = re.compile(_ANY_TEXT.pattern + "$")
 _NAMED_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r"}
 _COUNT = re.compile(r"\{(\d{1,3})(?:(,)(\d{1,3}))?\}", re.ASCII)
 
@@ -67,16 +68,14 @@ class GrammarTrigger(NamedTuple):
         text = str(self.value)
         if self.type == "word":
             return [text]
-        if self.type == "pattern_full":
+        is_full = self.type == "pattern_full"
+        if is_full:
             text = text.removeprefix("^").removesuffix("$")
-            before, after = _ANY_TEXT.match(text), re.search(_ANY_TEXT.pattern + "$", text)
-            if before is None or after is None:
-                _reject(at, r"a pattern_full must begin and end with any text: [\s\S]*?(...)[\s\S]*")
-            text = text[before.end() : after.start()]
-        elif (before := _ANY_TEXT.match(text)) is not None:
-            text = text[before.end() :]
-            after = re.search(_ANY_TEXT.pattern + "$", text)
-            text = text if after is None else text[: after.start()]
+        before, after = _ANY_TEXT.match(text), _ANY_TEXT_LAST.search(text)
+        if is_full and (before is None or after is None):
+            _reject(at, r"a pattern_full must begin and end with any text: [\s\S]*?(...)[\s\S]*")
+        if before is not None:
+            text = text[before.end() : len(text) if after is None else after.start()]
         words = _Pattern(text, at).words()
         # The shortest match comes first, so words that begin with others are never reached.
         return [word for word in words if not any(word != other and word.startswith(other) for other in words)]
