@@ -109,7 +109,7 @@ class Unsupported(NamedTuple):
         return f"{self.text} {fault}; {self.hint}"
 
 
-def _parts(pattern: str) -> Iterator[Part]:
+def pattern_parts(pattern: str) -> Iterator[Part]:
     position, classes = 0, list[bool]()
     while found := (_INSIDE if classes else _OUTSIDE).match(pattern, position):
         yield Part(position, found[0], classes[-1] if classes else None)
@@ -125,7 +125,7 @@ def with_explicit_classes(pattern: str) -> str:
     r"""Return a supported pattern with characters instead of ``\d \w \s \D \W \S``."""
     written: list[str] = []
     after_class = False
-    for part in _parts(pattern):
+    for part in pattern_parts(pattern):
         name = part.text[1:] if part.text[0] == "\\" else ""
         if name in _NAMED:
             every, any_dialect = CLASSES[name.lower()]
@@ -185,7 +185,7 @@ class _Checker:
         self._repeatable = False
 
     def first(self, pattern: str) -> Unsupported | None:
-        for part in _parts(pattern):
+        for part in pattern_parts(pattern):
             found = self._outside(part) if part.negated is None else self._inside(part)
             if found is not None:
                 return found
@@ -325,8 +325,8 @@ def _escape(part: Part) -> Unsupported | None:
 def python_pattern(pattern: str) -> str:
     """Return a pattern for the package regex with the flag V1, which matches the same texts as in a mask."""
     written: list[str] = []
-    multiline = any(part.text[:2] == "(?" and "m" in part.text.partition("-")[0] for part in _parts(pattern))
-    for part in _parts(with_explicit_classes(pattern)):
+    multiline = any(part.text[:2] == "(?" and "m" in part.text.partition("-")[0] for part in pattern_parts(pattern))
+    for part in pattern_parts(with_explicit_classes(pattern)):
         text = part.text
         if found := _CODE.fullmatch(text):
             text = f"\\U{int(found[1], 16):08x}"

@@ -34,6 +34,7 @@ from nucleate.structured_output.llguidance_library import library, raise_unless_
 from nucleate.structured_output.pattern_syntax import (
     NO_CONTROL,
     pattern_excluding,
+    pattern_parts,
     unsupported_syntax,
     with_explicit_classes,
 )
@@ -174,7 +175,6 @@ _CHECKED: Final = frozenset(
     )
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_ESCAPE_OR_CLASS = re.compile(r"\\(?:[pP](?:\{[^}]*\}|.)|.)|\[", re.DOTALL)
 _SAFE_CLASS = re.compile(r"\[(?!\^)(?:\\[dws]|\\[nrtfv](?!-)|\\[^a-zA-Z0-9]|[^\[\\\x00-\x1f])*\]", re.DOTALL)
 _CONTROL_ESCAPE = re.compile(r"[\x00-\x1f]|\\(?:x\{?|u\{?|U\{?)[0-9a-fA-F]+|\\a", re.DOTALL)
 _MAX_CONTROL_ESCAPES: Final = 20
@@ -299,32 +299,17 @@ def _llguidance_pattern(pattern: str) -> str:
 
 def remove_control_characters(pattern: str) -> str:
     """Remove control characters except whitespace from the character classes of a regular expression."""
-    parts, done = [], 0
-    while found := _ESCAPE_OR_CLASS.search(pattern, done):
-        end = _class_end(pattern, found.start()) if found[0] == "[" else found.end()
-        text = pattern[found.start() : end]
-        if text[:2] in (r"\p", r"\P") or (text[0] == "[" and not _SAFE_CLASS.fullmatch(text)):
-            text = f"[{text}&&{NO_CONTROL}]"
-        parts += [pattern[done : found.start()], text]
-        done = end
-    return "".join(parts) + pattern[done:]
-
-
-def _class_end(pattern: str, start: int) -> int:
-    """Return the end of the character class that begins at ``start``."""
-    depth, position = 0, start
-    while position < len(pattern):
-        character = pattern[position]
-        position += 1 + (character == "\\")
-        if character == "[":
-            depth += 1
-            position += pattern.startswith("^", position)
-            position += pattern.startswith("]", position)  # a leading ] is a literal
-        elif character == "]":
-            depth -= 1
-            if depth == 0:
-                return position
-    return len(pattern)
+    written, begun, depth = list[str](), list[str](), 0
+    for part in pattern_parts(pattern):
+        depth += (part.text in ("[", "[^")) - (part.negated is not None and part.text == "]")
+        begun.append(part.text)
+        if depth == 0:
+            text = "".join(begun)
+            if text[:2] in (r"\p", r"\P") or (text[0] == "[" and not _SAFE_CLASS.fullmatch(text)):
+                text = f"[{text}&&{NO_CONTROL}]"
+            written.append(text)
+            begun.clear()
+    return "".join([*written, *begun])
 
 
 def _declared_names(location: SchemaLocation) -> list[str]:
