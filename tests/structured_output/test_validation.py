@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -11,7 +12,7 @@ from bundled_grammars import allowed, can_write, grammar_of
 
 from nucleate.outputs import Finish, Validation, validation_text
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output import Guide
+from nucleate.structured_output import Guide, guide
 from nucleate.structured_output.guide import unchecked_formats
 from nucleate.structured_output.pattern_syntax import python_pattern
 
@@ -114,3 +115,13 @@ def test_formats_are_validated_as_masks_enforce_them() -> None:
     assert compiled.validate('["2024-02-29"]') == []
     assert compiled.validate('["2023-02-29"]') == ["$[0]: does not have the format 'date': '2023-02-29'"]
     assert allowed(compiled.matcher())
+
+
+def test_a_pause_fails_a_long_text_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Garbage collection takes CPU time, too: a second passes between any two steps."""
+    schema = {"type": "array", "items": {"allOf": [{"type": "integer"}]}, "uniqueItems": True}
+    compiled, clock = grammar_of(json_schema=schema, on_unsupported="ignore"), itertools.count()
+    monkeypatch.setattr(guide, "thread_time", lambda: float(next(clock)))
+    assert compiled.validate("[1, 2, 1]", seconds=0.1) == ["$: [1, 2, 1] has non-unique elements"]
+    long = json.dumps([*range(2 * guide.UNTIMED_STEPS)])
+    assert compiled.validate(long, seconds=0.1) == ["validation took longer than 0.1 s"]

@@ -172,7 +172,7 @@ def validate(spec: StructuredOutputs, text: str, seconds: float = MAX_SECONDS) -
     except ParameterError as error:
         return [f"not JSON: {str(error)[:200]}"]
     try:
-        found = islice(_validator(spec.schema, _TimeLimit(seconds)).iter_errors(value), MAX_ERRORS)
+        found = islice(_validator(spec.schema, seconds).iter_errors(value), MAX_ERRORS)
         return [f"{error.json_path}: {shown(error.message)[1:-1]}" for error in found]
     except TimeoutError:
         return [f"validation took longer than {seconds} s"]
@@ -209,25 +209,76 @@ def load_validator() -> None:
         raise ModuleNotFoundError(f"validation needs jsonschema: {install_extra('structured')}") from None
 
 
+def _validator(schema: dict[str, Any], seconds: float) -> Any:
+    import jsonschema
+    import referencing
+
+    validator_class = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    known, checks = validator_class.VALIDATORS, _Checks(seconds)
+    validators = {name: checks.counted(known[name]) for name in _EVERY_STEP if name in known}
+    validators |= {"pattern": checks.pattern, "patternProperties": checks.pattern_properties}
+    validators |= {"format": checks.format, "additionalProperties": checks.additional_properties}
+    if "unevaluatedProperties" in known and "patternProperties" in json.dumps(schema):
+        validators["unevaluatedProperties"] = _unevaluated
+    extended = jsonschema.validators.extend(validator_class, validators)
+    return extended(schema, registry=referencing.Registry())
+
+
 @final
-class _TimeLimit:
-    """The limit of one validation. It does not depend on the load of the machine, nor on pauses of a short one."""
+class _Checks:
+    """Validators for jsonschema, and the time limit of one validation.
+
+    The limit does not depend on the load of the machine, nor on pauses of a short validation.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds, self._end = seconds, thread_time() + seconds
         self._steps, self._searching = 0, 0.0
 
-    def count_step(self) -> None:
-        """Count a step. Raises TimeoutError."""
+    def counted(self, check: Check) -> Check:
+        """Return a validator that counts its calls as steps."""
+
+        def checked(*arguments: Any) -> Iterator[Any]:
+            self._count_step()
+            yield from check(*arguments) or ()
+
+        return checked
+
+    def pattern(self, validator: Any, pattern: str, instance: Any, _: Any) -> Iterator[Any]:
+        if validator.is_type(instance, "string") and not self._search(pattern, instance):
+            yield _error(f"{instance!r} does not match {pattern!r}")
+
+    def format(self, validator: Any, name: Any, instance: Any, _: Any) -> Iterator[Any]:
+        known = FORMATS.get(name) if isinstance(name, str) and validator.is_type(instance, "string") else None
+        too_long = known is not None and len(instance) > (known.max_length or len(instance))
+        if known is not None and (too_long or not self._search(known.search_pattern, instance)):
+            yield _error(f"does not have the format {name!r}: {instance!r}")
+
+    def pattern_properties(self, validator: Any, patterns: dict[str, Any], instance: Any, _: Any) -> Iterator[Any]:
+        for pattern, subschema in patterns.items() if validator.is_type(instance, "object") else ():
+            for name, value in instance.items():
+                if self._search(pattern, name):
+                    yield from validator.descend(value, subschema, path=name, schema_path=pattern)
+
+    def additional_properties(self, validator: Any, rest: Any, instance: Any, schema: Any) -> Iterator[Any]:
+        named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+        for name, value in instance.items() if validator.is_type(instance, "object") else ():
+            if name in named or any(self._search(pattern, name) for pattern in patterns):
+                continue
+            if isinstance(rest, dict):
+                yield from validator.descend(value, rest, path=name)
+            elif rest is False:
+                yield _error(f"additional property {name!r} is not allowed")
+
+    def _count_step(self) -> None:
         self._steps += 1
         if self._steps > UNTIMED_STEPS and thread_time() > self._end:
             raise TimeoutError
 
-    def search(self, pattern: str, text: str) -> bool:
-        """Return whether a pattern matches somewhere. Raises TimeoutError."""
+    def _search(self, pattern: str, text: str) -> bool:
         import regex
 
-        self.count_step()
+        self._count_step()
         compiled = regex.compile(python_pattern(pattern), regex.V1)
         if (left := self._seconds - self._searching) <= 0:
             raise TimeoutError
@@ -237,83 +288,11 @@ class _TimeLimit:
         return found
 
 
-def _validator(schema: dict[str, Any], limit: _TimeLimit) -> Any:
-    import jsonschema
-    import referencing
-
-    validator_class = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    validators = {
-        name: _counted(limit, validator_class.VALIDATORS[name])
-        for name in _EVERY_STEP
-        if name in validator_class.VALIDATORS
-    }
-    search = limit.search
-    validators |= {"pattern": _pattern(search), "patternProperties": _pattern_properties(search)}
-    validators["format"] = _format(search)
-    validators["additionalProperties"] = _additional(search)
-    if "unevaluatedProperties" in validator_class.VALIDATORS and "patternProperties" in json.dumps(schema):
-        validators["unevaluatedProperties"] = _unevaluated
-    extended = jsonschema.validators.extend(validator_class, validators)
-    return extended(schema, registry=referencing.Registry())
-
-
-def _counted(limit: _TimeLimit, check: Check) -> Check:
-    def checked(*arguments: Any) -> Iterator[Any]:
-        limit.count_step()
-        yield from check(*arguments) or ()
-
-    return checked
-
-
-def _pattern(search: Callable[[str, str], bool]) -> Check:
-    from jsonschema import ValidationError
-
-    def check(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
-        if validator.is_type(instance, "string") and not search(pattern, instance):
-            yield ValidationError(f"{instance!r} does not match {pattern!r}")
-
-    return check
-
-
-def _format(search: Callable[[str, str], bool]) -> Check:
-    from jsonschema import ValidationError
-
-    def check(validator: Any, name: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        known = FORMATS.get(name) if isinstance(name, str) and validator.is_type(instance, "string") else None
-        too_long = known is not None and len(instance) > (known.max_length or len(instance))
-        if known is not None and (too_long or not search(known.search_pattern, instance)):
-            yield ValidationError(f"does not have the format {name!r}: {instance!r}")
-
-    return check
-
-
-def _pattern_properties(search: Callable[[str, str], bool]) -> Check:
-    def check(validator: Any, patterns: dict[str, Any], instance: Any, schema: Any) -> Iterator[Any]:
-        for pattern, subschema in patterns.items() if validator.is_type(instance, "object") else ():
-            for name, value in instance.items():
-                if search(pattern, name):
-                    yield from validator.descend(value, subschema, path=name, schema_path=pattern)
-
-    return check
-
-
-def _additional(search: Callable[[str, str], bool]) -> Check:
-    from jsonschema import ValidationError
-
-    def check(validator: Any, rest: Any, instance: Any, schema: Any) -> Iterator[Any]:
-        if not validator.is_type(instance, "object"):
-            return
-        named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-        for name, value in instance.items():
-            if name in named or any(search(pattern, name) for pattern in patterns):
-                continue
-            if isinstance(rest, dict):
-                yield from validator.descend(value, rest, path=name)
-            elif rest is False:
-                yield ValidationError(f"additional property {name!r} is not allowed")
-
-    return check
-
-
-def _unevaluated(validator: Any, rest: Any, instance: Any, schema: Any) -> Any:
+def _unevaluated(*_: Any) -> Any:
     raise ValueError("unevaluatedProperties with patternProperties cannot be validated")
+
+
+def _error(message: str) -> Any:
+    import jsonschema
+
+    return jsonschema.ValidationError(message)

@@ -102,6 +102,12 @@ class Vocabulary:
         self.allowed_ids = frozenset(token for token in table if token < size) - frozenset(self.excluded_ids)
         self.eos_mask_W = mask_of(self.eos_ids, size)
 
+    @cached_property
+    def ordinary(self) -> dict[bytes, int]:
+        """The tokens that are not special, by their bytes."""
+        special = frozenset(self.special_ids)
+        return {data: token for token, data in enumerate(self.tokens) if data and token not in special}
+
 
 def mask_of(tokens: Iterable[int], size: int) -> NDArray[np.int32]:
     """Return the bitmask of some token ids, 32 per word."""
@@ -150,14 +156,9 @@ class SpecialTokens:
     def _spelled(self, data: bytes) -> bool:
         reached = {0}
         for end in range(1, len(data) + 1):
-            if any(data[start:end] in self._ordinary for start in reached):
+            if any(data[start:end] in self._vocabulary.ordinary for start in reached):
                 reached.add(end)
         return len(data) in reached
-
-    @cached_property
-    def _ordinary(self) -> frozenset[bytes]:
-        special = frozenset(self._vocabulary.special_ids)
-        return frozenset(data for token, data in enumerate(self._vocabulary.tokens) if token not in special)
 
     def text(self, token_id: int) -> str:
         return self._vocabulary.tokenizer.pieces.tokens[token_id]
@@ -201,7 +202,7 @@ class _TokenizerWrapper:
         self.tokens = vocabulary.tokens
         self.special_token_ids = vocabulary.special_ids
         self.eos_token_id = min(vocabulary.eos_ids)
-        self._encode = vocabulary.tokenizer.encode
+        self._vocabulary = vocabulary
         self._special = frozenset(vocabulary.special_ids)
 
     def __call__(self, text: str) -> list[int]:
@@ -212,7 +213,7 @@ class _TokenizerWrapper:
         """
         data = text.encode()
         try:
-            encoded = self._encode(text, add_special_tokens=False)
+            encoded = self._vocabulary.tokenizer.encode(text, add_special_tokens=False)
         except ValueError:  # the tokenizer does not support this text
             return self._longest_match(data)
         ordinary = all(token < len(self.tokens) and token not in self._special for token in encoded)
@@ -221,19 +222,15 @@ class _TokenizerWrapper:
 
     def _longest_match(self, data: bytes) -> list[int]:
         """Tokenize by greedy longest match; stops where no token matches."""
-        encoded, position = [], 0
+        encoded, position, ordinary = [], 0, self._vocabulary.ordinary
         while position < len(data):
-            eos_ids = range(min(len(data), position + MAX_TOKEN_BYTES), position, -1)
-            end = next((end for end in eos_ids if data[position:end] in self._ordinary), None)
+            ends = range(min(len(data), position + MAX_TOKEN_BYTES), position, -1)
+            end = next((end for end in ends if data[position:end] in ordinary), None)
             if end is None:
                 break
-            encoded.append(self._ordinary[data[position:end]])
+            encoded.append(ordinary[data[position:end]])
             position = end
         return encoded
-
-    @cached_property
-    def _ordinary(self) -> dict[bytes, int]:
-        return {data: token for token, data in enumerate(self.tokens) if data and token not in self._special}
 
 
 _DIGITS = frozenset(b"0123456789")
