@@ -13,8 +13,7 @@ import pytest
 
 from nucleate.cli.structured_flags import FLAGS
 from nucleate.sampling.stages import STAGES
-from nucleate.structured_output.formats import FORMATS
-from nucleate.structured_output.json_schema import SUPPORTED
+from nucleate.structured_output.json_schema import FORMATS, SUPPORTED
 from nucleate.structured_output.spec import OnUnsupported, Whitespace
 
 ROOT = Path(__file__).parents[1]

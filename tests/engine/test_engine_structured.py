@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 import re
@@ -13,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bundled_grammars import TOKENIZER, bundled_compiler
+from toy_models import PagedToy
 from toy_requests import (
     KINDS,
     SIZE,
@@ -30,7 +33,15 @@ import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.outputs import CompletionChunk, EngineOutput, Validation
-from nucleate.structured_output import GrammarCompiler, GrammarLimits
+from nucleate.structured_output import (
+    GrammarCompiler,
+    GrammarLimits,
+    compiler,
+    grammar_matcher,
+    guide,
+    llguidance_engine,
+    llguidance_library,
+)
 
 RECORD = {
     "type": "object",
@@ -77,13 +88,28 @@ EVERY_STAGE = [
 ]
 
 
-@pytest.fixture(scope="module")
-def grammars(llm: nc.LLM) -> GrammarCompiler:
-    return GrammarCompiler(llm.tokenizer, SIZE)
+def engine_of(kind: str = "paged", blocks: int = 300, **options: Any) -> Engine:
+    return Engine(runner(kind, toy(), blocks), TOKENIZER, **{"backend": "reference", **options})
 
 
-def engine_of(llm: nc.LLM, kind: str = "paged", blocks: int = 300, **options: Any) -> Engine:
-    return Engine(runner(kind, toy(), blocks), llm.tokenizer, **{"backend": "reference", **options})
+def expected(request: Request) -> list[list[CompletionChunk]]:
+    """The chunks of each output, from the reference loop."""
+    return reference_chunks(toy(), TOKENIZER, request, bundled_compiler())
+
+
+def events_of(structured_outputs: Any, kind: str = "paged", **params: Any) -> list[EngineOutput]:
+    """The events of one request."""
+    params["structured_outputs"] = structured_outputs
+    [events] = drive(engine_of(kind), [Request([5, 6], nc.SamplingParams(**params))])
+    return events
+
+
+def last(events: list[EngineOutput]) -> CompletionChunk:
+    return events[-1].chunk
+
+
+def text_of(events: list[EngineOutput]) -> str:
+    return "".join(event.chunk.text for event in events)
 
 
 def structured_request(rng: random.Random) -> Request:
@@ -103,21 +129,14 @@ def structured_request(rng: random.Random) -> Request:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 7}])
 def test_chunks_equal_the_reference(
-    llm: nc.LLM,
-    grammars: GrammarCompiler,
-    kind: str,
-    options: dict,
-    overlap_seconds: float,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, options: dict, overlap_seconds: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nucleate.structured_output.grammar_manager.OVERLAP_SECONDS", overlap_seconds)
+    monkeypatch.setattr(compiler, "OVERLAP_SECONDS", overlap_seconds)
     rng = random.Random(f"{kind}{options}")
     requests = [structured_request(rng) if rng.random() < 0.8 else random_request(rng) for _ in range(30)]
-    engine = engine_of(llm, kind, 64, **options)
+    engine = engine_of(kind, 64, **options)
     for request, events in zip(requests, drive(engine, requests), strict=True):
-        assert chunks_by_index(events, request.params.n) == reference_chunks(toy(), llm.tokenizer, request, grammars), (
-            request
-        )
+        assert chunks_by_index(events, request.params.n) == expected(request), request
     assert is_empty(engine)
     assert engine.stats.jump_forward_tokens
     assert engine.stats.grammar_mask_seconds > 0
@@ -125,16 +144,40 @@ def test_chunks_equal_the_reference(
         assert engine.stats.num_preemptions
 
 
-def test_masks_computed_during_the_forward_pass_with_model_failures(
-    llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pauses_of_the_process_change_no_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process, garbage collection, or a slow thread for masks: each may take long between any two steps."""
+    params = nc.SamplingParams(seed=7, n=2, max_tokens=20)
+    requests = [Request([7, 8, 9], params.replace(structured_outputs=each)) for each in CONSTRAINTS[::3]]
+    chunks = [expected(request) for request in requests]
+    engine = engine_of("asynchronous", max_num_seqs=3, structured_limits=GrammarLimits(mask_budget_seconds=0.5))
+    for request in requests:
+        engine.prepare(request)  # compiles the grammar
+    clock, fill_all = itertools.count(0, 1000), GrammarCompiler.fill_all
+    monkeypatch.setattr(compiler, "OVERLAP_SECONDS", -1.0)
+    monkeypatch.setattr(grammar_matcher, "perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr(guide, "thread_time", lambda: float(next(clock)))
+
+    def filled(self: GrammarCompiler, *arguments: Any, **named: Any) -> None:
+        time.sleep(0.002 * (next(clock) % 3))
+        fill_all(self, *arguments, **named)
+
+    def forward(parts: Any) -> Any:
+        grammar_matcher._CPU_TIME.marked = -np.inf  # a forward pass takes long
+        return PagedToy.forward(engine.runner, parts)
+
+    monkeypatch.setattr(GrammarCompiler, "fill_all", filled)
+    monkeypatch.setattr(engine.runner, "forward", forward)
+    assert [chunks_by_index(events, 2) for events in drive(engine, requests)] == chunks
+
+
+def test_masks_computed_during_the_forward_pass_with_model_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(seen: tuple[int, ...]) -> np.ndarray:
         if seen[0] == 13 and len(seen) > 6:
             raise OSError("no memory")
         return rule(seen)
 
-    monkeypatch.setattr("nucleate.structured_output.grammar_manager.OVERLAP_SECONDS", -1.0)
-    engine = Engine(runner("paged", toy(of=fails), 300), llm.tokenizer, backend="reference")
+    monkeypatch.setattr(compiler, "OVERLAP_SECONDS", -1.0)
+    engine = Engine(runner("paged", toy(of=fails), 300), TOKENIZER, backend="reference")
     rng = random.Random(3)
     params = nc.SamplingParams(structured_outputs={"regex": "[a-z ]{30,}"}, max_tokens=12, seed=7, ignore_eos=True)
     requests = [Request([13, rng.randrange(40), 3] if i % 3 == 1 else [i, 4], params) for i in range(9)]
@@ -151,17 +194,15 @@ def test_masks_computed_during_the_forward_pass_with_model_failures(
             assert last(events).finish_reason == "error"
             assert "no memory" in str(last(events).stop_reason)
         else:
-            assert chunks_by_index(events, 1) == reference_chunks(toy(), llm.tokenizer, request, grammars)
+            assert chunks_by_index(events, 1) == expected(request)
     assert "nucleate-masks" in threads
     assert is_empty(engine)
 
 
-def test_beam_searches_do_not_fill_masks_that_are_being_computed(
-    llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beam_searches_do_not_fill_masks_that_are_being_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise two threads would use one matcher, which the library does not support."""
-    monkeypatch.setattr("nucleate.structured_output.grammar_manager.OVERLAP_SECONDS", -1.0)
-    engine = engine_of(llm)
+    monkeypatch.setattr(compiler, "OVERLAP_SECONDS", -1.0)
+    engine = engine_of()
     filling = threading.Lock()
     here, fill_all = threading.current_thread(), GrammarCompiler.fill_all
     together = []
@@ -182,57 +223,41 @@ def test_beam_searches_do_not_fill_masks_that_are_being_computed(
     while len(engine):
         events += [event for event in engine.step() if event.request_id == number]
     assert not any(together)
-    assert chunks_by_index(events, 1) == reference_chunks(toy(), llm.tokenizer, request, grammars)
+    assert chunks_by_index(events, 1) == expected(request)
 
 
 @pytest.mark.fast_cases(5)
 @pytest.mark.parametrize("stage", EVERY_STAGE, ids=str)
 @pytest.mark.parametrize("structured_outputs", CONSTRAINTS[:4] + CONSTRAINTS[7:8], ids=str)
-def test_jump_forward_changes_no_output(
-    llm: nc.LLM, grammars: GrammarCompiler, structured_outputs: dict[str, Any], stage: dict[str, Any]
-) -> None:
+def test_jump_forward_changes_no_output(structured_outputs: dict[str, Any], stage: dict[str, Any]) -> None:
     params = nc.SamplingParams(**{"structured_outputs": structured_outputs, "seed": 5, "max_tokens": 60, **stage})
     request = Request([7, 8, 9], params)
-    engine = engine_of(llm)
+    engine = engine_of()
     [events] = drive(engine, [request])
-    assert chunks_by_index(events, 1) == reference_chunks(toy(), llm.tokenizer, request, grammars)
+    assert chunks_by_index(events, 1) == expected(request)
     not_skippable = {"logprobs", "suppress_token_ids", "dry_multiplier"} & stage.keys()
     if structured_outputs.get("whitespace") == "none" or "regex" in structured_outputs:
         assert bool(engine.stats.jump_forward_tokens) != bool(not_skippable)
 
 
-def test_forced_tokens_are_computed_in_one_step(llm: nc.LLM) -> None:
-    engine = engine_of(llm)
+def test_forced_tokens_are_computed_in_one_step() -> None:
+    engine = engine_of()
     text = "a very long text that leaves no choice at all"
     [events] = drive(engine, [Request([5, 6], nc.SamplingParams(structured_outputs={"regex": text}))])
-    assert "".join(event.chunk.text for event in events) == text
+    assert text_of(events) == text
     assert engine.num_steps == 1
     assert engine.stats.jump_forward_tokens == len(events) - 1 > 5
     assert events[-1].usage is not None
     assert events[-1].usage.completion_tokens == len(events)
 
 
-def test_forced_tokens_respect_max_tokens(llm: nc.LLM) -> None:
-    structured_outputs = {"regex": "a very long text that leaves no choice at all"}
-    [events] = drive(
-        engine_of(llm), [Request([5, 6], nc.SamplingParams(structured_outputs=structured_outputs, max_tokens=4))]
-    )
+def test_forced_tokens_respect_max_tokens() -> None:
+    events = events_of({"regex": "a very long text that leaves no choice at all"}, max_tokens=4)
     assert [event.chunk.finish_reason for event in events] == [None, None, None, "length"]
 
 
-def last(events: list[EngineOutput]) -> CompletionChunk:
-    return events[-1].chunk
-
-
-def text_of(events: list[EngineOutput]) -> str:
-    return "".join(event.chunk.text for event in events)
-
-
-def run_one(llm: nc.LLM, structured_outputs: Any, kind: str = "paged", **params: Any) -> tuple[str, str | None, Any]:
-    [events] = drive(
-        engine_of(llm, kind),
-        [Request([5, 6], nc.SamplingParams(structured_outputs=structured_outputs, seed=1, **params))],
-    )
+def run_one(structured_outputs: Any, kind: str = "paged", **params: Any) -> tuple[str, str | None, Any]:
+    events = events_of(structured_outputs, kind, seed=1, **params)
     return text_of(events), last(events).finish_reason, last(events).stop_reason
 
 
@@ -240,79 +265,76 @@ def run_one(llm: nc.LLM, structured_outputs: Any, kind: str = "paged", **params:
 class TestOtherParameters:
     """Other request parameters combined with a grammar."""
 
-    def test_the_end_of_the_grammar_ends_the_output(self, llm: nc.LLM, kind: str) -> None:
-        text, *why = run_one(llm, {"regex": "[0-9]{2}"}, kind)
+    def test_the_end_of_the_grammar_ends_the_output(self, kind: str) -> None:
+        text, *why = run_one({"regex": "[0-9]{2}"}, kind)
         assert re.fullmatch("[0-9]{2}", text)
         assert why == ["stop", None]
 
-    def test_the_grammar_decides_at_the_last_token(self, llm: nc.LLM, kind: str) -> None:
-        [seven] = llm.tokenizer.encode("7", add_special_tokens=False)
-        assert run_one(llm, {"choice": ["7"]}, kind, max_tokens=1) == ("7", "stop", None)
-        assert run_one(llm, {"choice": ["7"]}, kind, max_tokens=1, stop_token_ids=[seven]) == ("", "stop", seven)
-        assert run_one(llm, {"choice": ["7"]}, kind, max_tokens=1, stop="7") == ("", "stop", "7")
+    def test_the_grammar_decides_at_the_last_token(self, kind: str) -> None:
+        [seven] = TOKENIZER.encode("7", add_special_tokens=False)
+        assert run_one({"choice": ["7"]}, kind, max_tokens=1) == ("7", "stop", None)
+        assert run_one({"choice": ["7"]}, kind, max_tokens=1, stop_token_ids=[seven]) == ("", "stop", seven)
+        assert run_one({"choice": ["7"]}, kind, max_tokens=1, stop="7") == ("", "stop", "7")
 
-    def test_min_tokens_beyond_the_grammar(self, llm: nc.LLM, kind: str) -> None:
-        assert run_one(llm, {"choice": ["7"]}, kind, min_tokens=20) == ("7", "stop", None)
+    def test_min_tokens_beyond_the_grammar(self, kind: str) -> None:
+        assert run_one({"choice": ["7"]}, kind, min_tokens=20) == ("7", "stop", None)
 
-    def test_min_tokens_within_the_grammar(self, llm: nc.LLM, kind: str) -> None:
-        text, why, _ = run_one(llm, {"regex": "[a-z]{0,99}"}, kind, min_tokens=12, max_tokens=12)
+    def test_min_tokens_within_the_grammar(self, kind: str) -> None:
+        text, why, _ = run_one({"regex": "[a-z]{0,99}"}, kind, min_tokens=12, max_tokens=12)
         assert why == "length"
         assert re.fullmatch("[a-z]+", text)
 
-    def test_ignore_eos_continues_as_long_as_the_grammar_allows(self, llm: nc.LLM, kind: str) -> None:
-        text, why, _ = run_one(llm, {"regex": "[a-z]{0,300}"}, kind, ignore_eos=True, max_tokens=40)
+    def test_ignore_eos_continues_as_long_as_the_grammar_allows(self, kind: str) -> None:
+        text, why, _ = run_one({"regex": "[a-z]{0,300}"}, kind, ignore_eos=True, max_tokens=40)
         assert why == "length"
         assert re.fullmatch("[a-z]{40,}", text)
-        text, why, _ = run_one(llm, {"regex": "[a-z]{0,9}"}, kind, ignore_eos=True)
+        text, why, _ = run_one({"regex": "[a-z]{0,9}"}, kind, ignore_eos=True)
         assert why == "stop"
         assert re.fullmatch("[a-z]{9}", text)
 
-    def test_a_stop_string_within_the_grammar(self, llm: nc.LLM, kind: str) -> None:
-        text, why, which = run_one(llm, {"json_schema": RECORD, "whitespace": "none"}, kind, stop='"kind"')
+    def test_a_stop_string_within_the_grammar(self, kind: str) -> None:
+        text, why, which = run_one({"json_schema": RECORD, "whitespace": "none"}, kind, stop='"kind"')
         assert text.endswith(",")
         assert (why, which) == ("stop", '"kind"')
 
-    def test_top_k_1(self, llm: nc.LLM, kind: str) -> None:
-        text, why, _ = run_one(llm, {"json_schema": RECORD}, kind, top_k=1)
+    def test_top_k_1(self, kind: str) -> None:
+        text, why, _ = run_one({"json_schema": RECORD}, kind, top_k=1)
         assert why == "stop"
         assert json.loads(text).keys() == RECORD["properties"].keys()
 
-    def test_penalties_never_allow_a_masked_token(self, llm: nc.LLM, kind: str) -> None:
+    def test_penalties_never_allow_a_masked_token(self, kind: str) -> None:
         bias = dict.fromkeys(range(0, SIZE, 3), 100.0)
         text, why, _ = run_one(
-            llm, {"regex": "[0-9]{9}"}, kind, logit_bias=bias, repetition_penalty=0.1, frequency_penalty=-2.0
+            {"regex": "[0-9]{9}"}, kind, logit_bias=bias, repetition_penalty=0.1, frequency_penalty=-2.0
         )
         assert why == "stop"
         assert re.fullmatch("[0-9]{9}", text)
 
-    def test_bans_that_leave_nothing_end_only_their_sequence(self, llm: nc.LLM, kind: str) -> None:
-        seven = [token for token in range(SIZE) if "7" in llm.tokenizer.decode([token])]
+    def test_bans_that_leave_nothing_end_only_their_sequence(self, kind: str) -> None:
+        seven = [token for token in range(SIZE) if "7" in TOKENIZER.decode([token])]
         alive = Request([1, 2], nc.SamplingParams(seed=3, max_tokens=9))
         dies = Request([1, 2], nc.SamplingParams(structured_outputs={"regex": "a{9}7"}, suppress_token_ids=seven, n=2))
-        engine = engine_of(llm, kind)
+        engine = engine_of(kind)
         events, others = drive(engine, [dies, alive])
         for output in chunks_by_index(events, 2):
             assert "".join(chunk.text for chunk in output) == "a" * 9
             assert output[-1].finish_reason == "error"
             assert "no token satisfies the structured-output constraint" in str(output[-1].stop_reason)
-        assert chunks_by_index(others, 1) == reference_chunks(toy(), llm.tokenizer, alive)
+        assert chunks_by_index(others, 1) == expected(alive)
         assert is_empty(engine)
 
-    def test_logprobs_raw_and_processed(self, llm: nc.LLM, kind: str) -> None:
+    def test_logprobs_raw_and_processed(self, kind: str) -> None:
         for mode in ("raw", "processed"):
-            params = nc.SamplingParams(structured_outputs={"regex": "[01]{4}"}, logprobs=3, logprobs_mode=mode, seed=2)
-            [events] = drive(engine_of(llm, kind), [Request([5, 6], params)])
-            for event in events:
+            for event in events_of({"regex": "[01]{4}"}, kind, logprobs=3, logprobs_mode=mode, seed=2):
                 [step] = event.chunk.logprobs or ()
-                shown = [llm.tokenizer.decode([each.token_id]) for each in step.top if each.logprob > -np.inf]
+                shown = [TOKENIZER.decode([each.token_id]) for each in step.top if each.logprob > -np.inf]
                 inside = all(set(text) <= {"0", "1"} for text in shown)
                 assert inside == (mode == "processed")
 
-    def test_outputs_with_ignored_keywords_are_validated(self, llm: nc.LLM, kind: str) -> None:
+    def test_outputs_with_ignored_keywords_are_validated(self, kind: str) -> None:
         items = {"enum": [1, 2], "multipleOf": 1}  # multipleOf, because uniqueItems of an enum alone is enforced
         schema = {"type": "array", "items": items, "uniqueItems": True, "minItems": 4, "maxItems": 4}
-        params = nc.SamplingParams(structured_outputs={"json_schema": schema, "on_unsupported": "ignore"}, seed=1, n=2)
-        [events] = drive(engine_of(llm, kind), [Request([5, 6], params)])
+        events = events_of({"json_schema": schema, "on_unsupported": "ignore"}, kind, seed=1, n=2)
         for chunks in chunks_by_index(events, 2):
             *others, end = (chunk.validation for chunk in chunks)
             assert not any(others)
@@ -320,68 +342,46 @@ class TestOtherParameters:
             assert end.ignored == ("uniqueItems",)
             assert len(end.errors) == 1
             assert "non-unique" in end.errors[0]
-        supported = {
-            "json_schema": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 4},
-            "on_unsupported": "ignore",
-        }
-        [events] = drive(
-            engine_of(llm, kind), [Request([5, 6], nc.SamplingParams(structured_outputs=supported, seed=1))]
-        )
+        supported = {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 4}
+        events = events_of({"json_schema": supported, "on_unsupported": "ignore"}, kind, seed=1)
         assert last(events).validation is None
 
-    def test_grammar_failures_end_only_their_sequence(self, llm: nc.LLM, kind: str) -> None:
-        engine = engine_of(llm, kind)
-        params = nc.SamplingParams(structured_outputs={"regex": "[a-z]{30}"}, seed=1)
-        dies, lives = engine.add(Request([1, 2], params)), engine.add(Request([1, 3], params))
-        broken = engine._requests[dies]
-        events = engine.step()
-        [branch] = broken.sequences.values()
-        assert branch.processor.guide is not None
-        branch.processor.guide.matcher._error = "it broke"
-        while len(engine):
-            events += engine.step()
-        of = {number: [event for event in events if event.request_id == number] for number in (dies, lives)}
-        assert last(of[dies]).finish_reason == "error"
-        assert last(of[dies]).stop_reason == "the output cannot satisfy its structured-output constraint: it broke"
-        assert re.fullmatch("[a-z]{30}", text_of(of[lives]))
-        assert last(of[lives]).finish_reason == "stop"
-        assert is_empty(engine)
-
-    def test_allowed_tokens_that_the_grammar_rejects_end_only_their_sequence(
-        self, llm: nc.LLM, kind: str, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("fault", ["it broke", "not allowed here"])
+    def test_grammar_failures_end_only_their_sequence(
+        self, kind: str, fault: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        engine = engine_of(llm, kind)
+        """A matcher has an error, or rejects a token that its mask allowed."""
+        engine = engine_of(kind)
         params = nc.SamplingParams(structured_outputs={"regex": "[a-z]{30}"}, seed=1)
         dies, lives = engine.add(Request([1, 2], params)), engine.add(Request([1, 3], params))
         events = engine.step()
         [branch] = engine._requests[dies].sequences.values()
-        refusing = branch.processor.guide.matcher
-        plain = type(refusing).accept_token
+        failing = branch.processor.guide.matcher
+        accept_token = type(failing).accept_token
 
-        def push(matcher: Any, token: int) -> None:
-            if matcher is refusing:
-                raise ValueError("not allowed here")
-            plain(matcher, token)
+        def accept(matcher: Any, token: int) -> None:
+            if matcher is failing:
+                raise ValueError(fault)
+            accept_token(matcher, token)
 
-        monkeypatch.setattr(type(refusing), "accept_token", push)
+        if fault == "it broke":
+            failing._error = fault
+        else:
+            monkeypatch.setattr(type(failing), "accept_token", accept)
         while len(engine):
             events += engine.step()
         of = {number: [event for event in events if event.request_id == number] for number in (dies, lives)}
-        assert (
-            last(of[dies]).stop_reason == "the output cannot satisfy its structured-output constraint: not allowed here"
-        )
+        assert last(of[dies]).finish_reason == "error"
+        assert last(of[dies]).stop_reason == f"the output cannot satisfy its structured-output constraint: {fault}"
         assert re.fullmatch("[a-z]{30}", text_of(of[lives]))
+        assert last(of[lives]).finish_reason == "stop"
         assert is_empty(engine)
 
-    def test_abort_within_a_grammar(self, llm: nc.LLM, kind: str) -> None:
-        engine = engine_of(llm, kind)
-        params = nc.SamplingParams(
-            structured_outputs={
-                "json_schema": {"type": "array", "uniqueItems": True, "minItems": 99},
-                "on_unsupported": "ignore",
-            }
-        )
-        number = engine.add(Request([1, 2], params.replace(n=3)))
+    def test_abort_within_a_grammar(self, kind: str) -> None:
+        engine = engine_of(kind)
+        schema = {"type": "array", "uniqueItems": True, "minItems": 99}
+        constraint = {"json_schema": schema, "on_unsupported": "ignore"}
+        number = engine.add(Request([1, 2], nc.SamplingParams(structured_outputs=constraint, n=3)))
         for _ in range(4):
             engine.step()
         ends = engine.abort(number)
@@ -390,11 +390,11 @@ class TestOtherParameters:
         assert is_empty(engine)
 
 
-def test_slow_masks_end_only_their_sequence(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("grammar_matcher", "time_budget", "llguidance_engine"):  # as if each call took 50 ms longer
-        monkeypatch.setattr(f"nucleate.structured_output.{module}.FREE_SECONDS", -0.05)
-    monkeypatch.setattr("nucleate.structured_output.compiler.SLOW_STEP_SECONDS", -1.0)
-    engine = engine_of(llm, structured_limits=GrammarLimits(mask_budget_seconds=0.4))
+def test_slow_masks_end_only_their_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (grammar_matcher, llguidance_engine):  # as if each call took 50 ms longer
+        monkeypatch.setattr(module, "FREE_SECONDS", -0.05)
+    monkeypatch.setattr(compiler, "SLOW_STEP_SECONDS", -1.0)
+    engine = engine_of(structured_limits=GrammarLimits(mask_budget_seconds=0.4))
     params = nc.SamplingParams(structured_outputs={"regex": "[0-9]{3,30}"}, logprobs=0, ignore_eos=True, seed=1)
     other = params.replace(
         structured_outputs={"regex": "[0-9]{3,31}"}, max_tokens=3
@@ -416,35 +416,32 @@ def test_slow_masks_end_only_their_sequence(llm: nc.LLM, monkeypatch: pytest.Mon
         ({"choice": ["x" * 30_000]}, "choice"),
     ],
 )
-def test_grammars_that_do_not_compile_are_rejected(llm: nc.LLM, structured_outputs: dict[str, Any], field: str) -> None:
-    engine = engine_of(llm)
+def test_grammars_that_do_not_compile_are_rejected(structured_outputs: dict[str, Any], field: str) -> None:
+    engine = engine_of()
     with pytest.raises(nc.ParameterError) as caught:
         engine.add(Request([1], nc.SamplingParams(structured_outputs=structured_outputs)))
     assert caught.value.field == field
     assert is_empty(engine)
 
 
-def test_without_llguidance_requests_are_rejected(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_llguidance_requests_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise ModuleNotFoundError("structured output needs the package llguidance")
 
-    monkeypatch.setattr("nucleate.structured_output.llguidance_engine.library", missing)
-    monkeypatch.setattr("nucleate.structured_output.llguidance_tokenizer.library", missing)
+    monkeypatch.setattr(llguidance_engine, "library", missing)
+    monkeypatch.setattr(llguidance_library, "library", missing)
     with pytest.raises(nc.ParameterError, match="llguidance") as caught:
-        engine_of(llm).add(Request([1], nc.SamplingParams(structured_outputs={"regex": "a"})))
+        engine_of().add(Request([1], nc.SamplingParams(structured_outputs={"regex": "a"})))
     assert caught.value.field == "structured_outputs"
 
 
-def test_without_jsonschema_requests_that_need_validation_are_rejected(
-    llm: nc.LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = engine_of(llm)
+def test_without_jsonschema_requests_that_need_validation_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of()
     supported = {"type": "array", "items": {"type": "integer"}, "maxItems": 4}
     monkeypatch.setitem(sys.modules, "jsonschema", None)
-    engine.prepare(
-        Request([1], nc.SamplingParams(structured_outputs={"json_schema": supported, "on_unsupported": "ignore"}))
-    )
-    lenient = {"json_schema": {**supported, "uniqueItems": True}, "on_unsupported": "ignore"}
+    lenient = nc.SamplingParams(structured_outputs={"json_schema": supported, "on_unsupported": "ignore"})
+    engine.prepare(Request([1], lenient))
+    unique = {"json_schema": {**supported, "uniqueItems": True}, "on_unsupported": "ignore"}
     with pytest.raises(nc.ParameterError, match="needs jsonschema") as caught:
-        engine.prepare(Request([1], nc.SamplingParams(structured_outputs=lenient)))
+        engine.prepare(Request([1], nc.SamplingParams(structured_outputs=unique)))
     assert caught.value.field == "structured_outputs"

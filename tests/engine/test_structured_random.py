@@ -20,7 +20,7 @@ from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.outputs import CompletionChunk, EngineOutput
 from nucleate.structured_output import GrammarCompiler, StructuredOutputs
-from nucleate.structured_output.validation import validate
+from nucleate.structured_output.guide import validate
 
 LENIENT = {
     "json_schema": {"type": "array", "items": integer(0, 3) | {"multipleOf": 1}, "uniqueItems": True},

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import regex
 import tokenizers
+from bundled_grammars import TOKENIZER, allowed, bundled_compiler, grammar_of, mask_of, tokens_of
+from tag_masks import compiler_of
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-import nucleate as nc
 from nucleate import structured_output
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import (
@@ -23,10 +24,9 @@ from nucleate.structured_output import (
     GrammarMatcher,
     MatcherError,
     StructuredOutputs,
-    llguidance_loader,
+    llguidance_library,
 )
-from nucleate.structured_output.state_cache import InitialMatcher
-from nucleate.structured_output.time_budget import TimeBudget
+from nucleate.structured_output.grammar_matcher import InitialMatcher, TimeBudget
 from nucleate.tokenization.tokenizer import Tokenizer
 
 OBJECT = {"type": "object", "properties": {"name": {"type": "string"}, "n": {"type": "integer"}}, "required": ["name"]}
@@ -42,32 +42,15 @@ CONSTRAINTS = [
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return nc.LLM().tokenizer
+def grammars() -> GrammarCompiler:
+    return GrammarCompiler(TOKENIZER, 4096, threads=2)
 
 
-@pytest.fixture(scope="module")
-def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer, 4096, threads=2)
-
-
-def mask_of(matcher: GrammarMatcher, words: int = 128) -> np.ndarray:
-    mask_W = np.full(words, -1, np.int32)
-    matcher.fill_bitmask(mask_W)
-    return mask_W
-
-
-def allowed(matcher: GrammarMatcher, words: int = 128) -> list[int]:
-    return np.flatnonzero(np.unpackbits(mask_of(matcher, words).view(np.uint8), bitorder="little")).tolist()
-
-
-def walk(
-    matcher: GrammarMatcher, steps: int, rng: random.Random, words: int = 128, ends: frozenset[int] = frozenset()
-) -> list[int]:
+def walk(matcher: GrammarMatcher, steps: int, rng: random.Random, ends: frozenset[int] = frozenset()) -> list[int]:
     """Accept random allowed tokens; return them."""
     pushed = []
     for _ in range(steps):
-        tokens = [token for token in allowed(matcher, words) if token not in ends]
+        tokens = [token for token in allowed(matcher) if token not in ends]
         if not tokens:
             break
         pushed.append(rng.choice(tokens))
@@ -85,31 +68,29 @@ def accepts(matcher: GrammarMatcher, token: int) -> bool:
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.to_json()[:40])
 @pytest.mark.fast_cases(2)
-def test_a_mask_equals_trying_every_token(
-    grammars: GrammarCompiler, tokenizer: Tokenizer, constraint: StructuredOutputs
-) -> None:
+def test_a_mask_equals_trying_every_token(constraint: StructuredOutputs) -> None:
     """Where only one text can follow, the engine forces the first token of its usual tokenization instead."""
-    matcher = grammars.compile(constraint).matcher()
+    matcher = bundled_compiler().compile(constraint).matcher()
     rng = random.Random(1)
     for _ in range(5):
         tried = [token for token in range(4096) if accepts(matcher, token)]
         forced = matcher.jump_forward_tokens()
         assert allowed(matcher) == (list(forced[:1]) or tried)
         assert set(forced[:1]) <= set(tried)
-        if not walk(matcher, 1, rng, ends=tokenizer.eos_token_ids):
+        if not walk(matcher, 1, rng, ends=TOKENIZER.eos_token_ids):
             break
 
 
 @pytest.mark.parametrize(
     "pattern", ["[a-c]{2,9}(x|yz)?", "(ab|cd)*e?", "[^z]{3,5}", "(?i)hello|world", "x?y*z+[0-9]{2}"]
 )
-def test_a_mask_equals_that_of_another_engine(grammars: GrammarCompiler, tokenizer: Tokenizer, pattern: str) -> None:
+def test_a_mask_equals_that_of_another_engine(pattern: str) -> None:
     """The other engine is the regex module: a partial match of the text with each token appended."""
-    constraint = grammars.compile(StructuredOutputs(regex=pattern))
+    constraint = grammar_of(regex=pattern)
     compiled = regex.compile(pattern)
-    ends, table = tokenizer.eos_token_ids, tokenizer.pieces.table
+    ends, table = TOKENIZER.eos_token_ids, TOKENIZER.pieces.table
     texts = {
-        token: table[token] for token in table if token not in tokenizer.special_ids and isinstance(table[token], str)
+        token: table[token] for token in table if token not in TOKENIZER.special_ids and isinstance(table[token], str)
     }
     for seed in range(3):
         matcher, text, rng = constraint.matcher(), "", random.Random(seed)
@@ -129,8 +110,8 @@ def test_a_mask_equals_that_of_another_engine(grammars: GrammarCompiler, tokeniz
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.to_json()[:40])
-def test_copies_are_independent(grammars: GrammarCompiler, constraint: StructuredOutputs) -> None:
-    matcher, rng = grammars.compile(constraint).matcher(), random.Random(3)
+def test_copies_are_independent(constraint: StructuredOutputs) -> None:
+    matcher, rng = bundled_compiler().compile(constraint).matcher(), random.Random(3)
     walk(matcher, 3, rng)
     before = mask_of(matcher)
     copies = [matcher.copy() for _ in range(6)]
@@ -139,11 +120,11 @@ def test_copies_are_independent(grammars: GrammarCompiler, constraint: Structure
     assert np.array_equal(mask_of(matcher), before)
 
 
-def test_the_end_of_a_text(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
-    ends = sorted(tokenizer.eos_token_ids)
+def test_the_end_of_a_text() -> None:
+    ends = sorted(TOKENIZER.eos_token_ids)
     assert len(ends) == 2
-    matcher = grammars.compile(StructuredOutputs(regex="ab?")).matcher()
-    a, b = tokenizer.encode("a", add_special_tokens=False) + tokenizer.encode("b", add_special_tokens=False)
+    matcher = grammar_of(regex="ab?").matcher()
+    a, b = tokens_of("a") + tokens_of("b")
     with pytest.raises(ValueError, match="not allowed"):
         matcher.accept_token(ends[0])  # too early
     assert (matcher.accepting, matcher.terminated) == (False, False)
@@ -156,32 +137,21 @@ def test_the_end_of_a_text(grammars: GrammarCompiler, tokenizer: Tokenizer) -> N
     with pytest.raises(ValueError, match=f"token {b} is not allowed"):
         early.accept_token(b)
     assert early.error is None
-    matcher.accept_token(b)
-    assert (matcher.accepting, matcher.terminated, allowed(matcher), matcher.jump_forward_tokens()) == (
-        True,
-        True,
-        ends,
-        (),
-    )
-    for end in (*ends, *ends):
-        matcher.accept_token(end)
-        assert (matcher.accepting, matcher.terminated, allowed(matcher), matcher.jump_forward_tokens()) == (
-            True,
-            True,
-            ends,
-            (),
-        )
+    for token in (b, *ends, *ends):
+        matcher.accept_token(token)
+        assert (matcher.accepting, matcher.terminated) == (True, True)
+        assert (allowed(matcher), matcher.jump_forward_tokens()) == (ends, ())
         copy = matcher.copy()
         assert allowed(copy) == ends
-        copy.accept_token(end)
+        copy.accept_token(ends[0])
         assert copy.terminated
 
 
-def test_a_rejected_token_changes_nothing(grammars: GrammarCompiler) -> None:
-    matcher = grammars.compile(StructuredOutputs(regex="[a-z]+")).matcher()
+def test_a_rejected_token_changes_nothing() -> None:
+    matcher = grammar_of(regex="[a-z]+").matcher()
     walk(matcher, 2, random.Random(0))
     before = mask_of(matcher)
-    digit = nc.LLM().tokenizer.encode("7", add_special_tokens=False)[0]
+    [digit] = tokens_of("7")
     for token in (digit, -1, 4096, 10**6, 2**40):
         with pytest.raises(ValueError, match="not allowed here"):
             matcher.accept_token(token)
@@ -189,20 +159,20 @@ def test_a_rejected_token_changes_nothing(grammars: GrammarCompiler) -> None:
     assert np.array_equal(mask_of(matcher), before)
 
 
-def test_jump_forward_tokens_are_the_usual_tokenization(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_jump_forward_tokens_are_the_usual_tokenization() -> None:
     constraint = StructuredOutputs(json_schema={"const": {"first_name": "hello world"}}, whitespace="none")
-    matcher = grammars.compile(constraint).matcher()
+    matcher = bundled_compiler().compile(constraint).matcher()
     text = '{"first_name":"hello world"}'
-    assert matcher.jump_forward_tokens() == tuple(tokenizer.encode(text, add_special_tokens=False))
+    assert matcher.jump_forward_tokens() == tuple(tokens_of(text))
     for token in matcher.jump_forward_tokens():
         matcher.accept_token(token)
     assert matcher.jump_forward_tokens() == ()
     assert matcher.terminated
-    assert grammars.compile(StructuredOutputs(regex="[ab]c")).matcher().jump_forward_tokens() == ()
+    assert grammar_of(regex="[ab]c").matcher().jump_forward_tokens() == ()
 
 
 def test_an_invalid_array_is_rejected(grammars: GrammarCompiler) -> None:
-    matcher = grammars.compile(StructuredOutputs(regex="a")).matcher()
+    matcher = grammar_of(regex="a").matcher()
     frozen = np.zeros(128, np.int32)
     frozen.flags.writeable = False
     for wrong in (
@@ -227,7 +197,7 @@ def test_batched_masks_equal_single_ones(grammars: GrammarCompiler, rows: int) -
     constraints = CONSTRAINTS
     matchers: list[GrammarMatcher | None] = []
     for row in range(rows):
-        matcher = grammars.compile(constraints[row % len(constraints)]).matcher()
+        matcher = bundled_compiler().compile(constraints[row % len(constraints)]).matcher()
         walk(matcher, rng.randrange(12), rng)
         matchers.append(None if row % 9 == 8 else matcher)
     for _ in range(4):
@@ -239,24 +209,15 @@ def test_batched_masks_equal_single_ones(grammars: GrammarCompiler, rows: int) -
                 walk(matcher, 1, rng)
 
 
-def small(*words: str, eos: str = "</s>") -> GrammarCompiler:
-    """A vocabulary of these words, unchanged, and an EOS."""
-    backend = tokenizers.Tokenizer(
-        models.WordLevel({word: i for i, word in enumerate([*words, eos])}, unk_token=words[0])
-    )
-    backend.decoder = decoders.Fuse()
-    return GrammarCompiler(Tokenizer(backend, eos_token_ids=[len(words)]), len(words) + 1)
-
-
 def test_a_dead_end_is_a_permanent_error() -> None:
     """The text must continue with a letter that no token has."""
-    grammars = small("a", "b", "c", "e")
+    grammars = compiler_of([*"abce"])
     matcher = grammars.compile(StructuredOutputs(regex="a(bd|ce)")).matcher()
     good = matcher.copy()
     for token in (0, 2):
         good.accept_token(token)
     matcher.accept_token(0)
-    assert allowed(matcher, 1) == [1, 2]
+    assert allowed(matcher) == [1, 2]
     matcher.accept_token(1)
     masks_RW = np.full((3, 1), -1, np.int32)
     grammars.fill_all([good, matcher, None], masks_RW)
@@ -278,11 +239,11 @@ def test_a_dead_end_is_a_permanent_error() -> None:
         grammars.compile(StructuredOutputs(regex="d"))
 
 
-def test_exceeding_the_complexity_limit_is_an_error_of_its_row(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_exceeding_the_complexity_limit_is_an_error_of_its_row(grammars: GrammarCompiler) -> None:
     """Text without an end: the error occurs once its only continuation is accepted."""
-    matcher = grammars.compile(StructuredOutputs(grammar='start: "b" | "a" endless\nendless: "a" endless')).matcher()
-    other = grammars.compile(StructuredOutputs(regex="[0-9]+")).matcher()
-    matcher.accept_token(tokenizer.encode("a", add_special_tokens=False)[0])
+    matcher = grammar_of(grammar='start: "b" | "a" endless\nendless: "a" endless').matcher()
+    other = grammar_of(regex="[0-9]+").matcher()
+    matcher.accept_token(tokens_of("a")[0])
     assert matcher.error is None
     with pytest.raises(MatcherError, match="Too many items"):
         walk(matcher, 3, random.Random(0))
@@ -304,7 +265,7 @@ def panic() -> BaseException:
             return []
 
     try:
-        llguidance_loader.library().LLTokenizer(Words(), n_vocab=2, eos_token=[0])
+        llguidance_library.library().LLTokenizer(Words(), n_vocab=2, eos_token=[0])
     except BaseException as error:  # noqa: BLE001 - it is no Exception
         return error
     raise AssertionError
@@ -406,13 +367,14 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
         self.day = 0.0  # used to refill budgets
-        monkeypatch.setattr(structured_output.time_budget, "monotonic", lambda: self.day)
-        monkeypatch.setattr(structured_output.time_budget, "_CPU_TIME", structured_output.time_budget._CpuTime())
+        monkeypatch.setattr(structured_output.grammar_matcher, "monotonic", lambda: self.day)
+        monkeypatch.setattr(
+            structured_output.grammar_matcher, "_CPU_TIME", structured_output.grammar_matcher._CpuTime()
+        )
         for module in (
             structured_output.compiler,
             structured_output.llguidance_engine,
             structured_output.grammar_matcher,
-            structured_output.time_budget,
         ):
             for name in ("thread_time", "perf_counter"):
                 monkeypatch.setattr(module, name, lambda: self.now, raising=False)
@@ -438,8 +400,8 @@ class SlowMatcher:
         return call
 
 
-def test_a_slow_row_uses_its_own_budget_only(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    grammars, clock = GrammarCompiler(tokenizer, 4096), Clock(monkeypatch)
+def test_a_slow_row_uses_its_own_budget_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, clock = GrammarCompiler(TOKENIZER, 4096), Clock(monkeypatch)
     ends_W = np.zeros(128, np.int32)
     seconds = [0.0, 0.1, 0.004, 0.0]  # the third stays within the free allowance
     inner = [SlowMatcher(clock, each) for each in seconds]
@@ -472,8 +434,8 @@ def test_a_slow_row_uses_its_own_budget_only(tokenizer: Tokenizer, monkeypatch: 
     assert [row.budget.remaining for row in rows if row.error is None] == [1.0] * 3
 
 
-def test_many_fast_rows_are_not_counted_as_slow(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    grammars, clock = GrammarCompiler(tokenizer, 4096), Clock(monkeypatch)
+def test_many_fast_rows_are_not_counted_as_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, clock = GrammarCompiler(TOKENIZER, 4096), Clock(monkeypatch)
     rows = [stand_in(SlowMatcher(clock, 0.001), np.zeros(128, np.int32)) for _ in range(40)]
     batch_sizes = []
 
@@ -503,10 +465,8 @@ def test_every_call_uses_the_budget(call: str, monkeypatch: pytest.MonkeyPatch) 
         matcher.fill_bitmask(np.zeros(128, np.int32))
 
 
-def test_all_sequences_of_a_constraint_share_a_budget_that_refills(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grammars, clock = GrammarCompiler(tokenizer, 4096), Clock(monkeypatch)
+def test_all_sequences_of_a_constraint_share_a_budget_that_refills(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, clock = GrammarCompiler(TOKENIZER, 4096), Clock(monkeypatch)
     inner = SlowMatcher(clock, 0.0)
     budget = TimeBudget(1.0)
     initial = InitialMatcher(lambda: inner, frozenset({0}), np.zeros(128, np.int32), budget)
@@ -538,17 +498,15 @@ def test_all_sequences_of_a_constraint_share_a_budget_that_refills(
 
 
 @pytest.mark.parametrize("call", ["fill_bitmask", "fill_all", "accept_token", "copy"])
-def test_a_constraint_whose_states_are_used_up_is_recreated(
-    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_a_constraint_whose_states_are_used_up_is_recreated(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     """The states of the engine accumulate over all sequences."""
-    limits = llguidance_loader.library().LLParserLimits(max_lexer_states=1_500, verbose_errors=False)
+    limits = llguidance_library.library().LLParserLimits(max_lexer_states=1_500, verbose_errors=False)
     monkeypatch.setattr(structured_output.llguidance_engine, "parser_limits", lambda: limits)
-    grammars, accepted_tokens = GrammarCompiler(tokenizer, 4096), []
+    grammars, accepted_tokens = GrammarCompiler(TOKENIZER, 4096), []
     made = record_compilations(monkeypatch)
     constraint = StructuredOutputs(regex="[ab]*a[ab]{14}c")
     compiled, rng = grammars.compile(constraint), random.Random(0)
-    letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab"]
+    letters = [tokens_of(letter)[0] for letter in "ab"]
     masks_RW = np.empty((2, 128), np.int32)
     longest_lived = compiled.matcher()
     for _ in range(30 if call == "accept_token" else 12):
@@ -573,7 +531,7 @@ def test_a_constraint_whose_states_are_used_up_is_recreated(
     assert len(made) > 1
     assert grammars.compile(constraint) is compiled
     monkeypatch.undo()
-    fresh = GrammarCompiler(tokenizer, 4096).compile(constraint).matcher()
+    fresh = GrammarCompiler(TOKENIZER, 4096).compile(constraint).matcher()
     for token in accepted_tokens:
         fresh.accept_token(token)
     assert np.array_equal(mask_of(longest_lived), mask_of(fresh))
@@ -581,11 +539,11 @@ def test_a_constraint_whose_states_are_used_up_is_recreated(
 
 def test_a_simple_pattern_is_not_too_complex_for_a_large_vocabulary() -> None:
     """A mask over many tokens needs many items, even for a simple constraint."""
-    assert llguidance_loader.parser_limits().step_max_items >= 50_000
+    assert llguidance_library.parser_limits().step_max_items >= 50_000
     tokenizer = many_words()
     constraint = StructuredOutputs(regex="[a-z ]{1,500}")
     grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
-    assert len(allowed(grammars.compile(constraint).matcher(), grammars.num_words)) > 60_000
+    assert len(allowed(grammars.compile(constraint).matcher())) > 60_000
 
 
 def many_words() -> Tokenizer:
@@ -607,12 +565,12 @@ def record_compilations(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return made
 
 
-def test_a_sequence_that_uses_up_all_states_is_an_error(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = llguidance_loader.library().LLParserLimits(max_lexer_states=400, verbose_errors=False)
+def test_a_sequence_that_uses_up_all_states_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = llguidance_library.library().LLParserLimits(max_lexer_states=400, verbose_errors=False)
     monkeypatch.setattr(structured_output.llguidance_engine, "parser_limits", lambda: limits)
-    grammars, made = GrammarCompiler(tokenizer, 4096), record_compilations(monkeypatch)
+    grammars, made = GrammarCompiler(TOKENIZER, 4096), record_compilations(monkeypatch)
     matcher, rng = grammars.compile(StructuredOutputs(regex="[ab]*a[ab]{14}c")).matcher(), random.Random(0)
-    letters = [tokenizer.encode(letter, add_special_tokens=False)[0] for letter in "ab"]
+    letters = [tokens_of(letter)[0] for letter in "ab"]
     one = np.empty(128, np.int32)
     for _ in range(600):
         try:
@@ -640,66 +598,64 @@ def test_a_token_too_long_for_the_engine_is_never_allowed(length: int, left_out:
     grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
     assert grammars.excluded_ids == ((258,) if left_out else ())
     matcher = grammars.compile(StructuredOutputs(regex="x*")).matcher()
-    assert (258 in allowed(matcher, grammars.num_words)) is not left_out
+    assert (258 in allowed(matcher)) is not left_out
     assert accepts(matcher, 258) is not left_out
-    assert allowed(matcher, grammars.num_words)[:1] == [tokenizer.encode("x")[0]]
+    assert allowed(matcher)[:1] == [tokenizer.encode("x")[0]]
 
 
 def test_special_tokens_are_not_text_but_can_be_named() -> None:
     tokenizer = Tokenizer(byte_level(), eos_token_ids=[256])
     grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
-    assert not {256, 257} & set(
-        allowed(grammars.compile(StructuredOutputs(regex="<.*x")).matcher(), grammars.num_words)
-    )
+    assert not {256, 257} & set(allowed(grammars.compile(StructuredOutputs(regex="<.*x")).matcher()))
     matcher = grammars.compile(StructuredOutputs(grammar='start: "a" <tool> "b"')).matcher()
     matcher.accept_token(tokenizer.encode("a")[0])
-    assert allowed(matcher, grammars.num_words) == [257]
+    assert allowed(matcher) == [257]
     # an EOS in the middle of the text
     named = grammars.compile(StructuredOutputs(grammar='start: "a" <end> "b"')).matcher()
     named.accept_token(tokenizer.encode("a")[0])
-    assert allowed(named, grammars.num_words) == [256]
+    assert allowed(named) == [256]
     named.accept_token(256)
-    assert (named.accepting, allowed(named, grammars.num_words)) == (False, [*tokenizer.encode("b")])
+    assert (named.accepting, allowed(named)) == (False, [*tokenizer.encode("b")])
 
 
 def test_an_eos_that_looks_like_text_is_not_text() -> None:
     tokenizer = Tokenizer(byte_level("xx"), eos_token_ids=[258])
     grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
     matcher = grammars.compile(StructuredOutputs(regex="x{2,4}")).matcher()
-    assert 258 not in allowed(matcher, grammars.num_words)
+    assert 258 not in allowed(matcher)
     x = tokenizer.encode("x")[0]
     matcher.accept_token(x)
-    assert 258 not in allowed(matcher, grammars.num_words)
+    assert 258 not in allowed(matcher)
     matcher.accept_token(x)
-    assert allowed(matcher, grammars.num_words) == [x, 258]
+    assert allowed(matcher) == [x, 258]
     matcher.accept_token(258)
     assert matcher.terminated
 
 
 @pytest.mark.parametrize("more", [0, 1, 31, 32, 33, 1000])
-def test_ids_beyond_the_tokenizer_are_never_allowed(tokenizer: Tokenizer, more: int) -> None:
-    grammars = GrammarCompiler(tokenizer, 4096 + more)
+def test_ids_beyond_the_tokenizer_are_never_allowed(more: int) -> None:
+    grammars = GrammarCompiler(TOKENIZER, 4096 + more)
     assert grammars.num_words == -(-(4096 + more) // 32)
     for constraint in CONSTRAINTS:
         matcher, rng = grammars.compile(constraint).matcher(), random.Random(more)
         for _ in range(12):
-            assert max(allowed(matcher, grammars.num_words)) < 4096
+            assert max(allowed(matcher)) < 4096
             assert all(not accepts(matcher, token) for token in range(4096, 4096 + more, 97))
-            walk(matcher, 1, rng, grammars.num_words)
+            walk(matcher, 1, rng)
 
 
-def test_a_model_may_have_fewer_ids_than_the_tokenizer(tokenizer: Tokenizer) -> None:
-    grammars = GrammarCompiler(tokenizer, 300)
+def test_a_model_may_have_fewer_ids_than_the_tokenizer() -> None:
+    grammars = GrammarCompiler(TOKENIZER, 300)
     matcher = grammars.compile(StructuredOutputs(choice=("the sunny day", "the rainy day"))).matcher()
     text = []
     while not matcher.terminated:
-        assert max(allowed(matcher, grammars.num_words)) < 300
+        assert max(allowed(matcher)) < 300
         assert all(token < 300 for token in matcher.jump_forward_tokens())
-        text += walk(matcher, 1, random.Random(0), grammars.num_words)
-    assert tokenizer.decode(text) in ("the sunny day", "the rainy day")
+        text += walk(matcher, 1, random.Random(0))
+    assert TOKENIZER.decode(text) in ("the sunny day", "the rainy day")
 
 
-def test_an_unsupported_tokenizer_is_an_error(tokenizer: Tokenizer) -> None:
+def test_an_unsupported_tokenizer_is_an_error() -> None:
     with pytest.raises(ValueError, match="with an EOS token"):
         GrammarCompiler(Tokenizer(byte_level()), 258)
     with pytest.raises(ValueError, match="with an EOS token"):
@@ -717,14 +673,14 @@ def test_other_types_of_tokenizers(tokenizers_by_name: dict[str, Tokenizer], nam
     """The detokenizer's text after a prompt is checked."""
     backend = tokenizers_by_name[name]
     tokenizer = Tokenizer(backend.backend, eos_token_ids=[backend.backend.token_to_id("</s>")])
-    grammars, words = GrammarCompiler(tokenizer, tokenizer.vocab_size), -(-tokenizer.vocab_size // 32)
+    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
     from nucleate.tokenization.detokenizer import Detokenizer
 
     prompt = next(token for token in tokenizer.pieces.table if token not in tokenizer.special_ids)
     shown = set()
     for seed in range(8):
         matcher = grammars.compile(StructuredOutputs(regex="[ a-z]{1,12}")).matcher()
-        tokens = walk(matcher, 12, random.Random(seed), words, tokenizer.eos_token_ids)
+        tokens = walk(matcher, 12, random.Random(seed), tokenizer.eos_token_ids)
         assert matcher.accepting
         detokenizer = Detokenizer(tokenizer, [prompt])
         text = "".join(map(detokenizer.push, tokens)) + detokenizer.close()
@@ -734,8 +690,8 @@ def test_other_types_of_tokenizers(tokenizers_by_name: dict[str, Tokenizer], nam
     assert len(shown) > 1
 
 
-def test_compiled_grammars_are_cached_and_the_oldest_evicted(tokenizer: Tokenizer) -> None:
-    grammars = GrammarCompiler(tokenizer, 4096, cache_bytes=600_000)
+def test_compiled_grammars_are_cached_and_the_oldest_evicted() -> None:
+    grammars = GrammarCompiler(TOKENIZER, 4096, cache_bytes=600_000)
     first = grammars.compile(StructuredOutputs(regex="first"))
     assert grammars.compile(StructuredOutputs(regex="first")) is first
     for number in range(30):
@@ -751,8 +707,8 @@ def test_compiled_grammars_are_cached_and_the_oldest_evicted(tokenizer: Tokenize
     assert grammars._cached_bytes <= 600_000
 
 
-def test_many_threads_compile_the_same_grammar_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    grammars, made, count = GrammarCompiler(tokenizer, 4096), [], []
+def test_many_threads_compile_the_same_grammar_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, made, count = GrammarCompiler(TOKENIZER, 4096), [], []
     compile_once = grammars._compile
 
     def slowly(structured_outputs: StructuredOutputs) -> CompiledGrammar:
@@ -788,8 +744,8 @@ def test_many_threads_compile_the_same_grammar_once(tokenizer: Tokenizer, monkey
     assert len(count) == 3  # an error is not cached
 
 
-def test_matchers_are_created_and_used_in_many_threads(grammars: GrammarCompiler) -> None:
-    compiled = grammars.compile(CONSTRAINTS[0])
+def test_matchers_are_created_and_used_in_many_threads() -> None:
+    compiled = bundled_compiler().compile(CONSTRAINTS[0])
     expected = [mask_of(compiled.matcher()).tolist()]
     wrong: list[object] = []
 

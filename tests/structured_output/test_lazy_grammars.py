@@ -15,7 +15,7 @@ from tag_twin import spellings
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarCompiler, StructuredOutputs
-from nucleate.structured_output.grammar_triggers import GrammarTrigger
+from nucleate.structured_output.spec import GrammarTrigger
 
 
 def word(value: str) -> dict[str, Any]:

@@ -8,33 +8,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bundled_grammars import TOKENIZER, allowed, bundled_compiler, grammar_of, mask_of
 
-import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output import GrammarCompiler, StructuredOutputs
-from nucleate.structured_output.number_digits import JsonPosition
+from nucleate.structured_output import StructuredOutputs
+from nucleate.structured_output.llguidance_library import JsonPosition
 
 
-@pytest.fixture(scope="module")
-def grammars() -> GrammarCompiler:
-    return GrammarCompiler(nc.LLM().tokenizer, 4096)
-
-
-def digits_first(grammars: GrammarCompiler, steps: int = 60, **fields: Any) -> str:
+def digits_first(steps: int = 60, **fields: Any) -> str:
     """The text of a model that prefers digits to everything else, in tokens of one character."""
-    tokenizer = nc.LLM().tokenizer
     rank = {character: index for index, character in enumerate('123456789.0e-[]{}:,"')}
-    order = sorted((rank[text], token) for token, text in tokenizer.pieces.table.items() if text in rank)
-    matcher, mask_W = grammars.compile(StructuredOutputs(**fields)).matcher(), np.empty(grammars.num_words, np.int32)
+    order = sorted((rank[text], token) for token, text in TOKENIZER.pieces.table.items() if text in rank)
+    matcher = grammar_of(**fields).matcher()
     text = ""
     for _ in range(steps):
-        matcher.fill_bitmask(mask_W)
-        bits = np.unpackbits(mask_W.view(np.uint8), bitorder="little")
-        token = next((token for _, token in order if bits[token]), None)
+        left = {*allowed(matcher)}
+        token = next((token for _, token in order if token in left), None)
         if token is None:
             break
         matcher.accept_token(token)
-        text += tokenizer.pieces.table[token]
+        text += TOKENIZER.pieces.table[token]
     return text
 
 
@@ -50,33 +43,29 @@ def digits_first(grammars: GrammarCompiler, steps: int = 60, **fields: Any) -> s
     ],
     ids=str,
 )
-def test_digits_are_limited(
-    grammars: GrammarCompiler, schema: dict[str, Any], fields: dict[str, Any], text: str
-) -> None:
-    assert digits_first(grammars, json_schema=schema, **fields) == text
+def test_digits_are_limited(schema: dict[str, Any], fields: dict[str, Any], text: str) -> None:
+    assert digits_first(json_schema=schema, **fields) == text
 
 
-def test_zero_means_no_limit(grammars: GrammarCompiler) -> None:
-    assert digits_first(grammars, steps=50, json_schema={"type": "integer"}, max_digits=0) == "1" * 50
+def test_zero_means_no_limit() -> None:
+    assert digits_first(steps=50, json_schema={"type": "integer"}, max_digits=0) == "1" * 50
 
 
-def test_digits_of_strings_are_not_limited(grammars: GrammarCompiler) -> None:
+def test_digits_of_strings_are_not_limited() -> None:
     schema = {"type": "string", "minLength": 30, "maxLength": 30}
-    assert len(json.loads(digits_first(grammars, json_schema=schema, max_digits=2))) == 30
+    assert len(json.loads(digits_first(json_schema=schema, max_digits=2))) == 30
 
 
-def test_copies_keep_the_number_of_digits(grammars: GrammarCompiler) -> None:
-    matcher = grammars.compile(StructuredOutputs(json_schema={"type": "integer"}, max_digits=2)).matcher()
-    tokenizer, mask_W = nc.LLM().tokenizer, np.empty(grammars.num_words, np.int32)
-    one = next(token for token, text in tokenizer.pieces.table.items() if text == "1")
+def test_copies_keep_the_number_of_digits() -> None:
+    matcher = grammar_of(json_schema={"type": "integer"}, max_digits=2).matcher()
+    one = next(token for token, text in TOKENIZER.pieces.table.items() if text == "1")
     for _ in range(2):
         matcher.accept_token(one)
         matcher = matcher.copy()
-    matcher.fill_bitmask(mask_W)
-    assert not np.unpackbits(mask_W.view(np.uint8), bitorder="little")[one]
-    masks_RW = np.empty((1, grammars.num_words), np.int32)
-    grammars.fill_all([matcher], masks_RW)
-    assert (masks_RW[0] == mask_W).all()
+    assert one not in allowed(matcher)
+    masks_RW = np.empty((1, 128), np.int32)
+    bundled_compiler().fill_all([matcher], masks_RW)
+    assert (masks_RW[0] == mask_of(matcher)).all()
 
 
 def test_positions_in_json() -> None:

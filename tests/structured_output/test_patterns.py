@@ -13,13 +13,11 @@ from typing import Any
 import jsonschema
 import pytest
 import regex
+from bundled_grammars import can_write, grammar_of
 
-import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output import GrammarCompiler, StructuredOutputs
 from nucleate.structured_output.pattern_syntax import python_pattern, unsupported_syntax
 
-TOKENIZER = nc.LLM().tokenizer
 ECMA = {"d": string.digits, "w": string.digits + string.ascii_letters + "_"}
 ECMA["s"] = "\t\n\x0b\x0c\r \xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff" + "".join(map(chr, range(0x2000, 0x200B)))
 
@@ -77,27 +75,12 @@ TABLE = [
 ]
 
 
-@pytest.fixture(scope="module")
-def grammars() -> GrammarCompiler:
-    return GrammarCompiler(TOKENIZER, 4096)
-
-
-def accepts(grammars: GrammarCompiler, spec: StructuredOutputs, text: str) -> bool:
-    matcher = grammars.compile(spec).matcher()
-    try:
-        for token in TOKENIZER.encode(text, add_special_tokens=False):
-            matcher.accept_token(token)
-    except ValueError:
-        return False
-    return matcher.accepting
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("pattern", "accepted"), TABLE, ids=[pattern for pattern, _ in TABLE])
-def test_classes_mean_the_same_everywhere(grammars: GrammarCompiler, way: str, pattern: str, accepted: str) -> None:
+def test_classes_mean_the_same_everywhere(way: str, pattern: str, accepted: str) -> None:
     constraint, written = WAYS[way]
-    spec = StructuredOutputs(**constraint(pattern))
-    assert "".join(text for text in TEXTS if accepts(grammars, spec, written(text))) == accepted
+    grammar = grammar_of(**constraint(pattern))
+    assert "".join(text for text in TEXTS if can_write(grammar, written(text))) == accepted
 
 
 @pytest.mark.parametrize("name", "dws")
@@ -163,16 +146,14 @@ INVALID = [
 @pytest.mark.parametrize(
     ("pattern", "offset", "kind", "hint"), UNSUPPORTED + INVALID, ids=lambda value: str(value)[:14]
 )
-def test_errors_name_the_place_and_what_to_write(
-    grammars: GrammarCompiler, pattern: str, offset: int, kind: str, hint: str
-) -> None:
+def test_errors_name_the_place_and_what_to_write(pattern: str, offset: int, kind: str, hint: str) -> None:
     for way, place in (
         ("regex", f"regex: at offset {offset}: "),
         ("grammar", f"grammar: in line 1, column {offset + 9}: "),
         ("tag", f"structural_tag.format: at offset {offset}: "),
     ):
         with pytest.raises(ParameterError) as caught:
-            grammars.compile(StructuredOutputs(**WAYS[way][0](pattern)))
+            grammar_of(**WAYS[way][0](pattern))
         assert str(caught.value).startswith(place)
         assert kind in str(caught.value)
         assert hint in str(caught.value)
@@ -185,7 +166,7 @@ def test_errors_name_the_place_and_what_to_write(
             ("grammar: %json", {"grammar": f"start: %json {json.dumps(schema)}"}),
         ):
             with pytest.raises(ParameterError) as caught:
-                grammars.compile(StructuredOutputs(**constraint))
+                grammar_of(**constraint)
             message = str(caught.value)
             assert message.startswith(f"{field}: ")
             assert f" {keyword} " in message
@@ -195,24 +176,24 @@ def test_errors_name_the_place_and_what_to_write(
             assert hint in message
 
 
-def test_a_place_in_a_grammar_is_a_line_and_a_column(grammars: GrammarCompiler) -> None:
+def test_a_place_in_a_grammar_is_a_line_and_a_column() -> None:
     with pytest.raises(ParameterError, match=r"^grammar: in line 3, column 14: \\b \(a word boundary\)"):
-        grammars.compile(StructuredOutputs(grammar='start: a "é"\n\na: "é" /[a-z]\\b/ "b"'))
+        grammar_of(grammar='start: a "é"\n\na: "é" /[a-z]\\b/ "b"')
     with pytest.raises(ParameterError, match=r"^grammar: in line 1: the flag x of a regex is not supported"):
-        grammars.compile(StructuredOutputs(grammar="start: /a b/x"))
+        grammar_of(grammar="start: /a b/x")
     with pytest.raises(ParameterError, match=r"in line 1: unknown escape '\\\\d'; .*for \\d, write 0-9$"):
-        grammars.compile(StructuredOutputs(grammar=r"root ::= [\d]"))
+        grammar_of(grammar=r"root ::= [\d]")
 
 
-def test_a_repeated_anchor_is_explained(grammars: GrammarCompiler) -> None:
+def test_a_repeated_anchor_is_explained() -> None:
     with pytest.raises(ParameterError, match=r"^regex: an anchor \(\^ or \$\) in a pattern is repeated"):
-        grammars.compile(StructuredOutputs(regex="(^a)+"))
+        grammar_of(regex="(^a)+")
 
 
-def test_an_invalid_pattern_is_never_ignored(grammars: GrammarCompiler) -> None:
+def test_an_invalid_pattern_is_never_ignored() -> None:
     schema = {"items": {"pattern": "(a"}}
     with pytest.raises(ParameterError, match=r"^json_schema: pattern at /items: at offset 0: \( is never closed"):
-        grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported="ignore"))
+        grammar_of(json_schema=schema, on_unsupported="ignore")
 
 
 @pytest.mark.parametrize(
@@ -223,18 +204,18 @@ def test_an_invalid_pattern_is_never_ignored(grammars: GrammarCompiler) -> None:
         r"[\[\]\-\^]", "a]}",
     ],
 )  # fmt: skip
-def test_supported_syntax(grammars: GrammarCompiler, pattern: str) -> None:
+def test_supported_syntax(pattern: str) -> None:
     assert unsupported_syntax(pattern) is None
-    grammars.compile(StructuredOutputs(regex=pattern))
+    grammar_of(regex=pattern)
 
 
-def test_patterns_that_become_equal_are_no_longer_two_names(grammars: GrammarCompiler) -> None:
+def test_patterns_that_become_equal_are_no_longer_two_names() -> None:
     schema = {"patternProperties": {r"^\d": {"const": 1}, "^[0-9]": {"enum": [1, 2]}}, "additionalProperties": False}
-    assert accepts(grammars, StructuredOutputs(json_schema=schema), '{"4":1}')
-    assert not accepts(grammars, StructuredOutputs(json_schema=schema), '{"4":2}')
+    assert can_write(grammar_of(json_schema=schema), '{"4":1}')
+    assert not can_write(grammar_of(json_schema=schema), '{"4":2}')
     unknown = {r"^\p{L}\d": {"const": 1}, r"^\p{L}[0-9]": {"const": 2}}
     with pytest.raises(ParameterError, match="patternProperties that match the same names"):
-        grammars.compile(StructuredOutputs(json_schema={"patternProperties": unknown, "additionalProperties": False}))
+        grammar_of(json_schema={"patternProperties": unknown, "additionalProperties": False})
 
 
 def matches(pattern: str, character: str, dialect: str) -> bool:
@@ -255,9 +236,7 @@ PAIRS = [
 
 @pytest.mark.parametrize("rest", [True, False, {"enum": [1, 3]}], ids=str)
 @pytest.mark.parametrize("patterns", PAIRS, ids=" ".join)
-def test_a_name_satisfies_the_patterns_of_every_dialect(
-    grammars: GrammarCompiler, patterns: tuple[str, ...], rest: Any
-) -> None:
+def test_a_name_satisfies_the_patterns_of_every_dialect(patterns: tuple[str, ...], rest: Any) -> None:
     """A name that matches a pattern in one dialect only is no additional name in it."""
     children = dict(zip(patterns, ({"enum": [1, 2]}, {"minimum": 2}), strict=False))
     schema = {
@@ -266,26 +245,26 @@ def test_a_name_satisfies_the_patterns_of_every_dialect(
         "patternProperties": {f"^{pattern}$": child for pattern, child in children.items()},
         "additionalProperties": rest,
     }
-    spec = StructuredOutputs(json_schema=schema, whitespace="none")
+    grammar = grammar_of(json_schema=schema, whitespace="none")
     for name, value in itertools.product(TEXTS.replace("\n", ""), (1, 2, 3)):
         valid = set[bool]()
         for dialect in ("ECMA-262", "Python"):
             given = [child for pattern, child in children.items() if matches(pattern, name, dialect)]
             applied = [*given, DECLARED[name]] if name in DECLARED else given or [rest]
             valid.add(jsonschema.Draft202012Validator({"allOf": applied}).is_valid(value))
-        taken = accepts(grammars, spec, json.dumps({name: value}, ensure_ascii=False, separators=(",", ":")))
+        taken = can_write(grammar, json.dumps({name: value}, ensure_ascii=False, separators=(",", ":")))
         assert taken <= min(valid), (name, value)
         if name.isascii():
             assert taken == min(valid), (name, value)
 
 
 @pytest.mark.parametrize("pattern", [r"^\W$", r"^\D$", r"^\w$", r"^\s$"])
-def test_declared_names_satisfy_property_names_in_every_dialect(grammars: GrammarCompiler, pattern: str) -> None:
+def test_declared_names_satisfy_property_names_in_every_dialect(pattern: str) -> None:
     names = re.sub(r"[\t\n]", "", TEXTS)
     schema = {"propertyNames": {"pattern": pattern}, "properties": {name: {"const": 1} for name in names}}
-    spec = StructuredOutputs(json_schema={"type": "object", **schema}, whitespace="none")
+    grammar = grammar_of(json_schema={"type": "object", **schema}, whitespace="none")
     for name in names:
         valid = [matches(pattern[1:-1], name, dialect) for dialect in ("ECMA-262", "Python")]
-        taken = accepts(grammars, spec, json.dumps({name: 1}, ensure_ascii=False, separators=(",", ":")))
+        taken = can_write(grammar, json.dumps({name: 1}, ensure_ascii=False, separators=(",", ":")))
         assert taken <= all(valid), name
         assert taken or not all(valid) or not name.isascii(), name

@@ -12,30 +12,17 @@ from typing import Any
 import jsonschema
 import pytest
 import tiers
+from bundled_grammars import can_write, can_write_value, grammar_of
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_compiler import can_write
-from test_schema_rewriting import can_write_value, check
+from test_schema_rewriting import check
 
-import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output import GrammarCompiler, StructuredOutputs
 from nucleate.structured_output.pattern_automata import complement, disjoint_patterns, rejects_text
 from nucleate.structured_output.pattern_parser import UnknownPatternError
 from nucleate.structured_output.terminal_automata import Budget
-from nucleate.tokenization.tokenizer import Tokenizer
 
 INTEGER = {"type": "integer"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return nc.LLM().tokenizer
-
-
-@pytest.fixture(scope="module")
-def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer, 4096)
 
 
 ATOMS = st.sampled_from(
@@ -135,9 +122,7 @@ def arrays(values: list[Any], most: int) -> list[list[Any]]:
     ids=str,
 )
 @pytest.mark.fast_cases(12)
-def test_different_items_of_few_values_are_exact(
-    grammars: GrammarCompiler, tokenizer: Tokenizer, items: dict[str, Any], bounds: dict[str, int]
-) -> None:
+def test_different_items_of_few_values_are_exact(items: dict[str, Any], bounds: dict[str, int]) -> None:
     schema = {
         "type": ["array", "null"],
         "items": items,
@@ -145,27 +130,25 @@ def test_different_items_of_few_values_are_exact(
         **bounds,
         "$defs": {"e": {"enum": ["a", 2]}},
     }
-    check(grammars, tokenizer, schema, [None, 1, *arrays([1, 2, "a", None, True], 3), ["a", 1, 2, None, True]])
+    check(schema, [None, 1, *arrays([1, 2, "a", None, True], 3), ["a", 1, 2, None, True]])
 
 
 @pytest.mark.parametrize(
     ("number", "bounds"), [(20, {"maxItems": 2}), (8, {"maxItems": 3}), (8, {"minItems": 3, "maxItems": 3})]
 )
-def test_few_different_items_of_many_values_are_exact(
-    grammars: GrammarCompiler, tokenizer: Tokenizer, number: int, bounds: dict[str, int]
-) -> None:
+def test_few_different_items_of_many_values_are_exact(number: int, bounds: dict[str, int]) -> None:
     schema = {"type": "array", "items": {"enum": [*range(number)]}, "uniqueItems": True, **bounds}
-    check(grammars, tokenizer, schema, arrays([0, 3, number - 1, number], 3))
+    check(schema, arrays([0, 3, number - 1, number], 3))
 
 
-def test_many_different_items_have_the_order_of_the_enum(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_many_different_items_have_the_order_of_the_enum() -> None:
     values = [f"v{i}" for i in range(9)]
     schema = {"type": "array", "items": {"enum": values}, "uniqueItems": True, "minItems": 1}
-    compiled = grammars.compile(StructuredOutputs(json_schema=schema))
+    compiled = grammar_of(json_schema=schema)
     for each in itertools.chain.from_iterable(itertools.combinations(values, size) for size in (1, 2, 5, 9)):
-        assert can_write(compiled, tokenizer, json.dumps(each))
+        assert can_write(compiled, json.dumps(each))
     for wrong in ([], ["v1", "v0"], ["v0", "v0"], ["v0", "v2", "v1"], ["v0", "x"]):
-        assert not can_write(compiled, tokenizer, json.dumps(wrong))
+        assert not can_write(compiled, json.dumps(wrong))
 
 
 @pytest.mark.parametrize(
@@ -182,17 +165,17 @@ def test_many_different_items_have_the_order_of_the_enum(grammars: GrammarCompil
     ],
     ids=str,
 )
-def test_too_many_different_items_are_an_error(grammars: GrammarCompiler, schema: dict[str, Any]) -> None:
+def test_too_many_different_items_are_an_error(schema: dict[str, Any]) -> None:
     with pytest.raises(ParameterError, match="cannot enforce uniqueItems"):
-        grammars.compile(StructuredOutputs(json_schema={"type": "array", "uniqueItems": True, **schema}))
+        grammar_of(json_schema={"type": "array", "uniqueItems": True, **schema})
     whole = {
         "properties": {name: {"type": "array", "uniqueItems": True, "items": {"enum": [*"12345"]}} for name in "abcde"}
     }
     with pytest.raises(ParameterError, match="cannot enforce uniqueItems at /properties/e"):
-        grammars.compile(StructuredOutputs(json_schema=whole))
+        grammar_of(json_schema=whole)
 
 
-def test_what_negations_leave_out(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_what_negations_leave_out() -> None:
     """See "Valid texts that are not generated" in docs/structured.md."""
     even = {"properties": {"a": {"multipleOf": 2}}, "required": ["a"]}
     taken_and_left_out: list[tuple[Any, list[Any], list[Any]]] = [
@@ -201,9 +184,9 @@ def test_what_negations_leave_out(grammars: GrammarCompiler, tokenizer: Tokenize
         ({"type": "object", "not": even}, [{}, {"b": 1}], [{"a": 1}]),
     ]
     for schema, taken, left_out in taken_and_left_out:
-        compiled = grammars.compile(StructuredOutputs(json_schema=schema))
+        compiled = grammar_of(json_schema=schema)
         for value in [*taken, *left_out]:
-            assert can_write_value(compiled, tokenizer, value) == (value in taken), (schema, value)
+            assert can_write_value(compiled, value) == (value in taken), (schema, value)
             assert jsonschema.Draft202012Validator(schema).is_valid(value), (schema, value)
 
 
@@ -224,21 +207,19 @@ NOT_X = {"not": {"$ref": "#/$defs/x"}}
     ids=str,
 )
 @pytest.mark.parametrize("order", ["ab", "ba"])
-def test_a_rewritten_schema_is_negated_as_it_was(
-    grammars: GrammarCompiler, tokenizer: Tokenizer, x: dict[str, Any], wrong: dict[str, Any], order: str
-) -> None:
+def test_a_rewritten_schema_is_negated_as_it_was(x: dict[str, Any], wrong: dict[str, Any], order: str) -> None:
     """A rewritten schema may allow less, so that its negation would allow invalid texts."""
     uses: dict[str, Any] = {"a": {"$ref": "#/$defs/x"}, "b": NOT_X}
     schema = {"type": "object", "properties": {name: uses[name] for name in order}, "$defs": {"x": x}}
     assert not jsonschema.Draft202012Validator(schema).is_valid(wrong)
     try:
-        compiled = grammars.compile(StructuredOutputs(json_schema=schema))
+        compiled = grammar_of(json_schema=schema)
     except ParameterError:
         return
-    assert not can_write_value(compiled, tokenizer, wrong)
+    assert not can_write_value(compiled, wrong)
 
 
-def test_one_of_is_not_compared_in_its_rewritten_form(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_one_of_is_not_compared_in_its_rewritten_form() -> None:
     """The second alternative holds for every value without ``a``, or whose names are words, so both may hold."""
     inner = {"required": ["a"], "propertyNames": {"not": {"pattern": r"^\w*$"}}}
     first = {"allOf": [{"if": {"properties": {"a": {"const": "p"}}}, "then": INTEGER}, {"items": INTEGER}]}
@@ -246,29 +227,27 @@ def test_one_of_is_not_compared_in_its_rewritten_form(grammars: GrammarCompiler,
     value = {"a": 1}
     assert not jsonschema.Draft202012Validator(schema).is_valid(value)
     with pytest.raises(ParameterError, match="cannot enforce oneOf whose alternatives may overlap at the root"):
-        grammars.compile(StructuredOutputs(json_schema=schema))
+        grammar_of(json_schema=schema)
     for on_unsupported in ("approximate", "ignore"):
-        compiled = grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported=on_unsupported))
+        compiled = grammar_of(json_schema=schema, on_unsupported=on_unsupported)
         assert compiled.ignored == ("oneOf treated as anyOf at the root",)
-        assert can_write_value(compiled, tokenizer, value)
+        assert can_write_value(compiled, value)
 
 
-def test_conditions_that_are_too_large_when_rewritten_can_be_ignored(
-    grammars: GrammarCompiler, tokenizer: Tokenizer
-) -> None:
+def test_conditions_that_are_too_large_when_rewritten_can_be_ignored() -> None:
     many = {"type": "string", "allOf": [{"not": {"pattern": f"x{i}y"}} for i in range(20)], "maxLength": 4}
     with pytest.raises(ParameterError, match="json_schema is too large: 20 patterns intersected"):
-        grammars.compile(StructuredOutputs(json_schema=many))
-    compiled = grammars.compile(StructuredOutputs(json_schema=many, on_unsupported="ignore"))
+        grammar_of(json_schema=many)
+    compiled = grammar_of(json_schema=many, on_unsupported="ignore")
     assert compiled.ignored[0] == "not at /allOf/0"
-    assert can_write(compiled, tokenizer, '"x1y"')
-    assert not can_write(compiled, tokenizer, '"x1yyy"')
+    assert can_write(compiled, '"x1y"')
+    assert not can_write(compiled, '"x1yyy"')
     nothing = {"type": "string", "not": {"type": "string"}}
     with pytest.raises(ParameterError, match="Unsatisfiable"):
-        grammars.compile(StructuredOutputs(json_schema=nothing, on_unsupported="ignore"))
+        grammar_of(json_schema=nothing, on_unsupported="ignore")
 
 
-def test_comparisons_take_limited_time(grammars: GrammarCompiler) -> None:
+def test_comparisons_take_limited_time() -> None:
     def choice(name: str) -> dict[str, Any]:
         return {"anyOf": [{"$ref": f"#/$defs/{name}"} for _ in range(300)]}
 
@@ -283,11 +262,11 @@ def test_comparisons_take_limited_time(grammars: GrammarCompiler) -> None:
     ):
         begin = process_time()
         with pytest.raises(ParameterError):
-            grammars.compile(StructuredOutputs(json_schema=schema))
+            grammar_of(json_schema=schema)
         assert process_time() - begin < 3
 
 
-def test_all_schemas_of_a_constraint_share_one_budget(grammars: GrammarCompiler) -> None:
+def test_all_schemas_of_a_constraint_share_one_budget() -> None:
     schemas = [{"patternProperties": {f"{i}(a|b)*a(a|b){{6}}$": INTEGER, f"^{i}b": {}}} for i in range(200)]
     parts = [
         {"type": "tag", "begin": f"<{i}>", "end": ">", "content": {"type": "json_schema", "json_schema": schema}}
@@ -303,5 +282,5 @@ def test_all_schemas_of_a_constraint_share_one_budget(grammars: GrammarCompiler)
     ):
         begin = process_time()
         with pytest.raises(ParameterError, match=message):
-            grammars.compile(StructuredOutputs(**fields))
+            grammar_of(**fields)
         assert process_time() - begin < 3

@@ -11,43 +11,22 @@ from typing import Any
 import jsonschema
 import pytest
 import tiers
+from bundled_grammars import can_write, can_write_value, grammar_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_compiler import can_write
 
-import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output import CompiledGrammar, GrammarCompiler, StructuredOutputs
-from nucleate.tokenization.tokenizer import Tokenizer
 
 INTEGER, NULL = {"type": "integer"}, {"type": "null"}
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return nc.LLM().tokenizer
-
-
-@pytest.fixture(scope="module")
-def grammars(tokenizer: Tokenizer) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer, 4096)
-
-
-def check(grammars: GrammarCompiler, tokenizer: Tokenizer, schema: Any, values: list[Any], **options: Any) -> None:
+def check(schema: Any, values: list[Any], **options: Any) -> None:
     """Compare the grammar of a schema with jsonschema, for some values."""
-    compiled = grammars.compile(StructuredOutputs(json_schema=schema, **options))
+    compiled = grammar_of(json_schema=schema, **options)
     assert compiled.ignored == ()
     validator = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)(schema)
     for value in values:
-        assert can_write_value(compiled, tokenizer, value) == validator.is_valid(value), value
-
-
-def can_write_value(compiled: CompiledGrammar, tokenizer: Tokenizer, value: Any) -> bool:
-    """Whether a grammar accepts a value, with its names in any order: a grammar fixes their order."""
-    orders: list[Any] = [value]
-    if isinstance(value, dict):  # all orders of four names, and the same number of longer ones
-        orders = [dict(each) for each in itertools.islice(itertools.permutations(value.items()), 24)]
-    return any(can_write(compiled, tokenizer, json.dumps(each, separators=(",", ":"))) for each in orders)
+        assert can_write_value(compiled, value) == validator.is_valid(value), value
 
 
 def objects(names: str, extra: bool = True) -> list[dict[str, int]]:
@@ -73,26 +52,22 @@ def objects(names: str, extra: bool = True) -> list[dict[str, int]]:
     ids=str,
 )
 @pytest.mark.fast_cases(3)
-def test_property_counts_are_exact(
-    grammars: GrammarCompiler, tokenizer: Tokenizer, counts: dict[str, Any], required: str, *, closed: bool
-) -> None:
+def test_property_counts_are_exact(counts: dict[str, Any], required: str, *, closed: bool) -> None:
     schema = {"type": "object", "properties": dict.fromkeys("abcd", INTEGER), "required": [*required], **counts}
     if closed:
         schema["additionalProperties"] = False
     possible = closed or counts.get("minProperties", 0) <= max(1, len(required) + 1)
     if len(required) > counts.get("maxProperties", 4):
         with pytest.raises(ParameterError, match="required > maxProperties"):
-            grammars.compile(StructuredOutputs(json_schema=schema))
+            grammar_of(json_schema=schema)
     elif possible:
-        check(grammars, tokenizer, schema, objects("abcd"))
+        check(schema, objects("abcd"))
     else:
         with pytest.raises(ParameterError, match="cannot enforce minProperties, because names can be repeated"):
-            grammars.compile(StructuredOutputs(json_schema=schema))
+            grammar_of(json_schema=schema)
 
 
-def test_counts_beside_many_properties_are_reported_with_their_place(
-    grammars: GrammarCompiler, tokenizer: Tokenizer
-) -> None:
+def test_counts_beside_many_properties_are_reported_with_their_place() -> None:
     wide = {
         "type": "object",
         "properties": {f"p{i}": INTEGER for i in range(30)},
@@ -100,20 +75,20 @@ def test_counts_beside_many_properties_are_reported_with_their_place(
         "maxProperties": 9,
     }
     with pytest.raises(ParameterError, match="maxProperties at /items with 30 optional properties; set on_unsupported"):
-        grammars.compile(StructuredOutputs(json_schema={"items": wide}))
-    lenient = grammars.compile(StructuredOutputs(json_schema=wide, on_unsupported="ignore"))
+        grammar_of(json_schema={"items": wide})
+    lenient = grammar_of(json_schema=wide, on_unsupported="ignore")
     assert lenient.ignored == ("maxProperties",)
-    assert can_write(lenient, tokenizer, json.dumps({f"p{i}": 1 for i in range(12)}))
-    check(grammars, tokenizer, wide | {"maxProperties": 30, "minProperties": 1}, [{}, {"p3": 1}, {"p1": 1, "p2": 2}])
+    assert can_write(lenient, json.dumps({f"p{i}": 1 for i in range(12)}))
+    check(wide | {"maxProperties": 30, "minProperties": 1}, [{}, {"p3": 1}, {"p1": 1, "p2": 2}])
 
 
-def test_counts_and_properties_in_different_schemas(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_counts_and_properties_in_different_schemas() -> None:
     schema = {"allOf": [{"maxProperties": 1}, {"type": "object", "properties": {"a": INTEGER, "b": INTEGER}}]}
     with pytest.raises(ParameterError, match="cannot enforce minProperties and maxProperties at /allOf/0 with"):
-        grammars.compile(StructuredOutputs(json_schema=schema))
-    compiled = grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported="ignore"))
+        grammar_of(json_schema=schema)
+    compiled = grammar_of(json_schema=schema, on_unsupported="ignore")
     assert compiled.ignored == ("minProperties and maxProperties at /allOf/0",)
-    assert can_write(compiled, tokenizer, '{"a":1}')
+    assert can_write(compiled, '{"a":1}')
 
 
 def conditions(count: int) -> list[dict[str, Any]]:
@@ -121,20 +96,18 @@ def conditions(count: int) -> list[dict[str, Any]]:
     return [{"if": {"required": [f"k{i}"]}, "then": {"required": [f"v{i}"]}} for i in range(count)]
 
 
-def test_the_combinations_of_conditions_are_limited(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_the_combinations_of_conditions_are_limited() -> None:
     values = [{"k1": 1, "v1": 1}, {"k1": 1}, {"k1": 1, "v0": 1}]
-    check(grammars, tokenizer, {"type": "object", "allOf": conditions(4)}, values)
+    check({"type": "object", "allOf": conditions(4)}, values)
     schema = {"type": "object", "allOf": conditions(20)}
     with pytest.raises(ParameterError, match=r"cannot enforce if at /allOf/\d+; set on_unsupported"):
-        grammars.compile(StructuredOutputs(json_schema=schema))
-    compiled = grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported="ignore"))
+        grammar_of(json_schema=schema)
+    compiled = grammar_of(json_schema=schema, on_unsupported="ignore")
     assert compiled.ignored[0].startswith("if at /allOf/")
 
 
 @pytest.mark.parametrize("kind", ["of an enum", "of a string"])
-def test_conditions_that_exclude_each_other_are_not_combined(
-    grammars: GrammarCompiler, tokenizer: Tokenizer, kind: str
-) -> None:
+def test_conditions_that_exclude_each_other_are_not_combined(kind: str) -> None:
     kinds = [f"k{i}" for i in range(30)]
     cases = [{"if": {"properties": {"kind": {"const": each}}}, "then": {"required": [f"v_{each}"]}} for each in kinds]
     child = {"enum": kinds} if kind == "of an enum" else {"type": "string"}
@@ -146,7 +119,7 @@ def test_conditions_that_exclude_each_other_are_not_combined(
         {"kind": "x"},
         {"kind": "k", "a": 1},
     ]
-    check(grammars, tokenizer, schema, values)
+    check(schema, values)
 
 
 VALUES: list[Any] = [
@@ -157,6 +130,11 @@ VALUES: list[Any] = [
 ]
 KIND = {"kind": {"enum": ["p", "q", "r"]}}
 AB = {"type": "object", "properties": {"a": True, "b": True, "c": True}}
+ANNOTATIONS = (
+    *("propertyOrder", "enumNames", "example", "note", "errorMessage", "tsType", "defaultSnippets", "units", "widget"),
+    "markdownDescription",
+)
+"""Words of other vocabularies."""
 EXACT: dict[str, Any] = {
     "integer constants": {"oneOf": [{"const": 1}, {"const": 2}, {"enum": [3, 5.0]}]},
     "constants with titles": {"oneOf": [{"const": "a", "title": "A"}, {"const": "b", "title": "B"}]},
@@ -324,14 +302,14 @@ EXACT: dict[str, Any] = {
     "everything": True,
     "counts with fractions": {"type": "string", "minLength": 1.0, "maxLength": 2.0},
     "integer constants with fractions": {"type": "integer", "enum": [1.0, 3.0]},
-    "annotations": {"type": "integer", "x-order": 1, "examples": [1], "markdownDescription": "d", "errorMessage": {}},
+    "annotations": {"type": "integer", "x-order": 1, "examples": [1], **{word: {"not": 1} for word in ANNOTATIONS}},
 }
 
 
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.fast_cases(60)
-def test_a_rewritten_schema_is_exact(grammars: GrammarCompiler, tokenizer: Tokenizer, name: str) -> None:
-    check(grammars, tokenizer, EXACT[name], VALUES)
+def test_a_rewritten_schema_is_exact(name: str) -> None:
+    check(EXACT[name], VALUES)
 
 
 ITEMS: list[Any] = [1, 2, None, "a", 3]
@@ -348,27 +326,25 @@ CONTAINS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("schema", CONTAINS, ids=str)
-def test_the_items_of_contains_are_counted(
-    grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any]
-) -> None:
+def test_the_items_of_contains_are_counted(schema: dict[str, Any]) -> None:
     rng = random.Random(0)
     arrays = [[rng.choice(ITEMS) for _ in range(rng.randint(0, 5))] for _ in range(40)]
-    check(grammars, tokenizer, {"type": "array", **schema}, [[], None, 1, *arrays])
+    check({"type": "array", **schema}, [[], None, 1, *arrays])
 
 
-def test_the_counted_items_are_among_the_first(grammars: GrammarCompiler, tokenizer: Tokenizer) -> None:
+def test_the_counted_items_are_among_the_first() -> None:
     strings = {"type": "array", "contains": {"type": "string"}}
-    compiled = grammars.compile(StructuredOutputs(json_schema=strings))
-    assert can_write_value(compiled, tokenizer, [1] * 7 + ["a", 2, 2])
-    assert not can_write_value(compiled, tokenizer, [1] * 8 + ["a"])  # valid, but not generated
+    compiled = grammar_of(json_schema=strings)
+    assert can_write_value(compiled, [1] * 7 + ["a", 2, 2])
+    assert not can_write_value(compiled, [1] * 8 + ["a"])  # valid, but not generated
     for schema in (  # so its negation must not be what is left
         {"prefixItems": [{"$ref": "#/$defs/s"}, {"not": {"$ref": "#/$defs/s"}}]},
         {"prefixItems": [{"$ref": "#/$defs/s"}, {"oneOf": [{"type": "array"}, {"$ref": "#/$defs/s"}]}]},
         {"prefixItems": [{"$ref": "#/$defs/s"}, {"if": {"$ref": "#/$defs/s"}, "else": {"minItems": 1}, "then": False}]},
     ):
         with contextlib.suppress(ParameterError):
-            compiled = grammars.compile(StructuredOutputs(json_schema={**schema, "$defs": {"s": strings}}))
-            assert not can_write_value(compiled, tokenizer, [["a"], [1] * 8 + ["a"]])
+            compiled = grammar_of(json_schema={**schema, "$defs": {"s": strings}})
+            assert not can_write_value(compiled, [["a"], [1] * 8 + ["a"]])
 
 
 @pytest.mark.parametrize(
@@ -380,9 +356,9 @@ def test_the_counted_items_are_among_the_first(grammars: GrammarCompiler, tokeni
     ],
     ids=str,
 )
-def test_contains_that_cannot_be_counted(grammars: GrammarCompiler, schema: dict[str, Any], keyword: str) -> None:
+def test_contains_that_cannot_be_counted(schema: dict[str, Any], keyword: str) -> None:
     with pytest.raises(ParameterError, match=f"cannot enforce {keyword}; set on_unsupported"):
-        grammars.compile(StructuredOutputs(json_schema={"type": "array", **schema}))
+        grammar_of(json_schema={"type": "array", **schema})
 
 
 @pytest.mark.parametrize(
@@ -390,13 +366,11 @@ def test_contains_that_cannot_be_counted(grammars: GrammarCompiler, schema: dict
     [EXACT["all names"], EXACT["forbidden beside typed names"], EXACT["not both"] | {"required": ["a"]}],
     ids=str,
 )
-def test_forbidden_names_cannot_be_escaped(
-    grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any]
-) -> None:
-    compiled = grammars.compile(StructuredOutputs(json_schema=schema))
+def test_forbidden_names_cannot_be_escaped(schema: dict[str, Any]) -> None:
+    compiled = grammar_of(json_schema=schema)
     validator = jsonschema.Draft202012Validator(schema)
     for text in (r'{"\u0061":1}', r'{"kin\u0064":1}', r'{"a":1,"\u0062":1}', r'{"c":1,"\u0061":1}'):
-        assert not can_write(compiled, tokenizer, text) or validator.is_valid(json.loads(text))
+        assert not can_write(compiled, text) or validator.is_valid(json.loads(text))
 
 
 @pytest.mark.parametrize(
@@ -408,9 +382,9 @@ def test_forbidden_names_cannot_be_escaped(
     ],
     ids=str,
 )  # fmt: skip
-def test_unenforceable_keywords_have_hints(grammars: GrammarCompiler, schema: dict[str, Any], hint: str) -> None:
+def test_unenforceable_keywords_have_hints(schema: dict[str, Any], hint: str) -> None:
     with pytest.raises(ParameterError) as caught:
-        grammars.compile(StructuredOutputs(json_schema=schema))
+        grammar_of(json_schema=schema)
     assert f"json_schema: cannot enforce {hint}" in str(caught.value)
 
 
@@ -431,34 +405,24 @@ def test_unenforceable_keywords_have_hints(grammars: GrammarCompiler, schema: di
     ],
     ids=str,
 )  # fmt: skip
-def test_keywords_that_look_misspelled_are_ignored_and_named(
-    grammars: GrammarCompiler, tokenizer: Tokenizer, schema: dict[str, Any], hint: str
-) -> None:
+def test_keywords_that_look_misspelled_are_ignored_and_named(schema: dict[str, Any], hint: str) -> None:
     """JSON Schema ignores unknown keywords: what is enforced is the schema without them."""
-    compiled = grammars.compile(StructuredOutputs(json_schema=schema))
+    compiled = grammar_of(json_schema=schema)
     assert (compiled.ignored, len(compiled.unknown)) == ((), 1)
     assert hint in compiled.unknown[0]
     validator = jsonschema.Draft202012Validator(schema)
     for text in ("null", "[null]", "[]", '"x"', "{}", '{"a":1}', '"2020-01-01"', "[1]"):
-        assert can_write(compiled, tokenizer, text) == validator.is_valid(json.loads(text)), text
+        assert can_write(compiled, text) == validator.is_valid(json.loads(text)), text
     with pytest.raises(ParameterError, match=r"json_schema: unknown keyword .*; did you mean") as caught:
-        grammars.compile(StructuredOutputs(json_schema=schema, strict_keywords=True))
+        grammar_of(json_schema=schema, strict_keywords=True)
     assert hint in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "keyword",
-    ["propertyOrder", "enumNames", "example", "note", "errorMessage", "tsType", "defaultSnippets", "units", "widget"],
-)
-def test_words_of_other_vocabularies_are_ignored(grammars: GrammarCompiler, keyword: str) -> None:
-    assert grammars.compile(StructuredOutputs(json_schema={"type": "null", keyword: {"not": 1}})).ignored == ()
-
-
 @pytest.mark.parametrize("reference", ["other.json", "#/$defs/none", "#none", "http://127.0.0.1:9/x", "#/type"])
-def test_a_reference_without_a_target_is_an_error(grammars: GrammarCompiler, reference: str) -> None:
+def test_a_reference_without_a_target_is_an_error(reference: str) -> None:
     schema = {"type": "object", "properties": {"a": {"$ref": reference}}}
     with pytest.raises(ParameterError, match=r"\$ref at /properties/a must refer to a schema in this document"):
-        grammars.compile(StructuredOutputs(json_schema=schema))
+        grammar_of(json_schema=schema)
 
 
 NAMES = st.sampled_from(["a", "b", "c"])
@@ -501,19 +465,17 @@ SCHEMAS = st.recursive(
 
 @settings(deadline=None, max_examples=tiers.count(60, 1500))
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
-def test_random_schemas_accept_no_invalid_text(
-    grammars: GrammarCompiler, tokenizer: Tokenizer, schema: Any, seed: int
-) -> None:
+def test_random_schemas_accept_no_invalid_text(schema: Any, seed: int) -> None:
     validator = jsonschema.Draft202012Validator(schema)
     values = random.Random(seed).sample(VALUES, 12)
     try:
-        compiled = grammars.compile(StructuredOutputs(json_schema=schema, whitespace="none"))
+        compiled = grammar_of(json_schema=schema, whitespace="none")
     except ParameterError:
         return
     text = json.dumps(schema)
     exact = "additionalProperties" not in text or ("required" not in text and "patternProperties" not in text)
     for value in values:
-        taken, valid = can_write_value(compiled, tokenizer, value), validator.is_valid(value)
+        taken, valid = can_write_value(compiled, value), validator.is_valid(value)
         assert taken <= valid, (schema, value)
         if exact and value != 1.5:  # see "Valid texts that are not generated" in docs/structured.md
             assert taken == valid, (schema, value)

@@ -10,12 +10,12 @@ import time
 from typing import Any
 
 import pytest
+from bundled_grammars import grammar_of
 
-import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output import GrammarCompiler, StructuredOutputs
-from nucleate.structured_output.repetition_limits import expanded_size
-from nucleate.structured_output.validation import validate
+from nucleate.structured_output import StructuredOutputs
+from nucleate.structured_output.guide import validate
+from nucleate.structured_output.pattern_parser import expanded_size
 
 FIELD_VALUES: list[dict[str, Any]] = [
     {"json_schema": {"type": "object", "properties": {"b": {"const": "é\u2028"}, "a": {}}}},
@@ -27,11 +27,6 @@ FIELD_VALUES: list[dict[str, Any]] = [
     {"choice": ["a", "b"]},
     {"grammar": 'start: "a"'},
 ]
-
-
-@pytest.fixture(scope="module")
-def grammars() -> GrammarCompiler:
-    return GrammarCompiler(nc.LLM().tokenizer, 4096)
 
 
 @pytest.mark.parametrize("fields", FIELD_VALUES, ids=str)
@@ -91,20 +86,18 @@ def test_unknown_fields_and_non_objects_are_errors() -> None:
         StructuredOutputs.from_json("{")
 
 
-def test_approximate_treats_one_of_as_any_of_and_lists_it(grammars: GrammarCompiler) -> None:
+def test_approximate_treats_one_of_as_any_of_and_lists_it() -> None:
     schema = {"items": {"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}, "type": "array"}
     for on_unsupported in ("approximate", "ignore"):
-        compiled = grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported=on_unsupported))
+        compiled = grammar_of(json_schema=schema, on_unsupported=on_unsupported)
         assert compiled.ignored == ("oneOf treated as anyOf at /items",)
     with pytest.raises(ParameterError, match="cannot enforce not"):
-        grammars.compile(
-            StructuredOutputs(json_schema={"not": {"items": {"type": "null"}}}, on_unsupported="approximate")
-        )
+        grammar_of(json_schema={"not": {"items": {"type": "null"}}}, on_unsupported="approximate")
     apart = {"oneOf": [{"type": "object"}, {"type": "array"}]}  # these alternatives can be distinguished
-    assert grammars.compile(StructuredOutputs(json_schema=apart, on_unsupported="approximate")).ignored == ()
+    assert grammar_of(json_schema=apart, on_unsupported="approximate").ignored == ()
 
 
-def test_ignored_keywords_are_listed_and_validated_afterwards(grammars: GrammarCompiler) -> None:
+def test_ignored_keywords_are_listed_and_validated_afterwards() -> None:
     schema = {
         "type": "object",
         "properties": {
@@ -114,7 +107,7 @@ def test_ignored_keywords_are_listed_and_validated_afterwards(grammars: GrammarC
             "d": {"contains": {"type": "null"}, "minContains": 9},
         },
     }
-    compiled = grammars.compile(StructuredOutputs(json_schema=schema, on_unsupported="ignore"))
+    compiled = grammar_of(json_schema=schema, on_unsupported="ignore")
     assert compiled.ignored == (
         "uniqueItems at /properties/a",
         "format 'idn-email' at /properties/b",

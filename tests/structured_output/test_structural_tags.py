@@ -11,12 +11,13 @@ import jsonschema
 import pytest
 import regex
 import tiers
-from tag_masks import SPECIAL_WORDS, WORDS, allowed, compiler_of, tokenizer_of, walk_all, walk_random
+from bundled_grammars import TOKENIZER, allowed, can_write, grammar_of, tokens_of
+from tag_masks import SPECIAL_WORDS, WORDS, compiler_of, tokenizer_of, walk_all, walk_random
 from tag_twin import Content, Section, Twin
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output import GrammarCompiler, MatcherError, StructuredOutputs
+from nucleate.structured_output import GrammarMatcher, MatcherError, StructuredOutputs
 
 Document = dict[str, Any]
 
@@ -70,21 +71,13 @@ TWINS = {
 
 
 @pytest.mark.parametrize("name", TWINS)
-def test_masks_equal_the_reference_after_all_short_texts(name: str) -> None:
+def test_masks_equal_the_reference_after_all_short_texts_and_along_random_ones(name: str) -> None:
     words, twin = TWINS[name]
-    grammars = compiler_of(words)
-    tokenizer = tokenizer_of(words)
-    matcher = grammars.compile(StructuredOutputs(structural_tag=document_of(twin))).matcher()
-    assert sum(walk_all(matcher, tokenizer, twin, [], tiers.count(1, 3))) > 1
-
-
-@pytest.mark.parametrize("name", TWINS)
-def test_masks_equal_the_reference_along_random_texts(name: str) -> None:
-    words, twin = TWINS[name]
+    tokenizer, rng = tokenizer_of(words), random.Random(name)
     grammar = compiler_of(words).compile(StructuredOutputs(structural_tag=document_of(twin)))
-    rng = random.Random(name)
+    assert sum(walk_all(grammar.matcher(), tokenizer, twin, [], tiers.count(1, 3))) > 1
     for _ in range(tiers.count(4, 300)):
-        walk_random(grammar, tokenizer_of(words), twin, rng, 14)
+        walk_random(grammar, tokenizer, twin, rng, 14)
 
 
 # ---- the embedded model's vocabulary
@@ -105,16 +98,6 @@ CALLS = {
 }
 THINK = tag("<think>", {"type": "any_text"}, "</think>")
 IN_PARTS = structural({"type": "sequence", "elements": [THINK, CALLS]})
-
-
-@pytest.fixture(scope="module")
-def llm() -> nc.LLM:
-    return nc.LLM()
-
-
-@pytest.fixture(scope="module")
-def grammars(llm: nc.LLM) -> GrammarCompiler:
-    return GrammarCompiler(llm.tokenizer, 4096, threads=1)
 
 
 def check_calls(text: str, complete: bool) -> int:
@@ -143,29 +126,26 @@ def check_calls(text: str, complete: bool) -> int:
     return count
 
 
-def test_sections_of_random_texts_are_valid(llm: nc.LLM, grammars: GrammarCompiler) -> None:
+def test_sections_of_random_texts_are_valid() -> None:
     """Random tokens, with triggers and ends strewn in where they are allowed, also at the ends of other tokens."""
-    grammar = grammars.compile(StructuredOutputs(structural_tag=IN_PARTS, whitespace="none"))
-    encode = llm.tokenizer.encode
-    hints = [
-        encode(each, add_special_tokens=False) for each in ("</think>", "<call>", " a<call", "=now>", "]}</call>x")
-    ]
+    grammar = grammar_of(structural_tag=IN_PARTS, whitespace="none")
+    hints = [*map(tokens_of, ("</think>", "<call>", " a<call", "=now>", "]}</call>x"))]
     rng, found = random.Random(2), 0
     for _ in range(20):
         matcher, ids = grammar.matcher(), list[int]()
         while len(ids) < 120 and not matcher.terminated:
-            options = sorted(allowed(matcher, 4096) - llm.tokenizer.eos_token_ids)
+            options = sorted({*allowed(matcher)} - TOKENIZER.eos_token_ids)
             hint = rng.choice(hints) if rng.random() < 0.4 else [rng.choice(options)]
             for token in hint:
-                if token not in allowed(matcher, 4096):
+                if token not in allowed(matcher):
                     break
                 matcher.accept_token(token)
                 ids.append(token)
-        found += check_calls(llm.tokenizer.decode(ids), matcher.accepting)
+        found += check_calls(TOKENIZER.decode(ids), matcher.accepting)
     assert found > 20
 
 
-def test_a_model_generates_valid_sections(llm: nc.LLM) -> None:
+def test_a_model_generates_valid_sections() -> None:
     form = structural(
         {
             "type": "triggered_tags",
@@ -175,7 +155,7 @@ def test_a_model_generates_valid_sections(llm: nc.LLM) -> None:
     )
     params = nc.SamplingParams(structured_outputs={"structural_tag": form}, max_tokens=60, n=4, seed=1)
     found = 0
-    for output in llm.generate("Once upon a time there was", params)[0].outputs:
+    for output in nc.LLM().generate("Once upon a time there was", params)[0].outputs:
         *sections, last = output.text.split(" a")[1:] or [""]
         for section in sections:
             assert section.startswith((' "big" dog', ' ["red"] dog'))
@@ -184,19 +164,28 @@ def test_a_model_generates_valid_sections(llm: nc.LLM) -> None:
     assert found > 4
 
 
+def matcher_of(words: str, form: Document) -> tuple[GrammarMatcher, dict[str, int]]:
+    """A matcher for a vocabulary of these words and three special tokens, and the ids by their texts."""
+    compiler = compiler_of(words.split())
+    ids = {name: token for token, name in tokenizer_of(words.split()).pieces.tokens.items()}
+    return compiler.compile(StructuredOutputs(structural_tag=structural(form))).matcher(), ids
+
+
+def accept(matcher: GrammarMatcher, ids: dict[str, int], *names: str) -> None:
+    """Accept tokens, all of which the masks must allow."""
+    for name in names:
+        assert ids[name] in allowed(matcher)
+        matcher.accept_token(ids[name])
+
+
+def names_allowed(matcher: GrammarMatcher, ids: dict[str, int]) -> set[str]:
+    return {name for name, token in ids.items() if token in allowed(matcher)}
+
+
 def test_sections_begin_with_a_special_token_where_free_text_may_not_have_others() -> None:
-    tokenizer = tokenizer_of([*"abc<|TE>/", "</"])
-    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
-    form = structural(
-        {
-            "type": "triggered_tags",
-            "triggers": ["<|T|>"],
-            "tags": [tag("<|T|>", {"type": "regex", "pattern": "a"}, "b")],
-        }
-    )
-    matcher = grammars.compile(StructuredOutputs(structural_tag=form)).matcher()
-    names = {tokenizer.pieces.tokens[token] for token in allowed(matcher, tokenizer.vocab_size)}
-    assert names == {*"abc<|TE>/", "</", "<|T|>", "</s>"}  # not <|E|>
+    tags = [tag("<|T|>", {"type": "regex", "pattern": "a"}, "b")]
+    matcher, ids = matcher_of("a b c < | T E > / </", {"type": "triggered_tags", "triggers": ["<|T|>"], "tags": tags})
+    assert names_allowed(matcher, ids) == {*"abc<|TE>/", "</", "<|T|>", "</s>"}  # not <|E|>
 
 
 @pytest.mark.parametrize(
@@ -205,72 +194,45 @@ def test_sections_begin_with_a_special_token_where_free_text_may_not_have_others
     ids=["spelled", "token"],
 )
 def test_a_token_object_is_the_token_only(begin: Any, end: Any) -> None:
-    tokenizer = tokenizer_of([*"ab<|TE>"])
-    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
-    form = structural(tag(begin, {"type": "regex", "pattern": "a"}, end))
-    matcher = grammars.compile(StructuredOutputs(structural_tag=form)).matcher()
-    names = tokenizer.pieces.tokens
-    is_text = isinstance(begin, str)
-    assert {names[token] for token in allowed(matcher, tokenizer.vocab_size)} == (
-        {"<|T|>", "<"} if is_text else {"<|T|>"}
-    )
-    matcher.accept_token(tokenizer.backend.token_to_id("<|T|>"))
-    matcher.accept_token(tokenizer.backend.token_to_id("a"))
-    assert {names[token] for token in allowed(matcher, tokenizer.vocab_size)} == (
-        {"<|E|>", "<"} if is_text else {"<|E|>"}
-    )
-    matcher.accept_token(tokenizer.backend.token_to_id("<|E|>"))
+    matcher, ids = matcher_of("a b < | T E >", tag(begin, {"type": "regex", "pattern": "a"}, end))
+    spelled = {"<"} if isinstance(begin, str) else set[str]()
+    assert names_allowed(matcher, ids) == {"<|T|>"} | spelled
+    accept(matcher, ids, "<|T|>", "a")
+    assert names_allowed(matcher, ids) == {"<|E|>"} | spelled
+    accept(matcher, ids, "<|E|>")
     assert matcher.terminated
 
 
-def test_a_special_token_that_cannot_be_spelled_is_the_token_only() -> None:
-    tokenizer = tokenizer_of([*"ab<>"])
-    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
-    for form in (
-        tag("<|T|>", {"type": "regex", "pattern": "a+"}, "<|E|>"),
-        tag("<|T|>", {"type": "any_text"}, "<|E|>"),
-    ):
-        matcher = grammars.compile(StructuredOutputs(structural_tag=structural(form))).matcher()
-        for name in ("<|T|>", "a", "<|E|>"):
-            [token] = [tokenizer.backend.token_to_id(name)]
-            assert token in allowed(matcher, tokenizer.vocab_size)
-            matcher.accept_token(token)
-        assert matcher.terminated
+@pytest.mark.parametrize("content", [{"type": "regex", "pattern": "a+"}, {"type": "any_text"}], ids=str)
+def test_a_special_token_that_cannot_be_spelled_is_the_token_only(content: Document) -> None:
+    matcher, ids = matcher_of("a b < >", tag("<|T|>", content, "<|E|>"))
+    accept(matcher, ids, "<|T|>", "a", "<|E|>")
+    assert matcher.terminated
 
 
 def test_an_end_may_be_eos() -> None:
-    tokenizer = tokenizer_of([*"ab"])
-    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
-    end = {"type": "token", "token": "</s>"}
-    matcher = grammars.compile(
-        StructuredOutputs(structural_tag=structural(tag("a", {"type": "any_text"}, end)))
-    ).matcher()
+    matcher, ids = matcher_of("a b", tag("a", {"type": "any_text"}, {"type": "token", "token": "</s>"}))
     for name in ("a", "b"):
-        assert tokenizer.backend.token_to_id("<|T|>") not in allowed(matcher, tokenizer.vocab_size)
-        matcher.accept_token(tokenizer.backend.token_to_id(name))
+        assert ids["<|T|>"] not in allowed(matcher)
+        accept(matcher, ids, name)
     assert not matcher.accepting
-    matcher.accept_token(tokenizer.backend.token_to_id("</s>"))
+    accept(matcher, ids, "</s>")
     assert matcher.terminated
 
 
 def test_a_failure_of_one_sequence_does_not_end_the_others() -> None:
     """llguidance 1.9.1 fails at the second EOS token inside a grammar, and then in all copies of its state."""
-    tokenizer = tokenizer_of([*"<t>#xb"])
-    grammars = GrammarCompiler(tokenizer, tokenizer.vocab_size)
     inner = tag("<t>", {"type": "regex", "pattern": "#"}, {"type": "token", "token": "</s>"}, "x")
-    form = structural(
-        {"type": "sequence", "elements": [{"type": "plus", "content": inner}, {"type": "const_string", "value": "b"}]}
-    )
-    grammar = grammars.compile(StructuredOutputs(structural_tag=form))
-    ids = [tokenizer.backend.token_to_id(name) for name in ("<", "t", ">", "#", "</s>") * 2]
-    failing, other = grammar.matcher(), grammar.matcher()
-    for token in ids[:-1]:
-        failing.accept_token(token)
+    form = several("sequence", {"type": "plus", "content": inner}, const("b"))
+    failing, ids = matcher_of("< t > # x b", form)
+    other = failing.copy()
+    for name in ("<", "t", ">", "#", "</s>", "<", "t", ">", "#"):
+        failing.accept_token(ids[name])
     with pytest.raises((MatcherError, ValueError)):
-        failing.accept_token(ids[-1])
-    for token in ids[:4]:
-        other.accept_token(token)
-    assert allowed(other, tokenizer.vocab_size) == {ids[4], tokenizer.backend.token_to_id("x")}
+        failing.accept_token(ids["</s>"])
+    for name in ("<", "t", ">", "#"):
+        other.accept_token(ids[name])
+    assert names_allowed(other, ids) == {"</s>", "x"}
 
 
 # ---- formats
@@ -345,23 +307,10 @@ TEXTS: list[tuple[Document, str, list[str], list[str]]] = [
 
 
 @pytest.mark.parametrize(("form", "name", "valid", "invalid"), TEXTS, ids=[name for _, name, _, _ in TEXTS])
-def test_formats_accept_their_texts(
-    grammars: GrammarCompiler, llm: nc.LLM, form: Document, name: str, valid: list[str], invalid: list[str]
-) -> None:
-    grammar = grammars.compile(StructuredOutputs(structural_tag=structural(form), whitespace="none"))
-    table = {piece: token for token, piece in llm.tokenizer.pieces.table.items() if len(piece) == 1}
-
-    def accepts(text: str) -> bool:
-        matcher = grammar.matcher()
-        try:
-            for character in text:  # some tokens are forced to be longer
-                matcher.accept_token(table[character])
-        except ValueError:
-            return False
-        return matcher.accepting
-
-    assert [text for text in valid if not accepts(text)] == []
-    assert [text for text in invalid if accepts(text)] == []
+def test_formats_accept_their_texts(form: Document, name: str, valid: list[str], invalid: list[str]) -> None:
+    grammar = grammar_of(structural_tag=structural(form), whitespace="none")
+    assert [text for text in valid if not can_write(grammar, text)] == []
+    assert [text for text in invalid if can_write(grammar, text)] == []
 
 
 ERRORS: list[tuple[Document, str]] = [
@@ -415,28 +364,28 @@ ERRORS: list[tuple[Document, str]] = [
 
 
 @pytest.mark.parametrize(("document", "words"), ERRORS, ids=[words[:60] for _, words in ERRORS])
-def test_an_error_names_the_place(grammars: GrammarCompiler, document: Document, words: str) -> None:
+def test_an_error_names_the_place(document: Document, words: str) -> None:
     with pytest.raises(ParameterError) as caught:
-        grammars.compile(StructuredOutputs(structural_tag=document))
+        grammar_of(structural_tag=document)
     assert caught.value.field == "structural_tag"
     assert words in str(caught.value)
     assert len(str(caught.value)) < 400
 
 
-def test_ignored_keywords_are_listed_with_their_place(grammars: GrammarCompiler) -> None:
+def test_ignored_keywords_are_listed_with_their_place() -> None:
     schema = {"type": "object", "properties": {"a": {"uniqueItems": True}}}
     form = structural(tag("<", {"type": "json_schema", "json_schema": schema}, ">"))
-    compiled = grammars.compile(StructuredOutputs(structural_tag=form, on_unsupported="ignore"))
+    compiled = grammar_of(structural_tag=form, on_unsupported="ignore")
     assert compiled.ignored == compiled.unchecked == ("uniqueItems at /properties/a in format.content",)
     assert compiled.validate("<{}>") == []
 
 
-def test_many_tags_compile_in_a_second(grammars: GrammarCompiler) -> None:
+def test_many_tags_compile_in_a_second() -> None:
     form = {**CALLS, "tags": [tag(f"<call={number}>", OBJECT, "</call>") for number in range(200)]}
     begin = time.thread_time()
-    grammars.compile(StructuredOutputs(structural_tag=structural(form)))
+    grammar_of(structural_tag=structural(form))
     assert time.thread_time() - begin < 2
     form = {**CALLS, "tags": [tag(f"<call={number}>", const("a"), "</call>") for number in range(1000)]}
     begin = time.thread_time()
-    grammars.compile(StructuredOutputs(structural_tag=structural(form)))
+    grammar_of(structural_tag=structural(form))
     assert time.thread_time() - begin < 2

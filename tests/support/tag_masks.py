@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator
 from typing import Protocol
 
-import numpy as np
 import tokenizers
+from bundled_grammars import allowed
 from tag_twin import texts_of
 from tokenizers import AddedToken, decoders, models
 
@@ -36,12 +36,6 @@ def compiler_of(words: list[str]) -> GrammarCompiler:
     return GrammarCompiler(tokenizer, tokenizer.vocab_size, threads=1)
 
 
-def allowed(matcher: GrammarMatcher, size: int) -> set[int]:
-    mask_W = np.empty(-(-size // 32), np.int32)
-    matcher.fill_bitmask(mask_W)
-    return {*np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little")).tolist()}
-
-
 def check_node(matcher: GrammarMatcher, tokenizer: Tokenizer, twin: Reference, tokens: list[str]) -> list[int]:
     """Compare one mask with the reference; return the tokens that the reference allows."""
     names = tokenizer.pieces.tokens
@@ -50,7 +44,7 @@ def check_node(matcher: GrammarMatcher, tokenizer: Tokenizer, twin: Reference, t
     expected = {i for i, name in names.items() if i != eos and twin.check(text + texts_of([name]))[0]}
     complete = twin.check(text)[1]
     forced = {*matcher.jump_forward_tokens()[:1]}
-    actual = allowed(matcher, tokenizer.vocab_size)
+    actual = {*allowed(matcher)}
     assert matcher.accepting == complete, tokens
     assert actual - {eos} == (forced or expected), (tokens, [names[i] for i in actual ^ expected])
     assert forced <= expected

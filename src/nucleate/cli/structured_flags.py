@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from nucleate.cli.argument_parser import UsageError
 from nucleate.cli.input_text import decode
-from nucleate.structured_output.grammar_triggers import TYPES
-from nucleate.structured_output.spec import StructuredOutputs
+from nucleate.structured_output.spec import TRIGGER_TYPES, StructuredOutputs
 
 if TYPE_CHECKING:
     from nucleate.engine.engine import Engine
@@ -91,8 +90,8 @@ def read_structured(arguments: argparse.Namespace) -> StructuredOutputs | None:
 
 def _trigger(text: str) -> dict[str, str]:
     kind, colon, value = text.partition(":")
-    if not colon or kind not in TYPES:
-        raise UsageError(f"--grammar-trigger must be TYPE:VALUE with the type {', '.join(TYPES)}, got {text}")
+    if not colon or kind not in TRIGGER_TYPES:
+        raise UsageError(f"--grammar-trigger must be TYPE:VALUE with the type {', '.join(TRIGGER_TYPES)}, got {text}")
     return {"type": kind, "value": value}
 
 

@@ -30,7 +30,7 @@ from nucleate.sampling.token_logprobs import logprobs
 from nucleate.sampling_params import SamplingParams
 from nucleate.stopping.stop_matcher import StopRules
 from nucleate.structured_output import CompiledGrammar, Guide, MatcherError, error_message
-from nucleate.structured_output.grammar_manager import GrammarManager
+from nucleate.structured_output.compiler import GrammarManager
 from nucleate.structured_output.guide import CONSTRAINT_FAILED
 from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer

@@ -41,7 +41,7 @@ from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stage import Stage
 from nucleate.speculative.config import Speculation
 from nucleate.structured_output import GrammarLimits
-from nucleate.structured_output.grammar_manager import GrammarManager
+from nucleate.structured_output.compiler import GrammarManager
 from nucleate.structured_output.spec import Whitespace
 from nucleate.tokenization.tokenizer import Tokenizer
 

@@ -18,7 +18,7 @@ from nucleate.models.runner import Runner
 from nucleate.outputs import EngineOutput
 from nucleate.parameters.converters import one_line
 from nucleate.speculative.draft import NO_DRAFT
-from nucleate.structured_output.grammar_manager import GrammarManager
+from nucleate.structured_output.compiler import GrammarManager
 
 
 class ForwardOutput(NamedTuple):

@@ -16,7 +16,7 @@ from nucleate.engine.scheduler import NO_ROW
 from nucleate.outputs import EngineOutput, StepLogprobs
 from nucleate.sampling.sampler import Sampler
 from nucleate.structured_output import Guide, error_message
-from nucleate.structured_output.grammar_manager import GrammarManager
+from nucleate.structured_output.compiler import GrammarManager
 
 
 class TokenSampler:

@@ -25,7 +25,7 @@ from nucleate.sampling.sampler import Sampler
 from nucleate.sampling_params import SamplingParams
 from nucleate.stopping.stop_matcher import StopMatcher, StopRules
 from nucleate.structured_output import Guide, error_message
-from nucleate.structured_output.grammar_manager import GrammarManager
+from nucleate.structured_output.compiler import GrammarManager
 from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 

@@ -27,7 +27,7 @@ from nucleate.server.openai.endpoints import CHAT, Endpoint
 from nucleate.server.openai.messages import MAX_MESSAGES, TEMPLATE_FIELDS
 from nucleate.server.openai.requests import NON_EMPTY
 from nucleate.server.openai.response_format import GRAMMAR, GRAMMAR_LAZY, GRAMMAR_TRIGGERS, RESPONSE_FORMAT
-from nucleate.structured_output.grammar_triggers import MAX_TRIGGERS
+from nucleate.structured_output.spec import MAX_TRIGGERS
 
 Schema = dict[str, Any]
 

@@ -5,10 +5,10 @@
 step. ``Guide`` combines the matcher with the validation of the output.
 """
 
-from nucleate.structured_output.compiler import CompiledGrammar, GrammarCompiler
+from nucleate.structured_output.compiler import GrammarCompiler, compile_grammar
 from nucleate.structured_output.grammar_limits import GrammarLimits
 from nucleate.structured_output.grammar_matcher import GrammarMatcher, MatcherError
-from nucleate.structured_output.guide import Guide, can_jump_forward, compile_grammar, error_message
+from nucleate.structured_output.guide import CompiledGrammar, Guide, can_jump_forward, error_message
 from nucleate.structured_output.spec import StructuredOutputs
 
 __all__ = [

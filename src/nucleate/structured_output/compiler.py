@@ -1,27 +1,37 @@
-"""``GrammarCompiler``: compiles constraints for one vocabulary, caches them, and fills the masks of a batch."""
+"""``GrammarCompiler`` and ``GrammarManager``: compiled constraints of one vocabulary, and the masks of a batch.
+
+The compiler compiles constraints, caches them, and fills masks. The manager of an engine creates it, and with it loads
+llguidance, with the first constrained request; it fills the masks of each step, also during the forward pass.
+"""
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from math import inf
 from time import perf_counter
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.grammar_limits import GrammarLimits
-from nucleate.structured_output.grammar_matcher import GrammarMatcher, MatcherError, check_masks
+from nucleate.structured_output.grammar_matcher import (
+    GrammarMatcher,
+    MatcherError,
+    TimeBudget,
+    check_masks,
+    mark_cpu_time,
+)
+from nucleate.structured_output.guide import CompiledGrammar, Guide, load_validator
 from nucleate.structured_output.llguidance_engine import LLGuidanceEngine
+from nucleate.structured_output.llguidance_library import Vocabulary
 from nucleate.structured_output.spec import StructuredOutputs, Whitespace
-from nucleate.structured_output.state_cache import InitialMatcher
-from nucleate.structured_output.time_budget import TimeBudget, mark_cpu_time
-from nucleate.structured_output.validation import MAX_SECONDS, unchecked_formats, validate
-from nucleate.structured_output.vocabulary import Vocabulary
 from nucleate.tokenization.tokenizer import Tokenizer
 
 CACHE_BYTES: Final = 64 * 2**20
@@ -31,45 +41,6 @@ CALLER_THREAD_SECONDS: Final = 0.0005
 """Masks are filled on the calling thread for so long before other threads are used: waking those may cost more."""
 UNTIMED_STEPS: Final = 64
 """Steps without time measurement after a measured step in which no mask was slow."""
-
-
-@final
-class CompiledGrammar:
-    """A constraint compiled for one vocabulary.
-
-    ignored: the schema keywords that are not enforced, and their places. unknown: words that are not keywords but look
-    like misspelled ones.
-    """
-
-    def __init__(
-        self,
-        spec: StructuredOutputs,
-        ignored: tuple[str, ...],
-        unknown: tuple[str, ...],
-        initial: InitialMatcher,
-        num_words: int,
-        num_bytes: int,
-    ) -> None:
-        self.spec = spec
-        self.ignored, self.unknown = ignored, unknown
-        self.unchecked = () if not ignored else ignored if spec.structural_tag else unchecked_formats(spec.schema)
-        """What neither masks nor ``validate`` check: formats, or the ignored keywords of a structural tag."""
-        self.num_words = num_words
-        """Length W of a bitmask, in words of 32 tokens."""
-        self.num_bytes = num_bytes
-        """Approximate memory in bytes."""
-        self._initial = initial
-
-    def matcher(self, *, ignore_eos: bool = False) -> GrammarMatcher:
-        """Create the matcher of a new sequence, on any thread. ignore_eos: allow EOS only if nothing else follows."""
-        return GrammarMatcher(self._initial, ignore_eos=ignore_eos)
-
-    def validate(self, text: str, seconds: float = MAX_SECONDS) -> list[str]:
-        """Validate a JSON text against the whole schema, ignored keywords included; see ``validate``.
-
-        Returns no errors for a structural tag, whose sections are not validated.
-        """
-        return [] if self.spec.structural_tag else validate(self.spec, text, seconds)
 
 
 @final
@@ -216,3 +187,112 @@ def fill_or_clear(matcher: GrammarMatcher, mask_W: NDArray[np.int32]) -> None:
         matcher.fill_bitmask(mask_W)
     except MatcherError:
         mask_W[:] = 0
+
+
+def compile_grammar(
+    spec: StructuredOutputs | None, get_compiler: Callable[[], GrammarCompiler]
+) -> CompiledGrammar | None:
+    """Compile the constraint of a request, if any. Raises ParameterError, also if the model does not support it."""
+    if spec is None:
+        return None
+    try:
+        compiler = get_compiler()
+    except (ModuleNotFoundError, ValueError) as error:
+        raise ParameterError("structured_outputs", str(error)) from None
+    try:
+        grammar = compiler.compile(spec)
+    except RecursionError:
+        raise ParameterError("structured_outputs", "structured_outputs is nested too deeply") from None
+    if grammar.ignored:
+        try:
+            load_validator()  # now, so that a missing package is an error of the request
+        except ModuleNotFoundError as error:
+            raise ParameterError("structured_outputs", str(error)) from None
+    return grammar
+
+
+OVERLAP_SECONDS = 0.0005
+"""If the masks of a step take longer, those of the next step are filled on another thread during the forward pass."""
+
+
+class GrammarManager:
+    """Constraints and masks of one engine. ``seconds``: total time spent waiting for masks."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        limits: GrammarLimits | None,
+        whitespace: Whitespace = "flexible",
+    ) -> None:
+        self.seconds = 0.0
+        self.is_slow = False  #: whether the last masks took so long that it pays to prefetch the next ones
+        self._create: Callable[[], GrammarCompiler] = partial(
+            GrammarCompiler, tokenizer, vocab_size, limits=limits, whitespace=whitespace
+        )
+        self._compiler: GrammarCompiler | None = None
+        self._lock = threading.Lock()
+        self._masks_RW = np.empty((0, 0), np.int32)
+        self._thread = ThreadPoolExecutor(1, "nucleate-masks")
+        self._prefetch: _Prefetch | None = None
+
+    def compile(self, spec: StructuredOutputs | None) -> CompiledGrammar | None:
+        """Compile the constraint of a request, on any thread. Raises ParameterError."""
+        return compile_grammar(spec, self._get_compiler)
+
+    def prefetch(self, guides: Sequence[Guide | None]) -> None:
+        """Start filling the masks of these sequences during a forward pass."""
+        if self._prefetch is not None:  # unused
+            wait([self._prefetch.future])
+            self._prefetch = None
+        if any(guides):
+            self._prefetch = _Prefetch(guides, self._thread.submit(self._fill, guides, overlapped=True))
+
+    def mask(self, guides: Sequence[Guide | None]) -> NDArray[np.int32] | None:
+        """Return the bitmasks [R, W] of the next tokens; None if no sequence is constrained."""
+        if self._compiler is None or not any(guides):
+            return None  # prefetched masks are of other sequences
+        prefetch, self._prefetch = self._prefetch, None
+        mark_cpu_time()  # for the calls after this one: masks may be filled on another thread
+        begin = perf_counter()
+        masks_RW = None if prefetch is None else prefetch.masks(guides)
+        if masks_RW is None:
+            masks_RW = self._fill(guides)
+        for row, guide in enumerate(guides):
+            if guide is not None and guide.error is not None:
+                masks_RW[row] = 0
+        self.seconds += perf_counter() - begin
+        return masks_RW
+
+    def _fill(self, guides: Sequence[Guide | None], *, overlapped: bool = False) -> NDArray[np.int32]:
+        begin, compiler = perf_counter(), self._get_compiler()
+        if len(self._masks_RW) < len(guides):
+            self._masks_RW = np.empty((len(guides), compiler.num_words), np.int32)
+        masks_RW = self._masks_RW[: len(guides)]
+        compiler.fill_all(
+            [None if guide is None else guide.matcher for guide in guides], masks_RW, overlapped=overlapped
+        )
+        self.is_slow = compiler.parallel and perf_counter() - begin > OVERLAP_SECONDS
+        return masks_RW
+
+    def _get_compiler(self) -> GrammarCompiler:
+        with self._lock:
+            if self._compiler is None:
+                self._compiler = self._create()
+            return self._compiler
+
+
+class _Prefetch(NamedTuple):
+    """Masks that are being filled on another thread."""
+
+    guides: Sequence[Guide | None]
+    future: Future[NDArray[np.int32]]
+
+    def masks(self, guides: Sequence[Guide | None]) -> NDArray[np.int32] | None:
+        """Return the masks of these sequences, a subset of the prefetched ones; None if one is missing."""
+        masks_RW = self.future.result()
+        if len(guides) == len(self.guides) and all(map(operator.is_, guides, self.guides)):
+            return masks_RW
+        row_of = {id(guide): row for row, guide in enumerate(self.guides)}
+        rows = [row_of.get(id(guide), -1) for guide in guides]
+        return None if -1 in rows else masks_RW[rows]

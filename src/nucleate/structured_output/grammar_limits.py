@@ -12,16 +12,16 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.gbnf import lark_text
 from nucleate.structured_output.json_schema import PreparedSchema, SchemaLocation, num_intersected_patterns
 from nucleate.structured_output.lark import parse_lark
-from nucleate.structured_output.repetition_limits import ambiguous_size, expanded_size
+from nucleate.structured_output.pattern_parser import ambiguous_size, expanded_size
+from nucleate.structured_output.schema_normalization import COUNTS
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.spec import StructuredOutputs
-from nucleate.structured_output.tag_formats import FIELD, Format, Grammar, JsonSchema, Regex, at_place, parts_of
+from nucleate.structured_output.structural_tag import FIELD, Format, Grammar, JsonSchema, Regex, at_place, parts_of
 from nucleate.structured_output.terminal_automata import Budget
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_COUNT_KEYWORDS = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _LIMITED = frozenset(
-    (*_COUNT_KEYWORDS, "properties", "patternProperties", "required", "enum", "pattern", "format", "multipleOf")
+    (*COUNTS, "properties", "patternProperties", "required", "enum", "pattern", "format", "multipleOf")
 )
 _DESCRIPTIONS = frozenset(("title", "description", "$comment", "markdownDescription"))
 """Words with texts that are not compiled."""
@@ -152,7 +152,7 @@ class GrammarLimits:
         return prepared
 
     def _check_subschema(self, location: SchemaLocation, factors: set[int]) -> None:
-        for name in _COUNT_KEYWORDS:
+        for name in COUNTS:
             count = location.schema.get(name)
             if isinstance(count, int | float):
                 self._check_max("json_schema", f"in {name}{location.message_suffix}", count, self.max_repetitions)

@@ -1,22 +1,134 @@
 """``GrammarMatcher``: the grammar state of one sequence, which computes the bitmask of allowed next tokens.
 
-All sequences of a constraint share lexer states, see ``state_cache``. When they are exhausted, a matcher replays its
-tokens on a new initial matcher and continues.
+All sequences of a constraint share lexer states, which makes masks faster with use; but llguidance limits their total
+number. When the limit is exceeded, one copy of the initial matcher gets an error, and others may compute wrong, empty
+masks. All matchers then replay their tokens on a new initial matcher and continue. The sequences also share a budget of
+CPU time for slow masks.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from time import perf_counter
+from time import monotonic, perf_counter, thread_time
 from typing import Any, Final, final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.structured_output.llguidance_loader import FAILED, raise_unless_panic, short_message
-from nucleate.structured_output.number_digits import JsonPosition
-from nucleate.structured_output.state_cache import POISONED, STATES_EXHAUSTED, InitialMatcher
-from nucleate.structured_output.time_budget import FREE_SECONDS
+from nucleate.parameters.changed_copy import changed_copy
+from nucleate.structured_output.llguidance_library import (
+    FAILED,
+    DigitLimit,
+    JsonPosition,
+    raise_unless_panic,
+    short_message,
+)
+
+FREE_SECONDS: Final = 0.005
+"""Time of a call that is not charged."""
+REFILL_RATE: Final = 0.1
+"""Seconds added to a budget per second."""
+
+
+class _CpuTime(threading.local):
+    marked = -np.inf  # CPU seconds of this thread at the last mark
+
+
+_CPU_TIME = _CpuTime()
+
+
+def mark_cpu_time() -> None:
+    """Record the CPU time of this thread. Called once per batch of calls, which is cheaper than for each call."""
+    _CPU_TIME.marked = thread_time()
+
+
+def chargeable_seconds(begin: float) -> float:
+    """Return the seconds by which a call that began at ``begin`` (``perf_counter``) exceeded FREE_SECONDS.
+
+    At most the CPU time of this thread since ``mark_cpu_time`` counts, so that the load of the machine is not charged.
+    """
+    wall = perf_counter() - begin
+    if wall <= FREE_SECONDS:
+        return 0.0
+    marked = _CPU_TIME.marked
+    mark_cpu_time()
+    return max(0.0, min(wall, _CPU_TIME.marked - marked) - FREE_SECONDS)
+
+
+@final
+class TimeBudget:
+    """A token bucket of seconds: the time that all sequences of a constraint may take beyond FREE_SECONDS per call.
+
+    When it is empty, slow sequences end with an error; fast ones are not affected.
+    """
+
+    __slots__ = ("_lock", "_refilled_at", "_remaining", "capacity")
+
+    def __init__(self, seconds: float) -> None:
+        self.capacity = self._remaining = seconds
+        self._refilled_at = monotonic()
+        self._lock = threading.Lock()
+
+    @property
+    def remaining(self) -> float:
+        self._refill()
+        return self._remaining
+
+    @property
+    def empty(self) -> bool:
+        return self.remaining < 0
+
+    def charge(self, begin: float) -> bool:
+        """Charge a call that began at ``begin`` (``perf_counter``). Returns whether it was slow."""
+        seconds = chargeable_seconds(begin)
+        if seconds <= 0:
+            return False
+        self._refill()
+        with self._lock:
+            self._remaining -= seconds
+        return True
+
+    def _refill(self) -> None:
+        with self._lock:
+            now = monotonic()
+            self._remaining = min(self.capacity, self._remaining + REFILL_RATE * (now - self._refilled_at))
+            self._refilled_at = now
+
+
+STATES_EXHAUSTED = "too many states"
+POISONED = "PoisonError"
+"""In the errors of all copies after llguidance failed in one of them."""
+
+
+@final
+class InitialMatcher:
+    """The state shared by all sequences of a constraint. ``current``: the initial LLMatcher and its generation number.
+
+    create: creates an initial LLMatcher. ``eos_mask_W`` is the bitmask of ``eos_ids``. ``budget`` limits slow calls.
+    ``digit_limit`` limits the digits of numbers in JSON.
+    """
+
+    def __init__(
+        self,
+        create: Callable[[], Any],
+        eos_ids: frozenset[int],
+        eos_mask_W: NDArray[np.int32],
+        budget: TimeBudget,
+        digit_limit: DigitLimit | None = None,
+    ) -> None:
+        self.current: tuple[Any, int] = create(), 0
+        self.eos_ids, self.eos_mask_W, self.budget = eos_ids, eos_mask_W, budget
+        self.digit_limit = digit_limit
+        self._create = create
+        self._lock = threading.Lock()
+
+    def replace(self, generation: int) -> None:
+        """Replace the initial matcher of this generation, unless another thread has done so already."""
+        with self._lock:
+            if self.current[1] == generation:
+                self.current = self._create(), generation + 1
+
 
 DEAD_END: Final = "no token of the vocabulary can continue the output"
 TOO_SLOW: Final = "the grammar is so ambiguous that its masks took too long"
@@ -191,11 +303,7 @@ class GrammarMatcher:
         """Return an independent copy."""
         self._check()
         ll_matcher = self._call("deep_copy")
-        copied = GrammarMatcher.__new__(GrammarMatcher)
-        state = {name: getattr(self, name) for name in self.__slots__}
-        for name, value in {**state, "ll_matcher": ll_matcher, "_tokens": self._tokens.copy()}.items():
-            setattr(copied, name, value)
-        return copied
+        return changed_copy(self, ll_matcher=ll_matcher, _tokens=self._tokens.copy())
 
     def needs_renewal(self) -> bool:
         """Whether there is a newer initial matcher, because the shared lexer states are exhausted."""

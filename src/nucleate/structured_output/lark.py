@@ -17,8 +17,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output.pattern_parser import Item, Size, expanded_size, total_size
 from nucleate.structured_output.pattern_syntax import unsupported_syntax, with_explicit_classes
-from nucleate.structured_output.repetition_limits import Item, Size, expanded_size, total_size
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.schema_soundness import rewrite_schema
 
@@ -100,7 +100,8 @@ def parse_lark(text: str, options: Mapping[str, Any] | None = None) -> Lark:
     for token, following in pairwise([*tokens, LarkToken("end", "", 0)]):
         if token.kind == "rule" and token.text in _UNSUPPORTED and following.text == "=":
             _reject(token, f"{token.text} is not supported: {_UNSUPPORTED[token.text]}")
-        _CHECKS.get(token.text, _no_check)(token)
+        if check := _CHECKS.get(token.text):
+            check(token)
         if token.kind == "regex":
             _check_pattern(token)
         negations += token.text == "~" and following.kind != "number"
@@ -157,9 +158,6 @@ def _check_pattern(token: LarkToken) -> None:
         lines = pattern[: found.position].split("\n")
         column = len(lines[-1]) + 1 + (token.column if len(lines) == 1 else 0)
         _reject(token._replace(line=token.line + len(lines) - 1), f"column {column}: {found}")
-
-
-def _no_check(token: LarkToken) -> None: ...
 
 
 def _check_schema(token: LarkToken) -> None:

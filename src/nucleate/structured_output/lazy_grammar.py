@@ -1,25 +1,199 @@
-"""Lazy grammars, as in llama.cpp: any text until a trigger, then a text of the grammar that begins with the trigger."""
+"""Lazy grammars, as in llama.cpp: any text until a trigger, then a text of the grammar that begins with the trigger.
+
+What may follow a trigger is a quotient of the grammar: the rest of its texts after a given word or token.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
-from typing import Any, final
+from itertools import chain, pairwise
+from typing import Any, NoReturn, final
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output.gbnf import is_gbnf, lexing_of
-from nucleate.structured_output.gbnf_parser import parse_gbnf
-from nucleate.structured_output.grammar_expressions import EMPTY, Expression, choice, sequence
-from nucleate.structured_output.grammar_quotient import Symbol, gbnf_quotient, lark_quotient
-from nucleate.structured_output.grammar_triggers import FIELD, GrammarTrigger
-from nucleate.structured_output.tag_compiler import TagCompiler, checked_stops
-from nucleate.structured_output.tag_expressions import free_text
-from nucleate.structured_output.tag_formats import FIELD as TAG_FIELD
-from nucleate.structured_output.tag_formats import Token
+from nucleate.structured_output.gbnf import is_gbnf, lexing_of, parse_gbnf
+from nucleate.structured_output.grammar_expressions import (
+    EMPTY,
+    NOTHING,
+    Characters,
+    Choice,
+    Expression,
+    Reference,
+    Repetition,
+    Rules,
+    TokenReference,
+    choice,
+    rebuilt,
+    repetition,
+    sequence,
+)
+from nucleate.structured_output.lark import LarkToken, tokenize
+from nucleate.structured_output.llguidance_library import SpecialTokens
+from nucleate.structured_output.spec import TRIGGERS, GrammarTrigger
+from nucleate.structured_output.structural_tag import FIELD, Token
+from nucleate.structured_output.tag_compiler import TagCompiler, checked_stops, free_text
 from nucleate.structured_output.tag_grammar import Grammars
-from nucleate.structured_output.tag_tokens import SpecialTokens
+
+OPERATORS = ("?", "*", "+", "{", "~", "..", "->", "&")
+
+Symbol = str | int
+"""A character, or the id of a special token."""
+
+
+def gbnf_quotient(rules: Rules, beginnings: Iterable[Sequence[Symbol]], is_token: Callable[[str, int], bool]) -> Rules:
+    """Return rules whose ``root`` has the rests of the texts with one of some beginnings.
+
+    is_token: whether a token reference, given as its text, stands for a token id.
+    """
+    found, starts = dict(rules), []
+    for number, symbols in enumerate(beginnings):
+        start = "root"
+        for step, symbol in enumerate(symbols):
+            suffix = f" {number}.{step}"  # no rule of a grammar has a space in its name
+            found |= _Quotient(found, symbol, suffix, is_token).rules(start)
+            start += suffix
+        starts.append(start)
+    renamed = {f" {name}" if name == "root" else name: _renamed(body) for name, body in found.items()}
+    return {**renamed, "root": choice(Reference(" root" if start == "root" else start) for start in starts)}
+
+
+@final
+class _Quotient:
+    """The rules after one symbol (Brzozowski's derivative), under their names with a suffix."""
+
+    def __init__(self, rules: Rules, symbol: Symbol, suffix: str, is_token: Callable[[str, int], bool]) -> None:
+        self._rules, self._symbol, self._suffix, self._is_token = rules, symbol, suffix, is_token
+        self._nullable: set[str] = set()
+        size = -1
+        while len(self._nullable) != size:
+            size = len(self._nullable)
+            self._nullable |= {name for name, body in rules.items() if self._is_nullable(body)}
+        self._waiting: list[str] = []
+
+    def rules(self, start: str) -> dict[str, Expression]:
+        found: dict[str, Expression] = {}
+        self._waiting.append(start)
+        while self._waiting:
+            name = self._waiting.pop()
+            if name + self._suffix not in found:
+                found[name + self._suffix] = self._after(self._rules[name])
+        return found
+
+    def _is_nullable(self, expression: Expression) -> bool:
+        match expression:
+            case Characters() | TokenReference():
+                return False
+            case Reference():
+                return expression.name in self._nullable
+            case Repetition():
+                return expression.low == 0 or self._is_nullable(expression.parts[0])
+            case Choice():
+                return any(map(self._is_nullable, expression.parts))
+        return all(map(self._is_nullable, expression.parts))
+
+    def _after(self, expression: Expression) -> Expression:
+        match expression:
+            case Characters():
+                code = ord(self._symbol) if isinstance(self._symbol, str) else -1
+                return EMPTY if any(low <= code <= high for low, high in expression.ranges) else NOTHING
+            case TokenReference():
+                same = isinstance(self._symbol, int) and self._is_token(expression.text, self._symbol)
+                return EMPTY if same else NOTHING
+            case Reference():
+                self._waiting.append(expression.name)
+                return Reference(expression.name + self._suffix)
+            case Choice():
+                return choice(map(self._after, expression.parts))
+            case Repetition():
+                [part] = expression.parts
+                high = None if expression.high is None else expression.high - 1
+                return sequence([self._after(part), repetition(part, max(expression.low - 1, 0), high)])
+        found = []
+        for position, part in enumerate(expression.parts):
+            found.append(sequence([self._after(part), *expression.parts[position + 1 :]]))
+            if not self._is_nullable(part):
+                break
+        return choice(found)
+
+
+def _renamed(expression: Expression) -> Expression:
+    """Return an expression with another name in place of ``root``."""
+    if "root" not in expression.references:
+        return expression
+    if isinstance(expression, Reference):
+        return Reference(" root")
+    return rebuilt(expression, map(_renamed, expression.parts))
+
+
+def lark_quotient(text: str, symbols: Sequence[Symbol], is_token: Callable[[str, int], bool]) -> str | None:
+    """Return a grammar in Lark with the rests of the texts that begin with some symbols, or None if there are none.
+
+    Each alternative of ``start`` must begin with strings or special tokens that decide this. Raises ParameterError.
+    """
+    tokens = list(tokenize(text))
+    begin, end = _start_rule(tokens)
+    alternatives: list[list[LarkToken]] = [[]]
+    depth = 0
+    for token in tokens[begin:end]:
+        depth += (token.text in ("(", "[", "{")) - (token.text in (")", "]", "}"))
+        if token.kind == "mark" and token.text == "|" and depth == 0:
+            alternatives.append([])
+        else:
+            alternatives[-1].append(token)
+    rests = [rest for each in alternatives if (rest := _rest(each, list(symbols), is_token)) is not None]
+    if not rests:
+        return None
+    before, after = ("".join(token.source for token in part) for part in (tokens[:begin], tokens[end:]))
+    return f"{before} {' | '.join(rests)}\n{after}"
+
+
+def _start_rule(tokens: list[LarkToken]) -> tuple[int, int]:
+    """Return where the body of the rule ``start`` begins and ends."""
+    visible = [index for index, token in enumerate(tokens) if token.kind != "skip"]
+    at_line_start, begin, end = True, None, len(tokens)
+    for index, following in pairwise([*visible, len(tokens)]):
+        token = tokens[index]
+        is_definition = at_line_start and (token.kind in ("rule", "terminal") or token.text == "%")
+        if begin is not None and is_definition:
+            end = index
+            break
+        if is_definition and token.text == "start" and following < len(tokens) and tokens[following].text == ":":
+            begin = following + 1
+        at_line_start = token.kind == "newline"
+    if begin is None:
+        _reject(LarkToken("", "", 1), "it has no rule start")
+    return begin, end
+
+
+def _rest(alternative: list[LarkToken], symbols: list[Symbol], is_token: Callable[[str, int], bool]) -> str | None:
+    """Return the rest of an alternative of ``start``, or None if it does not begin with the symbols."""
+    tokens = [token for token in alternative if token.kind not in ("skip", "newline")]
+    while symbols:
+        token, following = (tokens[0] if tokens else LarkToken("end", "", 1)), (tokens[1].text if tokens[1:] else "")
+        fixed = token.kind == "string" and not token.text.endswith("i") and following not in OPERATORS
+        if token.kind == "special" and following not in OPERATORS:
+            if not isinstance(symbols[0], int) or not is_token(token.text, symbols[0]):
+                return None
+            del symbols[0], tokens[0]
+        elif fixed:
+            text = json.loads(token.text)
+            shared = min(len(text), len(symbols))
+            if list(text[:shared]) != symbols[:shared]:
+                return None
+            del symbols[:shared]
+            tokens[:1] = [token._replace(text=json.dumps(text[shared:]))] if text[shared:] else []
+        else:
+            _reject(
+                token,
+                "with grammar_lazy, each alternative of start must begin with the trigger as a string; or use GBNF",
+            )
+    return " ".join(token.source for token in tokens) or '""'
+
+
+def _reject(token: LarkToken, reason: str) -> NoReturn:
+    raise ParameterError("grammar", f"grammar: in line {token.line}: {reason}")
 
 
 def lazy_grammar(
@@ -36,9 +210,9 @@ def _own_errors() -> Iterator[None]:
     try:
         yield
     except ParameterError as error:
-        if error.field != TAG_FIELD:
+        if error.field != FIELD:
             raise
-        raise ParameterError(FIELD, str(error).replace(f"{TAG_FIELD}.", "").replace(TAG_FIELD, FIELD)) from None
+        raise ParameterError(TRIGGERS, str(error).replace(f"{FIELD}.", "").replace(FIELD, TRIGGERS)) from None
 
 
 @final
@@ -53,12 +227,12 @@ class _LazyGrammar:
         """Free text, or free text up to a trigger and the rest of the grammar."""
         begins: dict[str | int, str] = {}
         for index, trigger in enumerate(triggers):
-            at = f"{FIELD}[{index}]"
+            at = f"{TRIGGERS}[{index}]"
             found = [self._tokens.resolve(Token(at, trigger.value))] if trigger.type == "token" else trigger.words(at)
             begins |= dict.fromkeys(found, at)
-        stops = checked_stops([begin for begin in begins if isinstance(begin, str)], FIELD)
+        stops = checked_stops([begin for begin in begins if isinstance(begin, str)], TRIGGERS)
         sections = list(chain.from_iterable(self._sections(begin, at, stops) for begin, at in begins.items()))
-        return choice([free_text(stops, FIELD), *sections])
+        return choice([free_text(stops, TRIGGERS), *sections])
 
     def _sections(self, begin: str | int, at: str, stops: frozenset[str]) -> Iterator[Expression]:
         """Yield free text up to a trigger with the rest of the grammar, for each spelling of the trigger."""
@@ -75,7 +249,7 @@ class _LazyGrammar:
                 text = self._compiler.text(begin, at, position) if isinstance(begin, str) else EMPTY
                 yield sequence([self._compiler.up_to(ending, stops, at), text, rest])
         if not found:
-            raise ParameterError(FIELD, f"{at}: no text of the grammar begins with {shown(begin)}")
+            raise ParameterError(TRIGGERS, f"{at}: no text of the grammar begins with {shown(begin)}")
 
     def _rest(self, beginnings: list[list[Symbol]], at: str) -> Expression | None:
         """Return what follows one of some beginnings in the grammar, or None if it has none of them."""

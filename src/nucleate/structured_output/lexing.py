@@ -2,15 +2,15 @@
 
 Long terminals make token masks fast: single characters cost a step of the parser for each byte of each token. So the
 longest regular parts become terminals, and those for which the lexer would be wrong are split into their parts, down to
-single characters, which are always exact.
+single characters, which are always exact. Which uses of terminals may come first, and after each other, decides this.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import Final, final
+from typing import Final, NamedTuple, final
 
-from nucleate.structured_output.follow_sets import follow_sets
 from nucleate.structured_output.grammar_expressions import (
     EMPTY,
     NOTHING,
@@ -28,12 +28,82 @@ from nucleate.structured_output.grammar_expressions import (
     sequence,
 )
 from nucleate.structured_output.terminal_automata import (
+    END,
     Alphabet,
     Automaton,
     Budget,
     TooManyStepsError,
     conflicts,
+    members,
 )
+
+
+class Ends(NamedTuple):
+    """The uses of terminals at the ends of an expression, and whether it matches the empty text."""
+
+    nullable: bool
+    first: int
+    last: int
+
+
+def follow_sets(
+    rules: Rules, start: str, num_uses: int, nullable: Sequence[bool], budget: Budget
+) -> tuple[list[int], Ends]:
+    """Return the uses that may come after each use, and those at the ends of a text. nullable: of each terminal.
+
+    Raises TooManyStepsError.
+    """
+    finder = _Finder(rules, num_uses, nullable, budget)
+    while finder.changed:
+        finder.changed = False
+        for name, body in rules.items():
+            ends = finder.ends(body)
+            finder.changed |= ends != finder.rules[name]
+            finder.rules[name] = ends
+    return finder.following, finder.rules[start]
+
+
+@final
+class _Finder:
+    def __init__(self, rules: Rules, num_uses: int, nullable: Sequence[bool], budget: Budget) -> None:
+        self.rules = dict.fromkeys(rules, Ends(False, 0, 0))
+        self.following = [0] * num_uses
+        self.changed = True
+        self._nullable, self._budget = nullable, budget
+
+    def ends(self, expression: Expression) -> Ends:
+        """Return the ends of an expression; extend ``following`` by what is inside it."""
+        self._budget.spend()
+        if isinstance(expression, Terminal):
+            use = 1 << expression.use
+            return Ends(self._nullable[expression.number], use, use)
+        if isinstance(expression, Reference):
+            return self.rules[expression.name]
+        parts = [self.ends(part) for part in expression.parts]
+        if isinstance(expression, Repetition):
+            [part] = parts
+            if expression.high != 1:
+                self._connect(part, part)
+            return part._replace(nullable=part.nullable or expression.low == 0)
+        total = Ends(not isinstance(expression, Choice), 0, 0)
+        for part in parts:
+            total = (self._either if isinstance(expression, Choice) else self._connect)(total, part)
+        return total
+
+    @staticmethod
+    def _either(left: Ends, right: Ends) -> Ends:
+        return Ends(left.nullable or right.nullable, left.first | right.first, left.last | right.last)
+
+    def _connect(self, left: Ends, right: Ends) -> Ends:
+        for use in members(left.last):
+            self._budget.spend()
+            self.following[use] |= right.first
+        return Ends(
+            left.nullable and right.nullable,
+            left.first | (right.first if left.nullable else 0),
+            right.last | (left.last if right.nullable else 0),
+        )
+
 
 MAX_ROUNDS: Final = 40
 """Maximum number of times that conflicting terminals are split before all are."""
@@ -132,3 +202,53 @@ def _text_between(loop: Repetition, inner: Choice, rules: dict[str, Expression])
         return sequence([text, repetition(other, 0, None)])
     begin = sequence([repetition(regular, 1, None), repetition(other, 0, None)])
     return choice([begin, repetition(other, 1, None)])
+
+
+ALL_BYTES: Final = (1 << 256) - 1
+
+
+def boundary_bytes(lexing: Lexing) -> tuple[int, int]:
+    """Return the bytes with which the texts of a grammar may begin, and those that may follow a complete text in it.
+
+    A set of bytes is an int. Both are ``ALL_BYTES`` if the grammar is too complex to examine.
+    """
+    alphabet, budget = Alphabet(lexing.terminals), Budget()
+    try:
+        automata = [Automaton(each, alphabet, budget) if each.regular else None for each in lexing.terminals]
+        nullable = [automaton is not None and automaton.nullable for automaton in automata]
+        following, ends = follow_sets(lexing.rules, "root", len(lexing.uses), nullable, budget)
+
+        def first(uses: int) -> int:
+            found = (automata[lexing.uses[use]] for use in members(uses))
+            return _union(automaton.readable(automaton.start) for automaton in found if automaton)
+
+        continuing = 0
+        for use in members(ends.last):
+            automaton = automata[lexing.uses[use]]
+            continuing |= first(following[use]) | (_after_a_text(automaton) if automaton else 0)
+        if ends.nullable:
+            continuing |= first(ends.first)
+        return alphabet.first_bytes(first(ends.first)), alphabet.first_bytes(continuing)
+    except TooManyStepsError:
+        return ALL_BYTES, ALL_BYTES
+
+
+def _union(sets: Iterable[int]) -> int:
+    found = 0
+    for each in sets:
+        found |= each
+    return found
+
+
+def _after_a_text(automaton: Automaton) -> int:
+    """Return the characters with which a terminal can read on after one of its texts."""
+    found, known, waiting = 0, {automaton.start}, [automaton.start]
+    while waiting:
+        state = waiting.pop()
+        for _, following in automaton.moves(state):
+            if following & END:
+                found |= automaton.readable(following)
+            if following not in known:
+                known.add(following)
+                waiting.append(following)
+    return found

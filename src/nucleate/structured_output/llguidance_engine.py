@@ -1,13 +1,14 @@
-"""``LLGuidanceEngine``: compiles constraints and fills token bitmasks with llguidance."""
+"""``LLGuidanceEngine``: converts constraints to llguidance's grammar format, compiles them and fills token bitmasks."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from time import perf_counter
-from typing import Any, cast, final
+from typing import Any, Final, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,17 @@ from numpy.typing import NDArray
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.gbnf import is_gbnf, lark_text
 from nucleate.structured_output.grammar_limits import GrammarLimits
-from nucleate.structured_output.grammar_matcher import GrammarMatcher, MatcherError
-from nucleate.structured_output.grammar_source import llguidance_grammar, schema_options
-from nucleate.structured_output.ignored_patterns import remove_unsupported_patterns
+from nucleate.structured_output.grammar_matcher import (
+    FREE_SECONDS,
+    GrammarMatcher,
+    InitialMatcher,
+    MatcherError,
+    TimeBudget,
+)
 from nucleate.structured_output.json_schema import (
+    NUMERIC,
     PreparedSchema,
+    SchemaLocation,
     check_unsupported,
     keyword_locations,
     misspelled_keywords,
@@ -27,26 +34,86 @@ from nucleate.structured_output.json_schema import (
     unsupported_keywords,
 )
 from nucleate.structured_output.lark import parse_lark
-from nucleate.structured_output.llguidance_loader import (
+from nucleate.structured_output.lazy_grammar import lazy_grammar
+from nucleate.structured_output.llguidance_library import (
     FAILED,
+    DigitLimit,
+    SpecialTokens,
+    TokenDigits,
+    Vocabulary,
+    guidance_tokenizer,
     library,
     parser_limits,
     raise_unless_panic,
     short_message,
 )
-from nucleate.structured_output.llguidance_tokenizer import guidance_tokenizer
-from nucleate.structured_output.number_digits import DigitLimit, TokenDigits, longest_number
-from nucleate.structured_output.pattern_syntax import check_syntax
+from nucleate.structured_output.pattern_syntax import check_syntax, with_explicit_classes
 from nucleate.structured_output.schema_rewriting import prepare_schema
-from nucleate.structured_output.schema_soundness import rewrite_schema, unsupported_combinations
+from nucleate.structured_output.schema_soundness import (
+    remove_unsupported_patterns,
+    rewrite_schema,
+    unsupported_combinations,
+)
 from nucleate.structured_output.spec import StructuredOutputs, Whitespace
-from nucleate.structured_output.state_cache import InitialMatcher
-from nucleate.structured_output.structural_tag import parse_structural_tag
-from nucleate.structured_output.tag_formats import Grammar, JsonSchema, Regex, at_place, parts_of
+from nucleate.structured_output.structural_tag import (
+    Grammar,
+    JsonSchema,
+    Regex,
+    at_place,
+    parse_structural_tag,
+    parts_of,
+)
 from nucleate.structured_output.tag_grammar import tag_grammar
-from nucleate.structured_output.tag_tokens import SpecialTokens
-from nucleate.structured_output.time_budget import FREE_SECONDS, TimeBudget
-from nucleate.structured_output.vocabulary import Vocabulary
+
+WHITESPACE: Final = r"( |\n( {0,16}|\t{0,8}))"
+"""Optional whitespace between JSON tokens: bounded, but enough for indentation (four levels of four spaces).
+
+Some models generate as much whitespace as is allowed: with 40 spaces, the bundled model needed 1.3 times the tokens.
+"""
+
+
+def llguidance_grammar(
+    spec: StructuredOutputs, tokens: SpecialTokens, options: Mapping[str, Any], schema: PreparedSchema | None = None
+) -> str:
+    """Return the constraint in llguidance's JSON format. Raises ParameterError for an invalid grammar.
+
+    options: of llguidance for JSON schemas. schema: the prepared schema of a JSON constraint, which is changed.
+    """
+    if spec.grammar is not None and spec.grammar_triggers is not None:
+        return lazy_grammar(spec.grammar, spec.grammar_triggers, options, tokens)
+    if schema is not None:
+        text = json.dumps(rewrite_schema(schema))
+        return str(library().LLMatcher.grammar_from_json_schema(text, overrides=dict(options)))
+    if spec.regex is not None:
+        check_syntax("regex", spec.regex)
+        return str(library().LLMatcher.grammar_from_regex(with_explicit_classes(spec.regex)))
+    if spec.choice is not None:
+        # ASCII, because Lark strings cannot contain control characters.
+        # A terminal, because the parser tries the alternatives of a rule one by one.
+        return _lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in dict.fromkeys(spec.choice)))
+    return _lark(parse_lark(lark_text(spec.grammar or ""), options).text)
+
+
+def _lark(text: str) -> str:
+    """Wrap a Lark grammar in JSON, because llguidance parses text that starts with a brace as its own format."""
+    return json.dumps({"grammars": [{"lark_grammar": text}]})
+
+
+def schema_options(spec: StructuredOutputs, whitespace: Whitespace) -> dict[str, Any]:
+    """Return llguidance's options for JSON schemas: all of them, so that a schema cannot override any.
+
+    whitespace: for a constraint that does not select any.
+    """
+    flexible = (spec.whitespace or whitespace) == "flexible"
+    return {
+        "item_separator": ",",
+        "key_separator": ":",
+        "whitespace_flexible": flexible,
+        "whitespace_pattern": WHITESPACE if flexible else None,
+        "coerce_one_of": False,
+        "lenient": spec.on_unsupported == "ignore",
+    }
+
 
 _COUNTS = ("minProperties", "maxProperties")
 _COUNTS_WARNING = "min/maxProperties"
@@ -133,7 +200,7 @@ class LLGuidanceEngine:
         text = _checked(spec, lambda: llguidance_grammar(spec, self._special_tokens, options, schema), schema)
         limit = None
         if schema is not None and spec.max_digits:
-            limit = DigitLimit(self._digits, max(spec.max_digits, longest_number(schema.locations)))
+            limit = DigitLimit(self._digits, max(spec.max_digits, _longest_number(schema.locations)))
         return self._initial(spec, text, schema, limit), text
 
     def _initial(
@@ -278,3 +345,9 @@ def _compile_error(spec: StructuredOutputs, message: str, schema: PreparedSchema
         where = keyword_locations(schema.locations, *_COUNTS)
         reason = f"cannot enforce {' and '.join(_COUNTS)} at {where} with optional properties of allOf or $ref"
     return ParameterError(field, f"{field}: {reason}")
+
+
+def _longest_number(locations: Iterable[SchemaLocation]) -> int:
+    """Return the most consecutive digits in a constant or bound of a prepared schema."""
+    given = [location.schema[name] for location in locations for name in NUMERIC & location.schema.keys()]
+    return max((len(digits) for value in given for digits in re.findall("[0-9]+", json.dumps(value))), default=0)

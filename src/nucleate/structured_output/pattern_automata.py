@@ -16,6 +16,7 @@ from nucleate.structured_output.grammar_expressions import (
     Ranges,
     Repetition,
     choice,
+    intersected,
     sequence,
 )
 from nucleate.structured_output.pattern_parser import UnknownPatternError, characters, texts
@@ -269,14 +270,8 @@ def _class(alphabet: Alphabet, classes: int) -> str:
     given = alphabet.ranges(classes)
     if given == ALL_CHARACTERS:
         return "."
-    ranges = [
-        (max(low, first), min(high, last))
-        for low, high in given
-        for first, last in _PLAIN
-        if max(low, first) <= min(high, last)
-    ]
     parts: list[str] = []
-    for low, high in ranges:
+    for low, high in intersected(given, _PLAIN):
         if high <= 0x0D:
             parts += [_WHITESPACE[code] for code in range(low, high + 1)]
         else:

@@ -1,17 +1,27 @@
-r"""Parses the regular expressions of JSON schemas, as far as their syntax is common to all dialects.
+r"""Parses the regular expressions of JSON schemas, and estimates the length of the texts of any regular expression.
 
-Dialects differ: ``\d`` may match other digits than ASCII's, and ``$`` before a final line break. So a pattern has two
-sets of texts: those in which it is found in every dialect, and in any.
+Syntax is parsed as far as it is common to all dialects. Dialects differ: ``\d`` may match other digits than ASCII's,
+and ``$`` before a final line break. So a pattern has two sets of texts: those in which it is found in every dialect,
+and in any. The estimates read only groups and repetitions.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from nucleate.structured_output.grammar_expressions import EMPTY, Characters, Expression, choice, repetition, sequence
+from nucleate.structured_output.grammar_expressions import (
+    EMPTY,
+    LAST_CHARACTER,
+    Characters,
+    Expression,
+    choice,
+    inverted,
+    repetition,
+    sequence,
+)
 from nucleate.structured_output.pattern_syntax import CLASSES
 
 MAX_PATTERN_CHARACTERS: Final = 500
@@ -28,21 +38,13 @@ _TOKEN = re.compile(
 _SET_ITEM = re.compile(rf"(?P<first>{_ESCAPE}|.)(?:-(?P<last>{_ESCAPE}|[^-]))?", re.DOTALL)
 _SET_OPERATOR = re.compile(r"&&|--|~~|\|\|")
 _LETTERS: Final = {"n": 10, "r": 13, "t": 9, "f": 12, "v": 11}
-_LAST: Final = 0x10FFFF
-_BEYOND_ASCII: Final = (0x80, _LAST)
+_BEYOND_ASCII: Final = (0x80, LAST_CHARACTER)
 
 Ranges = list[tuple[int, int]]
 
 
 class UnknownPatternError(Exception):
     """A pattern has syntax that is not common to all dialects, or is too large."""
-
-
-class _Class(NamedTuple):
-    """The characters that an escape matches in every dialect, and in any."""
-
-    always: Ranges
-    ever: Ranges
 
 
 class _Group(NamedTuple):
@@ -61,18 +63,9 @@ _Node = Expression | _Group | _Repeated | str
 """A part of a pattern; a text is an anchor."""
 
 
-def _inverted(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    found, low = [], 0
-    for first, last in sorted(ranges):
-        if low < first:
-            found.append((low, first - 1))
-        low = max(low, last + 1)
-    return [*found, (low, _LAST)] if low <= _LAST else found
-
-
 def characters(ranges: Iterable[tuple[int, int]]) -> Characters:
     """Return one character of a set, given as inclusive ranges in any order."""
-    return Characters(tuple(_inverted(_inverted(ranges))))
+    return Characters(tuple(inverted(inverted(ranges))))
 
 
 def _ranges(text: str) -> Ranges:
@@ -88,10 +81,9 @@ def _code(text: str) -> int:
     return int(f"0x{text[2:]}", 0) if text[1] in "xu" else _LETTERS.get(text[1], ord(text[1]))
 
 
-def _class_pair(name: str, ever: Ranges) -> dict[str, _Class]:
-    """Return a class and its opposite."""
+def _class_pair(name: str, ever: Ranges) -> dict[str, tuple[Ranges, Ranges]]:
     always = _ranges(CLASSES[name][0])
-    return {name: _Class(always, ever), name.upper(): _Class(_inverted(ever), _inverted(always))}
+    return {name: (always, ever), name.upper(): (inverted(ever), inverted(always))}
 
 
 _CLASSES: Final = {
@@ -99,8 +91,9 @@ _CLASSES: Final = {
     **_class_pair("w", [*_ranges(CLASSES["w"][0]), _BEYOND_ASCII]),
     **_class_pair("s", _ranges(CLASSES["s"][1])),
 }
-_ANY = repetition(characters([(0, _LAST)]), 0, None)
-_NOT_NEWLINE = characters(_inverted([(10, 10)]))
+"""The characters that a class matches in every dialect, and in any."""
+_ANY = repetition(characters([(0, LAST_CHARACTER)]), 0, None)
+_NOT_NEWLINE = characters(inverted([(10, 10)]))
 _MAYBE_NEWLINE = repetition(characters([(10, 10)]), 0, 1)
 
 
@@ -158,33 +151,27 @@ def _one_character(token: re.Match[str], certain: bool) -> Expression:
     if token["one"]:
         return _NOT_NEWLINE if token["one"] == "." else characters([(ord(token["one"]), ord(token["one"]))])
     if token["escape"]:
-        found = _class(token["escape"])
-        return characters(found.always if certain else found.ever)
-    always, ever = Ranges(), Ranges()
+        return characters(_matched(token["escape"], certain))
     if _SET_OPERATOR.search(token["set"]):
         raise UnknownPatternError
+    negated, found = bool(token["negated"]), Ranges()
     for item in _SET_ITEM.finditer(token["set"]):
-        first = _class(item["first"])
         if item["last"] is None:
-            always, ever = [*always, *first.always], [*ever, *first.ever]
+            found += _matched(item["first"], certain != negated)
             continue
-        last = _class(item["last"])
-        both = [each.always for each in (first, last)]
-        if any(len(each) != 1 or each[0][0] != each[0][1] for each in both) or both[0] > both[1]:
+        if any(each[0] == "\\" and each[1] in _CLASSES for each in item.groups()):
             raise UnknownPatternError
-        pair = (both[0][0][0], both[1][0][0])
-        always, ever = [*always, pair], [*ever, pair]
-    if token["negated"]:
-        always, ever = _inverted(ever), _inverted(always)
-    return characters(always if certain else ever)
+        found.append((_code(item["first"]), _code(item["last"])))
+        if found[-1][0] > found[-1][1]:
+            raise UnknownPatternError
+    return characters(inverted(found) if negated else found)
 
 
-def _class(text: str) -> _Class:
-    """Return the characters of an escape or of one character."""
+def _matched(text: str, certain: bool) -> Ranges:
+    """Return the characters of an escape or of one character, in any dialect, or in every one."""
     if text[0] == "\\" and text[1] in _CLASSES:
-        return _CLASSES[text[1]]
-    pair = (_code(text), _code(text))
-    return _Class([pair], [pair])
+        return _CLASSES[text[1]][0 if certain else 1]
+    return [(_code(text), _code(text))]
 
 
 def _choice(group: _Group, *, first: bool, last: bool, final: Expression) -> Expression:
@@ -220,3 +207,99 @@ def _texts_of(node: _Node, first: bool, last: bool, final: Expression) -> Expres
     if isinstance(node, _Repeated):
         return repetition(_texts_of(node.part, False, False, final), node.low, node.high)
     return _choice(node, first=first, last=last, final=final) if isinstance(node, _Group) else node
+
+
+_ITEM = re.compile(
+    r"(?P<open>\((?:\?(?:P?<\w*>|[\w-]*:?))?)|(?P<close>\))|(?P<count>\{\s*(\d+)\s*(,?)\s*(\d*)\s*\})|(?P<loop>[*+?])"
+    r"|(?P<class>\[\^?\]?(?:\\.|\[:\w+:\]|[^\]\\])*\])|(?P<one>\\[pPxu]\{[^}]*\}|\\.|.)",
+    re.DOTALL,
+)
+MAX_SIZE: Final = 10**12
+"""Cap on sizes; it exceeds every limit."""
+
+Size = tuple[int, int]
+"""Upper bounds of the (minimum, maximum) number of characters that a part matches; * and + count as one repetition."""
+Item = Size | str
+"""A part of an expression: a size, a bracket ``(`` or ``)``, an operator ``* + ?``, or a count ``{2,5}``."""
+
+
+def expanded_size(pattern: str) -> Size:
+    """Return the size of a regular expression. The result for an invalid one is arbitrary."""
+    return total_size(split_pattern(pattern))
+
+
+def split_pattern(pattern: str) -> Iterator[Item]:
+    """Yield the parts of a regular expression for ``total_size``."""
+    for match in _ITEM.finditer(pattern):
+        kind = match.lastgroup
+        if kind in ("class", "one"):
+            yield 1, 1
+        elif kind == "count":
+            yield f"{{{match[4][:12]}{match[5]}{match[6][:12]}}}"
+        else:
+            yield "(" if kind == "open" else match[0]
+
+
+def total_size(parts: Iterable[Item]) -> Size:
+    """Return the size of a sequence of parts. Alternatives are summed."""
+    levels: list[list[Size]] = [[]]
+    repeated = False  # a ? after a repetition makes it lazy, not optional
+    for part in parts:
+        repeats = False
+        if not isinstance(part, str):
+            levels[-1].append(part)
+        elif part == "(":
+            levels.append([])
+        elif part == ")":
+            inner = _sum(levels.pop())
+            levels = levels or [[]]
+            levels[-1].append(inner)
+        else:
+            repeats = True
+            if levels[-1] and not (repeated and part == "?"):
+                levels[-1].append(_times(levels[-1].pop(), part))
+        repeated = repeats
+    return _sum([size for level in levels for size in level])
+
+
+def _sum(sizes: list[Size]) -> Size:
+    return min(sum(low for low, _ in sizes), MAX_SIZE), min(sum(high for _, high in sizes), MAX_SIZE)
+
+
+def _times(size: Size, operator: str) -> Size:
+    if operator in "*+?":
+        return (size[0] if operator == "+" else 0), size[1]
+    low, comma, high = operator[1:-1].partition(",")
+    minimum = int(low or 0)
+    maximum = int(high) if high else max(minimum, 1) if comma else minimum
+    return min(size[0] * minimum, MAX_SIZE), min(size[1] * max(maximum, minimum), MAX_SIZE)
+
+
+def ambiguous_size(pattern: str) -> int:
+    """Return how many ways there may be to divide a text among the repetitions of a group, as in ``([a-z]{1,9}){1,9}``.
+
+    Groups with a part of fixed length do not count, because it usually separates the repetitions.
+    """
+    worst = 0
+    levels: list[list[list[tuple[int, bool]]]] = [[[]]]  # alternatives of items: number of lengths, whether it is fixed
+    for match in _ITEM.finditer(pattern):
+        kind, items = match.lastgroup, levels[-1][-1]
+        if kind == "open":
+            levels.append([[]])
+        elif kind == "close":
+            alternatives = levels.pop()
+            levels = levels or [[[]]]
+            width = sum(width for each in alternatives for width, _ in each)
+            levels[-1][-1].append((width, all(any(fixed for _, fixed in each) for each in alternatives)))
+        elif match[0] == "|":
+            levels[-1].append([])
+        elif kind not in ("count", "loop"):
+            items.append((0, True))
+        elif items:
+            width, fixed = items.pop()
+            low, high = (int(match[4][:12]), int(match[6][:12] or 0)) if kind == "count" else (0, 1)
+            high = max(low, high) if kind != "count" or match[5] else low
+            if not fixed:
+                worst = min(max(worst, width * high), MAX_SIZE)
+            items.append((min(max(width * high, high - low), MAX_SIZE), fixed and low == high))
+    return worst

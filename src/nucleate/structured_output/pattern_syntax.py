@@ -8,7 +8,7 @@ every dialect, and a negated class is what no dialect excludes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple, final
@@ -109,7 +109,7 @@ class Unsupported(NamedTuple):
         return f"{self.text} {fault}; {self.hint}"
 
 
-def _parts(pattern: str) -> Iterator[Part]:
+def pattern_parts(pattern: str) -> Iterator[Part]:
     position, classes = 0, list[bool]()
     while found := (_INSIDE if classes else _OUTSIDE).match(pattern, position):
         yield Part(position, found[0], classes[-1] if classes else None)
@@ -125,7 +125,7 @@ def with_explicit_classes(pattern: str) -> str:
     r"""Return a supported pattern with characters instead of ``\d \w \s \D \W \S``."""
     written: list[str] = []
     after_class = False
-    for part in _parts(pattern):
+    for part in pattern_parts(pattern):
         name = part.text[1:] if part.text[0] == "\\" else ""
         if name in _NAMED:
             every, any_dialect = CLASSES[name.lower()]
@@ -185,7 +185,7 @@ class _Checker:
         self._repeatable = False
 
     def first(self, pattern: str) -> Unsupported | None:
-        for part in _parts(pattern):
+        for part in pattern_parts(pattern):
             found = self._outside(part) if part.negated is None else self._inside(part)
             if found is not None:
                 return found
@@ -325,8 +325,8 @@ def _escape(part: Part) -> Unsupported | None:
 def python_pattern(pattern: str) -> str:
     """Return a pattern for the package regex with the flag V1, which matches the same texts as in a mask."""
     written: list[str] = []
-    multiline = any(part.text[:2] == "(?" and "m" in part.text.partition("-")[0] for part in _parts(pattern))
-    for part in _parts(with_explicit_classes(pattern)):
+    multiline = any(part.text[:2] == "(?" and "m" in part.text.partition("-")[0] for part in pattern_parts(pattern))
+    for part in pattern_parts(with_explicit_classes(pattern)):
         text = part.text
         if found := _CODE.fullmatch(text):
             text = f"\\U{int(found[1], 16):08x}"
@@ -338,3 +338,23 @@ def python_pattern(pattern: str) -> str:
             text = r"\Z"
         written.append(text)
     return "".join(written)
+
+
+_CONTROL: Final = r"\x00-\x08\x0e-\x1f"
+NO_CONTROL: Final = f"[^{_CONTROL}]"
+"""All characters except control characters other than whitespace: see ``schema_soundness``."""
+
+
+def pattern_excluding(texts: Iterable[str]) -> str:
+    """Return a regular expression that matches every text except these."""
+    given = list(texts)
+    if not any(given):
+        return ".+" if given else ".*"
+    branches: dict[str, dict[str, None]] = {}
+    for text in given:
+        if text:
+            branches.setdefault(text[0], {})[text[1:]] = None
+    excluded = "".join(rf"\u{{{ord(first):x}}}" for first in branches)
+    more = [rf"\u{{{ord(first):x}}}(?:{pattern_excluding(rest)})" for first, rest in branches.items()]
+    end = [] if "" in given else [""]
+    return "|".join([*end, f"[^{excluded}{_CONTROL}].*", *more])

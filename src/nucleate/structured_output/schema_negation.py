@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from nucleate.structured_output.disjoint_schemas import (
     TYPES,
+    CannotNegateError,
     Schema,
     common_types,
     conjuncts,
@@ -23,9 +24,9 @@ from nucleate.structured_output.disjoint_schemas import (
     values_of,
 )
 from nucleate.structured_output.json_schema import BUDGET, SUPPORTED, UNSUPPORTED, SchemaLocation, original
-from nucleate.structured_output.name_patterns import pattern_excluding
 from nucleate.structured_output.pattern_automata import complement
 from nucleate.structured_output.pattern_parser import UnknownPatternError
+from nucleate.structured_output.pattern_syntax import pattern_excluding
 from nucleate.structured_output.schema_normalization import is_true
 
 _MAX_DEPTH: Final = 12
@@ -56,10 +57,6 @@ _ENFORCED: Final = SUPPORTED | UNSUPPORTED
 _OF_OBJECTS: Final = frozenset(
     ("properties", "patternProperties", "additionalProperties", "minProperties", "maxProperties")
 )
-
-
-class CannotNegateError(Exception):
-    """A schema has no negation in keywords that can be enforced."""
 
 
 class _TooLargeError(CannotNegateError):
@@ -180,17 +177,16 @@ def _allows_fractions(schema: Schema) -> bool:
 
 
 def _enum(schema: Schema, context: _Context, _: _Found) -> Alternatives:
-    values = schema["enum"]
-    if not isinstance(values, list):
-        raise CannotNegateError
-    return _all_but(values, context)
+    return _all_but(schema["enum"], context)
 
 
 def _const(schema: Schema, context: _Context, _: _Found) -> Alternatives:
     return _all_but([schema["const"]], context)
 
 
-def _all_but(values: list[Any], context: _Context) -> Alternatives:
+def _all_but(values: Any, context: _Context) -> Alternatives:
+    if not isinstance(values, list):
+        raise CannotNegateError
     possible = values_of(context.parts)
     if possible is not None:
         forbidden = set(map(value_key, values))
@@ -346,10 +342,6 @@ def _dependent_schemas(schema: Schema, context: _Context, _: _Found) -> Alternat
     ]
 
 
-def _nothing(_: Schema, __: _Context, ___: _Found) -> Alternatives:
-    return []
-
-
 def _not(schema: Schema, _: _Context, __: _Found) -> Alternatives:
     return [] if schema["not"] is False else [{}] if schema["not"] is True else [schema["not"]]
 
@@ -375,14 +367,11 @@ _RULES: Final[Mapping[str, Callable[[Schema, _Context, _Found], Alternatives]]] 
     "prefixItems": _prefix_items,
     "items": _items,
     "contains": _contains,
-    "minContains": _nothing,
-    "maxContains": _nothing,
     "allOf": _all,
     "anyOf": _any,
     "oneOf": _one,
     "if": _if,
-    "then": _nothing,
-    "else": _nothing,
     "not": _not,
     "$ref": _ref,
+    **dict.fromkeys(("minContains", "maxContains", "then", "else"), lambda *_: []),  # see the keywords beside them
 }

@@ -1,18 +1,132 @@
 """Normalizes JSON schemas: the keywords of older drafts, references, counts, and keywords with an equivalent.
 
 The result has the same meaning in the keywords of draft 2020-12. Its references are JSON pointers into the original
-document; the root has their targets under ``TARGETS``. Keywords that remain but cannot be enforced are found by
-``unsupported_keywords``.
+document; the root has their targets under ``TARGETS``. References (``$id``, ``$anchor``, JSON pointers) are resolved
+within the document. Nothing is ever fetched: a reference to another document is an error. Keywords that remain but
+cannot be enforced are found by ``unsupported_keywords``.
+
+llguidance counts properties only if all declared ones are required. So ``minProperties`` and ``maxProperties`` become
+alternatives, in each of which the declared properties are required or forbidden as far as it matters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, cast
+import re
+from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations, islice
+from typing import Any, Final, cast, final
+from urllib.parse import quote, unquote, urldefrag, urljoin
 
+from nucleate.parameters.converters import shown
+from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.json_schema import BUDGET, SUPPORTED, TARGETS, UNSUPPORTED, SchemaLocation, subschemas
-from nucleate.structured_output.schema_references import References, draft_of
 from nucleate.structured_output.terminal_automata import Budget
+
+_LEGACY: Final = re.compile(r"draft-0(\d)")
+
+
+def draft_of(root: Mapping[str, Any]) -> int:
+    """Return the draft that ``$schema`` names: 3 to 7, 2019 or 2020 (also without ``$schema``)."""
+    name = root.get("$schema")
+    if not isinstance(name, str):
+        return 2020
+    legacy = _LEGACY.search(name)
+    return int(legacy[1]) if legacy else 2019 if "2019-09" in name else 2020
+
+
+_IDENTIFIERS: Final = frozenset(("id", "$id", "$anchor", "$dynamicAnchor"))
+
+
+@final
+class References:
+    """The identifiers of a schema document and the targets of its references."""
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self._root = root
+        self._id_keyword = "id" if draft_of(root) <= 4 else "$id"
+        self._legacy = draft_of(root) <= 7
+        self._bases: dict[int, str] = {}  # URI of the resource of each schema, by identity
+        self._resources: dict[str, SchemaLocation] = {}
+        self._anchors: dict[tuple[str, str], SchemaLocation] = {}
+        self._resources[""] = SchemaLocation("", root)
+        self._scan(SchemaLocation("", root), "")
+        self.dynamic = len({id(location.schema) for location in self._resources.values()}) > 1
+        """Whether the document has several resources, so that dynamic references may have several targets."""
+
+    def target(self, location: SchemaLocation, keyword: str = "$ref") -> tuple[str, Any]:
+        """Return the JSON pointer (``#/...``) and the schema to which a reference refers. Raises ParameterError."""
+        reference = location.schema[keyword]
+        found = self._find(location, reference) if isinstance(reference, str) else None
+        if found is None or not isinstance(found[1], dict | bool):
+            required = "must refer to a schema in this document"
+            message = f"json_schema: {keyword}{location.message_suffix} {required}, got {shown(reference)}"
+            raise ParameterError("json_schema", message)
+        return found
+
+    def _find(self, location: SchemaLocation, reference: str) -> tuple[str, Any] | None:
+        base = self._bases.get(id(location.schema), "")
+        uri, fragment = urldefrag(reference)
+        base = _join(base, uri) if uri else base
+        fragment = unquote(fragment)
+        if fragment and not fragment.startswith("/"):
+            anchored = self._anchors.get((base, fragment))
+            return None if anchored is None else (_reference(anchored.pointer), anchored.schema)
+        resource = self._resources.get(base)
+        if resource is None:
+            return None
+        target: Any = resource.schema
+        for step in fragment.split("/")[1:]:
+            target = _child(target, step.replace("~1", "/").replace("~0", "~"))
+        pointer = resource.pointer + fragment
+        if isinstance(target, dict) and id(target) not in self._bases:  # under a keyword that is not of JSON Schema
+            self._scan(SchemaLocation(pointer, target), base)
+        return _reference(pointer), target
+
+    def _scan(self, start: SchemaLocation, base: str) -> None:
+        """Record the identifiers of a schema and of its subschemas."""
+        stack = [(start, base)]
+        while stack:
+            location, base = stack.pop()
+            if id(location.schema) in self._bases:
+                continue
+            base = self._record(location, base)
+            self._bases[id(location.schema)] = base
+            stack += [(child, base) for child in location.children(every=True, definitions=True)]
+
+    def _record(self, location: SchemaLocation, base: str) -> str:
+        """Record the identifiers of one schema. Returns the URI of its resource."""
+        if _IDENTIFIERS.isdisjoint(location.schema):
+            return base
+        identifier = location.schema.get(self._id_keyword)
+        if isinstance(identifier, str) and not (self._legacy and "$ref" in location.schema):
+            uri, fragment = urldefrag(identifier)
+            if uri:
+                base = _join(base, uri)
+                self._resources.setdefault(base, location)
+            elif fragment:
+                self._anchors.setdefault((base, fragment), location)
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            anchor = location.schema.get(keyword)
+            if isinstance(anchor, str) and not self._legacy:
+                self._anchors.setdefault((base, anchor), location)
+        return base
+
+
+def _join(base: str, uri: str) -> str:
+    return urldefrag(urljoin(base, uri))[0]
+
+
+def _child(value: Any, step: str) -> Any:
+    if isinstance(value, dict):
+        return value.get(step)
+    if isinstance(value, list) and step.isascii() and step.isdigit() and int(step[:9]) < len(value):
+        return value[int(step[:9])]
+    return None
+
+
+def _reference(pointer: str) -> str:
+    return "#" + quote(pointer, safe="/~!$&'()*+,;=:@")
+
 
 COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _IN_PLACE: Final = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas"))
@@ -70,17 +184,9 @@ def is_true(schema: object) -> bool:
     return schema is True or (isinstance(schema, dict) and not schema.keys() & (SUPPORTED | UNSUPPORTED))
 
 
-def _counts(schema: dict[str, Any]) -> None:
-    """Write counts such as 2.0 as integers."""
-    for keyword in (*COUNTS, "minContains", "maxContains"):
-        value = schema.get(keyword)
-        if isinstance(value, float) and value.is_integer():
-            schema[keyword] = int(value)
-
-
-def _constants(schema: dict[str, Any]) -> None:
-    """Write constants such as 2.0 as integers."""
-    for keyword in ("const", "enum"):
+def _numbers(schema: dict[str, Any]) -> None:
+    """Write counts and constants such as 2.0 as integers."""
+    for keyword in (*COUNTS, "minContains", "maxContains", "const", "enum"):
         if keyword in schema:
             schema[keyword] = _integers(schema[keyword])
 
@@ -170,8 +276,7 @@ def _unevaluated(schema: dict[str, Any]) -> None:
 
 
 _STEPS: Final[tuple[Callable[[dict[str, Any]], None], ...]] = (
-    _counts,
-    _constants,
+    _numbers,
     _bounds,
     _items,
     _dependencies,
@@ -179,3 +284,109 @@ _STEPS: Final[tuple[Callable[[dict[str, Any]], None], ...]] = (
     _unevaluated,
     _without_effect,
 )
+
+
+MAX_ALTERNATIVES: Final = 32
+"""Maximum number of alternatives for the counts of one object."""
+_COUNTS: Final = frozenset(("minProperties", "maxProperties"))
+
+
+def rewrite_property_counts(location: SchemaLocation, schema: dict[str, Any]) -> None:
+    """Rewrite the counts of an object in place, if there are few alternatives. ``schema`` is the location's."""
+    least, most = schema.get("minProperties", 0), schema.get("maxProperties")
+    if not _counts_objects(schema) or not isinstance(least, int) or not isinstance(most, int | None):
+        return
+    required, optional = declared_names(location)
+    closed = schema.get("additionalProperties", True) is False and not location.mapping("patternProperties")
+    if least <= len(required):
+        schema.pop("minProperties", None)
+        least = 0
+    if closed and most is not None and most >= len(required) + len(optional):
+        del schema["maxProperties"]
+        most = None
+    if not optional or (not least and most is None):
+        return
+    more = max(0, least - len(required))  # required of the optional ones
+    room = None if most is None else most - len(required)
+    if room is not None and (room < 0 or room < more):
+        return  # without a valid value, which llguidance finds
+    if not closed and more > 1:
+        return  # additional names may be repeated
+    found = _closed(optional, more, room) if closed else _open(required, optional, more, room, least, most)
+    alternatives = list(islice(found, MAX_ALTERNATIVES + 1))
+    if len(alternatives) > MAX_ALTERNATIVES:
+        return
+    schema.pop("minProperties", None)
+    schema.pop("maxProperties", None)
+    if not alternatives:
+        schema["allOf"] = [*schema.get("allOf", ()), False]
+    elif "anyOf" in schema:
+        schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": alternatives}]
+    else:
+        schema["anyOf"] = alternatives
+
+
+def unsupported_counts(location: SchemaLocation) -> Iterator[tuple[str, str]]:
+    """Yield the counts that llguidance does not enforce as (``keyword at pointer``, hint)."""
+    schema = location.schema
+    least, most = schema.get("minProperties", 0), schema.get("maxProperties")
+    if not _counts_objects(schema) or not isinstance(least, int) or not isinstance(most, int | None):
+        return
+    required, optional = declared_names(location)
+    is_open = schema.get("additionalProperties", True) is not False or location.mapping("patternProperties")
+    if is_open and least > max(1, len(required) + 1):
+        yield f"minProperties{location.message_suffix}", ", because names can be repeated"
+    elif optional and least:
+        yield f"minProperties{location.message_suffix}", f" with {len(optional)} optional properties"
+    if optional and most is not None and len(required) <= most >= least:
+        yield f"maxProperties{location.message_suffix}", f" with {len(optional)} optional properties"
+
+
+def remove_unsupported_counts(location: SchemaLocation) -> None:
+    """Remove the counts of ``unsupported_counts``, in place."""
+    for keyword in [what.split(" ", 1)[0] for what, _ in unsupported_counts(location)]:
+        cast("dict[str, Any]", location.schema).pop(keyword, None)
+
+
+def declared_names(location: SchemaLocation) -> tuple[list[str], list[str]]:
+    """Return the required names, and the names of the optional properties."""
+    names = location.schema.get("required")
+    required = [*dict.fromkeys(name for name in names if isinstance(name, str))] if isinstance(names, list) else []
+    possible = [name for name, child in location.mapping("properties").items() if child is not False]
+    return required, [name for name in possible if name not in set(required)]
+
+
+def _counts_objects(schema: Mapping[str, Any]) -> bool:
+    if _COUNTS.isdisjoint(schema):
+        return False
+    kind = schema.get("type", "object")
+    return kind == "object" or (isinstance(kind, list) and "object" in kind)
+
+
+def _alternative(required: tuple[str, ...], forbidden: list[str], **counts: int) -> dict[str, Any]:
+    made: dict[str, Any] = {"properties": dict.fromkeys(forbidden, False)} if forbidden else {}
+    return made | ({"required": [*required]} if required else {}) | counts
+
+
+def _closed(optional: list[str], more: int, room: int | None) -> Iterator[dict[str, Any]]:
+    """Yield alternatives: the first ``more`` of the properties that are present, and those that are absent."""
+    for first in combinations(optional, more):
+        end = optional.index(first[-1]) + 1 if first else 0
+        before, after = [name for name in optional[:end] if name not in first], optional[end:]
+        absent = 0 if room is None else max(0, len(after) - (room - more))
+        for forbidden in combinations(after, absent):
+            yield _alternative(first, [*before, *forbidden])
+
+
+def _open(
+    required: list[str], optional: list[str], more: int, room: int | None, least: int, most: int | None
+) -> Iterator[dict[str, Any]]:
+    """Like ``_closed``, where other properties may follow; ``more`` is 0 or 1."""
+    if room is None or most is None:
+        yield from (_alternative((name,), optional[:index]) for index, name in enumerate(optional))
+        yield _alternative((*required,), optional, minProperties=least)
+        return
+    for size in range(min(room, len(optional)) + 1):
+        for present in combinations(optional, size):
+            counts = {"maxProperties": most} | ({"minProperties": least} if size < more else {})
+            yield _alternative((*required, *present), [name for name in optional if name not in present], **counts)

@@ -7,21 +7,161 @@ Known cases (llguidance 1.9.1):
 - Repeated names are not detected: each occurrence counts as a property.
 - A character class that contains every control character (or all but \n), but neither " nor \, also matches these two
   when escaped. So most control characters are removed from classes.
+
+Formats become patterns, and the enforced part of the schema is copied in the order in which llguidance reads it.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator
-from typing import Any, Final, cast
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any, Final, cast, final
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output.format_rewriting import replace_formats
-from nucleate.structured_output.json_schema import PreparedSchema, SchemaLocation
-from nucleate.structured_output.name_patterns import NO_CONTROL, pattern_excluding
-from nucleate.structured_output.pattern_syntax import unsupported_syntax, with_explicit_classes
-from nucleate.structured_output.property_counts import remove_unsupported_counts, unsupported_counts
-from nucleate.structured_output.schema_bundling import bundle
+from nucleate.structured_output.json_schema import (
+    FORMATS,
+    LIST,
+    NAMED,
+    ONE,
+    SUPPORTED,
+    TARGETS,
+    PreparedSchema,
+    SchemaLocation,
+)
+from nucleate.structured_output.llguidance_library import library, raise_unless_panic
+from nucleate.structured_output.pattern_syntax import (
+    NO_CONTROL,
+    pattern_excluding,
+    pattern_parts,
+    unsupported_syntax,
+    with_explicit_classes,
+)
+from nucleate.structured_output.schema_normalization import remove_unsupported_counts, unsupported_counts
+
+MAX_PATTERN_CHARACTERS: Final = 1_000_000
+"""Maximum characters of all patterns of formats that are not shared: about a second of compilation."""
+
+_FORMAT_PREFIX: Final = "#format-"
+
+
+def replace_formats(root: dict[str, Any], schemas: Iterable[dict[str, Any]]) -> None:
+    """Replace the formats of some subschemas, in place, by patterns and maximum lengths; remove unknown formats.
+
+    Subschemas without other keywords share one referenced schema, because each pattern takes milliseconds to compile.
+    Raises ParameterError if the others have too many patterns.
+    """
+    targets: dict[str, Any] = root.setdefault(TARGETS, {})
+    characters = 0
+    for schema in schemas:
+        name = schema.get("format")
+        if not isinstance(name, str):
+            continue
+        del schema["format"]
+        found = FORMATS.get(name)
+        if found is None:
+            continue
+        rules: dict[str, Any] = {"pattern": found.search_pattern}
+        if found.max_length is not None:
+            rules["maxLength"] = found.max_length
+        if schema is not root and _can_share(schema):
+            pointer = _FORMAT_PREFIX + name
+            targets.setdefault(pointer, {"type": "string", **rules})
+            reference = {"$ref": pointer}
+            others = [kind for kind in schema["type"] if kind != "string"] if schema["type"] != "string" else []
+            schema.clear()
+            schema.update({"anyOf": [reference, {"type": others}]} if others else reference)
+            continue
+        characters += len(found.pattern)
+        if schema.keys().isdisjoint(rules):
+            schema.update(rules)
+        else:
+            schema["allOf"] = [*schema.get("allOf", ()), rules]
+    if characters > MAX_PATTERN_CHARACTERS:
+        what = f"{characters} characters in the patterns of formats beside other keywords"
+        raise ParameterError(
+            "json_schema", f"json_schema is too large: {what}; the maximum is {MAX_PATTERN_CHARACTERS}"
+        )
+
+
+def _can_share(schema: Mapping[str, Any]) -> bool:
+    kinds = schema.get("type")
+    only_strings = kinds == "string" or (isinstance(kinds, list) and "string" in kinds and len(kinds) <= 7)
+    return only_strings and schema.keys() <= {"type", "title", "description", "default", "examples"}
+
+
+_OBJECT_KEYWORDS: Final = (
+    "properties",
+    "patternProperties",
+    "additionalProperties",
+    "required",
+    "minProperties",
+    "maxProperties",
+)
+
+
+def bundle(root: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a prepared schema with enforced keywords only, and with referenced schemas under ``$defs``."""
+    copier = _Copier(root)
+    made: dict[str, Any] = copier.copy(root)
+    definitions = {name: copier.copy(target) for name, target in copier.referenced}  # grows meanwhile
+    return {**made, "$defs": definitions} if definitions else made
+
+
+@final
+class _Copier:
+    """Copies subschemas. referenced: the names and schemas of references, in the order of their first use."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self.referenced: list[tuple[str, Any]] = []
+        self._root = root
+        self._references: dict[str, str] = {}  # by JSON pointer into the document
+
+    def copy(self, schema: Any) -> Any:
+        if not isinstance(schema, dict):
+            return schema
+        made: dict[str, Any] = {}
+        for keyword in _ordered(schema):
+            value = schema[keyword]
+            if keyword == "$ref":
+                made[keyword] = self._references.get(value) or self._reference(value)
+            elif keyword in NAMED and isinstance(value, dict):
+                made[keyword] = {name: self.copy(child) for name, child in value.items()}
+            elif keyword in LIST and isinstance(value, list):
+                made[keyword] = [self.copy(child) for child in value]
+            elif keyword in SUPPORTED:
+                made[keyword] = self.copy(value) if keyword in ONE else value
+        return made
+
+    def _reference(self, pointer: str) -> str:
+        target = self._root[TARGETS][pointer]
+        if target is self._root:
+            self._references[pointer] = "#"
+        else:
+            name = f"d{len(self.referenced)}"
+            self.referenced.append((name, target))
+            self._references[pointer] = f"#/$defs/{name}"
+        return self._references[pointer]
+
+
+def _ordered(schema: Mapping[str, Any]) -> list[str]:
+    """Return the keywords in their order, except that those of objects are together.
+
+    llguidance applies the keywords before and after ``anyOf`` separately, but those of objects depend on each other.
+    """
+    of_objects = [keyword for keyword in _OBJECT_KEYWORDS if keyword in schema]
+    if len(of_objects) < 2:
+        return [*schema]
+    found: list[str] = []
+    for keyword in schema:
+        if keyword not in _OBJECT_KEYWORDS:
+            found.append(keyword)
+        elif of_objects:
+            found += of_objects
+            of_objects = []
+    return found
+
 
 MAX_NAME_CHARACTERS: Final = 2_000
 """Maximum characters of all declared names for a pattern that excludes them."""
@@ -35,7 +175,6 @@ _CHECKED: Final = frozenset(
     )
 )
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_ESCAPE_OR_CLASS = re.compile(r"\\(?:[pP](?:\{[^}]*\}|.)|.)|\[", re.DOTALL)
 _SAFE_CLASS = re.compile(r"\[(?!\^)(?:\\[dws]|\\[nrtfv](?!-)|\\[^a-zA-Z0-9]|[^\[\\\x00-\x1f])*\]", re.DOTALL)
 _CONTROL_ESCAPE = re.compile(r"[\x00-\x1f]|\\(?:x\{?|u\{?|U\{?)[0-9a-fA-F]+|\\a", re.DOTALL)
 _MAX_CONTROL_ESCAPES: Final = 20
@@ -160,32 +299,17 @@ def _llguidance_pattern(pattern: str) -> str:
 
 def remove_control_characters(pattern: str) -> str:
     """Remove control characters except whitespace from the character classes of a regular expression."""
-    parts, done = [], 0
-    while found := _ESCAPE_OR_CLASS.search(pattern, done):
-        end = _class_end(pattern, found.start()) if found[0] == "[" else found.end()
-        text = pattern[found.start() : end]
-        if text[:2] in (r"\p", r"\P") or (text[0] == "[" and not _SAFE_CLASS.fullmatch(text)):
-            text = f"[{text}&&{NO_CONTROL}]"
-        parts += [pattern[done : found.start()], text]
-        done = end
-    return "".join(parts) + pattern[done:]
-
-
-def _class_end(pattern: str, start: int) -> int:
-    """Return the end of the character class that begins at ``start``."""
-    depth, position = 0, start
-    while position < len(pattern):
-        character = pattern[position]
-        position += 1 + (character == "\\")
-        if character == "[":
-            depth += 1
-            position += pattern.startswith("^", position)
-            position += pattern.startswith("]", position)  # a leading ] is a literal
-        elif character == "]":
-            depth -= 1
-            if depth == 0:
-                return position
-    return len(pattern)
+    written, begun, depth = list[str](), list[str](), 0
+    for part in pattern_parts(pattern):
+        depth += (part.text in ("[", "[^")) - (part.negated is not None and part.text == "]")
+        begun.append(part.text)
+        if depth == 0:
+            text = "".join(begun)
+            if text[:2] in (r"\p", r"\P") or (text[0] == "[" and not _SAFE_CLASS.fullmatch(text)):
+                text = f"[{text}&&{NO_CONTROL}]"
+            written.append(text)
+            begun.clear()
+    return "".join([*written, *begun])
 
 
 def _declared_names(location: SchemaLocation) -> list[str]:
@@ -210,3 +334,62 @@ def _can_exclude_names(additional: object, names: list[str]) -> bool:
 
 def _allows_anything(schema: object) -> bool:
     return schema is True or schema == {}
+
+
+MAX_COMPARED_PATTERNS: Final = 40
+"""Maximum number of ``patternProperties`` that are compared in pairs: about 0.1 s."""
+
+_PREFIX = re.compile(r"\^([A-Za-z0-9_]+)(?![*+?{])")
+
+
+def remove_unsupported_patterns(prepared: PreparedSchema, *, overlapping: bool) -> tuple[tuple[str, str], ...]:
+    """Remove unsupported patterns from a schema, in place. Returns them as ``unsupported_keywords`` does.
+
+    Without ``patternProperties``, every additional property is allowed. overlapping: also remove those that may match
+    the same names; to compare them takes time.
+    """
+    removed: list[tuple[str, str]] = []
+    for location in prepared.locations:
+        if "pattern" not in location.schema and "patternProperties" not in location.schema:
+            continue
+        schema = cast("dict[str, Any]", location.schema)
+        pattern = schema.get("pattern")
+        if isinstance(pattern, str) and (found := unsupported_pattern("pattern", pattern, location)):
+            del schema["pattern"]
+            removed.append(found)
+        if found := _unsupported_names(location, overlapping):
+            del schema["patternProperties"]
+            schema.pop("additionalProperties", None)
+            removed.append(found)
+    if removed:
+        prepared.update_locations()
+    return tuple(removed)
+
+
+def _unsupported_names(location: SchemaLocation, overlapping: bool) -> tuple[str, str] | None:
+    patterns = [*location.mapping("patternProperties")]
+    for pattern in patterns:
+        if found := unsupported_pattern("patternProperties", pattern, location):
+            return found
+    if overlapping and len(patterns) > 1 and _may_overlap(patterns):
+        return f"patternProperties with overlapping patterns{location.message_suffix}", ""
+    return None
+
+
+def _may_overlap(patterns: list[str]) -> bool:
+    """Return whether two patterns may match the same name, or it is hard to tell."""
+    prefixes = sorted(
+        found[1] if (found := _PREFIX.match(pattern)) and "|" not in pattern else "" for pattern in patterns
+    )
+    if not any(after.startswith(before) for before, after in pairwise(prefixes)):
+        return False
+    if len(patterns) > MAX_COMPARED_PATTERNS:
+        return True
+    schema = {"type": "object", "patternProperties": dict.fromkeys(patterns, True), "additionalProperties": False}
+    matcher = library().LLMatcher
+    try:
+        message = matcher.validate_grammar(matcher.grammar_from_json_schema(json.dumps(schema)))
+        return "not disjoint" in message or "determine if patternProperty" in message
+    except BaseException as error:  # noqa: BLE001 - a panic is no Exception
+        raise_unless_panic(error)
+        return False

@@ -1,33 +1,230 @@
-"""Parses structural tags: text with structured sections, as a tree of formats.
+"""Structural tags: text with structured sections, as a tree of formats, which is parsed from a JSON document.
 
 The document is XGrammar's ``{"type": "structural_tag", "format": ...}``, or the older
-``{"structures": [{"begin", "schema", "end"}], "triggers": [...]}``. ``tag_compiler`` translates the tree to a grammar.
+``{"structures": [{"begin", "schema", "end"}], "triggers": [...]}``. Errors name the place in the document.
+``tag_compiler`` translates the tree to a grammar.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, TypeVar
 
 from nucleate.parameters.converters import shown
-from nucleate.structured_output.tag_document import Fields, check_text
-from nucleate.structured_output.tag_formats import (
-    FIELD,
-    AnyText,
-    ConstString,
-    Format,
-    Grammar,
-    JsonSchema,
-    Or,
-    Regex,
-    Repeat,
-    Sequence,
-    Tag,
-    TagsWithSeparator,
-    Token,
-    TriggeredTags,
-    reject,
-)
+from nucleate.parameters.parameter import ParameterError
+
+FIELD: Final = "structural_tag"
+
+
+@dataclass(frozen=True)
+class Format:
+    """A part of the output. ``at``: its place in the document, for messages."""
+
+    at: str
+
+
+@dataclass(frozen=True)
+class ConstString(Format):
+    """A fixed text."""
+
+    value: str
+
+
+@dataclass(frozen=True)
+class JsonSchema(Format):
+    """JSON that conforms to a schema: an object, true or false."""
+
+    schema: Any
+
+
+@dataclass(frozen=True)
+class Regex(Format):
+    """A text that matches a regular expression as a whole."""
+
+    pattern: str
+
+
+@dataclass(frozen=True)
+class Grammar(Format):
+    """A text of a grammar in Lark or GBNF."""
+
+    grammar: str
+
+
+@dataclass(frozen=True)
+class AnyText(Format):
+    """Any text without the ends of the tag around it, and without ``excludes``."""
+
+    excludes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Token(Format):
+    """One token, by its id or its text in the tokenizer."""
+
+    token: int | str
+
+
+@dataclass(frozen=True)
+class Sequence(Format):
+    """Several formats, one after the other."""
+
+    elements: tuple[Format, ...]
+
+
+@dataclass(frozen=True)
+class Or(Format):
+    """One of several formats."""
+
+    elements: tuple[Format, ...]
+
+
+@dataclass(frozen=True)
+class Repeat(Format):
+    """A format ``low`` to ``high`` times; None: any number of times."""
+
+    content: Format
+    low: int
+    high: int | None
+
+
+@dataclass(frozen=True)
+class Tag(Format):
+    """``begin``, the content, and one of ``ends``. A ``begin`` or end is a text, or a token."""
+
+    begin: str | Token
+    content: Format
+    ends: tuple[str | Token, ...]
+
+
+@dataclass(frozen=True)
+class TriggeredTags(Format):
+    """Free text in which each trigger begins a tag."""
+
+    triggers: tuple[str | Token, ...]
+    tags: tuple[Tag, ...]
+    at_least_one: bool = False
+    stop_after_first: bool = False
+    excludes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class TagsWithSeparator(Format):
+    """Tags with a separator between them, and no other text."""
+
+    tags: tuple[Tag, ...]
+    separator: str
+    at_least_one: bool = False
+    stop_after_first: bool = False
+
+
+def parts_of(form: Format) -> Iterator[Format]:
+    """Yield a format and all formats in it."""
+    yield form
+    match form:
+        case Sequence(elements=inner) | Or(elements=inner):
+            pass
+        case TriggeredTags(tags=inner) | TagsWithSeparator(tags=inner):
+            pass
+        case Repeat(content=content) | Tag(content=content):
+            inner = (content,)
+        case _:
+            return
+    for part in inner:
+        yield from parts_of(part)
+
+
+@contextmanager
+def at_place(part: Format) -> Iterator[None]:
+    """Within this context, change errors of another field to name the place of a format."""
+    try:
+        yield
+    except ParameterError as error:
+        if error.field == FIELD:
+            raise
+        text = str(error)
+        reason = text[len(error.field) :].removeprefix(":").strip() if text.startswith(error.field) else text
+        reject(part.at, reason)
+
+
+def reject(at: str, reason: str) -> NoReturn:
+    """Raise a ParameterError for a place in the document."""
+    raise ParameterError(FIELD, f"{FIELD}{f'.{at}' if at else ''}: {reason}")
+
+
+T = TypeVar("T")
+
+
+class Fields:
+    """The fields of one object. Reading a field removes it; ``done`` rejects the others. null counts as absent."""
+
+    def __init__(self, value: Any, at: str) -> None:
+        if not isinstance(value, Mapping):
+            reject(at, f"must be an object, got {shown(value)}")
+        self.given = {name: item for name, item in value.items() if item is not None}
+        self.at = at
+
+    def place(self, name: str) -> str:
+        return f"{self.at}.{name}" if self.at else name
+
+    def expect_type(self, name: str) -> None:
+        if self.given.get("type") != name:
+            reject(self.place("type"), f"must be {name!r}, got {shown(self.given.get('type'))}")
+        del self.given["type"]
+
+    def take(self, name: str) -> Any:
+        if name not in self.given:
+            reject(self.at, f"needs {name}")
+        return self.given.pop(name)
+
+    def text(self, name: str, *, empty: bool = False) -> str:
+        return check_text(self.take(name), self.place(name), empty=empty)
+
+    def flag(self, name: str) -> bool:
+        value = self.given.pop(name, False)
+        if not isinstance(value, bool):
+            reject(self.place(name), f"must be true or false, got {shown(value)}")
+        return value
+
+    def number(self, name: str, minimum: int) -> int:
+        value = self.take(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not minimum <= value <= 10**9:
+            reject(self.place(name), f"must be an integer >= {minimum}, got {shown(value)}")
+        return value
+
+    def items(self, name: str, *, empty: bool = False) -> list[tuple[Any, str]]:
+        """Return the items of a list with their places."""
+        value = self.take(name)
+        if not isinstance(value, list | tuple) or not (value or empty):
+            reject(self.place(name), f"must be a non-empty list, got {shown(value)}")
+        return [(item, f"{self.place(name)}[{index}]") for index, item in enumerate(value)]
+
+    def texts(self, name: str, *, optional: bool = False) -> tuple[str, ...]:
+        if optional and name not in self.given:
+            return ()
+        return tuple(check_text(item, at) for item, at in self.items(name, empty=optional))
+
+    def done(self, kind: Callable[..., T], **values: Any) -> T:
+        """Reject the fields that were not read, and return the format."""
+        for name in self.given:
+            reject(self.at, f"unknown field {shown(name)}")
+        return kind(self.at, **values)
+
+
+def check_text(value: Any, at: str, *, empty: bool = False) -> str:
+    """Return a value if it is a string of valid Unicode without NUL."""
+    if not isinstance(value, str) or not (value or empty):
+        reject(at, f"must be a {'' if empty else 'non-empty '}string, got {shown(value)}")
+    if "\0" in value:
+        reject(at, "must not contain the character NUL")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        reject(at, "is not valid Unicode")
+    return str.__str__(value)
+
 
 MAX_NESTING: Final = 32
 """Maximum nesting of formats."""

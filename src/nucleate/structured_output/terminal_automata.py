@@ -7,7 +7,7 @@ text, a byte follows that may come after X, and another allowed terminal Y (or X
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, final
 
 from nucleate.structured_output.grammar_expressions import Characters, Choice, Expression, Ranges, Repetition
@@ -204,9 +204,30 @@ def conflicts(
     after = _first_bytes_after(uses, following, alphabet, budget)
     found: set[int] = set()
     overlaps: dict[tuple[Automaton, Automaton], Overlap] = {}
+
+    def compare(left: int, right: int) -> bool:
+        a, b = uses[left], uses[right]
+        if a is None or b is None:
+            return left == right
+        between = overlaps.get((a, b)) or overlaps.setdefault((a, b), overlap(a, b, budget))
+        if alphabet.first_bytes(between.after_first) & after[left]:
+            found.add(right)
+        if alphabet.first_bytes(between.after_second) & after[right]:
+            found.add(left)
+        return between.shared
+
+    compare_pairs(first, following, budget, compare)
+    return found
+
+
+def compare_pairs(first: int, following: Sequence[int], budget: Budget, compare: Callable[[int, int], bool]) -> None:
+    """Compare each two uses of terminals that the lexer may look for at the same time, as those in ``first``.
+
+    compare: returns whether they have a text in common, after which the lexer looks for what follows each of them.
+    """
     pairs: set[tuple[int, int]] = set()
     known: set[tuple[int, int]] = set()
-    waiting = [(first, first)]  # pairs of sets of uses that the lexer may look for at the same time
+    waiting = [(first, first)]
     while waiting:
         sets = waiting.pop()
         if sets in known:
@@ -215,22 +236,10 @@ def conflicts(
         for left in members(sets[0]):
             for right in members(sets[1]):
                 budget.spend()
-                if (left, right) in pairs:
-                    continue
-                pairs |= {(left, right), (right, left)}
-                a, b = uses[left], uses[right]
-                if a is None or b is None:
-                    shared = left == right
-                else:
-                    found_overlap = overlaps.get((a, b)) or overlaps.setdefault((a, b), overlap(a, b, budget))
-                    shared = found_overlap.shared
-                    if alphabet.first_bytes(found_overlap.after_first) & after[left]:
-                        found.add(right)
-                    if alphabet.first_bytes(found_overlap.after_second) & after[right]:
-                        found.add(left)
-                if shared:
-                    waiting.append((following[left], following[right]))
-    return found
+                if (left, right) not in pairs:
+                    pairs |= {(left, right), (right, left)}
+                    if compare(left, right):
+                        waiting.append((following[left], following[right]))
 
 
 def _first_bytes_after(
