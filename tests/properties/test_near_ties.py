@@ -10,9 +10,8 @@ import tiers
 import nucleate as nc
 from nucleate.sampling import reference
 from nucleate.sampling.cpu.fused_sampler import NOT_DRAWN, RowTable, thread_sampler
-from nucleate.sampling.dispatch.fused_pipeline import FusedParams, to_fused_pipeline
 from nucleate.sampling.inputs import LogitsInput
-from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.pipeline import FusedParams, simplify, to_fused_pipeline
 from nucleate.sampling.stages import Gumbel
 
 

@@ -12,7 +12,7 @@ import pytest
 import nucleate as nc
 from nucleate.jit import kernel_libraries
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling import cpu_paths, functional, host_batch
+from nucleate.sampling import functional, host_batch
 from nucleate.sampling.stage import Pipeline
 from nucleate.sampling.stages import (
     Dry,
@@ -61,7 +61,7 @@ print({"numba", "llvmlite", "torch", "triton"} & sys.modules.keys(), file=sys.st
 def ran(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
     """The paths that rows take, by their names in ``explain``."""
     paths: set[tuple[str, str]] = set()
-    runner, fused = cpu_paths.runner, cpu_paths.fused
+    runner, fused = host_batch.runner, host_batch.fused
 
     def watched_runner(fast: bool) -> Any:
         paths.add(("cpu", "composed stages") if fast else ("reference", "reference"))

@@ -14,8 +14,8 @@ import pytest
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import reference
-from nucleate.sampling.dispatch.route import explain
 from nucleate.sampling.maths import log
+from nucleate.sampling.route import explain
 from nucleate.sampling.stage import (
     SHAPES,
     Ceiling,

@@ -10,8 +10,7 @@ import pytest
 import nucleate as nc
 from nucleate.sampling import reference
 from nucleate.sampling.cpu import evaluation as generic
-from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
-from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.pipeline import simplify, to_fused_pipeline
 from nucleate.sampling.stage import History, Tap
 from nucleate.sampling.stages import Mask
 

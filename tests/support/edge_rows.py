@@ -13,8 +13,8 @@ import math
 import numpy as np
 
 from nucleate.sampling import noise, reference
-from nucleate.sampling.dispatch.fused_pipeline import FusedParams
 from nucleate.sampling.maths import SLACK
+from nucleate.sampling.pipeline import FusedParams
 from nucleate.sampling.stages import Gumbel, MinP, Temperature, TopK, TopNSigma, TopP
 
 NEAR = 3e-7

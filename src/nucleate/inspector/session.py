@@ -24,8 +24,8 @@ from nucleate.outputs import CompletionChunk, Usage
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import reference
-from nucleate.sampling.cpu_paths import survivors
 from nucleate.sampling.history import History
+from nucleate.sampling.host_batch import survivors
 from nucleate.sampling.noise import fresh_seed
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.reference import RowError

@@ -14,11 +14,11 @@ from nucleate.outputs import StepLogprobs
 from nucleate.parameters.converters import install_extra
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import reference
-from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
-from nucleate.sampling.dispatch.route import TENSOR_BACKENDS, dispatch
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.inputs import check_shape, checked_logits, checked_mask, history
+from nucleate.sampling.pipeline import FusedPipeline
 from nucleate.sampling.presets import with_mask
+from nucleate.sampling.route import TENSOR_BACKENDS, dispatch
 from nucleate.sampling.stage import Pipeline
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class DeviceBatch:
             self._rows[number].memory.push(token)
 
     def _set_state(self, number: int, params: list[float]) -> None:
-        from nucleate.sampling.dispatch.signature import with_state
+        from nucleate.sampling.signature import with_state
 
         row, signature = self._rows[number], self._state.signature(number)
         if signature is not None:

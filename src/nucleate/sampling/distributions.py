@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import reference
-from nucleate.sampling.cpu_paths import row_probabilities
 from nucleate.sampling.history import History
+from nucleate.sampling.host_batch import row_probabilities
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.stage import Ceiling, Draw, Pipeline, Stage, Tap
 

@@ -13,14 +13,13 @@ from nucleate.parameters.keywords import with_suggestions
 from nucleate.sampling import noise, reference
 from nucleate.sampling.companion import combined_rows
 from nucleate.sampling.cpu.fused_sampler import EditProgram, RowTable
-from nucleate.sampling.cpu_paths import fused, row_probabilities, runner
-from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
-from nucleate.sampling.dispatch.route import FUSED, dispatch
 from nucleate.sampling.history import History
+from nucleate.sampling.host_batch import fused, row_probabilities, runner
 from nucleate.sampling.inputs import LogitsInput, check_ids, histories, is_row, mask_layout, masks, per_row
-from nucleate.sampling.pipeline import Params, prepared, seed_of
+from nucleate.sampling.pipeline import FusedPipeline, Params, prepared, seed_of
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.reference import add_values
+from nucleate.sampling.route import FUSED, dispatch
 
 ROW_ARGUMENTS = ("prompt_ids", "output_ids", "mask", "companion")
 """The arguments that have one entry per row."""

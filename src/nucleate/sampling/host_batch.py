@@ -1,9 +1,13 @@
-"""Samples the rows of a Sampler on the CPU: with the fused kernel, the composed path or the reference."""
+"""Samples the rows of a Sampler on the CPU: with the fused kernel, the composed path or the reference.
+
+The functions at the top import a path when it is first used.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,8 +18,6 @@ from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError, unknown
 from nucleate.sampling import reference
 from nucleate.sampling.cpu.fused_sampler import NOT_DRAWN, EditProgram, RowSelection, RowTable
-from nucleate.sampling.cpu_paths import fused, report, runner
-from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.inputs import (
     LogitsInput,
@@ -26,9 +28,47 @@ from nucleate.sampling.inputs import (
     mask_layout,
     masks,
 )
+from nucleate.sampling.pipeline import FusedPipeline
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.reference import add_values
 from nucleate.sampling.stage import Draw, Pipeline, Shift, Tap
+
+
+@cache
+def fused() -> Callable[[int], Any]:
+    """A function that returns the fused CPU sampler for rows of a size. Each thread has its own."""
+    from nucleate.sampling.cpu import fused_sampler  # loads the kernels
+
+    return fused_sampler.thread_sampler
+
+
+@cache
+def _composed() -> Any:
+    from nucleate.sampling.cpu import evaluation  # loads the kernels
+
+    return evaluation
+
+
+def runner(fast: bool) -> Callable[..., reference.RowResult]:
+    """The function that samples a row without the fused kernel: composed on the CPU (fast), or the reference."""
+    return _composed().run if fast else reference.run
+
+
+def report(logits_V: NDArray[Any], token: int, request: tuple[int, tuple[int, ...]]) -> StepLogprobs:
+    """The logprobs of a row of logits from which a token was sampled on the CPU."""
+    found: StepLogprobs = _composed().step_logprobs(logits_V, token, request)
+    return found
+
+
+def row_probabilities(fast: bool) -> Callable[..., NDArray[np.float64]]:
+    """The function that computes the distribution of a row: composed on the CPU (fast), or the reference."""
+    return _composed().probabilities if fast else reference.probabilities
+
+
+def survivors(fast: bool) -> Callable[..., reference.Survivors]:
+    """The function that computes the surviving tokens: composed on the CPU (fast), or the reference."""
+    return _composed().survivors if fast else reference.survivors
+
 
 KEPT_BATCHES = 32
 """Maximum number of cached RowBatches, one per list of rows."""

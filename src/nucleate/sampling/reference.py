@@ -14,7 +14,6 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import noise
 from nucleate.sampling.history import History, HistoryView
 from nucleate.sampling.inputs import masked_tokens
-from nucleate.sampling.min_keep import min_keep_of
 from nucleate.sampling.stage import (
     Ceiling,
     Draw,
@@ -29,6 +28,7 @@ from nucleate.sampling.stage import (
     Tap,
     TokenInfo,
     Transform,
+    min_keep_of,
 )
 from nucleate.sampling.token_logprobs import logprobs
 

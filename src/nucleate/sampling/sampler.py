@@ -16,16 +16,15 @@ from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import noise
 from nucleate.sampling.companion import combined_rows
-from nucleate.sampling.cpu_paths import row_probabilities
 from nucleate.sampling.device_batch import DeviceBatch
-from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
 from nucleate.sampling.distributions import TargetDistributions, accept_sampled, is_stateful
 from nucleate.sampling.history import History, HistoryView
-from nucleate.sampling.host_batch import HostBatch, SamplerRow, known
+from nucleate.sampling.host_batch import HostBatch, SamplerRow, known, row_probabilities
 from nucleate.sampling.incremental_history import HistoryMaker
 from nucleate.sampling.inputs import LogitsInput, check_count, check_ids, check_token, history, per_row
 from nucleate.sampling.pipeline import Params, PreparedPipeline, RequestParams, prepared, seed_of
 from nucleate.sampling.presets import with_mask, without_mask
+from nucleate.sampling.route import TENSOR_BACKENDS
 from nucleate.sampling.stage import Combine, Pipeline, SampledToken, Tap
 
 if TYPE_CHECKING:

@@ -19,14 +19,13 @@ from nucleate.jit.kernel_libraries import compiled
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.sampling import noise, reference
-from nucleate.sampling.cpu_paths import runner, survivors
+from nucleate.sampling.host_batch import runner, survivors
 from nucleate.sampling.inputs import checked_logits, is_row, per_row
 from nucleate.sampling.pipeline import Params, seed_of
 from nucleate.sampling.reference import Selection, Survivors, select
 from nucleate.sampling.single_row import SingleRow, single_row
 from nucleate.sampling.stage import Stage, shape_of
-from nucleate.sampling.trace_change import Distribution, StageChange
-from nucleate.sampling.trace_reasons import why, why_selected
+from nucleate.sampling.trace_reasons import Distribution, StageChange, why, why_selected
 
 
 @dataclass(frozen=True, eq=False)

@@ -19,10 +19,9 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import reference
 from nucleate.sampling.cpu import edited_row
 from nucleate.sampling.cpu import evaluation as generic
-from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import maximum, ones
-from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.pipeline import simplify, to_fused_pipeline
 from nucleate.sampling.stage import Prefix, RowStats, Shift, param
 from nucleate.sampling.stages import STAGES, Frequency, Gumbel, Mask, Presence, Repetition, Temperature
 

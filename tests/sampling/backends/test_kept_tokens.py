@@ -18,9 +18,8 @@ from kept_tokens import agrees, left
 import nucleate as nc
 from nucleate.sampling import reference
 from nucleate.sampling.cpu import evaluation as generic
-from nucleate.sampling.dispatch.fused_pipeline import FusedParams, to_fused_pipeline
 from nucleate.sampling.maths import SLACK
-from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.pipeline import FusedParams, simplify, to_fused_pipeline
 from nucleate.sampling.stages import Gumbel, LogitBias, MinP, Temperature, TopK, TopNSigma, TopP, Typical
 
 SEEDS = 2

@@ -19,12 +19,11 @@ from custom_stages import DRAWS, OWN, Foreign, Softer
 from edge_rows import KINDS, NEAR, row
 from pipeline_cases import OTHERS, case
 
-from nucleate.sampling import reference
+from nucleate.sampling import reference, rules
 from nucleate.sampling.cpu import candidate_list, edited_row, full_row, row_kernels
 from nucleate.sampling.cpu import evaluation as generic
 from nucleate.sampling.cpu import fused_sampler as special_rows
 from nucleate.sampling.cpu.edited_row import thread_workspace
-from nucleate.sampling.dispatch import rules
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import absolute, exp, log, where
 from nucleate.sampling.sampler import Sampler

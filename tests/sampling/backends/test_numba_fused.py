@@ -11,9 +11,8 @@ import tiers
 import nucleate as nc
 from nucleate.sampling import reference
 from nucleate.sampling.cpu import evaluation as generic
-from nucleate.sampling.cpu.row_loading import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, convert_row
-from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
-from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.cpu.block_ops import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, convert_row
+from nucleate.sampling.pipeline import simplify, to_fused_pipeline
 from nucleate.sampling.stages import Categorical, Greedy, Gumbel, MinP, Temperature, TopK, TopNSigma, TopP, Typical
 from nucleate.sampling.token_logprobs import logprobs
 

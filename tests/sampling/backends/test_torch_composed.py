@@ -15,8 +15,7 @@ from custom_stages import DRAWS, OWN, Foreign, Softer, Turned
 from edge_rows import KINDS, row
 
 import nucleate as nc
-from nucleate.sampling import reference
-from nucleate.sampling.dispatch import signature
+from nucleate.sampling import reference, signature
 from nucleate.sampling.maths import log
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stage import Draw, Floor, Scale, param

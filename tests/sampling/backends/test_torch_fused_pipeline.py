@@ -11,11 +11,9 @@ import pytest
 import tiers
 
 import nucleate as nc
-from nucleate.sampling import reference
-from nucleate.sampling.dispatch import signature
-from nucleate.sampling.dispatch.fused_pipeline import FusedParams, to_fused_pipeline
+from nucleate.sampling import reference, signature
 from nucleate.sampling.history import History
-from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.pipeline import FusedParams, simplify, to_fused_pipeline
 from nucleate.sampling.stages import (
     AdaptiveP,
     Categorical,

@@ -15,7 +15,7 @@ import pytest
 import tiers
 
 import nucleate as nc
-from nucleate.sampling.dispatch import signature
+from nucleate.sampling import signature
 from nucleate.sampling.stage import Combine, Draw, Shift, Tap, Transform
 from nucleate.sampling.stages import STAGES, Gumbel, MinP, Temperature, TopK, TopNSigma, TopP
 

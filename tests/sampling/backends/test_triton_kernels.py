@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from triton_interpreter import Interpreted
 
 from nucleate.sampling import noise, reference
-from nucleate.sampling.dispatch.fused_pipeline import FusedParams, to_fused_pipeline
 from nucleate.sampling.inputs import masked_tokens
-from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.pipeline import FusedParams, simplify, to_fused_pipeline
 from nucleate.sampling.stages import Gumbel
 
 pytest.importorskip("torch", reason="the kernels are launched with torch's tensors")

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.jit.kernel_libraries import CHAIN
+from nucleate.jit.kernel_libraries import FUSED
 from nucleate.jit.thread_pool import cores, pool
-from nucleate.sampling.dispatch.fused_pipeline import CountPenalties, FusedParams, LogitEdit, has_constant_listing
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.noise import GROUP_SIZE
+from nucleate.sampling.pipeline import CountPenalties, FusedParams, LogitEdit, has_constant_listing
 from nucleate.sampling.stage import Shift
 
 SECONDS_PER_THREAD = 250e-6
@@ -114,7 +114,7 @@ class FusedSampler:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._draw_rows = CHAIN.draw_rows
+        self._draw_rows = FUSED.draw_rows
         self._workspaces: list[NDArray[np.float64]] = []
         self._workspace_addresses: list[int] = []
         self._add_workspace()

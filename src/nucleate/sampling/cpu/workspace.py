@@ -13,10 +13,9 @@ from numba import carray
 
 from nucleate.jit.compiler import inline, jit, loose
 from nucleate.sampling.cpu import block_ops
-from nucleate.sampling.cpu.block_ops import GROUP_SIZE
+from nucleate.sampling.cpu.block_ops import GROUP_SIZE, copy_floats, floats_at, pad_tail
 from nucleate.sampling.cpu.fused_sampler import EXTRA, GROUP_ARRAYS, ROW_ARRAYS
 from nucleate.sampling.cpu.kernel_maths import exp
-from nucleate.sampling.cpu.row_loading import copy_floats, floats_at, pad_tail
 
 NONE = -1
 EDIT_COUNT, INEXACT_COUNT, UNCERTAIN_COUNT = range(3)

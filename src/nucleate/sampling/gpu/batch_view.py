@@ -14,12 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from nucleate.outputs import StepLogprobs, TokenLogprob
-from nucleate.sampling.dispatch.device_row import DeviceRowSpec
-from nucleate.sampling.dispatch.signature import fused_signatures
 from nucleate.sampling.gpu.batch_sampling import TensorBatch, make_batch
-from nucleate.sampling.gpu.slots import SEED, Slots
 from nucleate.sampling.gpu.tensor_shifts import ShiftGroup, groups_of, padded
-from nucleate.sampling.gpu.torch_device import to_device
+from nucleate.sampling.gpu.torch_device import SEED, Slots, to_device
+from nucleate.sampling.signature import DeviceRowSpec, fused_signatures
 
 LogprobsRequest = tuple[int, tuple[int, ...]]
 """(number of most likely tokens, token ids), see ``Tap.request``."""
