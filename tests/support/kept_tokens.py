@@ -12,7 +12,7 @@ from nucleate.jit.compiler import jit
 from nucleate.sampling.cpu.block_ops import FLOAT32, GROUP_SIZE, floats_at
 from nucleate.sampling.cpu.cutoffs import TIED, UNLISTED, argmax, truncate
 from nucleate.sampling.cpu.fused_kernel import load_row
-from nucleate.sampling.cpu.fused_sampler import workspace_size
+from nucleate.sampling.cpu.fused_runner import workspace_size
 from nucleate.sampling.cpu.workspace import UNCERTAIN_COUNT, edited_group_address, workspace_in
 from nucleate.sampling.pipeline import FusedParams
 

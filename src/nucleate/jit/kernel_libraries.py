@@ -29,7 +29,7 @@ FUSED = KernelLibrary(
 )
 COMPOSED = KernelLibrary(
     "composed",
-    ("nucleate.sampling.cpu.row_kernels", "nucleate.sampling.cpu.block_ops"),
+    ("nucleate.sampling.cpu.row_kernels",),
     _sources(_CPU, "sampling/maths.py", "sampling/noise.py"),
 )
 MODELS = KernelLibrary(

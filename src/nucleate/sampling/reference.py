@@ -56,6 +56,11 @@ class RowError(ValueError):
     """A row of logits that cannot be sampled."""
 
 
+def message_of(error: Exception) -> str:
+    """The message of a row that cannot be sampled: its error, or what a user-defined stage has raised."""
+    return str(error) if isinstance(error, RowError | ParameterError) else f"{type(error).__name__}: {error}"
+
+
 class TotalMass(NamedTuple):
     """The tokens before the first truncation since the last Shift or Scale: maximum score, and sum of exp(x - top)."""
 

@@ -144,14 +144,13 @@ class StageChange:
         """The Kullback-Leibler divergence of the distribution after it from the one before it, in nats."""
         if self.after is self.before:
             return 0.0
-        log_after_N = self.after.logprobs if self.scores is self.after.kept.x_N else self._log_after()
+        log_after_N = self.after.logprobs
+        if self.scores is not self.after.kept.x_N:  # fewer tokens, or in another order
+            log_after_N = self.after.spread(log_after_N, -np.inf)[self.before.kept.ids_N]
         p_N = np.exp(log_after_N)
         possible_N = p_N > 0
         ratio_N = log_after_N[possible_N] - self.before.logprobs[possible_N]
         return max(0.0, float((p_N[possible_N] * ratio_N).sum()))  # rounding may make it negative
-
-    def _log_after(self) -> Floats:
-        return self.after.spread(self.after.logprobs, -np.inf)[self.before.kept.ids_N]
 
     @cached_property
     def prefix(self) -> PrefixSums:

@@ -11,7 +11,7 @@ import pytest
 import nucleate as nc
 from nucleate.parameters.parameter import param
 from nucleate.sampling import reference
-from nucleate.sampling.cpu.fused_sampler import EditProgram, count_table
+from nucleate.sampling.cpu.fused_runner import EditProgram, count_table
 from nucleate.sampling.history import History
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.maths import INFINITY, where

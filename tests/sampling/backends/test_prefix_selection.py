@@ -8,7 +8,7 @@ from kept_tokens import agrees
 
 from nucleate.sampling.cpu.block_ops import FLOAT32
 from nucleate.sampling.cpu.fused_kernel import load_row
-from nucleate.sampling.cpu.fused_sampler import workspace_size
+from nucleate.sampling.cpu.fused_runner import workspace_size
 from nucleate.sampling.cpu.prefix_selection import (
     BY_COUNT,
     BY_WEIGHT,

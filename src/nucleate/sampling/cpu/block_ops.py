@@ -15,8 +15,9 @@ import numpy as np
 from llvmlite import ir
 from numba import carray, types
 from numba.core import cgutils
+from numba.extending import intrinsic
 
-from nucleate.jit.compiler import inline, intrinsic, jit
+from nucleate.jit.compiler import inline, jit
 
 GROUP_SIZE = 256
 """Scores per group, the unit in which kernels read a row."""
@@ -348,7 +349,7 @@ FLOAT32, FLOAT16, BFLOAT16, FLOAT64 = range(4)
 def pointer(dtype: Any) -> Any:
     """A kernel function that turns an address into a pointer to numbers of a type."""
 
-    @intrinsic
+    @intrinsic  # type: ignore[untyped-decorator]
     def pointer(typing: Any, address: Any) -> Any:
         def emit(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
             return b.inttoptr(arguments[0], context.get_value_type(signature.return_type))

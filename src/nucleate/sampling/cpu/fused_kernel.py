@@ -21,7 +21,7 @@ from numba import carray, from_dtype
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from nucleate.jit.compiler import inline, jit, kernel
-from nucleate.sampling.cpu import block_ops, fused_sampler
+from nucleate.sampling.cpu import block_ops, fused_runner
 from nucleate.sampling.cpu.block_ops import (
     FLOAT32,
     GROUP_SIZE,
@@ -33,7 +33,7 @@ from nucleate.sampling.cpu.block_ops import (
     words_at,
 )
 from nucleate.sampling.cpu.cutoffs import TIED, argmax, truncate
-from nucleate.sampling.cpu.fused_sampler import ALLOW, ENTRIES, ENTRY, NOT_DRAWN, PENALISE, POSITIONS, SLOTS, TOKENS
+from nucleate.sampling.cpu.fused_runner import ALLOW, ENTRIES, ENTRY, NOT_DRAWN, PENALISE, POSITIONS, SLOTS, TOKENS
 from nucleate.sampling.cpu.kernel_maths import exp, uniform, uniforms
 from nucleate.sampling.cpu.prefix_selection import next_up
 from nucleate.sampling.cpu.row_kernels import apply_token_bitmask
@@ -305,7 +305,7 @@ def race_tokens(first: Any, end: Any, work: Any) -> Any:
 
 PARAM_COUNT = len(FusedParams._fields)
 
-entries_at, workspace_floats = pointer(from_dtype(ENTRY)), jit(fused_sampler.workspace_size)
+entries_at, workspace_floats = pointer(from_dtype(ENTRY)), jit(fused_runner.workspace_size)
 
 
 @jit

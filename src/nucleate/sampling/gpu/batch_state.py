@@ -21,7 +21,6 @@ from nucleate.sampling.gpu.batch_view import (
     TensorLogprobs,
     compute_logprobs,
     make_view,
-    pack_allowed_ids,
 )
 from nucleate.sampling.gpu.ranked_tokens import bind_stages
 from nucleate.sampling.gpu.tensor_shifts import apply_shifts, tokens_since_breaker, update_repeats
@@ -34,6 +33,7 @@ from nucleate.sampling.gpu.torch_device import (
     pack_row_state,
     to_device,
 )
+from nucleate.sampling.inputs import packed_ids
 from nucleate.sampling.signature import DeviceRowSpec, PipelineSignature
 
 NO_TOKEN = -1
@@ -98,7 +98,7 @@ class BatchState:
         slot = self._slots.add(state, needed, len(tokens), tracks_repeats=row.tracks_repeats)
         if row.signature is not None and row.signature.stateful:
             self._slots.set_stage_params(slot, row.signature.params)
-        allowed_mask_W = pack_allowed_ids(row.allowed_ids, self.size)
+        allowed_mask_W = None if row.allowed_ids is None else packed_ids([*row.allowed_ids], self.size)
         self._rows[number] = DeviceRow(slot, row, len(prompt), len(output), allowed_mask_W)
 
     def remove(self, number: int) -> None:

@@ -177,12 +177,3 @@ def _allowed_masks(rows: Sequence[DeviceRow], size: int, device: torch.device) -
         if one.allowed_mask_W is not None:
             words_W[:] = one.allowed_mask_W
     return to_device(words_RW, device)
-
-
-def pack_allowed_ids(allowed: frozenset[int] | None, size: int) -> NDArray[np.int32] | None:
-    """Pack token ids into a bitmask, int32 [V / 32], lowest bit first; None stays None."""
-    if allowed is None:
-        return None
-    bits = np.zeros(-(-size // 32) * 32, bool)
-    bits[list(allowed)] = True
-    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)
