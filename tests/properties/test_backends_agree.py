@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 import stage_examples as examples
+from backend_adapters import assert_logprobs_close
 from stage_examples import KINDS, SHIFTS, SIZE
 
 import nucleate as nc
@@ -131,14 +132,6 @@ NUMBERS = ("mu", "mean")
 
 def near(one, other):
     return one == other or one == pytest.approx(other, rel=1e-9, abs=1e-12)
-
-
-def assert_logprobs_close(one, other):
-    """Check logprobs for equal tokens and ranks and ``near`` values. The fused kernel computes them in float32."""
-    assert (one is None) == (other is None)
-    for actual, expected in zip(*((r.chosen, *r.top, *r.requested) for r in (one, other)), strict=True) if one else ():
-        assert actual[::2] == expected[::2]
-        assert actual.logprob == pytest.approx(expected.logprob, abs=1e-6)
 
 
 def assert_stages_close(one, other):

@@ -111,24 +111,6 @@ def stage_values(stage):
     return {attribute: getattr(stage, attribute) for attribute in stage.parameters}
 
 
-@on_every_engine
-@given(requests(), st.integers(0, 50))
-@pytest.mark.fast_cases(1)
-def test_neutral_stages_and_simplify_do_not_change_tokens_and_logprobs(engine, params, step):
-    stages = params.build_pipeline()
-    rng = random.Random(step)
-    crowded = list(stages)
-    for kind in KINDS:
-        if kind not in (*DRAWS, *TAPS, Mask):
-            crowded.insert(rng.randrange(len(crowded)), rng.choice(examples.neutrals(kind)))
-    for logits in examples.rows(step):
-        expected = result(engine, logits, stages, params.seed, step)
-        more = result(engine, logits, tuple(crowded), params.seed, step)
-        assert more == expected if isinstance(expected, str) else more[:2] == expected[:2]
-        assert agree(result(engine, logits, simplify(stages), params.seed, step), expected)
-        assert agree(result(engine, logits, simplify(tuple(crowded)), params.seed, step), expected)
-
-
 @given(requests())
 def test_a_request_and_its_pipeline_survive_json(params):
     assert nc.SamplingParams.from_json(params.to_json()) == params

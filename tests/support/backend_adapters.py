@@ -67,3 +67,11 @@ class Cpu(Stages):
 ENGINES = (Reference(), Stages(), Cpu())
 
 on_every_engine = pytest.mark.parametrize("engine", ENGINES, ids=lambda engine: type(engine).__name__.lower())
+
+
+def assert_logprobs_close(one, other):
+    """Check logprobs for equal tokens and ranks and near values: the fused kernel computes them in float32."""
+    assert (one is None) == (other is None)
+    for actual, expected in zip(*((r.chosen, *r.top, *r.requested) for r in (one, other)), strict=True) if one else ():
+        assert actual[::2] == expected[::2]
+        assert actual.logprob == pytest.approx(expected.logprob, abs=1e-6)

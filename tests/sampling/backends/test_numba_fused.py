@@ -7,6 +7,7 @@ import threading
 import numpy as np
 import pytest
 import tiers
+from backend_adapters import assert_logprobs_close
 from edge_rows import KINDS, row
 
 import nucleate as nc
@@ -96,22 +97,6 @@ def test_an_invalid_row_is_an_error_and_affects_no_other_row(bad: float, positio
         nc.sample(logits, (TopK(5), Gumbel(1)), backend="cpu")
 
 
-def assert_logprobs_close(one: object, other: object) -> None:
-    """Check logprobs for equal tokens and ranks, and nearly equal values."""
-    for actual, expected in zip(one or (), other or (), strict=True):  # type: ignore[call-overload]
-        assert (actual is None) == (expected is None)
-        if actual is not None:
-            pairs = [
-                *zip(
-                    (actual.chosen, *actual.top, *actual.requested),
-                    (expected.chosen, *expected.top, *expected.requested),
-                    strict=True,
-                )
-            ]
-            assert [a[::2] for a, _ in pairs] == [b[::2] for _, b in pairs]
-            assert [a.logprob for a, _ in pairs] == pytest.approx([b.logprob for _, b in pairs], abs=1e-6)
-
-
 def test_many_rows_on_several_threads_equal_single_rows() -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(300, 32_000)).astype(np.float32)
@@ -174,8 +159,7 @@ def test_logprobs_equal_the_reference() -> None:
         top, requested = int(rng.choice([0, 1, 5, 20, 300, 10_000])), rng.integers(size, size=turn % 4).tolist()
         actual = generic.step_logprobs(x, int(rng.choice(inside)), (top, tuple(requested)))
         expected = logprobs(np.arange(size), x, actual.chosen.token_id, top, tuple(requested))
-        assert_logprobs_close([actual], [expected])
-        assert [one.token_id for one in actual.top] == [one.token_id for one in expected.top]
+        assert_logprobs_close(actual, expected)
 
 
 def test_every_half_precision_number_is_converted_exactly() -> None:
