@@ -51,10 +51,6 @@ EXPECTED = nc.sample(LOGITS, SEEDED).tolist()
 TENSORS = ("torch", "composed stages")
 
 
-def same(logits, **arguments):
-    return nc.sample(logits, SEEDED, **arguments).tolist() == EXPECTED
-
-
 # ---- logits
 
 

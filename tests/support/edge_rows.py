@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 
@@ -202,3 +203,27 @@ def fused_rows(rng: np.random.Generator, rows: int, size: int) -> tuple[np.ndarr
 def edges_of(found: Counter[str], tight: bool) -> int:
     """The number of rows at a float edge, of those whose parameters are at an edge by design or of the others."""
     return sum(n for name, n in found.items() if ":" in name and name.startswith("tight") == tight)
+
+
+def compared(
+    x_RV: np.ndarray, params: list[FusedParams], tight: list[bool], seeds: Any, steps: Any, inside_RV: Any, tokens: Any
+) -> Counter[str]:
+    """Compare survivors, bool [R, V], and tokens of rows with the reference's; those at float edges are counted.
+
+    seeds, steps: as int64. Other differences fail.
+    """
+    found = Counter[str](rows=len(x_RV))
+    for position, (x, token) in enumerate(zip(x_RV, np.asarray(tokens).tolist(), strict=True)):
+        survivors = reference.survivors(x, stages := simplify(pipeline(params[position])))
+        seed, step = int(seeds[position]) % 2**64, int(steps[position]) % 2**64
+        inside = np.flatnonzero(inside_RV[position]).tolist()
+        description = position, params[position], x.size, seed, step, token
+        if inside != np.sort(survivors.ids_N).tolist():
+            edge = edge_of_a_set(x, params[position], reference.all_tokens(x).ids_N.tolist(), inside)
+            assert edge, (*description, len(inside), len(survivors.ids_N))
+            found[f"{'tight ' * tight[position]}set: {edge}"] += 1
+        elif token != reference.select_token(stages[-1], survivors, seed, step):
+            edge = edge_of_a_draw(survivors, seed, step, token)
+            assert edge, description
+            found[f"draw: {edge}"] += 1
+    return found

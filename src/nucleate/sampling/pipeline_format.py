@@ -98,7 +98,7 @@ def _made(index: int, name: str, positional: Sequence[Any], named: Mapping[str, 
     if name not in STAGES:
         raise _error(str(unknown(name, STAGES, "stage")), index)
     kind = STAGES[name]
-    attributes = [attribute for attribute, parameter in kind.parameters.items()]
+    attributes = list(kind.parameters)
     if len(positional) > len(attributes):
         raise _error(f"{name} takes at most {len(attributes)} parameters, got {len(positional)}", index)
     fields = {parameter.name: attribute for attribute, parameter in kind.parameters.items()}
@@ -110,17 +110,13 @@ def _made(index: int, name: str, positional: Sequence[Any], named: Mapping[str, 
         if attribute in values:
             raise _error(f"{name} has {attribute} twice", index)
         values[attribute] = value
-    missing = [a for a, p in kind.parameters.items() if a not in values and _required(p)]
+    missing = [a for a, p in kind.parameters.items() if a not in values and p.default is MISSING]
     if missing:
         raise _error(f"{name} needs {', '.join(missing)}", index)
     try:
         return kind(**values)
     except ParameterError as error:
         raise _error(f"{name}: {error}", index) from None
-
-
-def _required(parameter: Parameter) -> bool:
-    return parameter.default is MISSING
 
 
 Call = tuple[str, list[Any], dict[str, Any]]

@@ -20,13 +20,6 @@ def past(history, u=1.0):
     return naive.Past(list(history.prompt), list(history.output), history.mask, u)
 
 
-def sampled_tokens(logits, stages, history, step):
-    try:
-        return reference.draw(logits, stages, getattr(stages[-1], "seed", 0), step, history)
-    except reference.RowError:
-        return None
-
-
 def test_survivors_and_probabilities_equal_the_naive_ones():
     errors, random_decisions = 0, 0
     count = tiers.count(600, 3000)

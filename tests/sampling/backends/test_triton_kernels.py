@@ -46,23 +46,11 @@ def compare(
     x_RV: np.ndarray, params: list[FusedParams], tight: list[bool], seeds: Any, steps: Any, got: dict[str, Any]
 ) -> Counter[str]:
     """Compare rows with the reference; differences at float edges are counted, others fail."""
-    found, all_ids = Counter[str](), np.arange(x_RV.shape[1])
+    cuts_R1, lasts_R1 = got["cuts"][:, None], got["lasts"][:, None]
+    inside_RV = (x_RV > cuts_R1) | ((x_RV == cuts_R1) & (np.arange(x_RV.shape[1]) <= lasts_R1))
     assert got["states"].tolist() == [0] * len(x_RV)
     assert (got["steps"] == steps + 1).all()
-    for row, x in enumerate(x_RV):
-        stages, cut, token = simplify(edges.pipeline(params[row])), got["cuts"][row], int(got["tokens"][row])
-        survivors, found["rows"] = reference.survivors(x, stages), found["rows"] + 1
-        inside = np.flatnonzero((x > cut) | ((x == cut) & (all_ids <= got["lasts"][row]))).tolist()
-        seed, step, description = int(seeds[row]) % 2**64, int(steps[row]) % 2**64, (row, params[row], x.size)
-        if inside != np.sort(survivors.ids_N).tolist():
-            edge = edges.edge_of_a_set(x, params[row], reference.all_tokens(x).ids_N.tolist(), inside)
-            assert edge, (*description, len(inside), len(survivors.ids_N))
-            found[f"{'tight ' * tight[row]}set: {edge}"] += 1
-        elif token != reference.select_token(stages[-1], survivors, seed, step):
-            edge = edges.edge_of_a_draw(survivors, seed, step, token)
-            assert edge, (*description, seed, step, token)
-            found[f"draw: {edge}"] += 1
-    return found
+    return edges.compared(x_RV, params, tight, seeds, steps, inside_RV, got["tokens"])
 
 
 def survey(kernels: Interpreted, rows: int, sizes: tuple[int, ...], seed: int) -> Counter[str]:
