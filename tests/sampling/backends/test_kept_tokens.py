@@ -17,7 +17,7 @@ from kept_tokens import agrees, left
 
 import nucleate as nc
 from nucleate.sampling import reference
-from nucleate.sampling.cpu import evaluation as generic
+from nucleate.sampling.cpu import evaluation as composed
 from nucleate.sampling.maths import SLACK
 from nucleate.sampling.pipeline import FusedParams, simplify, to_fused_pipeline
 from nucleate.sampling.stages import Gumbel, LogitBias, MinP, Temperature, TopK, TopNSigma, TopP, Typical
@@ -61,7 +61,7 @@ def survey(count: int, seed: int, sizes: tuple[int, ...] = ()) -> Counter[str]:
         steps = rng.integers(2**40, size=SEEDS).tolist()
         batch = [edges.pipeline(params, key) for key in keys]
         others = CountFallbacks()
-        with mock.patch.object(generic, "run", others):
+        with mock.patch.object(composed, "run", others):
             tokens = nc.sample(np.broadcast_to(x, (SEEDS, size)), batch, step=steps, backend="cpu").tolist()
         found["tight, left" if tight else "left"] += others.count
         for key, step, token in zip(keys, steps, tokens, strict=True):

@@ -1,4 +1,4 @@
-"""The generic CPU path equals the reference for any pipeline: tokens, reports, the state of stages, and errors."""
+"""The composed CPU path equals the reference for any pipeline: tokens, reports, the state of stages, and errors."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from edge_rows import KINDS, NEAR, row
 from pipeline_cases import OTHERS, case
 
 from nucleate.sampling import reference, rules
-from nucleate.sampling.cpu import candidate_list, edited_row, full_row, row_kernels
-from nucleate.sampling.cpu import evaluation as generic
-from nucleate.sampling.cpu import fused_runner as special_rows
+from nucleate.sampling.cpu import candidate_list, edited_row, full_row, fused_runner, row_kernels
+from nucleate.sampling.cpu import evaluation as composed
 from nucleate.sampling.cpu.edited_row import thread_workspace
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import absolute, exp, log, where
@@ -91,7 +90,7 @@ def difference(one, other):
 
 
 def both(logits, stages, history=History(), step=0, seed=None):
-    return difference(*(outcome(run, logits, stages, history, step, seed) for run in (reference.run, generic.run)))
+    return difference(*(outcome(run, logits, stages, history, step, seed) for run in (reference.run, composed.run)))
 
 
 @pytest.mark.parametrize(("sizes", "count"), [(SMALL, PIPELINES), (LARGE, FEWER)], ids=["small", "large"])
@@ -112,7 +111,7 @@ def test_random_pipelines_equal_the_reference(monkeypatch, sizes, count) -> None
         expected = outcome(ran, logits, stages, history, step)
         with monkeypatch.context() as patched:
             patched.setattr(reference, "run", spied)
-            got = outcome(generic.run, logits, stages, history, step)
+            got = outcome(composed.run, logits, stages, history, step)
         if why := difference(expected, got):
             found[seed] = why, stages
     assert not found, found
@@ -126,12 +125,12 @@ def test_probabilities_equal_the_reference(monkeypatch, sizes, count) -> None:
     monkeypatch.setattr(cases, "SIZES", sizes)
     for seed in range(count):
         logits, stages, history, _ = case(seed, most=5)
-        one, other = (result_or_error(run.probabilities, logits, stages, history) for run in (reference, generic))
+        one, other = (result_or_error(run.probabilities, logits, stages, history) for run in (reference, composed))
         if isinstance(one, str):
             assert other == one, (seed, stages)
         else:
             np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12, equal_nan=False, err_msg=f"{seed}: {stages}")
-    assert generic.survivors(SOME, ()).ids_N.tolist() == np.argsort(-SOME, kind="stable").tolist()
+    assert composed.survivors(SOME, ()).ids_N.tolist() == np.argsort(-SOME, kind="stable").tolist()
 
 
 def result_or_error(run, *arguments):
@@ -202,22 +201,22 @@ def test_errors_of_invalid_rows_equal_the_reference(bad, position) -> None:
     logits = SOME.copy()
     logits[position] = bad
     for stages in ((TopK(5),), (Temperature(0.7), MinP(0.1)), (Mirostat(3.0),), (Suppress((1,)), TopK(5))):
-        expected_outcome = outcome(generic.run, logits, (*stages, Gumbel(1)))
+        expected_outcome = outcome(composed.run, logits, (*stages, Gumbel(1)))
         assert expected_outcome == f"RowError: {'+inf' if bad == np.inf else 'NaN'} at token {position}"
-    assert outcome(generic.run, np.full(5000, -np.inf, np.float32), (TopK(5), Gumbel(1))).endswith(
+    assert outcome(composed.run, np.full(5000, -np.inf, np.float32), (TopK(5), Gumbel(1))).endswith(
         "every token is at -inf"
     )
     over = (LogitBias({3: 1.7e308}), LogitBias({3: 1.7e308}), Suppress((3,)), Gumbel(1))
     assert (
-        outcome(generic.run, SOME, over)
+        outcome(composed.run, SOME, over)
         == outcome(reference.run, SOME, over)
         == "RowError: +inf at token 3 after logit_bias"
     )
     after = (TopK(2), Suppress(tuple(range(5000))), Gumbel(1))
-    assert outcome(generic.run, SOME, after) == "RowError: every token is at -inf after suppress"
+    assert outcome(composed.run, SOME, after) == "RowError: every token is at -inf after suppress"
     outside = (Temperature(0.5), Suppress((5000,)), Gumbel(1))
     assert both(SOME, outside) == ""
-    assert "the vocabulary ends at 4999" in outcome(generic.run, SOME, outside)
+    assert "the vocabulary ends at 4999" in outcome(composed.run, SOME, outside)
 
 
 # Custom stages.
@@ -332,7 +331,7 @@ def test_a_negative_weight_far_down_is_detected(monkeypatch) -> None:
     monkeypatch.setattr(Weighed, "target", lambda self, row: 30.0)
     for low in (0.0, 1e-3, 0.1):
         stages = (Weighed(low), Gumbel(1))
-        assert generic.survivors(x, stages).ids_N.tolist() == reference.survivors(x, stages).ids_N.tolist()
+        assert composed.survivors(x, stages).ids_N.tolist() == reference.survivors(x, stages).ids_N.tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -363,7 +362,7 @@ def test_nearly_underflowing_weights_count_as_in_the_reference(gap) -> None:
     x[[3, 300]] = 0.0, -0.999 * gap
     for stage in (TopH(0.8), TopH(1.0), Typical(0.9), Eta(1e-3), DynamicTemperature(0.5, 2.0), Mirostat(min(gap, 1e6))):
         stages = (stage, Gumbel(1))
-        got, expected = (run.survivors(x, stages) for run in (generic, reference))
+        got, expected = (run.survivors(x, stages) for run in (composed, reference))
         assert got.ids_N.tolist() == expected.ids_N.tolist(), stage
 
 
@@ -398,7 +397,7 @@ def test_no_full_sort_of_a_row_is_needed(stages, monkeypatch) -> None:
 
     monkeypatch.setattr(full_row.FullRow, "ranked_list", fail_if_called)
     monkeypatch.setattr(reference, "run", fail_if_called)
-    assert generic.run(x, (*stages, Gumbel(1)), 1, 3).token == expected.token
+    assert composed.run(x, (*stages, Gumbel(1)), 1, 3).token == expected.token
 
 
 @pytest.mark.parametrize("p", [0.05, 0.5, 0.9, 0.999])
@@ -410,7 +409,7 @@ def test_typical_may_drop_the_best_and_the_worst(p, far) -> None:
         x = rng.normal(size=6000).astype(np.float32) * 0.3
         x[:share] += np.float32(far)
         for stages in ((Typical(p), Gumbel(1)), (Temperature(0.5), Typical(p), Gumbel(1))):
-            got, expected = (run.survivors(x, stages) for run in (generic, reference))
+            got, expected = (run.survivors(x, stages) for run in (composed, reference))
             assert got.ids_N.tolist() == expected.ids_N.tolist()
             assert got.total == pytest.approx(expected.total, rel=1e-12)
 
@@ -428,13 +427,13 @@ def test_weights_of_flat_rows_are_found_in_a_histogram(size, wide, digits, monke
         for stage in (TopH(part), TopP(part), Typical(part), TopH(part, min_keep=size - 3)):
             for before in ((), (Temperature(0.7),), (Epsilon(1e-9),)):
                 stages, ran = (*before, stage, MinP(0.0), Gumbel(1)), ran + 1
-                got, expected = (run.survivors(x, stages) for run in (generic, reference))
+                got, expected = (run.survivors(x, stages) for run in (composed, reference))
                 assert got.ids_N.tolist() == expected.ids_N.tolist(), stage
                 assert got.total == pytest.approx(expected.total, rel=1e-12)
         for step in range(8):
             ran += 1
             assert (
-                generic.run(x, (Categorical(3),), 3, step).token == reference.run(x, (Categorical(3),), 3, step).token
+                composed.run(x, (Categorical(3),), 3, step).token == reference.run(x, (Categorical(3),), 3, step).token
             )
     assert len(used) > ran / 3
 
@@ -443,9 +442,9 @@ def test_a_requested_token_outside_the_vocabulary_has_no_rank() -> None:
     for size in (100, 5000):
         x = np.linspace(0.0, 3.0, size).astype(np.float32)
         stages = (Logprobs(2, (1, 2**40)), TopK(3), Gumbel(1))
-        assert generic.run(x, stages, 1, 0).logprobs.requested[1].rank is None
+        assert composed.run(x, stages, 1, 0).logprobs.requested[1].rank is None
         assert (
-            reference.run(x, stages, 1, 0).logprobs.requested[1] == generic.run(x, stages, 1, 0).logprobs.requested[1]
+            reference.run(x, stages, 1, 0).logprobs.requested[1] == composed.run(x, stages, 1, 0).logprobs.requested[1]
         )
 
 
@@ -455,7 +454,7 @@ def test_threads_share_programs_but_no_scratch_buffers() -> None:
     expected = [[reference.run(x, stages, 1, step).token for step in range(40)] for x in some]
 
     def work(i):
-        got[i] = [[generic.run(some[i], stages, 1, step).token for step in range(40)] for _ in range(20)]
+        got[i] = [[composed.run(some[i], stages, 1, step).token for step in range(40)] for _ in range(20)]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
     for thread in threads:
@@ -507,8 +506,8 @@ def test_each_row_is_sampled_once_for_any_number_of_threads(monkeypatch) -> None
     logits = np.random.default_rng(0).normal(size=(97, 32_000)).astype(np.float32)
 
     def sample_rows(threads):
-        monkeypatch.setattr(special_rows, "cores", lambda: threads)
-        monkeypatch.setattr(special_rows, "SECONDS_PER_THREAD", 1e-9)
+        monkeypatch.setattr(fused_runner, "cores", lambda: threads)
+        monkeypatch.setattr(fused_runner, "SECONDS_PER_THREAD", 1e-9)
         sampler = Sampler(32_000, backend="cpu")
         for seed in range(97):
             sampler.add(SamplingParams(temperature=0.8, top_p=0.9, seed=seed))
@@ -545,7 +544,7 @@ def test_edited_tokens_are_merged_by_score_and_id() -> None:
     for stages in ((LogitBias({k: v for k, v in bias.items() if v > -np.inf}),), (Suppress(tuple(ids)),)):
         for more in ((TopH(0.9),), (Typical(0.9),), (AdaptiveP(0.1),), (Xtc(1.0, 1e-3),), (TopK(700, with_ties=True),)):
             assert both(x, watched((*stages, *more, Gumbel(1)), 3000)) == "", (stages, more)
-            got, expected = (engine.survivors(x, (*stages, *more)) for engine in (generic, reference))
+            got, expected = (engine.survivors(x, (*stages, *more)) for engine in (composed, reference))
             assert got.ids_N.tolist() == expected.ids_N.tolist()
 
 
@@ -563,7 +562,7 @@ def test_a_dropped_best_token_may_be_far_above_the_others() -> None:
 def test_a_mask_after_a_truncation_restarts_only_if_it_bans_a_token(words: list[int]) -> None:
     x = np.array([2.0, 0.0, 1.5, 1.0], np.float32)
     past, stages = History(mask=np.array(words, np.int32)), (MinP(0.3), Mask(), TopP(0.6, of_full_mass=True))
-    got, expected = (engine.survivors(x, stages, past) for engine in (generic, reference))
+    got, expected = (engine.survivors(x, stages, past) for engine in (composed, reference))
     assert got.ids_N.tolist() == expected.ids_N.tolist()
     assert got.total == pytest.approx(expected.total)
     for seed in range(8):

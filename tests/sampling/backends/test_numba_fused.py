@@ -12,7 +12,7 @@ from edge_rows import KINDS, row
 
 import nucleate as nc
 from nucleate.sampling import reference
-from nucleate.sampling.cpu import evaluation as generic
+from nucleate.sampling.cpu import evaluation as composed
 from nucleate.sampling.cpu.block_ops import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, convert_row
 from nucleate.sampling.pipeline import simplify, to_fused_pipeline
 from nucleate.sampling.stages import Categorical, Greedy, Gumbel, MinP, Temperature, TopK, TopNSigma, TopP, Typical
@@ -157,7 +157,7 @@ def test_logprobs_equal_the_reference() -> None:
         x = row(rng, size, kind)
         inside = np.flatnonzero(x > -np.inf)
         top, requested = int(rng.choice([0, 1, 5, 20, 300, 10_000])), rng.integers(size, size=turn % 4).tolist()
-        actual = generic.step_logprobs(x, int(rng.choice(inside)), (top, tuple(requested)))
+        actual = composed.step_logprobs(x, int(rng.choice(inside)), (top, tuple(requested)))
         expected = logprobs(np.arange(size), x, actual.chosen.token_id, top, tuple(requested))
         assert_logprobs_close(actual, expected)
 
