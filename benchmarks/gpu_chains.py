@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 import nucleate as nc
-from nucleate.sampling.dispatch.device_row import DeviceRowSpec, device_row_spec
 from nucleate.sampling.gpu.batch_state import BatchState
 from nucleate.sampling.gpu.batch_view import BatchView
 from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.signature import DeviceRowSpec, device_row_spec
 from nucleate.sampling.stage import Pipeline
 
 ALL: Mapping[str, Any] = dict(temperature=0.8, top_k=50, top_p=0.9, min_p=0.05)

@@ -18,8 +18,8 @@ import torch
 
 import nucleate as nc
 from nucleate.sampling import reference
-from nucleate.sampling.dispatch.fused_pipeline import to_fused_params
-from nucleate.sampling.gpu.slots import STEP
+from nucleate.sampling.gpu.torch_device import STEP
+from nucleate.sampling.pipeline import to_fused_params
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
 import near_tie_rows as near_ties

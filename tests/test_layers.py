@@ -152,7 +152,7 @@ def test_there_are_no_utility_packages() -> None:
 
 def test_dispatch_imports_no_backend() -> None:
     """Selecting a path must not import the paths: neither a compiler nor tensors."""
-    code = "import sys, nucleate.sampling.dispatch.route; print(*sys.modules)"
+    code = "import sys, nucleate.sampling.route; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not [
         path

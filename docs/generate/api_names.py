@@ -41,7 +41,7 @@ PAGES = (
         "trace",
         "Trace and inspector",
         "What each stage does to a row of logits. [Trace schema](../trace.md) describes the JSON.",
-        ("trace", "Trace", "sampling.trace.TraceStep", "sampling.trace_change.StageChange", "inspect"),
+        ("trace", "Trace", "sampling.trace.TraceStep", "sampling.trace_reasons.StageChange", "inspect"),
     ),
     ApiPage(
         "engine",
@@ -61,10 +61,10 @@ PAGES = (
         (
             *("Stage", "sampling.stage.Combine", "sampling.stage.Shift", "sampling.stage.Scale"),
             *("sampling.stage.Floor", "sampling.stage.Prefix", "sampling.stage.Ceiling", "sampling.stage.Transform"),
-            *("sampling.stage.Tap", "sampling.stage.Draw", "sampling.stage.param", "sampling.stage_base.RowStats"),
-            *("sampling.stage_base.TokenInfo", "sampling.stage_base.SampledToken", "sampling.history.HistoryView"),
-            *("sampling.history.History", "sampling.stage_base.IncrementalListing"),
-            *("sampling.stage_base.TextEncoder", "parameters.parameter.Parameter"),
+            *("sampling.stage.Tap", "sampling.stage.Draw", "sampling.stage.param", "sampling.stage.RowStats"),
+            *("sampling.stage.TokenInfo", "sampling.stage.SampledToken", "sampling.history.HistoryView"),
+            *("sampling.history.History", "sampling.stage.IncrementalListing"),
+            *("sampling.stage.TextEncoder", "parameters.parameter.Parameter"),
             *("register_stage", "plugins.stage_check.check_stage"),
         ),
     ),
@@ -111,6 +111,6 @@ PAGES = (
 )
 
 WITHOUT_MEMBERS = frozenset(
-    {"server.service.Service", "server.request_log.RequestLog", "sampling.trace_change.StageChange"}
+    {"server.service.Service", "server.request_log.RequestLog", "sampling.trace_reasons.StageChange"}
 )
 """Classes that callers construct or read as a whole."""

@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from nucleate.parameters.parameter import ParameterError
     from nucleate.plugins.plugin_loader import register_stage
     from nucleate.sampling import stages as stages
-    from nucleate.sampling.dispatch.route import explain
     from nucleate.sampling.functional import LogitsError, probabilities, sample
     from nucleate.sampling.presets import PRESETS
+    from nucleate.sampling.route import explain
     from nucleate.sampling.sampler import Sampler, SamplerOutput
     from nucleate.sampling.stage import Pipeline, Stage
     from nucleate.sampling.trace import Trace, trace
@@ -73,7 +73,7 @@ _HOMES = {
     "PRESETS": "sampling.presets",
     "trace": "sampling.trace",
     "Trace": "sampling.trace",
-    "explain": "sampling.dispatch.route",
+    "explain": "sampling.route",
     "register_stage": "plugins.plugin_loader",
     "Completion": "outputs",
     "EngineOutput": "outputs",

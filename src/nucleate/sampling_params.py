@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, Any, Literal
 from nucleate.jit.native_library import warn_once
 from nucleate.parameters.keywords import unknown_keyword, with_suggestions
 from nucleate.parameters.parameter import Parameter, ParameterError, declared, param, read_json, unknown
-from nucleate.sampling.given_pipeline import (
+from nucleate.sampling.pipeline import RequestParams
+from nucleate.sampling.pipeline_format import (
     DECISIVE,
     MAX_CACHED_SIZE,
     check_given,
     conflicts,
     given_stages,
     is_cacheable,
+    pipeline_to_json,
     replaced_fields,
 )
-from nucleate.sampling.pipeline import RequestParams
-from nucleate.sampling.pipeline_format import pipeline_to_json
 from nucleate.sampling.presets import ORDER_PARAMETERS, PIPELINE_PARAMETERS, build, with_mask
 from nucleate.sampling.stage import Combine, Draw, Pipeline, Stage, TextEncoder
 from nucleate.sampling.stages import STAGES
-from nucleate.sampling.stages.selection.logprobs import Logprobs
+from nucleate.sampling.stages.selection import Logprobs
 from nucleate.structured_output.spec import StructuredOutputs
 
 if TYPE_CHECKING:

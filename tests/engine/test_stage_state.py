@@ -220,7 +220,7 @@ def test_the_command_line_and_the_server(llm: nc.LLM, plugin: Path, fields: dict
 def test_the_stages_pass_their_checks(name: str) -> None:
     assert not [one for one in check_stage(STAGES[name]) if one.holds is False]
     if importlib.util.find_spec("torch"):
-        from nucleate.sampling.dispatch.device_row import device_row_spec
+        from nucleate.sampling.signature import device_row_spec
         from nucleate.sampling.stages import Gumbel
 
         assert not isinstance(device_row_spec((STAGES[name](2.0), Gumbel()), 1000), str)

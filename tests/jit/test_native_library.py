@@ -31,11 +31,10 @@ def all_kinds(rows, strided, integer, seed, part, yes):
 
 @kernel("void(int64[::1], float64[::1])")
 def order(out, x):
-    pairs = x.reshape((2, -1))
     for i in range(x.size):
         out[i] = 0
         for j in range(x.size):
-            out[i] += pairs[j // pairs.shape[1], j % pairs.shape[1]] < x[i]
+            out[i] += x[j] < x[i]
 
 @kernel("int32(int32)")
 def next_one(x):
@@ -235,3 +234,23 @@ def test_a_fork_loads_its_own_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         library.record_fallback(native_library.LOAD_AFTER)
         os._exit(0 if started == [([library], False)] else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+def test_kernels_of_other_sources_or_versions_have_another_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
+    source = tmp_path / "a.py"
+    source.write_text("x = 1")
+    first = native_library.cache_folder("1.0", [source])
+    assert first.parent == tmp_path
+    assert first == native_library.cache_folder("1.0", [source]) != native_library.cache_folder("1.1", [source])
+    source.write_text("x = 2")
+    assert first != native_library.cache_folder("1.0", [source])
+
+
+def test_a_folder_that_is_a_file_is_not_writable(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("")
+    assert not native_library.writable(path)
+    assert native_library.writable(tmp_path / "folder")

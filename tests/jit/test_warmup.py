@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +15,8 @@ import nucleate as nc
 from nucleate.jit import kernel_libraries, native_library
 from nucleate.jit.kernel_libraries import ALL, SAMPLER
 from nucleate.jit.native_library import KernelError, KernelLibrary
+from nucleate.jit.thread_pool import cores, pool
+from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import reference
 
 LOGITS = np.random.default_rng(0).normal(0, 2, (2, 20_000)).astype(np.float32)
@@ -249,3 +252,22 @@ def test_importing_the_package_imports_no_compiler():
 
 def test_the_sampler_needs_only_some_libraries():
     assert set(SAMPLER) < set(ALL)
+
+
+@pytest.mark.parametrize("setting", ["0", "-1", "two", "1.5"])
+def test_an_invalid_number_of_threads_is_an_explained_error(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUCLEATE_THREADS", setting)
+    with pytest.raises(ParameterError, match=f"NUCLEATE_THREADS must be an integer >= 1, got '{setting}'"):
+        cores.__wrapped__()
+
+
+def test_the_number_of_threads_is_configured_or_that_of_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUCLEATE_THREADS", "3")
+    assert cores.__wrapped__() == 3
+    monkeypatch.setenv("NUCLEATE_THREADS", " ")
+    assert 1 <= cores.__wrapped__() <= (os.cpu_count() or 1)
+
+
+def test_a_process_has_one_pool() -> None:
+    assert pool() is pool()
+    assert pool().submit(os.getpid).result() == os.getpid()

@@ -36,8 +36,8 @@ RESULTS = {
     *("Completion", "CompletionOutput", "CompletionChunk", "Usage", "ToolCall", "ToolCallDelta", "EngineOutput"),
     *("outputs.Finish", "outputs.Validation", "StepLogprobs", "TokenLogprob", "SamplerOutput", "BeamCompletion"),
     *("BeamOutput", "engine.stats.EngineStats", "engine.stats.SpeculativeStats", "Trace", "Comparison"),
-    *("sampling.trace.TraceStep", "sampling.trace_change.StageChange", "sampling.history.History"),
-    *("sampling.stage_base.RowStats", "sampling.stage_base.TokenInfo", "sampling.stage_base.SampledToken"),
+    *("sampling.trace.TraceStep", "sampling.trace_reasons.StageChange", "sampling.history.History"),
+    *("sampling.stage.RowStats", "sampling.stage.TokenInfo", "sampling.stage.SampledToken"),
     *("watermark.Detection", "parameters.parameter.Parameter", "models.protocol.ModelLimits"),
 }
 """Values that calls return, some for each token. Only the library constructs them."""

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 import stage_examples as examples
+from backend_adapters import assert_logprobs_close
 from stage_examples import KINDS, SHIFTS, SIZE
 
 import nucleate as nc
@@ -133,14 +134,6 @@ def near(one, other):
     return one == other or one == pytest.approx(other, rel=1e-9, abs=1e-12)
 
 
-def assert_logprobs_close(one, other):
-    """Check logprobs for equal tokens and ranks and ``near`` values. The fused kernel computes them in float32."""
-    assert (one is None) == (other is None)
-    for actual, expected in zip(*((r.chosen, *r.top, *r.requested) for r in (one, other)), strict=True) if one else ():
-        assert actual[::2] == expected[::2]
-        assert actual.logprob == pytest.approx(expected.logprob, abs=1e-6)
-
-
 def assert_stages_close(one, other):
     """Check pipelines for equal stages with ``near`` states."""
     for actual, expected in zip(one, other, strict=True):
@@ -160,18 +153,14 @@ def assert_step(sampled, expected):
             assert_logprobs_close(None if sampled.logprobs is None else sampled.logprobs[position], one.logprobs)
 
 
-def run_batch(backend, batch, masks, outputs, order, split=False):
-    """Run a Sampler with some of the requests, in a given order, in one call per step or in two."""
+def run_batch(backend, batch, masks, outputs, order):
+    """Run a Sampler with some of the requests, in a given order."""
     sampler = nc.Sampler(SIZE, backend=backend)
     row_ids = [sampler.add(*batch[i]) for i in order]
     for step, mask in enumerate(masks):
         x = logits(step, len(batch))
-        half = len(order) // 2
-        for part in (slice(half, None), slice(0, half)) if split else (slice(None),):
-            chosen = order[part]
-            given = None if mask is None else mask[chosen]
-            rows = row_ids[part] if split else None
-            assert_step(sampler(x[chosen], rows, mask=given), [outputs[step][i] for i in chosen])
+        given = None if mask is None else mask[order]
+        assert_step(sampler(x[order], mask=given), [outputs[step][i] for i in order])
     return {i: (sampler.output_ids(n), sampler.stages(n)) for i, n in zip(order, row_ids, strict=True)}
 
 
@@ -186,17 +175,6 @@ def test_a_sampler_equals_the_reference_implementation(references, backend):
     assert sum(not isinstance(one, str) for step in outputs for one in step) > 0.8 * STEPS * len(batch)
     repeats = [row_reference.output for row_reference in slow if len(set(row_reference.output)) < 8]
     assert len(repeats) > len(batch) // 2  # the histories contain what the stages look for
-
-
-@on_every_backend
-@pytest.mark.fast_cases(1)
-def test_order_batch_size_and_slots_do_not_matter(references, backend):
-    batch, masks, _, outputs = references
-    for seed in range(2):
-        order = random.Random(seed).sample(range(len(batch)), len(batch) // (1 + seed))
-        run_batch(backend, batch, masks, outputs, order, split=bool(seed))
-    for i in range(0, len(batch), 11):
-        run_batch(backend, batch, masks, outputs, [i])
 
 
 @on_every_backend

@@ -9,10 +9,9 @@ import tiers
 
 import nucleate as nc
 from nucleate.sampling import reference
-from nucleate.sampling.cpu.fused_sampler import NOT_DRAWN, RowTable, thread_sampler
-from nucleate.sampling.dispatch.fused_pipeline import FusedParams, to_fused_pipeline
+from nucleate.sampling.cpu.fused_runner import NOT_DRAWN, RowTable, thread_runner
 from nucleate.sampling.inputs import LogitsInput
-from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.pipeline import FusedParams, simplify, to_fused_pipeline
 from nucleate.sampling.stages import Gumbel
 
 
@@ -49,7 +48,7 @@ def fused_token(case: near_ties.Case, rows: int) -> int | None:
         table.add(row, fused.params, (0, 0), (case.seed + rows - 1 - row) % 2**64, case.step)
     part = table.select(table.rows)
     logits = np.broadcast_to(case.logits, (rows, len(case.logits)))
-    thread_sampler(len(case.logits)).draw(LogitsInput(logits).layout(), rows, part.control)
+    thread_runner(len(case.logits)).draw(LogitsInput(logits).layout(), rows, part.control)
     return int(part.tokens[-1])
 
 
@@ -101,7 +100,7 @@ def test_the_fused_kernel_leaves_hardly_any_other_row_to_the_fallback() -> None:
         for row in range(rows):
             table.add(row, params[row % len(params)], (0, 0), row, 3)
         part = table.select(table.rows)
-        thread_sampler(size).draw(LogitsInput(np.broadcast_to(logits, (rows, size))).layout(), rows, part.control)
+        thread_runner(size).draw(LogitsInput(np.broadcast_to(logits, (rows, size))).layout(), rows, part.control)
         left += int((part.tokens == NOT_DRAWN).sum())
     assert left <= 1
 

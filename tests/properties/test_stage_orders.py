@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import random
 
@@ -14,7 +13,7 @@ import tiers
 from backend_adapters import on_every_engine
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_examples import COMBINES, DRAWS, KINDS, SIZE, TAPS
+from stage_examples import COMBINES, DRAWS, KINDS, TAPS
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
@@ -112,24 +111,6 @@ def stage_values(stage):
     return {attribute: getattr(stage, attribute) for attribute in stage.parameters}
 
 
-@on_every_engine
-@given(requests(), st.integers(0, 50))
-@pytest.mark.fast_cases(1)
-def test_neutral_stages_and_simplify_do_not_change_tokens_and_logprobs(engine, params, step):
-    stages = params.build_pipeline()
-    rng = random.Random(step)
-    crowded = list(stages)
-    for kind in KINDS:
-        if kind not in (*DRAWS, *TAPS, Mask):
-            crowded.insert(rng.randrange(len(crowded)), rng.choice(examples.neutrals(kind)))
-    for logits in examples.rows(step):
-        expected = result(engine, logits, stages, params.seed, step)
-        more = result(engine, logits, tuple(crowded), params.seed, step)
-        assert more == expected if isinstance(expected, str) else more[:2] == expected[:2]
-        assert agree(result(engine, logits, simplify(stages), params.seed, step), expected)
-        assert agree(result(engine, logits, simplify(tuple(crowded)), params.seed, step), expected)
-
-
 @given(requests())
 def test_a_request_and_its_pipeline_survive_json(params):
     assert nc.SamplingParams.from_json(params.to_json()) == params
@@ -167,18 +148,6 @@ def test_the_canonical_order_contains_every_stage():
     others = {name: kind for name, kind in STAGES.items() if kind not in (*COMBINES, *DRAWS, *TAPS, Mask)}
     expected = [name for name, kind in others.items() if "key" not in kind.parameters]
     assert list(placed("canonical")) == list(REQUESTABLE) == expected
-
-
-@pytest.mark.parametrize("name", [*DRAW_NAMES, "logprobs", "mask", "guidance", "top_q", ""])
-def test_an_order_contains_no_draw_tap_or_unknown_stage(name):
-    with pytest.raises(ParameterError) as caught:
-        nc.SamplingParams(order=("top_k", name))
-    assert caught.value.field in ("order", name)
-
-
-def test_an_order_names_a_stage_once():
-    with pytest.raises(ParameterError, match="order has top_k twice"):
-        nc.SamplingParams(order=("top_k", "top_p", "top_k"))
 
 
 def test_presets_use_their_engines_defaults_unless_the_request_overrides_them():
@@ -274,18 +243,3 @@ def test_a_mask_is_valid_at_any_position(engine):
     assert nc.probabilities(logits, (TopK(2), Greedy()), mask=mask, backend=engine.name).tolist() == [[1, 0, 0, 0]]
     assert nc.probabilities(logits, (TopK(2),), mask=mask, backend=engine.name).tolist() == [[0.5, 0, 0.5, 0]]
     assert nc.probabilities(logits, (TopK(2), Mask()), mask=mask, backend=engine.name).tolist() == [[1, 0, 0, 0]]
-
-
-@on_every_engine
-@given(requests(), st.integers(0, 50))
-def test_a_sampled_token_has_a_positive_probability(engine, params, step):
-    stages = params.build_pipeline()
-    for logits in examples.rows(step, count=2):
-        try:
-            p = engine.probabilities(logits, stages, HISTORY)
-        except reference.RowError:
-            continue
-        assert p.shape == (SIZE,)
-        assert p.sum() == pytest.approx(1)
-        assert p[result(engine, logits, stages, params.seed, step).token] > 0
-        assert dataclasses.is_dataclass(stages[-1])

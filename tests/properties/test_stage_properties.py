@@ -245,21 +245,6 @@ def stage_with_seed(stage):
     return pipeline_of(stage)
 
 
-@on_every_engine
-def test_rows_with_all_kinds_of_stages_share_a_batch(engine):
-    pipelines = [stage_with_seed(stage) for kind in KINDS for stage in examples.examples(kind, most=3)]
-    logits = np.repeat(examples.rows(count=1, seed=4), len(pipelines), axis=0)
-    logits[:, 1] = 20.0
-    expected, valid = [], []
-    for index, stages in enumerate(pipelines):
-        got = draws(engine, logits[index], simplify(stages), [0], History())
-        if not isinstance(got, str):
-            expected.append(got[0])
-            valid.append(index)
-    assert len(valid) > len(pipelines) // 2
-    assert engine.sample(logits[valid], [pipelines[index] for index in valid]).tolist() == expected
-
-
 @pytest.mark.parametrize(
     "kind", [k for k in (*KINDS, *COMBINES) if "key" not in k.parameters], ids=lambda kind: kind.name
 )

@@ -12,7 +12,7 @@ import pytest
 import nucleate as nc
 from nucleate.jit import kernel_libraries
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling import cpu_paths, functional, host_batch
+from nucleate.sampling import functional, host_batch
 from nucleate.sampling.stage import Pipeline
 from nucleate.sampling.stages import (
     Dry,
@@ -61,19 +61,19 @@ print({"numba", "llvmlite", "torch", "triton"} & sys.modules.keys(), file=sys.st
 def ran(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
     """The paths that rows take, by their names in ``explain``."""
     paths: set[tuple[str, str]] = set()
-    runner, fused = cpu_paths.runner, cpu_paths.fused
+    row_path, thread_runner = host_batch.row_path, host_batch.thread_runner
 
-    def watched_runner(fast: bool) -> Any:
+    def watched_row_path(fast: bool) -> Any:
         paths.add(("cpu", "composed stages") if fast else ("reference", "reference"))
-        return runner(fast)
+        return row_path(fast)
 
-    def watched_fused() -> Any:
+    def watched_runner(size: int) -> Any:
         paths.add(("cpu", "fused kernel"))
-        return fused()
+        return thread_runner(size)
 
     for module in (host_batch, functional):
-        monkeypatch.setattr(module, "runner", watched_runner)
-        monkeypatch.setattr(module, "fused", watched_fused)
+        monkeypatch.setattr(module, "row_path", watched_row_path)
+        monkeypatch.setattr(module, "thread_runner", watched_runner)
     return paths
 
 

@@ -235,19 +235,6 @@ def test_text_needs_a_tokenizer(stage):
         IncrementalHistory((stage, Gumbel(0)), [1, 1], [1])
 
 
-def test_one_history_serves_every_window_of_its_stages():
-    stages = (Repetition(2.0), Frequency(1.0, 3), Presence(1.0, -1), Frequency(0.5, 0), MinTokens(4, (9,)), Gumbel(0))
-    prompt, history = [1, 2, 2], []
-    memory = IncrementalHistory(stages, prompt)
-    for token in [2, 5, 5, 1, 2, 9, 9, 9]:
-        memory.push(token)
-        history.append(token)
-        for window in (None, 3, -1, 0):
-            assert as_dict(memory.counts(window)) == as_dict(History(prompt, history).counts(window))
-        assert memory.listing(stages[4]) == stages[4].listing(History(prompt, history))
-    assert memory.output == history
-
-
 def test_a_history_does_not_share_memory_with_its_caller():
     prompt, output = [1, 2, 1], [2]
     memory = IncrementalHistory((Repetition(2.0), NoRepeatNgram(2), Gumbel(0)), prompt, output)

@@ -8,8 +8,7 @@ import pytest
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.presets import with_mask, without_mask
-from nucleate.sampling.stage import Ceiling, Floor, Prefix, Tap
-from nucleate.sampling.stages import STAGES, Categorical, Greedy, Gumbel, Mask, Temperature, TopK, TopP, Xtc
+from nucleate.sampling.stages import STAGES, Greedy, Gumbel, Mask, TopK, Xtc
 from nucleate.sampling_params import FIELDS
 
 FIELDS_OF = {  # the fields that request a stage
@@ -89,39 +88,7 @@ def test_a_request_without_stages_has_only_the_presets_defaults(order):
     assert nc.SamplingParams(order=order).build_pipeline() == (*always, Gumbel())
 
 
-@pytest.mark.parametrize(
-    ("order", "name"), [(o, n) for o, names in ORDERS.items() for n in FIELDS_OF if n not in names]
-)
-def test_a_stage_that_is_not_in_the_order_is_an_error(order, name):
-    with pytest.raises(ParameterError, match=f"order '{order}' does not include {name}, which this request") as caught:
-        request([name], order=order)
-    assert caught.value.field == "order"
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_an_order_survives_json_and_replace(order):
-    params = request(ORDERS[order], order=order, draw="categorical")
-    assert nc.SamplingParams.from_json(params.to_json()) == params
-    assert eval(repr(params), {"SamplingParams": nc.SamplingParams}) == params
-    assert params.replace(order=ORDERS[order]).order == tuple(ORDERS[order])
-    assert nc.SamplingParams.from_json(params.replace(order=ORDERS[order]).to_json()).order == tuple(ORDERS[order])
-
-
 # ---- defaults of the presets
-
-
-def windows(**params):
-    stages = request(["repetition", "frequency", "presence"], **params).build_pipeline()[:-1]
-    return {stage.window for stage in stages}
-
-
-def test_llama_cpp_penalizes_the_last_64_tokens_by_default():
-    assert windows(order="llama.cpp") == {64}
-    assert windows(order="llama.cpp", penalty_last_n=5) == {5}
-    assert windows(order="llama.cpp", penalty_last_n=-1) == {-1}
-    assert windows(order="llama.cpp", penalty_last_n=0) == {0}
-    assert windows() == windows(order="vllm") == {None}
-    assert windows(order="vllm", penalty_last_n=7) == {7}
 
 
 def test_the_window_of_llama_cpp_in_numbers():
@@ -262,30 +229,6 @@ def test_a_stage_that_is_not_in_the_order_is_rejected_everywhere():
 # ---- draws
 
 
-@pytest.mark.parametrize(
-    ("draw", "last"), [("gumbel", Gumbel(4)), ("categorical", Categorical(4)), ("greedy", Greedy())]
-)
-@pytest.mark.parametrize("order", ORDERS)
-def test_the_draw_is_last(order, draw, last):
-    assert request(["temperature"], order=order, draw=draw, seed=4).build_pipeline()[-1] == last
-
-
-@pytest.mark.parametrize("greedy", [{"temperature": 0}, {"top_k": 1}, {"draw": "greedy"}], ids=str)
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.fast_cases(5)
-def test_a_greedy_request_has_no_truncation_in_any_order(order, greedy):
-    others = ("adaptive_p", "mirostat")  # the first is no truncation, the second is an error with greedy
-    names = [name for name in ORDERS[order] if name not in others]
-    params = request(names, order=order, **greedy)
-    assert not any(isinstance(s, Floor | Prefix | Ceiling) and not s.greedy for s in params.build_pipeline())
-    logits = np.random.default_rng(2).normal(size=(20, 12))
-    plain = request(
-        [n for n in names if not issubclass(STAGES[n], Floor | Prefix | Ceiling)], order=order, temperature=0
-    )
-    assert nc.sample(logits, params).tolist() == nc.sample(logits, plain).tolist()
-    assert nc.probabilities(logits, params).max(axis=1).tolist() == [1.0] * 20
-
-
 def test_greedy_ignores_xtc():
     params = nc.SamplingParams(draw="greedy", xtc_probability=0.5, xtc_threshold=0.1)
     assert {int(nc.sample(LOGITS, params)[0]) for _ in range(30)} == {0}
@@ -306,19 +249,3 @@ def test_a_mask_precedes_stages_that_depend_on_the_row():
         assert with_mask(masked) == masked
         assert all(stage.touches for stage in masked[:place])
         assert not hasattr(masked[place + 1], "touches")
-
-
-@pytest.mark.parametrize("mode", ["raw", "processed"])
-@pytest.mark.parametrize("order", ORDERS)
-def test_logprobs_are_first_or_last_in_any_order(order, mode):
-    stages = request(ORDERS[order], order=order, logprobs=1, logprobs_mode=mode).build_pipeline()
-    assert isinstance(stages[0 if mode == "raw" else -2], Tap)
-    names = [stage.name for stage in stages if not isinstance(stage, Tap | Mask)]
-    assert names == [*ORDERS[order], "gumbel"]
-
-
-def test_a_preset_is_data():
-    assert nc.PRESETS["canonical"][0] == "logit_bias"
-    assert all(isinstance(preset, tuple) for preset in nc.PRESETS.values())
-    stages = request(["temperature", "top_p"], order="canonical", seed=1).build_pipeline()
-    assert stages == (Temperature(0.8), TopP(0.9), Gumbel(1))

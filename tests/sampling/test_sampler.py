@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import random
-import time
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.host_batch import HostBatch
 from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.pipeline import simplify
-from nucleate.sampling.stage import Floor, param
 from nucleate.sampling.stages import (
     AdaptiveP,
     Allowed,
@@ -86,43 +84,6 @@ def state(sampler):
 # ---- sampling
 
 
-def test_every_row_equals_sample_with_its_step_and_history():
-    sampler, rows = full(STATELESS)
-    prompts = [[1, 2, position % 5] for position in range(len(rows))]
-    outputs = [[] for _ in rows]
-    for step in range(30):
-        x = logits(step, len(rows))
-        got = sampler(x).token_ids
-        expected = nc.sample(x, list(STATELESS), step=step, prompt_ids=prompts, output_ids=outputs)
-        assert got.tolist() == expected.tolist()
-        for output, token in zip(outputs, got.tolist(), strict=True):
-            output.append(token)
-    assert [sampler.output_ids(row) for row in rows] == [tuple(output) for output in outputs]
-
-
-def test_every_row_equals_a_sampler_of_its_own_for_any_order_of_calls():
-    sampler, rows = full()
-    assert (len(sampler), sampler.rows) == (len(rows), tuple(rows))
-    singles = []
-    for position, stages in enumerate(ALL):
-        single = nc.Sampler(V)
-        single.add(stages, [1, 2, position % 5])
-        singles.append(single)
-    rng, steps = random.Random(1), [0] * len(rows)
-    for _ in range(60):
-        chosen = rng.sample(range(len(rows)), rng.randrange(len(rows) + 1))
-        x = np.stack([logits(100 * steps[i] + i, 1)[0] for i in chosen]) if chosen else np.zeros((0, V), np.float32)
-        got = sampler(x, [rows[i] for i in chosen])
-        assert got.seeds.tolist() == [sampler.seed(rows[i]) for i in chosen]
-        for position, i in enumerate(chosen):
-            one = singles[i](x[position : position + 1])
-            assert got.token_ids[position] == one.token_ids[0]
-            assert singles[i].stages(0) == sampler.stages(rows[i])
-            assert (got.logprobs or {position: None})[position] == (None if one.logprobs is None else one.logprobs[0])
-            steps[i] += 1
-    assert min(steps) > 10
-
-
 def test_without_row_numbers_all_rows_are_sampled_in_insertion_order():
     sampler = nc.Sampler(V)
     rows = [sampler.add((LogitBias({token: 1e4}), Gumbel(0))) for token in range(5)]
@@ -138,24 +99,6 @@ def test_without_row_numbers_all_rows_are_sampled_in_insertion_order():
     assert sampler(logits(0, 2), np.array([3, new])).token_ids.tolist() == [3, 9]
     assert sampler(logits(0, 1), iter([new])).token_ids.tolist() == [9]
     assert sampler.output_ids(new) == (9, 9, 9, 9)
-
-
-def test_removing_a_row_does_not_change_the_others():
-    original, rows = full()
-    part, same = full()
-    for step in range(5):
-        original(logits(step, len(rows)))
-        part(logits(step, len(rows)))
-    for position in (4, 0, -1, 3):
-        part.remove(same.pop(position))
-        rows.pop(position)
-    for step in range(5, 10):
-        x = logits(step, len(rows))
-        assert original(x, rows).token_ids.tolist() == part(x).token_ids.tolist()
-    for row in same:
-        part.remove(row)
-    assert part.rows == ()
-    assert part(np.zeros((0, V), np.float32)).token_ids.tolist() == []
 
 
 def test_adding_and_removing_rows_keeps_the_fast_path(monkeypatch):
@@ -234,51 +177,7 @@ def test_a_vocabulary_of_one_token():
         assert set(sampler(np.full((len(sampler._rows), 1), -50.0, np.float32)).token_ids.tolist()) == {0}
 
 
-@pytest.mark.slow
-def test_thousands_of_rows_in_one_call():
-    sampler = nc.Sampler(8)
-    for seed in range(4096):
-        sampler.add((Temperature(0.5 + seed % 7), TopK(1 + seed % 5), Gumbel(seed)))
-    x = logits(0, 4096, 8)
-    start = time.thread_time()
-    got = sampler(x)
-    assert time.thread_time() - start < 10
-    for row in range(0, 4096, 97):
-        assert got.token_ids[row] == nc.sample(x[row : row + 1], sampler.stages(row))[0]
-    assert got.seeds.tolist() == list(range(4096))
-
-
 # ---- types of logits
-
-
-@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64"])
-def test_torch_and_numpy_floats_of_any_width_and_layout(kind):
-    torch = pytest.importorskip("torch")
-    x = torch.tensor(logits(5, len(ALL)).tolist(), dtype=getattr(torch, kind))
-    expected = full()[0](x.float().numpy()).token_ids.tolist()
-    wide = torch.zeros((len(ALL), 2 * V), dtype=x.dtype)
-    wide[:, ::2] = x
-    given = [x, x.T.contiguous().T, wide[:, ::2], x.clone().requires_grad_(), x.flip(0).flip(0)]
-    if kind != "bfloat16":
-        one = x.numpy()
-        given += [
-            one,
-            np.asfortranarray(one),
-            wide[:, ::2].numpy(),
-            one[::-1].copy()[::-1],
-            one.astype(one.dtype.newbyteorder(">")),
-        ]
-    for way in given:
-        assert full()[0](way).token_ids.tolist() == expected
-
-
-def test_a_value_beyond_float32_is_an_error_of_its_row():
-    sampler = nc.Sampler(3)
-    for seed in range(2):
-        sampler.add((Gumbel(seed),))
-    got = sampler(np.array([[1e300, 0, 0], [0, 1, -1e300]]))
-    assert got.errors == {0: "+inf at token 0"}
-    assert got.token_ids[1] in (0, 1)
 
 
 # ---- rejected arguments
@@ -575,22 +474,6 @@ def test_a_full_mask_changes_nothing_and_an_empty_one_is_an_error():
     assert state(sampler) == before
 
 
-def test_a_mask_equals_a_ban():
-    banned = (3, 5, 8, 31, 32, 36)
-    mask = packed(~np.isin(np.arange(V), banned)[None])
-    strided = np.full((1, 4), 99, np.int32)
-    strided[:, ::2] = mask
-    backward = mask[:, ::-1].copy()[:, ::-1]
-    for stages in ((Temperature(0.7), TopP(0.9), Gumbel(1)), (Mirostat(2.0), Gumbel(2)), (Temperature(0.0),)):
-        for given in (mask, strided[:, ::2], backward):
-            one, other = nc.Sampler(V), nc.Sampler(V)
-            one.add(stages)
-            other.add((Suppress(banned), *stages))
-            for step in range(6):
-                x = logits(step, 1)
-                assert one(x, mask=given).token_ids.tolist() == other(x).token_ids.tolist()
-
-
 def test_a_mask_keeps_its_position_in_the_pipeline():
     sampler = nc.Sampler(4)
     row = sampler.add((TopK(2), Mask(), Gumbel(0)))
@@ -643,25 +526,6 @@ def test_raw_logprobs_ignore_the_mask_and_processed_ones_do_not():
     assert (len(processed.top), processed.requested[0]) == (2, (3, -math.inf, None))
 
 
-@pytest.mark.parametrize("backend", ["reference", "cpu"])
-def test_a_failing_stage_is_an_error_of_its_row_only(backend: str) -> None:
-    class Failing(Floor):
-        """A stage that always fails."""
-
-        rank = 1000
-        a: float = param("no matter what", neutral=0.0)
-
-        def floor(self, row: object) -> float:
-            raise ZeroDivisionError("it is torn")
-
-    sampler = nc.Sampler(8, backend=backend)
-    rows = [sampler.add(stages) for stages in ((Greedy(),), (Failing(1.0), Gumbel(seed=1)), (TopK(2), Greedy()))]
-    out = sampler(np.eye(3, 8, dtype=np.float32))
-    assert out.token_ids.tolist() == [0, -1, 2]
-    assert out.errors == {1: "ZeroDivisionError: it is torn"}
-    assert [len(sampler.output_ids(row)) for row in rows] == [1, 0, 1]
-
-
 ACCEPTING = [
     (Temperature(0.8), TopK(20), Gumbel(5)),
     (Repetition(1.3), Frequency(0.4), Temperature(1.2), TopP(0.9), Gumbel(5)),
@@ -694,17 +558,6 @@ def test_an_accepted_token_equals_sampling_with_a_mask_that_allows_only_it(stage
         assert sampling.output_ids(rows[0]) == accepting.output_ids(rows[1])
         assert sampling.stages(rows[0]) == accepting.stages(rows[1])
     assert not accepting.output_ids(1)
-
-
-@pytest.mark.parametrize("token", [-1, 97, 2**70])
-def test_a_token_outside_the_vocabulary_is_not_accepted(token):
-    sampler = nc.Sampler(97)
-    row = sampler.add((Gumbel(1),))
-    with pytest.raises(ParameterError, match=r"0\.\.96"):
-        sampler.accept(row, token)
-    assert not sampler.output_ids(row)
-    with pytest.raises(ParameterError, match="row"):
-        sampler.accept(row + 1, 1)
 
 
 def test_the_history_of_a_row_grows_with_it() -> None:

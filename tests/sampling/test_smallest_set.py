@@ -10,7 +10,7 @@ import pytest
 from backend_adapters import on_every_engine
 
 import nucleate as nc
-from nucleate.sampling.given_pipeline import GREEDY
+from nucleate.sampling.pipeline_format import GREEDY
 from nucleate.sampling.stages import Gumbel, LogitBias, TopH, TopK, TopP, Typical, Xtc
 
 EDGES: dict[str, list[float]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 
 import pytest
@@ -104,36 +103,6 @@ def test_the_input_is_copied():
     assert window.continuations(9) == {1: 1}
 
 
-def text(length, seed=0):
-    """Many different tokens, with repeated passages."""
-    rng, prefix = random.Random(seed), []
-    while len(prefix) < length:
-        start = rng.randrange(len(prefix) + 1)
-        prefix += prefix[start : start + 12] if rng.random() < 0.1 else [rng.randrange(5000) for _ in range(20)]
-    return prefix[:length]
-
-
-def cost(make, length, turns=300, tries=5):
-    """Seconds per push and query, as the best of several runs, for a sequence of some length."""
-    tokens, more = text(length), text(turns, 1)
-    best = float("inf")
-    index = make(tokens)
-    for _ in range(tries):
-        start = time.thread_time()
-        for token in more:
-            index.push(token)
-            index.continuations(10**9)
-        best = min(best, time.thread_time() - start)
-    return best / turns
-
-
-def test_a_token_costs_the_same_after_a_long_text_as_after_a_short_one():
-    def make(tokens):
-        return RepeatIndex(tokens, 2, 160)
-
-    assert cost(make, 100_000) < 8 * cost(make, 1000)
-
-
 @pytest.mark.parametrize("loop", [[5], [5, 6], [5, 5, 6]])
 def test_a_token_costs_the_same_in_an_endless_loop(loop):
     """Every suffix of such a text has occurred before: tens of thousands of them."""
@@ -152,18 +121,3 @@ def test_leaving_a_loop_costs_no_more_than_the_longest_repeat():
         index.push(5)
         assert index.continuations(10**9) == {5: 160, 6: 1}
     assert (time.thread_time() - start) / 100 < 1e-3
-
-
-def test_the_cost_of_a_token_is_bounded_by_the_window():
-    def make(tokens):
-        return WindowRepeatIndex(tokens, 500, 2, 160)
-
-    assert cost(make, 100_000) < 6 * cost(make, 1000)
-
-
-def test_a_long_run_of_one_token_is_indexed_quickly():
-    start = time.thread_time()
-    index = RepeatIndex([5] * 20_000, 1, 10**9)
-    window = WindowRepeatIndex([5] * 20_000, 20_000, 1, 10**9)
-    assert index.continuations(10**9) == window.continuations(10**9) == {5: 19_999}
-    assert time.thread_time() - start < 1.5

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nucleate.sampling import reference
 from nucleate.sampling.stages import Gumbel, Logprobs, Suppress, Temperature, TopK
-from nucleate.sampling.token_logprobs import BLOCK_ELEMENTS, logprobs, row_logprobs
+from nucleate.sampling.token_logprobs import logprobs, row_logprobs
 
 INF = math.inf
 
@@ -129,31 +129,9 @@ def test_a_large_vocabulary_is_not_sorted(kind, ties):
     assert seconds(lambda: logprobs(ids, x, 77, 20, (5,))) < 0.5 * seconds(lambda: np.argsort(-x, kind="stable"))
 
 
-@given(
-    st.integers(1, 9).flatmap(lambda size: st.lists(st.lists(SCORE, min_size=size, max_size=size), max_size=7)),
-    st.sampled_from([0, 1, 2, 5, 40]),
-    st.lists(st.integers(0, 0), max_size=2).map(tuple),
-    st.randoms(use_true_random=False),
-)
-def test_many_rows_equal_one_at_a_time(rows, top, requested, numbers):
-    rows = [np.array(row, np.float32) for row in rows]
-    chosen = [numbers.randrange(len(row)) for row in rows]
-    expected = [
-        logprobs(np.arange(len(row)), row, token, top, requested) if row.max() > -INF else None
-        for row, token in zip(rows, chosen, strict=True)
-    ]
-    assert row_logprobs(iter(rows), chosen, top, requested) == expected
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_rows_without_a_distribution_have_no_logprobs(bad):
     rows = np.zeros((4, 3), np.float32)
     rows[1, 2], rows[3] = bad, -INF
     found = row_logprobs(rows, [0, 1, 2, 0], 2, (1,))
     assert [one is None for one in found] == [False, True, False, True]
-
-
-def test_rows_of_several_blocks_equal_one_at_a_time():
-    rows = np.random.default_rng(0).normal(size=(7, BLOCK_ELEMENTS // 3)).astype(np.float32)
-    found = row_logprobs(rows, range(7), 3, (5,))
-    assert found == [logprobs(np.arange(rows.shape[1]), row, one, 3, (5,)) for one, row in enumerate(rows)]

@@ -227,18 +227,6 @@ def test_rows_share_one_argument_or_have_their_own():
     assert nc.trace(np.zeros((0, 4)), ()) == []
 
 
-def test_torch_rows_and_masks_equal_numpys():
-    torch = pytest.importorskip("torch")
-    logits, params = np.array([0.5, 2.0, 1.0, 0.25]), nc.SamplingParams(seed=3, top_k=2)
-    mask = np.array([0b1101], np.int32)
-    expected = nc.trace(logits, params, mask=mask)
-    for kind in (torch.float32, torch.bfloat16, torch.float64):
-        row = torch.tensor(logits.tolist(), dtype=kind, requires_grad=True)
-        trace = nc.trace(row, params, mask=torch.tensor(mask))
-        assert str(trace) == str(expected)
-    assert expected.steps[1].removed.tolist() == [1]
-
-
 def test_a_mask_may_have_extra_words_and_bits_beyond_the_vocabulary():
     mask = np.array([-1, 0b10001, -1], np.int32)
     trace = nc.trace(np.zeros(37), nc.SamplingParams(seed=1), mask=mask)

@@ -13,8 +13,17 @@ from traced_rows import case
 
 import nucleate as nc
 from nucleate.sampling import noise, reference
-from nucleate.sampling.min_keep import min_keep_of, min_keep_parameter
-from nucleate.sampling.stage import Draw, Floor, Prefix, Shift, Transform, param, shape_of
+from nucleate.sampling.stage import (
+    Draw,
+    Floor,
+    Prefix,
+    Shift,
+    Transform,
+    min_keep_of,
+    min_keep_parameter,
+    param,
+    shape_of,
+)
 from nucleate.sampling.stages import (
     BadWords,
     Categorical,

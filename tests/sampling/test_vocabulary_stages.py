@@ -209,7 +209,7 @@ def test_words_are_the_same_compiled_and_not(monkeypatch):
             compiled = vocabulary_words(seed, step, size)
             values = values_below(seed, step, size, 2**31, 1.5)
             with monkeypatch.context() as patch:
-                patch.setattr("nucleate.sampling.watermark_key.GENERIC", type("None", (), {"ready": False}))
+                patch.setattr("nucleate.sampling.watermark_key.COMPOSED", type("None", (), {"ready": False}))
                 assert np.array_equal(vocabulary_words(seed, step, size), compiled)
                 assert np.array_equal(values_below(seed, step, size, 2**31, 1.5), values)
                 ids = np.random.default_rng(1).integers(0, size, 20)

@@ -39,7 +39,7 @@ def test_all_ranks_get_the_results_of_one_sampler(
 
         with monkeypatch.context() as patch:
             if seed % 2:
-                patch.setattr(local_shard, "GENERIC", NotReady())
+                patch.setattr(local_shard, "COMPOSED", NotReady())
             for found in run_ranks(ranks, results):
                 assert shard_ranks.same(found, expected), f"seed {seed}"
 
@@ -53,7 +53,7 @@ class NotReady:
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "torch"])
 def test_near_ties_are_decided_as_by_the_reference(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not kernels:
-        monkeypatch.setattr(local_shard, "GENERIC", NotReady())
+        monkeypatch.setattr(local_shard, "COMPOSED", NotReady())
     paths = Counter[str]()
     for index in range(tiers.count(24, 700)):
         case = near_tie_rows.case(index)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
+from typing import Any
 
 import numpy as np
 
 from nucleate.sampling import noise, reference
-from nucleate.sampling.dispatch.fused_pipeline import FusedParams
 from nucleate.sampling.maths import SLACK
+from nucleate.sampling.pipeline import FusedParams, simplify, to_fused_pipeline
 from nucleate.sampling.stages import Gumbel, MinP, Temperature, TopK, TopNSigma, TopP
 
 NEAR = 3e-7
@@ -177,3 +179,51 @@ def edge_of_a_draw(survivors: reference.Survivors, seed: int, step: int, got: in
     if not (len(gap) and gap[0] <= SHARP * max(1.0, abs(keys_in.max()))):
         return ""
     return "race of tokens" if keys.max() == keys[which == group][0] else "race of groups"
+
+
+def words(rng: np.random.Generator, rows: int) -> np.ndarray:
+    """Random 64-bit integers as int64."""
+    return rng.integers(2**64, size=rows, dtype=np.uint64).view(np.int64)
+
+
+def fused_rows(rng: np.random.Generator, rows: int, size: int) -> tuple[np.ndarray, list[FusedParams], list[bool]]:
+    """Random rows that the fused kernel supports, their parameters, and whether these are at an edge by design."""
+    x_RV, params, tight = np.empty((rows, size), np.float32), [], []
+    for position in range(rows):
+        while len(params) == position:
+            x_RV[position] = row(rng, size, str(rng.choice(KINDS)))
+            one, at_an_edge = numbers_for(rng, x_RV[position])
+            fused = to_fused_pipeline(simplify(pipeline(one)))
+            if not isinstance(fused, str):
+                params.append(fused.params)
+                tight.append(at_an_edge)
+    return x_RV, params, tight
+
+
+def edges_of(found: Counter[str], tight: bool) -> int:
+    """The number of rows at a float edge, of those whose parameters are at an edge by design or of the others."""
+    return sum(n for name, n in found.items() if ":" in name and name.startswith("tight") == tight)
+
+
+def compared(
+    x_RV: np.ndarray, params: list[FusedParams], tight: list[bool], seeds: Any, steps: Any, inside_RV: Any, tokens: Any
+) -> Counter[str]:
+    """Compare survivors, bool [R, V], and tokens of rows with the reference's; those at float edges are counted.
+
+    seeds, steps: as int64. Other differences fail.
+    """
+    found = Counter[str](rows=len(x_RV))
+    for position, (x, token) in enumerate(zip(x_RV, np.asarray(tokens).tolist(), strict=True)):
+        survivors = reference.survivors(x, stages := simplify(pipeline(params[position])))
+        seed, step = int(seeds[position]) % 2**64, int(steps[position]) % 2**64
+        inside = np.flatnonzero(inside_RV[position]).tolist()
+        description = position, params[position], x.size, seed, step, token
+        if inside != np.sort(survivors.ids_N).tolist():
+            edge = edge_of_a_set(x, params[position], reference.all_tokens(x).ids_N.tolist(), inside)
+            assert edge, (*description, len(inside), len(survivors.ids_N))
+            found[f"{'tight ' * tight[position]}set: {edge}"] += 1
+        elif token != reference.select_token(stages[-1], survivors, seed, step):
+            edge = edge_of_a_draw(survivors, seed, step, token)
+            assert edge, description
+            found[f"draw: {edge}"] += 1
+    return found

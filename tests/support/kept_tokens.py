@@ -9,13 +9,12 @@ import numpy as np
 from numba import carray
 
 from nucleate.jit.compiler import jit
-from nucleate.sampling.cpu.block_ops import GROUP_SIZE
+from nucleate.sampling.cpu.block_ops import FLOAT32, GROUP_SIZE, floats_at
 from nucleate.sampling.cpu.cutoffs import TIED, UNLISTED, argmax, truncate
 from nucleate.sampling.cpu.fused_kernel import load_row
-from nucleate.sampling.cpu.fused_sampler import workspace_size
-from nucleate.sampling.cpu.row_loading import FLOAT32, floats_at
+from nucleate.sampling.cpu.fused_runner import workspace_size
 from nucleate.sampling.cpu.workspace import UNCERTAIN_COUNT, edited_group_address, workspace_in
-from nucleate.sampling.dispatch.fused_pipeline import FusedParams
+from nucleate.sampling.pipeline import FusedParams
 
 
 @jit

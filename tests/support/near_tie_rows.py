@@ -16,8 +16,8 @@ from nucleate.sampling import noise, reference
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import SLACK
 from nucleate.sampling.stage import Draw, Pipeline
-from nucleate.sampling.stages.selection.gumbel import Gumbel
-from nucleate.sampling.stages.temperature.temperature import Temperature
+from nucleate.sampling.stages.selection import Gumbel
+from nucleate.sampling.stages.temperature import Temperature
 from nucleate.sampling.stages.truncation.min_p import MinP
 from nucleate.sampling.stages.truncation.top_k import TopK
 from nucleate.sampling.stages.truncation.top_n_sigma import TopNSigma

@@ -40,7 +40,7 @@ def drawing(
     """Inputs of ``batch_sampling.run`` for rows of one pipeline signature: the batch, the steps, the parameters."""
     import torch
 
-    from nucleate.sampling.dispatch import signature
+    from nucleate.sampling import signature
     from nucleate.sampling.gpu import batch_sampling
 
     signatures = [signature.pipeline_signature(stages) for stages in rows]
@@ -78,7 +78,7 @@ def difference(x: Any, stages: Any, seed: int, step: int) -> str:
 def _difference(x: Any, stages: Any, seed: int, step: int) -> str:
     import torch
 
-    from nucleate.sampling.dispatch import signature
+    from nucleate.sampling import signature
 
     stages = watched(simplify(stages), len(x))
     index = next(i for i, stage in enumerate(stages) if isinstance(stage, Tap))

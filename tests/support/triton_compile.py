@@ -23,7 +23,7 @@ import torch
 import triton
 import triton_launches as launched
 
-from nucleate.sampling.gpu.slots import COLUMNS
+from nucleate.sampling.gpu.torch_device import COLUMNS
 from nucleate.sampling.gpu.triton import launch
 from nucleate.sampling.gpu.triton.device_memory import RowState
 

@@ -94,7 +94,7 @@ def sample(x_RV: Any, numbers: Any, seeds: Any, steps: Any, **more: Any) -> dict
     """The workspace after a call. more: dtype, stride, mask, rows, cuts, report, out, active."""
     import torch
 
-    from nucleate.sampling.gpu.slots import COLUMNS, PROMPT_LENGTH, SEED, STEP
+    from nucleate.sampling.gpu.torch_device import COLUMNS, PROMPT_LENGTH, SEED, STEP
     from nucleate.sampling.gpu.triton import launch
     from nucleate.sampling.gpu.triton.device_memory import RowState
 

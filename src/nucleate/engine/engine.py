@@ -35,8 +35,8 @@ from nucleate.outputs import EngineOutput, Finish
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
 from nucleate.sampling.inputs import check_count
+from nucleate.sampling.route import TENSOR_BACKENDS
 from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stage import Stage
 from nucleate.speculative.config import Speculation

@@ -22,7 +22,7 @@ from nucleate.models.runner import Move, Runner
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.distributions import supports_rejection_sampling
 from nucleate.sampling.sampler import Sampler
-from nucleate.sampling.stages.selection.greedy import Greedy
+from nucleate.sampling.stages.selection import Greedy
 from nucleate.speculative.adaptive_proposer import AdaptiveProposer
 from nucleate.speculative.config import COUPLED, FIELD, Speculation
 from nucleate.speculative.draft import NO_DRAFT, ROOT, Draft, DraftContext, TargetOutput, truncate

@@ -24,8 +24,8 @@ from nucleate.outputs import CompletionChunk, Usage
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import reference
-from nucleate.sampling.cpu_paths import survivors
 from nucleate.sampling.history import History
+from nucleate.sampling.host_batch import row_path
 from nucleate.sampling.noise import fresh_seed
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.reference import RowError
@@ -72,7 +72,7 @@ def _sampled_from(run: Run, position: int, token: int, inputs: SamplingInputs) -
     past = History(np.array(run.prompt_ids, np.int64), output_ids, inputs.mask)
     stages = inputs.stages if inputs.mask is None else with_mask(inputs.stages)
     u = reference.xtc_uniform(stages, run.seed, position)
-    ids_N, x_N, _ = survivors(compiled("auto", len(inputs.logits)))(inputs.logits, stages, past, u)
+    ids_N, x_N, _ = row_path(compiled("auto", len(inputs.logits))).survivors(inputs.logits, stages, past, u)
     place = np.flatnonzero(ids_N == token)
     e_N = np.exp(x_N - x_N.max())
     return len(ids_N), float(e_N[place[0]] / e_N.sum()) if len(place) else 0.0

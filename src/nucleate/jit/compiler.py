@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
-import numba.extending
 import numpy as np
 from llvmlite import binding, ir
 from numba import types
@@ -77,11 +76,6 @@ def loose(function: Callable[..., Any]) -> Any:
 def inline(function: Callable[..., Any]) -> Any:
     """The same, inlined in its callers by Numba."""
     return numba.njit(inline="always")(function)
-
-
-def intrinsic(function: Callable[..., Any]) -> Any:
-    """A function that emits LLVM IR."""
-    return numba.extending.intrinsic(function)
 
 
 def _jit(function: Callable[..., Any], loose: bool) -> Any:
@@ -289,31 +283,8 @@ class EntryPoints:
         kind = ir.FunctionType(result, [argument.type for argument in arguments])
         return b.call(cgutils.get_or_insert_function(self._module, kind, name), arguments)
 
-    def _reshape(self) -> None:
-        """Define Numba's runtime function for ``reshape``: the strides of a contiguous array in another shape."""
-        numbers = _SIZE.as_pointer()
-        kind = ir.FunctionType(_INT, [_SIZE, numbers, numbers, _SIZE, numbers, numbers, _SIZE, _INT])
-        function = ir.Function(self._module, kind, "numba_attempt_nocopy_reshape")
-        b = ir.IRBuilder(function.append_basic_block())
-        before, shape, strides, after, new_shape, new_strides, item, _ = function.args
-        one, step = ir.Constant(_SIZE, 1), cgutils.alloca_once_value(b, item)
-        with cgutils.for_range(b, before) as loop:
-            place = b.sub(b.sub(before, loop.index), one)
-            length, stride = (b.load(b.gep(start, [place])) for start in (shape, strides))
-            not_contiguous = b.and_(b.icmp_signed("!=", length, one), b.icmp_signed("!=", stride, b.load(step)))
-            with cgutils.if_unlikely(b, not_contiguous):
-                b.ret(ir.Constant(_INT, 0))
-            b.store(b.mul(b.load(step), length), step)
-        b.store(item, step)
-        with cgutils.for_range(b, after) as loop:
-            place = b.sub(b.sub(after, loop.index), one)
-            b.store(b.load(step), b.gep(new_strides, [place]))
-            b.store(b.mul(b.load(step), b.load(b.gep(new_shape, [place]))), step)
-        b.ret(ir.Constant(_INT, 1))
-
     def machine_code(self) -> bytes:
         """The content of the file, see ``packed``. Raises ValueError if a kernel needs Numba at run time."""
-        self._reshape()
         self._library.add_ir_module(self._module)
         codegen, entries = self._context.codegen(), {name: f"nucleate.{name}" for name in self._names}
         machine, final = codegen._tm, _linked(self._library)  # noqa: SLF001

@@ -22,14 +22,14 @@ def _sources(*names: str) -> list[Path]:
 
 
 _CPU = "sampling/cpu/*.py"
-CHAIN = KernelLibrary(
-    "chain",
+FUSED = KernelLibrary(
+    "fused",
     ("nucleate.sampling.cpu.fused_kernel",),
-    _sources(_CPU, "sampling/dispatch/fused_pipeline.py", "sampling/maths.py", "sampling/noise.py"),
+    _sources(_CPU, "sampling/pipeline.py", "sampling/maths.py", "sampling/noise.py"),
 )
-GENERIC = KernelLibrary(
-    "generic",
-    ("nucleate.sampling.cpu.row_kernels", "nucleate.sampling.cpu.row_loading"),
+COMPOSED = KernelLibrary(
+    "composed",
+    ("nucleate.sampling.cpu.row_kernels",),
     _sources(_CPU, "sampling/maths.py", "sampling/noise.py"),
 )
 MODELS = KernelLibrary(
@@ -56,7 +56,7 @@ DRAFTS = KernelLibrary(
 )
 
 
-SAMPLER = (CHAIN, GENERIC)
+SAMPLER = (FUSED, COMPOSED)
 """The libraries of backend "cpu"."""
 ALL = (*SAMPLER, MODELS, DRAFTS)
 

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import reference
-from nucleate.sampling.cpu_paths import row_probabilities
 from nucleate.sampling.history import History
+from nucleate.sampling.host_batch import row_path
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.stage import Ceiling, Draw, Pipeline, Stage, Tap
 
@@ -109,8 +108,9 @@ class TargetDistributions:
         past, logits_V = self._past(position, mask_W), self._logits[position]
         try:
             stages = self._stages_at(position)
-            return row_probabilities(self._fast)(logits_V, stages if mask_W is None else with_mask(stages), past)
+            stages = stages if mask_W is None else with_mask(stages)
+            p_V: NDArray[np.float64] = row_path(self._fast).probabilities(logits_V, stages, past)
         except Exception as error:  # noqa: BLE001  # a user-defined stage may raise anything
-            known_error = isinstance(error, reference.RowError | ParameterError)
-            self.errors[position] = str(error) if known_error else f"{type(error).__name__}: {error}"
+            self.errors[position] = reference.message_of(error)
             return np.full(len(logits_V), np.nan)
+        return p_V

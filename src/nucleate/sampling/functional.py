@@ -12,23 +12,19 @@ from nucleate.jit.kernel_libraries import compiled
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.sampling import noise, reference
 from nucleate.sampling.companion import combined_rows
-from nucleate.sampling.cpu.fused_sampler import EditProgram, RowTable
-from nucleate.sampling.cpu_paths import fused, row_probabilities, runner
-from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
-from nucleate.sampling.dispatch.route import FUSED, dispatch
+from nucleate.sampling.cpu.fused_runner import EditProgram, RowTable, thread_runner
 from nucleate.sampling.history import History
+from nucleate.sampling.host_batch import row_path
 from nucleate.sampling.inputs import LogitsInput, check_ids, histories, is_row, mask_layout, masks, per_row
-from nucleate.sampling.pipeline import Params, prepared, seed_of
+from nucleate.sampling.pipeline import FusedPipeline, Params, prepared, seed_of
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.reference import add_values
-
-ROW_ARGUMENTS = ("prompt_ids", "output_ids", "mask", "companion")
-"""The arguments that have one entry per row."""
+from nucleate.sampling.route import FUSED, dispatch
 
 
-def as_row(given: Any) -> Any:
-    """One row, or an argument for one row, as a batch of one."""
-    return given[None] if hasattr(given, "ndim") else [given]
+def _as_batch(given: Any) -> Any:
+    """An argument for one row, as a batch of one; None stays None."""
+    return None if given is None else given[None] if hasattr(given, "ndim") else [given]
 
 
 class LogitsError(ValueError):
@@ -68,11 +64,6 @@ def sample(
 
     Raises LogitsError for a row with NaN, +inf or no finite score; the error holds the tokens of the other rows.
     """
-    if is_row(logits_BV):
-        one = [None if given is None else as_row(given) for given in (prompt_ids, output_ids, mask, companion)]
-        return sample(
-            as_row(logits_BV), params, step=step, **dict(zip(ROW_ARGUMENTS, one, strict=True)), backend=backend
-        )[0]
     batch = _Batch(logits_BV, params, prompt_ids, output_ids, mask, companion, backend)
     steps = per_row(step, len(batch), "step")
     tokens_B, errors = np.full(len(batch), -1, dtype=np.int64), {}
@@ -82,13 +73,12 @@ def sample(
         if tokens_B[row] >= 0:
             continue
         try:
-            tokens_B[row] = runner(fast)(logits_V, stages, seeds[row], steps[row], history).token
+            tokens_B[row] = row_path(fast).run(logits_V, stages, seeds[row], steps[row], history).token
         except reference.RowError as error:
             errors[row] = str(error)
-    tokens = batch.logits.like(tokens_B)
     if errors:
-        raise LogitsError(errors, tokens)
-    return tokens
+        raise LogitsError(errors, batch.logits.like(tokens_B))
+    return batch.result(tokens_B)
 
 
 def _sample_fused(batch: _Batch, seeds: list[int], steps: list[int], tokens_B: NDArray[np.int64]) -> None:
@@ -108,7 +98,7 @@ def _sample_fused(batch: _Batch, seeds: list[int], steps: list[int], tokens_B: N
         table.add(row, pipeline.params, programs[-1].commands_at, *noise_key)
     part = table.select(table.rows, table.rows)
     masks_B = mask_layout([past.mask for past in batch.histories])
-    fused()(size).draw(logits.layout(), len(table.rows), part.control, masks_B)
+    thread_runner(size).draw(logits.layout(), len(table.rows), part.control, masks_B)
     tokens_B[table.rows] = part.tokens
 
 
@@ -127,21 +117,16 @@ def probabilities(
 
     It is the distribution over all seeds; XTC is averaged over its random decision.
     """
-    if is_row(logits_BV):
-        one = [None if given is None else as_row(given) for given in (prompt_ids, output_ids, mask, companion)]
-        return probabilities(as_row(logits_BV), params, **dict(zip(ROW_ARGUMENTS, one, strict=True)), backend=backend)[
-            0
-        ]
     batch = _Batch(logits_BV, params, prompt_ids, output_ids, mask, companion, backend)
     p_BV, errors = np.zeros(batch.logits.shape), {}
     for row, (logits_V, stages, history, fast) in enumerate(batch):
         try:
-            p_BV[row] = row_probabilities(fast)(logits_V, stages, history)
+            p_BV[row] = row_path(fast).probabilities(logits_V, stages, history)
         except reference.RowError as error:
             errors[row] = str(error)
     if errors:
         raise LogitsError(errors)
-    return batch.logits.like(p_BV)
+    return batch.result(p_BV)
 
 
 class _Batch:
@@ -150,6 +135,10 @@ class _Batch:
     def __init__(
         self, logits_BV: Any, params: Any, prompt_ids: Any, output_ids: Any, mask: Any, companion: Any, backend: str
     ) -> None:
+        self._one = is_row(logits_BV)
+        if self._one:
+            given_arguments = logits_BV, prompt_ids, output_ids, mask, companion
+            logits_BV, prompt_ids, output_ids, mask, companion = map(_as_batch, given_arguments)
         self.logits = LogitsInput(logits_BV)
         rows, size = self.logits.shape
         compiled(backend, rows * size)  # raises for an unknown backend
@@ -175,6 +164,11 @@ class _Batch:
 
     def __len__(self) -> int:
         return len(self.logits)
+
+    def result(self, values_B: NDArray[Any]) -> Any:
+        """The result of a call, of the kind of the logits; without rows if they are one row."""
+        result_B = self.logits.like(values_B)
+        return result_B[0] if self._one else result_B
 
     def __iter__(self) -> Any:
         """Per row: logits, pipeline, history, and whether the CPU backend runs it."""

@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import compiled
 from nucleate.outputs import StepLogprobs
-from nucleate.parameters.parameter import ParameterError, unknown
+from nucleate.parameters.parameter import unknown
 from nucleate.sampling import reference
-from nucleate.sampling.cpu.fused_sampler import NOT_DRAWN, EditProgram, RowSelection, RowTable
-from nucleate.sampling.cpu_paths import fused, report, runner
-from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
+from nucleate.sampling.cpu.fused_runner import NOT_DRAWN, EditProgram, RowSelection, RowTable, thread_runner
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.inputs import (
     LogitsInput,
@@ -26,9 +24,23 @@ from nucleate.sampling.inputs import (
     mask_layout,
     masks,
 )
+from nucleate.sampling.pipeline import FusedPipeline
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.reference import add_values
 from nucleate.sampling.stage import Draw, Pipeline, Shift, Tap
+
+
+def row_path(fast: bool) -> Any:
+    """The module that runs rows without the fused kernel: composed on the CPU (fast), or the reference.
+
+    Both have ``run``, ``survivors`` and ``probabilities``.
+    """
+    if not fast:
+        return reference
+    from nucleate.sampling.cpu import evaluation  # rows of the fused kernel do not need it
+
+    return evaluation
+
 
 KEPT_BATCHES = 32
 """Maximum number of cached RowBatches, one per list of rows."""
@@ -150,7 +162,7 @@ class HostBatch:
         if not appends or layout is None or bitmask is None or not self.fast(count * size):
             return self._step(LogitsInput(logits_RV), batch, mask, None)
         part = batch.part
-        fused()(size).draw(layout, count, part.control, bitmask)
+        thread_runner(size).draw(layout, count, part.control, bitmask)
         tokens_R = part.tokens.copy()
         tokens = tokens_R.tolist()
         if NOT_DRAWN in tokens:
@@ -172,7 +184,9 @@ class HostBatch:
         reported: dict[int, StepLogprobs] = {}
         for position, (row, token) in enumerate(zip(batch.rows, tokens_R.tolist(), strict=True)):
             if token >= 0:
-                row_logprobs = None if row.tap is None else report(logits[position], token, row.tap.request)
+                row_logprobs = None
+                if row.tap is not None:
+                    row_logprobs = row_path(True).step_logprobs(logits[position], token, row.tap.request)
             else:
                 result = self._sample_row(logits[position], batch.numbers[position], row, masks_R[position], fast)
                 if isinstance(result, str):
@@ -197,7 +211,9 @@ class HostBatch:
         if shifted:
             failed += self._sample_shifted(logits, batch, shifted, masks_R, tokens_R)
         if len(shifted) < len(batch.positions):
-            fused()(self._size).draw(logits.layout(), len(batch.part.tokens), batch.part.control, mask_layout(masks_R))
+            thread_runner(self._size).draw(
+                logits.layout(), len(batch.part.tokens), batch.part.control, mask_layout(masks_R)
+            )
             tokens_R[[position for position in batch.positions if batch.rows[position].values is None]] = (
                 batch.part.tokens
             )
@@ -219,7 +235,7 @@ class HostBatch:
         part = self._table.select([batch.numbers[position] for position in positions])
         words = [masks_R[position] for position in positions]
         kept = words if words[0] is None else list(np.stack(words))
-        fused()(self._size).draw((x_NV, 0, x_NV.strides[0], 0), len(positions), part.control, mask_layout(kept))
+        thread_runner(self._size).draw((x_NV, 0, x_NV.strides[0], 0), len(positions), part.control, mask_layout(kept))
         tokens_R[positions] = part.tokens
         return failed
 
@@ -239,10 +255,9 @@ class HostBatch:
         stages = row.stages if mask_W is None else with_mask(row.stages)
         row.memory.mask = mask_W
         try:
-            result = runner(fast)(logits_V, stages, row.seed, len(row.memory.output), row.memory)
+            result = row_path(fast).run(logits_V, stages, row.seed, len(row.memory.output), row.memory)
         except Exception as error:  # noqa: BLE001  # a user-defined stage may raise anything
-            known_error = isinstance(error, reference.RowError | ParameterError)
-            return str(error) if known_error else f"{type(error).__name__}: {error}"
+            return reference.message_of(error)
         row.move(result.stages if stages is row.stages else without_mask(result.stages))
         self._advance(number)
         return result.token, result.logprobs

@@ -143,6 +143,13 @@ def masks(mask: Any, rows: int, size: int) -> Sequence[NDArray[np.int32] | None]
     return list(np.ascontiguousarray(array.view(np.int32)))
 
 
+def packed_ids(ids: Sequence[int] | NDArray[np.int64], size: int) -> NDArray[np.int32]:
+    """A bitmask, int32 [V / 32], that allows some tokens only."""
+    allowed = np.zeros(-(-size // 32) * 32, bool)
+    allowed[ids] = True
+    return np.packbits(allowed, bitorder="little").view("<i4").astype(np.int32)
+
+
 def masked_tokens(mask: NDArray[np.int32] | None, size: int) -> NDArray[np.bool_]:
     """A bitmask as booleans [V]: True for tokens that are not allowed."""
     if mask is None:

@@ -14,9 +14,8 @@ from nucleate.parameters.parameter import Parameter, ParameterError, declared, p
 from nucleate.sampling.companion import field_of
 from nucleate.sampling.stage import Ceiling, Combine, Draw, Floor, Pipeline, Prefix, Shift, Stage, Tap
 from nucleate.sampling.stages import STAGES
-from nucleate.sampling.stages.constraints.mask import Mask
-from nucleate.sampling.stages.truncation.mirostat import Mirostat
-from nucleate.sampling.stages.truncation.mirostat_v1 import MirostatV1
+from nucleate.sampling.stages.constraints.allowed import Mask
+from nucleate.sampling.stages.truncation.mirostat import Mirostat, MirostatV1
 
 Preset = tuple[str | tuple[str, Mapping[str, Any]], ...]
 """Names of stages, each alone or with {attribute: default value}."""

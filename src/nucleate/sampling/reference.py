@@ -14,7 +14,6 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import noise
 from nucleate.sampling.history import History, HistoryView
 from nucleate.sampling.inputs import masked_tokens
-from nucleate.sampling.min_keep import min_keep_of
 from nucleate.sampling.stage import (
     Ceiling,
     Draw,
@@ -29,6 +28,7 @@ from nucleate.sampling.stage import (
     Tap,
     TokenInfo,
     Transform,
+    min_keep_of,
 )
 from nucleate.sampling.token_logprobs import logprobs
 
@@ -54,6 +54,11 @@ Ids = NDArray[np.int64]
 
 class RowError(ValueError):
     """A row of logits that cannot be sampled."""
+
+
+def message_of(error: Exception) -> str:
+    """The message of a row that cannot be sampled: its error, or what a user-defined stage has raised."""
+    return str(error) if isinstance(error, RowError | ParameterError) else f"{type(error).__name__}: {error}"
 
 
 class TotalMass(NamedTuple):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,24 +13,24 @@ from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import BACKENDS
 from nucleate.outputs import StepLogprobs
+from nucleate.parameters.converters import install_extra
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import noise
 from nucleate.sampling.companion import combined_rows
-from nucleate.sampling.cpu_paths import row_probabilities
-from nucleate.sampling.device_batch import DeviceBatch
-from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
 from nucleate.sampling.distributions import TargetDistributions, accept_sampled, is_stateful
 from nucleate.sampling.history import History, HistoryView
-from nucleate.sampling.host_batch import HostBatch, SamplerRow, known
+from nucleate.sampling.host_batch import HostBatch, SamplerRow, known, row_path
 from nucleate.sampling.incremental_history import HistoryMaker
 from nucleate.sampling.inputs import LogitsInput, check_count, check_ids, check_token, history, per_row
 from nucleate.sampling.pipeline import Params, PreparedPipeline, RequestParams, prepared, seed_of
 from nucleate.sampling.presets import with_mask, without_mask
+from nucleate.sampling.route import TENSOR_BACKENDS
 from nucleate.sampling.stage import Combine, Pipeline, SampledToken, Tap
 
 if TYPE_CHECKING:
     from nucleate.sampling.gpu.batch_state import DecodeLoop, Forward
+    from nucleate.sampling.gpu.device_batch import DeviceBatch
 
 
 class SamplerOutput(NamedTuple):
@@ -74,7 +75,11 @@ class Sampler:
         self._host = HostBatch(self.vocab_size, "auto" if backend in TENSOR_BACKENDS else backend, self._rows)
         self._device: DeviceBatch | None = None
         if device != "cpu" or backend in TENSOR_BACKENDS:
-            self._device = DeviceBatch(self.vocab_size, device, backend, self._rows, self._host.sample_row)
+            if importlib.util.find_spec("torch") is None:
+                raise ParameterError("device", f"device {device!r:.60} needs torch: {install_extra('cuda')}")
+            from nucleate.sampling.gpu.device_batch import DeviceBatch  # imports torch
+
+            self._device = DeviceBatch(self.vocab_size, device, backend, self._rows, self._host)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -210,7 +215,7 @@ class Sampler:
             stages = own.stages if mask_W is None else with_mask(own.stages)
             past = History(own.memory.prompt, own.memory.output, mask_W)
             if distribution is None:
-                distribution = row_probabilities(self._host.fast(self.vocab_size))(logits[0], stages, past)
+                distribution = row_path(self._host.fast(self.vocab_size)).probabilities(logits[0], stages, past)
         if not distribution[token] > 0:
             raise ValueError(f"token {token} cannot be sampled from row {row}: its probability is 0")
         if not is_updated:

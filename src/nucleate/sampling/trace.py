@@ -19,14 +19,13 @@ from nucleate.jit.kernel_libraries import compiled
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.sampling import noise, reference
-from nucleate.sampling.cpu_paths import runner, survivors
+from nucleate.sampling.host_batch import row_path
 from nucleate.sampling.inputs import checked_logits, is_row, per_row
 from nucleate.sampling.pipeline import Params, seed_of
 from nucleate.sampling.reference import Selection, Survivors, select
 from nucleate.sampling.single_row import SingleRow, single_row
 from nucleate.sampling.stage import Stage, shape_of
-from nucleate.sampling.trace_change import Distribution, StageChange
-from nucleate.sampling.trace_reasons import why, why_selected
+from nucleate.sampling.trace_reasons import Distribution, StageChange, why, why_selected
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,8 +184,8 @@ class Trace:
             chance = f"{step.probabilities[best]:.4f}"
             rows.append((name, *counts, f"{step.entropy:.4f}", _cut(text(best), 20), chance, step.why))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ("  ".join(map(_aligned, row, widths, "<>>>><><")) for row in rows)
-        return "\n".join(line.rstrip() for line in lines)
+        formats = [f"{side}{width}" for side, width in zip("<>>>><><", widths, strict=True)]
+        return "\n".join("  ".join(map(format, row, formats)).rstrip() for row in rows)
 
     def _repr_html_(self) -> str:
         """The table for notebooks."""
@@ -304,7 +303,7 @@ def _trace(row: SingleRow, seed: int, *, fast: bool) -> Trace:
     logits_V, stages, past, size = row.logits_V, row.stages, row.past, len(row.logits_V)
     try:
         before = Distribution(reference.all_tokens(logits_V), size)
-        steps.append(_first_step(before, row))
+        steps.append(TraceStep(StageChange(None, before, before), row.origin))
         u = reference.xtc_uniform(stages, seed, row.step)
         for stage, left in zip(stages[:-1], _walk(before.kept, row, u, fast=fast), strict=True):
             after = before if left is before.kept else Distribution(left, size)
@@ -312,7 +311,7 @@ def _trace(row: SingleRow, seed: int, *, fast: bool) -> Trace:
             steps.append(TraceStep(change, why(stage, change)))
             before = after
         selection = select(stages[-1], before.kept, *reference.noise_of(stages, past, seed, row.step))
-        token = runner(fast)(logits_V, stages, seed, row.step, past).token if fast else selection.token
+        token = row_path(True).run(logits_V, stages, seed, row.step, past).token if fast else selection.token
     except reference.RowError as error:
         return Trace(tuple(steps), None, str(error), seed, row.step)
     draw: Any = stages[-1]
@@ -327,11 +326,7 @@ def _walk(kept: Survivors, row: SingleRow, u: float, *, fast: bool) -> Iterator[
         yield from reference.apply_stages(kept, len(row.logits_V), stages[:-1], row.past, u)
         return
     for count in range(1, len(stages)):
-        yield survivors(fast)(row.logits_V, (*stages[:count], stages[-1]), row.past, u)
-
-
-def _first_step(before: Distribution, row: SingleRow) -> TraceStep:
-    return TraceStep(StageChange(None, before, before), row.origin)
+        yield row_path(True).survivors(row.logits_V, (*stages[:count], stages[-1]), row.past, u)
 
 
 def _last_step(before: Distribution, stage: Any, token: int) -> TraceStep:
@@ -339,10 +334,6 @@ def _last_step(before: Distribution, stage: Any, token: int) -> TraceStep:
     drawn = Survivors(np.array([token]), kept.x_N[kept.ids_N == token], kept.total)
     change = StageChange(stage, before, Distribution(drawn, before.size))
     return TraceStep(change, why_selected(stage, change, token))
-
-
-def _aligned(text: str, width: int, side: str) -> str:
-    return f"{text:{side}{width}}"
 
 
 def _cut(text: str, most: int) -> str:

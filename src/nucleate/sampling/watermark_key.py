@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.jit.kernel_libraries import GENERIC
+from nucleate.jit.kernel_libraries import COMPOSED
 from nucleate.parameters import converters
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
@@ -128,9 +128,9 @@ WORDS = 4
 def token_words(seed: Any, step: Any, ids_N: NDArray[Any], stream: int = WATERMARK) -> Uint32:
     """The words of some tokens: uint32 [N]. seed, step: one for all tokens, or uint64 [N]."""
     ids_N = np.ascontiguousarray(ids_N, np.int64)
-    if GENERIC.ready and np.ndim(seed) == np.ndim(step) == 0:
+    if COMPOSED.ready and np.ndim(seed) == np.ndim(step) == 0:
         words_N = np.empty(ids_N.shape, np.uint32)
-        GENERIC.listed_words(np.uint64(seed), np.uint64(step), stream, ids_N, words_N)
+        COMPOSED.listed_words(np.uint64(seed), np.uint64(step), stream, ids_N, words_N)
         return words_N
     seeds, steps = (np.asarray(one, np.uint64).reshape(-1) for one in (seed, step))
     group_N, place_N = ids_N // GROUP_SIZE, ids_N % GROUP_SIZE
@@ -141,9 +141,9 @@ def token_words(seed: Any, step: Any, ids_N: NDArray[Any], stream: int = WATERMA
 def vocabulary_words(seed: int, step: int, size: int, stream: int = WATERMARK) -> Uint32:
     """The words of the tokens 0 to size - 1. Compiled if the kernels are loaded."""
     count = -(-size // (WORDS * GROUP_SIZE))
-    if GENERIC.ready:
+    if COMPOSED.ready:
         words_V = np.empty(count * WORDS * GROUP_SIZE, np.uint32)
-        GENERIC.token_words(seed, step, stream, words_V)
+        COMPOSED.token_words(seed, step, stream, words_V)
         return words_V[:size]
     blocks = np.arange(count * GROUP_SIZE)
     words = block_words(np.array([seed], np.uint64), np.array([step], np.uint64), stream, blocks)
@@ -153,8 +153,8 @@ def vocabulary_words(seed: int, step: int, size: int, stream: int = WATERMARK) -
 
 def values_below(seed: int, step: int, size: int, threshold: int, value: float) -> NDArray[np.float32]:
     """A value for the tokens whose ``vocabulary_words`` are below a threshold, 0 for the others: float32 [size]."""
-    if not GENERIC.ready:
+    if not COMPOSED.ready:
         return np.where(vocabulary_words(seed, step, size) < threshold, np.float32(value), np.float32(0.0))
     values_V = np.empty(-(-size // (WORDS * GROUP_SIZE)) * WORDS * GROUP_SIZE, np.float32)
-    GENERIC.values_below(seed, step, WATERMARK, threshold, value, values_V)
+    COMPOSED.values_below(seed, step, WATERMARK, threshold, value, values_V)
     return values_V[:size]

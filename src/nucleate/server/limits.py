@@ -16,7 +16,7 @@ from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import Parameter, ParameterError, param, with_parameters
 from nucleate.sampling.pipeline_format import MAX_STAGES
 from nucleate.sampling.stages import STAGES
-from nucleate.sampling.stages.selection.logprobs import Logprobs
+from nucleate.sampling.stages.selection import Logprobs
 from nucleate.sampling_params import FIELDS
 from nucleate.server.openai.endpoints import Endpoint
 from nucleate.server.openai.requests import ParsedRequest

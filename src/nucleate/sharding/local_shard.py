@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nucleate.jit.kernel_libraries import GENERIC
+from nucleate.jit.kernel_libraries import COMPOSED
 from nucleate.sampling import noise
-from nucleate.sampling.dispatch.rules import bans_tokens
 from nucleate.sampling.history import HistoryView, Ids
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.sampling.reference import checked_values
+from nucleate.sampling.rules import bans_tokens
 from nucleate.sampling.stage import Shift, TokenInfo
 
 TOO_CLOSE = 1e-8
@@ -43,7 +43,7 @@ def parts(x_RN: torch.Tensor, first: int) -> list[torch.Tensor]:
 
 def masses(x_MN: torch.Tensor, first: int, top_M: torch.Tensor, t_M: Floats) -> torch.Tensor:
     """The sum of exp((x - top) / t) of each part of a group, float64 [M, P]. x_MN: float32; top_M: its maxima."""
-    if x_MN.is_cpu and GENERIC.ready:
+    if x_MN.is_cpu and COMPOSED.ready:
         rows = zip(x_MN.numpy(), top_M.tolist(), t_M.tolist(), strict=True)
         return torch.from_numpy(np.stack([_row_masses(x_N, first, top, t) for x_N, top, t in rows]))
     top_M11, t_M11 = top_M.double()[:, None, None], torch.from_numpy(t_M).to(x_MN.device)[:, None, None]
@@ -59,14 +59,14 @@ def _row_masses(x_N: NDArray[np.float32], first: int, top: float, t: float) -> F
         if len(part_N):
             rest_N = part_N[len(part_N) // GROUP_SIZE * GROUP_SIZE :]
             tail[: len(rest_N)], tail[len(rest_N) :] = rest_N, -np.inf
-            GENERIC.group_masses(part_N, tail, top, 1.0 / t, part_P, sums)
+            COMPOSED.group_masses(part_N, tail, top, 1.0 / t, part_P, sums)
     return mass_P
 
 
 def race(ids_N: NDArray[np.int64], weight_N: Floats, key: Key, stream: int) -> int:
     """The id with the highest log(weight) + Gumbel noise; -1 if two are too close, or if all weights are 0."""
-    if GENERIC.ready:
-        return int(GENERIC.gumbel_race(ids_N, weight_N, np.uint64(key[0]), np.uint64(key[1]), stream))
+    if COMPOSED.ready:
+        return int(COMPOSED.gumbel_race(ids_N, weight_N, np.uint64(key[0]), np.uint64(key[1]), stream))
     with np.errstate(divide="ignore"):
         time_N = -np.log1p(-noise.uniform(*key, stream, ids_N)) / weight_N
     best = int(time_N.argmin())

@@ -16,16 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.sampling import noise
-from nucleate.sampling.dispatch.fused_pipeline import TEMPERATURES
-from nucleate.sampling.dispatch.rules import rules_of_stage
 from nucleate.sampling.distributions import is_stateful
 from nucleate.sampling.maths import SLACK
-from nucleate.sampling.min_keep import min_keep_of
 from nucleate.sampling.noise import GROUP_SIZE
-from nucleate.sampling.stage import Combine, Draw, Pipeline, Shift, Stage, Tap
-from nucleate.sampling.stage_base import RowStats
-from nucleate.sampling.stages.selection.gumbel import Gumbel
-from nucleate.sampling.stages.temperature.temperature import Temperature
+from nucleate.sampling.pipeline import TEMPERATURES
+from nucleate.sampling.rules import rules_of_stage
+from nucleate.sampling.stage import Combine, Draw, Pipeline, RowStats, Shift, Stage, Tap, min_keep_of
+from nucleate.sampling.stages.selection import Gumbel
+from nucleate.sampling.stages.temperature import Temperature
 from nucleate.sampling.stages.truncation.min_p import MinP
 from nucleate.sampling.stages.truncation.top_k import TopK
 from nucleate.sampling.stages.truncation.top_p import TopP

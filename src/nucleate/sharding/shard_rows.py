@@ -17,7 +17,7 @@ from nucleate.sampling.pipeline import Params, PreparedPipeline, RequestParams, 
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stage import Combine, Pipeline
-from nucleate.sampling.stages.constraints.mask import Mask
+from nucleate.sampling.stages.constraints.allowed import Mask
 from nucleate.sharding.local_shard import RowShifts
 from nucleate.sharding.rank_agreement import RowLog
 from nucleate.sharding.shard_layout import FoundTokens

@@ -15,10 +15,10 @@ from nucleate.outputs import StepLogprobs
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.companion import combined_rows
-from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
 from nucleate.sampling.distributions import TargetDistributions
 from nucleate.sampling.inputs import check_count, check_token, like, masks
 from nucleate.sampling.pipeline import Params, PreparedPipeline
+from nucleate.sampling.route import TENSOR_BACKENDS
 from nucleate.sampling.sampler import Sampler, SamplerOutput
 from nucleate.sampling.stage import Pipeline
 from nucleate.sharding.rank_agreement import agree_on_setup, agree_on_step

@@ -20,9 +20,9 @@ from nucleate.models.transformers.sharded_model import check_shardable
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.converters import one_line
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
 from nucleate.sampling.distributions import TargetDistributions
 from nucleate.sampling.pipeline import PreparedPipeline
+from nucleate.sampling.route import TENSOR_BACKENDS
 from nucleate.sampling.sampler import Sampler, SamplerOutput
 from nucleate.sampling.stage import Pipeline
 from nucleate.sharding.rank_channel import InputPacker, encode

@@ -10,8 +10,7 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, unknown
 from nucleate.sampling.pipeline_format import parse_calls
 from nucleate.sampling.stage import Combine, Pipeline, Stage, Tap
-from nucleate.sampling.stages.selection.categorical import Categorical
-from nucleate.sampling.stages.selection.gumbel import Gumbel
+from nucleate.sampling.stages.selection import Categorical, Gumbel
 from nucleate.sampling.stages.watermarks.gumbel_watermark import GumbelWatermark
 from nucleate.sampling.stages.watermarks.kgw import Kgw
 from nucleate.sampling.stages.watermarks.synthid import SynthId

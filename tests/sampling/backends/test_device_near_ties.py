@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 import tiers
 
-from nucleate.sampling import reference
-from nucleate.sampling.dispatch import signature
-from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
-from nucleate.sampling.pipeline import simplify
+from nucleate.sampling import reference, signature
+from nucleate.sampling.pipeline import simplify, to_fused_pipeline
 
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
 import near_tie_rows as near_ties  # noqa: E402

@@ -11,12 +11,11 @@ import pytest
 import nucleate as nc
 from nucleate.parameters.parameter import param
 from nucleate.sampling import reference
-from nucleate.sampling.cpu.fused_sampler import EditProgram, count_table
-from nucleate.sampling.dispatch.fused_pipeline import has_constant_listing, to_fused_pipeline
+from nucleate.sampling.cpu.fused_runner import EditProgram, count_table
 from nucleate.sampling.history import History
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.maths import INFINITY, where
-from nucleate.sampling.pipeline import as_pipeline, simplify
+from nucleate.sampling.pipeline import as_pipeline, has_constant_listing, simplify, to_fused_pipeline
 from nucleate.sampling.stage import Shift, TokenInfo
 from nucleate.sampling.stages import (
     Allowed,

@@ -18,11 +18,10 @@ import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import reference
 from nucleate.sampling.cpu import edited_row
-from nucleate.sampling.cpu import evaluation as generic
-from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
+from nucleate.sampling.cpu import evaluation as composed
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import maximum, ones
-from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.pipeline import simplify, to_fused_pipeline
 from nucleate.sampling.stage import Prefix, RowStats, Shift, param
 from nucleate.sampling.stages import STAGES, Frequency, Gumbel, Mask, Presence, Repetition, Temperature
 
@@ -130,9 +129,9 @@ def survey_stages(seeds: range) -> Counter[str]:
         except reference.RowError as error:
             found["errors"] += 1
             with pytest.raises(reference.RowError, match=f"^{re.escape(str(error))}$"):
-                generic.survivors(logits, stages, history, u)
+                composed.survivors(logits, stages, history, u)
             continue
-        got = generic.survivors(logits, stages, history, u)
+        got = composed.survivors(logits, stages, history, u)
         if not np.array_equal(got.ids_N, expected.ids_N):
             near = [reference.survivors(logits, off, history, u).ids_N for off in nudged(stages)]
             assert any(np.array_equal(got.ids_N, ids) for ids in near), (seed, stages)
@@ -190,7 +189,7 @@ def test_a_threshold_that_is_met_exactly_is_inclusive(kind: type[AtMost], size: 
         for n in {1, 2, size // 3 + 1, max(1, size - 1), size, size + 5}:
             for before in ((), (Temperature(1e300),)):  # makes all scores equal, and keeps the order
                 stages = (*before, kind(n), Gumbel(1))
-                got, expected = (engine.survivors(x.astype(np.float32), stages) for engine in (generic, reference))
+                got, expected = (engine.survivors(x.astype(np.float32), stages) for engine in (composed, reference))
                 assert got.ids_N.tolist() == expected.ids_N.tolist()
                 assert len(got.ids_N) == min(n, size)
 

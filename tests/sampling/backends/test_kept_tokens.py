@@ -17,10 +17,9 @@ from kept_tokens import agrees, left
 
 import nucleate as nc
 from nucleate.sampling import reference
-from nucleate.sampling.cpu import evaluation as generic
-from nucleate.sampling.dispatch.fused_pipeline import FusedParams, to_fused_pipeline
+from nucleate.sampling.cpu import evaluation as composed
 from nucleate.sampling.maths import SLACK
-from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.pipeline import FusedParams, simplify, to_fused_pipeline
 from nucleate.sampling.stages import Gumbel, LogitBias, MinP, Temperature, TopK, TopNSigma, TopP, Typical
 
 SEEDS = 2
@@ -62,7 +61,7 @@ def survey(count: int, seed: int, sizes: tuple[int, ...] = ()) -> Counter[str]:
         steps = rng.integers(2**40, size=SEEDS).tolist()
         batch = [edges.pipeline(params, key) for key in keys]
         others = CountFallbacks()
-        with mock.patch.object(generic, "run", others):
+        with mock.patch.object(composed, "run", others):
             tokens = nc.sample(np.broadcast_to(x, (SEEDS, size)), batch, step=steps, backend="cpu").tolist()
         found["tight, left" if tight else "left"] += others.count
         for key, step, token in zip(keys, steps, tokens, strict=True):
@@ -78,10 +77,6 @@ def fallback_share(found: Counter[str]) -> float:
     return found["left"] / (SEEDS * (found["rows"] - found["tight"]))
 
 
-def edges_of(found: Counter[str], tight: bool) -> int:
-    return sum(n for name, n in found.items() if ":" in name and name.startswith("tight") == tight)
-
-
 @pytest.mark.slow
 def test_survivors_and_tokens_equal_the_reference() -> None:
     count = tiers.count(400, 3000)
@@ -89,8 +84,8 @@ def test_survivors_and_tokens_equal_the_reference() -> None:
     print(found)
     assert found["rows"] > 0.93 * count
     assert found["left"] <= 1
-    assert edges_of(found, tight=False) <= 1, found
-    assert edges_of(found, tight=True) < 0.03 * found["tight"], found
+    assert edges.edges_of(found, tight=False) <= 1, found
+    assert edges.edges_of(found, tight=True) < 0.03 * found["tight"], found
 
 
 @pytest.mark.slow
@@ -98,8 +93,8 @@ def test_survivors_and_tokens_equal_the_reference() -> None:
 def test_survivors_and_tokens_of_full_vocabularies_equal_the_reference(size: int) -> None:
     found = survey(tiers.count(10, 40) if size in edges.LARGE else tiers.count(40, 150), size, (size,))
     print(found)
-    assert edges_of(found, tight=False) <= 1, found
-    assert edges_of(found, tight=True) <= 4, found
+    assert edges.edges_of(found, tight=False) <= 1, found
+    assert edges.edges_of(found, tight=True) <= 4, found
 
 
 @pytest.mark.exhaustive
@@ -108,12 +103,12 @@ def test_survivors_and_tokens_of_very_many_rows_equal_the_reference() -> None:
     print(found)
     assert found["rows"] >= 100_000
     assert fallback_share(found) < 1e-3  # rows of a few equal scores, where p is met exactly
-    assert edges_of(found, tight=False) <= 2, found
-    assert edges_of(found, tight=True) < 0.03 * found["tight"], found
+    assert edges.edges_of(found, tight=False) <= 2, found
+    assert edges.edges_of(found, tight=True) < 0.03 * found["tight"], found
     found = survey(400, 2, (*edges.LARGE, 20_000, 50_257, 65_537))
     print(found)
-    assert edges_of(found, tight=False) <= 2, found
-    assert edges_of(found, tight=True) <= 20, found
+    assert edges.edges_of(found, tight=False) <= 2, found
+    assert edges.edges_of(found, tight=True) <= 20, found
 
 
 @pytest.mark.slow

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from kept_tokens import agrees
 
+from nucleate.sampling.cpu.block_ops import FLOAT32
 from nucleate.sampling.cpu.fused_kernel import load_row
-from nucleate.sampling.cpu.fused_sampler import workspace_size
+from nucleate.sampling.cpu.fused_runner import workspace_size
 from nucleate.sampling.cpu.prefix_selection import (
     BY_COUNT,
     BY_WEIGHT,
@@ -17,7 +18,6 @@ from nucleate.sampling.cpu.prefix_selection import (
     kth_value_bound,
     mark_uncertain,
 )
-from nucleate.sampling.cpu.row_loading import FLOAT32
 from nucleate.sampling.cpu.workspace import Workspace, workspace_in
 
 KINDS = ("smooth", "few levels", "equal", "signed zeros", "far apart", "one far above", "holes")

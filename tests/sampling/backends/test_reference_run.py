@@ -23,7 +23,6 @@ from nucleate.sampling.stages import (
     Greedy,
     Gumbel,
     Logprobs,
-    Mask,
     Mirostat,
     NoRepeatNgram,
     Repetition,
@@ -146,21 +145,6 @@ def test_adaptive_p_uses_the_probability_before_it():
     assert (result.token, result.stages[0].mean) == (1, pytest.approx(0.5 * 0.3 + 0.5 * 0.3))
     result = reference.run(logits, (TopK(2), AdaptiveP(0.3, 0.5, 0.0), Greedy()), 0, 0)
     assert (result.token, result.stages[1].mean) == (0, pytest.approx(0.5 * 0.0 + 0.5 * 0.6 / 0.9))
-
-
-@pytest.mark.parametrize("size", [1, 31, 32, 33, 64, 65, 1000])
-def test_a_mask_allows_exactly_its_bits(size):
-    rng = np.random.default_rng(size)
-    for _ in range(20):
-        bits = rng.random(size) < 0.3
-        bits[rng.integers(size)] = True
-        padded = np.ones(-(-size // 32) * 32, bool)  # bits beyond the vocabulary are ignored
-        padded[:size] = bits
-        packed = np.packbits(padded, bitorder="little").view("<i4")
-        surviving_ids = reference.survivors(rng.normal(size=size), (Mask(), Gumbel(0)), History(mask=packed))
-        assert sorted(surviving_ids.ids_N.tolist()) == np.flatnonzero(bits).tolist()
-    with pytest.raises(reference.RowError, match="every token is at -inf after mask"):
-        reference.survivors(np.zeros(size), (Mask(), Gumbel(0)), History(mask=np.zeros_like(packed)))
 
 
 def surviving_ids(p, *stages, **history_fields):

@@ -15,8 +15,7 @@ from custom_stages import DRAWS, OWN, Foreign, Softer, Turned
 from edge_rows import KINDS, row
 
 import nucleate as nc
-from nucleate.sampling import reference
-from nucleate.sampling.dispatch import signature
+from nucleate.sampling import reference, signature
 from nucleate.sampling.maths import log
 from nucleate.sampling.pipeline import simplify
 from nucleate.sampling.stage import Draw, Floor, Scale, param
@@ -28,7 +27,6 @@ from nucleate.sampling.stages import (
     Eta,
     Greedy,
     Gumbel,
-    Logprobs,
     Mask,
     MinP,
     Mirostat,
@@ -45,7 +43,6 @@ from nucleate.sampling.stages import (
 )
 
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
-from nucleate.sampling.gpu import batch_sampling  # noqa: E402
 
 
 def test_random_pipelines_equal_the_reference() -> None:
@@ -118,24 +115,6 @@ def test_float32_gives_the_same_tokens_except_at_float_edges() -> None:
         batches = [staged.drawing(rows, list(range(20)), [0] * 20, 300, floats) for floats in FLOATS]
         exact, short = (staged.outcome(given, logits).tokens_R for given in batches)
         assert (exact != short).sum() <= 1
-
-
-@pytest.mark.parametrize("stages", PIPELINES, ids=repr)
-def test_a_step_does_not_synchronize(stages: Any) -> None:
-    """On tensors without data."""
-    rows = [signature.pipeline_signature((*stages, Logprobs(2), Gumbel(1)))] * 3
-    batch = batch_sampling.make_batch(rows, torch.empty(3, dtype=torch.int64, device="meta"), 300, torch.float64)
-    params_RP = torch.empty((3, len(rows[0].params)), dtype=torch.float64, device="meta") if batch.stateful else None
-    logits, steps_R = torch.empty((3, 300), dtype=torch.bfloat16, device="meta"), torch.empty(3, device="meta").long()
-    got = batch_sampling.run(
-        batch,
-        batch_sampling.StepInput(
-            batch_sampling.to_scores(logits, batch.constants.zero_1), steps_R, params_RP=params_RP
-        ),
-    )
-    assert got.tokens_R.shape == (3,)
-    assert got.tapped_RV is not None
-    assert got.tapped_RV.shape == (3, 300)
 
 
 # Custom stages.

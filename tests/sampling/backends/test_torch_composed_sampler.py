@@ -13,7 +13,7 @@ import triton_interpreter as interpreted
 from custom_stages import Overflowing
 
 import nucleate as nc
-from nucleate.sampling.device_batch import TOO_LARGE
+from nucleate.sampling.gpu.device_batch import TOO_LARGE
 from nucleate.sampling.stages import (
     AdaptiveP,
     Gumbel,

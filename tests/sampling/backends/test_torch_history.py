@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.sampling import reference
-from nucleate.sampling.dispatch.device_row import shifts_spec
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import absolute, exp, maximum, minimum, sqrt, where
+from nucleate.sampling.signature import shifts_spec
 from nucleate.sampling.stage import Shift, TokenInfo, param
 from nucleate.sampling.stages import (
     Allowed,
@@ -34,12 +34,12 @@ torch = pytest.importorskip("torch", reason="rows on a device are tensors")
 
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 
-from nucleate.sampling.dispatch.device_row import DeviceRowSpec  # noqa: E402
 from nucleate.sampling.gpu import batch_sampling, torch_device  # noqa: E402
 from nucleate.sampling.gpu import batch_state as on_device  # noqa: E402
 from nucleate.sampling.gpu.batch_state import BatchState  # noqa: E402
 from nucleate.sampling.gpu.ranked_tokens import RowConstants  # noqa: E402
-from nucleate.sampling.gpu.slots import Slots  # noqa: E402
+from nucleate.sampling.gpu.torch_device import Slots  # noqa: E402
+from nucleate.sampling.signature import DeviceRowSpec  # noqa: E402
 
 SIZE = 6
 HERE = torch.device("cpu")

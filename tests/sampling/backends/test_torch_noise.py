@@ -41,11 +41,6 @@ def test_rows_are_broadcast_over_ids() -> None:
         assert got[row].tolist() == noise.uniform(seed, step, noise.GROUP, np.arange(300)).tolist()
 
 
-def test_streams_share_no_numbers() -> None:
-    found = [uniform(bits(1), bits(2), stream, torch.arange(100)) for stream in range(6)]
-    assert len(torch.cat(found).unique()) == 600
-
-
 def test_float32_is_the_same_number_rounded_and_never_0_or_1() -> None:
     ids = np.arange(200_000)
     exact = noise.uniform(3, 4, noise.TOKEN, ids)

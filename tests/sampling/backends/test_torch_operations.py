@@ -15,7 +15,7 @@ import pytest
 import tiers
 
 import nucleate as nc
-from nucleate.sampling.dispatch import signature
+from nucleate.sampling import signature
 from nucleate.sampling.stage import Combine, Draw, Shift, Tap, Transform
 from nucleate.sampling.stages import STAGES, Gumbel, MinP, Temperature, TopK, TopNSigma, TopP
 
@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from nucleate.sampling.gpu import batch_sampling  # noqa: E402
 
 SIZE = 300
-CHAIN, OTHERS = 60, 120
+FUSED, OTHERS = 60, 120
 """The maximum number of operations in a step: of the fused pipeline, and of others or with penalties."""
 ZIPF_FIT = 40
 """The operations of mirostat 1 that other stages do not have."""
@@ -101,7 +101,7 @@ def test_fused_rows_are_one_call_for_any_parameters(monkeypatch: pytest.MonkeyPa
         params(top_k=5, min_p=0.1, seed=1),
     ]
     for some in ([rows[0]], [rows[1]], rows[:3], rows):
-        assert counted(monkeypatch, some).count.total() <= CHAIN
+        assert counted(monkeypatch, some).count.total() <= FUSED
     assert counted(monkeypatch, [rows[1]]).noise == 0
 
 

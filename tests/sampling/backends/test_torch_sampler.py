@@ -38,7 +38,7 @@ import sampler_scenarios as scenarios  # noqa: E402
 from nucleate.sampling.gpu import batch_state as loops  # noqa: E402
 from nucleate.sampling.gpu import batch_state as on_device  # noqa: E402
 from nucleate.sampling.gpu import torch_device  # noqa: E402
-from nucleate.sampling.gpu.device_step import LazyDict, LazyList  # noqa: E402
+from nucleate.sampling.gpu.device_batch import LazyDict, LazyList  # noqa: E402
 from nucleate.sampling.gpu.torch_device import select_kernels  # noqa: E402
 
 
@@ -98,19 +98,6 @@ def test_scenarios_with_kernels(kernels: interpreted.Interpreted) -> None:
 def test_long_scenarios_with_kernels(kernels: interpreted.Interpreted) -> None:
     for seed in range(30, 36):
         assert_equal_events(kernels.call("play", "triton", seed, 40, 300), scenarios.play("reference", seed, 40, 300))
-
-
-def test_float32_columns_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For devices without float64."""
-    monkeypatch.setattr(on_device, "float_dtype", lambda device: torch.float32)
-    both = [nc.Sampler(300, backend) for backend in ("torch", "reference")]
-    for sampler in both:
-        sampler.add((LogitBias({3: 2.0}), Repetition(1.3, 5), Presence(0.4, 5), Temperature(0.7), Gumbel(1)), [1, 2])
-        sampler.add((MinTokens(3, (1, 2)), TopK(20), TopP(0.9), Gumbel(2)), [1, 2])
-    rng = np.random.default_rng(0)
-    for _ in range(40):
-        x_RV = rng.normal(size=(2, 300)).astype(np.float32) * 2
-        assert both[0](x_RV).token_ids.tolist() == both[1](x_RV).token_ids.tolist()
 
 
 @pytest.mark.fast_cases(1)

@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from triton_interpreter import Interpreted
 
 from nucleate.sampling import noise, reference
-from nucleate.sampling.dispatch.fused_pipeline import FusedParams, to_fused_pipeline
 from nucleate.sampling.inputs import masked_tokens
-from nucleate.sampling.pipeline import simplify
+from nucleate.sampling.pipeline import FusedParams, simplify, to_fused_pipeline
 from nucleate.sampling.stages import Gumbel
 
 pytest.importorskip("torch", reason="the kernels are launched with torch's tensors")
@@ -43,60 +42,26 @@ def _edges_of_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edges, "NEAR", CLOSE)
 
 
-def words(rng: np.random.Generator, rows: int) -> np.ndarray:
-    return rng.integers(2**64, size=rows, dtype=np.uint64).view(np.int64)
-
-
-def batch(rng: np.random.Generator, rows: int, size: int) -> tuple[np.ndarray, list[FusedParams], list[bool]]:
-    """Random rows that the fused kernel supports, their parameters, and whether these are at an edge by design."""
-    x_RV, params, tight = np.empty((rows, size), np.float32), [], []
-    for row in range(rows):
-        while len(params) == row:
-            x_RV[row] = edges.row(rng, size, str(rng.choice(edges.KINDS)))
-            one, at_an_edge = edges.numbers_for(rng, x_RV[row])
-            fused = to_fused_pipeline(simplify(edges.pipeline(one)))
-            if not isinstance(fused, str):
-                params.append(fused.params)
-                tight.append(at_an_edge)
-    return x_RV, params, tight
-
-
 def compare(
     x_RV: np.ndarray, params: list[FusedParams], tight: list[bool], seeds: Any, steps: Any, got: dict[str, Any]
 ) -> Counter[str]:
     """Compare rows with the reference; differences at float edges are counted, others fail."""
-    found, all_ids = Counter[str](), np.arange(x_RV.shape[1])
+    cuts_R1, lasts_R1 = got["cuts"][:, None], got["lasts"][:, None]
+    inside_RV = (x_RV > cuts_R1) | ((x_RV == cuts_R1) & (np.arange(x_RV.shape[1]) <= lasts_R1))
     assert got["states"].tolist() == [0] * len(x_RV)
     assert (got["steps"] == steps + 1).all()
-    for row, x in enumerate(x_RV):
-        stages, cut, token = simplify(edges.pipeline(params[row])), got["cuts"][row], int(got["tokens"][row])
-        survivors, found["rows"] = reference.survivors(x, stages), found["rows"] + 1
-        inside = np.flatnonzero((x > cut) | ((x == cut) & (all_ids <= got["lasts"][row]))).tolist()
-        seed, step, description = int(seeds[row]) % 2**64, int(steps[row]) % 2**64, (row, params[row], x.size)
-        if inside != np.sort(survivors.ids_N).tolist():
-            edge = edges.edge_of_a_set(x, params[row], reference.all_tokens(x).ids_N.tolist(), inside)
-            assert edge, (*description, len(inside), len(survivors.ids_N))
-            found[f"{'tight ' * tight[row]}set: {edge}"] += 1
-        elif token != reference.select_token(stages[-1], survivors, seed, step):
-            edge = edges.edge_of_a_draw(survivors, seed, step, token)
-            assert edge, (*description, seed, step, token)
-            found[f"draw: {edge}"] += 1
-    return found
+    return edges.compared(x_RV, params, tight, seeds, steps, inside_RV, got["tokens"])
 
 
 def survey(kernels: Interpreted, rows: int, sizes: tuple[int, ...], seed: int) -> Counter[str]:
     rng, found = np.random.default_rng(seed), Counter[str]()
     for size in sizes:
-        x_RV, params, tight = batch(rng, rows, size)
-        seeds, steps = words(rng, rows), words(rng, rows)
+        x_RV, params, tight = edges.fused_rows(rng, rows, size)
+        seeds, steps = edges.words(rng, rows), edges.words(rng, rows)
         got = kernels.call("sample", x_RV, [list(one) for one in params], seeds, steps)
         found += compare(x_RV, params, tight, seeds, steps, got)
     print(found)
     return found
-
-
-def edges_of(found: Counter[str], tight: bool) -> int:
-    return sum(n for name, n in found.items() if ":" in name and name.startswith("tight") == tight)
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 5))
@@ -115,8 +80,8 @@ def test_survivors_and_tokens_equal_the_reference(kernels: Interpreted) -> None:
 @pytest.mark.exhaustive
 def test_many_survivors_and_tokens_equal_the_reference(kernels: Interpreted) -> None:
     found = survey(kernels, 100, SIZES, 1)
-    assert edges_of(found, tight=False) == 0
-    assert edges_of(found, tight=True) <= 2
+    assert edges.edges_of(found, tight=False) == 0
+    assert edges.edges_of(found, tight=True) <= 2
 
 
 @pytest.mark.slow
@@ -127,7 +92,7 @@ def test_survivor_sets_larger_than_the_tile_equal_the_reference(kernels: Interpr
     x_RV = np.stack([flat, flat, flat, ties, ties, np.zeros(size), np.zeros(size), flat]).astype(np.float32)
     p, k = FusedParams(p=0.9), FusedParams(k=3000)
     params = [p, k, FusedParams(k=3000, p=0.8, late_m=0.7, late_t=2.0), p, k, p, k, FusedParams(sigmas=2.0, p=0.999)]
-    seeds, steps = words(rng, 8), words(rng, 8)
+    seeds, steps = edges.words(rng, 8), edges.words(rng, 8)
     got = kernels.call("sample", x_RV, [list(one) for one in params], seeds, steps)
     found = compare(x_RV, params, [False] * 8, seeds, steps, got)
     assert found == Counter(rows=8)
@@ -148,7 +113,7 @@ def test_rows_are_divided_until_a_bin_fits(kernels: Interpreted) -> None:
         FusedParams(k=2500, p=0.9),
     ]
     params += [FusedParams(k=2500), FusedParams(t=0.7, p=0.99999, m=1e-7)]
-    seeds, steps = words(rng, 7), words(rng, 7)
+    seeds, steps = edges.words(rng, 7), edges.words(rng, 7)
     got = kernels.call("sample", x_RV, [list(one) for one in params], seeds, steps)
     assert compare(x_RV, params, [False] * 7, seeds, steps, got) == Counter(rows=7)
 
@@ -243,7 +208,7 @@ def test_a_few_tokens_among_many_groups(kernels: Interpreted) -> None:
     near = np.where(np.arange(size) < 20, 5.0 + rng.random(size), spread)
     x_RV = np.repeat(np.stack([spread, grid, near]), 6, 0).astype(np.float32)
     params = [FusedParams(k=k, p=p) for k, p in ((2, 1.0), (3, 1.0), (5, 0.9), (12, 1.0), (13, 0.5), (40, 0.99))] * 3
-    seeds, steps = words(rng, 18), words(rng, 18)
+    seeds, steps = edges.words(rng, 18), edges.words(rng, 18)
     got = kernels.call("sample", x_RV, [list(one) for one in params], seeds, steps)
     assert compare(x_RV, params, [False] * 18, seeds, steps, got) == Counter(rows=18)
 
@@ -260,7 +225,7 @@ def test_thresholds_that_meet_at_one_score(kernels: Interpreted) -> None:
         FusedParams(k=2),
         FusedParams(late_m=0.3),
     ]
-    seeds, steps = words(np.random.default_rng(7), 5), words(np.random.default_rng(8), 5)
+    seeds, steps = edges.words(np.random.default_rng(7), 5), edges.words(np.random.default_rng(8), 5)
     got = kernels.call("sample", x_RV, [list(one) for one in params], seeds, steps)
     assert compare(x_RV, params, [False] * 5, seeds, steps, got) == Counter(rows=5)
     assert got["lasts"][:4].tolist() == [0, 299, 149, 1]
@@ -275,11 +240,11 @@ def test_thresholds_that_meet_at_one_score(kernels: Interpreted) -> None:
 @settings(max_examples=6)
 def test_any_rows_of_any_type_and_strides(kernels: Interpreted, seed: int, size: int, dtype: str, stride: int) -> None:
     rng = np.random.default_rng(seed)
-    x_RV, params, _ = batch(rng, 3, size)
+    x_RV, params, _ = edges.fused_rows(rng, 3, size)
     # -inf becomes a score, which has the same effect
     x_RV = np.clip(x_RV, -6e4, 6e4).astype(np.float16).astype(np.float32)
     x_RV = (x_RV.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32) if dtype == "bfloat16" else x_RV
-    seeds, steps = words(rng, 3), words(rng, 3)
+    seeds, steps = edges.words(rng, 3), edges.words(rng, 3)
     more = {"dtype": dtype, "stride": stride, "rows": 5}
     got = kernels.call("sample", x_RV, [list(one) for one in params], seeds, steps, more)
     compare(x_RV, params, [True] * 3, seeds, steps, got)
@@ -288,7 +253,7 @@ def test_any_rows_of_any_type_and_strides(kernels: Interpreted, seed: int, size:
 def test_invalid_rows_give_no_token_and_a_reason(kernels: Interpreted) -> None:
     rng = np.random.default_rng(2)
     x_RV = rng.normal(size=(7, 600)).astype(np.float32)
-    seeds, steps = words(rng, 7), words(rng, 7)
+    seeds, steps = edges.words(rng, 7), edges.words(rng, 7)
     params = [list(FusedParams(p=0.9)), list(FusedParams(t=0.0)), list(FusedParams(k=9)), list(FusedParams())] * 2
     expected = kernels.call("sample", x_RV, params[:7], seeds, steps)["tokens"].tolist()
     x_RV[1, 5], x_RV[2, 599], x_RV[3], x_RV[5, 0], x_RV[5, 300] = np.nan, np.inf, -np.inf, np.nan, np.inf
@@ -323,7 +288,7 @@ def test_masks_equal_the_reference(kernels: Interpreted) -> None:
             FusedParams(m=0.02, sigmas=2.0),
             FusedParams(t=1.5),
         ]
-        seeds, steps = words(rng, rows), words(rng, rows)
+        seeds, steps = edges.words(rng, rows), edges.words(rng, rows)
         got = kernels.call("sample", x_RV, [list(one) for one in params], seeds, steps, {"mask": masks_RW})
         expected = np.stack(allowed).astype(np.float32)
         assert compare(expected, params, [False] * rows, seeds, steps, got) == Counter(rows=rows)
@@ -336,7 +301,7 @@ def test_masks_equal_the_reference(kernels: Interpreted) -> None:
 
 def test_inactive_rows_do_not_change(kernels: Interpreted) -> None:
     rng = np.random.default_rng(11)
-    x_RV, steps = rng.normal(size=(4, 600)).astype(np.float32), words(rng, 4)
+    x_RV, steps = rng.normal(size=(4, 600)).astype(np.float32), edges.words(rng, 4)
     params = [list(one) for one in (FusedParams(k=5), FusedParams(p=0.5), FusedParams(t=0.0), FusedParams(p=0.9))]
     expected = kernels.call("sample", x_RV, params, steps, steps)
     active = np.array([True, False, False, True])
@@ -349,8 +314,8 @@ def test_inactive_rows_do_not_change(kernels: Interpreted) -> None:
 def test_a_row_does_not_depend_on_other_rows(kernels: Interpreted) -> None:
     """Also independent of the number of rows per program of the first kernel."""
     rng = np.random.default_rng(4)
-    x_RV, params, _ = batch(rng, 33, 300)
-    seeds, steps = words(rng, 33), words(rng, 33)
+    x_RV, params, _ = edges.fused_rows(rng, 33, 300)
+    seeds, steps = edges.words(rng, 33), edges.words(rng, 33)
     all_of_them = kernels.call("sample", x_RV, [list(one) for one in params], seeds, steps)
     del all_of_them["reads"]
     for row in (0, 17, 32):

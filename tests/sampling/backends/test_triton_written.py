@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from nucleate.sampling.gpu import torch_device  # noqa: E402
-from nucleate.sampling.gpu.slots import COLUMNS  # noqa: E402
+from nucleate.sampling.gpu.torch_device import COLUMNS  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from backend_adapters import on_every_engine
 
 import nucleate as nc
 from nucleate.sampling import reference
-from nucleate.sampling.dispatch.fused_pipeline import to_fused_pipeline
 from nucleate.sampling.history import History
 from nucleate.sampling.maths import places, total
+from nucleate.sampling.pipeline import to_fused_pipeline
 from nucleate.sampling.stage import SampledToken
 from nucleate.sampling.stages import (
     STAGES,

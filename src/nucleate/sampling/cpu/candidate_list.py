@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.jit.kernel_libraries import GENERIC
+from nucleate.jit.kernel_libraries import COMPOSED
 from nucleate.outputs import StepLogprobs
 from nucleate.sampling import noise, reference
-from nucleate.sampling.dispatch.rules import EXACT_STATISTICS, PipelineStep
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.sampling.reference import Floats, Ids, Survivors, TotalMass
+from nucleate.sampling.rules import EXACT_STATISTICS, PipelineStep
 from nucleate.sampling.stage import RowStats
-from nucleate.sampling.stages.selection.gumbel import Gumbel
+from nucleate.sampling.stages.selection import Gumbel
 from nucleate.sampling.token_logprobs import logprobs
 
 TIE_TOLERANCE = 1e-9
@@ -245,7 +245,7 @@ class CandidateList:
         count = (int(self.ids_N.max() if self.ranked else self.ids_N[-1]) // GROUP_SIZE) + 1
         groups_G, mass_G = np.empty(count + GROUP_SIZE, np.int64), np.empty(count + GROUP_SIZE)
         key, counter = np.uint64(seed), np.uint64(step_index)
-        token = GENERIC.gumbel_sample(self.ids_N, self.x_N, self.top, groups_G, mass_G, key, counter)
+        token = COMPOSED.gumbel_sample(self.ids_N, self.x_N, self.top, groups_G, mass_G, key, counter)
         if token < 0:
             raise UndecidedRow
         self._mass = mass_G[:count].sum()
@@ -288,4 +288,4 @@ def evaluate_rule(
 
 def uniform(seed: int, step: int, stream: int) -> float:
     """``philox.uniform`` of index 0, compiled."""
-    return float(GENERIC.uniform(np.uint64(seed), np.uint64(step), stream, 0))
+    return float(COMPOSED.uniform(np.uint64(seed), np.uint64(step), stream, 0))

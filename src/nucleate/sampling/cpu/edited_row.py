@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.jit.kernel_libraries import GENERIC
+from nucleate.jit.kernel_libraries import COMPOSED
 from nucleate.sampling.cpu.candidate_list import UndecidedRow
-from nucleate.sampling.dispatch.rules import adds_value, bans_tokens
 from nucleate.sampling.history import HistoryView, TokenCounts
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.sampling.reference import Floats, Ids, add_values, checked_values
+from nucleate.sampling.rules import adds_value, bans_tokens
 from nucleate.sampling.stage import RowStats, Shift, TokenInfo
 
 HALVINGS = 140
@@ -150,7 +150,7 @@ class EditedRow:
     ) -> None:
         self.work, self.row_V, self.ids_K, self.x_K = work, row_V, ids_K, x_K
         self.maxima_G, self._tail = np.empty(work.groups, np.float32), np.empty(GROUP_SIZE, np.float32)
-        top = float(GENERIC.group_maxima(row_V, self._tail, self.maxima_G))
+        top = float(COMPOSED.group_maxima(row_V, self._tail, self.maxima_G))
         self.top = max(top, float(x_K.max())) if len(x_K) else top  #: the maximum score
         if not (-np.inf < self.top < np.inf and top < np.inf):
             raise UndecidedRow
@@ -171,9 +171,9 @@ class EditedRow:
         """Sums of e, e * d and e * e over the row; fills masses_G with sums of e. See ``row_kernels.group_masses``."""
         sums = np.empty(3)
         if curve.bent:
-            GENERIC.curved_group_masses(self.row_V, self._tail, self.top, *curve, masses_G, sums)
+            COMPOSED.curved_group_masses(self.row_V, self._tail, self.top, *curve, masses_G, sums)
         else:
-            GENERIC.group_masses(self.row_V, self._tail, self.top, curve.slope, masses_G, sums)
+            COMPOSED.group_masses(self.row_V, self._tail, self.top, curve.slope, masses_G, sums)
         if len(self.ids_K):
             d_K = np.maximum(curve.at(self.x_K - self.top), -700.0)
             e_K = np.exp(d_K)
@@ -188,7 +188,7 @@ class EditedRow:
         if len(self.ids_K):
             np.add.at(more_G, self.ids_K // GROUP_SIZE, np.exp(curve.at(self.x_K - self.top)))
         return int(
-            GENERIC.race_groups(self.row_V, self._tail, self.maxima_G, self.top, *curve, self.work.race, seed, step)
+            COMPOSED.race_groups(self.row_V, self._tail, self.maxima_G, self.top, *curve, self.work.race, seed, step)
         )
 
     def count(self) -> int:
@@ -198,13 +198,13 @@ class EditedRow:
     def moments(self, origin: np.float32) -> tuple[int, float, float]:
         """The number of finite scores, and the sums of x - origin and of its square."""
         sums, d_K = np.empty(3), self.x_K - origin
-        GENERIC.moments(self.row_V, self._tail, self.work.groups, origin, sums)
+        COMPOSED.moments(self.row_V, self._tail, self.work.groups, origin, sums)
         return int(sums[0]) + len(d_K), float(sums[1] + d_K.sum()), float(sums[2] + (d_K * d_K).sum())
 
     def ranked(self, threshold: np.float32) -> tuple[Ids, Floats]:
         """The tokens at or above a score, ranked, and their scores. LOWEST selects all finite ones."""
         work, threshold = self.work, max(threshold, LOWEST)
-        keys_N = work.keys[: GENERIC.ranking_keys(self.row_V, self._tail, self.maxima_G, threshold, work.keys)]
+        keys_N = work.keys[: COMPOSED.ranking_keys(self.row_V, self._tail, self.maxima_G, threshold, work.keys)]
         keys_N.sort()
         ids_N = keys_N & 0xFFFFFFFF
         x_N = self.row_V[ids_N].astype(np.float64)
@@ -248,7 +248,7 @@ class EditedRow:
         row_V, ids_N = self.work.new_row(), self.work.keys
         above = np.nextafter(highest, np.float32(np.inf))
         lowest = max(lowest, LOWEST)  # the padding of the tail is not listed
-        count = GENERIC.keep_at_least(self.row_V, self._tail, lowest, above, row_V, ids_N)
+        count = COMPOSED.keep_at_least(self.row_V, self._tail, lowest, above, row_V, ids_N)
         if count < 0:
             return self
         ids_N = np.concatenate((ids_N[:count], self.ids_K))
@@ -270,7 +270,7 @@ class EditedRow:
     def binned_masses(self, slope: float, masses_G: Floats, rows: int) -> Floats:
         """``mass_sums`` of an unedited row, with a histogram in the workspace; see ``row_kernels.binned_masses``."""
         sums, work = np.empty(3), self.work
-        GENERIC.binned_masses(
+        COMPOSED.binned_masses(
             *(self.row_V, self._tail, self.top, slope, BINS_PER_UNIT),
             *(work.bins, work.bin_weights, work.histogram, rows, masses_G, sums),
         )
@@ -280,7 +280,7 @@ class EditedRow:
         """A new row with the tokens of some bins, if it is needed, and the ids in the other listed bins."""
         work, row_V = self.work, self.work.new_row() if copy else NO_ROW
         edges = kept.start, kept.stop, listed.start, listed.stop
-        count = GENERIC.split_bins(self.row_V, work.bins, *edges, row_V, work.keys)
+        count = COMPOSED.split_bins(self.row_V, work.bins, *edges, row_V, work.keys)
         return row_V, work.keys[:count].copy()
 
     def keep_only(self, ids_K: Ids) -> EditedRow:
@@ -294,7 +294,7 @@ class EditedRow:
         """The row without the tokens whose bit is 0."""
         row_V = self.work.new_row()
         np.copyto(row_V, self.row_V)
-        GENERIC.apply_token_bitmask(row_V, words_W)
+        COMPOSED.apply_token_bitmask(row_V, words_W)
         kept_K = (words_W[self.ids_K >> 5] >> (self.ids_K & 31)) & 1 == 1
         return EditedRow(self.work, row_V, self.ids_K[kept_K], self.x_K[kept_K])
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.jit.kernel_libraries import GENERIC
+from nucleate.jit.kernel_libraries import COMPOSED
 from nucleate.outputs import StepLogprobs, TokenLogprob
 from nucleate.sampling import noise, reference
 from nucleate.sampling.cpu.candidate_list import (
@@ -26,12 +26,12 @@ from nucleate.sampling.cpu.candidate_list import (
     uniform,
 )
 from nucleate.sampling.cpu.edited_row import BINS, BINS_PER_UNIT, LOWEST, PROBE, Curve, EditedRow, apply_shift, fitted
-from nucleate.sampling.dispatch.rules import PipelineStep, StageKind
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.sampling.reference import Floats, Ids, Survivors, TotalMass
+from nucleate.sampling.rules import PipelineStep, StageKind
 from nucleate.sampling.stage import RowStats, Scale
-from nucleate.sampling.stages.selection.gumbel import Gumbel
+from nucleate.sampling.stages.selection import Gumbel
 
 MIN_GROUPS = 8
 """Rows with at most this many groups are always listed."""
@@ -394,7 +394,7 @@ class FullRow:
     def _mass_threshold(self, rest: float) -> float:
         """A relative threshold below which all tokens together weigh at most ``rest``."""
         mass = self._mass_sums()[0]
-        return float(GENERIC.threshold_by_mass(self._masses_G, rest)) if rest > TIE_TOLERANCE * mass else -np.inf
+        return float(COMPOSED.threshold_by_mass(self._masses_G, rest)) if rest > TIE_TOLERANCE * mass else -np.inf
 
     def ceiling(self, step: PipelineStep, total: TotalMass | None) -> FullRow:
         threshold = float(step.stage.ceiling(self.statistics(step.kind.names, step.kind.sorted_count)))
@@ -451,7 +451,7 @@ class FullRow:
             return self.ranked_list().draw(step, seed, step_index)
         winner = self.row.winning_group(self.curve, key, counter)
         ids_N = self.row.work.ids[max(winner, 0) * GROUP_SIZE : (winner + 1) * GROUP_SIZE]
-        token = GENERIC.gumbel_race(ids_N, np.exp(self._relative_scores(ids_N)), key, counter, noise.TOKEN)
+        token = COMPOSED.gumbel_race(ids_N, np.exp(self._relative_scores(ids_N)), key, counter, noise.TOKEN)
         if token < 0:
             raise UndecidedRow
         return int(token)

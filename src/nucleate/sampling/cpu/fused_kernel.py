@@ -21,15 +21,10 @@ from numba import carray, from_dtype
 from numba.np.unsafe.ndarray import to_fixed_tuple
 
 from nucleate.jit.compiler import inline, jit, kernel
-from nucleate.sampling.cpu import block_ops, fused_sampler
-from nucleate.sampling.cpu.block_ops import GROUP_SIZE
-from nucleate.sampling.cpu.cutoffs import TIED, argmax, truncate
-from nucleate.sampling.cpu.fused_sampler import ALLOW, ENTRIES, ENTRY, NOT_DRAWN, PENALISE, POSITIONS, SLOTS, TOKENS
-from nucleate.sampling.cpu.kernel_maths import exp, uniform, uniforms
-from nucleate.sampling.cpu.prefix_selection import next_up
-from nucleate.sampling.cpu.row_loading import (
+from nucleate.sampling.cpu import block_ops, fused_runner
+from nucleate.sampling.cpu.block_ops import (
     FLOAT32,
-    apply_token_bitmask,
+    GROUP_SIZE,
     convert_row,
     doubles_at,
     fetch_add_one,
@@ -37,6 +32,11 @@ from nucleate.sampling.cpu.row_loading import (
     pointer,
     words_at,
 )
+from nucleate.sampling.cpu.cutoffs import TIED, argmax, truncate
+from nucleate.sampling.cpu.fused_runner import ALLOW, ENTRIES, ENTRY, NOT_DRAWN, PENALISE, POSITIONS, SLOTS, TOKENS
+from nucleate.sampling.cpu.kernel_maths import exp, uniform, uniforms
+from nucleate.sampling.cpu.prefix_selection import next_up
+from nucleate.sampling.cpu.row_kernels import apply_token_bitmask
 from nucleate.sampling.cpu.workspace import (
     EDIT_COUNT,
     FLOAT32_ERROR,
@@ -53,9 +53,9 @@ from nucleate.sampling.cpu.workspace import (
     weight_exponent,
     workspace_in,
 )
-from nucleate.sampling.dispatch.fused_pipeline import FREQUENCY, REPETITION, FusedParams
 from nucleate.sampling.noise import GROUP as GROUP_STREAM
 from nucleate.sampling.noise import TOKEN as TOKEN_STREAM
+from nucleate.sampling.pipeline import FREQUENCY, REPETITION, FusedParams
 
 
 @jit
@@ -305,7 +305,7 @@ def race_tokens(first: Any, end: Any, work: Any) -> Any:
 
 PARAM_COUNT = len(FusedParams._fields)
 
-entries_at, workspace_floats = pointer(from_dtype(ENTRY)), jit(fused_sampler.workspace_size)
+entries_at, workspace_floats = pointer(from_dtype(ENTRY)), jit(fused_runner.workspace_size)
 
 
 @jit

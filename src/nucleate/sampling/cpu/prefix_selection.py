@@ -308,8 +308,7 @@ def gather_around_target(lower: Any, mass_at_lower: Any, min_target: Any, target
     for pass_index in range(MAX_PASSES):
         is_few = count_at_least(lower, work) - count_at_least(upper, work) <= MAX_LISTED
         if pass_index > 0 and not is_few:
-            gathered = work.scores[: gather_candidates(lower, upper, work)]
-            is_few = gathered.min() == gathered.max()
+            is_few = are_equal(work.scores[: gather_candidates(lower, upper, work)])
         if is_few:
             break
         low, high = np.float64(lower), min(np.float64(upper), np.float64(exponent.max_score))
@@ -322,6 +321,15 @@ def gather_around_target(lower: Any, mass_at_lower: Any, min_target: Any, target
             lower, mass_at_upper, upper, mass_at_lower, min_target, target, exponent, work
         )
     return gather_candidates(lower, upper, work), mass_at_upper
+
+
+@jit
+def are_equal(values: Any) -> Any:
+    """Whether all values are equal."""
+    different = 0
+    for i in range(values.size):
+        different += values[i] != values[0]
+    return different == 0
 
 
 @jit

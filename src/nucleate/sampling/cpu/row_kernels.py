@@ -13,9 +13,8 @@ import numpy as np
 
 from nucleate.jit.compiler import kernel, loose
 from nucleate.sampling.cpu import block_ops, kernel_maths
-from nucleate.sampling.cpu.block_ops import GROUP_SIZE, WORD_BITS
+from nucleate.sampling.cpu.block_ops import GROUP_SIZE, WORD_BITS, group_address, pad_tail
 from nucleate.sampling.cpu.kernel_maths import LOG2_E, exp
-from nucleate.sampling.cpu.row_loading import group_address, pad_tail
 from nucleate.sampling.noise import GROUP as GROUP_STREAM
 from nucleate.sampling.noise import TOKEN as TOKEN_STREAM
 
@@ -335,3 +334,13 @@ def gumbel_sample(ids: Any, x: Any, top: Any, groups: Any, masses: Any, seed: An
             ids_of_group[n], weights_of_group[n] = ids[i], exp(x[i] - top)
             n += 1
     return gumbel_race(ids_of_group[:n], weights_of_group[:n], seed, step, TOKEN_STREAM)
+
+
+@kernel("void(float32[::1], int32[::1])")
+def apply_token_bitmask(x: Any, words: Any) -> None:
+    """Set the scores of tokens whose bit is 0 to -inf. words: int32 [at least V / 32]."""
+    for word in range((x.size + 31) // 32):
+        bits, start = words[word], word * 32
+        if bits != -1:
+            for bit in range(min(32, x.size - start)):
+                x[start + bit] -= np.float32(0.0 if (bits >> np.int32(bit)) & 1 else np.inf)

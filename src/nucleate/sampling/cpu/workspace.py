@@ -13,10 +13,9 @@ from numba import carray
 
 from nucleate.jit.compiler import inline, jit, loose
 from nucleate.sampling.cpu import block_ops
-from nucleate.sampling.cpu.block_ops import GROUP_SIZE
-from nucleate.sampling.cpu.fused_sampler import EXTRA, GROUP_ARRAYS, ROW_ARRAYS
+from nucleate.sampling.cpu.block_ops import GROUP_SIZE, copy_floats, floats_at, pad_tail
+from nucleate.sampling.cpu.fused_runner import EXTRA, ROW_ARRAYS
 from nucleate.sampling.cpu.kernel_maths import exp
-from nucleate.sampling.cpu.row_loading import copy_floats, floats_at, pad_tail
 
 NONE = -1
 EDIT_COUNT, INEXACT_COUNT, UNCERTAIN_COUNT = range(3)
@@ -54,36 +53,41 @@ class Workspace(NamedTuple):
     tail: Any  #: float32 [256]: the last scores, padded with -inf
 
 
+@inline
+def nth(buffer: Any, index: Any, length: Any) -> Any:
+    """One of the arrays of a length that a buffer holds one after another."""
+    return buffer[index * length : (index + 1) * length]
+
+
 @jit
 def workspace_in(buffer: Any, size: Any) -> Any:
     """A ``Workspace`` in a buffer of float64; ``set_row`` sets its row."""
     count = (size + GROUP_SIZE - 1) // GROUP_SIZE
     row_length, group_length = count * GROUP_SIZE, count + EXTRA
-    row_arrays = buffer[: ROW_ARRAYS * row_length].reshape((ROW_ARRAYS, row_length))
-    group_buffer = buffer[ROW_ARRAYS * row_length : ROW_ARRAYS * row_length + GROUP_ARRAYS * group_length]
-    group_arrays = group_buffer.reshape((GROUP_ARRAYS, group_length))
-    scalars = group_arrays[10].view(np.float32)
+    groups = buffer[ROW_ARRAYS * row_length :]
+    scores, masses = nth(buffer, 6, row_length).view(np.float32), nth(groups, 9, group_length).view(np.float32)
+    scalars = nth(groups, 10, group_length).view(np.float32)
     return Workspace(
         size,
-        row_arrays[0].view(np.int64),
-        row_arrays[1],
-        row_arrays[2],
-        row_arrays[3].view(np.int64),
-        row_arrays[4],
-        row_arrays[5].view(np.int64),
-        row_arrays[6].view(np.float32)[:row_length],
-        row_arrays[6].view(np.float32)[row_length:],
-        group_arrays[0].view(np.int64)[:count],
-        group_arrays[1].view(np.int64)[:count],
-        group_arrays[2].view(np.int64)[:count],
-        group_arrays[3].view(np.int64),
-        group_arrays[4],
-        group_arrays[5],
-        group_arrays[6].view(np.int64),
-        group_arrays[7].view(np.int64),
-        group_arrays[8],
-        group_arrays[9].view(np.float32)[:count],
-        group_arrays[9].view(np.float32)[group_length : group_length + count],
+        nth(buffer, 0, row_length).view(np.int64),
+        nth(buffer, 1, row_length),
+        nth(buffer, 2, row_length),
+        nth(buffer, 3, row_length).view(np.int64),
+        nth(buffer, 4, row_length),
+        nth(buffer, 5, row_length).view(np.int64),
+        scores[:row_length],
+        scores[row_length:],
+        nth(groups, 0, group_length).view(np.int64)[:count],
+        nth(groups, 1, group_length).view(np.int64)[:count],
+        nth(groups, 2, group_length).view(np.int64)[:count],
+        nth(groups, 3, group_length).view(np.int64),
+        nth(groups, 4, group_length),
+        nth(groups, 5, group_length),
+        nth(groups, 6, group_length).view(np.int64),
+        nth(groups, 7, group_length).view(np.int64),
+        nth(groups, 8, group_length),
+        masses[:count],
+        masses[group_length : group_length + count],
         scalars[:8],
         scalars[group_length : group_length + GROUP_SIZE],
     )

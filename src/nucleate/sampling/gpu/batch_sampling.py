@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import torch
 
-from nucleate.sampling.dispatch.signature import PipelineSignature, StageSignature
 from nucleate.sampling.gpu.ranked_tokens import (
     BoundStage,
     RankedTokens,
@@ -25,6 +24,7 @@ from nucleate.sampling.gpu.ranked_tokens import (
 from nucleate.sampling.gpu.tensor_shifts import padded
 from nucleate.sampling.gpu.torch_device import to_device
 from nucleate.sampling.noise import GROUP, GROUP_SIZE, TOKEN, XTC
+from nucleate.sampling.signature import PipelineSignature, StageSignature
 from nucleate.sampling.stage import SampledToken
 
 LOW = 0xFFFFFFFF

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 import torch
 
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.dispatch.device_row import DeviceRowSpec
-from nucleate.sampling.dispatch.signature import PipelineSignature
 from nucleate.sampling.gpu.batch_sampling import StepInput, TensorBatch, run, to_scores, updated_params
 from nucleate.sampling.gpu.batch_view import (
     BatchView,
@@ -23,12 +21,20 @@ from nucleate.sampling.gpu.batch_view import (
     TensorLogprobs,
     compute_logprobs,
     make_view,
-    pack_allowed_ids,
 )
 from nucleate.sampling.gpu.ranked_tokens import bind_stages
-from nucleate.sampling.gpu.slots import STEP, Slots, pack_row_state
 from nucleate.sampling.gpu.tensor_shifts import apply_shifts, tokens_since_breaker, update_repeats
-from nucleate.sampling.gpu.torch_device import capture_graph, device_guard, float_dtype, to_device
+from nucleate.sampling.gpu.torch_device import (
+    STEP,
+    Slots,
+    capture_graph,
+    device_guard,
+    float_dtype,
+    pack_row_state,
+    to_device,
+)
+from nucleate.sampling.inputs import packed_ids
+from nucleate.sampling.signature import DeviceRowSpec, PipelineSignature
 
 NO_TOKEN = -1
 """The token id of a row that cannot be sampled."""
@@ -92,7 +98,7 @@ class BatchState:
         slot = self._slots.add(state, needed, len(tokens), tracks_repeats=row.tracks_repeats)
         if row.signature is not None and row.signature.stateful:
             self._slots.set_stage_params(slot, row.signature.params)
-        allowed_mask_W = pack_allowed_ids(row.allowed_ids, self.size)
+        allowed_mask_W = None if row.allowed_ids is None else packed_ids([*row.allowed_ids], self.size)
         self._rows[number] = DeviceRow(slot, row, len(prompt), len(output), allowed_mask_W)
 
     def remove(self, number: int) -> None:

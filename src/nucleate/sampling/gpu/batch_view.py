@@ -14,12 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from nucleate.outputs import StepLogprobs, TokenLogprob
-from nucleate.sampling.dispatch.device_row import DeviceRowSpec
-from nucleate.sampling.dispatch.signature import fused_signatures
 from nucleate.sampling.gpu.batch_sampling import TensorBatch, make_batch
-from nucleate.sampling.gpu.slots import SEED, Slots
 from nucleate.sampling.gpu.tensor_shifts import ShiftGroup, groups_of, padded
-from nucleate.sampling.gpu.torch_device import to_device
+from nucleate.sampling.gpu.torch_device import SEED, Slots, to_device
+from nucleate.sampling.signature import DeviceRowSpec, fused_signatures
 
 LogprobsRequest = tuple[int, tuple[int, ...]]
 """(number of most likely tokens, token ids), see ``Tap.request``."""
@@ -179,12 +177,3 @@ def _allowed_masks(rows: Sequence[DeviceRow], size: int, device: torch.device) -
         if one.allowed_mask_W is not None:
             words_W[:] = one.allowed_mask_W
     return to_device(words_RW, device)
-
-
-def pack_allowed_ids(allowed: frozenset[int] | None, size: int) -> NDArray[np.int32] | None:
-    """Pack token ids into a bitmask, int32 [V / 32], lowest bit first; None stays None."""
-    if allowed is None:
-        return None
-    bits = np.zeros(-(-size // 32) * 32, bool)
-    bits[list(allowed)] = True
-    return np.packbits(bits, bitorder="little").view("<i4").astype(np.int32)

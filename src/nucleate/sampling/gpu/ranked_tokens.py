@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from nucleate.sampling.dispatch.rules import ReplaceRecorder
-from nucleate.sampling.dispatch.signature import RuleSignature, StageSignature
 from nucleate.sampling.noise import GROUP_SIZE
+from nucleate.sampling.rules import ReplaceRecorder
+from nucleate.sampling.signature import RuleSignature, StageSignature
 from nucleate.sampling.stage import RowStats
 
 

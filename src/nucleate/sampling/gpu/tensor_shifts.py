@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nucleate.sampling.dispatch import device_row
-from nucleate.sampling.dispatch.device_row import DeviceShift
+from nucleate.sampling import signature
 from nucleate.sampling.gpu.ranked_tokens import BoundAttributes
-from nucleate.sampling.gpu.slots import SINCE_BREAKER, STEP, Slots
-from nucleate.sampling.gpu.torch_device import to_device
+from nucleate.sampling.gpu.torch_device import SINCE_BREAKER, STEP, Slots, to_device
+from nucleate.sampling.signature import DeviceShift
 from nucleate.sampling.stage import TokenInfo
 from nucleate.sampling.stages.penalties.dry import LARGEST
 
@@ -181,17 +180,17 @@ def _scatter_list(ids_NM: torch.Tensor, values_NM: torch.Tensor, ids_NK: torch.T
 def _list_of(one: ShiftInput, window: TokenWindow) -> tuple[torch.Tensor, torch.Tensor]:
     """The list of a Shift in this step: token ids [N, M], padded with V, and their values."""
     match one.shift.source:
-        case device_row.MIN_TOKENS:
+        case signature.MIN_TOKENS:
             return torch.where(window.steps_N1 < one.list_params[0], one.ids_NM, window.size), one.values_NM
-        case device_row.BAD_WORDS:
+        case signature.BAD_WORDS:
             output_NL = torch.where(window.distance_L <= window.steps_N1, window.tokens_NL, window.size)
             ids_NM = completing_tokens(one.words_NWT, output_NL, window.size)
             return ids_NM, one.values_NM.new_full(ids_NM.shape, -torch.inf)
-        case device_row.NGRAM:
+        case signature.NGRAM:
             repeats_NL = _repeat_lengths(window) >= one.list_params[0] - 1
             ids_NL = torch.where(repeats_NL, window.tokens_NL, window.size)
             return ids_NL, one.values_NM.new_full(ids_NL.shape, -torch.inf)
-        case device_row.DRY:
+        case signature.DRY:
             return _dry_list(one, window)
     return one.ids_NM, one.values_NM
 
@@ -232,7 +231,7 @@ def update_repeats(group: ShiftGroup, slots: Slots, tokens_N: torch.Tensor, size
     new_NL = torch.where(token_N1 < 0, old_NL, torch.where(tokens_NL == token_N1, old_NL + 1, 0))
     slots.repeat_lengths_SL.index_copy_(0, group.slots_N, new_NL)
     for one in group.shifts:
-        if one.shift.source == device_row.DRY:
+        if one.shift.source == signature.DRY:
             since_breaker_N = slots.gather_column(group.slots_N, SINCE_BREAKER)
             is_breaker_N = (completing_tokens(one.words_NWT, tokens_NL, size) == token_N1).any(1)
             new_N = torch.where(is_breaker_N, 0, since_breaker_N + 1)
@@ -242,7 +241,7 @@ def update_repeats(group: ShiftGroup, slots: Slots, tokens_N: torch.Tensor, size
 
 def tokens_since_breaker(shifts: Sequence[DeviceShift], tokens: list[int]) -> int:
     """Number of tokens since the last DRY sequence breaker."""
-    breakers = {word for one in shifts if one.source == device_row.DRY for word in one.words}
+    breakers = {word for one in shifts if one.source == signature.DRY for word in one.words}
     lengths = sorted({*map(len, breakers)})
     for count in range(len(tokens)):
         end = len(tokens) - count

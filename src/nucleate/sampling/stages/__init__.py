@@ -1,4 +1,4 @@
-"""Every stage, one file each, in folders by kind. A file that is put there is found: no list to edit."""
+"""All stages, in files and folders by kind. A file that is put here is found: there is no list to edit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled Gumbel-max sampling with the target's noise (``stages/selection/gumbel.py``)."""
+"""Compiled Gumbel-max sampling with the target's noise (``stages/selection.py``)."""
 
 from __future__ import annotations
 

@@ -11,17 +11,18 @@ from typing import Any, NamedTuple
 import triton.language as tl
 from triton import jit
 
-from nucleate.sampling.gpu.triton.candidate_pool import (
+from nucleate.sampling.gpu.triton.device_memory import (
+    GROUP_SIZE,
     MAX_ID,
     TILE,
     KeptRange,
     fill_pool,
+    group_temperature,
     is_kept,
     list_groups,
     load_pool,
     select_prefix,
 )
-from nucleate.sampling.gpu.triton.device_memory import GROUP_SIZE, group_temperature
 from nucleate.sampling.gpu.triton.histogram_selection import (
     HIGH,
     LOW,

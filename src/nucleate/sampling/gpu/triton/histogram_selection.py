@@ -14,7 +14,8 @@ import triton.language as tl
 from triton import jit
 
 from nucleate.sampling.gpu.triton import device_memory as memory
-from nucleate.sampling.gpu.triton.candidate_pool import (
+from nucleate.sampling.gpu.triton.device_memory import (
+    GROUP_SIZE,
     MAX_ID,
     TILE,
     TILE_GROUPS,
@@ -25,7 +26,6 @@ from nucleate.sampling.gpu.triton.candidate_pool import (
     row_scratch,
     select_prefix,
 )
-from nucleate.sampling.gpu.triton.device_memory import GROUP_SIZE
 from nucleate.sampling.gpu.triton.triton_numbers import INFINITY, SLACK, fixed_weight, from_ordered, to_ordered
 
 BINS = tl.constexpr(2048)

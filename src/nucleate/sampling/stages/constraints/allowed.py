@@ -1,4 +1,4 @@
-"""Allowed tokens: all others are banned."""
+"""Bans of single tokens: by a list, by a list of the others, or by the bitmask of a step (as from a grammar)."""
 
 from __future__ import annotations
 
@@ -23,3 +23,27 @@ class Allowed(Shift):
 
     def listing(self, history: History) -> Mapping[int, float]:
         return dict.fromkeys(self.ids or (), 0.0)
+
+
+class Suppress(Shift):
+    """Ban given tokens."""
+
+    rank = 32
+    touches = "listed"
+    ids: tuple[int, ...] = param("Token ids that are never sampled", neutral=(), low=0, name="suppress_token_ids")
+
+    def apply(self, x: Any, token: TokenInfo) -> Any:
+        return x + token.listed
+
+    def listing(self, history: History) -> Mapping[int, float]:
+        return dict.fromkeys(self.ids, -INFINITY)
+
+
+class Mask(Shift):
+    """Ban all tokens whose bit in the step's mask is 0; without a mask, do nothing."""
+
+    rank = 39
+    touches = "masked"
+
+    def apply(self, x: Any, token: TokenInfo) -> Any:
+        return x - INFINITY

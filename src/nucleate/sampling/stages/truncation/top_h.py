@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, exp, log
-from nucleate.sampling.min_keep import min_keep_parameter
-from nucleate.sampling.stage import Prefix, RowStats, param
+from nucleate.sampling.stage import Prefix, RowStats, min_keep_parameter, param
 
 
 class TopH(Prefix):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nucleate.sampling.stage import Draw, HistoryView, param
-from nucleate.sampling.stages.selection.gumbel import Gumbel
+from nucleate.sampling.stages.selection import Gumbel
 from nucleate.sampling.watermark_key import WatermarkKey, require_key
 
 NOISE = "gumbel noise"

@@ -69,12 +69,9 @@ def green_threshold(gamma: float) -> int:
 
 @lru_cache(CACHED_ANCHORS)
 def _anchor_words(key: WatermarkKey, anchor: int, size: int, threshold: int) -> NDArray[np.uint32]:
-    return pack_words(*_words_of(key, anchor, size), threshold)
-
-
-def _words_of(key: WatermarkKey, anchor: int, size: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     numbers = key.numbers(SELF, (anchor,))
-    return vocabulary_words(*numbers, size, WATERMARK_RANK), vocabulary_words(*numbers, size)
+    rank_V, color_V = vocabulary_words(*numbers, size, WATERMARK_RANK), vocabulary_words(*numbers, size)
+    return pack_words(rank_V, color_V, threshold)
 
 
 def pack_words(rank_V: NDArray[np.uint32], color_V: NDArray[np.uint32], threshold: int) -> NDArray[np.uint32]:

@@ -17,19 +17,20 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.jit.kernel_libraries import CHAIN
+from nucleate.jit.kernel_libraries import FUSED
 from nucleate.jit.thread_pool import cores, pool
-from nucleate.sampling.dispatch.fused_pipeline import CountPenalties, FusedParams, LogitEdit, has_constant_listing
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.incremental_history import IncrementalHistory
+from nucleate.sampling.inputs import packed_ids
 from nucleate.sampling.noise import GROUP_SIZE
+from nucleate.sampling.pipeline import CountPenalties, FusedParams, LogitEdit, has_constant_listing
 from nucleate.sampling.stage import Shift
 
 SECONDS_PER_THREAD = 250e-6
 """Minimum work per thread: with less, waking a thread costs more than it saves while the model's threads are busy."""
 
-CACHED_SAMPLERS = 16
-"""Maximum number of cached samplers, one per thread and vocabulary size."""
+CACHED_RUNNERS = 16
+"""Maximum number of cached runners, one per thread and vocabulary size."""
 
 ENTRY = np.dtype(
     [
@@ -109,12 +110,12 @@ class RowTable:
         return RowSelection(address + 24 * count, block[2 * count : 3 * count], (block, self.entries))
 
 
-class FusedSampler:
+class FusedRunner:
     """Samples rows of ``size`` scores. Owns one workspace per thread, so calls allocate nothing of the row's size."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._draw_rows = CHAIN.draw_rows
+        self._draw_rows = FUSED.draw_rows
         self._workspaces: list[NDArray[np.float64]] = []
         self._workspace_addresses: list[int] = []
         self._add_workspace()
@@ -157,14 +158,14 @@ class FusedSampler:
                     job.result()
 
 
-def thread_sampler(size: int) -> FusedSampler:
-    """The cached ``FusedSampler`` of the calling thread for rows of ``size`` scores."""
-    return _cached_sampler(size, threading.get_ident())
+def thread_runner(size: int) -> FusedRunner:
+    """The cached ``FusedRunner`` of the calling thread for rows of ``size`` scores."""
+    return _cached_runner(size, threading.get_ident())
 
 
-@lru_cache(CACHED_SAMPLERS)
-def _cached_sampler(size: int, thread: int) -> FusedSampler:
-    return FusedSampler(size)
+@lru_cache(CACHED_RUNNERS)
+def _cached_runner(size: int, thread: int) -> FusedRunner:
+    return FusedRunner(size)
 
 
 PENALISE, ADD, ALLOW = range(3)
@@ -216,9 +217,7 @@ class EditProgram:
         elif stage.touches == "listed":
             self._set_command(index, ADD, ids, values, len(ids))
         else:
-            allowed = np.zeros(-(-self._size // 32) * 32, bool)
-            allowed[ids] = True
-            words = np.packbits(allowed, bitorder="little").view("<i4").astype(np.int32)
+            words = packed_ids(ids, self._size)
             self._set_command(index, ALLOW, words, words, 0)
 
     def _set_command(self, index: int, code: int, first: Any, second: Any, count: int, *buffers: Any) -> None:

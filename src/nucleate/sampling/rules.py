@@ -14,8 +14,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from nucleate.sampling.maths import INFINITY, exp
-from nucleate.sampling.min_keep import min_keep_of
-from nucleate.sampling.stage import Pipeline, Prefix, RowStats, Shift, Stage, Tap, TokenInfo, shape_of
+from nucleate.sampling.stage import Pipeline, Prefix, RowStats, Shift, Stage, Tap, TokenInfo, min_keep_of, shape_of
 
 NUMERIC_TYPES = (int, float, np.integer, np.floating, types.NoneType)
 
@@ -214,7 +213,7 @@ class StageKind(NamedTuple):
     shape: str  #: see ``shape_of``
     names: frozenset[str]  #: row statistics that the rules read
     inexact: bool  #: the rules read statistics that are sums of scores
-    form: str  #: of ``Scale.apply`` or ``Prefix.order``, see ``rules.form``
+    form: str  #: of ``Scale.apply`` or ``Prefix.order``, see ``TracedNumber``
     has_order: bool  #: a Prefix with its own order
     unit_weights: bool  #: a Prefix whose weights are 1
     softmax_weights: bool  #: the weights are exp(x - row.top)

@@ -13,10 +13,9 @@ from typing import NamedTuple
 from nucleate.jit.kernel_libraries import fallback_reason
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.dispatch.device_row import DeviceRowSpec, device_row_spec
-from nucleate.sampling.dispatch.fused_pipeline import FusedPipeline
 from nucleate.sampling.inputs import check_count, check_ids
-from nucleate.sampling.pipeline import Params, prepared
+from nucleate.sampling.pipeline import FusedPipeline, Params, prepared
+from nucleate.sampling.signature import DeviceRowSpec, device_row_spec
 from nucleate.sampling.stage import Combine, Pipeline, shape_of
 
 DEVICES = re.compile(r"(cuda|mps|xpu)(:\d+)?")

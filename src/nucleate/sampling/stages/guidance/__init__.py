@@ -1,1 +1,0 @@
-"""Stages that combine the logits of two sequences."""

@@ -1,1 +1,0 @@
-"""Selection: take one token, and report log-probabilities."""

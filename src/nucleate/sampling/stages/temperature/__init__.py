@@ -1,1 +1,0 @@
-"""Temperature-like transforms of the scores."""
