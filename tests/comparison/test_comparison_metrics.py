@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from nucleate.comparison import metrics
-from nucleate.comparison.metrics import estimate
+from nucleate.comparison import comparison as metrics
+from nucleate.comparison.comparison import estimate
 
 
 def bleu(text: list[int], references: list[list[int]]) -> float:
