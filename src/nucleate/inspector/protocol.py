@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
-from importlib.metadata import version
 from typing import Any, Final
 
 from nucleate.inspector.draws import MAX_DRAWS
@@ -16,73 +15,30 @@ from nucleate.inspector.store import InspectorError, Run
 from nucleate.inspector.trace_view import MAX_TOKENS
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import Parameter, ParameterError, unknown
-from nucleate.sampling.presets import ORDER_PARAMETERS, PRESETS, REQUESTABLE
+from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling.stage import Combine, shape_of
 from nucleate.sampling.stages import STAGES
 from nucleate.sampling_params import FIELDS, SamplingParams
 from nucleate.tokenization.tokenizer import Tokenizer
 
-EXAMPLE = "Once upon a time"
 
-
-def settings(
-    *,
-    name: str,
-    tokenizer: Tokenizer,
-    vocab_size: int,
-    context_length: int,
-    defaults: SamplingParams,
-    max_tokens: int,
-    needs_key: bool = False,
-) -> dict[str, Any]:
-    """The settings page of the inspector, as JSON values. max_tokens: the most tokens of an inspected output."""
+def describe_stages(vocab_size: int) -> list[dict[str, Any]]:
+    """The stages that requests can set, with their parameters, as JSON values."""
     stages = [STAGES[stage] for stage in REQUESTABLE if not issubclass(STAGES[stage], Combine)]
-    given = {name: value for name, value in defaults.to_dict().items() if name != "pipeline"}
-    return {
-        "version": 1,
-        "nucleate": version("nucleate"),
-        "model": {
-            "name": name,
-            "vocab_size": vocab_size,
-            "context_length": context_length,
-            "chat": tokenizer.chat_template is not None,
-        },
-        "stages": [
-            {
-                "name": stage.name,
-                "shape": shape_of(stage).lower(),
-                "help": (stage.__doc__ or "").strip().splitlines()[0],
-                "parameters": [_parameter(each, vocab_size) for each in stage.parameters.values() if each.public],
-            }
-            for stage in stages
-        ],
-        "draws": list(ORDER_PARAMETERS["draw"].choices),
-        "orders": {
-            preset: [each if isinstance(each, str) else each[0] for each in order] for preset, order in PRESETS.items()
-        },
-        "defaults": given,
-        "origins": dict.fromkeys(given, "generation_config"),
-        "limits": {"max_top": MAX_TOKENS, "max_draws": MAX_DRAWS, "max_tokens": max_tokens},
-        "needs_key": needs_key,
-        "example": EXAMPLE,
-    }
+    return [
+        {
+            "name": stage.name,
+            "shape": shape_of(stage).lower(),
+            "help": (stage.__doc__ or "").strip().splitlines()[0],
+            "parameters": [_parameter(each, vocab_size) for each in stage.parameters.values() if each.public],
+        }
+        for stage in stages
+    ]
 
 
 def _parameter(parameter: Parameter, vocab_size: int) -> dict[str, Any]:
-    return {
-        "name": parameter.name,
-        "kind": parameter.kind,
-        "help": parameter.help,
-        "allowed": parameter.allowed,
-        "default": _json(parameter.default),
-        "neutral": _json(parameter.neutral),
-        "low": parameter.low,
-        "high": parameter.high,
-        "open_low": parameter.open_low,
-        "optional": parameter.optional,
-        "choices": list(parameter.choices),
-        "slider": slider(parameter, vocab_size),
-    }
+    names = "name", "kind", "help", "allowed", "default", "neutral", "low", "high", "open_low", "optional", "choices"
+    return {name: _json(getattr(parameter, name)) for name in names} | {"slider": slider(parameter, vocab_size)}
 
 
 def slider(parameter: Parameter, vocab_size: int) -> dict[str, Any] | None:
