@@ -28,7 +28,7 @@ import nucleate as nc
 from nucleate.batch.batch_records import MAX_LINE_BYTES, JsonLine, has_failed, lines, read_line
 from nucleate.cli import batch
 from nucleate.cli.argument_parser import UsageError
-from nucleate.cli.batch_output import BatchOutput
+from nucleate.cli.batch import BatchOutput
 from nucleate.cli.main import main
 from nucleate.engine.engine import Engine
 from nucleate.server.openai.endpoints import CHAT as CHAT_ENDPOINT

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from nucleate.cli import flags
-from nucleate.cli.argument_parser import UsageError
-from nucleate.cli.configuration import Configuration
-from nucleate.cli.flag_values import read_values
+from nucleate.cli.argument_parser import Configuration, UsageError
 from nucleate.cli.main import command_parser, main
+from nucleate.cli.sampling_flags import read_values
 from nucleate.plugins.plugin_loader import set_stages
 from nucleate.sampling.stages import STAGES
 
@@ -75,7 +74,7 @@ def test_values_stay_as_they_are_written(tmp_path: Path) -> None:
         "order: [temperature, top_p]\npipeline: ['temperature(0.5)', top_k(3)]\n"
     )
     found = parse(tmp_path, text)
-    assert flags.model_name(found) == "no"
+    assert flags.model_names(found)[0] == "no"
     assert (found.revision, found.model, found.max_num_seqs, found.host) == ("2024-01-01", "0123", 64, "127.0.0.1")
     values = read_values(found)
     assert values["stop"] == ("yes", "null", " x")
@@ -210,6 +209,6 @@ def test_the_default_name_of_a_file_is_its_own(tmp_path: Path) -> None:
     file = tmp_path / "gemma.gguf"
     file.touch()
     for model, name in ((str(file), "gemma.gguf"), (str(tmp_path), str(tmp_path)), ("owner/name", "owner/name")):
-        assert flags.model_name(command_parser("serve").parse_args(["--model", model])) == name
+        assert flags.model_names(command_parser("serve").parse_args(["--model", model]))[0] == name
     given = command_parser("serve").parse_args(["--model", str(file), "--served-model-name", "x"])
-    assert flags.model_name(given) == "x"
+    assert flags.model_names(given)[0] == "x"

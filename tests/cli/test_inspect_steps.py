@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.cli.inspect_steps import inspected
+from nucleate.cli.inspect import inspected
 from nucleate.cli.main import main
 from nucleate.models.loader import EMBEDDED
 

@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 
 import nucleate as nc
 from nucleate.cli import flags
-from nucleate.cli.argument_parser import UsageError
-from nucleate.cli.flag_values import read_values, set_parameter
+from nucleate.cli.argument_parser import Flag, UsageError
 from nucleate.cli.main import COMMANDS, main
-from nucleate.cli.structured_flags import FLAGS
+from nucleate.cli.sampling_flags import STRUCTURED_FLAGS, add_sampling, read_values, set_parameter
 from nucleate.structured_output.spec import KINDS
 
 TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
@@ -34,7 +33,7 @@ GENERATE = ("generate", "Once upon a time", "--max-tokens", "60", "--seed", "1")
 def params(*arguments: str) -> nc.SamplingParams:
     """The sampling parameters that a command line sets."""
     parser = argparse.ArgumentParser(exit_on_error=False)
-    flags.add_sampling(parser)
+    add_sampling(parser)
     return nc.SamplingParams(**read_values(parser.parse_args([*arguments])))
 
 
@@ -46,7 +45,7 @@ def constraint(*arguments: str) -> nc.StructuredOutputs | None:
 def test_whitespace_is_the_default_of_an_engine(others: tuple[str, ...], llm: nc.LLM) -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
     flags.add_engine(parser)
-    flags.add_sampling(parser)
+    add_sampling(parser)
     arguments = parser.parse_args(["--json-whitespace", "none", *others])
     assert flags.engine_options(arguments)["json_whitespace"] == "none"
     assert read_values(arguments).keys() == ({"structured_outputs"} if others else set())
@@ -100,8 +99,8 @@ def test_every_flag_has_a_field(arguments: tuple[str, ...], expected: dict[str, 
 
 
 def test_every_field_has_its_flag() -> None:
-    assert list(FLAGS) == list(nc.StructuredOutputs.__dataclass_fields__)
-    assert set(KINDS) < set(FLAGS)
+    assert list(STRUCTURED_FLAGS) == list(nc.StructuredOutputs.__dataclass_fields__)
+    assert set(KINDS) < set(STRUCTURED_FLAGS)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
@@ -195,8 +194,8 @@ def test_sampling_commands_have_the_structured_output_flags(command: str, capsys
         main([command, "--help-all" if command in SAMPLING else "--help"])
     captured = capsys.readouterr().out
     samples = command in SAMPLING
-    for flag, _, _ in FLAGS.values():
-        assert (re.search(rf"^  --{flag}\b", captured, re.MULTILINE) is not None) == samples, flag
+    for flag in STRUCTURED_FLAGS.values():
+        assert (re.search(rf"^  {flag.names[0]}\b", captured, re.MULTILINE) is not None) == samples, flag.names
     module = importlib.import_module(f"nucleate.cli.{command}")
     parser = argparse.ArgumentParser()
     module.add_arguments(parser)  # would raise if two flags had the same name
@@ -467,20 +466,11 @@ def test_an_unsupported_constraint_is_an_error_before_the_first_line(
 # ---- any text
 
 
-SWITCHES = ("json-object", "grammar-lazy", "schema-strict-keywords")
-
-
 @settings(max_examples=tiers.count(50, 200), deadline=None)
-@given(
-    st.sampled_from([flag for flag, _, _ in FLAGS.values()]),
-    st.text(st.characters(exclude_characters="\0"), max_size=30),
-)
-def test_any_text_is_a_constraint_or_an_error(flag: str, text: str) -> None:
-    arguments = [f"--{flag}"] if flag in SWITCHES else [f"--{flag}={text}"]
-    if flag.startswith("structured_outputs"):
-        arguments.append("--json-object")
+@given(st.sampled_from([*STRUCTURED_FLAGS.values()]), st.text(st.characters(exclude_characters="\0"), max_size=30))
+def test_any_text_is_a_constraint_or_an_error(flag: Flag, text: str) -> None:
     try:
-        made = constraint(*arguments)
+        made = constraint(f"{flag.names[0]}={text}" if "metavar" in flag.options else flag.names[0])
     except (nc.ParameterError, UsageError, OSError):
         return
     assert made is not None

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.cli.argument_parser import Flag, add_flags
+
 USAGE = "[OPTIONS]"
 
 _TRUNCATED: Mapping[str, Any] = dict(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
@@ -42,7 +44,13 @@ CHAINS: Mapping[str, Mapping[str, Any]] = {
 }
 """Sampling parameters of each measured pipeline."""
 KINDS = ("peaked", "flat", "shifted", "ties")
-LOGITS_HELP = f"Distribution of the logits: {', '.join(KINDS)} (default: peaked)."
+FLAGS = (
+    Flag("--vocabulary V", "Vocabulary size", 128_256),
+    Flag("--rows R", "Rows per call", 1),
+    Flag("--logits KIND", f"Distribution of the logits: {', '.join(KINDS)}", "peaked", choices=KINDS),
+    Flag("--seconds S", "Seconds per pipeline", 0.5),
+    Flag("--json", "Print a JSON list instead of a table."),
+)
 
 Call = Callable[[], object]
 
@@ -51,13 +59,7 @@ SLOW_SECONDS = 0.02
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--vocabulary", type=int, default=128_256, metavar="V", help="Vocabulary size (default: 128256)."
-    )
-    parser.add_argument("--rows", type=int, default=1, metavar="R", help="Rows per call (default: 1).")
-    parser.add_argument("--logits", choices=KINDS, metavar="KIND", default="peaked", help=LOGITS_HELP)
-    parser.add_argument("--seconds", type=float, default=0.5, metavar="S", help="Seconds per pipeline (default: 0.5).")
-    parser.add_argument("--json", action="store_true", help="Print a JSON list instead of a table.")
+    add_flags(parser, FLAGS)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
-from nucleate.cli.flag_values import read_values, set_parameter
 from nucleate.cli.generate import StreamPrinter
-from nucleate.cli.watermark_flags import add_watermark
+from nucleate.cli.sampling_flags import add_sampling, read_values, set_parameter
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS, SamplingParams
 
@@ -51,8 +50,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="System message at the start of the conversation.")
     flags.add_model(parser)
     flags.add_speculation(parser)
-    add_watermark(parser)
-    flags.add_sampling(parser, without=("n",))
+    flags.add_watermark(parser)
+    add_sampling(parser, without=("n",))
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nucleate.cli.argument_parser import UsageError
+from nucleate.cli.argument_parser import Flag, UsageError, add_flags
 
 USAGE = "[OPTIONS] [MODEL]"
 MAX_VALUE = 100  # characters of a metadata value
@@ -21,8 +21,8 @@ MAX_VALUE = 100  # characters of a metadata value
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "GGUF file, owner/name:QUANTISATION, model folder or Hugging Face id (default: bundled)."
     parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
-    parser.add_argument("--metadata", action="store_true", help="Print all key-value pairs of a GGUF file.")
-    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+    flags = (Flag("--metadata", "Print all key-value pairs of a GGUF file."), Flag("--json", "Print one JSON object."))
+    add_flags(parser, flags)
 
 
 def run(arguments: argparse.Namespace) -> int:
