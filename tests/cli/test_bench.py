@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import nucleate as nc
 from nucleate.cli.bench import CHAINS, KINDS, history, logits, medians, recreate_every, sampler_call
-from nucleate.cli.main import main
 from nucleate.jit.kernel_libraries import ALL
 
 
-def test_bench_prints_a_line_per_chain(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--vocabulary", "3000", "--rows", "2", "--seconds", "0", "--logits", "ties"]) == 0
-    first, _, *lines = capsys.readouterr().out.splitlines()
+def test_bench_prints_a_line_per_chain(run: Any) -> None:
+    first, _, *lines = run("bench --vocabulary 3000 --rows 2 --seconds 0 --logits ties").out.splitlines()
     assert first == "2 x 3000 logits, ties: microseconds per call"
     assert [line[:44].rstrip() for line in lines] == list(CHAINS)
     for line in lines:
@@ -26,9 +25,8 @@ def test_bench_prints_a_line_per_chain(capsys: pytest.CaptureFixture[str]) -> No
         assert ratio == pytest.approx(own / floor, rel=0.2, abs=0.1)
 
 
-def test_bench_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--vocabulary", "300", "--seconds", "0", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_bench_in_json(run: Any) -> None:
+    found = json.loads(run("bench --vocabulary 300 --seconds 0 --json").out)
     assert [case["chain"] for case in found] == list(CHAINS)
     assert all(set(case["microseconds"]) == {"nucleate", "numpy max"} for case in found)
 
@@ -42,9 +40,8 @@ def test_bench_in_json(capsys: pytest.CaptureFixture[str]) -> None:
         ("--logits", "round", "invalid choice: 'round'"),
     ],
 )
-def test_bench_rejects_invalid_values(flag: str, value: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", f"{flag}={value}"]) == 2
-    captured = capsys.readouterr().err
+def test_bench_rejects_invalid_values(flag: str, value: str, words: str, run: Any) -> None:
+    captured = run("bench", f"{flag}={value}", status=2).err
     assert words in captured
     assert captured.count("\n") == 1 + captured.startswith("usage: nucleate bench [OPTIONS]\n")
 
@@ -128,23 +125,21 @@ def test_the_head_of_peaked_logits_has_nine_tenths_of_the_probability(size: int)
         assert np.sort(p)[-40:].sum() > 0.9 * p.sum()
 
 
-def test_warm_reports_the_compiled_kernels_and_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["warm"]) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
+def test_warm_reports_the_compiled_kernels_and_the_cache(run: Any) -> None:
+    *lines, last = run("warm").out.splitlines()
     assert [line.partition(":")[0].strip() for line in lines] == [library.name for library in ALL]
     assert last.startswith("CPU kernels ready after ")
     assert Path(last.partition(" s, cached in ")[2]) == ALL[0].folder.parent
 
 
 def test_warm_compiles_nothing_if_the_cache_is_not_writable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any
 ) -> None:
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("NUCLEATE_CACHE", str(file))
     monkeypatch.setattr("nucleate.jit.kernel_libraries.warm", None)
-    assert main(["warm"]) == 2
-    captured = capsys.readouterr()
+    captured = run("warm", status=2)
     assert captured.out == ""
     assert captured.err.startswith(f"nucleate: the kernel cache {file} is not writable")
     assert "NUCLEATE_CACHE" in captured.err

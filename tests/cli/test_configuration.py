@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -175,14 +176,13 @@ def test_variables_of_others_are_left_alone(tmp_path: Path) -> None:
     assert {**vars(found), "config": None} == vars(command_parser("serve").parse_args([]))
 
 
-def test_a_plugin_of_the_file_has_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plugin_of_the_file_has_keys(tmp_path: Path, run: Any) -> None:
     (tmp_path / "tilt.py").write_text(PLUGIN)
     file = tmp_path / "server.yaml"
     file.write_text(f"plugin: {tmp_path / 'tilt.py'}\ntilt-by: -1\n")
     before = dict(STAGES)
     try:
-        assert main(["serve", "--port", "0", "--config", str(file)]) == 2
-        assert "tilt_by must be a number > 0" in capsys.readouterr().err
+        assert "tilt_by must be a number > 0" in run("serve --port 0 --config", str(file), status=2).err
     finally:
         set_stages(before)
 
@@ -195,10 +195,9 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     assert found.api_key_file == Path("/etc/nucleate/api-keys")
 
 
-def test_errors_have_status_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_have_status_2_and_one_line(tmp_path: Path, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.yaml").write_text("prot: 1\n")
-    assert main(["serve", "--config", str(tmp_path / "a.yaml")]) == 2
-    captured = capsys.readouterr().err
+    captured = run("serve --config", str(tmp_path / "a.yaml"), status=2).err
     assert captured == f"nucleate: {tmp_path / 'a.yaml'}: unknown key 'prot'; did you mean 'port'?\n"
     with pytest.raises(SystemExit):
         main(["serve", "--help"])

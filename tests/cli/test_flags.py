@@ -14,7 +14,6 @@ import pytest
 
 import nucleate as nc
 from nucleate.cli import flags
-from nucleate.cli.main import main
 from nucleate.cli.sampling_flags import add_sampling, read_values, set_parameter
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stages import STAGES
@@ -31,9 +30,8 @@ def params(*arguments: str) -> nc.SamplingParams:
     return nc.SamplingParams(**read_values(parser.parse_args([*arguments])))
 
 
-def generate_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
-    assert main([*GENERATE, *arguments]) == 0, capsys.readouterr().err
-    return dict(json.loads(capsys.readouterr().out, parse_constant=pytest.fail))
+def generate_json(run: Any, *arguments: str) -> dict[str, Any]:
+    return dict(json.loads(run(*GENERATE, *arguments).out, parse_constant=pytest.fail))
 
 
 @pytest.mark.parametrize(
@@ -119,13 +117,10 @@ def test_set_reads_values_of_every_type(name: str, text: str, value: object) -> 
     assert getattr(set_parameter(nc.SamplingParams(), name, text), name.replace("-", "_")) == value
 
 
-def test_a_chat_with_parameters_of_every_type(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_chat_with_parameters_of_every_type(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
     lines = ["/set bad_words the", "/set order top_k,top_p,temperature,bad_words", "/set draw greedy", "/params", "Hi!"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*lines, "/set order nonsense", "/set order", "/params"])))
-    assert main(["chat", "--max-tokens", "12", "--seed", "1"]) == 0
-    done = capsys.readouterr()
+    done = run("chat --max-tokens 12 --seed 1")
     assert "bad_words=('the',), top_k=50, top_p=0.9" in done.out.replace("temperature=0.7, ", "")
     assert "order=('top_k', 'top_p', 'temperature', 'bad_words'), draw='greedy'" in done.out
     assert re.search(r"\[\d+ tokens, .* seed 1, ", done.err)
@@ -207,11 +202,10 @@ def test_flags_reach_the_output_and_it_can_be_reproduced(
 # ---- nucleate stages
 
 
-def test_the_table_of_stages_is_readable(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_stages_is_readable(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
     for columns in ("60", "120", "400"):  # a width below 80 becomes 80
         monkeypatch.setenv("COLUMNS", columns)
-        assert main(["stages"]) == 0
-        lines = capsys.readouterr().out.splitlines()
+        lines = run("stages").out.splitlines()
         assert max(map(len, lines)) <= max(80, int(columns))
         assert [line.split()[0] for line in lines if not line.startswith(" ")] == list(STAGES)
     for name in FIELDS:
@@ -225,9 +219,8 @@ def test_the_table_of_stages_is_readable(monkeypatch: pytest.MonkeyPatch, capsys
     ] * 2
 
 
-def test_the_stages_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stages", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+def test_the_stages_as_json(run: Any) -> None:
+    rows = json.loads(run("stages --json").out, parse_constant=pytest.fail)
     assert [row["name"] for row in rows] == list(STAGES)
     shapes = ("combine", "shift", "scale", "floor", "prefix", "ceiling", "transform", "tap", "draw")
     assert {row["shape"] for row in rows} == {*shapes}

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -73,12 +74,13 @@ def test_the_tables_show_the_trace(llm: nc.LLM, capsys: pytest.CaptureFixture[st
     assert {line.split("removed: ")[1] for line in out} <= {"top_k", "top_p"}
 
 
-def test_generate_starts_with_the_token_that_was_inspected(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_starts_with_the_token_that_was_inspected(
+    llm: nc.LLM, run: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
     for seed in ("1", "2", "3"):
         rest = ("--seed", seed, "--xtc-probability", "0.5", "--min-tokens", "3", "--repetition-penalty", "1.2")
         page = json.loads(shown(capsys, PROMPT, *rest, "--json"))
-        assert main(["generate", PROMPT, *rest, "--json", "--max-tokens", "3"]) == 0
-        output = json.loads(capsys.readouterr().out)
+        output = json.loads(run("generate", PROMPT, *rest, "--json", "--max-tokens", "3").out)
         assert page["token_id"] == output["outputs"][0]["token_ids"][0]
         assert page["seed"] == int(seed)
 
@@ -115,14 +117,12 @@ def test_a_long_prompt_shows_its_end(capsys: pytest.CaptureFixture[str]) -> None
     assert '" ten"' in first
 
 
-def test_an_empty_distribution_is_one_line_and_an_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_distribution_is_one_line_and_an_exit_status(run: Any) -> None:
     arguments = ["inspect", "x", "--allowed-token-ids", "5", "--suppress-token-ids", "5", "--seed", "1"]
-    assert main(arguments) == 1
-    done = capsys.readouterr()
+    done = run(*arguments, status=1)
     assert done.err == "nucleate: no token can be sampled: every token is at -inf after allowed\n"
     assert re.search(r"^Suppress\(\(5,\)\) +4095 ", done.out, re.MULTILINE)
-    assert main([*arguments, "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["error"] == "every token is at -inf after allowed"
+    assert json.loads(run(*arguments, "--json", status=1).out)["error"] == "every token is at -inf after allowed"
 
 
 @pytest.mark.parametrize(

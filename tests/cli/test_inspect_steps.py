@@ -145,11 +145,10 @@ def test_rows_of_many_steps_keep_their_columns(
         assert max(map(len, table)) <= columns
 
 
-def test_json_of_several_steps(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_several_steps(llm: nc.LLM, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     rest = ("--seed", "5", "--temperature", "1", "--frequency-penalty", "0.5")
     page = json.loads(printed(capsys, PROMPT, *rest, "--json", "--steps", "4", "--top", "3"))
-    assert main(["generate", PROMPT, *rest, "--json", "--max-tokens", "4"]) == 0
-    output = json.loads(capsys.readouterr().out)["outputs"][0]
+    output = json.loads(run("generate", PROMPT, *rest, "--json", "--max-tokens", "4").out)["outputs"][0]
     for name, expected in {"output_token_ids": "token_ids", **dict.fromkeys(("text", "finish_reason", "seed"))}.items():
         assert page[name] == output[expected or name]
     assert page["stop_reason"] is None
@@ -179,9 +178,7 @@ def test_a_later_step_without_a_token_is_an_error(capsys: pytest.CaptureFixture[
     assert page["traces"][1]["error"] == page["stop_reason"]
 
 
-def test_invalid_logits_are_an_error(
-    llm: nc.LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_logits_are_an_error(llm: nc.LLM, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Context:
         calls = 0
 
@@ -192,8 +189,7 @@ def test_invalid_logits_are_an_error(
             return row
 
     monkeypatch.setattr(type(llm.model), "begin", lambda self: Context())
-    assert main(["inspect", PROMPT, "--steps", "3"]) == 1
-    done = capsys.readouterr()
+    done = run("inspect", PROMPT, "--steps", "3", status=1)
     assert "step 1 of 3" in done.out
     assert done.err.startswith("nucleate: no token can be sampled: ")
     assert len(done.err.splitlines()) == 1
@@ -201,6 +197,5 @@ def test_invalid_logits_are_an_error(
 
 
 @pytest.mark.parametrize("steps", ["0", "-1", "2.5", "many", "9" * 5000])
-def test_a_bad_number_of_steps(steps: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", PROMPT, f"--steps={steps}"]) == 2
-    assert "--steps must be an integer >= 1" in capsys.readouterr().err
+def test_a_bad_number_of_steps(steps: str, run: Any) -> None:
+    assert "--steps must be an integer >= 1" in run("inspect", PROMPT, f"--steps={steps}", status=2).err

@@ -247,9 +247,7 @@ def test_set_rejects_an_invalid_constraint(text: str, field: str, words: str) ->
     assert caught.value.field == field
 
 
-def test_a_terminal_chat_with_structured_output(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_chat_with_structured_output(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
     lines = [
         '/set structured_outputs {"regex": "[0-9]{4}"}',
         "How many?",
@@ -261,8 +259,7 @@ def test_a_terminal_chat_with_structured_output(
         "/params",
     ]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
-    assert main(["chat", "--choice", "perhaps", "--seed", "1"]) == 0
-    done = capsys.readouterr()
+    done = run("chat --choice perhaps --seed 1")
     assert re.fullmatch(r"[0-9]{4}\nperhaps?\n?|[0-9]{4}\n.*\n.*\n", done.out), done.out
     assert "nucleate: regex: " in done.err
     assert "structured_outputs=None" in done.out.splitlines()[-1]
@@ -271,19 +268,17 @@ def test_a_terminal_chat_with_structured_output(
 # ---- generate
 
 
-def test_generate_with_structured_output(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*GENERATE, "--regex", "[0-9]{3}", "--n", "2"]) == 0
-    done = capsys.readouterr()
+def test_generate_with_structured_output(run: Any) -> None:
+    done = run(*GENERATE, "--regex", "[0-9]{3}", "--n", "2")
     assert re.fullmatch(
         r"--- completion 1 of 2, seed 1\n[0-9]{3}\n\n--- completion 2 of 2, seed 2\n[0-9]{3}\n", done.out
     )
     assert re.fullmatch(r"\[\d+ tokens, \d+ tokens/s on .*, seed 1, stop\]\n", done.err)
 
 
-def test_json_has_validation_only_for_ignored_keywords(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_validation_only_for_ignored_keywords(run: Any) -> None:
     arguments = ("--json-schema", json.dumps(SCHEMA | {"additionalProperties": False}))
-    assert main([*GENERATE, *arguments, "--json-whitespace", "none", "--json"]) == 0
-    captured = json.loads(capsys.readouterr().out)
+    captured = json.loads(run(*GENERATE, *arguments, "--json-whitespace", "none", "--json").out)
     [output] = captured["outputs"]
     assert output["text"] in ('{"z":"é","a":null}', '{"z":1,"a":null}')
     assert output["finish_reason"] == "stop"
@@ -293,24 +288,22 @@ def test_json_has_validation_only_for_ignored_keywords(capsys: pytest.CaptureFix
     ).replace(**{name: captured["params"][name] for name in ("temperature", "top_k", "top_p")})
 
 
-def test_ignored_keywords_are_reported_under_lenient(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ignored_keywords_are_reported_under_lenient(run: Any) -> None:
     arguments = (*GENERATE, "--json-schema", json.dumps(LENIENT), "--schema-on-unsupported", "ignore")
-    assert main(arguments) == 0
-    *_, last = capsys.readouterr().err.splitlines()
+    *_, last = run(*arguments).err.splitlines()
     assert last.startswith("nucleate: ignored schema keywords: uniqueItems; the output is invalid: $: [")
     assert last.endswith("has non-unique elements")
-    assert main([*arguments, "--n", "2"]) == 0
-    *_, first, second = capsys.readouterr().err.splitlines()
+    *_, first, second = run(*arguments, "--n", "2").err.splitlines()
     assert first.startswith("nucleate: completion 1: ignored schema keywords: uniqueItems; the output is invalid: ")
     assert second.startswith("nucleate: completion 2: ignored schema keywords: uniqueItems; the output is invalid: ")
-    assert main([*arguments, "--json"]) == 0
-    [output] = json.loads(capsys.readouterr().out)["outputs"]
+    [output] = json.loads(run(*arguments, "--json").out)["outputs"]
     assert output["validation"]["ignored"] == ["uniqueItems"]
     assert len(output["validation"]["errors"]) == 1
     few = {"type": "integer", "minimum": 2, "maximum": 3}
     one = LENIENT | {"prefixItems": [few | {"multipleOf": 2}, few | {"multipleOf": 3}], "minItems": 2, "maxItems": 2}
-    assert main([*GENERATE, "--json-schema", json.dumps(one), "--schema-on-unsupported", "ignore"]) == 0
-    assert capsys.readouterr().err.endswith("ignored schema keywords: uniqueItems; the output is valid\n")
+    assert run(*GENERATE, "--json-schema", json.dumps(one), "--schema-on-unsupported", "ignore").err.endswith(
+        "ignored schema keywords: uniqueItems; the output is valid\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -322,11 +315,8 @@ def test_ignored_keywords_are_reported_under_lenient(capsys: pytest.CaptureFixtu
         (("--json-schema", os.devnull + "x"), "json_schema must be JSON"),
     ],
 )
-def test_an_unsupported_constraint_is_bad_usage(
-    arguments: tuple[str, ...], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*GENERATE, *arguments]) == 2
-    done = capsys.readouterr()
+def test_an_unsupported_constraint_is_bad_usage(arguments: tuple[str, ...], words: str, run: Any) -> None:
+    done = run(*GENERATE, *arguments, status=2)
     assert done.out == ""
     assert done.err.startswith(f"nucleate: {words}")
     assert done.err.count("\n") == 1
@@ -335,9 +325,8 @@ def test_an_unsupported_constraint_is_bad_usage(
 # ---- inspect
 
 
-def test_inspect_shows_the_mask(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "Once upon a time", "--regex", "[0-9]+", "--top-k", "3", "--seed", "1", "--json"]) == 0
-    captured = json.loads(capsys.readouterr().out)
+def test_inspect_shows_the_mask(llm: nc.LLM, run: Any) -> None:
+    captured = json.loads(run("inspect 'Once upon a time' --regex [0-9]+ --top-k 3 --seed 1 --json").out)
     steps = {step["stage"]: step for step in captured["steps"]}
     digits = [
         token
@@ -348,27 +337,26 @@ def test_inspect_shows_the_mask(llm: nc.LLM, capsys: pytest.CaptureFixture[str])
     assert {token for token, _, _ in steps["mask"]["top"]} == set(digits)
     assert steps["top_k"]["left"] == 3
     assert captured["token_id"] in digits
-    assert main(["inspect", "Once upon a time", "--regex", "[0-9]+", "--seed", "1"]) == 0
-    shown = capsys.readouterr().out
+    shown = run("inspect 'Once upon a time' --regex [0-9]+ --seed 1").out
     assert f"masked tokens: {llm.model.vocab_size - len(digits)} banned" in shown
     assert "removed: mask" in shown
 
 
-def test_inspect_allows_the_end_only_where_the_grammar_does(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_allows_the_end_only_where_the_grammar_does(llm: nc.LLM, run: Any) -> None:
     end = min(llm.tokenizer.eos_token_ids)
     found = []
     for more in ((), ("--ignore-eos",)):
-        assert main(["inspect", "Once", "--regex", "(yes)?", *more, "--json", "--top", "99"]) == 0
-        steps = {step["stage"]: step for step in json.loads(capsys.readouterr().out)["steps"]}
+        steps = {
+            step["stage"]: step
+            for step in json.loads(run("inspect Once --regex '(yes)?'", *more, "--json", "--top", "99").out)["steps"]
+        }
         found.append(end in [token for token, _, _ in steps["mask"]["top"]])
     assert found == [True, False]
 
 
-def test_inspect_has_no_mask_without_structured_output(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "Once upon a time", "--json"]) == 0
-    assert "mask" not in [step["stage"] for step in json.loads(capsys.readouterr().out)["steps"]]
-    assert main(["inspect", "Once upon a time", "--regex", "("]) == 2
-    assert capsys.readouterr().err.startswith("nucleate: regex: ")
+def test_inspect_has_no_mask_without_structured_output(run: Any) -> None:
+    assert "mask" not in [step["stage"] for step in json.loads(run("inspect 'Once upon a time' --json").out)["steps"]]
+    assert run("inspect 'Once upon a time' --regex '('", status=2).err.startswith("nucleate: regex: ")
 
 
 # ---- batch
@@ -477,6 +465,5 @@ def test_any_text_is_a_constraint_or_an_error(flag: Flag, text: str) -> None:
     assert made == nc.StructuredOutputs.from_json(made.to_json())
 
 
-def test_a_large_number_of_digits_is_an_error_and_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*GENERATE, "--json-object", "--json-max-digits", "1" * 5000]) == 2
-    assert "max_digits must be" in capsys.readouterr().err
+def test_a_large_number_of_digits_is_an_error_and_not_cut(run: Any) -> None:
+    assert "max_digits must be" in run(*GENERATE, "--json-object", "--json-max-digits", "1" * 5000, status=2).err

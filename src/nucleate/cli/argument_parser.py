@@ -53,25 +53,30 @@ class UsageError(Exception):
     usage = ""
 
 
+TYPES: Mapping[str, type] = {"N": int, "BYTES": int, "FILE": Path, "PATH": Path}
+
+
 class Flag:
     """A row of a table of flags.
 
-    names: as in the help, such as "-m, --model MODEL"; without a metavar, it is a switch. text: the help; the default
-    is added unless it ends with a period. default: also gives the type of a number. options: others of ``argparse``.
+    names: as in the help, such as "-m, --model MODEL"; without a metavar, it is a switch. The type follows from the
+    metavar (N is an integer, FILE a path) or from the default. text: the help; the default is added unless it ends with
+    a period. options: others of ``argparse``.
     """
 
     def __init__(self, names: str, text: str, default: Any = None, **options: Any) -> None:
         words = names.replace(", ", " ").split()
-        self.names = [word for word in words if word.startswith("-")]
+        self.names, metavar = [word for word in words if word.startswith("-")], words[-1]
         self.name = next(name for name in self.names if name.startswith("--"))[2:].replace("-", "_")  #: of the argument
         self.help = text if text.endswith(".") else f"{text} (default: {default})."
-        self.options = {**options, "default": default} if "action" not in options or default is not None else options
-        if words[-1] not in self.names:
-            self.options["metavar"] = words[-1]
-        elif "action" not in options:
-            self.options = {"action": "store_true"}
-        if isinstance(default, int | float):
-            self.options["type"] = type(default)
+        self.options = options
+        if metavar in self.names:
+            options.setdefault("action", "store_true")
+            return
+        options |= {"metavar": metavar, "default": default}
+        kind = TYPES.get(metavar) if default is None else type(default)
+        if "type" not in options and kind in (int, float, Path):
+            options["type"] = kind
 
     def value(self, arguments: argparse.Namespace) -> Any:
         """Its value in parsed arguments; None if the command does not have it."""

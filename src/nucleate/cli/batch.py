@@ -60,7 +60,6 @@ RAY = (
     Flag(
         "--ray-actors N",
         "With --ray: number of engines (default: one per GPU of the cluster; without GPUs, one per machine).",
-        type=int,
     ),
 )
 PREFETCH = 2

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from nucleate.cli import flags
@@ -37,23 +36,17 @@ FLAGS = (
     Flag(
         "--settings FILE",
         "JSON file: an object of settings by name, each an object of fields or text, or a list of texts.",
-        type=Path,
     ),
     Flag("--prompt TEXT", COMMON["--prompt"], action="append"),
-    Flag(
-        "--prompts FILE",
-        "File with a prompt per line: text, a JSON string, or an object with the field prompt.",
-        type=Path,
-    ),
+    Flag("--prompts FILE", "File with a prompt per line: text, a JSON string, or an object with the field prompt."),
     Flag("--seeds N", COMMON["--seeds"], 8),
     Flag("--max-tokens N", "Maximum tokens per output, for settings without max_tokens", 64),
     Flag(
         "-o, --output FILE",
         "JSONL file to which results are appended; the comparison continues from those that it has.",
-        type=Path,
     ),
-    Flag("--csv FILE", COMMON["--csv"], type=Path),
-    Flag("--plot FILE", "Write a plot of the trade-off: a .png, .svg or .pdf file. Needs the extra 'plot'.", type=Path),
+    Flag("--csv FILE", COMMON["--csv"]),
+    Flag("--plot FILE", "Write a plot of the trade-off: a .png, .svg or .pdf file. Needs the extra 'plot'."),
     Flag("--x METRIC", "Metric on the x axis of the trade-off", "log_likelihood"),
     Flag("--y METRIC", "Metric on the y axis of the trade-off", "distinct_2"),
     Flag("--json", COMMON["--json"]),

@@ -57,9 +57,9 @@ MODEL = (
 )
 """The arguments of ``LLM``."""
 GGUF = (
-    Flag("--n-gpu-layers N", "Layers on the GPU; -1: all (default: -1).", type=int),
-    Flag("--n-ctx N", "Size of the KV cache in tokens, for all sequences together (default: see the docs).", type=int),
-    Flag("--n-threads N", "Threads of a forward pass (default: physical cores).", type=int),
+    Flag("--n-gpu-layers N", "Layers on the GPU; -1: all (default: -1)."),
+    Flag("--n-ctx N", "Size of the KV cache in tokens, for all sequences together (default: see the docs)."),
+    Flag("--n-threads N", "Threads of a forward pass (default: physical cores)."),
     Flag("--cache-type-k TYPE", f"Type of the keys in the KV cache: {', '.join(CACHE_TYPES)} (default: f16)."),
     Flag("--cache-type-v TYPE", "Type of the values, which needs flash attention if quantised (default: f16)."),
     Flag("--flash-attn MODE", f"Flash attention: {', '.join(FLASH_ATTENTION)} (default: auto)."),
@@ -70,18 +70,9 @@ ENGINE = (
     Flag(
         "--max-num-batched-tokens N",
         "Maximum number of tokens per forward pass (default: 96 on a CPU, 1024 on a GPU; more for many drafts).",
-        type=int,
     ),
-    Flag(
-        "--max-model-len N",
-        "Maximum tokens of prompt and completion (default: the model's context length).",
-        type=int,
-    ),
-    Flag(
-        "--kv-cache-memory BYTES",
-        "Size of the KV cache in bytes (default: up to a quarter of the free memory).",
-        type=int,
-    ),
+    Flag("--max-model-len N", "Maximum tokens of prompt and completion (default: the model's context length)."),
+    Flag("--kv-cache-memory BYTES", "Size of the KV cache in bytes (default: up to a quarter of the free memory)."),
 )
 """The arguments of ``LLM.new_engine``."""
 SPECULATION = {
@@ -93,12 +84,11 @@ SPECULATION = {
         "Draft model of the method draft: folder or Hugging Face id (default: the one for the bundled model).",
     ),
     "num_speculative_tokens": Flag(
-        "--num-speculative-tokens N", "Maximum number of draft tokens per step (default: 4).", type=int
+        "--num-speculative-tokens N", "Maximum number of draft tokens per step (default: 4)."
     ),
     "tree_width": Flag(
         "--speculative-tree-width N",
         f"Maximum children of a node in the draft tree; more than 1 needs {', '.join(TREE_METHODS)} (default: 1).",
-        type=int,
     ),
     "acceptance_rule": Flag(
         "--speculative-acceptance-rule RULE",
@@ -158,7 +148,7 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that ``read_prompt`` reads."""
     text = "Text to continue; - reads stdin. After --, the text may begin with -."
     parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=text)
-    add_flags(parser, [Flag("-f, --file FILE", "Read the prompt from a file.", type=Path)])
+    add_flags(parser, [Flag("-f, --file FILE", "Read the prompt from a file.")])
 
 
 def model_names(arguments: argparse.Namespace) -> list[str]:

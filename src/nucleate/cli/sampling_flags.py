@@ -64,7 +64,9 @@ STRUCTURED_FLAGS: Mapping[str, Flag] = {
     ),
     "whitespace": JSON_WHITESPACE,
     "max_digits": Flag(
-        "--json-max-digits N", "Maximum number of consecutive digits of a number in JSON; 0 for no limit (default: 16)."
+        "--json-max-digits N",
+        "Maximum number of consecutive digits of a number in JSON; 0 for no limit (default: 16).",
+        type=str,  # its error is that of the field
     ),
 }
 """The flag of each field of ``StructuredOutputs``."""
@@ -104,6 +106,7 @@ def parameter_flag(parameter: Parameter) -> Flag:
         flag, value = (f"--no-{name}", False) if parameter.default else (f"--{name}", True)
         text = text if value else f"Do not {text[0].lower()}{text[1:]}"
         return Flag(flag, f"{text}.", action="store_const", const=value, **options)
+    options["type"] = str  # ``read_values`` parses it, with better errors
     if parameter.kind in REPEATABLE:
         options["action"] = "append"
     text = f"{text} (default: {format_default(parameter.default)}; {parameter.allowed})."

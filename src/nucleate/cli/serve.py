@@ -14,7 +14,6 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nucleate.cli import flags
@@ -55,7 +54,7 @@ SERVER = (
     ),
     Flag("--host HOST", "Address to bind (default: 127.0.0.1, this machine only).", "127.0.0.1"),
     Flag("--port PORT", "Port to bind; 0 is any free port", 8000),
-    Flag("--uds PATH", "Unix domain socket to bind instead of --host and --port.", type=Path),
+    Flag("--uds PATH", "Unix domain socket to bind instead of --host and --port."),
     Flag(
         "--root-path PATH",
         "Path prefix of a proxy in front, such as /llm; requests with and without it are served (default: none).",
@@ -79,15 +78,9 @@ REQUESTS = (
     ),
 )
 ACCESS = (
+    Flag("--ssl-certfile FILE", "TLS certificate, followed by its chain, as PEM: serve HTTPS (default: HTTP)."),
     Flag(
-        "--ssl-certfile FILE",
-        "TLS certificate, followed by its chain, as PEM: serve HTTPS (default: HTTP).",
-        type=Path,
-    ),
-    Flag(
-        "--ssl-keyfile FILE",
-        "Private key of the TLS certificate, without a passphrase (default: in --ssl-certfile).",
-        type=Path,
+        "--ssl-keyfile FILE", "Private key of the TLS certificate, without a passphrase (default: in --ssl-certfile)."
     ),
     Flag(
         "--api-key KEY",
@@ -96,7 +89,7 @@ ACCESS = (
         [],
         action="append",
     ),
-    Flag("--api-key-file FILE", "File with accepted API keys, one per line (default: none).", type=Path),
+    Flag("--api-key-file FILE", "File with accepted API keys, one per line (default: none)."),
     Flag(
         "--allow-origin ORIGIN",
         "Allowed CORS origin; * is any; can be repeated (default: none).",
