@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 import nucleate as nc
+from nucleate.cli import bench
 from nucleate.cli.bench import CHAINS, KINDS, history, logits, medians, recreate_every, sampler_call
+from nucleate.jit import kernel_libraries
 from nucleate.jit.kernel_libraries import ALL
 
 
@@ -65,7 +67,7 @@ def test_calls_are_timed_alternately() -> None:
 
 
 def test_a_slow_contender_runs_once_per_turn_and_at_least_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nucleate.cli.bench.SLOW_SECONDS", 0.1)
+    monkeypatch.setattr(bench, "SLOW_SECONDS", 0.1)
     calls: list[str] = []
 
     def slow() -> None:
@@ -138,7 +140,7 @@ def test_warm_compiles_nothing_if_the_cache_is_not_writable(
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("NUCLEATE_CACHE", str(file))
-    monkeypatch.setattr("nucleate.jit.kernel_libraries.warm", None)
+    monkeypatch.setattr(kernel_libraries, "warm", None)
     captured = run("warm", status=2)
     assert captured.out == ""
     assert captured.err.startswith(f"nucleate: the kernel cache {file} is not writable")

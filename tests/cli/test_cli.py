@@ -255,12 +255,6 @@ def test_chat_keeps_the_history_and_drops_the_oldest_when_the_context_is_full() 
     assert "the oldest messages were removed" in done.stderr
 
 
-def test_a_message_that_does_not_fit_is_rejected_and_the_chat_continues() -> None:
-    done = nucleate("chat", "--max-tokens", "10", text="word " * 2000 + "\nHello!")
-    assert "the context holds 1024" in done.stderr
-    assert "[10 tokens" in done.stderr
-
-
 def test_an_invalid_or_too_long_message_leaves_the_conversation_unchanged() -> None:
     def chat(*lines: str) -> subprocess.CompletedProcess[str]:
         flags = ("--max-tokens", "5", "--temperature", "0")

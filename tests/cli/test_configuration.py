@@ -10,7 +10,7 @@ import pytest
 
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import Configuration, UsageError
-from nucleate.cli.main import command_parser, main
+from nucleate.cli.main import command_parser
 from nucleate.cli.sampling_flags import read_values
 from nucleate.plugins.plugin_loader import set_stages
 from nucleate.sampling.stages import STAGES
@@ -164,13 +164,8 @@ def test_misspelled_variables(tmp_path: Path) -> None:
 
 
 def test_variables_of_others_are_left_alone(tmp_path: Path) -> None:
-    kubernetes = {
-        "PORT": "tcp://10.0.0.1:8000",
-        "PORT_8000_TCP": "tcp://10.0.0.1:8000",
-        "PORT_8000_TCP_PORT": "8000",
-        "SERVICE_HOST": "10.0.0.1",
-        "SERVICE_PORT": "8000",
-    }
+    kubernetes = {**dict.fromkeys(("PORT", "PORT_8000_TCP"), "tcp://10.0.0.1:8000"), "SERVICE_HOST": "10.0.0.1"}
+    kubernetes |= dict.fromkeys(("PORT_8000_TCP_PORT", "SERVICE_PORT"), "8000")
     own = {"THREADS": "2", "CACHE": "/x", "API_KEYS": "a,b", "PLUGINS": "x", "WATERMARK_KEY_FILE": "k"}
     found = parse(tmp_path, **kubernetes, **own)
     assert {**vars(found), "config": None} == vars(command_parser("serve").parse_args([]))
@@ -195,13 +190,10 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     assert found.api_key_file == Path("/etc/nucleate/api-keys")
 
 
-def test_errors_have_status_2_and_one_line(tmp_path: Path, run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_have_status_2_and_one_line(tmp_path: Path, run: Any) -> None:
     (tmp_path / "a.yaml").write_text("prot: 1\n")
     captured = run("serve --config", str(tmp_path / "a.yaml"), status=2).err
     assert captured == f"nucleate: {tmp_path / 'a.yaml'}: unknown key 'prot'; did you mean 'port'?\n"
-    with pytest.raises(SystemExit):
-        main(["serve", "--help"])
-    assert "--config FILE" in capsys.readouterr().out
 
 
 def test_the_default_name_of_a_file_is_its_own(tmp_path: Path) -> None:

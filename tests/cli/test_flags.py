@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import math
-import re
 import shlex
 from typing import Any
 
@@ -117,22 +115,11 @@ def test_set_reads_values_of_every_type(name: str, text: str, value: object) -> 
     assert getattr(set_parameter(nc.SamplingParams(), name, text), name.replace("-", "_")) == value
 
 
-def test_a_chat_with_parameters_of_every_type(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
-    lines = ["/set bad_words the", "/set order top_k,top_p,temperature,bad_words", "/set draw greedy", "/params", "Hi!"]
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*lines, "/set order nonsense", "/set order", "/params"])))
-    done = run("chat --max-tokens 12 --seed 1")
-    assert "bad_words=('the',), top_k=50, top_p=0.9" in done.out.replace("temperature=0.7, ", "")
-    assert "order=('top_k', 'top_p', 'temperature', 'bad_words'), draw='greedy'" in done.out
-    assert re.search(r"\[\d+ tokens, .* seed 1, ", done.err)
-    assert "order must be one of canonical" in done.err
-    assert "order=" not in done.out.splitlines()[-1]  # as if it had not been set
-
-
 # ---- --json
 
 
-def test_json_has_logprobs_as_objects(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = generate_json(capsys, "--logprobs", "2", "--logprob-token-ids", "16,5", "--n", "2")
+def test_json_has_logprobs_as_objects(run: Any) -> None:
+    printed = generate_json(run, "--logprobs", "2", "--logprob-token-ids", "16,5", "--n", "2")
     for output in printed["outputs"]:
         assert len(output["logprobs"]) == len(output["token_ids"]) == 6
         for token, step in zip(output["token_ids"], output["logprobs"], strict=True):
@@ -145,24 +132,24 @@ def test_json_has_logprobs_as_objects(capsys: pytest.CaptureFixture[str]) -> Non
         assert output["cumulative_logprob"] == pytest.approx(total)
 
 
-def test_json_has_null_for_the_logprob_of_a_masked_token(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_null_for_the_logprob_of_a_masked_token(run: Any) -> None:
     printed = generate_json(
-        capsys, "--logprobs", "3", "--logprobs-mode", "processed", "--top-k", "2", "--logprob-token-ids", "5"
+        run, "--logprobs", "3", "--logprobs-mode", "processed", "--top-k", "2", "--logprob-token-ids", "5"
     )
     steps = printed["outputs"][0]["logprobs"]
     assert [step["requested"][0] for step in steps] == [{"token_id": 5, "logprob": None, "rank": None}] * 6
     assert all(1 <= len(step["top"]) <= 2 for step in steps)
 
 
-def test_json_has_prompt_logprobs_as_objects(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = generate_json(capsys, "--prompt-logprobs", "1")
+def test_json_has_prompt_logprobs_as_objects(run: Any) -> None:
+    printed = generate_json(run, "--prompt-logprobs", "1")
     first, *others = printed["prompt_logprobs"]
     assert first is None
     assert [step["chosen"]["token_id"] for step in others] == printed["prompt_token_ids"][1:]
 
 
-def test_json_has_null_without_logprobs(capsys: pytest.CaptureFixture[str]) -> None:
-    printed = generate_json(capsys)
+def test_json_has_null_without_logprobs(run: Any) -> None:
+    printed = generate_json(run)
     [output] = printed["outputs"]
     assert (output["logprobs"], output["cumulative_logprob"], printed["prompt_logprobs"]) == (None, None, None)
     assert output.keys() == {
@@ -191,12 +178,10 @@ def test_json_has_null_without_logprobs(capsys: pytest.CaptureFixture[str]) -> N
     ],
     ids=" ".join,
 )
-def test_flags_reach_the_output_and_it_can_be_reproduced(
-    rest: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    first = generate_json(capsys, *rest)
+def test_flags_reach_the_output_and_it_can_be_reproduced(rest: tuple[str, ...], run: Any) -> None:
+    first = generate_json(run, *rest)
     assert rest[0][2:].replace("-", "_") in first["params"]
-    assert generate_json(capsys, *rest) == first
+    assert generate_json(run, *rest) == first
 
 
 # ---- nucleate stages
@@ -258,10 +243,10 @@ def test_speculation_flags() -> None:
         drafts("--speculative unknown")
 
 
-def test_speculation_does_not_change_the_output(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = generate_json(capsys, "--max-tokens", "30", "--stop", "girl")
+def test_speculation_does_not_change_the_output(run: Any) -> None:
+    plain = generate_json(run, "--max-tokens", "30", "--stop", "girl")
     for name in ("ngram", "suffix"):
-        assert generate_json(capsys, "--max-tokens", "30", "--stop", "girl", "--speculative", name) == plain
+        assert generate_json(run, "--max-tokens", "30", "--stop", "girl", "--speculative", name) == plain
 
 
 def test_flags_of_the_model_are_arguments_of_llm() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import subprocess
 from typing import Any
@@ -86,7 +85,7 @@ def test_short_flags(run: Any) -> None:
 
 def test_help_of_an_unknown_command(run: Any) -> None:
     assert "did you mean generate?" in run("help genrate", status=2).err
-    assert all(name in run("help").out for name in ["generate"])
+    assert "generate" in run("help").out
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
@@ -95,14 +94,6 @@ def test_completion_scripts(shell: str, run: Any) -> None:
     script = run("completion", shell).out
     assert all(name in script for name in COMMANDS)
     if shell == "bash":
-        complete = (
-            "COMP_WORDS=(nucleate generate --top); COMP_CWORD=2; _shtab_nucleate; printf '%s\n' \"${COMPREPLY[@]}\""
-        )
-        done = subprocess.run(
-            ["bash", "-c", f"{script}\n{complete}"],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ},
-        )
+        complete = 'COMP_WORDS=(nucleate generate --top); COMP_CWORD=2; _shtab_nucleate; echo "${COMPREPLY[@]}"'
+        done = subprocess.run(["bash", "-c", f"{script}\n{complete}"], capture_output=True, text=True, check=True)
         assert {"--top-k", "--top-p", "--top-n-sigma"} <= set(done.stdout.split())

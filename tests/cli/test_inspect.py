@@ -74,17 +74,6 @@ def test_the_tables_show_the_trace(llm: nc.LLM, capsys: pytest.CaptureFixture[st
     assert {line.split("removed: ")[1] for line in out} <= {"top_k", "top_p"}
 
 
-def test_generate_starts_with_the_token_that_was_inspected(
-    llm: nc.LLM, run: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for seed in ("1", "2", "3"):
-        rest = ("--seed", seed, "--xtc-probability", "0.5", "--min-tokens", "3", "--repetition-penalty", "1.2")
-        page = json.loads(shown(capsys, PROMPT, *rest, "--json"))
-        output = json.loads(run("generate", PROMPT, *rest, "--json", "--max-tokens", "3").out)
-        assert page["token_id"] == output["outputs"][0]["token_ids"][0]
-        assert page["seed"] == int(seed)
-
-
 def test_a_sampled_token_outside_the_list_is_added(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, PROMPT, "--seed", "1", "--temperature", "5", "--top-k", "0", "--top-p", "1", "--top", "3")
     tokens = text.strip().split("\n\n")[2].splitlines()[1:]

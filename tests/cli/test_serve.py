@@ -127,8 +127,3 @@ def test_a_socket_accepts_no_connections_before_it_is_served() -> None:
 )
 def test_loopback_addresses(host: str, local: bool) -> None:
     assert access.is_loopback(host) == local
-
-
-def test_limits_validate_their_values(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="shutdown_timeout_seconds must be"):
-        ServerLimits(shutdown_timeout_seconds=-1.0)

@@ -25,6 +25,7 @@ from nucleate.structured_output.spec import KINDS
 
 TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
 SCHEMA = {"type": "object", "properties": {"z": {"enum": ["é", 1]}, "a": {"type": "null"}}, "required": ["z", "a"]}
+TRIGGERS = [{"type": "word", "value": "<a:"}, {"type": "token", "value": "x"}]
 ONE_OR_TWO = {"enum": [1, 2], "multipleOf": 1}  # multipleOf, because uniqueItems of an enum alone is enforced
 LENIENT = {"type": "array", "items": ONE_OR_TWO, "uniqueItems": True, "minItems": 3, "maxItems": 3}
 GENERATE = ("generate", "Once upon a time", "--max-tokens", "60", "--seed", "1")
@@ -67,26 +68,12 @@ def test_whitespace_is_the_default_of_an_engine(others: tuple[str, ...], llm: nc
         (("--choice", "yes"), {"choice": ("yes",)}),
         (("--choice", "b,c", "--choice", "@a", "--choice", "b,c"), {"choice": ("b,c", "@a", "b,c")}),
         (("--grammar", 'start: "a" start | "b"'), {"grammar": 'start: "a" start | "b"'}),
-        (
-            ("--json-object", "--json-whitespace", "none"),
-            {"json_object": True, "whitespace": "none"},
-        ),
+        (("--json-object", "--json-whitespace", "none"), {"json_object": True, "whitespace": "none"}),
         (("--json-object", "--json-max-digits", "5"), {"json_object": True, "max_digits": 5}),
         (("--structural-tag", json.dumps(TAG)), {"structural_tag": TAG}),
         (
-            (
-                "--grammar",
-                'root ::= "<a:b>"',
-                "--grammar-lazy",
-                "--grammar-trigger",
-                "word:<a:",
-                "--grammar-trigger=token:x",
-            ),
-            {
-                "grammar": 'root ::= "<a:b>"',
-                "grammar_lazy": True,
-                "grammar_triggers": [{"type": "word", "value": "<a:"}, {"type": "token", "value": "x"}],
-            },
+            ("--grammar", "a", "--grammar-lazy", "--grammar-trigger", "word:<a:", "--grammar-trigger=token:x"),
+            {"grammar": "a", "grammar_lazy": True, "grammar_triggers": TRIGGERS},
         ),
         (
             ("--schema-on-unsupported", "approximate", "--json-schema", "{}"),
@@ -151,31 +138,19 @@ def test_a_text_that_cannot_be_a_path_is_a_text(text: str) -> None:
         (("--regex", ""), "regex", "regex must be a non-empty string, got ''"),
         (("--choice", "a", "--choice", ""), "choice", "choice must be a non-empty list of non-empty strings"),
         (("--grammar", "\udc80"), "grammar", "grammar is not valid Unicode"),
-        (
-            ("--regex", "a", "--choice", "b"),
-            "choice",
-            "structured_outputs must have exactly one of .*; got regex and choice",
-        ),
-        (
-            ("--schema-on-unsupported", "error"),
-            "structured_outputs",
-            "structured_outputs must have exactly one of .*; got none",
-        ),
+        (("--regex", "a", "--choice", "b"), "choice", "must have exactly one of .*; got regex and choice"),
+        (("--schema-on-unsupported", "error"), "structured_outputs", "must have exactly one of .*; got none"),
         (
             ("--json-object", "--schema-on-unsupported", "Strict"),
             "on_unsupported",
-            "on_unsupported must be one of error, approximate, ignore, got 'Strict'",
+            "one of error, approximate, ignore",
         ),
         (
             ("--regex", "a", "--schema-on-unsupported", "ignore"),
             "on_unsupported",
-            "on_unsupported needs json_schema or structural_tag, got regex",
+            "needs json_schema or structural_tag",
         ),
-        (
-            ("--json-object", "--json-whitespace", ""),
-            "whitespace",
-            "whitespace must be one of flexible, none, got ''",
-        ),
+        (("--json-object", "--json-whitespace", ""), "whitespace", "must be one of flexible, none, got ''"),
         (("--choice", "a", "--json-whitespace", "none"), "whitespace", "whitespace needs json_schema or json_object"),
     ],
 )
@@ -216,10 +191,7 @@ def test_sampling_commands_have_the_structured_output_flags(command: str, capsys
         ("none", None),
         ("None", None),
         ('{"regex": "[0-9]+"}', {"regex": "[0-9]+"}),
-        (
-            '{"json_schema": {"type": "object"}, "on_unsupported": "ignore"}',
-            {"json_schema": {"type": "object"}, "on_unsupported": "ignore"},
-        ),
+        ('{"json_object": true, "max_digits": 3}', {"json_object": True, "max_digits": 3}),
         ('{"choice": ["a b", "c"]}', {"choice": ("a b", "c")}),
     ],
 )
@@ -248,16 +220,8 @@ def test_set_rejects_an_invalid_constraint(text: str, field: str, words: str) ->
 
 
 def test_a_terminal_chat_with_structured_output(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
-    lines = [
-        '/set structured_outputs {"regex": "[0-9]{4}"}',
-        "How many?",
-        '/set structured_outputs {"regex": "("}',
-        "What now?",
-        "/set structured_outputs",
-        "Yes?",
-        "/set structured_outputs none",
-        "/params",
-    ]
+    lines = ['/set structured_outputs {"regex": "[0-9]{4}"}', "How many?", '/set structured_outputs {"regex": "("}']
+    lines += ["What now?", "/set structured_outputs", "Yes?", "/set structured_outputs none", "/params"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
     done = run("chat --choice perhaps --seed 1")
     assert re.fullmatch(r"[0-9]{4}\nperhaps?\n?|[0-9]{4}\n.*\n.*\n", done.out), done.out
@@ -418,20 +382,15 @@ def test_only_the_line_with_an_unsupported_constraint_fails(tmp_path: Path) -> N
     assert status == 1
     *failed, lives = records
     errors = [record["error"] or record["response"]["body"]["error"] for record in failed]
-    assert [error["param"] for error in errors] == ["structured_outputs"] * 4 + ["structured_outputs"]
+    assert [error["param"] for error in errors] == ["structured_outputs"] * 5
     assert [record["response"]["status_code"] for record in failed if "response" in record] == [400, 400]
-    for error, words in zip(
-        errors,
-        [
-            "structured_outputs.regex: ",
-            "cannot enforce uniqueItems",
-            "structured_outputs must have exactly one of",
-            "structured-output constraint",
-            "structured-output constraint",
-        ],
-        strict=True,
-    ):
-        assert words in error["message"]
+    messages = [
+        "structured_outputs.regex: ",
+        "cannot enforce uniqueItems",
+        "structured_outputs must have exactly one of",
+    ]
+    messages += ["structured-output constraint"] * 2
+    assert all(message in error["message"] for message, error in zip(messages, errors, strict=True))
     assert re.fullmatch("[0-9]{5}", lives["text"])
 
 

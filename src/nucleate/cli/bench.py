@@ -74,9 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{arguments.rows} x {arguments.vocabulary} logits, {arguments.logits}: microseconds per call")
         print(f"{'':44}{'nucleate':>10}{'NumPy max':>11}{'ratio':>8}")
     for chain, params in CHAINS.items():
-        times = medians(
-            {"nucleate": sampler_call(x_BV, params), "numpy max": lambda: x_BV.max(axis=1)}, arguments.seconds
-        )
+        calls = {"nucleate": sampler_call(x_BV, params), "numpy max": lambda: x_BV.max(axis=1)}
+        times = medians(calls, arguments.seconds)
         found.append({"chain": chain, "microseconds": times})
         if not arguments.json:
             own, floor = times["nucleate"], times["numpy max"]
@@ -92,9 +91,8 @@ def logits(kind: str, rows: int, size: int) -> NDArray[np.float32]:
     x_BV = numbers.normal(0, 2.5, (rows, size))
     if kind in ("peaked", "shifted"):
         for x_V in x_BV:
-            x_V[numbers.integers(0, size, 40)] += np.linspace(
-                2, 20, 40
-            )  # 90 % of the probability, as in a confident model
+            head = numbers.integers(0, size, 40)  # 90 % of the probability, as in a confident model
+            x_V[head] += np.linspace(2, 20, 40)
     if kind == "shifted":
         x_BV += 50.0
     if kind == "ties":

@@ -133,8 +133,7 @@ class ChatSession:
             case "new":
                 self.start(self.system)
             case "regenerate":
-                users = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
-                if not users:
+                if not (users := _users(self.messages)):
                     raise ParameterError("regenerate", "there is no reply to regenerate")
                 return self.reply(self.messages[: users[-1] + 1])
             case "help":
@@ -180,8 +179,11 @@ class ChatSession:
         """Remove the oldest messages while the conversation fills more than 3/4 of the context."""
         limit = self.llm.model.context_length * 3 // 4
         while len(self.llm.encode_chat(messages)) > limit:
-            users = [i for i, message in enumerate(messages) if message["role"] == "user"]
-            if len(users) < 2:
+            if len(users := _users(messages)) < 2:
                 break
             messages = messages[: users[0]] + messages[users[1] :]
         return messages
+
+
+def _users(messages: list[dict[str, str]]) -> list[int]:
+    return [i for i, message in enumerate(messages) if message["role"] == "user"]

@@ -79,15 +79,16 @@ def run(arguments: argparse.Namespace) -> int:
     from nucleate.llm import LLM
 
     llm = LLM(**flags.model_options(arguments))
+    echo = prompt if arguments.echo else ""
     if beams is not None:
-        return search_beams(llm, prompt, beams, echo=prompt if arguments.echo else "", as_json=arguments.json)
+        return search_beams(llm, prompt, beams, echo=echo, as_json=arguments.json)
     params = llm.default_params.override(**values)
     if arguments.json:
         completion = llm.generate(prompt, params, suffix=suffix)[0]
         print(json.dumps({"prompt": prompt, **to_json(completion), "params": params.to_dict()}, allow_nan=False))
         return 1 if any(output.finish_reason == "error" for output in completion.outputs) else 0
     chunks = llm.stream(prompt, params, suffix=suffix)
-    return show(chunks, StreamPrinter(params.n, prompt if arguments.echo else ""), llm.model.runtime)
+    return show(chunks, StreamPrinter(params.n, echo), llm.model.runtime)
 
 
 def show(chunks: Iterable[CompletionChunk], stream: StreamPrinter, runtime: str) -> int:

@@ -32,27 +32,18 @@ def run(arguments: argparse.Namespace) -> int:
     path = None if arguments.model is None else find_gguf(arguments.model)
     if path is None and arguments.metadata:
         raise UsageError("--metadata needs a GGUF model")
-    facts = (
-        _gguf_facts(path, metadata=arguments.metadata) if path is not None else _folder_facts(resolve(arguments.model))
-    )
+    facts = _folder_facts(resolve(arguments.model)) if path is None else _gguf_facts(path, metadata=arguments.metadata)
     if arguments.json:
         print(json.dumps(facts, ensure_ascii=False))
         return 0
     metadata = facts.pop("metadata", {})
     for table in (facts, metadata):
-        _print_table(table)
+        width = max(map(len, table), default=0)
+        for name, value in table.items():
+            text = " ".join(str(value).split())
+            text = text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
+            print(f"{name.replace('_', ' ') if '.' not in name else name:<{width}}  {text}")
     return 0
-
-
-def _print_table(table: Mapping[str, Any]) -> None:
-    width = max(map(len, table), default=0)
-    for name, value in table.items():
-        text = " ".join(str(value).split())
-        print(f"{name.replace('_', ' ') if '.' not in name else name:<{width}}  {_shortened(text)}")
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
 
 
 def _gguf_facts(path: Path, *, metadata: bool) -> dict[str, Any]:
