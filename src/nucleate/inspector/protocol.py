@@ -106,26 +106,22 @@ def read_generate(body: Any) -> GenerateBody:
     inputs = [name for name in ("prompt", "messages", "parent") if given.get(name) is not None]
     if len(inputs) != 1:
         raise ParameterError("prompt", f"give one of prompt, messages and parent, got {' and '.join(inputs) or 'none'}")
-    if "prompt" in inputs and not isinstance(given["prompt"], str):
-        raise ParameterError("prompt", f"prompt must be a text, got {shown(given['prompt'])}")
-    if "messages" in inputs and not isinstance(given["messages"], list):
-        raise ParameterError("messages", f"messages must be a list, got {shown(given['messages'])}")
+    prompt = _check("prompt", given.get("prompt"), str | None, "a text")
+    messages = _check("messages", given.get("messages"), list | None, "a list")
     parent = None if "parent" not in inputs else _parent(given["parent"])
-    return GenerateBody(given.get("prompt"), given.get("messages"), parent, _params(given.get("params")) or {})
+    return GenerateBody(prompt, messages, parent, _params(given) or {})
 
 
 def read_step(body: Any, default_top: int) -> StepBody:
     """Read the body of ``trace`` or ``draws``. Raises ParameterError."""
     given = _fields(body, ("run", "step", "params", "top", "include", "count"))
-    run, include = given.get("run"), given.get("include") or []
-    if not isinstance(run, str):
-        raise ParameterError("run", f"run must be the id of a run, got {shown(run)}")
+    run, include = _check("run", given.get("run"), str, "the id of a run"), given.get("include") or []
     if not isinstance(include, list) or len(include) > MAX_TOKENS or not all(_is_count(each) for each in include):
         raise ParameterError("include", f"include must be a list of at most {MAX_TOKENS} token ids")
     return StepBody(
         run,
         _integer(given, "step", 0, 2**31 - 1),
-        _params(given.get("params")),
+        _params(given),
         _integer(given, "top", 1, MAX_TOKENS, default_top),
         tuple(include),
         _integer(given, "count", 1, MAX_DRAWS, 1000),
@@ -161,15 +157,13 @@ def branch_tokens(parent: Parent, run: Run, tokenizer: Tokenizer) -> tuple[int, 
 
 def _parent(value: Any) -> Parent:
     given = _fields(value, ("run", "step", "token", "text"))
-    if not isinstance(given.get("run"), str):
-        raise ParameterError("parent.run", f"parent.run must be the id of a run, got {shown(given.get('run'))}")
+    _check("parent.run", given.get("run"), str, "the id of a run")
     token, text = given.get("token"), given.get("text")
     if (token is None) == (text is None):
         raise ParameterError("parent.token", "parent needs a token or a text, and not both")
     if token is not None and not _is_count(token):
         raise ParameterError("parent.token", f"parent.token must be a token id, got {shown(token)}")
-    if text is not None and not isinstance(text, str):
-        raise ParameterError("parent.text", f"parent.text must be a text, got {shown(text)}")
+    _check("parent.text", text, str | None, "a text")
     return Parent(given["run"], _integer(given, "step", 0, 2**31 - 1), token, text)
 
 
@@ -182,10 +176,17 @@ def _fields(value: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return value
 
 
-def _params(value: Any) -> dict[str, Any] | None:
-    if value is not None and not isinstance(value, dict):
-        raise ParameterError("params", f"params must be an object of sampling parameters, got {shown(value)}")
+def _check(name: str, value: Any, kind: Any, words: str) -> Any:
+    if not isinstance(value, kind):
+        raise ParameterError(name, f"{name} must be {words}, got {shown(value)}")
     return value
+
+
+def _params(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    values: dict[str, Any] | None = _check(
+        "params", given.get("params"), dict | None, "an object of sampling parameters"
+    )
+    return values
 
 
 def _is_count(value: object) -> bool:

@@ -134,8 +134,7 @@ class Inspector:
         owner: identifies the client, which alone can read the run.
         """
         given = read_generate(body)
-        output_ids: tuple[int, ...] = ()
-        values = dict(given.params)
+        output_ids, values = tuple[int, ...](), dict(given.params)
         if given.parent is not None:
             parent = self.store.get(given.parent.run, owner)
             prompt_ids, prompt, messages = parent.prompt_ids, parent.prompt, parent.messages
@@ -181,15 +180,7 @@ class Inspector:
             raise ParameterError("include", f"include names tokens beyond the vocabulary: {shown(given.include)}")
         run, params, inputs = self._step(given.run, given.step, given.params, owner)
         seed = params.seed if params.seed is not None else run.seed
-        found = trace(
-            inputs.logits,
-            inputs.stages,
-            prompt_ids=run.prompt_ids,
-            output_ids=inputs.output_ids,
-            step=given.step,
-            mask=inputs.mask,
-            seed=seed,
-        )
+        found = trace(inputs.logits, inputs.stages, **inputs.words, seed=seed)
         sampled = run.steps[given.step].token_id
         include = given.include if sampled < 0 else (*given.include, sampled)
         view = trace_view(found, self.text, given.top, include)
@@ -210,16 +201,7 @@ class Inspector:
         given = read_step(body, DEFAULT_DRAWS_TOP)
         run, _, inputs = self._step(given.run, given.step, given.params, owner)
         try:
-            counts = draw_counts(
-                inputs.logits,
-                inputs.stages,
-                prompt_ids=run.prompt_ids,
-                output_ids=inputs.output_ids,
-                step=given.step,
-                mask=inputs.mask,
-                count=given.count,
-                first_seed=run.seed,
-            )
+            counts = draw_counts(inputs.logits, inputs.stages, **inputs.words, count=given.count, first_seed=run.seed)
         except RowError as error:
             raise ParameterError("params", f"no token can be sampled in this step: {error}") from None
         return draws_view(counts, self.text, given.top)
