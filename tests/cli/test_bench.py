@@ -97,11 +97,8 @@ def test_recreate_every_recreates_after_that_many_calls() -> None:
 def test_the_name_of_a_pipeline_lists_its_stages_in_order(chain: str, params: dict[str, object]) -> None:
     default = "top_k 40, top_p .95, min_p .05, T .8"
     expected = chain.replace("the same", default if params.get("order") else "T .8, top_k 40, min_p .05, top_p .95")
-    expected = (
-        expected.replace("repetition +", "repetition,")
-        .replace("T .", "temperature .")
-        .replace("mirostat v2", "mirostat")
-    )
+    for text, name in {"repetition +": "repetition,", "T .": "temperature .", "mirostat v2": "mirostat"}.items():
+        expected = expected.replace(text, name)
     if expected != "greedy":
         names = [stage.name for stage in nc.SamplingParams(**params).build_pipeline()[:-1]]  # type: ignore[arg-type]
         assert names == [part.split()[0] for part in expected.split(", ")]

@@ -220,7 +220,6 @@ def drafts(arguments: str) -> Any:
     """The speculation parameters that a command line sets."""
     parser = argparse.ArgumentParser(exit_on_error=False)
     flags.add_model(parser)
-    flags.add_speculation(parser)
     return flags.model_options(parser.parse_args(arguments.split())).get("speculative_config")
 
 
@@ -252,7 +251,6 @@ def test_speculation_does_not_change_the_output(run: Any) -> None:
 def test_flags_of_the_model_are_arguments_of_llm() -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
     flags.add_model(parser)
-    flags.add_speculation(parser)
     given = {"model": "a/b", "tokenizer": "c", "revision": "v1", "speculative": "draft", "speculative-model": "d/e"}
     arguments = [f"--{name}={value}" for name, value in given.items()]
     assert flags.model_options(parser.parse_args(arguments)) == {

@@ -76,10 +76,8 @@ def test_invalid_default_parameters(monkeypatch: pytest.MonkeyPatch, run: Any) -
     monkeypatch.setattr(
         kernel_libraries, "warm", lambda *_, **__: None
     )  # the server would keep running beside other tests
-    assert (
-        run("serve --port 0 --max-logprobs 2 --logprobs 3", status=2).err.splitlines()[-1]
-        == "nucleate: logprobs must be at most 2 on this server, got 3"
-    )
+    error = run("serve --port 0 --max-logprobs 2 --logprobs 3", status=2).err.splitlines()[-1]
+    assert error == "nucleate: logprobs must be at most 2 on this server, got 3"
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def constraint(*arguments: str) -> nc.StructuredOutputs | None:
 @pytest.mark.parametrize("others", [(), ("--json-object",), ("--choice", "a")])
 def test_whitespace_is_the_default_of_an_engine(others: tuple[str, ...], llm: nc.LLM) -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    flags.add_engine(parser)
+    flags.add_model(parser, engine=True)
     add_sampling(parser)
     arguments = parser.parse_args(["--json-whitespace", "none", *others])
     assert flags.engine_options(arguments)["json_whitespace"] == "none"
@@ -292,11 +292,8 @@ def test_an_unsupported_constraint_is_bad_usage(arguments: tuple[str, ...], word
 def test_inspect_shows_the_mask(llm: nc.LLM, run: Any) -> None:
     captured = json.loads(run("inspect 'Once upon a time' --regex [0-9]+ --top-k 3 --seed 1 --json").out)
     steps = {step["stage"]: step for step in captured["steps"]}
-    digits = [
-        token
-        for token in range(llm.model.vocab_size)
-        if re.fullmatch("[0-9]+", llm.tokenizer.decode([token], skip_special_tokens=False))
-    ]
+    texts = {token: llm.tokenizer.decode([token], False) for token in range(llm.model.vocab_size)}
+    digits = [token for token, text in texts.items() if re.fullmatch("[0-9]+", text)]
     assert steps["mask"]["left"] == len(digits) >= 10
     assert {token for token, _, _ in steps["mask"]["top"]} == set(digits)
     assert steps["top_k"]["left"] == 3
@@ -310,10 +307,8 @@ def test_inspect_allows_the_end_only_where_the_grammar_does(llm: nc.LLM, run: An
     end = min(llm.tokenizer.eos_token_ids)
     found = []
     for more in ((), ("--ignore-eos",)):
-        steps = {
-            step["stage"]: step
-            for step in json.loads(run("inspect Once --regex '(yes)?'", *more, "--json", "--top", "99").out)["steps"]
-        }
+        page = json.loads(run("inspect Once --regex '(yes)?' --json --top 99", *more).out)
+        steps = {step["stage"]: step for step in page["steps"]}
         found.append(end in [token for token, _, _ in steps["mask"]["top"]])
     assert found == [True, False]
 
@@ -384,11 +379,7 @@ def test_only_the_line_with_an_unsupported_constraint_fails(tmp_path: Path) -> N
     errors = [record["error"] or record["response"]["body"]["error"] for record in failed]
     assert [error["param"] for error in errors] == ["structured_outputs"] * 5
     assert [record["response"]["status_code"] for record in failed if "response" in record] == [400, 400]
-    messages = [
-        "structured_outputs.regex: ",
-        "cannot enforce uniqueItems",
-        "structured_outputs must have exactly one of",
-    ]
+    messages = ["structured_outputs.regex: ", "cannot enforce uniqueItems", "must have exactly one of"]
     messages += ["structured-output constraint"] * 2
     assert all(message in error["message"] for message, error in zip(messages, errors, strict=True))
     assert re.fullmatch("[0-9]{5}", lives["text"])

@@ -162,11 +162,8 @@ def test_settings_with_an_error_name_it(llm: nc.LLM, settings: Any, message: str
 
 
 def test_settings_as_text() -> None:
-    assert named(["warm: top_k=5", "top_k=1", "stop=a:b"]) == {
-        "warm": " top_k=5",
-        "top_k=1": "top_k=1",
-        "stop=a:b": "stop=a:b",
-    }
+    given = ["warm: top_k=5", "top_k=1", "stop=a:b"]
+    assert named(given) == {"warm": " top_k=5", "top_k=1": "top_k=1", "stop=a:b": "stop=a:b"}
     text = """temperature=0.5 order=llama.cpp stop='["a b"]' bad_words=[] pipeline='top_k(3) | greedy' p_less=true"""
     expected = {"temperature": 0.5, "order": "llama.cpp", "stop": ["a b"], "bad_words": [], "p_less": True}
     assert parse(text) == {**expected, "pipeline": "top_k(3) | greedy"}

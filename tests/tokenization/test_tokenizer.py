@@ -39,14 +39,8 @@ def test_folder(tmp_path: Path, plain: Tokenizer) -> None:
 
 def test_older_folders(tmp_path: Path, plain: Tokenizer) -> None:
     templates = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
-    folder = write(
-        tmp_path,
-        plain,
-        tokenizer_config={"chat_template": templates},
-        special_tokens_map={"bos_token": "<s>"},
-        config={"eos_token_id": 2},
-    )
-    loaded = Tokenizer(folder)
+    files = {"tokenizer_config": {"chat_template": templates}, "special_tokens_map": {"bos_token": "<s>"}}
+    loaded = Tokenizer(write(tmp_path, plain, **files, config={"eos_token_id": 2}))
     assert (loaded.bos_token_id, loaded.eos_token_ids, loaded.chat_template) == (0, {2}, "yes")
 
 

@@ -74,10 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser.add_mutually_exclusive_group(), EXISTING)
     add_flags(parser, (flags.PROGRESS, *RAY))
     flags.add_name(parser)
-    flags.add_model(parser)
-    flags.add_engine(parser)
-    flags.add_speculation(parser)
-    flags.add_watermark(parser)
+    flags.add_model(parser, engine=True)
     add_sampling(parser)
 
 

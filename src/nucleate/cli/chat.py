@@ -49,8 +49,6 @@ HELP = """/set NAME VALUE   Set a sampling parameter, as in /set temperature 0.7
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="System message at the start of the conversation.")
     flags.add_model(parser)
-    flags.add_speculation(parser)
-    flags.add_watermark(parser)
     add_sampling(parser, without=("n",))
 
 

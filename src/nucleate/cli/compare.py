@@ -56,8 +56,7 @@ FLAGS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, FLAGS)
-    flags.add_model(parser)
-    flags.add_speculation(parser)
+    flags.add_model(parser, watermark=False)
 
 
 def run(arguments: argparse.Namespace) -> int:

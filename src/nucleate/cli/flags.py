@@ -106,41 +106,32 @@ JSON_WHITESPACE = Flag(
 )
 KEY_VARIABLE = "NUCLEATE_WATERMARK_KEY_FILE"
 WATERMARK_KINDS = "Kind: kgw, gumbel or synthid, or as in 'kgw(context=2)'"
+WATERMARK = Flag("--watermark KIND", f"Watermark all outputs. {WATERMARK_KINDS} (default: off).")
 WATERMARK_KEY = Flag("--watermark-key FILE", f"File with the secret key (default: ${KEY_VARIABLE}).")
 PROGRESS = Flag(
     "--progress", "Show a progress bar (default: if stderr is a terminal).", action=argparse.BooleanOptionalAction
 )
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(
+    parser: argparse.ArgumentParser, *, engine: bool = False, speculation: bool = True, watermark: bool = True
+) -> None:
     """Add the flags that select a model and how it runs."""
     add_flags(parser, MODEL, "model")
     add_flags(parser, GGUF, "GGUF models (llama.cpp)")
-
-
-def add_engine(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that size an engine."""
-    add_flags(parser, ENGINE, "engine")
-
-
-def add_speculation(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for speculative decoding."""
-    add_flags(parser, SPECULATION.values(), "speculative decoding")
-
-
-def add_watermark(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the watermark of generated text."""
-    kind = Flag("--watermark KIND", f"Watermark all outputs. {WATERMARK_KINDS} (default: off).")
-    add_flags(parser, (kind, WATERMARK_KEY), "watermark")
+    if engine:
+        add_flags(parser, ENGINE, "engine")
+    if speculation:
+        add_flags(parser, SPECULATION.values(), "speculative decoding")
+    if watermark:
+        add_flags(parser, (WATERMARK, WATERMARK_KEY), "watermark")
 
 
 def add_name(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """Add the flag for the model name in requests and responses. several: requests may use any of several names."""
-    default, options = "(default: the value of --model).", dict[str, Any]()
-    text = f"Model name in requests and responses {default}"
-    if several:
-        text = text.replace(" (", "; with several names, requests may use any, and responses have the first (")
-        options = {"action": "extend", "nargs": "+"}
+    more = "; with several names, requests may use any, and responses have the first" if several else ""
+    text = f"Model name in requests and responses{more} (default: the value of --model)."
+    options: dict[str, Any] = {"action": "extend", "nargs": "+"} if several else {}
     add_flags(parser, [Flag("--served-model-name NAME", text, **options)])
 
 
@@ -180,24 +171,19 @@ def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
             flag = SPECULATION[next(iter(given))]
             raise ParameterError(flag.name, f"{flag.names[0]} needs --speculative")
         options["speculative_config"] = Speculation(**given)
-    return options | watermark_option(arguments)
+    if (kind := WATERMARK.value(arguments)) is not None:
+        from nucleate.watermark import read_watermark
+
+        options["watermark"] = read_watermark(kind, read_key(arguments))
+    elif WATERMARK_KEY.value(arguments) is not None:
+        raise ParameterError("watermark_key", "--watermark-key needs --watermark")
+    return options
 
 
 def _given(arguments: argparse.Namespace, flags: Mapping[str, Flag]) -> dict[str, Any]:
     """Return the values that are set, by the name of the field."""
     values = {field: flag.value(arguments) for field, flag in flags.items()}
     return {field: value for field, value in values.items() if value is not None}
-
-
-def watermark_option(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the watermark as a keyword argument of ``LLM``; nothing without one. Raises ParameterError."""
-    if getattr(arguments, "watermark", None) is None:
-        if WATERMARK_KEY.value(arguments) is not None:
-            raise ParameterError("watermark_key", "--watermark-key needs --watermark")
-        return {}
-    from nucleate.watermark import read_watermark
-
-    return {"watermark": read_watermark(arguments.watermark, read_key(arguments))}
 
 
 def read_key(arguments: argparse.Namespace) -> Any:

@@ -63,8 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_prompt(parser)
     add_flags(parser, FLAGS)
     flags.add_model(parser)
-    flags.add_speculation(parser)
-    flags.add_watermark(parser)
     title = "beam search (enabled by --num-beams; replaces sampling)"
     add_flags(parser, [*map(parameter_flag, BEAM_PARAMETERS.values()), EARLY_STOPPING], title)
     add_sampling(parser)

@@ -88,7 +88,7 @@ NEXT_TOKEN_FIELDS = ("stop_token_ids", "ignore_eos", "structured_outputs", "pipe
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     flags.add_prompt(parser)
     add_flags(parser, FLAGS)
-    flags.add_model(parser)
+    flags.add_model(parser, speculation=False, watermark=False)
     later = (name for name in REQUEST_PARAMETERS if name not in NEXT_TOKEN_FIELDS)
     add_sampling(parser, without=(*later, "logprobs", "logprob_token_ids"))
 

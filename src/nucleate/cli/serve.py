@@ -127,10 +127,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, REQUESTS, "requests")
     add_flags(parser, ACCESS, "TLS, authentication and CORS")
     add_flags(parser, LOG, "logging (to stderr)")
-    flags.add_model(parser)
-    flags.add_engine(parser)
-    flags.add_speculation(parser)
-    flags.add_watermark(parser)
+    flags.add_model(parser, engine=True)
     add_flags(parser, map(parameter_flag, ServerLimits.PARAMETERS.values()), "limits")
     add_sampling(parser)
 
