@@ -35,7 +35,7 @@ from nucleate.cli.inspect_tables import (
 )
 from nucleate.cli.sampling_flags import add_sampling, read_values
 from nucleate.cli.terminal import Terminal, wrapped
-from nucleate.engine.companions import Companion, admit_companion
+from nucleate.engine.companions import admit_companion
 from nucleate.engine.request import admit, stages_of
 from nucleate.llm import LLM
 from nucleate.outputs import Finish
@@ -48,8 +48,8 @@ from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.stage import Combine, Pipeline
 from nucleate.sampling.trace import Trace, trace
 from nucleate.sampling_params import REQUEST_PARAMETERS, SamplingParams
-from nucleate.stopping.stop_matcher import StopMatcher, StopRules
-from nucleate.structured_output import CompiledGrammar, GrammarCompiler, Guide, compile_grammar
+from nucleate.stopping.stop_matcher import StopMatcher
+from nucleate.structured_output import GrammarCompiler, Guide, compile_grammar
 from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer, token_text
 
@@ -261,89 +261,67 @@ class InspectedToken(NamedTuple):
     finish: Finish | None
 
 
-class Row(NamedTuple):
-    """What a token is sampled from: logits [V], those of the companion sequence, and the bitmask of the grammar [W]."""
-
-    logits: NDArray[np.float32]
-    companion: NDArray[np.float32] | None
-    mask: NDArray[np.int32] | None
-
-
 def inspected(llm: LLM, prompt_ids: list[int], params: SamplingParams, steps: int) -> Iterator[InspectedToken]:
     """Generate up to ``steps`` tokens, at least one, with their traces.
 
     Arguments are validated now; the model runs lazily. Raises ParameterError.
     """
-    model = llm.model
-    rules = admit(model, llm.tokenizer, prompt_ids, params)
-    stages = stages_of(params, model.vocab_size, llm.tokenizer)
-    grammar = compile_grammar(params.structured_outputs, lambda: GrammarCompiler(llm.tokenizer, model.vocab_size))
+    model, tokenizer = llm.model, llm.tokenizer
+    rules = admit(model, tokenizer, prompt_ids, params)
+    first_stages = stages_of(params, model.vocab_size, tokenizer)
+    grammar = compile_grammar(params.structured_outputs, lambda: GrammarCompiler(tokenizer, model.vocab_size))
     companion = None
-    if (stage := split_combine(stages)[0]) is not None:
+    if (stage := split_combine(first_stages)[0]) is not None:
         companion, rules = admit_companion(stage, prompt_ids, rules, model, llm.companion_model)
     rules = dataclasses.replace(rules, max_tokens=min(steps, rules.max_tokens or steps))
-    return _run(llm, prompt_ids, params, stages, rules, grammar, companion)
+
+    def generated() -> Iterator[InspectedToken]:
+        """The loop of ``generation/loop.py``, with ``trace`` instead of a ``Sampler``."""
+        seed = noise.fresh_seed() if params.seed is None else params.seed
+        detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
+        matcher, guide = StopMatcher(rules), None if grammar is None else Guide(grammar, ignore_eos=params.ignore_eos)
+        stages, output_ids, next_ids, other_ids = first_stages, list[int](), prompt_ids, list[int]()
+        context = model.begin()
+        if companion is not None:
+            other = ((companion.stage.companion_model and llm.companion_model) or model).begin()
+            other_ids = [*companion.prompt_ids]
+        while True:
+            logits_V, other_V = context.forward(next_ids), other.forward(other_ids) if other_ids else None
+            mask = None if guide is None else guide.mask()[0]
+            words: dict[str, Any] = {
+                "prompt_ids": prompt_ids,
+                "output_ids": output_ids,
+                "step": len(output_ids),
+                "mask": mask,
+            }
+            result = trace(logits_V, stages, **words, companion=other_V, seed=seed)
+            token, before = result.token_id, tuple(output_ids)
+            if token is None:
+                text = matcher.close(detokenizer.close())
+                yield InspectedToken(result, before, text, Finish("error", result.error))
+                return
+            text = matcher.push(token, "" if matcher.is_stop_token(token) else detokenizer.push(token))
+            if guide is not None and guide.accept_token(token):
+                matcher.complete()
+            if matcher.finish is not None:
+                text += matcher.close(detokenizer.close())
+            yield InspectedToken(result, before, text, matcher.finish)
+            if matcher.finish is not None:
+                return
+            if any(map(is_stateful, stages)):
+                logits_V = combined_rows([stage], logits_V[None], None if other_V is None else other_V[None])[0]
+                stages = _updated(logits_V, stages, History(prompt_ids, output_ids, mask), seed)
+            output_ids.append(token)
+            next_ids = [token]
+            other_ids = next_ids if companion is not None else []
+
+    return generated()
 
 
-def _run(
-    llm: LLM,
-    prompt_ids: list[int],
-    params: SamplingParams,
-    stages: Pipeline,
-    rules: StopRules,
-    grammar: CompiledGrammar | None,
-    companion: Companion | None,
-) -> Iterator[InspectedToken]:
-    """The loop of ``generation/loop.py``, with ``trace`` instead of a ``Sampler``."""
-    seed = params.seed
-    seed = noise.fresh_seed() if seed is None else seed
-    detokenizer = Detokenizer(llm.tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
-    matcher, guide = StopMatcher(rules), None if grammar is None else Guide(grammar, ignore_eos=params.ignore_eos)
-    context, output_ids, next_ids, other_ids = llm.model.begin(), list[int](), prompt_ids, list[int]()
-    if companion is not None:
-        model = llm.companion_model if companion.stage.companion_model and llm.companion_model else llm.model
-        other, other_ids = model.begin(), [*companion.prompt_ids]
-    while True:
-        logits_V, other_V = context.forward(next_ids), other.forward(other_ids) if other_ids else None
-        row = Row(logits_V, other_V, None if guide is None else guide.mask()[0])
-        result = trace(
-            row.logits,
-            stages,
-            prompt_ids=prompt_ids,
-            output_ids=output_ids,
-            step=len(output_ids),
-            mask=row.mask,
-            companion=row.companion,
-            seed=seed,
-        )
-        token, before = result.token_id, tuple(output_ids)
-        if token is None:
-            text = matcher.close(detokenizer.close())
-            yield InspectedToken(result, before, text, Finish("error", result.error))
-            return
-        text = matcher.push(token, "" if matcher.is_stop_token(token) else detokenizer.push(token))
-        if guide is not None and guide.accept_token(token):
-            matcher.complete()
-        if matcher.finish is not None:
-            text += matcher.close(detokenizer.close())
-        yield InspectedToken(result, before, text, matcher.finish)
-        if matcher.finish is not None:
-            return
-        stages = _updated(row, stages, prompt_ids, output_ids, seed)
-        output_ids.append(token)
-        next_ids = [token]
-        other_ids = next_ids if companion is not None else []
-
-
-def _updated(row: Row, stages: Pipeline, prompt_ids: list[int], output_ids: list[int], seed: int) -> Pipeline:
-    """The stages after the next token: stateful ones, such as mirostat, learn from it."""
-    if not any(map(is_stateful, stages)):
-        return stages
-    combine, own = split_combine(stages)
-    other = None if row.companion is None else row.companion[None]
-    logits_V = combined_rows([combine], row.logits[None], other)[0]
-    masked = own if row.mask is None else with_mask(own)
-    past = History(prompt_ids, output_ids, row.mask)
-    updated = reference.run(logits_V, masked, seed, len(output_ids), past).stages
+def _updated(logits_V: NDArray[np.float32], stages: Pipeline, past: History, seed: int) -> Pipeline:
+    """The stages after the next token: stateful ones, such as mirostat, learn from it. logits_V: after guidance."""
+    own = split_combine(stages)[1]
+    masked = own if past.mask is None else with_mask(own)
+    updated = reference.run(logits_V, masked, seed, len(past.output), past).stages
     first = stages[:1] if isinstance(stages[0], Combine) else ()
     return (*first, *(updated if masked is own else without_mask(updated)))
