@@ -54,6 +54,7 @@ class UsageError(Exception):
 
 
 TYPES: Mapping[str, type] = {"N": int, "BYTES": int, "FILE": Path, "PATH": Path}
+"""The types of values, by the metavar of their flag."""
 
 
 class Flag:

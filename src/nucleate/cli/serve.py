@@ -220,18 +220,18 @@ def _reload(
 
     A server that started without keys stays open; one with keys keeps at least one.
     """
-    try:
+
+    def reload_keys() -> dict[str, int]:
         found = read() if keys else frozenset[str]()
-    except ParameterError as error:
-        log.event("API keys not reloaded", logging.ERROR, error_message=str(error))
-    else:
         if found:
             keys.replace(found)
-        log.event("API keys reloaded", count=len(found))
+        return {"count": len(found)}
+
+    parts: dict[str, Callable[[], dict[str, int] | None]] = {"API keys": reload_keys}
     if certificate is not None:
+        parts["TLS certificate"] = certificate.reload
+    for name, part in parts.items():
         try:
-            certificate.reload()
+            log.event(f"{name} reloaded", **(part() or {}))
         except ParameterError as error:
-            log.event("TLS certificate not reloaded", logging.ERROR, error_message=str(error))
-        else:
-            log.event("TLS certificate reloaded")
+            log.event(f"{name} not reloaded", logging.ERROR, error_message=str(error))
