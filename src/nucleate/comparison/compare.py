@@ -146,7 +146,8 @@ class ResultsFile:
         if self.path is not None and self.path.exists():
             data = self.path.read_bytes()
             end = data.rfind(b"\n") + 1
-            os.truncate(self.path, end)  # the incomplete line of an interrupted run
+            if end < len(data):
+                os.truncate(self.path, end)  # the incomplete line of an interrupted run
             for line in data[:end].splitlines():
                 known = self._read(line, known)
         settings = {**known.get("settings", {}), **self.header["settings"]}

@@ -164,15 +164,26 @@ OFFLINE: Final = "offline.html"
 
 
 @cache
-def inspector_files() -> Mapping[str, tuple[bytes, str]]:
-    """The content and the content type of all files."""
+def _files() -> Mapping[str, tuple[bytes, str]]:
     found = {file.name: file for file in (files("nucleate.inspector") / "assets").iterdir()}
     types = {name: TYPES[name.rpartition(".")[2]] for name in found if name.rpartition(".")[2] in TYPES}
-    read = {name: (found[name].read_bytes(), content_type) for name, content_type in types.items()}
-    return {**read, OFFLINE: (offline_page().encode(), TYPES["html"])}
+    return {name: (found[name].read_bytes(), content_type) for name, content_type in types.items()}
+
+
+@cache
+def _offline() -> bytes:
+    return offline_page().encode()
+
+
+def inspector_file(name: str) -> tuple[bytes, str] | None:
+    """The content and the content type of a file; None if there is none of this name."""
+    return (_offline(), TYPES["html"]) if name == OFFLINE else _files().get(name)
 
 
 @cache
 def compressed_inspector_file(name: str) -> bytes:
     """The content of a file with gzip, about a third of its bytes. Raises KeyError if there is none of this name."""
-    return gzip.compress(inspector_files()[name][0], mtime=0)
+    found = inspector_file(name)
+    if found is None:
+        raise KeyError(name)
+    return gzip.compress(found[0], mtime=0)

@@ -11,7 +11,7 @@ from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
-from nucleate.inspector.page import compressed_inspector_file, inspector_files
+from nucleate.inspector.page import compressed_inspector_file, inspector_file
 from nucleate.inspector.session import Inspector, OutputEvents
 from nucleate.inspector.store import InspectionStore, InspectorError
 from nucleate.outputs import CompletionChunk, Usage
@@ -79,7 +79,7 @@ class InspectorRoutes:
         await self._send_file(context, context.scope["path_params"]["file"])
 
     async def _send_file(self, context: RequestContext, name: str) -> None:
-        found = inspector_files().get(name)
+        found = inspector_file(name)
         if found is None:
             raise HTTPError(404, f"The inspector has no file {name[:60]!r}.")
         content, content_type = found
