@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nucleate.cli.configuration import Configuration
+from nucleate.cli.argument_parser import Configuration
 from nucleate.cli.main import command_parser
 from nucleate.engine.stats import EngineStats
 from nucleate.server.limits import ServerLimits

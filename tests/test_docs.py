@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from nucleate.cli.structured_flags import FLAGS
+from nucleate.cli.sampling_flags import STRUCTURED_FLAGS
 from nucleate.sampling.stages import STAGES
 from nucleate.structured_output.json_schema import FORMATS, SUPPORTED
 from nucleate.structured_output.spec import OnUnsupported, Whitespace
@@ -76,8 +76,7 @@ def test_the_page_of_structured_output_lists_all_enforced_keywords() -> None:
     rows = re.findall(r"^\|([^|]+)\|", formats, re.MULTILINE)
     assert {name for row in rows for name in re.findall(r"`([^`]+)`", row)} == set(FORMATS)
     assert not set(re.findall(r"`([^`]+)`", unsupported.partition("| `on_unsupported` |")[0])) & SUPPORTED
-    for flag, _, _ in FLAGS.values():
-        assert f"--{flag}" in page
+    assert all(flag.names[0] in page for flag in STRUCTURED_FLAGS.values())
     for name in (*get_args(OnUnsupported), *get_args(Whitespace)):
         assert f"`{name}`" in page
 

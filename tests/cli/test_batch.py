@@ -28,7 +28,7 @@ import nucleate as nc
 from nucleate.batch.batch_records import MAX_LINE_BYTES, JsonLine, has_failed, lines, read_line
 from nucleate.cli import batch
 from nucleate.cli.argument_parser import UsageError
-from nucleate.cli.batch_output import BatchOutput
+from nucleate.cli.batch import BatchOutput
 from nucleate.cli.main import main
 from nucleate.engine.engine import Engine
 from nucleate.server.openai.endpoints import CHAT as CHAT_ENDPOINT
@@ -116,13 +116,8 @@ def test_every_kind_of_line_gets_the_output_of_the_library(folder: Folder, llm: 
     fox = llm.generate("The fox", params.replace(n=2))[0]
     assert found[0]["text"] == fox.text
     assert {"line": 1, "prompt": "The fox", "finish_reason": "length", "seed": 3}.items() <= found[0].items()
-    usage = {
-        "prompt_tokens": 3,
-        "completion_tokens": 4,
-        "total_tokens": 7,
-        "prompt_tokens_details": {"cached_tokens": 0},
-    }
-    assert found[0]["usage"] == usage
+    counts = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    assert found[0]["usage"] == {**counts, "prompt_tokens_details": {"cached_tokens": 0}}
     assert found[1]["prompt"] == ids
     assert [output["text"] for output in found[1]["outputs"]] == [output.text for output in fox.outputs]
     chat = llm.chat(CHAT, params)
@@ -130,12 +125,8 @@ def test_every_kind_of_line_gets_the_output_of_the_library(folder: Folder, llm: 
     assert len(found[2]["logprobs"]) == 4
     assert found[2]["prompt_logprobs"][0] is None
     body = found[3]["response"]["body"]
-    assert found[3] == {
-        "id": found[3]["id"],
-        "custom_id": "a",
-        "response": {"status_code": 200, "request_id": f"req-{found[3]['id']}", "body": body},
-        "error": None,
-    }
+    response = {"status_code": 200, "request_id": f"req-{found[3]['id']}", "body": body}
+    assert found[3] == {"id": found[3]["id"], "custom_id": "a", "response": response, "error": None}
     assert (body["object"], body["model"], len(body["choices"])) == ("text_completion", "nucleate-tiny", 4)
     assert [choice["text"] for choice in body["choices"]] == [output.text for output in fox.outputs] * 2
     assert abs(body["created"] - time.time()) < 600
@@ -388,9 +379,9 @@ def test_a_changed_input_is_an_error(folder: Folder) -> None:
     _, first, _ = folder.run(*SHORT)
     for changed in ([{"prompt": "x", "seed": 2}, {"prompt": "y"}], [{"prompt": "x", "seed": 1}], []):
         folder.write(*changed)
-        status = main(["batch", str(folder.input), str(folder.output), *SHORT])
-        assert status == 2
-        assert folder.records() == first
+        status, found, err = folder.run(*SHORT)
+        assert (status, found) == (2, first)
+        assert "; use another output file or --overwrite" in err
     folder.write({"prompt": "x", "seed": 1}, {"prompt": "y"}, {"prompt": "z"})  # appending more lines is allowed
     status, found, err = folder.run(*SHORT)
     assert (status, found[:2], len(found)) == (0, first, 3)
@@ -398,13 +389,6 @@ def test_a_changed_input_is_an_error(folder: Folder) -> None:
     folder.write({"prompt": "other"})
     status, found, err = folder.run("--overwrite", *SHORT)
     assert (status, [record["prompt"] for record in found]) == (0, ["other"])
-
-
-def test_the_message_of_a_changed_input(folder: Folder) -> None:
-    folder.write("x", "y")
-    folder.run(*SHORT)
-    folder.write("x", "z")
-    assert "its record of line 2 is of another input; use another output file" in folder.run()[2]
 
 
 def test_failed_lines_are_retried_only_if_requested(folder: Folder) -> None:
@@ -558,19 +542,16 @@ def test_bad_usage(folder: Folder, flags: list[str], status: int, message: str) 
     assert message in err
 
 
-def test_missing_files(folder: Folder) -> None:
+def test_missing_and_empty_files(folder: Folder) -> None:
     status, _, err = folder.run()
     assert (status, "in.jsonl: No such file" in err, folder.output.exists()) == (1, True, False)
+    folder.write()
+    assert folder.run() == (0, [], "[0 lines done before]\n")
     folder.write("x")
     folder.output = folder.output.parent / "missing" / "out.jsonl"
     assert folder.run()[0] == 1
     folder.output = folder.input.parent
     assert main(["batch", str(folder.input), str(folder.output)]) == 1
-
-
-def test_an_empty_input_is_done_at_once(folder: Folder) -> None:
-    folder.write()
-    assert folder.run() == (0, [], "[0 lines done before]\n")
 
 
 def test_the_output_may_be_a_flag(folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

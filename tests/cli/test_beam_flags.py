@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.cli.generate import BEAM_PARAMETERS
 from nucleate.cli.main import main
 
 GENERATE = ("generate", "Once upon a time", "--num-beams", "4", "--max-tokens", "9")
 
 
-def test_the_best_beam_is_printed(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*GENERATE]) == 0
-    out, err = capsys.readouterr()
+def test_the_best_beam_is_printed(llm: nc.LLM, run: Any) -> None:
+    out, err = run(*GENERATE)
     [found] = llm.beam_search("Once upon a time", num_beams=4, max_tokens=9)
     assert out == f"{found.text}\n"
     assert err.startswith("[9 tokens, ")
@@ -40,10 +39,9 @@ def test_several_beams_are_printed_with_their_scores(llm: nc.LLM, capsys: pytest
     assert scores == pytest.approx([first.score, second.score], abs=1e-3)
 
 
-def test_json_has_all_fields(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_all_fields(llm: nc.LLM, run: Any) -> None:
     more = ("--n", "3", "--json", "--num-beam-groups", "2", "--diversity-penalty", "1.5", "--logprobs", "1")
-    assert main([*GENERATE, *more]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = json.loads(run(*GENERATE, *more).out)
     params = dict(
         num_beams=4, max_tokens=9, num_beam_groups=2, diversity_penalty=1.5, num_return_sequences=3, logprobs=1
     )
@@ -57,10 +55,10 @@ def test_json_has_all_fields(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) ->
     assert printed["usage"]["prompt_tokens"] == len(found.prompt_token_ids)
 
 
-def test_structured_output(capsys: pytest.CaptureFixture[str]) -> None:
+def test_structured_output(run: Any) -> None:
     pytest.importorskip("llguidance", reason="needs the extra 'structured'")
-    assert main(["generate", "Tim had", "--num-beams", "3", "--choice", "a dog", "--choice", "a cat"]) == 0
-    assert capsys.readouterr().out in ("a dog\n", "a cat\n")
+    found = run("generate 'Tim had' --num-beams 3 --choice 'a dog' --choice 'a cat'").out
+    assert found in ("a dog\n", "a cat\n")
 
 
 @pytest.mark.parametrize(
@@ -81,33 +79,19 @@ def test_structured_output(capsys: pytest.CaptureFixture[str]) -> None:
         (("--early-stopping", "false"), "early_stopping needs --num-beams"),
     ],
 )
-def test_incompatible_flags_are_rejected(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["generate", "x", *arguments]) == 2
-    out, err = capsys.readouterr()
+def test_incompatible_flags_are_rejected(arguments: tuple[str, ...], message: str, run: Any) -> None:
+    out, err = run("generate x", *arguments, status=2)
     assert out == ""
     assert message in err
 
 
-def test_every_flag_is_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["generate", "--help-all"])
-    text = capsys.readouterr().out
-    assert all(f"--{name.replace('_', '-')}" in text for name in BEAM_PARAMETERS)
-
-
-def test_a_failed_search_is_a_failure(
-    llm: nc.LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_search_is_a_failure(llm: nc.LLM, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from nucleate.engine import beam_search
 
     def broken(logits_BV: np.ndarray) -> np.ndarray:
         raise beam_search.SearchError(0, "NaN at token 3")
 
     monkeypatch.setattr(beam_search, "logprobs", broken)
-    assert main([*GENERATE]) == 1
-    assert "nucleate: beam search failed: invalid logits: NaN at token 3" in capsys.readouterr().err
-    assert main([*GENERATE, "--json"]) == 1
-    out, _ = capsys.readouterr()
+    assert "nucleate: beam search failed: invalid logits: NaN at token 3" in run(*GENERATE, status=1).err
+    out, _ = run(*GENERATE, "--json", status=1)
     assert json.loads(out)["outputs"][0]["score"] is None

@@ -5,19 +5,20 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import nucleate as nc
+from nucleate.cli import bench
 from nucleate.cli.bench import CHAINS, KINDS, history, logits, medians, recreate_every, sampler_call
-from nucleate.cli.main import main
+from nucleate.jit import kernel_libraries
 from nucleate.jit.kernel_libraries import ALL
 
 
-def test_bench_prints_a_line_per_chain(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--vocabulary", "3000", "--rows", "2", "--seconds", "0", "--logits", "ties"]) == 0
-    first, _, *lines = capsys.readouterr().out.splitlines()
+def test_bench_prints_a_line_per_chain(run: Any) -> None:
+    first, _, *lines = run("bench --vocabulary 3000 --rows 2 --seconds 0 --logits ties").out.splitlines()
     assert first == "2 x 3000 logits, ties: microseconds per call"
     assert [line[:44].rstrip() for line in lines] == list(CHAINS)
     for line in lines:
@@ -26,9 +27,8 @@ def test_bench_prints_a_line_per_chain(capsys: pytest.CaptureFixture[str]) -> No
         assert ratio == pytest.approx(own / floor, rel=0.2, abs=0.1)
 
 
-def test_bench_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "--vocabulary", "300", "--seconds", "0", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+def test_bench_in_json(run: Any) -> None:
+    found = json.loads(run("bench --vocabulary 300 --seconds 0 --json").out)
     assert [case["chain"] for case in found] == list(CHAINS)
     assert all(set(case["microseconds"]) == {"nucleate", "numpy max"} for case in found)
 
@@ -42,9 +42,8 @@ def test_bench_in_json(capsys: pytest.CaptureFixture[str]) -> None:
         ("--logits", "round", "invalid choice: 'round'"),
     ],
 )
-def test_bench_rejects_invalid_values(flag: str, value: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", f"{flag}={value}"]) == 2
-    captured = capsys.readouterr().err
+def test_bench_rejects_invalid_values(flag: str, value: str, words: str, run: Any) -> None:
+    captured = run("bench", f"{flag}={value}", status=2).err
     assert words in captured
     assert captured.count("\n") == 1 + captured.startswith("usage: nucleate bench [OPTIONS]\n")
 
@@ -68,7 +67,7 @@ def test_calls_are_timed_alternately() -> None:
 
 
 def test_a_slow_contender_runs_once_per_turn_and_at_least_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nucleate.cli.bench.SLOW_SECONDS", 0.1)
+    monkeypatch.setattr(bench, "SLOW_SECONDS", 0.1)
     calls: list[str] = []
 
     def slow() -> None:
@@ -98,11 +97,8 @@ def test_recreate_every_recreates_after_that_many_calls() -> None:
 def test_the_name_of_a_pipeline_lists_its_stages_in_order(chain: str, params: dict[str, object]) -> None:
     default = "top_k 40, top_p .95, min_p .05, T .8"
     expected = chain.replace("the same", default if params.get("order") else "T .8, top_k 40, min_p .05, top_p .95")
-    expected = (
-        expected.replace("repetition +", "repetition,")
-        .replace("T .", "temperature .")
-        .replace("mirostat v2", "mirostat")
-    )
+    for text, name in {"repetition +": "repetition,", "T .": "temperature .", "mirostat v2": "mirostat"}.items():
+        expected = expected.replace(text, name)
     if expected != "greedy":
         names = [stage.name for stage in nc.SamplingParams(**params).build_pipeline()[:-1]]  # type: ignore[arg-type]
         assert names == [part.split()[0] for part in expected.split(", ")]
@@ -128,23 +124,21 @@ def test_the_head_of_peaked_logits_has_nine_tenths_of_the_probability(size: int)
         assert np.sort(p)[-40:].sum() > 0.9 * p.sum()
 
 
-def test_warm_reports_the_compiled_kernels_and_the_cache(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["warm"]) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
+def test_warm_reports_the_compiled_kernels_and_the_cache(run: Any) -> None:
+    *lines, last = run("warm").out.splitlines()
     assert [line.partition(":")[0].strip() for line in lines] == [library.name for library in ALL]
     assert last.startswith("CPU kernels ready after ")
     assert Path(last.partition(" s, cached in ")[2]) == ALL[0].folder.parent
 
 
 def test_warm_compiles_nothing_if_the_cache_is_not_writable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Any
 ) -> None:
     file = tmp_path / "file"
     file.touch()
     monkeypatch.setenv("NUCLEATE_CACHE", str(file))
-    monkeypatch.setattr("nucleate.jit.kernel_libraries.warm", None)
-    assert main(["warm"]) == 2
-    captured = capsys.readouterr()
+    monkeypatch.setattr(kernel_libraries, "warm", None)
+    captured = run("warm", status=2)
     assert captured.out == ""
     assert captured.err.startswith(f"nucleate: the kernel cache {file} is not writable")
     assert "NUCLEATE_CACHE" in captured.err

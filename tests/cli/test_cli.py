@@ -20,16 +20,15 @@ import pytest
 from programs import begun
 
 import nucleate as nc
+from nucleate.cli import stages
 from nucleate.cli.main import main
 from nucleate.sampling.stage import Floor
-from nucleate.sampling.stages import STAGES
-from nucleate.sampling_params import FIELDS
 
 
 def nucleate(*arguments: str, text: str | None = None, **options: object) -> subprocess.CompletedProcess[str]:
     stdin = {"input": text} if text is not None else {"stdin": subprocess.DEVNULL}
     command = [sys.executable, "-m", "nucleate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **stdin, **options)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **{**stdin, **options})
 
 
 GENERATE = ("generate", "Once upon a time", "--max-tokens", "20")
@@ -72,20 +71,16 @@ def test_a_prompt_is_utf8_and_keeps_its_line_ends_from_any_source(tmp_path: Path
     path.write_bytes("café\r\n".encode())
     for source in (["--file", str(path)], ["-"]):
         with path.open() as stdin:
-            done = run(*source, "--json", "--max-tokens", "1", stdin=stdin, env={"PYTHONIOENCODING": "latin-1"})
+            done = nucleate(
+                "generate", *source, "--json", "--max-tokens", "1", stdin=stdin, env={"PYTHONIOENCODING": "latin-1"}
+            )
         assert json.loads(done.stdout)["prompt"] == "café\r\n"
     path.write_bytes(b"caf\xe9")
     for source, name in ((["--file", str(path)], str(path)), (["-"], "stdin")):
         with path.open() as stdin:
-            done = run(*source, stdin=stdin)
+            done = nucleate("generate", *source, stdin=stdin)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr == f"nucleate: {name} is not UTF-8: unexpected end of data at byte 3\n"
-
-
-def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run ``nucleate generate`` with its own stdin."""
-    command = [sys.executable, "-m", "nucleate", "generate", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, **options)
 
 
 @pytest.mark.slow
@@ -137,33 +132,6 @@ def test_json_output() -> None:
     assert nucleate(*GENERATE, "--seed", "1", "--temperature", "0.5").stdout == result["outputs"][0]["text"] + "\n"
 
 
-def test_every_sampling_parameter_is_a_flag() -> None:
-    text = nucleate("generate", "--help-all").stdout
-    for name in FIELDS.keys() - {"structured_outputs"}:  # it has several flags
-        assert re.search(rf"--(no-)?{name.replace('_', '-')}\b", text)
-
-
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [
-        ("--logit-bias", "300=100"),
-        ("--allowed-token-ids", "300,301"),
-        ("--stop", "x"),
-        ("--stop-regex", "[xyz]"),
-        ("--stop-token-ids", "13"),
-        ("--min-tokens", "5"),
-        ("--repetition-penalty", "1.3"),
-    ],
-)
-def test_flags_of_every_type_reach_the_pipeline(flag: str, value: str) -> None:
-    done = nucleate(*GENERATE, "--json", "--seed", "1", flag, value)
-    assert done.returncode == 0, done.stderr
-    name = flag[2:].replace("-", "_")
-    assert name in json.loads(done.stdout)["params"]
-
-
-@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -193,11 +161,13 @@ def test_flags_of_every_type_reach_the_pipeline(flag: str, value: str) -> None:
         (["generate", "x", "--stop", "---"], 2, "write a value that begins with - as --flag=VALUE"),
     ],
 )
-def test_bad_usage_is_one_line_and_exit_status_2(arguments: list[str], status: int, message: str) -> None:
-    done = nucleate(*arguments)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert message in done.stderr
-    *usage, error = done.stderr.splitlines()
+def test_bad_usage_is_one_line_and_exit_status_2(
+    arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == status
+    out, err = capsys.readouterr()
+    assert (out, message in err) == ("", True), err
+    *usage, error = err.splitlines()
     assert error.startswith("nucleate: ")
     shown = "unrecognized" in message or "arguments:" in message or "did you mean --" in message or "--flag" in message
     assert [line.startswith(f"usage: nucleate {arguments[0]} [OPTIONS]") for line in usage] == [True] * shown
@@ -207,11 +177,6 @@ def test_an_invalid_thread_count_is_an_error_before_anything_runs() -> None:
     done = nucleate("generate", "Once", env={**os.environ, "NUCLEATE_THREADS": "zero"})
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "nucleate: NUCLEATE_THREADS must be an integer >= 1, got 'zero'\n"
-
-
-def test_an_empty_pipe_is_an_empty_prompt() -> None:
-    done = nucleate("generate", text="")
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
 
 
 def test_debug_shows_the_traceback() -> None:
@@ -247,20 +212,11 @@ def test_ctrl_c_keeps_the_output_so_far() -> None:
     assert "Traceback" not in stderr
 
 
-def test_no_arguments_show_the_usage() -> None:
-    done = nucleate()
-    assert done.returncode == 2
-    assert "generate" in done.stdout + done.stderr
-    assert nucleate("--version").stdout.startswith("nucleate 0.")
-    assert nucleate("help").returncode == 0
-
-
-def test_stages_lists_every_parameter() -> None:
-    listed = nucleate("stages").stdout
-    rows = json.loads(nucleate("stages", "--json").stdout)
-    public = {parameter["name"] for row in rows for parameter in row["parameters"]}
-    assert public <= FIELDS.keys()
-    assert all(name in listed for name in public)
+def test_no_arguments_show_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "generate" in capsys.readouterr().out
+    assert main(["--version"]) == main(["help"]) == 0
+    assert capsys.readouterr().out.startswith("nucleate 0.")
 
 
 def test_stages_prints_aligned_columns_for_names_of_any_length(
@@ -269,7 +225,7 @@ def test_stages_prints_aligned_columns_for_names_of_any_length(
     class MuchLikelierThanTheAverage(Floor):
         """Keep some."""
 
-    monkeypatch.setattr("nucleate.cli.stages.STAGES", {**STAGES, "long": MuchLikelierThanTheAverage})
+    monkeypatch.setattr(stages, "STAGES", {**stages.STAGES, "long": MuchLikelierThanTheAverage})
     assert main(["stages"]) == 0
     assert "\nmuch_likelier_than_the_average floor     Keep some.\n" in capsys.readouterr().out
 
@@ -299,39 +255,22 @@ def test_chat_keeps_the_history_and_drops_the_oldest_when_the_context_is_full() 
     assert "the oldest messages were removed" in done.stderr
 
 
-def test_a_message_that_does_not_fit_is_rejected_and_the_chat_continues() -> None:
-    done = nucleate("chat", "--max-tokens", "10", text="word " * 2000 + "\nHello!")
-    assert "the context holds 1024" in done.stderr
-    assert "[10 tokens" in done.stderr
-
-
 def test_an_invalid_or_too_long_message_leaves_the_conversation_unchanged() -> None:
-    command = [sys.executable, "-m", "nucleate", "chat", "--max-tokens", "5", "--temperature", "0"]
+    def chat(*lines: str) -> subprocess.CompletedProcess[str]:
+        flags = ("--max-tokens", "5", "--temperature", "0")
+        return nucleate("chat", *flags, text="\n".join(lines), errors="surrogateescape")
 
-    def chat(*lines: bytes) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(command, input=b"\n".join(lines), capture_output=True, check=False, timeout=120)
-
-    good = chat(b"Tell me a story.", b"Who is the fox?")
-    done = chat(b"Tell me a story.", b"caf\xff", b"word " * 2000, b"Who is the fox?")
-    assert done.returncode == 0
-    assert done.stdout == good.stdout
-    assert [line[:26] for line in done.stderr.decode().splitlines() if line.startswith("nucleate")] == [
-        "nucleate: messages: text i",
-        "nucleate: the prompt has 2",
-    ]
-    assert "removed" not in done.stderr.decode()
+    good = chat("Tell me a story.", "Who is the fox?")
+    done = chat("Tell me a story.", "caf\udcff", "word " * 2000, "Who is the fox?")
+    assert (done.returncode, done.stdout) == (0, good.stdout)
+    errors = [line for line in done.stderr.splitlines() if line.startswith("nucleate")]
+    assert [error[:26] for error in errors] == ["nucleate: messages: text i", "nucleate: the prompt has 2"]
+    assert "removed" not in done.stderr
 
 
 def test_set_without_a_value_restores_the_default() -> None:
-    lines = [
-        "/set stop The end",
-        "/set temperature 2",
-        "/set  ignore_eos  True",
-        "/set max-tokens 9",
-        "/params",
-        "/set max-tokens",
-    ]
-    done = nucleate("chat", text="\n".join([*lines, "/set stop", "/set temperature", "/set ignore_eos", "/params"]))
+    changes = "/set stop The end\n/set temperature 2\n/set  ignore_eos  True\n/set max-tokens 9\n/params\n"
+    done = nucleate("chat", text=f"{changes}/set max-tokens\n/set stop\n/set temperature\n/set ignore_eos\n/params")
     assert (done.returncode, done.stderr) == (0, "")
     changed, back = done.stdout.splitlines()
     assert "max_tokens=9, stop=('The end',), ignore_eos=True" in changed

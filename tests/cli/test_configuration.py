@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nucleate.cli import flags
-from nucleate.cli.argument_parser import UsageError
-from nucleate.cli.configuration import Configuration
-from nucleate.cli.flag_values import read_values
-from nucleate.cli.main import command_parser, main
+from nucleate.cli.argument_parser import Configuration, UsageError
+from nucleate.cli.main import command_parser
+from nucleate.cli.sampling_flags import read_values
 from nucleate.plugins.plugin_loader import set_stages
 from nucleate.sampling.stages import STAGES
 
@@ -75,7 +75,7 @@ def test_values_stay_as_they_are_written(tmp_path: Path) -> None:
         "order: [temperature, top_p]\npipeline: ['temperature(0.5)', top_k(3)]\n"
     )
     found = parse(tmp_path, text)
-    assert flags.model_name(found) == "no"
+    assert flags.model_names(found)[0] == "no"
     assert (found.revision, found.model, found.max_num_seqs, found.host) == ("2024-01-01", "0123", 64, "127.0.0.1")
     values = read_values(found)
     assert values["stop"] == ("yes", "null", " x")
@@ -164,26 +164,20 @@ def test_misspelled_variables(tmp_path: Path) -> None:
 
 
 def test_variables_of_others_are_left_alone(tmp_path: Path) -> None:
-    kubernetes = {
-        "PORT": "tcp://10.0.0.1:8000",
-        "PORT_8000_TCP": "tcp://10.0.0.1:8000",
-        "PORT_8000_TCP_PORT": "8000",
-        "SERVICE_HOST": "10.0.0.1",
-        "SERVICE_PORT": "8000",
-    }
+    kubernetes = {**dict.fromkeys(("PORT", "PORT_8000_TCP"), "tcp://10.0.0.1:8000"), "SERVICE_HOST": "10.0.0.1"}
+    kubernetes |= dict.fromkeys(("PORT_8000_TCP_PORT", "SERVICE_PORT"), "8000")
     own = {"THREADS": "2", "CACHE": "/x", "API_KEYS": "a,b", "PLUGINS": "x", "WATERMARK_KEY_FILE": "k"}
     found = parse(tmp_path, **kubernetes, **own)
     assert {**vars(found), "config": None} == vars(command_parser("serve").parse_args([]))
 
 
-def test_a_plugin_of_the_file_has_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plugin_of_the_file_has_keys(tmp_path: Path, run: Any) -> None:
     (tmp_path / "tilt.py").write_text(PLUGIN)
     file = tmp_path / "server.yaml"
     file.write_text(f"plugin: {tmp_path / 'tilt.py'}\ntilt-by: -1\n")
     before = dict(STAGES)
     try:
-        assert main(["serve", "--port", "0", "--config", str(file)]) == 2
-        assert "tilt_by must be a number > 0" in capsys.readouterr().err
+        assert "tilt_by must be a number > 0" in run("serve --port 0 --config", str(file), status=2).err
     finally:
         set_stages(before)
 
@@ -196,20 +190,16 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     assert found.api_key_file == Path("/etc/nucleate/api-keys")
 
 
-def test_errors_have_status_2_and_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_have_status_2_and_one_line(tmp_path: Path, run: Any) -> None:
     (tmp_path / "a.yaml").write_text("prot: 1\n")
-    assert main(["serve", "--config", str(tmp_path / "a.yaml")]) == 2
-    captured = capsys.readouterr().err
+    captured = run("serve --config", str(tmp_path / "a.yaml"), status=2).err
     assert captured == f"nucleate: {tmp_path / 'a.yaml'}: unknown key 'prot'; did you mean 'port'?\n"
-    with pytest.raises(SystemExit):
-        main(["serve", "--help"])
-    assert "--config FILE" in capsys.readouterr().out
 
 
 def test_the_default_name_of_a_file_is_its_own(tmp_path: Path) -> None:
     file = tmp_path / "gemma.gguf"
     file.touch()
     for model, name in ((str(file), "gemma.gguf"), (str(tmp_path), str(tmp_path)), ("owner/name", "owner/name")):
-        assert flags.model_name(command_parser("serve").parse_args(["--model", model])) == name
+        assert flags.model_names(command_parser("serve").parse_args(["--model", model]))[0] == name
     given = command_parser("serve").parse_args(["--model", str(file), "--served-model-name", "x"])
-    assert flags.model_name(given) == "x"
+    assert flags.model_names(given)[0] == "x"

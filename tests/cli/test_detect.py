@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,33 +34,30 @@ def generated(capsys: pytest.CaptureFixture[str], *flags: str, tokens: int = 150
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["kgw(delta=4)", "gumbel", "synthid"])
 def test_generated_text_is_detected(
-    key: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    key: str, kind: str, tmp_path: Path, run: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = kind.partition("(")[0]
     marked, plain = tmp_path / "marked", tmp_path / "plain"
     marked.write_text(generated(capsys, "--watermark", kind, "--watermark-key", key), "utf-8")
     plain.write_text(generated(capsys), "utf-8")
-    assert main(["detect", str(marked), "--watermark", name, "--watermark-key", key]) == 0
-    assert capsys.readouterr().out.startswith("detected: p-value ")
+    assert run("detect", str(marked), "--watermark", name, "--watermark-key", key).out.startswith("detected: p-value ")
     monkeypatch.setenv("NUCLEATE_WATERMARK_KEY_FILE", key)
-    assert main(["detect", str(plain), "--watermark", name, "--json"]) == 3
-    found = json.loads(capsys.readouterr().out)
+    found = json.loads(run("detect", str(plain), "--watermark", name, "--json", status=3).out)
     assert not found["detected"]
     assert found["p_value"] > 1e-3
     assert 50 < found["num_scored"] <= found["num_tokens"]
     assert main(["detect", str(plain), "--watermark", name, "--threshold", "0.9999999"]) == 0
 
 
-def test_any_text_has_a_result(key: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_text_has_a_result(key: str, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("", "a", "Zwölf Boxkämpfer jagen Viktor quer über den Sylter Deich 🥊 \U0010ffff\n" * 3):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
-        assert main(["detect", "--watermark-key", key, "--json"]) == 3
-        found = json.loads(capsys.readouterr().out)
+        found = json.loads(run("detect --watermark-key", key, "--json", status=3).out)
         assert found["num_tokens"] >= bool(text)
         assert text or (found["p_value"], found["num_scored"]) == (1.0, 0)
 
 
-def test_errors(key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors(key: str, tmp_path: Path, run: Any) -> None:
     short, text = tmp_path / "short", tmp_path / "text"
     short.write_text("short key")
     text.write_text("Hello")
@@ -72,13 +70,11 @@ def test_errors(key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (str(text), "--watermark-key", key, "--threshold", "2"): "--threshold must be a number > 0 and < 1",
         (str(tmp_path / "latin"), "--watermark-key", key): "is not UTF-8",
     }.items():
-        assert main(["detect", *arguments]) == 2
-        assert message in capsys.readouterr().err
+        assert message in run("detect", *arguments, status=2).err
     assert main(["detect", str(tmp_path / "none"), "--watermark-key", key]) == 1
     for arguments, message in {
         ("--watermark", "kgw"): "a watermark needs a key",
         ("--watermark-key", key): "--watermark-key needs --watermark",
         ("--watermark", "kgw(delta=-1)", "--watermark-key", key): "delta must be a number >= 0",
     }.items():
-        assert main(["generate", "Once", *arguments]) == 2
-        assert message in capsys.readouterr().err
+        assert message in run("generate Once", *arguments, status=2).err

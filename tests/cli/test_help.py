@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -74,39 +74,26 @@ def test_synonyms_are_suggested() -> None:
     assert suggested == set(SYNONYMS.values())
 
 
-def test_short_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_flags(run: Any) -> None:
     arguments = ["generate", "Once", "--max-tokens", "2", "--seed", "1", "--json"]
     outputs = []
     for rest in (["-t", "0.5", "-n", "2"], ["--temp", "0.5", "--n", "2"], ["--temperature", "0.5", "-n", "2"]):
-        assert main([*arguments, *rest]) == 0
-        outputs.append(capsys.readouterr().out)
+        outputs.append(run(*arguments, *rest).out)
     assert len(set(outputs)) == 1
-    assert main(["generate", "x", "-m", "/missing/model"]) == 1
-    assert "/missing/model" in capsys.readouterr().err
+    assert "/missing/model" in run("generate x -m /missing/model", status=1).err
 
 
-def test_help_of_an_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["help", "genrate"]) == 2
-    assert "did you mean generate?" in capsys.readouterr().err
-    assert main(["help"]) == 0
-    assert all(name in capsys.readouterr().out for name in ["generate"])
+def test_help_of_an_unknown_command(run: Any) -> None:
+    assert "did you mean generate?" in run("help genrate", status=2).err
+    assert "generate" in run("help").out
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
-def test_completion_scripts(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_scripts(shell: str, run: Any) -> None:
     pytest.importorskip("shtab", reason="install the dependencies again")
-    assert main(["completion", shell]) == 0
-    script = capsys.readouterr().out
+    script = run("completion", shell).out
     assert all(name in script for name in COMMANDS)
     if shell == "bash":
-        complete = (
-            "COMP_WORDS=(nucleate generate --top); COMP_CWORD=2; _shtab_nucleate; printf '%s\n' \"${COMPREPLY[@]}\""
-        )
-        done = subprocess.run(
-            ["bash", "-c", f"{script}\n{complete}"],
-            capture_output=True,
-            text=True,
-            check=True,
-            env={**os.environ},
-        )
+        complete = 'COMP_WORDS=(nucleate generate --top); COMP_CWORD=2; _shtab_nucleate; echo "${COMPREPLY[@]}"'
+        done = subprocess.run(["bash", "-c", f"{script}\n{complete}"], capture_output=True, text=True, check=True)
         assert {"--top-k", "--top-p", "--top-n-sigma"} <= set(done.stdout.split())

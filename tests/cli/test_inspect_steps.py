@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.cli.inspect_steps import inspected
+from nucleate.cli.inspect import inspected
 from nucleate.cli.main import main
 from nucleate.models.loader import EMBEDDED
 
@@ -43,9 +43,8 @@ def both() -> nc.LLM:
     return nc.LLM(companion_model=EMBEDDED)
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
-    assert main(["inspect", *arguments]) == status
-    return capsys.readouterr().out
+def printed(run: Any, *arguments: str, status: int = 0) -> str:
+    return str(run("inspect", *arguments, status=status).out)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,25 +81,25 @@ def test_the_stages_that_are_shown_have_the_state_of_their_step(llm: nc.LLM) -> 
     assert len({*reprs}) == 3
 
 
-def test_steps_end_with_the_output(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_end_with_the_output(llm: nc.LLM, run: Any) -> None:
     arguments = (PROMPT, "--logit-bias", "0=30", "--seed", "1", "--steps", "4")
-    text = printed(capsys, *arguments)
+    text = printed(run, *arguments)
     assert "step 1 of 4\n" in text
     assert "step 2" not in text
     assert text.endswith('\noutput  ""\nended after 1 of 4 tokens: end of sequence\n')
-    text = printed(capsys, *arguments, "--ignore-eos")
+    text = printed(run, *arguments, "--ignore-eos")
     assert "step 4 of 4" in text
     assert "ended after" not in text
-    text = printed(capsys, *arguments, "--ignore-eos", "--stop-token-ids", "0")
+    text = printed(run, *arguments, "--ignore-eos", "--stop-token-ids", "0")
     assert text.endswith("ended after 1 of 4 tokens: stop token 0\n")
-    text = printed(capsys, PROMPT, "--regex", "[0-9]", "--seed", "1", "--steps", "4")
+    text = printed(run, PROMPT, "--regex", "[0-9]", "--seed", "1", "--steps", "4")
     assert text.endswith("ended after 1 of 4 tokens: end of sequence\n")
-    text = printed(capsys, "word " * 1019 + "word", "--seed", "1", "--steps", "4")
+    text = printed(run, "word " * 1019 + "word", "--seed", "1", "--steps", "4")
     assert text.endswith("ended after 2 of 4 tokens: max_tokens or the length of the context is reached\n")
 
 
-def test_a_table_per_step_for_few_steps(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, PROMPT, "--seed", "1", "--steps", "3", "--top", "2")
+def test_a_table_per_step_for_few_steps(llm: nc.LLM, run: Any) -> None:
+    text = printed(run, PROMPT, "--seed", "1", "--steps", "3", "--top", "2")
     blocks = text.strip().split("\n\n")
     assert len(blocks) == 1 + 3 * 3 + 1
     tokens = [*inspected(llm, llm.encode(PROMPT), llm.default_params.replace(seed=1), 3)]
@@ -113,8 +112,8 @@ def test_a_table_per_step_for_few_steps(llm: nc.LLM, capsys: pytest.CaptureFixtu
     assert blocks[-1] == f"output  {json.dumps(llm.tokenizer.decode([token.trace.token_id for token in tokens]))}"
 
 
-def test_a_row_per_step_for_many(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, PROMPT, "--seed", "1", "--top-k", "30", "--temperature", "1", "--steps", "8")
+def test_a_row_per_step_for_many(llm: nc.LLM, run: Any) -> None:
+    text = printed(run, PROMPT, "--seed", "1", "--top-k", "30", "--temperature", "1", "--steps", "8")
     _, table, end = text.strip().split("\n\n")
     head, *rows = table.splitlines()
     assert head.split() == ["step", "token", "before", "after", "entropy", "(nats)", "left", "removed", "by"]
@@ -131,13 +130,11 @@ def test_a_row_per_step_for_many(llm: nc.LLM, capsys: pytest.CaptureFixture[str]
     assert end.startswith('output  "')
 
 
-def test_rows_of_many_steps_keep_their_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_many_steps_keep_their_columns(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = (PROMPT, "--seed", "2", "--temperature", "1.5", "--min-p", "0.05", "--steps", "12")
     for columns, names in ((60, "step token after left removed by"), (80, "step token after (nats) left removed by")):
         monkeypatch.setenv("COLUMNS", str(columns))
-        table = printed(capsys, *arguments).split("\n\n")[1].splitlines()
+        table = printed(run, *arguments).split("\n\n")[1].splitlines()
         start = next(number for number, line in enumerate(table) if "removed by" in line)
         assert table[start].split() == names.split()
         column = table[start].index("removed by")
@@ -145,17 +142,16 @@ def test_rows_of_many_steps_keep_their_columns(
         assert max(map(len, table)) <= columns
 
 
-def test_json_of_several_steps(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_of_several_steps(llm: nc.LLM, run: Any) -> None:
     rest = ("--seed", "5", "--temperature", "1", "--frequency-penalty", "0.5")
-    page = json.loads(printed(capsys, PROMPT, *rest, "--json", "--steps", "4", "--top", "3"))
-    assert main(["generate", PROMPT, *rest, "--json", "--max-tokens", "4"]) == 0
-    output = json.loads(capsys.readouterr().out)["outputs"][0]
+    page = json.loads(printed(run, PROMPT, *rest, "--json", "--steps", "4", "--top", "3"))
+    output = json.loads(run("generate", PROMPT, *rest, "--json", "--max-tokens", "4").out)["outputs"][0]
     for name, expected in {"output_token_ids": "token_ids", **dict.fromkeys(("text", "finish_reason", "seed"))}.items():
         assert page[name] == output[expected or name]
     assert page["stop_reason"] is None
     assert [trace["token_id"] for trace in page["traces"]] == page["output_token_ids"]
     assert [trace["step"] for trace in page["traces"]] == [0, 1, 2, 3]
-    single = json.loads(printed(capsys, PROMPT, *rest, "--json", "--top", "3"))
+    single = json.loads(printed(run, PROMPT, *rest, "--json", "--top", "3"))
     assert page["traces"][0] == {name: single[name] for name in ("token_id", "error", "seed", "step", "steps")}
     assert {name: page[name] for name in ("prompt", "prompt_token_ids", "params", "origins", "entropy_unit")} == {
         name: single[name] for name in ("prompt", "prompt_token_ids", "params", "origins", "entropy_unit")
@@ -166,22 +162,20 @@ def test_json_of_several_steps(llm: nc.LLM, capsys: pytest.CaptureFixture[str]) 
     assert {int(token) for token in page["tokens"]} == mentioned
 
 
-def test_a_later_step_without_a_token_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_later_step_without_a_token_is_an_error(run: Any) -> None:
     arguments = (PROMPT, "--allowed-token-ids", "376", "--no-repeat-ngram-size", "1", "--seed", "1")
     for steps in ("3", "6"):
-        text = printed(capsys, *arguments, "--steps", steps, status=1)
+        text = printed(run, *arguments, "--steps", steps, status=1)
         assert '" big"' in text
         assert text.endswith('output  " big"\n')
-    page = json.loads(printed(capsys, *arguments, "--steps", "3", "--json", status=1))
+    page = json.loads(printed(run, *arguments, "--steps", "3", "--json", status=1))
     assert page["finish_reason"] == "error"
     assert page["output_token_ids"] == [376]
     assert page["traces"][1]["token_id"] is None
     assert page["traces"][1]["error"] == page["stop_reason"]
 
 
-def test_invalid_logits_are_an_error(
-    llm: nc.LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_logits_are_an_error(llm: nc.LLM, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     class Context:
         calls = 0
 
@@ -192,8 +186,7 @@ def test_invalid_logits_are_an_error(
             return row
 
     monkeypatch.setattr(type(llm.model), "begin", lambda self: Context())
-    assert main(["inspect", PROMPT, "--steps", "3"]) == 1
-    done = capsys.readouterr()
+    done = run("inspect", PROMPT, "--steps", "3", status=1)
     assert "step 1 of 3" in done.out
     assert done.err.startswith("nucleate: no token can be sampled: ")
     assert len(done.err.splitlines()) == 1
@@ -201,6 +194,5 @@ def test_invalid_logits_are_an_error(
 
 
 @pytest.mark.parametrize("steps", ["0", "-1", "2.5", "many", "9" * 5000])
-def test_a_bad_number_of_steps(steps: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", PROMPT, f"--steps={steps}"]) == 2
-    assert "--steps must be an integer >= 1" in capsys.readouterr().err
+def test_a_bad_number_of_steps(steps: str, run: Any) -> None:
+    assert "--steps must be an integer >= 1" in run("inspect", PROMPT, f"--steps={steps}", status=2).err

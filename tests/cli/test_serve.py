@@ -6,6 +6,7 @@ import re
 import socket
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,19 +66,18 @@ def test_bad_usage(arguments: list[str], text: str, capsys: pytest.CaptureFixtur
     assert text in error_of(capsys, *arguments)
 
 
-def test_an_unknown_value_shows_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--log-format", "xml"]) == 2
-    usage, error = capsys.readouterr().err.splitlines()
+def test_an_unknown_value_shows_the_usage(run: Any) -> None:
+    usage, error = run("serve --log-format xml", status=2).err.splitlines()
     assert usage == "usage: nucleate serve [OPTIONS]"
     assert "invalid choice" in error
 
 
-def test_invalid_default_parameters(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_default_parameters(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
     monkeypatch.setattr(
         kernel_libraries, "warm", lambda *_, **__: None
     )  # the server would keep running beside other tests
-    assert main(["serve", "--port", "0", "--max-logprobs", "2", "--logprobs", "3"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == "nucleate: logprobs must be at most 2 on this server, got 3"
+    error = run("serve --port 0 --max-logprobs 2 --logprobs 3", status=2).err.splitlines()[-1]
+    assert error == "nucleate: logprobs must be at most 2 on this server, got 3"
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,10 @@ def test_invalid_default_parameters(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     ],
 )
 def test_an_unsupported_default_constraint(
-    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], words: str, monkeypatch: pytest.MonkeyPatch, run: Any
 ) -> None:
     monkeypatch.setattr(kernel_libraries, "warm", lambda *_, **__: None)
-    assert main(["serve", "--port", "0", *arguments]) == 2
-    assert capsys.readouterr().err.splitlines()[-1].startswith(words)
+    assert run("serve --port 0", *arguments, status=2).err.splitlines()[-1].startswith(words)
 
 
 def test_an_environment_variable_without_a_key(
@@ -126,8 +125,3 @@ def test_a_socket_accepts_no_connections_before_it_is_served() -> None:
 )
 def test_loopback_addresses(host: str, local: bool) -> None:
     assert access.is_loopback(host) == local
-
-
-def test_limits_validate_their_values(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="shutdown_timeout_seconds must be"):
-        ServerLimits(shutdown_timeout_seconds=-1.0)

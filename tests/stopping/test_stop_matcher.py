@@ -353,3 +353,27 @@ def test_patterns_have_a_time_budget_plus_an_allowance_per_token(monkeypatch: py
         pushed += 1
     assert pushed == pytest.approx(11, abs=1)
     assert matcher.finish == Finish("error", "stop_regex 'x' took longer than 1 s, and 0.01 s per token")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (("(a",), "stop_regex='(a': invalid pattern: missing )"),
+        (("a*",), "stop_regex='a*': must not match the empty string"),
+        (("a" * 1025,), "at most 1024 characters are allowed, got 1025"),
+        (("a",) * 17, "at most 16 are allowed"),
+        (("((a{1000}){1000}){1000}",), "too many repetitions"),
+        (("(?x)((a{1 000}){10 00}){1000}",), "too many repetitions"),
+        (("(?x)a{1#\n0000000}",), "too many repetitions"),
+        (("(?:" * 20 + "a" + "){2}" * 20,), "too many repetitions"),
+        (("(" * 500 + "a" + ")" * 500,), "nested too deeply"),
+        ((r"\L<x>",), "invalid pattern"),
+    ],
+    ids=lambda value: value[:30] if isinstance(value, str) else "",
+)
+def test_an_invalid_regex_is_an_error_on_one_line(patterns: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ParameterError) as caught:
+        StopRules(stop_regex=patterns)
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 300
+    assert "\n" not in str(caught.value)

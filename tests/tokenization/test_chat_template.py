@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from nucleate.parameters.parameter import ParameterError
+from nucleate.tokenization import chat_template
 from nucleate.tokenization.chat_template import MAX_TEMPLATE, ChatTemplateOptions, render
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -43,10 +44,8 @@ LLAMA = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set system 
 def test_common_templates() -> None:
     expected = "<|im_start|>system\nBe <b>brief</b> & kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
     assert render(CHAT_ML, MESSAGES) == expected + "<|im_start|>assistant\n"
-    assert (
-        render(CHAT_ML, [*MESSAGES, {"role": "tool", "content": "x"}], ChatTemplateOptions(add_generation_prompt=False))
-        == expected
-    )
+    more = [*MESSAGES, {"role": "tool", "content": "x"}]
+    assert render(CHAT_ML, more, ChatTemplateOptions(add_generation_prompt=False)) == expected
     text = render(LLAMA, [*MESSAGES, {"role": "assistant", "content": "Yes?"}], special_tokens=TOKENS)
     assert text == "<s>[INST] <<SYS>>Be <b>brief</b> & kind.<</SYS>>Hi [/INST]Yes?</s>"
 
@@ -65,9 +64,8 @@ def test_transformers_renders_the_same() -> None:
         transformers_text, _ = utilities.render_jinja_template(
             [MESSAGES], tools, None, template, add_generation_prompt=True, bos_token="<s>", eos_token="</s>"
         )
-        assert (
-            render(template, MESSAGES, ChatTemplateOptions(variables={"tools": tools}), TOKENS) == transformers_text[0]
-        )
+        options = ChatTemplateOptions(variables={"tools": tools})
+        assert render(template, MESSAGES, options, TOKENS) == transformers_text[0]
 
 
 TRIMMED = (
@@ -132,7 +130,7 @@ def test_template_errors_are_one_line(template: str, message: str) -> None:
 
 
 def test_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nucleate.tokenization.chat_template.MAX_SECONDS", 0.2)
+    monkeypatch.setattr(chat_template, "MAX_SECONDS", 0.2)
     began = time.thread_time()
     with pytest.raises(ValueError, match=r"took longer than 0\.2 s"):
         render("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", MESSAGES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from codecs import utf_8_decode
 
 import pytest
 import tiers
@@ -14,56 +13,38 @@ from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 
 
-def incomplete(tokenizer: Tokenizer, ids: list[int], skip: bool) -> int:
-    """The number of tokens at the end of ``ids`` that are bytes of a character that may still be completed."""
-    if tokenizer.pieces.family == "text":
+def prompt_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
+    """The reference's text of the prompt, without bytes at the end of an incomplete character."""
+    kept = [i for i in ids if not (skip and i in tokenizer.special_ids)]
+    family, table = tokenizer.pieces.family, tokenizer.pieces.table
+    if family == "utf8":
+        data = b"".join(map(tokenizer.pieces.as_bytes, kept))
+        cut = next((size for size in range(min(3, len(data)), 0, -1) if begins_character(data[-size:])), 0)
+        return data[: len(data) - cut].decode(errors="replace")
+    count = 0
+    if family == "text":
         run = b""
-        for token_id in reversed(ids):
-            piece = tokenizer.pieces.table[token_id]
-            if skip and token_id in tokenizer.special_ids:
-                continue
+        for piece in map(table.__getitem__, reversed(kept)):
             if not isinstance(piece, bytes):
                 break
             run = piece + run
-        try:
-            return len(run) - utf_8_decode(run, "strict", False)[1] if run[-2:-1] != b"\xed" or run[-1] < 0xA0 else 0
-        except UnicodeDecodeError:
-            return 0
-    return 0
+        count = next((size for size in range(min(3, len(run)), 0, -1) if begins_character(run[-size:])), 0)
+        count = count if decodes(run[: len(run) - count]) else 0
+    return tokenizer.decode(kept[: len(kept) - count], skip_special_tokens=skip)
 
 
-def prompt_text(tokenizer: Tokenizer, ids: list[int], skip: bool) -> str:
-    """The reference's text of the prompt, without bytes at the end of an incomplete character."""
-    if tokenizer.pieces.family == "utf8":
-        kept_ids = [i for i in ids if not (skip and i in tokenizer.special_ids)]
-        data = b"".join(tokenizer.pieces.as_bytes(i) for i in kept_ids)
-        full_text = data.decode(errors="replace")
-        for size in range(min(3, len(data)), 0, -1):  # is the tail of this size the prefix of a character?
-            tail = data[-size:]
-            if any(
-                _completes(tail + more)
-                for more in (
-                    b"\x80",
-                    b"\x80\x80",
-                    b"\xbf\xbf",
-                    b"\x80\x80\x80",
-                    b"\xbf",
-                    b"\xbf\x80\x80",
-                    b"\xbf\xbf\xbf",
-                )
-            ):
-                return data[:-size].decode(errors="replace")
-        return full_text
-    count = incomplete(tokenizer, ids, skip)
-    kept_ids = [i for i in ids if not (skip and i in tokenizer.special_ids)]
-    return tokenizer.decode(kept_ids[: len(kept_ids) - count], skip_special_tokens=skip)
-
-
-def _completes(data: bytes) -> bool:
+def decodes(data: bytes) -> bool:
     try:
-        return len(data.decode()) == 1
+        data.decode()
     except UnicodeDecodeError:
         return False
+    return True
+
+
+def begins_character(data: bytes) -> bool:
+    """Whether some bytes are an incomplete character: with others after them, they are one."""
+    rests = (b"\x80", b"\xbf", b"\x80\x80", b"\xbf\xbf", b"\x80\x80\x80", b"\xbf\x80\x80", b"\xbf\xbf\xbf")
+    return any(decodes(data + rest) and len((data + rest).decode()) == 1 for rest in rests)
 
 
 def full(tokenizer: Tokenizer, prompt: list[int], output: list[int], skip: bool) -> str:

@@ -12,6 +12,7 @@ from tokenizers import processors
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
+from nucleate.tokenization import prompts
 from nucleate.tokenization.prompts import FORMATS, FillFormat, encode_fill, fill_stop_token_ids, find_format
 from nucleate.tokenization.tokenizer import Tokenizer
 from nucleate.tokenization.tokenizer_sources import VocabularyTokenizer
@@ -139,7 +140,7 @@ def filling(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> nc.LLM:
     tokenizer = llm.tokenizer
     tokens = [tokenizer.pieces.tokens[token] for token in (300, 301, 302)]
     found = FillFormat(*tokens, ends=(tokenizer.pieces.tokens[303],))
-    monkeypatch.setattr("nucleate.tokenization.prompts.FORMATS", (found,))
+    monkeypatch.setattr(prompts, "FORMATS", (found,))
     return llm
 
 

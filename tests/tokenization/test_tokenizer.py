@@ -39,14 +39,8 @@ def test_folder(tmp_path: Path, plain: Tokenizer) -> None:
 
 def test_older_folders(tmp_path: Path, plain: Tokenizer) -> None:
     templates = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
-    folder = write(
-        tmp_path,
-        plain,
-        tokenizer_config={"chat_template": templates},
-        special_tokens_map={"bos_token": "<s>"},
-        config={"eos_token_id": 2},
-    )
-    loaded = Tokenizer(folder)
+    files = {"tokenizer_config": {"chat_template": templates}, "special_tokens_map": {"bos_token": "<s>"}}
+    loaded = Tokenizer(write(tmp_path, plain, **files, config={"eos_token_id": 2}))
     assert (loaded.bos_token_id, loaded.eos_token_ids, loaded.chat_template) == (0, {2}, "yes")
 
 
@@ -58,37 +52,31 @@ def test_truncation_and_padding_settings_are_ignored(tmp_path: Path, plain: Toke
 
 
 def test_folder_errors_name_the_path(tmp_path: Path, plain: Tokenizer) -> None:
-    with pytest.raises(FileNotFoundError, match="nowhere: no such folder"):
-        Tokenizer(tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json in this folder"):
-        Tokenizer(tmp_path)
-    path = tmp_path / "tokenizer.json"
+    path, config = tmp_path / "tokenizer.json", tmp_path / "tokenizer_config.json"
+
+    def check(error: type[Exception], message: str, folder: Path = tmp_path) -> None:
+        with pytest.raises(error, match=message) as caught:
+            Tokenizer(folder)
+        assert "\n" not in str(caught.value)
+
+    check(FileNotFoundError, "nowhere: no such folder", tmp_path / "nowhere")
+    check(FileNotFoundError, r"no tokenizer\.json in this folder")
     for content in ["", "{", "[]", '{"model": 3}']:
         path.write_text(content)
-        with pytest.raises(ValueError, match=r"tokenizer\.json: not a tokenizer file") as caught:
-            Tokenizer(tmp_path)
-        assert "\n" not in str(caught.value)
-    with pytest.raises(FileNotFoundError, match="not a folder"):
-        Tokenizer(path)
+        check(ValueError, r"tokenizer\.json: not a tokenizer file")
+    check(FileNotFoundError, "not a folder", path)
     write(tmp_path, plain)
-    config = tmp_path / "tokenizer_config.json"
-    for content, message in [
-        ("{", "not valid JSON"),
-        ("[]", "expected a JSON object"),
-        ("[" * 99999, "not valid JSON"),
-    ]:
-        config.write_text(content)
-        with pytest.raises(ValueError, match=message):
-            Tokenizer(tmp_path)
-    config.write_bytes(b"\xff{}")
-    with pytest.raises(ValueError, match="not UTF-8"):
-        Tokenizer(tmp_path)
-    write(tmp_path, plain, tokenizer_config={"chat_template": 5})
-    with pytest.raises(ValueError, match="chat_template must be a string"):
-        Tokenizer(tmp_path)
+    for content, message in {
+        b"{": "not valid JSON",
+        b"[]": "expected a JSON object",
+        b"[" * 99999: "not valid JSON",
+        b"\xff{}": "not UTF-8",
+        b'{"chat_template": 5}': "chat_template must be a string",
+    }.items():
+        config.write_bytes(content)
+        check(ValueError, message)
     write(tmp_path, plain, tokenizer_config={}, generation_config={"eos_token_id": ["a"]})
-    with pytest.raises(ValueError, match="eos_token_id must be a token id"):
-        Tokenizer(tmp_path)
+    check(ValueError, "eos_token_id must be a token id")
 
 
 def test_special_ids(tokenizer: Tokenizer) -> None:
@@ -105,11 +93,8 @@ def test_tokenizer_families(tokenizers_by_name: dict[str, Tokenizer]) -> None:
     found = {name: tokenizer.pieces.family for name, tokenizer in tokenizers_by_name.items()}
     assert found["byte-level"] == "utf8"
     assert found["suffix"] == "suffix"
-    assert {name for name, family in found.items() if family == "whole"} == {
-        "whole",
-        "whole-replace",
-        "fallback-unfused",
-    }
+    whole = {name for name, family in found.items() if family == "whole"}
+    assert whole == {"whole", "whole-replace", "fallback-unfused"}
 
 
 def test_pieces_are_the_bytes_of_a_text(tokenizers_by_name: dict[str, Tokenizer]) -> None:
@@ -127,9 +112,7 @@ def test_encode_rejects_values_that_are_not_text(plain: Tokenizer) -> None:
         plain.encode(5)
 
 
-def test_spellings_are_with_and_without_a_leading_space(
-    tokenizers_by_name: dict[str, Tokenizer],
-) -> None:
+def test_spellings_are_with_and_without_a_leading_space(tokenizers_by_name: dict[str, Tokenizer]) -> None:
     for name in ("byte-level", "llama", "gemma", "metaspace-always", "metaspace-first", "metaspace-never"):
         tokenizer = tokenizers_by_name[name]
         for word in ("dog", "lazy dog", "Grüße", "😀", "x.y", "!"):

@@ -1,9 +1,12 @@
-"""Detectors: false alarms, power, keys, repeated text and short texts."""
+"""Detectors: false alarms, power, keys, repeated and short texts; null distributions against exact sums."""
 
 from __future__ import annotations
 
 import json
 import math
+import random
+from decimal import Decimal, localcontext
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -14,10 +17,10 @@ import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stages import Gumbel, GumbelWatermark, Kgw, SynthId, Temperature, TopK
 from nucleate.watermark import Detection, WatermarkKey, detect
+from nucleate.watermark.detection import binomial_tail, gamma_tail, weighted_bits_tail
 
 KEY = WatermarkKey(b"0123456789abcdef")
 SIZE = 600
-KINDS = ["kgw", "kgw(context=3, gamma=0.5)", "kgw(context=3, self_hash=True)", "gumbel", "synthid", "synthid(layers=5)"]
 PIPELINES = {
     "kgw": (Kgw(key=KEY), Gumbel(7)),
     "kgw(context=3, gamma=0.5)": (Kgw(context=3, gamma=0.5, key=KEY), Gumbel(7)),
@@ -26,6 +29,7 @@ PIPELINES = {
     "synthid": (TopK(100), SynthId(key=KEY), Gumbel(7)),
     "synthid(layers=5)": (SynthId(layers=5, key=KEY), Gumbel(7)),
 }
+KINDS = [*PIPELINES]
 
 
 def generated(pipeline, count=80, seed=0):
@@ -84,12 +88,8 @@ def test_every_token_is_scored_once():
     key = KEY
     pairs = {(a, b) for a, b in pairwise(ids)}
     green = [token_word(*key.numbers("kgw green", [a]), b) < 2**30 for a, b in pairs]
-    assert detect(ids, KEY) == Detection(
-        pytest.approx(sum(math.comb(5, k) * 0.25**k * 0.75 ** (5 - k) for k in range(sum(green), 6))),
-        sum(green) / 5,
-        0.25,
-        5,
-    )
+    tail = sum(math.comb(5, k) * 0.25**k * 0.75 ** (5 - k) for k in range(sum(green), 6))
+    assert detect(ids, KEY) == Detection(pytest.approx(tail), sum(green) / 5, 0.25, 5)
     first = [(5, 300), (300, 5), (9, 5)]
     u = []
     for context, token in first:
@@ -146,3 +146,48 @@ def test_errors_name_what_is_allowed():
         detect([-1, 2], KEY)
     with pytest.raises(TypeError, match="list of token ids"):
         detect("text", KEY)
+
+
+@pytest.mark.parametrize("p", [2.0**-32, 0.25, 0.5, 0.9])
+def test_binomial_tail_equals_the_exact_sum(p):
+    chance = Fraction(p)
+    for count in (1, 2, 7, 150):
+        for least in {0, 1, count // 4, count // 2, count - 1, count}:
+            terms = (math.comb(count, k) * chance**k * (1 - chance) ** (count - k) for k in range(least, count + 1))
+            assert binomial_tail(count, p, least) == pytest.approx(float(sum(terms)), rel=1e-10)
+
+
+def test_gamma_tail_equals_the_exact_sum():
+    with localcontext() as context:
+        context.prec = 60
+        for shape in (1, 2, 30, 400):
+            for least in (0.01, 0.5 * shape, 1.0 * shape, 1.3 * shape, 3.0 * shape):
+                term, total = Decimal(1), Decimal(0)
+                for k in range(shape):
+                    total, term = total + term, term * Decimal(least) / (k + 1)
+                assert gamma_tail(shape, least) == pytest.approx(float(total * (-Decimal(least)).exp()), rel=1e-10)
+
+
+def test_the_tail_of_weighted_bits_equals_the_exact_sum():
+    rng = random.Random(4)
+    for _ in range(30):
+        weights, count = [rng.randrange(1, 8) for _ in range(rng.randrange(1, 5))], rng.randrange(1, 12)
+        ways = [1]
+        for weight in weights * count:
+            ways = [a + b for a, b in zip([*ways, *[0] * weight], [*[0] * weight, *ways], strict=True)]
+        for least in range(len(ways)):
+            exact = sum(ways[least:]) / 2 ** (len(weights) * count)
+            assert weighted_bits_tail(weights, count, least) == pytest.approx(exact, rel=1e-9)
+
+
+def test_small_probabilities_keep_their_precision():
+    # 300 bits of weight 1, all 1; and the same with one 0
+    assert weighted_bits_tail([1], 300, 300) == 2.0**-300
+    assert weighted_bits_tail([1], 300, 299) == pytest.approx(301 * 2.0**-300, rel=1e-9)
+    assert 0 < binomial_tail(1000, 0.25, 700) < 1e-150
+    assert 0 < gamma_tail(1000, 2000.0) < 1e-80
+
+
+def test_nothing_scored_has_probability_1():
+    assert binomial_tail(0, 0.25, 0) == gamma_tail(0, 0.0) == weighted_bits_tail([3, 2], 0, 0) == 1.0
+    assert weighted_bits_tail([], 5, 0) == 1.0

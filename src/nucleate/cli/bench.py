@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nucleate.cli.argument_parser import Flag, add_flags
+
 USAGE = "[OPTIONS]"
 
 _TRUNCATED: Mapping[str, Any] = dict(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
@@ -42,7 +44,13 @@ CHAINS: Mapping[str, Mapping[str, Any]] = {
 }
 """Sampling parameters of each measured pipeline."""
 KINDS = ("peaked", "flat", "shifted", "ties")
-LOGITS_HELP = f"Distribution of the logits: {', '.join(KINDS)} (default: peaked)."
+FLAGS = (
+    Flag("--vocabulary V", "Vocabulary size", 128_256),
+    Flag("--rows R", "Rows per call", 1),
+    Flag("--logits KIND", f"Distribution of the logits: {', '.join(KINDS)}", "peaked", choices=KINDS),
+    Flag("--seconds S", "Seconds per pipeline", 0.5),
+    Flag("--json", "Print a JSON list instead of a table."),
+)
 
 Call = Callable[[], object]
 
@@ -51,13 +59,7 @@ SLOW_SECONDS = 0.02
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--vocabulary", type=int, default=128_256, metavar="V", help="Vocabulary size (default: 128256)."
-    )
-    parser.add_argument("--rows", type=int, default=1, metavar="R", help="Rows per call (default: 1).")
-    parser.add_argument("--logits", choices=KINDS, metavar="KIND", default="peaked", help=LOGITS_HELP)
-    parser.add_argument("--seconds", type=float, default=0.5, metavar="S", help="Seconds per pipeline (default: 0.5).")
-    parser.add_argument("--json", action="store_true", help="Print a JSON list instead of a table.")
+    add_flags(parser, FLAGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -72,9 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{arguments.rows} x {arguments.vocabulary} logits, {arguments.logits}: microseconds per call")
         print(f"{'':44}{'nucleate':>10}{'NumPy max':>11}{'ratio':>8}")
     for chain, params in CHAINS.items():
-        times = medians(
-            {"nucleate": sampler_call(x_BV, params), "numpy max": lambda: x_BV.max(axis=1)}, arguments.seconds
-        )
+        calls = {"nucleate": sampler_call(x_BV, params), "numpy max": lambda: x_BV.max(axis=1)}
+        times = medians(calls, arguments.seconds)
         found.append({"chain": chain, "microseconds": times})
         if not arguments.json:
             own, floor = times["nucleate"], times["numpy max"]
@@ -90,9 +91,8 @@ def logits(kind: str, rows: int, size: int) -> NDArray[np.float32]:
     x_BV = numbers.normal(0, 2.5, (rows, size))
     if kind in ("peaked", "shifted"):
         for x_V in x_BV:
-            x_V[numbers.integers(0, size, 40)] += np.linspace(
-                2, 20, 40
-            )  # 90 % of the probability, as in a confident model
+            head = numbers.integers(0, size, 40)  # 90 % of the probability, as in a confident model
+            x_V[head] += np.linspace(2, 20, 40)
     if kind == "shifted":
         x_BV += 50.0
     if kind == "ties":

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import UsageError
-from nucleate.cli.flag_values import read_values, set_parameter
 from nucleate.cli.generate import StreamPrinter
-from nucleate.cli.watermark_flags import add_watermark
+from nucleate.cli.sampling_flags import add_sampling, read_values, set_parameter
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS, SamplingParams
 
@@ -50,9 +49,7 @@ HELP = """/set NAME VALUE   Set a sampling parameter, as in /set temperature 0.7
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="System message at the start of the conversation.")
     flags.add_model(parser)
-    flags.add_speculation(parser)
-    add_watermark(parser)
-    flags.add_sampling(parser, without=("n",))
+    add_sampling(parser, without=("n",))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -134,8 +131,7 @@ class ChatSession:
             case "new":
                 self.start(self.system)
             case "regenerate":
-                users = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
-                if not users:
+                if not (users := _users(self.messages)):
                     raise ParameterError("regenerate", "there is no reply to regenerate")
                 return self.reply(self.messages[: users[-1] + 1])
             case "help":
@@ -181,8 +177,11 @@ class ChatSession:
         """Remove the oldest messages while the conversation fills more than 3/4 of the context."""
         limit = self.llm.model.context_length * 3 // 4
         while len(self.llm.encode_chat(messages)) > limit:
-            users = [i for i, message in enumerate(messages) if message["role"] == "user"]
-            if len(users) < 2:
+            if len(users := _users(messages)) < 2:
                 break
             messages = messages[: users[0]] + messages[users[1] :]
         return messages
+
+
+def _users(messages: list[dict[str, str]]) -> list[int]:
+    return [i for i, message in enumerate(messages) if message["role"] == "user"]

@@ -10,11 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 from nucleate.cli import flags
-from nucleate.cli.argument_parser import UsageError
+from nucleate.cli.argument_parser import Flag, UsageError, add_flags
 from nucleate.parameters.parameter import ParameterError, read_json
 
 USAGE = "--setting FIELDS [OPTIONS]"
@@ -32,31 +31,32 @@ COMMON = {
     "--json": "Print a JSON list instead of a table.",
 }
 """The options of ``--help``."""
-AXIS_HELP = "Metric on the {} axis of the trade-off (default: {})."
+FLAGS = (
+    Flag("--setting FIELDS", COMMON["--setting"], action="append"),
+    Flag(
+        "--settings FILE",
+        "JSON file: an object of settings by name, each an object of fields or text, or a list of texts.",
+    ),
+    Flag("--prompt TEXT", COMMON["--prompt"], action="append"),
+    Flag("--prompts FILE", "File with a prompt per line: text, a JSON string, or an object with the field prompt."),
+    Flag("--seeds N", COMMON["--seeds"], 8),
+    Flag("--max-tokens N", "Maximum tokens per output, for settings without max_tokens", 64),
+    Flag(
+        "-o, --output FILE",
+        "JSONL file to which results are appended; the comparison continues from those that it has.",
+    ),
+    Flag("--csv FILE", COMMON["--csv"]),
+    Flag("--plot FILE", "Write a plot of the trade-off: a .png, .svg or .pdf file. Needs the extra 'plot'."),
+    Flag("--x METRIC", "Metric on the x axis of the trade-off", "log_likelihood"),
+    Flag("--y METRIC", "Metric on the y axis of the trade-off", "distinct_2"),
+    Flag("--json", COMMON["--json"]),
+    flags.PROGRESS,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--setting", action="append", metavar="FIELDS", help=COMMON["--setting"])
-    text = "JSON file: an object of settings by name, each an object of fields or text, or a list of texts."
-    parser.add_argument("--settings", type=Path, metavar="FILE", help=text)
-    parser.add_argument("--prompt", action="append", metavar="TEXT", help=COMMON["--prompt"])
-    text = "File with a prompt per line: text, a JSON string, or an object with the field prompt."
-    parser.add_argument("--prompts", type=Path, metavar="FILE", help=text)
-    parser.add_argument("--seeds", type=int, default=8, metavar="N", help=COMMON["--seeds"])
-    text = "Maximum tokens per output, for settings without max_tokens (default: 64)."
-    parser.add_argument("--max-tokens", type=int, default=64, metavar="N", help=text)
-    text = "JSONL file to which results are appended; the comparison continues from those that it has."
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=text)
-    parser.add_argument("--csv", type=Path, metavar="FILE", help=COMMON["--csv"])
-    text = "Write a plot of the trade-off: a .png, .svg or .pdf file. Needs the extra 'plot'."
-    parser.add_argument("--plot", type=Path, metavar="FILE", help=text)
-    parser.add_argument("--x", default="log_likelihood", metavar="METRIC", help=AXIS_HELP.format("x", "log_likelihood"))
-    parser.add_argument("--y", default="distinct_2", metavar="METRIC", help=AXIS_HELP.format("y", "distinct_2"))
-    parser.add_argument("--json", action="store_true", help=COMMON["--json"])
-    text = "Show a progress bar (default: if stderr is a terminal)."
-    parser.add_argument("--progress", action=argparse.BooleanOptionalAction, help=text)
-    flags.add_model(parser)
-    flags.add_speculation(parser)
+    add_flags(parser, FLAGS)
+    flags.add_model(parser, watermark=False)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -10,35 +10,37 @@ import argparse
 import json
 from pathlib import Path
 
-from nucleate.cli.argument_parser import UsageError
-from nucleate.cli.input_text import decode, read_stdin
-from nucleate.cli.watermark_flags import KINDS, add_key, read_key
+from nucleate.cli import flags
+from nucleate.cli.argument_parser import Flag, UsageError, add_flags
 
 USAGE = "[OPTIONS] [FILE]"
 NOT_DETECTED = 3
+FLAGS = (
+    Flag("--watermark KIND", flags.WATERMARK_KINDS, "kgw"),
+    flags.WATERMARK_KEY,
+    Flag("-m, --model MODEL", "Model of the tokenizer (default: bundled)."),
+    Flag("--threshold P", "Highest p-value of a detection", 0.001),
+    Flag("--json", "Print one JSON object instead of text."),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", default="-", metavar="FILE", help="File with the text; - reads stdin.")
-    parser.add_argument("--watermark", default="kgw", metavar="KIND", help=f"{KINDS} (default: kgw).")
-    add_key(parser)
-    text = "Model of the tokenizer (default: bundled)."
-    parser.add_argument("-m", "--model", metavar="MODEL", help=text)
-    text = "Highest p-value of a detection (default: 0.001)."
-    parser.add_argument("--threshold", type=float, default=0.001, metavar="P", help=text)
-    parser.add_argument("--json", action="store_true", help="Print one JSON object instead of text.")
+    add_flags(parser, FLAGS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if not 0 < arguments.threshold < 1:
         raise UsageError(f"--threshold must be a number > 0 and < 1, got {arguments.threshold:g}")
-    key = read_key(arguments)
+    key = flags.read_key(arguments)
     from nucleate.llm.model_loading import given_tokenizer
     from nucleate.models.loader import EMBEDDED
     from nucleate.watermark import detect, read_watermark
 
     watermark = read_watermark(arguments.watermark, key)
-    text = read_stdin() if arguments.file == "-" else decode(Path(arguments.file).read_bytes(), arguments.file)
+    text = (
+        flags.read_stdin() if arguments.file == "-" else flags.decode(Path(arguments.file).read_bytes(), arguments.file)
+    )
     ids = given_tokenizer(arguments.model or EMBEDDED).encode(text, add_special_tokens=False)
     found = detect(ids, key, watermark)
     detected = found.p_value <= arguments.threshold

@@ -1,156 +1,145 @@
-"""Command-line flags: one per sampling parameter, generated from the parameters, and those for model and engine."""
+"""The flags that several commands share, and what they select: prompt, model, engine, speculation and watermark."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Mapping
+import os
+import stat
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nucleate.chat.chat_format import REASONING_PARSERS, TOOL_CALL_PARSERS
-from nucleate.cli.flag_values import REPEATABLE, STRUCTURED
-from nucleate.cli.structured_flags import add_structured
-from nucleate.cli.watermark_flags import watermark_option
+from nucleate.cli.argument_parser import Flag, UsageError, add_flags
 from nucleate.models import BUNDLED_MODEL
 from nucleate.models.gguf.gguf_options import CACHE_TYPES, FLASH_ATTENTION
-from nucleate.parameters.parameter import Parameter, ParameterError
-from nucleate.sampling.pipeline_format import KIND as PIPELINE
-from nucleate.sampling.stages import STAGES
-from nucleate.sampling_params import FIELDS, REQUEST_PARAMETERS
+from nucleate.parameters.parameter import ParameterError
 from nucleate.speculative.config import ACCEPTANCE_RULES, METHODS, TREE_METHODS, Speculation
 
-ALIASES: Mapping[str, tuple[str, ...]] = {"temperature": ("-t", "--temp"), "n": ("-n",)}
-"""Additional flags of sampling parameters; a short flag comes first."""
-_STOP = ("min_tokens", "max_tokens", "include_stop_str_in_output", "ignore_eos")
-
-
-def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
-    """Add a flag for each field of SamplingParams. Without a flag, the model's recommendation applies."""
-    groups, titles = dict[str, Any](), _group_titles()
-    for name, parameter in FIELDS.items():
-        if name not in without and parameter.kind != STRUCTURED:
-            title = titles.get(name, "sampling")
-            if title not in groups:
-                groups[title] = parser.add_argument_group(title)
-            add_parameter(groups[title], parameter)
-    if "structured_outputs" not in without:
-        add_structured(parser)
-
-
-def _group_titles() -> dict[str, str]:
-    """Return the title of the help group of each sampling parameter, by default the package of its stage."""
-    found: dict[str, str] = {}
-    for stage in STAGES.values():
-        package = stage.__module__.split(".")[-2] if stage.__module__.startswith("nucleate.") else "plug-ins"
-        found |= {parameter.name: package for parameter in stage.parameters.values()}
-    titles = {"constraints": "token constraints", "selection": "sampling"}
-    groups = {name: titles.get(package, package) for name, package in found.items()}
-    for name in (*REQUEST_PARAMETERS, "min_tokens"):
-        groups[name] = "stop criteria" if name in _STOP or name.startswith("stop") else "output"
-    return {**groups, "logprobs": "output", "logprob_token_ids": "output"}
-
-
-def add_parameter(group: Any, parameter: Parameter) -> None:
-    """Add the flag of a parameter; ``read_values`` reads its value."""
-    shared: dict[str, Any] = {"dest": f"param_{parameter.name}", "default": None}
-    name, text = parameter.name.replace("_", "-"), parameter.help.rstrip(".").replace("%", "%%")
-    text = text[0].upper() + text[1:]
-    if parameter.kind == "bool":  # the flag is for the value that is not the default
-        flag, value = (f"--no-{name}", False) if parameter.default else (f"--{name}", True)
-        text = text if value else f"Do not {text[0].lower()}{text[1:]}"
-        group.add_argument(flag, action="store_const", const=value, help=f"{text}.", **shared)
-        return
-    if parameter.kind in REPEATABLE:
-        shared |= {"action": "append", "metavar": "TEXT"}
-    else:
-        shared["metavar"] = _METAVARS[parameter.kind]
-    text = f"{text} (default: {format_default(parameter.default)}; {parameter.allowed})."
-    short = [flag for flag in ALIASES.get(parameter.name, ()) if len(flag) == 2]
-    long = [flag for flag in ALIASES.get(parameter.name, ()) if len(flag) > 2]
-    group.add_argument(*short, f"--{name}", *long, help=text, **shared)
-
-
-def format_default(default: Any) -> str:
-    """Format a default."""
-    if isinstance(default, bool):
-        return str(default).lower()
-    if isinstance(default, int | str):
-        return str(default)
-    return f"{default:g}" if default or default == 0 else "none"
-
-
-def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that select a model and how it runs."""
-    group = parser.add_argument_group("model")
-    group.add_argument(
-        "-m",
-        "--model",
-        metavar="MODEL",
-        help="Model folder, GGUF file, Hugging Face id or owner/name:Q4_K_M (default: bundled model).",
-    )
-    for flag, text in (
-        ("--tokenizer", "Tokenizer folder or Hugging Face id (default: that of the model)."),
-        ("--revision", "Branch, tag or commit of a Hugging Face id (default: the main branch)."),
-    ):
-        group.add_argument(flag, metavar=flag.removeprefix("--").upper(), help=text)
-    group.add_argument(
-        "--device", metavar="DEVICE", default="auto", help="Device: auto, cpu, cuda, cuda:1, ... (default: auto)."
-    )
-    text = "Data type of the weights: auto, float32, bfloat16 or float16 (default: auto)."
-    group.add_argument("--dtype", metavar="DTYPE", default="auto", help=text)
-    group.add_argument(
-        "--runtime", metavar="RUNTIME", default="auto", help="Model runtime: auto, numpy or torch (default: auto)."
-    )
-    group.add_argument(
-        "--tensor-parallel",
-        "--tensor-parallel-size",
-        type=int,
-        metavar="N",
-        default=1,
-        help="Number of processes that share the model, each with a GPU or a part of the cores (default: 1).",
-    )
-    for flag, names, subject in (
-        ("--tool-call-parser", TOOL_CALL_PARSERS, "tool calls"),
-        ("--reasoning-parser", REASONING_PARSERS, "the reasoning section"),
-    ):
-        text = f"Format of {subject}: {', '.join(names)} (default: auto, from the chat template)."
-        group.add_argument(flag, metavar="NAME", default="auto", choices=names, help=text)
-    text = "Companion model of contrastive decoding, with the same vocabulary: folder or id (default: none)."
-    group.add_argument("--companion-model", metavar="MODEL", help=text)
-    group.add_argument(
-        "--generation-config",
-        metavar="SOURCE",
+MODEL = (
+    Flag(
+        "-m, --model MODEL",
+        "Model folder, GGUF file, Hugging Face id or owner/name:Q4_K_M (default: bundled model).",
+    ),
+    Flag("--tokenizer TOKENIZER", "Tokenizer folder or Hugging Face id (default: that of the model)."),
+    Flag("--revision REVISION", "Branch, tag or commit of a Hugging Face id (default: the main branch)."),
+    Flag("--device DEVICE", "Device: auto, cpu, cuda, cuda:1, ... (default: auto).", "auto"),
+    Flag("--dtype DTYPE", "Data type of the weights: auto, float32, bfloat16 or float16", "auto"),
+    Flag("--runtime RUNTIME", "Model runtime: auto, numpy or torch", "auto"),
+    Flag(
+        "--tensor-parallel, --tensor-parallel-size N",
+        "Number of processes that share the model, each with a GPU or a part of the cores",
+        1,
+    ),
+    *(
+        Flag(
+            f"--{name} NAME",
+            f"Format of {subject}: {', '.join(choices)} (default: auto, from the chat template).",
+            "auto",
+            choices=choices,
+        )
+        for name, choices, subject in (
+            ("tool-call-parser", TOOL_CALL_PARSERS, "tool calls"),
+            ("reasoning-parser", REASONING_PARSERS, "the reasoning section"),
+        )
+    ),
+    Flag(
+        "--companion-model MODEL",
+        "Companion model of contrastive decoding, with the same vocabulary: folder or id (default: none).",
+    ),
+    Flag(
+        "--generation-config SOURCE",
+        "Where the defaults of sampling parameters come from: auto (the model's generation_config.json) or none",
+        "auto",
         choices=("auto", "none"),
-        default="auto",
-        help="Where the defaults of sampling parameters come from: auto (the model's generation_config.json) or none "
-        "(default: auto).",
-    )
-    _add_gguf(parser)
+    ),
+)
+"""The arguments of ``LLM``."""
+GGUF = (
+    Flag("--n-gpu-layers N", "Layers on the GPU; -1: all (default: -1)."),
+    Flag("--n-ctx N", "Size of the KV cache in tokens, for all sequences together (default: see the docs)."),
+    Flag("--n-threads N", "Threads of a forward pass (default: physical cores)."),
+    Flag("--cache-type-k TYPE", f"Type of the keys in the KV cache: {', '.join(CACHE_TYPES)} (default: f16)."),
+    Flag("--cache-type-v TYPE", "Type of the values, which needs flash attention if quantised (default: f16)."),
+    Flag("--flash-attn MODE", f"Flash attention: {', '.join(FLASH_ATTENTION)} (default: auto)."),
+)
+"""The fields of ``GgufOptions``."""
+ENGINE = (
+    Flag("--max-num-seqs N", "Maximum number of sequences that run at the same time", 64),
+    Flag(
+        "--max-num-batched-tokens N",
+        "Maximum number of tokens per forward pass (default: 96 on a CPU, 1024 on a GPU; more for many drafts).",
+    ),
+    Flag("--max-model-len N", "Maximum tokens of prompt and completion (default: the model's context length)."),
+    Flag("--kv-cache-memory BYTES", "Size of the KV cache in bytes (default: up to a quarter of the free memory)."),
+)
+"""The arguments of ``LLM.new_engine``."""
+SPECULATION = {
+    "method": Flag(
+        "--speculative METHOD", f"Speculative decoding method: {', '.join(METHODS)} (default: off).", choices=METHODS
+    ),
+    "model": Flag(
+        "--speculative-model MODEL",
+        "Draft model of the method draft: folder or Hugging Face id (default: the one for the bundled model).",
+    ),
+    "num_speculative_tokens": Flag(
+        "--num-speculative-tokens N", "Maximum number of draft tokens per step (default: 4)."
+    ),
+    "tree_width": Flag(
+        "--speculative-tree-width N",
+        f"Maximum children of a node in the draft tree; more than 1 needs {', '.join(TREE_METHODS)} (default: 1).",
+    ),
+    "acceptance_rule": Flag(
+        "--speculative-acceptance-rule RULE",
+        "Acceptance rule: coupled (same tokens as without speculation), rejection or block (same distribution) or "
+        "typical (lossy) (default: coupled).",
+        choices=ACCEPTANCE_RULES,
+    ),
+}
+"""The fields of ``Speculation``."""
+DEFAULT_PROMPT = "Once upon a time"
+JSON_WHITESPACE = Flag(
+    "--json-whitespace MODE",
+    "Whitespace between JSON tokens: flexible (a space, or a line break with indentation) or none, which takes fewer "
+    "tokens (default: flexible). In serve and batch, also for requests with a constraint or tools that do not say.",
+)
+KEY_VARIABLE = "NUCLEATE_WATERMARK_KEY_FILE"
+WATERMARK_KINDS = "Kind: kgw, gumbel or synthid, or as in 'kgw(context=2)'"
+WATERMARK = Flag("--watermark KIND", f"Watermark all outputs. {WATERMARK_KINDS} (default: off).")
+WATERMARK_KEY = Flag("--watermark-key FILE", f"File with the secret key (default: ${KEY_VARIABLE}).")
+PROGRESS = Flag(
+    "--progress", "Show a progress bar (default: if stderr is a terminal).", action=argparse.BooleanOptionalAction
+)
 
 
-def _add_gguf(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for GGUF models, which llama.cpp runs."""
-    group = parser.add_argument_group("GGUF models (llama.cpp)")
-    types = ", ".join(CACHE_TYPES)
-    for flag, kind, metavar, text in (
-        ("--n-gpu-layers", int, "N", "Layers on the GPU; -1: all (default: -1)."),
-        ("--n-ctx", int, "N", "Size of the KV cache in tokens, for all sequences together (default: see the docs)."),
-        ("--n-threads", int, "N", "Threads of a forward pass (default: physical cores)."),
-        ("--cache-type-k", str, "TYPE", f"Type of the keys in the KV cache: {types} (default: f16)."),
-        ("--cache-type-v", str, "TYPE", "Type of the values, which needs flash attention if quantised (default: f16)."),
-        ("--flash-attn", str, "MODE", f"Flash attention: {', '.join(FLASH_ATTENTION)} (default: auto)."),
-    ):
-        group.add_argument(flag, type=kind, metavar=metavar, help=text)
+def add_model(
+    parser: argparse.ArgumentParser, *, engine: bool = False, speculation: bool = True, watermark: bool = True
+) -> None:
+    """Add the flags that select a model and how it runs."""
+    add_flags(parser, MODEL, "model")
+    add_flags(parser, GGUF, "GGUF models (llama.cpp)")
+    if engine:
+        add_flags(parser, ENGINE, "engine")
+    if speculation:
+        add_flags(parser, SPECULATION.values(), "speculative decoding")
+    if watermark:
+        add_flags(parser, (WATERMARK, WATERMARK_KEY), "watermark")
 
 
 def add_name(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """Add the flag for the model name in requests and responses. several: requests may use any of several names."""
-    text = "Model name in requests and responses (default: the value of --model)."
-    if several:
-        text = text.replace(" (", "; with several names, requests may use any, and responses have the first (")
-        parser.add_argument("--served-model-name", action="extend", nargs="+", metavar="NAME", help=text)
-    else:
-        parser.add_argument("--served-model-name", metavar="NAME", help=text)
+    more = "; with several names, requests may use any, and responses have the first" if several else ""
+    text = f"Model name in requests and responses{more} (default: the value of --model)."
+    options: dict[str, Any] = {"action": "extend", "nargs": "+"} if several else {}
+    add_flags(parser, [Flag("--served-model-name NAME", text, **options)])
+
+
+def add_prompt(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that ``read_prompt`` reads."""
+    text = "Text to continue; - reads stdin. After --, the text may begin with -."
+    parser.add_argument("prompt", nargs="?", metavar="PROMPT", help=text)
+    add_flags(parser, [Flag("-f, --file FILE", "Read the prompt from a file.")])
 
 
 def model_names(arguments: argparse.Namespace) -> list[str]:
@@ -161,117 +150,102 @@ def model_names(arguments: argparse.Namespace) -> list[str]:
     return [*dict.fromkeys(map(str, names))]
 
 
-def model_name(arguments: argparse.Namespace) -> str:
-    """Return the model name in responses."""
-    return model_names(arguments)[0]
-
-
 def model_root(arguments: argparse.Namespace) -> str:
     """Return the name under which the model was loaded, without the folders of this machine."""
     model = str(arguments.model or BUNDLED_MODEL)
     return Path(model).resolve().name if Path(model).exists() else model
 
 
-def add_engine(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that size an engine."""
-    group = parser.add_argument_group("engine")
-    for flag, metavar, default, text in (
-        ("--max-num-seqs", "N", 64, "Maximum number of sequences that run at the same time (default: 64)."),
-        (
-            "--max-num-batched-tokens",
-            "N",
-            None,
-            "Maximum number of tokens per forward pass (default: 96 on a CPU, 1024 on a GPU; more for many drafts).",
-        ),
-        (
-            "--max-model-len",
-            "N",
-            None,
-            "Maximum tokens of prompt and completion (default: the model's context length).",
-        ),
-        (
-            "--kv-cache-memory",
-            "BYTES",
-            None,
-            "Size of the KV cache in bytes (default: up to a quarter of the free memory).",
-        ),
-    ):
-        group.add_argument(flag, type=int, default=default, metavar=metavar, help=text)
-
-
 def engine_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the engine flags as keyword arguments of ``LLM.new_engine``."""
-    names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "kv_cache_memory")
-    given = {name: getattr(arguments, name) for name in names} | {"json_whitespace": arguments.structured_whitespace}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def add_speculation(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for speculative decoding."""
-    group = parser.add_argument_group("speculative decoding")
-    text = f"Speculative decoding method: {', '.join(METHODS)} (default: off)."
-    group.add_argument("--speculative", choices=METHODS, metavar="METHOD", help=text)
-    text = "Draft model of the method draft: folder or Hugging Face id (default: the one for the bundled model)."
-    group.add_argument("--speculative-model", metavar="MODEL", help=text)
-    text = "Maximum number of draft tokens per step (default: 4)."
-    group.add_argument("--num-speculative-tokens", type=int, metavar="N", help=text)
-    text = f"Maximum children of a node in the draft tree; more than 1 needs {', '.join(TREE_METHODS)} (default: 1)."
-    group.add_argument("--speculative-tree-width", type=int, metavar="N", help=text)
-    text = (
-        "Acceptance rule: coupled (same tokens as without speculation), rejection or block (same distribution) or "
-        "typical (lossy) (default: coupled)."
-    )
-    group.add_argument("--speculative-acceptance-rule", choices=ACCEPTANCE_RULES, metavar="RULE", help=text)
+    return _given(arguments, {**{flag.name: flag for flag in ENGINE}, "json_whitespace": JSON_WHITESPACE})
 
 
 def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the model, speculation and watermark flags as keyword arguments of ``LLM``. Raises ParameterError."""
-    options = {name: getattr(arguments, name) for name in _MODEL_OPTIONS}
-    speculation = _speculation(arguments) if hasattr(arguments, "speculative") else None
-    options |= _gguf_option(arguments)
-    options |= watermark_option(arguments) if hasattr(arguments, "watermark") else {}
-    return options if speculation is None else {**options, "speculative_config": speculation}
+    options = {flag.name: flag.value(arguments) for flag in MODEL}
+    if given := _given(arguments, {flag.name: flag for flag in GGUF}):
+        options["gguf_options"] = given
+    if given := _given(arguments, SPECULATION):
+        if "method" not in given:
+            flag = SPECULATION[next(iter(given))]
+            raise ParameterError(flag.name, f"{flag.names[0]} needs --speculative")
+        options["speculative_config"] = Speculation(**given)
+    if (kind := WATERMARK.value(arguments)) is not None:
+        from nucleate.watermark import read_watermark
+
+        options["watermark"] = read_watermark(kind, read_key(arguments))
+    elif WATERMARK_KEY.value(arguments) is not None:
+        raise ParameterError("watermark_key", "--watermark-key needs --watermark")
+    return options
 
 
-def _gguf_option(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the keyword argument ``gguf_options`` of ``LLM``, if a flag is given."""
-    given = {name: getattr(arguments, name) for name in _GGUF_OPTIONS if getattr(arguments, name) is not None}
-    return {"gguf_options": given} if given else {}
+def _given(arguments: argparse.Namespace, flags: Mapping[str, Flag]) -> dict[str, Any]:
+    """Return the values that are set, by the name of the field."""
+    values = {field: flag.value(arguments) for field, flag in flags.items()}
+    return {field: value for field, value in values.items() if value is not None}
 
 
-def _speculation(arguments: argparse.Namespace) -> Speculation | None:
-    options = {field: getattr(arguments, name) for name, field in _SPECULATION_FIELDS.items()}
-    options = {field: value for field, value in options.items() if value is not None}
-    if arguments.speculative is not None:
-        return Speculation(arguments.speculative, **options)
-    for name, field in _SPECULATION_FIELDS.items():
-        if field in options:
-            raise ParameterError(name, f"--{name.replace('_', '-')} needs --speculative")
-    return None
+def read_key(arguments: argparse.Namespace) -> Any:
+    """Return the key of a watermark. Raises ParameterError."""
+    from nucleate.sampling.watermark_key import WatermarkKey
+
+    path = arguments.watermark_key or os.environ.get(KEY_VARIABLE)
+    if not path:
+        raise ParameterError("watermark_key", f"a watermark needs a key: --watermark-key FILE, or {KEY_VARIABLE}")
+    return WatermarkKey.read(path)
 
 
-_MODEL_OPTIONS = (
-    *("model", "tokenizer", "revision", "device", "dtype", "runtime", "generation_config", "companion_model"),
-    *("tensor_parallel", "tool_call_parser", "reasoning_parser"),
-)
+def read_prompt(arguments: argparse.Namespace) -> str:
+    """Return the prompt. Raises UsageError, OSError."""
+    if arguments.prompt is not None and arguments.file is not None:
+        raise UsageError("the argument PROMPT and --file cannot be combined")
+    if arguments.file is not None:
+        text = decode(arguments.file.read_bytes(), str(arguments.file))
+    elif arguments.prompt not in (None, "-"):
+        text = arguments.prompt
+    elif arguments.prompt == "-" or is_piped():
+        text = read_stdin("no prompt: ")
+    elif arguments.model is None:
+        arguments.echo = True
+        return DEFAULT_PROMPT
+    else:
+        raise UsageError("no prompt: pass it as an argument, with --file or on stdin")
+    if not text and arguments.prompt != "":
+        raise UsageError(f"{arguments.file or 'stdin'} is empty: to generate from the BOS token, pass '' as the prompt")
+    return str(text)
 
-_GGUF_OPTIONS = ("n_gpu_layers", "n_ctx", "n_threads", "cache_type_k", "cache_type_v", "flash_attn")
-_SPECULATION_FIELDS = {
-    "speculative_model": "model",
-    "num_speculative_tokens": "num_speculative_tokens",
-    "speculative_tree_width": "tree_width",
-    "speculative_acceptance_rule": "acceptance_rule",
-}
-"""The fields of ``Speculation`` by argument."""
+
+def read_stdin(problem: str = "") -> str:
+    """Return the text of stdin. Raises UsageError. problem: the start of the message if it is closed."""
+    if sys.stdin is None:
+        raise UsageError(f"{problem}stdin is closed")
+    return decode(sys.stdin.buffer.read(), "stdin")
 
 
-_METAVARS = {
-    "str": "NAME",
-    "str | tuple[str, ...]": "NAME,...",
-    "float": "NUMBER",
-    "int": "N",
-    "tuple[int, ...]": "ID,ID...",
-    "str | tuple[int, ...]": "TEXT",
-    "Mapping[int, float]": "ID=NUMBER,...",
-    PIPELINE: "STAGE|STAGE|...",
-}
+def decode(data: bytes, source: str) -> str:
+    """Decode UTF-8 without changing line ends. Raises UsageError."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{source} is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def is_piped() -> bool:
+    """Return whether stdin is a pipe or a file, and so meant to be read."""
+    if sys.stdin is None or sys.stdin.closed:
+        return False
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (OSError, ValueError):  # not a real file, as in tests
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode) or stat.S_ISSOCK(mode)
+
+
+def read_content(flag: str, text: str) -> str:
+    """Return the content of the file if the text is ``@FILE``; otherwise the text."""
+    if text.startswith("@"):
+        return decode(Path(text[1:]).read_bytes(), text[1:]).removeprefix("\ufeff")
+    if os.path.isfile(text):  # noqa: PTH113  # Path(text) raises for some texts
+        raise UsageError(f"{flag} {text} is a file name; use {flag} @{text} to read the file")
+    return text

@@ -15,10 +15,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nucleate.cli import flags
-from nucleate.cli.argument_parser import UsageError
-from nucleate.cli.flag_values import read_values
-from nucleate.cli.input_text import add_prompt, read_prompt
-from nucleate.cli.watermark_flags import add_watermark
+from nucleate.cli.argument_parser import Flag, UsageError, add_flags
+from nucleate.cli.sampling_flags import add_sampling, parameter_flag, read_values
 from nucleate.engine.beam_params import BeamCompletion, BeamParams
 from nucleate.outputs import CompletionChunk, Validation, to_json, validation_text
 from nucleate.sampling_params import SamplingParams
@@ -44,19 +42,30 @@ COMMON = {
     "--json": "Print one JSON object instead of text.",
 }
 """The options of ``--help``."""
+FLAGS = (
+    Flag("--suffix TEXT", "Text that follows the output, for models with fill-in-the-middle tokens (default: none)."),
+    Flag("--echo", "Print the prompt before each completion."),
+    Flag("--json", "Print one JSON object at the end instead of text."),
+)
+BEAM_PARAMETERS = {
+    name: BeamParams.PARAMETERS[name]
+    for name in ("num_beams", *beam_search.PARAMETER_FIELDS)
+    if name in BeamParams.PARAMETERS
+}
+"""The parameters of beam search with a generated flag."""
+EARLY_STOPPING = Flag(
+    "--early-stopping WHEN",
+    "When to stop once num_beams beams have finished: true, false or never, as in Transformers (default: false).",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_prompt(parser)
-    text = "Text that follows the output, for models with fill-in-the-middle tokens (default: none)."
-    parser.add_argument("--suffix", metavar="TEXT", help=text)
-    parser.add_argument("--echo", action="store_true", help="Print the prompt before each completion.")
-    parser.add_argument("--json", action="store_true", help="Print one JSON object at the end instead of text.")
+    flags.add_prompt(parser)
+    add_flags(parser, FLAGS)
     flags.add_model(parser)
-    flags.add_speculation(parser)
-    add_watermark(parser)
-    add_beams(parser)
-    flags.add_sampling(parser)
+    title = "beam search (enabled by --num-beams; replaces sampling)"
+    add_flags(parser, [*map(parameter_flag, BEAM_PARAMETERS.values()), EARLY_STOPPING], title)
+    add_sampling(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -64,19 +73,20 @@ def run(arguments: argparse.Namespace) -> int:
     beams, suffix = read_beams(arguments, values), arguments.suffix
     if beams is not None and suffix is not None:
         raise UsageError("--suffix cannot be combined with --num-beams")
-    prompt = read_prompt(arguments)
+    prompt = flags.read_prompt(arguments)
     from nucleate.llm import LLM
 
     llm = LLM(**flags.model_options(arguments))
+    echo = prompt if arguments.echo else ""
     if beams is not None:
-        return search_beams(llm, prompt, beams, echo=prompt if arguments.echo else "", as_json=arguments.json)
+        return search_beams(llm, prompt, beams, echo=echo, as_json=arguments.json)
     params = llm.default_params.override(**values)
     if arguments.json:
         completion = llm.generate(prompt, params, suffix=suffix)[0]
         print(json.dumps({"prompt": prompt, **to_json(completion), "params": params.to_dict()}, allow_nan=False))
         return 1 if any(output.finish_reason == "error" for output in completion.outputs) else 0
     chunks = llm.stream(prompt, params, suffix=suffix)
-    return show(chunks, StreamPrinter(params.n, prompt if arguments.echo else ""), llm.model.runtime)
+    return show(chunks, StreamPrinter(params.n, echo), llm.model.runtime)
 
 
 def show(chunks: Iterable[CompletionChunk], stream: StreamPrinter, runtime: str) -> int:
@@ -143,23 +153,6 @@ class StreamPrinter:
         for failure in self.failures:
             print(f"nucleate: generation failed: {failure}", file=sys.stderr)
         return 1 if self.failures else 0
-
-
-BEAM_PARAMETERS = {
-    name: BeamParams.PARAMETERS[name]
-    for name in ("num_beams", *beam_search.PARAMETER_FIELDS)
-    if name in BeamParams.PARAMETERS
-}
-"""The parameters with a generated flag."""
-
-
-def add_beams(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of beam search; ``read_beams`` reads them."""
-    group = parser.add_argument_group("beam search (enabled by --num-beams; replaces sampling)")
-    for parameter in BEAM_PARAMETERS.values():
-        flags.add_parameter(group, parameter)
-    text = "When to stop once num_beams beams have finished: true, false or never, as in Transformers (default: false)."
-    group.add_argument("--early-stopping", metavar="WHEN", help=text)
 
 
 def read_beams(arguments: argparse.Namespace, values: Mapping[str, Any]) -> BeamParams | None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nucleate.cli.argument_parser import UsageError
+from nucleate.cli.argument_parser import Flag, UsageError, add_flags
 
 USAGE = "[OPTIONS] [MODEL]"
 MAX_VALUE = 100  # characters of a metadata value
@@ -21,8 +21,8 @@ MAX_VALUE = 100  # characters of a metadata value
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "GGUF file, owner/name:QUANTISATION, model folder or Hugging Face id (default: bundled)."
     parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
-    parser.add_argument("--metadata", action="store_true", help="Print all key-value pairs of a GGUF file.")
-    parser.add_argument("--json", action="store_true", help="Print one JSON object.")
+    flags = (Flag("--metadata", "Print all key-value pairs of a GGUF file."), Flag("--json", "Print one JSON object."))
+    add_flags(parser, flags)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -32,27 +32,18 @@ def run(arguments: argparse.Namespace) -> int:
     path = None if arguments.model is None else find_gguf(arguments.model)
     if path is None and arguments.metadata:
         raise UsageError("--metadata needs a GGUF model")
-    facts = (
-        _gguf_facts(path, metadata=arguments.metadata) if path is not None else _folder_facts(resolve(arguments.model))
-    )
+    facts = _folder_facts(resolve(arguments.model)) if path is None else _gguf_facts(path, metadata=arguments.metadata)
     if arguments.json:
         print(json.dumps(facts, ensure_ascii=False))
         return 0
     metadata = facts.pop("metadata", {})
     for table in (facts, metadata):
-        _print_table(table)
+        width = max(map(len, table), default=0)
+        for name, value in table.items():
+            text = " ".join(str(value).split())
+            text = text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
+            print(f"{name.replace('_', ' ') if '.' not in name else name:<{width}}  {text}")
     return 0
-
-
-def _print_table(table: Mapping[str, Any]) -> None:
-    width = max(map(len, table), default=0)
-    for name, value in table.items():
-        text = " ".join(str(value).split())
-        print(f"{name.replace('_', ' ') if '.' not in name else name:<{width}}  {_shortened(text)}")
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
 
 
 def _gguf_facts(path: Path, *, metadata: bool) -> dict[str, Any]:

@@ -8,19 +8,21 @@ are those that generate gives with the same seed; for more than 5, prints one li
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import socket
 import sys
 import threading
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from nucleate.cli import flags
-from nucleate.cli.argument_parser import UsageError
-from nucleate.cli.flag_values import read_values
-from nucleate.cli.input_text import add_prompt, is_piped, read_prompt
+from nucleate.cli.argument_parser import Flag, UsageError, add_flags
 from nucleate.cli.inspect_tables import (
     StepTable,
     TokenNames,
@@ -31,15 +33,25 @@ from nucleate.cli.inspect_tables import (
     stage_lines,
     token_lines,
 )
+from nucleate.cli.sampling_flags import add_sampling, read_values
 from nucleate.cli.terminal import Terminal, wrapped
+from nucleate.engine.companions import admit_companion
+from nucleate.engine.request import admit, stages_of
+from nucleate.llm import LLM
+from nucleate.outputs import Finish
 from nucleate.parameters.converters import install_extra
+from nucleate.sampling import noise, reference
+from nucleate.sampling.companion import combined_rows, split_combine
+from nucleate.sampling.distributions import is_stateful
+from nucleate.sampling.history import History
+from nucleate.sampling.presets import with_mask, without_mask
+from nucleate.sampling.stage import Combine, Pipeline
+from nucleate.sampling.trace import Trace, trace
 from nucleate.sampling_params import REQUEST_PARAMETERS, SamplingParams
-from nucleate.tokenization.tokenizer import token_text
-
-if TYPE_CHECKING:
-    from nucleate.cli.inspect_steps import InspectedToken
-    from nucleate.outputs import Finish
-    from nucleate.tokenization.tokenizer import Tokenizer
+from nucleate.stopping.stop_matcher import StopMatcher
+from nucleate.structured_output import GrammarCompiler, Guide, compile_grammar
+from nucleate.tokenization.detokenizer import Detokenizer
+from nucleate.tokenization.tokenizer import Tokenizer, token_text
 
 USAGE = "[OPTIONS] [PROMPT]"
 COMMON = {
@@ -61,26 +73,24 @@ COMMON = {
 MAX_TABLES = 5
 """The maximum number of steps with a table per step."""
 
+FLAGS = (
+    Flag("--steps N", f"Number of tokens to generate and inspect; above {MAX_TABLES}, one line per token", "1"),
+    Flag("--top N", "Number of most likely tokens to list", "10"),
+    Flag("--json", "Print one JSON object instead of tables."),
+    Flag("--web", "Open the inspector page in a browser: all stages of every token, with sliders, draws and branches."),
+    Flag("--port PORT", "Port of --web; 0 is any free port", 0),
+    Flag("--no-browser", "With --web: print the address only."),
+)
 NEXT_TOKEN_FIELDS = ("stop_token_ids", "ignore_eos", "structured_outputs", "pipeline")
 """Request parameters that affect the next token: min_tokens bans the end tokens, structured output is a mask."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_prompt(parser)
-    text = f"Number of tokens to generate and inspect; above {MAX_TABLES}, one line per token (default: 1)."
-    parser.add_argument("--steps", metavar="N", default="1", help=text)
-    parser.add_argument("--top", metavar="N", default="10", help="Number of most likely tokens to list (default: 10).")
-    parser.add_argument("--json", action="store_true", help="Print one JSON object instead of tables.")
-    web = "Open the inspector page in a browser: all stages of every token, with sliders, draws and branches."
-    parser.add_argument("--web", action="store_true", help=web)
-    parser.add_argument(
-        "--port", metavar="PORT", type=int, default=0, help="Port of --web; 0 is any free port (default: 0)."
-    )
-    parser.add_argument("--no-browser", action="store_true", help="With --web: print the address only.")
-    flags.add_model(parser)
-    parser.set_defaults(echo=False)
+    flags.add_prompt(parser)
+    add_flags(parser, FLAGS)
+    flags.add_model(parser, speculation=False, watermark=False)
     later = (name for name in REQUEST_PARAMETERS if name not in NEXT_TOKEN_FIELDS)
-    flags.add_sampling(parser, without=(*later, "logprobs", "logprob_token_ids"))
+    add_sampling(parser, without=(*later, "logprobs", "logprob_token_ids"))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -88,10 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         return run_web(arguments)
     values = read_values(arguments)
     top, steps = (_count(name, getattr(arguments, name)) for name in ("top", "steps"))
-    prompt = read_prompt(arguments)
-    from nucleate.cli.inspect_steps import inspected
-    from nucleate.llm import LLM
-
+    prompt = flags.read_prompt(arguments)
     llm = LLM(**flags.model_options(arguments))
     params = llm.default_params.override(**values)
     ids = llm.encode(prompt)
@@ -196,15 +203,14 @@ def run_web(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--web needs {', '.join(names)}: {install_extra('server')}")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     from nucleate.jit.kernel_libraries import warm
-    from nucleate.llm import LLM
     from nucleate.server.app import application
     from nucleate.server.limits import ServerLimits
     from nucleate.server.request_log import RequestLog, configure
     from nucleate.server.run import bind, default_sigint_handler, serve
     from nucleate.server.service import REGEX_SECONDS, Service
 
-    given = arguments.prompt is not None or arguments.file is not None or is_piped()
-    prompt = read_prompt(arguments) if given else None
+    given = arguments.prompt is not None or arguments.file is not None or flags.is_piped()
+    prompt = flags.read_prompt(arguments) if given else None
     values = SamplingParams(**read_values(arguments)).to_dict()
     with (
         default_sigint_handler(),
@@ -214,7 +220,7 @@ def run_web(arguments: argparse.Namespace) -> int:
         llm = LLM(**flags.model_options(arguments))
         engine = llm.new_engine(regex_seconds=REGEX_SECONDS)
         warm(background=True)
-        name = flags.model_name(arguments)
+        name = flags.model_names(arguments)[0]
         service = Service(llm, engine, name, llm.default_params, ServerLimits())
         log = RequestLog()
         url = f"http://127.0.0.1:{bound.getsockname()[1]}/inspector{settings_hash(prompt, values)}"
@@ -244,3 +250,78 @@ def _open_browser(url: str, address: tuple[str, int]) -> None:
         else:
             webbrowser.open(url)
             return
+
+
+class InspectedToken(NamedTuple):
+    """The trace of one token. output_ids: the tokens before it. text: that it completed. finish: of the last token."""
+
+    trace: Trace
+    output_ids: tuple[int, ...]
+    text: str
+    finish: Finish | None
+
+
+def inspected(llm: LLM, prompt_ids: list[int], params: SamplingParams, steps: int) -> Iterator[InspectedToken]:
+    """Generate up to ``steps`` tokens, at least one, with their traces.
+
+    Arguments are validated now; the model runs lazily. Raises ParameterError.
+    """
+    model, tokenizer = llm.model, llm.tokenizer
+    rules = admit(model, tokenizer, prompt_ids, params)
+    first_stages = stages_of(params, model.vocab_size, tokenizer)
+    grammar = compile_grammar(params.structured_outputs, lambda: GrammarCompiler(tokenizer, model.vocab_size))
+    companion = None
+    if (stage := split_combine(first_stages)[0]) is not None:
+        companion, rules = admit_companion(stage, prompt_ids, rules, model, llm.companion_model)
+    rules = dataclasses.replace(rules, max_tokens=min(steps, rules.max_tokens or steps))
+
+    def generated() -> Iterator[InspectedToken]:
+        """The loop of ``generation/loop.py``, with ``trace`` instead of a ``Sampler``."""
+        seed = noise.fresh_seed() if params.seed is None else params.seed
+        detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
+        matcher, guide = StopMatcher(rules), None if grammar is None else Guide(grammar, ignore_eos=params.ignore_eos)
+        stages, output_ids, next_ids, other_ids = first_stages, list[int](), prompt_ids, list[int]()
+        context = model.begin()
+        if companion is not None:
+            other = ((companion.stage.companion_model and llm.companion_model) or model).begin()
+            other_ids = [*companion.prompt_ids]
+        while True:
+            logits_V, other_V = context.forward(next_ids), other.forward(other_ids) if other_ids else None
+            mask = None if guide is None else guide.mask()[0]
+            words: dict[str, Any] = {
+                "prompt_ids": prompt_ids,
+                "output_ids": output_ids,
+                "step": len(output_ids),
+                "mask": mask,
+            }
+            result = trace(logits_V, stages, **words, companion=other_V, seed=seed)
+            token, before = result.token_id, tuple(output_ids)
+            if token is None:
+                text = matcher.close(detokenizer.close())
+                yield InspectedToken(result, before, text, Finish("error", result.error))
+                return
+            text = matcher.push(token, "" if matcher.is_stop_token(token) else detokenizer.push(token))
+            if guide is not None and guide.accept_token(token):
+                matcher.complete()
+            if matcher.finish is not None:
+                text += matcher.close(detokenizer.close())
+            yield InspectedToken(result, before, text, matcher.finish)
+            if matcher.finish is not None:
+                return
+            if any(map(is_stateful, stages)):
+                logits_V = combined_rows([stage], logits_V[None], None if other_V is None else other_V[None])[0]
+                stages = _updated(logits_V, stages, History(prompt_ids, output_ids, mask), seed)
+            output_ids.append(token)
+            next_ids = [token]
+            other_ids = next_ids if companion is not None else []
+
+    return generated()
+
+
+def _updated(logits_V: NDArray[np.float32], stages: Pipeline, past: History, seed: int) -> Pipeline:
+    """The stages after the next token: stateful ones, such as mirostat, learn from it. logits_V: after guidance."""
+    own = split_combine(stages)[1]
+    masked = own if past.mask is None else with_mask(own)
+    updated = reference.run(logits_V, masked, seed, len(past.output), past).stages
+    first = stages[:1] if isinstance(stages[0], Combine) else ()
+    return (*first, *(updated if masked is own else without_mask(updated)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,9 +69,10 @@ def _stage_table(result: Trace, names: TokenNames, layout: Layout) -> TextTable:
 
 def _stage_row(step: TraceStep, names: TokenNames, layout: Layout, result: Trace) -> list[Cell]:
     [best] = step.most_likely(1)
-    name = (
-        step.name if step.stage is None else truncated(names.terminal.text(shown(_unseeded(step.stage))), layout.name)
-    )
+    stage: Any = step.stage
+    if issubclass(type(stage), Draw) and "seed" in stage.parameters:
+        stage = replace(stage, seed=None)  # long if it is random, and shown above the tables
+    name = step.name if stage is None else truncated(names.terminal.text(shown(stage)), layout.name)
     cells = {
         "stage": Cell(name, "", bold=len(name.split("(")[0])),
         "left": Cell(str(step.left)),
@@ -114,11 +115,6 @@ def _token_and_bar(tokens: list[int], names: TokenNames, ids: int, note: int) ->
     most = 40 if columns is None else max(8, min(40, columns - fixed - max(note, 8 + len(SAMPLED))))
     width = max(5, *(text_width(names(token, most)) for token in tokens))
     return width, BAR if columns is None else max(4, min(BAR, columns - fixed - width - len(SAMPLED)))
-
-
-def _unseeded(stage: Any) -> Any:
-    """A stage without its seed, which is long if it is random, and is shown above the tables."""
-    return replace(stage, seed=None) if issubclass(type(stage), Draw) and "seed" in stage.parameters else stage
 
 
 def before_draw(result: Trace) -> TraceStep:
@@ -175,8 +171,8 @@ class StepTable:
 
     def lines(self, result: Trace) -> list[str]:
         """The row of a step, below the headers if it is the first one."""
-        table = self._table([self._row(result)])
-        return table.lines(self._names.terminal)[table.height if result.step else 0 :]
+        lines = self._table([self._row(result)]).lines(self._names.terminal)
+        return lines[1 + self._tall :] if result.step else lines
 
     def _table(self, rows: list[list[Cell]]) -> TextTable:
         headers = tuple(name.replace(" ", "\n") if self._tall else name for name in self._columns)
@@ -199,11 +195,12 @@ class StepTable:
         return [*(cells[name] for name in self._columns), Cell(end, "dim")]
 
 
+@dataclass(frozen=True)
 class TokenNames:
     """The quoted texts of tokens, by token id and maximum width."""
 
-    def __init__(self, tokenizer: Tokenizer, terminal: Terminal) -> None:
-        self.tokenizer, self.terminal = tokenizer, terminal
+    tokenizer: Tokenizer
+    terminal: Terminal
 
     def __call__(self, token: int, width: int | None = None) -> str:
         return self.terminal.quoted(token_text(self.tokenizer, token), width)
@@ -238,13 +235,12 @@ def origins(params: SamplingParams, flags: Collection[str], recommended: Samplin
     contradicts a flag has its default instead, see ``SamplingParams.override``.
     """
 
-    def origin(name: str) -> str:
-        if name in flags:
-            return "flag"
-        own = name in recommended.fields_set and getattr(params, name) == getattr(recommended, name)
-        return "generation_config" if own else "default"
-
-    return {name: origin(name) for name in FIELDS if name in params.fields_set}
+    own = {name for name in recommended.fields_set if getattr(params, name) == getattr(recommended, name)}
+    return {
+        name: "flag" if name in flags else "generation_config" if name in own else "default"
+        for name in FIELDS
+        if name in params.fields_set
+    }
 
 
 def parameter_lines(params: SamplingParams, origin: Mapping[str, str], source: str, terminal: Terminal) -> list[str]:

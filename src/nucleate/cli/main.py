@@ -14,8 +14,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from nucleate.cli.argument_parser import ArgumentParser, UsageError, flag_values
-from nucleate.cli.configuration import PLUGIN, Configuration
+from nucleate.cli.argument_parser import PLUGIN, ArgumentParser, Configuration, UsageError, flag_values
 
 __all__ = ["COMMANDS", "UsageError", "main"]
 
@@ -104,20 +103,15 @@ def run(arguments: list[str]) -> int:
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UsageError(f"unknown command {name!r}{hint} (commands: {', '.join(COMMANDS)})")
     configuration = Configuration(arguments[1:], os.environ) if name in CONFIGURABLE else None
-    _load_plugins(arguments[1:], [] if configuration is None else configuration.plugins)
-    command, parser = importlib.import_module(f"nucleate.cli.{name}"), command_parser(name)
-    parsed = parser.parse_args(arguments[1:]) if configuration is None else configuration.parse(parser, arguments[1:])
+    plugins = [] if configuration is None else configuration.plugins
     from nucleate.jit.thread_pool import cores
-
-    cores()  # reports an invalid NUCLEATE_THREADS before any work
-    return int(command.run(parsed))
-
-
-def _load_plugins(arguments: list[str], more: list[str]) -> None:
-    """Load the plug-ins before the flags are read, because a registered stage has flags of its own."""
     from nucleate.plugins.plugin_loader import load_plugins
 
-    load_plugins([*more, *flag_values(arguments, PLUGIN)])
+    load_plugins([*plugins, *flag_values(arguments[1:], PLUGIN)])  # first: a registered stage has flags
+    command, parser = importlib.import_module(f"nucleate.cli.{name}"), command_parser(name)
+    parsed = parser.parse_args(arguments[1:]) if configuration is None else configuration.parse(parser, arguments[1:])
+    cores()  # reports an invalid NUCLEATE_THREADS before any work
+    return int(command.run(parsed))
 
 
 def command_parser(name: str) -> ArgumentParser:

@@ -14,13 +14,11 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nucleate.cli import flags
-from nucleate.cli.argument_parser import UsageError
-from nucleate.cli.flag_values import read_values
-from nucleate.cli.watermark_flags import add_watermark
+from nucleate.cli.argument_parser import Flag, UsageError, add_flags
+from nucleate.cli.sampling_flags import add_sampling, parameter_flag, read_values
 from nucleate.parameters.converters import install_extra
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.limits import ServerLimits
@@ -48,19 +46,90 @@ COMMON = {
     "--log-format": "json or text (default: text in a terminal).",
 }
 """The options of ``--help``."""
+SERVER = (
+    Flag(
+        "--config FILE",
+        "YAML file with values of flags, such as 'max-num-seqs: 64'. Flags and environment variables named after them "
+        "(NUCLEATE_MAX_NUM_SEQS) have precedence (default: none).",
+    ),
+    Flag("--host HOST", "Address to bind (default: 127.0.0.1, this machine only).", "127.0.0.1"),
+    Flag("--port PORT", "Port to bind; 0 is any free port", 8000),
+    Flag("--uds PATH", "Unix domain socket to bind instead of --host and --port."),
+    Flag(
+        "--root-path PATH",
+        "Path prefix of a proxy in front, such as /llm; requests with and without it are served (default: none).",
+        "",
+    ),
+)
+REQUESTS = (
+    Flag(
+        "--unknown-fields ACTION",
+        "What to do with unknown fields of a request body: reject it, or ignore them and list their names in the log "
+        "and in the header x-nucleate-ignored-fields",
+        "reject",
+        choices=("reject", "ignore"),
+    ),
+    Flag(
+        "--scheduling-policy POLICY",
+        "Scheduling policy: fcfs (first come, first served) or priority: requests may set priority, and lower runs "
+        "first",
+        "fcfs",
+        choices=("fcfs", "priority"),
+    ),
+)
+ACCESS = (
+    Flag("--ssl-certfile FILE", "TLS certificate, followed by its chain, as PEM: serve HTTPS (default: HTTP)."),
+    Flag(
+        "--ssl-keyfile FILE", "Private key of the TLS certificate, without a passphrase (default: in --ssl-certfile)."
+    ),
+    Flag(
+        "--api-key KEY",
+        "Accepted API key; can be repeated. Other users of this machine can see it: prefer --api-key-file or the "
+        "environment variable NUCLEATE_API_KEYS (default: no authentication).",
+        [],
+        action="append",
+    ),
+    Flag("--api-key-file FILE", "File with accepted API keys, one per line (default: none)."),
+    Flag(
+        "--allow-origin ORIGIN",
+        "Allowed CORS origin; * is any; can be repeated (default: none).",
+        [],
+        action="append",
+    ),
+    Flag(
+        "--allowed-host HOST",
+        "Allowed name in the Host header, besides localhost; * is any; can be repeated (default: any if there are API "
+        "keys or --host is not localhost, else none).",
+        [],
+        action="append",
+    ),
+)
+LOG = (
+    Flag(
+        "--log-format FORMAT",
+        "Log format: json or text (default: text in a terminal, else json).",
+        choices=("json", "text"),
+    ),
+    Flag(
+        "--log-level LEVEL",
+        "Minimum log level: debug, info, warning or error",
+        "info",
+        choices=("debug", "info", "warning", "error"),
+    ),
+    Flag("--log-prompts", "Log the first 2,000 characters of each prompt."),
+)
 REQUIRED = ("starlette", "uvicorn", "httptools", "prometheus_client", "yaml")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_server(parser)
-    flags.add_model(parser)
-    flags.add_engine(parser)
-    flags.add_speculation(parser)
-    add_watermark(parser)
-    group = parser.add_argument_group("limits")
-    for parameter in ServerLimits.PARAMETERS.values():
-        flags.add_parameter(group, parameter)
-    flags.add_sampling(parser)
+    add_flags(parser, SERVER)
+    flags.add_name(parser, several=True)
+    add_flags(parser, REQUESTS, "requests")
+    add_flags(parser, ACCESS, "TLS, authentication and CORS")
+    add_flags(parser, LOG, "logging (to stderr)")
+    flags.add_model(parser, engine=True)
+    add_flags(parser, map(parameter_flag, ServerLimits.PARAMETERS.values()), "limits")
+    add_sampling(parser)
 
 
 def missing_packages() -> list[str]:
@@ -104,9 +173,9 @@ def run(arguments: argparse.Namespace) -> int:
         llm = LLM(**flags.model_options(arguments))
         engine = llm.new_engine(**flags.engine_options(arguments), regex_seconds=REGEX_SECONDS)
         defaults = llm.default_params.override(**values)
-        log.event("warming up", model=flags.model_name(arguments), runtime=llm.model.runtime)
-        warm(background=True, also=lambda: _warm_model(engine.runner, log))  # requests work without compiled kernels
         name, *aliases = flags.model_names(arguments)
+        log.event("warming up", model=name, runtime=llm.model.runtime)
+        warm(background=True, also=lambda: _warm_model(engine.runner, log))  # requests work without compiled kernels
         options = ServiceOptions(
             aliases=aliases,
             root=flags.model_root(arguments),
@@ -151,127 +220,18 @@ def _reload(
 
     A server that started without keys stays open; one with keys keeps at least one.
     """
-    try:
+
+    def reload_keys() -> dict[str, int]:
         found = read() if keys else frozenset[str]()
-    except ParameterError as error:
-        log.event("API keys not reloaded", logging.ERROR, error_message=str(error))
-    else:
         if found:
             keys.replace(found)
-        log.event("API keys reloaded", count=len(found))
+        return {"count": len(found)}
+
+    parts: dict[str, Callable[[], dict[str, int] | None]] = {"API keys": reload_keys}
     if certificate is not None:
+        parts["TLS certificate"] = certificate.reload
+    for name, part in parts.items():
         try:
-            certificate.reload()
+            log.event(f"{name} reloaded", **(part() or {}))
         except ParameterError as error:
-            log.event("TLS certificate not reloaded", logging.ERROR, error_message=str(error))
-        else:
-            log.event("TLS certificate reloaded")
-
-
-def _add_server(parser: argparse.ArgumentParser) -> None:
-    """Add the flags about the address, access and log."""
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        help="YAML file with values of flags, such as 'max-num-seqs: 64'. Flags and environment variables named after "
-        "them (NUCLEATE_MAX_NUM_SEQS) have precedence (default: none).",
-    )
-    parser.add_argument(
-        "--host", metavar="HOST", default="127.0.0.1", help="Address to bind (default: 127.0.0.1, this machine only)."
-    )
-    parser.add_argument(
-        "--port", metavar="PORT", type=int, default=8000, help="Port to bind; 0 is any free port (default: 8000)."
-    )
-    parser.add_argument(
-        "--uds", type=Path, metavar="PATH", help="Unix domain socket to bind instead of --host and --port."
-    )
-    parser.add_argument(
-        "--root-path",
-        metavar="PATH",
-        default="",
-        help="Path prefix of a proxy in front, such as /llm; requests with and without it are served (default: none).",
-    )
-    flags.add_name(parser, several=True)
-    _add_requests(parser)
-    _add_access(parser)
-    _add_log(parser)
-
-
-def _add_access(parser: argparse.ArgumentParser) -> None:
-    access = parser.add_argument_group("TLS, authentication and CORS")
-    access.add_argument(
-        "--ssl-certfile",
-        type=Path,
-        metavar="FILE",
-        help="TLS certificate, followed by its chain, as PEM: serve HTTPS (default: HTTP).",
-    )
-    access.add_argument(
-        "--ssl-keyfile",
-        type=Path,
-        metavar="FILE",
-        help="Private key of the TLS certificate, without a passphrase (default: in --ssl-certfile).",
-    )
-    access.add_argument(
-        "--api-key",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="Accepted API key; can be repeated. Other users of this machine can see it: prefer --api-key-file or the "
-        "environment variable NUCLEATE_API_KEYS (default: no authentication).",
-    )
-    access.add_argument(
-        "--api-key-file", type=Path, metavar="FILE", help="File with accepted API keys, one per line (default: none)."
-    )
-    access.add_argument(
-        "--allow-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="Allowed CORS origin; * is any; can be repeated (default: none).",
-    )
-    access.add_argument(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="HOST",
-        help="Allowed name in the Host header, besides localhost; * is any; can be repeated (default: any if there are "
-        "API keys or --host is not localhost, else none).",
-    )
-
-
-def _add_requests(parser: argparse.ArgumentParser) -> None:
-    requests = parser.add_argument_group("requests")
-    requests.add_argument(
-        "--unknown-fields",
-        metavar="ACTION",
-        choices=("reject", "ignore"),
-        default="reject",
-        help="What to do with unknown fields of a request body: reject it, or ignore them and list their names in the "
-        "log and in the header x-nucleate-ignored-fields (default: reject).",
-    )
-    requests.add_argument(
-        "--scheduling-policy",
-        metavar="POLICY",
-        choices=("fcfs", "priority"),
-        default="fcfs",
-        help="Scheduling policy: fcfs (first come, first served) or priority: requests may set priority, and lower "
-        "runs first (default: fcfs).",
-    )
-
-
-def _add_log(parser: argparse.ArgumentParser) -> None:
-    log = parser.add_argument_group("logging (to stderr)")
-    log.add_argument(
-        "--log-format",
-        metavar="FORMAT",
-        choices=("json", "text"),
-        help="Log format: json or text (default: text in a terminal, else json).",
-    )
-    log.add_argument(
-        "--log-level",
-        metavar="LEVEL",
-        default="info",
-        choices=("debug", "info", "warning", "error"),
-        help="Minimum log level: debug, info, warning or error (default: info).",
-    )
-    log.add_argument("--log-prompts", action="store_true", help="Log the first 2,000 characters of each prompt.")
+            log.event(f"{name} not reloaded", logging.ERROR, error_message=str(error))

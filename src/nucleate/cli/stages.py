@@ -9,7 +9,8 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from nucleate.cli import flags
+from nucleate.cli.argument_parser import Flag, add_flags
+from nucleate.cli.sampling_flags import format_default
 from nucleate.parameters.parameter import unknown
 from nucleate.sampling.stage import shape_of
 from nucleate.sampling.stages import STAGES
@@ -19,9 +20,8 @@ USAGE = "[--check NAME] [--json]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="Print a JSON list instead of text.")
-    text = "Check the properties of a stage on random rows: neutral value, order, batches, backends."
-    parser.add_argument("--check", metavar="NAME", help=text)
+    check = "Check the properties of a stage on random rows: neutral value, order, batches, backends."
+    add_flags(parser, (Flag("--json", "Print a JSON list instead of text."), Flag("--check NAME", check)))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -74,7 +74,7 @@ def show(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         print(_wrap(f"{row['name']:{width}}{row['shape']:10}", row["help"], columns))
         for parameter in row["parameters"]:
-            text = f"{parameter['help']} [{parameter['allowed']}; default {flags.format_default(parameter['default'])}]"
+            text = f"{parameter['help']} [{parameter['allowed']}; default {format_default(parameter['default'])}]"
             first = first_use.setdefault(parameter["name"], row["name"])
             text = text if first == row["name"] else f"same as for {first}"
             lead = f"  {parameter['name']:{inner}}"

@@ -5,12 +5,14 @@ Does not depend on the rest of nucleate.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
 import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, zip_longest
 from typing import Any, NamedTuple
 
 STYLES: Mapping[str, str] = {
@@ -49,12 +51,10 @@ class Terminal:
 
     def character(self, character: str) -> str:
         """A character as the terminal can show it: escaped if it cannot be printed, or if the encoding lacks it."""
-        if not character.isprintable():  # also C1 control codes and changes of the writing direction
-            return _escape(character)
-        try:
-            return character.encode(self.encoding, "backslashreplace").decode(self.encoding)
-        except (LookupError, UnicodeError):
-            return _escape(character)
+        if character.isprintable():  # no C1 control codes, nor changes of the writing direction
+            with contextlib.suppress(LookupError, UnicodeError):
+                return character.encode(self.encoding, "backslashreplace").decode(self.encoding)
+        return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
 
     def text(self, text: str) -> str:
         """A text as the terminal can show it, on one line."""
@@ -66,20 +66,11 @@ class Terminal:
         whole = f'"{"".join(parts)}"'
         if width is None or text_width(whole) <= width:
             return whole
-        used, kept = 5, list[str]()  # of quotes and dots
-        for part in parts:
-            used += text_width(part)
-            if used > width:
-                break
-            kept.append(part)
-        return f'"{"".join(kept)}"...'
+        ends = accumulate(map(text_width, parts), initial=5)  # of quotes and dots
+        return f'"{"".join(part for part, end in zip(parts, [*ends][1:], strict=True) if end <= width)}"...'
 
 
 _SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-
-
-def _escape(character: str) -> str:
-    return f"\\u{ord(character):04x}" if ord(character) < 0x10000 else f"\\U{ord(character):08x}"
 
 
 def columns(stream: Any) -> int | None:
@@ -92,12 +83,12 @@ def columns(stream: Any) -> int | None:
 
 def has_colors(stream: Any) -> bool:
     """Whether to use colours: NO_COLOR and FORCE_COLOR decide, otherwise a terminal has colours unless it is dumb."""
-    if os.environ.get("NO_COLOR"):
+    given = os.environ.get
+    if given("NO_COLOR"):
         return False
-    for name in ("FORCE_COLOR", "CLICOLOR_FORCE"):
-        if os.environ.get(name, "0") not in ("", "0"):
-            return True
-    if "0" in (os.environ.get("FORCE_COLOR"), os.environ.get("CLICOLOR")):
+    if any(given(name, "0") not in ("", "0") for name in ("FORCE_COLOR", "CLICOLOR_FORCE")):
+        return True
+    if "0" in (given("FORCE_COLOR"), given("CLICOLOR")):
         return False
     return bool(stream.isatty()) and os.environ.get("TERM") != "dumb"
 
@@ -124,12 +115,8 @@ def truncated(text: str, width: int) -> str:
     """The beginning of a text, with ``...`` if it takes more columns."""
     if text_width(text) <= width:
         return text
-    kept = ""
-    for character in text:
-        if text_width(kept + character) > width - 3:
-            break
-        kept += character
-    return f"{kept}..."
+    ends = accumulate(map(character_width, text))
+    return f"{''.join(character for character, end in zip(text, ends, strict=True) if end <= width - 3)}..."
 
 
 def wrapped(text: str, width: int | None, indent: str = "  ") -> list[str]:
@@ -163,11 +150,7 @@ class Cell(NamedTuple):
         """The padded text of the cell, with its style."""
         start, rest = text[: self.bold], text[self.bold :]
         inner = rest.strip(" ")
-        if not inner:
-            return f"{terminal.paint(start, 'bold')}{rest}"
-        left = rest[: len(rest) - len(rest.lstrip(" "))]
-        right = rest[len(left) + len(inner) :]
-        return f"{terminal.paint(start, 'bold')}{left}{terminal.paint(inner, self.style)}{right}"
+        return terminal.paint(start, "bold") + rest.replace(inner, terminal.paint(inner, self.style), 1)
 
 
 @dataclass(frozen=True)
@@ -193,11 +176,6 @@ class TextTable:
         return [*map(max, widths, self.widths)] if self.widths else widths
 
     @property
-    def height(self) -> int:
-        """The number of lines of the headers."""
-        return max(header.count("\n") + 1 for header in self.headers)
-
-    @property
     def fixed(self) -> int:
         """The columns before the last cell."""
         return sum(self._widths) + GAP * len(self._widths)
@@ -220,7 +198,9 @@ class TextTable:
         stacked = not self.fits(terminal.columns)
         widths, indent = self._widths, self.fixed
         width = None if terminal.columns is None else terminal.columns - (GAP if stacked else indent)
-        lines = self._header_lines(self.headers[:-1] if stacked else self.headers, widths, terminal)
+        headers = [header.split("\n")[::-1] for header in (self.headers[:-1] if stacked else self.headers)]
+        rows = [*zip_longest(*headers, fillvalue="")][::-1]  # aligned at the last line
+        lines = [self._line([Cell(text, "dim") for text in row], widths, terminal) for row in rows]
         for *cells, last in self.rows:
             first, *more = wrapped(last.text, width)
             if stacked:
@@ -230,12 +210,6 @@ class TextTable:
                 lines.append(self._line([*cells, last._replace(text=first)], widths, terminal))
             lines += [f"{' ' * indent}{last.painted(text, terminal)}" for text in more]
         return lines
-
-    def _header_lines(self, headers: Sequence[str], widths: Sequence[int], terminal: Terminal) -> list[str]:
-        parts = [header.split("\n") for header in headers]
-        height = max(map(len, parts))
-        rows = zip(*([""] * (height - len(part)) + part for part in parts), strict=True)
-        return [self._line([Cell(text, "dim") for text in row], widths, terminal) for row in rows]
 
     def _line(self, cells: Sequence[Cell], widths: Sequence[int], terminal: Terminal) -> str:
         cells = cells[: 1 + max((i for i, cell in enumerate(cells) if cell.text), default=-1)]

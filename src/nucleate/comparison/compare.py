@@ -1,6 +1,8 @@
 """compare: generates the outputs of all settings, prompts and seeds, scores them, and computes the metrics.
 
-Outputs are scored by the unmodified model, in one forward pass each.
+Outputs are scored by the unmodified model, in one forward pass each. The results can be a JSONL file, so that an
+interrupted comparison continues: a header describes the comparison, each further line is the result of one output. A
+header is written again when settings are added.
 """
 
 from __future__ import annotations
@@ -8,18 +10,18 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nucleate.comparison.comparison import DIVERSITY, QUALITY, Comparison, check_metrics
+from nucleate.comparison.comparison import DIVERSITY, QUALITY, Comparison, OutputResult, check_metrics
 from nucleate.comparison.inputs import BUILT_IN, check_prompts, read_settings
-from nucleate.comparison.results_file import OutputResult, ResultsFile
 from nucleate.llm import LLM, progress_bar
 from nucleate.models.protocol import Model
-from nucleate.outputs import CompletionOutput
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
@@ -88,7 +90,10 @@ def _header(llm: LLM, settings: Mapping[str, SamplingParams], prompts: Sequence[
 def _generate(
     llm: LLM, settings: Mapping[str, SamplingParams], prompt_ids: Sequence[Sequence[int]], jobs: Sequence[Job]
 ) -> Iterator[OutputResult]:
-    params = [_with_logprobs(settings[name]).replace(seed=seed) for name, _, seed in jobs]
+    # a pipeline with a Tap of its own reports other logprobs than those of the sampled distribution
+    tapped = {name for name, own in settings.items() if any(isinstance(stage, Tap) for stage in own.pipeline or ())}
+    processed = {"logprobs": 0, "logprobs_mode": "processed"}
+    params = [settings[name].replace(seed=seed, **({} if name in tapped else processed)) for name, _, seed in jobs]
     completions = llm.generate([prompt_ids[index] for _, index, _ in jobs], params)
     for (name, index, seed), completion in zip(jobs, completions, strict=True):
         [found] = completion.outputs
@@ -96,25 +101,10 @@ def _generate(
             raise ParameterError("settings", f"setting {name!r}: prompt {index}, seed {seed}: {found.stop_reason}")
         ends = int(found.finish_reason == "stop" and found.stop_reason is None and bool(found.token_ids))
         scores = score(llm.model, prompt_ids[index], found.token_ids)._asdict()
-        chances = _sampled_entropy(found) if _reports_processed(settings[name]) else None
+        logprobs = () if name in tapped else [step.chosen.logprob for step in found.logprobs or ()]
+        chances = -math.fsum(logprobs) / len(logprobs) if logprobs else None
         texts = found.token_ids, found.text, found.finish_reason
         yield OutputResult(name, index, seed, *texts, ends, sampled_entropy=chances, **scores)
-
-
-def _reports_processed(params: SamplingParams) -> bool:
-    """Whether the comparison may request logprobs: a pipeline with a Tap of its own reports others."""
-    return not any(isinstance(stage, Tap) for stage in params.pipeline or ())
-
-
-def _with_logprobs(params: SamplingParams) -> SamplingParams:
-    """The parameters with logprobs of the distribution that is sampled from."""
-    return params.replace(logprobs=0, logprobs_mode="processed") if _reports_processed(params) else params
-
-
-def _sampled_entropy(output: CompletionOutput) -> float | None:
-    if not output.logprobs:
-        return None
-    return -math.fsum(step.chosen.logprob for step in output.logprobs) / len(output.logprobs)
 
 
 class OutputScores(NamedTuple):
@@ -139,3 +129,64 @@ def score(model: Model, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> 
         chosen.append(x_V[token] - np.log(mass))
         entropies.append(np.log(mass) - (e_V * np.where(e_V > 0, x_V, 0.0)).sum() / mass)
     return OutputScores(float(np.mean(chosen)), float(np.mean(entropies)))
+
+
+FORMAT = "nucleate compare 1"
+
+
+class ResultsFile:
+    """A file of results; without a path, only memory. Raises ParameterError for the results of another comparison."""
+
+    def __init__(self, path: str | Path | None, header: Mapping[str, Any]) -> None:
+        """header: values that must not change; ``settings`` in it maps names to fields, and may grow."""
+        self.path = None if path is None else Path(path)
+        self.header = {"format": FORMAT, **json.loads(json.dumps(header))}
+        self.results: dict[tuple[str, int, int], OutputResult] = {}
+        known: dict[str, Any] = {}
+        if self.path is not None and self.path.exists():
+            data = self.path.read_bytes()
+            end = data.rfind(b"\n") + 1
+            if end < len(data):
+                os.truncate(self.path, end)  # the incomplete line of an interrupted run
+            for line in data[:end].splitlines():
+                known = self._read(line, known)
+        settings = {**known.get("settings", {}), **self.header["settings"]}
+        if known.get("settings") != settings:
+            self._append([{**self.header, "settings": settings}])
+
+    def _read(self, line: bytes, known: dict[str, Any]) -> dict[str, Any]:
+        """Read a line. Returns the header so far."""
+        try:
+            record = json.loads(line)
+            if "format" in record:
+                self._check(record)
+                return dict(record)
+            if not known:
+                raise ValueError
+            result = OutputResult(**{**record, "token_ids": tuple(record["token_ids"])})
+        except ParameterError:
+            raise
+        except (ValueError, TypeError, KeyError):
+            raise ParameterError("output", f"{self.path} is not a file of results; use another file") from None
+        self.results[result.key] = result
+        return known
+
+    def _check(self, other: Mapping[str, Any]) -> None:
+        """Raise ParameterError if the file is of another comparison."""
+        pairs = [(name, other.get(name), value) for name, value in self.header.items() if name != "settings"]
+        before = other.get("settings", {})
+        pairs += [(f"setting {name!r}", before.get(name, now), now) for name, now in self.header["settings"].items()]
+        for name, then, now in pairs:
+            if then != now:
+                change = f"{name} was {shown(then)} and is now {shown(now)}"
+                raise ParameterError("output", f"{self.path} has results of another comparison: {change}")
+
+    def add(self, results: Sequence[OutputResult]) -> None:
+        """Add results, also to the file."""
+        self.results.update((one.key, one) for one in results)
+        self._append(map(asdict, results))
+
+    def _append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(record) + "\n" for record in records)

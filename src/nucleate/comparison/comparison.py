@@ -1,56 +1,165 @@
-"""The result of a comparison: metrics per setting with intervals, their trade-off, and its plot."""
+"""The result of a comparison: metrics per setting with bootstrap intervals, their trade-off, and its plot.
+
+docs/compare.md defines the  n-grams are over token ids. A metric that is not defined, as for texts that are too
+short, is NaN.
+"""
 
 from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from nucleate.comparison import metrics
-from nucleate.comparison.metrics import Estimate, estimate
-from nucleate.comparison.results_file import OutputResult
+import numpy as np
+
 from nucleate.parameters.converters import install_extra
 from nucleate.parameters.parameter import ParameterError, unknown
+
+Tokens = Sequence[int]
+
+MAX_ORDER = 4
+"""BLEU counts n-grams of 1 to this many tokens."""
+NO_MATCH = 0.1
+"""Matches of an order without any, so that the geometric mean is not 0 (smoothing method 1 of Chen and Cherry 2014)."""
+
+
+def ngrams(tokens: Tokens, n: int) -> list[tuple[int, ...]]:
+    """All n-grams of a text, in order."""
+    return [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+
+
+def distinct(texts: Iterable[Tokens], n: int) -> float:
+    """The number of different n-grams of some texts over the number of all (Li et al., arXiv 1510.03055)."""
+    found = [gram for text in texts for gram in ngrams(text, n)]
+    return len(set(found)) / len(found) if found else math.nan
+
+
+def repetition(text: Tokens, n: int) -> float:
+    """The part of the n-grams of a text that occurred in it before (seq-rep-n; Welleck et al., arXiv 1908.04319)."""
+    return 1.0 - distinct([text], n)
+
+
+def self_bleu(texts: Sequence[Tokens]) -> float:
+    """The mean BLEU-4 of each text with all others as references (Zhu et al., arXiv 1802.01886)."""
+    texts = [text for text in texts if text]
+    if len(texts) < 2:
+        return math.nan
+    logs = [0.0] * len(texts)
+    for n in range(1, MAX_ORDER + 1):
+        counts = [Counter(ngrams(text, n)) for text in texts]
+        highest = _two_highest(counts)
+        for i, own in enumerate(counts):
+            matches = sum(min(count, _highest_of_others(highest[gram], i)) for gram, count in own.items())
+            logs[i] += math.log((matches or NO_MATCH) / max(own.total(), 1)) / MAX_ORDER
+    lengths = sorted(map(len, texts))
+    return sum(math.exp(one) * _brevity(len(text), lengths) for one, text in zip(logs, texts, strict=True)) / len(texts)
+
+
+def _two_highest(counts: Sequence[Counter[tuple[int, ...]]]) -> dict[tuple[int, ...], list[tuple[int, int]]]:
+    """Of each n-gram, the two highest numbers of occurrences in a text, each with the index of the text."""
+    found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for i, own in enumerate(counts):
+        for gram, count in own.items():
+            entries = found.setdefault(gram, [])
+            entries.append((count, i))
+            entries.sort(reverse=True)
+            del entries[2:]
+    return found
+
+
+def _highest_of_others(entries: Sequence[tuple[int, int]], own: int) -> int:
+    return next((count for count, i in entries if i != own), 0)
+
+
+def _brevity(length: int, lengths: Sequence[int]) -> float:
+    """The brevity penalty, by the length of another text that is closest; of two, the shorter one."""
+    others = [*lengths]
+    others.remove(length)
+    closest = min(others, key=lambda other: (abs(other - length), other))
+    return 1.0 if length > closest else math.exp(1.0 - closest / length)
+
+
+RESAMPLES = 2000
+LEVEL = 0.95
+
+
+class Estimate(NamedTuple):
+    """A mean, and the bounds of its 95 % interval; NaN if unknown."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def estimate(groups: Sequence[Sequence[float]]) -> Estimate:
+    """The mean over prompts of the mean of each, with a percentile bootstrap over prompts.
+
+    groups: the values of each prompt; a metric of all outputs together has one. NaN values are left out. With a single
+    prompt, the bootstrap is over its values.
+    """
+    known = [[value for value in group if value == value] for group in groups]  # noqa: PLR0124  # not NaN
+    means = [float(np.mean(group)) for group in known if group]
+    if not means:
+        return Estimate(np.nan, np.nan, np.nan)
+    mean, units = float(np.mean(means)), means if len(means) > 1 else next(filter(None, known))
+    if len(units) < 2:
+        return Estimate(mean, np.nan, np.nan)
+    index_BU = np.random.default_rng(0).integers(0, len(units), (RESAMPLES, len(units)))  # the same for all settings
+    means_B = np.asarray(units)[index_BU].mean(axis=1)
+    low, high = np.quantile(means_B, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(mean, float(low), float(high))
+
+
+@dataclass(frozen=True)
+class OutputResult:
+    """The result of one output."""
+
+    setting: str
+    prompt: int  #: its index
+    seed: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    ends: int  #: 1 if the last token is an end-of-sequence token
+    log_likelihood: float | None  #: the mean per token, of the unmodified model at temperature 1; None without tokens
+    entropy: float | None  #: the mean per step, of the unmodified model
+    sampled_entropy: float | None  #: the mean of -log of the probability with which each token was sampled
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return self.setting, self.prompt, self.seed
+
 
 Group = Sequence[OutputResult]
 """The outputs of one setting for one prompt."""
 
 
-def _texts(group: Group) -> list[tuple[int, ...]]:
+def _texts(group: Group) -> list[Tokens]:
     """The token ids without end-of-sequence tokens."""
     return [one.token_ids[: len(one.token_ids) - one.ends] for one in group]
 
 
-def _together(metric: Callable[[list[tuple[int, ...]]], float]) -> Callable[[Group], list[float]]:
-    return lambda group: [metric(_texts(group))]
-
-
-def _each(metric: Callable[[tuple[int, ...]], float]) -> Callable[[Group], list[float]]:
-    return lambda group: [metric(text) for text in _texts(group)]
-
-
-def _field(name: str) -> Callable[[Group], list[float]]:
-    def values(group: Group) -> list[float]:
-        return [math.nan if (value := getattr(one, name)) is None else value for one in group]
-
-    return values
+def _field(name: str, group: Group) -> list[float]:
+    return [math.nan if (value := getattr(one, name)) is None else value for one in group]
 
 
 METRICS: Mapping[str, Callable[[Group], list[float]]] = {
-    "distinct_1": _together(lambda texts: metrics.distinct(texts, 1)),
-    "distinct_2": _together(lambda texts: metrics.distinct(texts, 2)),
-    "distinct_3": _together(lambda texts: metrics.distinct(texts, 3)),
-    "self_bleu": _together(metrics.self_bleu),
-    "log_likelihood": _field("log_likelihood"),
-    "rep_2": _each(lambda text: metrics.repetition(text, 2)),
-    "rep_3": _each(lambda text: metrics.repetition(text, 3)),
-    "seq_rep_4": _each(lambda text: metrics.repetition(text, 4)),
+    "distinct_1": lambda group: [distinct(_texts(group), 1)],
+    "distinct_2": lambda group: [distinct(_texts(group), 2)],
+    "distinct_3": lambda group: [distinct(_texts(group), 3)],
+    "self_bleu": lambda group: [self_bleu(_texts(group))],
+    "log_likelihood": partial(_field, "log_likelihood"),
+    "rep_2": lambda group: [repetition(text, 2) for text in _texts(group)],
+    "rep_3": lambda group: [repetition(text, 3) for text in _texts(group)],
+    "seq_rep_4": lambda group: [repetition(text, 4) for text in _texts(group)],
     "length": lambda group: [float(len(one.token_ids)) for one in group],
-    "entropy": _field("entropy"),
-    "sampled_entropy": _field("sampled_entropy"),
+    "entropy": partial(_field, "entropy"),
+    "sampled_entropy": partial(_field, "sampled_entropy"),
 }
 """The metrics: the values of the outputs for one prompt."""
 LOWER_IS_BETTER = {"self_bleu", "rep_2", "rep_3", "seq_rep_4"}
@@ -84,21 +193,17 @@ class Comparison:
 
     def frontier(self) -> set[str]:
         """The settings on the trade-off curve: no other one is at least as good in x and y, and better in one."""
-        points = {name: tuple(self._gain(name, metric) for metric in (self.x, self.y)) for name in self.estimates}
+
+        def gain(own: Mapping[str, Estimate], metric: str) -> float:
+            mean = own[metric].mean
+            return -math.inf if math.isnan(mean) else -mean if metric in LOWER_IS_BETTER else mean
+
+        points = {name: (gain(own, self.x), gain(own, self.y)) for name, own in self.estimates.items()}
         return {
             name
-            for name, own in points.items()
-            if not any(
-                own != other and all(a <= b for a, b in zip(own, other, strict=True)) for other in points.values()
-            )
+            for name, (x, y) in points.items()
+            if not any((x, y) != other and x <= other[0] and y <= other[1] for other in points.values())
         }
-
-    def _gain(self, name: str, metric: str) -> float:
-        """The mean of a metric, negative if lower is better."""
-        mean = self.estimates[name][metric].mean
-        if math.isnan(mean):
-            return -math.inf
-        return -mean if metric in LOWER_IS_BETTER else mean
 
     def __str__(self) -> str:
         best = self.frontier()
@@ -136,10 +241,32 @@ class Comparison:
             writer.writerows(rows)
 
     def plot(self, path: str | Path) -> None:
-        """Write the trade-off of x and y as PNG, SVG or PDF. Needs matplotlib; raises ParameterError without it."""
-        from nucleate.comparison.comparison import draw
+        """Write the trade-off of x and y as PNG, SVG or PDF. Needs matplotlib; raises ParameterError without it.
 
-        draw(self.estimates, self.frontier(), self.x, self.y, Path(path))
+        The same comparison gives the same SVG file.
+        """
+        check_plot(path)
+        import matplotlib as mpl
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        points = {name: (own[self.x], own[self.y]) for name, own in self.estimates.items()}
+        points = {name: (x, y) for name, (x, y) in points.items() if not (math.isnan(x.mean) or math.isnan(y.mean))}
+        frontier = self.frontier()
+        with mpl.rc_context({"svg.hashsalt": "nucleate", "font.size": 10, "text.color": INK}):
+            figure = Figure(figsize=(7.5, 5.0), dpi=150, layout="constrained")
+            FigureCanvasAgg(figure)
+            axes = figure.add_subplot()
+            curve = sorted((x.mean, y.mean) for name, (x, y) in points.items() if name in frontier)
+            axes.plot(*zip(*curve, strict=True), color=CURVE, lw=1.2, zorder=1) if curve else None
+            for name, (x, y) in points.items():
+                bars = _bars(y), _bars(x)
+                axes.errorbar(x.mean, y.mean, *bars, fmt="o", color=POINT, ms=5, elinewidth=0.8, zorder=2)
+                axes.annotate(name, (x.mean, y.mean), xytext=(6, 5), textcoords="offset points", size=8)
+            axes.set_xlabel(LABELS.get(self.x, self.x.replace("_", "-")))
+            axes.set_ylabel(LABELS.get(self.y, self.y.replace("_", "-")))
+            axes.spines[["top", "right"]].set_visible(False)
+            figure.savefig(path, metadata={"Date": None} if Path(path).suffix.lower() == ".svg" else None)
 
 
 def check_metrics(*names: str) -> None:
@@ -177,34 +304,6 @@ def check_plot(path: str | Path) -> None:
     except ImportError:
         why = "plot needs matplotlib, which is not installed"
         raise ParameterError("plot", f"{why}: {install_extra('plot')}, or write a CSV file") from None
-
-
-def draw(points: Mapping[str, Mapping[str, Estimate]], frontier: Collection[str], x: str, y: str, path: Path) -> None:
-    """Write the plot. points: the estimates of each setting. frontier: the settings on the curve. x, y: metrics.
-
-    The same arguments give the same SVG file.
-    """
-    check_plot(path)
-    import matplotlib as mpl
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    known = [name for name, own in points.items() if not (math.isnan(own[x].mean) or math.isnan(own[y].mean))]
-    with mpl.rc_context({"svg.hashsalt": "nucleate", "font.size": 10, "text.color": INK}):
-        figure = Figure(figsize=(7.5, 5.0), dpi=150, layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        curve = sorted((points[name][x].mean, points[name][y].mean) for name in known if name in frontier)
-        axes.plot(*zip(*curve, strict=True), color=CURVE, lw=1.2, zorder=1) if curve else None
-        for name in known:
-            own = points[name]
-            bars = _bars(own[y]), _bars(own[x])
-            axes.errorbar(own[x].mean, own[y].mean, *bars, fmt="o", color=POINT, ms=5, elinewidth=0.8, zorder=2)
-            axes.annotate(name, (own[x].mean, own[y].mean), xytext=(6, 5), textcoords="offset points", size=8)
-        axes.set_xlabel(LABELS.get(x, x.replace("_", "-")))
-        axes.set_ylabel(LABELS.get(y, y.replace("_", "-")))
-        axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(path, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
 
 def _bars(value: Estimate) -> list[list[float]] | None:

@@ -163,9 +163,21 @@ OFFLINE: Final = "offline.html"
 """A page without a trace, which the page fills to save itself."""
 
 
+@cache
+def _files() -> Mapping[str, tuple[bytes, str]]:
+    found = {file.name: file for file in (files("nucleate.inspector") / "assets").iterdir()}
+    types = {name: TYPES[name.rpartition(".")[2]] for name in found if name.rpartition(".")[2] in TYPES}
+    return {name: (found[name].read_bytes(), content_type) for name, content_type in types.items()}
+
+
+@cache
+def _offline() -> bytes:
+    return offline_page().encode()
+
+
 def inspector_file(name: str) -> tuple[bytes, str] | None:
     """The content and the content type of a file; None if there is none of this name."""
-    return _offline() if name == OFFLINE else _files().get(name)
+    return (_offline(), TYPES["html"]) if name == OFFLINE else _files().get(name)
 
 
 @cache
@@ -175,17 +187,3 @@ def compressed_inspector_file(name: str) -> bytes:
     if found is None:
         raise KeyError(name)
     return gzip.compress(found[0], mtime=0)
-
-
-@cache
-def _offline() -> tuple[bytes, str]:
-    return offline_page().encode(), TYPES["html"]
-
-
-@cache
-def _files() -> Mapping[str, tuple[bytes, str]]:
-    return {
-        file.name: (file.read_bytes(), TYPES[file.name.rpartition(".")[2]])
-        for file in (files("nucleate.inspector") / "assets").iterdir()
-        if file.name.rpartition(".")[2] in TYPES
-    }

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
-from importlib.metadata import version
 from typing import Any, Final
 
 from nucleate.inspector.draws import MAX_DRAWS
@@ -16,73 +15,30 @@ from nucleate.inspector.store import InspectorError, Run
 from nucleate.inspector.trace_view import MAX_TOKENS
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import Parameter, ParameterError, unknown
-from nucleate.sampling.presets import ORDER_PARAMETERS, PRESETS, REQUESTABLE
+from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling.stage import Combine, shape_of
 from nucleate.sampling.stages import STAGES
 from nucleate.sampling_params import FIELDS, SamplingParams
 from nucleate.tokenization.tokenizer import Tokenizer
 
-EXAMPLE = "Once upon a time"
 
-
-def settings(
-    *,
-    name: str,
-    tokenizer: Tokenizer,
-    vocab_size: int,
-    context_length: int,
-    defaults: SamplingParams,
-    max_tokens: int,
-    needs_key: bool = False,
-) -> dict[str, Any]:
-    """The settings page of the inspector, as JSON values. max_tokens: the most tokens of an inspected output."""
+def describe_stages(vocab_size: int) -> list[dict[str, Any]]:
+    """The stages that requests can set, with their parameters, as JSON values."""
     stages = [STAGES[stage] for stage in REQUESTABLE if not issubclass(STAGES[stage], Combine)]
-    given = {name: value for name, value in defaults.to_dict().items() if name != "pipeline"}
-    return {
-        "version": 1,
-        "nucleate": version("nucleate"),
-        "model": {
-            "name": name,
-            "vocab_size": vocab_size,
-            "context_length": context_length,
-            "chat": tokenizer.chat_template is not None,
-        },
-        "stages": [
-            {
-                "name": stage.name,
-                "shape": shape_of(stage).lower(),
-                "help": (stage.__doc__ or "").strip().splitlines()[0],
-                "parameters": [_parameter(each, vocab_size) for each in stage.parameters.values() if each.public],
-            }
-            for stage in stages
-        ],
-        "draws": list(ORDER_PARAMETERS["draw"].choices),
-        "orders": {
-            preset: [each if isinstance(each, str) else each[0] for each in order] for preset, order in PRESETS.items()
-        },
-        "defaults": given,
-        "origins": dict.fromkeys(given, "generation_config"),
-        "limits": {"max_top": MAX_TOKENS, "max_draws": MAX_DRAWS, "max_tokens": max_tokens},
-        "needs_key": needs_key,
-        "example": EXAMPLE,
-    }
+    return [
+        {
+            "name": stage.name,
+            "shape": shape_of(stage).lower(),
+            "help": (stage.__doc__ or "").strip().splitlines()[0],
+            "parameters": [_parameter(each, vocab_size) for each in stage.parameters.values() if each.public],
+        }
+        for stage in stages
+    ]
 
 
 def _parameter(parameter: Parameter, vocab_size: int) -> dict[str, Any]:
-    return {
-        "name": parameter.name,
-        "kind": parameter.kind,
-        "help": parameter.help,
-        "allowed": parameter.allowed,
-        "default": _json(parameter.default),
-        "neutral": _json(parameter.neutral),
-        "low": parameter.low,
-        "high": parameter.high,
-        "open_low": parameter.open_low,
-        "optional": parameter.optional,
-        "choices": list(parameter.choices),
-        "slider": slider(parameter, vocab_size),
-    }
+    names = "name", "kind", "help", "allowed", "default", "neutral", "low", "high", "open_low", "optional", "choices"
+    return {name: _json(getattr(parameter, name)) for name in names} | {"slider": slider(parameter, vocab_size)}
 
 
 def slider(parameter: Parameter, vocab_size: int) -> dict[str, Any] | None:
@@ -150,26 +106,22 @@ def read_generate(body: Any) -> GenerateBody:
     inputs = [name for name in ("prompt", "messages", "parent") if given.get(name) is not None]
     if len(inputs) != 1:
         raise ParameterError("prompt", f"give one of prompt, messages and parent, got {' and '.join(inputs) or 'none'}")
-    if "prompt" in inputs and not isinstance(given["prompt"], str):
-        raise ParameterError("prompt", f"prompt must be a text, got {shown(given['prompt'])}")
-    if "messages" in inputs and not isinstance(given["messages"], list):
-        raise ParameterError("messages", f"messages must be a list, got {shown(given['messages'])}")
+    prompt = _check("prompt", given.get("prompt"), str | None, "a text")
+    messages = _check("messages", given.get("messages"), list | None, "a list")
     parent = None if "parent" not in inputs else _parent(given["parent"])
-    return GenerateBody(given.get("prompt"), given.get("messages"), parent, _params(given.get("params")) or {})
+    return GenerateBody(prompt, messages, parent, _params(given) or {})
 
 
 def read_step(body: Any, default_top: int) -> StepBody:
     """Read the body of ``trace`` or ``draws``. Raises ParameterError."""
     given = _fields(body, ("run", "step", "params", "top", "include", "count"))
-    run, include = given.get("run"), given.get("include") or []
-    if not isinstance(run, str):
-        raise ParameterError("run", f"run must be the id of a run, got {shown(run)}")
+    run, include = _check("run", given.get("run"), str, "the id of a run"), given.get("include") or []
     if not isinstance(include, list) or len(include) > MAX_TOKENS or not all(_is_count(each) for each in include):
         raise ParameterError("include", f"include must be a list of at most {MAX_TOKENS} token ids")
     return StepBody(
         run,
         _integer(given, "step", 0, 2**31 - 1),
-        _params(given.get("params")),
+        _params(given),
         _integer(given, "top", 1, MAX_TOKENS, default_top),
         tuple(include),
         _integer(given, "count", 1, MAX_DRAWS, 1000),
@@ -205,15 +157,13 @@ def branch_tokens(parent: Parent, run: Run, tokenizer: Tokenizer) -> tuple[int, 
 
 def _parent(value: Any) -> Parent:
     given = _fields(value, ("run", "step", "token", "text"))
-    if not isinstance(given.get("run"), str):
-        raise ParameterError("parent.run", f"parent.run must be the id of a run, got {shown(given.get('run'))}")
+    _check("parent.run", given.get("run"), str, "the id of a run")
     token, text = given.get("token"), given.get("text")
     if (token is None) == (text is None):
         raise ParameterError("parent.token", "parent needs a token or a text, and not both")
     if token is not None and not _is_count(token):
         raise ParameterError("parent.token", f"parent.token must be a token id, got {shown(token)}")
-    if text is not None and not isinstance(text, str):
-        raise ParameterError("parent.text", f"parent.text must be a text, got {shown(text)}")
+    _check("parent.text", text, str | None, "a text")
     return Parent(given["run"], _integer(given, "step", 0, 2**31 - 1), token, text)
 
 
@@ -226,10 +176,17 @@ def _fields(value: Any, names: tuple[str, ...]) -> dict[str, Any]:
     return value
 
 
-def _params(value: Any) -> dict[str, Any] | None:
-    if value is not None and not isinstance(value, dict):
-        raise ParameterError("params", f"params must be an object of sampling parameters, got {shown(value)}")
+def _check(name: str, value: Any, kind: Any, words: str) -> Any:
+    if not isinstance(value, kind):
+        raise ParameterError(name, f"{name} must be {words}, got {shown(value)}")
     return value
+
+
+def _params(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    values: dict[str, Any] | None = _check(
+        "params", given.get("params"), dict | None, "an object of sampling parameters"
+    )
+    return values
 
 
 def _is_count(value: object) -> bool:

@@ -6,7 +6,8 @@ It answers questions about their steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
 from typing import Any, NamedTuple, final
@@ -14,9 +15,10 @@ from typing import Any, NamedTuple, final
 import numpy as np
 
 from nucleate.engine.request import Request, SamplingInputs, ValidatedRequest
-from nucleate.inspector.draws import draw_counts, draws_view
-from nucleate.inspector.protocol import branch_tokens, read_generate, read_step, run_params, settings
+from nucleate.inspector.draws import MAX_DRAWS, draw_counts, draws_view
+from nucleate.inspector.protocol import branch_tokens, describe_stages, read_generate, read_step, run_params
 from nucleate.inspector.store import InspectionStore, Prepare, Run, StepInputs, step_inputs
+from nucleate.inspector.trace_view import MAX_TOKENS as MAX_SHOWN
 from nucleate.inspector.trace_view import trace_view
 from nucleate.jit.kernel_libraries import compiled
 from nucleate.llm import LLM
@@ -27,7 +29,7 @@ from nucleate.sampling import reference
 from nucleate.sampling.history import History
 from nucleate.sampling.host_batch import row_path
 from nucleate.sampling.noise import fresh_seed
-from nucleate.sampling.presets import with_mask
+from nucleate.sampling.presets import ORDER_PARAMETERS, PRESETS, with_mask
 from nucleate.sampling.reference import RowError
 from nucleate.sampling.stage import shape_of
 from nucleate.sampling.trace import trace
@@ -36,7 +38,6 @@ from nucleate.speculative.config import COUPLED
 from nucleate.tokenization.tokenizer import token_text
 
 Event = dict[str, Any]
-TokenText = Callable[[int], str]
 
 
 class TokenStatistics(NamedTuple):
@@ -78,58 +79,12 @@ def _sampled_from(run: Run, position: int, token: int, inputs: SamplingInputs) -
     return len(ids_N), float(e_N[place[0]] / e_N.sum()) if len(place) else 0.0
 
 
-def tokens_event(run: Run, chunks: Iterable[CompletionChunk], first: int, text: TokenText) -> Event:
-    """The event of new chunks. first: the position of their first token."""
-    tokens: list[Event] = []
-    for chunk in chunks:
-        for token in chunk.token_ids:
-            position = first + len(tokens)
-            tokens.append(_token(run, position, token, chunk.text, text))
-    return {"type": "tokens", "tokens": tokens}
-
-
-def _token(run: Run, position: int, token: int, released: str, text: TokenText) -> Event:
-    step = run.steps[position]
-    found: dict[str, Any] = dict.fromkeys(TokenStatistics._fields)
-    if step.inputs is not None:
-        found = token_statistics(run, position, token, step.inputs)._asdict()
-    return {
-        "step": position,
-        "id": token,
-        "text": text(token),
-        "released": released,
-        "origin": "draft" if position in run.drafted else step.origin,
-        **found,
-        "rejected": [{"id": each, "text": text(each)} for each in run.rejected.get(position, ())],
-    }
-
-
-def end_event(last: CompletionChunk, text: str, usage: Usage | None) -> Event:
-    """The event of the last chunk. text: the whole output."""
-    counts = (
-        None
-        if usage is None
-        else {
-            "prompt_tokens": usage.prompt_tokens,
-            "completion_tokens": usage.completion_tokens,
-        }
-    )
-    reason = last.finish_reason
-    return {"type": "end", "finish_reason": reason, "stop_reason": last.stop_reason, "text": text, "usage": counts}
-
-
-def prompt_tokens(ids: Iterable[int], text: TokenText) -> list[dict[str, Any]]:
-    """Token ids with their text."""
-    return [{"id": token, "text": text(token)} for token in ids]
-
-
 MAX_TOKENS, DEFAULT_TOKENS = 16_384, 256
 """The most tokens of an inspected output, and the default of ``max_tokens``."""
 DEFAULT_TOP, DEFAULT_DRAWS_TOP = 40, 20
 """Tokens in a trace and in a comparison of draws, by default."""
 
 
-@final
 class Inspector:
     """Starts inspected requests, and answers questions about their steps. Its methods may run on any thread.
 
@@ -149,15 +104,29 @@ class Inspector:
 
     def settings(self, *, needs_key: bool = False) -> dict[str, Any]:
         """Describe the model and the parameters, for the controls of the page."""
-        return settings(
-            name=self._name,
-            tokenizer=self._llm.tokenizer,
-            vocab_size=self._llm.model.vocab_size,
-            context_length=self._length,
-            defaults=self._defaults,
-            max_tokens=self.max_tokens,
-            needs_key=needs_key,
-        )
+        model, tokenizer = self._llm.model, self._llm.tokenizer
+        given = {name: value for name, value in self._defaults.to_dict().items() if name != "pipeline"}
+        orders = {
+            name: [each if isinstance(each, str) else each[0] for each in order] for name, order in PRESETS.items()
+        }
+        return {
+            "version": 1,
+            "nucleate": version("nucleate"),
+            "model": {
+                "name": self._name,
+                "vocab_size": model.vocab_size,
+                "context_length": self._length,
+                "chat": tokenizer.chat_template is not None,
+            },
+            "stages": describe_stages(model.vocab_size),
+            "draws": list(ORDER_PARAMETERS["draw"].choices),
+            "orders": orders,
+            "defaults": given,
+            "origins": dict.fromkeys(given, "generation_config"),
+            "limits": {"max_top": MAX_SHOWN, "max_draws": MAX_DRAWS, "max_tokens": self.max_tokens},
+            "needs_key": needs_key,
+            "example": "Once upon a time",
+        }
 
     def start(self, body: Any, owner: str = "") -> tuple[Run, ValidatedRequest, Event]:
         """Read the body of ``generate``: the run, its request and its first event. Raises ParameterError.
@@ -165,8 +134,7 @@ class Inspector:
         owner: identifies the client, which alone can read the run.
         """
         given = read_generate(body)
-        output_ids: tuple[int, ...] = ()
-        values = dict(given.params)
+        output_ids, values = tuple[int, ...](), dict(given.params)
         if given.parent is not None:
             parent = self.store.get(given.parent.run, owner)
             prompt_ids, prompt, messages = parent.prompt_ids, parent.prompt, parent.messages
@@ -194,10 +162,13 @@ class Inspector:
             "run": run.id,
             "model": self._name,
             "seed": run.seed,
-            "prompt": prompt_tokens(run.prompt_ids, self.text),
+            "prompt": [{"id": token, "text": self.text(token)} for token in run.prompt_ids],
             "params": params,
             "origins": {name: sources[name] for name in params if name in sources},
-            "stages": _described(validated),
+            "stages": [
+                {"name": stage.name, "shape": shape_of(stage).lower(), "label": repr(stage)}
+                for stage in validated.pipeline.given
+            ],
             "given": len(run.output_ids),
             "replayable": speculation is None or speculation.acceptance_rule == COUPLED,
         }
@@ -209,15 +180,7 @@ class Inspector:
             raise ParameterError("include", f"include names tokens beyond the vocabulary: {shown(given.include)}")
         run, params, inputs = self._step(given.run, given.step, given.params, owner)
         seed = params.seed if params.seed is not None else run.seed
-        found = trace(
-            inputs.logits,
-            inputs.stages,
-            prompt_ids=run.prompt_ids,
-            output_ids=inputs.output_ids,
-            step=given.step,
-            mask=inputs.mask,
-            seed=seed,
-        )
+        found = trace(inputs.logits, inputs.stages, **inputs.words, seed=seed)
         sampled = run.steps[given.step].token_id
         include = given.include if sampled < 0 else (*given.include, sampled)
         view = trace_view(found, self.text, given.top, include)
@@ -238,16 +201,7 @@ class Inspector:
         given = read_step(body, DEFAULT_DRAWS_TOP)
         run, _, inputs = self._step(given.run, given.step, given.params, owner)
         try:
-            counts = draw_counts(
-                inputs.logits,
-                inputs.stages,
-                prompt_ids=run.prompt_ids,
-                output_ids=inputs.output_ids,
-                step=given.step,
-                mask=inputs.mask,
-                count=given.count,
-                first_seed=run.seed,
-            )
+            counts = draw_counts(inputs.logits, inputs.stages, **inputs.words, count=given.count, first_seed=run.seed)
         except RowError as error:
             raise ParameterError("params", f"no token can be sampled in this step: {error}") from None
         return draws_view(counts, self.text, given.top)
@@ -272,51 +226,52 @@ class OutputEvents:
 
     def of(self, chunks: list[CompletionChunk], usage: Usage | None) -> Iterator[Event]:
         """The events of new chunks. usage: that of the last one."""
-        if any(chunk.token_ids for chunk in chunks):
-            event = tokens_event(self._run, chunks, self._count, self._inspector.text)
-            self._count += len(event["tokens"])
-            yield event
+        if tokens := [self._token(token, chunk.text) for chunk in chunks for token in chunk.token_ids]:
+            yield {"type": "tokens", "tokens": tokens}
         self._text += "".join(chunk.text for chunk in chunks)
         if chunks and chunks[-1].finish_reason is not None:
-            yield end_event(chunks[-1], self._text, usage)
+            last = chunks[-1]
+            counts = None
+            if usage is not None:
+                counts = {"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens}
+            end = {"finish_reason": last.finish_reason, "stop_reason": last.stop_reason}
+            yield {"type": "end", **end, "text": self._text, "usage": counts}
+
+    def _token(self, token: int, released: str) -> Event:
+        run, position, text = self._run, self._count, self._inspector.text
+        self._count += 1
+        step = run.steps[position]
+        found: dict[str, Any] = dict.fromkeys(TokenStatistics._fields)
+        if step.inputs is not None:
+            found = token_statistics(run, position, token, step.inputs)._asdict()
+        return {
+            "step": position,
+            "id": token,
+            "text": text(token),
+            "released": released,
+            "origin": "draft" if position in run.drafted else step.origin,
+            **found,
+            "rejected": [{"id": each, "text": text(each)} for each in run.rejected.get(position, ())],
+        }
 
 
 @final
-class InspectorSession:
+class InspectorSession(Inspector):
     """The inspector of an LLM in this process: it runs requests on the LLM's own engine."""
 
     def __init__(self, llm: LLM, *, store: InspectionStore | None = None) -> None:
-        self._llm = llm
         name = "model in memory" if llm.folder is None else Path(llm.folder).name
         store, length = InspectionStore() if store is None else store, llm.model.context_length
-        self._inspector = Inspector(llm, self._prepare, store, llm.default_params, name=name, length=length)
 
-    def _prepare(self, request: Request) -> ValidatedRequest:
-        return self._llm.shared_engine.prepare(request)
+        def prepare(request: Request) -> ValidatedRequest:
+            return llm.shared_engine.prepare(request)  # the first request starts the engine
 
-    def settings(self) -> dict[str, Any]:
-        """See ``Inspector.settings``."""
-        return self._inspector.settings()
+        super().__init__(llm, prepare, store, llm.default_params, name=name, length=length)
 
     def generate(self, body: Any) -> Iterator[Event]:
         """Run a request, and yield its events. Raises ParameterError."""
-        run, validated, event = self._inspector.start(body)
+        run, validated, event = self.start(body)
         yield event
-        events = OutputEvents(self._inspector, run)
+        events = OutputEvents(self, run)
         for _, output in self._llm.shared_engine.run([validated]):
             yield from events.of([output.chunk], output.usage)
-
-    def trace(self, body: Any) -> dict[str, Any]:
-        """See ``Inspector.trace``."""
-        return self._inspector.trace(body)
-
-    def draws(self, body: Any) -> dict[str, Any]:
-        """See ``Inspector.draws``."""
-        return self._inspector.draws(body)
-
-
-def _described(validated: ValidatedRequest) -> list[dict[str, str]]:
-    return [
-        {"name": stage.name, "shape": shape_of(stage).lower(), "label": repr(stage)}
-        for stage in validated.pipeline.given
-    ]

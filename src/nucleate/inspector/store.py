@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Final, NamedTuple, final
+from typing import Any, Final, NamedTuple, final
 from uuid import uuid4
 
 import numpy as np
@@ -186,8 +186,7 @@ class StepInputs(NamedTuple):
 
     logits: NDArray[np.float32]  #: [V]
     stages: Pipeline  #: with their state, and with the seed in the draw
-    output_ids: list[int]
-    mask: NDArray[np.int32] | None  #: [W]
+    words: dict[str, Any]  #: prompt_ids, output_ids, step and mask
 
 
 def step_inputs(run: Run, position: int, params: SamplingParams, prepare: Prepare) -> StepInputs:
@@ -204,7 +203,8 @@ def step_inputs(run: Run, position: int, params: SamplingParams, prepare: Prepar
     _, stages = split_combine(request.pipeline.given)
     state = {type(stage): stage for stage in recorded.stages}
     stages = tuple(_with_state(stage, state.get(type(stage), stage)) for stage in stages)
-    return StepInputs(recorded.logits, _with_seed(stages, run.seed), output_ids, mask)
+    words = {"prompt_ids": run.prompt_ids, "output_ids": output_ids, "step": position, "mask": mask}
+    return StepInputs(recorded.logits, _with_seed(stages, run.seed), words)
 
 
 def _mask(grammar: CompiledGrammar, output_ids: list[int], params: SamplingParams) -> NDArray[np.int32]:

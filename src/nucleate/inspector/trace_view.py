@@ -114,23 +114,18 @@ def draw_view(trace: Trace, text: Callable[[int], str]) -> dict[str, Any] | None
     if isinstance(tokens, Intervals):
         return _intervals(tokens, named)
     if groups is None:
-        entries = [{**entry, "score": entry["total"]} for entry in _contest(tokens, named)]
-        return {"kind": "none", "tokens": [_without(entry, "noise", "total") for entry in entries]}
+        entries = _contest(tokens, named)
+        return {
+            "kind": "none",
+            "tokens": [named(each["id"]) | {"score": each["total"], "won": each["won"]} for each in entries],
+        }
     size = trace.steps[0].change.after.size
-    return {
-        "kind": "each",
-        "groups": _contest(groups, lambda group: _group(group, size)),
-        "tokens": _contest(tokens, named),
-    }
 
+    def group(number: int) -> dict[str, Any]:
+        first = number * GROUP_SIZE
+        return {"group": number, "first_id": first, "last_id": min(first + GROUP_SIZE, size) - 1}
 
-def _without(entry: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in entry.items() if name not in names}
-
-
-def _group(group: int, size: int) -> dict[str, Any]:
-    """A group of a vocabulary."""
-    return {"group": group, "first_id": group * GROUP_SIZE, "last_id": min((group + 1) * GROUP_SIZE, size) - 1}
+    return {"kind": "each", "groups": _contest(groups, group), "tokens": _contest(tokens, named)}
 
 
 def _contest(contest: Contest, named: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, final
 
@@ -71,7 +71,7 @@ def _document(session: InspectorSession, body: Mapping[str, Any]) -> dict[str, A
     """Generate, and return the saved document of the answer with the trace of its first token."""
     source = {"prompt": body.get("prompt", ""), "messages": body.get("messages")}
     run: dict[str, Any] = {"start": None, "tokens": [], "end": None, "input": source}
-    for event in _without_errors(session.generate(dict(body))):
+    for event in session.generate(dict(body)):
         kind = event["type"]
         if kind == "tokens":
             run["tokens"] += event["tokens"]
@@ -90,13 +90,6 @@ def _document(session: InspectorSession, body: Mapping[str, Any]) -> dict[str, A
         "traces": traces,
         "branches": [],
     }
-
-
-def _without_errors(events: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for event in events:
-        if event["type"] == "error":
-            raise ModelError(event["error"]["message"])
-        yield event
 
 
 def _error(error: Exception) -> dict[str, Any]:

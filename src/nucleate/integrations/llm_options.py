@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nucleate.cli.flag_values import parse_text
+from nucleate.cli.sampling_flags import parse_text
 from nucleate.parameters.parameter import Parameter
 from nucleate.sampling_params import FIELDS, plain
 

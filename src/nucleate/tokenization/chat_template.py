@@ -188,10 +188,13 @@ def _environment() -> jinja2.Environment:
             _check_operands(operator, left, right)
             return super().call_binop(context, operator, left, right)
 
+    def raise_exception(message: object) -> NoReturn:
+        raise jinja2.TemplateError(str(message))
+
     environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _now
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005 - the local date
     return environment
 
 
@@ -218,13 +221,3 @@ def _to_json(
 ) -> str:
     """Without the HTML escapes for <, > and & of Jinja's filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: object) -> NoReturn:
-    import jinja2
-
-    raise jinja2.TemplateError(str(message))
-
-
-def _now(format_: str) -> str:
-    return datetime.now().strftime(format_)  # noqa: DTZ005 - templates expect the local date

@@ -112,11 +112,16 @@ def find_format(tokenizer: Tokenizer) -> FillFormat | None:
 def encode_fill(tokenizer: Tokenizer, prefix: str, suffix: str) -> list[int]:
     """Return the token ids of a prompt whose output goes between two texts. Raises ParameterError."""
     found = _format(tokenizer)
-    before = [_id(tokenizer, found.prefix), *tokenizer.encode(prefix, add_special_tokens=False)]
-    after = [_id(tokenizer, found.suffix), *_encode_suffix(tokenizer, suffix)]
-    middle = [_id(tokenizer, found.middle)] if found.middle else []
-    texts = [*after, *before] if found.suffix_first else [*before, *after]
-    return [*_start(tokenizer), *texts, *middle]
+    marks: Any = map(tokenizer.find_token, found.tokens)  # the format was found by its tokens
+    first, second, *middle = marks
+    before = [first, *tokenizer.encode(prefix, add_special_tokens=False)]
+    try:
+        after = [second, *tokenizer.encode_continuations([suffix])[0]]
+    except ParameterError as error:
+        raise ParameterError("suffix", f"suffix: {error}") from None
+    start = tokenizer.encode("a")[:1]
+    bos = start if start == [tokenizer.bos_token_id] else []  # if the tokenizer adds it to a text
+    return [*bos, *after, *before, *middle] if found.suffix_first else [*bos, *before, *after, *middle]
 
 
 def fill_stop_token_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -131,22 +136,3 @@ def _format(tokenizer: Tokenizer) -> FillFormat:
     if found is None:
         raise ParameterError("suffix", "suffix needs a model with fill-in-the-middle tokens, such as <|fim_prefix|>")
     return found
-
-
-def _id(tokenizer: Tokenizer, token: str) -> int:
-    token_id = tokenizer.find_token(token)
-    assert token_id is not None  # noqa: S101  # the format was found by its tokens
-    return token_id
-
-
-def _start(tokenizer: Tokenizer) -> list[int]:
-    """Return the BOS token, if the tokenizer adds one to a text."""
-    first = tokenizer.encode("a")[:1]
-    return first if first == [tokenizer.bos_token_id] else []
-
-
-def _encode_suffix(tokenizer: Tokenizer, suffix: str) -> list[int]:
-    try:
-        return tokenizer.encode_continuations([suffix])[0]
-    except ParameterError as error:
-        raise ParameterError("suffix", f"suffix: {error}") from None

@@ -20,6 +20,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -91,17 +92,16 @@ class Joining:
         """The piece of ``token``, as the first of all tokens or after others."""
         for step in self.steps:
             token = step(token, first)
-        if self.family == "utf8":
-            return _utf8_piece(token)
+        if self.family == "utf8":  # a token with a character outside the alphabet is literal: added tokens with spaces
+            known = _BYTE_CHARACTERS.issuperset(token)
+            return text_or_bytes(token.translate(_TO_LATIN_1).encode("latin-1") if known else token.encode())
         if self.bytes_tokens and (match := _BYTE_TOKEN.fullmatch(token)):
             return bytes([int(match[1], 16)])
         return token
 
 
-def _utf8_piece(token: str) -> Piece:
-    # A token with a character outside the alphabet is taken literally (added tokens with spaces).
-    known = _BYTE_CHARACTERS.issuperset(token)
-    data = token.translate(_TO_LATIN_1).encode("latin-1") if known else token.encode()
+def text_or_bytes(data: bytes) -> Piece:
+    """The piece of a token with these bytes."""
     try:
         return data.decode() or data
     except UnicodeDecodeError:
@@ -145,7 +145,7 @@ def read_pieces(tokenizer: tokenizers.Tokenizer) -> Pieces:
 def read_decoder(decoder: Mapping[str, Any] | None) -> Joining:
     """Parse the JSON of a decoder. A sequence of steps that is not understood is the family "whole"."""
     if decoder is None:
-        return Joining("text", (_join_with_space,))
+        return Joining("text", (lambda token, first: token if first else " " + token,))
     steps: list[Step] = []
     bytes_tokens = fused = utf8 = False
     strip = ("", 0)
@@ -153,13 +153,12 @@ def read_decoder(decoder: Mapping[str, Any] | None) -> Joining:
     if [link["type"] for link in chain] == ["BPEDecoder"]:
         return Joining("suffix", suffix=chain[0]["suffix"])
     for link in chain:
-        kind = link["type"]
-        step = None if fused or bytes_tokens else _step(link)
-        if step is not None:
+        kind, each = link["type"], not (fused or bytes_tokens)  # each: the tokens are still separate
+        if each and (step := _step(link)) is not None:
             steps.append(step)
-        elif kind == "ByteLevel" and not fused and not bytes_tokens:
+        elif kind == "ByteLevel" and each:
             utf8 = fused = True
-        elif kind == "ByteFallback" and not fused and not bytes_tokens:
+        elif kind == "ByteFallback" and each:
             bytes_tokens = True
         elif kind == "Fuse":
             fused = True
@@ -180,50 +179,27 @@ def _flat(decoder: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
 
 def _step(link: Mapping[str, Any]) -> Step | None:
     """A decoder step as a function of one token, or None if it needs more than one token or is unknown."""
-    kind = link["type"]
-    if kind == "Replace":
-        return _replace(link["pattern"], link["content"])
-    if kind == "Metaspace":
-        return _metaspace(link["replacement"], link["prepend_scheme"] != "never")
-    if kind == "WordPiece":
-        return _word_piece(link["prefix"], link["cleanup"])
-    if kind == "Strip" and link["stop"] == 0:
-        return _strip(link["content"], link["start"])
+    match link:
+        case {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}:
+            import tokenizers
+
+            # The pattern is in the regex dialect of the library, so the library applies it.
+            decode = without_panics(tokenizers.decoders.Replace(tokenizers.Regex(pattern), content).decode)
+            return lambda token, _first: decode([token])
+        case {"type": "Replace", "pattern": {"String": text}, "content": content}:
+            return (lambda token, _first: token.replace(text, content)) if text else None
+        case {"type": "Metaspace", "replacement": mark, "prepend_scheme": scheme}:
+            return lambda token, first: token.replace(mark, "" if first and scheme != "never" else " ")
+        case {"type": "WordPiece", "prefix": prefix, "cleanup": cleanup}:
+            return partial(_word_piece, prefix, cleanup)
+        case {"type": "Strip", "content": content, "start": count, "stop": 0}:
+            return lambda token, _first: token[min(count, len(token) - len(token.lstrip(content))) :]
     return None
 
 
-def _join_with_space(token: str, first: bool) -> str:
-    return token if first else " " + token
-
-
-def _replace(pattern: Mapping[str, str], content: str) -> Step | None:
-    if "Regex" in pattern:
-        import tokenizers
-
-        # The pattern is in the regex dialect of the library, so the library applies it.
-        decode = without_panics(tokenizers.decoders.Replace(tokenizers.Regex(pattern["Regex"]), content).decode)
-        return lambda token, _first: decode([token])
-    text = pattern["String"]
-    return (lambda token, _first: token.replace(text, content)) if text else None
-
-
-def _metaspace(mark: str, drop_in_first: bool) -> Step:
-    return lambda token, first: token.replace(mark, "" if first and drop_in_first else " ")
-
-
-def _word_piece(prefix: str, cleanup: bool) -> Step:
-    def step(token: str, first: bool) -> str:
-        if not first:
-            token = token[len(prefix) :] if token.startswith(prefix) else " " + token
-        for dirty, clean in _CLEANUP if cleanup else ():
-            token = token.replace(dirty, clean)
-        return token
-
-    return step
-
-
-def _strip(content: str, count: int) -> Step:
-    def step(token: str, first: bool) -> str:
-        return token[min(count, len(token) - len(token.lstrip(content))) :]
-
-    return step
+def _word_piece(prefix: str, cleanup: bool, token: str, first: bool) -> str:
+    if not first:
+        token = token[len(prefix) :] if token.startswith(prefix) else " " + token
+    for dirty, clean in _CLEANUP if cleanup else ():
+        token = token.replace(dirty, clean)
+    return token

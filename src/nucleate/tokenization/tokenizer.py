@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _MARK = "☺"  # a text that few texts merge with
-_LONG = 2000  # characters; longer texts use the batch API of the library, which releases the GIL
+_LONG = 2000  # characters
 
 
 class Tokenizer:
@@ -47,19 +46,18 @@ class Tokenizer:
     ) -> None:
         self.padded_size = padded_size
         self._containing: dict[str, list[int]] = {}
-        special_tokens: Mapping[str, str] = {}
-        config: Mapping[str, Any] = {}
-        eos_ids: frozenset[int] = frozenset()
+        self.config: Mapping[str, Any] = {}
+        """The content of ``tokenizer_config.json``; empty without the file."""
+        self.special_tokens: Mapping[str, str] = {}
+        """By role: ``{"bos_token": "<s>", ...}``; chat templates use these names."""
+        eos_ids = frozenset[int]()
         if isinstance(source, (str, os.PathLike)):
-            self.backend, settings = read_folder(Path(source))
-            special_tokens, eos_ids, config = settings.special_tokens, settings.eos_token_ids, settings.config
-            chat_template = settings.chat_template if chat_template is None else chat_template
+            folder = Path(source)
+            self.backend, self.config = _read_tokenizer(folder), _read_json(folder / "tokenizer_config.json")
+            self.special_tokens, eos_ids = _read_special_tokens(folder, self.config), _read_eos_ids(folder)
+            chat_template = _read_template(folder, self.config) if chat_template is None else chat_template
         else:
             self.backend = source
-        self.special_tokens: Mapping[str, str] = special_tokens
-        """By role: ``{"bos_token": "<s>", ...}``; chat templates use these names."""
-        self.config = config
-        """The content of ``tokenizer_config.json``; empty without the file."""
         self.chat_template = chat_template
         """The Jinja source, or None if the model has none."""
         self.bos_token_id = self._id_of("bos_token") if bos_token_id is None else bos_token_id
@@ -90,13 +88,13 @@ class Tokenizer:
         """The highest id plus one, added tokens included. A model may have more logits."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
-    @property
+    @cached_property
     def base_vocab_size(self) -> int:
         """The number of tokens without added ones."""
         return self.backend.get_vocab_size(with_added_tokens=False)
 
-    @property
-    def added_ids(self) -> list[int]:
+    @cached_property
+    def added_ids(self) -> Sequence[int]:
         """The ids of added tokens, ascending."""
         return sorted(self.backend.get_added_tokens_decoder())
 
@@ -146,7 +144,7 @@ class Tokenizer:
         return self.decode([*mark, *text], False) != self.decode(both, False)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        if len(text) > _LONG:
+        if len(text) > _LONG:  # the batch API of the library releases the GIL
             encode = without_panics(self.backend.encode_batch_fast)
             return encode([text], add_special_tokens=add_special_tokens)[0].ids
         return without_panics(self.backend.encode)(text, add_special_tokens=add_special_tokens).ids
@@ -207,29 +205,15 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
-@dataclass(frozen=True)
-class FolderSettings:
-    """``special_tokens`` by role, EOS ids, chat template and the whole ``tokenizer_config.json`` of a folder."""
+def _read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
+    """Raises FileNotFoundError or ValueError with the path and the problem, on one line."""
+    import tokenizers
 
-    special_tokens: Mapping[str, str]
-    eos_token_ids: frozenset[int]
-    chat_template: str | None
-    config: Mapping[str, Any]
-
-
-def read_folder(folder: Path) -> tuple[tokenizers.Tokenizer, FolderSettings]:
-    """Load a folder. Raises FileNotFoundError or ValueError with the path and the problem, on one line."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder}: no such folder" if not folder.exists() else f"{folder}: not a folder")
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise FileNotFoundError(f"{folder}: no tokenizer.json in this folder")
-    return _read_tokenizer(path), _read_settings(folder)
-
-
-def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
-    import tokenizers
-
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
@@ -240,19 +224,21 @@ def _read_tokenizer(path: Path) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _read_settings(folder: Path) -> FolderSettings:
-    config = _read_json(folder / "tokenizer_config.json")
+def _read_special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     mapped = _read_json(folder / "special_tokens_map.json")
     tokens = {role: _content(config.get(role) or mapped.get(role)) for role in ROLES}
-    special_tokens = {role: token for role, token in tokens.items() if token is not None}
-    # generation_config.json takes precedence; older models have it in config.json.
+    return {role: token for role, token in tokens.items() if token is not None}
+
+
+def _read_eos_ids(folder: Path) -> frozenset[int]:
+    """The EOS ids of generation_config.json, or of config.json, where older models have them."""
     eos = _read_json(folder / "generation_config.json").get("eos_token_id")
     if eos is None:
         eos = _read_json(folder / "config.json").get("eos_token_id")
-    eos_ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if not all(type(token_id) is int and token_id >= 0 for token_id in eos_ids):
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if not all(type(token_id) is int and token_id >= 0 for token_id in ids):
         raise ValueError(f"{folder}: eos_token_id must be a token id or a list of them, not {eos!r:.100}")
-    return FolderSettings(special_tokens, frozenset(eos_ids), _read_template(folder, config), config)
+    return frozenset(ids)
 
 
 def _read_template(folder: Path, config: Mapping[str, Any]) -> str | None:

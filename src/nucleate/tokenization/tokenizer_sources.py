@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.tokenization.detokenizer import Detokenizer
-from nucleate.tokenization.token_bytes import Joining, Piece, Pieces
+from nucleate.tokenization.token_bytes import Joining, Piece, Pieces, text_or_bytes
 from nucleate.tokenization.tokenizer import Tokenizer
 
 ALLOWED = "a folder, a Hugging Face id, a tokenizers.Tokenizer, a tokenizer of Transformers or a nucleate Tokenizer"
@@ -71,46 +71,32 @@ def _written(write: Write, source: Any) -> Tokenizer:
 
 
 class Vocabulary(Protocol):
-    """A vocabulary with its own tokenizer."""
+    """A vocabulary with its own tokenizer.
+
+    texts: the token strings. pieces: the bytes that each token adds to a text. special_ids: the tokens that are left
+    out of texts. added_ids: other tokens that are found as a whole in a text. strips_first_space: whether the space
+    before the first word of a text is removed.
+    """
 
     @property
-    def size(self) -> int:
-        """The number of tokens."""
-
+    def size(self) -> int: ...
     @property
-    def texts(self) -> Sequence[str]:
-        """The token strings."""
-
+    def texts(self) -> Sequence[str]: ...
     @property
-    def pieces(self) -> Sequence[bytes]:
-        """The bytes that each token adds to a text."""
-
+    def pieces(self) -> Sequence[bytes]: ...
     @property
-    def special_ids(self) -> frozenset[int]:
-        """The tokens that are left out of texts."""
-
+    def special_ids(self) -> frozenset[int]: ...
     @property
-    def added_ids(self) -> Sequence[int]:
-        """The tokens that are found as a whole in a text, besides special ones."""
-
+    def added_ids(self) -> Sequence[int]: ...
     @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """The tokens that end an output."""
-
+    def eos_token_ids(self) -> frozenset[int]: ...
     @property
-    def special_tokens(self) -> Mapping[str, str]:
-        """By role."""
-
+    def special_tokens(self) -> Mapping[str, str]: ...
     @property
-    def bos_token_id(self) -> int | None:
-        """The token before a text."""
-
+    def bos_token_id(self) -> int | None: ...
     @property
-    def strips_first_space(self) -> bool:
-        """Whether the space before the first word of a text is removed."""
-
-    def tokenize(self, text: str, *, add_special: bool) -> list[int]:
-        """The ids of a text."""
+    def strips_first_space(self) -> bool: ...
+    def tokenize(self, text: str, *, add_special: bool) -> list[int]: ...
 
 
 @dataclass(frozen=True)
@@ -120,7 +106,6 @@ class BytePieces(Pieces):
     strips_first_space: bool = False
 
     def first(self, token_id: int) -> Piece:
-        """See ``Pieces.first``."""
         piece = self.table[token_id]
         return piece[1:] if self.strips_first_space and isinstance(piece, str) and piece[:1] == " " else piece
 
@@ -132,46 +117,32 @@ class VocabularyTokenizer(Tokenizer):
     """
 
     def __init__(self, vocabulary: Vocabulary, chat_template: str | None = None, owner: object = None) -> None:
-        self._owner = owner
+        self._vocabulary, self._owner = vocabulary, owner
         self.padded_size, self._containing = 0, {}
-        self._vocabulary = vocabulary
+        self.vocab_size = self.base_vocab_size = vocabulary.size
         self.special_tokens, self.config = vocabulary.special_tokens, {}
         self.chat_template = chat_template
         self.bos_token_id, self.eos_token_ids = vocabulary.bos_token_id, vocabulary.eos_token_ids
 
     @cached_property
     def pieces(self) -> Pieces:
-        """See ``Tokenizer.pieces``."""
         own = self._vocabulary
-        table = {token: _text_or_bytes(piece) for token, piece in enumerate(own.pieces)}
+        table = {token: text_or_bytes(piece) for token, piece in enumerate(own.pieces)}
         return BytePieces(Joining("utf8"), dict(enumerate(own.texts)), table, "".join, own.strips_first_space)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
-        """See ``Tokenizer.special_ids``."""
         return self._vocabulary.special_ids
 
     @cached_property
-    def vocab_size(self) -> int:
-        """See ``Tokenizer.vocab_size``."""
-        return self._vocabulary.size
-
-    @property
-    def base_vocab_size(self) -> int:
-        """See ``Tokenizer.base_vocab_size``."""
-        return self._vocabulary.size
-
-    @property
-    def added_ids(self) -> list[int]:
-        """See ``Tokenizer.added_ids``."""
-        return [*self._vocabulary.added_ids]
+    def added_ids(self) -> Sequence[int]:
+        return self._vocabulary.added_ids
 
     @cached_property
     def _ids(self) -> Mapping[str, int]:
         return {token: token_id for token_id, token in enumerate(self._vocabulary.texts)}
 
     def find_token(self, token: str) -> int | None:
-        """See ``Tokenizer.find_token``."""
         return self._ids.get(token)
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -183,10 +154,3 @@ class VocabularyTokenizer(Tokenizer):
 
     def _decode_each(self, ids: list[int]) -> list[str]:
         return [self._decode([token], skip_special_tokens=False) for token in ids]
-
-
-def _text_or_bytes(data: bytes) -> Any:
-    try:
-        return data.decode() or data
-    except UnicodeDecodeError:
-        return data

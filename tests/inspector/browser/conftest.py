@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chromium import PageErrors, chromium
+from inspector_page import InspectorPage
 from server_process import Server
 
 if TYPE_CHECKING:
@@ -51,6 +52,14 @@ def server() -> Iterator[Server]:
     """A server with the bundled model, and no API key."""
     with Server() as running:
         yield running.warmed()
+
+
+@pytest.fixture
+def inspector(request: pytest.FixtureRequest, page: Page, server: Server) -> InspectorPage:
+    """The open page, with PROMPT and GIVEN of the test's module if it has these parameters."""
+    made, given = InspectorPage(page), getattr(request.module, "GIVEN", None)
+    made.open(server.url, None if given is None else {"prompt": request.module.PROMPT, "params": given})
+    return made
 
 
 @pytest.fixture(scope="session")

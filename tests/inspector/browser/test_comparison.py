@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from inspector_page import InspectorPage, agrees, visible
-from server_process import Server
 
 import nucleate as nc
 from nucleate.tokenization.tokenizer import token_text
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
 
 pytestmark = pytest.mark.slow
 
 PROMPT = "Once upon a time"
 GIVEN = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "max_tokens": 40}
-
-
-@pytest.fixture
-def inspector(page: Page, server: Server) -> InspectorPage:
-    made = InspectorPage(page)
-    made.open(server.url, {"prompt": PROMPT, "params": GIVEN})
-    return made
 
 
 def token_ids(llm: nc.LLM, **values: Any) -> tuple[int, ...]:

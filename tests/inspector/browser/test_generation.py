@@ -45,13 +45,6 @@ ESCAPE_WHEN_STREAMING = """(generate) => new Promise((done) => {
 })"""
 
 
-@pytest.fixture
-def inspector(page: Page, server: Server) -> InspectorPage:
-    made = InspectorPage(page)
-    made.open(server.url)
-    return made
-
-
 def shown_tokens(llm: nc.LLM, prompt: str, **values: Any) -> list[str]:
     """The tokens that the library generates, as the ribbon shows them."""
     [completion] = llm.generate(prompt, **values)

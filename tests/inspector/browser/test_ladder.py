@@ -31,13 +31,6 @@ STAGES = {
 }
 
 
-@pytest.fixture
-def inspector(page: Page, server: Server) -> InspectorPage:
-    made = InspectorPage(page)
-    made.open(server.url, {"prompt": PROMPT, "params": GIVEN})
-    return made
-
-
 def trace_of(llm: nc.LLM, step: int, given: dict[str, Any], changed: dict[str, Any] | None = None) -> nc.Trace:
     """The trace of a step of the output under ``given``, with some values changed."""
     params = nc.SamplingParams(**given).with_defaults(llm.default_params)

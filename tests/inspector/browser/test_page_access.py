@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.slow
 
-LINK = {
-    "prompt": "Once upon a time",
-    "params": {"temperature": 0.9, "top_p": 0.95, "min_p": 0.02, "seed": 7, "max_tokens": 24, "stop": [" to "]},
-}
+PROMPT = "Once upon a time"
+GIVEN = {"temperature": 0.9, "top_p": 0.95, "min_p": 0.02, "seed": 7, "max_tokens": 24, "stop": [" to "]}
+LINK = {"prompt": PROMPT, "params": GIVEN}
 TABS = ("Many draws", "Compare", "Branches", "Stages")
 ACTIVE = "() => document.activeElement.getAttribute('data-key') ?? document.activeElement.textContent"
 
@@ -182,13 +181,11 @@ def test_motion_is_reduced_on_request(browser: Browser, server: Server) -> None:
     context.close()
 
 
-def test_the_theme_can_be_chosen(page: Page, server: Server) -> None:
-    inspector = InspectorPage(page)
-    inspector.open(server.url, LINK)
+def test_the_theme_can_be_chosen(inspector: InspectorPage) -> None:
     colour = "x => getComputedStyle(x).backgroundColor"
     light = inspector.root.evaluate(colour)
     inspector.root.get_by_role("button", name="Theme").click()
     assert inspector.root.evaluate(colour) != light
-    assert Axe(page).violations() == []
+    assert Axe(inspector.page).violations() == []
     inspector.root.get_by_role("button", name="Theme").click()
     assert inspector.root.evaluate(colour) == light

@@ -30,11 +30,9 @@ STEP = 4
 
 
 @pytest.fixture
-def inspector(page: Page, server: Server) -> InspectorPage:
-    made = InspectorPage(page)
-    made.open(server.url, {"prompt": PROMPT, "params": GIVEN})
-    made.go(STEP)
-    return made
+def inspector(inspector: InspectorPage) -> InspectorPage:
+    inspector.go(STEP)
+    return inspector
 
 
 @pytest.fixture(scope="module")
