@@ -19,7 +19,7 @@ from nucleate.sampling import reference
 from nucleate.sampling.stage import Shift
 from nucleate.sampling.stages import Gumbel, LogitBias, Logprobs, Mirostat, Temperature, TopK, TopP, Typical
 from nucleate.scale.shards import ShardedSampler, ShardError
-from nucleate.sharding import local_shard, rank_agreement
+from nucleate.sharding import local_shard, rank_exchange
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -275,7 +275,7 @@ def test_different_setups_fail_at_the_start_on_all_ranks(monkeypatch: pytest.Mon
     ):
         values = iter(["a", "b", "a"])
         with monkeypatch.context() as patch:
-            patch.setattr(rank_agreement, fact, lambda values=values: next(values))
+            patch.setattr(rank_exchange, fact, lambda values=values: next(values))
             found = errors_of_ranks(3, lambda exchange: ShardedSampler(SIZE, exchange))
         assert len(set(found)) == 1
         assert found[0].startswith(f"ShardError: the {name}")

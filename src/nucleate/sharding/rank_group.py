@@ -29,9 +29,8 @@ from nucleate.models.transformers.transformers_model import libraries
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.converters import one_line
 from nucleate.sampling.sampler import SamplerOutput
-from nucleate.sharding.rank_agreement import check_equal, gather_text, version
 from nucleate.sharding.rank_channel import InputUnpacker, PackedInput, RankChannel, encode
-from nucleate.sharding.rank_exchange import ProcessGroupExchange
+from nucleate.sharding.rank_exchange import ProcessGroupExchange, check_equal, gather_text, version
 from nucleate.sharding.shard_layout import ShardLayout, gather_rows, shard_logits
 from nucleate.sharding.sharded_sampler import ShardedSampler
 
