@@ -1,8 +1,7 @@
 """Exchanges bytes between the ranks, and checks with them that all ranks have the same setup, rows and parameters.
 
-An exchange is an all-gather over a process group of torch.distributed, with a time limit; ``pack`` and ``unpack`` turn
-tensors into its bytes. A difference between ranks is the same ShardError on all of them, and says what differs and
-where.
+An exchange is an all-gather over a process group of torch.distributed, with a time limit. A difference between ranks is
+the same ShardError on all of them, and says what differs and where.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from math import prod
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,24 +30,9 @@ class ShardError(RuntimeError):
     """The ranks cannot sample together: their setups differ, or a rank has ended. The sampler cannot be used again."""
 
 
-Field = tuple[Any, tuple[int, ...]]
-"""The NumPy data type and the shape of a tensor."""
-
-
 def pack(tensors: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
     """The bytes of tensors, uint8 [N], on a device."""
-    parts = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in tensors]
-    return torch.cat([part.to(device) for part in parts]) if parts else torch.zeros(0, dtype=torch.uint8, device=device)
-
-
-def unpack(received: torch.Tensor, fields: Sequence[Field]) -> list[NDArray[Any]]:
-    """The arrays [ranks, *shape] of payloads uint8 [ranks, N]."""
-    data, at, arrays = received.cpu().numpy(), 0, []
-    for dtype, shape in fields:
-        end = at + prod(shape) * np.dtype(dtype).itemsize
-        arrays.append(np.ascontiguousarray(data[:, at:end]).view(dtype).reshape(len(data), *shape))
-        at = end
-    return arrays
+    return torch.cat([tensor.contiguous().reshape(-1).view(torch.uint8).to(device) for tensor in tensors])
 
 
 def padded(x: torch.Tensor, size: int, value: float) -> torch.Tensor:
@@ -71,6 +55,21 @@ class RankExchange(Protocol):
         """Send uint8 [N], with the same N on all ranks. The result waits, and returns uint8 [size, N]."""
 
 
+def gather_arrays(exchange: RankExchange, tensors: Sequence[torch.Tensor]) -> Callable[[], list[NDArray[Any]]]:
+    """Send tensors, of the same types and shapes on all ranks. The result waits, and returns arrays [ranks, *shape]."""
+    receive = exchange.gather(pack(tensors, exchange.device))
+
+    def wait() -> list[NDArray[Any]]:
+        data, at, arrays = receive().cpu().numpy(), 0, []
+        for tensor in tensors:
+            part, dtype = np.ascontiguousarray(data[:, at : at + tensor.nbytes]), torch.empty(0, dtype=tensor.dtype)
+            arrays.append(part.view(dtype.numpy().dtype).reshape(len(data), *tensor.shape))
+            at += tensor.nbytes
+        return arrays
+
+    return wait
+
+
 class ProcessGroupExchange:
     """A process group. group: None for the default one. timeout: seconds until a rank that does not answer is an error.
 
@@ -81,12 +80,8 @@ class ProcessGroupExchange:
     def __init__(self, group: Any, timeout: float) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise RuntimeError("ShardedSampler needs a process group: call torch.distributed.init_process_group first")
-        self.rank, self.size, self._group, self._timeout = (
-            dist.get_rank(group),
-            dist.get_world_size(group),
-            group,
-            timeout,
-        )
+        self._group, self._timeout = group, timeout
+        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         if self.rank < 0:
             raise ValueError("this process is not in the process group")
         self._on_gpu = "nccl" in str(dist.get_backend(group)) and torch.cuda.is_available()
@@ -150,20 +145,22 @@ class CountedExchange:
             raise ShardError(self._failure)
         self._stats.exchanges += 1
         self._stats.received_bytes += self.size * len(payload)
-        try:
+        with self._recorded():
             wait = self._inner.gather(payload)
+
+        def finish() -> torch.Tensor:
+            with self._recorded():
+                return wait()
+
+        return finish
+
+    @contextmanager
+    def _recorded(self) -> Iterator[None]:
+        try:
+            yield
         except ShardError as error:
             self._failure = str(error)
             raise
-
-        def finish() -> torch.Tensor:
-            try:
-                return wait()
-            except ShardError as error:
-                self._failure = str(error)
-                raise
-
-        return finish
 
 
 PROTOCOL = 1
@@ -239,10 +236,10 @@ def agree_on_step(
     numbers = np.zeros(STEP_NUMBERS, np.uint32)
     values = [bool(problem), first_id, columns, *facts.values()]
     numbers[: len(values)] = values
-    receive = exchange.gather(pack([torch.from_numpy(numbers.view(np.uint8))], exchange.device))
+    receive = gather_arrays(exchange, [torch.from_numpy(numbers.view(np.uint8))])
 
     def wait() -> tuple[tuple[int, ...], tuple[int, ...]]:
-        [rows_RN] = unpack(receive(), [(np.uint32, (STEP_NUMBERS,))])
+        rows_RN = receive()[0].view(np.uint32)
         if rows_RN[:, 0].any():
             problems = gather_text(exchange, problem)
             rank = int(rows_RN[:, 0].argmax())
@@ -259,5 +256,5 @@ def agree_on_step(
 def gather_text(exchange: RankExchange, text: str) -> list[str]:
     """A text of each rank, cut to TEXT_BYTES."""
     data = np.frombuffer(text.encode()[:TEXT_BYTES].ljust(TEXT_BYTES, b"\0"), np.uint8).copy()
-    [received] = unpack(exchange.gather(pack([torch.from_numpy(data)], exchange.device))(), [(np.uint8, (TEXT_BYTES,))])
+    [received] = gather_arrays(exchange, [torch.from_numpy(data)])()
     return [row.tobytes().rstrip(b"\0").decode(errors="ignore") for row in received]

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.sampling import noise
 from nucleate.sampling.dispatch.fused_pipeline import TEMPERATURES
 from nucleate.sampling.dispatch.rules import rules_of_stage
 from nucleate.sampling.distributions import is_stateful
@@ -29,7 +28,6 @@ from nucleate.sampling.stages.temperature.temperature import Temperature
 from nucleate.sampling.stages.truncation.min_p import MinP
 from nucleate.sampling.stages.truncation.top_k import TopK
 from nucleate.sampling.stages.truncation.top_p import TopP
-from nucleate.sharding.local_shard import Key, race
 
 CANDIDATES, TOP_P, GROUPS, WHOLE = "candidates", "top-p", "groups", "whole row"
 """What is exchanged: the tokens that a top-k, a min-p or a greedy draw may keep; those that a top-p keeps; the winner
@@ -211,8 +209,3 @@ def top_p_kept(plan: RowPlan, x_N: Floats, total: float) -> NDArray[np.int64] | 
     if low != high or low > len(x_N):
         return None
     return np.sort(order_N[: max(low, 1)])
-
-
-def drawn_group(weight_G: Floats, key: Key) -> int:
-    """The group that a draw selects; -1 if two are too close."""
-    return race(np.arange(len(weight_G)), weight_G, key, noise.GROUP)
