@@ -31,11 +31,12 @@ def test_all_ranks_get_the_results_of_one_sampler(
         rng = random.Random(seed)
         size, backend = rng.choice([5, 300, 2049, 5000]), rng.choice(["reference", "cpu"])
         shards, steps = shard_ranks.bounds(rng, size, ranks), 15
-        expected = shard_ranks.play(OneSampler(size, backend), seed, steps, size, any_pipeline)
+        pipeline = shard_ranks.any_pipeline if any_pipeline else shard_ranks.hot_pipeline
+        expected = shard_ranks.play(OneSampler(size, backend), seed, steps, size, pipeline)
 
         def results(exchange: Any) -> Any:
-            face = OneRank(size, backend, exchange, shards)  # noqa: B023
-            return shard_ranks.play(face, seed, steps, size, any_pipeline)  # noqa: B023
+            face = OneRank(size, exchange, shards[exchange.rank], backend=backend)  # noqa: B023
+            return shard_ranks.play(face, seed, steps, size, pipeline)  # noqa: B023
 
         with monkeypatch.context() as patch:
             if seed % 2:

@@ -11,8 +11,18 @@ import jsonschema
 import pytest
 import regex
 import tiers
-from tag_masks import SPECIAL_WORDS, WORDS, allowed, compiler_of, tokenizer_of, walk_all, walk_random
-from tag_twin import Content, Section, Twin
+from tag_twin import (
+    SPECIAL_WORDS,
+    WORDS,
+    Content,
+    Section,
+    Twin,
+    allowed,
+    compiler_of,
+    tokenizer_of,
+    walk_all,
+    walk_random,
+)
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError

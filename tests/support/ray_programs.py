@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import psutil
 import pytest
-from programs import begun
+from server_process import begun
 
 PROGRAM = """
 import json, logging, sys

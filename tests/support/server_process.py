@@ -1,4 +1,4 @@
-"""A real `nucleate serve` process for the tests, with the HTTP client of the standard library."""
+"""Processes that tests start: `nucleate serve`, with the HTTP client of the standard library, and any program."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
@@ -158,3 +159,13 @@ def wait_until(true: Callable[[], object], seconds: float = 5.0) -> float:
         assert time.perf_counter() - start < seconds, f"the condition is not true after {seconds} s"
         time.sleep(0.01)
     return time.perf_counter() - start
+
+
+@contextmanager
+def begun(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """Start a Python process with these arguments and options of ``Popen``."""
+    with subprocess.Popen([sys.executable, *arguments], **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -6,8 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from cell_toys import CellToy
-from toy_models import PagedToy, Toy
+from toy_models import CellToy, PagedToy, Toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
