@@ -315,7 +315,7 @@ def _mix(rng: random.Random) -> Odd:
 
 
 def odd_requests(count: int, seed: int = 0) -> list[Odd]:
-    """Seeded requests in random order: mutations, extremes, contradictions, valid mixes, and some of 10 MB."""
+    """Seeded requests in random order: mutations, extremes, contradictions, valid mixes; one in a hundred has 10 MB."""
     rng = random.Random(seed)
-    kinds, weights = (_mutation, _extremes, _contradiction, _mix, _large), (66, 12, 10, 11, 1)
-    return [rng.choices(kinds, weights)[0](rng) for _ in range(count)]
+    kinds, weights = (_mutation, _extremes, _contradiction, _mix), (66, 12, 10, 11)
+    return [_large(rng) if index % 100 == 50 else rng.choices(kinds, weights)[0](rng) for index in range(count)]

@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from typing import Any, Self
 
 import psutil
 import pytest
-from server_process import begun
+from server_process import begun, free_port
 
 PROGRAM = """
 import json, logging, sys
@@ -136,16 +135,10 @@ class Application:
         raise AssertionError(f"there is no process of replica {replica}")
 
 
-def _free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
-
-
 @contextmanager
 def application(**options: Any) -> Iterator[Application]:
     """Run a Serve application."""
-    port = _free_port()
+    port = free_port()
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with begun("-c", PROGRAM, str(port), **pipes, env={**os.environ, **ENVIRONMENT}) as process:
         made = Application(process, port)

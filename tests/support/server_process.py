@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -150,6 +151,13 @@ class Server:
         code = self.process.wait()
         self._reader.join(10)
         return code
+
+
+def free_port() -> int:
+    """A port of the loopback interface that no process uses."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
 
 
 def wait_until(true: Callable[[], object], seconds: float = 5.0) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import urllib.error
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from chromium import chromium, unavailable
-from server_process import QUIET, wait_until
+from server_process import QUIET, free_port, wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -102,12 +101,6 @@ def marimo(tmp_path: Path) -> Iterator[str]:
     environment = {"MARIMO_SKIP_UPDATE_CHECK": "1", **homes}
     with notebook_server(("marimo", "run", "inspect_app.py", *flags), tmp_path, environment) as url:
         yield url
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return bound.getsockname()[1]
 
 
 @contextmanager
