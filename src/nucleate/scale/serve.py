@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,42 +104,26 @@ def build(args: Mapping[str, Any]) -> Any:
     return app(**{name: yaml.safe_load(value) if isinstance(value, str) else value for name, value in args.items()})
 
 
-class Replica:
+class Replica(AsgiReplica):
     """A replica of the server, in its process."""
 
     async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
-        self,
-        *,
-        llm: Mapping[str, Any],
-        engine: Mapping[str, Any],
-        params: Mapping[str, Any],
-        limits: Mapping[str, Any],
-        name: str,
-        api_key_file: str | None,
+        self, *, api_key_file: str | None, **options: Any
     ) -> None:
         from ray import serve
 
         keys = read_keys([], None if api_key_file is None else Path(api_key_file), os.environ.get(VARIABLE))
         number = serve.get_replica_context().replica_id.unique_id
-        self._replica = AsgiReplica(llm, engine, params, limits, name=name, keys=keys, replica=number)
-        await self._replica.start()
-
-    async def respond(self, scope: dict[str, Any], body: bytes) -> AsyncIterator[list[Any]]:
-        """Yield the response to a request as ASGI messages."""
-        response = self._replica.respond(scope, body)
-        try:
-            async for messages in response:
-                yield messages
-        finally:
-            await response.aclose()
+        super().__init__(**options, keys=keys, replica=number)
+        await self.start()
 
     async def check_health(self) -> None:
         """Raise an error if the engine has stopped: Serve then replaces this replica."""
-        if self._replica.service.engine.stopped is not None:
-            raise self._replica.service.engine.stopped
+        if self.service.engine.stopped is not None:
+            raise self.service.engine.stopped
 
     async def __del__(self) -> None:
-        await self._replica.stop()
+        await self.stop()
 
 
 class Ingress:

@@ -163,9 +163,6 @@ class CountedExchange:
             raise
 
 
-PROTOCOL = 1
-"""Changes with the format of the exchanges."""
-
 STEP_NUMBERS, TEXT_BYTES = 12, 1024
 """The sizes of messages, which must not depend on what may differ between the ranks."""
 
@@ -186,20 +183,16 @@ def arithmetic() -> str:
 
 
 def agree_on_setup(exchange: RankExchange, vocab_size: int) -> int:
-    """Check the setups of all ranks. Returns a seed that is the same on all of them."""
+    """Check the setups of all ranks. Returns a random seed that is the same on all of them."""
     own = {
-        "protocol versions": PROTOCOL,
         "versions of nucleate": version(),
         "vocabulary sizes": vocab_size,
         "checksums of the arithmetic of NumPy and the processor": arithmetic(),
-        "seed": noise.fresh_seed(),
     }
-    setups = [json.loads(text) for text in gather_text(exchange, json.dumps(own))]
-    shared = int(setups[0]["seed"])
+    setups = [json.loads(text) for text in gather_text(exchange, json.dumps({**own, "seed": noise.fresh_seed()}))]
     for name in own:
-        if name != "seed":
-            check_equal(f"the {name}", [setup.get(name) for setup in setups])
-    return shared
+        check_equal(f"the {name}", [setup.get(name) for setup in setups])
+    return int(setups[0]["seed"])
 
 
 def check_equal(name: str, values: Sequence[Any], *, show: bool = True) -> None:

@@ -53,11 +53,6 @@ class RowPlan(NamedTuple):
     tap: Tap | None = None  #: reports raw logprobs
     kept: Pipeline | None = None  #: samples from the exchanged tokens; None: the row's own pipeline does
 
-    @property
-    def needs_mass(self) -> bool:
-        """Whether the masses of all groups are needed, and not only their maxima."""
-        return self.path in (TOP_P, GROUPS)
-
 
 def plan_of(stages: Pipeline, combine: Combine | None = None) -> RowPlan:
     """The plan of a simplified pipeline. combine: the stage that combines its logits with those of a companion."""

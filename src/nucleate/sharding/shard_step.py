@@ -56,7 +56,7 @@ class ShardStep:
 
     def __init__(self, exchange: RankExchange, raw_BN: torch.Tensor, first: int, rows: Sequence[StepRow]) -> None:
         self._exchange, self._rows = exchange, rows
-        exact = [at for at, row in enumerate(rows) if row.plan.needs_mass]
+        exact = [at for at, row in enumerate(rows) if row.plan.path in (TOP_P, GROUPS)]
         self._exact = {at: place for place, at in enumerate(exact)}
         """The rows whose masses are needed, with their places."""
         self._t_M = np.array([rows[at].plan.t for at in exact])

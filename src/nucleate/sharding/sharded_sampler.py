@@ -133,16 +133,17 @@ class ShardedSampler:
         self._layout: ShardLayout | None = None
         self._shared_seed, self._added = agree_on_setup(self._exchange, self.vocab_size), 0
         self._log, self._rows = RowLog(), dict[int, ShardedRow]()
-        self._sampler, self._kept_sampler = Sampler(self.vocab_size, backend), Sampler(self.vocab_size, backend)
-        self._sample_own, self._sample_kept = FoundSampling(self._sampler), FoundSampling(self._kept_sampler)
+        self.sampler, self._kept_sampler = Sampler(self.vocab_size, backend), Sampler(self.vocab_size, backend)
+        """The one that has the state of the rows, for methods on whole rows that change nothing; and another one."""
+        self._sample_own, self._sample_kept = FoundSampling(self.sampler), FoundSampling(self._kept_sampler)
 
     def __len__(self) -> int:
-        return len(self._sampler)
+        return len(self.sampler)
 
     @property
     def rows(self) -> tuple[int, ...]:
         """The numbers of the rows, in the order in which they were added."""
-        return self._sampler.rows
+        return self.sampler.rows
 
     def add(
         self,
@@ -161,11 +162,11 @@ class ShardedSampler:
         one = prepared(params, ends)
         if seed is None and seed_of(params, one.given) is None:
             seed, index = self._fresh_seed(), 0
-        row = self._sampler.add(
+        row = self.sampler.add(
             params, prompt_ids, output_ids=output_ids, seed=seed, index=index, eos_token_ids=eos_token_ids
         )
         self._added += 1
-        stages, seed, kept = self._sampler.stages(row), self._sampler.seed(row), None
+        stages, seed, kept = self.sampler.stages(row), self.sampler.seed(row), None
         plan = plan_of(stages, one.combine)
         if plan.kept is not None:
             kept = self._kept_sampler.add(plan.kept, prompt_ids, output_ids=output_ids, seed=seed)
@@ -173,7 +174,7 @@ class ShardedSampler:
         self._log.record("rows", "add", row)
         self._log.record("parameters of the rows", one.given)
         self._log.record("seeds of the rows", seed)
-        self._log.record("tokens of the rows", [int(token) for token in prompt_ids], self._sampler.output_ids(row))
+        self._log.record("tokens of the rows", [int(token) for token in prompt_ids], self.sampler.output_ids(row))
         return row
 
     def _fresh_seed(self) -> int:
@@ -184,28 +185,23 @@ class ShardedSampler:
 
     def remove(self, row: int) -> None:
         """Remove a row. The other rows do not change."""
-        self._sampler.remove(row)
+        self.sampler.remove(row)
         kept = self._rows.pop(row).kept
         if kept is not None:
             self._kept_sampler.remove(kept)
         self._log.record("rows", "remove", row)
 
-    @property
-    def sampler(self) -> Sampler:
-        """The ``Sampler`` that has the state of the rows; for methods on whole rows that change nothing."""
-        return self._sampler
-
     def seed(self, row: int) -> int:
         """The seed of a row."""
-        return self._sampler.seed(row)
+        return self.sampler.seed(row)
 
     def stages(self, row: int) -> Pipeline:
         """The simplified pipeline of a row for its next step."""
-        return self._sampler.stages(row)
+        return self.sampler.stages(row)
 
     def output_ids(self, row: int) -> tuple[int, ...]:
         """The output tokens of a row so far."""
-        return self._sampler.output_ids(row)
+        return self.sampler.output_ids(row)
 
     def explain(self, row: int) -> str:
         """What is exchanged for a row: "candidates", "top-p" or "groups"; or "whole row", with the reason.
@@ -338,7 +334,7 @@ class ShardedSampler:
             logits_PV, other_PV = gather_rows(self._exchange, layout, logits_RN[places]), None
             if companion is not None:
                 other_PV = gather_rows(self._exchange, layout, shard_logits(companion)[places])
-            results |= zip(places, sampled_rows(self._sampler, logits_PV, rows, masks_P, other_PV), strict=True)
+            results |= zip(places, sampled_rows(self.sampler, logits_PV, rows, masks_P, other_PV), strict=True)
             for at in places:
                 if results[at].token >= 0:
                     self._follow(numbers[at], results[at].token)
@@ -349,7 +345,7 @@ class ShardedSampler:
         plan, stages, *_ = self._rows[row]
         if plan.path == WHOLE:
             return plan.why
-        past, shifts = self._sampler.history(row), plan.shifts
+        past, shifts = self.sampler.history(row), plan.shifts
         if mask_W is not None and with_mask(stages) is not stages:
             shifts = (*shifts, Mask())
         try:
@@ -375,7 +371,7 @@ class ShardedSampler:
             results |= zip(rows, sampled, strict=True)
         for at in kept:
             if results[at].token >= 0:
-                self._sampler.accept(numbers[at], results[at].token)
+                self.sampler.accept(numbers[at], results[at].token)
         return results
 
     def _follow(self, row: int, token: int) -> None:
@@ -398,7 +394,7 @@ class ShardedSampler:
         """The distributions of a row's next tokens, as ``Sampler.distributions``. Exchanges whole rows, [N, V]."""
         logits_NV = self._whole(logits_local, first_id, row, list(tokens))
         other_NV = None if companion is None else self._whole(companion, first_id, row, list(tokens))
-        return self._sampler.distributions(row, logits_NV, tokens, masks, parents=parents, companion=other_NV)
+        return self.sampler.distributions(row, logits_NV, tokens, masks, parents=parents, companion=other_NV)
 
     def accept(
         self,
@@ -418,7 +414,7 @@ class ShardedSampler:
         self.seed(row)
         check_token(token, self.vocab_size)
         logits_V = None if logits_local is None else self._whole(logits_local[None], first_id, row, [int(token)])[0]
-        logprobs = self._sampler.accept(row, int(token), logits_V, mask_W, distribution=distribution)
+        logprobs = self.sampler.accept(row, int(token), logits_V, mask_W, distribution=distribution)
         self._follow(row, int(token))
         self._log.record("tokens of the rows", row, int(token))
         return logprobs
