@@ -133,8 +133,9 @@ class ShardedSampler:
         self._layout: ShardLayout | None = None
         self._shared_seed, self._added = agree_on_setup(self._exchange, self.vocab_size), 0
         self._log, self._rows = RowLog(), dict[int, ShardedRow]()
-        self.sampler, self._kept_sampler = Sampler(self.vocab_size, backend), Sampler(self.vocab_size, backend)
-        """The one that has the state of the rows, for methods on whole rows that change nothing; and another one."""
+        self.sampler = Sampler(self.vocab_size, backend)
+        """The ``Sampler`` that has the state of the rows; for methods on whole rows that change nothing."""
+        self._kept_sampler = Sampler(self.vocab_size, backend)
         self._sample_own, self._sample_kept = FoundSampling(self.sampler), FoundSampling(self._kept_sampler)
 
     def __len__(self) -> int:
