@@ -266,24 +266,17 @@ class LocalShard:
         maxima_B = x_N[: len(x_N) // width * width].view(-1, width).amax(-1)
         return float(maxima_B.topk(k).values[-1]) if k <= len(maxima_B) else LOWEST
 
-    def contenders(
-        self, rows: Sequence[int], groups: Sequence[int], t_M: Floats, keys: Sequence[Key]
-    ) -> list[tuple[Ids, NDArray[np.float32]]]:
-        """The tokens of a group that may win the draw inside it, for some rows: columns and raw scores."""
-        found = []
-        for row, group, t, key in zip(rows, groups, t_M.tolist(), keys, strict=True):
-            begin = max(group * GROUP_SIZE - self.first, 0)
-            end = min((group + 1) * GROUP_SIZE - self.first, self.x_RN.shape[1])
-            x_N: Any = self.x_RN[row, begin:end].cpu().numpy().astype(np.float64)
-            if row in self._shifted:
-                column_K, x_K = self._shifted[row]
-                inside_K = (column_K >= begin) & (column_K < end)
-                x_N[column_K[inside_K] - begin] = x_K[inside_K]
-            winner = -1
-            if len(x_N) and x_N.max() > -np.inf:
-                ids_N = np.arange(begin, end) + self.first
-                winner = race(ids_N, np.exp((x_N - x_N.max()) / t), key, noise.TOKEN)
-            column_N = np.flatnonzero(x_N > -np.inf) + begin if winner < 0 else np.array([winner - self.first])
-            raw_N = self.raw_RN[row, torch.from_numpy(column_N).to(self.raw_RN.device)].cpu().numpy()
-            found.append((column_N, raw_N))
-        return found
+    def contenders(self, row: int, group: int, t: float, key: Key) -> tuple[Ids, NDArray[np.float32]]:
+        """The tokens of a group that may win the draw inside it: columns and raw scores."""
+        begin = max(group * GROUP_SIZE - self.first, 0)
+        end = min((group + 1) * GROUP_SIZE - self.first, self.x_RN.shape[1])
+        x_N: Any = self.x_RN[row, begin:end].cpu().numpy().astype(np.float64)
+        if row in self._shifted:
+            column_K, x_K = self._shifted[row]
+            inside_K = (column_K >= begin) & (column_K < end)
+            x_N[column_K[inside_K] - begin] = x_K[inside_K]
+        winner = -1
+        if len(x_N) and x_N.max() > -np.inf:
+            winner = race(np.arange(begin, end) + self.first, np.exp((x_N - x_N.max()) / t), key, noise.TOKEN)
+        column_N = np.flatnonzero(x_N > -np.inf) + begin if winner < 0 else np.array([winner - self.first])
+        return column_N, self.raw_RN[row, torch.from_numpy(column_N).to(self.raw_RN.device)].cpu().numpy()

@@ -68,6 +68,11 @@ class ShardLayout:
             weights_MG[:, self._groups(rank)] += masses_RMP[rank, :, : self.pieces[rank]] * scale_M[:, None]
         return weights_MG
 
+    def holds(self, rank: int, group_B: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of some groups a rank has a part of."""
+        begin = self.first_groups[rank]
+        return (group_B >= begin) & (group_B < begin + self.pieces[rank])
+
     def _groups(self, rank: int) -> slice:
         return slice(self.first_groups[rank], self.first_groups[rank] + self.pieces[rank])
 

@@ -138,14 +138,11 @@ class ShardStep:
             stays_K = torch.from_numpy(np.repeat(counts_B <= MAX_CANDIDATES, counts_B)).to(columns_K.device)
             columns_K, raw_K = columns_K[stays_K], raw_K[stays_K]
             counts_B = np.where(counts_B > MAX_CANDIDATES, -1, counts_B)
-        rank, drawn = self._exchange.rank, np.flatnonzero(self._group_B >= 0)
-        begin = self._layout.first_groups[rank]
-        mine = [at for at in drawn.tolist() if begin <= self._group_B[at] < begin + self._layout.pieces[rank]]
-        t_M = np.array([self._rows[at].plan.t for at in mine])
-        keys = [self._rows[at].key for at in mine]
-        tokens = self._local.contenders(mine, self._group_B[mine].tolist(), t_M, keys)
+        mine = np.flatnonzero(self._layout.holds(self._exchange.rank, self._group_B)).tolist()
         if not mine:
             return counts_B, columns_K, raw_K
+        drawn = [(at, int(self._group_B[at]), self._rows[at].plan.t, self._rows[at].key) for at in mine]
+        tokens = [self._local.contenders(*one) for one in drawn]
         order = np.concatenate(
             [
                 np.repeat(np.arange(len(counts_B)), np.maximum(counts_B, 0)),
@@ -161,12 +158,9 @@ class ShardStep:
     def _capacity(self) -> int:
         """For how many tokens of a rank the exchange has room at first: the same number on all ranks."""
         reached_RB = (self._maxima_RBP >= self._threshold_B[:, None]).sum(2)
-        drawn_R = [0] * self._exchange.size
-        for rank in self._layout.order:
-            begin = self._layout.first_groups[rank]
-            inside_B = (self._group_B >= begin) & (self._group_B < begin + self._layout.pieces[rank])
-            drawn_R[rank] = int(inside_B.sum()) + int(np.minimum(self._local_k_B, self._layout.counts[rank]).sum())
-        return int(max(1.25 * reached_RB.sum(1) + np.array(drawn_R))) + 8
+        drawn_R = [self._layout.holds(rank, self._group_B).sum() for rank in range(self._exchange.size)]
+        best_R = [np.minimum(self._local_k_B, count).sum() for count in self._layout.counts]
+        return int(max(1.25 * reached_RB.sum(1) + np.array(drawn_R) + np.array(best_R))) + 8
 
     def _final(self, at: int, tokens: FoundTokens | None) -> FoundTokens | str:
         """The tokens without those that a top-p removes."""
