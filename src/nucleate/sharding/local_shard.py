@@ -47,8 +47,7 @@ def masses(x_MN: torch.Tensor, first: int, top_M: torch.Tensor, t_M: Floats) -> 
         rows = zip(x_MN.numpy(), top_M.tolist(), t_M.tolist(), strict=True)
         return torch.from_numpy(np.stack([_row_masses(x_N, first, top, t) for x_N, top, t in rows]))
     top_M11, t_M11 = top_M.double()[:, None, None], torch.from_numpy(t_M).to(x_MN.device)[:, None, None]
-    found = [part.double().sub_(top_M11).div_(t_M11).exp_().sum(-1) for part in parts(x_MN, first)]
-    return torch.cat(found, 1)
+    return torch.cat([part.double().sub_(top_M11).div_(t_M11).exp_().sum(-1) for part in parts(x_MN, first)], 1)
 
 
 def _row_masses(x_N: NDArray[np.float32], first: int, top: float, t: float) -> Floats:

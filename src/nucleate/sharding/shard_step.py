@@ -56,19 +56,18 @@ class ShardStep:
 
     def __init__(self, exchange: RankExchange, raw_BN: torch.Tensor, first: int, rows: Sequence[StepRow]) -> None:
         self._exchange, self._rows = exchange, rows
-        exact = [at for at, row in enumerate(rows) if row.plan.path in (TOP_P, GROUPS)]
-        self._exact = {at: place for place, at in enumerate(exact)}
-        """The rows whose masses are needed, with their places."""
-        self._t_M = np.array([rows[at].plan.t for at in exact])
+        self._exact = [at for at, row in enumerate(rows) if row.plan.path in (TOP_P, GROUPS)]
+        """The rows whose masses are needed."""
+        self._t_M = np.array([rows[at].plan.t for at in self._exact])
         self._local = LocalShard(raw_BN, first, [row.shifts for row in rows])
-        self._local_masses_MP = self._local.masses(exact, self._t_M)
+        self._local_masses_MP = self._local.masses(self._exact, self._t_M)
         taps = {at: row.plan.tap.request for at, row in enumerate(rows) if row.plan.tap is not None}
         self.logprobs = ShardLogprobs(exchange, raw_BN, first, taps)
         self._layout: ShardLayout
         self._maxima_RBP = np.zeros((0, 0, 0), np.float32)
         self._maxima_BG = np.zeros((0, 0), np.float32)
-        self._masses_MG = self._tops_MG = np.zeros((0, 0))
-        """Weights relative to the top of the row, of groups and of their highest tokens."""
+        self._masses_BG = self._tops_BG = np.zeros((0, 0))
+        """Of exact rows: weights relative to the top of the row, of groups and of their highest tokens."""
         self._threshold_B = np.full(len(rows), np.inf, np.float32)
         self._local_k_B, self._group_B = np.zeros(len(rows), np.int64), np.full(len(rows), -1)
 
@@ -88,21 +87,21 @@ class ShardStep:
         send = [masses_MP, *self.logprobs.tensors, maxima_BP]
         masses_RMP, *self.logprobs.received, self._maxima_RBP = gather_arrays(self._exchange, send)()
         self._maxima_BG = self._layout.group_maxima(self._maxima_RBP)
+        self._masses_BG, self._tops_BG = np.zeros((2, *self._maxima_BG.shape))
         if self._exact:
-            exact = list(self._exact)
-            exact_MG, tops_RM = self._maxima_BG[exact], self._maxima_RBP[:, exact].max(2)
+            exact_MG, tops_RM = self._maxima_BG[self._exact], self._maxima_RBP[:, self._exact].max(2)
             top_M = exact_MG.max(1).astype(np.float64)
             with np.errstate(all="ignore"):  # of invalid rows
-                self._masses_MG = self._layout.group_weights(masses_RMP, tops_RM, top_M, self._t_M)
-                self._tops_MG = np.exp((exact_MG - top_M[:, None]) / self._t_M[:, None])
+                self._masses_BG[self._exact] = self._layout.group_weights(masses_RMP, tops_RM, top_M, self._t_M)
+                self._tops_BG[self._exact] = np.exp((exact_MG - top_M[:, None]) / self._t_M[:, None])
 
     def _reason(self, at: int) -> str:
         """Why the summaries of a row cannot be used; "" if they can."""
         top, row = float(self._maxima_BG[at].max()), self._rows[at]
         if not -math.inf < top < math.inf:
             return INVALID
-        if at in self._exact:
-            if not math.isfinite(self._masses_MG[self._exact[at]].sum()):
+        if row.plan.path in (TOP_P, GROUPS):
+            if not math.isfinite(self._masses_BG[at].sum()):
                 return INVALID
             if row.shifts is not None and abs(top) * 2.0**-24 / row.plan.t > ROUNDING:
                 return HUGE
@@ -115,15 +114,14 @@ class ShardStep:
             if row.plan.path == CANDIDATES:
                 self._threshold_B[at], self._local_k_B[at] = candidate_bound(row.plan, self._maxima_BG[at])
             elif row.plan.path == GROUPS:
-                weight_G = self._masses_MG[self._exact[at]]
-                self._group_B[at] = race(np.arange(len(weight_G)), weight_G, row.key, noise.GROUP)
+                groups_G = np.arange(self._layout.group_count)
+                self._group_B[at] = race(groups_G, self._masses_BG[at], row.key, noise.GROUP)
                 if self._group_B[at] < 0:
                     whole[at] = NEAR_TIE
         mine = [at for at, row in rows.items() if row.plan.path == TOP_P]
         if mine:
-            places = [self._exact[at] for at in mine]
             fractions = np.array([left_out(rows[at].plan) for at in mine])
-            groups = top_p_bounds(fractions, self._masses_MG[places], self._tops_MG[places])
+            groups = top_p_bounds(fractions, self._masses_BG[mine], self._tops_BG[mine])
             for at, group in zip(mine, groups.tolist(), strict=True):
                 if group < 0:
                     whole[at] = FLAT
@@ -174,7 +172,7 @@ class ShardStep:
             x_N = shifts.apply(x_N, tokens.ids_N)
         top32 = float(self._maxima_BG[at].max())
         with np.errstate(over="ignore"):
-            total = self._masses_MG[self._exact[at]].sum() * math.exp(min((top32 - x_N.max()) / plan.t, 700.0))
+            total = self._masses_BG[at].sum() * math.exp(min((top32 - x_N.max()) / plan.t, 700.0))
         kept_N = top_p_kept(plan, x_N, total)
         return NEAR_TIE if kept_N is None else FoundTokens(tokens.ids_N[kept_N], tokens.raw_N[kept_N])
 
