@@ -12,11 +12,10 @@ import sys
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -55,6 +54,9 @@ class RankExchange(Protocol):
         """Send uint8 [N], with the same N on all ranks. The result waits, and returns uint8 [size, N]."""
 
 
+NUMPY_TYPES = {getattr(torch, name): np.dtype(name) for name in ("float64", "float32", "int64", "int32", "uint8")}
+
+
 def gather_arrays(exchange: RankExchange, tensors: Sequence[torch.Tensor]) -> Callable[[], list[NDArray[Any]]]:
     """Send tensors, of the same types and shapes on all ranks. The result waits, and returns arrays [ranks, *shape]."""
     receive = exchange.gather(pack(tensors, exchange.device))
@@ -62,9 +64,10 @@ def gather_arrays(exchange: RankExchange, tensors: Sequence[torch.Tensor]) -> Ca
     def wait() -> list[NDArray[Any]]:
         data, at, arrays = receive().cpu().numpy(), 0, []
         for tensor in tensors:
-            part, dtype = np.ascontiguousarray(data[:, at : at + tensor.nbytes]), torch.empty(0, dtype=tensor.dtype)
-            arrays.append(part.view(dtype.numpy().dtype).reshape(len(data), *tensor.shape))
-            at += tensor.nbytes
+            dtype = NUMPY_TYPES[tensor.dtype]
+            end = at + tensor.numel() * dtype.itemsize
+            arrays.append(np.ascontiguousarray(data[:, at:end]).view(dtype).reshape(len(data), *tensor.shape))
+            at = end
         return arrays
 
     return wait
@@ -122,6 +125,9 @@ class ProcessGroupExchange:
         )
 
 
+Result = TypeVar("Result")
+
+
 @dataclass
 class ShardStats:
     """What a ``ShardedSampler`` has sampled and exchanged so far. Bytes: received by this rank, its own included."""
@@ -145,19 +151,12 @@ class CountedExchange:
             raise ShardError(self._failure)
         self._stats.exchanges += 1
         self._stats.received_bytes += self.size * len(payload)
-        with self._recorded():
-            wait = self._inner.gather(payload)
+        wait = self._recorded(lambda: self._inner.gather(payload))
+        return lambda: self._recorded(wait)
 
-        def finish() -> torch.Tensor:
-            with self._recorded():
-                return wait()
-
-        return finish
-
-    @contextmanager
-    def _recorded(self) -> Iterator[None]:
+    def _recorded(self, call: Callable[[], Result]) -> Result:
         try:
-            yield
+            return call()
         except ShardError as error:
             self._failure = str(error)
             raise
