@@ -25,8 +25,7 @@ from sampler import machine
 from server import SIZE, Server, Worker
 
 from nucleate.batch.batch_records import JsonLine, read_line
-from nucleate.scale.batch_actors import BatchActors
-from nucleate.scale.data import LineEngine
+from nucleate.scale.data import BatchActors, LineEngine
 
 LINES, WARM = 512, 128
 AT_ONCE, REQUESTS = 32, 96

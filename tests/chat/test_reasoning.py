@@ -10,7 +10,7 @@ from typing import Any
 import chat_models
 import pytest
 import tiers
-from chat_outputs import parse
+from chat_models import parse
 
 import nucleate as nc
 from nucleate.chat.chat_format import TOOL_FORMATS, ChatFormat, RenderedChat

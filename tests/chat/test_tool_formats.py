@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tiers
-from chat_outputs import NAMES, parse
+from chat_models import NAMES, parse
 
 from nucleate.chat.chat_format import TOOL_FORMATS, find_format
 from nucleate.chat.output_parser import OutputParser

@@ -22,7 +22,7 @@ import pytest
 import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import begun
+from server_process import begun
 
 import nucleate as nc
 from nucleate.batch.batch_records import MAX_LINE_BYTES, JsonLine, has_failed, lines, read_line

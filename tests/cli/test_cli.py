@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
-from programs import begun
+from server_process import begun
 
 import nucleate as nc
 from nucleate.cli import stages

@@ -9,8 +9,7 @@ import threading
 import numpy as np
 import pytest
 import stage_examples as examples
-from backend_adapters import assert_logprobs_close
-from stage_examples import KINDS, SHIFTS, SIZE
+from stage_examples import KINDS, SHIFTS, SIZE, assert_logprobs_close
 
 import nucleate as nc
 from nucleate.sampling import reference

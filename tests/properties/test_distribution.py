@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import tiers
-from backend_adapters import ENGINES, on_every_engine
+from stage_examples import ENGINES, on_every_engine
 
 from nucleate.sampling import noise, reference
 from nucleate.sampling.stages import Categorical, Gumbel, LogitBias, MinP, Temperature, TopK, TopP, Typical, Xtc

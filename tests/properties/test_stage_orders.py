@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import stage_examples as examples
 import tiers
-from backend_adapters import on_every_engine
 from hypothesis import given
 from hypothesis import strategies as st
-from stage_examples import COMBINES, DRAWS, KINDS, TAPS
+from stage_examples import COMBINES, DRAWS, KINDS, TAPS, on_every_engine
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError

@@ -11,10 +11,9 @@ import pickle
 import numpy as np
 import pytest
 import stage_examples as examples
-from backend_adapters import on_every_engine
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from stage_examples import COMBINES, DRAWS, KINDS, SIZE, SWITCHED, TAPS, TRUNCATIONS
+from stage_examples import COMBINES, DRAWS, KINDS, SIZE, SWITCHED, TAPS, TRUNCATIONS, on_every_engine
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from backend_adapters import on_every_engine
+from stage_examples import on_every_engine
 
 import nucleate as nc
 from nucleate.sampling.pipeline_format import GREEDY

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import parallel_models
 import pytest
+import random_models
 
 import nucleate as nc
 from nucleate.models.loader import EMBEDDED
@@ -19,19 +19,19 @@ PROMPTS = [[7, 8, 9, 10, 7, 8], [*range(20, 60)]]
     "kind",
     [
         pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else pytest.mark.exhaustive)
-        for kind in parallel_models.KINDS
+        for kind in random_models.KINDS
         if kind not in ("llama", "gpt2")
     ],
 )
 def test_kinds_of_models(tmp_path: Path, kind: str) -> None:
     """Tied embeddings, biases, norms of heads, windows, soft caps, experts, fused projections, sinks."""
-    path = parallel_models.save(tmp_path, kind)
+    path = random_models.save(tmp_path, kind)
     sharded = nc.LLM(path, tensor_parallel=2, device="cpu")
     try:
         one = nc.LLM(path, device="cpu", runtime="torch")
-        params = parallel_models.MIXED * len(PROMPTS)
-        prompts = [prompt for prompt in PROMPTS for _ in parallel_models.MIXED]
-        parallel_models.assert_same(sharded.generate(prompts, params), one.generate(prompts, params))
+        params = random_models.MIXED * len(PROMPTS)
+        prompts = [prompt for prompt in PROMPTS for _ in random_models.MIXED]
+        random_models.assert_same(sharded.generate(prompts, params), one.generate(prompts, params))
     finally:
         sharded.close()
 
@@ -52,6 +52,6 @@ def test_the_embedded_model(llm: nc.LLM) -> None:
             nc.SamplingParams(seed=5, max_tokens=40, dry_multiplier=0.8, xtc_probability=0.5),
         ]
         prompts = ["Once upon a time"] * len(params)
-        parallel_models.assert_same(sharded.generate(prompts, params), one.generate(prompts, params))
+        random_models.assert_same(sharded.generate(prompts, params), one.generate(prompts, params))
     finally:
         sharded.close()

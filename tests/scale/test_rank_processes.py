@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import parallel_models
 import pytest
-import shard_processes
+import random_models
+import shard_ranks
 import torch
 from server_process import Server
 
@@ -34,7 +34,7 @@ if sys.argv[2] == "wait":
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return parallel_models.save(tmp_path_factory.mktemp("llama"), "llama")
+    return random_models.save(tmp_path_factory.mktemp("llama"), "llama")
 
 
 def processes(llm: nc.LLM) -> list[Any]:
@@ -119,12 +119,12 @@ def test_torchrun(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ranks_with_different_models_are_an_error(tmp_path: Path) -> None:
-    folders = [parallel_models.save(tmp_path / str(rank), "llama", rms_norm_eps=1e-5 * (1 + rank)) for rank in range(2)]
-    found = shard_processes.run_processes(2, shard_processes.load_models, [str(folder) for folder in folders])
+    folders = [random_models.save(tmp_path / str(rank), "llama", rms_norm_eps=1e-5 * (1 + rank)) for rank in range(2)]
+    found = shard_ranks.run_processes(2, shard_ranks.load_models, [str(folder) for folder in folders])
     assert found[0] == found[1]
     assert found[0].startswith("SetupError: the models differ between ranks: rank 0 (")
     folders[1] = tmp_path / "none"
-    found = shard_processes.run_processes(2, shard_processes.load_models, [str(folder) for folder in folders])
+    found = shard_ranks.run_processes(2, shard_ranks.load_models, [str(folder) for folder in folders])
     assert found[0].startswith("SetupError: rank 1: cannot read the config")
     assert found[1].startswith("SetupError: cannot read the config")
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import begun
 from ray_programs import ENVIRONMENT, descendants, require_ray, wait_for
+from server_process import begun
 
 from nucleate.batch.batch_runner import line_seed
 

@@ -19,7 +19,7 @@ from nucleate.sampling import reference
 from nucleate.sampling.stage import Shift
 from nucleate.sampling.stages import Gumbel, LogitBias, Logprobs, Mirostat, Temperature, TopK, TopP, Typical
 from nucleate.scale.shards import ShardedSampler, ShardError
-from nucleate.sharding import local_shard, rank_agreement
+from nucleate.sharding import local_shard, rank_exchange
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
@@ -31,11 +31,12 @@ def test_all_ranks_get_the_results_of_one_sampler(
         rng = random.Random(seed)
         size, backend = rng.choice([5, 300, 2049, 5000]), rng.choice(["reference", "cpu"])
         shards, steps = shard_ranks.bounds(rng, size, ranks), 15
-        expected = shard_ranks.play(OneSampler(size, backend), seed, steps, size, any_pipeline)
+        pipeline = shard_ranks.any_pipeline if any_pipeline else shard_ranks.hot_pipeline
+        expected = shard_ranks.play(OneSampler(size, backend), seed, steps, size, pipeline)
 
         def results(exchange: Any) -> Any:
-            face = OneRank(size, backend, exchange, shards)  # noqa: B023
-            return shard_ranks.play(face, seed, steps, size, any_pipeline)  # noqa: B023
+            face = OneRank(size, exchange, shards[exchange.rank], backend=backend)  # noqa: B023
+            return shard_ranks.play(face, seed, steps, size, pipeline)  # noqa: B023
 
         with monkeypatch.context() as patch:
             if seed % 2:
@@ -275,7 +276,7 @@ def test_different_setups_fail_at_the_start_on_all_ranks(monkeypatch: pytest.Mon
     ):
         values = iter(["a", "b", "a"])
         with monkeypatch.context() as patch:
-            patch.setattr(rank_agreement, fact, lambda values=values: next(values))
+            patch.setattr(rank_exchange, fact, lambda values=values: next(values))
             found = errors_of_ranks(3, lambda exchange: ShardedSampler(SIZE, exchange))
         assert len(set(found)) == 1
         assert found[0].startswith(f"ShardError: the {name}")

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import parallel_models
 import pytest
+import random_models
 
 import nucleate as nc
 from nucleate.engine.shared_engine import SharedEngine
@@ -27,7 +27,7 @@ Pair = tuple[nc.LLM, nc.LLM]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return parallel_models.save(tmp_path_factory.mktemp("llama"), "llama")
+    return random_models.save(tmp_path_factory.mktemp("llama"), "llama")
 
 
 @pytest.fixture(scope="module")
@@ -40,9 +40,9 @@ def pair(folder: Path) -> Iterator[Pair]:
 
 def test_mixed_requests_get_the_tokens_of_one_process(pair: Pair) -> None:
     sharded, one = pair
-    params = parallel_models.MIXED * len(PROMPTS)
-    prompts = [prompt for prompt in PROMPTS for _ in parallel_models.MIXED]
-    parallel_models.assert_same(sharded.generate(prompts, params), one.generate(prompts, params))
+    params = random_models.MIXED * len(PROMPTS)
+    prompts = [prompt for prompt in PROMPTS for _ in random_models.MIXED]
+    random_models.assert_same(sharded.generate(prompts, params), one.generate(prompts, params))
     assert "2 ranks" in sharded.model.runtime
 
 
@@ -57,7 +57,7 @@ def test_structured_output_and_stop_criteria(pair: Pair) -> None:
         nc.SamplingParams(stop_token_ids=[*range(0, 300, 7)], temperature=0, max_tokens=40),
     ]
     found, expected = [model.generate([PROMPTS[0]] * 4, requests) for model in pair]
-    parallel_models.assert_same(found, expected)
+    random_models.assert_same(found, expected)
 
 
 def test_beams(pair: Pair) -> None:
@@ -93,7 +93,7 @@ def test_an_aborted_stream_leaves_the_others(pair: Pair) -> None:
     next(stream)
     stream.close()
     params = nc.SamplingParams(seed=2, max_tokens=8)
-    parallel_models.assert_same(sharded.generate(PROMPTS, params), one.generate(PROMPTS, params))
+    random_models.assert_same(sharded.generate(PROMPTS, params), one.generate(PROMPTS, params))
 
 
 def test_hidden_states_and_rows_of_logits(pair: Pair) -> None:
@@ -148,7 +148,7 @@ def test_a_stage_that_other_processes_cannot_import_is_an_error(pair: Pair) -> N
     with pytest.raises(nc.ParameterError, match="stages must be defined in an importable module"):
         sharded.generate([PROMPTS[0]], (Halved(), Gumbel()), max_tokens=2)
     params = nc.SamplingParams(seed=2, max_tokens=8)
-    parallel_models.assert_same(sharded.generate(PROMPTS, params), one.generate(PROMPTS, params))
+    random_models.assert_same(sharded.generate(PROMPTS, params), one.generate(PROMPTS, params))
 
 
 def test_invalid_arguments(tmp_path: Path, folder: Path) -> None:
@@ -165,7 +165,7 @@ def test_invalid_arguments(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(nc.ModelError, match=r"has 4 and 2 heads .* which 4 ranks cannot share; .* may be 1, 2$"):
         nc.LLM(folder, tensor_parallel=4, device="cpu")
     with pytest.raises(nc.ModelError, match="GPT2LMHeadModel has no tensor-parallel plan in Transformers"):
-        nc.LLM(parallel_models.save(tmp_path, "gpt2"), tensor_parallel=2, device="cpu")
+        nc.LLM(random_models.save(tmp_path, "gpt2"), tensor_parallel=2, device="cpu")
     check_shardable(folder, 2)
 
 

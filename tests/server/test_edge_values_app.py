@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from asgi_client import ask
-from bundled_app import serve
+from asgi_client import ask, serve
 
 import nucleate as nc
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import tiers
-from asgi_client import ask, begin
-from bundled_app import serve, until
+from asgi_client import ask, begin, serve, until
 from odd_requests import LITERALS, VALUES, encode, mutated
 from request_bodies import OTHERS as VALID
 from request_bodies import SMALL

@@ -7,8 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from asgi_client import ask, begin
-from bundled_app import events, serve, until
+from asgi_client import ask, begin, events, serve, until
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError

@@ -13,8 +13,7 @@ import time
 from typing import Any
 
 import pytest
-from programs import begun
-from server_process import QUIET, Server, wait_until
+from server_process import QUIET, Server, begun, wait_until
 from stream_clients import Stream, Wire, raw
 
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # busy threads starve the others where tests run side by side

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from single_drafts import draft_of
+from scripted_proposers import draft_of
 
 import nucleate as nc
 from nucleate.sampling.sampler import Sampler

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from single_drafts import draft_of
+from scripted_proposers import draft_of
 
 from nucleate.speculative.adaptive_measurements import (
     BASELINE_INTERVAL,

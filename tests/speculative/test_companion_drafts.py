@@ -14,10 +14,9 @@ from companion_requests import (
     run_companion_stress,
     weaker,
 )
-from scripted_proposers import Oracle
+from scripted_proposers import Oracle, TreeOracle
 from test_speculation_engine import drafting, outputs_by_prompt
 from toy_requests import SIZE, chunks_by_index, drive, is_empty, runner, toy
-from tree_proposers import TreeOracle
 
 import nucleate as nc
 from nucleate.engine.engine import Engine

@@ -11,7 +11,7 @@ import pytest
 import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from single_drafts import draft_of
+from scripted_proposers import draft_of
 
 from nucleate.sampling.suffix_automaton import NOTHING
 from nucleate.speculative.draft import (

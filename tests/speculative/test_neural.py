@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from neural_loop import Loop
+from runner_driver import Loop
 from tokenizers import Tokenizer
 
 from nucleate.models.batched_llama import BatchedLlama

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_storm import run_stress, sometimes_invalid
-from scripted_proposers import NoDrafts, Oracle, Outputs
+from scripted_proposers import FaultyTrees, HiddenStateOracle, NoDrafts, Oracle, Outputs, TreeOracle
 from test_speculation_engine import any_request, outputs_by_prompt
 from test_structured_random import follows_grammar
 from toy_models import PagedToy
 from toy_requests import SIZE, chunks_by_index, drive, is_empty, reference_chunks, rule, runner, toy
-from tree_proposers import FaultyTrees, HiddenStateOracle, TreeOracle
 
 import nucleate as nc
 from nucleate.engine.engine import Engine

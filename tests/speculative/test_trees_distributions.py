@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scripted_proposers import NoDrafts
+from scripted_proposers import NoDrafts, most_likely_tree, sampled_tree, shared_siblings
 from test_acceptance_coupled import PARAMS
 from test_acceptance_distribution import DRAFTED
 from test_speculation_distributions import (
@@ -20,7 +20,6 @@ from test_speculation_distributions import (
     packed,
     small,
 )
-from tree_proposers import most_likely_tree, sampled_tree, shared_siblings
 
 import nucleate as nc
 from nucleate.engine.verification import DraftMasks

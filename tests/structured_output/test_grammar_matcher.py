@@ -13,7 +13,7 @@ import pytest
 import regex
 import tokenizers
 from bundled_grammars import TOKENIZER, allowed, bundled_compiler, grammar_of, mask_of, tokens_of
-from tag_masks import compiler_of
+from tag_twin import compiler_of
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from nucleate import structured_output

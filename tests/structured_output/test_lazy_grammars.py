@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import regex
 import tiers
-from tag_masks import SPECIAL_WORDS, WORDS, compiler_of, tokenizer_of, walk_all, walk_random
-from tag_twin import spellings
+from tag_twin import SPECIAL_WORDS, WORDS, compiler_of, spellings, tokenizer_of, walk_all, walk_random
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError

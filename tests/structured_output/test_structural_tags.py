@@ -12,8 +12,7 @@ import pytest
 import regex
 import tiers
 from bundled_grammars import TOKENIZER, allowed, can_write, grammar_of, tokens_of
-from tag_masks import SPECIAL_WORDS, WORDS, compiler_of, tokenizer_of, walk_all, walk_random
-from tag_twin import Content, Section, Twin
+from tag_twin import SPECIAL_WORDS, WORDS, Content, Section, Twin, compiler_of, tokenizer_of, walk_all, walk_random
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError

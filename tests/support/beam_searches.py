@@ -16,14 +16,7 @@ from nucleate.outputs import EngineOutput
 SIZE = 300
 """A smaller vocabulary than in ``toy_requests``, as the reference sorts all of it."""
 
-NAMES = (
-    "num_beams",
-    "length_penalty",
-    "early_stopping",
-    "num_return_sequences",
-    "num_beam_groups",
-    "diversity_penalty",
-)
+NAMES = ("num_beams", "length_penalty", "early_stopping", "num_return_sequences", "num_beam_groups")
 BeamTuple = tuple[tuple[int, ...], float, float, str | None]
 
 
@@ -61,7 +54,7 @@ def expected_beams(
 ) -> list[BeamTuple]:
     """The beams of the reference search."""
     params = request.params
-    options = {name: getattr(params, name) for name in NAMES}
+    options = {name: getattr(params, name) for name in (*NAMES, "diversity_penalty")}
     max_new = model.context_length - len(request.prompt_ids)
     max_tokens = max_new if params.max_tokens is None else min(max_new, params.max_tokens)
     ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos)]

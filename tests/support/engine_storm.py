@@ -97,11 +97,6 @@ def check_companions(engine: Engine) -> None:
         assert entry.paused == entry.owner.paused
 
 
-def duplicate_requests(live: dict[str, TrackedRequest]) -> list[Request]:
-    """A request with an id that is in use."""
-    return [Request([1], id=number) for number in list(live)[:1]]
-
-
 def run_stress(
     llm: nc.LLM,
     kind: str,
@@ -147,8 +142,9 @@ def run_stress(
             live[number].paused ^= True
             engine.pause(number, paused=live[number].paused)
         elif chance < 0.34:
+            in_use = [Request([1], id=number) for number in list(live)[:1]]
             with pytest.raises(nc.ParameterError):
-                engine.add(rng.choice([Request([]), Request([SIZE]), Request([1] * 96), *duplicate_requests(live)]))
+                engine.add(rng.choice([Request([]), Request([SIZE]), Request([1] * 96), *in_use]))
         take(engine.step())
         check_companions(engine)
         stats = engine.stats

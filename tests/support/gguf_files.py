@@ -53,29 +53,7 @@ def write_vocabulary(path: Path, kind: str) -> None:
     """Write a vocabulary without weights: SentencePiece ("llama"), Unigram ("t5") or WordPiece ("bert")."""
     import gguf
 
-    words = [
-        "the",
-        "cat",
-        "sat",
-        "on",
-        "mat",
-        "a",
-        "an",
-        "s",
-        "ing",
-        "un",
-        "é",
-        "世界",
-        "i",
-        "t",
-        "h",
-        "e",
-        "c",
-        "m",
-        "o",
-        "n",
-        "g",
-    ]
+    words = ["the", "cat", "sat", "on", "mat", "a", "an", "s", "ing", "un", "é", "世界", *"ithecmong"]
     writer = gguf.GGUFWriter(path, "llama")
     tokens: list[tuple[str, float, int]] = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
     if kind == "bert":

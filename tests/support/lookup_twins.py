@@ -27,11 +27,6 @@ class PlainAutomaton(SuffixAutomaton):
         self._top_next = [NOTHING]  # the most frequent next symbol; ties: the latest
         self._suffix_state = ROOT  # the state of the last ``depth`` symbols
 
-    @property
-    def num_states(self) -> int:
-        """The number of states."""
-        return len(self._link)
-
     def push(self, symbol: int) -> None:
         """Append a symbol."""
         super().push(symbol)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from nucleate.parameters.parameter import Parameter
@@ -57,6 +57,10 @@ def _body(path: str, name: str, value: Any, field: str | tuple[str, ...] | None 
     return Bad(f"{path} {name}={str(value)[:40]}", path, data, field or name)
 
 
+def _bodies(path: str, name: str, values: Iterable[Any], *field: str, **more: Any) -> Iterator[Bad]:
+    return (_body(path, name, value, *field, **more) for value in values)
+
+
 def _literal(path: str, name: str, literal: str, field: str) -> Bad:
     """A value that json.dumps cannot write."""
     data = json.dumps(SUBJECT[path]).encode()[:-1] + f', "{name}": {literal}}}'.encode()
@@ -74,8 +78,7 @@ def _of_field(path: str, name: str, parameter: Parameter) -> Iterator[Bad]:
         wrong += [7]
     if path == CHAT and name == "logprobs":  # a boolean in chat requests
         wrong = [value for value in wrong if not isinstance(value, bool)] + [5]
-    for value in wrong:
-        yield _body(path, name, value)
+    yield from _bodies(path, name, wrong)
     if parameter.kind in ("int", "float") and not (path == CHAT and name == "logprobs"):
         low = -(2**63) if name == "seed" else parameter.low
         numbers: list[Any] = [bound - 1 for bound in (low,) if bound is not None]
@@ -113,36 +116,20 @@ def _of_body(path: str) -> Iterator[Bad]:
         yield _body(path, "stop", nested, ("stop", "body"))
         yield _body(path, "frob", nested, ("frob", "body"))
     for name in ("stream", "stream_options", "model"):
-        for value in (7, ["x"], "yes" if name != "model" else ""):
-            yield _body(path, name, value)
+        yield from _bodies(path, name, (7, ["x"], "yes" if name != "model" else ""))
     yield Bad("another model", path, json.dumps({**SUBJECT[path], "model": "gpt-4"}).encode(), "model", 404)
     yield _body(path, "stream_options", {"include_usage": True})
     yield _body(path, "stream_options", {"frob": 1}, ("stream_options", "frob"), stream=True)
     yield _body(path, "stream_options", {"include_usage": 1}, "stream_options.include_usage", stream=True)
-    for pattern in (
-        "(",
-        "[",
-        "*",
-        "(?P<a>",
-        "\\",
-        "(?P=b)",
-        "x{9999999999}",
-        "(?R)",
-        "a" * 1025,
-    ):
-        yield _body(path, "stop_regex", [pattern])
-    yield _body(path, "stop", ["x"] * 1025)
-    yield _body(path, "stop", [""])
-    yield _body(path, "stop", ["x" * 20_000])
-    yield _body(path, "logit_bias", {str(number): 1 for number in range(2000)})
-    for key in ("x", "-1", "1.5", str(VOCABULARY), "9" * 50, ""):
-        yield _body(path, "logit_bias", {key: 1})
-    for value in ("x", None, [1], {"a": 1}, True):
-        yield _body(path, "logit_bias", {"5": value})
+    patterns = ("(", "[", "*", "(?P<a>", "\\", "(?P=b)", "x{9999999999}", "(?R)", "a" * 1025)
+    yield from _bodies(path, "stop_regex", [[pattern] for pattern in patterns])
+    yield from _bodies(path, "stop", (["x"] * 1025, [""], ["x" * 20_000]))
+    keys = ("x", "-1", "1.5", str(VOCABULARY), "9" * 50, "")
+    yield from _bodies(path, "logit_bias", ({str(number): 1 for number in range(2000)}, *({key: 1} for key in keys)))
+    yield from _bodies(path, "logit_bias", [{"5": value} for value in ("x", None, [1], {"a": 1}, True)])
     for name in ("stop_token_ids", "allowed_token_ids", "suppress_tokens", "logprob_token_ids"):
         if name in FIELDS:
-            for value in ([VOCABULARY], [-1], [2**64], ["5"], [1.5], [True]):
-                yield _body(path, name, value)
+            yield from _bodies(path, name, ([VOCABULARY], [-1], [2**64], ["5"], [1.5], [True]))
     yield _body(path, "min_tokens", 9, max_tokens=8)
     yield _body(path, "n", 129)
     yield from _of_structured_output(path)
@@ -153,35 +140,21 @@ def _of_vllm(path: str) -> Iterator[Bad]:
     """Fields of vLLM."""
     strange: list[Any] = ["x", "", 1.5, [], [1], {}, {"a": 1}, [[None]], "9" * 500, "\ud800"]
     for name in ("echo", "return_token_ids", "return_tokens_as_token_ids"):
-        for value in (*strange, 0, 1):
-            yield _body(path, name, value)
+        yield from _bodies(path, name, (*strange, 0, 1))
     for name in ("priority", "truncate_prompt_tokens"):
-        for value in (*strange, True, False, 2**63, -(2**63) - 1, 10**400):
-            yield _body(path, name, value)
-    for value in (1, -1, -(2**63), 2**63 - 1):
-        yield _body(path, "priority", value)
-    for value in (0, -2, -(2**63)):
-        yield _body(path, "truncate_prompt_tokens", value)
-    for value in (*strange, 0, True, "middle"):
-        yield _body(path, "truncation_side", value)
-    for value in (*strange[:6], 0, 1):
-        yield _body(
-            path,
-            "stream_options",
-            {"include_usage": True, "continuous_usage_stats": value},
-            "stream_options.continuous_usage_stats",
-            stream=True,
-        )
+        yield from _bodies(path, name, (*strange, True, False, 2**63, -(2**63) - 1, 10**400))
+    yield from _bodies(path, "priority", (1, -1, -(2**63), 2**63 - 1))
+    yield from _bodies(path, "truncate_prompt_tokens", (0, -2, -(2**63)))
+    yield from _bodies(path, "truncation_side", (*strange, 0, True, "middle"))
+    options = [{"include_usage": True, "continuous_usage_stats": value} for value in (*strange[:6], 0, 1)]
+    yield from _bodies(path, "stream_options", options, "stream_options.continuous_usage_stats", stream=True)
     for name in ("cache_salt", "request_id", "vllm_xargs", "kv_transfer_params", "logits_processors", "detokenize"):
-        for value in ("x", 7, [1], {"a": {"b": [None]}}):
-            yield _body(path, name, value)
+        yield from _bodies(path, name, ("x", 7, [1], {"a": {"b": [None]}}))
     top = {"logprobs": True} if path == CHAT else {}
     yield _body(path, "top_logprobs" if path == CHAT else "logprobs", -1, **top)
     yield _body(path, "prompt_logprobs", -1)
     if path == COMPLETIONS:
-        for value in (*strange, 0, True):
-            if value != "":
-                yield _body(path, "suffix", value)
+        yield from _bodies(path, "suffix", [value for value in (*strange, 0, True) if value != ""])
         yield _body(path, "truncate_prompt_tokens", 5, echo=True)
 
 
@@ -198,55 +171,33 @@ def _of_structured_output(path: str) -> Iterator[Bad]:
         *(("description", 7), ("frob", 1)),
     ):
         formats.append({"type": "json_schema", "json_schema": {**schema, name: value}})
-    for value in formats:
-        yield _body(path, "response_format", value)
+    yield from _bodies(path, "response_format", formats)
     outputs: list[Any] = ["json", 7, {}, [], {"json": 7}, {"json": "{"}, {"json": {"type": 7}}, {"regex": "("}]
     outputs += [{"regex": "a", "choice": ["a"]}, {"choice": []}, {"choice": "a"}, {"choice": [7]}, {"frob": 1}]
-    outputs += [
-        {"json_object": 1},
-        {"json_object": False},
-        {"grammar": "start: foo"},
-        {"json_object": True, "json": {}},
-    ]
+    outputs += [{"json_object": value} for value in (1, False)]
+    outputs += [{"grammar": "start: foo"}, {"json_object": True, "json": {}}]
     outputs += [{"regex": "a", "disable_any_whitespace": True}, {"json_object": True, "disable_any_whitespace": 1}]
     outputs += [{"regex": "a", name: "x"} for name in ("structural_tag", "whitespace_pattern", "disable_fallback")]
-    for value in outputs:
-        yield _body(path, "structured_outputs", value)
-    own: list[Any] = [
-        7,
-        "a",
-        {"regex": "["},
-        {"regex": "a", "on_unsupported": "x"},
-        {"json_schema": []},
-        {"grammar": "\0"},
-    ]
-    own += [{"regex": "a", "whitespace": "none"}, {"json_schema": {"oneOf": [{}, {}]}}, {"choice": ["x" * 30_000]}]
-    for value in own:
-        yield _body(path, "structured_outputs", value)
+    outputs += [7, "a", {"regex": "["}, {"regex": "a", "on_unsupported": "x"}, {"json_schema": []}, {"grammar": "\0"}]
+    outputs += [{"regex": "a", "whitespace": "none"}, {"json_schema": {"oneOf": [{}, {}]}}, {"choice": ["x" * 30_000]}]
+    yield from _bodies(path, "structured_outputs", outputs)
     yield _body(path, "structured_outputs", {"regex": "a"}, response_format={"type": "json_object"})
     yield _body(path, "guided_json", {})
 
 
 def _of_completions() -> Iterator[Bad]:
-    prompts: list[Any] = [
-        "",
-        [],
-        [[]],
-        [""],
-        7,
-        True,
-        {},
-        [None],
-        ["a", 7],
-        [["a"]],
-        [1.5],
-        [True],
-        [[1], "a"],
+    prompts: list[Any] = ["", [], [[]], [""], 7, True, {}, [None], ["a", 7], [["a"]], [1.5], [True], [[1], "a"]]
+    prompts += [
         [[[1]]],
+        [VOCABULARY],
+        [-1],
+        [10**30],
+        [[1, VOCABULARY]],
+        [5] * (CONTEXT + 1),
+        "a " * 20_000,
+        ["a"] * 600,
     ]
-    prompts += [[VOCABULARY], [-1], [10**30], [[1, VOCABULARY]], [5] * (CONTEXT + 1), "a " * 20_000, ["a"] * 600]
-    for prompt in prompts:
-        yield _body(COMPLETIONS, "prompt", prompt)
+    yield from _bodies(COMPLETIONS, "prompt", prompts)
     yield _body(COMPLETIONS, "messages", HELLO)
     yield _body(COMPLETIONS, "suffix", "x")
     yield _body(COMPLETIONS, "max_tokens", 0)
@@ -255,8 +206,7 @@ def _of_completions() -> Iterator[Bad]:
     yield _body(COMPLETIONS, "best_of", 1, n=2)
     yield _body(COMPLETIONS, "best_of", 3, n=2, stream=True)
     yield _body(COMPLETIONS, "prompt_logprobs", 21)
-    for value in (0, -1, 1.5, "x", 200, [1]):
-        yield _body(COMPLETIONS, "best_of", value)
+    yield from _bodies(COMPLETIONS, "best_of", (0, -1, 1.5, "x", 200, [1]))
 
 
 def _of_chat() -> Iterator[Bad]:
@@ -278,22 +228,20 @@ def _of_chat() -> Iterator[Bad]:
         *([{"function": {"name": "f", name: 1}}] for name in ("description", "strict", "parametres")),
     ):
         yield _body(CHAT, "tools", value)
-    for value in ("required", "f", 1, {}, [], {"type": "x"}, {"type": "function", "function": {"name": "g"}}):
-        yield _body(CHAT, "tool_choice", value)
-        if value != "required":
-            yield _body(CHAT, "tool_choice", {"a": value}, tools=[tool])
-    for value in ({}, {"mode": "none", "tools": [tool]}, {"mode": "auto", "tools": []}, {"tools": [{"name": "g"}]}):
-        yield _body(CHAT, "tool_choice", {"type": "allowed_tools", "allowed_tools": value}, tools=[tool])
-    for value in (1, "true", []):
-        yield _body(CHAT, "parallel_tool_calls", value, tools=[tool])
+    choices: list[Any] = ["f", 1, {}, [], {"type": "x"}, {"type": "function", "function": {"name": "g"}}]
+    yield from _bodies(CHAT, "tool_choice", ["required", *choices])
+    yield from _bodies(CHAT, "tool_choice", [{"a": value} for value in choices], tools=[tool])
+    allowed = ({}, {"mode": "none", "tools": [tool]}, {"mode": "auto", "tools": []}, {"tools": [{"name": "g"}]})
+    choices = [{"type": "allowed_tools", "allowed_tools": value} for value in allowed]
+    yield from _bodies(CHAT, "tool_choice", choices, tools=[tool])
+    yield from _bodies(CHAT, "parallel_tool_calls", (1, "true", []), tools=[tool])
     yield _body(CHAT, "tools", [tool], use_beam_search=True, best_of=2)
     yield _body(CHAT, "structured_outputs", {"regex": "a"}, tools=[tool], tool_choice="required")
     for call in ({}, 7, {"function": {}}, {"function": {"name": 1}}, {"function": {"name": "f", "arguments": "{"}}):
         yield _body(CHAT, "messages", [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}])
     yield _body(CHAT, "messages", [{"role": "user", "content": "a", "tool_calls": [{"function": {"name": "f"}}]}])
     yield _body(CHAT, "messages", [{"role": "tool", "content": None, "tool_call_id": "1"}])
-    for value in (-1, 1.5, "x"):
-        yield _body(CHAT, "max_reasoning_tokens", value)
+    yield from _bodies(CHAT, "max_reasoning_tokens", (-1, 1.5, "x"))
     for name in ("audio", "functions", "reasoning_effort", "modalities", "web_search_options"):
         yield _body(CHAT, name, "x")
     yield _body(CHAT, "top_logprobs", 2)
@@ -301,8 +249,8 @@ def _of_chat() -> Iterator[Bad]:
     yield _body(CHAT, "top_logprobs", -1, logprobs=True)
     yield _body(CHAT, "max_completion_tokens", 0)
     yield _body(CHAT, "max_completion_tokens", 5, max_tokens=6)
-    for value in (7, "x", {"messages": []}, {"bos_token": "x"}, {"a b": 1}, {"a": [[[[[[[[[[1]]]]]]]]]]}):
-        yield _body(CHAT, "chat_template_kwargs", value)
+    keywords = (7, "x", {"messages": []}, {"bos_token": "x"}, {"a b": 1}, {"a": [[[[[[[[[[1]]]]]]]]]]})
+    yield from _bodies(CHAT, "chat_template_kwargs", keywords)
 
 
 def _of_tokens() -> Iterator[Bad]:
@@ -316,30 +264,15 @@ def _of_http() -> Iterator[Bad]:
     """Invalid HTTP requests: content types, methods, paths, sizes."""
     for path, subject in SUBJECT.items():
         data = json.dumps(subject).encode()
-        for kind in (
-            "",
-            "text/plain",
-            "application/x-www-form-urlencoded",
-            "multipart/form-data; boundary=x",
-            "json",
-            "é",
-        ):
+        form = "application/x-www-form-urlencoded"
+        for kind in ("", "text/plain", form, "multipart/form-data; boundary=x", "json", "é"):
             yield Bad(f"type {kind}", path, data, None, 415, headers={"content-type": kind})
         yield Bad("gzip", path, data, None, 415, headers={**JSON_TYPE, "content-encoding": "gzip"})
         yield Bad("too large", path, b'{"prompt": "' + b"x" * 300_000 + b'"}', None, 413)
         for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS"):
             yield Bad(method, path, b"", None, 405, method, {})
-    for path in (
-        "/",
-        "/v1",
-        "/v1/",
-        "/v1/completions/",
-        "/v1/embeddings",
-        "/../../etc/passwd",
-        "/%00",
-        "/v1//models",
-        "/x" * 2000,
-    ):
+    unknown = "/ /v1 /v1/ /v1/completions/ /v1/embeddings /../../etc/passwd /%00 /v1//models"
+    for path in (*unknown.split(), "/x" * 2000):
         yield Bad(path[:40], path, b"{}", None, 404)
     yield Bad("a model", "/v1/models/gpt-4", b"", "model", 404, "GET")
     yield Bad("a model's path", "/v1/models/../../etc", b"", "model", 404, "GET")

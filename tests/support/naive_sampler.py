@@ -7,8 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import naive_stages
-from naive_philox import uniform
-from naive_stages import BadRowError, Row, fresh
+from naive_stages import BadRowError, Row, fresh, uniform
 
 __all__ = ["BadRowError", "Past", "draw", "probabilities", "run", "step", "uniform"]
 

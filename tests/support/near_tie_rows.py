@@ -244,17 +244,19 @@ def full(size: int, ids: np.ndarray, x: np.ndarray) -> np.ndarray:
     return x_V
 
 
-def top_p(rng: np.random.Generator, gap: float) -> Any:
-    """Top-p whose target equals a cumulative sum, except for the gap."""
+def mass(rng: np.random.Generator, gap: float, kind: type[TopP | Typical]) -> Any:
+    """Top-p or typical sampling whose target equals a cumulative sum, except for the gap."""
     logits, seed, first = row(rng), fresh_seed(rng), stages_before_truncation(rng)
     ids, x = survivors(logits, first)
+    order = np.argsort(kind(0.5).order(x, reference.statistics(x)), kind="stable")
+    weights = np.exp(x[order])
     rank = random_rank(rng, len(ids))
-    weights = np.exp(x)
     p = reference.exclusive_cumsum(weights)[rank] * (1.0 + gap) / (weights.sum() * (1.0 - SLACK))
     if rank == 0 or not 0.0 < p < 1.0:
         return None
-    step = step_between(rng, seed, full(len(logits), ids, x), ids[: rank + 1], ids[:rank])
-    return logits, (*first, TopP(float(p)), *stages_after_truncation(rng)), seed, step
+    x_V = full(len(logits), ids, x)
+    step = step_between(rng, seed, x_V, ids[order[: rank + 1]], ids[order[:rank]])
+    return logits, (*first, kind(float(p)), *stages_after_truncation(rng)), seed, step
 
 
 def min_p(rng: np.random.Generator, gap: float) -> Any:
@@ -271,22 +273,6 @@ def min_p(rng: np.random.Generator, gap: float) -> Any:
     last = np.count_nonzero(x >= x[rank])
     step = step_between(rng, seed, full(len(logits), ids, x), ids[:last], ids[:rank])
     return logits, (*first, MinP(float(m)), *stages_after_truncation(rng)), seed, step
-
-
-def typical_mass(rng: np.random.Generator, gap: float) -> Any:
-    """As for top-p, in the order of typical sampling."""
-    logits, seed, first = row(rng), fresh_seed(rng), stages_before_truncation(rng)
-    ids, x = survivors(logits, first)
-    stats = reference.statistics(x)
-    order = np.argsort(Typical(0.5).order(x, stats), kind="stable")
-    weights = np.exp(x[order])
-    rank = random_rank(rng, len(ids))
-    p = reference.exclusive_cumsum(weights)[rank] * (1.0 + gap) / (weights.sum() * (1.0 - SLACK))
-    if rank == 0 or not 0.0 < p < 1.0:
-        return None
-    x_V = full(len(logits), ids, x)
-    step = step_between(rng, seed, x_V, ids[order[: rank + 1]], ids[order[:rank]])
-    return logits, (*first, Typical(float(p)), *stages_after_truncation(rng)), seed, step
 
 
 def typical_distance(rng: np.random.Generator, gap: float) -> Any:
@@ -350,9 +336,9 @@ def top_k(rng: np.random.Generator, _gap: float) -> Any:
 MAKERS: dict[str, Callable[[np.random.Generator, float], Any]] = {
     "group": lambda rng, gap: race(rng, gap, by_token=False),
     "token": lambda rng, gap: race(rng, gap, by_token=True),
-    "top_p": top_p,
+    "top_p": lambda rng, gap: mass(rng, gap, TopP),
     "min_p": min_p,
-    "typical mass": typical_mass,
+    "typical mass": lambda rng, gap: mass(rng, gap, Typical),
     "typical distance": typical_distance,
     "top_k": top_k,
 }
@@ -380,11 +366,11 @@ def measured(one: Case) -> dict[str, float]:
             keys = stage.order(below, stats)
             order = np.argsort(keys, kind="stable")
             sums = reference.exclusive_cumsum(stage.weight(below[order], stats))
-            mass = smallest(sums[1:] / stage.target(stats) - 1.0)
+            of_sums = smallest(sums[1:] / stage.target(stats) - 1.0)
             if isinstance(stage, TopP):
-                gaps["top_p"] = min(gaps["top_p"], mass)
+                gaps["top_p"] = min(gaps["top_p"], of_sums)
             else:
-                gaps["typical mass"] = mass
+                gaps["typical mass"] = of_sums
                 last = len(after.ids_N)
                 gaps["typical distance"] = float(np.diff(keys[order[last - 1 : last + 1]]).sum())
         before = after

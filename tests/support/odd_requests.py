@@ -9,21 +9,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from request_bodies import (
-    BODIES,
-    CHAT,
-    COMPLETIONS,
-    CONVERSATION,
-    HELLO,
-    LEGACY_TAG,
-    MEASURED,
-    OPENAI,
-    OPENAI_CALL,
-    OTHERS,
-    SCHEMA,
-    TAG,
-    TOOL,
-)
+import request_bodies
+from request_bodies import BODIES, CHAT, COMPLETIONS, HELLO, MEASURED, OPENAI, OTHERS, SCHEMA, TAG, TOOL
 
 from nucleate.sampling_params import FIELDS
 
@@ -56,59 +43,32 @@ def recursive_schemas() -> list[Any]:
     every = [{"allOf": [tree] * 20}, {"anyOf": [loop] * 20}, {"oneOf": [{"type": "string"}] * 30}, {"not": tree}]
     deep = {"type": "object", "properties": {"a": nested(100, as_object=True)}}
     big = [{"type": "string", "minLength": 10**9}, {"type": "array", "minItems": 10**9}, {"multipleOf": 5e-324}]
-    big += [
-        {"type": "string", "pattern": "(a|a)*" * 50},
-        {"type": "integer", "minimum": -(10**300), "maximum": 10**300},
-    ]
+    big += [{"type": "string", "pattern": "(a|a)*" * 50}, {"type": "integer", "minimum": -(10**300), "maximum": 1e300}]
     return [loop, itself, tree, *missing, wide, enum, *every, deep, *big]
 
 
 VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2.5, 1e308, 10**30, 2**63, -(2**63) - 1, "", "x", "\ud800", "\0", "json", "auto"),
     *("required", "none", [], {}, [[]], [None], [1], ["x"], [{}], {"type": "x"}, {"type": ["x"]}, {"type": {}}),
-    *(
-        {"type": "text"},
-        {"type": "function"},
-        {"type": "text", "text": "a"},
-        {"x": None},
-        {"": 1},
-        "a" * 5000,
-        [0] * 3000,
-    ),
+    *({"type": "text"}, {"type": "function"}, {"type": "text", "text": "a"}, {"x": None}, {"": 1}, "a" * 5000),
     *("é" * 500, "😀", "\u202e", "a\u0301", "<tool_call>", "</think>", "<|end|>", "{{ 7 * 7 }}", "{% raise %}"),
-    *(
-        nested(30),
-        nested(200),
-        nested(150, as_object=True),
-        [HELLO[0]] * 3,
-        [TOOL] * 2,
-        [TOOL] * 3000,
-        TOOL,
-        OPENAI_CALL,
-    ),
+    *(nested(30), nested(200), nested(150, as_object=True), [HELLO[0]] * 3, [0] * 3000, [TOOL] * 2, [TOOL] * 3000),
     *([{"type": "function", "function": {"name": f"f{index}"}} for index in range(count)] for count in (128, 129)),
-    *(
-        {"type": "function", "function": {"name": name}}
-        for name in ("", "n" * 65, "n" * 129, "n" * 9000, "名前", "a b", 5)
-    ),
+    *({"type": "function", "function": {"name": name}} for name in ("", *("n" * n for n in (65, 129, 9000)))),
+    *({"type": "function", "function": {"name": name}} for name in ("名前", "a b", 5)),
     *recursive_schemas(),
-    *(TAG, LEGACY_TAG, {"type": "structural_tag", "format": nested(50, as_object=True)}, SCHEMA),
+    *(
+        TOOL,
+        request_bodies.OPENAI_CALL,
+        TAG,
+        request_bodies.LEGACY_TAG,
+        {"type": "structural_tag", "format": nested(50, as_object=True)},
+        SCHEMA,
+    ),
     *LITERALS,
 )
 NAMES = (
-    "x",
-    "",
-    "type",
-    "role",
-    "content",
-    "n",
-    "messages",
-    "tools",
-    "\ud800",
-    "a" * 3000,
-    "__proto__",
-    "名",
-    "stream",
+    *("x", "", "type", "role", "content", "n", "messages", "tools", "\ud800", "a" * 3000, "__proto__", "名", "stream"),
 )
 
 
@@ -173,17 +133,13 @@ def _extremes(rng: random.Random) -> Odd:
     numeric = [one for one in FIELDS.values() if one.kind in ("int", "float") and one.name not in ("n", "max_tokens")]
     fields: dict[str, Any] = {}
     for one in rng.sample(numeric, rng.randrange(1, 5)):
-        ends: list[Any] = (
-            [one.low, one.high] if one.kind == "float" else [one.low, one.high, 2**31 - 1, 2**31, 2**63, 1]
-        )
-        ends += [*huge] if one.kind == "float" else []
+        ends: list[Any] = [one.low, one.high, *(huge if one.kind == "float" else (2**31 - 1, 2**31, 2**63, 1))]
         fields[one.name] = rng.choice([end for end in ends if end is not None])
     if "guidance_scale" in fields:
         fields["negative_prompt"] = rng.choice(["", "no", [], [5]])
     if rng.random() < 0.2:
-        fields["logit_bias"] = {
-            str(rng.randrange(4096)): rng.choice([*huge, -1.797e308]) for _ in range(rng.choice([1, 9]))
-        }
+        ids = [str(rng.randrange(4096)) for _ in range(rng.choice([1, 9]))]
+        fields["logit_bias"] = {token: rng.choice([*huge, -1.797e308]) for token in ids}
     if path in OPENAI:
         subject = {"messages": HELLO} if path == CHAT else {"prompt": "Once"}
         fields |= {"logprobs": True, "top_logprobs": 1} if path == CHAT else {}
@@ -199,12 +155,7 @@ CONTRADICTIONS: tuple[dict[str, Any], ...] = (
     {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
     {"tools": [TOOL], "tool_choice": "required", "structured_outputs": {"regex": "a"}},
     {"tools": [TOOL], "tool_choice": "auto", "structured_outputs": {"grammar": 'root ::= "a"'}},
-    {
-        "tools": [TOOL],
-        "grammar": 'root ::= "a"',
-        "grammar_lazy": True,
-        "grammar_triggers": [{"type": "word", "value": "a"}],
-    },
+    {"tools": [TOOL], **request_bodies.LAZY_GRAMMAR},
     {"tools": [TOOL], "grammar_lazy": True},
     {"tools": [], "tool_choice": "required"},
     {"tool_choice": {"type": "function", "function": {"name": "f"}}},
@@ -255,12 +206,8 @@ def _contradiction(rng: random.Random) -> Odd:
     base = rng.choice(BODIES[path])
     bound = {} if path.startswith("/api") else {MEASURED[path]: 3}
     plain = {name: base[name] for name in ("messages", "input", "prompt") if name in base}
-    body = {
-        **(plain if rng.random() < 0.6 else base),
-        **bound,
-        **rng.choice(CONTRADICTIONS),
-        **rng.choice(CONTRADICTIONS),
-    }
+    body = {**(plain if rng.random() < 0.6 else base), **bound}
+    body |= rng.choice(CONTRADICTIONS) | rng.choice(CONTRADICTIONS)
     if path.startswith("/api"):
         body |= {"stream": False, "options": {"num_predict": 3}}
     return encode(path, body)
@@ -283,82 +230,74 @@ def _large(rng: random.Random) -> Odd:
     return encode(path, {**body, name: rng.choice(content)()})
 
 
+BOTH, TOKENS = [True, False], ("return_token_ids", "return_tokens_as_token_ids")
 MIXES: dict[str, dict[str, list[Any]]] = {
     CHAT: {
-        "messages": [HELLO, CONVERSATION, [*HELLO, {"role": "assistant", "content": ""}, *HELLO]],
+        "messages": [HELLO, request_bodies.CONVERSATION, [*HELLO, {"role": "assistant", "content": ""}, *HELLO]],
+        **dict.fromkeys(("parallel_tool_calls", "logprobs", "echo", "skip_special_tokens", "stream", *TOKENS), BOTH),
+        "priority": [0],
         "tools": [[TOOL], [TOOL, {"type": "function", "function": {"name": "g-1_" + "n" * 60}}], []],
-        "parallel_tool_calls": [True, False],
         "reasoning_effort": ["none", "minimal", "low", "high", "xhigh", "max"],
         "max_reasoning_tokens": [0, 1, 1000],
         "chat_template_kwargs": [{}, {"a": 1, "名": [1, {"b": None}]}],
-        "logprobs": [True, False],
         "prompt_logprobs": [0, 2],
         "truncate_prompt_tokens": [-1, 1, 5, 10**6],
         "truncation_side": ["left", "right"],
-        "return_token_ids": [True, False],
-        "return_tokens_as_token_ids": [True, False],
-        "echo": [True, False],
         "n": [1, 3],
-        "stream": [True, False],
         "stop": ["x", ["a", "é"], []],
         "temperature": [0, 1, 2.0, 1e30],
         "metadata": [{"a": "b"}],
-        "skip_special_tokens": [True, False],
-        "priority": [0],
     },
     COMPLETIONS: {
         "prompt": ["Once", ["Once", "Twice"], [5, 6], [[5], [6, 7]], "名\0😀"],
+        **dict.fromkeys(("stream", *TOKENS), BOTH),
+        "priority": [0],
         "logprobs": [0, 3],
         "prompt_logprobs": [0, 2],
         "truncate_prompt_tokens": [-1, 1, 10**6],
-        "return_token_ids": [True, False],
-        "return_tokens_as_token_ids": [True, False],
         "n": [1, 2],
-        "stream": [True, False],
         "response_format": [{"type": "text"}, {"type": "json_object"}, TAG],
         "suffix": ["", None],
-        "priority": [0],
     },
     "/v1/responses": {
         "input": ["hi", OTHERS["/v1/responses"]["input"]],
+        "stream": BOTH,
+        "priority": [0],
         "tools": [OTHERS["/v1/responses"]["tools"], []],
         "reasoning": [{"effort": "none"}, {"effort": "high", "summary": None}, {}],
         "text": [{"format": {"type": "text"}}, {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}],
-        "stream": [True, False],
         "truncation": ["auto", "disabled"],
         "top_logprobs": [0, 2],
         "truncate_prompt_tokens": [-1, 1, 5],
-        "priority": [0],
     },
     "/v1/messages": {
         "messages": [HELLO, OTHERS["/v1/messages"]["messages"]],
+        "stream": BOTH,
+        "priority": [0],
         "tools": [OTHERS["/v1/messages"]["tools"], [{"name": "n" * 128, "input_schema": SCHEMA}], []],
         "thinking": [{"type": "disabled"}, {"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}],
         "output_config": [{"effort": "max"}, {"format": {"type": "json_schema", "schema": SCHEMA}}],
-        "stream": [True, False],
         "stop_sequences": [[], ["a", "b"]],
         "metadata": [{"user_id": "x"}],
         "truncate_prompt_tokens": [-1, 1, 5],
-        "priority": [0],
     },
     "/api/chat": {
         "messages": [HELLO, OTHERS["/api/chat"]["messages"]],
+        **dict.fromkeys(("stream", "logprobs"), BOTH),
+        "priority": [0],
         "tools": [[TOOL], []],
         "think": [True, False, "high"],
         "format": ["", "json", SCHEMA],
-        "stream": [True, False],
-        "logprobs": [True, False],
         "keep_alive": [0, "5m", -1],
         "truncate_prompt_tokens": [-1, 1, 5],
-        "priority": [0],
     },
     "/api/generate": {
         "prompt": ["hi", "名\0"],
+        "stream": BOTH,
         "system": ["", "be"],
         "format": ["", "json", SCHEMA],
-        "stream": [True, False],
         "context": [[], None],
-        "think": [True, False],
+        "think": BOTH,
     },
 }
 """Fields whose values can all be combined: the first field is required."""
@@ -376,7 +315,7 @@ def _mix(rng: random.Random) -> Odd:
 
 
 def odd_requests(count: int, seed: int = 0) -> list[Odd]:
-    """Seeded requests in random order: mutations, extremes, contradictions, valid mixes, and some of 10 MB."""
+    """Seeded requests in random order: mutations, extremes, contradictions, valid mixes; one in a hundred has 10 MB."""
     rng = random.Random(seed)
-    kinds, weights = (_mutation, _extremes, _contradiction, _mix, _large), (66, 12, 10, 11, 1)
-    return [rng.choices(kinds, weights)[0](rng) for _ in range(count)]
+    kinds, weights = (_mutation, _extremes, _contradiction, _mix), (66, 12, 10, 11)
+    return [_large(rng) if index % 100 == 50 else rng.choices(kinds, weights)[0](rng) for index in range(count)]

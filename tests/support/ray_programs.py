@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 import psutil
 import pytest
-from programs import begun
+from server_process import begun, free_port
+from stream_clients import Wire, raw
 
 PROGRAM = """
 import json, logging, sys
@@ -60,38 +59,20 @@ def wait_for(true: Callable[[], Any], seconds: float = 60.0) -> Any:
     return value
 
 
-class Response:
+class Response(Wire):
     """A response of the application. Close it: ``with application.open(...) as response``."""
 
     def __init__(self, port: int, path: str, body: Any) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-        data = None if body is None else json.dumps(body)
-        self._connection.request("GET" if body is None else "POST", path, data, {"content-type": "application/json"})
-        self._response = self._connection.getresponse()
-        self.status, self.headers = self._response.status, self._response.headers
+        super().__init__(f"http://127.0.0.1:{port}", 120.0)
+        self.send(raw("GET", path) if body is None else raw("POST", path, json.dumps(body).encode()))
+        self.status = self.head()
+        assert self.answer is not None
+        self.headers = self.answer.headers
         self.replica = self.headers.get("x-nucleate-replica")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._response.close()
-        self._connection.close()
-
-    def read(self) -> bytes:
-        """The rest of the body."""
-        return self._response.read()
 
     def events(self) -> Iterator[Any]:
         """The data of the events of a stream."""
-        for line in self._response:
-            if line.startswith(b"data: "):
-                data = line[6:].strip()
-                yield data.decode() if data == b"[DONE]" else json.loads(data)
+        return (frame if frame == "[DONE]" else json.loads(frame) for frame in self.frames())
 
 
 class Application:
@@ -136,16 +117,10 @@ class Application:
         raise AssertionError(f"there is no process of replica {replica}")
 
 
-def _free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
-
-
 @contextmanager
 def application(**options: Any) -> Iterator[Application]:
     """Run a Serve application."""
-    port = _free_port()
+    port = free_port()
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with begun("-c", PROGRAM, str(port), **pipes, env={**os.environ, **ENVIRONMENT}) as process:
         made = Application(process, port)

@@ -31,6 +31,11 @@ LEGACY_TAG = {
     "structures": [{"begin": "<a>", "schema": SCHEMA, "end": "</a>"}],
     "triggers": ["<a"],
 }
+LAZY_GRAMMAR = {
+    "grammar": 'root ::= "<a>" [a-z]+ "</a>"',
+    "grammar_lazy": True,
+    "grammar_triggers": [{"type": "word", "value": "<a>"}, {"type": "pattern", "value": "a+b"}],
+}
 OTHERS: dict[str, dict[str, Any]] = {
     "/v1/responses": {
         "input": [
@@ -176,13 +181,7 @@ OPENAI: dict[str, list[dict[str, Any]]] = {
         },
         {"prompt": [5, 6], "truncate_prompt_tokens": 1, "truncation_side": "right", "max_tokens": 2, "priority": 0},
         {"prompt": "Once", "structured_outputs": {"structural_tag": TAG}, "max_tokens": 2},
-        {
-            "prompt": "Once",
-            "grammar": 'root ::= "<a>" [a-z]+ "</a>"',
-            "grammar_lazy": True,
-            "grammar_triggers": [{"type": "word", "value": "<a>"}, {"type": "pattern", "value": "a+b"}],
-            "max_tokens": 2,
-        },
+        {"prompt": "Once", **LAZY_GRAMMAR, "max_tokens": 2},
         {"prompt": "Once", "structured_outputs": {"json_schema": SCHEMA, "whitespace": "none"}, "max_tokens": 2},
         {"prompt": "Once", "guidance_scale": 2.0, "negative_prompt": "Twice", "max_tokens": 2},
         {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,7 +17,7 @@ class SimulatedEngine:
     """A scheduler, its jobs, and a simulated KV cache: for each slot of each block, the prefix stored there."""
 
     def __init__(
-        self, count: int, size: int, *, sequences: int, tokens: int, whole: bool = False, sharing: bool = True
+        self, count: int, size: int, sequences: int, tokens: int, whole: bool = False, sharing: bool = True
     ) -> None:
         self.pool = KVCacheManager(count, size, prefix_caching=sharing)
         self.schedule = Scheduler(self.pool, max_num_seqs=sequences, max_num_batched_tokens=tokens, whole_prompts=whole)
@@ -85,10 +85,8 @@ class SimulatedEngine:
         self.truth[child], self.names_of[child] = list(self.truth[parent]), list(self.names_of[parent])
         self.fresh[child] = child.max_length
         users = self.users()
-        pairs = (
-            zip(parent.block_ids, child.block_ids, strict=False) if schedule.whole_prompts else [pair] if pair else []
-        )
-        for source, target in pairs:
+        copied = zip(parent.block_ids, child.block_ids, strict=False) if schedule.whole_prompts else [pair]
+        for source, target in filter(None, copied):
             assert users[target] == [child]
             self.memory[target] = list(self.memory[source])
         assert child.token_ids == parent.token_ids
@@ -103,16 +101,16 @@ class SimulatedEngine:
 
     def plan(self) -> None:
         """Plan, check the plan, and plan again as after a failed step."""
-        before = PlanState(self)
+        before = PlanState.of(self)
         self.gone = []
         plan = self.schedule.schedule()
         check_plan(self, before, plan)
-        state = PlanState(self)
+        state = PlanState.of(self)
         again = self.schedule.schedule()
         assert len(again) == len(plan)
         spans = [{(one.sequence, one.start, one.stop, one.last) for one in each} for each in (again, plan)]
         assert spans[0] == spans[1]
-        assert PlanState(self) == state
+        assert PlanState.of(self) == state
         self.planned = again
 
     def done(self) -> list[SchedulerEntry]:
@@ -208,20 +206,20 @@ class SimulatedEngine:
             assert job.num_cached == 0 or job.use_prefix_cache
 
 
-class PlanState:
+class PlanState(NamedTuple):
     """The state that a plan may change."""
 
-    def __init__(self, world: SimulatedEngine) -> None:
-        schedule = world.schedule
-        self.running, self.waiting = list(schedule.running), list(schedule.waiting)
-        self.blocks = {job: list(job.block_ids) for job in world.jobs}
-        self.read = {job: job.num_computed for job in world.jobs}
-        self.num_preemptions = schedule.num_preemptions
+    running: list[SchedulerEntry]
+    waiting: list[SchedulerEntry]
+    blocks: list[list[int]]  #: of each job
+    read: list[int]  #: of each job
+    num_preemptions: int
 
-    def __eq__(self, other: object) -> bool:
-        return self.__dict__ == other.__dict__
-
-    __hash__ = None  # type: ignore[assignment]
+    @classmethod
+    def of(cls, world: SimulatedEngine) -> PlanState:
+        schedule, jobs = world.schedule, world.jobs
+        blocks, read = [list(job.block_ids) for job in jobs], [job.num_computed for job in jobs]
+        return cls(list(schedule.running), list(schedule.waiting), blocks, read, schedule.num_preemptions)
 
 
 def check_plan(world: SimulatedEngine, before: PlanState, plan: list[ScheduledSequence]) -> None:
@@ -229,7 +227,6 @@ def check_plan(world: SimulatedEngine, before: PlanState, plan: list[ScheduledSe
     by_job = {chunk.sequence: chunk for chunk in plan}
     assert len(by_job) == len(plan)
     assert by_job.keys() <= set(schedule.running)
-    unread = {job: len(job.token_ids) - job.num_computed for job in world.jobs}
     for chunk in plan:
         job, start, stop = chunk.sequence, chunk.start, chunk.stop
         assert not job.paused
@@ -238,19 +235,19 @@ def check_plan(world: SimulatedEngine, before: PlanState, plan: list[ScheduledSe
         assert pool.blocks_needed(len(job.token_ids)) <= len(job.block_ids)
         assert stop - start <= job.max_chunk
         assert not schedule.whole_prompts or stop == len(job.token_ids) or stop - start == job.max_chunk
-    check_budget(world, by_job, unread)
+    check_budget(world, by_job)
     check_started(world, before, by_job)
     check_preempted(world, before)
     if any(not job.idle for job in world.jobs) and not any(awaits_token(job) for job in schedule.running):
         assert plan, "a plan is empty only if all running jobs wait for a token or for their end"
 
 
-def check_budget(world: SimulatedEngine, by_job: ByJob, unread: dict[SchedulerEntry, int]) -> None:
+def check_budget(world: SimulatedEngine, by_job: ByJob) -> None:
     """The budget goes to decodes first, then to prompts in order."""
     schedule = world.schedule
-    ready = [job for job in schedule.running if unread[job] and not job.idle]
-    singles = [job for job in ready if unread[job] == 1]
-    prompts = [job for job in ready if unread[job] > 1]
+    ready = [job for job in schedule.running if num_uncomputed(job) and not job.idle]
+    singles = [job for job in ready if num_uncomputed(job) == 1]
+    prompts = [job for job in ready if num_uncomputed(job) > 1]
     sizes = [by_job[job].stop - by_job[job].start for job in prompts if job in by_job]
     total = sum(job in by_job for job in singles) + sum(sizes)
     assert all(job in by_job for job in singles)
@@ -258,7 +255,7 @@ def check_budget(world: SimulatedEngine, by_job: ByJob, unread: dict[SchedulerEn
         assert total <= schedule.max_num_batched_tokens or len(sizes) == 1
         left = schedule.max_num_batched_tokens - len(singles)
         for at, job in enumerate(prompts):
-            part = min(unread[job], job.max_chunk)
+            part = min(num_uncomputed(job), job.max_chunk)
             if at and part > left:
                 assert not any(other in by_job for other in prompts[at:])
                 break
@@ -271,7 +268,7 @@ def check_budget(world: SimulatedEngine, by_job: ByJob, unread: dict[SchedulerEn
     assert total <= schedule.max_num_batched_tokens
     left = schedule.max_num_batched_tokens - len(singles)
     for job in prompts:
-        part = min(left, unread[job], job.max_chunk)
+        part = min(left, num_uncomputed(job), job.max_chunk)
         assert (by_job[job].stop - by_job[job].start if job in by_job else 0) == part
         left -= part
     assert left == schedule.max_num_batched_tokens - total
@@ -324,7 +321,8 @@ def check_preempted(world: SimulatedEngine, before: PlanState) -> None:
     """Preemption happens only for a growing job, or for a job of better priority that starts or waits."""
     schedule, size = world.schedule, world.pool.block_size
     assert schedule.num_preemptions - before.num_preemptions == len(world.gone)
-    grow = [job for job in before.running if len(job.token_ids) > len(before.blocks[job]) * size]
+    blocks = dict(zip(world.jobs, before.blocks, strict=True))
+    grow = [job for job in before.running if len(job.token_ids) > len(blocks[job]) * size]
     begin = [job for job in before.waiting if job in schedule.running]
     begin += [job for job in schedule.waiting if not job.idle][:1]
     for job in world.gone:
@@ -353,8 +351,7 @@ CONFIGURATIONS = [
 
 
 def simulated_engine_of(configuration: tuple[int, int, int, int, bool, bool]) -> SimulatedEngine:
-    count, size, sequences, tokens, whole, sharing = configuration
-    return SimulatedEngine(count, size, sequences=sequences, tokens=tokens, whole=whole, sharing=sharing)
+    return SimulatedEngine(*configuration)
 
 
 class RandomDriver:

@@ -1,4 +1,4 @@
-"""A real `nucleate serve` process for the tests, with the HTTP client of the standard library."""
+"""Processes that tests start: `nucleate serve`, with the HTTP client of the standard library, and any program."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
@@ -151,6 +153,13 @@ class Server:
         return code
 
 
+def free_port() -> int:
+    """A port of the loopback interface that no process uses."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
 def wait_until(true: Callable[[], object], seconds: float = 5.0) -> float:
     """Poll until a condition is true. Returns the seconds waited; raises AssertionError after ``seconds``."""
     start = time.perf_counter()
@@ -158,3 +167,13 @@ def wait_until(true: Callable[[], object], seconds: float = 5.0) -> float:
         assert time.perf_counter() - start < seconds, f"the condition is not true after {seconds} s"
         time.sleep(0.01)
     return time.perf_counter() - start
+
+
+@contextmanager
+def begun(*arguments: str, **options: Any) -> Iterator[subprocess.Popen[Any]]:
+    """Start a Python process with these arguments and options of ``Popen``."""
+    with subprocess.Popen([sys.executable, *arguments], **options) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

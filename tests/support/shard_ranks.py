@@ -1,41 +1,33 @@
-"""Runs ranks of a ShardedSampler as threads, and compares random operations with those of one Sampler."""
+"""Runs ranks of a ShardedSampler, as threads or as processes over gloo, and compares them with one Sampler."""
 
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+import os
 import random
+import signal
+import tempfile
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pipeline_cases
+import sampler_scenarios
 import torch
+import torch.distributed as dist
 
 import nucleate as nc
-from nucleate.sampling.stages import (
-    Allowed,
-    Categorical,
-    Dry,
-    Frequency,
-    Greedy,
-    Gumbel,
-    LogitBias,
-    Logprobs,
-    MinP,
-    Mirostat,
-    Presence,
-    Repetition,
-    Suppress,
-    Temperature,
-    TopK,
-    TopNSigma,
-    TopP,
-    Typical,
-    Xtc,
-)
-from nucleate.scale.shards import ShardedSampler
+from nucleate.sampling import stages as s
+from nucleate.scale.shards import ShardedSampler, ShardError
 
 
 class ThreadExchange:
@@ -118,37 +110,40 @@ def hot_pipeline(rng: random.Random, size: int) -> Any:
 
     window = rng.choice([None, None, -1, 3])
     shifts = [
-        [LogitBias({token: rng.uniform(-3.0, 5.0) for token in some(9)})],
-        [Repetition(rng.choice([0.8, 1.3]), window), Frequency(rng.uniform(-1, 1), window), Presence(0.4, window)],
-        [Suppress(some(9))],
-        [Allowed((*some(99), *some(99)))],
-        [Dry(0.8, 1.75, 1)],
+        [s.LogitBias({token: rng.uniform(-3.0, 5.0) for token in some(9)})],
+        [
+            s.Repetition(rng.choice([0.8, 1.3]), window),
+            s.Frequency(rng.uniform(-1, 1), window),
+            s.Presence(0.4, window),
+        ],
+        [s.Suppress(some(9))],
+        [s.Allowed((*some(99), *some(99)))],
+        [s.Dry(0.8, 1.75, 1)],
     ]
     cuts = rng.choice([
-        [TopK(rng.choice([2, 5, 20, 50, 300]))],
-        [TopK(rng.choice([5, 50])), TopP(rng.choice([0.5, 0.9]))],
-        [MinP(rng.choice([0.01, 0.1]))],
-        [TopP(rng.choice([0.1, 0.5, 0.9, 0.99]))],
-        [TopP(0.9), MinP(0.02)],
-        [TopK(40), MinP(0.05), TopP(0.9)],
-        [TopP(0.95), Xtc(0.5, 0.1)],
-        [TopK(30), Typical(0.9), Mirostat(4.0)],
-        [TopK(50, True), Logprobs(2)],
-        [TopNSigma(1.0)],
-        [Typical(0.8)],
+        [s.TopK(rng.choice([2, 5, 20, 50, 300]))],
+        [s.TopK(rng.choice([5, 50])), s.TopP(rng.choice([0.5, 0.9]))],
+        [s.MinP(rng.choice([0.01, 0.1]))],
+        [s.TopP(rng.choice([0.1, 0.5, 0.9, 0.99]))],
+        [s.TopP(0.9), s.MinP(0.02)],
+        [s.TopK(40), s.MinP(0.05), s.TopP(0.9)],
+        [s.TopP(0.95), s.Xtc(0.5, 0.1)],
+        [s.TopK(30), s.Typical(0.9), s.Mirostat(4.0)],
+        [s.TopK(50, True), s.Logprobs(2)],
+        [s.TopNSigma(1.0)],
+        [s.Typical(0.8)],
         [],
         [],
-        [Greedy()],
+        [s.Greedy()],
     ])  # fmt: skip
     chain = [stage for group in shifts if rng.random() < 0.25 for stage in group]
     if rng.random() < 0.7:
-        chain.append(Temperature(rng.choice([0.0, 0.6, 0.7, 1.0, 1.5])))
-    if rng.random() < 0.2 and not any(isinstance(stage, Logprobs) for stage in cuts):
-        chain.insert(0, Logprobs(rng.choice([None, 0, 3, 20]), rng.choice([(), some(4)])))
-    draw = (
-        [] if isinstance((cuts or [None])[-1], Greedy) else [rng.choice([Gumbel(), Gumbel(), Gumbel(), Categorical()])]
-    )
-    return (*chain, *cuts, *draw)
+        chain.append(s.Temperature(rng.choice([0.0, 0.6, 0.7, 1.0, 1.5])))
+    if rng.random() < 0.2 and not any(isinstance(stage, s.Logprobs) for stage in cuts):
+        chain.insert(0, s.Logprobs(rng.choice([None, 0, 3, 20]), rng.choice([(), some(4)])))
+    if not (cuts and isinstance(cuts[-1], s.Greedy)):
+        cuts = [*cuts, rng.choice([s.Gumbel(), s.Gumbel(), s.Gumbel(), s.Categorical()])]
+    return (*chain, *cuts)
 
 
 def logits(rng: random.Random, rows: int, size: int) -> Any:
@@ -176,62 +171,161 @@ class OneSampler:
     """The face of a ShardedSampler for one Sampler and whole rows."""
 
     def __init__(self, size: int, backend: str) -> None:
-        self.sampler = nc.Sampler(size, backend)
-        self.cut = lambda x_RV: (x_RV,)
+        self.sampler: Any = nc.Sampler(size, backend)
+        self.cut: Callable[[Any], tuple[Any, ...]] = lambda x_RV: (x_RV,)
 
 
 class OneRank:
-    """One rank of a ShardedSampler, given whole rows."""
+    """One rank of a ShardedSampler, given whole rows. options: of the sampler. device: of the logits."""
 
-    def __init__(self, size: int, backend: str, exchange: Any, shards: list[tuple[int, int]]) -> None:
-        first, columns = shards[exchange.rank]
-        self.sampler: Any = ShardedSampler(size, exchange, backend=backend)
-        self.cut = lambda x_RV: (shard(x_RV, first, columns), first)
+    def __init__(self, size: int, exchange: Any, shards: tuple[int, int], device: str = "cpu", **options: Any) -> None:
+        first, columns = shards
+        self.sampler: Any = ShardedSampler(size, exchange, **options)
+
+        def cut(x_RV: Any) -> tuple[Any, ...]:
+            part = shard(x_RV, first, columns)
+            return part if device == "cpu" else torch.as_tensor(part).to(device), first
+
+        self.cut = cut
 
 
-def play(face: Any, seed: int, steps: int, size: int, any_pipeline: bool = False) -> list[Any]:
-    """The results of random operations: rows added and removed, steps of some rows, tokens accepted."""
-    rng, results = random.Random(seed), []
-    sampler = face.sampler
-    for _ in range(steps):
-        rows, action = list(sampler.rows), rng.random()
-        if len(rows) < 3 or (action < 0.2 and len(rows) < 8):
-            prompt, output = ([rng.randrange(size) for _ in range(rng.randrange(9))] for _ in range(2))
-            if any_pipeline:
-                names = sorted(rng.sample(pipeline_cases.OTHERS, rng.randrange(4)))
-                stages = tuple(pipeline_cases.stage(rng, name, size) for name in names)
-                stages = (*stages, pipeline_cases.stage(rng, rng.choice(pipeline_cases.DRAWS), size))
-            else:
-                stages = hot_pipeline(rng, size)
-            results.append(sampler.add(stages, prompt, output_ids=output, seed=rng.getrandbits(64)))
-        elif action < 0.25:
-            sampler.remove(rng.choice(rows))
-        elif action < 0.3:
-            sampler.accept(rng.choice(rows), rng.randrange(size))
-        elif action < 0.35:
-            row = rng.choice(rows)
-            x_RV = np.random.default_rng(rng.getrandbits(32)).normal(size=(2, size)).astype(np.float32)
-            distribution = sampler.distributions(row, *face.cut(x_RV), [3 % size])[0]
-            if not np.isnan(distribution).any():
-                token = int(distribution.argmax())
-                first = face.cut(x_RV[:1])
-                reported = sampler.accept(row, token, first[0][0], *first[1:])
-                results.append((distribution.tolist(), reported))
+def any_pipeline(rng: random.Random, size: int) -> Any:
+    """Stages of all kinds with extreme parameters."""
+    names = sorted(rng.sample(pipeline_cases.OTHERS, rng.randrange(4)))
+    return tuple(pipeline_cases.stage(rng, name, size) for name in (*names, rng.choice(pipeline_cases.DRAWS)))
+
+
+def play(face: Any, seed: int, steps: int, size: int, pipeline: Any = hot_pipeline) -> list[Any]:
+    """The results of random operations, and the pipelines of the rows after them."""
+    results = sampler_scenarios.operate(face.sampler, seed, steps, size, 8, pipeline, logits, face.cut)
+    return [*results, [repr(face.sampler.stages(row)) for row in face.sampler.rows]]
+
+
+same = partial(sampler_scenarios.same, tolerance=1e-9)
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch", "nucleate.scale.shards", "shard_ranks"])  # imported once, not per rank
+
+LIMIT = 240.0
+"""Seconds after which a rank has failed; tests run on busy machines."""
+
+
+def run_processes(
+    size: int, action: Callable[..., Any], *arguments: Any, lost: int = -1, limit: float = LIMIT, backend: str = "gloo"
+) -> list[Any]:
+    """The results of an action on every rank; for a rank that ended without one, its exit code as "exit -9".
+
+    Ranks that are still there after ``limit`` seconds are killed. lost: a rank from which no answer is expected.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        pipes, processes = [], []
+        for rank in range(size):
+            receiver, sender = CONTEXT.Pipe(duplex=False)
+            process = CONTEXT.Process(
+                target=_rank, args=(rank, size, folder, sender, backend, action, arguments), daemon=True
+            )
+            process.start()
+            sender.close()
+            pipes.append(receiver)
+            processes.append(process)
+        end, results = time.monotonic() + limit, ["no answer"] * size
+        for rank in sorted(range(size), key=lambda rank: rank == lost):
+            with suppress(EOFError):
+                if pipes[rank].poll(1.0 if rank == lost else max(0.0, end - time.monotonic())):
+                    results[rank] = pipes[rank].recv()
+            if results[rank] == "no answer":
+                processes[rank].join(1)
+                results[rank] = f"exit {processes[rank].exitcode}"
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            process.join()
+        return results
+
+
+def _rank(
+    rank: int, size: int, folder: str, sender: Any, backend: str, action: Any, arguments: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    store = dist.FileStore(f"{folder}/store", size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=LIMIT))
+    try:
+        sender.send(action(rank, size, *arguments))
+    except Exception as error:  # noqa: BLE001  # the test reads it
+        sender.send(f"{type(error).__name__}: {error}")
+    time.sleep(10 * LIMIT)  # until the parent ends it: no rank may close its connections before the others are done
+
+
+def play_in_process(
+    rank: int, size: int, seed: int, steps: int, vocab: int, shards: list[tuple[int, int]], device: str
+) -> Any:
+    """The results of random operations, see ``play``, and the rows by what they exchanged."""
+    face = OneRank(vocab, None, shards[rank], device, timeout=LIMIT)
+    return play(face, seed, steps, vocab), dict(face.sampler.stats.rows)
+
+
+def equal_rows(rank: int, size: int, seed: int, rows: int) -> tuple[Counter[str], int]:
+    """Sample ``rows`` rows of random pipelines and logits, 40 at a time; on rank 0, with one Sampler as well.
+
+    Returns the number of rows by path, and the number of different tokens, errors and histories. That the ranks have
+    the same tokens is checked by the sampler in each call.
+    """
+    nc.warm()
+    rng, paths, different = random.Random(seed), Counter[str](), 0
+    while paths.total() < rows:
+        vocab = rng.choice([300, 1000, 5000, 20_000, 128_256])
+        first, columns = bounds(rng, vocab, size)[rank]
+        sampler, one = ShardedSampler(vocab, backend="cpu", timeout=LIMIT), nc.Sampler(vocab, "cpu")
+        for _ in range(40):
+            stages, prompt = hot_pipeline(rng, vocab), [rng.randrange(vocab) for _ in range(5)]
+            row_seed = rng.getrandbits(64)
+            for each in (sampler, one) if rank == 0 else (sampler,):
+                each.add(stages, prompt, seed=row_seed)
+        for _ in range(5):
+            x_RV = logits(rng, 40, vocab)
+            out = sampler(shard(x_RV, first, columns), first)
+            if rank == 0:
+                expected = one(x_RV)
+                different += int((np.asarray(out.token_ids) != np.asarray(expected.token_ids)).sum())
+                different += dict(out.errors) != dict(expected.errors)
+        if rank == 0:
+            different += sum(sampler.output_ids(row) != one.output_ids(row) for row in one.rows)
+        paths += sampler.stats.rows
+    return paths, different
+
+
+def lose_a_rank(rank: int, size: int, how: str, timeout: float) -> tuple[list[int], str, str, bool]:
+    """Two steps; then rank 1 is killed, stopped, or late by a second. The tokens and the errors of two more calls."""
+    vocab, tokens = 256 * size, list[int]()
+    sampler = ShardedSampler(vocab, dist.group.WORLD, timeout=timeout)
+    for row in range(3):
+        sampler.add(nc.SamplingParams(seed=row, top_p=0.9, temperature=0.8))
+    x_RV = np.random.default_rng(0).normal(size=(3, vocab)).astype(np.float32) * 3
+    width, errors, in_time = vocab // size, [], True
+    local_RN, first = x_RV[:, rank * width : (rank + 1) * width], rank * width
+    for _ in range(2):
+        tokens += sampler(local_RN, first).token_ids.tolist()
+    if rank == 1:
+        if how == "late":
+            time.sleep(1.0)
         else:
-            selected = rng.choice([None, rng.sample(rows, rng.randrange(1, len(rows) + 1))])
-            count = len(rows if selected is None else selected)
-            mask = np.random.default_rng(rng.getrandbits(32)).integers(-(2**31), 2**31, (count, -(-size // 32) + 1))
-            mask = mask.astype(np.int32) if rng.random() < 0.3 else None
-            out = sampler(*face.cut(logits(rng, count, size)), selected, mask=mask)
-            logprobs = None if out.logprobs is None or not any(out.logprobs) else [*out.logprobs]
-            results.append((out.token_ids.tolist(), dict(out.errors), logprobs, out.seeds.tolist()))
-    return [*results, [(sampler.output_ids(row), sampler.seed(row), repr(sampler.stages(row))) for row in sampler.rows]]
+            os.kill(os.getpid(), {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}[how])
+    for _ in range(2):
+        start = time.monotonic()
+        try:
+            tokens += sampler(local_RN, first).token_ids.tolist()
+            errors.append("")
+        except ShardError as error:
+            errors.append(str(error))
+        in_time &= time.monotonic() - start < timeout + 30.0
+    return tokens, errors[0], errors[1], in_time
 
 
-def same(one: Any, other: Any) -> bool:
-    """Equal, except for the last digits of logprobs."""
-    if isinstance(one, float) and isinstance(other, float):
-        return one == other or abs(one - other) < 1e-9
-    if isinstance(one, list | tuple) and type(one) is type(other):
-        return len(one) == len(other) and all(map(same, one, other))
-    return bool(one == other)
+def load_models(rank: int, size: int, folders: list[str]) -> str:
+    """Load a folder per rank as one model."""
+    from nucleate.sharding.rank_group import Rank
+
+    Rank(rank, size, LIMIT).load(Path(folders[rank]), "cpu", "auto")
+    return "loaded"

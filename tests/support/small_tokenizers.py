@@ -23,13 +23,13 @@ BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 ADDED = [AddedToken("two words", normalized=False), AddedToken("🦊", normalized=False), AddedToken("café")]
 
 
-def byte_level() -> tokenizers.Tokenizer:
+def byte_level(size: int = 420, special: list[str] = SPECIAL) -> tokenizers.Tokenizer:
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=420, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
+        vocab_size=size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     tokenizer.train_from_iterator(SENTENCES, trainer)
     return tokenizer
@@ -76,26 +76,10 @@ def word_piece(cleanup: bool) -> tokenizers.Tokenizer:
 
 def words(decoder: decoders.Decoder | None) -> tokenizers.Tokenizer:
     """Words and unusual tokens, to test a decoder."""
-    unusual = [
-        "a",
-        " b",
-        "▁c▁",
-        "</w>",
-        "d</w>",
-        "e</w>f</w>",
-        "<0xC3>",
-        "<0xA9>",
-        "<0xED>",
-        "<0x20>",
-        "<0x+A>",
-        "##g",
-        "||",
-        "Ġh",
-        " ",
-    ]
-    tokenizer = tokenizers.Tokenizer(
-        models.WordLevel({token: index for index, token in enumerate(["[UNK]", *unusual])}, unk_token="[UNK]")
-    )
+    unusual = ["a", " b", "▁c▁", "</w>", "d</w>", "e</w>f</w>", "##g", "||", "Ġh", " "]
+    unusual += [f"<0x{byte}>" for byte in ("C3", "A9", "ED", "20", "+A")]
+    vocabulary = {token: index for index, token in enumerate(["[UNK]", *unusual])}
+    tokenizer = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
     if decoder is not None:
         tokenizer.decoder = decoder
     return tokenizer

@@ -24,8 +24,8 @@ def raw(method: str, path: str, data: bytes = b"", headers: Mapping[str, str] | 
 class Wire:
     """A connection that sends any bytes. receive: size of the socket's receive buffer in bytes (0: default)."""
 
-    def __init__(self, server: Server, seconds: float = 60.0, receive: int = 0) -> None:
-        address = urlsplit(server.url)
+    def __init__(self, server: Server | str, seconds: float = 60.0, receive: int = 0) -> None:
+        address = urlsplit(server if isinstance(server, str) else server.url)
         self.socket = socket.socket()
         if receive:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive)

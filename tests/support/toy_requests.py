@@ -6,8 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from cell_toys import CellToy
-from toy_models import PagedToy, Toy
+from toy_models import CellToy, PagedToy, Toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
@@ -102,11 +101,5 @@ def chunks_by_index(events: list[EngineOutput], count: int) -> list[list[Complet
 def is_empty(engine: Engine) -> bool:
     """Whether an engine has no requests, blocks or sampler rows left."""
     stats = engine.stats
-    left = (
-        len(engine),
-        stats.num_running_seqs,
-        stats.num_waiting_seqs,
-        stats.num_used_kv_blocks,
-        len(engine._sampler),
-    )
-    return left == (0,) * 5 and engine._token_sampler.idle and not getattr(engine.runner, "_open", None)
+    left = len(engine), stats.num_running_seqs, stats.num_waiting_seqs, stats.num_used_kv_blocks, len(engine._sampler)
+    return not any(left) and engine._token_sampler.idle and not getattr(engine.runner, "_open", None)

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from naive_philox import token_word, uniform
+from naive_stages import token_word, uniform
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError

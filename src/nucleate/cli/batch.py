@@ -182,7 +182,7 @@ class RayEngines:
     """An engine in each of several Ray actors."""
 
     def __init__(self, arguments: argparse.Namespace, values: dict[str, Any]) -> None:
-        from nucleate.scale.batch_actors import BatchActors
+        from nucleate.scale.data import BatchActors
         from nucleate.scale.ray_extra import missing_ray
 
         if message := missing_ray():

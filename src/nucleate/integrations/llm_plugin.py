@@ -36,16 +36,12 @@ def configured_models() -> dict[str, dict[str, Any]]:
     given: Any = {}
     try:
         given = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        problem = ""
     except ValueError as error:
-        problem = f"is not valid JSON: {error}"
+        logger.warning("%s is not valid JSON: %s", path, error)
     if not isinstance(given, dict) or not all(isinstance(value, str | dict) for value in given.values()):
-        given, problem = (
-            {},
-            "must be an object with a folder, a Hugging Face id or arguments of LLM for each model name",
-        )
-    if problem:
-        logger.warning("%s %s", path, problem)
+        rule = "must be an object with a folder, a Hugging Face id or arguments of LLM for each model name"
+        logger.warning("%s %s", path, rule)
+        given = {}
     found = {name: {"model": value} if isinstance(value, str) else value for name, value in given.items()}
     return {BUNDLED_MODEL: {}, **found}
 
@@ -63,15 +59,12 @@ class _Options:
         return self.made
 
 
-OPTIONS = _Options()
-
-
 class _Shared:
     """What synchronous and asynchronous models have in common."""
 
     can_stream = True
     supports_schema = True
-    Options = OPTIONS
+    Options = _Options()
 
     def __init__(self, model_id: str, arguments: Mapping[str, Any]) -> None:
         self.model_id, self._arguments = model_id, json.dumps(arguments, sort_keys=True)
@@ -107,11 +100,7 @@ class _Shared:
         if last is None or last.finish_reason == "error":
             raise llm.ModelError(f"generation failed: {None if last is None else last.stop_reason}")
         response.set_usage(input=len(ids), output=count)
-        response.response_json = {
-            "seed": last.seed,
-            "finish_reason": last.finish_reason,
-            "stop_reason": last.stop_reason,
-        }
+        response.response_json = {name: getattr(last, name) for name in ("seed", "finish_reason", "stop_reason")}
         if logprobs:
             response.response_json["logprobs"] = [
                 {"token_id": step.chosen.token_id, "logprob": step.chosen.logprob} for step in logprobs

@@ -23,7 +23,6 @@ from nucleate.sampling.inputs import check_ids
 from nucleate.sampling.pipeline_format import is_pipeline
 from nucleate.sampling.sampler import Sampler
 from nucleate.sampling_params import SamplingParams
-from nucleate.stopping.stop_matcher import StopMatcher, StopRules
 from nucleate.structured_output import Guide, error_message
 from nucleate.structured_output.compiler import GrammarManager
 from nucleate.tokenization.detokenizer import Detokenizer
@@ -92,21 +91,26 @@ class DecodingRows:
             seed = self._sampler.seed(number)
             grammar = None if self._grammars is None else self._grammars.compile(one.structured_outputs)
             guide = None if grammar is None else Guide(grammar, ignore_eos=one.ignore_eos)
-            self.rows.append(_Row(place % copies, seed, tokenizer, prompt, one, rules, guide))
+            new_detokenizer: Any = _NoText
+            if tokenizer is not None:
+                new_detokenizer = partial(Detokenizer, tokenizer, prompt, one.skip_special_tokens)
+            self.rows.append(_Row(OutputProcessor(place % copies, seed, new_detokenizer, rules, guide)))
 
     @property
     def unfinished(self) -> list[int]:
         """The rows that have not finished."""
         return [place for place, row in enumerate(self.rows) if not row.finished]
 
-    def distributions(self, logits_RV: Any) -> list[Any]:
-        """The distribution from which the next token of each row is sampled, float64 [V]; None for finished rows."""
-        found: list[Any] = [None] * len(self.rows)
+    def log_probabilities(self, logits_RV: Any) -> Any:
+        """The logarithms of the distributions of the next tokens [R, V]; 0 in rows that have finished."""
+        found_RV = torch.zeros_like(logits_RV)
         for place in self.unfinished:
             guide = self.rows[place].guide
             masks = None if guide is None else [guide.mask()[0]]
-            found[place] = np.asarray(self._sampler.distributions(place, logits_RV[place][None], masks=masks)[0])
-        return found
+            p_V = np.asarray(self._sampler.distributions(place, logits_RV[place][None], masks=masks)[0])
+            with np.errstate(divide="ignore"):
+                found_RV[place] = torch.from_numpy(np.log(p_V)).to(logits_RV)
+        return found_RV
 
     def sample(self, logits_RV: Any) -> list[int]:
         """Sample the next token of each unfinished row; the others keep their last token. Raises LogitsError."""
@@ -137,52 +141,36 @@ class DecodingRows:
         ]
 
 
+class _NoText:
+    """Stands for the detokenizer of a row without a tokenizer."""
+
+    def push(self, token: int) -> str:
+        return ""
+
+    def close(self) -> str:
+        return ""
+
+
 class _Row:
     """The output of one row."""
 
-    def __init__(
-        self,
-        index: int,
-        seed: int,
-        tokenizer: Tokenizer | None,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        rules: StopRules,
-        guide: Guide | None,
-    ) -> None:
-        self.guide, self.finished, self._index, self._seed = guide, False, index, seed
-        self._matcher = StopMatcher(rules)  # of a row without a tokenizer
-        self._processor = None
-        if tokenizer is not None:
-            new_detokenizer = partial(Detokenizer, tokenizer, prompt, params.skip_special_tokens)
-            self._processor = OutputProcessor(index, seed, new_detokenizer, rules, guide)
-        self.chunks: list[CompletionChunk] = []
+    def __init__(self, output: OutputProcessor) -> None:
+        self._output, self.guide = output, output.guide
+        self.finished, self.chunks = False, list[CompletionChunk]()
 
     def push(self, token: int, logprobs: StepLogprobs | None) -> None:
         """Append a sampled token."""
         complete = self.guide is not None and self.guide.accept_token(token)
-        if self._processor is not None:
-            chunk = self._processor.push(token, logprobs, complete=complete)
-        else:
-            self._matcher.push(token, "")
-            steps = None if logprobs is None else (logprobs,)
-            chunk = self._chunk((token,), self._matcher.finish, steps)
-        self.chunks.append(chunk)
-        self.finished = chunk.finish_reason is not None
+        self.chunks.append(self._output.push(token, logprobs, complete=complete))
+        self.finished = self.chunks[-1].finish_reason is not None
 
     def end(self, reason: FinishReason, *, drop: bool = False) -> None:
         """End the row, unless it has ended. drop: without its last token."""
         if not self.finished:
             if drop:
                 self.chunks.pop()
-            finish, self.finished = Finish(reason), True
-            self.chunks.append(self._chunk((), finish) if self._processor is None else self._processor.end(finish))
-
-    def _chunk(
-        self, tokens: tuple[int, ...], finish: Finish | None, logprobs: tuple[StepLogprobs, ...] | None = None
-    ) -> CompletionChunk:
-        reason, detail = finish or (None, None)
-        return CompletionChunk("", tokens, self._index, self._seed, reason, detail, logprobs, None, None)
+            self.finished = True
+            self.chunks.append(self._output.end(Finish(reason)))
 
 
 UNEXPECTED = (
@@ -230,7 +218,7 @@ class RowProcessor:
             self._compare(rows, input_ids)
         self._seen = input_ids
         if self.keep_scores:
-            self.scores.append(_log_probabilities(rows, scores))
+            self.scores.append(rows.log_probabilities(scores))
         tokens_B1 = torch.tensor(rows.sample(scores), device=scores.device)[:, None]
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens_B1, 0.0)
 
@@ -241,14 +229,8 @@ class RowProcessor:
         tokenizer = copy.copy(self._tokenizer)
         if tokenizer is not None:
             tokenizer.padded_size = max(tokenizer.padded_size, scores.shape[1])
-        self._rows = DecodingRows(
-            params,
-            self._prompts(input_ids),
-            scores.shape[1],
-            copies=self._copies,
-            eos_token_ids=self._eos,
-            tokenizer=tokenizer,
-        )
+        options: dict[str, Any] = {"copies": self._copies, "eos_token_ids": self._eos, "tokenizer": tokenizer}
+        self._rows = DecodingRows(params, self._prompts(input_ids), scores.shape[1], **options)
         return self._rows
 
     def _prompts(self, input_ids: Any) -> list[list[int]]:
@@ -304,13 +286,3 @@ def _looks_like_beams(input_ids: Any, scores: Any, copies: int) -> bool:
     if len(input_ids) < 2 or copies > 1 or not torch.equal(input_ids[0], input_ids[1]):
         return False
     return bool((scores.float().logsumexp(-1).abs() < 1e-3).all())
-
-
-def _log_probabilities(rows: DecodingRows, scores: Any) -> Any:
-    """The logarithms of the distributions [B, V]; 0 in rows that have finished."""
-    found = torch.zeros_like(scores)
-    for place, p_V in enumerate(rows.distributions(scores)):
-        if p_V is not None:
-            with np.errstate(divide="ignore"):
-                found[place] = torch.from_numpy(np.log(p_V)).to(scores)
-    return found

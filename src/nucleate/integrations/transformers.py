@@ -72,15 +72,14 @@ class CustomGenerate:
             keep_scores=bool(generation_config.return_dict_in_generate and generation_config.output_scores),
         )
         config = _sampling_config(generation_config, input_ids)
+        processors = other_processors(model, logits_processor, generation_config, input_ids, model_inputs)
         others = [one for one in stopping_criteria if not _is_eos(one, eos)]
         lengths = [one for one in others if isinstance(one, MaxLengthCriteria)]
         if self.streamer is not None:
             self.streamer.put(input_ids.cpu())
         found = model._sample(  # noqa: SLF001 - the loop that ``generate`` would run
             input_ids,
-            logits_processor=LogitsProcessorList(
-                [*other_processors(model, logits_processor, generation_config, input_ids, model_inputs), processor]
-            ),
+            logits_processor=LogitsProcessorList([*processors, processor]),
             stopping_criteria=StoppingCriteriaList([*lengths, SamplingStoppingCriteria(processor, others)]),
             generation_config=config,
             synced_gpus=synced_gpus,
@@ -168,22 +167,12 @@ class SamplingStoppingCriteria(StoppingCriteria):
         return self._processor.finished(input_ids)
 
 
-PROCESSORS = {
-    "TemperatureLogitsWarper": "temperature",
-    "TopKLogitsWarper": "top_k",
-    "TopPLogitsWarper": "top_p",
-    "MinPLogitsWarper": "min_p",
-    "TopHLogitsWarper": "top_h",
-    "TypicalLogitsWarper": "typical_p",
-    "EpsilonLogitsWarper": "epsilon_cutoff",
-    "EtaLogitsWarper": "eta_cutoff",
-    "RepetitionPenaltyLogitsProcessor": "repetition_penalty",
-    "NoRepeatNGramLogitsProcessor": "no_repeat_ngram_size",
-    "NoBadWordsLogitsProcessor": "bad_words_ids",
-    "SuppressTokensLogitsProcessor": "suppress_tokens",
-    "MinNewTokensLengthLogitsProcessor": "min_new_tokens",
-    "SequenceBiasLogitsProcessor": "sequence_bias",
-}
+PROCESSORS = (
+    *("TemperatureLogitsWarper", "TopKLogitsWarper", "TopPLogitsWarper", "MinPLogitsWarper", "TopHLogitsWarper"),
+    *("TypicalLogitsWarper", "EpsilonLogitsWarper", "EtaLogitsWarper", "RepetitionPenaltyLogitsProcessor"),
+    *("NoRepeatNGramLogitsProcessor", "NoBadWordsLogitsProcessor", "SuppressTokensLogitsProcessor"),
+    *("MinNewTokensLengthLogitsProcessor", "SequenceBiasLogitsProcessor"),
+)
 """The processors that ``generate`` makes from parameters with a counterpart, which replaces them."""
 
 BY_GENERATE = ("max_new_tokens", "stop_strings")

@@ -70,13 +70,12 @@ def _checked(name: str, check: Callable[[type[Stage]], Iterator[str | None]], ki
     return Property(name, True if applies else None)
 
 
-def _pipelines(stage: Stage) -> Iterator[Pipeline]:
-    """The stage among others, with a draw at the end."""
-    for before, after in SURROUNDINGS:
-        if not before or not isinstance(
-            stage, Combine | Shift
-        ):  # a Combine is first; GPUs run a Shift only before stages that read the whole row
-            yield (*before, stage) if isinstance(stage, Draw) else (*before, stage, *after, Gumbel(SEED))
+def _pipelines(stages: Iterable[Stage]) -> Iterator[tuple[Stage, Pipeline]]:
+    """Each stage, and it among others, with a draw at the end."""
+    for stage, (before, after) in itertools.product(stages, SURROUNDINGS):
+        # a Combine is first; GPUs run a Shift only before stages that read the whole row
+        if not before or not isinstance(stage, Combine | Shift):
+            yield stage, (*before, stage) if isinstance(stage, Draw) else (*before, stage, *after, Gumbel(SEED))
 
 
 def _probabilities(logits: NDArray[np.float32], pipeline: Pipeline) -> NDArray[np.float64] | str:
@@ -96,72 +95,69 @@ def _companions(logits_BV: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _neutral(kind: type[Stage]) -> Iterator[str | None]:
-    for stage in neutrals(kind) if any(p.is_neutral(p.default) for p in kind.parameters.values()) else ():
-        for pipeline in _pipelines(stage):
-            for logits in rows():
-                without = tuple(one for one in pipeline if one is not stage)
-                one, other = _probabilities(logits, pipeline), _probabilities(logits, without)
-                same = one == other if isinstance(one, str) or isinstance(other, str) else np.array_equal(one, other)
-                yield None if same else f"{stage!r} changes probabilities"
+    stages = neutrals(kind) if any(p.is_neutral(p.default) for p in kind.parameters.values()) else ()
+    for (stage, pipeline), logits in itertools.product(_pipelines(stages), rows()):
+        without = tuple(one for one in pipeline if one is not stage)
+        same = _equal(_probabilities(logits, pipeline), _probabilities(logits, without), 0.0)
+        yield None if same else f"{stage!r} changes probabilities"
 
 
 def _distribution(kind: type[Stage]) -> Iterator[str | None]:
-    for stage in examples(kind):
-        for pipeline in _pipelines(stage):
-            for logits in rows():
-                p_V = _probabilities(logits, pipeline)
-                if isinstance(p_V, str):
-                    yield None if issubclass(kind, Combine | Shift) else f"{stage!r}: {p_V}"
-                else:
-                    valid = abs(p_V.sum() - 1) < 1e-9 and (p_V >= 0).all() and not p_V[np.isneginf(logits)].any()
-                    yield None if valid else f"{stage!r}: {shown(p_V.tolist())}"
+    for (stage, pipeline), logits in itertools.product(_pipelines(examples(kind)), rows()):
+        p_V = _probabilities(logits, pipeline)
+        if isinstance(p_V, str):
+            yield None if issubclass(kind, Combine | Shift) else f"{stage!r}: {p_V}"
+        else:
+            valid = abs(p_V.sum() - 1) < 1e-9 and (p_V >= 0).all() and not p_V[np.isneginf(logits)].any()
+            yield None if valid else f"{stage!r}: {shown(p_V.tolist())}"
 
 
 def _truncation(kind: type[Stage]) -> Iterator[str | None]:
-    for stage in examples(kind) if issubclass(kind, Floor | Prefix | Ceiling) else ():
-        for logits in rows():
-            before = reference.survivors(logits, (), HISTORY).ids_N.tolist()
-            kept = reference.survivors(logits, (stage,), HISTORY, u=0.3).ids_N.tolist()
-            yield None if kept and set(kept) <= set(before) else f"{stage!r} keeps {kept}"
+    stages = examples(kind) if issubclass(kind, Floor | Prefix | Ceiling) else ()
+    for stage, logits in itertools.product(stages, rows()):
+        before = reference.survivors(logits, (), HISTORY).ids_N.tolist()
+        kept = reference.survivors(logits, (stage,), HISTORY, u=0.3).ids_N.tolist()
+        yield None if kept and set(kept) <= set(before) else f"{stage!r} keeps {kept}"
 
 
 def _order(kind: type[Stage]) -> Iterator[str | None]:
-    for stage in examples(kind) if issubclass(kind, Scale) and kind.monotone else ():
-        for logits in rows():
-            order = reference.survivors(logits, (), HISTORY).ids_N
-            kept, x_N = reference.survivors(logits, (stage,), HISTORY)[:2]
-            ordered = (kept == order[: len(kept)]).all() and (np.diff(x_N) <= 0).all()
-            yield None if ordered else f"{stage!r} changes the order of tokens; set monotone = False"
+    stages = examples(kind) if issubclass(kind, Scale) and kind.monotone else ()
+    for stage, logits in itertools.product(stages, rows()):
+        order = reference.survivors(logits, (), HISTORY).ids_N
+        kept, x_N = reference.survivors(logits, (stage,), HISTORY)[:2]
+        ordered = (kept == order[: len(kept)]).all() and (np.diff(x_N) <= 0).all()
+        yield None if ordered else f"{stage!r} changes the order of tokens; set monotone = False"
 
 
 def _constant(kind: type[Stage]) -> Iterator[str | None]:
     rounds = issubclass(kind, Shift) and kind.touches == "all"  # to float32
-    for stage in examples(kind) if kind.name not in USES_ZERO else ():
-        for logits in rows():
-            pipeline = (stage,) if isinstance(stage, Draw) else (stage, Gumbel(SEED))
-            one, other = _probabilities(logits, pipeline), _probabilities(logits + np.float32(17), pipeline)
-            texts = isinstance(one, str) or isinstance(other, str)
-            tolerance = 1e-4 if issubclass(kind, Combine) else 1e-5 if rounds else 1e-12  # a Combine has float32
-            equal = one == other if texts else np.allclose(one, other, 0, tolerance)
-            yield None if equal else f"{stage!r} depends on a constant added to all logits"
+    tolerance = 1e-4 if issubclass(kind, Combine) else 1e-5 if rounds else 1e-12  # a Combine has float32
+    for stage, logits in itertools.product(examples(kind) if kind.name not in USES_ZERO else (), rows()):
+        pipeline = (stage,) if isinstance(stage, Draw) else (stage, Gumbel(SEED))
+        one, other = _probabilities(logits, pipeline), _probabilities(logits + np.float32(17), pipeline)
+        yield None if _equal(one, other, tolerance) else f"{stage!r} depends on a constant added to all logits"
+
+
+def _equal(one: NDArray[np.float64] | str, other: NDArray[np.float64] | str, tolerance: float) -> bool:
+    """Whether two distributions, or the errors of their rows, are equal."""
+    texts = isinstance(one, str) or isinstance(other, str)
+    return one == other if texts else bool(np.allclose(one, other, 0, tolerance))
 
 
 def _batch(kind: type[Stage]) -> Iterator[str | None]:
     logits_BV = rows(count=4)
-    for stage in examples(kind, most=4):
-        for pipeline in _pipelines(stage):
-            alone = [_tokens(logits_V[None], pipeline, "auto")[0] for logits_V in logits_BV]
-            together = _tokens(logits_BV[::-1], pipeline, "auto")
-            yield None if together == alone[::-1] else f"{stage!r} gives other tokens in a batch"
+    for stage, pipeline in _pipelines(examples(kind, most=4)):
+        alone = [_tokens(logits_V[None], pipeline, "auto")[0] for logits_V in logits_BV]
+        together = _tokens(logits_BV[::-1], pipeline, "auto")
+        yield None if together == alone[::-1] else f"{stage!r} gives other tokens in a batch"
 
 
 def _backends(backend: str) -> Callable[[type[Stage]], Iterator[str | None]]:
     def check(kind: type[Stage]) -> Iterator[str | None]:
-        for stage in examples(kind):
-            for pipeline in _pipelines(stage):
-                logits_BV = rows(count=6)
-                one, other = _tokens(logits_BV, pipeline, "reference"), _tokens(logits_BV, pipeline, backend)
-                yield None if one == other else f"{stage!r}: {shown(other)} instead of {shown(one)}"
+        logits_BV = rows(count=6)
+        for stage, pipeline in _pipelines(examples(kind)):
+            one, other = _tokens(logits_BV, pipeline, "reference"), _tokens(logits_BV, pipeline, backend)
+            yield None if one == other else f"{stage!r}: {shown(other)} instead of {shown(one)}"
 
     return check
 
@@ -195,7 +191,6 @@ if importlib.util.find_spec("torch"):
 
 SIZE = 40
 """The vocabulary size of the examples: the token ids in them are below it."""
-
 
 FAR = 1000.0
 """Bounds farther away than this are examples of their own: those between them would all be large."""
@@ -265,10 +260,8 @@ def neutrals(kind: type[Stage]) -> tuple[Stage, ...]:
     """Disabled stages of a kind, with all neutral values and many values of the other parameters."""
     switches = {a: p for a, p in kind.parameters.items() if p.neutral is not MISSING}
     others = {a: p for a, p in kind.parameters.items() if a not in switches}
-    offs = [
-        dict(zip(switches, v, strict=True))
-        for v in itertools.product(*([p.neutral, *p.off] for p in switches.values()))
-    ]
+    values = itertools.product(*([p.neutral, *p.off] for p in switches.values()))
+    offs = [dict(zip(switches, one, strict=True)) for one in values]
     rest: list[dict[str, Any]] = [{}, *({a: value} for a, p in others.items() for value in every(p))]
     return tuple(stage for off in offs for more in rest for stage in valid(kind, {**off, **more}))
 

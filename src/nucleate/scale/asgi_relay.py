@@ -164,17 +164,11 @@ def _parts(body: Mapping[str, Any]) -> Iterator[Any]:
     if subject is None:
         return
     yield from (body[name] for name in _INSTRUCTIONS if body.get(name))
-    if isinstance(subject, list) and subject and isinstance(subject[0], dict):
-        yield from _opening(subject)
-    elif isinstance(subject, list) and subject and isinstance(subject[0], str | list):
-        yield subject[0]  # the first of several prompts
-    else:
-        yield subject
-
-
-def _opening(messages: Sequence[Any]) -> Iterator[Any]:
-    """Yield the content of the system messages at the beginning, and of the first message after them."""
-    for message in messages:
+    first = subject[0] if isinstance(subject, list) and subject else None
+    if not isinstance(first, dict):
+        yield first if isinstance(first, str | list) else subject  # the first of several prompts, or the only one
+        return
+    for message in subject:  # the system messages at the beginning, and the first message after them
         if not isinstance(message, dict):
             return
         yield message.get("content")
@@ -234,7 +228,13 @@ class AsgiReplica:
         messages: asyncio.Queue[Message] = asyncio.Queue(MAX_PENDING_MESSAGES)
         requests: asyncio.Queue[Message] = asyncio.Queue()
         requests.put_nowait({"type": "http.request", "body": body, "more_body": False})
-        task = asyncio.create_task(self._answer(scope, requests, messages))
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], self._header]}
+            await messages.put(message)
+
+        task = asyncio.ensure_future(self._app(scope, requests.get, send))
         try:
             while found := await _available(messages, task):
                 yield _merged(found)
@@ -247,28 +247,16 @@ class AsgiReplica:
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def _answer(
-        self, scope: dict[str, Any], requests: asyncio.Queue[Message], messages: asyncio.Queue[Message]
-    ) -> None:
-        async def send(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], self._header]}
-            await messages.put(message)
 
-        await self._app(scope, requests.get, send)
-
-
-async def _available(messages: asyncio.Queue[Message], task: asyncio.Task[None]) -> list[Message]:
+async def _available(messages: asyncio.Queue[Message], task: asyncio.Future[None]) -> list[Message]:
     """Return the messages so far, but at least one; none if the task has ended and all are taken."""
-    if messages.empty() and not task.done():
-        waiting = asyncio.ensure_future(messages.get())
-        try:
-            await asyncio.wait({waiting, task}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            found = [waiting.result()] if waiting.done() else []
-            waiting.cancel()
-    else:
-        found = []
+    waiting = asyncio.ensure_future(messages.get())
+    either: set[asyncio.Future[Any]] = {waiting, task}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        found = [waiting.result()] if waiting.done() else []
+        waiting.cancel()
     while not messages.empty():
         found.append(messages.get_nowait())
     return found

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
+from nucleate.scale.asgi_relay import AsgiReplica, Gateway, Messages
 from nucleate.scale.ray_extra import require_ray, threads_option
+from nucleate.server.access import VARIABLE, read_keys
 from nucleate.server.limits import ServerLimits
 
 ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
@@ -57,8 +60,6 @@ def app(
     from ray import serve
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
-    from nucleate.scale.serve_deployments import Ingress, Replica
-
     most = min_replicas if max_replicas is None else max_replicas
     if not 1 <= min_replicas <= most:
         raise ParameterError("max_replicas", f"replicas must be 1 <= min <= max, got {min_replicas} and {most}")
@@ -101,3 +102,52 @@ def build(args: Mapping[str, Any]) -> Any:
     import yaml
 
     return app(**{name: yaml.safe_load(value) if isinstance(value, str) else value for name, value in args.items()})
+
+
+class Replica(AsgiReplica):
+    """A replica of the server, in its process."""
+
+    async def __init__(  # type: ignore[misc]  # Ray Serve awaits it
+        self, *, api_key_file: str | None, **options: Any
+    ) -> None:
+        from ray import serve
+
+        keys = read_keys([], None if api_key_file is None else Path(api_key_file), os.environ.get(VARIABLE))
+        number = serve.get_replica_context().replica_id.unique_id
+        super().__init__(**options, keys=keys, replica=number)
+        await self.start()
+
+    async def check_health(self) -> None:
+        """Raise an error if the engine has stopped: Serve then replaces this replica."""
+        if self.service.engine.stopped is not None:
+            raise self.service.engine.stopped
+
+    async def __del__(self) -> None:
+        await self.stop()
+
+
+class Ingress:
+    """The process that the HTTP proxies send requests to. replicas: the handle of the replicas."""
+
+    def __init__(self, replicas: Any, max_body_bytes: int) -> None:
+        self._replicas, self._max_body_bytes = replicas, max_body_bytes
+
+    def __serve_build_asgi_app__(self) -> Gateway:  # Ray Serve's name
+        from ray.exceptions import RayActorError
+        from ray.serve.exceptions import BackPressureError
+
+        return Gateway(
+            self._open_stream,
+            max_body_bytes=self._max_body_bytes,
+            lost=(RayActorError,),
+            full=(BackPressureError,),
+        )
+
+    async def _open_stream(self, scope: dict[str, Any], body: bytes, key: str | None) -> Messages:
+        options = {"session_id": key} if key is not None else {}
+        response = self._replicas.options(stream=True, method_name="respond", **options).remote(scope, body)
+        try:
+            async for messages in response:
+                yield messages
+        finally:
+            response.cancel()

@@ -47,8 +47,7 @@ def masses(x_MN: torch.Tensor, first: int, top_M: torch.Tensor, t_M: Floats) -> 
         rows = zip(x_MN.numpy(), top_M.tolist(), t_M.tolist(), strict=True)
         return torch.from_numpy(np.stack([_row_masses(x_N, first, top, t) for x_N, top, t in rows]))
     top_M11, t_M11 = top_M.double()[:, None, None], torch.from_numpy(t_M).to(x_MN.device)[:, None, None]
-    found = [part.double().sub_(top_M11).div_(t_M11).exp_().sum(-1) for part in parts(x_MN, first)]
-    return torch.cat(found, 1)
+    return torch.cat([part.double().sub_(top_M11).div_(t_M11).exp_().sum(-1) for part in parts(x_MN, first)], 1)
 
 
 def _row_masses(x_N: NDArray[np.float32], first: int, top: float, t: float) -> Floats:
@@ -63,7 +62,7 @@ def _row_masses(x_N: NDArray[np.float32], first: int, top: float, t: float) -> F
     return mass_P
 
 
-def race(ids_N: NDArray[np.int64], weight_N: Floats, key: Key, stream: int) -> int:
+def race(ids_N: Ids, weight_N: Floats, key: Key, stream: int) -> int:
     """The id with the highest log(weight) + Gumbel noise; -1 if two are too close, or if all weights are 0."""
     if COMPOSED.ready:
         return int(COMPOSED.gumbel_race(ids_N, weight_N, np.uint64(key[0]), np.uint64(key[1]), stream))
@@ -78,6 +77,7 @@ class _Inputs(NamedTuple):
     """What a Shift reads in this step."""
 
     shift: Shift
+    ids: Ids | None  #: those that it may change; None: nearly all
     seen: tuple[Ids, Ids, Ids]  #: the tokens that occurred, ascending, with their counts in prompt and output
     listed: tuple[Ids, Floats]  #: the listed tokens, ascending, with their values
     value_V: Any  #: of ``touches = "all"``
@@ -94,7 +94,7 @@ class RowShifts:
         self, shifts: tuple[Shift, ...], past: HistoryView, mask_W: NDArray[np.int32] | None, size: int
     ) -> None:
         self._mask_W, self._inputs = mask_W, [_inputs(shift, past, size) for shift in shifts]
-        dense = [one for one in self._inputs if one.shift.touches not in ("seen", "output", "listed")]
+        dense = [one for one in self._inputs if one.ids is None]
         self._bans = [one for one in dense if one.shift.touches != "all" and bans_tokens(one.shift)]
         self._touches_all = len(self._bans) < len(dense)
 
@@ -102,12 +102,7 @@ class RowShifts:
         """The ids from first to end whose scores ``apply`` has to compute; ``banned`` has the others that change."""
         if self._touches_all:
             return np.arange(first, end)
-        kinds = {
-            "seen": lambda one: one.seen[0],
-            "output": lambda one: one.seen[0],
-            "listed": lambda one: one.listed[0],
-        }
-        found = [kinds[one.shift.touches](one) for one in self._inputs if one.shift.touches in kinds]
+        found = [one.ids for one in self._inputs if one.ids is not None]
         ids_N = np.unique(np.concatenate(found)) if found else np.zeros(0, np.int64)
         return ids_N[(ids_N >= first) & (ids_N < end)]
 
@@ -139,20 +134,15 @@ class RowShifts:
 
     def _touches(self, one: _Inputs, token: TokenInfo) -> NDArray[np.bool_]:
         """Which of some tokens a Shift touches."""
-        touched_N: NDArray[np.bool_] = np.ones(len(token.id), bool)
-        match one.shift.touches:
-            case "seen":
-                touched_N = token.prompt_count + token.output_count > 0
-            case "output":
-                touched_N = token.output_count > 0
-            case "listed":
-                touched_N = np.isin(token.id, one.listed[0])
-            case "unlisted":
-                touched_N = ~np.isin(token.id, one.listed[0])
-            case "masked":
-                words_N = -1 if self._mask_W is None else self._mask_W[token.id >> 5]
-                touched_N = (words_N >> (token.id & 31)) & 1 == 0
-        return touched_N
+        touches, result = one.shift.touches, np.ones(len(token.id), bool)
+        if touches in ("seen", "output"):
+            result = token.output_count + (token.prompt_count if touches == "seen" else 0.0) > 0
+        elif touches in ("listed", "unlisted"):
+            result = np.isin(token.id, one.listed[0]) == (touches == "listed")
+        elif touches == "masked":
+            words_N = -1 if self._mask_W is None else self._mask_W[token.id >> 5]
+            result = (words_N >> (token.id & 31)) & 1 == 0
+        return result
 
 
 def _inputs(shift: Shift, past: HistoryView, size: int) -> _Inputs:
@@ -164,8 +154,9 @@ def _inputs(shift: Shift, past: HistoryView, size: int) -> _Inputs:
     if len(listed_N) and not 0 <= listed_N[order_N[0]] <= listed_N[order_N[-1]] < size:
         raise ValueError("a listed token is outside the vocabulary")
     value_V = checked_values(shift, past.values(shift, size), size) if shift.touches == "all" else 0.0
-    seen = ids_K[order_K], prompt_K[order_K], output_K[order_K]
-    return _Inputs(shift, seen, (listed_N[order_N], value_N[order_N]), value_V)
+    seen, listed = (ids_K[order_K], prompt_K[order_K], output_K[order_K]), (listed_N[order_N], value_N[order_N])
+    ids = {"seen": seen[0], "output": seen[0], "listed": listed[0]}.get(shift.touches)
+    return _Inputs(shift, ids, seen, listed, value_V)
 
 
 def _spread(ids_K: Ids, value_K: NDArray[Any], ids_N: Ids) -> Floats:
@@ -180,9 +171,6 @@ def _spread(ids_K: Ids, value_K: NDArray[Any], ids_N: Ids) -> Floats:
 
 LOWEST = float(np.finfo(np.float32).min)
 
-Shifted = tuple[NDArray[np.int64], NDArray[np.float64]]
-"""Columns, and their scores, which float32 may not represent."""
-
 
 class LocalShard:
     """The scores of some rows on one shard, after their Shifts. Rows whose Shifts raise an exception are NaN.
@@ -193,7 +181,7 @@ class LocalShard:
 
     def __init__(self, raw_RN: torch.Tensor, first: int, shifts_R: Sequence[RowShifts | None]) -> None:
         self.raw_RN, self.first, self.x_RN = raw_RN, first, raw_RN
-        self._shifted: dict[int, Shifted] = {}
+        self._shifted: dict[int, tuple[Ids, Floats]] = {}  # columns, and their scores, which float32 may round
         if raw_RN.shape[1] and any(shifts is not None for shifts in shifts_R):
             self.x_RN = raw_RN.clone()
             for row, shifts in enumerate(shifts_R):
@@ -220,7 +208,7 @@ class LocalShard:
             x_N[at_K] = torch.from_numpy(shifted_K.astype(np.float32)).to(x_N.device)
         self._shifted[row] = ids_K - self.first, shifted_K
 
-    def masses(self, rows: Sequence[int], t_M: NDArray[np.float64]) -> torch.Tensor:
+    def masses(self, rows: Sequence[int], t_M: Floats) -> torch.Tensor:
         """The sum of exp((x - top) / t) of each part of a group of some rows, float64 [M, P]; top: of the shard."""
         top_M = self.maxima_RP[list(rows)].amax(1) if self._parts and rows else torch.zeros(0)
         valid = [at for at, top in enumerate(top_M.tolist()) if -np.inf < top < np.inf]
@@ -235,7 +223,7 @@ class LocalShard:
                     self._correct(mass_MP[at], *self._shifted[row], float(top_M[at]), float(t_M[at]))
         return mass_MP
 
-    def _correct(self, mass_P: torch.Tensor, column_K: Any, x_K: NDArray[np.float64], top: float, t: float) -> None:
+    def _correct(self, mass_P: torch.Tensor, column_K: Any, x_K: Floats, top: float, t: float) -> None:
         """Replace the weights of scores that were rounded to float32."""
         with np.errstate(all="ignore"):
             rounded_K = x_K.astype(np.float32).astype(np.float64)
@@ -244,7 +232,7 @@ class LocalShard:
         more_P = np.bincount(group_K, more_K, minlength=len(mass_P))
         mass_P += torch.from_numpy(more_P).to(mass_P.device)
 
-    def above(self, threshold_R: NDArray[np.float32], k_R: NDArray[np.int64]) -> tuple[NDArray[np.int64], Any, Any]:
+    def above(self, threshold_R: NDArray[np.float32], k_R: Ids) -> tuple[Ids, Any, Any]:
         """The finite tokens at or above a threshold per row: their number per row, columns and raw scores, row by row.
 
         k_R: raise the threshold to one that at least k tokens of the shard reach; 0: do not.
@@ -277,24 +265,17 @@ class LocalShard:
         maxima_B = x_N[: len(x_N) // width * width].view(-1, width).amax(-1)
         return float(maxima_B.topk(k).values[-1]) if k <= len(maxima_B) else LOWEST
 
-    def contenders(
-        self, rows: Sequence[int], groups: Sequence[int], t_M: NDArray[np.float64], keys: Sequence[Key]
-    ) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-        """The tokens of a group that may win the draw inside it, for some rows: columns and raw scores."""
-        found = []
-        for row, group, t, key in zip(rows, groups, t_M.tolist(), keys, strict=True):
-            begin = max(group * GROUP_SIZE - self.first, 0)
-            end = min((group + 1) * GROUP_SIZE - self.first, self.x_RN.shape[1])
-            x_N: Any = self.x_RN[row, begin:end].cpu().numpy().astype(np.float64)
-            if row in self._shifted:
-                column_K, x_K = self._shifted[row]
-                inside_K = (column_K >= begin) & (column_K < end)
-                x_N[column_K[inside_K] - begin] = x_K[inside_K]
-            winner = -1
-            if len(x_N) and x_N.max() > -np.inf:
-                ids_N = np.arange(begin, end) + self.first
-                winner = race(ids_N, np.exp((x_N - x_N.max()) / t), key, noise.TOKEN)
-            column_N = np.flatnonzero(x_N > -np.inf) + begin if winner < 0 else np.array([winner - self.first])
-            raw_N = self.raw_RN[row, torch.from_numpy(column_N).to(self.raw_RN.device)].cpu().numpy()
-            found.append((column_N, raw_N))
-        return found
+    def contenders(self, row: int, group: int, t: float, key: Key) -> tuple[Ids, NDArray[np.float32]]:
+        """The tokens of a group that may win the draw inside it: columns and raw scores."""
+        begin = max(group * GROUP_SIZE - self.first, 0)
+        end = min((group + 1) * GROUP_SIZE - self.first, self.x_RN.shape[1])
+        x_N: Any = self.x_RN[row, begin:end].cpu().numpy().astype(np.float64)
+        if row in self._shifted:
+            column_K, x_K = self._shifted[row]
+            inside_K = (column_K >= begin) & (column_K < end)
+            x_N[column_K[inside_K] - begin] = x_K[inside_K]
+        winner = -1
+        if len(x_N) and x_N.max() > -np.inf:
+            winner = race(np.arange(begin, end) + self.first, np.exp((x_N - x_N.max()) / t), key, noise.TOKEN)
+        column_N = np.flatnonzero(x_N > -np.inf) + begin if winner < 0 else np.array([winner - self.first])
+        return column_N, self.raw_RN[row, torch.from_numpy(column_N).to(self.raw_RN.device)].cpu().numpy()

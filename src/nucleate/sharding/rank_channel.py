@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -125,11 +125,7 @@ class TokenPart(Sequence[int]):
     def __len__(self) -> int:
         return self._start + len(self._token_ids)
 
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[int]: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self._token_ids[index.start - self._start : index.stop - self._start]
         return self._token_ids[index - self._start]

@@ -26,12 +26,9 @@ from nucleate.models.transformers.batched_model import BatchedTransformers
 from nucleate.models.transformers.ragged_attention import IncompatibleModelError
 from nucleate.models.transformers.sharded_model import ShardedTransformers, check_shardable
 from nucleate.models.transformers.transformers_model import libraries
-from nucleate.outputs import StepLogprobs
 from nucleate.parameters.converters import one_line
-from nucleate.sampling.sampler import SamplerOutput
-from nucleate.sharding.rank_agreement import check_equal, gather_text, version
 from nucleate.sharding.rank_channel import InputUnpacker, PackedInput, RankChannel, encode
-from nucleate.sharding.rank_exchange import ProcessGroupExchange
+from nucleate.sharding.rank_exchange import ProcessGroupExchange, check_equal, gather_text, version
 from nucleate.sharding.shard_layout import ShardLayout, gather_rows, shard_logits
 from nucleate.sharding.sharded_sampler import ShardedSampler
 
@@ -58,7 +55,12 @@ class Rank:
 
     def load(self, folder: Path, device: str, dtype: str) -> None:
         """Load this rank's shard of a model. Raises SetupError on all ranks if one fails or has something else."""
-        facts = {"models": _checksum(folder), "versions of nucleate": version(), **_library_versions()}
+        facts = {
+            "models": _checksum(folder),
+            "versions of nucleate": version(),
+            "versions of torch": torch.__version__,
+            "versions of Transformers": libraries()[1].__version__,
+        }
 
         def load() -> None:
             self.model = ShardedTransformers(folder, device, dtype, self.rank, self.size)
@@ -138,41 +140,28 @@ class Rank:
         """Create a sampler."""
         self._objects[number] = ShardedSampler(self.model.vocab_size, backend=backend, timeout=self._timeout)
 
-    def add(self, sampler: int, pipeline: Any, prompt_ids: Any, output_ids: Any, seed: int) -> int:
+    def add(self, sampler: int, pipeline: Any, prompt_ids: Any, output_ids: Any, seed: int) -> Any:
         """See ``Sampler.add``."""
-        added: int = self._objects[sampler].add(pipeline, prompt_ids, output_ids=output_ids, seed=seed)
-        return added
+        return self._objects[sampler].add(pipeline, prompt_ids, output_ids=output_ids, seed=seed)
 
     def remove(self, sampler: int, row: int) -> None:
         """See ``Sampler.remove``."""
         self._objects[sampler].remove(row)
 
-    def sample(self, sampler: int, source: Any, rows: Sequence[int], mask: Any) -> SamplerOutput:
+    def sample(self, sampler: int, source: Any, rows: Sequence[int], mask: Any) -> Any:
         """See ``Sampler.__call__``. source: a number of logits with an index, or whole rows [R, V]."""
-        sampled: SamplerOutput = self._objects[sampler](self._local(source), self.model.first_id, rows, mask=mask)
-        return sampled
+        return self._objects[sampler](self._local(source), self.model.first_id, rows, mask=mask)
 
-    def accept(
-        self, sampler: int, row: int, token: int, source: Any, mask_W: Any, distribution: Any
-    ) -> StepLogprobs | None:
+    def accept(self, sampler: int, row: int, token: int, source: Any, mask_W: Any, distribution: Any) -> Any:
         """See ``Sampler.accept``. source: as for ``sample``, of one row; None: the token is forced."""
-        local_N = None if source is None else self._local(source)[0]
-        accepted: StepLogprobs | None = self._objects[sampler].accept(
-            row, token, local_N, self.model.first_id, mask_W, distribution=distribution
-        )
-        return accepted
+        local_N, first_id = None if source is None else self._local(source)[0], self.model.first_id
+        return self._objects[sampler].accept(row, token, local_N, first_id, mask_W, distribution=distribution)
 
     def _local(self, source: Any) -> Any:
         """This rank's columns [R, N] of some logits."""
         if isinstance(source, tuple):
-            number, rows = source
-            return self._objects[number][rows]
+            return self._objects[source[0]][source[1]]
         return source[:, self.model.first_id : self.model.first_id + self.model.columns]
-
-
-def _library_versions() -> dict[str, str]:
-    _, transformers = libraries()
-    return {"versions of torch": torch.__version__, "versions of Transformers": transformers.__version__}
 
 
 def _checksum(folder: Path) -> str:

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
@@ -62,17 +62,17 @@ def start(size: int, load: Sequence[Any]) -> RankGroup:
         raise ModelError(f"the ranks could not start: {why or error}") from error
 
 
-def join_torchrun(size: int, load: Sequence[Any], environment: Mapping[str, str] = os.environ) -> RankGroup:
+def join_torchrun(size: int, load: Sequence[Any]) -> RankGroup:
     """Join the processes of torchrun. Returns on rank 0; the others serve it, and their processes end with it.
 
     Raises ModelError on all ranks, ParameterError.
     """
-    world, index = int(environment["WORLD_SIZE"]), int(environment["RANK"])
+    world, index = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     if world != size:
         raise ParameterError("tensor_parallel", f"tensor_parallel must be WORLD_SIZE of torchrun ({world}), got {size}")
     check_free()
     folder, device, dtype = load
-    local = int(environment.get("LOCAL_RANK", index))
+    local = int(os.environ.get("LOCAL_RANK", index))
     if device == "cuda":
         torch.cuda.set_device(local)
     dist.init_process_group(backend_of(device), timeout=timedelta(seconds=TIMEOUT))
@@ -85,9 +85,9 @@ def join_torchrun(size: int, load: Sequence[Any], environment: Mapping[str, str]
     return RankGroup(rank, TorchrunProcesses())
 
 
-def is_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
+def is_torchrun() -> bool:
     """Whether torchrun, or a launcher with its environment variables, has started several processes."""
-    return "RANK" in environment and environment.get("WORLD_SIZE", "1") != "1"
+    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 def check_free() -> None:
@@ -126,10 +126,8 @@ class RankProcesses:
             for rank in range(1, size):
                 text = json.dumps({**options, "rank": rank})
                 command = [sys.executable, "-P", "-m", "nucleate.sharding.rank_processes", text]
-                process = subprocess.Popen(  # noqa: S603
-                    command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, env=environment
-                )
-                self.processes.append(process)
+                pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+                self.processes.append(subprocess.Popen(command, env=environment, **pipes))  # noqa: S603
 
     def join(self) -> Rank:
         """Wait until all processes have started, and join them as rank 0. Raises RuntimeError, also if one ends."""

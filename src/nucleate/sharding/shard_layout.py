@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from nucleate.sampling.noise import GROUP_SIZE
-from nucleate.sharding.rank_exchange import RankExchange, ShardError, pack, padded, unpack
+from nucleate.sharding.rank_exchange import RankExchange, ShardError, gather_arrays, pack, padded
 
 Floats = NDArray[np.float64]
 
@@ -68,6 +68,11 @@ class ShardLayout:
             weights_MG[:, self._groups(rank)] += masses_RMP[rank, :, : self.pieces[rank]] * scale_M[:, None]
         return weights_MG
 
+    def holds(self, rank: int, group_B: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which of some groups a rank has a part of."""
+        begin = self.first_groups[rank]
+        return (group_B >= begin) & (group_B < begin + self.pieces[rank])
+
     def _groups(self, rank: int) -> slice:
         return slice(self.first_groups[rank], self.first_groups[rank] + self.pieces[rank])
 
@@ -119,15 +124,13 @@ def exchange_tokens(
     """
     count, part = len(counts_B), min(len(columns_K), capacity)
     ids_K = (columns_K + layout.first_ids[exchange.rank]).to(torch.int32)
-    fields = [(np.int32, (count,)), (np.int32, (capacity,)), (np.float32, (capacity,))]
     head = torch.from_numpy(counts_B.astype(np.int32))
-    send = pack([head, _filled(ids_K[:part], capacity), _filled(raw_K[:part], capacity)], exchange.device)
-    counts_RB, ids_RK, raw_RK = unpack(exchange.gather(send)(), fields)
+    send = [head, _filled(ids_K[:part], capacity), _filled(raw_K[:part], capacity)]
+    counts_RB, ids_RK, raw_RK = gather_arrays(exchange, send)()
     sent_RB = np.maximum(counts_RB, 0)
     more = int(sent_RB.sum(1).max()) - capacity
     if more > 0:
-        send = pack([_filled(ids_K[part:], more), _filled(raw_K[part:], more)], exchange.device)
-        later = unpack(exchange.gather(send)(), [(np.int32, (more,)), (np.float32, (more,))])
+        later = gather_arrays(exchange, [_filled(ids_K[part:], more), _filled(raw_K[part:], more)])()
         ids_RK, raw_RK = (np.concatenate(pair, 1) for pair in zip((ids_RK, raw_RK), later, strict=True))
     ends_RB = np.cumsum(sent_RB, axis=1)
     found: list[FoundTokens | None] = []

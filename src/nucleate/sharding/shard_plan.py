@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.sampling import noise
 from nucleate.sampling.distributions import is_stateful
 from nucleate.sampling.maths import SLACK
 from nucleate.sampling.noise import GROUP_SIZE
@@ -27,7 +26,6 @@ from nucleate.sampling.stages.temperature import Temperature
 from nucleate.sampling.stages.truncation.min_p import MinP
 from nucleate.sampling.stages.truncation.top_k import TopK
 from nucleate.sampling.stages.truncation.top_p import TopP
-from nucleate.sharding.local_shard import Key, race
 
 CANDIDATES, TOP_P, GROUPS, WHOLE = "candidates", "top-p", "groups", "whole row"
 """What is exchanged: the tokens that a top-k, a min-p or a greedy draw may keep; those that a top-p keeps; the winner
@@ -52,11 +50,6 @@ class RowPlan(NamedTuple):
     top_p: TopP | None = None
     tap: Tap | None = None  #: reports raw logprobs
     kept: Pipeline | None = None  #: samples from the exchanged tokens; None: the row's own pipeline does
-
-    @property
-    def needs_mass(self) -> bool:
-        """Whether the masses of all groups are needed, and not only their maxima."""
-        return self.path in (TOP_P, GROUPS)
 
 
 def plan_of(stages: Pipeline, combine: Combine | None = None) -> RowPlan:
@@ -209,8 +202,3 @@ def top_p_kept(plan: RowPlan, x_N: Floats, total: float) -> NDArray[np.int64] | 
     if low != high or low > len(x_N):
         return None
     return np.sort(order_N[: max(low, 1)])
-
-
-def drawn_group(weight_G: Floats, key: Key) -> int:
-    """The group that a draw selects; -1 if two are too close."""
-    return race(np.arange(len(weight_G)), weight_G, key, noise.GROUP)

@@ -17,8 +17,9 @@ import torch
 from numpy.typing import NDArray
 
 from nucleate.outputs import StepLogprobs, TokenLogprob
-from nucleate.sharding.local_shard import LocalShard, RowShifts
-from nucleate.sharding.rank_exchange import Field, RankExchange, pack, padded, unpack
+from nucleate.sampling import noise
+from nucleate.sharding.local_shard import LocalShard, RowShifts, race
+from nucleate.sharding.rank_exchange import RankExchange, gather_arrays, padded
 from nucleate.sharding.shard_layout import FoundTokens, ShardLayout, exchange_tokens
 from nucleate.sharding.shard_plan import (
     CANDIDATES,
@@ -28,7 +29,6 @@ from nucleate.sharding.shard_plan import (
     TOP_P,
     RowPlan,
     candidate_bound,
-    drawn_group,
     left_out,
     top_p_bounds,
     top_p_kept,
@@ -56,19 +56,18 @@ class ShardStep:
 
     def __init__(self, exchange: RankExchange, raw_BN: torch.Tensor, first: int, rows: Sequence[StepRow]) -> None:
         self._exchange, self._rows = exchange, rows
-        exact = [at for at, row in enumerate(rows) if row.plan.needs_mass]
-        self._exact = {at: place for place, at in enumerate(exact)}
-        """The rows whose masses are needed, with their places."""
-        self._t_M = np.array([rows[at].plan.t for at in exact])
+        self._exact = [at for at, row in enumerate(rows) if row.plan.path in (TOP_P, GROUPS)]
+        """The rows whose masses are needed."""
+        self._t_M = np.array([rows[at].plan.t for at in self._exact])
         self._local = LocalShard(raw_BN, first, [row.shifts for row in rows])
-        self._local_masses_MP = self._local.masses(exact, self._t_M)
+        self._local_masses_MP = self._local.masses(self._exact, self._t_M)
         taps = {at: row.plan.tap.request for at, row in enumerate(rows) if row.plan.tap is not None}
         self.logprobs = ShardLogprobs(exchange, raw_BN, first, taps)
         self._layout: ShardLayout
         self._maxima_RBP = np.zeros((0, 0, 0), np.float32)
         self._maxima_BG = np.zeros((0, 0), np.float32)
-        self._masses_MG = self._tops_MG = np.zeros((0, 0))
-        """Weights relative to the top of the row, of groups and of their highest tokens."""
+        self._masses_BG = self._tops_BG = np.zeros((0, 0))
+        """Of exact rows: weights relative to the top of the row, of groups and of their highest tokens."""
         self._threshold_B = np.full(len(rows), np.inf, np.float32)
         self._local_k_B, self._group_B = np.zeros(len(rows), np.int64), np.full(len(rows), -1)
 
@@ -77,61 +76,58 @@ class ShardStep:
         self._layout = layout
         self._exchange_summaries()
         whole = {at: why for at in range(len(self._rows)) if (why := self._reason(at))}
-        for at, row in enumerate(self._rows):
-            if at not in whole and row.plan.path == CANDIDATES:
-                self._threshold_B[at], self._local_k_B[at] = candidate_bound(row.plan, self._maxima_BG[at])
-        for path, decide in ((TOP_P, self._bound_top_p), (GROUPS, self._draw_groups)):
-            mine = [at for at, row in enumerate(self._rows) if row.plan.path == path and at not in whole]
-            if mine:
-                whole |= decide(mine)
+        whole |= self._bound({at: row for at, row in enumerate(self._rows) if at not in whole})
         found = exchange_tokens(self._exchange, layout, *self._candidates(), self._capacity())
         return [whole[at] if at in whole else self._final(at, tokens) for at, tokens in enumerate(found)]
 
     def _exchange_summaries(self) -> None:
         """Gather the maxima of all groups, the masses of those of exact rows, and what logprobs need."""
-        count, most = len(self._rows), max(self._layout.pieces)
+        most = max(self._layout.pieces)
         masses_MP, maxima_BP = padded(self._local_masses_MP, most, 0.0), padded(self._local.maxima_RP, most, -math.inf)
-        tensors = [masses_MP, *self.logprobs.tensors, maxima_BP]
-        fields = [(np.float64, (len(self._exact), most)), *self.logprobs.fields(), (np.float32, (count, most))]
-        received = self._exchange.gather(pack(tensors, self._exchange.device))()
-        masses_RMP, *of_logprobs, self._maxima_RBP = unpack(received, fields)
-        self.logprobs.read(of_logprobs)
+        send = [masses_MP, *self.logprobs.tensors, maxima_BP]
+        masses_RMP, *self.logprobs.received, self._maxima_RBP = gather_arrays(self._exchange, send)()
         self._maxima_BG = self._layout.group_maxima(self._maxima_RBP)
+        self._masses_BG, self._tops_BG = np.zeros((2, *self._maxima_BG.shape))
         if self._exact:
-            exact = list(self._exact)
-            exact_MG, tops_RM = self._maxima_BG[exact], self._maxima_RBP[:, exact].max(2)
+            exact_MG, tops_RM = self._maxima_BG[self._exact], self._maxima_RBP[:, self._exact].max(2)
             top_M = exact_MG.max(1).astype(np.float64)
             with np.errstate(all="ignore"):  # of invalid rows
-                self._masses_MG = self._layout.group_weights(masses_RMP, tops_RM, top_M, self._t_M)
-                self._tops_MG = np.exp((exact_MG - top_M[:, None]) / self._t_M[:, None])
+                self._masses_BG[self._exact] = self._layout.group_weights(masses_RMP, tops_RM, top_M, self._t_M)
+                self._tops_BG[self._exact] = np.exp((exact_MG - top_M[:, None]) / self._t_M[:, None])
 
     def _reason(self, at: int) -> str:
         """Why the summaries of a row cannot be used; "" if they can."""
         top, row = float(self._maxima_BG[at].max()), self._rows[at]
         if not -math.inf < top < math.inf:
             return INVALID
-        if at in self._exact:
-            if not math.isfinite(self._masses_MG[self._exact[at]].sum()):
+        if row.plan.path in (TOP_P, GROUPS):
+            if not math.isfinite(self._masses_BG[at].sum()):
                 return INVALID
             if row.shifts is not None and abs(top) * 2.0**-24 / row.plan.t > ROUNDING:
                 return HUGE
         return ""
 
-    def _bound_top_p(self, mine: list[int]) -> dict[int, str]:
-        places = [self._exact[at] for at in mine]
-        fractions = np.array([left_out(self._rows[at].plan) for at in mine])
-        groups = top_p_bounds(fractions, self._masses_MG[places], self._tops_MG[places])
-        flat = {at: FLAT for at, group in zip(mine, groups.tolist(), strict=True) if group < 0}
-        for at, group in zip(mine, groups.tolist(), strict=True):
-            if at not in flat:
-                self._threshold_B[at] = self._maxima_BG[at, group]
-        return flat
-
-    def _draw_groups(self, mine: list[int]) -> dict[int, str]:
-        for at in mine:
-            weight_G = self._masses_MG[self._exact[at]]
-            self._group_B[at] = drawn_group(weight_G, self._rows[at].key)
-        return {at: NEAR_TIE for at in mine if self._group_B[at] < 0}
+    def _bound(self, rows: Mapping[int, StepRow]) -> dict[int, str]:
+        """Find the thresholds of rows, or the group of their draw. Returns why some are exchanged whole."""
+        whole = {}
+        for at, row in rows.items():
+            if row.plan.path == CANDIDATES:
+                self._threshold_B[at], self._local_k_B[at] = candidate_bound(row.plan, self._maxima_BG[at])
+            elif row.plan.path == GROUPS:
+                groups_G = np.arange(self._layout.group_count)
+                self._group_B[at] = race(groups_G, self._masses_BG[at], row.key, noise.GROUP)
+                if self._group_B[at] < 0:
+                    whole[at] = NEAR_TIE
+        mine = [at for at, row in rows.items() if row.plan.path == TOP_P]
+        if mine:
+            fractions = np.array([left_out(rows[at].plan) for at in mine])
+            groups = top_p_bounds(fractions, self._masses_BG[mine], self._tops_BG[mine])
+            for at, group in zip(mine, groups.tolist(), strict=True):
+                if group < 0:
+                    whole[at] = FLAT
+                else:
+                    self._threshold_B[at] = self._maxima_BG[at, group]
+        return whole
 
     def _candidates(self) -> tuple[NDArray[np.int64], torch.Tensor, torch.Tensor]:
         """This rank's tokens that reach the thresholds, or may win a draw in a selected group; see exchange_tokens."""
@@ -140,14 +136,11 @@ class ShardStep:
             stays_K = torch.from_numpy(np.repeat(counts_B <= MAX_CANDIDATES, counts_B)).to(columns_K.device)
             columns_K, raw_K = columns_K[stays_K], raw_K[stays_K]
             counts_B = np.where(counts_B > MAX_CANDIDATES, -1, counts_B)
-        rank, drawn = self._exchange.rank, np.flatnonzero(self._group_B >= 0)
-        begin = self._layout.first_groups[rank]
-        mine = [at for at in drawn.tolist() if begin <= self._group_B[at] < begin + self._layout.pieces[rank]]
-        t_M = np.array([self._rows[at].plan.t for at in mine])
-        keys = [self._rows[at].key for at in mine]
-        tokens = self._local.contenders(mine, self._group_B[mine].tolist(), t_M, keys)
+        mine = np.flatnonzero(self._layout.holds(self._exchange.rank, self._group_B)).tolist()
         if not mine:
             return counts_B, columns_K, raw_K
+        drawn = [(at, int(self._group_B[at]), self._rows[at].plan.t, self._rows[at].key) for at in mine]
+        tokens = [self._local.contenders(*one) for one in drawn]
         order = np.concatenate(
             [
                 np.repeat(np.arange(len(counts_B)), np.maximum(counts_B, 0)),
@@ -163,12 +156,9 @@ class ShardStep:
     def _capacity(self) -> int:
         """For how many tokens of a rank the exchange has room at first: the same number on all ranks."""
         reached_RB = (self._maxima_RBP >= self._threshold_B[:, None]).sum(2)
-        drawn_R = [0] * self._exchange.size
-        for rank in self._layout.order:
-            begin = self._layout.first_groups[rank]
-            inside_B = (self._group_B >= begin) & (self._group_B < begin + self._layout.pieces[rank])
-            drawn_R[rank] = int(inside_B.sum()) + int(np.minimum(self._local_k_B, self._layout.counts[rank]).sum())
-        return int(max(1.25 * reached_RB.sum(1) + np.array(drawn_R))) + 8
+        drawn_R = [self._layout.holds(rank, self._group_B).sum() for rank in range(self._exchange.size)]
+        best_R = [np.minimum(self._local_k_B, count).sum() for count in self._layout.counts]
+        return int(max(1.25 * reached_RB.sum(1) + np.array(drawn_R) + np.array(best_R))) + 8
 
     def _final(self, at: int, tokens: FoundTokens | None) -> FoundTokens | str:
         """The tokens without those that a top-p removes."""
@@ -182,7 +172,7 @@ class ShardStep:
             x_N = shifts.apply(x_N, tokens.ids_N)
         top32 = float(self._maxima_BG[at].max())
         with np.errstate(over="ignore"):
-            total = self._masses_MG[self._exact[at]].sum() * math.exp(min((top32 - x_N.max()) / plan.t, 700.0))
+            total = self._masses_BG[at].sum() * math.exp(min((top32 - x_N.max()) / plan.t, 700.0))
         kept_N = top_p_kept(plan, x_N, total)
         return NEAR_TIE if kept_N is None else FoundTokens(tokens.ids_N[kept_N], tokens.raw_N[kept_N])
 
@@ -201,21 +191,9 @@ class ShardLogprobs:
         self._raw_TN = raw_BN[list(requests)] if requests else raw_BN[:0]
         self._most = max((count for count, _ in requests.values()), default=0)
         self._others = max((len(ids) for _, ids in requests.values()), default=0)
-        self._sums_RT2 = np.zeros((0, 0, 2))
         self.tensors = self._summaries() if requests else []
-        self._ids_RTN, self._x_RTN, self._x_RTQ = np.zeros((0, 0, 0), int), np.zeros((0, 0, 0)), np.zeros((0, 0, 0))
-
-    def fields(self) -> list[Field]:
-        """The fields of ``tensors``."""
-        rows, most, others = len(self._requests), self._most, self._others
-        if not rows:
-            return []
-        return [
-            (np.float64, (rows, 2)),
-            (np.int32, (rows, most)),
-            (np.float32, (rows, most)),
-            (np.float32, (rows, others)),
-        ]
+        self.received: list[NDArray[Any]] = []
+        """``tensors`` of all ranks."""
 
     def _summaries(self) -> list[torch.Tensor]:
         """Of each row: maximum and sum of exp(x - maximum); the highest tokens, with scores; the requested scores."""
@@ -245,26 +223,24 @@ class ShardLogprobs:
         order_N = torch.argsort(x_N, descending=True, stable=True)[:count]
         return (at_N[order_N] + self._first).to(torch.int32), x_N[order_N]
 
-    def read(self, arrays: list[NDArray[Any]]) -> None:
-        """Store the tensors of all ranks."""
-        if self._requests:
-            self._sums_RT2, self._ids_RTN, self._x_RTN, self._x_RTQ = arrays
-
     def report(self, sampled: Mapping[int, tuple[int, float]]) -> dict[int, StepLogprobs]:
         """The logprobs of rows, from their sampled tokens and the logits of these. Exchanges the tokens' ranks."""
+        if not sampled:
+            return {}
+        sums_RT2, ids_RTN, x_RTN, x_RTQ = self.received
         places = {row: place for place, row in enumerate(self._requests)}
         asked = {
-            row: [chosen, *zip(self._requests[row][1], self._x_RTQ[:, places[row]].max(0).tolist(), strict=False)]
+            row: [chosen, *zip(self._requests[row][1], x_RTQ[:, places[row]].max(0).tolist(), strict=False)]
             for row, chosen in sampled.items()
         }
         ahead = iter(self._ahead([(places[row], *one) for row, tokens in asked.items() for one in tokens]))
         results = {}
         for row, tokens in asked.items():
             place, count = places[row], self._requests[row][0]
-            top_R, mass_R = self._sums_RT2[:, place].T
+            top_R, mass_R = sums_RT2[:, place].T
             top, has_R = top_R.max(), top_R > -np.inf
             log_mass = np.log((np.exp(top_R[has_R] - top) * mass_R[has_R]).sum())
-            ids_N, x_N = self._ids_RTN[:, place].ravel(), self._x_RTN[:, place].ravel().astype(np.float64)
+            ids_N, x_N = ids_RTN[:, place].ravel(), x_RTN[:, place].ravel().astype(np.float64)
             order_N = [at for at in np.lexsort((ids_N, -x_N)) if x_N[at] > -np.inf][:count]
             best = [
                 TokenLogprob(int(ids_N[at]), float(x_N[at] - top - log_mass), n + 1) for n, at in enumerate(order_N)
@@ -278,14 +254,10 @@ class ShardLogprobs:
 
     def _ahead(self, tokens: list[tuple[int, int, float]]) -> list[int]:
         """The number of tokens before each of some tokens in the order of their row: (row, id, score)."""
-        if not tokens:
-            return []
         counts = torch.zeros(len(tokens), dtype=torch.int64)
         for at, (row, token, x) in enumerate(tokens):
             raw_N = self._raw_TN[row]
             split = min(max(token - self._first, 0), len(raw_N))  # equal scores come first if their id is lower
             counts[at] = int((raw_N[:split] >= x).sum() + (raw_N[split:] > x).sum())
-        [counts_RN] = unpack(
-            self._exchange.gather(pack([counts], self._exchange.device))(), [(np.int64, (len(tokens),))]
-        )
+        [counts_RN] = gather_arrays(self._exchange, [counts])()
         return [int(count) for count in counts_RN.sum(0)]

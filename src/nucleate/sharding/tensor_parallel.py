@@ -17,13 +17,12 @@ from nucleate.models.loader import check_options
 from nucleate.models.protocol import DecodingContext, ModelError
 from nucleate.models.runner import Fork, ModelInput, Move
 from nucleate.models.transformers.sharded_model import check_shardable
-from nucleate.outputs import StepLogprobs
 from nucleate.parameters.converters import one_line
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.distributions import TargetDistributions
 from nucleate.sampling.pipeline import PreparedPipeline
 from nucleate.sampling.route import TENSOR_BACKENDS
-from nucleate.sampling.sampler import Sampler, SamplerOutput
+from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stage import Pipeline
 from nucleate.sharding.rank_channel import InputPacker, encode
 from nucleate.sharding.rank_group import RankGroup
@@ -41,32 +40,29 @@ class RankedRows:
 class ShardedLogits:
     """Logits [R, V], or [V], as an array that can be indexed by rows. ``np.asarray`` gathers them from the ranks.
 
-    index: the rows of the forward pass, a slice with start and stop or a list.
+    index: the rows of the forward pass.
     """
 
     dtype = np.dtype(np.float32)
 
-    def __init__(self, rows: RankedRows, index: slice | list[int], *, one: bool = False) -> None:
+    def __init__(self, rows: RankedRows, index: Sequence[int], *, one: bool = False) -> None:
         self._rows, self._index, self._one = rows, index, one
 
     @property
     def source(self) -> tuple[int, slice | list[int]]:
         """The number of the logits on all ranks, and the index of the rows."""
-        return self._rows.number, self._index
+        index = self._index
+        is_slice = isinstance(index, range) and index.step == 1
+        return self._rows.number, slice(index.start, index.stop) if is_slice else list(index)  # type: ignore[attr-defined]
 
     @property
     def shape(self) -> tuple[int, ...]:
         size = self._rows.vocab_size
-        return (size,) if self._one else (len(self._numbers), size)
+        return (size,) if self._one else (len(self._index), size)
 
     @property
     def ndim(self) -> int:
         return len(self.shape)
-
-    @property
-    def _numbers(self) -> Any:
-        index = self._index
-        return range(index.start, index.stop) if isinstance(index, slice) else index
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -77,15 +73,10 @@ class ShardedLogits:
             return ShardedLogits(self._rows, self._index)
         if self._one:
             raise TypeError("whole rows only: convert it with np.asarray first")
-        if isinstance(index, slice):
-            chosen = self._numbers[index]
-            if isinstance(chosen, range) and chosen.step == 1:
-                return ShardedLogits(self._rows, slice(chosen.start, chosen.stop))
-            return ShardedLogits(self._rows, list(chosen))
         if isinstance(index, int | np.integer):
-            return ShardedLogits(self._rows, [self._numbers[index]], one=True)
-        numbers = self._numbers
-        return ShardedLogits(self._rows, [numbers[each] for each in index])
+            return ShardedLogits(self._rows, [self._index[int(index)]], one=True)
+        chosen = self._index[index] if isinstance(index, slice) else [self._index[each] for each in index]
+        return ShardedLogits(self._rows, chosen)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.float32]:
         whole_RV = self._rows.group.call("whole", *self.source)
@@ -98,17 +89,12 @@ class RankedSampler:
     Raises ParameterError for a backend that needs whole rows on a device.
     """
 
-    def __init__(self, group: RankGroup, vocab_size: int, backend: str) -> None:
+    def __init__(self, group: RankGroup, backend: str) -> None:
         if backend in TENSOR_BACKENDS:
             raise ParameterError("backend", f"backend {backend!r} samples on one device; tensor_parallel needs 'auto'")
-        self.vocab_size, self._group = vocab_size, group
-        self._number = group.number(self)
+        self._group, self._number = group, group.number(self)
         group.call("new_sampler", self._number, backend)
-
-    @property
-    def _own(self) -> Sampler:
-        sampler: Sampler = self._group.rank.get(self._number).sampler
-        return sampler
+        self._own: Sampler = group.rank.get(self._number).sampler
 
     def add(
         self,
@@ -119,8 +105,7 @@ class RankedSampler:
         seed: int,
     ) -> int:
         """See ``Sampler.add``."""
-        added: int = self._group.call("add", self._number, pipeline, list(prompt_ids), list(output_ids), seed)
-        return added
+        return int(self._group.call("add", self._number, pipeline, list(prompt_ids), list(output_ids), seed))
 
     @staticmethod
     def check_pipeline(pipeline: PreparedPipeline) -> None:
@@ -142,14 +127,6 @@ class RankedSampler:
         """See ``Sampler.stages``."""
         return self._own.stages(row)
 
-    def seed(self, row: int) -> int:
-        """See ``Sampler.seed``."""
-        return self._own.seed(row)
-
-    def output_ids(self, row: int) -> tuple[int, ...]:
-        """See ``Sampler.output_ids``."""
-        return self._own.output_ids(row)
-
     def distributions(
         self,
         row: int,
@@ -164,18 +141,14 @@ class RankedSampler:
 
     def accept(
         self, row: int, token: int, logits_V: Any = None, mask_W: Any = None, *, distribution: Any = None
-    ) -> StepLogprobs | None:
+    ) -> Any:
         """See ``Sampler.accept``."""
         source = None if logits_V is None else _source(logits_V[None])
-        accepted: StepLogprobs | None = self._group.call(
-            "accept", self._number, row, int(token), source, mask_W, distribution
-        )
-        return accepted
+        return self._group.call("accept", self._number, row, int(token), source, mask_W, distribution)
 
-    def __call__(self, logits_RV: Any, rows: Sequence[int], *, mask: Any = None) -> SamplerOutput:
+    def __call__(self, logits_RV: Any, rows: Sequence[int], *, mask: Any = None) -> Any:
         """See ``Sampler.__call__``."""
-        sampled: SamplerOutput = self._group.call("sample", self._number, _source(logits_RV), list(rows), mask)
-        return sampled
+        return self._group.call("sample", self._number, _source(logits_RV), list(rows), mask)
 
 
 def _source(logits_RV: Any) -> Any:
@@ -200,13 +173,13 @@ class ShardedRunner:
 
     def new_sampler(self, backend: str) -> RankedSampler:
         """The sampler of an engine that runs this model. Raises ParameterError."""
-        return RankedSampler(self._group, self.vocab_size, backend)
+        return RankedSampler(self._group, backend)
 
     def forward(self, inputs: Sequence[ModelInput]) -> ShardedLogits:
         """See ``Runner.forward``. Raises RunnerLostError."""
         rows = RankedRows(self._group, self.vocab_size)
         count = self._group.call("forward", self._number, rows.number, *self._packer.pack(inputs))
-        return ShardedLogits(rows, slice(0, count))
+        return ShardedLogits(rows, range(count))
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
         """See ``Runner.capture_hidden_states``."""

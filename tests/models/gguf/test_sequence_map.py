@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import tiers
-from cell_toys import CellToy, SimulatedContext
 from engine_storm import run_stress
+from toy_models import CellToy, SimulatedContext
 from toy_requests import CELLS, toy
 
 import nucleate as nc

@@ -13,7 +13,7 @@ import edge_rows as edges
 import numpy as np
 import pytest
 import tiers
-from kept_tokens import agrees, left
+from edge_rows import agrees, left
 
 import nucleate as nc
 from nucleate.sampling import reference

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 import tiers
-from backend_adapters import assert_logprobs_close
 from edge_rows import KINDS, row
+from stage_examples import assert_logprobs_close
 
 import nucleate as nc
 from nucleate.sampling import reference

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from kept_tokens import agrees
+from edge_rows import agrees
 
 from nucleate.sampling.cpu.block_ops import FLOAT32
 from nucleate.sampling.cpu.fused_kernel import load_row

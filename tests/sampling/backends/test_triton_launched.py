@@ -29,8 +29,8 @@ SHARED = 48 << 10
     ids=" ".join,
 )
 def test_every_launch_compiles(arguments: list[str]) -> None:
-    script = str(Path(__file__).parents[2] / "support" / "triton_launches.py")
-    command = [sys.executable, "-W", "ignore", script, *arguments]
+    script = str(Path(__file__).parents[2] / "support" / "triton_compile.py")
+    command = [sys.executable, "-W", "ignore", script, "launches", *arguments]
     ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     assert ran.returncode == 0, ran.stderr[-3000:]
     result = json.loads(ran.stdout)

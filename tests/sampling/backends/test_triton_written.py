@@ -15,7 +15,7 @@ from nucleate.sampling.stages import BadWords, Dry, Gumbel, LogitBias, MinTokens
 
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
 pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")
-import random_histories as pasts  # noqa: E402
+import sampler_scenarios as pasts  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
