@@ -55,7 +55,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     )
     def add(self, prompt: list[int], output: int, priority: int, shares: bool, most: int, num_outputs: int) -> None:
         for _ in range(num_outputs):
-            self.world.add(prompt, output, priority, use_prefix_cache=shares, max_chunk=most)
+            self.world.add(prompt, output, priority, all_logits=not shares, max_chunk=most)
 
     @precondition(lambda self: self.world.jobs)
     @rule(data=st.data())

@@ -188,7 +188,7 @@ def test_num_cached_counts_tokens_never_computed() -> None:
         schedule,
         SchedulerEntry((0, 1, 0), prompt, 9),
         SchedulerEntry((0, 2, 0), [1, 2, 3, 9, 5, 6], 9),
-        SchedulerEntry((0, 3, 0), prompt, 9, use_prefix_cache=False),
+        SchedulerEntry((0, 3, 0), prompt, 9, all_logits=True),
         SchedulerEntry((-1, 4, 0), [*prompt, 8, 8, 8], 10),
     )
     assert step(schedule) == [
@@ -208,7 +208,7 @@ def test_num_cached_counts_tokens_never_computed() -> None:
 
 def test_jobs_without_prefix_cache_still_fill_it() -> None:
     schedule = Scheduler(KVCacheManager(20, 2), max_num_seqs=4, max_num_batched_tokens=99)
-    own, same = SchedulerEntry((0, 0, 0), [1, 2, 3], 9, use_prefix_cache=False), SchedulerEntry((0, 1, 0), [1, 2, 4], 9)
+    own, same = SchedulerEntry((0, 0, 0), [1, 2, 3], 9, all_logits=True), SchedulerEntry((0, 1, 0), [1, 2, 4], 9)
     add_jobs(schedule, own)
     step(schedule)
     add_jobs(schedule, same)

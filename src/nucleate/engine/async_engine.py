@@ -78,9 +78,9 @@ class AsyncEngine:
     def prepare(self, request: Request) -> ValidatedRequest: ...
 
     @overload
-    def prepare(self, request: BeamRequest) -> ValidatedBeamRequest: ...
+    def prepare(self, request: AnyRequest) -> ValidatedRequest | ValidatedBeamRequest: ...
 
-    def prepare(self, request: Request | BeamRequest) -> ValidatedRequest | ValidatedBeamRequest:
+    def prepare(self, request: AnyRequest) -> ValidatedRequest | ValidatedBeamRequest:
         """Validate a request, on any thread. This leaves little to do for the engine's thread."""
         return self._engine.prepare(request)
 

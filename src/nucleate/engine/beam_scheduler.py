@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from nucleate.engine.beam_params import BeamChunk, BeamRequest
 from nucleate.engine.beam_search import BeamCandidate, BeamSearch, FinishedBeam, SearchError
 from nucleate.engine.request import Request, ValidatedRequest, admit
-from nucleate.engine.running_request import RunningRequest, text_error
-from nucleate.engine.scheduler import NO_ROW, ScheduledSequence, Scheduler, SchedulerEntry
+from nucleate.engine.running_request import text_error
+from nucleate.engine.scheduler import ScheduledSequence, Scheduler, SchedulerEntry
 from nucleate.models.protocol import ModelLimits
-from nucleate.models.runner import Fork, ModelInput, Runner
+from nucleate.models.runner import Fork, Runner
 from nucleate.outputs import CompletionChunk, EngineOutput, Finish, StepLogprobs, Usage
 from nucleate.parameters.converters import one_line
 from nucleate.sampling.inputs import LogitsInput
@@ -62,18 +62,10 @@ class GuideConstraint:
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class RunningBeam(SchedulerEntry):
-    """An unfinished beam, as a sequence of the scheduler."""
+    """An unfinished beam, as a sequence of the scheduler. Its key is negative, unlike those of other sequences."""
 
-    row: ClassVar[int] = NO_ROW  #: not sampled,
-    prompt_logprobs: ClassVar[None] = None  #: and without prompt logprobs
     running: RunningBeamSearch
-    key: int  #: negative, unlike those of other sequences
     logits_V: NDArray[np.float32] | None = None  #: of the next token, once they are computed
-
-    def model_input(self, scheduled: ScheduledSequence) -> ModelInput:
-        """The input of the model runner for a scheduled chunk."""
-        start, stop, last = scheduled.start, scheduled.stop, scheduled.last
-        return ModelInput(self.key, self.token_ids, start, stop, self.block_ids, int(last))
 
 
 @dataclass(eq=False, slots=True)
@@ -96,27 +88,15 @@ class RunningBeamSearch:
         for beam in self.beams:
             beam.paused = paused or beam.logits_V is not None
 
-    @property
-    def ready(self) -> bool:
-        """Whether all beams have their logits."""
-        return all(beam.logits_V is not None for beam in self.beams)
-
 
 class BeamScheduler:
-    """Runs the beam searches of an engine. requests: the engine's running requests, by id."""
+    """Runs the beam searches of an engine."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        runner: Runner,
-        grammars: GrammarManager,
-        tokenizer: Tokenizer,
-        requests: dict[str, RunningRequest | RunningBeamSearch],
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner, grammars: GrammarManager, tokenizer: Tokenizer) -> None:
+        self.searches: dict[str, RunningBeamSearch] = {}  #: those that run, by id of the request
         self.sampled_tokens = self.prefix_cache_queries = self.prefix_cache_hits = 0
         self.seconds = 0.0
         self._scheduler, self._runner, self._grammars, self._tokenizer = scheduler, runner, grammars, tokenizer
-        self._requests = requests
         self._keys = itertools.count(-1, -1)
 
     def prepare(self, limits: ModelLimits, request: BeamRequest) -> ValidatedBeamRequest:
@@ -140,33 +120,38 @@ class BeamScheduler:
         running = RunningBeamSearch(request, request_id, rules, grammar, search, (request.priority, arrival))
         beam = RunningBeam((*running.order, 0), ids, len(ids) + max_tokens, running=running, key=next(self._keys))
         running.beams = [beam]
-        self._requests[request_id] = running
+        self.searches[request_id] = running
         self.prefix_cache_queries += len(ids)
         self._scheduler.add(beam)
 
-    def process(self, ready: Sequence[ScheduledSequence], logits_LV: Any) -> list[EngineOutput]:
-        """Store the logits (NumPy or torch) of beams. Returns the outputs of searches that have finished."""
-        if not ready:
-            return []
-        begin = perf_counter()
-        outputs = []
-        own_BV = logits_LV[[one.logits_row for one in ready]]  # a copy: it is kept until the other beams have theirs
-        for one, logits_V in zip(ready, LogitsInput(own_BV), strict=True):
+    def step(
+        self, ready: list[ScheduledSequence], logits_LV: Any
+    ) -> tuple[list[ScheduledSequence], list[EngineOutput]]:
+        """Store the logits (NumPy or torch) of beams, and advance the searches that have those of all their beams.
+
+        Returns the sequences that are no beams, and the outputs of searches that have finished.
+        """
+        begin, outputs = perf_counter(), []
+        beams = [one for one in ready if isinstance(one.sequence, RunningBeam)]
+        own_BV = logits_LV[[one.logits_row for one in beams]]  # a copy: it is kept until the other beams have theirs
+        for one, logits_V in zip(beams, LogitsInput(own_BV) if beams else (), strict=True):
             one.sequence.logits_V, one.sequence.paused = logits_V, True
-        for running in {one.sequence.running.id: one.sequence.running for one in ready}.values():
-            if running.ready:
-                outputs += self._step(running)
+        for running in {one.sequence.running.id: one.sequence.running for one in beams}.values():
+            if all(beam.logits_V is not None for beam in running.beams):
+                outputs += self._advance(running)
         self.seconds += perf_counter() - begin
-        return outputs
+        return [one for one in ready if not isinstance(one.sequence, RunningBeam)], outputs
 
     def end(self, running: RunningBeamSearch, finish: Finish) -> list[EngineOutput]:
-        """End a search without result."""
+        """End a search without result, unless it has ended."""
+        if running.id not in self.searches:
+            return []
         self._release(running.beams)
-        del self._requests[running.id]
+        del self.searches[running.id]
         usage = Usage(len(running.request.prompt_ids), 0, running.cached_tokens)
         return [EngineOutput(running.id, CompletionChunk("", (), 0, 0, *finish), usage)]
 
-    def _step(self, running: RunningBeamSearch) -> list[EngineOutput]:
+    def _advance(self, running: RunningBeamSearch) -> list[EngineOutput]:
         rows = [beam.logits_V for beam in running.beams if beam.logits_V is not None]
         constraints = [beam.constraint for beam in running.search.open]
         guides = [one.guide if isinstance(one, GuideConstraint) else None for one in constraints]
@@ -236,7 +221,7 @@ class BeamScheduler:
             pieces = [self._piece(running, index, one) for index, one in enumerate(best)]
         except Exception as error:  # noqa: BLE001  # a tokenizer may raise anything; only this request fails
             return self.end(running, text_error(error))
-        del self._requests[running.id]
+        del self.searches[running.id]
         return [EngineOutput(running.id, piece, usage if piece is pieces[-1] else None) for piece in pieces]
 
     def _piece(self, running: RunningBeamSearch, index: int, beam: FinishedBeam) -> BeamChunk:

@@ -18,7 +18,6 @@ from nucleate.engine.beam_scheduler import (
     AnyRequest,
     BeamScheduler,
     RunningBeam,
-    RunningBeamSearch,
     ValidatedBeamRequest,
 )
 from nucleate.engine.companions import Companions
@@ -26,10 +25,10 @@ from nucleate.engine.kv_cache import KVCacheManager
 from nucleate.engine.model_executor import ForwardOutput, ModelExecutor
 from nucleate.engine.request import PipelineCache, Request, ValidatedRequest, admit, check_output_ids
 from nucleate.engine.running_request import RunningRequest, RunningSequence
-from nucleate.engine.scheduler import NO_ROW, Scheduler
+from nucleate.engine.scheduler import NO_ROW, ScheduledSequence, Scheduler
 from nucleate.engine.speculator import Speculator
 from nucleate.engine.stats import EngineStats, SpeculativeStats
-from nucleate.engine.token_sampler import StepSampler, TokenSampler
+from nucleate.engine.token_sampler import TokenSampler
 from nucleate.models.runner import Runner
 from nucleate.outputs import EngineOutput, Finish
 from nucleate.parameters.converters import shown
@@ -119,20 +118,20 @@ class Engine:
         self._scheduler = Scheduler(self._kv_cache, **limits, whole_prompts=not runner.paged)
         self._sampler = _sampler_of(runner, backend)
         self._grammars = GrammarManager(tokenizer, runner.vocab_size, structured_limits, json_whitespace)
-        self._requests: dict[str, RunningRequest | RunningBeamSearch] = {}
-        self._token_sampler = TokenSampler(self._sampler, self._grammars, self, deferred=runner.asynchronous)
+        self._requests: dict[str, RunningRequest] = {}
+        self._token_sampler = TokenSampler(self._sampler, self._grammars, self._release, deferred=runner.asynchronous)
         self._num_arrivals = self._prefix_cache_queries = self._prefix_cache_hits = 0
-        self._beams = BeamScheduler(self._scheduler, runner, self._grammars, tokenizer, self._requests)
+        self._beams = BeamScheduler(self._scheduler, runner, self._grammars, tokenizer)
         self._pipelines = PipelineCache(self.vocab_size, tokenizer, watermark)
         self._speculator: Speculator | None = None
         if speculation is not None:
-            self._speculator = Speculator(speculation, runner, self._companions, self._scheduler, self._sampler)
-        runners = self._companions.runners
-        self._executor = ModelExecutor(runners, self._scheduler, self._grammars, self)
+            parts = self._companions, self._scheduler, self._sampler, self._token_sampler
+            self._speculator = Speculator(speculation, runner, *parts)
+        self._executor = ModelExecutor(runner, self._companions, self._scheduler)
 
     def __len__(self) -> int:
         """The number of unfinished requests."""
-        return len(self._requests)
+        return len(self._requests) + len(self._beams.searches)
 
     @property
     def num_steps(self) -> int:
@@ -166,21 +165,22 @@ class Engine:
     def prepare(self, request: Request) -> ValidatedRequest: ...
 
     @overload
-    def prepare(self, request: BeamRequest) -> ValidatedBeamRequest: ...
+    def prepare(self, request: AnyRequest) -> ValidatedRequest | ValidatedBeamRequest: ...
 
-    def prepare(self, request: Request | BeamRequest) -> ValidatedRequest | ValidatedBeamRequest:
+    def prepare(self, request: AnyRequest) -> ValidatedRequest | ValidatedBeamRequest:
         """Validate a request. Raises ParameterError, as ``add`` would.
 
         This is most of the work of ``add``, and may run on any thread, also during a step.
         """
+        if isinstance(request, ValidatedRequest | ValidatedBeamRequest):
+            return request
         if isinstance(request, BeamRequest):
             return self._beams.prepare(self, request)
         params = request.params
         rules = admit(
             self, self.tokenizer, request.prompt_ids, params, self._regex_seconds, prompt_only=request.prompt_only
         )
-        spec = params.structured_outputs
-        grammar = None if spec is None else self._grammars.compile(spec)
+        grammar = self._grammars.compile(params.structured_outputs)
         pipeline = self._pipelines.get(params)
         if hasattr(self._sampler, "check_pipeline"):
             self._sampler.check_pipeline(pipeline)
@@ -192,13 +192,12 @@ class Engine:
 
     def add(self, request: AnyRequest) -> str:
         """Admit a request and return its id. Raises ParameterError, without any effect."""
-        if isinstance(request, Request | BeamRequest):
-            request = self.prepare(request)
-        request_id = self._new_id(request.request.id)
-        if isinstance(request, ValidatedBeamRequest):
-            self._beams.start(request, request_id, self._num_arrivals)
+        validated = self.prepare(request)
+        request_id = self._new_id(validated.request.id)
+        if isinstance(validated, ValidatedBeamRequest):
+            self._beams.start(validated, request_id, self._num_arrivals)
         else:
-            running = self._requests[request_id] = RunningRequest.of(request, request_id, self._num_arrivals)
+            running = self._requests[request_id] = RunningRequest.of(validated, request_id, self._num_arrivals)
             self._start_sequence(running)
         self._num_arrivals += 1
         return request_id
@@ -208,20 +207,20 @@ class Engine:
 
         Nothing happens if the request has finished.
         """
-        running = self._requests.get(request_id)
-        if running is None:
+        if request_id in self._beams.searches:
+            return self._beams.end(self._beams.searches[request_id], Finish("abort"))
+        if request_id not in self._requests:
             return []
-        if isinstance(running, RunningBeamSearch):
-            return self._beams.end(running, Finish("abort"))
-        self.start_siblings(running)
-        return [self._end(sequence, Finish("abort")) for sequence in list(running.sequences.values())]
+        running = self._requests[request_id]
+        self._start_siblings(running)
+        return [self._token_sampler.end(sequence, Finish("abort")) for sequence in [*running.sequences.values()]]
 
     def pause(self, request_id: str, *, paused: bool = True) -> None:
         """Stop scheduling a request for now (back-pressure): it is the first to be preempted.
 
         request_id: as ``add`` returns it; nothing happens if the request has finished. paused: False resumes it.
         """
-        running = self._requests.get(request_id)
+        running = self._requests.get(request_id) or self._beams.searches.get(request_id)
         if running is not None:
             running.pause(paused=paused)
 
@@ -230,68 +229,50 @@ class Engine:
 
         Returns the outputs of all requests that advanced; [] if there is no work.
         """
-        executor, speculator = self._executor, self._speculator
-        begin, computed = perf_counter(), executor.computed_tokens
+        begin, sampler, speculator = perf_counter(), self._token_sampler, self._speculator
         scheduled = self._scheduler.schedule()
+        if not scheduled:
+            sampler.flush()
+            return sampler.take_outputs()
         scheduled.sort(key=_sampler_row)  # new sequences, which have no row yet, come last
-        if speculator is not None:
-            if speculator.rests(len(scheduled)):
-                speculator = None
-            else:
-                speculator.add_drafts(scheduled)
-        overlap = self.runner.asynchronous
-        outputs: list[EngineOutput] = []
-        results = executor.run(scheduled, outputs, speculator) if scheduled else []
-        if overlap or not scheduled:
-            outputs += self._token_sampler.flush()
+        if speculator is not None and not speculator.begin_step(scheduled):
+            speculator = None
+        if speculator is None or speculator.coupled:  # the other acceptance rules need masks along the draft
+            sampler.prefetch_masks(scheduled)
+        results, failures = self._executor.run(scheduled, speculator)
+        for failed, message in failures:
+            self._fail(failed, message)
+        sampler.flush()  # the text of the step before, where the model still computes this one
         for result in results:
-            self._sample(result, outputs, speculator)
-        if not overlap:
-            outputs += self._token_sampler.flush()
-        if speculator is not None and scheduled:
-            speculator.end_step(scheduled, executor.computed_tokens - computed, perf_counter() - begin)
-        return outputs
+            self._sample(result, speculator)
+        if speculator is not None:
+            speculator.end_step(scheduled, perf_counter() - begin)
+        return sampler.take_outputs()
 
-    def start_siblings(self, running: RunningRequest) -> None:
-        """See ``SequenceLifecycle``."""
-        while running.num_started < running.request.params.n:
-            self._start_sequence(running)
-
-    def finish(self, sequence: RunningSequence) -> None:
-        """See ``SequenceLifecycle``."""
-        running = sequence.running
-        self.start_siblings(running)
-        self._prefix_cache_queries += running.num_prompt_tokens
-        self._prefix_cache_hits += sum([each.num_cached for each in sequence.group])
-        self._scheduler.remove(sequence)
-        self._companions.forget(sequence)
-        if self._speculator is not None:
-            self._speculator.forget(sequence)
-        if sequence.row != NO_ROW:
-            self._sampler.remove(sequence.row)
-        if sequence.processor.index == 0:
-            running.cached_tokens = sequence.num_cached
-        del running.sequences[sequence.processor.index]
-        if not running.sequences:
-            del self._requests[running.id]
-
-    def fail(self, sequence: RunningSequence | RunningBeam, message: str) -> list[EngineOutput]:
-        """See ``SequenceLifecycle``. Tokens sampled before the failure are output first. message: the stop reason."""
-        outputs = self._token_sampler.flush(sequence)
-        if sequence.finished:
-            return outputs
-        finish = Finish("error", message)
-        if isinstance(sequence, RunningBeam):
-            return [*outputs, *self._beams.end(sequence.running, finish)]
-        return [*outputs, self._end(sequence, finish)]
-
-    def _new_id(self, chosen: str | None) -> str:
-        while chosen is None and f"request-{self._num_arrivals}" in self._requests:  # a caller chose that id
-            self._num_arrivals += 1
-        request_id = f"request-{self._num_arrivals}" if chosen is None else chosen
-        if request_id in self._requests:
-            raise ParameterError("id", f"there is a request {request_id!r:.80} already")
-        return request_id
+    def _sample(self, result: ForwardOutput, speculator: Speculator | None) -> None:
+        """Sample the next token of every sequence whose last token was computed."""
+        ready: list[ScheduledSequence] = []
+        for one in result.scheduled:
+            sequence = one.sequence
+            if sequence.finished:
+                continue
+            if sequence.all_logits:
+                sequence.add_prompt_logprobs(one, result.logits)
+            if one.last and sequence.owner is None:
+                ready.append(one)
+        if self._beams.searches:
+            ready, outputs = self._beams.step(ready, result.logits)
+            self._token_sampler.outputs += outputs
+        for one in ready:
+            if one.sequence.row == NO_ROW:
+                self._token_sampler.start(one.sequence)
+                self._start_siblings(one.sequence.running)
+        if speculator is None:
+            rows = [one.logits_row for one in ready]
+            self._token_sampler.sample([one.sequence for one in ready], rows, result.logits)
+        else:
+            speculator.sample(ready, result.logits)
+            speculator.observe(result.scheduled, result.hidden_states)
 
     def _start_sequence(self, running: RunningRequest) -> None:
         """Add the next sequence of a request to the scheduler."""
@@ -300,29 +281,44 @@ class Engine:
         if self._speculator is not None:
             self._speculator.wake()
 
-    def _sample(self, result: ForwardOutput, outputs: list[EngineOutput], speculator: Speculator | None) -> None:
-        """Sample the next token of every sequence whose last token was computed, and advance beam searches."""
-        ready, beams = self._executor.ready(result)
-        logits_LV = result.logits
-        if self._scheduler.num_companions:
-            logits_LV, failed = self._companions.combine(ready, logits_LV, result.companion_logits)
-            for one, message in failed:
-                outputs += self.fail(one.sequence, message)
-                ready.remove(one)
-        if beams:
-            outputs += self._beams.process(beams, logits_LV)
-        if speculator is None or not speculator.has_drafts(ready):
-            sequences, rows = [one.sequence for one in ready], [one.logits_row for one in ready]
-            self._token_sampler.sample(sequences, rows, logits_LV, outputs)
-        else:
-            speculator.verify(ready, StepSampler(self._token_sampler, logits_LV, outputs))
-        if speculator is not None and result.hidden_states is not None:
-            speculator.observe(result.scheduled, result.hidden_states)
+    def _start_siblings(self, running: RunningRequest) -> None:
+        """The prompt was computed: start the other sequences of the request, which find it in the prefix cache."""
+        while running.num_started < running.request.params.n:
+            self._start_sequence(running)
 
-    def _end(self, sequence: RunningSequence, finish: Finish) -> EngineOutput:
-        """End a sequence without a further token."""
-        self.finish(sequence)
-        return sequence.running.output(sequence.processor.end(finish))
+    def _fail(self, sequence: RunningSequence | RunningBeam, message: str) -> None:
+        """End a sequence, or the search of a beam, that cannot continue. message: the stop reason."""
+        if isinstance(sequence, RunningBeam):
+            self._token_sampler.outputs += self._beams.end(sequence.running, Finish("error", message))
+        else:
+            self._token_sampler.fail(sequence, message)
+
+    def _release(self, sequence: RunningSequence) -> None:
+        """Free everything that a finished sequence holds."""
+        running, index = sequence.running, sequence.processor.index
+        self._start_siblings(running)
+        self._prefix_cache_queries += running.num_prompt_tokens
+        self._prefix_cache_hits += sum([each.num_cached for each in sequence.group])
+        self._scheduler.remove(sequence)
+        self._companions.forget(sequence)
+        if self._speculator is not None:
+            self._speculator.forget(sequence)
+        if sequence.row != NO_ROW:
+            self._sampler.remove(sequence.row)
+        if index == 0:
+            running.cached_tokens = sequence.num_cached
+        del running.sequences[index]
+        if not running.sequences:
+            del self._requests[running.id]
+
+    def _new_id(self, chosen: str | None) -> str:
+        taken = self._requests.keys() | self._beams.searches.keys()
+        while chosen is None and f"request-{self._num_arrivals}" in taken:  # a caller chose that id
+            self._num_arrivals += 1
+        request_id = f"request-{self._num_arrivals}" if chosen is None else chosen
+        if request_id in taken:
+            raise ParameterError("id", f"there is a request {request_id!r:.80} already")
+        return request_id
 
 
 def _sampler_of(runner: Runner, backend: str) -> Sampler:

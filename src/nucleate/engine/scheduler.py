@@ -38,8 +38,10 @@ class SchedulerEntry:
     order: Order
     token_ids: Sequence[int]
     max_length: int
+    key: int = 0  #: of the sequence in the model: unique
     max_chunk: int = 1 << 62  #: the most tokens to compute per step
-    use_prefix_cache: bool = True  #: False if the logits of the whole prompt are needed
+    all_logits: bool = False  #: the logits of all its tokens are needed, so it takes none from the prefix cache
+    row: int = NO_ROW  #: of the sampler, from the first token on
     paused: bool = False  #: back-pressure: it is not scheduled, and is the first to be preempted
     num_computed: int = 0  #: tokens whose keys and values are in the KV cache
     num_cached: int = 0  #: prompt tokens that came from the prefix cache and were never computed
@@ -81,7 +83,7 @@ class SchedulerEntry:
 class ScheduledSequence:
     """The tokens ``start`` to ``stop`` of a sequence, computed in one step."""
 
-    sequence: Any  #: a SchedulerEntry; in an engine, a RunningSequence, CompanionSequence or RunningBeam
+    sequence: Any  #: a SchedulerEntry; in an engine, a RunningSequence, its companion, or a RunningBeam
     start: int
     stop: int
     last: bool  #: whether this chunk ends with the sequence's last token, so that a new token follows
@@ -311,7 +313,7 @@ class Scheduler:
     def _allocate_blocks(self, entry: SchedulerEntry) -> bool:
         """Allocate the blocks of a sequence, from the prefix cache where possible; False if there is no room."""
         cache, root = self.kv_cache, entry.root
-        hit = cache.match_prefix(entry.token_ids, root) if entry.use_prefix_cache else PrefixHit([], root)
+        hit = cache.match_prefix(entry.token_ids, root) if not entry.all_logits else PrefixHit([], root)
         taken = cache.allocate(cache.blocks_needed(len(entry.token_ids)) - len(hit.block_ids))
         if taken is None:
             cache.free(hit.block_ids)
