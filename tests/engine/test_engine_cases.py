@@ -12,8 +12,7 @@ from toy_requests import KINDS, SIZE, TABLE, chunks_by_index, drive, is_empty, r
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.stats import SpeculativeStats
-from nucleate.outputs import EngineOutput, Usage
+from nucleate.outputs import EngineOutput, SpeculativeStats, Usage
 from nucleate.sampling.suffix_automaton import SuffixAutomaton
 from nucleate.tokenization.detokenizer import Detokenizer
 

@@ -35,7 +35,7 @@ UNLISTED = (
 RESULTS = {
     *("Completion", "CompletionOutput", "CompletionChunk", "Usage", "ToolCall", "ToolCallDelta", "EngineOutput"),
     *("outputs.Finish", "outputs.Validation", "StepLogprobs", "TokenLogprob", "SamplerOutput", "BeamCompletion"),
-    *("BeamOutput", "engine.stats.EngineStats", "engine.stats.SpeculativeStats", "Trace", "Comparison"),
+    *("BeamOutput", "outputs.EngineStats", "outputs.SpeculativeStats", "Trace", "Comparison"),
     *("sampling.trace.TraceStep", "sampling.trace_change.StageChange", "sampling.history.History"),
     *("sampling.stage_base.RowStats", "sampling.stage_base.TokenInfo", "sampling.stage_base.SampledToken"),
     *("watermark.Detection", "parameters.parameter.Parameter", "models.protocol.ModelLimits"),

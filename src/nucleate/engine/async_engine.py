@@ -18,8 +18,7 @@ from nucleate.engine.beam_params import BeamRequest
 from nucleate.engine.beam_scheduler import AnyRequest, ValidatedBeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request, ValidatedRequest
-from nucleate.engine.stats import EngineStats
-from nucleate.outputs import EngineOutput
+from nucleate.outputs import EngineOutput, EngineStats
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stage import Pipeline

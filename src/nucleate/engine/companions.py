@@ -132,11 +132,10 @@ class Companions:
         self,
         scheduled: list[ScheduledSequence],
         compute: Callable[[Runner, list[ScheduledSequence]], Any],
-        failures: list[tuple[Any, str]],
-    ) -> Any:
+    ) -> tuple[Any, list[tuple[Any, str]]]:
         """The logits of both models, where those of sequences with a companion are combined with its logits.
 
-        compute: runs one model. failures: gets the sequences whose stage fails, with the error.
+        compute: runs one model. Also returns the sequences whose stage failed, with the error.
         """
         on_other = [one for one in scheduled if one.sequence.root == COMPANION_START]
         other_LV: Any = compute(self.runners[1], on_other) if on_other else None
@@ -146,6 +145,7 @@ class Companions:
         logits_LV = logits_LV.clone() if hasattr(logits_LV, "detach") else np.require(logits_LV, requirements="W")
         if other_LV is not None and hasattr(logits_LV, "detach") != hasattr(other_LV, "detach"):
             other_LV = logits_LV.new_tensor(other_LV) if hasattr(logits_LV, "detach") else other_LV.cpu().numpy()
+        failures = []
         for one in own:
             other = one.companion
             if other is None:
@@ -158,4 +158,4 @@ class Companions:
                     logits_LV[row] = combine(stage, logits_LV[row], others_LV[other.logits_row + step])
             except Exception as error:  # noqa: BLE001  # a user-defined stage may raise anything
                 failures.append((one.sequence, f"{type(error).__name__}: {one_line(error)}"))
-        return logits_LV
+        return logits_LV, failures

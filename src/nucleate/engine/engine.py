@@ -9,9 +9,13 @@ it gives the same tokens for the same logits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from operator import attrgetter
 from time import perf_counter
-from typing import get_args, overload
+from typing import Any, NamedTuple, get_args, overload
+
+import numpy as np
 
 from nucleate.engine.beam_params import BeamRequest
 from nucleate.engine.beam_scheduler import (
@@ -22,16 +26,15 @@ from nucleate.engine.beam_scheduler import (
 )
 from nucleate.engine.companions import Companions
 from nucleate.engine.kv_cache import KVCacheManager
-from nucleate.engine.model_executor import ForwardOutput, ModelExecutor
 from nucleate.engine.request import PipelineCache, Request, ValidatedRequest, admit, check_output_ids
 from nucleate.engine.running_request import RunningRequest, RunningSequence
 from nucleate.engine.scheduler import NO_ROW, ScheduledSequence, Scheduler
 from nucleate.engine.speculator import Speculator
-from nucleate.engine.stats import EngineStats, SpeculativeStats
 from nucleate.engine.token_sampler import TokenSampler
-from nucleate.models.runner import Runner
-from nucleate.outputs import EngineOutput, Finish
-from nucleate.parameters.converters import shown
+from nucleate.models.protocol import RunnerLostError
+from nucleate.models.runner import ModelInput, Runner
+from nucleate.outputs import EngineOutput, EngineStats, Finish, SpeculativeStats
+from nucleate.parameters.converters import one_line, shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.dispatch.route import TENSOR_BACKENDS
@@ -39,6 +42,7 @@ from nucleate.sampling.inputs import check_count
 from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stage import Stage
 from nucleate.speculative.config import Speculation
+from nucleate.speculative.draft import NO_DRAFT
 from nucleate.structured_output import GrammarLimits
 from nucleate.structured_output.grammar_manager import GrammarManager
 from nucleate.structured_output.spec import Whitespace
@@ -120,41 +124,36 @@ class Engine:
         self._grammars = GrammarManager(tokenizer, runner.vocab_size, structured_limits, json_whitespace)
         self._requests: dict[str, RunningRequest] = {}
         self._token_sampler = TokenSampler(self._sampler, self._grammars, self._release, deferred=runner.asynchronous)
-        self._num_arrivals = self._prefix_cache_queries = self._prefix_cache_hits = 0
+        self.num_steps = self._computed_tokens = self._num_arrivals = 0
+        self._prefix_cache_queries = self._prefix_cache_hits = 0
+        self._forward_seconds = 0.0
         self._beams = BeamScheduler(self._scheduler, runner, self._grammars, tokenizer)
         self._pipelines = PipelineCache(self.vocab_size, tokenizer, watermark)
         self._speculator: Speculator | None = None
         if speculation is not None:
             parts = self._companions, self._scheduler, self._sampler, self._token_sampler
             self._speculator = Speculator(speculation, runner, *parts)
-        self._executor = ModelExecutor(runner, self._companions, self._scheduler)
 
     def __len__(self) -> int:
         """The number of unfinished requests."""
         return len(self._requests) + len(self._beams.searches)
 
     @property
-    def num_steps(self) -> int:
-        """The number of forward passes so far."""
-        return self._executor.num_steps
-
-    @property
     def stats(self) -> EngineStats:
         """State and counters, see ``EngineStats``."""
-        scheduler, cache, beams = self._scheduler, self._kv_cache, self._beams
-        executor, sampler = self._executor, self._token_sampler
+        scheduler, cache, beams, sampler = self._scheduler, self._kv_cache, self._beams, self._token_sampler
         return EngineStats(
             len(scheduler.running),
             len(scheduler.waiting),
             cache.num_blocks,
             cache.num_used_blocks,
-            executor.num_steps,
-            executor.computed_tokens,
+            self.num_steps,
+            self._computed_tokens,
             self._prefix_cache_queries + beams.prefix_cache_queries,
             self._prefix_cache_hits + beams.prefix_cache_hits,
             sampler.sampled_tokens + beams.sampled_tokens,
             scheduler.num_preemptions,
-            executor.seconds,
+            self._forward_seconds,
             sampler.seconds + beams.seconds,
             self._grammars.seconds,
             sampler.jump_forward_tokens,
@@ -239,15 +238,70 @@ class Engine:
             speculator = None
         if speculator is None or speculator.coupled:  # the other acceptance rules need masks along the draft
             sampler.prefetch_masks(scheduled)
-        results, failures = self._executor.run(scheduled, speculator)
-        for failed, message in failures:
-            self._fail(failed, message)
+        results = self._run(scheduled, speculator)
         sampler.flush()  # the text of the step before, where the model still computes this one
         for result in results:
             self._sample(result, speculator)
         if speculator is not None:
             speculator.end_step(scheduled, perf_counter() - begin)
         return sampler.take_outputs()
+
+    def _run(self, scheduled: list[ScheduledSequence], speculator: Speculator | None) -> list[ForwardOutput]:
+        """Run one forward pass. If it fails, each sequence is retried alone, so that only faulty ones end."""
+        self.num_steps += 1
+        begin = perf_counter()
+        try:
+            results = [self._forward(scheduled, speculator)]
+        except RunnerLostError:
+            raise
+        except Exception as error:  # noqa: BLE001  # a model may raise anything
+            results = self._forward_alone(scheduled, speculator, error)
+        self._forward_seconds += perf_counter() - begin
+        for result in results:
+            self._scheduler.mark_computed(result.scheduled)
+        return results
+
+    def _forward(self, scheduled: list[ScheduledSequence], speculator: Speculator | None) -> ForwardOutput:
+        failures: Sequence[tuple[RunningSequence, str]] = ()
+        if self._scheduler.num_companions:
+            logits_LV, failures = self._companions.forward(scheduled, self._compute)
+        else:
+            logits_LV = self._compute(self.runner, scheduled)
+        states_TF = None if speculator is None else speculator.end_forward(scheduled)
+        for sequence, message in failures:
+            self._fail(sequence, message)
+        return ForwardOutput(scheduled, logits_LV, states_TF)
+
+    def _compute(self, runner: Runner, scheduled: list[ScheduledSequence]) -> Any:
+        """The logits of one model, in which each sequence gets its row."""
+        inputs = [model_input(one) for one in scheduled]
+        logits_LV = runner.forward(inputs)
+        row = -1
+        for one, (_, _, start, stop, _, num_logits, _) in zip(scheduled, inputs, strict=True):
+            row += num_logits
+            one.logits_row = row if one.draft is NO_DRAFT else row - len(one.draft)
+            self._computed_tokens += stop - start
+        return logits_LV
+
+    def _forward_alone(
+        self, scheduled: list[ScheduledSequence], speculator: Speculator | None, error: Exception
+    ) -> list[ForwardOutput]:
+        """After an error of the whole batch: each sequence alone, with its companion and without its draft."""
+        results: list[ForwardOutput] = []
+        retry = len(scheduled) > 1 or any(one.draft for one in scheduled)
+        if speculator is not None:
+            speculator.withdraw(scheduled)
+        together = {one.companion.sequence for one in scheduled if one.companion is not None}
+        for one in scheduled:
+            if one.sequence.finished or one.sequence in together:  # another beam, or its companion, has failed
+                continue
+            try:
+                if not retry:
+                    raise error
+                results.append(self._forward([*one.group], speculator).copy())
+            except Exception as own:  # noqa: BLE001  # a model may raise anything; the request gets the message
+                self._fail(one.sequence.owner or one.sequence, f"the model failed: {one_line(own)}")
+        return results
 
     def _sample(self, result: ForwardOutput, speculator: Speculator | None) -> None:
         """Sample the next token of every sequence whose last token was computed."""
@@ -319,6 +373,34 @@ class Engine:
         if request_id in taken:
             raise ParameterError("id", f"there is a request {request_id!r:.80} already")
         return request_id
+
+
+class ForwardOutput(NamedTuple):
+    """The result of a forward pass. Each sequence has its ``logits_row``."""
+
+    scheduled: list[ScheduledSequence]
+    logits: Any  #: [L, V], combined with those of companions
+    hidden_states: Any  #: of all computed tokens, if a proposer reads them
+
+    def copy(self) -> ForwardOutput:
+        """The result with arrays of its own: the next forward pass may overwrite those of the runner."""
+        arrays = [one.copy() if isinstance(one, np.ndarray) else one for one in (self.logits, self.hidden_states)]
+        return ForwardOutput(self.scheduled, *arrays)
+
+
+def model_input(one: ScheduledSequence) -> ModelInput:
+    """The input of the model for the scheduled tokens of a sequence, with their draft."""
+    sequence, draft, stop = one.sequence, one.draft, one.stop
+    if draft is NO_DRAFT:
+        num_logits, parents = stop - one.start if sequence.all_logits else int(one.last), None
+    else:
+        stop, num_logits = stop + len(draft), 1 + len(draft)
+        parents = None if draft.is_chain else draft.parents
+    return _model_input((sequence.key, sequence.token_ids, one.start, stop, sequence.block_ids, num_logits, parents))
+
+
+_model_input = partial(tuple.__new__, ModelInput)
+"""Takes half the time of ``ModelInput(...)``."""
 
 
 def _sampler_of(runner: Runner, backend: str) -> Sampler:

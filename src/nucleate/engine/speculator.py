@@ -15,12 +15,12 @@ from nucleate.engine.companions import Companions
 from nucleate.engine.kv_cache import COMPANION_START
 from nucleate.engine.running_request import RunningSequence
 from nucleate.engine.scheduler import NO_ROW, ScheduledSequence, Scheduler
-from nucleate.engine.stats import SpeculativeStats
 from nucleate.engine.token_sampler import TokenSampler
 from nucleate.engine.verification import InvalidDistributionError, Path, filter_draft, verify_by_rule, verify_coupled
 from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.jit.native_library import ensure_loaded
 from nucleate.models.runner import Move, Runner
+from nucleate.outputs import SpeculativeStats
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.distributions import supports_rejection_sampling
 from nucleate.sampling.sampler import Sampler

@@ -12,12 +12,11 @@ from nucleate.chat.tools import Tool, ToolUse
 from nucleate.engine.beam_params import BeamCompletion, BeamParams, BeamRequest, beam_params
 from nucleate.engine.engine import MAX_NUM_SEQS, Engine
 from nucleate.engine.request import Request
-from nucleate.engine.shared_engine import SharedEngine
 from nucleate.jit.kernel_libraries import MODELS, SAMPLER
 from nucleate.jit.native_library import load_in_background
 from nucleate.llm.chat_request import chat_request, template_options
-from nucleate.llm.completions import completions, in_order, with_progress
 from nucleate.llm.model_loading import check_parallel, load_parallel, model_tokenizer
+from nucleate.llm.shared_engine import SharedEngine, completions, in_order, with_progress
 from nucleate.models.loader import ModelSource, check_companion, is_in_memory, runners_of
 from nucleate.models.protocol import Model, ModelError
 from nucleate.outputs import Completion, CompletionChunk
