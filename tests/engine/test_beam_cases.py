@@ -24,16 +24,20 @@ from nucleate.models.runner import ModelInput
     ("field", "value", "message"),
     [
         ("num_beams", 0, "num_beams must be an integer >= 1 and <= 1024, got 0"),
+        ("num_beams", 2.0, "num_beams must be an integer >= 1 and <= 1024, got 2.0"),
         ("num_beams", 5000, "num_beams must be an integer >= 1 and <= 1024, got 5000"),
         ("num_beams", True, "num_beams must be an integer >= 1 and <= 1024, got True"),
         ("max_tokens", 0, "max_tokens must be an integer >= 1 or none, got 0"),
         ("length_penalty", math.inf, "length_penalty must be a number, got inf"),
+        ("length_penalty", math.nan, "length_penalty must be a number, got nan"),
         ("length_penalty", "1", "length_penalty must be a number"),
+        ("length_penalty", -1e4, "length_penalty must leave max_tokens"),
         ("early_stopping", "always", "early_stopping must be true, false or 'never'"),
         ("early_stopping", 1, "early_stopping must be true, false or 'never'"),
+        ("early_stopping", np.array(["never"] * 2), "early_stopping must be true, false or 'never', got"),
         ("num_return_sequences", 5, r"num_return_sequences must be at most num_beams \(4\), got 5"),
         ("num_beam_groups", 3, r"num_beam_groups must divide num_beams \(4\), got 3"),
-        ("diversity_penalty", -1.0, "diversity_penalty must be a number >= 0"),
+        ("diversity_penalty", -1.0, "diversity_penalty must be a number >= 0 and <= 1e\\+06, got -1.0"),
         ("structured_outputs", {"regex": 5}, "regex"),
         ("stop_token_ids", [-1], "stop_token_ids must be a list of integers >= 0"),
         ("ignore_eos", 1, "ignore_eos must be true or false, got 1"),
@@ -43,7 +47,7 @@ from nucleate.models.runner import ModelInput
 )
 def test_errors_name_the_field_and_the_allowed_values(field: str, value: object, message: str) -> None:
     with pytest.raises(nc.ParameterError, match=message) as error:
-        BeamParams(**{field: value})
+        BeamParams(**{"max_tokens": 5, field: value})
     assert error.value.field in (field, "regex")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from toy_models import PagedToy, Toy
 from toy_requests import KINDS, TABLE, chunks_by_index, drive, is_empty, random_request, reference_chunks, runner
 
 import nucleate as nc
-from nucleate.engine.beam_params import BeamChunk, BeamParams, BeamRequest
+from nucleate.engine.beam_params import BeamParams, BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.runner import Fork, ModelInput
@@ -21,6 +22,18 @@ from nucleate.outputs import EngineOutput, Usage
 OPTIONS = [{}, {"max_num_seqs": 2, "max_num_batched_tokens": 5}, {"max_num_seqs": 1}, {"enable_prefix_caching": False}]
 BAD = TABLE[0, :SIZE].copy()
 BAD[5] = np.nan
+
+
+class RecordingToy(PagedToy):
+    """Keeps its forks."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.forks: list[Fork] = []
+
+    def fork(self, given: Sequence[Fork]) -> None:
+        self.forks += given
+        super().fork(given)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,13 +86,6 @@ def test_a_kv_cache_of_one_beam_is_enough(llm: nc.LLM) -> None:
 @pytest.mark.parametrize("size", [1, 4, 16])
 def test_beams_share_blocks_and_a_fork_copies_at_most_one(llm: nc.LLM, size: int) -> None:
     model = toy(context_length=512)
-    forks: list[Fork] = []
-
-    class RecordingToy(PagedToy):
-        def fork(self, given: Sequence[Fork]) -> None:
-            forks.extend(given)
-            super().fork(given)
-
     inner = RecordingToy(model, 4096 // size, size)
     engine = Engine(inner, llm.tokenizer, backend="reference")
     num_beams, prompt, most = 5, [*range(1, 201)], 40
@@ -94,9 +100,9 @@ def test_beams_share_blocks_and_a_fork_copies_at_most_one(llm: nc.LLM, size: int
     assert found_beams(events) == expected_beams(model, request, ())
     read = [(key, stop - start) for parts in inner.forwards for key, start, stop in parts]
     assert sum(count for _, count in read) <= len(prompt) + num_beams * most  # nothing is computed twice
-    assert forks
-    assert all(fork.block is None for fork in forks) == (size == 1)
-    assert len({fork.child for fork in forks}) == len(forks)
+    assert inner.forks
+    assert all(fork.block is None for fork in inner.forks) == (size == 1)
+    assert len({fork.child for fork in inner.forks}) == len(inner.forks)
     own = -(-(most + size) // size) + 1  # blocks per beam besides the prompt's
     assert used <= -(-len(prompt) // size) + num_beams * own
     assert is_empty(engine)
@@ -131,19 +137,12 @@ def test_a_single_child_of_a_beam_copies_nothing(llm: nc.LLM) -> None:
             logits[ids[-1] + rows[len(ids) % 3]] = 0.0
         return logits
 
-    seen: list[Fork] = []
-
-    class RecordingToy(PagedToy):
-        def fork(self, given: Sequence[Fork]) -> None:
-            seen.extend(given)
-            super().fork(given)
-
     model = toy(of=chain)
-    engine = Engine(RecordingToy(model, 64, 4), llm.tokenizer, backend="reference")
+    engine = Engine(inner := RecordingToy(model, 64, 4), llm.tokenizer, backend="reference")
     request = BeamRequest([9], BeamParams(num_beams=3, max_tokens=30, ignore_eos=True))
     [events] = drive(engine, [request])
     assert found_beams(events) == expected_beams(model, request, ())
-    assert len(seen) == 2
+    assert len(inner.forks) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -213,7 +212,6 @@ def test_invalid_logits_end_only_their_search(llm: nc.LLM, kind: str) -> None:
     assert [(e.chunk.finish_reason, e.chunk.stop_reason, e.finished) for e in bad] == [
         ("error", "invalid logits: NaN at token 5", True)
     ]
-    assert not isinstance(bad[0].chunk, BeamChunk)
     assert found_beams(good) == expected_beams(model, other, llm.tokenizer.eos_token_ids)
     assert chunks_by_index(sampled_events, 1) == reference_chunks(model, llm.tokenizer, sampled)
     assert is_empty(engine)

@@ -24,6 +24,26 @@ NAMES = (
     "num_beam_groups",
     "diversity_penalty",
 )
+
+
+def hashed(
+    size: int, seed: int, banned: float = 0.0, *, coarse: bool = False
+) -> Callable[[tuple[int, ...]], np.ndarray]:
+    """Logits that depend on all tokens. banned: the fraction at -inf, never all. coarse: so that many are equal."""
+
+    def logits_of(ids: tuple[int, ...]) -> np.ndarray:
+        rng = np.random.default_rng([seed, len(ids), *ids])
+        logits = rng.normal(size=size) * 2
+        if coarse:
+            logits = np.round(logits * 0.7)
+        out = rng.random(size) < banned
+        out[rng.integers(size)] = False
+        logits[out] = -np.inf
+        return logits.astype(np.float32)
+
+    return logits_of
+
+
 BeamTuple = tuple[tuple[int, ...], float, float, str | None]
 
 

@@ -33,3 +33,13 @@ def random_model(name: str = "llama", **settings: Any) -> Any:
             if parameter.dim() > 1:
                 parameter.normal_(std=0.3)
     return model
+
+
+def small_llama(size: int, seed: int = 0, hidden: int = 32) -> Any:
+    """A random Llama with a vocabulary of this size, whose logits are far apart."""
+    torch.manual_seed(1000 * seed + size)
+    config = transformers.LlamaConfig(
+        vocab_size=size, hidden_size=hidden, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.4, bos_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()

@@ -158,14 +158,16 @@ class AsyncEngine:
             for request in requests:
                 numbers.append(self._engine.add(request))
         except Exception as error:  # noqa: BLE001  # raised again in the caller
-            self._abort(numbers)
+            for number in numbers:
+                self._engine.abort(number)
             self._call(caller.reject, error)
         else:
             self._call(self._admitted, caller, numbers)
 
     def _admitted(self, caller: _Caller, numbers: list[str]) -> None:
         if caller not in self._waiting:  # any more
-            self._run_on_thread(lambda: self._abort(numbers))
+            for number in numbers:
+                self._run_on_thread(partial(self._engine.abort, number))
             return
         caller.admitted = True
         caller.places = {number: place for place, number in enumerate(numbers)}
@@ -175,11 +177,6 @@ class AsyncEngine:
                 self.abort(number)
         if not numbers:
             caller.wake()
-
-    def _abort(self, numbers: Iterable[str]) -> None:
-        """Abort requests whose caller has left."""
-        for number in numbers:
-            self._engine.abort(number)
 
     async def _next(self, caller: _Caller) -> list[tuple[int, EngineOutput]]:
         if not caller.outputs:

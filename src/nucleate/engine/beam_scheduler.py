@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from nucleate.engine.running_request import text_error
 from nucleate.engine.scheduler import ScheduledSequence, Scheduler, SchedulerEntry
 from nucleate.models.protocol import ModelLimits
 from nucleate.models.runner import Fork, Runner
-from nucleate.outputs import CompletionChunk, EngineOutput, Finish, StepLogprobs, Usage
+from nucleate.outputs import EngineOutput, Finish, StepLogprobs, Usage
 from nucleate.parameters.converters import one_line
 from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.token_logprobs import logprobs
@@ -51,13 +51,13 @@ AnyRequest = Request | BeamRequest | ValidatedRequest | ValidatedBeamRequest
 class GuideConstraint:
     """A ``BeamConstraint`` that applies a grammar."""
 
-    def __init__(self, guide: Guide, *, ignore_eos: bool) -> None:
-        self.guide, self._ignore_eos = guide, ignore_eos
+    def __init__(self, grammar: CompiledGrammar, ignore_eos: bool) -> None:
+        self.guide, self._ignore_eos = Guide(grammar, ignore_eos=ignore_eos), ignore_eos
 
     def advance(self, token: int) -> tuple[GuideConstraint, bool]:
-        guide = Guide(self.guide.grammar, ignore_eos=self._ignore_eos)
-        guide.matcher = self.guide.matcher.copy()
-        return GuideConstraint(guide, ignore_eos=self._ignore_eos), guide.accept_token(token)
+        after = GuideConstraint(self.guide.grammar, self._ignore_eos)
+        after.guide.matcher = self.guide.matcher.copy()
+        return after, after.guide.accept_token(token)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -68,19 +68,18 @@ class RunningBeam(SchedulerEntry):
     logits_V: NDArray[np.float32] | None = None  #: of the next token, once they are computed
 
 
-@dataclass(eq=False, slots=True)
 class RunningBeamSearch:
-    """A beam search in the engine."""
+    """A beam search in the engine. ``cached_tokens``: prompt tokens from the prefix cache, of the beams that ended."""
 
-    request: BeamRequest
-    id: str
-    rules: StopRules
-    grammar: CompiledGrammar | None
-    search: BeamSearch
-    order: tuple[int, int]  #: priority, arrival
-    paused: bool = False
-    beams: list[RunningBeam] = field(default_factory=list)  #: in the order of ``search.open``
-    cached_tokens: int = 0  #: prompt tokens from the prefix cache, of the beams that have ended
+    def __init__(self, validated: ValidatedBeamRequest, request_id: str, arrival: int) -> None:
+        self.request, self.rules, self.grammar = validated
+        params, rules = self.request.params, self.rules
+        self.id, self.order, self.paused, self.cached_tokens = request_id, (self.request.priority, arrival), False, 0
+        self.max_tokens = rules.max_tokens or 0  # admit sets it
+        ends = rules.stop_token_ids | (frozenset() if params.ignore_eos else rules.eos_token_ids)
+        first = None if self.grammar is None else GuideConstraint(self.grammar, params.ignore_eos)
+        self.search = BeamSearch(params, ends, self.max_tokens, first)
+        self.beams: list[RunningBeam] = []  #: in the order of ``search.open``
 
     def pause(self, *, paused: bool) -> None:
         """See ``Engine.pause``."""
@@ -111,14 +110,9 @@ class BeamScheduler:
 
     def start(self, validated: ValidatedBeamRequest, request_id: str, arrival: int) -> None:
         """Add a search to the scheduler."""
-        request, rules, grammar = validated
-        params, max_tokens, ids = request.params, rules.max_tokens or 0, request.prompt_ids  # admit sets max_tokens
-        stop_ids = rules.stop_token_ids | (frozenset() if params.ignore_eos else rules.eos_token_ids)
-        ignores = params.ignore_eos
-        first = None if grammar is None else GuideConstraint(Guide(grammar, ignore_eos=ignores), ignore_eos=ignores)
-        search = BeamSearch(params, stop_ids, max_tokens, first)
-        running = RunningBeamSearch(request, request_id, rules, grammar, search, (request.priority, arrival))
-        beam = RunningBeam((*running.order, 0), ids, len(ids) + max_tokens, running=running, key=next(self._keys))
+        running = RunningBeamSearch(validated, request_id, arrival)
+        ids, key = validated.request.prompt_ids, next(self._keys)
+        beam = RunningBeam((*running.order, 0), ids, len(ids) + running.max_tokens, running=running, key=key)
         running.beams = [beam]
         self.searches[request_id] = running
         self.prefix_cache_queries += len(ids)
@@ -149,7 +143,7 @@ class BeamScheduler:
         self._release(running.beams)
         del self.searches[running.id]
         usage = Usage(len(running.request.prompt_ids), 0, running.cached_tokens)
-        return [EngineOutput(running.id, CompletionChunk("", (), 0, 0, *finish), usage)]
+        return [EngineOutput(running.id, BeamChunk("", (), 0, 0, *finish), usage)]
 
     def _advance(self, running: RunningBeamSearch) -> list[EngineOutput]:
         rows = [beam.logits_V for beam in running.beams if beam.logits_V is not None]
@@ -164,17 +158,17 @@ class BeamScheduler:
         try:
             masks = self._grammars.mask(guides)
             children = running.search.step(np.stack(rows), masks, None if top is None else raw_logprobs)
-            self._continue(running, children)
+            failure = self._continue(running, children)
         except SearchError as error:
-            return self.end(running, Finish("error", error_message(error.reason, guides[error.beam])))
-        except _ForkError as error:
-            return self.end(running, Finish("error", str(error)))
+            failure = error_message(error.reason, guides[error.beam])
         except MatcherError as error:
-            return self.end(running, Finish("error", f"{CONSTRAINT_FAILED[0]}: {error}"))
+            failure = f"{CONSTRAINT_FAILED[0]}: {error}"
+        if failure is not None:
+            return self.end(running, Finish("error", failure))
         return [] if running.beams else self._finish(running)
 
-    def _continue(self, running: RunningBeamSearch, children: Sequence[BeamCandidate]) -> None:
-        """Replace the beams by their continuations."""
+    def _continue(self, running: RunningBeamSearch, children: Sequence[BeamCandidate]) -> str | None:
+        """Replace the beams by their continuations. Returns why the search cannot continue."""
         before, parents = running.beams, {child.parent for child in children}
         self._release(beam for index, beam in enumerate(before) if index not in parents)
         used = {before[index].order[2] for index in parents}
@@ -191,11 +185,12 @@ class BeamScheduler:
         try:
             if forks:
                 self._runner.fork(forks)
-        except Exception as error:
-            raise _ForkError(f"the model failed: {one_line(error)}") from error
+        except Exception as error:  # noqa: BLE001  # a model may raise anything
+            return f"the model failed: {one_line(error)}"
         for beam, (_, token) in zip(running.beams, children, strict=True):
             beam.append(token)
             beam.logits_V, beam.paused = None, running.paused
+        return None
 
     def _fork(self, parent: RunningBeam, rank: int, forks: list[Fork]) -> RunningBeam:
         running = parent.running
@@ -245,7 +240,3 @@ class BeamScheduler:
             score=beam.score,
             logprob=beam.logprob,
         )
-
-
-class _ForkError(Exception):
-    """The model could not copy the KV cache of a beam."""

@@ -118,11 +118,9 @@ class Companions:
         companion, rules = admit_companion(stage, prompt_ids, rules, model, self._other)
         return companion, fit_blocks(companion, prompt_ids, rules, self.num_blocks, self._runner.block_size)
 
-    def forget(self, sequence: Any) -> None:
-        """Drop the models' state of a finished sequence and of its companion."""
-        self._runner.forget(sequence.key)
-        if sequence.companion is not None:
-            self.runner_of(sequence.companion).forget(sequence.companion.key)
+    def forget(self, companion: SchedulerEntry) -> None:
+        """Drop the model's state of a finished companion."""
+        self.runner_of(companion).forget(companion.key)
 
     def runner_of(self, sequence: SchedulerEntry) -> Runner:
         """The runner that computes a sequence."""

@@ -1,10 +1,12 @@
 """Engine: continuous batching of many requests over one model, one step at a time.
 
 ``add`` admits a request; its sequence waits in the scheduler; steps compute its prompt; after the last prompt token,
-each step samples a token, until a stop criterion matches. Detokenization and stop criteria run after sampling; on a
-model that runs asynchronously (a GPU), they overlap with the next forward pass, whose results for finished sequences
-are dropped. The engine has no threads and does no I/O: callers of ``step`` do. ``generation/loop.py`` is the reference:
-it gives the same tokens for the same logits.
+each step samples a token, until a stop criterion matches. ``step`` is the schedule of one token. What only some
+requests need joins it at one place each: drafts at the beginning and instead of sampling, companions in ``_forward``,
+prompt logprobs and beams in ``_sample``, grammars, limits of reasoning and recorders in ``TokenSampler.sample``. Text
+is made after sampling; on a model that runs asynchronously (a GPU), during the next forward pass, whose results for
+finished sequences are dropped. The engine has no threads and does no I/O: callers of ``step`` do.
+``generation/loop.py`` is the reference: it gives the same tokens for the same logits.
 """
 
 from __future__ import annotations
@@ -179,7 +181,8 @@ class Engine:
         rules = admit(
             self, self.tokenizer, request.prompt_ids, params, self._regex_seconds, prompt_only=request.prompt_only
         )
-        grammar = self._grammars.compile(params.structured_outputs)
+        spec = params.structured_outputs
+        grammar = None if spec is None else self._grammars.compile(spec)
         pipeline = self._pipelines.get(params)
         if hasattr(self._sampler, "check_pipeline"):
             self._sampler.check_pipeline(pipeline)
@@ -196,7 +199,7 @@ class Engine:
         if isinstance(validated, ValidatedBeamRequest):
             self._beams.start(validated, request_id, self._num_arrivals)
         else:
-            running = self._requests[request_id] = RunningRequest.of(validated, request_id, self._num_arrivals)
+            running = self._requests[request_id] = RunningRequest(validated, request_id, self._num_arrivals)
             self._start_sequence(running)
         self._num_arrivals += 1
         return request_id
@@ -276,11 +279,11 @@ class Engine:
         """The logits of one model, in which each sequence gets its row."""
         inputs = [model_input(one) for one in scheduled]
         logits_LV = runner.forward(inputs)
-        row = -1
+        row, computed = -1, 0
         for one, (_, _, start, stop, _, num_logits, _) in zip(scheduled, inputs, strict=True):
-            row += num_logits
+            row, computed = row + num_logits, computed + stop - start
             one.logits_row = row if one.draft is NO_DRAFT else row - len(one.draft)
-            self._computed_tokens += stop - start
+        self._computed_tokens += computed
         return logits_LV
 
     def _forward_alone(
@@ -354,7 +357,9 @@ class Engine:
         self._prefix_cache_queries += running.num_prompt_tokens
         self._prefix_cache_hits += sum([each.num_cached for each in sequence.group])
         self._scheduler.remove(sequence)
-        self._companions.forget(sequence)
+        self.runner.forget(sequence.key)
+        if sequence.companion is not None:
+            self._companions.forget(sequence.companion)
         if self._speculator is not None:
             self._speculator.forget(sequence)
         if sequence.row != NO_ROW:

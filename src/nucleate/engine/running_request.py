@@ -9,18 +9,17 @@ from functools import partial
 from typing import Any
 
 from nucleate.chat.reasoning import ReasoningTracker
-from nucleate.engine.companions import Companion, add_companion
-from nucleate.engine.request import MAX_N, Request, StepRecorder, ValidatedRequest
+from nucleate.engine.companions import add_companion
+from nucleate.engine.request import MAX_N, StepRecorder, ValidatedRequest
 from nucleate.engine.scheduler import ScheduledSequence, SchedulerEntry
 from nucleate.outputs import CompletionChunk, EngineOutput, Finish, PromptLogprobs, StepLogprobs, Usage
 from nucleate.parameters.converters import one_line
 from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.noise import fresh_seed
-from nucleate.sampling.pipeline import PreparedPipeline
 from nucleate.sampling.token_logprobs import row_logprobs
 from nucleate.speculative.draft import DraftContext
 from nucleate.stopping.stop_matcher import StopMatcher, StopRules
-from nucleate.structured_output import CompiledGrammar, Guide, can_jump_forward
+from nucleate.structured_output import Guide, can_jump_forward
 from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -96,38 +95,27 @@ class OutputProcessor:
         )
 
 
-@dataclass(eq=False, slots=True)
 class RunningRequest:
-    """A request in the engine. Its first sequence computes the prompt; the others start after that."""
+    """A request in the engine. Its first sequence computes the prompt; the others start after that.
 
-    request: Request
-    id: str
-    seed: int
-    pipeline: PreparedPipeline
-    rules: StopRules
-    grammar: CompiledGrammar | None
-    max_length: int  #: tokens of the prompt and of the longest output
-    arrival: int
-    jump_forward: bool = False  #: whether tokens that the grammar forces need not be sampled
-    companion: Companion | None = None  #: of each of its sequences
-    paused: bool = False
-    sequences: dict[int, RunningSequence] = field(default_factory=dict)  #: the unfinished ones, by index
-    num_started: int = 0
-    num_finished: int = 0
-    completion_tokens: int = 0
-    prompt_detokenizer: Detokenizer | None = None  #: after the prompt, from the first token on
-    cached_tokens: int = 0  #: prompt tokens of the first sequence from the prefix cache, once it has finished
+    ``max_length``: tokens of the prompt and of the longest output. ``jump_forward``: whether tokens that the grammar
+    forces need not be sampled. ``cached_tokens``: prompt tokens of the first sequence from the prefix cache, once it
+    has finished.
+    """
 
-    @classmethod
-    def of(cls, validated: ValidatedRequest, request_id: str, arrival: int) -> RunningRequest:
-        """Start a validated request: fix its seed."""
-        request, pipeline, rules, grammar, companion = validated
-        seed = fresh_seed() if request.params.seed is None else request.params.seed
-        max_length = len(request.prompt_ids) + (rules.max_tokens or 0)  # admit sets max_tokens
-        skips = grammar is not None and can_jump_forward(pipeline.given)
-        if companion is not None:
-            pipeline = pipeline._replace(combine=None)  # the engine combines logits before it samples
-        return cls(request, request_id, seed, pipeline, rules, grammar, max_length, arrival, skips, companion)
+    def __init__(self, validated: ValidatedRequest, request_id: str, arrival: int) -> None:
+        self.request, pipeline, self.rules, self.grammar, self.companion = validated
+        self.id, self.arrival, self.paused = request_id, arrival, False
+        seed = self.request.params.seed
+        self.seed = fresh_seed() if seed is None else seed
+        self.max_length = len(self.request.prompt_ids) + (self.rules.max_tokens or 0)  # admit sets max_tokens
+        self.jump_forward = self.grammar is not None and can_jump_forward(pipeline.given)
+        # the engine combines the logits with those of the companion, before it samples
+        self.pipeline = pipeline if self.companion is None else pipeline._replace(combine=None)
+        self.sequences: dict[int, RunningSequence] = {}  #: the unfinished ones, by index
+        self.num_started = self.completion_tokens = self.cached_tokens = 0
+        self._num_finished = 0
+        self._prompt_detokenizer: Detokenizer | None = None  # after the prompt, from the first token on
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -139,8 +127,8 @@ class RunningRequest:
         self.completion_tokens += len(chunk.token_ids)
         if chunk.finish_reason is None:
             return _engine_output((self.id, chunk, None))
-        self.num_finished += 1
-        if self.num_finished < self.request.params.n:
+        self._num_finished += 1
+        if self._num_finished < self.request.params.n:
             return EngineOutput(self.id, chunk)
         cached = self.sequences[0].num_cached if 0 in self.sequences else self.cached_tokens
         return EngineOutput(self.id, chunk, Usage(len(self.request.prompt_ids), self.completion_tokens, cached))
@@ -179,12 +167,12 @@ class RunningRequest:
 
     def _detokenizer(self, tokenizer: Tokenizer) -> Detokenizer:
         """A detokenizer after the prompt, which is decoded once for all sequences."""
-        if self.prompt_detokenizer is None:
+        if self._prompt_detokenizer is None:
             request = self.request
-            self.prompt_detokenizer = Detokenizer(
+            self._prompt_detokenizer = Detokenizer(
                 tokenizer, request.prompt_ids, request.params.skip_special_tokens, kept_ids=request.kept_token_ids
             )
-        return self.prompt_detokenizer.fork()
+        return self._prompt_detokenizer.fork()
 
     def pause(self, *, paused: bool) -> None:
         """See ``Engine.pause``."""

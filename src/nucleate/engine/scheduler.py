@@ -61,11 +61,6 @@ class SchedulerEntry:
         return self.paused or len(self.token_ids) >= self.max_length
 
     @property
-    def max_draft_depth(self) -> int:
-        """The maximum depth of a draft: the token at the maximum length is always sampled."""
-        return self.max_length - len(self.token_ids) - 1
-
-    @property
     def group(self) -> tuple[SchedulerEntry, ...]:
         """The sequence and its companion."""
         return (self,) if self.companion is None else (self, self.companion)

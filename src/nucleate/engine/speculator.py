@@ -125,7 +125,7 @@ class Speculator:
         budget = min(budget, MAX_LOGITS // self._runner.vocab_size - len(scheduled))
         counts = []
         for one in ones:
-            depth = one.sequence.max_draft_depth
+            depth = _max_depth(one.sequence)
             limit = self.config.num_speculative_tokens if self._verifiable(one.sequence) else 0
             rows = len(one.group)
             count = max(0, min(limit, budget // rows, limit if depth > 0 and self._tree_width > 1 else depth))
@@ -163,7 +163,7 @@ class Speculator:
     def _add_draft(self, one: ScheduledSequence, draft: Draft, count: int) -> None:
         """Add as much of a draft as fits and as the grammar allows."""
         sequence: RunningSequence = one.sequence
-        draft = truncate(draft, self._tree_width, sequence.max_draft_depth, count)
+        draft = truncate(draft, self._tree_width, _max_depth(sequence), count)
         draft = filter_draft(draft, self._runner.vocab_size, sequence.processor.guide)
         for each in sequence.group:
             draft = draft.prefix(self._scheduler.reserve(each, len(draft)))
@@ -320,6 +320,11 @@ class Speculator:
         if not self._failed:
             logger.warning("speculative decoding: the proposer failed, continuing without drafts: %.300s", what)
         self._failed = True
+
+
+def _max_depth(sequence: RunningSequence) -> int:
+    """The maximum depth of a draft: the token at the maximum length is always sampled."""
+    return sequence.max_length - len(sequence.token_ids) - 1
 
 
 def _can_draft(one: ScheduledSequence) -> bool:

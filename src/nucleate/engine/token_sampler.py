@@ -34,11 +34,6 @@ class TokenSampler:
         self.sampled_tokens = self.jump_forward_tokens = 0
         self.seconds = 0.0
 
-    @property
-    def idle(self) -> bool:
-        """Whether all text has been made."""
-        return not self._pending
-
     def start(self, sequence: RunningSequence) -> None:
         """Give a sequence its row of the sampler, before its first token."""
         running, processor = sequence.running, sequence.processor

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 from nucleate.chat.chat_format import NO_TOOLS, ChatFormat, RenderedChat
 from nucleate.chat.output_parser import ChunkParser
 from nucleate.chat.tools import Tool, ToolUse
-from nucleate.engine.beam_params import BeamCompletion, BeamParams, BeamRequest, beam_params
+from nucleate.engine.beam_params import BeamCompletion, BeamParams, BeamRequest
 from nucleate.engine.engine import MAX_NUM_SEQS, Engine
 from nucleate.engine.request import Request
 from nucleate.jit.kernel_libraries import MODELS, SAMPLER
@@ -173,9 +174,11 @@ class LLM:
         params: the parameters for all prompts. values: its fields as keywords (``num_beams=8``), which replace those of
         params. use_tqdm: show a progress bar on stderr. ``default_params`` does not apply. Raises ParameterError.
         """
-        chosen = beam_params(params, values)
+        if params is not None and not isinstance(params, BeamParams):
+            raise ParameterError("params", f"params must be a BeamParams, got {params!r:.60}")
+        chosen = BeamParams(**values) if params is None else replace(params, **values)
         requests = [BeamRequest(self.encode(prompt), chosen) for prompt in check_prompts(prompts)]
-        chunks: list[list[CompletionChunk]] = [[] for _ in requests]
+        chunks: list[list[Any]] = [[] for _ in requests]
         for index, output in with_progress(self._engine.run(requests), len(requests), use_tqdm):
             chunks[index].append(output.chunk)
         return [
@@ -218,13 +221,6 @@ class LLM:
         self,
         messages: Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Pipeline | None = None,
-        *,
-        tools: Sequence[ToolLike] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool = True,
-        reasoning_effort: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        split_special_tokens: bool = True,
         **values: Any,
     ) -> list[Completion]: ...
 
