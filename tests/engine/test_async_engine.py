@@ -272,12 +272,14 @@ def test_generate_takes_text_token_ids_and_requests(llm: nc.LLM) -> None:
 
     async def use() -> list[list[EngineOutput]]:
         async with AsyncEngine(llm.new_engine()) as running:
+            prepared = await asyncio.to_thread(running.prepare, Request(llm.encode(text), params))
+            search = running.prepare(nc.BeamRequest(llm.encode(text), nc.BeamParams(num_beams=2, max_tokens=6)))
             calls = (
                 running.generate(text, params, "mine"),
                 running.generate(llm.encode(text), params, priority=1),
-                running.generate(Request(llm.encode(text), params)),
+                running.generate(prepared),
                 running.generate(text, (nc.stages.Gumbel(4),), "with stages"),
-                running.generate(nc.BeamRequest(llm.encode(text), nc.BeamParams(num_beams=2, max_tokens=6))),
+                running.generate(search),
                 running.generate(""),
             )
             found = [[output async for output in call] for call in calls[:3]]

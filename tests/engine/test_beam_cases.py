@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from toy_models import PagedToy
 from toy_requests import SIZE, drive, is_empty, rule, runner, toy
 
 import nucleate as nc
-from nucleate.engine.beam_params import BeamChunk, BeamCompletion, BeamParams, BeamRequest
+from nucleate.engine.beam_params import BeamCompletion, BeamParams, BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.runner import ModelInput
@@ -189,33 +188,6 @@ def test_failed_searches_return_a_completion_with_the_reason(llm: nc.LLM) -> Non
     assert beam.stop_reason == "invalid logits: NaN at token 0"
     assert (beam.score, beam.logprob) == (-math.inf, -math.inf)
     assert completion.usage == nc.Usage(2, 0)
-
-
-def test_async_engine_runs_searches_and_requests_together(llm: nc.LLM) -> None:
-    model = toy()
-    search = BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=9, num_return_sequences=2))
-    sampled = Request([1, 2, 3], nc.SamplingParams(seed=1, max_tokens=9))
-
-    async def main() -> dict[int, list[nc.EngineOutput]]:
-        engine = Engine(runner("paged", model), llm.tokenizer, backend="reference")
-        reported: dict[int, list[nc.EngineOutput]] = {0: [], 1: [], 2: []}
-        async with nc.AsyncEngine(engine) as running:
-            prepared = running.prepare(search)
-            async for batch in running.generate_all([search, sampled, prepared]):
-                for index, event in batch:
-                    reported[index].append(event)
-            with pytest.raises(nc.ParameterError):
-                [_ async for _ in running.generate(BeamRequest([]))]
-        return reported
-
-    reported = asyncio.run(main())
-    assert (
-        found_beams(reported[0])
-        == found_beams(reported[2])
-        == expected_beams(model, search, llm.tokenizer.eos_token_ids)
-    )
-    assert reported[1][-1].finished
-    assert all(isinstance(event.chunk, BeamChunk) for event in reported[0])
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])

@@ -53,25 +53,6 @@ def test_beams_equal_the_reference(llm: nc.LLM, kind: str, options: dict, blocks
         assert engine.stats.num_preemptions  # the test must include preemption
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("blocks", [30, 500])
-@pytest.mark.fast_cases(2)
-def test_searches_and_requests_in_a_batch_are_independent(llm: nc.LLM, kind: str, blocks: int) -> None:
-    rng = random.Random(f"{kind}{blocks}")
-    model = toy()
-    requests: list[Request | BeamRequest] = []
-    for _ in range(8):
-        requests.append(random_request(rng, 20))
-        requests += [random_search(rng)] * (rng.random() < 0.5)
-    engine = Engine(runner(kind, model, blocks), llm.tokenizer, max_num_seqs=9, backend="reference")
-    for request, events in zip(requests, drive(engine, requests), strict=True):
-        if isinstance(request, Request):
-            assert chunks_by_index(events, request.params.n) == reference_chunks(model, llm.tokenizer, request)
-        else:
-            assert found_beams(events) == expected_beams(model, request, llm.tokenizer.eos_token_ids)
-    assert is_empty(engine)
-
-
 def test_a_kv_cache_of_one_beam_is_enough(llm: nc.LLM) -> None:
     """Each beam is preempted and recomputed in every step."""
     model = toy(context_length=32)
@@ -159,24 +140,6 @@ def test_an_aborted_search_ends_with_one_event(llm: nc.LLM, kind: str) -> None:
         assert engine.abort(number) == []
         engine.pause(number)
         assert is_empty(engine)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_paused_searches_resume(llm: nc.LLM, kind: str) -> None:
-    rng = random.Random(kind)
-    model = toy()
-    engine = Engine(runner(kind, model, 40), llm.tokenizer, max_num_seqs=3, backend="reference")
-    requests = [random_search(rng) for _ in range(3)]
-    numbers = [engine.add(request) for request in requests]
-    events: dict[str, list[EngineOutput]] = {number: [] for number in numbers}
-    for turn in range(600):
-        for number in numbers:
-            engine.pause(number, paused=turn < 500 and rng.random() < 0.6)
-        for event in engine.step():
-            events[event.request_id].append(event)
-    for number, request in zip(numbers, requests, strict=True):
-        assert found_beams(events[number]) == expected_beams(model, request, llm.tokenizer.eos_token_ids)
-    assert is_empty(engine)
 
 
 def test_paused_searches_are_not_computed(llm: nc.LLM) -> None:

@@ -130,32 +130,6 @@ def test_prefixes_of_the_two_models_are_not_confused(llm: nc.LLM) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("steps", range(5))
-def test_abort_in_every_state(llm: nc.LLM, kind: str, steps: int) -> None:
-    engine = engine_of(llm, kind, max_num_seqs=4, max_num_batched_tokens=6)
-    number = engine.add(Request(range(1, 9), GUIDED.replace(n=3)))
-    other = engine.add(Request([5, 6, 7], CONTRASTIVE))
-    seen = [event for _ in range(steps) for event in engine.step()]
-    assert [event.chunk.finish_reason for event in engine.abort(number)] == ["abort"] * 3
-    rest = [event for event in seen if event.request_id == other]
-    while len(engine):
-        rest += engine.step()
-    expected = companion_chunks(toy(), llm.tokenizer, Request([5, 6, 7], CONTRASTIVE))
-    assert chunks_by_index(rest, 1) == expected
-    assert is_empty(engine)
-
-
-def test_pause_stops_both_sequences(llm: nc.LLM) -> None:
-    engine = engine_of(llm)
-    number = engine.add(Request([5, 6, 7], GUIDED))
-    engine.step()
-    engine.pause(number)
-    assert engine.step() == []
-    engine.pause(number, paused=False)
-    assert engine.step()
-
-
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("raises", [True, False])
 def test_a_failure_for_the_companion_ends_only_its_request(llm: nc.LLM, kind: str, raises: bool) -> None:
     def fails(seen: tuple[int, ...]) -> np.ndarray:

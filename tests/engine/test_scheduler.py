@@ -121,21 +121,6 @@ def test_removing_an_unknown_job_is_an_error() -> None:
     assert schedule.kv_cache.num_free_blocks == 4
 
 
-def test_jobs_with_a_common_prompt_list_are_independent() -> None:
-    schedule = Scheduler(KVCacheManager(9, 1), max_num_seqs=3, max_num_batched_tokens=9)
-    prompt = [1, 2]
-    first, second, third = add_jobs(schedule, *[SchedulerEntry((0, 0, n), prompt, 3) for n in range(3)])
-    first.append(3)
-    second.append(4)
-    assert (first.token_ids, second.token_ids, third.token_ids, prompt) == ([1, 2, 3], [1, 2, 4], [1, 2], [1, 2])
-    schedule.remove(second)
-    assert schedule.waiting == [first, third]
-    fixed = SchedulerEntry((0, 1, 0), (1, 2), 9)
-    for token in range(100, 103):
-        fixed.append(token)
-    assert fixed.token_ids == [1, 2, 100, 101, 102]
-
-
 @pytest.mark.parametrize("spare", [0, 3])
 def test_a_better_priority_preempts_the_last_job_of_a_worse_one(spare: int) -> None:
     schedule = Scheduler(KVCacheManager(99, 4), max_num_seqs=3, max_num_batched_tokens=3 + spare)

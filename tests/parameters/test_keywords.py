@@ -208,11 +208,6 @@ def test_names_that_belong_elsewhere(call: Callable[..., Any], wrong: str, messa
     assert message or str(caught.value) == f"unknown parameter {wrong!r}"
 
 
-def test_keywords_of_generate_that_belong_to_beam_search(llm: nc.LLM) -> None:
-    with pytest.raises(nc.ParameterError, match=r"did you mean BeamParams\(length_penalty=...\) for LLM.beam_search"):
-        llm.generate("a", length_penalty=1.2)
-
-
 def test_other_type_errors_stay() -> None:
     @with_suggestions
     def closed(a: int, b: int = 1) -> None:

@@ -127,9 +127,7 @@ class Companions:
         return self.runners[sequence.root == COMPANION_START]
 
     def forward(
-        self,
-        scheduled: list[ScheduledSequence],
-        compute: Callable[[Runner, list[ScheduledSequence]], Any],
+        self, scheduled: list[ScheduledSequence], compute: Callable[[Runner, list[ScheduledSequence]], Any]
     ) -> tuple[Any, list[tuple[Any, str]]]:
         """The logits of both models, where those of sequences with a companion are combined with its logits.
 

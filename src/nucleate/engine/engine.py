@@ -20,12 +20,7 @@ from typing import Any, NamedTuple, get_args, overload
 import numpy as np
 
 from nucleate.engine.beam_params import BeamRequest
-from nucleate.engine.beam_scheduler import (
-    AnyRequest,
-    BeamScheduler,
-    RunningBeam,
-    ValidatedBeamRequest,
-)
+from nucleate.engine.beam_scheduler import AnyRequest, BeamScheduler, RunningBeam, ValidatedBeamRequest
 from nucleate.engine.companions import Companions
 from nucleate.engine.kv_cache import KVCacheManager
 from nucleate.engine.request import PipelineCache, Request, ValidatedRequest, admit, check_output_ids

@@ -31,9 +31,7 @@ def filter_draft(draft: Draft, vocab_size: int, guide: Guide | None) -> Draft:
     draft = draft.prefix(_valid_length(draft, vocab_size))
     if any(type(token) is not int for token in draft.tokens):
         draft = replace(draft, tokens=tuple(map(int, draft.tokens)))
-    if guide is None or not draft:
-        return draft
-    return draft.prefix(_allowed_length(draft, guide)) if draft.is_chain else _allowed_tree(draft, guide)
+    return draft if guide is None or not draft else _allowed(draft, guide)
 
 
 def _valid_length(draft: Draft, vocab_size: int) -> int:
@@ -44,35 +42,20 @@ def _valid_length(draft: Draft, vocab_size: int) -> int:
     return len(draft)
 
 
-def _allowed_length(draft: Draft, guide: Guide) -> int:
-    """How many tokens of a chain to keep; 0 if the grammar has failed."""
-    index, length, sampled = 0, len(draft), int(draft.distributions is not None)
-    try:
-        matcher = guide.matcher.copy()
-    except (ValueError, MatcherError):
-        return 0
-    try:
-        while index < length and not matcher.terminated:
-            matcher.accept_token(draft.tokens[index])
-            index += 1
-    except (ValueError, MatcherError):
-        return min(index + sampled, length)
-    return index
-
-
-def _allowed_tree(draft: Draft, guide: Guide) -> Draft:
-    """The allowed part of a tree; empty if the grammar has failed."""
-    allowed = []
+def _allowed(draft: Draft, guide: Guide) -> Draft:
+    """The part of a draft that the grammar allows; empty if the grammar has failed."""
+    parents, allowed = draft.parent_indices(), []
+    last_child = {parent: index for index, parent in enumerate(parents)}
     try:
         matchers = {ROOT: guide.matcher.copy()}
     except (ValueError, MatcherError):
         return draft.prefix(0)
-    for index, parent in enumerate(draft.parent_indices()):
+    for index, parent in enumerate(parents):
         before = matchers.get(parent)
         if before is None or before.terminated:
             continue
         try:
-            after = before.copy()
+            after = before if last_child[parent] == index else before.copy()  # a chain needs no further copies
             after.accept_token(draft.tokens[index])
             matchers[index] = after
         except (ValueError, MatcherError):

@@ -287,10 +287,7 @@ class LLM:
         return request, rendered.chunk_parser(params.max_reasoning_tokens), rendered.text
 
     def render_chat(
-        self,
-        messages: Sequence[Message],
-        use: ToolUse = NO_TOOLS,
-        options: ChatTemplateOptions = DEFAULT_OPTIONS,
+        self, messages: Sequence[Message], use: ToolUse = NO_TOOLS, options: ChatTemplateOptions = DEFAULT_OPTIONS
     ) -> RenderedChat:
         """Return the prompt of a conversation with tools, and what its outputs look like.
 
@@ -362,10 +359,7 @@ class LLM:
         return params.replace(stop_token_ids=(*params.stop_token_ids, *more))
 
     def encode_chat(
-        self,
-        messages: Sequence[Message],
-        options: ChatTemplateOptions = DEFAULT_OPTIONS,
-        use: ToolUse = NO_TOOLS,
+        self, messages: Sequence[Message], options: ChatTemplateOptions = DEFAULT_OPTIONS, use: ToolUse = NO_TOOLS
     ) -> list[int]:
         """Return the token ids of a conversation after the chat template. Arguments: those of ``render_chat``."""
         return self.render_chat(messages, use, options).encode(add_special_tokens=options.add_special_tokens)

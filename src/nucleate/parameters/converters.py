@@ -185,10 +185,7 @@ NOUNS = {
     "tuple[int, ...]": ("", "a list of integers"),
     "str | tuple[int, ...]": ("", "a non-empty text or a list of token ids"),
     "tuple[str, ...]": ("", "a non-empty string or a list of such"),
-    "tuple[str | tuple[int, ...], ...]": (
-        "",
-        "a list of non-empty strings or non-empty lists of token ids",
-    ),
+    "tuple[str | tuple[int, ...], ...]": ("", "a list of non-empty strings or non-empty lists of token ids"),
     "Mapping[int, float]": ("", "a mapping of token ids (>= 0) to finite numbers"),
 }
 

@@ -68,9 +68,7 @@ _PEERS: Mapping[str, Mapping[str, str]] = {
         "speculative_config": "assistant_model speculative_model draft_model",
         "watermark": "watermarking_config",
     },
-    "Speculation": {
-        "num_speculative_tokens": "num_assistant_tokens num_draft_tokens",
-    },
+    "Speculation": {"num_speculative_tokens": "num_assistant_tokens num_draft_tokens"},
     "GgufOptions": {
         "n_gpu_layers": "n_gpu_layers",
         "n_threads": "n_threads",
@@ -78,18 +76,9 @@ _PEERS: Mapping[str, Mapping[str, str]] = {
         "cache_type_v": "type_v",
         "flash_attn": "flash_attn",
     },
-    "LLM.generate": {
-        "sampling_params": "params sampling_params",
-    },
-    "LLM.chat": {
-        "tools": "tools functions",
-        "tool_choice": "tool_choice",
-    },
-    "Request": {
-        "params": "sampling_params",
-        "prompt_ids": "prompt prompt_token_ids input_ids",
-        "id": "request_id",
-    },
+    "LLM.generate": {"sampling_params": "params sampling_params"},
+    "LLM.chat": {"tools": "tools functions", "tool_choice": "tool_choice"},
+    "Request": {"params": "sampling_params", "prompt_ids": "prompt prompt_token_ids input_ids", "id": "request_id"},
 }
 """Other projects' names of a parameter: {class or method here: {name here: names there}}. Equal names belong there."""
 
