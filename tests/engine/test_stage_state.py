@@ -43,12 +43,13 @@ FIELDS: dict[str, dict[str, Any]] = {
     "stateful": {"steady_surprise": 3.0},
     "stateless": {"steep": 0.7},
     "both": {"steady_surprise": 1.5, "steep": 0.8, "frequency_penalty": 0.3},
-    "pipeline": {"pipeline": "steady_surprise(1.5) | steep(0.8)"},
 }
 REPEATS = "The dog ran to the big tree. The dog ran to the big tree. The dog ran to"
 TOKENS = 24
 
-with_each = pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+PIPELINE = {"pipeline": "steady_surprise(1.5) | steep(0.8)"}
+
+with_each = pytest.mark.parametrize("fields", [*FIELDS.values(), PIPELINE], ids=[*FIELDS, "pipeline"])
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +186,7 @@ def _to_json(stages: nc.Pipeline) -> Any:
 
 
 @pytest.mark.slow
-@with_each
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
 def test_the_command_line_and_the_server(llm: nc.LLM, plugin: Path, fields: dict[str, Any]) -> None:
     [expected] = llm.generate(REPEATS, params_of(fields, 3))[0].outputs
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in fields.items()]
