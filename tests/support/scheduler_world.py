@@ -165,7 +165,7 @@ class SimulatedEngine:
     def check_lists(self) -> None:
         running, waiting = self.schedule.running, self.schedule.waiting
         assert len(running) <= self.schedule.max_num_seqs
-        assert len(self.schedule) == len(self.jobs) == len(running) + len(waiting)
+        assert len(self.jobs) == len(running) + len(waiting)
         assert {*running, *waiting} == set(self.jobs)
         for jobs in (running, waiting):
             assert [job.order for job in jobs] == sorted(job.order for job in jobs)

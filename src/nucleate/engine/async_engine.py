@@ -123,7 +123,8 @@ class AsyncEngine:
         be empty; None: no limit.
         """
         self._check()
-        caller = _Caller(self._loop, max(1, sum(_num_sequences(one) for one in requests)) * self._max_pending)
+        given: list[Any] = [getattr(one, "request", one) for one in requests]  # of those that were validated
+        caller = _Caller(self._loop, max(1, sum(one.params.n for one in given)) * self._max_pending)
         self._waiting.add(caller)
         try:
             self._run_on_thread(lambda: self._admit(caller, requests))
@@ -252,11 +253,6 @@ class AsyncEngine:
         except BaseException as error:  # noqa: BLE001  # passed to all callers
             with suppress(RuntimeError):  # the loop is closed
                 self._call(self._stop, error)
-
-
-def _num_sequences(given: AnyRequest) -> int:
-    request = given.request if isinstance(given, ValidatedRequest | ValidatedBeamRequest) else given
-    return request.params.n
 
 
 class _Caller:

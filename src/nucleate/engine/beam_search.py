@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from nucleate.engine.beam_params import BeamParams
 from nucleate.outputs import StepLogprobs
+from nucleate.sampling.reference import RowError, check_scores
 
 Scores = NDArray[np.float64]
 BOUND_LANES = 64
@@ -215,18 +216,13 @@ def logprobs(logits_BV: NDArray[np.float32]) -> Scores:
     for row, (logits_V, total_V) in enumerate(zip(logits_BV, total_BV, strict=True)):
         top = float(logits_V.max())
         if not np.isfinite(top):
-            raise SearchError(row, invalid_reason(logits_V))
+            try:
+                check_scores(np.arange(len(logits_V)), logits_V)
+            except RowError as error:
+                raise SearchError(row, str(error)) from None
         np.subtract(logits_V, top, out=total_V, dtype=np.float64)
         total_V -= np.log(np.exp(total_V, out=weight_V).sum())
     return total_BV
-
-
-def invalid_reason(x_V: NDArray[np.float32]) -> str:
-    """The reason why a row of logits is invalid, worded as in the reference backend."""
-    for bad_V, what in ((np.isnan(x_V), "NaN"), (x_V == np.inf, "+inf")):
-        if bad_V.any():
-            return f"{what} at token {bad_V.argmax()}"
-    return "every token is at -inf"
 
 
 def apply_masks(total_BV: Scores, masks_BW: NDArray[np.int32]) -> None:

@@ -118,10 +118,6 @@ class Companions:
         companion, rules = admit_companion(stage, prompt_ids, rules, model, self._other)
         return companion, fit_blocks(companion, prompt_ids, rules, self.num_blocks, self._runner.block_size)
 
-    def forget(self, companion: SchedulerEntry) -> None:
-        """Drop the model's state of a finished companion."""
-        self.runner_of(companion).forget(companion.key)
-
     def runner_of(self, sequence: SchedulerEntry) -> Runner:
         """The runner that computes a sequence."""
         return self.runners[sequence.root == COMPANION_START]

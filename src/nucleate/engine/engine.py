@@ -353,8 +353,8 @@ class Engine:
         self._prefix_cache_hits += sum([each.num_cached for each in sequence.group])
         self._scheduler.remove(sequence)
         self.runner.forget(sequence.key)
-        if sequence.companion is not None:
-            self._companions.forget(sequence.companion)
+        if (companion := sequence.companion) is not None:
+            self._companions.runner_of(companion).forget(companion.key)
         if self._speculator is not None:
             self._speculator.forget(sequence)
         if sequence.row != NO_ROW:

@@ -35,11 +35,6 @@ def text_error(error: Exception) -> Finish:
 class OutputProcessor:
     """The output of one sequence."""
 
-    __slots__ = (
-        *("_detokenizer", "_hidden", "_matcher", "_new_detokenizer"),
-        *("constrained", "guide", "index", "prompt_logprobs", "reasoning", "seed"),
-    )
-
     def __init__(
         self,
         index: int,

@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from nucleate.engine.kv_cache import START, KVCacheManager, PrefixHit
@@ -92,6 +93,9 @@ class ScheduledSequence:
         return (self,) if self.companion is None else (self, self.companion)
 
 
+_order = attrgetter("order")
+
+
 class Scheduler:
     """Sequences are added and removed; ``schedule`` plans a step, ``mark_computed`` records that it ran.
 
@@ -111,9 +115,6 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_companions = 0  # running ones
         self._decoding: dict[SchedulerEntry, ScheduledSequence] = {}  # of the plan in progress: one token each
-
-    def __len__(self) -> int:
-        return len(self.running) + len(self.waiting)
 
     def add(self, entry: SchedulerEntry) -> None:
         """Add a sequence. Raises ValueError for one that could never finish, such as one too long for the KV cache."""
@@ -348,10 +349,6 @@ class Scheduler:
     def _free(self, entry: SchedulerEntry) -> None:
         self.kv_cache.free(entry.block_ids)
         entry.block_ids, entry.num_computed, entry.num_cached_blocks, entry.prefix_node = [], 0, 0, entry.root
-
-
-def _order(entry: SchedulerEntry) -> Order:
-    return entry.order
 
 
 def _take_out(entries: list[SchedulerEntry], entry: SchedulerEntry) -> None:

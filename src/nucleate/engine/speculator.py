@@ -51,6 +51,7 @@ class Speculator:
             why = f": {runner.unbatched_reason}" if runner.unbatched_reason else ""
             raise ParameterError(FIELD, f"speculative decoding needs a model that runs batched{why}")
         self.config, self.proposer = config, config.create_proposer()
+        self.coupled = config.acceptance_rule == COUPLED  #: tokens are sampled first, and then compared with drafts
         self._adaptive = self.proposer if isinstance(self.proposer, AdaptiveProposer) else None
         self.layers = tuple(self.proposer.layers)
         if self.layers:
@@ -78,11 +79,6 @@ class Speculator:
         """Counters so far."""
         per_position = tuple(self._verified_at), tuple(self._accepted_at)
         return SpeculativeStats(self._steps, self._drafted, self._accepted, *per_position, self._seconds)
-
-    @property
-    def coupled(self) -> bool:
-        """Whether the acceptance rule is "coupled": tokens are sampled first, and then compared with drafts."""
-        return self.config.acceptance_rule == COUPLED
 
     def wake(self) -> None:
         """The next step, or the one after this one, does not rest: a sequence may start in it."""

@@ -55,13 +55,13 @@ class TokenSampler:
         constrained = [sequence for sequence in sequences if sequence.processor.constrained]
         mask = self._mask(sequences, logits_RV.shape[1]) if constrained else None
         recorded = [sequence for sequence in sequences if sequence.recorder is not None]
-        steps = self._steps(sequences, logits_RV, mask) if recorded else {}
+        steps = self._steps(sequences, logits_RV, mask) if recorded else []
         begin = perf_counter()
         out = self._sampler(logits_RV, [sequence.row for sequence in sequences], mask=mask)
         self.seconds += perf_counter() - begin
         logprobs = out.logprobs or (None,) * len(sequences)
         tokens: list[int] = out.token_ids.tolist()
-        for place, (recorder, step) in steps.items():
+        for place, recorder, step in steps:
             recorder.record(step._replace(token_id=tokens[place]))
         for place, (sequence, token) in enumerate(zip(sequences, tokens, strict=True)):
             if token < 0:
@@ -80,10 +80,9 @@ class TokenSampler:
         self, sequence: RunningSequence, token: int, logprobs: StepLogprobs | None, logits_V: Any, mask_W: Any
     ) -> None:
         """Append a token that draft verification chose. logits_V, mask_W: from which, for a recorder."""
-        for recorder, step in self._steps(
-            [sequence], logits_V[None], None if mask_W is None else mask_W[None]
-        ).values():
-            recorder.record(step._replace(token_id=token))
+        if sequence.recorder is not None:
+            step = self._step(sequence, copied_row(logits_V[None], 0), mask_W)
+            sequence.recorder.record(step._replace(token_id=token))
         self._append_constrained(sequence, token, logprobs)
         self.sampled_tokens += 1
         if not self._deferred:
@@ -141,17 +140,18 @@ class TokenSampler:
 
     def _steps(
         self, sequences: list[RunningSequence], logits_RV: Any, mask_RW: Any
-    ) -> dict[int, tuple[StepRecorder, RecordedStep]]:
-        """What the sequences with a recorder sample from, by row."""
-        steps = {}
-        for row, sequence in enumerate(sequences):
-            if sequence.recorder is not None:
-                has_mask = mask_RW is not None and sequence.processor.guide is not None
-                mask_W = np.array(mask_RW[row]) if has_mask else None
-                inputs = SamplingInputs(copied_row(logits_RV, row), self._sampler.stages(sequence.row), mask_W)
-                step = RecordedStep(sequence.processor.index, sequence.num_output, -1, "sampled", inputs)
-                steps[row] = sequence.recorder, step
-        return steps
+    ) -> list[tuple[int, StepRecorder, RecordedStep]]:
+        """The rows of sequences with a recorder, and what these sample from."""
+        return [
+            (row, one.recorder, self._step(one, copied_row(logits_RV, row), None if mask_RW is None else mask_RW[row]))
+            for row, one in enumerate(sequences)
+            if one.recorder is not None
+        ]
+
+    def _step(self, sequence: RunningSequence, logits_V: Any, mask_W: Any) -> RecordedStep:
+        mask_W = None if sequence.processor.guide is None or mask_W is None else np.array(mask_W)
+        inputs = SamplingInputs(logits_V, self._sampler.stages(sequence.row), mask_W)
+        return RecordedStep(sequence.processor.index, sequence.num_output, -1, "sampled", inputs)
 
     def _append_constrained(self, sequence: RunningSequence, token: int, logprobs: StepLogprobs | None) -> None:
         """Append a token, and the tokens that the grammar forces after it (jump-forward)."""
