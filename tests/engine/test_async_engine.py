@@ -109,18 +109,6 @@ def test_paused_requests_are_preempted_for_others(llm: nc.LLM) -> None:
     assert engine.stats.num_preemptions >= 2
 
 
-def test_rejected_requests_raise_in_their_caller(llm: nc.LLM) -> None:
-    async def use(running: AsyncEngine, engine: Engine) -> None:
-        task = asyncio.create_task(collect(running, SHORT))
-        with pytest.raises(nc.ParameterError, match="the prompt is empty"):
-            await collect(running, Request([]))
-        with pytest.raises(nc.ParameterError, match="already"):
-            await asyncio.gather(*(collect(running, Request([1, 2], LONG.params, id="a")) for _ in range(2)))
-        assert len(await task) == 5
-
-    assert is_empty(with_engine(llm, use))
-
-
 def test_abort_by_id_ends_the_stream(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         running.abort("nobody")
@@ -211,7 +199,10 @@ def test_generate_all_admits_all_requests_or_none(llm: nc.LLM) -> None:
             with pytest.raises(nc.ParameterError, match="the prompt is empty"):
                 await collect_together(running, requests)
         assert engine.stats.sampled_tokens == 0
-        assert len((await collect_together(running, [SHORT, SHORT]))[1]) == 5
+        task = asyncio.create_task(collect_together(running, [SHORT, SHORT]))
+        with pytest.raises(nc.ParameterError, match="already"):
+            await asyncio.gather(*(collect(running, Request([1, 2], LONG.params, id="a")) for _ in range(2)))
+        assert len((await task)[1]) == 5
 
     assert is_empty(with_engine(llm, use))
 

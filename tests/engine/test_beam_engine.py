@@ -230,18 +230,6 @@ def test_failed_forks_end_the_search(llm: nc.LLM, kind: str) -> None:
     assert is_empty(engine)
 
 
-def test_one_beam_is_greedy_decoding(llm: nc.LLM) -> None:
-    prompts = ["Once upon a time", "The dog", "Tom"]
-    greedy = llm.generate(prompts, nc.SamplingParams(temperature=0.0, max_tokens=30))
-    for early in (True, False):
-        for one, plain in zip(
-            llm.beam_search(prompts, num_beams=1, max_tokens=30, early_stopping=early), greedy, strict=True
-        ):
-            [beam] = one.outputs
-            assert (beam.token_ids, beam.text) == (plain.outputs[0].token_ids, plain.text)
-            assert (beam.finish_reason, beam.stop_reason) == (plain.outputs[0].finish_reason, None)
-
-
 def test_scores_equal_teacher_forcing(llm: nc.LLM) -> None:
     """The embedded model computes the logprobs of each output again."""
     options = dict(num_beams=4, max_tokens=14, length_penalty=0.7, early_stopping="never")

@@ -191,16 +191,6 @@ def test_num_cached_counts_tokens_never_computed() -> None:
     assert not {*own.block_ids} & {*same.block_ids, *other.block_ids, *longer.block_ids}
 
 
-def test_a_job_waits_for_blocks_used_outside_the_scheduler() -> None:
-    pool = KVCacheManager(2, 1)
-    schedule = Scheduler(pool, max_num_seqs=1, max_num_batched_tokens=9)
-    blocks = pool.allocate(2) or []
-    add_jobs(schedule, SchedulerEntry((0, 0, 0), [1], 2))
-    assert step(schedule) == []
-    pool.free(blocks)
-    assert step(schedule) == [((0, 0, 0), 0, 1)]
-
-
 def test_a_small_pool_preempts_only_when_needed() -> None:
     """Eight jobs grow to half of the pool; a preempted job waits until there are blocks for it."""
     world = SimulatedEngine(16, 4, sequences=8, tokens=32)

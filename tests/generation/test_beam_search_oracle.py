@@ -248,12 +248,6 @@ def test_never_uses_the_shortest_length_for_negative_penalties() -> None:
     assert [beam.token_ids for beam in beams] == [(0,), (1, 1, 0)]
 
 
-def test_at_most_one_beam_per_possible_sequence() -> None:
-    assert len(beam_search(hashed(2, 0), (), num_beams=5, max_tokens=9, eos_token_ids=[0, 1])) == 2
-    only = beam_search(steps([-np.inf, 3.0], [2.0, -np.inf]), (), num_beams=4, max_tokens=2)
-    assert only == [Beam((1, 0), 0.0, 0.0, "length")]
-
-
 def test_eos_at_the_last_step_is_a_stop() -> None:
     beams = beam_search(steps([1.0, 0.0]), (), num_beams=2, max_tokens=1, eos_token_ids=[0])
     assert [beam.finish_reason for beam in beams] == ["stop", "length"]
