@@ -314,11 +314,8 @@ class Scheduler:
         if taken is None:
             cache.free(hit.block_ids)
             return False
-        entry.block_ids, entry.prefix_node, entry.num_cached_blocks = (
-            hit.block_ids + taken,
-            hit.node,
-            len(hit.block_ids),
-        )
+        entry.block_ids, entry.prefix_node = hit.block_ids + taken, hit.node
+        entry.num_cached_blocks = len(hit.block_ids)
         entry.num_computed = len(hit.block_ids) * cache.block_size
         entry.num_cached = min(entry.num_cached, entry.num_computed) if entry.preempted else entry.num_computed
         return True

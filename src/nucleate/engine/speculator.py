@@ -138,14 +138,9 @@ class Speculator:
         if sequence.draft_context is None:
             request, greedy = sequence.running.request, isinstance(self._sampler.stages(sequence.row)[-1], Greedy)
             temperature = 0.0 if greedy else request.params.temperature
-            sequence.draft_context = DraftContext(
-                sequence.key,
-                sequence.token_ids,
-                len(request.prompt_ids),
-                sequence.processor.seed,
-                temperature,
-                self.coupled,
-            )
+            prompt, seed = len(request.prompt_ids), sequence.processor.seed
+            context = DraftContext(sequence.key, sequence.token_ids, prompt, seed, temperature, self.coupled)
+            sequence.draft_context = context
         return sequence.draft_context
 
     def _propose(self, contexts: list[DraftContext], counts: list[int]) -> list[Draft]:
