@@ -1,6 +1,7 @@
-"""Counts the source files of nucleate that execute in ``LLM.generate``, in one engine step, and in an HTTP stream.
+"""Counts the source files of nucleate that execute in ``LLM.generate``, an engine step, an HTTP stream and top_p.
 
-It counts functions that run after all modules have been imported and the call has been made once, on any thread.
+It counts files with a function that runs, on any thread, after all modules have been imported and the call has been
+made once: in a first call with new values of the sampling parameters, and in a second one with the same values.
 
     python benchmarks/files_executed.py [--list]
 """
@@ -17,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import nucleate as nc
 from nucleate.server.app import application
 from nucleate.server.limits import ServerLimits
@@ -24,8 +27,18 @@ from nucleate.server.request_log import RequestLog
 from nucleate.server.service import Service
 
 ROOT = str(Path(nc.__file__).parent)
-TARGETS = {"LLM.generate": 25, "one engine step": 16, "HTTP request to SSE": 35}
-BODY = {"model": "nucleate-tiny", "prompt": "Once", "max_tokens": 4, "stream": True, "seed": 1}
+TARGETS = {
+    "LLM.generate": (34, 20),
+    "a request up to its first token, then one engine step": (None, 16),
+    "HTTP request to SSE": (40, 35),
+    "top_p on the CPU": (12, None),
+    "top_p on torch tensors": (16, None),
+}
+"""How many files are wanted, in the first and in the second call."""
+BODY: dict[str, Any] = {"model": "nucleate-tiny", "prompt": "Once", "max_tokens": 4, "stream": True, "seed": 1}
+
+Files = tuple[set[str], set[str]]
+"""The files that execute in a first call with new parameters, and in a second one with the same."""
 
 
 @contextmanager
@@ -50,24 +63,54 @@ def profile_all(function: Any) -> None:
     getattr(threading, "setprofile_all_threads", threading.setprofile)(function)
 
 
-def of_generate() -> set[str]:
+def both_calls(call: Callable[[nc.SamplingParams], object], **values: Any) -> Files:
+    call(nc.SamplingParams(top_p=0.9, seed=1, **values))
+    with executed() as first:
+        params = nc.SamplingParams(top_p=0.95, seed=1, **values)
+        call(params)
+    with executed() as second:
+        call(params)
+    return first, second
+
+
+def of_generate() -> Files:
     llm = nc.LLM()
-    params = nc.SamplingParams(max_tokens=4, temperature=0.8, top_p=0.95, seed=1)
-    llm.generate("Once", params)
-    with executed() as files:
-        llm.generate("Once", params)
-    return files
+    return both_calls(lambda params: llm.generate("Once", params), max_tokens=4, temperature=0.8)
 
 
-def of_step() -> set[str]:
-    """One decode step of one sequence."""
+def of_step() -> Files:
     engine = nc.LLM().new_engine()
-    engine.add(nc.Request([5, 6, 7], nc.SamplingParams(max_tokens=100, temperature=0.8, top_p=0.95, seed=1)))
-    for _ in range(3):
+
+    def add(top_p: float) -> None:
+        params = nc.SamplingParams(max_tokens=100, temperature=0.8, top_p=top_p, seed=1)
+        engine.add(nc.Request([5, 6, 7], params))
         engine.step()
-    with executed() as files:
+
+    add(0.9)
+    engine.abort("request-0")
+    with executed() as first:
+        add(0.95)
+    engine.step()
+    with executed() as second:
         engine.step()
-    return files
+    return first, second
+
+
+def of_top_p(of: Callable[[Any], Any] = np.asarray, backend: str = "auto") -> Files:
+    """One row, sampled by a new ``Sampler``. of: makes the logits."""
+    logits_BV = of(np.random.default_rng(0).normal(size=(1, 1000)).astype(np.float32))
+
+    def call(params: nc.SamplingParams) -> None:
+        sampler = nc.Sampler(1000, backend)
+        sampler(logits_BV, [sampler.add(params)])
+
+    return both_calls(call)
+
+
+def of_top_p_torch() -> Files:
+    import torch
+
+    return of_top_p(torch.from_numpy, "torch")
 
 
 SCOPE: dict[str, Any] = {
@@ -78,9 +121,10 @@ SCOPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-async def _stream(app: Any) -> bytes:
-    """The body of a streamed completion."""
-    messages, sent = [{"type": "http.request", "body": json.dumps(BODY).encode(), "more_body": False}], []
+async def _stream(app: Any, top_p: float) -> None:
+    """Stream a completion."""
+    body = json.dumps(BODY | {"top_p": top_p}).encode()
+    messages, sent = [{"type": "http.request", "body": body, "more_body": False}], []
 
     async def receive() -> dict[str, Any]:
         return messages.pop() if messages else await asyncio.Event().wait()  # type: ignore[return-value]
@@ -89,17 +133,18 @@ async def _stream(app: Any) -> bytes:
         sent.append(message.get("body", b""))
 
     await app(SCOPE, receive, send)
-    return b"".join(sent)
+    if b"[DONE]" not in b"".join(sent):
+        raise RuntimeError("the stream is incomplete")
 
 
-def of_http() -> set[str]:
+def of_http() -> Files:
     """A streamed completion. The engine's thread starts within, so that its functions are counted."""
     llm = nc.LLM()
 
-    async def run() -> set[str]:
+    async def run() -> Files:
         service = Service(llm, llm.new_engine(), BODY["model"], llm.default_params, ServerLimits())
         app, events = application(service, RequestLog(), hosts=()), asyncio.Queue[dict[str, Any]]()
-        started, files = asyncio.Event(), set[str]()
+        started, found = asyncio.Event(), []
 
         async def send(message: Any) -> None:
             started.set()
@@ -108,14 +153,14 @@ def of_http() -> set[str]:
             lifespan = asyncio.create_task(app({"type": "lifespan", "asgi": {"version": "3.0"}}, events.get, send))
             events.put_nowait({"type": "lifespan.startup"})
             await started.wait()
-            if b"[DONE]" not in await _stream(app):
-                raise RuntimeError("the stream is incomplete")
-            begun.clear()
-            await _stream(app)
-            files = set(begun)
+            await _stream(app, 0.9)
+            for _ in range(2):
+                begun.clear()
+                await _stream(app, 0.95)
+                found.append({*begun})
         events.put_nowait({"type": "lifespan.shutdown"})
         await lifespan
-        return files
+        return found[0], found[1]
 
     return asyncio.run(run())
 
@@ -124,12 +169,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="also print the files")
     listed = parser.parse_args().list
-    measures: dict[str, Callable[[], set[str]]] = dict(zip(TARGETS, (of_generate, of_step, of_http), strict=True))
-    for name, measure in measures.items():
-        files = measure()
-        print(f"{name}: {len(files)} files (target {TARGETS[name]})")
-        if listed:
-            print("".join(f"  {file}\n" for file in sorted(files)), end="")
+    measures = (of_generate, of_step, of_http, of_top_p, of_top_p_torch)
+    for (name, targets), measure in zip(TARGETS.items(), measures, strict=True):
+        for which, files, target in zip(("first", "second"), measure(), targets, strict=True):
+            print(f"{name}, {which} call: {len(files)} files (target {target or 'none'})")
+            if listed:
+                print("".join(f"  {file}\n" for file in sorted(files)), end="")
 
 
 if __name__ == "__main__":

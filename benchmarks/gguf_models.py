@@ -86,7 +86,7 @@ class Engine:
         while len(engine):
             engine.step()
         elapsed = time.perf_counter() - begin
-        self.fraction = 1 - engine._executor.seconds / elapsed  # noqa: SLF001
+        self.fraction = 1 - engine.stats.forward_seconds / elapsed
         return elapsed
 
 

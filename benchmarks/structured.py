@@ -82,7 +82,7 @@ class GenerationLoad:
             [self._engine.prepare(Request(prompt, params.replace(seed=i))) for i in range(97)]
         )
         self._append_seconds, sampler = 0.0, self._engine._token_sampler  # noqa: SLF001
-        sampler._append = self._timed(sampler._append)  # type: ignore[method-assign]  # noqa: SLF001
+        sampler._append_constrained = self._timed(sampler._append_constrained)  # type: ignore[method-assign]  # noqa: SLF001
         self.sums = dict.fromkeys(
             ("seconds", "forward", "sampler", "masks", "appending tokens", "tokens", "jump forward", "steps"), 0.0
         )

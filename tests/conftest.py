@@ -51,6 +51,17 @@ def log() -> Iterator[None]:
     assert [(logger.level, logger.propagate, logger.disabled) for logger in loggers] == before
 
 
+@pytest.fixture
+def one_torch_thread() -> Iterator[None]:
+    """Small models are faster so."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class NeverReady(kernel_libraries.KernelReadiness):
     """Kernel readiness in which no kernel is ever ready."""
 

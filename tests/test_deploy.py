@@ -14,7 +14,7 @@ import pytest
 
 from nucleate.cli.argument_parser import Configuration
 from nucleate.cli.main import command_parser
-from nucleate.engine.stats import EngineStats
+from nucleate.outputs import EngineStats
 from nucleate.server.limits import ServerLimits
 from nucleate.server.metrics import Metrics
 

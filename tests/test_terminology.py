@@ -13,7 +13,7 @@ import pytest
 
 from nucleate.cli import main
 from nucleate.engine.beam_params import BeamParams
-from nucleate.engine.stats import EngineStats
+from nucleate.outputs import EngineStats
 from nucleate.sampling.stages import STAGES
 from nucleate.sampling_params import FIELDS
 from nucleate.server.limits import ServerLimits

@@ -48,8 +48,8 @@ PAGES = (
         "Engine",
         "Continuous batching, for programs that drive the engine themselves, and speculative decoding.",
         (
-            *("Engine", "AsyncEngine", "Request", "EngineOutput", "engine.stats.EngineStats"),
-            *("engine.stats.SpeculativeStats", "Speculation"),
+            *("Engine", "AsyncEngine", "Request", "EngineOutput", "outputs.EngineStats"),
+            *("outputs.SpeculativeStats", "Speculation"),
         ),
     ),
     ApiPage("beam", "Beam search", "", ("BeamParams", "BeamRequest", "BeamCompletion", "BeamOutput")),

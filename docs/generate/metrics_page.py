@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from nucleate.engine.stats import EngineStats, SpeculativeStats
+from nucleate.outputs import EngineStats, SpeculativeStats
 from nucleate.server.metrics import BUCKETS, VLLM_ALIASES, Metrics
 
 ABOUT = """\

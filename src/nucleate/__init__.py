@@ -12,133 +12,82 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from nucleate import watermark as watermark
-    from nucleate.chat.tools import Tool
-    from nucleate.comparison.compare import compare
-    from nucleate.comparison.comparison import Comparison
-    from nucleate.engine.async_engine import AsyncEngine, EngineStoppedError
-    from nucleate.engine.beam_params import BeamCompletion, BeamOutput, BeamParams, BeamRequest
-    from nucleate.engine.engine import Engine
-    from nucleate.engine.request import Request
-    from nucleate.inspector.notebook import inspect
-    from nucleate.jit.kernel_libraries import warm
-    from nucleate.llm import LLM
-    from nucleate.models.protocol import ModelError
-    from nucleate.outputs import (
-        Completion,
-        CompletionChunk,
-        CompletionOutput,
-        EngineOutput,
-        StepLogprobs,
-        TokenLogprob,
-        ToolCall,
-        ToolCallDelta,
-        Usage,
-    )
-    from nucleate.parameters.parameter import ParameterError
-    from nucleate.plugins.plugin_loader import register_stage
+    from nucleate.chat.tools import Tool as Tool
+    from nucleate.comparison.compare import compare as compare
+    from nucleate.comparison.comparison import Comparison as Comparison
+    from nucleate.engine.async_engine import AsyncEngine as AsyncEngine
+    from nucleate.engine.async_engine import EngineStoppedError as EngineStoppedError
+    from nucleate.engine.beam_params import BeamCompletion as BeamCompletion
+    from nucleate.engine.beam_params import BeamOutput as BeamOutput
+    from nucleate.engine.beam_params import BeamParams as BeamParams
+    from nucleate.engine.beam_params import BeamRequest as BeamRequest
+    from nucleate.engine.engine import Engine as Engine
+    from nucleate.engine.request import Request as Request
+    from nucleate.inspector.notebook import inspect as inspect
+    from nucleate.jit.kernel_libraries import warm as warm
+    from nucleate.llm import LLM as LLM
+    from nucleate.models.protocol import ModelError as ModelError
+    from nucleate.outputs import Completion as Completion
+    from nucleate.outputs import CompletionChunk as CompletionChunk
+    from nucleate.outputs import CompletionOutput as CompletionOutput
+    from nucleate.outputs import EngineOutput as EngineOutput
+    from nucleate.outputs import StepLogprobs as StepLogprobs
+    from nucleate.outputs import TokenLogprob as TokenLogprob
+    from nucleate.outputs import ToolCall as ToolCall
+    from nucleate.outputs import ToolCallDelta as ToolCallDelta
+    from nucleate.outputs import Usage as Usage
+    from nucleate.parameters.parameter import ParameterError as ParameterError
+    from nucleate.plugins.plugin_loader import register_stage as register_stage
     from nucleate.sampling import stages as stages
-    from nucleate.sampling.functional import LogitsError, probabilities, sample
-    from nucleate.sampling.presets import PRESETS
-    from nucleate.sampling.route import explain
-    from nucleate.sampling.sampler import Sampler, SamplerOutput
-    from nucleate.sampling.stage import Pipeline, Stage
-    from nucleate.sampling.trace import Trace, trace
-    from nucleate.sampling_params import SamplingParams
-    from nucleate.speculative.config import Speculation
-    from nucleate.structured_output.spec import StructuredOutputs
-    from nucleate.watermark import WatermarkKey
+    from nucleate.sampling.functional import LogitsError as LogitsError
+    from nucleate.sampling.functional import probabilities as probabilities
+    from nucleate.sampling.functional import sample as sample
+    from nucleate.sampling.presets import PRESETS as PRESETS
+    from nucleate.sampling.route import explain as explain
+    from nucleate.sampling.sampler import Sampler as Sampler
+    from nucleate.sampling.sampler import SamplerOutput as SamplerOutput
+    from nucleate.sampling.stage import Pipeline as Pipeline
+    from nucleate.sampling.stage import Stage as Stage
+    from nucleate.sampling.trace import Trace as Trace
+    from nucleate.sampling.trace import trace as trace
+    from nucleate.sampling_params import SamplingParams as SamplingParams
+    from nucleate.speculative.config import Speculation as Speculation
+    from nucleate.structured_output.spec import StructuredOutputs as StructuredOutputs
+    from nucleate.watermark import WatermarkKey as WatermarkKey
 
-_HOMES = {
-    "stages": "sampling.stages",
-    "Pipeline": "sampling.stage",
-    "Stage": "sampling.stage",
-    "LLM": "llm",
-    "compare": "comparison.compare",
-    "inspect": "inspector.notebook",
-    "Comparison": "comparison.comparison",
-    "Engine": "engine.engine",
-    "Request": "engine.request",
-    "Speculation": "speculative.config",
-    "BeamCompletion": "engine.beam_params",
-    "BeamOutput": "engine.beam_params",
-    "BeamParams": "engine.beam_params",
-    "BeamRequest": "engine.beam_params",
-    "AsyncEngine": "engine.async_engine",
-    "EngineStoppedError": "engine.async_engine",
-    "SamplingParams": "sampling_params",
-    "sample": "sampling.functional",
-    "probabilities": "sampling.functional",
-    "Sampler": "sampling.sampler",
-    "SamplerOutput": "sampling.sampler",
-    "PRESETS": "sampling.presets",
-    "trace": "sampling.trace",
-    "Trace": "sampling.trace",
-    "explain": "sampling.route",
-    "register_stage": "plugins.plugin_loader",
-    "Completion": "outputs",
-    "EngineOutput": "outputs",
-    "CompletionOutput": "outputs",
-    "CompletionChunk": "outputs",
-    "StepLogprobs": "outputs",
-    "StructuredOutputs": "structured_output.spec",
-    "TokenLogprob": "outputs",
-    "Tool": "chat.tools",
-    "ToolCall": "outputs",
-    "ToolCallDelta": "outputs",
-    "Usage": "outputs",
-    "ParameterError": "parameters.parameter",
-    "LogitsError": "sampling.functional",
-    "ModelError": "models.protocol",
-    "warm": "jit.kernel_libraries",
-    "watermark": "watermark",
-    "WatermarkKey": "watermark",
+_NAMES = {
+    "chat.tools": "Tool",
+    "comparison.compare": "compare",
+    "comparison.comparison": "Comparison",
+    "engine.async_engine": "AsyncEngine EngineStoppedError",
+    "engine.beam_params": "BeamCompletion BeamOutput BeamParams BeamRequest",
+    "engine.engine": "Engine",
+    "engine.request": "Request",
+    "inspector.notebook": "inspect",
+    "jit.kernel_libraries": "warm",
+    "llm": "LLM",
+    "models.protocol": "ModelError",
+    "outputs": "Completion CompletionChunk CompletionOutput EngineOutput StepLogprobs TokenLogprob "
+    "ToolCall ToolCallDelta Usage",
+    "parameters.parameter": "ParameterError",
+    "plugins.plugin_loader": "register_stage",
+    "sampling.route": "explain",
+    "sampling.functional": "LogitsError probabilities sample",
+    "sampling.presets": "PRESETS",
+    "sampling.sampler": "Sampler SamplerOutput",
+    "sampling.stage": "Pipeline Stage",
+    "sampling.stages": "stages",
+    "sampling.trace": "Trace trace",
+    "sampling_params": "SamplingParams",
+    "speculative.config": "Speculation",
+    "structured_output.spec": "StructuredOutputs",
+    "watermark": "WatermarkKey watermark",
 }
+"""The public names of each module."""
 
-__all__ = [
-    "LLM",
-    "PRESETS",
-    "AsyncEngine",
-    "BeamCompletion",
-    "BeamOutput",
-    "BeamParams",
-    "BeamRequest",
-    "Comparison",
-    "Completion",
-    "CompletionChunk",
-    "CompletionOutput",
-    "Engine",
-    "EngineOutput",
-    "EngineStoppedError",
-    "LogitsError",
-    "ModelError",
-    "ParameterError",
-    "Pipeline",
-    "Request",
-    "Sampler",
-    "SamplerOutput",
-    "SamplingParams",
-    "Speculation",
-    "Stage",
-    "StepLogprobs",
-    "StructuredOutputs",
-    "TokenLogprob",
-    "Tool",
-    "ToolCall",
-    "ToolCallDelta",
-    "Trace",
-    "Usage",
-    "WatermarkKey",
-    "compare",
-    "explain",
-    "inspect",
-    "probabilities",
-    "register_stage",
-    "sample",
-    "stages",
-    "trace",
-    "warm",
-    "watermark",
-]
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
+
+__all__ = sorted(_HOMES)  # noqa: PLE0605  # the names are above
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -53,8 +53,8 @@ ENGINE_ONLY: Mapping[str, str] = {
 """Fields that a ``Sampler`` alone cannot apply, and what its caller can do instead."""
 
 
-class StopParameters:
-    """When an output ends, and how much of its end is kept."""
+class _RequestParameters:
+    """When outputs end, their number and format, and the stages if they are given as such."""
 
     max_tokens: int | None = param(
         "Maximum number of output tokens; none: all that fit the context", default=None, low=1
@@ -67,11 +67,6 @@ class StopParameters:
     stop_json: bool = param("End the output after the first complete JSON object or array", default=False)
     include_stop_str_in_output: bool = param("Keep the stop string or stop token in the text", default=False)
     ignore_eos: bool = param("Continue after the end-of-sequence token", default=False)
-
-
-class OutputParameters:
-    """How many outputs a request has, their format, and how tokens become text."""
-
     structured_outputs: StructuredOutputs | None = param(
         "Constrain the output: a JSON schema, any JSON object, a regular expression, a list of choices, a grammar "
         "or a structural tag",
@@ -93,21 +88,12 @@ class OutputParameters:
         low=0,
     )
     skip_special_tokens: bool = param("Leave special tokens out of the text", default=True)
-
-
-class PipelineParameters:
-    """Stages given as such."""
-
     pipeline: Pipeline | None = param(
         "Stages to run, in this order, instead of those of the sampling parameters", default=None
     )
 
 
-REQUEST_PARAMETERS: Mapping[str, Parameter] = {
-    **declared(StopParameters),
-    **declared(OutputParameters),
-    **declared(PipelineParameters),
-}
+REQUEST_PARAMETERS: Mapping[str, Parameter] = declared(_RequestParameters)
 """The parameters above by name."""
 
 
@@ -221,9 +207,9 @@ class SamplingParams(RequestParams, Fields):
         """The fields that were given."""
         return {name: value for name, value in self._values.items() if name in self.fields_set}
 
-    def _set(self) -> Iterator[tuple[str, Any]]:
+    def _set(self) -> dict[str, Any]:
         """The fields that differ from their default."""
-        return ((name, value) for name, value in self._values.items() if value != FIELDS[name].default)
+        return {name: value for name, value in self._values.items() if value != FIELDS[name].default}
 
     def replace(self, /, **changes: Any) -> SamplingParams:
         """The same parameters with some changed."""
@@ -244,7 +230,7 @@ class SamplingParams(RequestParams, Fields):
         names = DECISIVE if self.pipeline is None else (*DECISIVE, *replaced_fields())
         decisive = {name: FIELDS[name].check(values[name]) for name in names if name in values}
         found = conflicts(self._values, decisive) if decisive else {}
-        dropped = {name: value for name, value in self._set() if name in found and name not in values}
+        dropped = {name: value for name, value in self._set().items() if name in found and name not in values}
         for winner in dict.fromkeys(found[name] for name in dropped if found[name] != "pipeline"):
             listed = [f"{name}={value!r}" for name, value in sorted(dropped.items()) if found[name] == winner]
             warn_once(f"{winner} replaces the default {', '.join(listed)}")
@@ -256,7 +242,7 @@ class SamplingParams(RequestParams, Fields):
 
     def check_for_sampler(self, end_ids: tuple[int, ...] = ()) -> None:
         """Raise ParameterError for a field that needs an engine, or for min_tokens without end-of-sequence ids."""
-        values = dict(self._set())
+        values = self._set()
         for name, value in values.items():
             if name not in ENGINE_ONLY or (name == "stop_token_ids" and values.get("min_tokens")):
                 continue

@@ -47,23 +47,6 @@ async def collect(running: AsyncEngine, request: Request) -> list[EngineOutput]:
     return [event async for event in running.generate(request)]
 
 
-def test_concurrent_callers_get_their_own_events(llm: nc.LLM) -> None:
-    rng = random.Random(5)
-    requests = [random_request(rng) for _ in range(30)]
-
-    async def use(running: AsyncEngine, engine: Engine) -> None:
-        async def late(request: Request, seconds: float) -> list[EngineOutput]:
-            await asyncio.sleep(seconds)
-            return await collect(running, request)
-
-        results = await asyncio.gather(*(late(one, rng.random() / 10) for one in requests))
-        for request, events in zip(requests, results, strict=True):
-            assert chunks_by_index(events, request.params.n) == reference_chunks(toy(), llm.tokenizer, request)
-            assert [event.finished for event in events] == [False] * (len(events) - 1) + [True]
-
-    assert is_empty(with_engine(llm, use, max_num_seqs=4))
-
-
 def test_cancelling_a_caller_aborts_only_its_request(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         task, other = asyncio.create_task(collect(running, LONG)), asyncio.create_task(collect(running, SHORT))
@@ -92,17 +75,6 @@ def test_cancelling_before_admission(llm: nc.LLM) -> None:
     engine = with_engine(llm, use, rule=slow_rule)
     assert is_empty(engine)
     assert engine.stats.sampled_tokens < 100
-
-
-def test_closing_the_iterator_aborts_the_request(llm: nc.LLM) -> None:
-    async def use(running: AsyncEngine, engine: Engine) -> None:
-        async with aclosing(running.generate(LONG)) as events:
-            async for _ in events:
-                break
-
-    engine = with_engine(llm, use, rule=slow_rule)
-    assert is_empty(engine)
-    assert engine.stats.sampled_tokens < 50
 
 
 def test_slow_consumers_are_paused_and_lose_nothing(llm: nc.LLM) -> None:
@@ -135,18 +107,6 @@ def test_paused_requests_are_preempted_for_others(llm: nc.LLM) -> None:
     engine = with_engine(llm, use, max_pending=4, max_num_seqs=1, max_num_batched_tokens=8, blocks=60)
     assert is_empty(engine)
     assert engine.stats.num_preemptions >= 2
-
-
-def test_rejected_requests_raise_in_their_caller(llm: nc.LLM) -> None:
-    async def use(running: AsyncEngine, engine: Engine) -> None:
-        task = asyncio.create_task(collect(running, SHORT))
-        with pytest.raises(nc.ParameterError, match="the prompt is empty"):
-            await collect(running, Request([]))
-        with pytest.raises(nc.ParameterError, match="already"):
-            await asyncio.gather(*(collect(running, Request([1, 2], LONG.params, id="a")) for _ in range(2)))
-        assert len(await task) == 5
-
-    assert is_empty(with_engine(llm, use))
 
 
 def test_abort_by_id_ends_the_stream(llm: nc.LLM) -> None:
@@ -218,7 +178,11 @@ def test_generate_all_returns_the_events_of_each_request(llm: nc.LLM) -> None:
     groups = [[random_request(rng) for _ in range(rng.randint(0, 5))] for _ in range(8)]
 
     async def use(running: AsyncEngine, engine: Engine) -> None:
-        together = await asyncio.gather(*(collect_together(running, group) for group in groups))
+        async def late(group: list[Request], seconds: float) -> list[list[EngineOutput]]:
+            await asyncio.sleep(seconds)
+            return await collect_together(running, group)
+
+        together = await asyncio.gather(*(late(group, rng.random() / 10) for group in groups))
         for group, results in zip(groups, together, strict=True):
             for request, events in zip(group, results, strict=True):
                 assert chunks_by_index(events, request.params.n) == reference_chunks(toy(), llm.tokenizer, request)
@@ -235,7 +199,10 @@ def test_generate_all_admits_all_requests_or_none(llm: nc.LLM) -> None:
             with pytest.raises(nc.ParameterError, match="the prompt is empty"):
                 await collect_together(running, requests)
         assert engine.stats.sampled_tokens == 0
-        assert len((await collect_together(running, [SHORT, SHORT]))[1]) == 5
+        task = asyncio.create_task(collect_together(running, [SHORT, SHORT]))
+        with pytest.raises(nc.ParameterError, match="already"):
+            await asyncio.gather(*(collect(running, Request([1, 2], LONG.params, id="a")) for _ in range(2)))
+        assert len((await task)[1]) == 5
 
     assert is_empty(with_engine(llm, use))
 
@@ -272,33 +239,6 @@ def test_heartbeats_while_there_are_no_events(llm: nc.LLM) -> None:
     assert is_empty(with_engine(llm, use, max_num_seqs=1, rule=slow_rule))
 
 
-def test_slow_consumers_of_generate_all_are_paused(llm: nc.LLM) -> None:
-    async def use(running: AsyncEngine, engine: Engine) -> None:
-        async with aclosing(running.generate_all([LONG, LONG])) as batches:
-            await anext(batches)
-            await asyncio.sleep(0.2)
-            num_sampled = engine.stats.sampled_tokens
-            assert num_sampled < 2 * 8 + 20
-            assert len(await collect(running, SHORT)) == 5
-            rest = [len(batch) async for batch in batches]
-            assert sum(rest) > 360
-
-    assert is_empty(with_engine(llm, use, max_pending=8))
-
-
-def test_abort_all(llm: nc.LLM) -> None:
-    async def use(running: AsyncEngine, engine: Engine) -> None:
-        tasks = [asyncio.create_task(collect_together(running, [LONG, LONG])) for _ in range(3)]
-        while engine.stats.sampled_tokens < 12:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-        running.abort_all()
-        for task in tasks:
-            for events in await task:
-                assert events[-1].chunk.finish_reason == "abort"
-
-    assert is_empty(with_engine(llm, use, rule=slow_rule))
-
-
 def test_abort_all_includes_requests_not_yet_admitted(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         first = asyncio.create_task(collect_together(running, [LONG]))
@@ -318,29 +258,19 @@ def test_abort_all_includes_requests_not_yet_admitted(llm: nc.LLM) -> None:
     assert engine.stats.sampled_tokens < 300
 
 
-def test_requests_prepared_on_another_thread(llm: nc.LLM) -> None:
-    async def use(running: AsyncEngine, engine: Engine) -> None:
-        prepared = await asyncio.to_thread(running.prepare, SHORT)
-        assert chunks_by_index([event async for event in running.generate(prepared)], 1) == reference_chunks(
-            toy(), llm.tokenizer, SHORT
-        )
-        with pytest.raises(nc.ParameterError, match="the prompt is empty"):
-            running.prepare(Request([]))
-
-    assert is_empty(with_engine(llm, use))
-
-
 def test_generate_takes_text_token_ids_and_requests(llm: nc.LLM) -> None:
     params, text = nc.SamplingParams(max_tokens=6, seed=4), "Once upon a time"
 
     async def use() -> list[list[EngineOutput]]:
         async with AsyncEngine(llm.new_engine()) as running:
+            prepared = await asyncio.to_thread(running.prepare, Request(llm.encode(text), params))
+            search = running.prepare(nc.BeamRequest(llm.encode(text), nc.BeamParams(num_beams=2, max_tokens=6)))
             calls = (
                 running.generate(text, params, "mine"),
                 running.generate(llm.encode(text), params, priority=1),
-                running.generate(Request(llm.encode(text), params)),
+                running.generate(prepared),
                 running.generate(text, (nc.stages.Gumbel(4),), "with stages"),
-                running.generate(nc.BeamRequest(llm.encode(text), nc.BeamParams(num_beams=2, max_tokens=6))),
+                running.generate(search),
                 running.generate(""),
             )
             found = [[output async for output in call] for call in calls[:3]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from toy_models import PagedToy
 from toy_requests import SIZE, drive, is_empty, rule, runner, toy
 
 import nucleate as nc
-from nucleate.engine.beam_params import BeamChunk, BeamCompletion, BeamParams, BeamRequest
+from nucleate.engine.beam_params import BeamCompletion, BeamParams, BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.runner import ModelInput
@@ -24,16 +23,20 @@ from nucleate.models.runner import ModelInput
     ("field", "value", "message"),
     [
         ("num_beams", 0, "num_beams must be an integer >= 1 and <= 1024, got 0"),
+        ("num_beams", 2.0, "num_beams must be an integer >= 1 and <= 1024, got 2.0"),
         ("num_beams", 5000, "num_beams must be an integer >= 1 and <= 1024, got 5000"),
         ("num_beams", True, "num_beams must be an integer >= 1 and <= 1024, got True"),
         ("max_tokens", 0, "max_tokens must be an integer >= 1 or none, got 0"),
         ("length_penalty", math.inf, "length_penalty must be a number, got inf"),
+        ("length_penalty", math.nan, "length_penalty must be a number, got nan"),
         ("length_penalty", "1", "length_penalty must be a number"),
+        ("length_penalty", -1e4, "length_penalty must leave max_tokens"),
         ("early_stopping", "always", "early_stopping must be true, false or 'never'"),
         ("early_stopping", 1, "early_stopping must be true, false or 'never'"),
+        ("early_stopping", np.array(["never"] * 2), "early_stopping must be true, false or 'never', got"),
         ("num_return_sequences", 5, r"num_return_sequences must be at most num_beams \(4\), got 5"),
         ("num_beam_groups", 3, r"num_beam_groups must divide num_beams \(4\), got 3"),
-        ("diversity_penalty", -1.0, "diversity_penalty must be a number >= 0"),
+        ("diversity_penalty", -1.0, "diversity_penalty must be a number >= 0 and <= 1e\\+06, got -1.0"),
         ("structured_outputs", {"regex": 5}, "regex"),
         ("stop_token_ids", [-1], "stop_token_ids must be a list of integers >= 0"),
         ("ignore_eos", 1, "ignore_eos must be true or false, got 1"),
@@ -43,7 +46,7 @@ from nucleate.models.runner import ModelInput
 )
 def test_errors_name_the_field_and_the_allowed_values(field: str, value: object, message: str) -> None:
     with pytest.raises(nc.ParameterError, match=message) as error:
-        BeamParams(**{field: value})
+        BeamParams(**{"max_tokens": 5, field: value})
     assert error.value.field in (field, "regex")
 
 
@@ -185,33 +188,6 @@ def test_failed_searches_return_a_completion_with_the_reason(llm: nc.LLM) -> Non
     assert beam.stop_reason == "invalid logits: NaN at token 0"
     assert (beam.score, beam.logprob) == (-math.inf, -math.inf)
     assert completion.usage == nc.Usage(2, 0)
-
-
-def test_async_engine_runs_searches_and_requests_together(llm: nc.LLM) -> None:
-    model = toy()
-    search = BeamRequest([1, 2, 3], BeamParams(num_beams=3, max_tokens=9, num_return_sequences=2))
-    sampled = Request([1, 2, 3], nc.SamplingParams(seed=1, max_tokens=9))
-
-    async def main() -> dict[int, list[nc.EngineOutput]]:
-        engine = Engine(runner("paged", model), llm.tokenizer, backend="reference")
-        reported: dict[int, list[nc.EngineOutput]] = {0: [], 1: [], 2: []}
-        async with nc.AsyncEngine(engine) as running:
-            prepared = running.prepare(search)
-            async for batch in running.generate_all([search, sampled, prepared]):
-                for index, event in batch:
-                    reported[index].append(event)
-            with pytest.raises(nc.ParameterError):
-                [_ async for _ in running.generate(BeamRequest([]))]
-        return reported
-
-    reported = asyncio.run(main())
-    assert (
-        found_beams(reported[0])
-        == found_beams(reported[2])
-        == expected_beams(model, search, llm.tokenizer.eos_token_ids)
-    )
-    assert reported[1][-1].finished
-    assert all(isinstance(event.chunk, BeamChunk) for event in reported[0])
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])

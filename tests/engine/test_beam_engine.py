@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from toy_models import PagedToy, Toy
 from toy_requests import KINDS, TABLE, chunks_by_index, drive, is_empty, random_request, reference_chunks, runner
 
 import nucleate as nc
-from nucleate.engine.beam_params import BeamChunk, BeamParams, BeamRequest
+from nucleate.engine.beam_params import BeamParams, BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.runner import Fork, ModelInput
@@ -21,6 +22,18 @@ from nucleate.outputs import EngineOutput, Usage
 OPTIONS = [{}, {"max_num_seqs": 2, "max_num_batched_tokens": 5}, {"max_num_seqs": 1}, {"enable_prefix_caching": False}]
 BAD = TABLE[0, :SIZE].copy()
 BAD[5] = np.nan
+
+
+class RecordingToy(PagedToy):
+    """Keeps its forks."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.forks: list[Fork] = []
+
+    def fork(self, given: Sequence[Fork]) -> None:
+        self.forks += given
+        super().fork(given)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -40,25 +53,6 @@ def test_beams_equal_the_reference(llm: nc.LLM, kind: str, options: dict, blocks
         assert engine.stats.num_preemptions  # the test must include preemption
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("blocks", [30, 500])
-@pytest.mark.fast_cases(2)
-def test_searches_and_requests_in_a_batch_are_independent(llm: nc.LLM, kind: str, blocks: int) -> None:
-    rng = random.Random(f"{kind}{blocks}")
-    model = toy()
-    requests: list[Request | BeamRequest] = []
-    for _ in range(8):
-        requests.append(random_request(rng, 20))
-        requests += [random_search(rng)] * (rng.random() < 0.5)
-    engine = Engine(runner(kind, model, blocks), llm.tokenizer, max_num_seqs=9, backend="reference")
-    for request, events in zip(requests, drive(engine, requests), strict=True):
-        if isinstance(request, Request):
-            assert chunks_by_index(events, request.params.n) == reference_chunks(model, llm.tokenizer, request)
-        else:
-            assert found_beams(events) == expected_beams(model, request, llm.tokenizer.eos_token_ids)
-    assert is_empty(engine)
-
-
 def test_a_kv_cache_of_one_beam_is_enough(llm: nc.LLM) -> None:
     """Each beam is preempted and recomputed in every step."""
     model = toy(context_length=32)
@@ -73,13 +67,6 @@ def test_a_kv_cache_of_one_beam_is_enough(llm: nc.LLM) -> None:
 @pytest.mark.parametrize("size", [1, 4, 16])
 def test_beams_share_blocks_and_a_fork_copies_at_most_one(llm: nc.LLM, size: int) -> None:
     model = toy(context_length=512)
-    forks: list[Fork] = []
-
-    class RecordingToy(PagedToy):
-        def fork(self, given: Sequence[Fork]) -> None:
-            forks.extend(given)
-            super().fork(given)
-
     inner = RecordingToy(model, 4096 // size, size)
     engine = Engine(inner, llm.tokenizer, backend="reference")
     num_beams, prompt, most = 5, [*range(1, 201)], 40
@@ -94,9 +81,9 @@ def test_beams_share_blocks_and_a_fork_copies_at_most_one(llm: nc.LLM, size: int
     assert found_beams(events) == expected_beams(model, request, ())
     read = [(key, stop - start) for parts in inner.forwards for key, start, stop in parts]
     assert sum(count for _, count in read) <= len(prompt) + num_beams * most  # nothing is computed twice
-    assert forks
-    assert all(fork.block is None for fork in forks) == (size == 1)
-    assert len({fork.child for fork in forks}) == len(forks)
+    assert inner.forks
+    assert all(fork.block is None for fork in inner.forks) == (size == 1)
+    assert len({fork.child for fork in inner.forks}) == len(inner.forks)
     own = -(-(most + size) // size) + 1  # blocks per beam besides the prompt's
     assert used <= -(-len(prompt) // size) + num_beams * own
     assert is_empty(engine)
@@ -131,19 +118,12 @@ def test_a_single_child_of_a_beam_copies_nothing(llm: nc.LLM) -> None:
             logits[ids[-1] + rows[len(ids) % 3]] = 0.0
         return logits
 
-    seen: list[Fork] = []
-
-    class RecordingToy(PagedToy):
-        def fork(self, given: Sequence[Fork]) -> None:
-            seen.extend(given)
-            super().fork(given)
-
     model = toy(of=chain)
-    engine = Engine(RecordingToy(model, 64, 4), llm.tokenizer, backend="reference")
+    engine = Engine(inner := RecordingToy(model, 64, 4), llm.tokenizer, backend="reference")
     request = BeamRequest([9], BeamParams(num_beams=3, max_tokens=30, ignore_eos=True))
     [events] = drive(engine, [request])
     assert found_beams(events) == expected_beams(model, request, ())
-    assert len(seen) == 2
+    assert len(inner.forks) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -160,24 +140,6 @@ def test_an_aborted_search_ends_with_one_event(llm: nc.LLM, kind: str) -> None:
         assert engine.abort(number) == []
         engine.pause(number)
         assert is_empty(engine)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_paused_searches_resume(llm: nc.LLM, kind: str) -> None:
-    rng = random.Random(kind)
-    model = toy()
-    engine = Engine(runner(kind, model, 40), llm.tokenizer, max_num_seqs=3, backend="reference")
-    requests = [random_search(rng) for _ in range(3)]
-    numbers = [engine.add(request) for request in requests]
-    events: dict[str, list[EngineOutput]] = {number: [] for number in numbers}
-    for turn in range(600):
-        for number in numbers:
-            engine.pause(number, paused=turn < 500 and rng.random() < 0.6)
-        for event in engine.step():
-            events[event.request_id].append(event)
-    for number, request in zip(numbers, requests, strict=True):
-        assert found_beams(events[number]) == expected_beams(model, request, llm.tokenizer.eos_token_ids)
-    assert is_empty(engine)
 
 
 def test_paused_searches_are_not_computed(llm: nc.LLM) -> None:
@@ -213,7 +175,6 @@ def test_invalid_logits_end_only_their_search(llm: nc.LLM, kind: str) -> None:
     assert [(e.chunk.finish_reason, e.chunk.stop_reason, e.finished) for e in bad] == [
         ("error", "invalid logits: NaN at token 5", True)
     ]
-    assert not isinstance(bad[0].chunk, BeamChunk)
     assert found_beams(good) == expected_beams(model, other, llm.tokenizer.eos_token_ids)
     assert chunks_by_index(sampled_events, 1) == reference_chunks(model, llm.tokenizer, sampled)
     assert is_empty(engine)
@@ -267,18 +228,6 @@ def test_failed_forks_end_the_search(llm: nc.LLM, kind: str) -> None:
     ]
     assert found_beams(good) == expected_beams(toy(), single, ())
     assert is_empty(engine)
-
-
-def test_one_beam_is_greedy_decoding(llm: nc.LLM) -> None:
-    prompts = ["Once upon a time", "The dog", "Tom"]
-    greedy = llm.generate(prompts, nc.SamplingParams(temperature=0.0, max_tokens=30))
-    for early in (True, False):
-        for one, plain in zip(
-            llm.beam_search(prompts, num_beams=1, max_tokens=30, early_stopping=early), greedy, strict=True
-        ):
-            [beam] = one.outputs
-            assert (beam.token_ids, beam.text) == (plain.outputs[0].token_ids, plain.text)
-            assert (beam.finish_reason, beam.stop_reason) == (plain.outputs[0].finish_reason, None)
 
 
 def test_scores_equal_teacher_forcing(llm: nc.LLM) -> None:

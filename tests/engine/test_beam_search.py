@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 import tiers
+from beam_searches import hashed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,26 +23,9 @@ from nucleate.engine.beam_search import (
 from nucleate.generation import beam_search as reference
 from nucleate.outputs import StepLogprobs, TokenLogprob
 
-FACTS = json.loads((Path(__file__).parents[1] / "data" / "transformers_beam.json").read_text("utf-8"))
 EARLY = [True, False, "never"]
 LogitsOf = Callable[[tuple[int, ...]], np.ndarray]
 Beam = tuple[tuple[int, ...], float, float, str]
-
-
-def hashed(size: int, seed: int, banned: float = 0.0, *, coarse: bool = False) -> LogitsOf:
-    """Logits that depend on all tokens. coarse: rounded, so that many are equal."""
-
-    def logits_of(ids: tuple[int, ...]) -> np.ndarray:
-        rng = np.random.default_rng([seed, len(ids), *ids])
-        logits = rng.normal(size=size) * 2
-        if coarse:
-            logits = np.round(logits * 0.7)
-        out = rng.random(size) < banned
-        out[rng.integers(size)] = False
-        logits[out] = -np.inf
-        return logits.astype(np.float32)
-
-    return logits_of
 
 
 class Tree:
@@ -120,37 +101,6 @@ def test_beams_equal_the_reference(case: tuple, seed: int, banned: float, coarse
     size, params, ends = case
     model = hashed(size, seed, banned, coarse=coarse)
     assert run(model, (5,), params, ends)[0] == expected_beams(model, (5,), params, ends)
-
-
-@pytest.mark.parametrize(
-    "fact", FACTS["vectors"], ids=lambda v: "{num_beams} {length_penalty} {early_stopping}".format(**v)
-)
-def test_recorded_numbers_of_transformers(fact: dict) -> None:
-    table = np.array(FACTS["table"], np.float32)
-    case = {name: fact[name] for name in ("num_beams", "length_penalty", "early_stopping")}
-    params = BeamParams(max_tokens=FACTS["max_tokens"], **case)
-    beams, _ = run(lambda ids: table[ids[-1]], tuple(FACTS["prompt_ids"]), params, FACTS["eos_token_ids"])
-    assert [list(ids) for ids, *_ in beams] == fact["token_ids"]
-    assert [score for _, score, *_ in beams] == pytest.approx(fact["scores"], rel=1e-6)
-
-
-@pytest.mark.parametrize("early", EARLY)
-@pytest.mark.parametrize("penalty", [-1.0, 0.0, 2.0])
-@pytest.mark.parametrize(("size", "ends"), [(4, ()), (5, (1,)), (4, (0, 3))])
-@pytest.mark.fast_cases(8)
-def test_enough_beams_find_every_sequence_in_order(
-    size: int, ends: tuple[int, ...], penalty: float, early: bool | str
-) -> None:
-    model, longest, every = hashed(size, 3), 4, {}
-    for length in range(1, longest + 1):
-        for ids in itertools.product(range(size), repeat=length):
-            if (ids[-1] in ends or length == longest) and not set(ids[:-1]) & set(ends):
-                rows = [reference._logprobs(model((7, *ids[:at])))[token] for at, token in enumerate(ids)]
-                every[ids] = float(sum(rows)) / length**penalty
-    params = BeamParams(num_beams=size**longest, max_tokens=longest, length_penalty=penalty, early_stopping=early)
-    beams, _ = run(model, (7,), params, ends)
-    assert {ids for ids, *_ in beams} == set(every)
-    assert [score for _, score, *_ in beams] == pytest.approx(sorted(every.values(), reverse=True), abs=1e-12)
 
 
 @pytest.mark.parametrize("size", [63, 64, 65, 640, 1000, 4097])
@@ -291,25 +241,3 @@ def test_logprobs_are_in_the_order_of_the_output() -> None:
     for found in search.best():
         assert [link.logprobs.chosen.token_id for link in found.steps] == list(found.token_ids)
         assert len(found.token_ids) == found.length
-
-
-def test_finished_groups_have_no_children() -> None:
-    params = BeamParams(num_beams=2, num_beam_groups=2, max_tokens=9, early_stopping=True, diversity_penalty=50.0)
-    search = BeamSearch(params, [0], 9)
-    assert search.step(np.array([[-9.0, 1.0, 0.9, -9.0]], np.float32)) == [(0, 1), (0, 2)]
-    rows = [[9.0, -9.0, -9.0, 8.0], [-9.0, -9.0, 0.9, 1.0]]  # the first group ends, though token 3 has a high score
-    assert search.step(np.array(rows, np.float32)) == [(1, 3)]
-
-
-def test_groups_start_with_one_beam_and_end_separately() -> None:
-    params = BeamParams(num_beams=4, num_beam_groups=2, max_tokens=9, early_stopping=True, diversity_penalty=50.0)
-    search = BeamSearch(params, [0, 1], 9)
-    assert len(search.open) == 1
-    children = search.step(np.array([[5.0, 4.0, 9.0, 8.0, 1.0, 0.5]], np.float32))
-    assert children == [
-        (0, 2),
-        (0, 3),
-    ]  # the first group; the second one, where these tokens cost 50, ends with 0 and 1
-    assert len(search.open) == 2
-    assert search.step(np.array([[0.0] * 6, [1.0, 0.9, 0, 0, 0, 0]], np.float32)) == []
-    assert {found.token_ids for found in search.best()} == {(0,), (1,), (2, 0), (2, 1)}

@@ -7,12 +7,12 @@ run on one engine, many at a time.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import tiers
+from toy_requests import drive
 
 import nucleate as nc
 from nucleate.engine.beam_params import BeamCompletion, BeamParams, BeamRequest
@@ -21,6 +21,9 @@ from nucleate.models.loader import runner_of
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
+from random_models import small_llama  # noqa: E402  # it needs both
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 PENALTIES = (-1.0, 0.0, 0.5, 1.0, 2.0)
 EARLY: tuple[Any, ...] = (True, False, "never")
@@ -32,23 +35,6 @@ ALL = 1000
 class Beams(transformers.GenerationConfig):
     def get_generation_mode(self, *_: object) -> Any:  # also for one beam, which would be greedy search
         return transformers.generation.GenerationMode.BEAM_SEARCH
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def model_of(size: int) -> Any:
-    torch.manual_seed(size)
-    config = transformers.LlamaConfig(
-        vocab_size=size, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.4, bos_token_id=0, eos_token_id=None,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).eval()
 
 
 def request_of(number: int, size: int) -> BeamRequest:
@@ -94,19 +80,13 @@ def run(llm: nc.LLM, numbers: range) -> int:
 
     equal = 0
     for index, size in enumerate(SIZES):
-        model = model_of(size)
-        requests = {number: request_of(number, size) for number in numbers if number % len(SIZES) == index}
+        model = small_llama(size)
+        requests = [request_of(number, size) for number in numbers if number % len(SIZES) == index]
         engine = Engine(runner_of(TransformersModel.of(model), 8 << 20), llm.tokenizer, max_num_seqs=48)
         assert engine.runner.paged
-        numbers_by_id = {engine.add(request): number for number, request in requests.items()}
-        chunks: dict[int, list[Any]] = {number: [] for number in requests}
-        while len(engine):
-            for event in engine.step():
-                chunks[numbers_by_id[event.request_id]].append(event.chunk)
-        for number, request in requests.items():
-            ours = BeamCompletion.from_chunks(request.prompt_ids, chunks[number])
-            compare(ours, model, request)
-            equal += 1
+        for request, events in zip(requests, drive(engine, requests), strict=True):
+            compare(BeamCompletion.from_chunks(request.prompt_ids, [one.chunk for one in events]), model, request)
+        equal += len(requests)
     return equal
 
 

@@ -47,20 +47,6 @@ def test_other_ways_to_pass_guidance_are_equal(llm: nc.LLM) -> None:
     assert llm.generate(PROMPT, plain)[0].text == llm.generate(PROMPT, given)[0].text
 
 
-@pytest.mark.slow
-def test_speculation_does_not_change_the_text(llm: nc.LLM) -> None:
-    drafting = nc.LLM(speculative_config=nc.Speculation("ngram", adaptive=False), companion_model=EMBEDDED)
-    for params in (GUIDED.replace(max_tokens=80), CONTRASTIVE.replace(max_tokens=80, temperature=0.3, top_p=1.0)):
-        expected = [from_loop(drafting, params, at) for at in range(params.n)]
-        [completion] = drafting.generate(PROMPT, params)
-        assert [[*output.token_ids] for output in completion.outputs] == expected
-
-
-def test_contrastive_decoding_without_a_companion_model_is_an_error(llm: nc.LLM) -> None:
-    with pytest.raises(nc.ParameterError, match="contrastive_beta needs a companion model"):
-        llm.generate(PROMPT, CONTRASTIVE)
-
-
 def test_a_companion_model_with_another_vocabulary_is_an_error(tmp_path: Path) -> None:
     folder = tmp_path / "other"
     shutil.copytree(EMBEDDED, folder)

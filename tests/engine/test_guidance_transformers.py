@@ -5,12 +5,12 @@ Models are small Llamas with random weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import tiers
+from toy_requests import drive, tokens_of
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
@@ -20,27 +20,13 @@ from nucleate.sampling.companion import combine
 from nucleate.sampling.stages import Contrastive, Guidance
 
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
-transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
+pytest.importorskip("transformers", reason="needs the extra 'torch'")
+from random_models import small_llama as model_of  # noqa: E402  # it needs both
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 SIZES = (40, 53, 101)
 LENGTH = 12
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def model_of(size: int, seed: int = 0, hidden: int = 32) -> Any:
-    torch.manual_seed(1000 * seed + size)
-    config = transformers.LlamaConfig(
-        vocab_size=size, hidden_size=hidden, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.4, bos_token_id=0, eos_token_id=None,
-    )  # fmt: skip
-    return transformers.LlamaForCausalLM(config).eval()
 
 
 def random_case(rng: np.random.Generator, size: int) -> tuple[list[int], dict[str, Any]]:
@@ -80,16 +66,9 @@ def test_tokens_equal_generate(llm: nc.LLM, size: int) -> None:
     rng, model = np.random.default_rng(size), model_of(size)
     cases = [(*random_case(rng, size), float(rng.choice([1.0, 1.3]))) for _ in range(tiers.count(12, 60))]
     engine = Engine(runner_of(TransformersModel.of(model), 1 << 20), llm.tokenizer, backend="reference")
-    ids = [
-        engine.add(nc.Request(prompt, greedy(repetition_penalty=penalty, **fields)))
-        for prompt, fields, penalty in cases
-    ]
-    found: dict[str, list[int]] = {number: [] for number in ids}
-    while len(engine):
-        for output in engine.step():
-            found[output.request_id] += output.chunk.token_ids
-    for number, (prompt, fields, penalty) in zip(ids, cases, strict=True):
-        assert found[number] == generated(model, prompt, fields, penalty)[0]
+    requests = [nc.Request(ids, greedy(repetition_penalty=penalty, **fields)) for ids, fields, penalty in cases]
+    for (prompt, fields, penalty), events in zip(cases, drive(engine, requests), strict=True):
+        assert tokens_of(events) == generated(model, prompt, fields, penalty)[0]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -126,7 +105,7 @@ def test_contrastive_decoding_equals_its_definition(llm: nc.LLM, size: int) -> N
     rng, expert, amateur = np.random.default_rng(size), model_of(size), model_of(size, 1, 16)
     runners = [runner_of(TransformersModel.of(model), 1 << 20) for model in (expert, amateur)]
     engine = Engine(runners[0], llm.tokenizer, companion_runner=runners[1], backend="reference")
-    expected, found = {}, dict[str, list[int]]()
+    expected, requests = [], []
     for _ in range(tiers.count(8, 40)):
         prompt = rng.integers(0, size, rng.integers(1, 20)).tolist()
         stage = Contrastive(float(rng.choice([0.5, 1.0])), float(rng.choice([0.01, 0.1])), float(rng.choice([0.5, 1])))
@@ -135,9 +114,6 @@ def test_contrastive_decoding_equals_its_definition(llm: nc.LLM, size: int) -> N
             "contrastive_alpha": stage.alpha,
             "contrastive_temperature": stage.tau,
         }
-        number = engine.add(nc.Request(prompt, greedy(**fields)))
-        expected[number], found[number] = contrastive_tokens(expert, amateur, prompt, stage), []
-    while len(engine):
-        for output in engine.step():
-            found[output.request_id] += output.chunk.token_ids
-    assert found == expected
+        requests.append(nc.Request(prompt, greedy(**fields)))
+        expected.append(contrastive_tokens(expert, amateur, prompt, stage))
+    assert [tokens_of(events) for events in drive(engine, requests)] == expected

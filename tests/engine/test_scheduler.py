@@ -1,15 +1,38 @@
-"""Random operations on the scheduler, with KV caches from one block to many."""
+"""Random operations on the scheduler, with KV caches from one block to many, and single cases."""
 
 from __future__ import annotations
 
+import random
+import time
+
 import pytest
 import tiers
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from scheduler_world import CONFIGURATIONS, RandomDriver, SimulatedEngine, resume_all, run_to_end, simulated_engine_of
+from scheduler_world import (
+    CONFIGURATIONS,
+    RandomDriver,
+    SimulatedEngine,
+    resume_all,
+    run_to_end,
+    simulated_engine_of,
+)
 
-from nucleate.engine.scheduler import SchedulerEntry
+from nucleate.engine.kv_cache import KVCacheManager
+from nucleate.engine.scheduler import Scheduler, SchedulerEntry
+
+
+def step(schedule: Scheduler, token: int = 7) -> list[tuple[tuple[int, int, int], int, int]]:
+    chunks = schedule.schedule()
+    last = [chunk.sequence for chunk in chunks if chunk.last]
+    schedule.mark_computed(chunks)
+    for job in last:
+        job.append(token)
+    return [(chunk.sequence.order, chunk.start, chunk.stop) for chunk in chunks]
+
+
+def add_jobs(schedule: Scheduler, *jobs: SchedulerEntry) -> tuple[SchedulerEntry, ...]:
+    for job in jobs:
+        schedule.add(job)
+    return jobs
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
@@ -26,79 +49,6 @@ def test_three_thousand_operations(configuration: tuple[int, int, int, int, bool
     assert world.pool.num_free_blocks == world.pool.num_blocks
     assert not world.schedule.running
     assert not world.schedule.waiting
-
-
-class ScheduleMachine(RuleBasedStateMachine):
-    late: list[SchedulerEntry]
-
-    @initialize(
-        count=st.integers(1, 8),
-        size=st.sampled_from((1, 2, 3, 16)),
-        sequences=st.integers(1, 5),
-        spare=st.integers(0, 5),
-        whole=st.booleans(),
-        sharing=st.sampled_from((True, True, False)),
-    )
-    def make(self, count: int, size: int, sequences: int, spare: int, whole: bool, sharing: bool) -> None:
-        self.late = []
-        self.world = SimulatedEngine(
-            count, size, sequences=sequences, tokens=sequences + spare, whole=whole, sharing=sharing
-        )
-
-    @rule(
-        prompt=st.lists(st.integers(0, 1), min_size=1, max_size=10),
-        output=st.integers(1, 6),
-        priority=st.integers(0, 2),
-        shares=st.booleans(),
-        most=st.sampled_from((1, 3, 1 << 62)),
-        num_outputs=st.integers(1, 2),
-    )
-    def add(self, prompt: list[int], output: int, priority: int, shares: bool, most: int, num_outputs: int) -> None:
-        for _ in range(num_outputs):
-            self.world.add(prompt, output, priority, use_prefix_cache=shares, max_chunk=most)
-
-    @precondition(lambda self: self.world.jobs)
-    @rule(data=st.data())
-    def remove(self, data: st.DataObject) -> None:
-        self.world.remove(data.draw(st.sampled_from(self.world.jobs)))
-
-    @precondition(lambda self: self.world.jobs)
-    @rule(data=st.data())
-    def pause(self, data: st.DataObject) -> None:
-        job = data.draw(st.sampled_from(self.world.jobs))
-        job.paused = not job.paused
-
-    @precondition(lambda self: self.world.jobs)
-    @rule(data=st.data())
-    def fork(self, data: st.DataObject) -> None:
-        child = self.world.fork(data.draw(st.sampled_from(self.world.jobs)))
-        if child.num_computed == len(child.token_ids):
-            self.late.append(child)
-
-    @rule()
-    def plan(self) -> None:
-        self.world.plan()
-
-    @precondition(lambda self: self.world.planned)
-    @rule()
-    def done(self) -> None:
-        self.late += self.world.done()
-
-    @precondition(lambda self: self.late)
-    @rule(token=st.integers(0, 1))
-    def push(self, token: int) -> None:
-        job = self.late.pop()
-        if job in self.world.jobs and job.num_computed == len(job.token_ids):
-            self.world.push(job, token)
-
-    @invariant()
-    def check(self) -> None:
-        if hasattr(self, "world"):
-            self.world.check()
-
-
-TestSchedule = ScheduleMachine.TestCase
-TestSchedule.settings = settings(max_examples=tiers.count(20, 80), stateful_step_count=40, deadline=None)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -128,3 +78,162 @@ def test_ten_thousand_operations(configuration: tuple[int, int, int, int, bool, 
         world.check()
     resume_all(drive)
     run_to_end(world, drive.rng)
+
+
+@pytest.mark.parametrize(("sequences", "tokens"), [(0, 4), (-1, 4), (4, 3), (1, 0)])
+def test_invalid_limits(sequences: int, tokens: int) -> None:
+    with pytest.raises(ValueError, match="must be >= max_num_seqs"):
+        Scheduler(KVCacheManager(1, 1), max_num_seqs=sequences, max_num_batched_tokens=tokens)
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (SchedulerEntry((0, 0, 0), [1], 14), "14 tokens do not fit 4 blocks of 3"),
+        (SchedulerEntry((0, 0, 0), [], 4), "0 of 4 tokens, 4611686018427387904 at a time: nothing can be computed"),
+        (SchedulerEntry((0, 0, 0), [1, 2], 2), "2 of 2 tokens"),
+        (SchedulerEntry((0, 0, 0), [1, 2], 0), "2 of 0 tokens"),
+        (SchedulerEntry((0, 0, 0), [1, 2], 4, max_chunk=0), "0 at a time"),
+    ],
+)
+def test_jobs_that_could_never_end_are_rejected(job: SchedulerEntry, message: str) -> None:
+    schedule = Scheduler(KVCacheManager(4, 3), max_num_seqs=2, max_num_batched_tokens=2)
+    with pytest.raises(ValueError, match=message):
+        schedule.add(job)
+    assert schedule.running == schedule.waiting == []
+    schedule.add(SchedulerEntry((0, 0, 0), [1], 13))  # its last token is not computed
+
+
+def test_removing_an_unknown_job_is_an_error() -> None:
+    schedule = Scheduler(KVCacheManager(4, 3), max_num_seqs=2, max_num_batched_tokens=4)
+    (job,) = add_jobs(schedule, SchedulerEntry((0, 1, 0), [1], 3))
+    for unknown in (
+        SchedulerEntry((0, 1, 0), [1], 3),
+        SchedulerEntry((0, 0, 0), [1], 3),
+        SchedulerEntry((0, 2, 0), [1], 3),
+    ):
+        with pytest.raises(ValueError, match="no sequence"):
+            schedule.remove(unknown)
+    step(schedule)
+    schedule.remove(job)
+    with pytest.raises(ValueError, match=r"no sequence \(0, 1, 0\) here"):
+        schedule.remove(job)
+    assert schedule.kv_cache.num_free_blocks == 4
+
+
+@pytest.mark.parametrize("spare", [0, 3])
+def test_a_better_priority_preempts_the_last_job_of_a_worse_one(spare: int) -> None:
+    schedule = Scheduler(KVCacheManager(99, 4), max_num_seqs=3, max_num_batched_tokens=3 + spare)
+    jobs = add_jobs(schedule, *[SchedulerEntry((priority, at, 0), [at], 9) for at, priority in enumerate((0, 1, 1))])
+    step(schedule)
+    add_jobs(schedule, SchedulerEntry((1, 9, 0), [9], 9))
+    assert [order for order, _, _ in step(schedule)] == [(0, 0, 0), (1, 1, 0), (1, 2, 0)]  # no better than the last
+    add_jobs(schedule, SchedulerEntry((0, 7, 0), [7], 9))
+    assert {order for order, _, _ in step(schedule)} == {(0, 0, 0), (0, 7, 0), (1, 1, 0)}
+    assert schedule.waiting[0] is jobs[2]
+    assert (jobs[2].block_ids, jobs[2].num_computed, jobs[2].token_ids) == ([], 0, [2, 7, 7])
+    add_jobs(schedule, *[SchedulerEntry((-1, at, 0), [at], 9) for at in range(4)])
+    assert [order for order, _, _ in step(schedule)] == [(-1, at, 0) for at in range(3)]
+    assert schedule.num_preemptions == 4
+
+
+def test_paused_jobs_are_preempted_first_and_not_computed() -> None:
+    schedule = Scheduler(KVCacheManager(4, 1), max_num_seqs=3, max_num_batched_tokens=9)
+    best, second, worst = add_jobs(schedule, *[SchedulerEntry((at, at, 0), [at], 4) for at in range(3)])
+    step(schedule)
+    best.paused = True
+    assert step(schedule) == [((1, 1, 0), 1, 2), ((2, 2, 0), 1, 2)]  # preempted for the growth of the last job
+    assert schedule.running == [second, worst]
+    assert schedule.num_preemptions == 1
+    best.paused = False
+    assert step(schedule) == [((0, 0, 0), 0, 2)]  # with the blocks of both: the second job would need three
+    assert (schedule.running, schedule.waiting) == ([best], [second, worst])
+
+
+def test_the_last_job_is_preempted_for_one_that_grows() -> None:
+    schedule = Scheduler(KVCacheManager(4, 2), max_num_seqs=4, max_num_batched_tokens=9)
+    first, second = add_jobs(
+        schedule, SchedulerEntry((0, 0, 0), [1, 2, 3, 4], 8), SchedulerEntry((0, 1, 0), [5, 6, 7, 8], 8)
+    )
+    step(schedule)
+    assert step(schedule) == [((0, 0, 0), 4, 5)]
+    assert (schedule.running, schedule.waiting, schedule.num_preemptions) == ([first], [second], 1)
+    assert step(schedule) == [((0, 0, 0), 5, 6)]
+    schedule.remove(first)
+    assert step(schedule) == [((0, 1, 0), 2, 5)]  # one of its two cached blocks was evicted
+    assert (second.token_ids, second.num_cached, schedule.num_preemptions) == ([5, 6, 7, 8, 7, 7], 0, 1)
+
+
+def test_num_cached_counts_tokens_never_computed() -> None:
+    schedule = Scheduler(KVCacheManager(20, 2), max_num_seqs=4, max_num_batched_tokens=99)
+    prompt = [1, 2, 3, 4, 5, 6]
+    (first,) = add_jobs(schedule, SchedulerEntry((0, 0, 0), prompt, 9))
+    step(schedule)
+    same, other, own, longer = add_jobs(
+        schedule,
+        SchedulerEntry((0, 1, 0), prompt, 9),
+        SchedulerEntry((0, 2, 0), [1, 2, 3, 9, 5, 6], 9),
+        SchedulerEntry((0, 3, 0), prompt, 9, all_logits=True),
+        SchedulerEntry((-1, 4, 0), [*prompt, 8, 8, 8], 10),
+    )
+    assert step(schedule) == [
+        ((0, 0, 0), 6, 7),
+        ((-1, 4, 0), 6, 9),
+        ((0, 1, 0), 4, 6),
+        ((0, 2, 0), 2, 6),
+    ]
+    assert [job.num_cached for job in (first, same, other, own, longer)] == [0, 4, 2, 0, 6]
+    schedule.remove(first)
+    assert ((0, 3, 0), 0, 6) in step(schedule)
+    schedule.max_num_seqs = 2
+    assert own.num_cached == 0
+    assert same.block_ids[:2] == other.block_ids[:1] + same.block_ids[1:2] == longer.block_ids[:2]
+    assert not {*own.block_ids} & {*same.block_ids, *other.block_ids, *longer.block_ids}
+
+
+def test_a_small_pool_preempts_only_when_needed() -> None:
+    """Eight jobs grow to half of the pool; a preempted job waits until there are blocks for it."""
+    world = SimulatedEngine(16, 4, sequences=8, tokens=32)
+    for at in range(8):
+        world.add([at] * 4, 28)
+    run_to_end(world, random.Random(0))
+    assert world.schedule.num_preemptions <= 16
+    assert world.forwards <= 4 * 32
+
+
+# speed
+
+
+def seconds(steps: int, running: int, waiting: int) -> float:
+    """The fastest of some steps in which all running jobs decode one token."""
+    schedule = Scheduler(KVCacheManager(running * 40, 16), max_num_seqs=running, max_num_batched_tokens=2 * running)
+    add_jobs(schedule, *[SchedulerEntry((0, at, 0), [at], 600) for at in range(running + waiting)])
+    times = []
+    for _ in range(steps):
+        began = time.thread_time()
+        chunks = schedule.schedule()
+        schedule.mark_computed(chunks)
+        times.append(time.thread_time() - began)
+        assert len(chunks) == running
+        for chunk in chunks:
+            chunk.sequence.append(7)
+    return min(times)
+
+
+def test_step_time_does_not_depend_on_the_queue() -> None:
+    assert seconds(50, 256, 0) < 256 * 5e-6  # 0.5 us per job
+    assert seconds(50, 256, 10_000) < 256 * 5e-6
+
+
+def test_a_long_queue_is_added_and_removed_fast() -> None:
+    rng = random.Random(0)
+    schedule = Scheduler(KVCacheManager(9, 16), max_num_seqs=2, max_num_batched_tokens=9)
+    jobs = [SchedulerEntry((rng.randrange(3), at, 0), [1], 9) for at in range(10_000)]
+    rng.shuffle(jobs)
+    began = time.thread_time()
+    add_jobs(schedule, *jobs)
+    rng.shuffle(jobs)
+    for job in jobs:
+        schedule.remove(job)
+    assert time.thread_time() - began < 1.0  # 0.07 s
+    assert schedule.running == schedule.waiting == []

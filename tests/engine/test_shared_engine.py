@@ -13,7 +13,7 @@ from toy_requests import chunks_by_index, is_empty, random_request, reference_ch
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.shared_engine import SharedEngine
+from nucleate.llm.shared_engine import SharedEngine
 from nucleate.outputs import EngineOutput
 
 PARAMS = nc.SamplingParams(max_tokens=30, ignore_eos=True, seed=3)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from server_process import Server
+from toy_requests import drive, tokens_of
 
 import nucleate as nc
 from nucleate.generation.loop import generate
@@ -46,7 +47,9 @@ FIELDS: dict[str, dict[str, Any]] = {
 REPEATS = "The dog ran to the big tree. The dog ran to the big tree. The dog ran to"
 TOKENS = 24
 
-with_each = pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+PIPELINE = {"pipeline": "steady_surprise(1.5) | steep(0.8)"}
+
+with_each = pytest.mark.parametrize("fields", [*FIELDS.values(), PIPELINE], ids=[*FIELDS, "pipeline"])
 
 
 @pytest.fixture(scope="module")
@@ -111,13 +114,9 @@ def test_the_engine_with_speculation_and_preemption(llm: nc.LLM, method: str | N
     expected = [alone(llm, REPEATS, long.replace(seed=seed)) for seed in range(4)]
     block = BLOCK * llm.model.token_bytes
     engine = llm.new_engine(speculative_config=config, kv_cache_memory=20 * block)
-    ids = [engine.add(nc.Request(llm.encode(REPEATS), one)) for one in params]
-    found: dict[tuple[str, int], list[int]] = {}
-    while len(engine):
-        for output in engine.step():
-            found.setdefault((output.request_id, output.chunk.index), []).extend(output.chunk.token_ids)
-    assert [found[one, 0] for one in ids[:4]] == expected
-    assert [found[ids[4], index] for index in range(3)] == expected[:3]
+    *single, several = drive(engine, [nc.Request(llm.encode(REPEATS), one) for one in params])
+    assert [tokens_of(own) for own in single] == expected
+    assert [tokens_of(several, index) for index in range(3)] == expected[:3]
     assert engine.stats.num_preemptions
     if method is not None:
         assert engine.stats.speculative.accepted_tokens
@@ -130,11 +129,8 @@ def test_other_acceptance_rules_keep_the_state_of_the_tokens(llm: nc.LLM, rule: 
     config = {"method": "ngram", "adaptive": False, "acceptance_rule": rule}
     params = params_of(FIELDS["stateful"], 5, max_tokens=60, logprobs=0, logprobs_mode="processed")
     engine = llm.new_engine(speculative_config=config)
-    engine.add(nc.Request(llm.encode(REPEATS), params))
-    chunks = []
-    while len(engine):
-        chunks += [output.chunk for output in engine.step()]
-    steps = [step for chunk in chunks for step in chunk.logprobs or ()]
+    [outputs] = drive(engine, [nc.Request(llm.encode(REPEATS), params)])
+    steps = [step for output in outputs for step in output.chunk.logprobs or ()]
     assert engine.stats.speculative.accepted_tokens
     sampler, context = nc.Sampler(llm.model.vocab_size), llm.model.begin()
     row = sampler.add(params.build_pipeline(), llm.encode(REPEATS))
@@ -153,13 +149,10 @@ def test_structured_output_with_forced_tokens(llm: nc.LLM, fields: dict[str, Any
     params = [params_of(fields, seed, structured_outputs=constraint, max_tokens=60) for seed in range(3)]
     expected = [alone(llm, REPEATS, one) for one in params]
     for config in (None, {"method": "ngram", "adaptive": False}):
-        engine = llm.new_engine(speculative_config=config)
-        ids = [engine.add(nc.Request(llm.encode(REPEATS), one)) for one in params]
-        found: dict[str, list[int]] = {}
-        while len(engine):
-            for output in engine.step():
-                found.setdefault(output.request_id, []).extend(output.chunk.token_ids)
-        assert [found[one] for one in ids] == expected
+        outputs = drive(
+            llm.new_engine(speculative_config=config), [nc.Request(llm.encode(REPEATS), one) for one in params]
+        )
+        assert [tokens_of(own) for own in outputs] == expected
 
 
 @pytest.mark.usefixtures("plugin")
@@ -193,7 +186,7 @@ def _to_json(stages: nc.Pipeline) -> Any:
 
 
 @pytest.mark.slow
-@with_each
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
 def test_the_command_line_and_the_server(llm: nc.LLM, plugin: Path, fields: dict[str, Any]) -> None:
     [expected] = llm.generate(REPEATS, params_of(fields, 3))[0].outputs
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in fields.items()]

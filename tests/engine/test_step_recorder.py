@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiers import count
+from toy_requests import drive
 
 import nucleate as nc
 from nucleate.engine.request import RecordedStep, Request
@@ -48,12 +49,8 @@ def llm() -> nc.LLM:
 
 
 def run(llm: nc.LLM, request: Request, **options: Any) -> list[nc.CompletionChunk]:
-    engine = llm.new_engine(**options)
-    engine.add(request)
-    chunks = []
-    while len(engine):
-        chunks += [output.chunk for output in engine.step()]
-    return chunks
+    [outputs] = drive(llm.new_engine(**options), [request])
+    return [output.chunk for output in outputs]
 
 
 def tokens(chunks: Sequence[nc.CompletionChunk], index: int = 0) -> list[int]:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tokenizers
 from toy_models import PagedToy, Toy
+from toy_requests import drive
 
 from nucleate.engine.async_engine import AsyncEngine
 from nucleate.engine.beam_params import BeamParams, BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.outputs import EngineOutput
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import SamplingParams
 from nucleate.tokenization.detokenizer import Detokenizer
@@ -40,14 +40,6 @@ def engine_of(tokenizer: Tokenizer | None = None) -> Engine:
     return Engine(PagedToy(Toy(repeat_last, 4), 50), tokenizer or panicking_tokenizer(), backend="reference")
 
 
-def run(engine: Engine) -> dict[str, list[EngineOutput]]:
-    outputs: dict[str, list[EngineOutput]] = {}
-    while len(engine):
-        for output in engine.step():
-            outputs.setdefault(output.request_id, []).append(output)
-    return outputs
-
-
 def test_a_panic_of_the_library_is_an_ordinary_exception() -> None:
     tokenizer = panicking_tokenizer()
     with pytest.raises(ValueError, match="the tokenizers library failed: slice index starts at 1"):
@@ -59,17 +51,15 @@ def test_a_panic_of_the_library_is_an_ordinary_exception() -> None:
 @pytest.mark.parametrize("prompt", [[SPACE], [0, SPACE]])
 def test_a_panic_ends_its_request_only(prompt: list[int]) -> None:
     engine = engine_of()
-    failing = engine.add(Request(prompt, GREEDY))
-    other = engine.add(Request([0, 1], GREEDY))
-    outputs = run(engine)
-    last = outputs[failing][-1].chunk
+    failing, other = drive(engine, [Request(prompt, GREEDY), Request([0, 1], GREEDY)])
+    last = failing[-1].chunk
     assert last.finish_reason == "error"
     assert "cannot be converted to text: the tokenizers library failed" in str(last.stop_reason)
-    assert "".join(output.chunk.text for output in outputs[other]) == "bbbb"
-    assert outputs[other][-1].chunk.finish_reason == "length"
+    assert "".join(output.chunk.text for output in other) == "bbbb"
+    assert other[-1].chunk.finish_reason == "length"
     assert engine.stats.num_used_kv_blocks == 0
-    again = engine.add(Request([2], GREEDY))
-    assert "".join(output.chunk.text for output in run(engine)[again]) == "cccc"
+    [again] = drive(engine, [Request([2], GREEDY)])
+    assert "".join(output.chunk.text for output in again) == "cccc"
 
 
 def test_an_exception_of_a_detokenizer_that_is_closed_again_ends_its_request_only() -> None:
@@ -96,13 +86,11 @@ def test_an_aborted_request_whose_text_cannot_be_decoded_ends() -> None:
 
 
 def test_a_panic_in_a_beam_search_ends_it_only() -> None:
-    engine = engine_of()
-    failing = engine.add(BeamRequest([SPACE], BeamParams(num_beams=1, max_tokens=2)))
-    other = engine.add(BeamRequest([2], BeamParams(num_beams=1, max_tokens=2)))
-    outputs = run(engine)
-    assert outputs[failing][-1].chunk.finish_reason == "error"
-    assert outputs[failing][-1].usage is not None
-    assert outputs[other][-1].chunk.text == "cc"
+    params = BeamParams(num_beams=1, max_tokens=2)
+    failing, other = drive(engine_of(), [BeamRequest([SPACE], params), BeamRequest([2], params)])
+    assert failing[-1].chunk.finish_reason == "error"
+    assert failing[-1].usage is not None
+    assert other[-1].chunk.text == "cc"
 
 
 def test_a_panic_does_not_stop_an_async_engine() -> None:

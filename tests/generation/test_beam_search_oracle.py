@@ -11,10 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from beam_searches import hashed
 from hypothesis import given
 from hypothesis import strategies as st
 
-import nucleate as nc
 from nucleate.generation.beam_search import Beam, beam_search
 
 FACTS = json.loads((Path(__file__).parents[1] / "data" / "transformers_beam.json").read_text("utf-8"))
@@ -25,20 +25,6 @@ LogitsOf = Callable[[tuple[int, ...]], np.ndarray]
 def steps(*rows: list[float], prompt: int = 0) -> LogitsOf:
     """A model whose logits depend on the number of tokens only."""
     return lambda ids: np.array(rows[len(ids) - prompt])
-
-
-def hashed(size: int, seed: int, banned: float = 0.0) -> LogitsOf:
-    """A model whose logits depend on all tokens. banned: the fraction at -inf, never all."""
-
-    def logits_of(ids: tuple[int, ...]) -> np.ndarray:
-        rng = np.random.default_rng([seed, len(ids), *ids])
-        logits = rng.normal(size=size) * 2
-        out = rng.random(size) < banned
-        out[rng.integers(size)] = False
-        logits[out] = -np.inf
-        return logits.astype(np.float32)
-
-    return logits_of
 
 
 def logprobs(logits: np.ndarray) -> list[float]:
@@ -56,71 +42,6 @@ def test_recorded_numbers_of_transformers(fact: dict) -> None:
     beams = beam_search(lambda ids: table[ids[-1]], **same, **options)
     assert [list(beam.token_ids) for beam in beams] == fact["token_ids"]
     assert [beam.score for beam in beams] == pytest.approx(fact["scores"], rel=1e-6)
-
-
-@pytest.fixture(scope="module")
-def generate() -> Callable[..., list[tuple[list[int], float]]]:
-    """Beam search of Transformers over tables [length, last token, next token]: ids and scores, the best first."""
-    torch = pytest.importorskip("torch", reason="the comparison needs the extra 'torch'")
-    hf = pytest.importorskip("transformers", reason="the comparison needs the extra 'torch'")
-
-    class Tables(hf.PreTrainedModel, hf.GenerationMixin):
-        config_class = hf.PretrainedConfig
-
-        def __init__(self, tables: np.ndarray) -> None:
-            super().__init__(hf.PretrainedConfig(vocab_size=tables.shape[-1]))
-            self.tables = torch.nn.Parameter(torch.tensor(tables))
-
-        def prepare_inputs_for_generation(self, input_ids, **_):
-            return {"input_ids": input_ids}
-
-        def forward(self, input_ids, **_):
-            logits = self.tables[input_ids.shape[1] - 1, input_ids[:, -1:]]
-            return hf.modeling_outputs.CausalLMOutput(logits=logits)
-
-    class Beams(hf.GenerationConfig):
-        def get_generation_mode(self, *_):  # also for one beam, which would be greedy search
-            return hf.generation.GenerationMode.BEAM_SEARCH
-
-    def run(tables, prompt_ids, *, num_beams, max_tokens, eos_token_ids, **options):
-        config = Beams(
-            num_beams=num_beams,
-            num_return_sequences=num_beams,
-            max_new_tokens=max_tokens,
-            eos_token_id=list(eos_token_ids) or None,
-            pad_token_id=0,
-            return_dict_in_generate=True,
-            output_scores=True,
-            use_cache=False,
-            **options,
-        )
-        out = Tables(tables).generate(torch.tensor([prompt_ids]), generation_config=config)
-        lengths = (out.beam_indices >= 0).sum(1).tolist()  # padding looks like EOS
-        texts = [ids[len(prompt_ids) :][:n] for ids, n in zip(out.sequences.tolist(), lengths, strict=True)]
-        return list(zip(texts, out.sequences_scores.tolist(), strict=True))
-
-    return run
-
-
-@pytest.mark.fast_cases(3)
-@pytest.mark.parametrize("early", EARLY)
-@pytest.mark.parametrize("num_beams", [1, 2, 3, 4, 5])
-def test_equals_transformers(num_beams: int, early: bool | str, generate: Callable) -> None:
-    rng = np.random.default_rng([num_beams, EARLY.index(early)])
-    settings = list(itertools.product([0.0, 0.5, 1.0, 2.0, -0.5], [(), (2,), (4, 0), (5, 1, 1, 3)]))
-    for choice in rng.permutation(len(settings))[:10]:
-        penalty, ends = settings[choice]
-        # enough tokens for the beams; with fewer, Transformers continues copies of the prompt at -1e9
-        size, prompt, longest = int(rng.integers(9, 14)), [6] * int(rng.integers(1, 4)), int(rng.integers(1, 9))
-        tables = rng.normal(scale=rng.uniform(0.5, 3), size=(12, size, size)).astype(np.float32)
-        tables[..., list(ends)] += rng.uniform(-1, 2)
-        options = dict(
-            num_beams=num_beams, max_tokens=longest, eos_token_ids=ends, length_penalty=penalty, early_stopping=early
-        )
-        stock = generate(tables, prompt, **options)
-        beams = beam_search(lambda ids, tables=tables: tables[len(ids) - 1, ids[-1]], prompt, **options)
-        assert [list(beam.token_ids) for beam in beams] == [ids for ids, _ in stock], options
-        assert [beam.score for beam in beams] == pytest.approx([score for _, score in stock], rel=1e-5, abs=1e-6)
 
 
 @pytest.mark.parametrize("early", EARLY)
@@ -146,19 +67,6 @@ def test_enough_beams_find_every_sequence_in_order(
     assert [beam.score for beam in beams] == pytest.approx(sorted(all_sequences.values(), reverse=True), abs=1e-12)
     assert all(beam.score == pytest.approx(all_sequences[beam.token_ids], abs=1e-12) for beam in beams)
     assert all(beam.finish_reason == ("stop" if beam.token_ids[-1] in ends else "length") for beam in beams)
-
-
-@pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize("penalty", [0.0, 1.0, 3.0])
-def test_one_beam_is_greedy(early: bool, penalty: float) -> None:
-    for seed in range(20):
-        model, ends, greedy = hashed(5, seed, banned=0.3), {4, 2}, []
-        while len(greedy) < 6 and (not greedy or greedy[-1] not in ends):
-            greedy.append(int(np.argmax(model((0, *greedy)))))
-        [beam] = beam_search(
-            model, (0,), num_beams=1, max_tokens=6, eos_token_ids=ends, early_stopping=early, length_penalty=penalty
-        )
-        assert list(beam.token_ids) == greedy
 
 
 @given(
@@ -340,12 +248,6 @@ def test_never_uses_the_shortest_length_for_negative_penalties() -> None:
     assert [beam.token_ids for beam in beams] == [(0,), (1, 1, 0)]
 
 
-def test_at_most_one_beam_per_possible_sequence() -> None:
-    assert len(beam_search(hashed(2, 0), (), num_beams=5, max_tokens=9, eos_token_ids=[0, 1])) == 2
-    only = beam_search(steps([-np.inf, 3.0], [2.0, -np.inf]), (), num_beams=4, max_tokens=2)
-    assert only == [Beam((1, 0), 0.0, 0.0, "length")]
-
-
 def test_eos_at_the_last_step_is_a_stop() -> None:
     beams = beam_search(steps([1.0, 0.0]), (), num_beams=2, max_tokens=1, eos_token_ids=[0])
     assert [beam.finish_reason for beam in beams] == ["stop", "length"]
@@ -380,36 +282,6 @@ def test_invalid_logits_are_an_error_in_any_step_and_beam(bad: list, message: st
         beam_search(lambda ids: np.array(bad), (), num_beams=2, max_tokens=3)
     with pytest.raises(ValueError, match=message):
         beam_search(lambda ids: np.array([1.0, 0.0] if ids != (1,) else bad), (), num_beams=2, max_tokens=3)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "message"),
-    [
-        ("num_beams", 0, "num_beams must be an integer >= 1 and <= 1024, got 0"),
-        ("num_beams", 2.0, "num_beams must be an integer >= 1 and <= 1024, got 2.0"),
-        ("num_beams", True, "num_beams must be an integer >= 1 and <= 1024, got True"),
-        ("max_tokens", 0, "max_tokens must be an integer >= 1 or none, got 0"),
-        ("length_penalty", math.nan, "length_penalty must be a number, got nan"),
-        ("length_penalty", "1", "length_penalty must be a number, got '1'"),
-        ("length_penalty", 1e4, "length_penalty must leave max_tokens"),
-        ("length_penalty", -1e4, "length_penalty must leave max_tokens"),
-        ("early_stopping", 1, "early_stopping must be true, false or 'never', got 1"),
-        ("early_stopping", None, "early_stopping must be true, false or 'never', got None"),
-        ("early_stopping", "always", "early_stopping must be true, false or 'never', got 'always'"),
-        ("early_stopping", np.array(["never"] * 2), "early_stopping must be true, false or 'never', got"),
-        ("num_beam_groups", 0, "num_beam_groups must be an integer >= 1, got 0"),
-        ("num_beam_groups", 2, r"num_beam_groups must divide num_beams \(3\), got 2"),
-        ("diversity_penalty", -0.1, "diversity_penalty must be a number >= 0 and <= 1e\\+06, got -0.1"),
-        ("diversity_penalty", math.inf, "diversity_penalty must be a number"),
-        ("num_return_sequences", 0, "num_return_sequences must be an integer >= 1 or none, got 0"),
-        ("num_return_sequences", 4, r"num_return_sequences must be at most num_beams \(3\), got 4"),
-    ],
-)
-def test_errors_name_the_field_and_the_allowed_values(field: str, value: object, message: str) -> None:
-    options = dict(prompt_ids=[0], num_beams=3, max_tokens=5) | {field: value}
-    with pytest.raises(nc.ParameterError, match=message) as error:
-        beam_search(hashed(3, 0), **options)
-    assert error.value.field == field
 
 
 def test_beams_are_frozen_and_ids_may_be_numpy_or_iterators() -> None:

@@ -35,7 +35,7 @@ UNLISTED = (
 RESULTS = {
     *("Completion", "CompletionOutput", "CompletionChunk", "Usage", "ToolCall", "ToolCallDelta", "EngineOutput"),
     *("outputs.Finish", "outputs.Validation", "StepLogprobs", "TokenLogprob", "SamplerOutput", "BeamCompletion"),
-    *("BeamOutput", "engine.stats.EngineStats", "engine.stats.SpeculativeStats", "Trace", "Comparison"),
+    *("BeamOutput", "outputs.EngineStats", "outputs.SpeculativeStats", "Trace", "Comparison"),
     *("sampling.trace.TraceStep", "sampling.trace_reasons.StageChange", "sampling.history.History"),
     *("sampling.stage.RowStats", "sampling.stage.TokenInfo", "sampling.stage.SampledToken"),
     *("watermark.Detection", "parameters.parameter.Parameter", "models.protocol.ModelLimits"),
@@ -206,11 +206,6 @@ def test_names_that_belong_elsewhere(call: Callable[..., Any], wrong: str, messa
     assert isinstance(caught.value, nc.ParameterError)
     assert str(caught.value).startswith(f"unknown parameter {wrong!r}{message}")
     assert message or str(caught.value) == f"unknown parameter {wrong!r}"
-
-
-def test_keywords_of_generate_that_belong_to_beam_search(llm: nc.LLM) -> None:
-    with pytest.raises(nc.ParameterError, match=r"did you mean BeamParams\(length_penalty=...\) for LLM.beam_search"):
-        llm.generate("a", length_penalty=1.2)
 
 
 def test_other_type_errors_stay() -> None:

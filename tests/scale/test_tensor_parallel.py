@@ -13,7 +13,7 @@ import pytest
 import random_models
 
 import nucleate as nc
-from nucleate.engine.shared_engine import SharedEngine
+from nucleate.llm.shared_engine import SharedEngine
 from nucleate.models.loader import runner_of
 from nucleate.models.runner import ModelInput
 from nucleate.models.transformers.sharded_model import check_shardable

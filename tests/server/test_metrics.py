@@ -15,8 +15,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as openmetr
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
-from nucleate.engine.stats import EngineStats, SpeculativeStats
-from nucleate.outputs import FinishReason
+from nucleate.outputs import EngineStats, FinishReason, SpeculativeStats
 from nucleate.server.metrics import BUCKETS, GENERATION_ROUTES, OTHER, ROUTES, ErrorKind, Metrics
 from nucleate.structured_output.spec import KINDS
 

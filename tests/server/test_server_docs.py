@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from server_process import Server
 
-from nucleate.engine.stats import EngineStats
+from nucleate.outputs import EngineStats
 from nucleate.server.limits import ServerLimits
 from nucleate.server.metrics import VLLM_ALIASES, Metrics
 

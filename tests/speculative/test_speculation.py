@@ -13,8 +13,8 @@ from toy_requests import SIZE, chunks_by_index, drive, is_empty, reference_chunk
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.engine.stats import SpeculativeStats
 from nucleate.models.protocol import ModelError
+from nucleate.outputs import SpeculativeStats
 from nucleate.speculative.adaptive_proposer import AdaptiveProposer
 from nucleate.speculative.config import ACCEPTANCE_RULES, METHODS, Speculation
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, truncate

@@ -165,7 +165,7 @@ def test_jump_forward_tokens_within_a_draft(rule: str, forced: tuple[int, ...], 
     def accept(_: Any, token: int, *__: Any) -> None:
         ids.extend((token, *forced) if len(ids) == 1 else (token,))
 
-    step: Any = SimpleNamespace(logits=logits, accept=accept)
+    token_sampler: Any = SimpleNamespace(accept=accept)
     one = ScheduledSequence(sequence, 0, 1, last=True, draft=draft, logits_row=0)
-    assert verify_by_rule(one, step, sampler, rule) == (0, 1, 2)[:accepted]
+    assert verify_by_rule(one, logits, token_sampler, sampler, rule) == (0, 1, 2)[:accepted]
     assert ids[: 1 + accepted] == [20, 21, 22, 23][: 1 + accepted]

@@ -16,7 +16,34 @@ from nucleate.outputs import EngineOutput
 SIZE = 300
 """A smaller vocabulary than in ``toy_requests``, as the reference sorts all of it."""
 
-NAMES = ("num_beams", "length_penalty", "early_stopping", "num_return_sequences", "num_beam_groups")
+NAMES = (
+    "num_beams",
+    "length_penalty",
+    "early_stopping",
+    "num_return_sequences",
+    "num_beam_groups",
+    "diversity_penalty",
+)
+
+
+def hashed(
+    size: int, seed: int, banned: float = 0.0, *, coarse: bool = False
+) -> Callable[[tuple[int, ...]], np.ndarray]:
+    """Logits that depend on all tokens. banned: the fraction at -inf, never all. coarse: so that many are equal."""
+
+    def logits_of(ids: tuple[int, ...]) -> np.ndarray:
+        rng = np.random.default_rng([seed, len(ids), *ids])
+        logits = rng.normal(size=size) * 2
+        if coarse:
+            logits = np.round(logits * 0.7)
+        out = rng.random(size) < banned
+        out[rng.integers(size)] = False
+        logits[out] = -np.inf
+        return logits.astype(np.float32)
+
+    return logits_of
+
+
 BeamTuple = tuple[tuple[int, ...], float, float, str | None]
 
 

@@ -89,3 +89,13 @@ def assert_same(found: list[nc.Completion], expected: list[nc.Completion]) -> No
             assert (output.text, output.finish_reason) == (wanted.text, wanted.finish_reason), f"request {number}"
             assert sampler_scenarios.same(output.logprobs, wanted.logprobs, 1e-4), f"request {number}"
         assert sampler_scenarios.same(one.prompt_logprobs, other.prompt_logprobs, 1e-4), f"request {number}"
+
+
+def small_llama(size: int, seed: int = 0, hidden: int = 32) -> Any:
+    """A random Llama with a vocabulary of this size, whose logits are far apart."""
+    torch.manual_seed(1000 * seed + size)
+    config = transformers.LlamaConfig(
+        vocab_size=size, hidden_size=hidden, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.4, bos_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config).eval()

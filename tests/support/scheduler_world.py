@@ -163,7 +163,7 @@ class SimulatedEngine:
     def check_lists(self) -> None:
         running, waiting = self.schedule.running, self.schedule.waiting
         assert len(running) <= self.schedule.max_num_seqs
-        assert len(self.schedule) == len(self.jobs) == len(running) + len(waiting)
+        assert len(self.jobs) == len(running) + len(waiting)
         assert {*running, *waiting} == set(self.jobs)
         for jobs in (running, waiting):
             assert [job.order for job in jobs] == sorted(job.order for job in jobs)
@@ -203,7 +203,7 @@ class SimulatedEngine:
         assert job.num_cached <= self.fresh[job]
         if job.block_ids and not job.preempted:
             assert job.num_cached == min(self.fresh[job], job.num_computed)
-            assert job.num_cached == 0 or job.use_prefix_cache
+            assert job.num_cached == 0 or not job.all_logits
 
 
 class PlanState(NamedTuple):
@@ -280,7 +280,7 @@ def check_started(world: SimulatedEngine, before: PlanState, by_job: ByJob) -> N
     begun = [job for job in schedule.running if job not in before.running]
     first = next((job for job in schedule.waiting if not job.idle), None)
     for job in begun:
-        assert job.use_prefix_cache or job.num_computed == 0
+        assert not job.all_logits or job.num_computed == 0
         assert not job.paused
         assert job in by_job or schedule.whole_prompts
     if first is None:
@@ -311,7 +311,7 @@ def num_uncomputed(job: SchedulerEntry) -> int:
 def can_start(world: SimulatedEngine, job: SchedulerEntry) -> bool:
     """Whether a job can start: a free sequence slot, and free blocks for what is not in the prefix cache."""
     pool = world.pool
-    shared = pool.match_prefix(job.token_ids).block_ids if job.use_prefix_cache else []
+    shared = pool.match_prefix(job.token_ids).block_ids if not job.all_logits else []
     fits = pool.blocks_needed(len(job.token_ids)) - len(shared) <= pool.num_free_blocks
     pool.free(shared)
     return fits and len(world.schedule.running) < world.schedule.max_num_seqs
@@ -377,7 +377,7 @@ class RandomDriver:
                 prompt,
                 output,
                 rng.choice((0, 0, 0, 1, 2)),
-                use_prefix_cache=rng.random() < 0.8,
+                all_logits=rng.random() >= 0.8,
                 max_chunk=rng.choice((1, 2, 5, 1 << 62)),
                 paused=rng.random() < 0.1,
             )

@@ -98,8 +98,19 @@ def chunks_by_index(events: list[EngineOutput], count: int) -> list[list[Complet
     return [[event.chunk for event in events if event.chunk.index == index] for index in range(count)]
 
 
+def tokens_of(events: list[EngineOutput], index: int = 0) -> list[int]:
+    """The tokens of an output."""
+    return [token for event in events if event.chunk.index == index for token in event.chunk.token_ids]
+
+
 def is_empty(engine: Engine) -> bool:
     """Whether an engine has no requests, blocks or sampler rows left."""
     stats = engine.stats
-    left = len(engine), stats.num_running_seqs, stats.num_waiting_seqs, stats.num_used_kv_blocks, len(engine._sampler)
-    return not any(left) and engine._token_sampler.idle and not getattr(engine.runner, "_open", None)
+    left = (
+        len(engine),
+        stats.num_running_seqs,
+        stats.num_waiting_seqs,
+        stats.num_used_kv_blocks,
+        len(engine._sampler),
+    )
+    return left == (0,) * 5 and not engine._token_sampler._pending and not getattr(engine.runner, "_open", None)

@@ -18,8 +18,7 @@ from nucleate.engine.beam_params import BeamRequest
 from nucleate.engine.beam_scheduler import AnyRequest, ValidatedBeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request, ValidatedRequest
-from nucleate.engine.stats import EngineStats
-from nucleate.outputs import EngineOutput
+from nucleate.outputs import EngineOutput, EngineStats
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stage import Pipeline
@@ -78,9 +77,9 @@ class AsyncEngine:
     def prepare(self, request: Request) -> ValidatedRequest: ...
 
     @overload
-    def prepare(self, request: BeamRequest) -> ValidatedBeamRequest: ...
+    def prepare(self, request: AnyRequest) -> ValidatedRequest | ValidatedBeamRequest: ...
 
-    def prepare(self, request: Request | BeamRequest) -> ValidatedRequest | ValidatedBeamRequest:
+    def prepare(self, request: AnyRequest) -> ValidatedRequest | ValidatedBeamRequest:
         """Validate a request, on any thread. This leaves little to do for the engine's thread."""
         return self._engine.prepare(request)
 
@@ -124,7 +123,8 @@ class AsyncEngine:
         be empty; None: no limit.
         """
         self._check()
-        caller = _Caller(self._loop, max(1, sum(_num_sequences(one) for one in requests)) * self._max_pending)
+        given: list[Any] = [getattr(one, "request", one) for one in requests]  # of those that were validated
+        caller = _Caller(self._loop, max(1, sum(one.params.n for one in given)) * self._max_pending)
         self._waiting.add(caller)
         try:
             self._run_on_thread(lambda: self._admit(caller, requests))
@@ -159,14 +159,16 @@ class AsyncEngine:
             for request in requests:
                 numbers.append(self._engine.add(request))
         except Exception as error:  # noqa: BLE001  # raised again in the caller
-            self._abort(numbers)
+            for number in numbers:
+                self._engine.abort(number)
             self._call(caller.reject, error)
         else:
             self._call(self._admitted, caller, numbers)
 
     def _admitted(self, caller: _Caller, numbers: list[str]) -> None:
         if caller not in self._waiting:  # any more
-            self._run_on_thread(lambda: self._abort(numbers))
+            for number in numbers:
+                self._run_on_thread(partial(self._engine.abort, number))
             return
         caller.admitted = True
         caller.places = {number: place for place, number in enumerate(numbers)}
@@ -176,11 +178,6 @@ class AsyncEngine:
                 self.abort(number)
         if not numbers:
             caller.wake()
-
-    def _abort(self, numbers: Iterable[str]) -> None:
-        """Abort requests whose caller has left."""
-        for number in numbers:
-            self._engine.abort(number)
 
     async def _next(self, caller: _Caller) -> list[tuple[int, EngineOutput]]:
         if not caller.outputs:
@@ -256,11 +253,6 @@ class AsyncEngine:
         except BaseException as error:  # noqa: BLE001  # passed to all callers
             with suppress(RuntimeError):  # the loop is closed
                 self._call(self._stop, error)
-
-
-def _num_sequences(given: AnyRequest) -> int:
-    request = given.request if isinstance(given, ValidatedRequest | ValidatedBeamRequest) else given
-    return request.params.n
 
 
 class _Caller:

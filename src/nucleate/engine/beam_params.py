@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self, final
 
 from nucleate.engine.request import Request
@@ -150,9 +150,11 @@ class BeamCompletion:
     usage: Usage
 
     @classmethod
-    def from_chunks(cls, prompt_token_ids: Iterable[int], pieces: Iterable[CompletionChunk]) -> Self:
+    def from_chunks(cls, prompt_token_ids: Iterable[int], pieces: Iterable[BeamChunk]) -> Self:
         """Assemble the completion of a ``BeamRequest``. pieces: its chunks. prompt_token_ids: those of the request."""
-        outputs = tuple(_output(piece) for piece in sorted(pieces, key=lambda piece: piece.index))
+        names = [one.name for one in fields(BeamOutput)]
+        ranked = sorted(pieces, key=lambda piece: piece.index)
+        outputs = tuple(BeamOutput(**{name: getattr(piece, name) for name in names}) for piece in ranked)
         prompt = tuple(prompt_token_ids)
         return cls(prompt, outputs, Usage(len(prompt), sum(len(output.token_ids) for output in outputs)))
 
@@ -160,24 +162,3 @@ class BeamCompletion:
     def text(self) -> str:
         """The text of the best output."""
         return self.outputs[0].text
-
-
-def _output(piece: CompletionChunk) -> BeamOutput:
-    score, logprob = (piece.score, piece.logprob) if isinstance(piece, BeamChunk) else (float("-inf"),) * 2
-    return BeamOutput(
-        piece.text,
-        piece.token_ids,
-        score,
-        logprob,
-        piece.finish_reason or "abort",
-        piece.stop_reason,
-        piece.logprobs,
-        piece.validation,
-    )
-
-
-def beam_params(params: BeamParams | None, values: dict[str, Any]) -> BeamParams:
-    """BeamParams with the values of keyword arguments. Raises ParameterError."""
-    if params is not None and not isinstance(params, BeamParams):
-        raise ParameterError("params", f"params must be a BeamParams, got {params!r:.60}")
-    return BeamParams(**values) if params is None else replace(params, **values)

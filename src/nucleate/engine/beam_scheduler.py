@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from nucleate.engine.beam_params import BeamChunk, BeamRequest
 from nucleate.engine.beam_search import BeamCandidate, BeamSearch, FinishedBeam, SearchError
 from nucleate.engine.request import Request, ValidatedRequest, admit
-from nucleate.engine.running_request import RunningRequest, text_error
-from nucleate.engine.scheduler import NO_ROW, ScheduledSequence, Scheduler, SchedulerEntry
+from nucleate.engine.running_request import text_error
+from nucleate.engine.scheduler import ScheduledSequence, Scheduler, SchedulerEntry
 from nucleate.models.protocol import ModelLimits
-from nucleate.models.runner import Fork, ModelInput, Runner
-from nucleate.outputs import CompletionChunk, EngineOutput, Finish, StepLogprobs, Usage
+from nucleate.models.runner import Fork, Runner
+from nucleate.outputs import EngineOutput, Finish, StepLogprobs, Usage
 from nucleate.parameters.converters import one_line
 from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.token_logprobs import logprobs
@@ -51,44 +51,35 @@ AnyRequest = Request | BeamRequest | ValidatedRequest | ValidatedBeamRequest
 class GuideConstraint:
     """A ``BeamConstraint`` that applies a grammar."""
 
-    def __init__(self, guide: Guide, *, ignore_eos: bool) -> None:
-        self.guide, self._ignore_eos = guide, ignore_eos
+    def __init__(self, grammar: CompiledGrammar, ignore_eos: bool) -> None:
+        self.guide, self._ignore_eos = Guide(grammar, ignore_eos=ignore_eos), ignore_eos
 
     def advance(self, token: int) -> tuple[GuideConstraint, bool]:
-        guide = Guide(self.guide.grammar, ignore_eos=self._ignore_eos)
-        guide.matcher = self.guide.matcher.copy()
-        return GuideConstraint(guide, ignore_eos=self._ignore_eos), guide.accept_token(token)
+        after = GuideConstraint(self.guide.grammar, self._ignore_eos)
+        after.guide.matcher = self.guide.matcher.copy()
+        return after, after.guide.accept_token(token)
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class RunningBeam(SchedulerEntry):
-    """An unfinished beam, as a sequence of the scheduler."""
+    """An unfinished beam, as a sequence of the scheduler. Its key is negative, unlike those of other sequences."""
 
-    row: ClassVar[int] = NO_ROW  #: not sampled,
-    prompt_logprobs: ClassVar[None] = None  #: and without prompt logprobs
     running: RunningBeamSearch
-    key: int  #: negative, unlike those of other sequences
     logits_V: NDArray[np.float32] | None = None  #: of the next token, once they are computed
 
-    def model_input(self, scheduled: ScheduledSequence) -> ModelInput:
-        """The input of the model runner for a scheduled chunk."""
-        start, stop, last = scheduled.start, scheduled.stop, scheduled.last
-        return ModelInput(self.key, self.token_ids, start, stop, self.block_ids, int(last))
 
-
-@dataclass(eq=False, slots=True)
 class RunningBeamSearch:
-    """A beam search in the engine."""
+    """A beam search in the engine. ``cached_tokens``: prompt tokens from the prefix cache, of the beams that ended."""
 
-    request: BeamRequest
-    id: str
-    rules: StopRules
-    grammar: CompiledGrammar | None
-    search: BeamSearch
-    order: tuple[int, int]  #: priority, arrival
-    paused: bool = False
-    beams: list[RunningBeam] = field(default_factory=list)  #: in the order of ``search.open``
-    cached_tokens: int = 0  #: prompt tokens from the prefix cache, of the beams that have ended
+    def __init__(self, validated: ValidatedBeamRequest, request_id: str, arrival: int) -> None:
+        self.request, self.rules, self.grammar = validated
+        params, rules = self.request.params, self.rules
+        self.id, self.order, self.paused, self.cached_tokens = request_id, (self.request.priority, arrival), False, 0
+        self.max_tokens = rules.max_tokens or 0  # admit sets it
+        ends = rules.stop_token_ids | (frozenset() if params.ignore_eos else rules.eos_token_ids)
+        first = None if self.grammar is None else GuideConstraint(self.grammar, params.ignore_eos)
+        self.search = BeamSearch(params, ends, self.max_tokens, first)
+        self.beams: list[RunningBeam] = []  #: in the order of ``search.open``
 
     def pause(self, *, paused: bool) -> None:
         """See ``Engine.pause``."""
@@ -96,27 +87,15 @@ class RunningBeamSearch:
         for beam in self.beams:
             beam.paused = paused or beam.logits_V is not None
 
-    @property
-    def ready(self) -> bool:
-        """Whether all beams have their logits."""
-        return all(beam.logits_V is not None for beam in self.beams)
-
 
 class BeamScheduler:
-    """Runs the beam searches of an engine. requests: the engine's running requests, by id."""
+    """Runs the beam searches of an engine."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        runner: Runner,
-        grammars: GrammarManager,
-        tokenizer: Tokenizer,
-        requests: dict[str, RunningRequest | RunningBeamSearch],
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, runner: Runner, grammars: GrammarManager, tokenizer: Tokenizer) -> None:
+        self.searches: dict[str, RunningBeamSearch] = {}  #: those that run, by id of the request
         self.sampled_tokens = self.prefix_cache_queries = self.prefix_cache_hits = 0
         self.seconds = 0.0
         self._scheduler, self._runner, self._grammars, self._tokenizer = scheduler, runner, grammars, tokenizer
-        self._requests = requests
         self._keys = itertools.count(-1, -1)
 
     def prepare(self, limits: ModelLimits, request: BeamRequest) -> ValidatedBeamRequest:
@@ -131,42 +110,42 @@ class BeamScheduler:
 
     def start(self, validated: ValidatedBeamRequest, request_id: str, arrival: int) -> None:
         """Add a search to the scheduler."""
-        request, rules, grammar = validated
-        params, max_tokens, ids = request.params, rules.max_tokens or 0, request.prompt_ids  # admit sets max_tokens
-        stop_ids = rules.stop_token_ids | (frozenset() if params.ignore_eos else rules.eos_token_ids)
-        ignores = params.ignore_eos
-        first = None if grammar is None else GuideConstraint(Guide(grammar, ignore_eos=ignores), ignore_eos=ignores)
-        search = BeamSearch(params, stop_ids, max_tokens, first)
-        running = RunningBeamSearch(request, request_id, rules, grammar, search, (request.priority, arrival))
-        beam = RunningBeam((*running.order, 0), ids, len(ids) + max_tokens, running=running, key=next(self._keys))
+        running = RunningBeamSearch(validated, request_id, arrival)
+        ids, key = validated.request.prompt_ids, next(self._keys)
+        beam = RunningBeam((*running.order, 0), ids, len(ids) + running.max_tokens, running=running, key=key)
         running.beams = [beam]
-        self._requests[request_id] = running
+        self.searches[request_id] = running
         self.prefix_cache_queries += len(ids)
         self._scheduler.add(beam)
 
-    def process(self, ready: Sequence[ScheduledSequence], logits_LV: Any) -> list[EngineOutput]:
-        """Store the logits (NumPy or torch) of beams. Returns the outputs of searches that have finished."""
-        if not ready:
-            return []
-        begin = perf_counter()
-        outputs = []
-        own_BV = logits_LV[[one.logits_row for one in ready]]  # a copy: it is kept until the other beams have theirs
-        for one, logits_V in zip(ready, LogitsInput(own_BV), strict=True):
+    def step(
+        self, ready: list[ScheduledSequence], logits_LV: Any
+    ) -> tuple[list[ScheduledSequence], list[EngineOutput]]:
+        """Store the logits (NumPy or torch) of beams, and advance the searches that have those of all their beams.
+
+        Returns the sequences that are no beams, and the outputs of searches that have finished.
+        """
+        begin, outputs = perf_counter(), []
+        beams = [one for one in ready if isinstance(one.sequence, RunningBeam)]
+        own_BV = logits_LV[[one.logits_row for one in beams]]  # a copy: it is kept until the other beams have theirs
+        for one, logits_V in zip(beams, LogitsInput(own_BV) if beams else (), strict=True):
             one.sequence.logits_V, one.sequence.paused = logits_V, True
-        for running in {one.sequence.running.id: one.sequence.running for one in ready}.values():
-            if running.ready:
-                outputs += self._step(running)
+        for running in {one.sequence.running.id: one.sequence.running for one in beams}.values():
+            if all(beam.logits_V is not None for beam in running.beams):
+                outputs += self._advance(running)
         self.seconds += perf_counter() - begin
-        return outputs
+        return [one for one in ready if not isinstance(one.sequence, RunningBeam)], outputs
 
     def end(self, running: RunningBeamSearch, finish: Finish) -> list[EngineOutput]:
-        """End a search without result."""
+        """End a search without result, unless it has ended."""
+        if running.id not in self.searches:
+            return []
         self._release(running.beams)
-        del self._requests[running.id]
+        del self.searches[running.id]
         usage = Usage(len(running.request.prompt_ids), 0, running.cached_tokens)
-        return [EngineOutput(running.id, CompletionChunk("", (), 0, 0, *finish), usage)]
+        return [EngineOutput(running.id, BeamChunk("", (), 0, 0, *finish), usage)]
 
-    def _step(self, running: RunningBeamSearch) -> list[EngineOutput]:
+    def _advance(self, running: RunningBeamSearch) -> list[EngineOutput]:
         rows = [beam.logits_V for beam in running.beams if beam.logits_V is not None]
         constraints = [beam.constraint for beam in running.search.open]
         guides = [one.guide if isinstance(one, GuideConstraint) else None for one in constraints]
@@ -179,17 +158,17 @@ class BeamScheduler:
         try:
             masks = self._grammars.mask(guides)
             children = running.search.step(np.stack(rows), masks, None if top is None else raw_logprobs)
-            self._continue(running, children)
+            failure = self._continue(running, children)
         except SearchError as error:
-            return self.end(running, Finish("error", error_message(error.reason, guides[error.beam])))
-        except _ForkError as error:
-            return self.end(running, Finish("error", str(error)))
+            failure = error_message(error.reason, guides[error.beam])
         except MatcherError as error:
-            return self.end(running, Finish("error", f"{CONSTRAINT_FAILED[0]}: {error}"))
+            failure = f"{CONSTRAINT_FAILED[0]}: {error}"
+        if failure is not None:
+            return self.end(running, Finish("error", failure))
         return [] if running.beams else self._finish(running)
 
-    def _continue(self, running: RunningBeamSearch, children: Sequence[BeamCandidate]) -> None:
-        """Replace the beams by their continuations."""
+    def _continue(self, running: RunningBeamSearch, children: Sequence[BeamCandidate]) -> str | None:
+        """Replace the beams by their continuations. Returns why the search cannot continue."""
         before, parents = running.beams, {child.parent for child in children}
         self._release(beam for index, beam in enumerate(before) if index not in parents)
         used = {before[index].order[2] for index in parents}
@@ -206,11 +185,12 @@ class BeamScheduler:
         try:
             if forks:
                 self._runner.fork(forks)
-        except Exception as error:
-            raise _ForkError(f"the model failed: {one_line(error)}") from error
+        except Exception as error:  # noqa: BLE001  # a model may raise anything
+            return f"the model failed: {one_line(error)}"
         for beam, (_, token) in zip(running.beams, children, strict=True):
             beam.append(token)
             beam.logits_V, beam.paused = None, running.paused
+        return None
 
     def _fork(self, parent: RunningBeam, rank: int, forks: list[Fork]) -> RunningBeam:
         running = parent.running
@@ -236,7 +216,7 @@ class BeamScheduler:
             pieces = [self._piece(running, index, one) for index, one in enumerate(best)]
         except Exception as error:  # noqa: BLE001  # a tokenizer may raise anything; only this request fails
             return self.end(running, text_error(error))
-        del self._requests[running.id]
+        del self.searches[running.id]
         return [EngineOutput(running.id, piece, usage if piece is pieces[-1] else None) for piece in pieces]
 
     def _piece(self, running: RunningBeamSearch, index: int, beam: FinishedBeam) -> BeamChunk:
@@ -260,7 +240,3 @@ class BeamScheduler:
             score=beam.score,
             logprob=beam.logprob,
         )
-
-
-class _ForkError(Exception):
-    """The model could not copy the KV cache of a beam."""

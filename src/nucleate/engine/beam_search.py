@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from nucleate.engine.beam_params import BeamParams
 from nucleate.outputs import StepLogprobs
+from nucleate.sampling.reference import RowError, check_scores
 
 Scores = NDArray[np.float64]
 BOUND_LANES = 64
@@ -69,12 +70,12 @@ class FinishedBeam(NamedTuple):
     @property
     def steps(self) -> list[BeamToken]:
         """Its tokens with their logprobs, in order."""
-        steps, node = [], self.last_token
-        while True:
+        steps: list[BeamToken] = []
+        node: BeamToken | None = self.last_token
+        while node is not None:
             steps.append(node)
-            if node.previous is None:
-                return steps[::-1]
             node = node.previous
+        return steps[::-1]
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -164,40 +165,35 @@ class _Group:
         last, vocabulary = search.length == search.max_tokens, total_BV.shape[1]
         children: list[BeamCandidate] = []
         tokens: list[int] = []
-        for rank, index in enumerate(
-            _ranked_candidates(total_BV, self._penalty(token_counts), self.size * (1 + len(search.ends)))
-        ):
+        weight = search.params.diversity_penalty
+        penalty = {token: weight * count for token, count in token_counts.items()} if weight else {}
+        ranked = _ranked_candidates(total_BV, penalty, self.size * (1 + len(search.ends)))
+        for rank, index in enumerate(ranked):
             if rank >= self.size and (last or len(self.open) == self.size):
                 break
             row, token = divmod(index, vocabulary)
-            constraint, ended = _advance(before[row].constraint, token)
-            ended = ended or token in search.ends
+            constraint, ended = before[row].constraint, token in search.ends
+            if constraint is not None:
+                constraint, complete = constraint.advance(token)
+                ended = ended or complete
             if ended and rank >= self.size:  # a finished beam below the top ``size`` candidates is dropped
                 continue
             logprob = float(total_BV[row, token])
-            node = BeamToken(
-                before[row].last_token, token, None if logprobs_of is None else logprobs_of(row_offset + row, token)
-            )
+            reported = None if logprobs_of is None else logprobs_of(row_offset + row, token)
+            node = BeamToken(before[row].last_token, token, reported)
             if not ended:
                 tokens.append(token)
             if not ended and not last:
                 self.open.append(OpenBeam(node, logprob, constraint))
                 children.append(BeamCandidate(row_offset + row, token))
             else:
-                self._finish(node, logprob, ended=ended)
+                score = search.score(logprob, search.length)
+                self.finished.append(FinishedBeam(node, search.length, score, logprob, ended))
+                self.finished.sort(key=_by_score)
         del self.finished[self.size :]
         if self._is_done():
             self.open, children, tokens = [], [], []
         return children, tokens
-
-    def _finish(self, node: BeamToken, logprob: float, *, ended: bool) -> None:
-        length = self.search.length
-        self.finished.append(FinishedBeam(node, length, self.search.score(logprob, length), logprob, ended))
-        self.finished.sort(key=_by_score)
-
-    def _penalty(self, token_counts: Counter[int]) -> dict[int, float]:
-        weight = self.search.params.diversity_penalty
-        return {token: weight * count for token, count in token_counts.items()} if weight else {}
 
     def _is_done(self) -> bool:
         """Whether no open beam can still improve the result, see ``BeamParams.early_stopping``."""
@@ -220,18 +216,13 @@ def logprobs(logits_BV: NDArray[np.float32]) -> Scores:
     for row, (logits_V, total_V) in enumerate(zip(logits_BV, total_BV, strict=True)):
         top = float(logits_V.max())
         if not np.isfinite(top):
-            raise SearchError(row, invalid_reason(logits_V))
+            try:
+                check_scores(np.arange(len(logits_V)), logits_V)
+            except RowError as error:
+                raise SearchError(row, str(error)) from None
         np.subtract(logits_V, top, out=total_V, dtype=np.float64)
         total_V -= np.log(np.exp(total_V, out=weight_V).sum())
     return total_BV
-
-
-def invalid_reason(x_V: NDArray[np.float32]) -> str:
-    """The reason why a row of logits is invalid, worded as in the reference backend."""
-    for bad_V, what in ((np.isnan(x_V), "NaN"), (x_V == np.inf, "+inf")):
-        if bad_V.any():
-            return f"{what} at token {bad_V.argmax()}"
-    return "every token is at -inf"
 
 
 def apply_masks(total_BV: Scores, masks_BW: NDArray[np.int32]) -> None:
@@ -241,10 +232,6 @@ def apply_masks(total_BV: Scores, masks_BW: NDArray[np.int32]) -> None:
     left_B = total_BV.max(axis=1) > -np.inf
     if not left_B.all():
         raise SearchError(int(left_B.argmin()), "every token that is allowed is at -inf")
-
-
-def _advance(constraint: BeamConstraint | None, token: int) -> tuple[BeamConstraint | None, bool]:
-    return (None, False) if constraint is None else constraint.advance(token)
 
 
 def _ranked_candidates(total_BV: Scores, penalty: dict[int, float], count: int) -> Iterator[int]:

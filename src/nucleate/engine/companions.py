@@ -7,21 +7,20 @@ its sequence; sampling, grammars and draft verification see combined logits only
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nucleate.engine.kv_cache import COMPANION_START, START
-from nucleate.engine.scheduler import NO_ROW, ScheduledSequence, SchedulerEntry
+from nucleate.engine.scheduler import ScheduledSequence, SchedulerEntry
 from nucleate.models.protocol import ModelError, ModelLimits
-from nucleate.models.runner import ModelInput, Runner
+from nucleate.models.runner import Runner
 from nucleate.parameters.converters import one_line
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.companion import combine, field_of
 from nucleate.sampling.stage import Combine
-from nucleate.speculative.draft import NO_DRAFT
 from nucleate.stopping.stop_matcher import StopRules
 
 
@@ -75,41 +74,19 @@ def _with_room(rules: StopRules, room: int) -> StopRules:
     return rules if max_tokens == rules.max_tokens else replace(rules, max_tokens=max_tokens)
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
-class CompanionSequence(SchedulerEntry):
-    """The companion of a running sequence."""
-
-    row: ClassVar[int] = NO_ROW  #: not sampled,
-    prompt_logprobs: ClassVar[None] = None  #: and without prompt logprobs
-    key: int
-
-    @property
-    def on_companion_model(self) -> bool:
-        """Whether the companion model computes it."""
-        return self.root == COMPANION_START
-
-    def model_input(self, scheduled: ScheduledSequence) -> ModelInput:
-        """The input of the model runner for a scheduled chunk with its draft."""
-        start, stop, draft = scheduled.start, scheduled.stop, scheduled.draft
-        if draft is NO_DRAFT:
-            return ModelInput(self.key, self.token_ids, start, stop, self.block_ids, int(scheduled.last))
-        parents, count = None if draft.is_chain else draft.parents, len(draft)
-        return ModelInput(self.key, self.token_ids, start, stop + count, self.block_ids, 1 + count, parents)
-
-
 def add_companion(owner: Any, companion: Companion, output_ids: Sequence[int], key: int) -> None:
     """Give a sequence that has not started its companion. key: unique, as that of the sequence."""
     ids = (*companion.prompt_ids, *output_ids)
     max_length = len(ids) + owner.max_length - len(owner.token_ids)
     priority, arrival, index = owner.order
-    owner.companion = CompanionSequence(
+    owner.companion = SchedulerEntry(
         (priority, arrival, index + 1),
         ids,
         max_length,
-        paused=owner.paused,
-        owner=owner,
-        root=COMPANION_START if companion.stage.companion_model else START,
         key=key,
+        paused=owner.paused,
+        root=COMPANION_START if companion.stage.companion_model else START,
+        owner=owner,
     )
 
 
@@ -141,41 +118,36 @@ class Companions:
         companion, rules = admit_companion(stage, prompt_ids, rules, model, self._other)
         return companion, fit_blocks(companion, prompt_ids, rules, self.num_blocks, self._runner.block_size)
 
-    def forget(self, sequence: Any) -> None:
-        """Drop the models' state of a finished sequence and of its companion."""
-        self._runner.forget(sequence.key)
-        if sequence.companion is not None:
-            self.runner_of(sequence.companion).forget(sequence.companion.key)
-
     def runner_of(self, sequence: SchedulerEntry) -> Runner:
         """The runner that computes a sequence."""
         return self.runners[sequence.root == COMPANION_START]
 
-    def combine(
-        self, ready: Sequence[ScheduledSequence], logits_LV: Any, other_LV: Any
-    ) -> tuple[Any, list[tuple[ScheduledSequence, str]]]:
-        """Replace the rows of sequences that have a companion by combined ones. Changes NumPy logits in place.
+    def forward(
+        self, scheduled: list[ScheduledSequence], compute: Callable[[Runner, list[ScheduledSequence]], Any]
+    ) -> tuple[Any, list[tuple[Any, str]]]:
+        """The logits of both models, where those of sequences with a companion are combined with its logits.
 
-        other_LV: the logits of the companion model. Also returns the sequences whose stage failed, with the error.
+        compute: runs one model. Also returns the sequences whose stage failed, with the error.
         """
-        failed = []
+        on_other = [one for one in scheduled if one.sequence.root == COMPANION_START]
+        other_LV: Any = compute(self.runners[1], on_other) if on_other else None
+        own = [one for one in scheduled if one.sequence.root != COMPANION_START] if on_other else scheduled
+        logits_LV = compute(self._runner, own)
         # a copy of a tensor; whole rows, where they are sharded
         logits_LV = logits_LV.clone() if hasattr(logits_LV, "detach") else np.require(logits_LV, requirements="W")
         if other_LV is not None and hasattr(logits_LV, "detach") != hasattr(other_LV, "detach"):
             other_LV = logits_LV.new_tensor(other_LV) if hasattr(logits_LV, "detach") else other_LV.cpu().numpy()
-        for one in ready:
+        failures = []
+        for one in own:
             other = one.companion
             if other is None:
                 continue
-            others_LV = other_LV if other.sequence.on_companion_model else logits_LV
-            stage, count = one.sequence.running.companion.stage, 1 + len(one.draft)
+            others_LV = other_LV if other.sequence.root == COMPANION_START else logits_LV
+            stage = one.sequence.running.companion.stage
             try:
-                for own, row in zip(_rows(one, count), _rows(other, count), strict=True):
-                    logits_LV[own] = combine(stage, logits_LV[own], others_LV[row])
+                for step in range(1 + len(one.draft)):
+                    row = one.logits_row + step
+                    logits_LV[row] = combine(stage, logits_LV[row], others_LV[other.logits_row + step])
             except Exception as error:  # noqa: BLE001  # a user-defined stage may raise anything
-                failed.append((one, f"{type(error).__name__}: {one_line(error)}"))
-        return logits_LV, failed
-
-
-def _rows(one: ScheduledSequence, count: int) -> range:
-    return range(one.logits_row, one.logits_row + count)
+                failures.append((one.sequence, f"{type(error).__name__}: {one_line(error)}"))
+        return logits_LV, failures

@@ -60,7 +60,11 @@ class KVCacheManager:
             return None
         taken = []
         for _ in range(count):
-            block = self._free.pop() if self._free else self._evict()
+            if self._free:
+                block = self._free.pop()
+            else:
+                block, _ = self._evictable.popitem(last=False)
+                del self._cached[self._keys.pop(block)]
             self._ref_counts[block] = 1
             taken.append(block)
         return taken
@@ -110,8 +114,3 @@ class KVCacheManager:
                     self._evictable[block] = None
                 else:
                     self._free.append(block)
-
-    def _evict(self) -> int:
-        block, _ = self._evictable.popitem(last=False)
-        del self._cached[self._keys.pop(block)]
-        return block

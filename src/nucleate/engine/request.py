@@ -140,7 +140,7 @@ class PipelineCache:
 
     def _prepare(self, params: SamplingParams) -> PreparedPipeline:
         stages = stages_of(params, self._vocab_size, self._tokenizer)
-        return prepared(with_watermark(stages, self._watermark))
+        return prepared(stages if self._watermark is None else with_watermark(stages, self._watermark))
 
 
 def admit(

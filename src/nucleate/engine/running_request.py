@@ -6,28 +6,25 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from nucleate.chat.reasoning import ReasoningTracker
-from nucleate.engine.companions import Companion, CompanionSequence, add_companion
-from nucleate.engine.request import MAX_N, Request, StepRecorder, ValidatedRequest
-from nucleate.engine.scheduler import NO_ROW, ScheduledSequence, SchedulerEntry
-from nucleate.models.runner import ModelInput
+from nucleate.engine.companions import add_companion
+from nucleate.engine.request import MAX_N, StepRecorder, ValidatedRequest
+from nucleate.engine.scheduler import ScheduledSequence, SchedulerEntry
 from nucleate.outputs import CompletionChunk, EngineOutput, Finish, PromptLogprobs, StepLogprobs, Usage
 from nucleate.parameters.converters import one_line
 from nucleate.sampling.inputs import LogitsInput
 from nucleate.sampling.noise import fresh_seed
-from nucleate.sampling.pipeline import PreparedPipeline
 from nucleate.sampling.token_logprobs import row_logprobs
-from nucleate.speculative.draft import NO_DRAFT, DraftContext
+from nucleate.speculative.draft import DraftContext
 from nucleate.stopping.stop_matcher import StopMatcher, StopRules
-from nucleate.structured_output import CompiledGrammar, Guide, can_jump_forward
+from nucleate.structured_output import Guide, can_jump_forward
 from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer
 
-_model_input = partial(tuple.__new__, ModelInput)
 _engine_output = partial(tuple.__new__, EngineOutput)
-"""Take half the time of ``ModelInput(...)`` and ``EngineOutput(...)``."""
+"""Takes half the time of ``EngineOutput(...)``."""
 
 
 def text_error(error: Exception) -> Finish:
@@ -38,11 +35,6 @@ def text_error(error: Exception) -> Finish:
 class OutputProcessor:
     """The output of one sequence."""
 
-    __slots__ = (
-        *("_detokenizer", "_hidden", "_matcher", "_new_detokenizer"),
-        *("guide", "index", "prompt_logprobs", "reasoning", "seed"),
-    )
-
     def __init__(
         self,
         index: int,
@@ -52,8 +44,9 @@ class OutputProcessor:
         guide: Guide | None = None,
         reasoning: ReasoningTracker | None = None,
     ) -> None:
-        self.reasoning = reasoning  #: of an output whose reasoning section is limited
         self.index, self.seed, self.guide = index, seed, guide
+        self.reasoning = reasoning  #: of an output whose reasoning section is limited
+        self.constrained = guide is not None or reasoning is not None
         self.prompt_logprobs: PromptLogprobs | None = None  #: to be sent with the next chunk
         self._matcher = StopMatcher(rules)
         self._hidden: frozenset[int] = frozenset() if rules.include_stop_str_in_output else rules.end_ids
@@ -97,38 +90,27 @@ class OutputProcessor:
         )
 
 
-@dataclass(eq=False, slots=True)
 class RunningRequest:
-    """A request in the engine. Its first sequence computes the prompt; the others start after that."""
+    """A request in the engine. Its first sequence computes the prompt; the others start after that.
 
-    request: Request
-    id: str
-    seed: int
-    pipeline: PreparedPipeline
-    rules: StopRules
-    grammar: CompiledGrammar | None
-    max_length: int  #: tokens of the prompt and of the longest output
-    arrival: int
-    jump_forward: bool = False  #: whether tokens that the grammar forces need not be sampled
-    companion: Companion | None = None  #: of each of its sequences
-    paused: bool = False
-    sequences: dict[int, RunningSequence] = field(default_factory=dict)  #: the unfinished ones, by index
-    num_started: int = 0
-    num_finished: int = 0
-    completion_tokens: int = 0
-    prompt_detokenizer: Detokenizer | None = None  #: after the prompt, from the first token on
-    cached_tokens: int = 0  #: prompt tokens of the first sequence from the prefix cache, once it has finished
+    ``max_length``: tokens of the prompt and of the longest output. ``jump_forward``: whether tokens that the grammar
+    forces need not be sampled. ``cached_tokens``: prompt tokens of the first sequence from the prefix cache, once it
+    has finished.
+    """
 
-    @classmethod
-    def of(cls, validated: ValidatedRequest, request_id: str, arrival: int) -> RunningRequest:
-        """Start a validated request: fix its seed."""
-        request, pipeline, rules, grammar, companion = validated
-        seed = fresh_seed() if request.params.seed is None else request.params.seed
-        max_length = len(request.prompt_ids) + (rules.max_tokens or 0)  # admit sets max_tokens
-        skips = grammar is not None and can_jump_forward(pipeline.given)
-        if companion is not None:
-            pipeline = pipeline._replace(combine=None)  # the engine combines logits before it samples
-        return cls(request, request_id, seed, pipeline, rules, grammar, max_length, arrival, skips, companion)
+    def __init__(self, validated: ValidatedRequest, request_id: str, arrival: int) -> None:
+        self.request, pipeline, self.rules, self.grammar, self.companion = validated
+        self.id, self.arrival, self.paused = request_id, arrival, False
+        seed = self.request.params.seed
+        self.seed = fresh_seed() if seed is None else seed
+        self.max_length = len(self.request.prompt_ids) + (self.rules.max_tokens or 0)  # admit sets max_tokens
+        self.jump_forward = self.grammar is not None and can_jump_forward(pipeline.given)
+        # the engine combines the logits with those of the companion, before it samples
+        self.pipeline = pipeline if self.companion is None else pipeline._replace(combine=None)
+        self.sequences: dict[int, RunningSequence] = {}  #: the unfinished ones, by index
+        self.num_started = self.completion_tokens = self.cached_tokens = 0
+        self._num_finished = 0
+        self._prompt_detokenizer: Detokenizer | None = None  # after the prompt, from the first token on
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -140,8 +122,8 @@ class RunningRequest:
         self.completion_tokens += len(chunk.token_ids)
         if chunk.finish_reason is None:
             return _engine_output((self.id, chunk, None))
-        self.num_finished += 1
-        if self.num_finished < self.request.params.n:
+        self._num_finished += 1
+        if self._num_finished < self.request.params.n:
             return EngineOutput(self.id, chunk)
         cached = self.sequences[0].num_cached if 0 in self.sequences else self.cached_tokens
         return EngineOutput(self.id, chunk, Usage(len(self.request.prompt_ids), self.completion_tokens, cached))
@@ -166,25 +148,26 @@ class RunningRequest:
             (self.request.priority, self.arrival, 2 * index),
             (*ids, *given) if given else ids,
             self.max_length,
+            key=2 * key,
             paused=self.paused,
             running=self,
-            key=2 * key,
             processor=OutputProcessor(index, seed, partial(self._detokenizer, tokenizer), self.rules, guide, reasoning),
+            recorder=self.request.recorder,
         )
         if index == 0 and params.prompt_logprobs is not None:
-            sequence.prompt_logprobs, sequence.use_prefix_cache, sequence.max_chunk = [None], False, max_chunk
+            sequence.all_logits, sequence.max_chunk = True, max_chunk
         if self.companion is not None:
             add_companion(sequence, self.companion, given, 2 * key + 1)
         return sequence
 
     def _detokenizer(self, tokenizer: Tokenizer) -> Detokenizer:
         """A detokenizer after the prompt, which is decoded once for all sequences."""
-        if self.prompt_detokenizer is None:
+        if self._prompt_detokenizer is None:
             request = self.request
-            self.prompt_detokenizer = Detokenizer(
+            self._prompt_detokenizer = Detokenizer(
                 tokenizer, request.prompt_ids, request.params.skip_special_tokens, kept_ids=request.kept_token_ids
             )
-        return self.prompt_detokenizer.fork()
+        return self._prompt_detokenizer.fork()
 
     def pause(self, *, paused: bool) -> None:
         """See ``Engine.pause``."""
@@ -200,16 +183,10 @@ class RunningSequence(SchedulerEntry):
 
     running: RunningRequest
     processor: OutputProcessor
-    key: int  #: unique: no other sequence ever has it
-    prompt_logprobs: list[StepLogprobs | None] | None = None  #: those computed so far, if they were requested
-    row: int = NO_ROW  #: of the sampler, from the first token on
+    recorder: StepRecorder | None = None
+    prompt_logprobs: list[StepLogprobs | None] = field(default_factory=lambda: [None])  #: while ``all_logits``
     draft_context: DraftContext | None = None
     grammar_complete: bool = False  #: whether the grammar allows no token after those that were sampled
-
-    @property
-    def recorder(self) -> StepRecorder | None:
-        """The recorder of its request."""
-        return self.running.request.recorder
 
     @property
     def num_output(self) -> int:
@@ -217,63 +194,27 @@ class RunningSequence(SchedulerEntry):
         return len(self.token_ids) - len(self.running.request.prompt_ids)
 
     @property
+    def forced_token(self) -> int | None:
+        """The next token, if it is part of the end marker of a reasoning section at its limit."""
+        return None if self.processor.reasoning is None else self.processor.reasoning.forced_token
+
+    @property
     def done(self) -> bool:
         """Whether it has finished, or will with the tokens that it has."""
         return self.grammar_complete or self.finished
 
-    def model_input(self, scheduled: ScheduledSequence) -> ModelInput:
-        """The input of the model runner for a scheduled chunk with its draft."""
-        start, stop, draft = scheduled.start, scheduled.stop, scheduled.draft
-        if draft is NO_DRAFT:
-            count = int(scheduled.last) if self.prompt_logprobs is None else stop - start
-            return _model_input((self.key, self.token_ids, start, stop, self.block_ids, count, None))
-        parents, count = None if draft.is_chain else draft.parents, len(draft)
-        return ModelInput(self.key, self.token_ids, start, stop + count, self.block_ids, 1 + count, parents)
-
-    def add_prompt_logprobs(self, scheduled: ScheduledSequence, logits_TV: Any) -> None:
+    def add_prompt_logprobs(self, scheduled: ScheduledSequence, logits_LV: Any) -> None:
         """Compute the logprobs of the prompt tokens after those of a chunk; the processor gets them when complete.
 
         A prompt that is recomputed after a preemption continues where it was.
         """
-        if self.prompt_logprobs is None:
-            return
-        request, rows = self.running.request, LogitsInput(logits_TV)
+        request, start, stop = self.running.request, scheduled.start, scheduled.stop
         params, prompt_ids = request.params, request.prompt_ids
-        start = scheduled.start + 1
-        places = range(max(start, len(self.prompt_logprobs)), min(scheduled.stop + 1, len(prompt_ids)))
+        rows = LogitsInput(logits_LV[scheduled.logits_row + 1 - (stop - start) : scheduled.logits_row + 1])
+        places = range(max(start + 1, len(self.prompt_logprobs)), min(stop + 1, len(prompt_ids)))
+        logits = (rows[place - start - 1] for place in places)
         chosen = prompt_ids[places.start : places.stop]
-        logits = (rows[place - start] for place in places)
         self.prompt_logprobs += row_logprobs(logits, chosen, params.prompt_logprobs or 0, params.logprob_token_ids)
         if len(self.prompt_logprobs) == len(prompt_ids):
-            self.processor.prompt_logprobs, self.prompt_logprobs = tuple(self.prompt_logprobs), None
-            self.use_prefix_cache, self.max_chunk = True, self.max_length
-
-
-class SequenceLifecycle(Protocol):
-    """What an engine does when sequences start, finish or fail."""
-
-    def start_siblings(self, running: RunningRequest) -> None:
-        """The prompt was computed: start the other sequences of the request, which find it in the prefix cache."""
-
-    def finish(self, sequence: RunningSequence) -> None:
-        """A sequence has finished: free everything that it holds."""
-
-    def fail(self, sequence: Any, message: str) -> list[EngineOutput]:
-        """A sequence, or the search of a beam, cannot continue: its last outputs."""
-
-
-def can_draft(one: ScheduledSequence) -> bool:
-    """Whether a sequence has generated a token, and all its tokens are scheduled."""
-    sequence = one.sequence
-    return (
-        one.last
-        and isinstance(sequence, RunningSequence)
-        and sequence.row != NO_ROW
-        and sequence.prompt_logprobs is None
-        and (sequence.processor.reasoning is None or sequence.processor.reasoning.allows_draft)
-    )
-
-
-def only_decodes(one: ScheduledSequence) -> bool:
-    """Whether the only token to compute, apart from a draft, is the last one."""
-    return one.last and one.stop - one.start == 1 and isinstance(one.sequence, RunningSequence | CompanionSequence)
+            self.processor.prompt_logprobs = tuple(self.prompt_logprobs)
+            self.all_logits, self.max_chunk = False, self.max_length

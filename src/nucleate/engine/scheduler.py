@@ -19,6 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from nucleate.engine.kv_cache import START, KVCacheManager, PrefixHit
@@ -38,8 +39,10 @@ class SchedulerEntry:
     order: Order
     token_ids: Sequence[int]
     max_length: int
+    key: int = 0  #: of the sequence in the model: unique
     max_chunk: int = 1 << 62  #: the most tokens to compute per step
-    use_prefix_cache: bool = True  #: False if the logits of the whole prompt are needed
+    all_logits: bool = False  #: the logits of all its tokens are needed, so it takes none from the prefix cache
+    row: int = NO_ROW  #: of the sampler, from the first token on
     paused: bool = False  #: back-pressure: it is not scheduled, and is the first to be preempted
     num_computed: int = 0  #: tokens whose keys and values are in the KV cache
     num_cached: int = 0  #: prompt tokens that came from the prefix cache and were never computed
@@ -59,11 +62,6 @@ class SchedulerEntry:
         return self.paused or len(self.token_ids) >= self.max_length
 
     @property
-    def max_draft_depth(self) -> int:
-        """The maximum depth of a draft: the token at the maximum length is always sampled."""
-        return self.max_length - len(self.token_ids) - 1
-
-    @property
     def group(self) -> tuple[SchedulerEntry, ...]:
         """The sequence and its companion."""
         return (self,) if self.companion is None else (self, self.companion)
@@ -81,7 +79,7 @@ class SchedulerEntry:
 class ScheduledSequence:
     """The tokens ``start`` to ``stop`` of a sequence, computed in one step."""
 
-    sequence: Any  #: a SchedulerEntry; in an engine, a RunningSequence, CompanionSequence or RunningBeam
+    sequence: Any  #: a SchedulerEntry; in an engine, a RunningSequence, its companion, or a RunningBeam
     start: int
     stop: int
     last: bool  #: whether this chunk ends with the sequence's last token, so that a new token follows
@@ -93,6 +91,9 @@ class ScheduledSequence:
     def group(self) -> tuple[ScheduledSequence, ...]:
         """The sequence and its companion, if both compute their last token."""
         return (self,) if self.companion is None else (self, self.companion)
+
+
+_order = attrgetter("order")
 
 
 class Scheduler:
@@ -114,9 +115,6 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_companions = 0  # running ones
         self._decoding: dict[SchedulerEntry, ScheduledSequence] = {}  # of the plan in progress: one token each
-
-    def __len__(self) -> int:
-        return len(self.running) + len(self.waiting)
 
     def add(self, entry: SchedulerEntry) -> None:
         """Add a sequence. Raises ValueError for one that could never finish, such as one too long for the KV cache."""
@@ -311,16 +309,13 @@ class Scheduler:
     def _allocate_blocks(self, entry: SchedulerEntry) -> bool:
         """Allocate the blocks of a sequence, from the prefix cache where possible; False if there is no room."""
         cache, root = self.kv_cache, entry.root
-        hit = cache.match_prefix(entry.token_ids, root) if entry.use_prefix_cache else PrefixHit([], root)
+        hit = cache.match_prefix(entry.token_ids, root) if not entry.all_logits else PrefixHit([], root)
         taken = cache.allocate(cache.blocks_needed(len(entry.token_ids)) - len(hit.block_ids))
         if taken is None:
             cache.free(hit.block_ids)
             return False
-        entry.block_ids, entry.prefix_node, entry.num_cached_blocks = (
-            hit.block_ids + taken,
-            hit.node,
-            len(hit.block_ids),
-        )
+        entry.block_ids, entry.prefix_node = hit.block_ids + taken, hit.node
+        entry.num_cached_blocks = len(hit.block_ids)
         entry.num_computed = len(hit.block_ids) * cache.block_size
         entry.num_cached = min(entry.num_cached, entry.num_computed) if entry.preempted else entry.num_computed
         return True
@@ -351,10 +346,6 @@ class Scheduler:
     def _free(self, entry: SchedulerEntry) -> None:
         self.kv_cache.free(entry.block_ids)
         entry.block_ids, entry.num_computed, entry.num_cached_blocks, entry.prefix_node = [], 0, 0, entry.root
-
-
-def _order(entry: SchedulerEntry) -> Order:
-    return entry.order
 
 
 def _take_out(entries: list[SchedulerEntry], entry: SchedulerEntry) -> None:

@@ -10,15 +10,17 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
+from nucleate.engine.beam_scheduler import RunningBeam
 from nucleate.engine.companions import Companions
-from nucleate.engine.running_request import RunningSequence, can_draft, only_decodes
-from nucleate.engine.scheduler import ScheduledSequence, Scheduler
-from nucleate.engine.stats import SpeculativeStats
-from nucleate.engine.token_sampler import StepSampler
+from nucleate.engine.kv_cache import COMPANION_START
+from nucleate.engine.running_request import RunningSequence
+from nucleate.engine.scheduler import NO_ROW, ScheduledSequence, Scheduler
+from nucleate.engine.token_sampler import TokenSampler
 from nucleate.engine.verification import InvalidDistributionError, Path, filter_draft, verify_by_rule, verify_coupled
 from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.jit.native_library import ensure_loaded
 from nucleate.models.runner import Move, Runner
+from nucleate.outputs import SpeculativeStats
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.distributions import supports_rejection_sampling
 from nucleate.sampling.sampler import Sampler
@@ -37,12 +39,19 @@ class Speculator:
     """Speculative decoding of one engine. Raises ParameterError, ModelError."""
 
     def __init__(
-        self, config: Speculation, runner: Runner, companions: Companions, scheduler: Scheduler, sampler: Sampler
+        self,
+        config: Speculation,
+        runner: Runner,
+        companions: Companions,
+        scheduler: Scheduler,
+        sampler: Sampler,
+        token_sampler: TokenSampler,
     ) -> None:
         if not runner.paged:
             why = f": {runner.unbatched_reason}" if runner.unbatched_reason else ""
             raise ParameterError(FIELD, f"speculative decoding needs a model that runs batched{why}")
         self.config, self.proposer = config, config.create_proposer()
+        self.coupled = config.acceptance_rule == COUPLED  #: tokens are sampled first, and then compared with drafts
         self._adaptive = self.proposer if isinstance(self.proposer, AdaptiveProposer) else None
         self.layers = tuple(self.proposer.layers)
         if self.layers:
@@ -51,7 +60,8 @@ class Speculator:
             if (warm := getattr(each, "warm", None)) is not None:
                 warm()  # verification must be bit-identical to decoding, which needs the compiled kernels
         ensure_loaded([DRAFTS])  # no request waits for them
-        self._runner, self._companions, self._scheduler, self._sampler = runner, companions, scheduler, sampler
+        self._runner, self._companions, self._scheduler = runner, companions, scheduler
+        self._sampler, self._token_sampler = sampler, token_sampler
         supports_trees = all(getattr(each, "tree_attention", False) for each in companions.runners)
         self._tree_width = config.effective_tree_width if supports_trees else 1
         self._paths: dict[int, Path] = {}  # accepted paths of the trees of this step, by key
@@ -70,36 +80,29 @@ class Speculator:
         per_position = tuple(self._verified_at), tuple(self._accepted_at)
         return SpeculativeStats(self._steps, self._drafted, self._accepted, *per_position, self._seconds)
 
-    @property
-    def coupled(self) -> bool:
-        """Whether the acceptance rule is "coupled": tokens are sampled first, and then compared with drafts."""
-        return self.config.acceptance_rule == COUPLED
-
-    def rests(self, num_sequences: int) -> bool:
-        """Whether the next step has no use of the draft method: it runs, and is counted, as without speculation."""
-        if not self._rest:
-            return False
-        self._rest, self._rested, self._steps = self._rest - 1, self._rested + 1, self._steps + num_sequences
-        return True
-
     def wake(self) -> None:
         """The next step, or the one after this one, does not rest: a sequence may start in it."""
         self._rest, self._awake = 0, True
 
-    def add_drafts(self, scheduled: list[ScheduledSequence]) -> None:
+    def begin_step(self, scheduled: list[ScheduledSequence]) -> bool:
         """Add drafts to decoding sequences, as far as the token budget and free blocks allow, without preemption.
 
-        Draft tokens are appended to the tokens of their sequences until ``remove_draft_tokens`` or ``withdraw``.
+        Draft tokens are appended to the tokens of their sequences until ``end_forward`` or ``withdraw``. False: this
+        step has no use of the draft method; it runs, and is counted, as without speculation.
         """
+        if self._rest:
+            self._rest, self._rested, self._steps = self._rest - 1, self._rested + 1, self._steps + len(scheduled)
+            return False
         self._drafting = False
         if self._adaptive is None or self._adaptive.active():
             self._draft(scheduled)
         if self.layers:
             self._runner.capture_enabled = self._needs_hidden_states(scheduled)
+        return True
 
     def _draft(self, scheduled: list[ScheduledSequence]) -> None:
         begin = perf_counter()
-        ones = [one for one in scheduled if can_draft(one)]
+        ones = [one for one in scheduled if _can_draft(one)]
         if ones:
             counts = self._counts(scheduled, ones)
             contexts = [self._context(one.sequence) for one in ones]
@@ -118,7 +121,7 @@ class Speculator:
         budget = min(budget, MAX_LOGITS // self._runner.vocab_size - len(scheduled))
         counts = []
         for one in ones:
-            depth = one.sequence.max_draft_depth
+            depth = _max_depth(one.sequence)
             limit = self.config.num_speculative_tokens if self._verifiable(one.sequence) else 0
             rows = len(one.group)
             count = max(0, min(limit, budget // rows, limit if depth > 0 and self._tree_width > 1 else depth))
@@ -135,14 +138,9 @@ class Speculator:
         if sequence.draft_context is None:
             request, greedy = sequence.running.request, isinstance(self._sampler.stages(sequence.row)[-1], Greedy)
             temperature = 0.0 if greedy else request.params.temperature
-            sequence.draft_context = DraftContext(
-                sequence.key,
-                sequence.token_ids,
-                len(request.prompt_ids),
-                sequence.processor.seed,
-                temperature,
-                self.coupled,
-            )
+            prompt, seed = len(request.prompt_ids), sequence.processor.seed
+            context = DraftContext(sequence.key, sequence.token_ids, prompt, seed, temperature, self.coupled)
+            sequence.draft_context = context
         return sequence.draft_context
 
     def _propose(self, contexts: list[DraftContext], counts: list[int]) -> list[Draft]:
@@ -156,7 +154,7 @@ class Speculator:
     def _add_draft(self, one: ScheduledSequence, draft: Draft, count: int) -> None:
         """Add as much of a draft as fits and as the grammar allows."""
         sequence: RunningSequence = one.sequence
-        draft = truncate(draft, self._tree_width, sequence.max_draft_depth, count)
+        draft = truncate(draft, self._tree_width, _max_depth(sequence), count)
         draft = filter_draft(draft, self._runner.vocab_size, sequence.processor.guide)
         for each in sequence.group:
             draft = draft.prefix(self._scheduler.reserve(each, len(draft)))
@@ -168,15 +166,19 @@ class Speculator:
             part.sequence.token_ids += draft.tokens
             part.draft = draft
 
-    def remove_draft_tokens(self, scheduled: Sequence[ScheduledSequence]) -> None:
-        """Remove draft tokens from their sequences, after the forward pass."""
+    def end_forward(self, scheduled: Sequence[ScheduledSequence]) -> Any:
+        """Remove the draft tokens from their sequences. Returns the hidden states, if the proposer needs them now."""
+        self._remove_draft_tokens(scheduled)
+        return self._runner.hidden_states if self.layers and self._runner.capture_enabled else None
+
+    def _remove_draft_tokens(self, scheduled: Sequence[ScheduledSequence]) -> None:
         for one in scheduled if self._drafting else ():
             if one.draft:
                 del one.sequence.token_ids[one.stop :]
 
     def withdraw(self, scheduled: Sequence[ScheduledSequence]) -> None:
         """Drop the drafts, after a failed forward pass."""
-        self.remove_draft_tokens(scheduled)
+        self._remove_draft_tokens(scheduled)
         for one in scheduled:
             if one.draft:
                 one.draft = NO_DRAFT
@@ -184,28 +186,19 @@ class Speculator:
                 if one.sequence.owner is None:
                     self._guarded(self.proposer.accepted, one.sequence.key, 0)
 
-    def has_drafts(self, ready: Sequence[ScheduledSequence]) -> bool:
-        """Whether any of these sequences has a draft. If not, a verification step is counted for each of them."""
-        for one in ready:
-            if one.draft is not NO_DRAFT:
-                return True
-        self._steps += len(ready)
-        return False
-
-    def verify(self, ready: Sequence[ScheduledSequence], step: StepSampler) -> None:
-        """Verify the draft of each sequence: append the accepted tokens and one more."""
-        if self.coupled:
-            paths = verify_coupled(ready, step)
+    def sample(self, ready: Sequence[ScheduledSequence], logits_LV: Any) -> None:
+        """Sample a token for each sequence, after the tokens of its draft that are accepted."""
+        drafted = [one for one in ready if one.draft is not NO_DRAFT]
+        if self.coupled and drafted:
+            paths = verify_coupled(ready, logits_LV, self._token_sampler)
         else:
-            drafted = [one for one in ready if one.draft]
-            plain = [one for one in ready if not one.draft]
-            if plain:
-                step.sample([one.sequence for one in plain], [one.logits_row for one in plain])
-            paths = [()] * len(plain) + [self._verify_by_rule(one, step) for one in drafted]
-            ready = [*plain, *drafted]
+            plain = [one for one in ready if one.draft is NO_DRAFT] if drafted else ready
+            self._token_sampler.sample([one.sequence for one in plain], [one.logits_row for one in plain], logits_LV)
+            paths = [self._verify_by_rule(one, logits_LV) for one in drafted]
+        self._steps += len(ready)
         if self._tree_width > 1:
-            self._compact_trees(ready, paths)
-        for one, path in zip(ready, paths, strict=True):
+            self._compact_trees(drafted, paths)
+        for one, path in zip(drafted, paths, strict=True):
             self._record(one, path)
 
     def _compact_trees(self, ready: Sequence[ScheduledSequence], paths: Sequence[Path]) -> None:
@@ -225,20 +218,17 @@ class Speculator:
         for runner, own in moves.items():
             runner.move(own)
 
-    def _verify_by_rule(self, one: ScheduledSequence, step: StepSampler) -> Path:
+    def _verify_by_rule(self, one: ScheduledSequence, logits_LV: Any) -> Path:
         try:
-            return verify_by_rule(one, step, self._sampler, self.config.acceptance_rule)
+            return verify_by_rule(one, logits_LV, self._token_sampler, self._sampler, self.config.acceptance_rule)
         except InvalidDistributionError as error:
             self._warn(str(error))
-            step.sample([one.sequence], [one.logits_row])
+            self._token_sampler.sample([one.sequence], [one.logits_row], logits_LV)
             return ()
 
     def _record(self, one: ScheduledSequence, path: Path) -> None:
         """Update the counters, and advance the sequence by its accepted draft tokens, which are already computed."""
         sequence, draft = one.sequence, one.draft
-        self._steps += 1
-        if not draft:
-            return
         if sequence.recorder is not None:
             position = one.stop - len(sequence.running.request.prompt_ids)
             rejected = [draft.tokens[node] for node in draft.children().get(path[-1] if path else ROOT, ())]
@@ -260,19 +250,19 @@ class Speculator:
         return (
             adaptive is None
             or not adaptive.is_idle()
-            or (not all(map(only_decodes, scheduled)) and not adaptive.is_idle(new_sequence=True))
+            or (not all(map(_only_decodes, scheduled)) and not adaptive.is_idle(new_sequence=True))
         )
 
-    def hidden_states(self) -> Any:
-        """The hidden states of the last forward pass; None if the proposer does not need them now."""
-        return self._runner.hidden_states if self.layers and self._runner.capture_enabled else None
-
     def observe(self, scheduled: Sequence[ScheduledSequence], states_TF: Any) -> None:
-        """Pass the hidden states of all accepted tokens to the proposer."""
+        """Pass the hidden states of all accepted tokens to the proposer, if it needs them."""
+        if states_TF is None:
+            return
         begin, end = perf_counter(), 0
         observed = []
         for one in scheduled:
             sequence, draft = one.sequence, one.draft
+            if sequence.root == COMPANION_START:
+                continue
             start, end = end, end + one.stop - one.start + len(draft)
             if isinstance(sequence, RunningSequence) and not sequence.finished:
                 ids = sequence.token_ids[one.start : sequence.num_computed]
@@ -287,12 +277,13 @@ class Speculator:
             self._guarded(self.proposer.observe, observed)
         self._seconds += perf_counter() - begin
 
-    def end_step(self, scheduled: Sequence[ScheduledSequence], computed_tokens: int, seconds: float) -> None:
+    def end_step(self, scheduled: Sequence[ScheduledSequence], seconds: float) -> None:
         """Report a step to the adaptive controller: its number of tokens, drafts included, and its duration."""
         if self._adaptive is None:
             return
-        if all(map(only_decodes, scheduled)):
-            self._adaptive.end_step(len(scheduled), computed_tokens, seconds, self._rested)
+        if all(map(_only_decodes, scheduled)):
+            computed = sum([one.stop - one.start + len(one.draft) for one in scheduled])
+            self._adaptive.end_step(len(scheduled), computed, seconds, self._rested)
             self._rest, self._rested, self._awake = 0 if self._awake else self._adaptive.rest, 0, False
             if self._rest and self.layers:
                 self._runner.capture_enabled = False
@@ -320,3 +311,22 @@ class Speculator:
         if not self._failed:
             logger.warning("speculative decoding: the proposer failed, continuing without drafts: %.300s", what)
         self._failed = True
+
+
+def _max_depth(sequence: RunningSequence) -> int:
+    """The maximum depth of a draft: the token at the maximum length is always sampled."""
+    return sequence.max_length - len(sequence.token_ids) - 1
+
+
+def _can_draft(one: ScheduledSequence) -> bool:
+    """Whether a sequence has generated a token, and all its tokens are scheduled."""
+    sequence = one.sequence
+    if not one.last or sequence.row == NO_ROW or sequence.all_logits:
+        return False
+    reasoning = sequence.processor.reasoning
+    return reasoning is None or reasoning.allows_draft
+
+
+def _only_decodes(one: ScheduledSequence) -> bool:
+    """Whether the only token to compute, apart from a draft, is the last one. Not of a beam."""
+    return one.last and one.stop - one.start == 1 and not isinstance(one.sequence, RunningBeam)

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.engine.running_request import RunningSequence
 from nucleate.engine.scheduler import ScheduledSequence
-from nucleate.engine.token_sampler import StepSampler
+from nucleate.engine.token_sampler import TokenSampler
 from nucleate.sampling.sampler import Sampler
 from nucleate.speculative.acceptance import RULES, acceptance_uniforms, coupled, residual_uniform
 from nucleate.speculative.draft import ROOT, Draft, select_nodes
-from nucleate.structured_output import Guide, MatcherError
+from nucleate.structured_output import Guide, MatcherError, error_message
 
 
 def filter_draft(draft: Draft, vocab_size: int, guide: Guide | None) -> Draft:
@@ -30,9 +31,7 @@ def filter_draft(draft: Draft, vocab_size: int, guide: Guide | None) -> Draft:
     draft = draft.prefix(_valid_length(draft, vocab_size))
     if any(type(token) is not int for token in draft.tokens):
         draft = replace(draft, tokens=tuple(map(int, draft.tokens)))
-    if guide is None or not draft:
-        return draft
-    return draft.prefix(_allowed_length(draft, guide)) if draft.is_chain else _allowed_tree(draft, guide)
+    return draft if guide is None or not draft else _allowed(draft, guide)
 
 
 def _valid_length(draft: Draft, vocab_size: int) -> int:
@@ -43,35 +42,20 @@ def _valid_length(draft: Draft, vocab_size: int) -> int:
     return len(draft)
 
 
-def _allowed_length(draft: Draft, guide: Guide) -> int:
-    """How many tokens of a chain to keep; 0 if the grammar has failed."""
-    index, length, sampled = 0, len(draft), int(draft.distributions is not None)
-    try:
-        matcher = guide.matcher.copy()
-    except (ValueError, MatcherError):
-        return 0
-    try:
-        while index < length and not matcher.terminated:
-            matcher.accept_token(draft.tokens[index])
-            index += 1
-    except (ValueError, MatcherError):
-        return min(index + sampled, length)
-    return index
-
-
-def _allowed_tree(draft: Draft, guide: Guide) -> Draft:
-    """The allowed part of a tree; empty if the grammar has failed."""
-    allowed = []
+def _allowed(draft: Draft, guide: Guide) -> Draft:
+    """The part of a draft that the grammar allows; empty if the grammar has failed."""
+    parents, allowed = draft.parent_indices(), []
+    last_child = {parent: index for index, parent in enumerate(parents)}
     try:
         matchers = {ROOT: guide.matcher.copy()}
     except (ValueError, MatcherError):
         return draft.prefix(0)
-    for index, parent in enumerate(draft.parent_indices()):
+    for index, parent in enumerate(parents):
         before = matchers.get(parent)
         if before is None or before.terminated:
             continue
         try:
-            after = before.copy()
+            after = before if last_child[parent] == index else before.copy()  # a chain needs no further copies
             after.accept_token(draft.tokens[index])
             matchers[index] = after
         except (ValueError, MatcherError):
@@ -89,8 +73,10 @@ Path = tuple[int, ...]
 """The positions of the accepted draft tokens, see ``AcceptanceResult``."""
 
 
-def verify_coupled(ready: Sequence[ScheduledSequence], sampler: StepSampler) -> list[Path]:
-    """Sample as without drafts, for as long as the sampled tokens are drafted ones. See ``acceptance.coupled``.
+def verify_coupled(ready: Sequence[ScheduledSequence], logits_LV: Any, sampler: TokenSampler) -> list[Path]:
+    """Sample as without drafts, for as long as the sampled tokens are drafted ones: the path of each draft.
+
+    See ``acceptance.coupled``.
 
     Tokens that a grammar forces after a sampled one are already in the sequence.
     """
@@ -100,7 +86,7 @@ def verify_coupled(ready: Sequence[ScheduledSequence], sampler: StepSampler) -> 
     def sample(indices: list[int], nodes: list[int]) -> list[int]:
         """The next tokens of some drafted sequences, each after a node of its draft."""
         if nodes[0] == ROOT:  # the first call: all of them, and the sequences without drafts
-            tokens = sampler.sample([one.sequence for one in ready], [one.logits_row for one in ready])
+            tokens = sampler.sample([one.sequence for one in ready], [one.logits_row for one in ready], logits_LV)
             return [token for one, token in zip(ready, tokens, strict=True) if one.draft]
         found = [-1] * len(indices)
         unknown: list[int] = []
@@ -114,16 +100,18 @@ def verify_coupled(ready: Sequence[ScheduledSequence], sampler: StepSampler) -> 
         if unknown:
             ones = [drafted[indices[at]] for at in unknown]
             rows = [one.logits_row + nodes[at] + 1 for one, at in zip(ones, unknown, strict=True)]
-            for at, token in zip(unknown, sampler.sample([one.sequence for one in ones], rows), strict=True):
+            tokens = sampler.sample([one.sequence for one in ones], rows, logits_LV)
+            for at, token in zip(unknown, tokens, strict=True):
                 found[at] = token
         return found
 
     results = coupled([one.draft for one in drafted], sample, lambda index, _: drafted[index].sequence.done)
-    paths = iter([result.path for result in results])
-    return [next(paths) if one.draft else () for one in ready]
+    return [result.path for result in results]
 
 
-def verify_by_rule(one: ScheduledSequence, step: StepSampler, sampler: Sampler, rule: str) -> Path:
+def verify_by_rule(
+    one: ScheduledSequence, logits_LV: Any, token_sampler: TokenSampler, sampler: Sampler, rule: str
+) -> Path:
     """Verify the draft of one sequence by a rule of ``acceptance.RULES``: which of its tokens are accepted.
 
     Raises InvalidDistributionError, without any effect.
@@ -131,7 +119,7 @@ def verify_by_rule(one: ScheduledSequence, step: StepSampler, sampler: Sampler, 
     sequence: RunningSequence = one.sequence
     draft, start, processor = one.draft, one.stop, sequence.processor
     position = start - len(sequence.running.request.prompt_ids)
-    logits_NV = step.logits[one.logits_row : one.logits_row + len(draft) + 1]
+    logits_NV = logits_LV[one.logits_row : one.logits_row + len(draft) + 1]
     masks = None if processor.guide is None else DraftMasks(processor.guide, draft)
     targets = sampler.distributions(sequence.row, logits_NV, draft.tokens, masks, parents=draft.parents)
     uniforms = acceptance_uniforms(processor.seed, position, len(draft))
@@ -147,13 +135,13 @@ def verify_by_rule(one: ScheduledSequence, step: StepSampler, sampler: Sampler, 
         if start + count == len(ids):
             mask_W = None if masks is None else masks[line]
             logprobs = sampler.accept(sequence.row, token, logits_NV[line], mask_W, distribution=targets[line])
-            step.accept(sequence, token, logprobs, logits_NV[line], mask_W)
+            token_sampler.accept(sequence, token, logprobs, logits_NV[line], mask_W)
         elif ids[start + count] != token:  # the grammar forced another one
             break
         count += 1
     else:
         if result.token < 0 and not sequence.done:
-            step.fail(sequence, targets.errors[lines[-1]])
+            token_sampler.fail(sequence, error_message(targets.errors[lines[-1]], processor.guide))
     return result.path[: min(count, len(ids) - start - 1)]
 
 

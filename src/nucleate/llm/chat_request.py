@@ -11,7 +11,6 @@ from nucleate.engine.request import Request
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import SamplingParams
-from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.tokenization.chat_template import ChatTemplateOptions
 
 
@@ -43,12 +42,7 @@ def chat_request(
         raise ParameterError("structured_outputs", message)
     constraint = chat.constraint(given)
     if constraint.constrains:
-        spec = constraint.resolve(lambda one: prepare(_compilation(one)))
+        spec = constraint.resolve(lambda one: prepare(Request((0,), SamplingParams(structured_outputs=one))))
         if spec != given:
             params = params.replace(structured_outputs=spec)
     return Request(prompt_ids, params, kept_token_ids=chat.kept_token_ids, reasoning=chat.section)
-
-
-def _compilation(spec: StructuredOutputs) -> Request:
-    """Return a request to compile a constraint with."""
-    return Request((0,), SamplingParams(structured_outputs=spec))

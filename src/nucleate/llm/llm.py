@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 from nucleate.chat.chat_format import NO_TOOLS, ChatFormat, RenderedChat
 from nucleate.chat.output_parser import ChunkParser
 from nucleate.chat.tools import Tool, ToolUse
-from nucleate.engine.beam_params import BeamCompletion, BeamParams, BeamRequest, beam_params
+from nucleate.engine.beam_params import BeamCompletion, BeamParams, BeamRequest
 from nucleate.engine.engine import MAX_NUM_SEQS, Engine
 from nucleate.engine.request import Request
-from nucleate.engine.shared_engine import SharedEngine
 from nucleate.jit.kernel_libraries import MODELS, SAMPLER
 from nucleate.jit.native_library import load_in_background
 from nucleate.llm.chat_request import chat_request, template_options
-from nucleate.llm.completions import completions, in_order, with_progress
 from nucleate.llm.model_loading import check_parallel, load_parallel, model_tokenizer
+from nucleate.llm.shared_engine import SharedEngine, completions, in_order, with_progress
 from nucleate.models.loader import ModelSource, check_companion, is_in_memory, runners_of
 from nucleate.models.protocol import Model, ModelError
 from nucleate.outputs import Completion, CompletionChunk
@@ -174,9 +174,11 @@ class LLM:
         params: the parameters for all prompts. values: its fields as keywords (``num_beams=8``), which replace those of
         params. use_tqdm: show a progress bar on stderr. ``default_params`` does not apply. Raises ParameterError.
         """
-        chosen = beam_params(params, values)
+        if params is not None and not isinstance(params, BeamParams):
+            raise ParameterError("params", f"params must be a BeamParams, got {params!r:.60}")
+        chosen = BeamParams(**values) if params is None else replace(params, **values)
         requests = [BeamRequest(self.encode(prompt), chosen) for prompt in check_prompts(prompts)]
-        chunks: list[list[CompletionChunk]] = [[] for _ in requests]
+        chunks: list[list[Any]] = [[] for _ in requests]
         for index, output in with_progress(self._engine.run(requests), len(requests), use_tqdm):
             chunks[index].append(output.chunk)
         return [
@@ -219,13 +221,6 @@ class LLM:
         self,
         messages: Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Pipeline | None = None,
-        *,
-        tools: Sequence[ToolLike] | None = None,
-        tool_choice: str | Mapping[str, Any] | None = None,
-        parallel_tool_calls: bool = True,
-        reasoning_effort: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        split_special_tokens: bool = True,
         **values: Any,
     ) -> list[Completion]: ...
 
@@ -292,10 +287,7 @@ class LLM:
         return request, rendered.chunk_parser(params.max_reasoning_tokens), rendered.text
 
     def render_chat(
-        self,
-        messages: Sequence[Message],
-        use: ToolUse = NO_TOOLS,
-        options: ChatTemplateOptions = DEFAULT_OPTIONS,
+        self, messages: Sequence[Message], use: ToolUse = NO_TOOLS, options: ChatTemplateOptions = DEFAULT_OPTIONS
     ) -> RenderedChat:
         """Return the prompt of a conversation with tools, and what its outputs look like.
 
@@ -367,10 +359,7 @@ class LLM:
         return params.replace(stop_token_ids=(*params.stop_token_ids, *more))
 
     def encode_chat(
-        self,
-        messages: Sequence[Message],
-        options: ChatTemplateOptions = DEFAULT_OPTIONS,
-        use: ToolUse = NO_TOOLS,
+        self, messages: Sequence[Message], options: ChatTemplateOptions = DEFAULT_OPTIONS, use: ToolUse = NO_TOOLS
     ) -> list[int]:
         """Return the token ids of a conversation after the chat template. Arguments: those of ``render_chat``."""
         return self.render_chat(messages, use, options).encode(add_special_tokens=options.add_special_tokens)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import numbers
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 Admits = Callable[[Any], bool]
 """Whether a number is in the range of its parameter."""
@@ -56,6 +59,14 @@ def install_extra(name: str) -> str:
 def one_line(error: Exception) -> str:
     """The message of an error on one line, at most 300 characters."""
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def changed_copy(original: T, **attributes: Any) -> T:
+    """A copy that shares everything with the original but these attributes. They may be slots, and private."""
+    copied = copy.copy(original)
+    for name, value in attributes.items():
+        setattr(copied, name, value)
+    return copied
 
 
 def _prefix(value: Any, depth: int = 60) -> Any:
@@ -174,10 +185,7 @@ NOUNS = {
     "tuple[int, ...]": ("", "a list of integers"),
     "str | tuple[int, ...]": ("", "a non-empty text or a list of token ids"),
     "tuple[str, ...]": ("", "a non-empty string or a list of such"),
-    "tuple[str | tuple[int, ...], ...]": (
-        "",
-        "a list of non-empty strings or non-empty lists of token ids",
-    ),
+    "tuple[str | tuple[int, ...], ...]": ("", "a list of non-empty strings or non-empty lists of token ids"),
     "Mapping[int, float]": ("", "a mapping of token ids (>= 0) to finite numbers"),
 }
 

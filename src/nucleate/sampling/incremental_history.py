@@ -10,7 +10,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.parameters.changed_copy import changed_copy
+from nucleate.parameters.converters import changed_copy
 from nucleate.sampling.history import Context, History, TokenCounts
 from nucleate.sampling.inputs import history
 from nucleate.sampling.stage import Draw, Pipeline, Shift, Transform

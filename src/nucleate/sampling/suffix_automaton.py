@@ -11,7 +11,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.parameters.changed_copy import changed_copy
+from nucleate.parameters.converters import changed_copy
 
 Ids = NDArray[np.int64]
 

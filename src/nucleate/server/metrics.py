@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from nucleate.engine.stats import EngineStats, SpeculativeStats
-from nucleate.outputs import FinishReason
+from nucleate.outputs import EngineStats, FinishReason, SpeculativeStats
 from nucleate.server.http_errors import ErrorKind
 from nucleate.server.openai.response_format import FORMAT_FIELDS
 from nucleate.structured_output.spec import KINDS

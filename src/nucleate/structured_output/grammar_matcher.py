@@ -16,7 +16,7 @@ from typing import Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.parameters.changed_copy import changed_copy
+from nucleate.parameters.converters import changed_copy
 from nucleate.structured_output.llguidance_library import (
     FAILED,
     DigitLimit,

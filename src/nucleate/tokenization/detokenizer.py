@@ -20,7 +20,7 @@ from codecs import utf_8_decode
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from nucleate.parameters.changed_copy import changed_copy
+from nucleate.parameters.converters import changed_copy
 
 if TYPE_CHECKING:
     from nucleate.tokenization.token_bytes import Pieces

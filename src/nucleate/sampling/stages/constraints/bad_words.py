@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from nucleate.parameters.changed_copy import changed_copy
+from nucleate.parameters.converters import changed_copy
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.maths import INFINITY
 from nucleate.sampling.stage import History, IncrementalListing, Shift, TextEncoder, TokenInfo, param

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil, exp, log
 from typing import Any, Self
 
-from nucleate.parameters.changed_copy import changed_copy
+from nucleate.parameters.converters import changed_copy
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stage import History, IncrementalListing, Shift, TextEncoder, TokenInfo, param
 from nucleate.sampling.suffix_automaton import RepeatIndex, WindowRepeatIndex, longest_repeats, repeat_lengths

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-from nucleate.parameters.changed_copy import changed_copy
+from nucleate.parameters.converters import changed_copy
 from nucleate.sampling.maths import INFINITY
 from nucleate.sampling.stage import History, IncrementalListing, Shift, TokenInfo, param
 from nucleate.sampling.suffix_automaton import RepeatIndex
