@@ -379,14 +379,14 @@ def test_the_kv_cache_fits_the_given_memory() -> None:
 
 
 def test_wrong_results_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nucleate.models import paged_attention
+    from nucleate.models import cpu_operations
 
-    right = paged_attention.decode_attention
+    right = cpu_operations.decode_attention
 
     def wrong(*given: Any) -> None:
         right(*given[:5], given[5]._replace(scaling=given[5].scaling * 1.1), *given[6:])
 
-    monkeypatch.setattr(paged_attention, "decode_attention", wrong)
+    monkeypatch.setattr(cpu_operations, "decode_attention", wrong)
     runner = runner_of(model_of(*PACKED["llama"]), MEMORY)
     assert not runner.paged
     assert re.fullmatch(r"its batched logits differ by \d+\.\d%", runner.unbatched_reason)

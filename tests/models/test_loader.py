@@ -17,7 +17,7 @@ import nucleate as nc
 from nucleate.models.loader import EMBEDDED, load, resolve
 from nucleate.models.model_files import recommended
 from nucleate.models.protocol import ModelError
-from nucleate.models.transformers.loading import check_device
+from nucleate.models.transformers.transformers_model import check_device
 from nucleate.parameters.parameter import ParameterError
 
 
@@ -115,7 +115,7 @@ def test_why_a_device_is_not_available(
         version=SimpleNamespace(cuda=built, hip=None),
         __version__="2.9",
     )
-    monkeypatch.setattr("nucleate.models.transformers.loading.import_torch", lambda: torch)
+    monkeypatch.setattr("nucleate.models.transformers.transformers_model.import_torch", lambda: torch)
     if message is None:
         check_device(device)
     else:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_attention import attended
 from toy_models import PagedToy, Toy
 
-from nucleate.models import paged_attention
+from nucleate.models import cpu_operations
 from nucleate.models.batched_llama import BatchedLlama, compiled
 from nucleate.models.loader import EMBEDDED, runner_of
 from nucleate.models.numpy_llama import Llama
@@ -98,11 +98,11 @@ def test_the_kernel_attends_along_branches(case: dict[str, Any]) -> None:
     queries = rng.standard_normal((packing.size, heads, size), np.float32)
     new = [np.concatenate([old[i][part.start :] for old, part in zip(olds, parts, strict=True)]) for i in (0, 1)]
     out = np.full((packing.size, heads, size), 7, np.float32)
-    before, paged_attention.MIN_BYTES = paged_attention.MIN_BYTES, 0
+    before, cpu_operations.MIN_BYTES = cpu_operations.MIN_BYTES, 0
     try:
-        paged_attention.decode_attention(queries, *new, pool, packing, rule, out, case["threads"])
+        cpu_operations.decode_attention(queries, *new, pool, packing, rule, out, case["threads"])
     finally:
-        paged_attention.MIN_BYTES = before
+        cpu_operations.MIN_BYTES = before
     at = 0
     for part, (old_keys, old_values) in zip(parts, olds, strict=True):
         parents, base = part.parents or [], part.stop - len(part.parents or [])

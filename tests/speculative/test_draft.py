@@ -24,9 +24,17 @@ from nucleate.speculative.draft import (
     sample_inverse_cdf,
     sample_without_replacement,
 )
-from nucleate.speculative.lookup_arrays import CONTINUED, COUNT, NUM_STATES, SYMBOL, CountingAutomaton
 from nucleate.speculative.ngram import NgramProposer
-from nucleate.speculative.suffix import MAX_CACHED_TOKENS, RecentOutputs, SuffixProposer
+from nucleate.speculative.suffix import (
+    CONTINUED,
+    COUNT,
+    MAX_CACHED_TOKENS,
+    NUM_STATES,
+    SYMBOL,
+    CountingAutomaton,
+    RecentOutputs,
+    SuffixProposer,
+)
 
 TEXTS = st.integers(1, 3).flatmap(lambda size: st.lists(st.integers(0, size), max_size=40))
 

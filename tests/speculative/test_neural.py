@@ -352,6 +352,6 @@ def small(model: Llama, blocks: int) -> Any:
 
 
 def head(name: str, model: Llama, tokens: int) -> Any:
-    from nucleate.speculative.neural.weights import weights_for
+    from nucleate.speculative.neural.draft_head import weights_for
 
     return type(load(name, model))(*weights_for(name, model), tokens=tokens)  # type: ignore[call-arg]

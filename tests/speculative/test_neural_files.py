@@ -22,7 +22,7 @@ from nucleate.models.protocol import ModelError
 from nucleate.models.runner import ModelInput
 from nucleate.speculative.draft import DraftContext, TargetOutput
 from nucleate.speculative.neural import EMBEDDED_METHODS, load
-from nucleate.speculative.neural.weights import DATA, read_metadata
+from nucleate.speculative.neural.draft_head import DATA, read_metadata
 
 TRAINING = Path(__file__).parents[2] / "training"
 
@@ -79,7 +79,7 @@ def test_models_in_memory_are_rejected(name: str) -> None:
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_missing_weights_name_the_package(name: str, model: Llama, tmp_path: Path, monkeypatch: Any) -> None:
     """Wheels do not have the weights."""
-    monkeypatch.setattr("nucleate.speculative.neural.weights.DATA", tmp_path)
+    monkeypatch.setattr("nucleate.speculative.neural.draft_head.DATA", tmp_path)
     with pytest.raises(ModelError, match=rf"'{name}' are not installed; .*: pip install \./packages/draft-weights"):
         load(name, model)
     with pytest.raises(ModelError, match="for the embedded model on the numpy runtime, not on object"):

@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 from toy_models import Toy
 
-from nucleate.models.gguf.batched_gguf import BatchedGguf
+from nucleate.models.gguf.batched_gguf import BatchedGguf, SequenceMap, WholeSequences
 from nucleate.models.gguf.llama_library import Token
-from nucleate.models.gguf.sequence_map import SequenceMap, WholeSequences
 from nucleate.models.protocol import ModelError
 
 

@@ -15,9 +15,8 @@ import numpy as np
 
 from nucleate.jit.kernel_libraries import MODELS
 from nucleate.models import cpu_operations
-from nucleate.models.cpu_operations import compiled_matmul, matmul, one_thread
+from nucleate.models.cpu_operations import attend, attend_compiled, compiled_matmul, matmul, one_thread
 from nucleate.models.numpy_llama import Floats, Llama
-from nucleate.models.paged_attention import attend, attend_compiled
 from nucleate.models.paged_cache import (
     AttentionRule,
     BatchLayout,

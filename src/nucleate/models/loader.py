@@ -23,8 +23,7 @@ from nucleate.models.numpy_llama import Llama, unsupported_reason
 from nucleate.models.paged_cache import free_memory
 from nucleate.models.protocol import Model, ModelError
 from nucleate.models.runner import BLOCK, Runner, SequentialRunner
-from nucleate.models.transformers.loading import check_device, load_progress
-from nucleate.models.transformers.transformers_model import TransformersModel
+from nucleate.models.transformers.transformers_model import TransformersModel, check_device, load_progress
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError

@@ -14,7 +14,7 @@ from toy_requests import CELLS, toy
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.models.gguf.sequence_map import SequenceMap, WholeSequences
+from nucleate.models.gguf.batched_gguf import SequenceMap, WholeSequences
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import Fork, ModelInput
 from nucleate.speculative.config import Speculation

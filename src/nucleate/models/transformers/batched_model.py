@@ -17,12 +17,12 @@ from nucleate.models.paged_cache import allocate_kv_cache, slots_of, token_major
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move
 from nucleate.models.transformers.compatibility import compare, layers_of
-from nucleate.models.transformers.model_copies import paged_copy
 from nucleate.models.transformers.ragged_attention import (
     AttentionLayer,
     AttentionPlan,
     IncompatibleModelError,
     LayerCache,
+    paged_copy,
 )
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.parameters.converters import one_line

@@ -11,8 +11,14 @@ import torch
 from nucleate.models.paged_cache import NO_SINKS, AttentionRule
 from nucleate.models.runner import ModelInput
 from nucleate.models.transformers.decoding_context import TOLERANCE, Decoding, long_rope_length, positions
-from nucleate.models.transformers.model_copies import MASKS, NAME, PROBE, implement
-from nucleate.models.transformers.ragged_attention import AttentionLayer, IncompatibleModelError
+from nucleate.models.transformers.ragged_attention import (
+    MASKS,
+    NAME,
+    PROBE,
+    AttentionLayer,
+    IncompatibleModelError,
+    implement,
+)
 from nucleate.models.transformers.transformers_model import layer_configs
 
 HARMLESS = {"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"}

@@ -20,12 +20,16 @@ from nucleate.models.runner import BLOCK, ModelInput
 from nucleate.models.transformers.batched_model import HiddenStateCapture, decoder_layers, has_kernel, new_layer_cache
 from nucleate.models.transformers.compatibility import LENGTH, WINDOW, Probe
 from nucleate.models.transformers.decoding_context import TOLERANCE
-from nucleate.models.transformers.model_copies import MASKS, NAME, PROBE, implement, paged_copy
 from nucleate.models.transformers.ragged_attention import (
+    MASKS,
+    NAME,
+    PROBE,
     AttentionLayer,
     AttentionPlan,
     IncompatibleModelError,
     LayerCache,
+    implement,
+    paged_copy,
 )
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.parameters.converters import one_line

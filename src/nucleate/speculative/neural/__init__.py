@@ -15,10 +15,10 @@ from nucleate.models.runner import BLOCK
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.speculative.draft import Proposer
 from nucleate.speculative.neural.dflash import DFlash
+from nucleate.speculative.neural.draft_head import weights_for
 from nucleate.speculative.neural.draft_model import KV_CACHE_BYTES, DraftModel
 from nucleate.speculative.neural.eagle import Eagle
 from nucleate.speculative.neural.medusa import Medusa
-from nucleate.speculative.neural.weights import weights_for
 
 EMBEDDED_METHODS = ("draft", "medusa", "eagle", "dflash")
 """Methods with weights for the embedded model."""

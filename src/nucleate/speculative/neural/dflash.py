@@ -10,10 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from nucleate.models.cpu_operations import attend_sequence, one_thread, store
 from nucleate.models.cpu_operations import compiled_matmul as product
-from nucleate.models.cpu_operations import one_thread
 from nucleate.models.numpy_llama import Floats, Llama
-from nucleate.models.paged_attention import attend_sequence, store
 from nucleate.models.paged_cache import BatchLayout
 from nucleate.models.runner import BLOCK
 from nucleate.speculative.draft import Draft, DraftContext
@@ -21,12 +20,12 @@ from nucleate.speculative.neural.draft_head import (
     MAX_CACHED_TOKENS,
     DraftHead,
     DraftLayer,
+    Weights,
     fuse_hidden_states,
     rms_normalize,
     rotary_tables,
 )
 from nucleate.speculative.neural.draft_sampling import ChainBuilder, build_drafts, sample_tokens
-from nucleate.speculative.neural.weights import Weights
 
 
 class DFlash(DraftHead):

@@ -12,9 +12,8 @@ from nucleate.models.batched_llama import BatchedLlama, compiled
 from nucleate.models.numpy_llama import Floats, Llama
 from nucleate.models.runner import ModelInput, Runner
 from nucleate.speculative.draft import Draft, DraftContext, Proposer
-from nucleate.speculative.neural.draft_head import KVSlots
+from nucleate.speculative.neural.draft_head import KVSlots, Weights
 from nucleate.speculative.neural.draft_sampling import ChainBuilder, build_drafts, sample_tokens
-from nucleate.speculative.neural.weights import Weights
 
 KV_CACHE_BYTES = 64 << 20
 """Default size of the KV cache, in bytes."""

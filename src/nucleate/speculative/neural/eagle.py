@@ -15,10 +15,9 @@ from itertools import groupby
 
 import numpy as np
 
+from nucleate.models.cpu_operations import attend_compiled, one_thread, store
 from nucleate.models.cpu_operations import compiled_matmul as product
-from nucleate.models.cpu_operations import one_thread
 from nucleate.models.numpy_llama import Floats, Llama
-from nucleate.models.paged_attention import attend_compiled, store
 from nucleate.models.paged_cache import BatchLayout
 from nucleate.models.runner import BLOCK
 from nucleate.speculative.draft import ROOT, Draft, DraftContext, select_nodes
@@ -26,6 +25,7 @@ from nucleate.speculative.neural.draft_head import (
     MAX_CACHED_TOKENS,
     DraftHead,
     DraftLayer,
+    Weights,
     fuse_hidden_states,
     rotary_tables,
 )
@@ -38,7 +38,6 @@ from nucleate.speculative.neural.draft_sampling import (
     sample_siblings,
     sample_tokens,
 )
-from nucleate.speculative.neural.weights import Weights
 
 MAX_DEPTH = 8
 """Maximum depth of a tree."""

@@ -24,6 +24,7 @@ from nucleate.speculative.draft import (
     best_first,
     select_nodes,
 )
+from nucleate.speculative.neural.draft_head import Weights
 from nucleate.speculative.neural.draft_sampling import (
     ChainBuilder,
     SampledToken,
@@ -32,7 +33,6 @@ from nucleate.speculative.neural.draft_sampling import (
     sample_siblings,
     sample_tokens,
 )
-from nucleate.speculative.neural.weights import Weights
 
 HEAD_ACCURACY = (
     (0.525, 0.149, 0.068, 0.053, 0.025, 0.021, 0.014, 0.012),
