@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from toy_models import Toy
 
-from nucleate.models.gguf.batched_gguf import BatchedGguf, SequenceMap, WholeSequences
+from nucleate.models.gguf.batched_gguf import BatchedGguf, SequenceMap
 from nucleate.models.gguf.llama_library import Token
 from nucleate.models.protocol import ModelError
 
@@ -67,5 +67,4 @@ class CellToy(BatchedGguf):
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, "cells"
         self.max_sequences = slots
         self._context = self.context = SimulatedContext(model, blocks * block_size, whole=whole)
-        maps = WholeSequences(self.context, slots) if whole else SequenceMap(self.context, slots, block_size, keep)
-        self._map = maps
+        self._map = SequenceMap(self.context, slots, block_size, keep, whole=whole)

@@ -33,3 +33,12 @@ def random_model(name: str = "llama", **settings: Any) -> Any:
             if parameter.dim() > 1:
                 parameter.normal_(std=0.3)
     return model
+
+
+def greedy(model: Any, ids: list[int], count: int) -> list[int]:
+    """The tokens that Transformers' ``generate`` adds to a prompt, without a stop at EOS."""
+    given = torch.tensor([ids])
+    settings = dict(max_new_tokens=count, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    out = model.generate(input_ids=given, attention_mask=torch.ones_like(given), **settings)
+    tokens: list[int] = out[0, len(ids) :].tolist()
+    return tokens

@@ -27,7 +27,7 @@ from nucleate.models.paged_cache import (
     slots_of,
 )
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move
+from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move, Runner
 
 
 class LlamaKernels(NamedTuple):
@@ -48,14 +48,10 @@ def compiled() -> LlamaKernels:
     return LlamaKernels(MODELS.add_and_normalise, MODELS.rotate, MODELS.gate, compiled_matmul, attend_compiled)
 
 
-class BatchedLlama:
+class BatchedLlama(Runner):
     """See ``Runner``. memory: bytes for the KV cache. Raises ModelError if they are less than a block."""
 
-    paged = True
-    asynchronous = False
     tree_attention = True
-    unbatched_reason = ""
-    capture_enabled = True
 
     def __init__(self, model: Llama, memory: int, block_size: int = BLOCK) -> None:
         self.model, self.block_size = model, block_size
@@ -117,14 +113,10 @@ class BatchedLlama:
         for cache in self.caches:
             copy_slots(cache, sources, targets)
 
-    def forget(self, key: int) -> None:
-        """Nothing to do: the state of a sequence is in its blocks."""
-
     def _forward(self, layout: BatchLayout, kernels: LlamaKernels) -> Floats:
         """The requested logits [L, V]. The products write to ``delta_TX``, which the next normalisation adds to x."""
         model, add_and_normalise, matmul = self.model, kernels.add_and_normalise, kernels.matmul
-        angle = layout.positions_T[:, None] * model.frequencies
-        rotation = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+        rotation = model.rotation(layout.positions_T)
         x_TX = model.embedding[layout.ids_T]
         delta_TX, normal_TX = np.zeros_like(x_TX), np.empty_like(x_TX)
         gated_TY = np.empty((layout.size, model.inner_size), np.float32)

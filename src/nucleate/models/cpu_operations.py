@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -41,17 +41,22 @@ def matmul(x_TX: Floats, weight_XY: Floats, out_TY: Floats | None = None) -> Flo
     out = np.empty((rows, weight_XY.shape[1]), np.float32) if out_TY is None else out_TY
     threads = min(cores(), 1 + rows * weight_XY.size // MULTIPLICATIONS_PER_THREAD)
     bounds = [rows * thread // threads for thread in range(threads + 1)]
-    jobs = [
-        (thread_pool().submit(np.matmul, x_TX[begin:end], weight_XY, out=out[begin:end]), begin, end)
-        for begin, end in pairwise(bounds[1:])
-    ]
-    np.matmul(x_TX[: bounds[1]], weight_XY, out=out[: bounds[1]])
-    for job, begin, end in reversed(jobs):
-        if job.cancel():  # not started: the other threads may not have been scheduled
-            np.matmul(x_TX[begin:end], weight_XY, out=out[begin:end])
-        else:
-            job.result()
+    in_parallel(lambda begin, end: np.matmul(x_TX[begin:end], weight_XY, out=out[begin:end]), bounds)
     return out
+
+
+def in_parallel(work: Callable[[int, int], object], bounds: Sequence[int]) -> None:
+    """Call ``work`` for each range of adjacent bounds: the first one here, the others on threads that start in time."""
+    jobs = [(thread_pool().submit(work, begin, end), begin, end) for begin, end in pairwise(bounds[1:])]
+    try:
+        work(bounds[0], bounds[1])
+        for job, begin, end in reversed(jobs):
+            if job.cancel():  # not started: the other threads may not have been scheduled
+                work(begin, end)
+    finally:
+        for job, _, _ in jobs:
+            if not job.cancel():
+                job.result()
 
 
 def compiled_matmul(x_TX: Floats, weight_XY: Floats, out_TY: Floats | None = None) -> Floats:
@@ -188,20 +193,12 @@ def decode_attention(
     bounds = layout.split(kv_heads, rule.window, 2 * count if count > 1 else 1)
     batch = layout.short, layout.blocks, layout.tree_links_T2
     arguments: Any = (query_THD, key_TKD, value_TKE, *cache, *batch, *rule, out_THE)
-    workspace = partial(_workspace, query_THD.shape[1] // kv_heads, cache, layout.max_keys)
-    jobs = [
-        (thread_pool().submit(MODELS.attend, begin, end, *workspace(), *arguments), begin, end)
-        for begin, end in pairwise(bounds[1:])
-    ]
-    try:
-        MODELS.attend(0, bounds[1], *workspace(), *arguments)
-        for job, begin, end in reversed(jobs):
-            if job.cancel():  # not started: the other threads may not have been scheduled
-                MODELS.attend(begin, end, *workspace(), *arguments)
-    finally:
-        for job, _, _ in jobs:
-            if not job.cancel():
-                job.result()
+    group = query_THD.shape[1] // kv_heads
+
+    def work(begin: int, end: int) -> None:
+        MODELS.attend(begin, end, *_workspace(group, cache, layout.max_keys), *arguments)
+
+    in_parallel(work, bounds)
 
 
 def _workspace(group: int, cache: KVCache, max_keys: int) -> tuple[Any, ...]:

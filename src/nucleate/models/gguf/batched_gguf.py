@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from nucleate.models.gguf.llama_library import GgufContext, LoadedModel, Token, llama_cpp
 from nucleate.models.paged_cache import free_memory
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move
+from nucleate.models.runner import BLOCK, Fork, ModelInput, Runner
 
 MAX_SLOTS = 256
 """Sequences of a context: running ones, and finished ones whose cells may be reused. llama.cpp allows no more."""
@@ -26,14 +26,8 @@ RECURRENT_SLOTS = 64
 """The same for recurrent models, which allocate the state of all sequences."""
 
 
-class BatchedGguf:
+class BatchedGguf(Runner):
     """See ``Runner``. memory: bytes for the KV cache. Raises ModelError if they are less than a block."""
-
-    asynchronous = False
-    tree_attention = False
-    unbatched_reason = ""
-    capture_enabled = True
-    hidden_states = NO_HIDDEN_STATES
 
     def __init__(self, model: LoadedModel, memory: int, block_size: int = BLOCK) -> None:
         self.model, self.block_size, self.paged = model, block_size, not model.recurrent
@@ -49,12 +43,8 @@ class BatchedGguf:
         tokens = self.blocks * block_size
         slots = min(self.max_sequences, tokens)  # llama.cpp aborts if there are more sequences than tokens
         self._context = GgufContext(model, tokens, slots)
-        if self.paged:
-            self._map: SequenceMap | WholeSequences = SequenceMap(
-                self._context, slots, block_size, model.options.prefix_cache_tokens
-            )
-        else:
-            self._map = WholeSequences(self._context, slots)
+        keep = model.options.prefix_cache_tokens
+        self._map = SequenceMap(self._context, slots, block_size, keep, whole=not self.paged)
 
     def _check_memory(self) -> None:
         """Raise ModelError for a KV cache that does not fit: llama.cpp would try to write to all of it."""
@@ -64,11 +54,6 @@ class BatchedGguf:
             raise ModelError(
                 f"a KV cache of {size} needs {needed >> 20} MiB, but only {left >> 20} MiB are free; reduce n_ctx"
             )
-
-    def capture_hidden_states(self, layers: Sequence[int]) -> None:
-        """See ``Runner.capture_hidden_states``. Only () is supported."""
-        if layers:
-            raise ModelError("llama.cpp does not return hidden states; use another draft method")
 
     def forward(self, inputs: Sequence[ModelInput]) -> NDArray[np.float32]:
         """See ``Runner.forward``. The logits are valid until the next call.
@@ -115,15 +100,9 @@ class BatchedGguf:
         for key, child, block in forks:
             self._map.fork(key, child, block)
 
-    def move(self, moves: Sequence[Move]) -> None:
-        """Never called: trees are not supported."""
-
     def forget(self, key: int) -> None:
         """See ``Runner.forget``."""
         self._map.forget(key)
-
-    def warm(self) -> None:
-        """Nothing to do."""
 
 
 class Cells(Protocol):
@@ -149,11 +128,12 @@ class SequenceMap:
     """Assigns slots to the sequences of the engine.
 
     count: slots, numbered from 0. block_size: tokens per block. keep: how many tokens of finished sequences are kept:
-    llama.cpp reads all used cells in each forward pass, so that they make it slower.
+    llama.cpp reads all used cells in each forward pass, so that they make it slower. whole: whether the memory of a
+    sequence cannot be cut or shared in part, as the state of a recurrent model: it is removed as a whole.
     """
 
-    def __init__(self, cells: Cells, count: int, block_size: int, keep: int) -> None:
-        self._cells, self._size, self._keep = cells, block_size, keep
+    def __init__(self, cells: Cells, count: int, block_size: int, keep: int, *, whole: bool = False) -> None:
+        self._cells, self._size, self._keep, self._whole = cells, block_size, keep, whole
         self._free = list(range(count - 1, -1, -1))
         self._active: dict[int, Slot] = {}  # by the key of the sequence
         self._kept: OrderedDict[int, Slot] = OrderedDict()  # of finished sequences, by number, the oldest first
@@ -202,18 +182,16 @@ class SequenceMap:
     def fork(self, key: int, child: int, block: tuple[int, int] | None) -> None:
         """A new sequence that continues another one. block: see ``Fork``."""
         parent = self._active.get(key)
-        if parent is None or not self._has_room():  # the child is computed from its start
+        if parent is None or not (self._free or self._kept):  # the child is computed from its start
             return
         slot = self._active[child] = self._new_slot()
-        length = parent.length
-        blocks = list(parent.blocks[: -(-length // self._size)])
-        if block is not None and blocks and blocks[-1] == block[0]:
-            blocks[-1] = block[1]
-        if length:
-            self._cells.copy(parent.number, slot.number, 0, length)
-        slot.length = length
-        for index, one in enumerate(blocks):
-            slot.blocks.append(one)
+        slot.length = parent.length
+        slot.blocks = parent.blocks[: -(-slot.length // self._size)]
+        if block is not None and slot.blocks and slot.blocks[-1] == block[0]:
+            slot.blocks[-1] = block[1]
+        if slot.length:
+            self._cells.copy(parent.number, slot.number, 0, slot.length)
+        for index, one in enumerate(slot.blocks):
             self._holders.setdefault(one, {})[slot] = index
 
     def invalidate(self, key: int, length: int) -> None:
@@ -235,9 +213,6 @@ class SequenceMap:
         while sum(one.length for one in self._kept.values()) > self._keep:
             self._cut(next(iter(self._kept.values())), 0)
 
-    def _has_room(self) -> bool:
-        return bool(self._free or self._kept)
-
     def _new_slot(self) -> Slot:
         if not self._free:
             if not self._kept:
@@ -248,6 +223,7 @@ class SequenceMap:
     def _cut(self, slot: Slot, length: int) -> None:
         """Remove the tokens of a slot from a position on."""
         if length < slot.length:
+            length = 0 if self._whole else length
             self._cells.remove(slot.number, length)
             slot.length = length
         while len(slot.blocks) * self._size >= length + self._size:
@@ -262,7 +238,7 @@ class SequenceMap:
     def _holder(self, slot: Slot, block_ids: Sequence[int]) -> Slot | None:
         """Another slot with the cells of the next block of a slot."""
         index, offset = divmod(slot.length, self._size)
-        if offset:
+        if offset or self._whole:
             return None
         holders = self._holders.get(block_ids[index], {})
         return next((one for one, i in holders.items() if i == index and one.length > slot.length), None)
@@ -281,62 +257,3 @@ class SequenceMap:
         stop = min(end * self._size, start, other.length)
         self._cells.copy(other.number, slot.number, slot.length, stop)
         slot.length = stop
-
-
-class WholeSequences:
-    """As ``SequenceMap``, without blocks. A sequence that does not continue at its end is computed from its start."""
-
-    def __init__(self, cells: Cells, count: int) -> None:
-        self._cells = cells
-        self._free = list(range(count - 1, -1, -1))
-        self._active: dict[int, Slot] = {}
-
-    def prepare(
-        self, key: int, start: int, stop: int, _block_ids: Sequence[int], _compute: Callable[[], None]
-    ) -> tuple[int, int]:
-        """See ``SequenceMap.prepare``."""
-        slot = self._active.get(key)
-        if slot is None:
-            slot = self._active[key] = self._new_slot()
-        if slot.length != start:
-            self._clear(slot)
-        first, slot.length = slot.length, stop
-        return slot.number, first
-
-    def mark_computed(self) -> None:
-        """See ``SequenceMap.mark_computed``."""
-
-    def fork(self, key: int, child: int, _block: tuple[int, int] | None) -> None:
-        """See ``SequenceMap.fork``."""
-        parent = self._active.get(key)
-        if parent is None or not self._has_room():  # the child is computed from its start
-            return
-        slot = self._active[child] = self._new_slot()
-        if parent.length:
-            self._cells.copy(parent.number, slot.number, 0, parent.length)
-        slot.length = parent.length
-
-    def invalidate(self, key: int, _length: int) -> None:
-        """See ``SequenceMap.invalidate``. All tokens are lost."""
-        if key in self._active:
-            self._clear(self._active[key])
-
-    def forget(self, key: int) -> None:
-        """See ``SequenceMap.forget``."""
-        slot = self._active.pop(key, None)
-        if slot is not None:
-            self._clear(slot)
-            self._free.append(slot.number)
-
-    def _has_room(self) -> bool:
-        return bool(self._free)
-
-    def _new_slot(self) -> Slot:
-        if not self._free:
-            raise ModelError("too many sequences at a time for llama.cpp; reduce max_num_seqs")
-        return Slot(self._free.pop())
-
-    def _clear(self, slot: Slot) -> None:
-        if slot.length:
-            self._cells.remove(slot.number, 0)
-            slot.length = 0

@@ -15,7 +15,7 @@ import torch
 
 from nucleate.models.paged_cache import allocate_kv_cache, slots_of, token_major
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move
+from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move, Runner
 from nucleate.models.transformers.compatibility import compare, layers_of
 from nucleate.models.transformers.ragged_attention import (
     AttentionLayer,
@@ -28,14 +28,11 @@ from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.parameters.converters import one_line
 
 
-class BatchedTransformers:
+class BatchedTransformers(Runner):
     """See ``Runner``. memory: bytes for the KV cache. Raises IncompatibleModelError; ModelError if it is too small."""
 
-    paged = True
     tree_attention = True
-    unbatched_reason = ""
     hidden_states: Any = NO_HIDDEN_STATES  #: see ``Runner.hidden_states``; on a GPU a tensor, like the logits
-    capture_enabled: bool = True  #: see ``Runner.capture_enabled``
 
     def __init__(self, model: TransformersModel, memory: int, block_size: int = BLOCK) -> None:
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
@@ -128,12 +125,6 @@ class BatchedTransformers:
         source, source_offset, target, target_offset = torch.from_numpy(indices).to(self.device)
         for tensor in (tensor for cache in self.caches for tensor in (cache.keys, cache.values)):
             tensor[target, :, target_offset] = tensor[source, :, source_offset]
-
-    def forget(self, key: int) -> None:
-        """Nothing to do: the state of a sequence is in its blocks."""
-
-    def warm(self) -> None:
-        """Nothing to do: the check at load time has loaded the kernel, if this device has one."""
 
 
 def new_layer_cache(layer: AttentionLayer, blocks: int, block_size: int, device: Any, dtype: Any) -> LayerCache:
