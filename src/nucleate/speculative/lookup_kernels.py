@@ -167,46 +167,6 @@ SHORT = 4
 """The length up to which suffixes are matched first."""
 
 
-@kernel(f"int64({AUTOMATA}, {OPTIONS}, int64[:, ::1])")
-def draft_chain(
-    head: Any, states_0: Any, edges_0: Any, states_1: Any, edges_1: Any, states_2: Any, edges_2: Any,
-    factor: Any, text: Any, size: Any, count: Any, max_length: Any, max_factor: Any, min_probability: Any, out_2N: Any,
-) -> Any:  # fmt: skip
-    """The continuation with the highest expected number of accepted symbols: out_2N[0]. Returns its length."""
-    found, best = np.int64(0), 0.0
-    text_state = head[SUFFIX_STATE] if head[SIZE] == size else np.int64(NOTHING)  # known in the first automaton only
-    for states, edges in ((states_0, edges_0), (states_1, edges_1), (states_2, edges_2)):
-        state, length = match(states, edges, factor, text, size, max_length, text_state)
-        text_state = np.int64(NOTHING)
-        while state != ROOT:
-            limit = np.int64(min(np.float64(min(count, max_length)), max_factor * length))
-            symbols, score = _follow(states, edges, state, limit, min_probability, out_2N[1])
-            if score > best:
-                found, best = symbols, score
-                for i in range(found):
-                    out_2N[0, i] = out_2N[1, i]
-            state = np.int64(states[state, LINK])
-            length = np.int64(states[state, LENGTH])
-    return found
-
-
-@jit
-def _follow(states: Any, edges: Any, state: Any, limit: Any, min_probability: Any, out_N: Any) -> Any:
-    """The most frequent continuation of a state: its length, and its expected number of accepted symbols."""
-    n, score, probability = np.int64(0), 0.0, 1.0
-    while n < limit:
-        top = states[state, TOP]
-        if top == NOTHING or edges[top, SYMBOL] == NOTHING:
-            break
-        after = edges[top, TARGET]
-        probability *= np.float64(states[after, COUNT]) / np.float64(states[state, CONTINUED])
-        if probability < min_probability:
-            break
-        out_N[n] = edges[top, SYMBOL]
-        n, score, state = n + 1, score + probability, after
-    return n, score
-
-
 @jit
 def match(states: Any, edges: Any, factor: Any, text: Any, size: Any, max_length: Any, text_state: Any) -> Any:
     """The longest suffix of text[:size] of at most ``max_length`` symbols that occurs: its state, and its length.
@@ -249,7 +209,7 @@ def draft_tree(
 ) -> Any:  # fmt: skip
     """The tree of the most likely nodes with the highest expected number of accepted symbols: rows 6 and 7 of tree_8N.
 
-    A node has at most W children. N >= count. Returns the number of nodes.
+    A node has at most W children: with W = 1 it is a chain. N >= count. Returns the number of nodes.
     """
     found, best = np.int64(0), 0.0
     text_state = head[SUFFIX_STATE] if head[SIZE] == size else np.int64(NOTHING)  # known in the first automaton only
@@ -275,7 +235,7 @@ def _best_first(
     states: Any, edges: Any, state: Any, limit: Any, count: Any, min_probability: Any,
     ranked_W: Any, tree_8N: Any, probabilities_N: Any,
 ) -> Any:  # fmt: skip
-    """Build a tree: the number of its nodes, and the sum of their probabilities. See ``draft.best_first``."""
+    """Build a tree: the number of its nodes, and the sum of their probabilities."""
     n, score, waiting = np.int64(0), 0.0, np.int64(0)
     parent, depth, probability = np.int64(ROOT_NODE), np.int64(0), 1.0
     while n < count:
@@ -297,6 +257,9 @@ def _best_first(
 @jit
 def _rank(states: Any, edges: Any, state: Any, ranked_W: Any) -> Any:
     """Find the W most frequent next symbols: their edges. Returns their number."""
+    if len(ranked_W) == 1:
+        ranked_W[0] = states[state, TOP]
+        return 0 if ranked_W[0] == NOTHING else 1
     n, edge = 0, np.int64(states[state, FIRST])
     top = NOTHING if states[state, TOP] == NOTHING else edges[states[state, TOP], SYMBOL]
     while edge != NOTHING:

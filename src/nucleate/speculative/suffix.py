@@ -112,39 +112,32 @@ class SuffixProposer(Proposer):
         self.min_probability, self.tree_width, self.index_chunk_size = min_probability, tree_width, index_chunk_size
         self._indices: dict[int, _SequenceIndex] = {}
         self._recent = RecentOutputs(2 * max_suffix_length, max_cached_tokens)
-        self._out_2N = np.empty((2, 0), np.int64)
+        self._ranked_W, self._tree_8N = np.empty(1, np.int64), np.empty((8, 0), np.int64)
+        self._probabilities_N = np.empty(0)
 
     def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
-        if (longest := max(max_tokens, default=0)) > self._out_2N.shape[1]:
-            self._out_2N = np.empty((2, longest), np.int64)
-        draft = self._chain if self.tree_width == 1 else self._tree
-        return [draft(self._arguments(context), count) for context, count in zip(contexts, max_tokens, strict=True)]
+        if (longest := max(max_tokens, default=0)) > len(self._probabilities_N):
+            self._ranked_W = np.empty(min(self.tree_width, longest + 1), np.int64)
+            self._tree_8N, self._probabilities_N = np.empty((8, longest), np.int64), np.empty(longest)
+        return [self._propose(context, count) for context, count in zip(contexts, max_tokens, strict=True)]
 
-    def _arguments(self, context: DraftContext) -> tuple[Any, ...]:
-        """The automata and the text of a sequence, as arguments of the kernels."""
+    def _propose(self, context: DraftContext, count: int) -> Draft:
+        """The most likely nodes after each suffix are a tree; the draft is the best of these."""
         index, size = self._indices.get(context.key), len(context.token_ids)
         if index is None or index.automaton.size > size:
             index = self._indices[context.key] = _SequenceIndex(2 * self.max_suffix_length)
         text, own = index.tokens.update(context.token_ids), index.automaton
         own.extend(text, own.size, min(size, own.size + self.index_chunk_size))
-        return (own.head, own.states, own.edges, *self._recent.arrays, HASH_FACTOR, text, size)
-
-    def _chain(self, arguments: tuple[Any, ...], count: int) -> Draft:
-        found = DRAFTS.draft_chain(
-            *arguments, count, self.max_suffix_length, self.max_spec_factor, self.min_probability, self._out_2N
-        )
-        return Draft(tuple(self._out_2N[0, :found].tolist())) if found else NO_DRAFT
-
-    def _tree(self, arguments: tuple[Any, ...], count: int) -> Draft:
-        """The tree of the most likely nodes after each suffix; the best of these trees."""
-        ranked_W = np.empty(min(self.tree_width, count + 1), np.int64)
-        tree_8N = np.empty((8, count), np.int64)
         found = DRAFTS.draft_tree(
-            *arguments, count, self.max_suffix_length, self.max_spec_factor, self.min_probability,
-            ranked_W, tree_8N, np.empty(count),
+            own.head, own.states, own.edges, *self._recent.arrays, HASH_FACTOR, text, size, count,
+            self.max_suffix_length, self.max_spec_factor, self.min_probability,
+            self._ranked_W, self._tree_8N, self._probabilities_N,
         )  # fmt: skip
-        return tree_draft(*tree_8N[6:, :found].tolist()) if found else NO_DRAFT
+        if not found:
+            return NO_DRAFT
+        tokens, parents = self._tree_8N[6:, :found].tolist()
+        return Draft(tuple(tokens)) if self.tree_width == 1 else tree_draft(tokens, parents)
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``."""
