@@ -26,8 +26,7 @@ from nucleate.models.paged_cache import (
     copy_slots,
     slots_of,
 )
-from nucleate.models.protocol import ModelError
-from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move, Runner
+from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move, Runner, blocks_in
 
 
 class LlamaKernels(NamedTuple):
@@ -58,9 +57,7 @@ class BatchedLlama(Runner):
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
         shape = block_size, model.kv_heads, model.head_size, model.head_size
         size = len(model.layers) * sum(array.nbytes for array in allocate_kv_cache(1, *shape))
-        self.blocks = memory // size
-        if not self.blocks:
-            raise ModelError(f"the KV cache needs at least {size} bytes (one block), got {memory}")
+        self.blocks = blocks_in(memory, size)
         self.caches = [allocate_kv_cache(self.blocks, *shape) for _ in model.layers]
         self.rule = AttentionRule(model.head_size**-0.5)
         self.kernels = NUMPY

@@ -22,7 +22,7 @@ from nucleate.models.model_files import GENERATION_CONFIG, read_config, recommen
 from nucleate.models.numpy_llama import Llama, unsupported_reason
 from nucleate.models.paged_cache import free_memory
 from nucleate.models.protocol import Model, ModelError
-from nucleate.models.runner import BLOCK, Runner, SequentialRunner
+from nucleate.models.runner import BLOCK, Runner, SequentialRunner, blocks_in
 from nucleate.models.transformers.transformers_model import TransformersModel, check_device, load_progress
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
@@ -307,11 +307,9 @@ def _default_memory(model: Model, most: int) -> int:
 
 
 def _sequential(model: Model, memory: int, token_bytes: int, reason: str) -> SequentialRunner:
-    size = token_bytes * BLOCK
-    if memory < size:
-        raise ModelError(f"the KV cache needs at least {size} bytes (one block), got {memory}")
+    blocks = blocks_in(memory, token_bytes * BLOCK)
     logger.warning("the model runs one sequence at a time, not batched: %s", reason)
-    return SequentialRunner(model, memory // size, unbatched_reason=reason)
+    return SequentialRunner(model, blocks, unbatched_reason=reason)
 
 
 def _is_small_llama(folder: Path) -> bool:

@@ -120,6 +120,13 @@ class Runner(Protocol):
         return
 
 
+def blocks_in(memory: int, block_bytes: int) -> int:
+    """The number of blocks of a KV cache. memory: bytes. Raises ModelError if they are less than a block."""
+    if memory < block_bytes:
+        raise ModelError(f"the KV cache needs at least {block_bytes} bytes (one block), got {memory}")
+    return memory // block_bytes
+
+
 class SequentialRunner(Runner):
     """Runs any Model one sequence at a time, each with the model's own cache: slow, but it always works.
 

@@ -15,7 +15,7 @@ import torch
 
 from nucleate.models.paged_cache import allocate_kv_cache, slots_of, token_major
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move, Runner
+from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move, Runner, blocks_in
 from nucleate.models.transformers.compatibility import compare, layers_of
 from nucleate.models.transformers.ragged_attention import (
     AttentionLayer,
@@ -51,10 +51,7 @@ class BatchedTransformers(Runner):
             raise
         except Exception as error:  # the model's code may raise anything
             raise IncompatibleModelError(f"a batched call raises {type(error).__name__}: {one_line(error)}") from error
-        size = self.block_bytes
-        if memory < size:
-            raise ModelError(f"the KV cache needs at least {size} bytes (one block), got {memory}")
-        self.allocate(memory // size)
+        self.allocate(blocks_in(memory, self.block_bytes))
 
     @property
     def block_bytes(self) -> int:
