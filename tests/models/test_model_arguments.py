@@ -9,6 +9,7 @@ import huggingface_hub
 import numpy as np
 import pytest
 import tokenizers
+from huggingface_hub import constants
 from toy_models import Toy
 
 import nucleate as nc
@@ -127,7 +128,7 @@ def test_a_revision_needs_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         nc.LLM(revision="x")
     with pytest.raises(nc.ParameterError, match="revision needs a Hugging Face id, but model is a folder"):
         nc.LLM(EMBEDDED, revision="x")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(nc.ModelError, match="download from the hub at revision 'v1' failed"):
         nc.LLM("owner/name", revision="v1")
     seen: list[Any] = []
