@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nucleate.jit.kernel_libraries import MODELS
-from nucleate.models import kernels, paged_attention
+from nucleate.models import cpu_operations, kernels
 from nucleate.models.paged_cache import NO_SINKS, AttentionRule, BatchLayout, allocate_kv_cache, token_major
 from nucleate.models.runner import ModelInput
 
@@ -79,7 +79,7 @@ def run(rule, kv_heads, heads, size, value_size, block_size, lengths, new, threa
     )
     out = np.full((packing.size, heads, value_size), 7, np.float32)
     strided = np.asfortranarray(queries) if seed % 2 else queries
-    paged_attention.decode_attention(strided, new_keys, new_values, pool, packing, rule, out, threads)
+    cpu_operations.decode_attention(strided, new_keys, new_values, pool, packing, rule, out, threads)
     rows = [
         attended(queries[first + position - part.start], *old, rule, position + 1)
         for part, old, first in zip(parts, olds, packing.inputs[:, 0], strict=True)
@@ -91,11 +91,11 @@ def run(rule, kv_heads, heads, size, value_size, block_size, lengths, new, threa
 @given(cases())
 @settings(max_examples=tiers.count(37, 150))
 def test_the_kernel_equals_attention(case) -> None:
-    before, paged_attention.MIN_BYTES = paged_attention.MIN_BYTES, 0  # use threads for small inputs too
+    before, cpu_operations.MIN_BYTES = cpu_operations.MIN_BYTES, 0  # use threads for small inputs too
     try:
         ours, right, _ = run(**case)
     finally:
-        paged_attention.MIN_BYTES = before
+        cpu_operations.MIN_BYTES = before
     np.testing.assert_allclose(ours, right, atol=3e-5, rtol=1e-4)
 
 
@@ -136,7 +136,7 @@ def test_non_finite_values_stay_within_their_sequence(value: float, position: in
         stored[:3] = rows[:, :16].swapaxes(1, 2)
         stored[3:, :, :4] = rows[:, 16:20].swapaxes(1, 2)
     out = np.empty((3, 4, 16), np.float32)
-    paged_attention.decode_attention(
+    cpu_operations.decode_attention(
         queries_RHD, keys_RLKD[:, 20], values_RLKD[:, 20], pool, BatchLayout(parts, 16), AttentionRule(1.0), out
     )
     with np.errstate(invalid="ignore"):

@@ -11,17 +11,12 @@ from runner_driver import Driver
 
 from nucleate.models import batched_llama, cpu_operations
 from nucleate.models.batched_llama import BatchedLlama, compiled
-from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.loader import runner_of
 from nucleate.models.numpy_llama import Llama
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import ModelInput
 
 BLOCK_BYTES = 6 * 2 * 2 * 16 * 32 * 4  # layers, K and V, heads, tokens, head size, bytes
-
-
-@pytest.fixture(scope="module")
-def model() -> Llama:
-    return Llama(EMBEDDED)
 
 
 def prompts(*lengths: int) -> list[list[int]]:
@@ -49,47 +44,6 @@ def test_batched_outputs_equal_unbatched_ones(seed: int, model: Llama) -> None:
     assert_equals_unbatched(driver, model)
 
 
-def test_a_shared_prefix_is_computed_once(model: Llama) -> None:
-    driver = Driver(runner_of(model, 100 * BLOCK_BYTES), seed=3)
-    [common, *ends] = prompts(35, 4, 1, 20)
-    first = driver.add(common + ends[0])
-    driver.step({0: 1000})
-    others = [driver.add(common + end, sharing=first) for end in ends[1:]]
-    others.append(driver.add(common[:32], sharing=first))
-    assert [one.shared for one in others] == [2, 2, 1]
-    driver.run(10)
-    assert_equals_unbatched(driver, model)
-
-
-def test_unused_slots_may_contain_nan(model: Llama) -> None:
-    runner = BatchedLlama(model, 50 * BLOCK_BYTES)
-    for pool in runner.caches:
-        for array in pool:
-            array[:] = np.nan
-    driver = Driver(runner, seed=4)
-    for ids in prompts(5, 29):
-        driver.add(ids)
-    driver.run(6)
-    assert_equals_unbatched(driver, model)
-
-
-def test_logits_of_any_number_of_last_tokens(model: Llama) -> None:
-    runner = BatchedLlama(model, 10 * BLOCK_BYTES)
-    one, two, three = prompts(12, 30, 9)
-    expected = [model.begin().forward_all(ids) for ids in (one, two, three)]
-    none = runner.forward([ModelInput(0, one, 0, 5, [1], 0), ModelInput(1, two, 0, 25, [2, 5], 0)])
-    assert none.shape == (0, 4096)
-    parts = [
-        ModelInput(0, one, 5, 12, [1], 3),
-        ModelInput(2, three, 0, 9, [8], 9),
-        ModelInput(1, two, 25, 30, [2, 5], 0),
-    ]
-    both = np.concatenate([expected[0][-3:], expected[2]])
-    for _ in range(2):  # the same positions again
-        np.testing.assert_allclose(runner.forward(parts), both, atol=2e-4)
-    assert runner.forward([]).shape == (0, 4096)
-
-
 @pytest.mark.parametrize(("token", "message"), [(-1, r"in 0\.\.4095"), (4096, r"in 0\.\.4095")])
 def test_invalid_inputs_are_rejected_without_effect(token: int, message: str, model: Llama) -> None:
     runner = BatchedLlama(model, 10 * BLOCK_BYTES)
@@ -112,12 +66,6 @@ def test_the_kv_cache_fits_the_given_memory(model: Llama) -> None:
     assert BatchedLlama(model, 10 * BLOCK_BYTES).blocks == BatchedLlama(model, 11 * BLOCK_BYTES - 1).blocks == 10
     with pytest.raises(ModelError, match=f"needs at least {BLOCK_BYTES} bytes"):
         BatchedLlama(model, BLOCK_BYTES - 1)
-
-
-def test_runner_attributes(model: Llama) -> None:
-    runner = runner_of(model, 1 << 20)
-    assert (runner.paged, runner.asynchronous, runner.block_size) == (True, False, 16)
-    assert (runner.vocab_size, runner.context_length, runner.runtime) == (4096, 1024, "numpy float32")
 
 
 @pytest.mark.fast_cases(2)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,19 @@ import pytest
 from runner_driver import Driver
 from toy_models import Toy
 
-from nucleate.models.loader import runner_of
+from nucleate.models import cpu_operations
+from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.numpy_llama import Llama
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import ModelInput, SequentialRunner
 from nucleate.models.transformers.transformers_model import TransformersModel
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
+
+from nucleate.models.transformers import batched_model  # noqa: E402
+from nucleate.models.transformers.ragged_attention import AttentionPlan  # noqa: E402
 
 MEMORY = 8 << 20
 SMALL: dict[str, Any] = dict(
@@ -160,14 +165,6 @@ ONE_BY_ONE = {
 }  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def model_of(config: str, settings: dict[str, Any], dtype: str = "float32", **more: Any) -> TransformersModel:
     torch.manual_seed(0)
     made = transformers.AutoModelForCausalLM.from_config(
@@ -194,11 +191,30 @@ def generate(model: TransformersModel, ids: list[int], count: int) -> tuple[list
     return out.sequences[0, len(ids) :].tolist(), torch.cat(out.logits).float().numpy()
 
 
-def assert_equals_generate(driver: Driver, model: TransformersModel) -> None:
+def driven(runner: Any, seed: int, lengths: tuple[int, ...], steps: int) -> Driver:
+    """A runner that has generated tokens after some prompts."""
+    driver = Driver(runner, seed)
+    for ids in prompts(*lengths):
+        driver.add(ids)
+    driver.run(steps)
+    return driver
+
+
+def unbatched(model: Llama, ids: list[int], count: int) -> tuple[list[int], np.ndarray]:
+    context, generated = model.begin(), list[int]()
+    rows = [context.forward(ids)]
+    while len(generated) < count:
+        generated.append(int(rows[-1].argmax()))
+        rows.append(context.forward(generated[-1:]))
+    return generated, np.stack(rows[:-1])
+
+
+def assert_equals_generate(driver: Driver, model: Any) -> None:
     """Compare tokens, up to the first one whose two best logits differ by less than 1e-4."""
     for one in driver.sequences:
         ours = one.ids[one.prompt :]
-        generated, logits_LV = generate(model, one.ids[: one.prompt], len(ours))
+        reference = unbatched if isinstance(model, Llama) else generate
+        generated, logits_LV = reference(model, one.ids[: one.prompt], len(ours))
         for step, (mine, other) in enumerate(zip(ours, generated, strict=True)):
             np.testing.assert_allclose(one.logits[step], logits_LV[step], atol=2e-3 * np.abs(logits_LV).max())
             if mine != other:
@@ -213,11 +229,7 @@ def test_batched_outputs_equal_generate(name: str) -> None:
     stock = model.model.config._attn_implementation
     runner = runner_of(model, MEMORY)
     assert runner.paged, runner.unbatched_reason
-    driver = Driver(runner, seed=1)
-    for ids in prompts(1, 3, 16, 17, 41, 60):
-        driver.add(ids)
-    driver.run(12)
-    assert_equals_generate(driver, model)
+    assert_equals_generate(driven(runner, 1, (1, 3, 16, 17, 41, 60), 12), model)
     assert model.model.config._attn_implementation == stock
 
 
@@ -229,25 +241,17 @@ def test_unsupported_models_run_unbatched_with_a_reason(name: str) -> None:
     runner = runner_of(model, MEMORY)
     assert isinstance(runner, SequentialRunner)
     assert re.search(why, runner.unbatched_reason)
-    driver = Driver(runner, seed=1)
-    for ids in prompts(1, 9, 20):
-        driver.add(ids)
-    driver.run(8)
-    assert_equals_generate(driver, model)
+    assert_equals_generate(driven(runner, 1, (1, 9, 20), 8), model)
 
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt-oss", "deepseek-v3", "qwen3"])
 def test_outputs_without_the_kernel_are_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nucleate.models.transformers.batched_model.has_kernel", lambda device, dtype: False)
+    monkeypatch.setattr(batched_model, "has_kernel", lambda device, dtype: False)
     model = model_of(*PACKED[name])
     runner = runner_of(model, MEMORY)
     assert runner.paged, runner.unbatched_reason
-    driver = Driver(runner, seed=2)
-    for ids in prompts(2, 5, 30, 47):
-        driver.add(ids)
-    driver.run(10)
-    assert_equals_generate(driver, model)
+    assert_equals_generate(driven(runner, 2, (2, 5, 30, 47), 10), model)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -267,9 +271,15 @@ def test_half_precision_is_within_rounding(name: str, dtype: str) -> None:
         assert np.linalg.norm(mine - stock) < {"bfloat16": 0.1, "float16": 0.02}[dtype] * spread
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_shared_prefix_is_computed_once(dtype: str) -> None:
-    model = model_of(*PACKED["mistral"], dtype=dtype)
+def model_named(name: str) -> Any:
+    """The embedded model on the NumPy runtime, or a model of Transformers."""
+    family, _, dtype = name.partition(" in ")
+    return Llama(EMBEDDED) if name == "embedded" else model_of(*PACKED[family], dtype=dtype or "float32")
+
+
+@pytest.mark.parametrize("name", ["embedded", "mistral", "mistral in float64"])
+def test_a_shared_prefix_is_computed_once(name: str) -> None:
+    model = model_named(name)
     driver = Driver(runner_of(model, 2 * MEMORY), seed=3)
     [common, *ends] = prompts(35, 4, 1, 20)
     first = driver.add(common + ends[0])
@@ -281,18 +291,14 @@ def test_a_shared_prefix_is_computed_once(dtype: str) -> None:
     assert_equals_generate(driver, model)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_unused_slots_may_contain_nan(dtype: str) -> None:
-    model = model_of(*PACKED["gemma2"], dtype=dtype)
+@pytest.mark.parametrize("name", ["embedded", "gemma2", "gemma2 in float64"])
+def test_unused_slots_may_contain_nan(name: str) -> None:
+    model = model_named(name)
     runner = runner_of(model, 2 * MEMORY)
-    for pool in runner.caches:
-        pool.keys.fill_(torch.nan)
-        pool.values.fill_(torch.nan)
-    driver = Driver(runner, seed=4)
-    for ids in prompts(5, 29):
-        driver.add(ids)
-    driver.run(6)
-    assert_equals_generate(driver, model)
+    for cache in runner.caches:
+        for array in cache[:2]:
+            array[:] = float("nan")
+    assert_equals_generate(driven(runner, 4, (5, 29), 6), model)
 
 
 def test_models_that_return_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -303,20 +309,17 @@ def test_models_that_return_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
         return stock(self, *args, **named)
 
     monkeypatch.setattr(type(model.model), "forward", all_logits)
-    driver = Driver(runner_of(model, MEMORY), seed=5)
-    for ids in prompts(5, 29):
-        driver.add(ids)
-    driver.run(6)
-    assert_equals_generate(driver, model)
+    assert_equals_generate(driven(runner_of(model, MEMORY), 5, (5, 29), 6), model)
 
 
-def test_logits_of_any_number_of_last_tokens() -> None:
-    model = model_of(*PACKED["qwen3"])
+@pytest.mark.parametrize("name", ["embedded", "qwen3"])
+def test_logits_of_any_number_of_last_tokens(name: str) -> None:
+    model = model_named(name)
     runner = runner_of(model, MEMORY)
     one, two, three = prompts(12, 30, 9)
     expected = [model.begin().forward_all(ids) for ids in (one, two, three)]
     none = runner.forward([ModelInput(0, one, 0, 5, [1], 0), ModelInput(1, two, 0, 25, [2, 5], 0)])
-    assert none.shape == (0, 199)
+    assert none.shape == (0, model.vocab_size)
     parts = [
         ModelInput(0, one, 5, 12, [1], 3),
         ModelInput(2, three, 0, 9, [8], 9),
@@ -325,7 +328,7 @@ def test_logits_of_any_number_of_last_tokens() -> None:
     both = np.concatenate([expected[0][-3:], expected[2]])
     for _ in range(2):  # the same positions again
         np.testing.assert_allclose(runner.forward(parts), both, atol=1e-3)
-    assert runner.forward([]).shape == (0, 199)
+    assert runner.forward([]).shape == (0, model.vocab_size)
 
 
 def test_a_failed_forward_pass_leaves_the_runner_usable() -> None:
@@ -379,14 +382,12 @@ def test_the_kv_cache_fits_the_given_memory() -> None:
 
 
 def test_wrong_results_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nucleate.models import paged_attention
-
-    right = paged_attention.decode_attention
+    right = cpu_operations.decode_attention
 
     def wrong(*given: Any) -> None:
         right(*given[:5], given[5]._replace(scaling=given[5].scaling * 1.1), *given[6:])
 
-    monkeypatch.setattr(paged_attention, "decode_attention", wrong)
+    monkeypatch.setattr(cpu_operations, "decode_attention", wrong)
     runner = runner_of(model_of(*PACKED["llama"]), MEMORY)
     assert not runner.paged
     assert re.fullmatch(r"its batched logits differ by \d+\.\d%", runner.unbatched_reason)
@@ -395,8 +396,6 @@ def test_wrong_results_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["_decode", "_chunk"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_wrong_results_are_detected_in_half_precision(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nucleate.models.transformers.ragged_attention import AttentionPlan
-
     right = getattr(AttentionPlan, name)
     monkeypatch.setattr(AttentionPlan, name, lambda *given: 0.5 * right(*given))
     runner = runner_of(model_of(*PACKED["llama"], dtype=dtype), MEMORY)
@@ -451,11 +450,3 @@ def test_chunks_after_the_first_one(name: str) -> None:
     np.testing.assert_allclose(context.forward_all(ids[11:20]), expected[11:20], atol=1e-3)
     np.testing.assert_allclose(context.forward(ids[20:29]), expected[28], atol=1e-3)
     np.testing.assert_allclose(context.forward(ids[29:]), expected[29], atol=1e-3)
-
-
-def test_models_from_a_folder_are_batched(tmp_path: Path) -> None:
-    model_of(*PACKED["llama"]).model.save_pretrained(tmp_path)
-    runner = runner_of(TransformersModel(tmp_path, "cpu", "float32"), MEMORY)
-    assert runner.paged
-    assert runner.runtime == "torch cpu float32"
-    assert not runner.asynchronous

@@ -16,33 +16,12 @@ from nucleate.models.numpy_llama import Llama
 from nucleate.models.protocol import Model
 from nucleate.models.runner import Fork, ModelInput, Runner, SequentialRunner
 
-ONE = dict(
-    vocab_size=199, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, bos_token_id=0, eos_token_id=1,
-    pad_token_id=0,
-)  # fmt: skip
-CONFIGS = {
-    "llama": ("LlamaConfig", ONE),
-    "windows": ("MistralConfig", dict(ONE, sliding_window=11)),
-    "mamba": (
-        "MambaConfig",
-        dict(vocab_size=199, hidden_size=64, num_hidden_layers=2, state_size=8, initializer_range=0.2),
-    ),
-    "jamba": (
-        "JambaConfig",
-        dict(ONE, attn_layer_period=2, attn_layer_offset=1, num_experts=2, mamba_d_state=8, use_mamba_kernels=False),
-    ),
-}
-
 
 def of_transformers(name: str) -> Model:
-    torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
-    transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
-    from nucleate.models.transformers.transformers_model import TransformersModel
+    pytest.importorskip("transformers", reason="needs the extra 'torch'")
+    from test_batched_transformers import ONE_BY_ONE, PACKED, model_of
 
-    torch.manual_seed(0)
-    kind, settings = CONFIGS[name]
-    return TransformersModel.of(transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**settings)))
+    return model_of(*(PACKED | ONE_BY_ONE)[name][:2])
 
 
 def read(runner: Runner, key: int, ids: Sequence[int], start: int, blocks: list[int]) -> np.ndarray:
@@ -78,11 +57,11 @@ def test_the_embedded_model() -> None:
 
 
 @pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["llama", "mistral", "mamba", "jamba"])
 def test_models_of_transformers(name: str) -> None:
     model = of_transformers(name)
     runner = runner_of(model, 64 << 20)
-    assert runner.paged == (name in ("llama", "windows"))
+    assert runner.paged == (name in ("llama", "mistral"))
     fork_everywhere(runner, model, (16, 17, 1, 15, 40)[: tiers.count(2, 5)], 2e-3)
 
 

@@ -1,53 +1,35 @@
-"""Batched Transformers models capture the hidden states that Transformers returns."""
+"""Batched models capture the hidden states that Transformers, and the unbatched NumPy Llama, compute."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nucleate.models.loader import runner_of
+from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.numpy_llama import Llama, LlamaContext
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import ModelInput
+from nucleate.models.runner import ModelInput, SequentialRunner
 from nucleate.models.transformers.transformers_model import TransformersModel
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
-from nucleate.models.transformers.batched_model import HiddenStateCapture, decoder_layers  # noqa: E402 - reads torch
+from test_batched_transformers import PACKED, SMALL  # noqa: E402
+
+from nucleate.models.transformers.batched_model import HiddenStateCapture, decoder_layers  # noqa: E402
 
 MEMORY = 4 << 20
-SMALL: dict[str, Any] = dict(
-    vocab_size=199, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.2, bos_token_id=0, eos_token_id=1,
-    pad_token_id=0,
-)  # fmt: skip
 EXPERTS = dict(n_routed_experts=3, num_experts_per_tok=2, moe_intermediate_size=32, n_group=1, topk_group=1)
-KINDS = {
-    "llama": ("LlamaConfig", SMALL),
-    "qwen3": ("Qwen3Config", dict(SMALL, head_dim=24)),
-    "gemma2": ("Gemma2Config", dict(SMALL, head_dim=16, sliding_window=11)),
-    "gemma3": ("Gemma3TextConfig", dict(SMALL, head_dim=16, sliding_window=11)),
-    "gpt2": ("GPT2Config", dict(vocab_size=199, n_embd=64, n_layer=3, n_head=4, n_positions=256)),
-    "gpt-neox": (
-        "GPTNeoXConfig",
-        {key: value for key, value in SMALL.items() if key != "num_key_value_heads"},
-    ),
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: PACKED[name] for name in ("llama", "qwen3", "gemma2", "gemma3", "gpt2", "gpt-neox")},
     "mixtral": ("MixtralConfig", dict(SMALL, num_local_experts=3, num_experts_per_tok=2)),
     "glm4-moe": ("Glm4MoeConfig", dict(SMALL, head_dim=16, first_k_dense_replace=1, **EXPERTS)),
-}  # fmt: skip
+}
 """Some have lists of as many experts as layers."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def model_of(name: str, dtype: str = "float32") -> TransformersModel:
@@ -65,14 +47,27 @@ def random_ids(length: int) -> list[int]:
     return found
 
 
-def stock(model: TransformersModel, ids: list[int]) -> list[np.ndarray]:
-    """The input of each layer; the last hidden state of Transformers is normalized."""
+def model_named(name: str) -> Any:
+    return Llama(EMBEDDED) if name == "embedded" else model_of(name)
+
+
+def stock(model: Any, ids: list[int]) -> list[np.ndarray]:
+    """The input of each layer, and the last hidden state; that of Transformers is normalized."""
+    if isinstance(model, Llama):
+        short = object.__new__(Llama)
+        states = []
+        for count in range(len(model.layers) + 1):
+            short.__dict__.update(model.__dict__, layers=model.layers[:count])
+            states.append(LlamaContext(short)._forward(ids))
+        return states
     with torch.inference_mode():
         out = model.model(input_ids=torch.tensor([ids]), use_cache=False, output_hidden_states=True)
     return [x[0].float().numpy() for x in out.hidden_states]
 
 
-def final_norm(model: TransformersModel, x_TX: np.ndarray) -> np.ndarray:
+def final_norm(model: Any, x_TX: np.ndarray) -> np.ndarray:
+    if isinstance(model, Llama):
+        return x_TX
     decoder = model.model.get_decoder()
     names = [name for name in ("norm", "ln_f", "final_layer_norm") if hasattr(decoder, name)]
     with torch.inference_mode():
@@ -80,16 +75,17 @@ def final_norm(model: TransformersModel, x_TX: np.ndarray) -> np.ndarray:
     return found
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_they_equal_those_of_transformers(name: str) -> None:
-    model = model_of(name)
-    runner = runner_of(model, MEMORY)
-    assert runner.paged, runner.unbatched_reason
-    layers = (2, 0, 3, 1, 2)
-    runner.capture_hidden_states(layers)
-    assert runner.hidden_states.shape == (0, 64 * 5)
+@pytest.mark.parametrize("name", ["embedded", *KINDS])
+def test_they_equal_those_without_batches(name: str) -> None:
+    model = model_named(name)
     texts = [random_ids(length) for length in (1, 5, 17, 40)]
     expected = [stock(model, text) for text in texts]
+    last, width = len(expected[0]) - 1, expected[0][0].shape[1]
+    runner = runner_of(model, MEMORY)
+    assert runner.paged, runner.unbatched_reason
+    layers = (2, 0, last, 1, 2)
+    runner.capture_hidden_states(layers)
+    assert runner.hidden_states.shape == (0, width * 5)
     got: list[list[np.ndarray]] = [[] for _ in texts]
     for reads in ([(0, 1), (0, 5), (0, 17), (0, 30)], [(30, 38)], [(38, 40)]):
         first = len(texts) - len(reads)
@@ -105,36 +101,46 @@ def test_they_equal_those_of_transformers(name: str) -> None:
             got[part.key].append(runner.hidden_states[begin:end])
             begin = end
         assert begin == len(runner.hidden_states)
-    for chunks, stock_states in zip(got, expected, strict=True):
+    for chunks, states in zip(got, expected, strict=True):
         ours = np.split(np.concatenate(chunks), 5, axis=1)
-        last = max(np.abs(stock_states[2]).max(), 1.0)
+        scale = max(np.abs(states[2]).max(), 1.0)
         for index, layer in enumerate(layers):
-            if layer < 3:
-                np.testing.assert_allclose(ours[index], stock_states[layer], atol=2e-3 * last)
+            if layer < last:
+                np.testing.assert_allclose(ours[index], states[layer], atol=2e-3 * scale)
             else:
-                np.testing.assert_allclose(final_norm(model, ours[index]), stock_states[3], atol=2e-2)
+                np.testing.assert_allclose(final_norm(model, ours[index]), states[last], atol=2e-2)
 
 
-def test_logits_are_bit_equal_with_and_without_capture() -> None:
-    model = model_of("qwen3")
+@pytest.mark.parametrize("name", ["embedded", "qwen3"])
+def test_logits_are_bit_equal_with_and_without_capture(name: str) -> None:
+    model = model_named(name)
     one, two = runner_of(model, MEMORY), runner_of(model, MEMORY)
-    two.capture_hidden_states((1, 3))
+    two.capture_hidden_states((1,))
     parts = [ModelInput(0, random_ids(9), 0, 9, [0], 3), ModelInput(1, random_ids(33), 0, 33, [1, 2, 3], 1)]
     np.testing.assert_array_equal(one.forward(parts), two.forward(parts))
+    width = two.hidden_states.shape[1]
+    two.capture_hidden_states((1, 3))
+    two.forward(parts)
     assert one.hidden_states.shape == (0, 0)
-    assert two.hidden_states.shape == (42, 128)
+    assert two.hidden_states.shape == (42, 2 * width)
     before, copy = two.hidden_states, two.hidden_states.copy()
     two.forward([ModelInput(0, random_ids(20), 0, 9, [0], 1)])
     np.testing.assert_array_equal(before, copy)  # they are copies
     two.forward([])
-    assert two.hidden_states.shape == (0, 128)
-    two.capture_hidden_states((2,))
-    two.forward(parts)
-    assert two.hidden_states.shape == (42, 64)
+    assert two.hidden_states.shape == (0, 2 * width)
     two.capture_hidden_states(())
     two.forward(parts)
     assert two.hidden_states.shape == (0, 0)
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in two.model.modules())
+    if name != "embedded":
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in two.model.modules())
+
+
+def test_runners_without_hidden_state_capture(model: Llama) -> None:
+    runner = SequentialRunner(model, 10)
+    runner.capture_hidden_states(())
+    with pytest.raises(ModelError, match="hidden states cannot be captured on numpy float32"):
+        runner.capture_hidden_states((1,))
+    assert runner.hidden_states.size == 0
 
 
 def test_changing_the_captured_layers_keeps_the_kv_cache() -> None:
@@ -156,10 +162,11 @@ def test_half_precision_states_are_returned_as_float32() -> None:
     )
 
 
-@pytest.mark.parametrize("layers", [(4,), (-1,), (0, 9)])
-def test_invalid_layers(layers: tuple[int, ...]) -> None:
-    runner = runner_of(model_of("llama"), MEMORY)
-    with pytest.raises(ValueError, match=r"the layers must be in 0\.\.3, got"):
+@pytest.mark.parametrize("layers", [(7,), (-1,), (0, 9)])
+@pytest.mark.parametrize(("name", "count"), [("embedded", 6), ("llama", 3)])
+def test_invalid_layers(name: str, count: int, layers: tuple[int, ...]) -> None:
+    runner = runner_of(model_named(name), MEMORY)
+    with pytest.raises(ValueError, match=rf"the layers must be in 0\.\.{count}, got"):
         runner.capture_hidden_states(layers)
     assert runner.hidden_states.size == 0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nucleate.models.loader import EMBEDDED, load
-from nucleate.models.transformers import loading as module
-from nucleate.models.transformers.loading import LoadProgress, load_progress
+from nucleate.models.transformers import transformers_model as module
+from nucleate.models.transformers.transformers_model import LoadProgress, load_progress
 
 pytest.importorskip("transformers", reason="needs the extra 'torch'")
 

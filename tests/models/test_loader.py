@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -12,12 +13,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 import nucleate as nc
+from nucleate.models import loader, paged_cache
 from nucleate.models.loader import EMBEDDED, load, resolve
 from nucleate.models.model_files import recommended
 from nucleate.models.protocol import ModelError
-from nucleate.models.transformers.loading import check_device
+from nucleate.models.transformers import transformers_model
+from nucleate.models.transformers.transformers_model import check_device
 from nucleate.parameters.parameter import ParameterError
 
 
@@ -27,10 +31,22 @@ def test_none_is_the_embedded_model_and_folders_are_used_directly(tmp_path: Path
     assert resolve(str(tmp_path)) == resolve(tmp_path) == tmp_path
 
 
-@pytest.mark.parametrize("name", ["missing", "./missing", "/missing/folder", "a/b/c", "../x", ""])
-def test_a_missing_folder(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *(
+            (name, r"not a model folder|no model folder|no config\.json")
+            for name in ("missing", "./missing", "../x", "")
+        ),
+        *((name, "no model folder") for name in ("/missing/folder", "a/b/c")),
+        ("gpt2", "no model folder 'gpt2' .the Hugging Face id of that name is now 'openai-community/gpt2'"),
+        ("distilgpt2", "is now 'distilbert/distilgpt2'"),
+        ("gpt3", "there is no model folder 'gpt3' .a Hugging Face id has the form 'owner/name'"),
+    ],
+)
+def test_a_missing_folder(name: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelError, match=r"not a model folder|no model folder|no config\.json"):
+    with pytest.raises(ModelError, match=message):
         resolve(name)
 
 
@@ -54,7 +70,7 @@ def test_invalid_paths_are_not_looked_up_on_the_hub(name: str, message: str, mon
 
 
 def test_a_failed_download(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(ModelError, match="no folder 'owner/name', and the download from the hub failed"):
         resolve("owner/name")
 
@@ -115,7 +131,7 @@ def test_why_a_device_is_not_available(
         version=SimpleNamespace(cuda=built, hip=None),
         __version__="2.9",
     )
-    monkeypatch.setattr("nucleate.models.transformers.loading.import_torch", lambda: torch)
+    monkeypatch.setattr(transformers_model, "import_torch", lambda: torch)
     if message is None:
         check_device(device)
     else:
@@ -193,8 +209,39 @@ def test_a_file_without_a_json_object_is_one_error(name: str, content: bytes, tm
         (load if name == "config.json" else recommended)(tmp_path)
 
 
-def test_the_embedded_model_is_small_and_has_a_model_card() -> None:
+def test_the_embedded_model_is_small() -> None:
     assert sum(path.stat().st_size for path in EMBEDDED.iterdir()) <= 8_000_000
-    card = (EMBEDDED / "README.md").read_text("utf-8")
-    for fact in ("CDLA-Sharing-1.0", "CC BY", "public domain", "nats per token", "per byte"):
-        assert fact in card
+
+
+# the default size of the KV cache
+
+
+def test_free_memory_is_between_zero_and_the_total() -> None:
+    assert 1 << 20 < paged_cache.free_memory() < 1 << 50
+
+
+def test_free_memory_without_proc_meminfo(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_AVPHYS_PAGES": 10}.__getitem__)
+    assert paged_cache.free_memory() == 40960
+    monkeypatch.delattr(os, "sysconf")
+    assert paged_cache.free_memory() == paged_cache.DEFAULT_FREE_MEMORY
+
+
+def test_the_kv_cache_takes_at_most_a_quarter(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "free_memory", lambda: 1 << 20)
+    block = 16 * llm.model.token_bytes
+    assert loader.runner_of(llm.model, tokens=32).blocks == 2
+    assert loader.runner_of(llm.model).blocks == (1 << 18) // block
+
+
+def test_the_kv_cache_is_not_larger_than_its_sequences(llm: nc.LLM) -> None:
+    assert llm.new_engine(max_num_seqs=2).stats.num_kv_blocks == 2 * 1024 // 16
+    assert llm.new_engine(kv_cache_memory=1 << 20).stats.num_kv_blocks < 100
+    with pytest.raises(nc.ModelError, match="needs at least"):
+        llm.new_engine(kv_cache_memory=1000)
+    with pytest.raises(nc.ParameterError, match="kv_cache_memory must be an integer >= 1"):
+        llm.new_engine(kv_cache_memory=0)

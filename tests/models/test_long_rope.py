@@ -20,6 +20,8 @@ from nucleate.models.transformers.transformers_model import TransformersModel
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
+from random_models import greedy  # noqa: E402
+
 ORIGINAL, OUTPUTS = 32, 24
 LENGTHS = (2, 12, 31, 32, 33, 50)
 
@@ -47,16 +49,7 @@ def prompts() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(model: TransformersModel, prompts: list[list[int]]) -> list[list[int]]:
-    return [generate(model, ids) for ids in prompts]
-
-
-def generate(model: TransformersModel, ids: list[int]) -> list[int]:
-    given = torch.tensor([ids])
-    out = model.model.generate(
-        given, attention_mask=torch.ones_like(given), max_new_tokens=OUTPUTS, do_sample=False, eos_token_id=-1,
-        pad_token_id=0,
-    )  # fmt: skip
-    return out[0, len(ids) :].tolist()
+    return [greedy(model.model, ids, OUTPUTS) for ids in prompts]
 
 
 def logits_of(model: TransformersModel, ids: list[int]) -> Any:
@@ -74,35 +67,23 @@ def run(engine: Engine, prompts: list[list[int]], **params: Any) -> list[list[in
     return list(tokens.values())
 
 
-def test_generate_recomputes_at_the_limit(
-    model: TransformersModel, prompts: list[list[int]], expected: list[list[int]]
+@pytest.mark.parametrize(
+    ("blocks", "options"),
+    [(None, {}), (6, {}), (None, {"max_num_seqs": 4, "max_num_batched_tokens": 4})],
+    ids=["a batch", "preemption", "a small token budget"],
+)
+def test_tokens_equal_generate(
+    model: TransformersModel,
+    prompts: list[list[int]],
+    expected: list[list[int]],
+    llm: nc.LLM,
+    blocks: Any,
+    options: Any,
 ) -> None:
-    for ids, tokens in zip(prompts, expected, strict=True):
-        for end, token in enumerate(tokens):
-            logits_V = logits_of(model, ids + tokens[:end])
-            assert logits_V[token] >= logits_V.max() - 1e-4
-
-
-def test_tokens_equal_generate_in_a_batch(
-    model: TransformersModel, prompts: list[list[int]], expected: list[list[int]], llm: nc.LLM
-) -> None:
-    assert run(Engine(runner_of(model, 32 << 20), llm.tokenizer), prompts) == expected
-
-
-def test_tokens_do_not_depend_on_preemption(
-    model: TransformersModel, prompts: list[list[int]], expected: list[list[int]], llm: nc.LLM
-) -> None:
-    runner = runner_of(model, 6 * 16 * model.token_bytes)
-    engine = Engine(runner, llm.tokenizer)
+    runner = runner_of(model, 32 << 20 if blocks is None else blocks * 16 * model.token_bytes)
+    engine = Engine(runner, llm.tokenizer, **options)
     assert run(engine, prompts) == expected
-    assert engine.stats.num_preemptions > 1
-
-
-def test_tokens_do_not_depend_on_the_token_budget(
-    model: TransformersModel, prompts: list[list[int]], expected: list[list[int]], llm: nc.LLM
-) -> None:
-    engine = Engine(runner_of(model, 32 << 20), llm.tokenizer, max_num_seqs=4, max_num_batched_tokens=4)
-    assert run(engine, prompts) == expected
+    assert blocks is None or engine.stats.num_preemptions > 1
 
 
 @pytest.mark.fast_cases(2)

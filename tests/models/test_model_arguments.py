@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import tokenizers
+from huggingface_hub import constants
 from toy_models import Toy
 
 import nucleate as nc
 from nucleate.jit.native_library import warn_once
 from nucleate.models.loader import EMBEDDED
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
 from random_models import LLAMA  # noqa: E402
 from random_models import random_model as made  # noqa: E402
-
-GREEDY = nc.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-SAMPLED = nc.SamplingParams(temperature=1.3, top_p=0.95, repetition_penalty=1.1, seed=7, max_tokens=12, ignore_eos=True)
-PROMPTS = ["Once upon a time", "The fox", "A dog and a cat went to the market to"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def tokens(completions: list[nc.Completion]) -> list[list[int]]:
-    return [list(completion.outputs[0].token_ids) for completion in completions]
+from test_model_object import GREEDY, SAMPLED, tokens  # noqa: E402
 
 
 def transformers_tokenizer() -> Any:
@@ -141,10 +128,10 @@ def test_a_revision_needs_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         nc.LLM(revision="x")
     with pytest.raises(nc.ParameterError, match="revision needs a Hugging Face id, but model is a folder"):
         nc.LLM(EMBEDDED, revision="x")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(nc.ModelError, match="download from the hub at revision 'v1' failed"):
         nc.LLM("owner/name", revision="v1")
     seen: list[Any] = []
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *a, **k: seen.append((a, k)) or str(EMBEDDED))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: seen.append((a, k)) or str(EMBEDDED))
     assert nc.LLM("owner/name", revision="v1").folder == EMBEDDED
     assert seen == [(("owner/name",), {"revision": "v1", "allow_patterns": seen[0][1]["allow_patterns"]})]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,23 +12,16 @@ import pytest
 import nucleate as nc
 from nucleate.models.loader import EMBEDDED
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
-from random_models import CONFIGS, LLAMA  # noqa: E402
+from random_models import CONFIGS, LLAMA, greedy  # noqa: E402
 from random_models import random_model as made  # noqa: E402
 
 GREEDY = nc.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SAMPLED = nc.SamplingParams(temperature=1.3, top_p=0.95, repetition_penalty=1.1, seed=7, max_tokens=12, ignore_eos=True)
 PROMPTS = ["Once upon a time", "The fox", "A dog and a cat went to the market to"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def tokens(completions: list[nc.Completion]) -> list[list[int]]:
@@ -38,13 +30,9 @@ def tokens(completions: list[nc.Completion]) -> list[list[int]]:
 
 def generated(model: Any, llm: nc.LLM, count: int = 12) -> list[list[int]]:
     """The greedy tokens of Transformers' ``generate`` for PROMPTS, in evaluation mode."""
-    training, found = model.training, []
+    training = model.training
     model.eval()
-    for prompt in PROMPTS:
-        ids = torch.tensor([llm.encode(prompt)])
-        settings = dict(max_new_tokens=count, do_sample=False, eos_token_id=-1, pad_token_id=0)
-        out = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **settings)
-        found.append(out[0, ids.shape[1] :].tolist())
+    found = [greedy(model, llm.encode(prompt), count) for prompt in PROMPTS]
     model.train(training)
     return found
 
@@ -240,7 +228,7 @@ def test_a_draft_model_in_memory_gives_the_same_tokens() -> None:
 def test_a_draft_model_that_does_not_fit() -> None:
     wrong = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**LLAMA, "vocab_size": 99}))
     for draft, message in (
-        (wrong, "must have the vocabulary of the model, but has 99 tokens instead of 4096"),
+        (wrong, "must have the vocabulary of the model; it has 99 tokens instead of 4096"),
         (made("bloom, one sequence at a time"), "the draft model must run batched: its attention cannot be replaced"),
     ):
         with pytest.raises(nc.ModelError, match=message):

@@ -16,6 +16,8 @@ from nucleate.models.protocol import ModelError
 torch = pytest.importorskip("torch", reason="the comparison needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="the comparison needs the extra 'torch'")
 
+from random_models import greedy  # noqa: E402
+
 SHAPES = {
     "tied": {},
     "untied": {"tie_word_embeddings": False},
@@ -64,24 +66,12 @@ def test_all_stored_types_are_loaded_exactly(dtype: str, tmp_path: Path) -> None
 def test_greedy_output_of_the_embedded_model_equals_generate() -> None:
     stock = transformers.AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32)
     prompt = [0, 500, 600, 700]
-    ids = torch.tensor([prompt])
-    settings = dict(max_new_tokens=80, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    out = stock.generate(ids, attention_mask=torch.ones_like(ids), **settings)
     context = Llama(EMBEDDED).begin()
     logits_V, ours = context.forward(prompt), []
     for _ in range(80):
         ours.append(int(logits_V.argmax()))
         logits_V = context.forward(ours[-1:])
-    assert ours == out[0, len(prompt) :].tolist()
-
-
-def test_sequences_are_independent() -> None:
-    model = Llama(EMBEDDED)
-    separate = model.begin().forward([0, 7, 8, 9])
-    first, second = model.begin(), model.begin()
-    first.forward([0, 7])
-    second.forward([0, 100, 101, 102])
-    np.testing.assert_allclose(first.forward([8, 9]), separate, atol=1e-4)
+    assert ours == greedy(stock, prompt, 80)
 
 
 @pytest.mark.parametrize("ids", [[], [-1], [4096], [5] * 1025])
@@ -90,6 +80,13 @@ def test_invalid_inputs_are_rejected_without_effect(ids: list[int]) -> None:
     with pytest.raises(ValueError, match=r"token ids in 0\.\.4095|exceed the context length 1024"):
         context.forward(ids)
     assert context.forward([0]).shape == (4096,)
+
+
+def changed_copy(path: Path, **changes: object) -> None:
+    """A folder of the embedded model with another config."""
+    shutil.copytree(EMBEDDED, path, dirs_exist_ok=True)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, **changes}))
 
 
 @pytest.mark.parametrize(
@@ -103,9 +100,7 @@ def test_invalid_inputs_are_rejected_without_effect(ids: list[int]) -> None:
     ],
 )
 def test_other_architectures_are_rejected_with_a_reason(change: dict[str, object], reason: str, tmp_path: Path) -> None:
-    shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    changed_copy(tmp_path, **change)
     assert reason in (unsupported_reason(tmp_path) or "")
     with pytest.raises(ModelError, match=reason):
         Llama(tmp_path)
@@ -118,17 +113,10 @@ def test_a_broken_weights_file_is_one_error(tmp_path: Path) -> None:
         Llama(tmp_path)
 
 
-def test_missing_tensors_are_one_error(tmp_path: Path) -> None:
-    shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 7}))
-    with pytest.raises(ModelError, match=r"model\.layers\.6\.input_layernorm\.weight is missing"):
-        Llama(tmp_path)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        ({"num_hidden_layers": 7}, r"model\.layers\.6\.input_layernorm\.weight is missing"),
         ({"num_attention_heads": 3}, r"q_proj\.weight has the shape \(192, 192\), config\.json gives \(96, 192\)"),
         ({"vocab_size": 5000}, r"embed_tokens\.weight has the shape \(4096, 192\)"),
         ({"num_attention_heads": "x"}, "num_attention_heads must be a number > 0, got 'x'"),
@@ -142,9 +130,7 @@ def test_missing_tensors_are_one_error(tmp_path: Path) -> None:
 def test_a_config_that_does_not_match_the_weights_is_one_error(
     change: dict[str, object], message: str, tmp_path: Path
 ) -> None:
-    shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    changed_copy(tmp_path, **change)
     with pytest.raises(ModelError, match=message):
         Llama(tmp_path)
 

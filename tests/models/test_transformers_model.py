@@ -15,15 +15,12 @@ from nucleate.models.loader import EMBEDDED
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
-SMALL = dict(vocab_size=4096, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64)
-LLAMA_LIKE = dict(SMALL, intermediate_size=64, num_key_value_heads=2, bos_token_id=0, eos_token_id=0)
+from random_models import CONFIGS, LLAMA, greedy  # noqa: E402
+
 CONFIGS = {
-    "gpt2": lambda: transformers.GPT2Config(
-        vocab_size=4096, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=0, eos_token_id=0
-    ),
-    "qwen2": lambda: transformers.Qwen2Config(**LLAMA_LIKE),
-    "mistral with a window": lambda: transformers.MistralConfig(**LLAMA_LIKE, sliding_window=8),
-    "gemma2": lambda: transformers.Gemma2Config(**LLAMA_LIKE, head_dim=8, sliding_window=8),
+    **{name: CONFIGS[name] for name in ("gpt2", "mistral with a window")},
+    "qwen2": lambda: transformers.Qwen2Config(**LLAMA),
+    "gemma2": lambda: transformers.Gemma2Config(**LLAMA, head_dim=8, sliding_window=8),
 }
 
 
@@ -43,17 +40,8 @@ def test_greedy_text_equals_generate(name: str, tmp_path: Path) -> None:
     params = nc.SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
     [completion] = llm.generate("Once upon a time", params)
     stock = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    prompt = torch.tensor([completion.prompt_token_ids])
-    out = stock.generate(
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        max_new_tokens=30,
-        do_sample=False,
-        eos_token_id=-1,
-        pad_token_id=0,
-    )
     assert llm.model.runtime == "torch cpu float32"
-    assert list(completion.outputs[0].token_ids) == out[0, prompt.shape[1] :].tolist()
+    assert list(completion.outputs[0].token_ids) == greedy(stock, [*completion.prompt_token_ids], 30)
 
 
 def test_both_runtimes_generate_the_same_text() -> None:
@@ -95,7 +83,7 @@ def test_a_folder_without_a_tokenizer_is_one_error(tmp_path: Path) -> None:
 
 
 def test_a_model_with_more_logits_than_tokens(tmp_path: Path) -> None:
-    config = transformers.Qwen2Config(**{**LLAMA_LIKE, "vocab_size": 4200})
+    config = transformers.Qwen2Config(**{**LLAMA, "vocab_size": 4200})
     llm = nc.LLM(folder_of(tmp_path, config))
     wide = nc.SamplingParams(temperature=100.0, seed=0, max_tokens=50, ignore_eos=True)
     output = llm.generate("The", wide)[0].outputs[0]
@@ -123,7 +111,7 @@ def test_tokenizers_without_tokenizer_json_are_converted(tmp_path: Path) -> None
 
 
 def test_a_metaspace_tokenizer_streams_the_decoded_text(tmp_path: Path) -> None:
-    folder_of(tmp_path, transformers.LlamaConfig(**{**LLAMA_LIKE, "vocab_size": 600}))
+    folder_of(tmp_path, transformers.LlamaConfig(**{**LLAMA, "vocab_size": 600}))
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
     tokenizer.decoder = tokenizers.decoders.Sequence(

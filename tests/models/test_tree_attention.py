@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from test_attention import attended
 from toy_models import PagedToy, Toy
 
-from nucleate.models import paged_attention
+from nucleate.models import cpu_operations
 from nucleate.models.batched_llama import BatchedLlama, compiled
-from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.loader import runner_of
 from nucleate.models.numpy_llama import Llama
 from nucleate.models.paged_cache import (
     MAX_TREE_TOKENS,
@@ -98,11 +98,11 @@ def test_the_kernel_attends_along_branches(case: dict[str, Any]) -> None:
     queries = rng.standard_normal((packing.size, heads, size), np.float32)
     new = [np.concatenate([old[i][part.start :] for old, part in zip(olds, parts, strict=True)]) for i in (0, 1)]
     out = np.full((packing.size, heads, size), 7, np.float32)
-    before, paged_attention.MIN_BYTES = paged_attention.MIN_BYTES, 0
+    before, cpu_operations.MIN_BYTES = cpu_operations.MIN_BYTES, 0
     try:
-        paged_attention.decode_attention(queries, *new, pool, packing, rule, out, case["threads"])
+        cpu_operations.decode_attention(queries, *new, pool, packing, rule, out, case["threads"])
     finally:
-        paged_attention.MIN_BYTES = before
+        cpu_operations.MIN_BYTES = before
     at = 0
     for part, (old_keys, old_values) in zip(parts, olds, strict=True):
         parents, base = part.parents or [], part.stop - len(part.parents or [])
@@ -181,11 +181,6 @@ def tree_and_branches(make: Any, size: int, seed: int, nodes: int, chunk: int = 
     logits(reference, accepted[:-1], first, 0, key=1)
     follows = [logits(each, accepted, len(accepted) - 1, 1, key=key)[0] for key, each in enumerate((runner, reference))]
     return [*ours, follows[0]], [*separate, follows[1]]
-
-
-@pytest.fixture(scope="module")
-def model() -> Llama:
-    return Llama(EMBEDDED)
 
 
 @pytest.mark.parametrize("seed", [0, 2, 3, 5, 6, 10])
@@ -271,59 +266,23 @@ def test_models_without_weights(seed: int) -> None:
     np.testing.assert_array_equal(np.stack(ours), np.stack(separate))
 
 
-ONE = dict(
-    vocab_size=199, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=128, initializer_range=0.2, bos_token_id=0, eos_token_id=1,
-    pad_token_id=0,
-)  # fmt: skip
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama": ("LlamaConfig", ONE),
-    "windows": ("MistralConfig", dict(ONE, sliding_window=7)),
-    "soft caps": ("Gemma2Config", dict(ONE, head_dim=16, sliding_window=7, attn_logit_softcapping=5.0)),
-    "sinks": (
-        "GptOssConfig",
-        dict(ONE, head_dim=16, sliding_window=7, num_local_experts=4, num_experts_per_tok=2),
-    ),
-    "learned positions": (
-        "GPT2Config",
-        dict(vocab_size=199, n_embd=64, n_layer=2, n_head=4, n_positions=128, initializer_range=0.2),
-    ),
-}
+MODELS = ("llama", "mistral", "gemma2", "gpt-oss", "gpt2")
+"""With windows, soft caps, sinks and learned positions."""
 
 
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def of_transformers(name: str) -> Any:
-    torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
-    transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
-    from nucleate.models.transformers.transformers_model import TransformersModel
-
-    torch.manual_seed(0)
-    kind, values = MODELS[name]
-    made = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**values))
-    for key, weight in made.named_parameters():
-        if key.endswith("sinks"):
-            torch.nn.init.normal_(weight, std=2.0)
-    return TransformersModel.of(made)
-
-
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("one_torch_thread")
 @pytest.mark.parametrize(
     ("name", "compiled"),
-    [*((name, True) for name in MODELS), ("llama", False), ("windows", False), ("soft caps", False), ("sinks", False)],
+    [*((name, True) for name in MODELS), *((name, False) for name in MODELS[:-1])],
 )
 @pytest.mark.fast_cases(3)
 def test_models_of_transformers(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="needs the extra 'torch'")
+    from test_batched_transformers import PACKED, batched_model, model_of
+
     if not compiled:
-        monkeypatch.setattr("nucleate.models.transformers.batched_model.has_kernel", lambda device, dtype: False)
-    runner = runner_of(of_transformers(name), 8 << 20)
+        monkeypatch.setattr(batched_model, "has_kernel", lambda device, dtype: False)
+    runner = runner_of(model_of(*PACKED[name]), 8 << 20)
     assert runner.paged, runner.unbatched_reason
     assert runner.tree_attention
     for seed, (nodes, chunk) in enumerate([(6, 1), (3, 9), (5, 0)]):

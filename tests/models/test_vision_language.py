@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,11 @@ from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK
 from nucleate.models.transformers.transformers_model import TransformersModel
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
+
+from random_models import greedy  # noqa: E402
 
 TEXT: dict[str, Any] = dict(
     vocab_size=199, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -46,25 +48,21 @@ FOLDERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def save(name: str, folder: Path) -> Any:
     prefix, text, vision = FOLDERS[name]
     torch.manual_seed(0)
     config = getattr(transformers, f"{prefix}Config")(text_config={**TEXT, **text}, vision_config=vision)
-    model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config).eval()
+    model = randomized(getattr(transformers, f"{prefix}ForConditionalGeneration")(config))
+    model.save_pretrained(folder)
+    return model
+
+
+def randomized(model: Any) -> Any:
     with torch.no_grad():
         for parameter, weight in model.named_parameters():
             if weight.dim() > 1:
                 weight.normal_(std=0.02 if "embed" in parameter else 0.2)
-    model.save_pretrained(folder)
-    return model
+    return model.eval()
 
 
 @pytest.mark.fast_cases(2)
@@ -78,12 +76,7 @@ def test_texts_equal_generate(name: str, tmp_path: Path) -> None:
         driver.add(random.integers(3, 199, length).tolist())
     driver.run(8)
     for one in driver.sequences:
-        given = torch.tensor([one.ids[: one.prompt]])
-        out = stock.generate(
-            given, attention_mask=torch.ones_like(given), max_new_tokens=len(one.ids) - one.prompt, do_sample=False,
-            eos_token_id=-1, pad_token_id=0,
-        )  # fmt: skip
-        assert one.ids == out[0].tolist()
+        assert one.ids[one.prompt :] == greedy(stock, one.ids[: one.prompt], len(one.ids) - one.prompt)
 
 
 def test_a_model_that_needs_an_image_is_an_error_at_load(tmp_path: Path) -> None:
@@ -106,11 +99,7 @@ def test_a_bidirectional_prompt_is_recomputed_without_its_output() -> None:
     """The tokens of a PaliGemma prompt attend to all of it, those of the output only to what is before them."""
     torch.manual_seed(0)
     config = transformers.PaliGemmaConfig(text_config={**TEXT, "vocab_size": 4096}, vision_config=VISION)
-    model = transformers.PaliGemmaForConditionalGeneration(config).eval()
-    with torch.no_grad():
-        for parameter, weight in model.named_parameters():
-            if weight.dim() > 1:
-                weight.normal_(std=0.02 if "embed" in parameter else 0.2)
+    model = randomized(transformers.PaliGemmaForConditionalGeneration(config))
     llm = nc.LLM(model, EMBEDDED, kv_cache_memory=6 * BLOCK * TransformersModel.of(model).token_bytes)
     engine, random = llm.new_engine(), np.random.default_rng(1)
     prompts = [random.integers(3, 199, length).tolist() for length in (9, 20, 14)]
@@ -122,9 +111,4 @@ def test_a_bidirectional_prompt_is_recomputed_without_its_output() -> None:
             outputs[output.request_id] += output.chunk.token_ids
     assert engine.stats.num_preemptions > 0
     for name, prompt in zip(names, prompts, strict=True):
-        given = torch.tensor([prompt])
-        out = model.generate(
-            input_ids=given, attention_mask=torch.ones_like(given), max_new_tokens=24, do_sample=False, eos_token_id=-1,
-            pad_token_id=0,
-        )  # fmt: skip
-        assert outputs[name] == out[0, len(prompt) :].tolist()
+        assert outputs[name] == greedy(model, prompt, 24)

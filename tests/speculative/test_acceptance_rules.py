@@ -7,15 +7,12 @@ import inspect
 import numpy as np
 import pytest
 
-from nucleate.sampling import noise
 from nucleate.speculative import acceptance
 from nucleate.speculative.acceptance import (
     RULES,
     AcceptanceResult,
-    acceptance_uniforms,
     block,
     rejection,
-    residual_uniform,
     typical,
 )
 from nucleate.speculative.draft import ROOT, Draft
@@ -47,9 +44,7 @@ def test_block_by_hand():
     assert block(P, more, [LAST, LAST], 0.5) == AcceptanceResult((0, 1), 1)
     down = Draft((0, 0), distributions=(Q, Q))  # weights 1, 0.5
     assert block(P, down, [LAST, 0.51], 0.5) == AcceptanceResult((0,), 2)
-    half = Draft(
-        (2, 0), distributions=(Q, np.array([0.9, 0.1, 0.0]))
-    )  # weights 0.4, 0.0444; over: (0, 0, 0.32): 0.32 / 0.92
+    half = Draft((2, 0), distributions=(Q, np.array([0.9, 0.1, 0.0])))  # weights 0.4, 0.0444; over: 0.32 / 0.92
     assert block(P, half, [0.347, 0.05], 0.5) == AcceptanceResult((0,), 2)
     assert block(P, half, [0.349, 0.05], 0.5) == AcceptanceResult((), 0)
     other = Draft((2, 1), distributions=(Q, np.array([0.02, 0.9, 0.08])))  # over: (0.02, 0, 0.24), and 0.26 / 0.86
@@ -68,28 +63,19 @@ def test_siblings_by_hand():
     assert rejection(rows, tree, [0.21, 0.38, 0, 0], 0.99) == AcceptanceResult((), 0)
     assert rejection(rows, tree, [0.21, 0.37, 0.11, 0.12], 0.3) == AcceptanceResult((1,), 2)
     assert rejection(rows, tree, [0.21, 0.37, 0.11, 0.11], 0.3) == AcceptanceResult((1, 3), 1)  # 0.1 of 0.9
-    twice = Draft((2, 2), (ROOT, ROOT))
-    assert rejection(rows, twice, [0.21, 0.0], 0.0) == AcceptanceResult(
-        (), 0
-    )  # a repeated sibling does not become more likely
+    twice = Draft((2, 2), (ROOT, ROOT))  # a repeated sibling does not become more likely
+    assert rejection(rows, twice, [0.21, 0.0], 0.0) == AcceptanceResult((), 0)
 
 
 def test_typical_by_hand():
     flat, sharp = np.full(10, 0.1), np.array([0.91, *[0.01] * 9])
-    assert typical([flat, sharp, sharp], Draft((3, 0)), [], 0.0) == AcceptanceResult(
-        (0, 1), 0
-    )  # 0.09 exp(-2.3) is little
-    assert typical([sharp, flat, flat], Draft((3, 0)), [], 0.95) == AcceptanceResult(
-        (), 4
-    )  # 0.01 is below 0.09 exp(-0.5)
-    assert typical([sharp] * 3, Draft((3, 0)), [], 0.0, posterior_threshold=0.009) == AcceptanceResult((0, 1), 0)
-    assert typical([sharp] * 3, Draft((3, 0)), [], 0.0, posterior_alpha=0.01) == AcceptanceResult((0, 1), 0)
-    assert typical(
-        [[0.25, 0.75], [1, 0]], Draft((0,)), [], 0.9, posterior_threshold=0.25, posterior_alpha=9.0
-    ) == AcceptanceResult((), 1)  # no more
-    assert typical(
-        [[0.26, 0.74], [1, 0]], Draft((0,)), [], 0.9, posterior_threshold=0.25, posterior_alpha=9.0
-    ) == AcceptanceResult((0,), 0)
+    chain, both = Draft((3, 0)), AcceptanceResult((0, 1), 0)
+    assert typical([flat, sharp, sharp], chain, [], 0.0) == both  # 0.09 exp(-2.3) is little
+    assert typical([sharp, flat, flat], chain, [], 0.95) == AcceptanceResult((), 4)  # 0.01 is below 0.09 exp(-0.5)
+    assert typical([sharp] * 3, chain, [], 0.0, posterior_threshold=0.009) == both
+    assert typical([sharp] * 3, chain, [], 0.0, posterior_alpha=0.01) == both
+    for p, result in ((0.25, AcceptanceResult((), 1)), (0.26, AcceptanceResult((0,), 0))):  # more than the threshold
+        assert typical([[p, 1 - p], [1, 0]], Draft((0,)), [], 0.9, 0.25, 9.0) == result
     tree = Draft((3, 0, 0, 0, 1), (ROOT, ROOT, 0, 1, 1))
     assert typical([sharp] * 6, tree, [], 0.0) == AcceptanceResult((1, 3), 0)
     assert typical([flat] * 6, tree, [], 0.0) == AcceptanceResult((0, 2), 0)  # the first of the longest
@@ -165,9 +151,8 @@ def test_invalid_draft_distributions_end_the_draft(name, distribution):
     assert rejection(P[[0, 1, 1]], siblings, [0.9, 0.0], 0.99) == AcceptanceResult((), 2)
     assert rejection(P[[0, 1, 1]], siblings, [0.9, 0.0], 0.0) == AcceptanceResult((), 0)
     first = Draft((1, 2), (ROOT, ROOT), (np.array(distribution, float), None))
-    assert rejection(P[[0, 1, 1]], first, [0.0, 0.0], 0.4) == AcceptanceResult(
-        (), 0
-    )  # later draft tokens are conditional on this one
+    # later draft tokens are conditional on this one
+    assert rejection(P[[0, 1, 1]], first, [0.0, 0.0], 0.4) == AcceptanceResult((), 0)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -218,29 +203,10 @@ def test_target_rows_are_read_lazily():
             self.seen.append(row)
             return P[0]
 
-    for rule, seen in ((rejection, [0]), (typical, [0])):
+    for rule, more in ((rejection, ()), (typical, (1.0, 9.0))):
         rows = RecordingRows()
-        rule(rows, Draft((2, 2, 2)), [0.9] * 3, 0.5) if rule is rejection else rule(
-            rows, Draft((2, 2)), [], 0, 1.0, 9.0
-        )
-        assert sorted(set(rows.seen)) == seen
-
-
-def test_verification_noise():
-    uniforms, last = acceptance_uniforms, residual_uniform
-    assert np.array_equal(uniforms(5, 2**40, 3), noise.uniform(5, 2**40, noise.ACCEPT, np.arange(3)))
-    assert np.array_equal(uniforms(5, 1, 9)[:4], uniforms(5, 1, 4))  # whatever the length of the draft
-    assert len(uniforms(5, 1, 0)) == 0
-    assert last(5, 2) == noise.uniform(5, 2, noise.RESIDUAL, np.zeros(1, int))[0]
-    numbers = [
-        *uniforms(5, 1, 3),
-        *uniforms(5, 2, 3),
-        *uniforms(6, 1, 3),
-        last(5, 1),
-        last(5, 2),
-    ]
-    assert len(set(numbers)) == len(numbers)
-    assert 0 < min(numbers) <= max(numbers) < 1
+        rule(rows, Draft((2, 2, 2)), [0.9] * 3, 0.5, *more)
+        assert set(rows.seen) == {0}
 
 
 def test_all_rules_are_tested():

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_proposers import draft_of
 
+from nucleate.speculative import adaptive_proposer
 from nucleate.speculative.adaptive_measurements import (
     BASELINE_INTERVAL,
     BASELINE_STEPS,
@@ -63,84 +64,14 @@ def append_tokens(ids, count):
     ids += range(len(ids), len(ids) + count)
 
 
-def rate(chance, slope, sequences=1, steps=400, drafting=0.0, having=0.0, seed=3):
-    """Tokens per second, and the number of draft tokens of each step. A step takes 1 + slope per token, +- 5%."""
-    rng, now = random.Random(seed), 0
-    proposer = AdaptiveProposer(eager := Eager(lambda: chance(now)))
-    eager.rng.seed(seed)
-    states = [DraftContext(key, [0]) for key in range(sequences)]
-    written, seconds, drafted, rest, rested = 0, 0.0, [], 0, 0
-    for step in range(steps):
-        now = step
-        if rest:  # the engine does not ask
-            for state in states:
-                append_tokens(state.token_ids, 1)
-            written, seconds = written + sequences, seconds + (1 + slope * sequences) * rng.uniform(0.95, 1.05)
-            drafted.append(0)
-            rest, rested = rest - 1, rested + 1
-            continue
-        drafts = proposer.propose(states, [MOST] * sequences) if proposer.active() else [Draft()] * sequences
-        more = 0
-        for state, draft in zip(states, drafts, strict=True):
-            accepted = num_matching_tokens(draft, range(1 << 30), len(state.token_ids))
-            if draft:
-                proposer.accepted(state.key, accepted)
-            append_tokens(state.token_ids, accepted + 1)
-            more += accepted + 1
-        count = sum(map(len, drafts))
-        took = (1 + slope * (count + sequences)) * rng.uniform(0.95, 1.05) + drafting * count + having * (count > 0)
-        proposer.end_step(sequences, count + sequences, took, rested)
-        rest, rested = proposer.rest, 0
-        written, seconds = written + more, seconds + took
-        drafted.append(count)
-    return written / seconds, drafted
-
-
-def fixed_rates(chance, slope, sequences, drafting, having):
-    """The mean tokens per second for each fixed draft length."""
-    return [
-        sequences
-        * sum(chance**i for i in range(k + 1))
-        / (1 + slope * sequences * (k + 1) + drafting * sequences * k + having * (k > 0))
-        for k in range(MOST + 1)
-    ]
-
-
-@pytest.mark.fast_cases(2)
-@pytest.mark.parametrize("sequences", [1, 6])
-@pytest.mark.parametrize("slope", [0.02, 0.2, 0.5])
-@pytest.mark.parametrize(("drafting", "having"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3)])
-def test_throughput_is_near_the_optimum_and_never_much_below_no_drafts(sequences, slope, drafting, having):
-    for chance in (0.0, 0.3, 0.6, 0.8, 0.95, 1.0):
-        fixed = fixed_rates(chance, slope, sequences, drafting, having)
-        given = dict(drafting=drafting, having=having)
-        runs = [rate(lambda step, chance=chance: chance, slope, sequences, seed=seed, **given) for seed in range(3)]
-        assert min(found for found, _ in runs) >= 0.96 * fixed[0]
-        assert np.mean([found for found, _ in runs]) >= 0.87 * max(fixed)
-        if chance == 0:
-            assert all(sum(drafted) * slope < 0.03 * len(drafted) * sequences for _, drafted in runs)
-
-
-def test_adapts_when_acceptance_changes():
-    _, drafted = rate(lambda step: float(200 <= step < 400), 0.05, steps=600)
-    assert sum(drafted[100:200]) < 30
-    assert np.mean(drafted[300:400]) > 6
-    assert sum(drafted[450:600]) < 40
-    assert next(step for step in range(200, 400) if drafted[step] >= 4) < 260
-
-
 @pytest.mark.parametrize("chance", [0.0, 1.0])
 def test_new_sequences_start_with_shared_acceptance_rates(chance):
     """A new sequence starts with the acceptance rates of the earlier ones."""
     proposer = AdaptiveProposer(Eager(lambda: chance))
     for key in range(6):
-        ids = [0]
+        state = DraftContext(key, [0])
         for _ in range(20):
-            count = len(draft_of(proposer, DraftContext(key, ids), MOST))
-            accepted = int(count * chance)
-            proposer.accepted(key, accepted)
-            append_tokens(ids, accepted + 1)
-            proposer.end_step(1, 1 + count, 1 + 0.1 * count)
+            one_step(proposer, state, cost=0.1)
         proposer.forget(key)
     count = len(draft_of(proposer, DraftContext(99, [0]), MOST))
     assert count >= 6 if chance else count <= 1
@@ -169,6 +100,17 @@ def test_calls_are_forwarded_to_the_proposer():
     assert not proposer._rates
 
 
+def one_step(proposer, state, most=MOST, cost=0.0, having=0.0):
+    """A step of a single sequence: its draft, which is verified. A step takes 1 + cost per token + having a draft."""
+    draft = draft_of(proposer, state, most) if proposer.active() else Draft()
+    accepted = num_matching_tokens(draft, range(1 << 30), len(state.token_ids))
+    if draft:
+        proposer.accepted(state.key, accepted)
+    append_tokens(state.token_ids, accepted + 1)
+    proposer.end_step(1, 1 + len(draft), 1.0 + cost * len(draft) + having * bool(draft))
+    return len(draft)
+
+
 def steps(proposer, token_cost):
     """Record steps in which each token costs ``token_cost`` of a step."""
     for drafted in (1, 9) * 20:
@@ -178,30 +120,11 @@ def steps(proposer, token_cost):
     assert proposer.costs.token_cost(1) == pytest.approx(token_cost, rel=0.1)
 
 
-def test_unprofitable_drafts_become_shadow_drafts():
-    inner = Eager(lambda: 0.0)
-    proposer, ids = AdaptiveProposer(inner), [0]
-    steps(proposer, 1.0)
-    for _ in range(20):
-        assert not draft_of(proposer, DraftContext(0, ids), MOST)
-        append_tokens(ids, 1)
-        proposer.end_step(1, 1, 1.0)
-    assert inner.requested == [MAX_SHADOW_TOKENS] * 20
-    assert inner.accepted_counts == [(0, 0)] * 20  # no draft was verified
-    assert proposer._rates[0]._counts.verified[0] > 5
-    assert sum(proposer._rates[0]._counts.accepted) == 0
-
-
 def test_correct_shadow_drafts_lead_to_verified_drafts():
     inner = Eager()
-    proposer, ids, drafted = AdaptiveProposer(inner), [0], []
+    proposer, state = AdaptiveProposer(inner), DraftContext(0, [0])
     steps(proposer, 0.5)
-    for _ in range(60):
-        draft = draft_of(proposer, DraftContext(0, ids), MOST)
-        proposer.accepted(0, len(draft))
-        drafted.append(len(draft))
-        append_tokens(ids, len(draft) + 1)
-        proposer.end_step(1, 1 + len(draft), 1.0 + 0.5 * len(draft))
+    drafted = [one_step(proposer, state, cost=0.5) for _ in range(60)]
     assert drafted[:MAX_SHADOW_TOKENS] == [0] * MAX_SHADOW_TOKENS
     assert np.mean(drafted[30:]) > 5
 
@@ -212,7 +135,7 @@ class Slow(Eager):
     def __init__(self, monkeypatch, seconds, chance=lambda: 0.0):
         super().__init__(chance)
         self.seconds, self.clock = seconds, 0.0
-        monkeypatch.setattr("nucleate.speculative.adaptive_proposer.perf_counter", lambda: self.clock)
+        monkeypatch.setattr(adaptive_proposer, "perf_counter", lambda: self.clock)
 
     def propose(self, states, counts):
         self.clock += self.seconds
@@ -227,6 +150,19 @@ def run_without_drafts(proposer, states, count):
         for state in states:
             append_tokens(state.token_ids, 1)
         proposer.end_step(len(states), len(states), 1.0)
+
+
+def test_unprofitable_drafts_become_shadow_drafts(monkeypatch):
+    proposer, ids = AdaptiveProposer(inner := Slow(monkeypatch, 0.0)), [0]
+    steps(proposer, 1.0)
+    for _ in range(20):
+        assert not draft_of(proposer, DraftContext(0, ids), MOST)
+        append_tokens(ids, 1)
+        proposer.end_step(1, 1, 1.0)
+    assert inner.requested == [MAX_SHADOW_TOKENS] * 20
+    assert inner.accepted_counts == [(0, 0)] * 20  # no draft was verified
+    assert proposer._rates[0]._counts.verified[0] > 5
+    assert sum(proposer._rates[0]._counts.accepted) == 0
 
 
 def test_shadow_drafts_take_a_small_share_of_the_time(monkeypatch):
@@ -338,23 +274,18 @@ def test_profitable_drafts_continue_without_shadow_time():
 def test_drafting_resumes_when_acceptance_improves(chance):
     """Half of the draft tokens are correct and a step takes three times as long. Then all of them are correct."""
     now = 0.5
-    proposer, ids, drafted = AdaptiveProposer(Eager(lambda: now)), [0], []
+    proposer, state, drafted = AdaptiveProposer(Eager(lambda: now)), DraftContext(0, [0]), []
     for step in range(800):
         if step == 600:
             now = chance
-        draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.active() else Draft()
-        accepted = num_matching_tokens(draft, range(1 << 20), len(ids))
-        proposer.accepted(0, accepted)
-        append_tokens(ids, accepted + 1)
-        proposer.end_step(1, 1 + len(draft), 1.0 + 2.0 * bool(draft))
-        drafted.append(len(draft))
+        drafted.append(one_step(proposer, state, 4, having=2.0))
     assert sum(drafted[200:600]) < 40
     assert (sum(drafted[600:]) > 200) is (chance == 1)
 
 
 def test_overspent_shadow_time_is_capped(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("nucleate.speculative.adaptive_proposer.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(adaptive_proposer, "perf_counter", lambda: clock[0])
     proposer, state = AdaptiveProposer(Eager(lambda: 0.0)), DraftContext(0, [0])
     steps(proposer, 1.0)
     proposer.propose([state], [MOST])
@@ -478,14 +409,7 @@ def test_first_step_with_drafts_is_ignored(plain, compiling):
     for _ in range(plain):
         proposer.end_step(1, 1, 1.0)
     for _ in range(20):
-        draft = draft_of(proposer, state, MOST) if proposer.active() else Draft()
-        accepted = num_matching_tokens(draft, range(1 << 30), len(state.token_ids))
-        if draft:
-            proposer.accepted(0, accepted)
-        append_tokens(state.token_ids, accepted + 1)
-        took = 1 + 0.02 * len(draft) + compiling * (len(draft) > 0 and not any(drafted))
-        proposer.end_step(1, 1 + len(draft), took)
-        drafted.append(len(draft))
+        drafted.append(one_step(proposer, state, cost=0.02, having=0.0 if any(drafted) else compiling))
     assert sum(drafted[-10:]) > 6 * MOST
 
 
@@ -517,14 +441,10 @@ def test_new_sequences_get_drafts_if_drafts_paid(pays):
     """Also without time left for shadow drafts; hidden states are passed from the first token on."""
     inner = Eager(lambda: float(pays))
     inner.layers = (1,)
-    proposer, ids = AdaptiveProposer(inner), [0]
+    proposer, state = AdaptiveProposer(inner), DraftContext(0, [0])
     steps(proposer, 0.1 if pays else 1.0)
     for _ in range(40):
-        draft = draft_of(proposer, DraftContext(0, ids), 4) if proposer.active() else Draft()
-        accepted = num_matching_tokens(draft, range(1 << 20), len(ids))
-        proposer.accepted(0, accepted)
-        append_tokens(ids, accepted + 1)
-        proposer.end_step(1, 1 + len(draft), 1.0 + 0.1 * len(draft))
+        one_step(proposer, state, 4, cost=0.1)
     proposer.forget(0)
     assert not proposer.propose([], [])  # nothing is running
     proposer._shadow_budget.seconds = -1.0
@@ -567,16 +487,9 @@ def test_a_delayed_step_does_not_count_as_the_time_without_drafts():
 
 def test_a_slow_draft_method_is_not_verified_before_it_is_measured(monkeypatch):
     """A shadow draft comes first. It takes three steps, so that even four accepted tokens gain little."""
-    proposer, verified = AdaptiveProposer(inner := Slow(monkeypatch, 4.0, lambda: 1.0)), 0
-    state = DraftContext(0, [0])
-    for _ in range(2000):
-        draft = draft_of(proposer, state, 4) if proposer.active() else Draft()
-        verified += len(draft)
-        proposer.accepted(0, len(draft))
-        append_tokens(state.token_ids, 1 + len(draft))
-        proposer.end_step(1, 1 + len(draft), 1.0)
+    proposer, state = AdaptiveProposer(inner := Slow(monkeypatch, 4.0, lambda: 1.0)), DraftContext(0, [0])
+    assert not any(one_step(proposer, state, 4) for _ in range(2000))
     assert len(inner.requested) > 1
-    assert verified == 0
 
 
 def test_rest_lasts_until_the_next_shadow_draft(monkeypatch):
@@ -676,3 +589,27 @@ def test_drafts_with_another_number_of_sequences():
     assert any(proposer.propose(states, [MOST] * 3))
     proposer.end_step(3, 9, 1.3)
     assert not proposer.active() or not any(proposer.propose(states, [MOST] * 3))
+
+
+class ThreeSiblings(Eager):
+    """Three siblings at each of four depths; the second one is correct up to a depth."""
+
+    def draft(self, start, count):
+        parents = [-1 if depth == 0 else 3 * depth - 2 for depth in range(4) for _ in range(3)]
+        return Draft(tuple(range(12))[:count], tuple(parents)[:count])
+
+
+@pytest.mark.parametrize("right", [0, 1, 2, 4])
+def test_adaptive_trees_are_truncated(right):
+    """All tokens are requested, and each depth costs three."""
+    proposer = AdaptiveProposer(made := ThreeSiblings(), trees=True)
+    depths = []
+    for _ in range(60):
+        [draft] = proposer.propose([DraftContext(7, [1, 2, 3])], [12])
+        depths.append(draft.depth)
+        assert len(draft) == 3 * draft.depth
+        proposer.accepted(7, min(right, draft.depth))
+        proposer.end_step(1, 1 + len(draft), 1.0 + 0.05 * len(draft))
+    assert proposer._tokens_per_depth == pytest.approx(3.0, abs=0.1) or not right
+    assert max(made.requested) == 12
+    assert max(depths[-20:]) == right or (right == 0 and max(depths[-20:]) <= 1)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
+from nucleate.speculative import adaptive_proposer
 from nucleate.speculative.adaptive_measurements import num_matching_tokens
 from nucleate.speculative.adaptive_proposer import AdaptiveProposer
 from nucleate.speculative.draft import Draft, DraftContext
@@ -22,7 +25,7 @@ class Scenario:
     ``noise``, and takes three times as long in a share ``delayed`` of the steps.
     """
 
-    chance: float  #: that a draft token is accepted, if all before it are
+    chance: float | Callable[[int], float]  #: that a draft token is accepted, if all before it are; by the step
     empty: float  #: share of empty proposals
     slope: float
     method: float
@@ -31,6 +34,7 @@ class Scenario:
     delayed: float
     sequences: int
     length: int  #: of a sequence
+    drafting: float = 0.0  #: how much longer a step takes for a draft token than for another one
 
     @staticmethod
     def of(rng: random.Random) -> Scenario:
@@ -51,7 +55,7 @@ class Scenario:
         plain, speedups = 1 + self.slope * self.sequences, [1.0]
         for length in range(1, MOST + 1):
             tokens = self.empty + (1 - self.empty) * sum(self.chance**i for i in range(length + 1))
-            more = (1 - self.empty) * (self.slope * length * self.sequences + self.having)
+            more = (1 - self.empty) * ((self.slope + self.drafting) * length * self.sequences + self.having)
             speedups.append(tokens * plain / (plain + more + self.method))
         return max(speedups)
 
@@ -62,7 +66,7 @@ class Method:
     layers = ()
 
     def __init__(self, scenario: Scenario, rng: random.Random) -> None:
-        self.scenario, self.rng, self.clock, self.load = scenario, rng, 0.0, 1.0
+        self.scenario, self.rng, self.clock, self.load, self.step = scenario, rng, 0.0, 1.0, 0
 
     def propose(self, contexts: list[DraftContext], counts: list[int]) -> list[Draft]:
         self.clock += self.scenario.method * self.load
@@ -71,24 +75,25 @@ class Method:
     def _draft(self, start: int, count: int) -> Draft:
         if self.rng.random() < self.scenario.empty:
             return Draft()
-        return Draft(
-            tuple(i if self.rng.random() < self.scenario.chance else WRONG for i in range(start, start + count))
-        )
+        chance = self.scenario.chance(self.step) if callable(self.scenario.chance) else self.scenario.chance
+        return Draft(tuple(i if self.rng.random() < chance else WRONG for i in range(start, start + count)))
 
     def accepted(self, key: int, count: int) -> None: ...
     def forget(self, key: int, output_ids: object = ()) -> None: ...
 
 
-def speedup(scenario: Scenario, rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> float:
-    """The tokens per second of an engine with adaptive speculation, divided by those without."""
-    method = Method(scenario, rng)
-    monkeypatch.setattr("nucleate.speculative.adaptive_proposer.perf_counter", lambda: method.clock)
+def simulate(
+    scenario: Scenario, rng: random.Random, monkeypatch: pytest.MonkeyPatch, steps: int = STEPS
+) -> tuple[float, list[int]]:
+    """The speedup of an engine with adaptive speculation, and the number of draft tokens of each step."""
+    method, numbers = Method(scenario, rng), []
+    monkeypatch.setattr(adaptive_proposer, "perf_counter", lambda: method.clock)
     proposer = AdaptiveProposer(method)
     contexts = [DraftContext(key, [0], 1) for key in range(scenario.sequences)]
     next_key = count = scenario.sequences
     tokens = rest = rested = 0
     plain = 1 + scenario.slope * count
-    for _ in range(STEPS):
+    for method.step in range(steps):
         noise = rng.uniform(1 - scenario.noise, 1 + scenario.noise)
         method.load = noise * (3 if rng.random() < scenario.delayed else 1)
         begin, drafts = method.clock, [Draft()] * count
@@ -102,7 +107,10 @@ def speedup(scenario: Scenario, rng: random.Random, monkeypatch: pytest.MonkeyPa
             context.token_ids.extend(range(start, start + accepted + 1))
             tokens += accepted + 1
         drafted = sum(map(len, drafts))
-        method.clock += (plain + scenario.slope * drafted + scenario.having * (drafted > 0)) * method.load
+        numbers.append(drafted)
+        method.clock += (
+            plain + (scenario.slope + scenario.drafting) * drafted + scenario.having * (drafted > 0)
+        ) * method.load
         if rest:
             rest, rested = rest - 1, rested + 1
         else:
@@ -113,7 +121,7 @@ def speedup(scenario: Scenario, rng: random.Random, monkeypatch: pytest.MonkeyPa
                 proposer.forget(context.key, context.token_ids[1:])
                 contexts[index], next_key, rest = DraftContext(next_key, [0], 1), next_key + 1, 0
                 proposer.sequence_started()
-    return tokens / count * plain * (1 + 2 * scenario.delayed) / method.clock
+    return tokens / count * plain * (1 + 2 * scenario.delayed) / method.clock, numbers
 
 
 @pytest.mark.fast_cases(1)
@@ -122,8 +130,33 @@ def test_speedup_in_random_scenarios(first: int, monkeypatch: pytest.MonkeyPatch
     for seed in range(first, first + 20):
         rng = random.Random(seed)
         scenario = Scenario.of(rng)
-        found, best = speedup(scenario, rng, monkeypatch), scenario.best_speedup()
+        (found, _), best = simulate(scenario, rng, monkeypatch), scenario.best_speedup()
         assert found > 0.96, (seed, scenario)
         assert found > 0.45 * best, (seed, scenario)
         if scenario.method <= 0.2 and scenario.empty == scenario.delayed == 0 and best > 1.5:
             assert found > 0.6 * best, (seed, scenario)
+
+
+@pytest.mark.fast_cases(2)
+@pytest.mark.parametrize("sequences", [1, 6])
+@pytest.mark.parametrize("slope", [0.02, 0.2, 0.5])
+@pytest.mark.parametrize(("drafting", "having"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3)])
+def test_speedup_is_near_the_optimum(
+    sequences: int, slope: float, drafting: float, having: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for chance in (0.0, 0.3, 0.6, 0.8, 0.95, 1.0):
+        scenario = Scenario(chance, 0.0, slope, 0.0, having, 0.05, 0.0, sequences, 1 << 20, drafting)
+        runs = [simulate(scenario, random.Random(seed), monkeypatch, 400) for seed in range(3)]
+        assert min(found for found, _ in runs) >= 0.96
+        assert np.mean([found for found, _ in runs]) >= 0.87 * scenario.best_speedup()
+        if chance == 0:
+            assert all(sum(drafted) * slope < 0.03 * len(drafted) * sequences for _, drafted in runs)
+
+
+def test_adapts_when_acceptance_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    scenario = Scenario(lambda step: float(200 <= step < 400), 0.0, 0.05, 0.0, 0.0, 0.05, 0.0, 1, 1 << 20)
+    _, drafted = simulate(scenario, random.Random(3), monkeypatch, 600)
+    assert sum(drafted[100:200]) < 30
+    assert np.mean(drafted[300:400]) > 0.75 * MOST
+    assert sum(drafted[450:600]) < 40
+    assert next(step for step in range(200, 400) if drafted[step] >= 4) < 260

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import random
 import time
 
 import numpy as np
@@ -23,10 +24,20 @@ from nucleate.speculative.draft import (
     normalize,
     sample_inverse_cdf,
     sample_without_replacement,
+    select_nodes,
+    truncate,
 )
-from nucleate.speculative.lookup_arrays import CONTINUED, COUNT, NUM_STATES, SYMBOL, CountingAutomaton
 from nucleate.speculative.ngram import NgramProposer
-from nucleate.speculative.suffix import MAX_CACHED_TOKENS, RecentOutputs, SuffixProposer
+from nucleate.speculative.suffix import (
+    CONTINUED,
+    COUNT,
+    MAX_CACHED_TOKENS,
+    NUM_STATES,
+    SYMBOL,
+    CountingAutomaton,
+    RecentOutputs,
+    SuffixProposer,
+)
 
 TEXTS = st.integers(1, 3).flatmap(lambda size: st.lists(st.integers(0, size), max_size=40))
 
@@ -65,15 +76,8 @@ def test_sampled_tokens_have_positive_weight(weights, u):
 
 def test_inverse_cdf_at_its_bounds():
     distribution = np.array([0.0, 0.25, 0.5, 0.25, 0.0])
-    assert [sample_inverse_cdf(distribution, u) for u in (0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53, 1.0)] == [
-        1,
-        1,
-        2,
-        2,
-        3,
-        3,
-        3,
-    ]
+    found = [sample_inverse_cdf(distribution, u) for u in (0.0, 0.2499, 0.25, 0.7499, 0.75, 1 - 2**-53, 1.0)]
+    assert found == [1, 1, 2, 2, 3, 3, 3]
     tenths = np.append(np.full(10, 0.1), 0.0)  # their sum is below 1
     assert sample_inverse_cdf(tenths, 1.0) == 9
 
@@ -85,10 +89,8 @@ def test_siblings_are_sampled_without_replacement():
     assert np.allclose(distributions, [distribution, [5 / 7, 0, 0, 2 / 7], [0, 0, 0, 1]])
     assert exclude_token(np.array([0.0, 1.0]), 1) is None
     uniforms = np.random.default_rng(7).random((4000, 2))
-    assert (
-        abs(np.mean([sample_without_replacement(distribution, pair)[0] == (0, 2) for pair in uniforms]) - 0.5 * 0.6)
-        < 0.04
-    )
+    share = np.mean([sample_without_replacement(distribution, pair)[0] == (0, 2) for pair in uniforms])
+    assert share == pytest.approx(0.5 * 0.6, abs=0.04)
 
 
 # the value
@@ -102,11 +104,8 @@ def test_draft_properties():
     assert tree.distribution(1)[3] == 1 / 9
     assert len(tree) == 4
     assert tree.prefix(9) is tree
-    assert (tree.prefix(2).tokens, tree.prefix(2).parents, len(tree.prefix(2).distributions)) == (
-        (5, 6),
-        (ROOT, ROOT),
-        2,
-    )
+    assert (tree.prefix(2).tokens, tree.prefix(2).parents) == ((5, 6), (ROOT, ROOT))
+    assert len(tree.prefix(2).distributions) == 2
     assert tree.prefix(0).tokens == tree.prefix(-1).tokens == ()
     chain = Draft((5, 6))
     assert chain.children() == Draft((5, 6), (ROOT, 0)).children() == {ROOT: [0], 0: [1]}
@@ -137,6 +136,64 @@ def test_draft_context_position():
     assert DraftContext(1, [4, 5, 6], 2).position == 1
 
 
+def random_tree(rng, count, sampled=False):
+    parents = tuple(rng.randrange(-1, index) if index else -1 for index in range(count))
+    distributions = tuple(rng.choice((None, np.ones(5))) for _ in range(count)) if sampled else None
+    return Draft(tuple(rng.randrange(5) for _ in range(count)), parents, distributions)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_tree_indices(seed):
+    rng = random.Random(seed)
+    draft = random_tree(rng, rng.randint(0, 12))
+    depths = draft.depths()
+    for index, parent in enumerate(draft.parent_indices()):
+        path = draft.path(index)
+        assert path[-1] == index
+        assert len(path) == depths[index] + 1
+        assert [*path[:-1]] == draft.path(parent)
+    assert draft.depth == max((len(draft.path(index)) for index in range(len(draft))), default=0)
+    assert draft.path(ROOT) == []
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_truncate_a_tree(seed):
+    """Keeps the first siblings up to a depth, and the first ``count`` of those, by node index."""
+    rng = random.Random(seed)
+    draft = random_tree(rng, rng.randint(0, 14), sampled=rng.random() < 0.5)
+    branches, depth, count = rng.randint(1, 4), rng.randint(0, 6), rng.randint(0, 14)
+    found = truncate(draft, branches, depth, count)
+    expected: list[int] = []
+    for index, parent in enumerate(draft.parent_indices()):
+        older = [each for each in draft.children()[parent] if each < index]
+        if len(older) < branches and len(draft.path(index)) <= depth and set(draft.path(index)[:-1]) <= set(expected):
+            expected.append(index)
+    expected = expected[:count]
+    assert found.tokens == tuple(draft.tokens[index] for index in expected)
+    for at, index in enumerate(expected):
+        assert [found.tokens[each] for each in found.path(at)] == [draft.tokens[each] for each in draft.path(index)]
+        assert found.distribution(at) is draft.distribution(index)
+    assert max((len(more) for more in found.children().values()), default=0) <= branches
+    assert found.depth <= depth
+    assert found.parents is None or not found.is_chain
+
+
+@pytest.mark.parametrize("parents", [None, (ROOT, 0, 1, 2, 3)])
+@pytest.mark.parametrize(("depth", "count"), [(2, 4), (4, 2), (0, 3), (3, 0), (9, 9)])
+def test_truncate_a_chain(parents, depth, count):
+    found = truncate(Draft((1, 2, 3, 4, 5), parents), 1, depth, count)
+    assert found.tokens == (1, 2, 3, 4, 5)[: min(depth, count)]
+    assert found.parents is None
+    assert truncate(found, 1, 9, 9) is found
+
+
+def test_select_all_nodes():
+    tree = Draft((1, 2, 3), (ROOT, ROOT, 0))
+    assert select_nodes(tree, [0, 1, 2]) is tree
+    assert select_nodes(Draft((1, 2), (ROOT, 0)), [0, 1]).parents is None
+    assert select_nodes(tree, [0, 2]).parents is None
+
+
 # n-grams
 
 
@@ -162,21 +219,17 @@ def test_ngram_proposer_equals_its_reference(ids, k, shortest, more, step):
         assert found.distributions is None
 
 
-def test_ngram_examples():
-    proposer = NgramProposer(3, 2)
-    assert draft_of(proposer, DraftContext(0, [1, 2, 3, 9, 1, 2, 4, 1, 2]), 2).tokens == (4, 1)  # the most recent
-    assert draft_of(proposer, DraftContext(1, [8, 1, 2, 3, 9, 1, 2, 4, 8, 1, 2]), 2).tokens == (
-        3,
-        9,
-    )  # but the longest first
-    assert draft_of(proposer, DraftContext(2, [1, 2, 1, 2, 1]), 5).tokens == (
-        2,
-        1,
-        2,
-        1,
-        2,
-    )  # a repeating text continues
-    assert draft_of(proposer, DraftContext(3, [1, 2, 3, 2]), 5).tokens == ()
+@pytest.mark.parametrize(
+    ("ids", "count", "tokens"),
+    [
+        ([1, 2, 3, 9, 1, 2, 4, 1, 2], 2, (4, 1)),  # the most recent
+        ([8, 1, 2, 3, 9, 1, 2, 4, 8, 1, 2], 2, (3, 9)),  # but the longest first
+        ([1, 2, 1, 2, 1], 5, (2, 1, 2, 1, 2)),  # a repeating text continues
+        ([1, 2, 3, 2], 5, ()),
+    ],
+)
+def test_ngram_examples(ids, count, tokens):
+    assert draft_of(NgramProposer(3, 2), DraftContext(0, ids), count).tokens == tokens
 
 
 # suffixes
@@ -264,25 +317,31 @@ def test_automaton_counts(ids, depth):
             assert automaton.states[state, CONTINUED] == sum(index + len(chunk) < len(ids) for index in indices)
 
 
-def test_suffix_examples():
+RARE = [5, *itertools.chain.from_iterable((token, 5) for token in range(10, 21))]
+
+
+@pytest.mark.parametrize(
+    ("ids", "factor", "tokens"),
+    [
+        ([1, 2, 3, 4, 1, 2], 1, (3, 4)),  # not longer than the repeat
+        ([1, 2, 3, 4, 1, 2], 2, (3, 4, 1, 2)),
+        ([1, 7, 1, 7, 1, 8, 1], 1, (7,)),  # the most frequent, not the latest
+        ([1, 7, 1, 8, 1], 1, (8,)),  # the latest of equally frequent ones
+        ([5, 6], 1, ()),
+        (RARE, 1, ()),  # each followed once in eleven occurrences
+    ],
+)
+def test_suffix_examples(ids, factor, tokens):
+    assert draft_of(SuffixProposer(max_spec_factor=factor), DraftContext(0, ids), 5).tokens == tokens
+
+
+def test_suffixes_of_finished_outputs():
     proposer = SuffixProposer()
-    assert draft_of(proposer, DraftContext(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4)  # not longer than the repeat
-    assert draft_of(SuffixProposer(max_spec_factor=2), DraftContext(0, [1, 2, 3, 4, 1, 2]), 5).tokens == (3, 4, 1, 2)
-    assert draft_of(proposer, DraftContext(1, [1, 7, 1, 7, 1, 8, 1]), 5).tokens == (
-        7,
-    )  # the most frequent, not the latest
-    assert draft_of(proposer, DraftContext(2, [1, 7, 1, 8, 1]), 5).tokens == (8,)  # the latest of equally frequent ones
-    assert draft_of(proposer, DraftContext(3, [5, 6]), 5).tokens == ()
     proposer.forget(4, [5, 6, 7, 8, 9])
     assert draft_of(proposer, DraftContext(5, [5, 6]), 5).tokens == (7, 8)
     assert draft_of(proposer, DraftContext(5, [5, 6, 7, 8, 9]), 5).tokens == ()  # the output ended there
-    proposer.learn([1, 2, 3, 4])
-    assert draft_of(proposer, DraftContext(6, [1, 2, 9, 8, 1, 2]), 5).tokens == (
-        9,
-        8,
-    )  # ties prefer the sequence's own text
-    rare = [5, *itertools.chain.from_iterable((token, 5) for token in range(10, 21))]
-    assert draft_of(SuffixProposer(), DraftContext(7, rare), 5).tokens == ()  # each followed once in eleven occurrences
+    proposer.learn([1, 2, 3, 4])  # ties prefer the sequence's own text:
+    assert draft_of(proposer, DraftContext(6, [1, 2, 9, 8, 1, 2]), 5).tokens == (9, 8)
 
 
 def test_old_outputs_are_evicted():
@@ -355,28 +414,20 @@ def test_numpy_ids_give_integers():
 
 
 @pytest.mark.parametrize(
-    "options", [{"prompt_lookup_max": 0}, {"prompt_lookup_max": 1}, {"prompt_lookup_min": 0}, {"index_chunk_size": 0}]
-)
-def test_invalid_ngram_options(options):
-    with pytest.raises(ValueError, match="must be"):
-        NgramProposer(**options)
-
-
-@pytest.mark.parametrize(
-    "options",
+    ("proposer", "options"),
     [
-        {"max_suffix_length": 0},
-        {"max_spec_factor": 0},
-        {"max_spec_factor": float("nan")},
-        {"min_probability": 1.1},
-        {"max_cached_tokens": -1},
-        {"index_chunk_size": 0},
-        {"tree_width": 0},
+        *((NgramProposer, {name: 0}) for name in ("prompt_lookup_max", "prompt_lookup_min", "index_chunk_size")),
+        (NgramProposer, {"prompt_lookup_max": 1}),
+        *((SuffixProposer, {name: 0}) for name in ("max_suffix_length", "max_spec_factor", "index_chunk_size")),
+        (SuffixProposer, {"max_spec_factor": float("nan")}),
+        (SuffixProposer, {"min_probability": 1.1}),
+        (SuffixProposer, {"max_cached_tokens": -1}),
+        (SuffixProposer, {"tree_width": 0}),
     ],
 )
-def test_invalid_suffix_options(options):
+def test_invalid_options(proposer, options):
     with pytest.raises(ValueError, match="must be"):
-        SuffixProposer(**options)
+        proposer(**options)
 
 
 @pytest.mark.parametrize("ids", [[1] * 100_000, [1, 2] * 50_000, list(range(60_000))], ids=["a", "ab", "all"])

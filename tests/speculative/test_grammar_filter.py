@@ -10,15 +10,10 @@ from toy_requests import SIZE
 
 import nucleate as nc
 from nucleate.engine.verification import filter_draft
-from nucleate.speculative.draft import ROOT, Draft, truncate
+from nucleate.speculative.draft import ROOT, Draft
 from nucleate.structured_output import GrammarCompiler, Guide
 
 LAW = np.ones(SIZE) / SIZE
-
-
-@pytest.fixture(scope="module")
-def grammars(llm: nc.LLM) -> GrammarCompiler:
-    return GrammarCompiler(llm.tokenizer, SIZE)
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +92,3 @@ def test_trees_with_a_grammar(llm: nc.LLM, grammars: GrammarCompiler, abc: list[
     else:
         assert (found.tokens, found.parents) == ((a, c, b, a), (ROOT, 0, 0, 2))
     np.testing.assert_array_equal(guide.mask(), Guide(guide.grammar).mask())
-
-
-@pytest.mark.parametrize("parents", [None, (ROOT, 0, 1, 2, 3)])
-@pytest.mark.parametrize(("depth", "count"), [(2, 4), (4, 2), (0, 3), (3, 0), (9, 9)])
-def test_truncate_a_chain(parents: tuple[int, ...] | None, depth: int, count: int) -> None:
-    found = truncate(Draft((1, 2, 3, 4, 5), parents), 1, depth, count)
-    assert found.tokens == (1, 2, 3, 4, 5)[: min(depth, count)]
-    assert found.parents is None

@@ -11,9 +11,8 @@ import tiers
 from lookup_twins import PlainNgramProposer, PlainSuffixProposer
 
 from nucleate.speculative.draft import Draft, DraftContext, Proposer
-from nucleate.speculative.lookup_arrays import CountingAutomaton
 from nucleate.speculative.ngram import NgramProposer
-from nucleate.speculative.suffix import SuffixProposer
+from nucleate.speculative.suffix import CountingAutomaton, SuffixProposer
 
 
 def fibonacci(length: int) -> list[int]:

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from nucleate.speculative import adaptive_proposer
 from nucleate.speculative.adaptive_measurements import (
     FIRST_PAUSE,
     MAX_GAIN,
@@ -104,7 +105,7 @@ def test_the_time_of_shadow_drafts_is_not_part_of_a_step_without_drafts(
 ) -> None:
     """It would make drafts look cheap after each shadow draft."""
     clock = [0.0]
-    monkeypatch.setattr("nucleate.speculative.adaptive_proposer.perf_counter", lambda: clock[0])
+    monkeypatch.setattr(adaptive_proposer, "perf_counter", lambda: clock[0])
     proposer, ids = AdaptiveProposer(Expensive(clock, 3.0)), [1]
     tokens, drafted = 0, 0
     for step in range(2000):

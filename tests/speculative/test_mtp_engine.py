@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from test_acceptance_distribution import assert_follows
+from test_speculation_distributions import assert_marginals
+from test_speculation_embedded import comparable
 from toy_requests import drive, is_empty
 
 import nucleate as nc
@@ -18,10 +18,10 @@ from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.loader import runner_of
 from nucleate.models.transformers.transformers_model import TransformersModel
-from nucleate.outputs import EngineOutput
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import Draft, DraftContext
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
@@ -41,14 +41,6 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def requests(count: int, seed: int) -> list[Request]:
     """Requests, some of which share a prefix."""
     rng = random.Random(seed)
@@ -59,12 +51,6 @@ def requests(count: int, seed: int) -> list[Request]:
         params = nc.SamplingParams(seed=rng.randrange(2**64), max_tokens=rng.randint(8, 30), **way)
         made.append(Request([*common[: rng.choice([0, 33, 40])], *own], params))
     return made
-
-
-def comparable(events: list[EngineOutput]) -> list[tuple[Any, ...]]:
-    """The events in an order that does not depend on the interleaving of a request's outputs."""
-    chunks = sorted((event.chunk for event in events), key=lambda chunk: chunk.index)
-    return [(p.index, p.seed, p.text, p.token_ids, p.finish_reason, p.stop_reason) for p in chunks]
 
 
 @pytest.mark.fast_cases(1)
@@ -152,12 +138,6 @@ def text_probabilities(model: Any) -> np.ndarray:
     return found
 
 
-def assert_distribution(counts_4: np.ndarray, p_4: np.ndarray) -> None:
-    assert_follows(counts_4.ravel(), p_4.ravel())
-    for drop in ((0,), (3,), (0, 1), (1, 2), (2, 3)):
-        assert_follows(counts_4.sum(axis=drop).ravel(), p_4.sum(axis=drop).ravel())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "proposer", "rule"),
@@ -169,10 +149,10 @@ def test_texts_have_the_model_distribution(family: str, proposer: type[Mtp], rul
     assert p_4.sum() == pytest.approx(1)
     counts_4 = texts(proposer, rule, stock, llm, 500)
     if proposer is Mtp:
-        assert_distribution(counts_4, p_4)
+        assert_marginals(counts_4, p_4)
     else:  # the test detects a wrong distribution
         with pytest.raises(AssertionError, match="chi-square"):
-            assert_distribution(counts_4, p_4)
+            assert_marginals(counts_4, p_4)
 
 
 def test_hidden_states_stay_on_the_device_of_the_logits() -> None:

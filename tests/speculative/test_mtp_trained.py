@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from nucleate.models.loader import runner_of
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.speculative.config import Speculation
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
@@ -64,14 +64,6 @@ def train(model: Any, modules: Any, text: MarkovText, steps: int) -> list[float]
         schedule.step()
         last_losses = [one.item() for one in losses]
     return last_losses
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.slow

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from runner_driver import Loop
+from scripted_proposers import draft_of
 from tokenizers import Tokenizer
 
 from nucleate.models.batched_llama import BatchedLlama
 from nucleate.models.loader import EMBEDDED
 from nucleate.models.numpy_llama import Llama
-from nucleate.models.runner import ModelInput
+from nucleate.models.runner import BLOCK, ModelInput
 from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
 from nucleate.speculative.neural import EMBEDDED_METHODS, load
-from nucleate.speculative.neural.draft_head import MAX_PENDING
+from nucleate.speculative.neural.draft_head import MAX_PENDING, weights_for
+from nucleate.speculative.neural.draft_model import DraftModel
 
 HEADS = ("medusa", "eagle", "dflash")
 BEGINNINGS = (
@@ -27,11 +30,6 @@ BEGINNINGS = (
     "The old farmer had a cow that could not sleep. Every night",
     "<|user|>Write a short story about a bear, a cake and a hat.<|end|><|assistant|>",
 )
-
-
-@pytest.fixture(scope="module")
-def model() -> Llama:
-    return Llama(EMBEDDED)
 
 
 @pytest.fixture(scope="module")
@@ -64,40 +62,35 @@ def observe_text(proposer: Proposer, model: Llama, key: int, ids: list[int], sta
         proposer.observe([TargetOutput(key, start, ids[start:-1], features(model, proposer.layers, ids[:-1])[start:])])
 
 
-def fresh(name: str, model: Llama, ids: list[int], count: int = 4, **state: Any) -> Draft:
+def fresh_of(name: str, model: Llama, context: DraftContext, count: int, width: int = 1) -> Draft:
     """The draft of a new proposer."""
-    proposer = load(name, model)
-    observe_text(proposer, model, 9, ids)
-    [draft] = proposer.propose([DraftContext(9, ids, **state)], [count])
-    return draft
+    proposer = load(name, model, width)
+    observe_text(proposer, model, context.key, [*context.token_ids])
+    return draft_of(proposer, context, count)
 
 
-@pytest.mark.parametrize(("name", "least"), [("draft", 2.4), ("medusa", 1.6), ("eagle", 2.6), ("dflash", 2.1)])
-@pytest.mark.fast_cases(2)
-def test_mean_acceptance_length(name: str, least: float, model: Llama, prompts: list[list[int]]) -> None:
-    plain, loop = Loop(model), Loop(model, load(name, model))
-    for ids in prompts:
-        plain.add(ids, temperature=0)
-        loop.add(ids, temperature=0)
-    plain.run(48)
-    loop.run(48)
-    for with_drafts, without in zip(loop.texts, plain.texts, strict=True):
-        assert with_drafts.ids[: len(without.ids)] == without.ids
-    assert loop.mean_acceptance_length > least
+def fresh(name: str, model: Llama, ids: list[int], count: int = 4, width: int = 1, **state: Any) -> Draft:
+    return fresh_of(name, model, DraftContext(9, ids, **state), count, width)
 
 
-@pytest.mark.fast_cases(1)
+LENGTHS = {"draft": 2.4, "medusa": 1.6, "eagle": 2.6, "dflash": 2.1}
+"""Lower limits of the mean acceptance length at temperature 0."""
+
+
+@pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
-def test_sampled_text_is_that_without_drafts(name: str, model: Llama, prompts: list[list[int]]) -> None:
+@pytest.mark.fast_cases(3)
+def test_text_is_that_without_drafts(name: str, warm: bool, model: Llama, prompts: list[list[int]]) -> None:
+    """And the mean acceptance length is high."""
     plain, loop = Loop(model), Loop(model, load(name, model))
     for seed, ids in enumerate(prompts):
         for each in (plain, loop):
-            each.add(ids, temperature=(1.0, 0.7)[seed % 2], seed=seed)
-    plain.run(30)
-    loop.run(30)
+            each.add(ids, temperature=(1.0, 0.7)[seed % 2] if warm else 0, seed=seed)
+    plain.run(40)
+    loop.run(40)
     for with_drafts, without in zip(loop.texts, plain.texts, strict=True):
         assert with_drafts.ids[: len(without.ids)] == without.ids
-    assert loop.mean_acceptance_length > 1.15
+    assert loop.mean_acceptance_length > (1.15 if warm else LENGTHS[name])
 
 
 @pytest.mark.fast_cases(1)
@@ -133,41 +126,8 @@ def test_rejections_do_not_change_later_drafts(name: str, model: Llama, prompts:
         for text, draft in zip(loop.texts, drafts, strict=True):
             if text.read or name == "draft":
                 assert len(draft) == 4
-                state = text.state._asdict() | {"key": 9}
-                assert (
-                    fresh(name, model, state.pop("token_ids"), **{k: v for k, v in state.items() if k != "key"}).tokens
-                    == draft.tokens
-                )
+                assert fresh_of(name, model, text.state, 4).tokens == draft.tokens
         loop.step(loop.texts, drafts)
-
-
-@pytest.mark.parametrize("name", ["draft", "eagle", "dflash"])
-def test_rejections_do_not_change_the_kv_cache(name: str, model: Llama, prompts: list[list[int]]) -> None:
-    loop = Loop(model, load(name, model))
-    text = loop.add(prompts[0], temperature=1.0, seed=3)
-    loop.run(40)
-    loop.proposer.propose([text.state], [1])
-    separate = load(name, model)
-    observe_text(separate, model, text.key, text.ids)
-    separate.propose([text.state], [1])
-    count = len(text.ids) - 1
-    for ours, theirs in zip(kv_of(loop.proposer, text.key, count), kv_of(separate, text.key, count), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=2e-3, rtol=2e-3)
-
-
-def kv_of(proposer: Any, key: int, count: int) -> list[np.ndarray]:
-    """The KV cache of a sequence's tokens, for all layers."""
-    if hasattr(proposer, "runner"):
-        pools, slots = proposer.runner.caches, proposer._kv_slots
-    else:
-        layers = getattr(proposer, "_layers", None) or [proposer._layer]
-        pools, slots = [layer.pool for layer in layers], proposer._sequences._kv_slots
-    table = slots.tables[key]
-    found = []
-    for keys, values in pools:
-        found.append(keys[table].transpose(0, 3, 1, 2).reshape(-1, keys.shape[1], keys.shape[2])[:count])
-        found.append(values[table].transpose(0, 2, 1, 3).reshape(-1, values.shape[1], values.shape[3])[:count])
-    return found
 
 
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
@@ -184,16 +144,7 @@ def test_a_draft_does_not_depend_on_others_in_the_batch(name: str, model: Llama,
         drafts = proposer.propose(states, counts)
         for state, count, draft in zip(states, counts, drafts, strict=True):
             assert len(draft) == count
-            separate = fresh(
-                name,
-                model,
-                [*state.token_ids],
-                count,
-                num_prompt_tokens=8,
-                seed=state.seed,
-                temperature=state.temperature,
-            )
-            assert separate.tokens == draft.tokens
+            assert fresh_of(name, model, state, count).tokens == draft.tokens
             assert draft.distributions is None
 
 
@@ -270,9 +221,9 @@ def test_pending_hidden_states_are_bounded(name: str, model: Llama) -> None:
     random = np.random.default_rng(1)
     for start in range(0, 5000, 100):
         proposer.observe([TargetOutput(0, start, [7] * 100, random.standard_normal((100, 576)).astype(np.float32))])
-        outputs_by_prompt = proposer._sequences._captured[0]
-        assert outputs_by_prompt.count - outputs_by_prompt.num_processed <= MAX_PENDING
-        assert outputs_by_prompt.stop == start + 100
+        captured = proposer._captured[0]
+        assert captured.count - captured.num_processed <= MAX_PENDING
+        assert captured.stop == start + 100
     assert len(proposer.propose([DraftContext(0, [7] * 5001)], [4])[0]) == 4
 
 
@@ -318,20 +269,26 @@ def test_forgotten_sequences_free_their_memory(name: str, model: Llama, texts: l
         proposer.accepted(key, 1)
         proposer.forget(key, [1, 2])
         proposer.forget(key)
-    state = getattr(proposer, "_sequences", proposer)
-    assert not getattr(state, "_captured", None)
-    assert not getattr(state, "_last", None)
-    assert not getattr(state, "_readers", None)
-    if slots := getattr(state, "_kv_slots", None):
+    assert not getattr(proposer, "_captured", None)
+    assert not getattr(proposer, "_last", None)
+    if slots := getattr(proposer, "_kv_slots", None):
         assert not slots.tables
         assert sorted(slots.free) == list(range(4096 if name != "draft" else proposer.runner.blocks))
 
 
-@pytest.mark.parametrize(
-    "make", [lambda w, m: small(m, 8), lambda w, m: head("eagle", m, 128), lambda w, m: head("dflash", m, 128)]
-)
+def small_draft_model(model: Llama) -> Any:
+    """With eight blocks."""
+    complete: Any = load("draft", model)
+    return DraftModel.of_llama(complete.runner.model, 8 * BLOCK * complete.runner.model.token_bytes)
+
+
+def small_head(name: str, model: Llama) -> Any:
+    return type(load(name, model))(*weights_for(name, model), tokens=8 * BLOCK)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("make", [small_draft_model, partial(small_head, "eagle"), partial(small_head, "dflash")])
 def test_idle_sequences_are_evicted(make: Callable[..., Any], model: Llama, texts: list[list[int]]) -> None:
-    proposer = make(None, model)
+    proposer = make(model)
     for key, ids in enumerate(texts[:4]):
         observe_text(proposer, model, key, ids[:50])
         assert len(proposer.propose([DraftContext(key, ids[:50], temperature=0.0)], [4])[0]) == 4  # 4 of 8 blocks each
@@ -342,16 +299,3 @@ def test_idle_sequences_are_evicted(make: Callable[..., Any], model: Llama, text
     long = [5] * 400
     observe_text(proposer, model, 9, long[:200])
     assert not proposer.propose([DraftContext(9, long[:200], temperature=0.0)], [4])[0].tokens
-
-
-def small(model: Llama, blocks: int) -> Any:
-    from nucleate.speculative.neural.draft_model import DraftModel
-
-    complete: Any = load("draft", model)
-    return DraftModel.of_llama(complete.runner.model, blocks * 16 * complete.runner.model.token_bytes)
-
-
-def head(name: str, model: Llama, tokens: int) -> Any:
-    from nucleate.speculative.neural.weights import weights_for
-
-    return type(load(name, model))(*weights_for(name, model), tokens=tokens)  # type: ignore[call-arg]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from test_neural import features
 
 import nucleate as nc
-from nucleate.models.batched_llama import BatchedLlama
-from nucleate.models.loader import EMBEDDED
 from nucleate.models.numpy_llama import Llama
-from nucleate.models.runner import ModelInput
 from nucleate.sampling import noise
 from nucleate.speculative import acceptance
 from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
@@ -19,23 +17,18 @@ from nucleate.speculative.neural.draft_sampling import sample_tokens
 TEXT = [0, 2, 417, 3, 905, 11, 262, 1300, 77, 903, 5, 1021]
 
 
-@pytest.fixture(scope="module")
-def model() -> Llama:
-    return Llama(EMBEDDED)
-
-
 def observe_text(proposer: Proposer, model: Llama, keys: range) -> None:
     """Pass the hidden states of one text to many sequences, without its last token."""
     if proposer.layers:
-        runner = BatchedLlama(model, 8 << 20)
-        runner.capture_hidden_states(proposer.layers)
-        runner.forward([ModelInput(0, TEXT, 0, len(TEXT) - 1, [0], 1)])
-        proposer.observe([TargetOutput(key, 0, TEXT[:-1], runner.hidden_states) for key in keys])
+        states_TF = features(model, proposer.layers, TEXT[:-1])
+        proposer.observe([TargetOutput(key, 0, TEXT[:-1], states_TF) for key in keys])
 
 
-def drafts_of(name: str, model: Llama, count: int, tokens: int, temperature: float = 1.0) -> list[Draft]:
+def drafts_of(
+    name: str, model: Llama, count: int, tokens: int, temperature: float = 1.0, width: int = 1
+) -> list[Draft]:
     """Drafts of one text with many seeds."""
-    proposer = load(name, model)
+    proposer = load(name, model, width)
     found = []
     for start in range(0, count, 250):
         keys = range(start, start + 250)

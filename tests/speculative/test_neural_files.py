@@ -13,23 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_neural import features
 from toy_models import Toy
 
-from nucleate.models.batched_llama import BatchedLlama
 from nucleate.models.loader import EMBEDDED
+from nucleate.models.model_files import read_metadata
 from nucleate.models.numpy_llama import Llama, read
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import ModelInput
 from nucleate.speculative.draft import DraftContext, TargetOutput
-from nucleate.speculative.neural import EMBEDDED_METHODS, load
-from nucleate.speculative.neural.weights import DATA, read_metadata
+from nucleate.speculative.neural import EMBEDDED_METHODS, draft_head, draft_model, draft_sampling, eagle, load
+from nucleate.speculative.neural.draft_head import DATA
 
 TRAINING = Path(__file__).parents[2] / "training"
-
-
-@pytest.fixture(scope="module")
-def model() -> Llama:
-    return Llama(EMBEDDED)
 
 
 def test_weight_files_are_small() -> None:
@@ -79,7 +74,7 @@ def test_models_in_memory_are_rejected(name: str) -> None:
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_missing_weights_name_the_package(name: str, model: Llama, tmp_path: Path, monkeypatch: Any) -> None:
     """Wheels do not have the weights."""
-    monkeypatch.setattr("nucleate.speculative.neural.weights.DATA", tmp_path)
+    monkeypatch.setattr(draft_head, "DATA", tmp_path)
     with pytest.raises(ModelError, match=rf"'{name}' are not installed; .*: pip install \./packages/draft-weights"):
         load(name, model)
     with pytest.raises(ModelError, match="for the embedded model on the numpy runtime, not on object"):
@@ -125,30 +120,20 @@ def trained(parts: ModuleType, name: str) -> Any:
     return part.eval()
 
 
-def read_by(model: Llama, layers: tuple[int, ...]) -> np.ndarray:
-    runner = BatchedLlama(model, 8 << 20)
-    runner.capture_hidden_states(layers)
-    runner.forward([ModelInput(0, IDS, 0, len(IDS), [0, 1], 1)])
-    return runner.hidden_states
-
-
 def scores_of(name: str, model: Llama, monkeypatch: pytest.MonkeyPatch, start: int = 0, count: int = 4) -> np.ndarray:
     """The logits from which the ``count`` draft tokens after IDS[:-1] were chosen."""
-    from nucleate.speculative.neural import dflash as flash
-    from nucleate.speculative.neural import draft_model, draft_sampling, eagle
-    from nucleate.speculative.neural import medusa as heads
-
     seen: list[np.ndarray] = []
+    right = draft_sampling.sample_tokens
 
     def recording(logits_RV: np.ndarray, *rest: Any) -> Any:
         seen.append(logits_RV.copy())
-        return draft_sampling.sample_tokens(logits_RV, *rest)
+        return right(logits_RV, *rest)
 
-    for module in (eagle, draft_model, flash, heads):
+    for module in (eagle, draft_model, draft_sampling):
         monkeypatch.setattr(module, "sample_tokens", recording)
     proposer = load(name, model)
     if proposer.layers:
-        hidden_states_TF = read_by(model, proposer.layers)[:-1]
+        hidden_states_TF = features(model, proposer.layers, IDS)[:-1]
         proposer.observe([TargetOutput(0, start, IDS[start:-1], hidden_states_TF[start:])])
     [draft] = proposer.propose([DraftContext(0, IDS, temperature=0.0)], [count])
     scores_NV = np.concatenate(seen)
@@ -168,19 +153,6 @@ def test_numpy_draft_model_equals_torch(model: Llama, parts: ModuleType, monkeyp
     np.testing.assert_allclose(ours_NV, theirs[0, -4:].numpy(), atol=2e-3)
 
 
-def test_numpy_medusa_equals_torch(model: Llama, parts: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    part, ours_NV = trained(parts, "medusa"), scores_of("medusa", model, monkeypatch)
-    last_X = model.normalise(read_by(model, (6,))[-2], model.norm)
-    with torch.no_grad():
-        for head, ours_V in zip(part.heads, ours_NV, strict=True):
-            x = torch.tensor(last_X)
-            for block in head:
-                x = x + torch.nn.functional.silu(block(x))
-            np.testing.assert_allclose(ours_V, (x @ torch.tensor(model.embedding).T).numpy(), atol=2e-3)
-
-
 LATEST = len(IDS) - 2
 """The last of the tokens that the target has read."""
 
@@ -198,7 +170,7 @@ def test_numpy_heads_have_the_training_loss(
     own = ours_NV.argmax(axis=1).tolist()
     ids, count = torch.tensor([[*IDS, *own, 0, 0]]), len(IDS)
     hidden_TF = np.zeros((ids.shape[1], 576), np.float32)
-    hidden_TF[: count - 1] = read_by(model, (2, 4, 6))[:-1]
+    hidden_TF[: count - 1] = features(model, (2, 4, 6), IDS)[:-1]
     hidden = {layer: torch.tensor(hidden_TF[None, :, i * 192 : i * 192 + 192]) for i, layer in enumerate((2, 4, 6))}
     logits = torch.zeros((1, ids.shape[1], 4096))
     logits[0, count - 1 : count - 1 + steps] = torch.tensor(ours_NV)
@@ -227,7 +199,7 @@ def test_other_methods_have_the_training_loss(
     part, ours_NV = trained(parts, name), scores_of(name, model, monkeypatch)
     ids, count = torch.tensor([[*IDS, *ours_NV.argmax(axis=1)]]), len(IDS)
     last = np.zeros((1, ids.shape[1], 192), np.float32)
-    last[0, : count - 1] = model.normalise(read_by(model, (6,))[:-1], model.norm)
+    last[0, : count - 1] = model.normalise(features(model, (6,), IDS)[:-1], model.norm)
     logits = torch.zeros((1, ids.shape[1], 4096))
     logits[0, count - 1 : count + 3] = torch.tensor(ours_NV)
     rows = parts.Rows(ids, {}, torch.tensor(last), logits)

@@ -1,12 +1,15 @@
-"""``Speculation`` configurations, and single cases of speculative decoding in the engine."""
+"""``Speculation`` configurations, and single cases of speculative decoding in the engine: chains and trees."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from scripted_proposers import NoDrafts, Oracle
+from scripted_proposers import NoDrafts, Oracle, TreeOracle
+from test_speculation_engine import outputs_by_prompt
 from toy_models import PagedToy, Toy
 from toy_requests import SIZE, chunks_by_index, drive, is_empty, reference_chunks, rule, runner, toy
 
@@ -14,42 +17,89 @@ import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.protocol import ModelError
+from nucleate.models.runner import ModelInput
 from nucleate.outputs import SpeculativeStats
 from nucleate.speculative.adaptive_proposer import AdaptiveProposer
 from nucleate.speculative.config import ACCEPTANCE_RULES, METHODS, Speculation
-from nucleate.speculative.draft import ROOT, Draft, DraftContext, truncate
+from nucleate.speculative.draft import ROOT, Draft, DraftContext, Proposer
 from nucleate.speculative.ngram import NgramProposer
+from nucleate.structured_output import GrammarCompiler
 
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)
 
 
 class Fixed(NoDrafts):
-    """Always proposes the same tokens."""
+    """Always proposes the same draft."""
 
-    def __init__(self, *tokens: int) -> None:
+    def __init__(self, tokens: Sequence[int] = (), parents: Sequence[int] | None = None) -> None:
         super().__init__()
-        self.tokens = tokens
+        self.fixed = Draft(tuple(tokens), None if parents is None else tuple(parents))
         self.states: list[DraftContext] = []
         self.accepted_counts: list[int] = []
 
     def draft(self, state: DraftContext, count: int) -> Draft:
         self.states.append(state)
-        return Draft(self.tokens)
+        return self.fixed
 
     def accepted(self, key: int, count: int) -> None:
         super().accepted(key, count)
         self.accepted_counts.append(count)
 
 
+class RecordingToy(PagedToy):
+    """Records its inputs."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.parts: list[ModelInput] = []
+
+    def forward(self, parts: Sequence[ModelInput]) -> Any:
+        self.parts += [part._replace(token_ids=tuple(part.token_ids)) for part in parts]
+        return super().forward(parts)
+
+
+class WithoutTrees(RecordingToy):
+    tree_attention = False
+
+    def move(self, moves: Any) -> None:
+        raise AssertionError("there is nothing to move")
+
+
+class CheckedEngine(Engine):
+    """Checks after each step that no sequence has blocks of rejected draft tokens."""
+
+    def step(self) -> Any:
+        outputs = super().step()
+        for job in self._scheduler.running:
+            assert len(job.block_ids) <= self._kv_cache.blocks_needed(len(job.token_ids))
+        return outputs
+
+
 def engine_of(
-    llm: nc.LLM, proposer: Any, tokens: int = 4, of: Any = rule, rule_name: str = "coupled", **more: Any
-) -> Any:
-    config = Speculation(lambda: proposer, tokens, rule_name, adaptive=False)
-    made = {"blocks": 100, **more}
-    return Engine(runner("paged", toy(of=of), made.pop("blocks")), llm.tokenizer, speculative_config=config, **made)
+    llm: nc.LLM, proposer: Proposer, tokens: int = 9, rule_name: str = "coupled", width: int = 3, *, of: Any = rule,
+    runner_class: type[PagedToy] = RecordingToy, blocks: int = 100, **more: Any,
+) -> Any:  # fmt: skip
+    config = Speculation(lambda: proposer, tokens, rule_name, adaptive=False, tree_width=width)
+    made = runner_class(toy(of=of), blocks, 4)
+    return CheckedEngine(made, llm.tokenizer, speculative_config=config, backend="reference", **more)
 
 
-# the limit
+def assert_as_without_drafts(llm: nc.LLM, engine: Any, request: Request, of: Any = rule) -> list[Any]:
+    """Run a request, and compare it with the reference loop."""
+    [events] = drive(engine, [request])
+    assert chunks_by_index(events, 1) == reference_chunks(toy(of=of), llm.tokenizer, request)
+    assert is_empty(engine)
+    return events
+
+
+def output_ids_of(llm: nc.LLM, request: Request, of: Any = rule) -> list[int]:
+    return [token for chunk in reference_chunks(toy(of=of), llm.tokenizer, request)[0] for token in chunk.token_ids]
+
+
+def oracle(llm: nc.LLM, request: Request, kind: type[Oracle] = Oracle, of: Any = rule) -> Any:
+    """A proposer that knows the output of a request."""
+    known = {(tuple(request.prompt_ids), request.params.seed): output_ids_of(llm, request, of)}
+    return kind(known, 1.0, random.Random(2))
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -61,10 +111,7 @@ def test_objects_that_are_no_proposers(adaptive: bool) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        (
-            {"method": "none"},
-            "method must be one of ngram, suffix, draft, medusa, eagle, dflash, mtp, got 'none'",
-        ),
+        ({"method": "none"}, "method must be one of ngram, suffix, draft, medusa, eagle, dflash, mtp, got 'none'"),
         ({"method": 3}, "method must be one of"),
         (
             {"acceptance_rule": "greedy"},
@@ -131,17 +178,7 @@ def test_llm_with_speculation() -> None:
         nc.LLM(speculative_config="sufix")
 
 
-# draft lengths
-
-
-def test_chains_use_the_first_branch() -> None:
-    tree = Draft((1, 2, 3, 4, 5), (ROOT, ROOT, 0, 0, 2), (None, None, *[np.ones(1)] * 3))
-    found = truncate(tree, 1, 9, 9)
-    assert found.tokens == (1, 3, 5)
-    assert found.parents is None
-    assert found.distributions[0] is None
-    assert truncate(found, 1, 9, 9) is found
-    assert truncate(Draft(), 1, 9, 9).tokens == ()
+# in the engine
 
 
 def test_draft_contexts(llm: nc.LLM) -> None:
@@ -161,16 +198,26 @@ def test_draft_contexts(llm: nc.LLM) -> None:
 def test_drafts_longer_than_the_remaining_tokens(llm: nc.LLM, name: str, tokens: int, most: int) -> None:
     """No draft exceeds the last token. A perfect draft needs one step for the first token and one for the rest."""
     request = Request([4, 5, 6], GREEDY.replace(max_tokens=most))
-    expected = reference_chunks(toy(), llm.tokenizer, request)
-    ids = [token for chunk in expected[0] for token in chunk.token_ids]
-    engine = engine_of(llm, Oracle({((4, 5, 6), 1): [*ids, 1, 2, 3]}), tokens, rule_name=name)
-    [events] = drive(engine, [request])
-    assert chunks_by_index(events, 1) == expected
+    ids = output_ids_of(llm, request)
+    engine = engine_of(llm, Oracle({((4, 5, 6), 1): [*ids, 1, 2, 3]}), tokens, name, 1)
+    assert_as_without_drafts(llm, engine, request)
     read = max(stop for forward in engine.runner.forwards for _, _, stop in forward)
     assert read <= 3 + most - 1  # nothing is drafted after the last token
-    rest = max(0, most - 1)
-    assert engine.stats.num_steps == 1 + -(-rest // (tokens + 1))
+    assert engine.stats.num_steps == 1 + -(-max(0, most - 1) // (tokens + 1))
     assert engine.stats.speculative.accepted_tokens == engine.stats.speculative.draft_tokens
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 5])
+def test_no_branch_goes_past_the_last_token(llm: nc.LLM, most: int) -> None:
+    request = Request([4, 5, 6], GREEDY.replace(max_tokens=most))
+    ids = output_ids_of(llm, request)
+    engine = engine_of(llm, Fixed((9, *ids[1:], 7, 7, 7), (ROOT, ROOT, *range(1, len(ids)), 0, 0)))
+    assert_as_without_drafts(llm, engine, request)
+    for part in engine.runner.parts:
+        if part.parents is not None:
+            depth = Draft((0,) * len(part.parents), tuple(part.parents)).depth
+            assert part.stop - len(part.parents) + depth <= 3 + most - 1
+    assert engine.stats.num_steps == min(most, 2)
 
 
 @pytest.mark.parametrize("name", ACCEPTANCE_RULES)
@@ -197,56 +244,50 @@ def test_invalid_logits_within_a_draft(llm: nc.LLM, name: str, kind: str) -> Non
     def broken(seen: tuple[int, ...]) -> np.ndarray:
         return np.full(SIZE, np.nan, np.float32) if len(seen) == 6 or seen[-1] == 4000 else rule(seen)
 
-    request, model = Request([4, 5, 6], GREEDY.replace(max_tokens=9)), toy(of=broken)
-    expected = reference_chunks(model, llm.tokenizer, request)
-    assert expected[0][-1].finish_reason == "error"
-    ids = [token for chunk in expected[0] for token in chunk.token_ids]
-    for draft in ([*ids, 7, 7, 7], [ids[0], 4000, 4000, 7, 7]):
-        config = Speculation(lambda draft=draft: Oracle({((4, 5, 6), 1): draft}), 6, name, adaptive=False)
-        engine = Engine(runner(kind, model), llm.tokenizer, speculative_config=config, backend="reference")
-        [events] = drive(engine, [request])
-        assert chunks_by_index(events, 1) == expected
+    request = Request([4, 5, 6], GREEDY.replace(max_tokens=9))
+    ids = output_ids_of(llm, request, broken)
+    for proposer in (
+        Oracle({((4, 5, 6), 1): [*ids, 7, 7, 7]}),
+        Oracle({((4, 5, 6), 1): [ids[0], 4000, 4000, 7, 7]}),
+        Fixed((4000, ids[1], ids[2], 7), (ROOT, ROOT, 1, 2)),
+        Fixed((ids[1], 4000), (ROOT, ROOT)),
+    ):
+        engine = engine_of(llm, proposer, 6, name, of=broken)
+        engine.runner.asynchronous = kind == "asynchronous"
+        events = assert_as_without_drafts(llm, engine, request, broken)
+        assert events[-1].chunk.finish_reason == "error"
+
+
+@pytest.mark.parametrize("draft", [Fixed(range(20)), Fixed(range(9), [ROOT] * 3 + [0] * 3 + [1] * 3)])
+def test_draft_blocks_are_freed(llm: nc.LLM, draft: Fixed) -> None:
+    """Without free blocks there is no draft; nothing is preempted for one."""
+    requests = [Request([index + 1] * 5, GREEDY.replace(max_tokens=40)) for index in range(3)]
+    for blocks in (100, 24, 13):
+        engine, plain = engine_of(llm, draft, 20, blocks=blocks), Engine(runner("paged", toy(), blocks), llm.tokenizer)
+        found, expected = drive(engine, requests), drive(plain, requests)
+        assert [chunks_by_index(events, 1) for events in found] == [chunks_by_index(events, 1) for events in expected]
+        assert engine.stats.num_preemptions == plain.stats.num_preemptions
+        assert engine.stats.speculative.draft_tokens > 50
         assert is_empty(engine)
 
 
-def test_draft_blocks_are_freed(llm: nc.LLM) -> None:
-    """Without free blocks there is no draft; nothing is preempted for one."""
-    proposer = Fixed(*range(20))
-    engine = engine_of(llm, proposer, 20, max_num_seqs=4)
-    for index in range(4):
-        engine.add(Request([index + 1] * 5, GREEDY.replace(max_tokens=40)))
-    while len(engine):
-        engine.step()
-        for job in engine._scheduler.running:
-            assert len(job.block_ids) <= engine._kv_cache.blocks_needed(len(job.token_ids))
-    assert engine.stats.num_preemptions == 0
-    assert engine.stats.speculative.draft_tokens > 100
-    tight = engine_of(llm, Fixed(*range(20)), 20, blocks=12)  # of 4 tokens: enough for one output and a little more
-    requests = [Request([index + 1] * 5, GREEDY.replace(max_tokens=40)) for index in range(2)]
-    plain = Engine(runner("paged", toy(), 12), llm.tokenizer)
-    found, expected = drive(tight, requests), drive(plain, requests)
-    assert [chunks_by_index(events, 1) for events in found] == [chunks_by_index(events, 1) for events in expected]
-    assert tight.stats.num_preemptions == plain.stats.num_preemptions
-    assert is_empty(tight)
-
-
-def test_rejected_tokens_are_not_in_the_prefix_cache(llm: nc.LLM) -> None:
-    """Shared blocks contain only output tokens."""
-    ids = reference_chunks(toy(), llm.tokenizer, Request([4] * 5, GREEDY.replace(max_tokens=12)))
-    tokens = [token for chunk in ids[0] for token in chunk.token_ids]
-    engine = engine_of(llm, Fixed(*range(30)), 20)
-    drive(engine, [Request([4] * 5, GREEDY.replace(max_tokens=12))])
-    prompt = [*[4] * 5, *tokens]
+@pytest.mark.parametrize("tree", [False, True])
+def test_only_accepted_tokens_are_in_the_prefix_cache(llm: nc.LLM, tree: bool) -> None:
+    """Cached blocks contain the output in order, though trees compute it in another: later requests hit them."""
+    request = Request([4] * 5, GREEDY.replace(max_tokens=20))
+    ids = output_ids_of(llm, request)
+    engine = engine_of(llm, oracle(llm, request, TreeOracle) if tree else Fixed(range(30)), 14)
+    drive(engine, [request])
+    assert not tree or engine.stats.speculative.accepted_tokens > 8
+    prompt = [*[4] * 5, *ids]
     for length in range(5, len(prompt) + 1):
-        request = Request(prompt[:length], GREEDY)
-        [events] = drive(engine, [request])
-        assert chunks_by_index(events, 1) == reference_chunks(toy(), llm.tokenizer, request)
-    assert engine.stats.prefix_cache_hits > 20
+        assert_as_without_drafts(llm, engine, Request(prompt[:length], GREEDY))
+    assert engine.stats.prefix_cache_hits > 30
 
 
 def test_drafts_count_towards_the_token_budget(llm: nc.LLM) -> None:
     """No step exceeds the budget, and waiting prompts come before drafts."""
-    engine = engine_of(llm, Fixed(*range(30)), 20, max_num_batched_tokens=10, max_num_seqs=3)
+    engine = engine_of(llm, Fixed(range(30)), 20, max_num_batched_tokens=10, max_num_seqs=3)
     drive(engine, [Request([index + 1] * 9, GREEDY.replace(max_tokens=12)) for index in range(6)])
     assert max(sum(stop - start for _, start, stop in forward) for forward in engine.runner.forwards) == 10
 
@@ -259,14 +300,10 @@ def test_forward_failures_caused_by_drafts(llm: nc.LLM) -> None:
             raise RuntimeError("of the draft")
         return rule(seen)
 
-    proposer = Fixed(77, 1)
-    engine = engine_of(llm, proposer, of=fails)
-    request = Request([4, 5, 6], GREEDY)
-    [events] = drive(engine, [request])
-    assert chunks_by_index(events, 1) == reference_chunks(toy(), llm.tokenizer, request)
-    assert proposer.accepted_counts
-    assert set(proposer.accepted_counts) == {0}
-    assert is_empty(engine)
+    for proposer in (Fixed((77, 1)), Fixed((9, 77, 8), (ROOT, ROOT, 0))):
+        assert_as_without_drafts(llm, engine_of(llm, proposer, of=fails), Request([4, 5, 6], GREEDY))
+        assert proposer.accepted_counts
+        assert set(proposer.accepted_counts) == {0}
 
 
 def test_failing_proposers(llm: nc.LLM, caplog: pytest.LogCaptureFixture) -> None:
@@ -275,14 +312,13 @@ def test_failing_proposers(llm: nc.LLM, caplog: pytest.LogCaptureFixture) -> Non
             raise RuntimeError("out of\nideas")
 
     engine = engine_of(llm, Failing())
-    request = Request([4, 5, 6], GREEDY)
-    [events] = drive(engine, [request])
-    assert chunks_by_index(events, 1) == reference_chunks(toy(), llm.tokenizer, request)
+    assert_as_without_drafts(llm, engine, Request([4, 5, 6], GREEDY))
     assert caplog.text.count("the proposer failed, continuing without drafts") == 1
     assert engine.stats.speculative.draft_tokens == 0
 
 
-def test_eos_within_a_draft(llm: nc.LLM) -> None:
+@pytest.mark.parametrize("tree", [False, True])
+def test_eos_within_a_draft(llm: nc.LLM, tree: bool) -> None:
     """Draft tokens after EOS are not reported, counted or sampled."""
     ids = llm.tokenizer.encode("The little fox ran home. It was happy.", add_special_tokens=False)
 
@@ -295,20 +331,18 @@ def test_eos_within_a_draft(llm: nc.LLM) -> None:
         ({"stop_regex": "h[a-z]+e"}, "The little fox ran ", "h[a-z]+e"),
     ):
         request = Request([1], GREEDY.replace(max_tokens=30, **more))
-        proposer = Oracle({((1,), 1): ids})
-        engine = engine_of(llm, proposer, 8, of=scripted)
-        [events] = drive(engine, [request])
-        [expected] = reference_chunks(toy(of=scripted), llm.tokenizer, request)
-        assert chunks_by_index(events, 1) == [expected]
+        proposer = TreeOracle({((1,), 1): ids}, 1.0, random.Random(1)) if tree else Oracle({((1,), 1): ids})
+        engine = engine_of(llm, proposer, 30 if tree else 8, width=9, of=scripted)
+        events = assert_as_without_drafts(llm, engine, request, scripted)
         assert "".join(event.chunk.text for event in events) == text
         assert events[-1].chunk.stop_reason == reason
-        assert engine.stats.sampled_tokens == events[-1].usage.completion_tokens == len(expected)
-        assert engine.stats.num_steps <= 2
+        assert engine.stats.sampled_tokens == events[-1].usage.completion_tokens == len(events)
+        assert engine.stats.num_steps <= 2 + tree
 
 
 def test_speculative_stats(llm: nc.LLM) -> None:
     request = Request([4, 5, 6], GREEDY.replace(max_tokens=9))
-    ids = [token for chunk in reference_chunks(toy(), llm.tokenizer, request)[0] for token in chunk.token_ids]
+    ids = output_ids_of(llm, request)
     wrong = [*ids[:3], (ids[3] + 1) % SIZE, *ids[4:]]
     engine = engine_of(llm, Oracle({((4, 5, 6), 1): wrong}), 3)
     drive(engine, [request])
@@ -318,3 +352,91 @@ def test_speculative_stats(llm: nc.LLM) -> None:
     assert (stats.acceptance_rate, stats.mean_acceptance_length) == (5 / 6, 1 + 5 / 4)
     assert stats.draft_seconds > 0
     assert (SpeculativeStats().acceptance_rate, SpeculativeStats().mean_acceptance_length) == (0, 1)
+    engine = engine_of(llm, Fixed((9, ids[1], ids[2], 8, 8), (ROOT, ROOT, 1, 1, 0)))
+    drive(engine, [Request([4, 5, 6], GREEDY)])
+    stats = engine.stats.speculative  # the first token; two of the tree, and one more; none of two; the last token
+    assert stats[:3] == (4, 7, 2)
+    assert stats.verified_tokens_per_position[:3] == (2, 1, 0)
+    assert stats.accepted_tokens_per_position[:3] == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("runner_class", "options"),
+    [(WithoutTrees, {}), (RecordingToy, {"width": 1}), (RecordingToy, {"rule_name": "block"}), (RecordingToy, {})],
+    ids=["a runner without", "one branch", "block", "a tree"],
+)
+def test_runners_without_tree_attention_use_the_first_branch(llm: nc.LLM, runner_class: Any, options: Any) -> None:
+    request = Request([4, 5, 6], GREEDY.replace(max_tokens=8))
+    ids = output_ids_of(llm, request)
+    proposer = Fixed((9, ids[1], ids[2], 9), (ROOT, ROOT, 1, 0))
+    engine = engine_of(llm, proposer, runner_class=runner_class, **options)
+    assert_as_without_drafts(llm, engine, request)
+    trees = [part for part in engine.runner.parts if part.parents is not None]
+    if options or runner_class is WithoutTrees:
+        assert not trees
+        assert proposer.accepted_counts[0] == 0
+        assert engine.runner.parts[1].token_ids[3:] == (ids[0], 9, 9)
+    else:
+        assert trees[0].token_ids[4:] == (9, ids[1], ids[2], 9)
+        assert trees[0].parents == (ROOT, ROOT, 1, 0)
+        assert (trees[0].num_logits, trees[0].stop - trees[0].start) == (5, 5)
+        assert proposer.accepted_counts[0] == 2
+
+
+class LastSibling(Oracle):
+    """The correct token is the last of three siblings."""
+
+    def draft(self, state: DraftContext, count: int) -> Draft:
+        right = super().draft(state, count).tokens
+        tokens = [token for one in right for token in (4095, 4094, one)]
+        parents = [ROOT if depth == 0 else depth * 3 - 1 for depth in range(len(right)) for _ in range(3)]
+        return Draft(tuple(tokens), tuple(parents))
+
+
+def test_perfect_trees_need_as_few_steps_as_perfect_chains(llm: nc.LLM) -> None:
+    request = Request([4, 5, 6], GREEDY.replace(max_tokens=13))
+    engine = engine_of(llm, oracle(llm, request, LastSibling), 12)
+    assert_as_without_drafts(llm, engine, request)
+    assert engine.stats.num_steps == 1 + -(-12 // 5)
+
+
+@pytest.mark.parametrize("name", ["coupled", "rejection"])
+def test_jump_forward_tokens_within_a_branch(llm: nc.LLM, grammars: GrammarCompiler, name: str) -> None:
+    """They are in the sequence before sampling; the branch continues after them."""
+    grammar = nc.StructuredOutputs(regex="(The little fox|A big red bear|One old owl) (ran|sat) (home|down) today[.!]")
+    params = nc.SamplingParams(structured_outputs=grammar, max_tokens=60, temperature=0)
+    requests = [Request([5 + seed, 6], params.replace(seed=seed, logit_bias={97: seed * 0.01})) for seed in range(6)]
+    requests += [Request([5 + seed, 6], params.replace(seed=seed)) for seed in range(6)]
+    expected = [reference_chunks(toy(), llm.tokenizer, request, grammars) for request in requests]
+    engine = engine_of(llm, TreeOracle(outputs_by_prompt(requests, expected), 1.0, random.Random(3)), 14, name)
+    for request, own, events in zip(requests, expected, drive(engine, requests), strict=True):
+        assert chunks_by_index(events, 1) == own, request
+    assert engine.stats.jump_forward_tokens > 20
+    assert engine.stats.speculative.accepted_tokens > 20
+
+
+@pytest.mark.parametrize("name", ["coupled", "rejection"])
+def test_jump_forward_tokens_in_trees_and_chains(llm: nc.LLM, grammars: GrammarCompiler, name: str) -> None:
+    digits = [llm.tokenizer.encode(f"x{digit}", add_special_tokens=False)[-1] for digit in range(10)]
+    grammar = nc.StructuredOutputs(regex="([0-9] and [0-9] or){4}")
+    request = Request([5, 6], GREEDY.replace(structured_outputs=grammar, max_tokens=60))
+    expected = reference_chunks(toy(), llm.tokenizer, request, grammars)
+    found = outputs_by_prompt([request], [expected])
+
+    class Digits(LastSibling):
+        """All siblings are digits, which the grammar allows at some positions only."""
+
+        def draft(self, state: DraftContext, count: int) -> Draft:
+            draft = super().draft(state, count)
+            wrong = [[digit for digit in digits if digit != right] for right in draft.tokens[2::3]]
+            tokens = [right if at % 3 == 2 else wrong[at // 3][at % 3] for at, right in enumerate(draft.tokens)]
+            return Draft(tuple(tokens), draft.parents)
+
+    steps = []
+    for proposer, tokens, width in ((Oracle(found), 5, 1), (Digits(found), 15, 3)):
+        engine = engine_of(llm, proposer, tokens, name, width)
+        [events] = drive(engine, [request])
+        assert chunks_by_index(events, 1) == expected
+        steps.append((engine.stats.num_steps, engine.stats.speculative.accepted_tokens))
+    assert steps[0][1] > 2
+    assert steps[0] == steps[1]

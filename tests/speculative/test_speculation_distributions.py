@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scripted_proposers import NoDrafts
+from scripted_proposers import NoDrafts, most_likely_tree, pick, sampled_tree, shared_siblings
 from test_acceptance_coupled import PARAMS
 from test_acceptance_distribution import DRAFTED, LENGTH, PROMPT, TARGETS, Target, assert_follows, assert_texts
 from toy_models import Toy
@@ -23,6 +22,7 @@ from toy_requests import drive, is_empty, runner
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
+from nucleate.engine.verification import DraftMasks
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import param
 from nucleate.sampling import noise
@@ -35,6 +35,7 @@ from nucleate.speculative import acceptance
 from nucleate.speculative.acceptance import RULES, AcceptanceResult, acceptance_uniforms, residual_uniform
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import Draft, DraftContext, sample_inverse_cdf
+from nucleate.structured_output import GrammarCompiler, Guide
 
 SIZE = 37
 SUPPORTED = [name for name, params in PARAMS.items() if supports_rejection_sampling(params.build_pipeline())]
@@ -173,11 +174,43 @@ def test_unsupported_pipelines() -> None:
         assert supports_rejection_sampling(nc.SamplingParams(**values).build_pipeline()) is expected
 
 
+@pytest.mark.parametrize("name", SUPPORTED)
+@pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
+def test_distributions_along_a_branch_equal_those_of_a_chain(name: str, masked: bool) -> None:
+    """With any stage, also stateful ones, and in any order."""
+    rng = np.random.default_rng(5)
+    parents = [-1, -1, 0, 1, 1, 2, -1, 4, 4, 0]
+    tokens = rng.integers(0, SIZE, len(parents)).tolist()
+    draft = Draft(tuple(tokens), tuple(parents))
+    logits = rng.normal(0, 2, (len(parents) + 1, SIZE)).astype(np.float32)
+    masks = packed(rng.random((len(parents) + 1, SIZE)) < 0.7) if masked else None
+    sampler = Sampler(SIZE, "reference")
+    row = sampler.add(PARAMS[name], [1, 2, 3], output_ids=[4, 1, 4], seed=5)
+    distributions = sampler.distributions(row, logits, tokens, masks, parents=parents)
+    for line in rng.permutation(len(parents) + 1).tolist():
+        path = draft.path(line - 1)
+        lines = [0, *[index + 1 for index in path]]
+        separate = sampler.distributions(
+            row, logits[lines], [tokens[index] for index in path], None if masks is None else masks[lines]
+        )
+        np.testing.assert_array_equal(distributions[line], separate[len(path)])
+    assert sampler.output_ids(row) == (4, 1, 4)
+
+
+def test_masks_along_branches(llm: nc.LLM) -> None:
+    grammars = GrammarCompiler(llm.tokenizer, llm.tokenizer.vocab_size)
+    a, b = (llm.tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("xa", "xb"))
+    grammar = grammars.compile(nc.StructuredOutputs(regex="(aab|bba|abc)+"))
+    draft = Draft((a, b, a, b, b, a), (-1, -1, 0, 0, 1, 4))
+    masks = DraftMasks(Guide(grammar), draft)
+    for line in (6, 2, 4, 0, 3, 1, 5):
+        guide = Guide(grammar)
+        for index in draft.path(line - 1):
+            guide.accept_token(draft.tokens[index])
+        np.testing.assert_array_equal(masks[line], guide.mask()[0])
+
+
 # the distribution of the output
-
-
-def pick(seed: int, step: int, number: int, stream: int = noise.DRAFT) -> float:
-    return float(noise.uniform(seed, step, stream, np.array([number]))[0])
 
 
 def chain(
@@ -286,22 +319,26 @@ def test_stateful_stages_follow_accepted_tokens() -> None:
 
 
 class SamplingProposer(NoDrafts):
-    """Samples its drafts correctly, or with wrong noise."""
+    """Drafts of ``make``, whose distributions are reported as ``report`` maps them."""
 
-    def __init__(self, distributions_VV: np.ndarray, stream: int = noise.DRAFT, report: Any = honest) -> None:
+    def __init__(self, make: Callable[..., Draft] = chain, report: Any = honest, **more: Any) -> None:
         super().__init__()
-        self.distributions_VV, self.stream, self.report = distributions_VV, stream, report
+        self.make, self.report, self.more = make, report, more
+        self.tokens, self.width = (2, 1) if make is chain else (6, 2)
 
     def draft(self, state: DraftContext, count: int) -> Draft:
         assert not state.shared_noise
-        draft = chain(state.token_ids[-1], count, state.seed, state.position, self.distributions_VV, self.stream)
-        return Draft(draft.tokens, distributions=self.report(draft.distributions))
+        before, distributions_VV = state.token_ids[-1], DRAFTED[3]
+        if self.make is most_likely_tree:
+            return most_likely_tree(before, count, distributions_VV)
+        draft = self.make(before, count, state.seed, state.position, distributions_VV, **self.more)
+        return Draft(draft.tokens, draft.parents, self.report(draft.distributions))
 
 
-def count_texts(target: Target, trials: int, rule: str, proposer: NoDrafts, llm: nc.LLM) -> Counter:
+def count_texts(target: Target, trials: int, rule: str, proposer: Any, llm: nc.LLM) -> Counter:
     """The counts of texts. The first token is never drafted."""
     model = Toy(lambda seen: target.logits[seen[-1]], target.size, 64)
-    config = Speculation(lambda: proposer, 2, rule, adaptive=False)
+    config = Speculation(lambda: proposer, proposer.tokens, rule, adaptive=False, tree_width=proposer.width)
     engine = Engine(runner("paged", model, 400), llm.tokenizer, speculative_config=config, backend="reference")
     params = target.params.replace(max_tokens=LENGTH + 1, ignore_eos=True)
     requests = [Request(PROMPT, params.replace(seed=seed)) for seed in range(trials)]
@@ -326,7 +363,11 @@ def assert_text_distribution(counts: Counter, target: Target) -> None:
     counts_4 = np.zeros((target.size,) * 4)
     for text, count in counts.items():
         counts_4[text] = count
-    p_4 = text_probabilities(target)
+    assert_marginals(counts_4, text_probabilities(target))
+
+
+def assert_marginals(counts_4: np.ndarray, p_4: np.ndarray) -> None:
+    """Compare the frequencies of texts of four tokens, and of parts of them."""
     assert_follows(counts_4.ravel(), p_4.ravel())
     for drop in ((0,), (3,), (0, 1), (1, 2), (2, 3)):
         assert_follows(counts_4.sum(axis=drop).ravel(), p_4.sum(axis=drop).ravel())
@@ -337,28 +378,44 @@ def small(**values: Any) -> Target:
     return Target(nc.SamplingParams(**values), size=3, seed=2)
 
 
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-@pytest.mark.parametrize("values", [{}, {"top_p": 0.8, "presence_penalty": 0.6}], ids=["plain", "penalties"])
-def test_texts_of_an_engine(llm: nc.LLM, rule: str, values: dict[str, Any]) -> None:
-    target = small(**values)
-    assert_text_distribution(
-        count_texts(target, tiers.count(500, 1000), rule, SamplingProposer(DRAFTED[3]), llm), target
-    )
+PENALTIES = {"top_p": 0.8, "presence_penalty": 0.6}
+PROPOSERS = {
+    "chain": SamplingProposer(),
+    "chain without distributions": SamplingProposer(report=lambda distributions: None),
+    "tree": SamplingProposer(sampled_tree),
+    "tree of the most likely": SamplingProposer(most_likely_tree),
+    "same siblings in all branches": SamplingProposer(shared_siblings),
+    "tree without distributions": SamplingProposer(sampled_tree, lambda distributions: None),
+}
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "rule"), [("chain", "block"), *((name, "rejection") for name in PROPOSERS)], ids=lambda value: value
+)
+@pytest.mark.parametrize("values", [{}, PENALTIES], ids=["plain", "penalties"])
+@pytest.mark.fast_cases(3)
+def test_texts_of_an_engine(llm: nc.LLM, name: str, rule: str, values: dict[str, Any]) -> None:
+    trials = tiers.count(500, 1000) if name.startswith("chain") else tiers.count(280, 2000)
+    assert_text_distribution(count_texts(small(**values), trials, rule, PROPOSERS[name], llm), small(**values))
+
+
+def flattened(distributions: Any) -> Any:
+    return tuple(distribution**0.3 / (distribution**0.3).sum() for distribution in distributions)
+
+
 @pytest.mark.parametrize(
     "proposer",
-    [SamplingProposer(DRAFTED[3], noise.ACCEPT), SamplingProposer(DRAFTED[3], report=lambda distributions: None)],
+    [
+        SamplingProposer(stream=noise.ACCEPT),  # sampled with the noise of its verification
+        SamplingProposer(sampled_tree, stream=noise.ACCEPT),
+        SamplingProposer(sampled_tree, flattened),
+    ],
+    ids=["noise", "noise of a tree", "distributions"],
 )
+@pytest.mark.fast_cases(1)
 def test_texts_with_wrong_draft_distributions(llm: nc.LLM, proposer: SamplingProposer) -> None:
-    target = small()
-    if proposer.stream == noise.DRAFT:  # without distributions the output distribution is unchanged
-        assert_text_distribution(count_texts(target, 1000, "rejection", proposer, llm), target)
-        return
     with pytest.raises(AssertionError, match="chi-square"):
-        assert_text_distribution(count_texts(target, 1000, "rejection", proposer, llm), target)
+        assert_text_distribution(count_texts(small(), 800, "rejection", proposer, llm), small())
 
 
 @pytest.mark.slow
@@ -406,7 +463,7 @@ def test_grammars_may_forbid_sampled_draft_tokens(llm: nc.LLM) -> None:
 def test_draft_distributions_of_another_vocabulary(llm: nc.LLM, caplog: pytest.LogCaptureFixture) -> None:
     target = small()
     proposer = SamplingProposer(
-        DRAFTED[3], report=lambda distributions: tuple(np.append(distribution, 0.0) for distribution in distributions)
+        report=lambda distributions: tuple(np.append(distribution, 0.0) for distribution in distributions)
     )
     model = Toy(lambda seen: target.logits[seen[-1]], 3, 64)
     config = Speculation(lambda: proposer, 2, "rejection", adaptive=False)
@@ -423,16 +480,20 @@ def test_verification_noise_is_independent() -> None:
     streams = (noise.TOKEN, noise.GROUP, noise.XTC, noise.ACCEPT, noise.RESIDUAL, noise.DRAFT)
     found = np.stack([noise.uniform(3, 4, stream, np.arange(50)) for stream in streams])
     assert len(np.unique(found)) == found.size
+    assert found.min() > 0
+    assert found.max() < 1
     assert acceptance_uniforms(3, 4, 50).tolist() == found[3].tolist()
+    assert acceptance_uniforms(3, 4, 9).tolist() == found[3, :9].tolist()  # whatever the length of the draft
     assert residual_uniform(3, 4) == found[4, 0]
-    assert random.Random(1).random() not in found
+    for seed, step in ((3, 5), (4, 4)):
+        assert not np.isin([*acceptance_uniforms(seed, step, 50), residual_uniform(seed, step)], found).any()
 
 
 def test_logprobs_are_those_of_the_target(llm: nc.LLM) -> None:
     """Logprobs come from the target's logits at each position, not from the draft."""
     target = small()
     model = Toy(lambda seen: target.logits[seen[-1]], 3, 64)
-    config = Speculation(lambda: SamplingProposer(DRAFTED[3]), 3, "rejection", adaptive=False)
+    config = Speculation(SamplingProposer, 3, "rejection", adaptive=False)
     engine = Engine(runner("paged", model, 40), llm.tokenizer, speculative_config=config, backend="reference")
     params = nc.SamplingParams(max_tokens=20, ignore_eos=True, seed=1, logprobs=3, logprobs_mode="raw")
     [events] = drive(engine, [Request(PROMPT, params)])

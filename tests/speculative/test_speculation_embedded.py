@@ -22,7 +22,6 @@ RECORD = {
     "required": ["name", "age"],
     "additionalProperties": False,
 }
-HERE = [name for name in METHODS if name != "mtp"]  # which need other models
 SECTIONS: Any = {
     "structures": [{"begin": " a ", "schema": {"enum": ["big", "red"]}, "end": " dog"}],
     "triggers": [" a"],
@@ -89,16 +88,22 @@ def compare(llm: nc.LLM, name: str, count: int, seed: int, **options: Any) -> No
         assert engine.stats.num_steps < plain.stats.num_steps
 
 
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("name", HERE)
-def test_thirty_requests_at_once(llm: nc.LLM, name: str) -> None:
-    compare(llm, name, 30, 1, adaptive=False)
+CHAINS = [(name, {}) for name in METHODS if name != "mtp"]  # which needs other models
+TREES = [
+    ("suffix", {"num_speculative_tokens": 9, "tree_width": 3}),
+    ("medusa", {"num_speculative_tokens": 16, "tree_width": 4}),
+    ("eagle", {"num_speculative_tokens": 8, "tree_width": 2}),
+]
+
+
+@pytest.mark.fast_cases(2)
+@pytest.mark.parametrize(("name", "options"), [*CHAINS, *TREES])
+def test_some_requests_at_once(llm: nc.LLM, name: str, options: dict[str, Any]) -> None:
+    compare(llm, name, 12 if options else 30, 1, **options, adaptive=False)
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", HERE)
-@pytest.mark.parametrize(
-    "options", [{"adaptive": False}, {"num_speculative_tokens": 7, "adaptive": True}], ids=["4", "up to 7"]
-)
-def test_three_hundred_requests_at_once(llm: nc.LLM, name: str, options: dict[str, Any]) -> None:
-    compare(llm, name, 300, 2, **options)
+@pytest.mark.parametrize(("name", "options"), [*CHAINS, *TREES])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_three_hundred_requests_at_once(llm: nc.LLM, name: str, options: dict[str, Any], adaptive: bool) -> None:
+    compare(llm, name, 300, 2, **{"num_speculative_tokens": 7 if adaptive else 4, **options}, adaptive=adaptive)

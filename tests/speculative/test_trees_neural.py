@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-from test_neural import BEGINNINGS, fresh, observe_text
-from test_neural_distributions import TEXT, fits, rows
-from test_neural_distributions import observe_text as observe_text_of_many
-from test_speculation_embedded import compare
+from test_neural import BEGINNINGS, fresh, fresh_of, observe_text
+from test_neural_distributions import drafts_of, fits, rows
 from toy_requests import drive
 
 import nucleate as nc
 from nucleate.engine.request import Request
 from nucleate.models.cpu_operations import one_thread
-from nucleate.models.loader import EMBEDDED
 from nucleate.models.numpy_llama import Llama
 from nucleate.sampling import noise
 from nucleate.sampling.noise import GROUP_SIZE
@@ -25,14 +22,10 @@ from nucleate.speculative.draft import ROOT, Draft, DraftContext
 from nucleate.speculative.neural import load
 from nucleate.speculative.neural.draft_sampling import SiblingRequest, sample_siblings, sample_tokens
 from nucleate.speculative.neural.eagle import TreeBuilder
+from nucleate.speculative.neural.medusa import HEAD_ACCURACY, tree_structure
 from nucleate.speculative.suffix import SuffixProposer
 
 TREES = ("medusa", "eagle")
-
-
-@pytest.fixture(scope="module")
-def model() -> Llama:
-    return Llama(EMBEDDED)
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +116,18 @@ def test_greedy_and_sampled_siblings() -> None:
 # drafts
 
 
-def wide(name: str, model: Llama, ids: Sequence[int], count: int, branches: int, **state: Any) -> Draft:
-    """The tree of a new proposer."""
-    proposer = load(name, model, branches)
-    observe_text(proposer, model, 9, [*ids])
-    [draft] = proposer.propose([DraftContext(9, ids, **state)], [count])
-    return draft
+def test_medusa_trees_are_the_most_likely_combinations() -> None:
+    nodes = tree_structure(12, 3, 3)
+    chances, depths = [], []
+    for rank, parent, depth in nodes:
+        chances.append((1.0 if parent == ROOT else chances[parent]) * HEAD_ACCURACY[depth][rank])
+        depths.append(0 if parent == ROOT else depths[parent] + 1)
+    ranks = [path for size in (1, 2, 3) for path in itertools.product(range(3), repeat=size)]
+    every = [np.prod([HEAD_ACCURACY[depth][rank] for depth, rank in enumerate(path)]) for path in ranks]
+    assert chances == pytest.approx(sorted(every, reverse=True)[:12])
+    assert depths == [depth for *_, depth in nodes]
+    assert len({(rank, parent) for rank, parent, _ in nodes}) == 12
+    assert len(tree_structure(99, 2, 2)) == 6
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
@@ -140,7 +139,7 @@ def test_the_first_branch_of_a_tree_equals_the_chain(
         state = {"temperature": temperature, "seed": seed, "num_prompt_tokens": 4}
         chain = fresh(name, model, ids, 4, **state).tokens
         for count, branches in ((1, 4), (8, 2), (16, 3)):
-            tree = wide(name, model, ids, count, branches, **state)
+            tree = fresh(name, model, ids, count, branches, **state)
             assert len(tree) == count
             assert tree.distributions is None
             children, index, trunk = tree.children(), ROOT, []
@@ -161,8 +160,7 @@ def test_trees_do_not_depend_on_the_batch(name: str, model: Llama, texts: list[l
     states = [DraftContext(key, texts[key], 4, key, warm[key], shared[key]) for key in range(4)]
     proposer.propose(states, [16] * 4)  # draft tokens leave no state behind
     for state, count, draft in zip(states, counts, proposer.propose(states, counts), strict=True):
-        given = {key: value for key, value in state._asdict().items() if key not in ("key", "token_ids")}
-        separate = wide(name, model, state.token_ids, count, 3, **given)
+        separate = fresh_of(name, model, state, count, 3)
         assert (draft.tokens, draft.parents) == (separate.tokens, separate.parents)
         assert (draft.distributions is None) == (state.shared_noise or not state.temperature)
 
@@ -175,7 +173,7 @@ def test_eagle_outputs_along_a_branch_equal_those_of_a_chain(
     draft = TreeBuilder.build
     monkeypatch.setattr(TreeBuilder, "build", lambda growth: (grown.append(growth), draft(growth))[1])
     ids = texts[0]
-    wide("eagle", model, ids, 14, 3, temperature=0.0)
+    fresh("eagle", model, ids, 14, 3, temperature=0.0)
     [growth] = grown
     assert len(growth.expanded) > 5
     tree = Draft(tuple(growth.chain.tokens), tuple(growth.parents))
@@ -183,8 +181,7 @@ def test_eagle_outputs_along_a_branch_equal_those_of_a_chain(
         proposer = load("eagle", model)
         observe_text(proposer, model, 9, ids)
         chain = growth.chain.__class__(DraftContext(9, ids, temperature=0.0), 14)
-        [chain] = proposer._sequences.ready([chain])
-        chain.ids = [*ids]
+        assert proposer._prepare(chain, [9])
         with one_thread():
             x_RX = proposer._process_pending([chain])
             for index, node in enumerate(tree.path(looked)):
@@ -197,15 +194,7 @@ def test_eagle_outputs_along_a_branch_equal_those_of_a_chain(
 @pytest.mark.fast_cases(1)
 def test_siblings_have_the_reported_distributions(name: str, model: Llama) -> None:
     """Tested for the first and second sibling, and for the first one after a sibling."""
-    proposer, drafts = load(name, model, 2), []
-    for start in (0, 250):
-        keys = range(start, start + 250)
-        observe_text_of_many(proposer, model, keys)
-        drafts += proposer.propose(
-            [DraftContext(key, TEXT, 5, 1000 + key, 1.0, shared_noise=False) for key in keys], [5] * 250
-        )
-        for key in keys:
-            proposer.forget(key)
+    drafts = drafts_of(name, model, 500, 5, width=2)
     for draft in drafts:
         assert len(draft) == 5
         for group in draft.children().values():
@@ -246,21 +235,6 @@ def test_suffix_trees() -> None:
 
 
 # in the engine
-
-
-@pytest.mark.parametrize(("name", "tokens", "branches"), [("suffix", 6, 3), ("medusa", 8, 3), ("eagle", 8, 2)])
-@pytest.mark.fast_cases(1)
-def test_some_requests_at_once(llm: nc.LLM, name: str, tokens: int, branches: int) -> None:
-    compare(llm, name, 5, 3, num_speculative_tokens=tokens, tree_width=branches, adaptive=False)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("options", [{"adaptive": False}, {"adaptive": True}], ids=["", "adaptive"])
-@pytest.mark.parametrize(("name", "tokens", "branches"), [("suffix", 9, 3), ("medusa", 16, 4), ("eagle", 16, 2)])
-def test_three_hundred_requests_at_once(
-    llm: nc.LLM, name: str, tokens: int, branches: int, options: dict[str, Any]
-) -> None:
-    compare(llm, name, 300, 2, num_speculative_tokens=tokens, tree_width=branches, **options)
 
 
 def acceptance_length(llm: nc.LLM, texts: list[list[int]], *config: Any, **more: Any) -> float:

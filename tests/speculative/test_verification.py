@@ -30,14 +30,10 @@ class Once(NoDrafts):
 
     def __init__(self, once: Draft) -> None:
         super().__init__()
-        self.once, self.accepted_counts = once, []
+        self.once = once
 
     def draft(self, state: DraftContext, count: int) -> Draft:
         return self.once if state.position == 1 else Draft()
-
-    def accepted(self, key: int, count: int) -> None:
-        super().accepted(key, count)
-        self.accepted_counts.append(count)
 
 
 def engine_of(llm: nc.LLM, once: Draft, scripted: Callable[[tuple[int, ...]], np.ndarray], rule: str) -> Engine:

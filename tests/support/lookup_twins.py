@@ -6,9 +6,10 @@ import functools
 import heapq
 import operator
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from nucleate.sampling.suffix_automaton import NOTHING, ROOT, SuffixAutomaton
-from nucleate.speculative.draft import Draft, DraftContext, Node, tree_draft
+from nucleate.speculative.draft import Draft, DraftContext, tree_draft
 from nucleate.speculative.ngram import NgramProposer
 from nucleate.speculative.suffix import SuffixProposer
 
@@ -113,6 +114,14 @@ def extend(automaton: PlainAutomaton, symbols: Sequence[int], start: int, stop: 
     """Push ``symbols[start:stop]``."""
     for position in range(start, min(stop, len(symbols))):
         automaton.push(int(symbols[position]))
+
+
+class Node(NamedTuple):
+    """A node of a tree."""
+
+    token: int
+    parent: int
+    probability: float
 
 
 class PlainSuffixProposer(SuffixProposer):

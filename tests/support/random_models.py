@@ -99,3 +99,12 @@ def small_llama(size: int, seed: int = 0, hidden: int = 32) -> Any:
         num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.4, bos_token_id=0, eos_token_id=None,
     )  # fmt: skip
     return transformers.LlamaForCausalLM(config).eval()
+
+
+def greedy(model: Any, ids: list[int], count: int) -> list[int]:
+    """The tokens that Transformers' ``generate`` adds to a prompt, without a stop at EOS."""
+    given = torch.tensor([ids])
+    settings = dict(max_new_tokens=count, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    out = model.generate(input_ids=given, attention_mask=torch.ones_like(given), **settings)
+    tokens: list[int] = out[0, len(ids) :].tolist()
+    return tokens

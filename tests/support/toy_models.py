@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.gguf.batched_gguf import BatchedGguf
+from nucleate.models.gguf.batched_gguf import BatchedGguf, SequenceMap
 from nucleate.models.gguf.llama_library import Token
-from nucleate.models.gguf.sequence_map import SequenceMap, WholeSequences
 from nucleate.models.paged_cache import TreeMask
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import Fork, ModelInput, Move
@@ -195,5 +194,4 @@ class CellToy(BatchedGguf):
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, "cells"
         self.max_sequences = slots
         self._context = self.context = SimulatedContext(model, blocks * block_size, whole=whole)
-        maps = WholeSequences(self.context, slots) if whole else SequenceMap(self.context, slots, block_size, keep)
-        self._map = maps
+        self._map = SequenceMap(self.context, slots, block_size, keep, whole=whole)

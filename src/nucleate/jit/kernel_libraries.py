@@ -41,15 +41,14 @@ DRAFTS = KernelLibrary(
     "drafts",
     (
         "nucleate.speculative.neural.draft_kernels",
-        "nucleate.speculative.suffix_kernels",
-        "nucleate.speculative.ngram_kernels",
+        "nucleate.speculative.lookup_kernels",
     ),
     _sources(
         "speculative/neural/draft_kernels.py",
         "sampling/cpu/kernel_maths.py",
         "sampling/noise.py",
-        "speculative/*_kernels.py",
-        "speculative/lookup_arrays.py",
+        "speculative/lookup_kernels.py",
+        "speculative/suffix.py",
         "speculative/draft.py",
         "sampling/suffix_automaton.py",
     ),

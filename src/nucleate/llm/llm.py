@@ -18,7 +18,7 @@ from nucleate.jit.native_library import load_in_background
 from nucleate.llm.chat_request import chat_request, template_options
 from nucleate.llm.model_loading import check_parallel, load_parallel, model_tokenizer
 from nucleate.llm.shared_engine import SharedEngine, completions, in_order, with_progress
-from nucleate.models.loader import ModelSource, check_companion, is_in_memory, runners_of
+from nucleate.models.loader import ModelSource, check_vocabulary, is_in_memory, runners_of
 from nucleate.models.protocol import Model, ModelError
 from nucleate.outputs import Completion, CompletionChunk
 from nucleate.parameters.converters import shown
@@ -123,7 +123,7 @@ class LLM:
         if companion_model is not None:
             other = ModelSource.find(companion_model, **how, revision=None)
             self.companion_model = other.load()
-            check_companion(self.model, source.folder, self.companion_model, other.folder)
+            check_vocabulary("companion model", self.companion_model, self.model, other.folder, source.folder)
         self.tokenizer = model_tokenizer(tokenizer, source, self.model)
         self.chat_format = ChatFormat.find(self.tokenizer, tool_call_parser, reasoning_parser)
         self.speculative_config = None if speculation is None else speculation.bind_model(self.model)

@@ -10,8 +10,7 @@ from nucleate.jit.native_library import warn_once
 from nucleate.models.gguf.gguf_file import find_gguf
 from nucleate.models.loader import ModelSource, resolve_tokenizer
 from nucleate.models.protocol import Model, ModelError
-from nucleate.models.transformers.loading import convert_tokenizer, save_tokenizer
-from nucleate.models.transformers.transformers_model import libraries
+from nucleate.models.transformers.transformers_model import convert_tokenizer, libraries, save_tokenizer
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.speculative.config import TOKEN_METHODS, Speculation

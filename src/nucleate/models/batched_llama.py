@@ -15,9 +15,8 @@ import numpy as np
 
 from nucleate.jit.kernel_libraries import MODELS
 from nucleate.models import cpu_operations
-from nucleate.models.cpu_operations import compiled_matmul, matmul, one_thread
+from nucleate.models.cpu_operations import attend, attend_compiled, compiled_matmul, matmul, one_thread
 from nucleate.models.numpy_llama import Floats, Llama
-from nucleate.models.paged_attention import attend, attend_compiled
 from nucleate.models.paged_cache import (
     AttentionRule,
     BatchLayout,
@@ -27,8 +26,7 @@ from nucleate.models.paged_cache import (
     copy_slots,
     slots_of,
 )
-from nucleate.models.protocol import ModelError
-from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move
+from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move, Runner, blocks_in
 
 
 class LlamaKernels(NamedTuple):
@@ -49,23 +47,17 @@ def compiled() -> LlamaKernels:
     return LlamaKernels(MODELS.add_and_normalise, MODELS.rotate, MODELS.gate, compiled_matmul, attend_compiled)
 
 
-class BatchedLlama:
+class BatchedLlama(Runner):
     """See ``Runner``. memory: bytes for the KV cache. Raises ModelError if they are less than a block."""
 
-    paged = True
-    asynchronous = False
     tree_attention = True
-    unbatched_reason = ""
-    capture_enabled = True
 
     def __init__(self, model: Llama, memory: int, block_size: int = BLOCK) -> None:
         self.model, self.block_size = model, block_size
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
         shape = block_size, model.kv_heads, model.head_size, model.head_size
         size = len(model.layers) * sum(array.nbytes for array in allocate_kv_cache(1, *shape))
-        self.blocks = memory // size
-        if not self.blocks:
-            raise ModelError(f"the KV cache needs at least {size} bytes (one block), got {memory}")
+        self.blocks = blocks_in(memory, size)
         self.caches = [allocate_kv_cache(self.blocks, *shape) for _ in model.layers]
         self.rule = AttentionRule(model.head_size**-0.5)
         self.kernels = NUMPY
@@ -118,14 +110,10 @@ class BatchedLlama:
         for cache in self.caches:
             copy_slots(cache, sources, targets)
 
-    def forget(self, key: int) -> None:
-        """Nothing to do: the state of a sequence is in its blocks."""
-
     def _forward(self, layout: BatchLayout, kernels: LlamaKernels) -> Floats:
         """The requested logits [L, V]. The products write to ``delta_TX``, which the next normalisation adds to x."""
         model, add_and_normalise, matmul = self.model, kernels.add_and_normalise, kernels.matmul
-        angle = layout.positions_T[:, None] * model.frequencies
-        rotation = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+        rotation = model.rotation(layout.positions_T)
         x_TX = model.embedding[layout.ids_T]
         delta_TX, normal_TX = np.zeros_like(x_TX), np.empty_like(x_TX)
         gated_TY = np.empty((layout.size, model.inner_size), np.float32)

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nucleate.models.batched_llama import BatchedLlama
-from nucleate.models.gguf.gguf_file import find_gguf
+from nucleate.models.gguf.gguf_file import find_gguf, first_line
 from nucleate.models.model_files import GENERATION_CONFIG, read_config, recommended, recommended_values
 from nucleate.models.numpy_llama import Llama, unsupported_reason
 from nucleate.models.paged_cache import free_memory
 from nucleate.models.protocol import Model, ModelError
-from nucleate.models.runner import BLOCK, Runner, SequentialRunner
-from nucleate.models.transformers.loading import check_device, load_progress
-from nucleate.models.transformers.transformers_model import TransformersModel
+from nucleate.models.runner import BLOCK, Runner, SequentialRunner, blocks_in
+from nucleate.models.transformers.transformers_model import TransformersModel, check_device, load_progress
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
@@ -200,9 +199,9 @@ def download(name: str, revision: str | None = None, patterns: Sequence[str] = M
     try:
         return Path(huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
     except Exception as error:  # the hub's client raises errors of many libraries
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         at = "" if revision is None else f" at revision {revision!r:.80}"
-        raise ModelError(f"there is no folder {name!r}, and the download from the hub{at} failed: {reason}") from error
+        reason = f"the download from the hub{at} failed: {first_line(error)}"
+        raise ModelError(f"there is no folder {name!r}, and {reason}") from error
 
 
 @with_suggestions
@@ -220,22 +219,21 @@ def load(folder: Path, device: str = "auto", dtype: str = "auto", runtime: str =
         return TransformersModel(folder, device, dtype)
 
 
-def check_companion(model: Model, folder: Path | None, companion: Model, other: Path | None) -> None:
-    """Raise ModelError if a companion model has another vocabulary. folder, other: None for a model in memory."""
-    if companion.vocab_size != model.vocab_size:
-        sizes = f"{companion.vocab_size} tokens instead of {model.vocab_size}"
-        raise ModelError(f"the companion model must have the vocabulary of the model; {other or 'it'} has {sizes}")
-    if has_other_tokens(model, companion):
-        raise ModelError(f"the companion model must have the vocabulary of the model; {other} has other tokens")
-    files = [each / "tokenizer.json" for each in (folder, other) if each is not None]
-    if len(files) == 2 and all(file.is_file() for file in files) and _vocabulary(files[0]) != _vocabulary(files[1]):
-        raise ModelError(f"the companion model must have the vocabulary of the model; {other} has other tokens")
-
-
-def has_other_tokens(model: Model, other: Model) -> bool:
-    """Whether two models whose files have a vocabulary, such as GGUF, have different ones."""
-    texts = [getattr(getattr(each, "vocabulary", None), "texts", None) for each in (model, other)]
-    return None not in texts and texts[0] != texts[1]
+def check_vocabulary(
+    kind: str, other: Model, model: Model, other_folder: Path | None = None, folder: Path | None = None
+) -> None:
+    """Raise ModelError if another model has not the vocabulary of the model. Folders: None for a model in memory."""
+    texts = [getattr(getattr(each, "vocabulary", None), "texts", None) for each in (model, other)]  # of GGUF models
+    files = [each / "tokenizer.json" for each in (folder, other_folder) if each is not None]
+    if other.vocab_size != model.vocab_size:
+        difference = f"{other.vocab_size} tokens instead of {model.vocab_size}"
+    elif (None not in texts and texts[0] != texts[1]) or (
+        len(files) == 2 and all(file.is_file() for file in files) and _vocabulary(files[0]) != _vocabulary(files[1])
+    ):
+        difference = "other tokens"
+    else:
+        return
+    raise ModelError(f"the {kind} must have the vocabulary of the model; {other_folder or 'it'} has {difference}")
 
 
 def _vocabulary(file: Path) -> Any:
@@ -309,11 +307,9 @@ def _default_memory(model: Model, most: int) -> int:
 
 
 def _sequential(model: Model, memory: int, token_bytes: int, reason: str) -> SequentialRunner:
-    size = token_bytes * BLOCK
-    if memory < size:
-        raise ModelError(f"the KV cache needs at least {size} bytes (one block), got {memory}")
+    blocks = blocks_in(memory, token_bytes * BLOCK)
     logger.warning("the model runs one sequence at a time, not batched: %s", reason)
-    return SequentialRunner(model, memory // size, unbatched_reason=reason)
+    return SequentialRunner(model, blocks, unbatched_reason=reason)
 
 
 def _is_small_llama(folder: Path) -> bool:

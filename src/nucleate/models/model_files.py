@@ -58,6 +58,14 @@ def stored_dtypes(path: Path) -> dict[str, str]:
         return {}
 
 
+def read_metadata(path: Path) -> dict[str, str]:
+    """The metadata of a safetensors file."""
+    from safetensors import safe_open
+
+    with safe_open(path, "np") as file:
+        return file.metadata() or {}
+
+
 def quantized_weight(folder: Path) -> str | None:
     """The name and type of a weight in a folder that is an integer or has a scale; None if there is none."""
     for path in sorted(folder.glob("*.safetensors")):

@@ -126,6 +126,11 @@ class Llama:
     def begin(self) -> LlamaContext:
         return LlamaContext(self)
 
+    def rotation(self, positions_T: NDArray[np.int64]) -> tuple[Floats, Floats]:
+        """Cosines and sines of the rotary embedding: [T, half of the head size] each."""
+        angle = positions_T[:, None] * self.frequencies
+        return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+
     def normalise(self, x: Floats, weight: Floats) -> Floats:
         """Root-mean-square normalisation of the rows of x."""
         scaled: Floats = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.epsilon) * weight
@@ -164,8 +169,7 @@ class LlamaContext:
             raise ValueError(f"forward needs one or more token ids in 0..{model.vocab_size - 1}")
         if self.length + count > model.context_length:
             raise ValueError(f"{self.length + count} tokens exceed the context length {model.context_length}")
-        angle = np.arange(self.length, self.length + count)[:, None] * model.frequencies
-        rotation = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+        rotation = model.rotation(np.arange(self.length, self.length + count))
         x = model.embedding[ids]
         for index, layer in enumerate(model.layers):
             x = x + self._attend(index, model.normalise(x, layer.attention_norm) @ layer.query_key_value, rotation)

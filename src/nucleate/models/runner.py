@@ -18,6 +18,7 @@ from nucleate.models.protocol import DecodingContext, Model, ModelError
 
 BLOCK = 16
 """Default number of tokens per block."""
+NO_HIDDEN_STATES = np.empty((0, 0), np.float32)
 
 
 class ModelInput(NamedTuple):
@@ -56,44 +57,27 @@ class Move(NamedTuple):
 class Runner(Protocol):
     """A causal language model that computes many sequences at once.
 
-    An optional attribute ``max_sequences`` limits how many. An optional method ``new_sampler(backend)`` makes the
-    sampler for its logits, which are then only indexed by rows, given to it, or converted with ``np.asarray``.
+    Runners may derive from this class for its defaults. An optional attribute ``max_sequences`` limits how many
+    sequences. An optional method ``new_sampler(backend)`` makes the sampler for its logits, which are then only indexed
+    by rows, given to it, or converted with ``np.asarray``.
     """
 
-    @property
-    def vocab_size(self) -> int:
-        """The length of a row of logits."""
+    vocab_size: int  #: the length of a row of logits
+    context_length: int  #: the maximum number of tokens of a sequence
+    runtime: str  #: a readable name of the runtime and device
+    unbatched_reason: str = ""  #: why sequences run one at a time; empty if they are batched
+    block_size: int  #: tokens per block
+    blocks: int  #: the number of blocks; their ids are 0 to blocks - 1
+    paged: bool = True
+    """Whether the KV cache is in blocks, so that prompts may be chunked and blocks shared.
 
-    @property
-    def context_length(self) -> int:
-        """The maximum number of tokens of a sequence."""
-
-    @property
-    def runtime(self) -> str:
-        """A readable name of the runtime and device."""
-
-    @property
-    def unbatched_reason(self) -> str:
-        """Why sequences run one at a time; empty if they are batched."""
-
-    @property
-    def block_size(self) -> int:
-        """Tokens per block."""
-
-    @property
-    def blocks(self) -> int:
-        """The number of blocks; their ids are 0 to blocks - 1."""
-
-    @property
-    def paged(self) -> bool:
-        """Whether the KV cache is in blocks, so that prompts may be chunked and blocks shared.
-
-        If not, the model keeps the state of each sequence elsewhere, and the first chunk must be the whole prompt.
-        """
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether ``forward`` returns before the logits are computed, so that other work can overlap."""
+    If not, the model keeps the state of each sequence elsewhere, and the first chunk must be the whole prompt.
+    """
+    asynchronous: bool = False  #: whether ``forward`` returns before the logits are computed, to overlap other work
+    tree_attention: bool = False
+    """Whether inputs may have ``parents`` and ``move`` works. A runner without the attribute counts as False."""
+    capture_enabled: bool = True
+    """Whether forward passes capture hidden states. Set it to False while nobody reads them."""
 
     def forward(self, inputs: Sequence[ModelInput]) -> Any:
         """Compute inputs of different sequences. Returns the requested logits [L, V], input by input (NumPy or torch).
@@ -103,12 +87,9 @@ class Runner(Protocol):
         computed, and each may be retried.
         """
 
-    @property
-    def tree_attention(self) -> bool:
-        """Whether inputs may have ``parents`` and ``move`` works. A runner without the attribute counts as False."""
-
     def move(self, moves: Sequence[Move]) -> None:
         """Move the keys and values of accepted tree paths to where those of a chain would be."""
+        return
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
         """From now on, capture the inputs of these layers in ``hidden_states``; () for none, the default.
@@ -116,40 +97,43 @@ class Runner(Protocol):
         The input of layer 0 is the embeddings; the number of layers means the input of the final norm. Raises
         ModelError for a model whose hidden states cannot be captured.
         """
-
-    capture_enabled: bool
-    """Whether forward passes capture them. Set it to False while nobody reads them."""
+        if layers:
+            raise ModelError(f"hidden states cannot be captured on {self.runtime}; use another draft method")
 
     @property
-    def hidden_states(self) -> NDArray[np.float32]:
+    def hidden_states(self) -> Any:
         """Hidden states of all tokens of the last forward pass that captured them: [T, captured layers * hidden size].
 
         Layers are in the order given to ``capture_hidden_states``. A tensor if the logits are one.
         """
+        return NO_HIDDEN_STATES
 
     def fork(self, forks: Sequence[Fork]) -> None:
         """Fork sequences: copy the named blocks; the others are shared."""
 
     def forget(self, key: int) -> None:
         """A sequence has finished."""
+        return
 
     def warm(self) -> None:
         """Compile or load kernels now, on any thread. Optional: forward passes do not need it to have been called."""
+        return
 
 
-NO_HIDDEN_STATES = np.empty((0, 0), np.float32)
+def blocks_in(memory: int, block_bytes: int) -> int:
+    """The number of blocks of a KV cache. memory: bytes. Raises ModelError if they are less than a block."""
+    if memory < block_bytes:
+        raise ModelError(f"the KV cache needs at least {block_bytes} bytes (one block), got {memory}")
+    return memory // block_bytes
 
 
-class SequentialRunner:
+class SequentialRunner(Runner):
     """Runs any Model one sequence at a time, each with the model's own cache: slow, but it always works.
 
     blocks: capacity for all sequences, in blocks of tokens. unbatched_reason: why sequences are not batched.
     """
 
     paged = False
-    asynchronous = False
-    tree_attention = False
-    capture_enabled = True
 
     def __init__(self, model: Model, blocks: int, block_size: int = BLOCK, unbatched_reason: str = "") -> None:
         self.model, self.blocks, self.block_size, self.unbatched_reason = model, blocks, block_size, unbatched_reason
@@ -157,12 +141,6 @@ class SequentialRunner:
         self._open: dict[int, tuple[DecodingContext, int]] = {}  # with the number of computed tokens
         self._prompts: dict[int, int] = {}  # the length of the prompt by key: that of its first input
         self._splits_prompt = bool(getattr(model, "bidirectional_prompt", False))
-        self.hidden_states = NO_HIDDEN_STATES
-
-    def capture_hidden_states(self, layers: Sequence[int]) -> None:
-        """See ``Runner.capture_hidden_states``. Only () is supported."""
-        if layers:
-            raise ModelError("hidden states can only be captured from a model that runs batched")
 
     def forward(self, inputs: Sequence[ModelInput]) -> NDArray[np.float32]:
         """See ``Runner.forward``."""
@@ -187,9 +165,6 @@ class SequentialRunner:
         self._open[each.key] = context, each.stop
         return logits_LV
 
-    def move(self, moves: Sequence[Move]) -> None:
-        """Never called: trees are not supported."""
-
     def fork(self, forks: Sequence[Fork]) -> None:
         """See ``Runner.fork``. If a context cannot be copied, the child is computed from its start."""
         weights = self.model, *getattr(self.model, "__dict__", {}).values()
@@ -204,6 +179,3 @@ class SequentialRunner:
         """See ``Runner.forget``."""
         self._open.pop(key, None)
         self._prompts.pop(key, None)
-
-    def warm(self) -> None:
-        """Nothing to do."""

@@ -219,12 +219,8 @@ def _token(token: int, vocab_size: int) -> bool:
 
 def _residual(p_V: Distribution, q_V: Distribution, fallback: Distribution) -> Distribution:
     """The normalized residual max(p - q, 0); ``fallback`` if rounding makes it zero."""
-    residual = normalize(_positive(p_V - q_V))
+    residual = normalize(np.maximum(p_V - q_V, 0.0))
     return fallback if residual is None else residual
-
-
-def _positive(x_V: Distribution) -> Distribution:
-    return np.maximum(x_V, 0.0, out=x_V)
 
 
 def _acceptance_probability(
@@ -234,9 +230,7 @@ def _acceptance_probability(
     weight = weights[num_accepted]
     if weight >= 1.0 or num_accepted == len(distributions):
         return weight
-    x_V = weight * rows[num_accepted]
-    x_V -= distributions[num_accepted]
-    excess = float(_positive(x_V).sum())
+    excess = float(np.maximum(weight * rows[num_accepted] - distributions[num_accepted], 0.0).sum())
     return excess / (excess + 1.0 - weight)
 
 

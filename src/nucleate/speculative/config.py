@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,9 +23,7 @@ FIELD = "speculative_config"
 COUPLED = "coupled"
 ACCEPTANCE_RULES = (COUPLED, *RULES)
 
-TOKEN_METHODS: Mapping[str, Callable[[], Proposer]] = MappingProxyType(
-    {"ngram": NgramProposer, "suffix": SuffixProposer}
-)
+TOKEN_METHODS = ("ngram", "suffix")
 """Draft methods that use token ids only, and work with every model."""
 
 TRAINED_METHODS = ("draft", "medusa", "eagle", "dflash", "mtp")
@@ -127,8 +124,7 @@ class Speculation:
             if not hasattr(proposer, "layers"):
                 raise ParameterError(FIELD, f"a proposer has layers and the methods of Proposer, got {shown(proposer)}")
         elif self.method in TOKEN_METHODS:
-            is_suffix = self.method == "suffix"
-            proposer = SuffixProposer(tree_width=tree_width) if is_suffix else TOKEN_METHODS[self.method]()
+            proposer = SuffixProposer(tree_width=tree_width) if self.method == "suffix" else NgramProposer()
         else:
             raise ParameterError(FIELD, f"the method {self.method!r} needs the weights of a model: pass it to LLM")
         return AdaptiveProposer(proposer, trees=tree_width > 1) if self.adaptive else proposer

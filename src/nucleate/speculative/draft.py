@@ -1,13 +1,12 @@
 """Drafts and their token distributions, tree drafts, and the interface of the proposers (draft methods) that make them.
 
-A tree is built best-first from probabilities, pruned and truncated.
+A tree is pruned and truncated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -57,11 +56,12 @@ def sample_without_replacement(
     distributions: list[Distribution] = []
     remaining: Distribution | None = p_V
     for u in uniforms:
+        if tokens:
+            remaining = exclude_token(distributions[-1], tokens[-1])
         if remaining is None:
             break
         distributions.append(remaining)
         tokens.append(sample_inverse_cdf(remaining, u))
-        remaining = exclude_token(remaining, tokens[-1])
     return tuple(tokens), tuple(distributions)
 
 
@@ -221,48 +221,6 @@ class Proposer(Protocol):
         Unknown keys are ignored.
         """
         return
-
-
-class Candidate(NamedTuple):
-    """A candidate token with its probability, estimated by a draft method."""
-
-    token: int
-    probability: float
-    state: Any = None  #: of the draft method, after this token
-
-
-def best_first(candidates: Callable[[Any, int], Iterable[Candidate]], state: Any, max_tokens: int) -> list[Node]:
-    """The ``max_tokens`` most likely nodes of a tree; parents come before children.
-
-    candidates(state, depth): the candidates after a node of that depth, most likely first; ``state`` and depth 0 are
-    those of the root. The probability of a node is the product of the probabilities on its path.
-    """
-    nodes: list[Node] = []
-    heap: list[tuple[float, int, int, int, Any, int]] = []
-    counter = 0  # breaks ties: the first one found wins
-
-    def expand(state: Any, depth: int, index: int, probability: float) -> None:
-        nonlocal counter
-        for candidate in candidates(state, depth):
-            path_probability = probability * candidate.probability
-            heappush(heap, (-path_probability, counter, candidate.token, index, candidate.state, depth + 1))
-            counter += 1
-
-    expand(state, 0, ROOT, 1.0)
-    while heap and len(nodes) < max_tokens:
-        probability, _, token, parent, state, depth = heappop(heap)
-        nodes.append(Node(token, parent, -probability))
-        if len(nodes) < max_tokens:
-            expand(state, depth, len(nodes) - 1, -probability)
-    return nodes
-
-
-class Node(NamedTuple):
-    """A node of a tree."""
-
-    token: int
-    parent: int
-    probability: float
 
 
 def tree_draft(tokens: Iterable[int], parents: Iterable[int]) -> Draft:

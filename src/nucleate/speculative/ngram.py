@@ -6,13 +6,46 @@ edited repeats its latest version.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.speculative.draft import INDEX_CHUNK_SIZE, NO_DRAFT, Draft, DraftContext, Proposer
-from nucleate.speculative.lookup_arrays import HASH_FACTOR, TokenBuffer, capacity_for
+
+HASH_FACTOR = secrets.randbits(63) | 1
+"""A factor of the hashes of all tables: odd, and random, so that no text can be made whose hashes collide."""
+
+INITIAL_CAPACITY = 64
+
+
+def capacity_for(size: int) -> int:
+    """The capacity of arrays for ``size`` tokens: a power of two."""
+    return max(INITIAL_CAPACITY, 1 << (size - 1).bit_length())
+
+
+class TokenBuffer:
+    """A copy of the tokens of a sequence: ``array[:size]``, int64."""
+
+    def __init__(self) -> None:
+        self.size, self.array = 0, np.empty(INITIAL_CAPACITY, np.int64)
+
+    def update(self, token_ids: Sequence[int]) -> NDArray[np.int64]:
+        """Copy the tokens that are new, or all if the sequence is shorter than before. Returns the array.
+
+        Raises OverflowError for a token id that is not an int64.
+        """
+        size = len(token_ids)
+        start = self.size if self.size <= size else 0
+        if size > len(self.array):
+            grown = np.empty(capacity_for(size), np.int64)
+            grown[:start] = self.array[:start]
+            self.array = grown
+        self.array[start:size] = token_ids[start:]
+        self.size = size
+        return self.array
 
 
 class NgramProposer(Proposer):
@@ -66,7 +99,7 @@ class NgramProposer(Proposer):
 
 
 class _NgramIndex:
-    """Maps each n-gram of a sequence to the position after its last occurrence, see ``ngram_kernels``."""
+    """Maps each n-gram of a sequence to the position after its last occurrence, see ``lookup_kernels``."""
 
     def __init__(self, num_sizes: int) -> None:
         self.num_indexed = 0  # tokens

@@ -1,7 +1,8 @@
 """Suffix decoding: the most frequent continuations of repeated suffixes, in this sequence and in recent outputs.
 
 The method is that of Oliaro, Jia, Campos and Qiao, SuffixDecoding (arXiv 2411.04975), with suffix automata instead of
-suffix trees.
+suffix trees: they count the occurrences and the most frequent continuation of each substring. An automaton is arrays,
+which the kernels in ``lookup_kernels`` extend and search; 176 to 352 bytes per symbol.
 """
 
 from __future__ import annotations
@@ -10,11 +11,63 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import DRAFTS
-from nucleate.sampling.suffix_automaton import NOTHING
+from nucleate.sampling.suffix_automaton import NOTHING, ROOT
 from nucleate.speculative.draft import INDEX_CHUNK_SIZE, NO_DRAFT, Draft, DraftContext, Proposer, tree_draft
-from nucleate.speculative.lookup_arrays import HASH_FACTOR, CountingAutomaton, TokenBuffer
+from nucleate.speculative.ngram import HASH_FACTOR, TokenBuffer, capacity_for
+
+LINK, LENGTH, COUNT, CONTINUED, TOP, FIRST = range(6)
+"""The columns of ``states``: the state of the longest suffix that ends at more positions; the length of the longest
+substring; the number of occurrences, and of those with a next symbol; the edges (rows of ``edges``, or NOTHING) of the
+most frequent next symbol (ties: the latest) and of the list of all next symbols.
+"""
+
+SYMBOL, SOURCE, TARGET, NEXT = range(4)
+"""The columns of ``edges``: the symbol, the states before and after it (ROOT: the row is empty), and the next edge of
+the list of its source, or NOTHING.
+"""
+
+NUM_STATES, LAST, SUFFIX_STATE, SIZE = range(4)
+"""The elements of ``head``: the number of states; the state of the whole text, and of its last ``depth`` symbols; and
+the number of symbols.
+"""
+
+
+class CountingAutomaton:
+    """A suffix automaton with counts. The symbol NOTHING separates texts and is never drafted.
+
+    A state stands for all substrings that end at the same positions. n symbols have at most 2 n states and 3 n edges
+    (Blumer et al. 1985). ``edges`` is a hash table with linear probing.
+
+    depth: maximum length of the counted substrings. A symbol takes time in the number of states of the suffixes of up
+    to ``depth`` symbols: a few in most texts, at most ``depth``.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth, self.size, self._capacity = depth, 0, 0  # in symbols
+        self.head = np.array([1, ROOT, ROOT, 0], np.int64)
+        self.states = np.array([[NOTHING, 0, 0, 0, NOTHING, NOTHING]], np.int32)
+        self.edges = np.zeros((1, 4), np.int64)
+
+    def extend(self, symbols: NDArray[np.int64], start: int, stop: int) -> None:
+        """Append ``symbols[start:stop]``."""
+        self._reserve(self.size + stop - start)
+        DRAFTS.push_symbols(self.head, self.states, self.edges, self.depth, HASH_FACTOR, symbols, start, stop)
+        self.size += stop - start
+
+    def _reserve(self, size: int) -> None:
+        """Make room for so many symbols in all."""
+        if size <= self._capacity:
+            return
+        self._capacity = capacity_for(size)
+        states, edges = np.zeros((2 * self._capacity + 1, 6), np.int32), np.zeros((4 * self._capacity, 4), np.int64)
+        num_states = int(self.head[NUM_STATES])
+        states[:num_states] = self.states[:num_states]
+        DRAFTS.move_edges(states, num_states, self.edges, edges, HASH_FACTOR)
+        self.states, self.edges = states, edges
+
 
 MAX_CACHED_TOKENS = 1 << 16
 """Default number of cached output tokens, which take up to 12 MB."""
@@ -59,39 +112,32 @@ class SuffixProposer(Proposer):
         self.min_probability, self.tree_width, self.index_chunk_size = min_probability, tree_width, index_chunk_size
         self._indices: dict[int, _SequenceIndex] = {}
         self._recent = RecentOutputs(2 * max_suffix_length, max_cached_tokens)
-        self._out_2N = np.empty((2, 0), np.int64)
+        self._ranked_W, self._tree_8N = np.empty(1, np.int64), np.empty((8, 0), np.int64)
+        self._probabilities_N = np.empty(0)
 
     def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
         """See ``Proposer.propose``."""
-        if (longest := max(max_tokens, default=0)) > self._out_2N.shape[1]:
-            self._out_2N = np.empty((2, longest), np.int64)
-        draft = self._chain if self.tree_width == 1 else self._tree
-        return [draft(self._arguments(context), count) for context, count in zip(contexts, max_tokens, strict=True)]
+        if (longest := max(max_tokens, default=0)) > len(self._probabilities_N):
+            self._ranked_W = np.empty(min(self.tree_width, longest + 1), np.int64)
+            self._tree_8N, self._probabilities_N = np.empty((8, longest), np.int64), np.empty(longest)
+        return [self._propose(context, count) for context, count in zip(contexts, max_tokens, strict=True)]
 
-    def _arguments(self, context: DraftContext) -> tuple[Any, ...]:
-        """The automata and the text of a sequence, as arguments of the kernels."""
+    def _propose(self, context: DraftContext, count: int) -> Draft:
+        """The most likely nodes after each suffix are a tree; the draft is the best of these."""
         index, size = self._indices.get(context.key), len(context.token_ids)
         if index is None or index.automaton.size > size:
             index = self._indices[context.key] = _SequenceIndex(2 * self.max_suffix_length)
         text, own = index.tokens.update(context.token_ids), index.automaton
         own.extend(text, own.size, min(size, own.size + self.index_chunk_size))
-        return (own.head, own.states, own.edges, *self._recent.arrays, HASH_FACTOR, text, size)
-
-    def _chain(self, arguments: tuple[Any, ...], count: int) -> Draft:
-        found = DRAFTS.draft_chain(
-            *arguments, count, self.max_suffix_length, self.max_spec_factor, self.min_probability, self._out_2N
-        )
-        return Draft(tuple(self._out_2N[0, :found].tolist())) if found else NO_DRAFT
-
-    def _tree(self, arguments: tuple[Any, ...], count: int) -> Draft:
-        """The tree of the most likely nodes after each suffix; the best of these trees."""
-        ranked_W = np.empty(min(self.tree_width, count + 1), np.int64)
-        tree_8N = np.empty((8, count), np.int64)
         found = DRAFTS.draft_tree(
-            *arguments, count, self.max_suffix_length, self.max_spec_factor, self.min_probability,
-            ranked_W, tree_8N, np.empty(count),
+            own.head, own.states, own.edges, *self._recent.arrays, HASH_FACTOR, text, size, count,
+            self.max_suffix_length, self.max_spec_factor, self.min_probability,
+            self._ranked_W, self._tree_8N, self._probabilities_N,
         )  # fmt: skip
-        return tree_draft(*tree_8N[6:, :found].tolist()) if found else NO_DRAFT
+        if not found:
+            return NO_DRAFT
+        tokens, parents = self._tree_8N[6:, :found].tolist()
+        return Draft(tuple(tokens)) if self.tree_width == 1 else tree_draft(tokens, parents)
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``."""

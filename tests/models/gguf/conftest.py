@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 from gguf_files import EXACT, write_gguf
@@ -29,9 +28,3 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def exact(files: dict[str, Path]) -> nc.LLM:
     """The embedded model, run by llama.cpp in float32."""
     return nc.LLM(files["f32"], gguf_options=EXACT)
-
-
-@pytest.fixture(scope="session")
-def options() -> dict[str, Any]:
-    """Options of llama.cpp with which it computes in float32."""
-    return EXACT

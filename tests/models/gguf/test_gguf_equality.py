@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_files import EXACT, random_folder, write_gguf
+from toy_requests import drive
 
 import nucleate as nc
 from nucleate.engine.request import Request
@@ -30,6 +31,11 @@ def prompts(count: int) -> list[str]:
 
 def tokens(llm: nc.LLM, given: list[str], params: list[nc.SamplingParams]) -> list[tuple[int, ...]]:
     return [one.outputs[0].token_ids for one in llm.generate(given, params)]
+
+
+def engine_tokens(engine: Any, llm: nc.LLM, given: list[str], params: list[nc.SamplingParams]) -> list[tuple[int, ...]]:
+    requests = [Request(llm.encode(prompt), one) for prompt, one in zip(given, params, strict=True)]
+    return [tuple(token for event in events for token in event.chunk.token_ids) for events in drive(engine, requests)]
 
 
 def test_logits_differ_by_rounding_only(llm: nc.LLM, exact: nc.LLM) -> None:
@@ -55,12 +61,7 @@ def test_preemption_and_shared_prefixes(llm: nc.LLM, exact: nc.LLM) -> None:
     expected = tokens(llm, given, wanted)
     engine = exact.new_engine(kv_cache_memory=16 * BLOCK * exact.model.token_bytes, max_num_seqs=8)
     for _ in range(2):
-        ids = [engine.add(Request(exact.encode(prompt), one)) for prompt, one in zip(given, wanted, strict=True)]
-        found: dict[str, list[int]] = {}
-        while len(engine):
-            for output in engine.step():
-                found.setdefault(output.request_id, []).extend(output.chunk.token_ids)
-        assert [tuple(found[one]) for one in ids] == expected
+        assert engine_tokens(engine, exact, given, wanted) == expected
     assert engine.stats.num_preemptions
     assert engine.stats.prefix_cache_hit_rate > 0.2
 
@@ -113,12 +114,7 @@ def test_speculation_gives_the_same_tokens(exact: nc.LLM, files: dict[str, Path]
     expected = tokens(exact, given, wanted)
     llm = nc.LLM(files["f32"], gguf_options=EXACT, speculative_config={"method": method, "adaptive": False, **model})
     engine = llm.new_engine()
-    ids = [engine.add(Request(llm.encode(prompt), one)) for prompt, one in zip(given, wanted, strict=True)]
-    found: dict[str, list[int]] = {}
-    while len(engine):
-        for output in engine.step():
-            found.setdefault(output.request_id, []).extend(output.chunk.token_ids)
-    assert [tuple(found[one]) for one in ids] == expected
+    assert engine_tokens(engine, llm, given, wanted) == expected
     assert engine.stats.speculative.accepted_tokens > 20
 
 

@@ -182,7 +182,7 @@ def test_another_tokenizer_and_other_vocabularies(files: dict[str, Path], tmp_pa
     other = tmp_path / "other.gguf"
     write_gguf().write(folder, other)
     draft = {"method": "draft", "model": other}
-    with pytest.raises(ModelError, match="the draft model must have the vocabulary of the model, but has other tokens"):
+    with pytest.raises(ModelError, match="the draft model must have the vocabulary of the model; it has other tokens"):
         nc.LLM(files["f32"], speculative_config=draft)
     with pytest.raises(ModelError, match="the companion model must have the vocabulary of the model"):
         nc.LLM(files["f32"], companion_model=other)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 import tiers
 from engine_storm import run_stress
 from toy_models import CellToy, SimulatedContext
-from toy_requests import CELLS, toy
+from toy_requests import CELLS, drive, toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.models.gguf.sequence_map import SequenceMap, WholeSequences
+from nucleate.models.gguf.batched_gguf import SequenceMap
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import Fork, ModelInput
 from nucleate.speculative.config import Speculation
@@ -43,11 +42,12 @@ def test_long_stress(llm: nc.LLM, kind: str) -> None:
 
 def finished(engine: Engine, requests: list[Request]) -> list[dict[int, list[int]]]:
     """The outputs of each request by index, after all have run."""
-    found: dict[str, dict[int, list[int]]] = {engine.add(one): {} for one in requests}
-    while len(engine):
-        for output in engine.step():
-            found[output.request_id].setdefault(output.chunk.index, []).extend(output.chunk.token_ids)
-    return list(found.values())
+    found: list[dict[int, list[int]]] = []
+    for events in drive(engine, requests):
+        found.append({})
+        for event in events:
+            found[-1].setdefault(event.chunk.index, []).extend(event.chunk.token_ids)
+    return found
 
 
 def requests(count: int, seed: int) -> list[Request]:
@@ -93,19 +93,12 @@ def test_beams_share_cells(llm: nc.LLM) -> None:
     for whole in (False, True):
         runner = CellToy(toy(), 64, SIZE, whole=whole)
         engine = Engine(runner, llm.tokenizer, max_num_seqs=8)
-        outputs = []
-        engine.add(nc.BeamRequest([*range(1, 12)], nc.BeamParams(num_beams=4, max_tokens=12)))
-        while len(engine):
-            outputs += [output.chunk.token_ids for output in engine.step()]
+        [events] = drive(engine, [nc.BeamRequest([*range(1, 12)], nc.BeamParams(num_beams=4, max_tokens=12))])
+        outputs = [event.chunk.token_ids for event in events]
         if not whole:
             expected = outputs
             assert runner.context.computed < 11 + 4 * 12
     assert outputs == expected
-
-
-def drive(whole: bool = False, slots: int = 3) -> tuple[Any, SimulatedContext]:
-    context = SimulatedContext(toy(), 64, whole=whole)
-    return (WholeSequences(context, slots) if whole else SequenceMap(context, slots, SIZE, 64)), context
 
 
 def never() -> None:
@@ -114,7 +107,7 @@ def never() -> None:
 
 def test_too_many_sequences() -> None:
     for whole in (False, True):
-        mapping, _ = drive(whole)
+        mapping = SequenceMap(SimulatedContext(toy(), 64, whole=whole), 3, SIZE, 64, whole=whole)
         for key in range(3):
             mapping.prepare(key, 0, 2, [key], never)
         with pytest.raises(ModelError, match="too many sequences at a time"):

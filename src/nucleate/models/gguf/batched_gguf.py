@@ -1,17 +1,24 @@
-"""A GGUF model as a Runner: batches of many sequences in one call of llama.cpp."""
+"""A GGUF model as a Runner: batches of many sequences in one call of llama.cpp.
+
+The engine manages the KV cache in blocks, which sequences share and which stay valid after a sequence has ended, for
+prefixes. llama.cpp has cells that belong to sequences by number: cells can be added to another sequence, and removed
+from one. A *slot* is a sequence of llama.cpp with the blocks of the engine that it holds. The slot of a finished
+sequence is kept, as its blocks may be cached prefixes, until its number is needed or its blocks are written again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.models.gguf.llama_library import GgufContext, LoadedModel, Token, llama_cpp
-from nucleate.models.gguf.sequence_map import SequenceMap, WholeSequences
 from nucleate.models.paged_cache import free_memory
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move
+from nucleate.models.runner import BLOCK, Fork, ModelInput, Runner
 
 MAX_SLOTS = 256
 """Sequences of a context: running ones, and finished ones whose cells may be reused. llama.cpp allows no more."""
@@ -19,14 +26,8 @@ RECURRENT_SLOTS = 64
 """The same for recurrent models, which allocate the state of all sequences."""
 
 
-class BatchedGguf:
+class BatchedGguf(Runner):
     """See ``Runner``. memory: bytes for the KV cache. Raises ModelError if they are less than a block."""
-
-    asynchronous = False
-    tree_attention = False
-    unbatched_reason = ""
-    capture_enabled = True
-    hidden_states = NO_HIDDEN_STATES
 
     def __init__(self, model: LoadedModel, memory: int, block_size: int = BLOCK) -> None:
         self.model, self.block_size, self.paged = model, block_size, not model.recurrent
@@ -42,12 +43,8 @@ class BatchedGguf:
         tokens = self.blocks * block_size
         slots = min(self.max_sequences, tokens)  # llama.cpp aborts if there are more sequences than tokens
         self._context = GgufContext(model, tokens, slots)
-        if self.paged:
-            self._map: SequenceMap | WholeSequences = SequenceMap(
-                self._context, slots, block_size, model.options.prefix_cache_tokens
-            )
-        else:
-            self._map = WholeSequences(self._context, slots)
+        keep = model.options.prefix_cache_tokens
+        self._map = SequenceMap(self._context, slots, block_size, keep, whole=not self.paged)
 
     def _check_memory(self) -> None:
         """Raise ModelError for a KV cache that does not fit: llama.cpp would try to write to all of it."""
@@ -57,11 +54,6 @@ class BatchedGguf:
             raise ModelError(
                 f"a KV cache of {size} needs {needed >> 20} MiB, but only {left >> 20} MiB are free; reduce n_ctx"
             )
-
-    def capture_hidden_states(self, layers: Sequence[int]) -> None:
-        """See ``Runner.capture_hidden_states``. Only () is supported."""
-        if layers:
-            raise ModelError("llama.cpp does not return hidden states; use another draft method")
 
     def forward(self, inputs: Sequence[ModelInput]) -> NDArray[np.float32]:
         """See ``Runner.forward``. The logits are valid until the next call.
@@ -108,12 +100,160 @@ class BatchedGguf:
         for key, child, block in forks:
             self._map.fork(key, child, block)
 
-    def move(self, moves: Sequence[Move]) -> None:
-        """Never called: trees are not supported."""
-
     def forget(self, key: int) -> None:
         """See ``Runner.forget``."""
         self._map.forget(key)
 
-    def warm(self) -> None:
-        """Nothing to do."""
+
+class Cells(Protocol):
+    """The memory of llama.cpp."""
+
+    def remove(self, slot: int, start: int) -> None:
+        """Remove the tokens of a sequence from a position on."""
+
+    def copy(self, source: int, target: int, start: int, stop: int) -> None:
+        """Add the cells of the positions start to stop - 1 of one sequence to another one."""
+
+
+class Slot:
+    """A sequence of llama.cpp."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.blocks: list[int] = []
+        self.length = 0  #: tokens in the cache; the blocks have room for them
+
+
+class SequenceMap:
+    """Assigns slots to the sequences of the engine.
+
+    count: slots, numbered from 0. block_size: tokens per block. keep: how many tokens of finished sequences are kept:
+    llama.cpp reads all used cells in each forward pass, so that they make it slower. whole: whether the memory of a
+    sequence cannot be cut or shared in part, as the state of a recurrent model: it is removed as a whole.
+    """
+
+    def __init__(self, cells: Cells, count: int, block_size: int, keep: int, *, whole: bool = False) -> None:
+        self._cells, self._size, self._keep, self._whole = cells, block_size, keep, whole
+        self._free = list(range(count - 1, -1, -1))
+        self._active: dict[int, Slot] = {}  # by the key of the sequence
+        self._kept: OrderedDict[int, Slot] = OrderedDict()  # of finished sequences, by number, the oldest first
+        self._pending: set[Slot] = set()  # prepared, but not computed
+        self._holders: dict[int, dict[Slot, int]] = {}  # by block: the slots that hold it, with its index in them
+
+    def prepare(
+        self, key: int, start: int, stop: int, block_ids: Sequence[int], compute: Callable[[], None]
+    ) -> tuple[int, int]:
+        """Prepare to compute the tokens up to ``stop``, of which the engine counts those before ``start`` as cached.
+
+        compute: computes what was prepared before. It is called if this sequence continues such tokens, which happens
+        when two sequences have a prefix whose cells are gone. Returns the number of the sequence, and the first
+        position to compute: before ``start`` if the cells of cached blocks are gone. Raises ModelError if all slots are
+        in use.
+        """
+        slot = self._active.get(key)
+        if slot is None:
+            slot = self._active[key] = self._new_slot()
+        same = 0
+        while same < len(slot.blocks) and same < len(block_ids) and slot.blocks[same] == block_ids[same]:
+            same += 1
+        self._cut(slot, min(slot.length, same * self._size, start))
+        while slot.length < start and (other := self._holder(slot, block_ids)) is not None:
+            if other in self._pending:
+                compute()
+                self._pending.clear()
+            self._extend(slot, other, start, block_ids)
+        first = slot.length
+        for index in range(first // self._size, -(-stop // self._size)):
+            block = block_ids[index]
+            for other, place in [*self._holders.get(block, {}).items()]:
+                if other is not slot:
+                    self._cut(other, place * self._size)
+            if index >= len(slot.blocks):
+                slot.blocks.append(block)
+                self._holders.setdefault(block, {})[slot] = index
+        slot.length = stop
+        self._pending.add(slot)
+        return slot.number, first
+
+    def mark_computed(self) -> None:
+        """What was prepared is computed, or was invalidated."""
+        self._pending.clear()
+
+    def fork(self, key: int, child: int, block: tuple[int, int] | None) -> None:
+        """A new sequence that continues another one. block: see ``Fork``."""
+        parent = self._active.get(key)
+        if parent is None or not (self._free or self._kept):  # the child is computed from its start
+            return
+        slot = self._active[child] = self._new_slot()
+        slot.length = parent.length
+        slot.blocks = parent.blocks[: -(-slot.length // self._size)]
+        if block is not None and slot.blocks and slot.blocks[-1] == block[0]:
+            slot.blocks[-1] = block[1]
+        if slot.length:
+            self._cells.copy(parent.number, slot.number, 0, slot.length)
+        for index, one in enumerate(slot.blocks):
+            self._holders.setdefault(one, {})[slot] = index
+
+    def invalidate(self, key: int, length: int) -> None:
+        """Only so many tokens of a sequence were computed."""
+        slot = self._active.get(key)
+        if slot is not None and slot.length > length:
+            self._cut(slot, length)
+
+    def forget(self, key: int) -> None:
+        """A sequence has finished. Its cells stay, for sequences with the same prefix."""
+        slot = self._active.pop(key, None)
+        if slot is None:
+            return
+        self._cut(slot, slot.length // self._size * self._size)  # only full blocks are found again
+        if not slot.length:
+            self._free.append(slot.number)
+            return
+        self._kept[slot.number] = slot
+        while sum(one.length for one in self._kept.values()) > self._keep:
+            self._cut(next(iter(self._kept.values())), 0)
+
+    def _new_slot(self) -> Slot:
+        if not self._free:
+            if not self._kept:
+                raise ModelError("too many sequences at a time for llama.cpp; reduce max_num_seqs")
+            self._cut(next(iter(self._kept.values())), 0)  # frees it
+        return Slot(self._free.pop())
+
+    def _cut(self, slot: Slot, length: int) -> None:
+        """Remove the tokens of a slot from a position on."""
+        if length < slot.length:
+            length = 0 if self._whole else length
+            self._cells.remove(slot.number, length)
+            slot.length = length
+        while len(slot.blocks) * self._size >= length + self._size:
+            block = slot.blocks.pop()
+            holders = self._holders[block]
+            del holders[slot]
+            if not holders:
+                del self._holders[block]
+        if not length and self._kept.pop(slot.number, None) is not None:
+            self._free.append(slot.number)
+
+    def _holder(self, slot: Slot, block_ids: Sequence[int]) -> Slot | None:
+        """Another slot with the cells of the next block of a slot."""
+        index, offset = divmod(slot.length, self._size)
+        if offset or self._whole:
+            return None
+        holders = self._holders.get(block_ids[index], {})
+        return next((one for one, i in holders.items() if i == index and one.length > slot.length), None)
+
+    def _extend(self, slot: Slot, other: Slot, start: int, block_ids: Sequence[int]) -> None:
+        """Continue a slot up to ``start`` with the cells of another one, as long as it has the same blocks."""
+        end = slot.length // self._size
+        while (
+            end < len(other.blocks)
+            and end * self._size < min(start, other.length)
+            and other.blocks[end] == block_ids[end]
+        ):
+            slot.blocks.append(block_ids[end])
+            self._holders[block_ids[end]][slot] = end
+            end += 1
+        stop = min(end * self._size, start, other.length)
+        self._cells.copy(other.number, slot.number, slot.length, stop)
+        slot.length = stop

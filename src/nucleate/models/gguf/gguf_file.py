@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from nucleate.models.protocol import ModelError
@@ -46,10 +47,10 @@ def _in_folder(folder: Path) -> Path | None:
     return _checked(Path(found[0])) if found else None
 
 
-def _models(names: object) -> list[str]:
+def _models(names: Iterable[str]) -> list[str]:
     """Files of models, the first one of each split model, without the vision parts that llama.cpp calls mmproj."""
     found = []
-    for name in sorted(names):  # type: ignore[call-overload]
+    for name in sorted(names):
         match = _SPLIT.search(name)
         if (match is None or int(match[1]) == 1) and not Path(name).name.startswith("mmproj"):
             found.append(name)
@@ -93,7 +94,7 @@ def _downloaded(repository: str, quantisation: str, revision: str | None) -> Pat
     try:
         folder = huggingface_hub.snapshot_download(repository, revision=revision, allow_patterns=parts)
     except Exception as error:
-        raise ModelError(f"the download of {repository}:{quantisation} failed: {_line(error)}") from error
+        raise ModelError(f"the download of {repository}:{quantisation} failed: {first_line(error)}") from error
     return _checked(Path(folder) / matching[0])
 
 
@@ -109,7 +110,7 @@ def _cached(repository: str, quantisation: str, revision: str | None, cause: Exc
     if not matching:
         at = "" if revision is None else f" at revision {revision!r:.80}"
         raise ModelError(
-            f"{repository}:{quantisation} is not cached, and the hub{at} failed: {_line(cause)}"
+            f"{repository}:{quantisation} is not cached, and the hub{at} failed: {first_line(cause)}"
         ) from cause
     return _checked(folder / matching[0])
 
@@ -126,5 +127,6 @@ def _same_model(name: str, first: str) -> bool:
     return one is not None and other is not None and name[: one.start()] == first[: other.start()]
 
 
-def _line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of an error of the hub's client, which may have many."""
     return next(iter(str(error).strip().splitlines()), type(error).__name__)

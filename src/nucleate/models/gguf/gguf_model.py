@@ -58,14 +58,16 @@ class GgufVocabulary:
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """The control tokens and the unknown token: llama.cpp leaves them out of texts."""
-        get = self._lib.llama_vocab_get_attr
-        return frozenset(token for token in range(self.size) if get(self._pointer, token) & (UNKNOWN | CONTROL))
+        return frozenset(self._with_attributes(UNKNOWN | CONTROL))
 
     @cached_property
     def added_ids(self) -> Sequence[int]:
         """The tokens that llama.cpp finds as a whole in a text, but does not leave out of texts."""
+        return self._with_attributes(USER_DEFINED)
+
+    def _with_attributes(self, attributes: int) -> list[int]:
         get = self._lib.llama_vocab_get_attr
-        return [token for token in range(self.size) if get(self._pointer, token) & USER_DEFINED]
+        return [token for token in range(self.size) if get(self._pointer, token) & attributes]
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
@@ -149,17 +151,13 @@ class GgufModel:
         self.vocabulary = GgufVocabulary(lib, lib.llama_model_get_vocab(self.pointer))
         self.vocab_size = self.vocabulary.size or int(self.metadata.get(f"{self.architecture}.vocab_size", 0))
         self.context_length = self._largest("context_length", 1)
-        if not vocab_only:
-            self._check()
-
-    def _check(self) -> None:
-        lib, kind = self._lib, None
+        kind = None
         if lib.llama_model_has_encoder(self.pointer) or not lib.llama_model_has_decoder(self.pointer):
             kind = "an encoder"
         elif lib.llama_model_is_diffusion(self.pointer):
             kind = "a diffusion model"
-        if kind is not None:
-            raise ModelError(f"{self.path} does not generate text token by token: {self.architecture} is {kind}")
+        if kind is not None and not vocab_only:
+            raise ModelError(f"{path} does not generate text token by token: {self.architecture} is {kind}")
 
     @property
     def runtime(self) -> str:
@@ -199,11 +197,6 @@ class GgufModel:
         number = self.metadata.get("general.file_type", "")
         name = self._lib.llama_ftype_name(int(number)) if number.isdecimal() else None
         return name.decode().removeprefix("all ") if name else "unknown"
-
-    @property
-    def description(self) -> str:
-        """Architecture, size and type of the weights, in one line."""
-        return _text(self._lib.llama_model_desc, self.pointer)
 
     @property
     def num_parameters(self) -> int:

@@ -52,28 +52,17 @@ class GgufOptions:
     flash_attn: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("n_gpu_layers", -1),
-            ("n_ctx", 1),
-            ("n_seq_max", 1),
-            ("prefix_cache_tokens", 0),
-            ("n_threads", 1),
-        ):
+        least = {"n_gpu_layers": -1, "n_ctx": 1, "n_seq_max": 1, "prefix_cache_tokens": 0, "n_threads": 1}
+        names = {"cache_type_k": CACHE_TYPES, "cache_type_v": CACHE_TYPES, "flash_attn": FLASH_ATTENTION}
+        for name, low in least.items():
             value = getattr(self, name)
-            if (value is None and name in ("n_ctx", "n_seq_max", "n_threads")) or (
-                type(value) is int and least <= value <= MAX_INT
-            ):
-                continue
-            raise ParameterError(name, f"{name} must be an integer in {least}..{MAX_INT}, got {shown(value)}")
-        for name, allowed in (
-            ("cache_type_k", CACHE_TYPES),
-            ("cache_type_v", CACHE_TYPES),
-            ("flash_attn", FLASH_ATTENTION),
-        ):
-            if getattr(self, name) not in [*allowed]:
-                raise ParameterError(
-                    name, f"{name} must be one of {', '.join(allowed)}, got {shown(getattr(self, name))}"
-                )
+            is_default = value is None and getattr(type(self), name) is None
+            if not is_default and not (type(value) is int and low <= value <= MAX_INT):
+                raise ParameterError(name, f"{name} must be an integer in {low}..{MAX_INT}, got {shown(value)}")
+        for name, allowed in names.items():
+            value = getattr(self, name)
+            if value not in [*allowed]:
+                raise ParameterError(name, f"{name} must be one of {', '.join(allowed)}, got {shown(value)}")
 
     @classmethod
     def of(cls, given: GgufOptions | Mapping[str, Any] | None, device: str = "auto") -> GgufOptions:

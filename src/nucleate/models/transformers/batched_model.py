@@ -15,27 +15,24 @@ import torch
 
 from nucleate.models.paged_cache import allocate_kv_cache, slots_of, token_major
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move
+from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move, Runner, blocks_in
 from nucleate.models.transformers.compatibility import compare, layers_of
-from nucleate.models.transformers.model_copies import paged_copy
 from nucleate.models.transformers.ragged_attention import (
     AttentionLayer,
     AttentionPlan,
     IncompatibleModelError,
     LayerCache,
+    paged_copy,
 )
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.parameters.converters import one_line
 
 
-class BatchedTransformers:
+class BatchedTransformers(Runner):
     """See ``Runner``. memory: bytes for the KV cache. Raises IncompatibleModelError; ModelError if it is too small."""
 
-    paged = True
     tree_attention = True
-    unbatched_reason = ""
     hidden_states: Any = NO_HIDDEN_STATES  #: see ``Runner.hidden_states``; on a GPU a tensor, like the logits
-    capture_enabled: bool = True  #: see ``Runner.capture_enabled``
 
     def __init__(self, model: TransformersModel, memory: int, block_size: int = BLOCK) -> None:
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
@@ -54,10 +51,7 @@ class BatchedTransformers:
             raise
         except Exception as error:  # the model's code may raise anything
             raise IncompatibleModelError(f"a batched call raises {type(error).__name__}: {one_line(error)}") from error
-        size = self.block_bytes
-        if memory < size:
-            raise ModelError(f"the KV cache needs at least {size} bytes (one block), got {memory}")
-        self.allocate(memory // size)
+        self.allocate(blocks_in(memory, self.block_bytes))
 
     @property
     def block_bytes(self) -> int:
@@ -128,12 +122,6 @@ class BatchedTransformers:
         source, source_offset, target, target_offset = torch.from_numpy(indices).to(self.device)
         for tensor in (tensor for cache in self.caches for tensor in (cache.keys, cache.values)):
             tensor[target, :, target_offset] = tensor[source, :, source_offset]
-
-    def forget(self, key: int) -> None:
-        """Nothing to do: the state of a sequence is in its blocks."""
-
-    def warm(self) -> None:
-        """Nothing to do: the check at load time has loaded the kernel, if this device has one."""
 
 
 def new_layer_cache(layer: AttentionLayer, blocks: int, block_size: int, device: Any, dtype: Any) -> LayerCache:

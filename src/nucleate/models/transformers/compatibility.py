@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,14 @@ import torch
 from nucleate.models.paged_cache import NO_SINKS, AttentionRule
 from nucleate.models.runner import ModelInput
 from nucleate.models.transformers.decoding_context import TOLERANCE, Decoding, long_rope_length, positions
-from nucleate.models.transformers.model_copies import MASKS, NAME, PROBE, implement
-from nucleate.models.transformers.ragged_attention import AttentionLayer, IncompatibleModelError
+from nucleate.models.transformers.ragged_attention import (
+    MASKS,
+    NAME,
+    PROBE,
+    AttentionLayer,
+    IncompatibleModelError,
+    implement,
+)
 from nucleate.models.transformers.transformers_model import layer_configs
 
 HARMLESS = {"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "output_hidden_states"}
@@ -29,6 +36,7 @@ class Probe:
 
     def __init__(self) -> None:
         self.layers: list[AttentionLayer] = []
+        self.masks: list[tuple[bool, int | None]] = []  #: see ``note_mask``
 
     def note(self, module: Any, query: Any, key: Any, value: Any, mask: Any, settings: Mapping[str, Any]) -> Any:
         """See ``dispatch``. Returns the value: with one token, attention is the identity."""
@@ -56,28 +64,35 @@ class Probe:
         return value.repeat_interleave(query.shape[1] // key.shape[1], 1).transpose(1, 2)
 
 
+@contextmanager
+def probing(model: Any) -> Iterator[Probe]:
+    """Within this context, a forward pass of a model copy records its attention. Raises IncompatibleModelError."""
+    probe = Probe()
+    token = MASKS.set(probe.masks)
+    implement(model, PROBE)
+    try:
+        with torch.inference_mode():
+            yield probe
+    finally:
+        MASKS.reset(token)
+        implement(model, NAME)
+    if any(custom for custom, _ in probe.masks):
+        raise IncompatibleModelError("its attention has a custom mask")
+
+
 def layers_of(model: Any) -> list[AttentionLayer]:
     """The attention layers of a model copy, in call order. Raises IncompatibleModelError."""
     if reason := why_not(model):
         raise IncompatibleModelError(reason)
-    probe, token = Probe(), MASKS.set([])
-    implement(model, PROBE)
-    try:
-        with torch.inference_mode():
-            ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
-            model(input_ids=ids, position_ids=ids, use_cache=False, nucleate=probe)
-        masks = MASKS.get()
-    finally:
-        MASKS.reset(token)
-        implement(model, NAME)
+    with probing(model) as probe:
+        ids = torch.zeros((1, 1), dtype=torch.int64, device=model.device)
+        model(input_ids=ids, position_ids=ids, use_cache=False, nucleate=probe)
     layers, config = probe.layers, model.config.get_text_config(decoder=True)
     count = config.num_hidden_layers
     if len(layers) != count or len({id(layer.module) for layer in layers}) != count:
         raise IncompatibleModelError(f"{len(layers)} of its {count} layers have their own KV cache")
-    if any(custom for custom, _ in masks):
-        raise IncompatibleModelError("its attention has a custom mask")
     kinds = getattr(config, "layer_types", None) or [None] * count
-    windows = {size for _, size in masks if size is not None}
+    windows = {size for _, size in probe.masks if size is not None}
     for layer, kind in zip(layers, kinds, strict=True):
         expected = {"sliding_attention": windows, "full_attention": set()}.get(kind, windows)
         if {layer.rule.window} - {0} != expected:
@@ -104,29 +119,37 @@ def why_not(model: Any) -> str | None:
     return None
 
 
-def compare(runner: Any, stock: Any, decoding: Decoding) -> None:
-    """Compare two sequences computed in a batch, in chunks, with the stock model. Raises IncompatibleModelError.
+def comparison_batches(layers: Sequence[AttentionLayer], most: int, block_size: int) -> tuple[int, Any, Any]:
+    """How to compute two sequences in batches, in chunks, for a comparison with Transformers.
 
-    It replaces the KV cache of the runner.
+    Returns the length of both, the block table of each, and the (sequence, start, stop) of each forward pass. most:
+    the maximum length. Raises IncompatibleModelError.
     """
-    windows = [layer.rule.window for layer in runner.layers if 0 < layer.rule.window <= WINDOW]
-    length = min(max([LENGTH, *(window + LENGTH for window in windows)]), runner.context_length)
+    windows = [layer.rule.window for layer in layers if 0 < layer.rule.window <= WINDOW]
+    length = min(max([LENGTH, *(window + LENGTH for window in windows)]), most)
     if length < 4:
         raise IncompatibleModelError(f"its context of {length} tokens is too short for the comparison")
-    ids_2T = np.random.default_rng(0).integers(0, runner.vocab_size, (2, length))
-    settings = {"position_ids": positions(stock, 0, length)} if decoding.positions else {}
-    expected = stock(input_ids=torch.from_numpy(ids_2T).to(runner.device), use_cache=False, **settings)
-    expected_2TV = runner.local_logits(expected.logits)
-    count = -(-length // runner.block_size)
-    runner.allocate(2 * count)
-    blocks = [list(range(2 * count))[::-2], list(range(2 * count))[::2]]
-    third = length // 3
-    forwards = (  # (sequence, start, stop) computed together
+    ids, third = range(2 * -(-length // block_size)), length // 3
+    forwards = (
         ((0, 0, third), (1, 0, length - 2)),
         ((1, length - 2, length - 1), (0, third, length - 2)),
         ((0, length - 2, length - 1), (1, length - 1, length)),
         ((0, length - 1, length),),
     )
+    return length, (ids[::-2], ids[::2]), forwards
+
+
+def compare(runner: Any, stock: Any, decoding: Decoding) -> None:
+    """Compare two sequences computed in a batch, in chunks, with the stock model. Raises IncompatibleModelError.
+
+    It replaces the KV cache of the runner.
+    """
+    length, blocks, forwards = comparison_batches(runner.layers, runner.context_length, runner.block_size)
+    ids_2T = np.random.default_rng(0).integers(0, runner.vocab_size, (2, length))
+    settings = {"position_ids": positions(stock, 0, length)} if decoding.positions else {}
+    expected = stock(input_ids=torch.from_numpy(ids_2T).to(runner.device), use_cache=False, **settings)
+    expected_2TV = runner.local_logits(expected.logits)
+    runner.allocate(sum(map(len, blocks)))
     ids = ids_2T.tolist()
     decode: list[float] = []
     prefill: list[float] = []  # deviations of the tokens of inputs of one token, and of longer inputs

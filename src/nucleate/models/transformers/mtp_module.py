@@ -18,14 +18,14 @@ from transformers.modeling_layers import MtpModel
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, ModelInput
 from nucleate.models.transformers.batched_model import HiddenStateCapture, decoder_layers, has_kernel, new_layer_cache
-from nucleate.models.transformers.compatibility import LENGTH, WINDOW, Probe
+from nucleate.models.transformers.compatibility import comparison_batches, probing
 from nucleate.models.transformers.decoding_context import TOLERANCE
-from nucleate.models.transformers.model_copies import MASKS, NAME, PROBE, implement, paged_copy
 from nucleate.models.transformers.ragged_attention import (
     AttentionLayer,
     AttentionPlan,
     IncompatibleModelError,
     LayerCache,
+    paged_copy,
 )
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.parameters.converters import one_line
@@ -98,17 +98,10 @@ class MtpModules:
 
     def _probe(self, module: int) -> AttentionLayer:
         """The attention settings of a module."""
-        probe, token = Probe(), MASKS.set([])
-        implement(self._model, PROBE)
-        try:
+        with probing(self._model) as probe:
             x_TX = torch.zeros((1, self._model.config.hidden_size), dtype=self.dtype, device=self.device)
             id_T = torch.zeros(1, dtype=torch.int64, device=self.device)
             self._call(module, x_TX, id_T, id_T, probe)
-            if any(custom for custom, _ in MASKS.get()):
-                raise IncompatibleModelError("their attention has a custom mask")
-        finally:
-            MASKS.reset(token)
-            implement(self._model, NAME)
         if len(probe.layers) != 1:
             raise IncompatibleModelError(f"a module has {len(probe.layers)} attention calls")
         return probe.layers[0]
@@ -136,16 +129,11 @@ def _load(model: Any) -> Any:
 
 def _compare(ours: MtpModules, modules: Any, model: TransformersModel) -> None:
     """Compare two sequences computed in a batch, in chunks, with Transformers. Raises IncompatibleModelError."""
-    windows = [layer.rule.window for layer in ours.layers if 0 < layer.rule.window <= WINDOW]
-    length = min(max([LENGTH, *(window + LENGTH for window in windows)]), model.context_length - ours.count - 1)
-    if length < 4:
-        raise IncompatibleModelError(f"the context of {model.context_length} tokens is too short for the comparison")
+    length, blocks, forwards = comparison_batches(ours.layers, model.context_length - ours.count - 1, BLOCK)
     ids_2T = np.random.default_rng(0).integers(0, model.vocab_size, (2, length + ours.count + 1))
     ids = torch.from_numpy(ids_2T).to(ours.device)
     stock, states = _last_states(ours, model, ids[:, :length])
-    count = -(-length // BLOCK)
-    blocks, caches = [list(range(2 * count))[::-2], list(range(2 * count))[::2]], ours.new_kv_caches(2 * count)
-    third, positions = length // 3, torch.arange(length, device=ours.device)[None]
+    caches, positions = ours.new_kv_caches(sum(map(len, blocks))), torch.arange(length, device=ours.device)[None]
     for module in range(ours.count):
         later = ids[:, module + 1 : module + 1 + length]
         stock = [
@@ -153,14 +141,10 @@ def _compare(ours: MtpModules, modules: Any, model: TransformersModel) -> None:
             for x, row in zip(stock, later, strict=True)
         ]
         outputs: list[list[Any]] = [[], []]
-        for chunks in (  # (sequence, start, stop) computed together
-            ((0, 0, third), (1, 0, length - 2)),
-            ((1, length - 2, length - 1), (0, third, length - 1)),
-            ((0, length - 1, length), (1, length - 1, length)),
-        ):
+        for chunks in forwards:
             inputs = [ModelInput(row, later[row].tolist(), start, stop, blocks[row], 1) for row, start, stop in chunks]
             x_TX = torch.cat([states[row][start:stop] for row, start, stop in chunks])
-            out_TX, _ = ours.run(module, x_TX, inputs, [0, 0], caches[module])
+            out_TX, _ = ours.run(module, x_TX, inputs, [0] * len(inputs), caches[module])
             for (row, _, _), part in zip(chunks, out_TX.split([j - i for _, i, j in chunks]), strict=True):
                 outputs[row].append(part)
         states = [torch.cat(parts) for parts in outputs]

@@ -9,22 +9,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nucleate.models.loader import ModelSource, has_other_tokens, runner_of
+from nucleate.models.loader import ModelSource, check_vocabulary, runner_of
 from nucleate.models.protocol import Model, ModelError
 from nucleate.models.runner import BLOCK
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.speculative.draft import Proposer
 from nucleate.speculative.neural.dflash import DFlash
+from nucleate.speculative.neural.draft_head import weights_for
 from nucleate.speculative.neural.draft_model import KV_CACHE_BYTES, DraftModel
 from nucleate.speculative.neural.eagle import Eagle
 from nucleate.speculative.neural.medusa import Medusa
-from nucleate.speculative.neural.weights import weights_for
 
 EMBEDDED_METHODS = ("draft", "medusa", "eagle", "dflash")
-"""Methods with weights for the embedded model."""
-
-MODEL_METHODS = ("mtp",)
-"""Methods whose weights are part of some models."""
+"""Methods with weights for the embedded model. Those of "mtp" are part of some models."""
 
 
 def load(name: str, model: object, tree_width: int = 1) -> Proposer:
@@ -45,9 +42,7 @@ def load(name: str, model: object, tree_width: int = 1) -> Proposer:
         case "mtp":
             return _load_mtp(model)
         case _:
-            raise ModelError(
-                f"unknown trained method {name!r}; available: {', '.join((*EMBEDDED_METHODS, *MODEL_METHODS))}"
-            )
+            raise ModelError(f"unknown trained method {name!r}; available: {', '.join(EMBEDDED_METHODS)}, mtp")
 
 
 def load_draft_model(given: Any, target: Model) -> Callable[[], Proposer]:
@@ -57,11 +52,7 @@ def load_draft_model(given: Any, target: Model) -> Callable[[], Proposer]:
     one that cannot run batched; ParameterError.
     """
     model = ModelSource.find(given, device="auto", dtype="auto", runtime="auto", revision=None).load()
-    if model.vocab_size != target.vocab_size:
-        sizes = f"{model.vocab_size} tokens instead of {target.vocab_size}"
-        raise ModelError(f"the draft model must have the vocabulary of the model, but has {sizes}")
-    if has_other_tokens(model, target):
-        raise ModelError("the draft model must have the vocabulary of the model, but has other tokens")
+    check_vocabulary("draft model", model, target)
     memory = max(KV_CACHE_BYTES, 64 * BLOCK * getattr(model, "token_bytes", 0))
 
     def new_proposer() -> Proposer:

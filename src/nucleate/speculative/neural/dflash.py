@@ -6,27 +6,22 @@ states of all earlier tokens, and are predicted independently.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
+from nucleate.models.cpu_operations import attend_sequence, one_thread, store
 from nucleate.models.cpu_operations import compiled_matmul as product
-from nucleate.models.cpu_operations import one_thread
 from nucleate.models.numpy_llama import Floats, Llama
-from nucleate.models.paged_attention import attend_sequence, store
 from nucleate.models.paged_cache import BatchLayout
 from nucleate.models.runner import BLOCK
-from nucleate.speculative.draft import Draft, DraftContext
 from nucleate.speculative.neural.draft_head import (
     MAX_CACHED_TOKENS,
     DraftHead,
     DraftLayer,
+    Weights,
     fuse_hidden_states,
     rms_normalize,
-    rotary_tables,
 )
-from nucleate.speculative.neural.draft_sampling import ChainBuilder, build_drafts, sample_tokens
-from nucleate.speculative.neural.weights import Weights
+from nucleate.speculative.neural.draft_sampling import ChainBuilder, add_blocks
 
 
 class DFlash(DraftHead):
@@ -35,40 +30,36 @@ class DFlash(DraftHead):
     layers: tuple[int, ...] = (2, 4, 6)
 
     def __init__(self, weights: Weights, target: Llama, tokens: int = MAX_CACHED_TOKENS) -> None:
-        super().__init__(target, tokens)
+        super().__init__(tokens // BLOCK)
+        self._target = target
         self._fuse, self._mask_tokens = weights.matrix("fuse"), weights["empty"]
+        self._limit = len(self._mask_tokens)
         self._context_norm, self._norm = weights["context_norm.weight"], weights["norm.weight"]
         count = range(weights.count("norms."))
         self._norms = [weights[f"norms.{i}.weight"] for i in count]
         self._layers = [DraftLayer(weights, f"layers.{i}.", target, tokens // BLOCK) for i in count]
 
-    def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
-        """See ``Proposer.propose``. The draft is empty without hidden states of the last tokens."""
-        block_size = len(self._mask_tokens)
-        chains = [
-            ChainBuilder(context, min(count, block_size)) for context, count in zip(contexts, max_tokens, strict=True)
-        ]
-        active = self._sequences.ready(chains, 1 + block_size)
-        if active:
-            for chain in active:
-                chain.ids = [*chain.context.token_ids, *[0] * block_size]
-            with one_thread():
-                self._process_pending(active)
-                self._draft_block(active)
-        return build_drafts(chains)
+    def _num_cached(self, max_tokens: int) -> int:
+        return 1 + len(self._mask_tokens)
+
+    def _draft(self, active: list[ChainBuilder]) -> None:
+        for chain in active:
+            chain.ids += [0] * len(self._mask_tokens)
+        with one_thread():
+            self._process_pending(active)
+            self._draft_block(active)
 
     def _process_pending(self, active: list[ChainBuilder]) -> None:
         """Write the KV cache entries of the pending hidden states."""
-        target, found = self._target, [self._sequences.captured(chain) for chain in active]
+        target, found = self._target, [self._states(chain) for chain in active]
         pending = [(chain, one) for chain, one in zip(active, found, strict=True) if one.num_processed < one.count]
         if not pending:
             return
-        layout = self._sequences.pending_layout([chain for chain, _ in pending])
+        layout = self._pending_layout([chain for chain, _ in pending])
         hidden_TF = np.concatenate([one.states(one.num_processed) for _, one in pending])
-        context_TX = self._rms_norm(
-            fuse_hidden_states(hidden_TF, target.hidden_size, target.epsilon, self._fuse), self._context_norm
-        )
-        rotary = rotary_tables(layout.positions_T, target)
+        fused_TX = fuse_hidden_states(hidden_TF, target.hidden_size, target.epsilon, self._fuse)
+        context_TX = rms_normalize(fused_TX, target.epsilon) * self._context_norm
+        rotary = target.rotation(layout.positions_T)
         for layer in self._layers:
             store(layer.pool, layout, *layer.key_value(context_TX, rotary))
         for _, one in pending:
@@ -76,26 +67,21 @@ class DFlash(DraftHead):
 
     def _draft_block(self, active: list[ChainBuilder]) -> None:
         target, block_size = self._target, len(self._mask_tokens)
-        starts = [self._sequences.captured(chain).num_processed for chain in active]
+        starts = [self._states(chain).num_processed for chain in active]
         inputs = [
-            self._sequences.model_input(chain, start, start + 1 + block_size)
-            for chain, start in zip(active, starts, strict=True)
+            self._model_input(chain, start, start + 1 + block_size) for chain, start in zip(active, starts, strict=True)
         ]
         layout = BatchLayout(inputs, BLOCK)
-        rotary = rotary_tables(layout.positions_T, target)
+        rotary = target.rotation(layout.positions_T)
         first_RX = rms_normalize(target.embedding[layout.ids_T[:: 1 + block_size]], target.epsilon)
         x_TX = np.concatenate([np.concatenate([first_X[None], self._mask_tokens]) for first_X in first_RX])
         for layer, norm_X in zip(self._layers, self._norms, strict=True):
-            x_TX = layer.output(x_TX, self._attend(layer, self._rms_norm(x_TX, norm_X), rotary, layout))
+            normal_TX = rms_normalize(x_TX, target.epsilon) * norm_X
+            x_TX = layer.output(x_TX, self._attend(layer, normal_TX, rotary, layout))
         x_RMX = x_TX.reshape(len(active), 1 + block_size, -1)[:, 1 : 1 + max(chain.max_tokens for chain in active)]
         depth = x_RMX.shape[1]
-        logits_RMV = product(self._rms_norm(x_RMX.reshape(-1, x_RMX.shape[2]), self._norm), target.unembedding)
-        contexts = [chain.context for chain in active for _ in range(depth)]
-        sampled = sample_tokens(logits_RMV, contexts, [*range(depth)] * len(active))
-        for row, chain in enumerate(active):
-            for one in sampled[row * depth : (row + 1) * depth]:
-                if not chain.add(one):
-                    break
+        normal_NX = rms_normalize(x_RMX.reshape(-1, x_RMX.shape[2]), target.epsilon) * self._norm
+        add_blocks(active, product(normal_NX, target.unembedding), depth)
 
     def _attend(
         self, layer: DraftLayer, normal_TX: Floats, rotary: tuple[Floats, Floats], layout: BatchLayout

@@ -1,4 +1,4 @@
-"""What draft heads over the target's hidden states share: their sequences, KV cache blocks, and a transformer layer.
+"""What trained draft methods share: weights, KV cache blocks, captured hidden states, and a transformer layer.
 
 The hidden states of a sequence are buffered until the head has processed them. The layer is in NumPy, over a paged KV
 cache. Everything is float32; sizes are those of the target.
@@ -9,19 +9,22 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nucleate.models import cpu_operations
 from nucleate.models.cpu_operations import compiled_matmul as product
-from nucleate.models.numpy_llama import Floats, Llama
+from nucleate.models.model_files import read_metadata
+from nucleate.models.numpy_llama import Floats, Llama, read
 from nucleate.models.paged_cache import AttentionRule, BatchLayout, KVCache, allocate_kv_cache
+from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, ModelInput
-from nucleate.speculative.draft import DraftContext, Proposer, TargetOutput
-from nucleate.speculative.neural.draft_sampling import ChainBuilder
-from nucleate.speculative.neural.weights import Weights
+from nucleate.speculative.draft import TargetOutput
+from nucleate.speculative.neural.draft_sampling import ChainBuilder, TrainedProposer
 
 
 class KVSlots:
@@ -70,8 +73,8 @@ class CapturedHiddenStates:
     num_processed: for how many of these tokens the draft head has KV cache entries.
     """
 
-    copy: Callable[[Any], Any] = np.array  #: copies an array
-    concatenate: Callable[[Sequence[Any]], Any] = np.concatenate
+    copy: Callable[[Any], Any]  #: copies an array
+    concatenate: Callable[[Sequence[Any]], Any]
     base: int = 0
     first: int = 0
     count: int = 0
@@ -134,12 +137,6 @@ def fuse_hidden_states(hidden_states_TF: Floats, width: int, epsilon: np.float32
     return product(units.reshape(len(hidden_states_TF), -1), fuse)
 
 
-def rotary_tables(positions_T: NDArray[np.int64], target: Llama) -> tuple[Floats, Floats]:
-    """Cosines and sines of rotary positions."""
-    angle = positions_T[:, None] * target.frequencies
-    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
-
-
 class DraftLayer:
     """The weights and the KV cache of one layer."""
 
@@ -175,76 +172,102 @@ class DraftLayer:
         return out
 
 
-class TrackedSequences:
-    """The sequences whose hidden states are received, and the KV cache blocks of a head."""
+class DraftHead(TrainedProposer):
+    """Base class of proposers with a KV cache over hidden states: their sequences, and the blocks of these.
 
-    def __init__(self, blocks: int, block_size: int) -> None:
-        self._kv_slots = KVSlots(blocks, block_size)
-        self._captured: dict[int, CapturedHiddenStates] = {}
+    blocks: size of the KV cache. copy, concatenate: functions for hidden states.
+    """
 
-    def __len__(self) -> int:
-        return len(self._captured)
+    def __init__(
+        self,
+        blocks: int,
+        copy: Callable[[Any], Any] = np.array,
+        concatenate: Callable[[Sequence[Any]], Any] = np.concatenate,
+    ) -> None:
+        self._kv_slots, self._captured = KVSlots(blocks, BLOCK), dict[int, CapturedHiddenStates]()
+        self._new_captured = partial(CapturedHiddenStates, copy, concatenate)
 
     def observe(self, outputs: Sequence[TargetOutput]) -> None:
         """See ``Proposer.observe``."""
         for output in outputs:
-            self._captured.setdefault(output.key, CapturedHiddenStates()).add(output)
+            self._captured.setdefault(output.key, self._new_captured()).add(output)
 
-    def forget(self, key: int) -> None:
+    def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``."""
         self._captured.pop(key, None)
         self._kv_slots.free_sequence(key)
 
-    def ready(self, chains: Sequence[ChainBuilder], num_draft_tokens: int | None = None) -> list[ChainBuilder]:
-        """The chains that can be drafted: all but the last token have hidden states, and the KV cache has space.
+    def _num_cached(self, max_tokens: int) -> int:
+        """The number of draft tokens that a draft writes to the KV cache."""
+        return max_tokens
 
-        num_draft_tokens: draft tokens to allocate KV cache for; None: ``max_tokens`` of each chain.
-        """
-        keys = [chain.context.key for chain in chains]
-        ready = []
-        for chain in chains:
-            count = chain.max_tokens if num_draft_tokens is None else num_draft_tokens
-            if chain.max_tokens > 0 and self._allocate(chain.context, count, keys):
-                ready.append(chain)
-        return ready
-
-    def _allocate(self, context: DraftContext, num_draft_tokens: int, keys: list[int]) -> bool:
-        states = self._captured.get(context.key)
-        if states is None or states.stop != len(context.token_ids) - 1 or not states.count:
+    def _prepare(self, chain: ChainBuilder, keys: Sequence[int]) -> bool:
+        """Whether all but the last token have hidden states, and the KV cache has space."""
+        key, states, ids = chain.context.key, self._captured.get(chain.context.key), chain.context.token_ids
+        if states is None or states.stop != len(ids) - 1 or not states.count:
             return False
-        for key in self._kv_slots.allocate(context.key, states.count + num_draft_tokens, keys):
-            self._captured.pop(key, None)
-        return context.key in self._captured
+        chain.ids = [*ids]
+        for evicted in self._kv_slots.allocate(key, states.count + self._num_cached(chain.max_tokens), keys):
+            self._captured.pop(evicted, None)
+        return key in self._captured
 
-    def captured(self, chain: ChainBuilder) -> CapturedHiddenStates:
-        """The hidden states of a sequence."""
+    def _states(self, chain: ChainBuilder) -> CapturedHiddenStates:
         return self._captured[chain.context.key]
 
-    def model_input(self, chain: ChainBuilder, start: int, stop: int, shift: int = 0) -> ModelInput:
+    def _model_input(self, chain: ChainBuilder, start: int, stop: int, shift: int = 0) -> ModelInput:
         """The model input for the captured tokens ``start`` to ``stop`` of a sequence, ``shift`` positions later."""
-        ids = chain.ids[self._captured[chain.context.key].base + shift :]
-        return ModelInput(chain.context.key, ids, start, stop, self._kv_slots.tables[chain.context.key], 1)
+        key = chain.context.key
+        ids = chain.ids[self._captured[key].base + shift :]
+        return ModelInput(key, ids, start, stop, self._kv_slots.tables[key], 1)
 
-    def pending_layout(self, chains: Sequence[ChainBuilder], shift: int = 0) -> BatchLayout:
+    def _pending_layout(self, chains: Sequence[ChainBuilder], shift: int = 0) -> BatchLayout:
         """The layout of the tokens whose hidden states are not processed yet."""
-        found = [(chain, self._captured[chain.context.key]) for chain in chains]
-        parts = [self.model_input(chain, one.num_processed, one.count, shift) for chain, one in found]
-        return BatchLayout(parts, self._kv_slots.block_size)
+        spans = [(chain, self._states(chain)) for chain in chains]
+        parts = [self._model_input(chain, one.num_processed, one.count, shift) for chain, one in spans]
+        return BatchLayout(parts, BLOCK)
 
 
-class DraftHead(Proposer):
-    """Base class of proposers with a KV cache over hidden states. tokens: KV cache size, for all sequences together."""
+DATA = Path(__file__).parent / "data"
+"""Part of a source checkout. Wheels have the files in a second package, nucleate-draft-weights."""
 
-    def __init__(self, target: Llama, tokens: int) -> None:
-        self._target, self._sequences = target, TrackedSequences(tokens // BLOCK, BLOCK)
 
-    def observe(self, outputs: Sequence[TargetOutput]) -> None:
-        """See ``Proposer.observe``."""
-        self._sequences.observe(outputs)
+class Weights:
+    """The tensors of one trained draft method, by name."""
 
-    def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``."""
-        self._sequences.forget(key)
+    def __init__(self, path: Path) -> None:
+        self._tensors = read(path)
+        self.metadata = read_metadata(path)
 
-    def _rms_norm(self, x_TX: Floats, norm_X: Floats) -> Floats:
-        return rms_normalize(x_TX, self._target.epsilon) * norm_X
+    def __getitem__(self, name: str) -> Floats:
+        return self._tensors[name]
+
+    def matrix(self, *names: str) -> Floats:
+        """The transposed weights of linear layers with the same input, concatenated: [in, out]."""
+        return np.ascontiguousarray(np.concatenate([self[f"{name}.weight"] for name in names]).T)
+
+    def count(self, prefix: str) -> int:
+        """The number of modules with names of ``prefix`` and a number."""
+        return len({name[len(prefix) :].split(".")[0] for name in self._tensors if name.startswith(prefix)})
+
+    def with_prefix(self, prefix: str) -> dict[str, Floats]:
+        """The tensors whose names start with ``prefix``."""
+        return {name: tensor for name, tensor in self._tensors.items() if name.startswith(prefix)}
+
+
+def weights_for(name: str, model: object) -> tuple[Weights, Llama]:
+    """The draft weights of a method, and the model.
+
+    Raises ModelError for a model they were not trained for, and if the package with the weights is not installed.
+    """
+    requirement, path = f"the draft weights for {name!r} are for the embedded model", DATA / f"{name}.safetensors"
+    if not isinstance(model, Llama):
+        runtime = getattr(model, "runtime", type(model).__name__)
+        raise ModelError(f"{requirement} on the numpy runtime, not on {runtime}")
+    if not path.is_file():
+        how = "in the source tree: pip install ./packages/draft-weights"
+        raise ModelError(f"the draft weights for {name!r} are not installed; {how}")
+    weights = Weights(path)
+    target = "" if model.folder is None else sha256((model.folder / "model.safetensors").read_bytes()).hexdigest()
+    if target != weights.metadata.get("target"):
+        raise ModelError(f"{requirement}; the model in {model.folder or 'memory'} is a different one")
+    return weights, model

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
+from itertools import count
 
 from nucleate.models.batched_llama import BatchedLlama, compiled
-from nucleate.models.numpy_llama import Floats, Llama
+from nucleate.models.numpy_llama import Llama
 from nucleate.models.runner import ModelInput, Runner
-from nucleate.speculative.draft import Draft, DraftContext, Proposer
-from nucleate.speculative.neural.draft_head import KVSlots
-from nucleate.speculative.neural.draft_sampling import ChainBuilder, build_drafts, sample_tokens
-from nucleate.speculative.neural.weights import Weights
+from nucleate.speculative.neural.draft_head import KVSlots, Weights
+from nucleate.speculative.neural.draft_sampling import ChainBuilder, TrainedProposer, sample_tokens
 
 KV_CACHE_BYTES = 64 << 20
 """Default size of the KV cache, in bytes."""
@@ -42,7 +38,7 @@ class CachedPrefix:
         return min(count, len(token_ids) - 1)
 
 
-class DraftModel(Proposer):
+class DraftModel(TrainedProposer):
     """See ``Proposer``. runner: of the draft model; sequences that do not fit in it have no drafts for a while."""
 
     def __init__(self, runner: Runner) -> None:
@@ -75,55 +71,42 @@ class DraftModel(Proposer):
         runner.kernels = compiled()  # as for the target, which needs them to verify drafts
         return cls(runner)
 
-    def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
-        """See ``Proposer.propose``."""
-        chains = [ChainBuilder(context, count) for context, count in zip(contexts, max_tokens, strict=True)]
-        active = [chain for chain in chains if self._prepare(chain, contexts)]
-        for chain in active:
-            chain.ids = [*chain.context.token_ids]
-        starts = [self._prefixes[chain.context.key].num_reusable(chain.ids) for chain in active]
-        depth = 0
-        while active:
-            inputs = [self._model_input(chain, start) for chain, start in zip(active, starts, strict=True)]
-            logits_RV = to_numpy(self.runner.forward(inputs))
-            sampled = sample_tokens(logits_RV, [chain.context for chain in active], [depth] * len(active))
-            active = [chain for chain, one in zip(active, sampled, strict=True) if chain.add(one)]
-            starts = [len(chain.ids) for chain in active]
-            for chain in active:
-                chain.ids.append(chain.tokens[-1])
-            depth += 1
-        for chain in chains:
-            if chain.ids:
-                prefix = self._prefixes[chain.context.key]
-                prefix.num_tokens, prefix.draft_tokens = len(chain.context.token_ids), chain.tokens[:-1]
-        return build_drafts(chains)
-
-    def _model_input(self, chain: ChainBuilder, start: int) -> ModelInput:
-        """The model input for a sequence and its draft from ``start`` on."""
-        key = chain.context.key
-        return ModelInput(key, chain.ids, start, len(chain.ids), self._kv_slots.tables[key], 1)
-
-    def _prepare(self, chain: ChainBuilder, contexts: Sequence[DraftContext]) -> bool:
-        """Prepare a sequence. Returns whether it can have a draft, and the KV cache has space."""
-        context = chain.context
-        length = len(context.token_ids)
+    def _prepare(self, chain: ChainBuilder, keys: Sequence[int]) -> bool:
+        """Whether the sequence is shorter than the context, and the KV cache has space."""
+        key, length = chain.context.key, len(chain.context.token_ids)
         chain.max_tokens = min(chain.max_tokens, self.runner.context_length - length + 1)
         if chain.max_tokens < 1 or not length:
             return False
-        keys = [other.key for other in contexts]
-        for key in self._kv_slots.allocate(context.key, length + chain.max_tokens - 1, keys):
-            self._prefixes.pop(key, None)
-            if key == context.key:
-                return False
-        self._prefixes.setdefault(context.key, CachedPrefix())
-        return True
+        evicted = self._kv_slots.allocate(key, length + chain.max_tokens - 1, keys)
+        for one in evicted:
+            self._prefixes.pop(one, None)
+        return key not in evicted
+
+    def _draft(self, active: list[ChainBuilder]) -> None:
+        prefixes = [self._prefixes.setdefault(chain.context.key, CachedPrefix()) for chain in active]
+        for chain in active:
+            chain.ids = [*chain.context.token_ids]
+        starts = [prefix.num_reusable(chain.ids) for chain, prefix in zip(active, prefixes, strict=True)]
+        left = active
+        for depth in count():
+            inputs = [
+                ModelInput(key := chain.context.key, chain.ids, start, len(chain.ids), self._kv_slots.tables[key], 1)
+                for chain, start in zip(left, starts, strict=True)
+            ]
+            logits_RV = self.runner.forward(inputs)
+            if hasattr(logits_RV, "cpu"):  # a tensor
+                logits_RV = logits_RV.cpu().numpy()
+            sampled = sample_tokens(logits_RV, [chain.context for chain in left], [depth] * len(left))
+            left = [chain for chain, one in zip(left, sampled, strict=True) if chain.add(one)]
+            if not left:
+                break
+            starts = [len(chain.ids) for chain in left]
+            for chain in left:
+                chain.ids.append(chain.tokens[-1])
+        for chain, prefix in zip(active, prefixes, strict=True):
+            prefix.num_tokens, prefix.draft_tokens = len(chain.context.token_ids), chain.tokens[:-1]
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``."""
         self._kv_slots.free_sequence(key)
         self._prefixes.pop(key, None)
-
-
-def to_numpy(logits_RV: Any) -> Floats:
-    """Logits as an array; those of a model on a GPU are a tensor."""
-    return np.asarray(logits_RV.cpu() if hasattr(logits_RV, "cpu") else logits_RV, np.float32)

@@ -1,8 +1,10 @@
-"""Samples draft tokens from the logits of a draft method, and builds chain drafts of them."""
+"""What trained draft methods share: sampling draft tokens from logits, and drafting for several sequences at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import sys
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,8 +18,8 @@ from nucleate.speculative.draft import (
     Distribution,
     Draft,
     DraftContext,
+    Proposer,
     normalize,
-    sample_inverse_cdf,
     sample_without_replacement,
 )
 
@@ -40,21 +42,19 @@ def sample_tokens(logits_RV: Floats, contexts: Sequence[DraftContext], depths: S
     Otherwise: a token sampled with the noise stream ``noise.DRAFT`` of the step and the depth, with its distribution.
     """
     best_R = logits_RV.argmax(axis=1)
-    sampled = [SampledToken(int(best_R[row]), None) for row in range(len(contexts))]
-    invalid_R = ~np.isfinite(logits_RV[np.arange(len(best_R)), best_R])  # argmax returns a NaN if there is one
-    if invalid_R.any():
-        sampled = [SampledToken(-1, None) if invalid else one for one, invalid in zip(sampled, invalid_R, strict=True)]
-    warm_R = [context.temperature >= MIN_TEMPERATURE for context in contexts]
-    sampled_rows = [row for row, warm in enumerate(warm_R) if warm and sampled[row].token >= 0]
-    shared_rows = [row for row in sampled_rows if contexts[row].shared_noise]
+    valid_R = np.isfinite(logits_RV[np.arange(len(best_R)), best_R])  # argmax returns a NaN if there is one
+    sampled = [SampledToken(token, None) for token in np.where(valid_R, best_R, -1).tolist()]
+    warm_rows = [row for row in valid_R.nonzero()[0] if contexts[row].temperature >= MIN_TEMPERATURE]
+    shared_rows = [row for row in warm_rows if contexts[row].shared_noise]
     if shared_rows:
         steps = [contexts[row].position + depths[row] for row in shared_rows]
         tokens_R1, _ = _gumbel_max(logits_RV[shared_rows], [contexts[row] for row in shared_rows], steps)
         for row, [token] in zip(shared_rows, tokens_R1.tolist(), strict=True):
             sampled[row] = SampledToken(token, None)
-    for row in sampled_rows:
+    for row in warm_rows:
         if not contexts[row].shared_noise:
-            sampled[row] = _sample_one(logits_RV[row], contexts[row], depths[row])
+            one = SiblingRequest(contexts[row], depths[row], depths[row], 1)
+            sampled[row] = next(iter(_sampled_siblings(logits_RV[row], one)), SampledToken(-1, None))
     return sampled
 
 
@@ -108,13 +108,13 @@ def _shared_noise_siblings(logits_V: Floats, one: SiblingRequest) -> list[Sample
 
 
 def _sampled_siblings(logits_V: Floats, one: SiblingRequest) -> list[SampledToken]:
-    distribution = _distribution(logits_V, one.context)
+    x_V = logits_V.astype(np.float64) / one.context.temperature
+    distribution = normalize(np.exp(x_V - x_V.max()))
     if distribution is None:
         return []
-    tokens, distributions = sample_without_replacement(
-        distribution, _uniform(one.context, one.offset, one.num_siblings)
-    )
-    pairs = zip(tokens, distributions, strict=True)
+    numbers = np.arange(one.offset, one.offset + one.num_siblings)  # of the uniform numbers of the step
+    uniforms = noise.uniform(one.context.seed, one.context.position, noise.DRAFT, numbers).tolist()
+    pairs = zip(*sample_without_replacement(distribution, uniforms), strict=True)
     return [SampledToken(token, each, float(distribution[token])) for token, each in pairs]
 
 
@@ -131,26 +131,6 @@ def _gumbel_max(
     return out_RN, gaps_RN
 
 
-def _sample_one(logits_V: Floats, context: DraftContext, depth: int) -> SampledToken:
-    distribution = _distribution(logits_V, context)
-    if distribution is None:
-        return SampledToken(-1, None)
-    return SampledToken(sample_inverse_cdf(distribution, _uniform(context, depth, 1)[0]), distribution)
-
-
-def _distribution(logits_V: Floats, context: DraftContext) -> Distribution | None:
-    x_V = logits_V.astype(np.float64) / context.temperature
-    return normalize(np.exp(x_V - x_V.max()))
-
-
-def _uniform(context: DraftContext, first: int, count: int) -> list[float]:
-    """Uniform numbers of the step: ``count`` of them, from number ``first`` on."""
-    numbers: list[float] = noise.uniform(
-        context.seed, context.position, noise.DRAFT, np.arange(first, first + count)
-    ).tolist()
-    return numbers
-
-
 @dataclass
 class ChainBuilder:
     """The draft of one sequence."""
@@ -160,6 +140,7 @@ class ChainBuilder:
     tokens: list[int] = field(default_factory=list)
     distributions: list[Distribution | None] = field(default_factory=list)
     ids: list[int] = field(default_factory=list)  #: the sequence and its draft, if the draft method uses them
+    tree: Draft | None = None  #: the finished draft, if it is not the chain
 
     def add(self, sampled: SampledToken) -> bool:
         """Append a token. Returns whether the draft needs another one."""
@@ -169,14 +150,42 @@ class ChainBuilder:
         self.distributions.append(sampled.distribution)
         return len(self.tokens) < self.max_tokens
 
+    def build(self) -> Draft:
+        """The finished draft."""
+        if self.tree is not None:
+            return self.tree
+        sampled = any(each is not None for each in self.distributions)
+        return Draft(tuple(self.tokens), None, tuple(self.distributions) if sampled else None)
 
-def build_drafts(chains: Iterable[ChainBuilder]) -> list[Draft]:
-    """The finished drafts."""
-    return [
-        Draft(
-            tuple(chain.tokens),
-            None,
-            tuple(chain.distributions) if any(each is not None for each in chain.distributions) else None,
-        )
-        for chain in chains
-    ]
+
+def add_blocks(chains: Sequence[ChainBuilder], logits_NV: Floats, count: int) -> None:
+    """Sample tokens of each chain from its ``count`` rows of logits [R * count, V], one for each depth."""
+    contexts = [chain.context for chain in chains for _ in range(count)]
+    sampled = sample_tokens(logits_NV, contexts, [*range(count)] * len(chains))
+    for row, chain in enumerate(chains):
+        for one in sampled[row * count : (row + 1) * count]:
+            if not chain.add(one):
+                break
+
+
+class TrainedProposer(Proposer):
+    """Base class of draft methods that draft for several sequences at once."""
+
+    _limit = sys.maxsize  #: maximum number of tokens of a draft
+
+    def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
+        """See ``Proposer.propose``. The draft is empty for a sequence that is not ready."""
+        limit, keys = self._limit, [context.key for context in contexts]
+        chains = [ChainBuilder(context, min(count, limit)) for context, count in zip(contexts, max_tokens, strict=True)]
+        active = [chain for chain in chains if chain.max_tokens > 0 and self._prepare(chain, keys)]
+        if active:
+            self._draft(active)
+        return [chain.build() for chain in chains]
+
+    @abstractmethod
+    def _prepare(self, chain: ChainBuilder, keys: Sequence[int]) -> bool:
+        """Prepare a sequence. Returns whether it can have a draft now. keys: of all sequences of this call."""
+
+    @abstractmethod
+    def _draft(self, active: list[ChainBuilder]) -> None:
+        """Draft tokens for these sequences."""

@@ -9,36 +9,33 @@ likely ones kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import count, groupby
 
 import numpy as np
 
+from nucleate.models.cpu_operations import attend_compiled, one_thread, store
 from nucleate.models.cpu_operations import compiled_matmul as product
-from nucleate.models.cpu_operations import one_thread
 from nucleate.models.numpy_llama import Floats, Llama
-from nucleate.models.paged_attention import attend_compiled, store
 from nucleate.models.paged_cache import BatchLayout
 from nucleate.models.runner import BLOCK
-from nucleate.speculative.draft import ROOT, Draft, DraftContext, select_nodes
+from nucleate.speculative.draft import ROOT, Draft, select_nodes
 from nucleate.speculative.neural.draft_head import (
     MAX_CACHED_TOKENS,
     DraftHead,
     DraftLayer,
+    Weights,
     fuse_hidden_states,
-    rotary_tables,
+    rms_normalize,
 )
 from nucleate.speculative.neural.draft_sampling import (
     MIN_TEMPERATURE,
     ChainBuilder,
     SampledToken,
     SiblingRequest,
-    build_drafts,
     sample_siblings,
     sample_tokens,
 )
-from nucleate.speculative.neural.weights import Weights
 
 MAX_DEPTH = 8
 """Maximum depth of a tree."""
@@ -130,39 +127,30 @@ class Eagle(DraftHead):
     layers: tuple[int, ...] = (2, 4, 6)
 
     def __init__(self, weights: Weights, target: Llama, tree_width: int = 1, tokens: int = MAX_CACHED_TOKENS) -> None:
-        super().__init__(target, tokens)
-        self.tree_width = tree_width
+        super().__init__(tokens // BLOCK)
+        self._target, self.tree_width = target, tree_width
         self._fuse = weights.matrix("fuse")
         self._token_norm, self._hidden_norm = weights["token_norm.weight"], weights["hidden_norm.weight"]
         self._norm, self._layer = weights["norm.weight"], DraftLayer(weights, "layer.", target, tokens // BLOCK)
 
-    def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
-        """See ``Proposer.propose``. The draft is empty without hidden states of the last tokens."""
-        chains = [ChainBuilder(context, count) for context, count in zip(contexts, max_tokens, strict=True)]
-        active = self._sequences.ready(chains)
+    def _draft(self, active: list[ChainBuilder]) -> None:
         with one_thread():
-            if self.tree_width > 1:
-                trees = self._propose_trees(active) if active else {}
-                return [trees.get(chain.context.key, Draft()) for chain in chains]
-            if active:
-                self._propose_chains(active)
-        return build_drafts(chains)
+            (self._draft_trees if self.tree_width > 1 else self._draft_chains)(active)
 
-    def _propose_trees(self, active: list[ChainBuilder]) -> dict[int, Draft]:
-        """Draft trees, by sequence: in each round the head expands some nodes of each tree (see ``TreeBuilder``)."""
-        for chain in active:
-            chain.ids = [*chain.context.token_ids]
+    def _draft_trees(self, active: list[ChainBuilder]) -> None:
+        """Draft trees: in each round the head expands some nodes of each tree (see ``TreeBuilder``)."""
         trees = [TreeBuilder(chain, self.tree_width) for chain in active]
         frontier, x_RX = [(tree, ROOT) for tree in trees], self._process_pending(active)
         while frontier:
-            logits_RV = product(self._rms_norm(x_RX, self._norm), self._target.unembedding)
+            logits_RV = self._logits(x_RX)
             found = sample_siblings(logits_RV, [tree.request(node) for tree, node in frontier])
             for (tree, node), siblings, x_X in zip(frontier, found, x_RX, strict=True):
                 tree.add_children(node, siblings, x_X)
             frontier = [(tree, node) for tree in trees for node in tree.next_nodes()]
             if frontier:
                 x_RX = self._expand(frontier)
-        return {tree.chain.context.key: tree.build() for tree in trees}
+        for tree in trees:
+            tree.chain.tree = tree.build()
 
     def _expand(self, frontier: list[tuple[TreeBuilder, int]]) -> Floats:
         """The output of the layer for new nodes. Nodes of one tree are adjacent: its last expanded ones."""
@@ -170,21 +158,18 @@ class Eagle(DraftHead):
         for tree, group in groupby(frontier, lambda one: one[0]):
             nodes, chain = [node for _, node in group], tree.chain
             chain.ids += [chain.tokens[node] for node in nodes]
-            stop = self._sequences.captured(chain).num_processed + len(tree.expanded)
-            model_input = self._sequences.model_input(chain, stop - len(nodes), stop, 1)
+            stop = self._states(chain).num_processed + len(tree.expanded)
+            model_input = self._model_input(chain, stop - len(nodes), stop, 1)
             inputs.append(model_input._replace(num_logits=len(nodes), parents=tree.parent_rows()))
         layout = BatchLayout(inputs, BLOCK)
         x_RX = np.stack([tree.outputs[tree.parents[node]] for tree, node in frontier])
         return self._run_layer(self._layer_input(layout, x_RX), x_RX, layout)
 
-    def _propose_chains(self, active: list[ChainBuilder]) -> None:
-        for chain in active:
-            chain.ids = [*chain.context.token_ids]
+    def _draft_chains(self, active: list[ChainBuilder]) -> None:
         x_RX = self._process_pending(active)
-        depth = 0
-        while True:
-            logits_RV = product(self._rms_norm(x_RX, self._norm), self._target.unembedding)
-            sampled = sample_tokens(logits_RV, [chain.context for chain in active], [depth] * len(active))
+        for depth in count():
+            contexts = [chain.context for chain in active]
+            sampled = sample_tokens(self._logits(x_RX), contexts, [depth] * len(active))
             unfinished = np.array([chain.add(one) for chain, one in zip(active, sampled, strict=True)])
             active = [chain for chain, keep in zip(active, unfinished, strict=True) if keep]
             if not active:
@@ -192,41 +177,44 @@ class Eagle(DraftHead):
             for chain in active:
                 chain.ids.append(chain.tokens[-1])
             x_RX = self._step(active, x_RX[unfinished], depth)
-            depth += 1
 
     def _process_pending(self, active: list[ChainBuilder]) -> Floats:
         """Process the pending hidden states. Returns the output [R, X] after the last token of each sequence."""
-        sequences, target = self._sequences, self._target
-        found = [sequences.captured(chain) for chain in active]
+        target = self._target
+        found = [self._states(chain) for chain in active]
         for one in found:
             one.num_processed = min(one.num_processed, one.count - 1)  # the last one again, if none is pending
         hidden_TF = np.concatenate([one.states(one.num_processed) for one in found])
         context_TX = fuse_hidden_states(hidden_TF, target.hidden_size, target.epsilon, self._fuse)
-        layout = sequences.pending_layout(active, shift=1)
+        layout = self._pending_layout(active, shift=1)
         input_TY = self._layer_input(layout, context_TX)
-        store(self._layer.pool, layout, *self._layer.key_value(input_TY, rotary_tables(layout.positions_T, target)))
+        store(self._layer.pool, layout, *self._layer.key_value(input_TY, target.rotation(layout.positions_T)))
         for one in found:
             one.mark_processed()
         stops = [one.num_processed for one in found]
-        last = [sequences.model_input(chain, stop - 1, stop, 1) for chain, stop in zip(active, stops, strict=True)]
+        last = [self._model_input(chain, stop - 1, stop, 1) for chain, stop in zip(active, stops, strict=True)]
         return self._run_layer(
             input_TY[layout.logits_indices], context_TX[layout.logits_indices], BatchLayout(last, BLOCK)
         )
 
     def _step(self, active: list[ChainBuilder], x_RX: Floats, depth: int) -> Floats:
         """The output of the layer for the last draft token of each chain."""
-        starts = [self._sequences.captured(chain).num_processed + depth for chain in active]
-        inputs = [self._sequences.model_input(chain, at, at + 1, 1) for chain, at in zip(active, starts, strict=True)]
+        starts = [self._states(chain).num_processed + depth for chain in active]
+        inputs = [self._model_input(chain, at, at + 1, 1) for chain, at in zip(active, starts, strict=True)]
         layout = BatchLayout(inputs, BLOCK)
         return self._run_layer(self._layer_input(layout, x_RX), x_RX, layout)
 
+    def _logits(self, x_RX: Floats) -> Floats:
+        return product(rms_normalize(x_RX, self._target.epsilon) * self._norm, self._target.unembedding)
+
     def _layer_input(self, layout: BatchLayout, x_TX: Floats) -> Floats:
         """Normalized token embeddings and hidden states, concatenated: [T, 2 * width]."""
-        tokens_TX = self._rms_norm(self._target.embedding[layout.ids_T], self._token_norm)
-        return np.concatenate([tokens_TX, self._rms_norm(x_TX, self._hidden_norm)], axis=1)
+        tokens_TX, epsilon = self._target.embedding[layout.ids_T], self._target.epsilon
+        parts = rms_normalize(tokens_TX, epsilon) * self._token_norm, rms_normalize(x_TX, epsilon) * self._hidden_norm
+        return np.concatenate(parts, axis=1)
 
     def _run_layer(self, input_TY: Floats, x_TX: Floats, layout: BatchLayout) -> Floats:
-        rotary, layer = rotary_tables(layout.positions_T, self._target), self._layer
+        rotary, layer = self._target.rotation(layout.positions_T), self._layer
         new = layer.query(input_TY, rotary), *layer.key_value(input_TY, rotary)
         heads_THD = attend_compiled(*new, layer.pool, layout, layer.rule)
         return layer.output(x_TX, heads_THD)

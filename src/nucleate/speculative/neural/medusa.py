@@ -6,6 +6,8 @@ A head is a few residual blocks before the target's unembedding. Its prediction 
 from __future__ import annotations
 
 import functools
+import heapq
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,26 +15,16 @@ import numpy as np
 from nucleate.models.cpu_operations import compiled_matmul as product
 from nucleate.models.cpu_operations import one_thread
 from nucleate.models.numpy_llama import Floats, Llama
-from nucleate.speculative.draft import (
-    ROOT,
-    Candidate,
-    Draft,
-    DraftContext,
-    Node,
-    Proposer,
-    TargetOutput,
-    best_first,
-    select_nodes,
-)
+from nucleate.speculative.draft import ROOT, Draft, TargetOutput, select_nodes
+from nucleate.speculative.neural.draft_head import Weights
 from nucleate.speculative.neural.draft_sampling import (
     ChainBuilder,
     SampledToken,
     SiblingRequest,
-    build_drafts,
+    TrainedProposer,
+    add_blocks,
     sample_siblings,
-    sample_tokens,
 )
-from nucleate.speculative.neural.weights import Weights
 
 HEAD_ACCURACY = (
     (0.525, 0.149, 0.068, 0.053, 0.025, 0.021, 0.014, 0.012),
@@ -49,7 +41,7 @@ MAX_TREE_TOKENS = 64
 """Maximum number of tokens of a tree."""
 
 
-class Medusa(Proposer):
+class Medusa(TrainedProposer):
     """See ``Proposer``. The maximum depth of a draft is the number of heads.
 
     tree_width: maximum number of children of a node; all nodes of a depth have the same candidates as children.
@@ -63,50 +55,35 @@ class Medusa(Proposer):
             [weights.matrix(f"heads.{head}.{block}") for block in range(weights.count(f"heads.{head}."))]
             for head in range(weights.count("heads."))
         ]
+        self._limit = len(self._heads) if tree_width == 1 else MAX_TREE_TOKENS
+        self._depth = min(len(self._heads), len(HEAD_ACCURACY))  # of trees
         self._last: dict[int, tuple[int, Floats]] = {}  # position and hidden state of the last token of each sequence
 
-    def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
-        """See ``Proposer.propose``. The draft is empty without the hidden state of the last but one token."""
-        limit = len(self._heads) if self.tree_width == 1 else MAX_TREE_TOKENS
-        chains = [ChainBuilder(context, min(count, limit)) for context, count in zip(contexts, max_tokens, strict=True)]
-        active = [
-            chain
-            for chain in chains
-            if chain.max_tokens > 0 and self._last.get(chain.context.key, (-1,))[0] == len(chain.context.token_ids) - 2
-        ]
-        if not active:
-            return [Draft()] * len(chains)
+    def _prepare(self, chain: ChainBuilder, keys: Sequence[int]) -> bool:
+        """Whether the hidden state of the last but one token is known."""
+        position, _ = self._last.get(chain.context.key, (None, None))
+        return position == len(chain.context.token_ids) - 2
+
+    def _draft(self, active: list[ChainBuilder]) -> None:
         with one_thread():
             if self.tree_width > 1:
-                trees = self._propose_trees(active)
-                return [trees.get(chain.context.key, Draft()) for chain in chains]
-            self._propose_chains(active)
-        return build_drafts(chains)
+                self._draft_trees(active)
+            else:
+                most = max(chain.max_tokens for chain in active)
+                add_blocks(active, self._logits(active, most), most)
 
-    def _propose_trees(self, active: list[ChainBuilder]) -> dict[int, Draft]:
-        """Draft trees, by sequence: combinations of the siblings sampled from each head."""
-        structures = [tree_structure(chain.max_tokens, self.tree_width, len(self._heads)) for chain in active]
-        max_depth = max(depth for _, depths in structures for depth in depths) + 1
+    def _draft_trees(self, active: list[ChainBuilder]) -> None:
+        """Draft trees: combinations of the siblings sampled from each head."""
+        structures = [tree_structure(chain.max_tokens, self.tree_width, self._depth) for chain in active]
+        max_depth = max(depth for structure in structures for _, _, depth in structure) + 1
         requests = [
             SiblingRequest(chain.context, depth, depth * self.tree_width, self.tree_width)
             for chain in active
             for depth in range(max_depth)
         ]
         found = sample_siblings(self._logits(active, max_depth), requests)
-        return {
-            chain.context.key: fill_tree(*structure, found[row * max_depth : (row + 1) * max_depth])
-            for row, (chain, structure) in enumerate(zip(active, structures, strict=True))
-        }
-
-    def _propose_chains(self, active: list[ChainBuilder]) -> None:
-        count = max(chain.max_tokens for chain in active)
-        logits_NV = self._logits(active, count)
-        contexts = [chain.context for chain in active for _ in range(count)]
-        sampled = sample_tokens(logits_NV, contexts, [*range(count)] * len(active))
-        for row, chain in enumerate(active):
-            for one in sampled[row * count : (row + 1) * count]:
-                if not chain.add(one):
-                    break
+        for row, (chain, structure) in enumerate(zip(active, structures, strict=True)):
+            chain.tree = fill_tree(structure, found[row * max_depth : (row + 1) * max_depth])
 
     def _logits(self, active: list[ChainBuilder], count: int) -> Floats:
         """The logits of the first ``count`` heads, [R * count, V]."""
@@ -135,33 +112,37 @@ class Medusa(Proposer):
 
 
 @functools.cache
-def tree_structure(count: int, tree_width: int, heads: int) -> tuple[tuple[Node, ...], tuple[int, ...]]:
-    """The ``count`` most likely nodes, whose tokens are ranks among the candidates of a head, and their depths."""
+def tree_structure(count: int, tree_width: int, heads: int) -> tuple[tuple[int, int, int], ...]:
+    """The ``count`` most likely nodes, best first: rank among the candidates of a head, parent, and depth."""
+    nodes: list[tuple[int, int, int]] = []
+    heap: list[tuple[float, int, int, int, int]] = []
+    number = itertools.count()  # breaks ties: the first one found wins
 
-    def candidates(state: None, depth: int) -> list[Candidate]:
-        accuracies = HEAD_ACCURACY[depth][:tree_width] if depth < min(heads, len(HEAD_ACCURACY)) else ()
-        return [Candidate(rank, accuracy) for rank, accuracy in enumerate(accuracies)]
+    def expand(parent: int, depth: int, probability: float) -> None:
+        for rank, accuracy in enumerate(HEAD_ACCURACY[depth][:tree_width] if depth < heads else ()):
+            heapq.heappush(heap, (-probability * accuracy, next(number), rank, parent, depth))
 
-    nodes = tuple(best_first(candidates, None, count))
-    draft = Draft(tuple(node.token for node in nodes), tuple(node.parent for node in nodes))
-    return nodes, tuple(draft.depths())
+    expand(ROOT, 0, 1.0)
+    while heap and len(nodes) < count:
+        negated, _, rank, parent, depth = heapq.heappop(heap)
+        nodes.append((rank, parent, depth))
+        expand(len(nodes) - 1, depth + 1, -negated)
+    return tuple(nodes)
 
 
-def fill_tree(nodes: Sequence[Node], depths: Sequence[int], found: Sequence[Sequence[SampledToken]]) -> Draft:
+def fill_tree(structure: Sequence[tuple[int, int, int]], found: Sequence[Sequence[SampledToken]]) -> Draft:
     """A draft of this structure. found: the sampled siblings of each depth; nodes beyond them are left out.
 
     All branches share the samples of a depth. This is exact, because verification reaches at most one branch per depth.
     """
-    included = {ROOT: True}
-    for index, (node, depth) in enumerate(zip(nodes, depths, strict=True)):
-        included[index] = included[node.parent] and node.token < len(found[depth])
-    indices = [index for index in range(len(nodes)) if included[index]]
-    tokens = [
-        found[depths[index]][nodes[index].token] if included[index] else SampledToken(0, None, 0.0)
-        for index in range(len(nodes))
-    ]
+    index_of = {ROOT: ROOT}
+    tokens: list[SampledToken] = []
+    parents: list[int] = []
+    for index, (rank, parent, depth) in enumerate(structure):
+        if parent in index_of and rank < len(found[depth]):
+            index_of[index] = len(tokens)
+            tokens.append(found[depth][rank])
+            parents.append(index_of[parent])
     sampled = any(one.distribution is not None for one in tokens)
     distributions = tuple(one.distribution for one in tokens) if sampled else None
-    return select_nodes(
-        Draft(tuple(one.token for one in tokens), tuple(node.parent for node in nodes), distributions), indices
-    )
+    return select_nodes(Draft(tuple(one.token for one in tokens), tuple(parents), distributions), range(len(tokens)))

@@ -1,6 +1,6 @@
-"""Compiled suffix automata: appending symbols, and drafts of the most likely symbols after the suffixes of a sequence.
+"""Compiled lookups of drafts: suffix automata of texts, and a hash table of n-grams. factor: ``HASH_FACTOR``.
 
-See ``CountingAutomaton`` for the arrays; factor: ``HASH_FACTOR``.
+See ``CountingAutomaton`` for the arrays of an automaton.
 
 Of drafts, the arrays of three automata are arguments: of the sequence, and of the recent outputs. Of suffixes that end
 at the same positions in a text, only the longest is continued. If several drafts have the same expected number of
@@ -20,7 +20,7 @@ import numpy as np
 from nucleate.jit.compiler import jit, kernel
 from nucleate.sampling.suffix_automaton import NOTHING, ROOT
 from nucleate.speculative.draft import ROOT as ROOT_NODE
-from nucleate.speculative.lookup_arrays import (
+from nucleate.speculative.suffix import (
     CONTINUED,
     COUNT,
     FIRST,
@@ -167,46 +167,6 @@ SHORT = 4
 """The length up to which suffixes are matched first."""
 
 
-@kernel(f"int64({AUTOMATA}, {OPTIONS}, int64[:, ::1])")
-def draft_chain(
-    head: Any, states_0: Any, edges_0: Any, states_1: Any, edges_1: Any, states_2: Any, edges_2: Any,
-    factor: Any, text: Any, size: Any, count: Any, max_length: Any, max_factor: Any, min_probability: Any, out_2N: Any,
-) -> Any:  # fmt: skip
-    """The continuation with the highest expected number of accepted symbols: out_2N[0]. Returns its length."""
-    found, best = np.int64(0), 0.0
-    text_state = head[SUFFIX_STATE] if head[SIZE] == size else np.int64(NOTHING)  # known in the first automaton only
-    for states, edges in ((states_0, edges_0), (states_1, edges_1), (states_2, edges_2)):
-        state, length = match(states, edges, factor, text, size, max_length, text_state)
-        text_state = np.int64(NOTHING)
-        while state != ROOT:
-            limit = np.int64(min(np.float64(min(count, max_length)), max_factor * length))
-            symbols, score = _follow(states, edges, state, limit, min_probability, out_2N[1])
-            if score > best:
-                found, best = symbols, score
-                for i in range(found):
-                    out_2N[0, i] = out_2N[1, i]
-            state = np.int64(states[state, LINK])
-            length = np.int64(states[state, LENGTH])
-    return found
-
-
-@jit
-def _follow(states: Any, edges: Any, state: Any, limit: Any, min_probability: Any, out_N: Any) -> Any:
-    """The most frequent continuation of a state: its length, and its expected number of accepted symbols."""
-    n, score, probability = np.int64(0), 0.0, 1.0
-    while n < limit:
-        top = states[state, TOP]
-        if top == NOTHING or edges[top, SYMBOL] == NOTHING:
-            break
-        after = edges[top, TARGET]
-        probability *= np.float64(states[after, COUNT]) / np.float64(states[state, CONTINUED])
-        if probability < min_probability:
-            break
-        out_N[n] = edges[top, SYMBOL]
-        n, score, state = n + 1, score + probability, after
-    return n, score
-
-
 @jit
 def match(states: Any, edges: Any, factor: Any, text: Any, size: Any, max_length: Any, text_state: Any) -> Any:
     """The longest suffix of text[:size] of at most ``max_length`` symbols that occurs: its state, and its length.
@@ -249,7 +209,7 @@ def draft_tree(
 ) -> Any:  # fmt: skip
     """The tree of the most likely nodes with the highest expected number of accepted symbols: rows 6 and 7 of tree_8N.
 
-    A node has at most W children. N >= count. Returns the number of nodes.
+    A node has at most W children: with W = 1 it is a chain. N >= count. Returns the number of nodes.
     """
     found, best = np.int64(0), 0.0
     text_state = head[SUFFIX_STATE] if head[SIZE] == size else np.int64(NOTHING)  # known in the first automaton only
@@ -275,7 +235,7 @@ def _best_first(
     states: Any, edges: Any, state: Any, limit: Any, count: Any, min_probability: Any,
     ranked_W: Any, tree_8N: Any, probabilities_N: Any,
 ) -> Any:  # fmt: skip
-    """Build a tree: the number of its nodes, and the sum of their probabilities. See ``draft.best_first``."""
+    """Build a tree: the number of its nodes, and the sum of their probabilities."""
     n, score, waiting = np.int64(0), 0.0, np.int64(0)
     parent, depth, probability = np.int64(ROOT_NODE), np.int64(0), 1.0
     while n < count:
@@ -297,6 +257,9 @@ def _best_first(
 @jit
 def _rank(states: Any, edges: Any, state: Any, ranked_W: Any) -> Any:
     """Find the W most frequent next symbols: their edges. Returns their number."""
+    if len(ranked_W) == 1:
+        ranked_W[0] = states[state, TOP]
+        return 0 if ranked_W[0] == NOTHING else 1
     n, edge = 0, np.int64(states[state, FIRST])
     top = NOTHING if states[state, TOP] == NOTHING else edges[states[state, TOP], SYMBOL]
     while edge != NOTHING:
@@ -344,3 +307,71 @@ def _copy(i: Any, j: Any, tree_8N: Any, p_N: Any) -> None:
     p_N[j] = p_N[i]
     for row in range(DEPTH + 1):
         tree_8N[row, j] = tree_8N[row, i]
+
+
+@jit
+def _hash(value: Any, token: Any, factor: Any) -> Any:
+    """The hash of an n-gram, given the hash of all its tokens but the first."""
+    value = (value ^ np.uint64(token)) * factor
+    return (value ^ (value >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
+
+
+@jit
+def _find(table: Any, text: Any, position: Any, n: Any, value: Any) -> Any:
+    """The row of the n-gram before a position, or the empty row where it belongs. value: its hash."""
+    mask = table.shape[0] - 1
+    row = np.int64(value >> np.uint64(32)) & mask
+    while table[row, 0] != 0:
+        if table[row, 1] == n:
+            other, equal = np.int64(table[row, 0]), np.int64(0)
+            while equal < n and text[other - equal - 1] == text[position - equal - 1]:
+                equal += 1
+            if equal == n:
+                break
+        row = (row + 1) & mask
+    return row
+
+
+@kernel("int64(int32[:, ::1], int64, int64, uint64, int64[::1], int64, int64, int64, int64, int64[::1])")
+def draft_ngram(
+    table: Any, shortest: Any, longest: Any, factor: Any, text: Any, start: Any, stop: Any, size: Any, count: Any,
+    out: Any,
+) -> Any:  # fmt: skip
+    """Continue the last n-gram that equals the end of text[:size], for the highest n with a match.
+
+    n is ``shortest`` to ``longest``. First the n-grams before the positions ``start`` to ``stop`` (exclusive) are
+    stored; the table must have room for them. out: the next ``count`` tokens; a continuation that reaches the end of
+    the text repeats itself. Returns ``count``, or 0 without a match.
+    """
+    for position in range(start, stop):
+        value = factor
+        for n in range(1, min(longest, position) + 1):
+            value = _hash(value, text[position - n], factor)
+            if n >= shortest:
+                row = _find(table, text, position, n, value)
+                table[row, 0], table[row, 1] = position, n
+    value, after = factor, np.int64(0)
+    for n in range(1, min(longest, size) + 1):
+        value = _hash(value, text[size - n], factor)
+        if n >= shortest:
+            row = _find(table, text, size, n, value)
+            if table[row, 0] == 0:  # then there is no longer match either
+                break
+            after = np.int64(table[row, 0])
+    if after == 0:
+        return 0
+    for i in range(count):
+        out[i] = text[after + i] if after + i < size else out[after + i - size]
+    return count
+
+
+@kernel("void(int32[:, ::1], int32[:, ::1], uint64, int64[::1])")
+def move_ngrams(table: Any, larger: Any, factor: Any, text: Any) -> None:
+    """Move the n-grams to a larger table, which is empty."""
+    for old in range(table.shape[0]):
+        position, n, value = np.int64(table[old, 0]), np.int64(table[old, 1]), factor
+        if position != 0:
+            for i in range(n):
+                value = _hash(value, text[position - i - 1], factor)
+            row = _find(larger, text, position, n, value)
+            larger[row, 0], larger[row, 1] = position, n
