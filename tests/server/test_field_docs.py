@@ -10,8 +10,8 @@ import pytest
 
 from nucleate.sampling_params import FIELDS
 from nucleate.server import messages_api, ollama_api, responses_api
+from nucleate.server.app import DETOKENIZE, TOKENIZE
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
-from nucleate.server.tokenize import DETOKENIZE, TOKENIZE
 
 DOCS = Path(__file__).parents[2] / "docs"
 OPENAI, OTHERS = ("server", "tools", "batch"), ("protocols",)

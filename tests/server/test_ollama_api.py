@@ -256,7 +256,7 @@ def test_streams_and_whole_responses_are_the_same(llm: nc.LLM, name: str) -> Non
 
 def test_calls_and_thinking_are_parts_of_the_message() -> None:
     from nucleate.outputs import CompletionChunk, ToolCallDelta, Usage
-    from nucleate.server.chat_encoder import EncoderInput, Timing
+    from nucleate.server.chat_api import EncoderInput, Timing
     from nucleate.server.ollama_api import ChatLines
     from nucleate.server.openai.responses import ResponseHead
 

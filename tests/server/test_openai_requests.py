@@ -16,11 +16,11 @@ import nucleate as nc
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import FIELDS
+from nucleate.server.app import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 from nucleate.server.http_errors import http_error
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, PLAIN, Endpoint
 from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.responses import error_body
-from nucleate.server.tokenize import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
 from nucleate.tokenization.chat_template import DEFAULT_OPTIONS, ChatTemplateOptions
 
 DEFAULTS = nc.SamplingParams(top_k=50, temperature=0.7)

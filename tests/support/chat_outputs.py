@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nucleate.chat.chat_format import TOOL_FORMATS
-from nucleate.chat.emitter import Content, Reasoning
 from nucleate.chat.output_parser import OutputParser
+from nucleate.chat.reader import Content, Reasoning
 from nucleate.chat.reasoning import ReasoningFormat
 
 NAMES = ("f", "get_weather")

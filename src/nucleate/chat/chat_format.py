@@ -18,7 +18,6 @@ from nucleate.chat.tool_formats.harmony import CHANNEL, MESSAGE, Harmony
 from nucleate.chat.tool_formats.hermes import START, Hermes
 from nucleate.chat.tool_formats.llama import PYTHON_TAG, Llama
 from nucleate.chat.tool_formats.mistral import ARGUMENTS, CALLS, Mistral
-from nucleate.chat.tool_formats.plain import Plain
 from nucleate.chat.tool_formats.tool_format import ToolFormat
 from nucleate.chat.tools import ToolUse
 from nucleate.parameters.converters import shown
@@ -36,7 +35,7 @@ TOOL_FORMATS: Final[Mapping[str, ToolFormat]] = {
     "deepseek_v3": DeepSeek(blocks=True),
     "deepseek_v31": DeepSeek(blocks=False),
     "openai": Harmony(),
-    "plain": Plain(),
+    "plain": Hermes(in_template=False),
 }
 """By the names of vLLM's ``--tool-call-parser``, apart from ``plain`` and ``mistral_v11``."""
 

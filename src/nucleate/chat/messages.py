@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nucleate.chat.tool_formats.hermes import with_tools_as_text
 from nucleate.chat.tool_formats.mistral import ID_LENGTH, Mistral
-from nucleate.chat.tool_formats.plain import with_tools_as_text
 from nucleate.chat.tool_formats.tool_format import ToolFormat
 from nucleate.chat.tools import Tool
 from nucleate.parameters.converters import shown

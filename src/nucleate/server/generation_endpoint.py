@@ -15,8 +15,7 @@ from typing import Any
 from nucleate.chat.output_parser import ChunkParser
 from nucleate.outputs import Completion, CompletionChunk, EngineOutput, FinishReason, Usage
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.chat_api import ChatAPI
-from nucleate.server.chat_encoder import ChatEncoder, EncoderInput
+from nucleate.server.chat_api import ChatAPI, ChatEncoder, EncoderInput
 from nucleate.server.generation_call import GenerationCall
 from nucleate.server.http_errors import (
     HTTPError,
@@ -28,8 +27,7 @@ from nucleate.server.http_errors import (
 )
 from nucleate.server.metrics import Metrics
 from nucleate.server.openai.json_encoding import json_parts, paced, pieces
-from nucleate.server.openai.logprobs import JSON
-from nucleate.server.openai.responses import chat_body, completion_body, failure_message, total_usage
+from nucleate.server.openai.responses import JSON, chat_body, completion_body, failure_message, total_usage
 from nucleate.server.openai.streams import ChatStream, CompletionStream, ResponseStream, error_frame
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import WORKER_THREADS, Service

@@ -17,8 +17,13 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.server.chat_api import (
     ENGINE_FIELDS,
     WITHOUT_HINT,
+    Block,
+    BlockEvent,
     ChatAPI,
+    ChatEncoder,
+    EncoderInput,
     Translation,
+    event_frame,
     present_fields,
     read_call,
     read_list,
@@ -27,12 +32,12 @@ from nucleate.server.chat_api import (
     renames,
     sampling_fields,
     translator,
+    with_json,
 )
-from nucleate.server.chat_encoder import Block, BlockEvent, ChatEncoder, EncoderInput, event_frame, with_json
 from nucleate.server.http_errors import NO_THREADS, HTTPError, anthropic_error
 from nucleate.server.openai.fields import invalid_value, read_bool
 from nucleate.server.openai.json_encoding import dumps
-from nucleate.server.openai.logprobs import JSON
+from nucleate.server.openai.responses import JSON
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import Service
 

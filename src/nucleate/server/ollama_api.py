@@ -19,7 +19,10 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.server.chat_api import (
     ENGINE_FIELDS,
     WITHOUT_HINT,
+    Block,
+    BlockEvent,
     ChatAPI,
+    ChatEncoder,
     Translation,
     present_fields,
     read_call,
@@ -29,13 +32,13 @@ from nucleate.server.chat_api import (
     renames,
     sampling_fields,
     translator,
+    with_json,
 )
-from nucleate.server.chat_encoder import Block, BlockEvent, ChatEncoder, with_json
 from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai.endpoints import TEXT
 from nucleate.server.openai.fields import invalid_value, json_equal, read_bool, read_model
 from nucleate.server.openai.json_encoding import dumps, json_parts
-from nucleate.server.openai.logprobs import JSON, step_body
+from nucleate.server.openai.responses import JSON, step_body
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import Service
 

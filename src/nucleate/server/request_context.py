@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nucleate.server.chat_encoder import Timing
+from nucleate.server.chat_api import Timing
 from nucleate.server.http_errors import CLOSE, HTTPError, error_response, http_error, internal_error
 from nucleate.server.metrics import Metrics
 from nucleate.server.openai.json_encoding import encode_json

@@ -22,8 +22,8 @@ from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling_params import FIELDS
 from nucleate.server import messages_api, ollama_api, responses_api
 from nucleate.server.limits import MAX_CHARACTERS, MAX_ENTRIES, ServerLimits, max_entries
-from nucleate.server.openai.beam_search import PARAMETER_FIELDS, USE_BEAM_SEARCH
 from nucleate.server.openai.endpoints import CHAT, Endpoint
+from nucleate.server.openai.fields import BEAM_PARAMETER_FIELDS, USE_BEAM_SEARCH
 from nucleate.server.openai.messages import MAX_MESSAGES, TEMPLATE_FIELDS
 from nucleate.server.openai.requests import NON_EMPTY
 from nucleate.server.openai.response_format import GRAMMAR, GRAMMAR_LAZY, GRAMMAR_TRIGGERS, RESPONSE_FORMAT
@@ -167,7 +167,7 @@ def _endpoint_schemas(limits: ServerLimits) -> dict[str, Schema]:
     messages = _list_schema({**OBJECT, "properties": message, "required": ["role"]}, MAX_MESSAGES)
     several = ({**_list_schema(one, limits.max_choices_per_request), "minItems": 1} for one in (TEXT, IDS))
     prompt = {"anyOf": [TEXT, {**IDS, "minItems": 1}, *several]}
-    declared = {name: BeamParams.PARAMETERS.get(name) for name in PARAMETER_FIELDS}
+    declared = {name: BeamParams.PARAMETERS.get(name) for name in BEAM_PARAMETER_FIELDS}
     searching = {
         name: _nullable(_number_schema(parameter, limits), f"With use_beam_search: {parameter.help}")
         for name, parameter in declared.items()

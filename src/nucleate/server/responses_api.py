@@ -17,7 +17,11 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.chat_api import (
     ENGINE_FIELDS,
+    Block,
+    BlockEvent,
     ChatAPI,
+    ChatEncoder,
+    EncoderInput,
     Translation,
     present_fields,
     read_call,
@@ -28,13 +32,11 @@ from nucleate.server.chat_api import (
     sampling_fields,
     translator,
 )
-from nucleate.server.chat_encoder import Block, BlockEvent, ChatEncoder, EncoderInput
 from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai.fields import invalid_value, json_equal, read_bool
 from nucleate.server.openai.json_encoding import dumps, json_parts
-from nucleate.server.openai.logprobs import JSON, step_body
 from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS
-from nucleate.server.openai.responses import validation_body
+from nucleate.server.openai.responses import JSON, step_body, validation_body
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text")

@@ -27,8 +27,7 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import SamplingParams
-from nucleate.server.chat_api import ChatAPI, drop_unknown
-from nucleate.server.chat_encoder import ChatEncoder, EncoderInput
+from nucleate.server.chat_api import ChatAPI, ChatEncoder, EncoderInput, drop_unknown
 from nucleate.server.generation_call import GenerationCall, encode_prompts, with_fill_stops
 from nucleate.server.http_errors import (
     HTTPError,

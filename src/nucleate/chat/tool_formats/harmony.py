@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, final
 
-from nucleate.chat.emitter import Emitter
-from nucleate.chat.reader import Parsing, Reader
+from nucleate.chat.reader import Emitter, Parsing, Reader
 from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, end_call, read_arguments, separated, tag
 from nucleate.chat.tools import Tool
 
@@ -21,7 +20,6 @@ _IN_HEADER = frozenset(map(chr, range(32, 127))) - {"<"}
 
 @final
 class Harmony(ToolFormat):
-    name = "openai"
     special_tokens = (START, CHANNEL, MESSAGE, END, CONSTRAIN, CALL, RETURN)
 
     def parse(self, reader: Reader, out: Emitter) -> Parsing[None]:

@@ -10,8 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, final
 
-from nucleate.chat.emitter import Emitter, call_id
-from nucleate.chat.reader import Parsing, Reader
+from nucleate.chat.reader import Emitter, Parsing, Reader, call_id
 from nucleate.chat.tools import Tool
 
 Structure = dict[str, Any]
@@ -21,12 +20,11 @@ Structure = dict[str, Any]
 class ToolFormat(ABC):
     """A format of tool calls."""
 
-    name: ClassVar[str]
     special_tokens: ClassVar[Sequence[str]] = ()
     """The markers that may be special tokens: they stay in the text that is parsed."""
     arguments_are_text: ClassVar[bool] = False
     """Whether the chat template expects the arguments of earlier calls as text instead of an object."""
-    in_template: ClassVar[bool] = True
+    in_template: bool = True
     """Whether the chat template describes the tools."""
 
     @abstractmethod

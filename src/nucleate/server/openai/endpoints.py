@@ -15,8 +15,7 @@ from nucleate.chat.tools import MAX_NAME
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS
-from nucleate.server.openai.beam_search import BODY_FIELDS as BEAM_FIELDS
-from nucleate.server.openai.fields import json_equal, unknown_field
+from nucleate.server.openai.fields import BEAM_FIELDS, json_equal, unknown_field
 from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS
 from nucleate.server.openai.response_format import GRAMMAR_FIELDS, RENAMED, RESPONSE_FORMAT
 
