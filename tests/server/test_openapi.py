@@ -18,10 +18,11 @@ import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling_params import FIELDS
-from nucleate.server.app import DETOKENIZE, TOKENIZE, read_detokenize, read_tokenize
+from nucleate.server.app import read_detokenize, read_tokenize
 from nucleate.server.limits import LIMITED_FIELDS, MAX_CHARACTERS, ServerLimits
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, Endpoint
 from nucleate.server.openai.fields import BEAM_PARAMETER_FIELDS
+from nucleate.server.openai.messages import DETOKENIZE, TOKENIZE
 from nucleate.server.openai.requests import NON_EMPTY, read_body
 from nucleate.server.openai.responses import error_body
 from nucleate.server.openapi_document import document
@@ -417,8 +418,8 @@ def test_tokenize_responses_match_the_schema(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("name", "known"), [("TokenizeRequest", TOKENIZE), ("DetokenizeRequest", DETOKENIZE)])
-def test_tokenize_bodies_have_every_field(name: str, known: frozenset[str]) -> None:
-    assert SCHEMAS[name]["properties"].keys() == known
+def test_tokenize_bodies_have_every_field(name: str, known: Mapping[str, Any]) -> None:
+    assert SCHEMAS[name]["properties"].keys() == known.keys()
 
 
 def test_error_responses_match_the_document() -> None:

@@ -27,12 +27,10 @@ from nucleate.server.openai.endpoints import ENDPOINTS
 from nucleate.server.openai.fields import (
     are_token_ids,
     invalid_value,
-    read_bool,
-    read_model,
+    present_fields,
     reject_deep_nesting,
-    unknown_field,
 )
-from nucleate.server.openai.messages import TEMPLATE_FIELDS, read_messages, read_template_options
+from nucleate.server.openai.messages import DETOKENIZE, TEMPLATE_FIELDS, TOKENIZE, read_messages, read_template_options
 from nucleate.server.openapi_document import OPEN_PAGE_ROUTES, document, page_routes
 from nucleate.server.request_context import IGNORED_FIELDS_HEADER, Handler, RequestContext, RequestMiddleware
 from nucleate.server.request_log import RequestLog
@@ -150,12 +148,6 @@ async def _metrics(metrics: Metrics, context: RequestContext) -> None:
     await context.reply(200, body, content_type=content_type)
 
 
-TOKENIZE = frozenset({"model", "prompt", "messages", "return_token_strs", "tools", *TEMPLATE_FIELDS})
-"""The fields of a body of ``/tokenize``."""
-DETOKENIZE = frozenset({"model", "tokens"})
-"""The fields of a body of ``/detokenize``."""
-
-
 @dataclass(frozen=True)
 class TokenizeRequest:
     """A text or a chat to tokenize: one of the two is None."""
@@ -179,12 +171,10 @@ class DetokenizeRequest:
 @reject_deep_nesting
 def read_tokenize(body: Any) -> TokenizeRequest:
     """Parse a body of ``/tokenize``. Raises ParameterError, which names the field."""
-    given = _present_fields(body, TOKENIZE)
+    given = present_fields(body, TOKENIZE)
     prompt, messages = given.get("prompt"), given.get("messages")
     if (prompt is None) == (messages is None):
         raise ParameterError("prompt", "prompt or messages must be set, but not both")
-    if prompt is not None and not isinstance(prompt, str):
-        raise invalid_value("prompt", "a string", prompt)
     if prompt is not None:
         for name in (*TEMPLATE_FIELDS, "tools"):
             if name in given and name != "add_special_tokens":
@@ -194,8 +184,8 @@ def read_tokenize(body: Any) -> TokenizeRequest:
         prompt,
         None if messages is None else read_messages(messages),
         read_template_options(given),
-        read_bool(given, "return_token_strs"),
-        read_model(given),
+        given.get("return_token_strs", False),
+        given.get("model"),
         ToolUse.read(given["tools"]) if "tools" in given else NO_TOOLS,
     )
 
@@ -203,22 +193,11 @@ def read_tokenize(body: Any) -> TokenizeRequest:
 @reject_deep_nesting
 def read_detokenize(body: Any) -> DetokenizeRequest:
     """Parse a body of ``/detokenize``. Raises ParameterError, which names the field."""
-    given = _present_fields(body, DETOKENIZE)
+    given = present_fields(body, DETOKENIZE)
     tokens = given.get("tokens")
     if not isinstance(tokens, list) or not are_token_ids(tokens) or (tokens and min(tokens) < 0):
         raise invalid_value("tokens", "a list of token ids", tokens)
-    return DetokenizeRequest(tuple(tokens), read_model(given))
-
-
-def _present_fields(body: Any, known: frozenset[str]) -> Mapping[str, Any]:
-    """Return the fields that are not null."""
-    if not isinstance(body, Mapping):
-        raise invalid_value("body", "a JSON object", body)
-    given = {name: value for name, value in body.items() if value is not None}
-    for name in given:
-        if name not in known:
-            raise unknown_field(name, known)
-    return given
+    return DetokenizeRequest(tuple(tokens), given.get("model"))
 
 
 class TokenizeRoutes:

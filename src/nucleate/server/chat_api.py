@@ -20,7 +20,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS
 from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai.endpoints import LONG_NAMES_CHAT
-from nucleate.server.openai.fields import Value, invalid_value, reject_deep_nesting, unknown_field
+from nucleate.server.openai.fields import COMMON, Declared, Value, invalid_value, reject_deep_nesting
 from nucleate.server.openai.json_encoding import dumps
 from nucleate.server.openai.requests import ParsedRequest
 from nucleate.server.openai.response_format import RENAMED
@@ -32,7 +32,7 @@ WITHOUT_HINT = (re.compile(r'; set on_unsupported="ignore" to ignore it( \(.*\))
 """Removes from errors what the API has no field for."""
 Generate = Callable[[bytes], Coroutine[Any, Any, None]]
 
-ENGINE_FIELDS = ("priority", "truncate_prompt_tokens", "truncation_side")
+ENGINE_FIELDS = {name: COMMON[name] for name in ("priority", "truncate_prompt_tokens", "truncation_side")}
 """Fields of completions that the other APIs have too, by the same names."""
 _UNUSED = ("n", "max_tokens", "logprobs", "prompt_logprobs")  # there is one output, and other fields set these
 
@@ -116,9 +116,9 @@ def translator(read: Callable[[Any], Value]) -> Callable[[Any], Value]:
     return wrapper
 
 
-def sampling_fields(*without: str) -> frozenset[str]:
-    """Return the names of the sampling parameters that are fields of these APIs. without: those that are not."""
-    return frozenset(FIELDS).difference(_UNUSED, without)
+def sampling_fields(*without: str) -> dict[str, Declared]:
+    """Return the sampling parameters that are fields of these APIs. without: names of those that are not."""
+    return {name: parameter for name, parameter in FIELDS.items() if name not in (*_UNUSED, *without)}
 
 
 def renames(*pairs: tuple[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
@@ -132,20 +132,6 @@ def drop_unknown(body: Any, known: Collection[str]) -> tuple[Any, list[str]]:
         return body, []
     unknown = [name for name, value in body.items() if value is not None and name not in known and name not in RENAMED]
     return {name: value for name, value in body.items() if name in known or name in RENAMED}, unknown
-
-
-def present_fields(body: Any, known: Collection[str], where: str = "", field: str = "") -> dict[str, Any]:
-    """Return the entries of an object that are not null. Raises ParameterError for an unknown one.
-
-    where: its place in the body; "": it is the body. field: the top-level field that it belongs to.
-    """
-    if not isinstance(body, Mapping):
-        raise invalid_value(where or "body", "an object" if where else "a JSON object", body, field)
-    for name, value in body.items():
-        if value is not None and name not in known:
-            error = unknown_field(name, known, where)
-            raise ParameterError(field, str(error)) if field else error
-    return {name: value for name, value in body.items() if value is not None}
 
 
 def read_list(value: Any, where: str, field: str = "") -> list[Any]:

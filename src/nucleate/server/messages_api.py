@@ -14,6 +14,7 @@ from nucleate.chat.reasoning import effort_variables
 from nucleate.outputs import CompletionChunk, Usage
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling_params import FIELDS
 from nucleate.server.chat_api import (
     ENGINE_FIELDS,
     WITHOUT_HINT,
@@ -24,7 +25,6 @@ from nucleate.server.chat_api import (
     EncoderInput,
     Translation,
     event_frame,
-    present_fields,
     read_call,
     read_list,
     read_name,
@@ -35,8 +35,21 @@ from nucleate.server.chat_api import (
     with_json,
 )
 from nucleate.server.http_errors import NO_THREADS, HTTPError, anthropic_error
-from nucleate.server.openai.fields import invalid_value, read_bool
+from nucleate.server.openai.fields import (
+    ARRAY,
+    COMMON,
+    LIST,
+    NO_EFFECT,
+    OBJECT,
+    TEXT,
+    Declared,
+    Field,
+    invalid_value,
+    present_fields,
+    read_bool,
+)
 from nucleate.server.openai.json_encoding import dumps
+from nucleate.server.openai.messages import TEMPLATE_FIELDS
 from nucleate.server.openai.responses import JSON
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import Service
@@ -248,42 +261,51 @@ def _frame(kind: str, fields: dict[str, Any]) -> str:
 
 
 URL = "/v1/messages"
-IGNORED = frozenset(
+_PROMPT_FIELDS: Mapping[str, Declared] = {
+    "messages": Field(LIST, "The messages: texts, or blocks of text, thinking, tool uses and results."),
+    "model": COMMON["model"],
+    "system": Field({"anyOf": [TEXT, ARRAY]}, "The system message."),
+    "tools": Field(ARRAY, "Tools with name, description and input_schema."),
+    "tool_choice": Field(OBJECT, "type: auto, any, tool (with name) or none; disable_parallel_tool_use."),
+    "thinking": Field(OBJECT, "type: enabled (with budget_tokens), adaptive or disabled; display."),
+    "output_config": Field(OBJECT, "effort; format: json_schema with its schema."),
+    "chat_template_kwargs": TEMPLATE_FIELDS["chat_template_kwargs"],
+}
+IGNORED = dict.fromkeys(  # for Anthropic's accounting, caches and context editing
     [
         *("metadata", "service_tier", "cache_control", "inference_geo", "speed", "diagnostics"),
         *("context_management", "user_profile_id", "workspace_id"),
-    ]
+    ],
+    NO_EFFECT,
 )
-"""Fields for Anthropic's accounting, caches and context editing."""
-PROMPT_FIELDS = frozenset(
-    ["messages", "model", "system", "tools", "tool_choice", "thinking", "output_config", "chat_template_kwargs"]
-)
+COUNT_FIELDS: Mapping[str, Declared] = {**_PROMPT_FIELDS, **IGNORED}
+MESSAGE_FIELDS: Mapping[str, Declared] = {
+    **sampling_fields("logprob_token_ids", "logprobs_mode", "stop", "max_reasoning_tokens"),
+    **COUNT_FIELDS,
+    **ENGINE_FIELDS,
+    "max_tokens": FIELDS["max_tokens"],
+    "stream": COMMON["stream"],
+    "stop_sequences": Field(ARRAY, "Texts that end the output."),
+}
 _THINKING = ("enabled", "disabled", "adaptive")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _TOOL = ("name", "description", "input_schema", "type", "strict")
 _TOOL_IGNORED = ("cache_control", "eager_input_streaming", "input_examples", "defer_loading", "allowed_callers")
-_WITHOUT = ("logprob_token_ids", "logprobs_mode", "stop", "max_reasoning_tokens")
-
-
-def field_names() -> frozenset[str]:
-    """Return the names of all fields of a body."""
-    own = {"max_tokens", "stop_sequences", "stream", *ENGINE_FIELDS}
-    return frozenset({*sampling_fields(*_WITHOUT), *PROMPT_FIELDS, *IGNORED, *own})
 
 
 @translator
 def translate(body: Any) -> Translation:
     """Translate a decoded body. Raises ParameterError, and HTTPError for a thread."""
-    given = present_fields(body, field_names() | {"thread"})
-    if "thread" in given:
+    if isinstance(body, Mapping) and body.get("thread") is not None:
         message = "thread is not supported: this server stores no conversations; send all messages"
         raise HTTPError(400, message, code=NO_THREADS, param="thread")
+    given = present_fields(body, MESSAGE_FIELDS)
     if "max_tokens" not in given:
         raise ParameterError("max_tokens", "max_tokens is missing")
     own = {"stop_sequences", "system", "thinking", "output_config", *IGNORED}
     made = {name: value for name, value in given.items() if name not in own}
     if "stop_sequences" in given:
-        made["stop"] = read_list(given["stop_sequences"], "stop_sequences")
+        made["stop"] = given["stop_sequences"]
     return Translation({**made, **translate_prompt(given)}, partial(MessageEncoder, shows_thinking(given)))
 
 
@@ -293,16 +315,12 @@ def translate_prompt(given: Mapping[str, Any]) -> dict[str, Any]:
     if made["messages"][-1]["role"] == "assistant":  # the response continues it
         made["continue_final_message"] = True
     if "tools" in given:
-        tools = read_list(given["tools"], "tools")
-        made["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+        made["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given["tools"])]
     if "tool_choice" in given:
         made |= _tool_choice(given["tool_choice"])
     made |= _thinking(given.get("thinking", {}))
-    variables = given.get("chat_template_kwargs")
-    if isinstance(variables, Mapping):
-        made["chat_template_kwargs"] = {**made.get("chat_template_kwargs", {}), **variables}
-    elif variables is not None:  # is rejected later
-        made["chat_template_kwargs"] = variables
+    if "chat_template_kwargs" in given:
+        made["chat_template_kwargs"] = {**made.get("chat_template_kwargs", {}), **given["chat_template_kwargs"]}
     return made | _output_config(given.get("output_config", {}))
 
 
@@ -381,11 +399,10 @@ _RENAMES = renames(
     (r"stop", "stop_sequences"),
     (r"'required'", "'any'"),
 )
-MESSAGES = ChatAPI(URL, translate, (WITHOUT_HINT, *_RENAMES), field_names())
+MESSAGES = ChatAPI(URL, translate, (WITHOUT_HINT, *_RENAMES), MESSAGE_FIELDS)
 
 
 COUNT_URL = "/v1/messages/count_tokens"
-COUNT_FIELDS = PROMPT_FIELDS | IGNORED
 
 
 async def count_tokens(service: Service, context: RequestContext) -> None:

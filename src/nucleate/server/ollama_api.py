@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import Any, ClassVar, final
 
 from nucleate.outputs import StepLogprobs, Usage
-from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.chat_api import (
     ENGINE_FIELDS,
@@ -24,7 +23,6 @@ from nucleate.server.chat_api import (
     ChatAPI,
     ChatEncoder,
     Translation,
-    present_fields,
     read_call,
     read_list,
     read_name,
@@ -35,9 +33,25 @@ from nucleate.server.chat_api import (
     with_json,
 )
 from nucleate.server.http_errors import HTTPError
-from nucleate.server.openai.endpoints import TEXT
-from nucleate.server.openai.fields import invalid_value, json_equal, read_bool, read_model
+from nucleate.server.openai.endpoints import TEXT as COMPLETION
+from nucleate.server.openai.fields import (
+    BOOLEAN,
+    COMMON,
+    LIST,
+    NAME,
+    NO_EFFECT,
+    OBJECT,
+    TEXT,
+    TOP_LOGPROBS,
+    Declared,
+    Field,
+    invalid_value,
+    json_equal,
+    present_fields,
+    unsupported,
+)
 from nucleate.server.openai.json_encoding import dumps, json_parts
+from nucleate.server.openai.messages import TOOL_FIELDS
 from nucleate.server.openai.responses import JSON, step_body
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import Service
@@ -110,15 +124,14 @@ RENAMED: Mapping[str, str] = MappingProxyType(
     {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n"}
 )
 """Options, and the sampling parameters that they are."""
-IGNORED_OPTIONS = frozenset(
+IGNORED_OPTIONS = dict.fromkeys(
     [
         *("numa", "num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only"),
         *("use_mmap", "use_mlock", "embedding_only", "num_thread", "num_keep"),
-    ]
+    ],
+    NO_EFFECT,
 )
 """Options for loading a model: this server has loaded it."""
-UNSUPPORTED_OPTIONS: Mapping[str, tuple[Any, ...]] = MappingProxyType({"tfs_z": (1, 1.0), "penalize_newline": (True,)})
-"""Unsupported options, and their values without effect, which are accepted."""
 UNLIMITED = (-1, -2)
 """Values of ``num_predict``: as many tokens as fit the context."""
 _MIROSTAT = {1: "mirostat_v1", 2: "mirostat"}
@@ -127,22 +140,21 @@ MIROSTAT_TAU = 5.0
 LEVELS = ("low", "medium", "high", "max")
 
 
-def option_names() -> frozenset[str]:
-    """Return the names of all options: Ollama's and every sampling parameter."""
-    return frozenset(
-        {*sampling_fields("structured_outputs"), *RENAMED, *IGNORED_OPTIONS, *UNSUPPORTED_OPTIONS, "mirostat"}
-    )
+OPTIONS: Mapping[str, Declared] = {
+    **sampling_fields("structured_outputs"),
+    **dict.fromkeys((*RENAMED, "mirostat"), Field({}, "")),
+    **IGNORED_OPTIONS,
+    "tfs_z": unsupported(1, 1.0),
+    "penalize_newline": unsupported(True),
+}
+"""All options: Ollama's and every sampling parameter."""
+_NOT_PASSED = frozenset({*RENAMED, *IGNORED_OPTIONS, "tfs_z", "penalize_newline"})
 
 
 def read_options(value: Any) -> dict[str, Any]:
     """Return the sampling parameters of ``options``. Raises ParameterError."""
-    given = present_fields(value, option_names(), "options", "options")
-    for name, accepted in UNSUPPORTED_OPTIONS.items():
-        if name in given and not any(json_equal(given[name], one) for one in accepted):
-            raise ParameterError("options", f"options.{name} is not supported, got {shown(given[name])}")
-    made = {
-        name: item for name, item in given.items() if name not in {*RENAMED, *IGNORED_OPTIONS, *UNSUPPORTED_OPTIONS}
-    }
+    given = present_fields(value, OPTIONS, "options", "options")
+    made = {name: item for name, item in given.items() if name not in _NOT_PASSED}
     for name, own in RENAMED.items():
         if name in given:
             if own in made:
@@ -167,12 +179,10 @@ def _with_mirostat(given: dict[str, Any]) -> dict[str, Any]:
     return {**given, f"{name}_tau": tau, **({} if eta is None else {f"{name}_eta": eta})}
 
 
-def read_think(value: Any) -> dict[str, Any]:
-    """Return the fields for ``think``: whether the model reasons, or how much. Raises ParameterError."""
+def read_think(value: bool | str) -> dict[str, Any]:
+    """Return the fields for ``think``: whether the model reasons, or how much."""
     if isinstance(value, bool):
         return {"chat_template_kwargs": {"enable_thinking": value, "thinking": value}}
-    if value not in LEVELS:
-        raise invalid_value("think", f"true, false, or one of {', '.join(LEVELS)}", value)
     return {"reasoning_effort": value}
 
 
@@ -295,13 +305,37 @@ def _encoded_call(block: Block) -> str:
 
 
 CHAT_URL, GENERATE_URL = "/api/chat", "/api/generate"
-_COMMON = frozenset({"model", "stream", "options", "format", "think", "logprobs", "top_logprobs", *ENGINE_FIELDS})
-IGNORED = frozenset({"keep_alive", "truncate", "shift"})
-"""Fields for loading models, and for prompts that do not fit the context, which are errors here."""
-CHAT_FIELDS = _COMMON | IGNORED | {"messages", "tools"}
-UNSUPPORTED = ("template", "context", "width", "height", "steps")
-"""Unsupported fields of ``/api/generate``; empty values are accepted."""
-GENERATE_FIELDS = _COMMON | IGNORED | {"prompt", "suffix", "system", "raw", "images", *UNSUPPORTED}
+_COMMON: Mapping[str, Declared] = {
+    "model": COMMON["model"],
+    "stream": Field(BOOLEAN, "Stream the response as lines of JSON; the default."),
+    "options": Field(OBJECT, "Ollama's options and every sampling parameter by its name."),
+    "format": Field({"anyOf": [{"enum": ["", "json"]}, OBJECT]}, "json, or a JSON schema."),
+    "think": Field(
+        {"enum": [True, False, *LEVELS]},
+        "Whether, or how much, the model reasons.",
+        f"true, false, or one of {', '.join(LEVELS)}",
+    ),
+    "logprobs": Field(BOOLEAN, "Return logprobs.", "true or false (top_logprobs is the number)"),
+    "top_logprobs": TOP_LOGPROBS,
+    **ENGINE_FIELDS,
+    **dict.fromkeys(("keep_alive", "truncate", "shift"), NO_EFFECT),
+}
+"""No effect have fields for loading models, and for prompts that do not fit the context, which are errors here."""
+CHAT_FIELDS: Mapping[str, Declared] = {
+    **_COMMON,
+    "messages": Field(LIST, "The messages, with role, content, thinking and tool_calls."),
+    "tools": TOOL_FIELDS["tools"],
+}
+_EMPTY = unsupported("", 0, False, [], {})
+GENERATE_FIELDS: Mapping[str, Declared] = {
+    **_COMMON,
+    "prompt": Field(NAME, "The prompt; a message of the user unless raw is set.", "a string"),
+    "system": Field(TEXT, "A system message."),
+    "suffix": Field(TEXT, "Text after the output."),
+    "raw": Field(BOOLEAN, "Complete the prompt without the chat template."),
+    **dict.fromkeys(("template", "context", "width", "height", "steps"), _EMPTY),
+    "images": Field({"anyOf": [_EMPTY.schema]}, _EMPTY.help),  # the error does not quote them
+}
 
 
 @translator
@@ -322,17 +356,13 @@ def translate_generate(body: Any) -> Translation:
 
     Raises ParameterError.
     """
-    given = present_fields(body, GENERATE_FIELDS)
-    for name in UNSUPPORTED:
-        if given.get(name):
-            raise ParameterError(name, f"{name} is not supported, got {shown(given[name])}")
-    check_no_images(given, "", "images")
-    if not given.get("prompt"):
+    if isinstance(body, Mapping) and not body.get("prompt"):
         raise ParameterError("prompt", "prompt is missing; this server loads no models on request")
-    prompt, system = read_text(given, "prompt"), read_text(given, "system", default="")
-    suffix = read_text(given, "suffix", default="")
+    given = present_fields(body, GENERATE_FIELDS)
+    check_no_images(given, "", "images")
+    prompt, system, suffix = given["prompt"], given.get("system", ""), given.get("suffix", "")
     made = _common(given)
-    if not read_bool(given, "raw") and not suffix:
+    if not given.get("raw") and not suffix:
         messages = [{"role": "system", "content": system}] if system else []
         made["messages"] = [*messages, {"role": "user", "content": prompt}]
         return Translation({**made, **_chat(given)}, GenerateLines)
@@ -340,16 +370,16 @@ def translate_generate(body: Any) -> Translation:
         name = "system" if system else "think"
         raise ParameterError(name, f"{name} cannot be combined with raw or suffix, which have no chat template")
     made |= {"prompt": prompt, "suffix": suffix or None}
-    if read_bool(given, "logprobs"):
+    if given.get("logprobs"):
         made["logprobs"] = given.get("top_logprobs", 0)
-    return Translation(made, GenerateLines, TEXT.url)
+    return Translation(made, GenerateLines, COMPLETION.url)
 
 
 def _common(given: Mapping[str, Any]) -> dict[str, Any]:
     made = {"stream": given.get("stream", True), **read_options(given.get("options", {}))}
     made |= {name: given[name] for name in ENGINE_FIELDS if name in given}
     model = given.get("model")
-    made["model"] = model.removesuffix(":latest") if isinstance(model, str) else model
+    made["model"] = model and model.removesuffix(":latest")
     return made | read_format(given.get("format", ""))
 
 
@@ -365,20 +395,24 @@ _RENAMES = renames(
     (r"reasoning_effort", "think"),
     *((own, name) for name, own in RENAMED.items()),
 )
-CHAT_API = ChatAPI(CHAT_URL, translate_chat, (WITHOUT_HINT, *_RENAMES), CHAT_FIELDS, option_names())
+CHAT_API = ChatAPI(CHAT_URL, translate_chat, (WITHOUT_HINT, *_RENAMES), CHAT_FIELDS, OPTIONS)
 GENERATE_API = ChatAPI(
     GENERATE_URL,
     translate_generate,
     (WITHOUT_HINT, *_RENAMES, *renames((r"messages", "prompt"))),
     GENERATE_FIELDS,
-    option_names(),
+    OPTIONS,
 )
 
 
 VERSION = "0.12.0"
 """The version of Ollama whose API this is: clients check it."""
 ARCHITECTURE = "nucleate"
-SHOW = frozenset({"model", "name", "verbose", "system", "template", "options"})
+SHOW: Mapping[str, Declared] = {
+    "model": COMMON["model"],
+    "name": Field(TEXT, "The model name, if model is not set."),
+    **dict.fromkeys(("verbose", "system", "template", "options"), NO_EFFECT),
+}
 _DETAILS = {"parent_model": "", "format": "", "family": ARCHITECTURE, "families": [ARCHITECTURE]}
 
 
@@ -417,8 +451,7 @@ class OllamaRoutes:
         body, ignored = service.decode_fields(data, SHOW)
         context.report_ignored_fields(ignored)
         given = present_fields(body, SHOW)
-        other = read_text(given, "name", default="")
-        name = read_model(given) or other
+        name = given.get("model") or given.get("name", "")
         service.check_model(name.removesuffix(":latest") or None)
         chat, template = service.llm.chat_format, service.llm.tokenizer.chat_template
         capabilities = ["completion"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, final
 
 from nucleate.outputs import StepLogprobs, Usage
@@ -23,7 +22,6 @@ from nucleate.server.chat_api import (
     ChatEncoder,
     EncoderInput,
     Translation,
-    present_fields,
     read_call,
     read_list,
     read_name,
@@ -33,7 +31,23 @@ from nucleate.server.chat_api import (
     translator,
 )
 from nucleate.server.http_errors import HTTPError
-from nucleate.server.openai.fields import invalid_value, json_equal, read_bool
+from nucleate.server.openai.fields import (
+    ARRAY,
+    BOOLEAN,
+    COMMON,
+    MAX_COMPLETION_TOKENS,
+    NO_EFFECT,
+    OBJECT,
+    TEXT,
+    TEXT_OR_LIST,
+    TOP_LOGPROBS,
+    Declared,
+    Field,
+    invalid_value,
+    json_equal,
+    present_fields,
+    unsupported,
+)
 from nucleate.server.openai.json_encoding import dumps, json_parts
 from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS
 from nucleate.server.openai.responses import JSON, step_body, validation_body
@@ -329,58 +343,62 @@ INCLUDABLE = (
     *("message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs"),
 )
 """The values of ``include``. Only the first has an effect: there is nothing of the others."""
-TRUNCATIONS = ("auto", "disabled")
 MAX_METADATA = 16
+_METADATA_IN_WORDS = f"an object with at most {MAX_METADATA} strings"
 
-_PASSED = frozenset(
-    {"model", "stream", "stream_options", "max_output_tokens", "top_logprobs", *TOOL_FIELDS, *ENGINE_FIELDS}
-)
-_OWN = frozenset({"input", "instructions", "text", "reasoning", "include", "metadata", "truncation", "store"})
+_OWN: Mapping[str, Field] = {
+    "input": Field(TEXT_OR_LIST, "A text, or messages, reasoning, function calls and their outputs."),
+    "instructions": Field(TEXT, "A system message before the input."),
+    "text": Field(OBJECT, "format: text, json_object or json_schema, with its name, schema and strict."),
+    "reasoning": Field(OBJECT, "effort; other fields have no effect."),
+    "include": Field(ARRAY, "message.output_text.logprobs; other values have no effect."),
+    "metadata": Field(
+        {**OBJECT, "maxProperties": MAX_METADATA}, "Texts that the response repeats.", _METADATA_IN_WORDS
+    ),
+    "truncation": Field(
+        {"enum": ["auto", "disabled"]}, "No effect: an input that does not fit the context is an error."
+    ),
+    "store": Field(BOOLEAN, "No effect: nothing is stored."),
+    "tools": Field(ARRAY, "Tools of type function."),
+    **dict.fromkeys(
+        [
+            *("user", "safety_identifier", "service_tier", "max_tool_calls"),  # the latter is about OpenAI's own tools
+            *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        ],
+        NO_EFFECT,
+    ),
+    "background": unsupported(False),
+    "context_management": unsupported([]),
+    **dict.fromkeys(("conversation", "moderation", "prompt"), unsupported()),
+    "previous_response_id": unsupported(
+        instead="; this server stores no responses: send the whole conversation as input"
+    ),
+}
 _ECHOED = ("instructions", "tools", "tool_choice", "text", "reasoning")
-IGNORED = frozenset(
-    [
-        *("user", "safety_identifier", "service_tier", "max_tool_calls"),  # the latter is about OpenAI's own tools
-        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-    ]
-)
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        "background": (False,),
-        "context_management": ([],),
-        **dict.fromkeys(("conversation", "moderation", "previous_response_id", "prompt"), ()),
-    }
-)
-"""Unsupported fields, and their values without effect, which are accepted."""
-_WHY = {"previous_response_id": "; this server stores no responses: send the whole conversation as input"}
-
-
-def field_names() -> frozenset[str]:
-    """Return the names of all fields of a body."""
-    template = {name for name in TEMPLATE_FIELDS if name != "reasoning_effort"}
-    return frozenset({*sampling_fields(), *template, *_PASSED, *_OWN, *IGNORED, *UNSUPPORTED})
+RESPONSE_FIELDS: Mapping[str, Declared] = {
+    **sampling_fields(),
+    **{name: field for name, field in TEMPLATE_FIELDS.items() if name != "reasoning_effort"},
+    **{name: COMMON[name] for name in ("model", "stream", "stream_options")},
+    **ENGINE_FIELDS,
+    **TOOL_FIELDS,
+    "max_output_tokens": MAX_COMPLETION_TOKENS,
+    "top_logprobs": TOP_LOGPROBS,
+    **_OWN,
+}
 
 
 @translator
 def translate(body: Any) -> Translation:
     """Translate a decoded body. Raises ParameterError."""
-    given = present_fields(body, field_names())
-    for name, accepted in UNSUPPORTED.items():
-        if name in given and not any(json_equal(given[name], one) for one in accepted):
-            raise ParameterError(name, f"{name} is not supported, got {shown(given[name])}{_WHY.get(name, '')}")
-    read_bool(given, "store")
-    instructions = given.get("instructions")
-    if instructions is not None and not isinstance(instructions, str):
-        raise invalid_value("instructions", "a string", instructions)
+    given = present_fields(body, RESPONSE_FIELDS)
     if "input" not in given:
         raise ParameterError("input", "input is missing")
-    if given.get("truncation", "disabled") not in TRUNCATIONS:
-        raise invalid_value("truncation", f"one of {', '.join(TRUNCATIONS)}", given["truncation"])
-    made = {name: value for name, value in given.items() if name not in {*_OWN, *IGNORED, *UNSUPPORTED}}
-    made["messages"] = read_input(given["input"], instructions)
+    made = {name: value for name, value in given.items() if name not in _OWN}
+    made["messages"] = read_input(given["input"], given.get("instructions"))
     if "max_output_tokens" in made:
         made["max_completion_tokens"] = made.pop("max_output_tokens")
-    if "tools" in made:
-        made["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(read_list(made["tools"], "tools"))]
+    if "tools" in given:
+        made["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given["tools"])]
     made |= _logprobs(given) | _reasoning(given.get("reasoning", {})) | _text(given.get("text", {}))
     echoed = {name: value for name, value in given.items() if name in _ECHOED}
     echoed["metadata"] = _metadata(given.get("metadata", {}))
@@ -401,7 +419,7 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
 
 def _logprobs(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields for logprobs: ``top_logprobs`` above 0 requests them as well."""
-    include = read_list(given.get("include", []), "include")
+    include = given.get("include", [])
     for index, value in enumerate(include):
         if value not in INCLUDABLE:
             raise invalid_value(f"include[{index}]", f"one of {', '.join(INCLUDABLE)}", value, "include")
@@ -434,10 +452,9 @@ def _text(value: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def _metadata(value: Any) -> Mapping[str, str]:
-    texts = isinstance(value, Mapping) and all(isinstance(item, str) for item in value.values())
-    if not isinstance(value, Mapping) or not texts or len(value) > MAX_METADATA:
-        raise invalid_value("metadata", f"an object with at most {MAX_METADATA} strings", value)
+def _metadata(value: Mapping[str, Any]) -> Mapping[str, str]:
+    if len(value) > MAX_METADATA or not all(isinstance(item, str) for item in value.values()):
+        raise invalid_value("metadata", _METADATA_IN_WORDS, value)
     return value
 
 
@@ -452,5 +469,5 @@ RESPONSES = ChatAPI(
         (r"reasoning_effort", "reasoning.effort"),
         (r"(tools\[\d+\])\.function", r"\1"),
     ),
-    field_names(),
+    RESPONSE_FIELDS,
 )

@@ -1,5 +1,6 @@
-"""Parsing of single fields of request bodies, and their errors.
+"""Fields of request bodies: each is declared once, for its check, its error and the OpenAPI document.
 
+Numbers are declared as ``Parameter``, like those of ``SamplingParams``; the others as ``Field``, with a JSON schema.
 ``use_beam_search`` and its fields are those of vLLM: ``best_of`` (or ``n``) is the number of beams, and the ``n``
 highest-scoring ones are returned. Sampling fields and other stop criteria are rejected; temperature may be 0 or 1, and
 a seed has no effect.
@@ -7,15 +8,105 @@ a seed has no effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, replace
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from nucleate.engine.beam_params import BeamParams
 from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import ParameterError, unknown
+from nucleate.parameters.parameter import Parameter, ParameterError, unknown
 from nucleate.sampling_params import FIELDS, SamplingParams
+
+Schema = dict[str, Any]
+BOOLEAN: Schema = {"type": "boolean"}
+OBJECT: Schema = {"type": "object"}
+ARRAY: Schema = {"type": "array"}
+TEXT: Schema = {"type": "string"}
+NAME: Schema = {"type": "string", "minLength": 1}
+LIST: Schema = {"type": "array", "items": OBJECT, "minItems": 1}
+TEXT_OR_LIST: Schema = {"anyOf": [TEXT, LIST]}
+IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+_TYPES: Mapping[str, tuple[type, str]] = {
+    "boolean": (bool, "true or false"),
+    "integer": (int, "an integer"),
+    "string": (str, "a string"),
+    "object": (Mapping, "an object"),
+    "array": (list, "a list"),
+}
+"""Types of JSON: the type in Python, and the words of errors."""
+
+
+class Field(NamedTuple):
+    """A field of a request body. allowed: what its schema allows, in words; "": the words of its type.
+
+    Of an unsupported field, the schema has the values without effect, and ``allowed`` is the end of its error.
+    """
+
+    schema: Schema
+    help: str
+    allowed: str = ""
+
+    def check(self, name: str, value: Any, field: str = "") -> None:
+        """Raise ParameterError if a value has another type or is out of range. field: see ``invalid_value``.
+
+        Alternatives (``anyOf``), and the schemas of items and properties, are left to the parser of the field.
+        """
+        schema = self.schema
+        if "enum" in schema:
+            valid = any(json_equal(value, one) for one in schema["enum"])
+        elif "type" not in schema or "items" in schema:
+            return
+        else:
+            kind = _TYPES[schema["type"]][0]
+            valid = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+            if valid and "minimum" in schema:
+                valid = schema["minimum"] <= value <= schema["maximum"]
+            elif valid and "minLength" in schema:
+                valid = len(value) >= schema["minLength"]
+        if valid:
+            return
+        if not self.is_supported:
+            raise ParameterError(field or name, f"{name} is not supported, got {shown(value)}{self.allowed}")
+        if self.allowed:
+            words = self.allowed
+        else:
+            words = f"one of {', '.join(schema['enum'])}" if "enum" in schema else _TYPES[schema["type"]][1]
+        raise invalid_value(name, words, value, field)
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether the field has an effect for some value, or is ignored for all."""
+        return self.help != _NOT_SUPPORTED
+
+
+Declared = Field | Parameter
+_NOT_SUPPORTED = "Not supported."
+NO_EFFECT = Field({}, "No effect.")
+
+
+def unsupported(*accepted: Any, instead: str = "") -> Field:
+    """Declare an unsupported field. accepted: its values without effect. instead: the end of its error."""
+    return Field({"enum": [*accepted]}, _NOT_SUPPORTED, instead)
+
+
+def present_fields(body: Any, known: Collection[str], where: str = "", field: str = "") -> dict[str, Any]:
+    """Return the entries of an object that are not null, checked if ``known`` declares them. Raises ParameterError.
+
+    where: its place in the body; "": it is the body. field: the top-level field that it belongs to.
+    """
+    if not isinstance(body, Mapping):
+        raise invalid_value(where or "body", "an object" if where else "a JSON object", body, field)
+    given = {name: value for name, value in body.items() if value is not None}
+    for name, value in given.items():
+        if name not in known:
+            error = unknown_field(name, known, where)
+            raise ParameterError(field, str(error)) if field else error
+        declared = known[name] if isinstance(known, Mapping) else None
+        if isinstance(declared, Field):
+            declared.check(f"{where}.{name}" if where else name, value, field)
+    return given
+
 
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
@@ -35,28 +126,11 @@ def reject_deep_nesting(read: Callable[Arguments, Value]) -> Callable[Arguments,
 
 
 def read_bool(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    """Read a boolean field."""
+    """Read a boolean field. Raises ParameterError."""
     value = given.get(name, default)
     if not isinstance(value, bool):
-        raise invalid_value(name, "true or false", value)
+        raise invalid_value(name, _TYPES["boolean"][1], value)
     return value
-
-
-def read_int(given: Mapping[str, Any], name: str, low: int, default: int = 0) -> int:
-    """Read an integer field of 64 bits."""
-    value = given.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**63:
-        least = "-2**63" if low == -(2**63) else low
-        raise invalid_value(name, f"an integer >= {least} and < 2**63", value)
-    return value
-
-
-def read_model(given: Mapping[str, Any]) -> str | None:
-    """Read the model name."""
-    model = given.get("model")
-    if model is not None and (not isinstance(model, str) or not model):
-        raise invalid_value("model", "a non-empty string", model)
-    return model
 
 
 def are_token_ids(value: Sequence[Any]) -> bool:
@@ -80,9 +154,19 @@ def unknown_field(name: str, known: Iterable[str], of: str = "") -> ParameterErr
 
 
 USE_BEAM_SEARCH = "use_beam_search"
-BEAM_PARAMETER_FIELDS = ("length_penalty", "early_stopping", "num_beam_groups", "diversity_penalty")
+BEAM_PARAMETER_FIELDS: Mapping[str, Declared] = {
+    "early_stopping": Field({"anyOf": [BOOLEAN, {"enum": ["never"]}]}, "With use_beam_search: when to stop."),
+    **{
+        name: replace(parameter, default=MISSING, help=f"With use_beam_search: {parameter.help}")
+        for name, parameter in BeamParams.PARAMETERS.items()
+        if name in ("length_penalty", "num_beam_groups", "diversity_penalty")
+    },
+}
 """Body fields that need ``use_beam_search``: fields of ``BeamParams``."""
-BEAM_FIELDS = (USE_BEAM_SEARCH, *BEAM_PARAMETER_FIELDS)
+BEAM_FIELDS: Mapping[str, Declared] = {
+    USE_BEAM_SEARCH: Field(BOOLEAN, "Use beam search with best_of (or n) beams instead of sampling."),
+    **BEAM_PARAMETER_FIELDS,
+}
 
 _SHARED_FIELDS = ("max_tokens", "structured_outputs", "stop_token_ids", "ignore_eos", "logprobs", "skip_special_tokens")
 _OTHER_FIELDS = ("n", "seed")
@@ -93,7 +177,7 @@ def read_beams(
     given: Mapping[str, Any], params: SamplingParams, *, best_of: int, stream: bool, echo: bool
 ) -> BeamParams | None:
     """Return the beam search parameters of a body, or None. params: its sampling parameters. Raises ParameterError."""
-    if not read_bool(given, USE_BEAM_SEARCH):
+    if not given.get(USE_BEAM_SEARCH):
         for name in BEAM_PARAMETER_FIELDS:
             if name in given:
                 raise ParameterError(name, f"{name} needs {USE_BEAM_SEARCH} to be true")
@@ -125,6 +209,7 @@ def _is_no_op(name: str, value: Any) -> bool:
 
 
 TRUNCATE, SIDE = "truncate_prompt_tokens", "truncation_side"
+_COUNT = Field({"type": "integer", "minimum": -1, "maximum": 2**63 - 1}, "", "an integer >= -1 and < 2**63")
 
 
 @dataclass(frozen=True)
@@ -142,25 +227,21 @@ class Truncation:
 
 def read_truncation(given: Mapping[str, Any], *, echo: bool, suffix: str | None) -> Truncation | None:
     """Read ``truncate_prompt_tokens`` and ``truncation_side``. echo: of a completion. Raises ParameterError."""
-    side = given.get(SIDE, "left")
-    if side not in ("left", "right"):
-        raise invalid_value(SIDE, "left or right", side)
     if TRUNCATE not in given:
         return None
-    count = read_int(given, TRUNCATE, -1)
+    count = given[TRUNCATE]
+    _COUNT.check(TRUNCATE, count)
     if not count:
         raise invalid_value(TRUNCATE, "-1 or an integer >= 1", count)
     for other, is_set in (("echo", echo), ("suffix", suffix is not None)):
         if is_set:
             raise ParameterError(TRUNCATE, f"{TRUNCATE} cannot be combined with {other}")
-    return Truncation(count, keeps_end=side == "left")  # the side on which tokens are removed
+    return Truncation(count, keeps_end=given.get(SIDE, "left") == "left")  # the side on which tokens are removed
 
 
 def read_suffix(given: Mapping[str, Any], prompts: Sequence[str | tuple[int, ...]], *, echo: bool) -> str | None:
     """Read the text after the output; None for an empty one. Raises ParameterError."""
-    suffix = given.get("suffix", "")
-    if not isinstance(suffix, str):
-        raise invalid_value("suffix", "a string", suffix)
+    suffix: str = given.get("suffix", "")
     if not suffix:
         return None
     if not all(isinstance(prompt, str) for prompt in prompts):
@@ -169,3 +250,41 @@ def read_suffix(given: Mapping[str, Any], prompts: Sequence[str | tuple[int, ...
         if is_set:
             raise ParameterError("suffix", f"suffix cannot be combined with {name}")
     return suffix
+
+
+COMMON: Mapping[str, Declared] = {
+    "model": Field(NAME, "The model name.", "a non-empty string"),
+    "stream": Field(BOOLEAN, "Stream the response as server-sent events."),
+    "stream_options": Field(OBJECT, "With stream: include_usage, continuous_usage_stats."),
+    "echo": Field(
+        BOOLEAN, "Start each completion with its prompt; in a chat, with the final message if it is the assistant's."
+    ),
+    "priority": Field(
+        {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
+        "Lower runs first; other than 0 needs --scheduling-policy priority.",
+        "an integer >= -2**63 and < 2**63",
+    ),
+    TRUNCATE: Field(
+        {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 2**63 - 1}, {"enum": [-1]}]},
+        "Keep so many tokens of the prompt; -1: as many as fit the context.",
+    ),
+    SIDE: Field(
+        {"type": "string", "enum": ["left", "right"]},
+        "The side on which tokens are removed; by default left.",
+        "left or right",
+    ),
+    "return_token_ids": Field(BOOLEAN, "Also return prompt_token_ids; token_ids are always returned."),
+    "return_tokens_as_token_ids": Field(BOOLEAN, "In logprobs, write tokens as token_id:ID."),
+    **BEAM_FIELDS,
+}
+"""Fields of both endpoints."""
+BEST_OF = replace(
+    FIELDS["n"],
+    name="best_of",
+    default=MISSING,
+    help="Generate this many sequences and return the n with the highest mean logprob.",
+)
+TOP_LOGPROBS = replace(
+    FIELDS["logprobs"], name="top_logprobs", optional=False, help="Number of top logprobs per token, with logprobs."
+)
+MAX_COMPLETION_TOKENS = replace(FIELDS["max_tokens"], name="max_completion_tokens")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -21,18 +21,20 @@ from nucleate.sampling_params import FIELDS, SamplingParams
 from nucleate.server.openai.endpoints import Endpoint
 from nucleate.server.openai.fields import (
     BEAM_FIELDS,
+    BEST_OF,
+    BOOLEAN,
+    MAX_COMPLETION_TOKENS,
+    TOP_LOGPROBS,
+    Field,
     Truncation,
     are_token_ids,
     invalid_value,
     json_equal,
+    present_fields,
     read_beams,
-    read_bool,
-    read_int,
-    read_model,
     read_suffix,
     read_truncation,
     reject_deep_nesting,
-    unknown_field,
 )
 from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS, read_messages, read_template_options
 from nucleate.server.openai.response_format import (
@@ -52,6 +54,10 @@ NON_EMPTY = frozenset({"stop_regex"})
 
 _MAX_TOKENS = ("max_completion_tokens", "max_tokens")
 
+_STREAM_OPTIONS: Mapping[str, Field] = dict.fromkeys(
+    ("include_usage", "continuous_usage_stats", "include_obfuscation"),  # the last one has no effect
+    Field(BOOLEAN, ""),
+)
 MAX_CACHED_CHARACTERS = 1024
 """Maximum size of the sampling parameters of a request, as JSON, that are cached."""
 
@@ -125,7 +131,7 @@ def read_body(
     if not isinstance(body, Mapping):
         raise invalid_value("body", "a JSON object", body)
     given, ignored = endpoint.given_fields(body, ignore_unknown=ignore_unknown)
-    echo = read_bool(given, "echo")
+    echo = given.get("echo", False)
     prompt_only = endpoint.completes_prompts and json_equal(given.get("max_tokens"), 0)
     if prompt_only:
         given["max_tokens"] = _prompt_only_max_tokens(given, echo)
@@ -134,7 +140,7 @@ def read_body(
     params = _params(defaults, _values(endpoint, given, defaults, requested))
     stream, include_usage, continuous_usage = _stream(given)
     prompts, messages = _prompts_or_messages(endpoint, given)
-    best_of, model = _best_of(given, params.n, stream), read_model(given)
+    best_of, model = _best_of(given, params.n, stream), given.get("model")
     beam_params = None
     options = DEFAULT_OPTIONS if given.keys().isdisjoint(TEMPLATE_FIELDS) else read_template_options(given)
     echoes_prompt = echo and messages is None
@@ -152,10 +158,10 @@ def read_body(
         suffix,
         echo=echoes_prompt,
         echoed_message=final_answer(messages) if echo and messages is not None else "",
-        return_token_ids=read_bool(given, "return_token_ids"),
-        tokens_as_ids=read_bool(given, "return_tokens_as_token_ids"),
+        return_token_ids=given.get("return_token_ids", False),
+        tokens_as_ids=given.get("return_tokens_as_token_ids", False),
         truncation=read_truncation(given, echo=echoes_prompt, suffix=suffix),
-        priority=read_int(given, "priority", -(2**63)),
+        priority=given.get("priority", 0),
         ignored_fields=ignored,
         best_of=best_of,
         prompt_only=prompt_only,
@@ -218,7 +224,7 @@ def _best_of(given: Mapping[str, Any], n: int, stream: bool) -> int:
     """Return how many sequences to generate."""
     if "best_of" not in given:
         return n
-    best_of: int = replace(FIELDS["n"], name="best_of").check(given["best_of"])
+    best_of: int = BEST_OF.check(given["best_of"])
     if best_of < n:
         raise ParameterError("best_of", f"best_of must be at least n ({n}), got {best_of}")
     if stream and best_of > n:
@@ -244,7 +250,7 @@ def _values(
         values["seed"] = _seed(values["seed"])
     limit = given.get("max_completion_tokens")
     if limit is not None:
-        limit = replace(FIELDS["max_tokens"], name="max_completion_tokens").check(limit)
+        limit = MAX_COMPLETION_TOKENS.check(limit)
         if values.setdefault("max_tokens", limit) != limit:
             raise ParameterError("max_completion_tokens", "max_completion_tokens and max_tokens differ")
     if defaults.max_tokens is None:
@@ -278,19 +284,10 @@ def _seed(value: Any) -> Any:
 
 def _stream(given: Mapping[str, Any]) -> tuple[bool, bool, bool]:
     """Return whether to stream, to end the stream with the usage, and to report it in every chunk."""
-    stream, options = read_bool(given, "stream"), given.get("stream_options", {})
-    if not isinstance(options, Mapping):
-        raise invalid_value("stream_options", "an object", options)
+    stream, options = given.get("stream", False), given.get("stream_options", {})
     if "stream_options" in given and not stream:
         raise ParameterError("stream_options", "stream_options needs stream to be true")
-    for name, value in options.items():
-        known = ("include_usage", "continuous_usage_stats", "include_obfuscation")  # the last one has no effect
-        if value is None:
-            continue
-        if name not in known:
-            raise unknown_field(name, known, "stream_options")
-        if not isinstance(value, bool):
-            raise invalid_value(f"stream_options.{name}", "true or false", value)
+    options = present_fields(options, _STREAM_OPTIONS, "stream_options")
     include_usage = bool(options.get("include_usage"))
     return stream, include_usage, include_usage and bool(options.get("continuous_usage_stats"))
 
@@ -316,13 +313,11 @@ def read_logprobs(endpoint: Endpoint, given: Mapping[str, Any]) -> dict[str, Any
     """
     names = ["logprobs", "prompt_logprobs", "top_logprobs"]
     numbers = {name: _number(name, given[name], endpoint.vocab_size) for name in names if name in given}
-    if "top_logprobs" not in endpoint.supported:
+    if "top_logprobs" not in endpoint.fields:
         return numbers
     enabled, top = numbers.pop("logprobs", None), numbers.pop("top_logprobs", None)
-    if enabled is not None and not isinstance(enabled, bool):
-        raise invalid_value("logprobs", "true or false (top_logprobs is the number)", enabled)
     if top is not None:
-        top = replace(FIELDS["logprobs"], name="top_logprobs", optional=False).check(top)
+        top = TOP_LOGPROBS.check(top)
         if not enabled:
             raise ParameterError("top_logprobs", "top_logprobs needs logprobs to be true")
     return numbers if enabled is None else {**numbers, "logprobs": (top or 0) if enabled else None}
