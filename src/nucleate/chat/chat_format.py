@@ -211,14 +211,11 @@ class RenderedChat:
             return None
         names = [tool.name for tool in self.use.callable_tools]
         new_parser = partial(OutputParser, reasoning, tool_format, names, opened=self._opened)
-        section = self.section
-
-        def new_tracker() -> ReasoningTracker | None:
-            if section is None:
-                return None
-            return ReasoningTracker(section, self.format.tokenizer, max_reasoning_tokens)
-
-        return ChunkParser(new_parser, new_tracker)
+        section, tokenizer = self.section, self.format.tokenizer
+        return ChunkParser(
+            new_parser,
+            lambda: None if section is None else ReasoningTracker(section, tokenizer, max_reasoning_tokens),
+        )
 
 
 def _special_tokens(tokenizer: Tokenizer) -> Mapping[str, int]:

@@ -168,12 +168,13 @@ class JsonScanner:
 
     def __init__(self) -> None:
         self.done = self.failed = False
-        self._stack: list[str] = []  # the closing brackets that are missing
         self.valid_end = 0  #: the position after the last value or opening bracket
-        self._word = ""  # a number or literal
+        self.missing: list[str] = []  #: closing brackets
+        self._expects = "value"  # or "first value", "first key", "key", ":" or ","
         self._is_key = False
+        self._word = ""  # a number or literal
         self._hex_digits = 0
-        self._state: Callable[[str, int], int] = self._value
+        self._state: Callable[[str, int], int] = self._between
 
     def feed(self, text: str, position: int = 0) -> int:
         """Scan text from a position on, until its end or that of the value. Returns the position after it."""
@@ -185,41 +186,33 @@ class JsonScanner:
         self.failed = True
         return position
 
-    def _value(self, text: str, position: int, closing: str = "") -> int:
-        position = _end(_SPACE_RUN, text, position)
-        character = text[position : position + 1]
-        if not character:
-            return position
-        if character == closing:
-            return self._close(position)
-        if character in "{[":
-            if len(self._stack) == MAX_DEPTH:
-                return self._fail(position)
-            self._stack.append("}" if character == "{" else "]")
-            self._state = self._first_key if character == "{" else self._first_item
-            self.valid_end = position + 1
-            return position + 1
-        if character == '"':
-            self._is_key, self._state = False, self._string
-            return position + 1
-        self._state = self._plain_value
-        return position
-
-    def _first_item(self, text: str, position: int) -> int:
-        return self._value(text, position, "]")
-
-    def _first_key(self, text: str, position: int) -> int:
-        position = _end(_SPACE_RUN, text, position)
-        if text[position : position + 1] == "}":
-            return self._close(position)
-        return self._key(text, position)
-
-    def _key(self, text: str, position: int) -> int:
+    def _between(self, text: str, position: int) -> int:
+        """Between strings, numbers and literals: white space, and one other character."""
         position = _end(_SPACE_RUN, text, position)
         if position == len(text):
             return position
-        self._is_key, self._state = True, self._string
-        return position + 1 if text[position] == '"' else self._fail(position)
+        character, expects = text[position], self._expects
+        if expects in ("first key", "first value", ",") and character == self.missing[-1]:
+            self.missing.pop()
+            self._end_value(position + 1)
+        elif expects in (":", ","):
+            if character != expects:
+                return self._fail(position)
+            self._expects = "key" if expects == "," and self.missing[-1] == "}" else "value"
+        elif character == '"':
+            self._is_key, self._state = expects.endswith("key"), self._string
+        elif expects.endswith("key"):
+            return self._fail(position)
+        elif character in "{[":
+            if len(self.missing) == MAX_DEPTH:
+                return self._fail(position)
+            self.missing.append("}" if character == "{" else "]")
+            self._expects = "first key" if character == "{" else "first value"
+            self.valid_end = position + 1
+        else:
+            self._state = self._plain_value
+            return position
+        return position + 1
 
     def _string(self, text: str, position: int) -> int:
         position = _end(_PLAIN, text, position)
@@ -231,7 +224,7 @@ class JsonScanner:
         if text[position] != '"':
             return self._fail(position)
         if self._is_key:
-            self._state = self._colon
+            self._state, self._expects = self._between, ":"
         else:
             self._end_value(position + 1)
         return position + 1
@@ -253,13 +246,6 @@ class JsonScanner:
             self._state = self._string
         return position + 1
 
-    def _colon(self, text: str, position: int) -> int:
-        position = _end(_SPACE_RUN, text, position)
-        if position == len(text):
-            return position
-        self._state = self._value
-        return position + 1 if text[position] == ":" else self._fail(position)
-
     def _plain_value(self, text: str, position: int) -> int:
         """A number, true, false or null. It ends before the next other character."""
         end = min(_end(_WORD, text, position), position + MAX_NUMBER + 1 - len(self._word))
@@ -273,37 +259,17 @@ class JsonScanner:
             self._end_value(end)
         return end
 
-    def _next(self, text: str, position: int) -> int:
-        """After a value inside another one."""
-        position = _end(_SPACE_RUN, text, position)
-        if position == len(text):
-            return position
-        if text[position] == self._stack[-1]:
-            return self._close(position)
-        self._state = self._key if self._stack[-1] == "}" else self._value
-        return position + 1 if text[position] == "," else self._fail(position)
-
-    def _close(self, position: int) -> int:
-        self._stack.pop()
-        self._end_value(position + 1)
-        return position + 1
-
     def _end_value(self, position: int) -> None:
-        self.done = not self._stack
-        self._state = self._next
+        self.done = not self.missing
+        self._state, self._expects = self._between, ","
         self.valid_end = position
-
-    @property
-    def closing(self) -> str:
-        """The brackets that end the value after ``valid_end``."""
-        return "".join(reversed(self._stack))
 
 
 def completed_object(text: str) -> str:
     """Return the beginning of a JSON object as an object: without the value that is incomplete, and what follows it."""
     scanner = JsonScanner()
     scanner.feed(text)
-    return text[: scanner.valid_end] + scanner.closing or "{}"
+    return text[: scanner.valid_end] + "".join(reversed(scanner.missing)) or "{}"
 
 
 def _end(pattern: re.Pattern[str], text: str, position: int) -> int:

@@ -117,7 +117,7 @@ def end_call(
             out.not_a_call(raw)
         return False
     if not well_formed:
-        yield from reader.until(ends, _ignore if out.has_arguments else out.arguments, read=False)
+        yield from reader.until(ends, ignore if out.has_arguments else out.arguments, read=False)
     out.end_call()
     return True
 
@@ -158,7 +158,7 @@ class _CallObject:
             return self._name is not None and (not self._held or self._start(self._held))
         if key in self._keys and not self._started and not self._held:
             return (yield from self._arguments())
-        return (yield from self._reader.json(_ignore, MAX_HELD))
+        return (yield from self._reader.json(ignore, MAX_HELD))
 
     def _arguments(self) -> Parsing[bool]:
         if self._name is not None:
@@ -185,5 +185,5 @@ class _CallObject:
         return str(json.loads("".join(parts)))
 
 
-def _ignore(_: str) -> None:
+def ignore(_: str) -> None:
     """Drop text."""
