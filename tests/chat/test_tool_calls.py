@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import random
@@ -206,17 +205,6 @@ def test_a_stop_string_within_a_call_leaves_it_incomplete(llm: nc.LLM) -> None:
     assert (output.finish_reason, output.stop_reason, output.text) == ("stop", "days", "")
     assert (call.name, call.complete) == ("wait", False)
     assert '{"days'.startswith(call.arguments_json.replace(" ", "").replace("\n", ""))
-
-
-def test_asyncio(llm: nc.LLM) -> None:
-    request, parser = llm.chat_request(ASK, tools=TOOLS, tool_choice="wait", max_tokens=200, seed=1)
-    assert parser is not None
-
-    async def run() -> list[nc.CompletionChunk]:
-        async with nc.AsyncEngine(llm.new_engine()) as engine:
-            return [parser.parse(output.chunk) async for output in engine.generate(request)]
-
-    check(nc.Completion.from_chunks(request.prompt_ids, asyncio.run(run())), ("wait",))
 
 
 def test_a_conversation_continues_with_results(llm: nc.LLM) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
@@ -18,20 +18,15 @@ from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.access import ANY, APIKeyMiddleware, APIKeys, HostMiddleware
 from nucleate.server.chat_api import ChatAPI
-from nucleate.server.generation_endpoint import GenerationEndpoint
-from nucleate.server.inspector_routes import OPEN_ROUTES, InspectorRoutes
+from nucleate.server.generation_endpoint import GenerationEndpoint, answer
+from nucleate.server.inspector_routes import OPEN_ROUTES, InspectorRoutes, page_routes
 from nucleate.server.messages_api import COUNT_URL, MESSAGES, count_tokens
 from nucleate.server.metrics import Metrics
 from nucleate.server.ollama_api import CHAT_API, GENERATE_API, OllamaRoutes
 from nucleate.server.openai.endpoints import ENDPOINTS
-from nucleate.server.openai.fields import (
-    are_token_ids,
-    invalid_value,
-    present_fields,
-    reject_deep_nesting,
-)
+from nucleate.server.openai.fields import are_token_ids, invalid_value, present_fields, reject_deep_nesting
 from nucleate.server.openai.messages import DETOKENIZE, TEMPLATE_FIELDS, TOKENIZE, read_messages, read_template_options
-from nucleate.server.openapi_document import OPEN_PAGE_ROUTES, document, page_routes
+from nucleate.server.openapi_document import OPEN_PAGE_ROUTES, document, page_files
 from nucleate.server.request_context import IGNORED_FIELDS_HEADER, Handler, RequestContext, RequestMiddleware
 from nucleate.server.request_log import RequestLog
 from nucleate.server.responses_api import RESPONSES
@@ -58,7 +53,7 @@ def application(
     front, such as "/llm".
     """
     metrics = Metrics(service.name, lambda: service.engine.stats)
-    info, text = InfoRoutes(service, bool(keys), root_path), TokenizeRoutes(service)
+    info = InfoRoutes(service, metrics, bool(keys), root_path)
     generation = {url: ("POST", GenerationEndpoint(url, service, metrics)) for url in ENDPOINTS}
     others = {api.url: ("POST", GenerationEndpoint(api.url, service, metrics, api)) for api in APIS}
     handlers: dict[str, tuple[str, Callable[[RequestContext], Awaitable[None]]]] = {
@@ -67,16 +62,16 @@ def application(
         COUNT_URL: ("POST", partial(count_tokens, service)),
         "/v1/models": ("GET", info.models),
         "/v1/models/{model:path}": ("GET", info.model),
-        "/tokenize": ("POST", text.tokenize),
-        "/detokenize": ("POST", text.detokenize),
-        "/tokenizer_info": ("GET", text.info),
+        "/tokenize": ("POST", partial(answer, service, known=TOKENIZE, make=info.tokenize)),
+        "/detokenize": ("POST", partial(answer, service, known=DETOKENIZE, make=info.detokenize)),
+        "/tokenizer_info": ("GET", info.tokenizer),
         "/health": ("GET", info.health),
         "/ping": ("GET POST", info.health),
         "/load": ("GET", info.load),
         "/version": ("GET", info.version),
-        "/metrics": ("GET", partial(_metrics, metrics)),
+        "/metrics": ("GET", info.metrics),
         "/openapi.json": ("GET", info.openapi),
-        **page_routes(),
+        **page_routes("/docs", "The API page", lambda name: page_files().get(name)),
         **OllamaRoutes(service).routes(),
         **InspectorRoutes(service, metrics, needs_key=bool(keys)).routes(),
     }
@@ -102,10 +97,10 @@ def application(
 
 
 class InfoRoutes:
-    """Endpoints that describe the server: models, health, version, OpenAPI document."""
+    """Endpoints that generate nothing: models, health, metrics, OpenAPI document; tokenization, as in vLLM."""
 
-    def __init__(self, service: Service, needs_key: bool, root_path: str) -> None:
-        self._service = service
+    def __init__(self, service: Service, metrics: Metrics, needs_key: bool, root_path: str) -> None:
+        self._service, self._metrics = service, metrics
         self._document = document(
             service.name,
             __version__,
@@ -142,10 +137,39 @@ class InfoRoutes:
     async def openapi(self, context: RequestContext) -> None:
         await context.reply(200, self._document)
 
+    async def metrics(self, context: RequestContext) -> None:
+        body, content_type = self._metrics.render()
+        await context.reply(200, body, content_type=content_type)
 
-async def _metrics(metrics: Metrics, context: RequestContext) -> None:
-    body, content_type = metrics.render()
-    await context.reply(200, body, content_type=content_type)
+    async def tokenizer(self, context: RequestContext) -> None:
+        tokenizer = self._service.llm.tokenizer
+        info = {
+            "tokenizer_class": tokenizer.config.get("tokenizer_class") or "PreTrainedTokenizerFast",
+            "vocab_size": self._service.vocab_size,
+            "max_model_len": self._service.max_model_len,
+            "eos_token_ids": sorted(tokenizer.eos_token_ids),
+            "bos_token_id": tokenizer.bos_token_id,
+            "chat_template": tokenizer.chat_template,
+        }
+        await context.reply(200, {**tokenizer.config, **tokenizer.special_tokens, **info})
+
+    def tokenize(self, body: Any) -> dict[str, Any]:
+        service, tokenizer, request = self._service, self._service.llm.tokenizer, read_tokenize(body)
+        service.check_model(request.model)
+        if request.messages is not None:
+            ids = service.llm.encode_chat(request.messages, request.template_options, request.tool_use)
+        else:
+            ids = tokenizer.encode(request.prompt or "", request.template_options.add_special_tokens)
+        strings = [tokenizer.pieces.tokens[token] for token in ids] if request.return_token_strs else None
+        return {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids, "token_strs": strings}
+
+    def detokenize(self, body: Any) -> dict[str, Any]:
+        service, request = self._service, read_detokenize(body)
+        service.check_model(request.model)
+        try:
+            return {"prompt": service.llm.tokenizer.decode(request.tokens, skip_special_tokens=False)}
+        except ValueError as error:
+            raise ParameterError("tokens", str(error)) from None
 
 
 @dataclass(frozen=True)
@@ -160,8 +184,7 @@ class TokenizeRequest:
     tool_use: ToolUse = NO_TOOLS
 
 
-@dataclass(frozen=True)
-class DetokenizeRequest:
+class DetokenizeRequest(NamedTuple):
     """Token ids to convert to text; none is negative."""
 
     tokens: tuple[int, ...]
@@ -198,57 +221,3 @@ def read_detokenize(body: Any) -> DetokenizeRequest:
     if not isinstance(tokens, list) or not are_token_ids(tokens) or (tokens and min(tokens) < 0):
         raise invalid_value("tokens", "a list of token ids", tokens)
     return DetokenizeRequest(tuple(tokens), given.get("model"))
-
-
-class TokenizeRoutes:
-    """``/tokenize``, ``/detokenize`` and ``/tokenizer_info``, as in vLLM."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-
-    async def tokenize(self, context: RequestContext) -> None:
-        await self._reply(context, self._tokenize)
-
-    async def detokenize(self, context: RequestContext) -> None:
-        await self._reply(context, self._detokenize)
-
-    async def info(self, context: RequestContext) -> None:
-        tokenizer = self._service.llm.tokenizer
-        info = {
-            "tokenizer_class": tokenizer.config.get("tokenizer_class") or "PreTrainedTokenizerFast",
-            "vocab_size": self._service.vocab_size,
-            "max_model_len": self._service.max_model_len,
-            "eos_token_ids": sorted(tokenizer.eos_token_ids),
-            "bos_token_id": tokenizer.bos_token_id,
-            "chat_template": tokenizer.chat_template,
-        }
-        await context.reply(200, {**tokenizer.config, **tokenizer.special_tokens, **info})
-
-    async def _reply(self, context: RequestContext, convert: Callable[[RequestContext, bytes], dict[str, Any]]) -> None:
-        with self._service.request_slot():
-            data = await context.body(self._service.limits.max_request_body_bytes)
-            await context.reply(200, await self._service.run_in_thread(partial(convert, context, data)))
-
-    def _tokenize(self, context: RequestContext, data: bytes) -> dict[str, Any]:
-        service, tokenizer = self._service, self._service.llm.tokenizer
-        body, ignored = service.decode_fields(data, TOKENIZE)
-        context.report_ignored_fields(ignored)
-        request = read_tokenize(body)
-        service.check_model(request.model)
-        if request.messages is not None:
-            ids = service.llm.encode_chat(request.messages, request.template_options, request.tool_use)
-        else:
-            ids = tokenizer.encode(request.prompt or "", request.template_options.add_special_tokens)
-        strings = [tokenizer.pieces.tokens[token] for token in ids] if request.return_token_strs else None
-        return {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids, "token_strs": strings}
-
-    def _detokenize(self, context: RequestContext, data: bytes) -> dict[str, Any]:
-        service = self._service
-        body, ignored = service.decode_fields(data, DETOKENIZE)
-        context.report_ignored_fields(ignored)
-        request = read_detokenize(body)
-        service.check_model(request.model)
-        try:
-            return {"prompt": service.llm.tokenizer.decode(request.tokens, skip_special_tokens=False)}
-        except ValueError as error:
-            raise ParameterError("tokens", str(error)) from None

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ClassVar, Literal, NamedTuple, final
@@ -20,7 +21,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS
 from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai.endpoints import LONG_NAMES_CHAT
-from nucleate.server.openai.fields import COMMON, Declared, Value, invalid_value, reject_deep_nesting
+from nucleate.server.openai.fields import COMMON, Declared, Value, reject_deep_nesting
 from nucleate.server.openai.json_encoding import dumps
 from nucleate.server.openai.requests import ParsedRequest
 from nucleate.server.openai.response_format import RENAMED
@@ -30,7 +31,6 @@ from nucleate.tokenization.tokenizer import Tokenizer
 
 WITHOUT_HINT = (re.compile(r'; set on_unsupported="ignore" to ignore it( \(.*\))?'), "")
 """Removes from errors what the API has no field for."""
-Generate = Callable[[bytes], Coroutine[Any, Any, None]]
 
 ENGINE_FIELDS = {name: COMMON[name] for name in ("priority", "truncate_prompt_tokens", "truncation_side")}
 """Fields of completions that the other APIs have too, by the same names."""
@@ -72,26 +72,21 @@ class ChatAPI:
             body, ignored = {**body, "options": options}, [*ignored, *(f"options.{name}" for name in names)]
         return body, ignored
 
-    def with_own_names(self, generate: Generate) -> Generate:
-        """Return a function like this one, whose errors name the fields of this API."""
-
-        async def renaming(data: bytes) -> None:
-            try:
-                await generate(data)
-            except (ParameterError, HTTPError) as error:
-                raise self.own_error(error) from None
-
-        return renaming
-
-    def own_error(self, error: ParameterError | HTTPError) -> Exception:
-        """Return an error that names the fields of this API."""
-        if isinstance(error, TranslationError):
-            return error
-        if isinstance(error, ParameterError):
-            return ParameterError(self._own(error.field), self._own_message(str(error)))
-        param = None if error.param is None else self._own(error.param)
-        message = self._own_message(error.message)
-        return HTTPError(error.status, message, code=error.code, param=param, kind=error.kind, headers=error.headers)
+    @contextmanager
+    def own_names(self) -> Iterator[None]:
+        """Within this context, errors name the fields of this API."""
+        try:
+            yield
+        except TranslationError:
+            raise
+        except ParameterError as error:
+            raise ParameterError(self._own(error.field), self._own_message(str(error))) from None
+        except HTTPError as error:
+            param = None if error.param is None else self._own(error.param)
+            message = self._own_message(error.message)
+            raise HTTPError(
+                error.status, message, code=error.code, param=param, kind=error.kind, headers=error.headers
+            ) from None
 
     def _own_message(self, message: str) -> str:
         text, got, value = message.partition(", got ")  # the value is the client's
@@ -132,29 +127,6 @@ def drop_unknown(body: Any, known: Collection[str]) -> tuple[Any, list[str]]:
         return body, []
     unknown = [name for name, value in body.items() if value is not None and name not in known and name not in RENAMED]
     return {name: value for name, value in body.items() if name in known or name in RENAMED}, unknown
-
-
-def read_list(value: Any, where: str, field: str = "") -> list[Any]:
-    """Return a value that must be a list. Raises ParameterError."""
-    if not isinstance(value, list):
-        raise invalid_value(where, "a list", value, field)
-    return value
-
-
-def read_text(given: Mapping[str, Any], name: str, where: str = "", field: str = "", default: str | None = None) -> str:
-    """Return a field that must be a string; one that must be set, unless there is a default. Raises ParameterError."""
-    value = given.get(name, default)
-    if not isinstance(value, str):
-        raise invalid_value(f"{where}.{name}" if where else name, "a string", value, field)
-    return value
-
-
-def read_name(given: Mapping[str, Any], name: str, where: str, field: str) -> str:
-    """Return a field that must be a non-empty string, such as an id. Raises ParameterError."""
-    value = given.get(name)
-    if not isinstance(value, str) or not value:
-        raise invalid_value(f"{where}.{name}", "a non-empty string", value, field)
-    return value
 
 
 def read_call(call_id: str, name: str, arguments: Any, where: str, field: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ Also the page ``/docs``: a readable version of the document, without files of ot
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING
 from functools import cache
 from importlib.resources import files
@@ -18,8 +18,7 @@ from nucleate.sampling.pipeline_format import KIND as PIPELINE
 from nucleate.sampling.pipeline_format import MAX_STAGES
 from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling_params import FIELDS
-from nucleate.server.http_errors import ANTHROPIC, OLLAMA, HTTPError
-from nucleate.server.inspector_routes import HEADERS
+from nucleate.server.http_errors import ANTHROPIC, OLLAMA
 from nucleate.server.limits import (
     LIMITED_FIELDS,
     MAX_CHARACTERS,
@@ -31,10 +30,9 @@ from nucleate.server.limits import (
 from nucleate.server.messages_api import COUNT_FIELDS, MESSAGE_FIELDS
 from nucleate.server.ollama_api import CHAT_FIELDS, GENERATE_FIELDS, SHOW
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, ENDPOINTS, Endpoint
-from nucleate.server.openai.fields import BOOLEAN, IDS, NAME, OBJECT, TEXT, Declared, Field, Schema
+from nucleate.server.openai.fields import BOOLEAN, IDS, NAME, OBJECT, TEXT, Declared, Field, Schema, object_schema
 from nucleate.server.openai.messages import DETOKENIZE, TOKENIZE
 from nucleate.server.openai.requests import NON_EMPTY
-from nucleate.server.request_context import RequestContext
 from nucleate.server.responses_api import RESPONSE_FIELDS
 
 _ABOUT = """OpenAI-compatible text generation, with every sampling parameter as a request field.
@@ -110,32 +108,20 @@ _GET = {
 _KINDS = {"/metrics": "text/plain", "/docs": "text/html"}
 _OPEN = frozenset({"/health", "/ping", "/docs"})
 """Paths that need no API key."""
-_ERROR: Schema = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": TEXT,
-                "type": TEXT,
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-_ANTHROPIC_ERROR: Schema = {
-    "type": "object",
-    "required": ["type", "error", "request_id"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {"type": "object", "required": ["type", "message"], "properties": {"type": TEXT, "message": TEXT}},
-        "request_id": {"type": ["string", "null"]},
-    },
-}
-_OLLAMA_ERROR: Schema = {"type": "object", "required": ["error"], "properties": {"error": TEXT}}
+_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
+_ERROR = object_schema(
+    "error",
+    error=object_schema(
+        *("message", "type", "param", "code"), message=TEXT, type=TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL
+    ),
+)
+_ANTHROPIC_ERROR = object_schema(
+    *("type", "error", "request_id"),
+    type={"const": "error"},
+    error=object_schema("type", "message", type=TEXT, message=TEXT),
+    request_id=_TEXT_OR_NULL,
+)
+_OLLAMA_ERROR = object_schema("error", error=TEXT)
 _FORMATS = {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR, "OllamaError": _OLLAMA_ERROR}
 
 
@@ -226,7 +212,7 @@ def _json(schema: str) -> dict[str, Any]:
 
 
 MAX_FLOAT = sys.float_info.max
-_STAGE: Schema = {**OBJECT, "properties": {"stage": NAME}, "required": ["stage"]}
+_STAGE = object_schema("stage", stage=NAME)
 
 
 def body_schema(
@@ -346,28 +332,8 @@ OPEN_PAGE_ROUTES: Final = frozenset({"docs", "docs/{file}"})
 """Names of the routes that need no API key: the page is the same for everybody; the document that it shows is not."""
 
 
-def page_routes() -> dict[str, tuple[str, Callable[[RequestContext], Any]]]:
-    """The handlers with their method, by path."""
-    return {"/docs": ("GET", _send_page), "/docs/{file}": ("GET", _send_file)}
-
-
-async def _send_page(context: RequestContext) -> None:
-    await _send(context, "index.html")
-
-
-async def _send_file(context: RequestContext) -> None:
-    await _send(context, context.scope["path_params"]["file"])
-
-
-async def _send(context: RequestContext, name: str) -> None:
-    found = _files().get(name)
-    if found is None:
-        raise HTTPError(404, f"The API page has no file {name[:60]!r}.")
-    content, content_type = found
-    await context.reply(200, content, HEADERS, content_type)
-
-
 @cache
-def _files() -> Mapping[str, tuple[bytes, str]]:
+def page_files() -> Mapping[str, tuple[bytes, str]]:
+    """Return the content and the type of each file of the page."""
     found = (files("nucleate.server") / "api_page").iterdir()
     return {file.name: (file.read_bytes(), TYPES[file.name.rpartition(".")[2]]) for file in found}

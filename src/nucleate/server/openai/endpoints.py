@@ -26,9 +26,7 @@ from nucleate.server.openai.fields import (
     unknown_field,
     unsupported,
 )
-from nucleate.server.openai.fields import (
-    TEXT as TEXT_SCHEMA,
-)
+from nucleate.server.openai.fields import TEXT as TEXT_SCHEMA
 from nucleate.server.openai.messages import MESSAGES, TEMPLATE_FIELDS, TOOL_FIELDS
 from nucleate.server.openai.response_format import DECLARED_FORMATS, RENAMED
 

@@ -27,6 +27,14 @@ NAME: Schema = {"type": "string", "minLength": 1}
 LIST: Schema = {"type": "array", "items": OBJECT, "minItems": 1}
 TEXT_OR_LIST: Schema = {"anyOf": [TEXT, LIST]}
 IDS: Schema = {"type": "array", "items": {"type": "integer", "minimum": 0}}
+
+
+def object_schema(*required: str, closed: bool = False, **properties: Schema) -> Schema:
+    """Return the schema of an object. closed: it has no other properties."""
+    made: Schema = {"type": "object", "properties": properties, "required": [*required]}
+    return {**made, "additionalProperties": False} if closed else made
+
+
 _TYPES: Mapping[str, tuple[type, str]] = {
     "boolean": (bool, "true or false"),
     "integer": (int, "an integer"),
@@ -44,11 +52,11 @@ class Field(NamedTuple):
     """
 
     schema: Schema
-    help: str
+    help: str = ""
     allowed: str = ""
 
-    def check(self, name: str, value: Any, field: str = "") -> None:
-        """Raise ParameterError if a value has another type or is out of range. field: see ``invalid_value``.
+    def check(self, name: str, value: Any, field: str = "") -> Any:
+        """Return a value. Raises ParameterError for another type, or out of range. field: see ``invalid_value``.
 
         Alternatives (``anyOf``), and the schemas of items and properties, are left to the parser of the field.
         """
@@ -56,7 +64,7 @@ class Field(NamedTuple):
         if "enum" in schema:
             valid = any(json_equal(value, one) for one in schema["enum"])
         elif "type" not in schema or "items" in schema:
-            return
+            return value
         else:
             kind = _TYPES[schema["type"]][0]
             valid = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
@@ -65,7 +73,7 @@ class Field(NamedTuple):
             elif valid and "minLength" in schema:
                 valid = len(value) >= schema["minLength"]
         if valid:
-            return
+            return value
         if not self.is_supported:
             raise ParameterError(field or name, f"{name} is not supported, got {shown(value)}{self.allowed}")
         if self.allowed:
@@ -82,6 +90,8 @@ class Field(NamedTuple):
 
 Declared = Field | Parameter
 _NOT_SUPPORTED = "Not supported."
+ANY = Field({})
+"""Of a field inside an object, which its parser checks."""
 NO_EFFECT = Field({}, "No effect.")
 
 
@@ -108,6 +118,21 @@ def present_fields(body: Any, known: Collection[str], where: str = "", field: st
     return given
 
 
+FLAG, LISTED = Field(BOOLEAN), Field(ARRAY)
+
+
+def read_text(given: Mapping[str, Any], name: str, where: str, field: str) -> str:
+    """Return an entry that must be a string. where: the place of the object. Raises ParameterError."""
+    text: str = Field(TEXT).check(f"{where}.{name}", given.get(name), field)
+    return text
+
+
+def read_name(given: Mapping[str, Any], name: str, where: str, field: str) -> str:
+    """Return an entry that must be a non-empty string, such as an id. Raises ParameterError."""
+    text: str = Field(NAME, "", "a non-empty string").check(f"{where}.{name}", given.get(name), field)
+    return text
+
+
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 
@@ -123,14 +148,6 @@ def reject_deep_nesting(read: Callable[Arguments, Value]) -> Callable[Arguments,
             raise ParameterError("body", "the body is nested too deeply") from None
 
     return wrapper
-
-
-def read_bool(given: Mapping[str, Any], name: str, default: bool = False) -> bool:
-    """Read a boolean field. Raises ParameterError."""
-    value = given.get(name, default)
-    if not isinstance(value, bool):
-        raise invalid_value(name, _TYPES["boolean"][1], value)
-    return value
 
 
 def are_token_ids(value: Sequence[Any]) -> bool:
@@ -183,17 +200,13 @@ def read_beams(
                 raise ParameterError(name, f"{name} needs {USE_BEAM_SEARCH} to be true")
         return None
     if stream:
-        raise ParameterError(
-            "stream", "stream must be false with use_beam_search: no token is final before the search ends"
-        )
+        why = "no token is final before the search ends"
+        raise ParameterError("stream", f"stream must be false with use_beam_search: {why}")
     if echo and params.logprobs is not None:
         raise ParameterError("logprobs", "logprobs with echo are not supported with use_beam_search")
-    for name in FIELDS:
-        if (
-            name in given
-            and name not in (*_SHARED_FIELDS, *_OTHER_FIELDS)
-            and not _is_no_op(name, getattr(params, name))
-        ):
+    for name in (name for name in FIELDS if name in given and name not in (*_SHARED_FIELDS, *_OTHER_FIELDS)):
+        value = getattr(params, name)
+        if value != FIELDS[name].default and not (name == "temperature" and value == 0):
             raise ParameterError(name, f"{name} is not supported with use_beam_search, got {shown(given[name])}")
     own = {name: given[name] for name in BEAM_PARAMETER_FIELDS if name in given}
     shared = {name: getattr(params, name) for name in _SHARED_FIELDS}
@@ -202,10 +215,6 @@ def read_beams(
     except ParameterError as error:
         name = _FIELD_NAMES.get(error.field, error.field)
         raise ParameterError(name, str(error).replace(error.field, name, 1)) from None
-
-
-def _is_no_op(name: str, value: Any) -> bool:
-    return value == FIELDS[name].default or (name == "temperature" and value == 0)
 
 
 TRUNCATE, SIDE = "truncate_prompt_tokens", "truncation_side"
@@ -229,8 +238,7 @@ def read_truncation(given: Mapping[str, Any], *, echo: bool, suffix: str | None)
     """Read ``truncate_prompt_tokens`` and ``truncation_side``. echo: of a completion. Raises ParameterError."""
     if TRUNCATE not in given:
         return None
-    count = given[TRUNCATE]
-    _COUNT.check(TRUNCATE, count)
+    count = _COUNT.check(TRUNCATE, given[TRUNCATE])
     if not count:
         raise invalid_value(TRUNCATE, "-1 or an integer >= 1", count)
     for other, is_set in (("echo", echo), ("suffix", suffix is not None)):

@@ -22,8 +22,8 @@ from nucleate.server.openai.fields import (
     TEXT,
     Declared,
     Field,
-    Schema,
     invalid_value,
+    object_schema,
     unknown_field,
 )
 from nucleate.tokenization.chat_template import ChatTemplateOptions
@@ -45,23 +45,15 @@ TEMPLATE_FIELDS: Mapping[str, Field] = {
 }
 """Fields of ``ChatTemplateOptions`` in a body."""
 
-_FUNCTION: Schema = {
-    **OBJECT,
-    "properties": {
-        "name": {"type": "string", "pattern": f"^{TOOL_NAME}$"},
-        "description": {"type": ["string", "null"]},
-        "parameters": {"type": ["object", "null"]},
-        "strict": {"type": ["boolean", "null"]},
-    },
-    "required": ["name"],
-    "additionalProperties": False,
-}
-_TOOL: Schema = {
-    **OBJECT,
-    "properties": {"type": {"enum": ["function", None]}, "function": _FUNCTION},
-    "required": ["function"],
-    "additionalProperties": False,
-}
+_FUNCTION = object_schema(
+    "name",
+    closed=True,
+    name={"type": "string", "pattern": f"^{TOOL_NAME}$"},
+    description={"type": ["string", "null"]},
+    parameters={"type": ["object", "null"]},
+    strict={"type": ["boolean", "null"]},
+)
+_TOOL = object_schema("function", closed=True, type={"enum": ["function", None]}, function=_FUNCTION)
 TOOL_FIELDS: Mapping[str, Field] = {
     "tools": Field({**ARRAY, "items": _TOOL, "maxItems": MAX_TOOLS}, "The tools that the model may call."),
     "tool_choice": Field(
@@ -72,25 +64,18 @@ TOOL_FIELDS: Mapping[str, Field] = {
 }
 """Fields of ``ToolUse`` in a body."""
 
-_PART: Schema = {**OBJECT, "properties": {"type": {"const": "text"}, "text": TEXT}, "required": ["type", "text"]}
-_CALL: Schema = {
-    **OBJECT,
-    "properties": {"id": {"type": ["string", "null"]}, "function": OBJECT},
-    "required": ["function"],
-}
-_MESSAGE: Schema = {
-    "role": NAME,
-    "content": {"anyOf": [TEXT, {**ARRAY, "items": _PART}, {"type": "null"}]},
-    "tool_calls": {"type": ["array", "null"], "items": _CALL},
-}
-MESSAGES = Field(
-    {
-        **ARRAY,
-        "items": {**OBJECT, "properties": _MESSAGE, "required": ["role"]},
-        "minItems": 1,
-        "maxItems": MAX_MESSAGES,
+_PART = object_schema("type", "text", type={"const": "text"}, text=TEXT)
+_MESSAGE = object_schema(
+    "role",
+    role=NAME,
+    content={"anyOf": [TEXT, {**ARRAY, "items": _PART}, {"type": "null"}]},
+    tool_calls={
+        "type": ["array", "null"],
+        "items": object_schema("function", id={"type": ["string", "null"]}, function=OBJECT),
     },
-    "The chat messages; text and tool calls.",
+)
+MESSAGES = Field(
+    {**ARRAY, "items": _MESSAGE, "minItems": 1, "maxItems": MAX_MESSAGES}, "The chat messages; text and tool calls."
 )
 
 TOKENIZE: Mapping[str, Declared] = {

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.openai.fields import (
+    ANY,
     ARRAY,
     BOOLEAN,
     OBJECT,
@@ -47,8 +48,8 @@ JSON, COMPACT = "json", "disable_any_whitespace"
 """vLLM's names for ``json_schema`` and for ``whitespace="none"``."""
 _SPEC_FIELDS = tuple(field.name for field in fields(StructuredOutputs))
 OUTPUT_FIELDS: Mapping[str, Field] = {
-    **dict.fromkeys((JSON, *_SPEC_FIELDS), Field({}, "")),
-    COMPACT: Field(BOOLEAN, ""),
+    **dict.fromkeys((JSON, *_SPEC_FIELDS), ANY),
+    COMPACT: Field(BOOLEAN),
     "disable_fallback": unsupported(False, True),  # there is no fallback
     "disable_additional_properties": unsupported(False),
     "whitespace_pattern": unsupported(),
@@ -116,23 +117,20 @@ def _response_format(value: Any) -> RequestedFormat:
     given = present_fields(value, ("type", "json_schema"), RESPONSE_FORMAT, RESPONSE_FORMAT)
     kind = given.get("type")
     if kind not in TYPES:
-        raise ParameterError(
-            RESPONSE_FORMAT, f"{RESPONSE_FORMAT}.type must be one of {', '.join(TYPES)}, got {shown(kind)}"
-        )
+        raise invalid_value(f"{RESPONSE_FORMAT}.type", f"one of {', '.join(TYPES)}", kind, RESPONSE_FORMAT)
     if kind == "json_schema":
         return _json_schema(given.get("json_schema"))
     if "json_schema" in given:
-        raise ParameterError(
-            RESPONSE_FORMAT, f"{RESPONSE_FORMAT}.json_schema needs {RESPONSE_FORMAT}.type to be json_schema"
-        )
+        message = "response_format.json_schema needs response_format.type to be json_schema"
+        raise ParameterError(RESPONSE_FORMAT, message)
     return RequestedFormat(RESPONSE_FORMAT, StructuredOutputs(json_object=True) if kind == "json_object" else None)
 
 
 _JSON_SCHEMA: Mapping[str, Field] = {
-    "name": Field({}, ""),
-    "schema": Field(OBJECT, ""),
-    "strict": Field(BOOLEAN, ""),
-    "description": Field(TEXT, ""),
+    "name": ANY,
+    "schema": Field(OBJECT),
+    "strict": Field(BOOLEAN),
+    "description": Field(TEXT),
 }
 
 
@@ -156,18 +154,15 @@ def _structured_outputs(value: Any) -> RequestedFormat:
     kinds = [name for name in (JSON, *KINDS) if name in given and not (name == "json_object" and given[name] is False)]
     if len(kinds) != 1:
         got = f"got {' and '.join(kinds)}" if kinds else "got none"
-        raise ParameterError(
-            STRUCTURED_OUTPUTS, f"{STRUCTURED_OUTPUTS} must have exactly one of {', '.join((JSON, *KINDS))}; {got}"
-        )
+        message = f"structured_outputs must have exactly one of {', '.join((JSON, *KINDS))}; {got}"
+        raise ParameterError(STRUCTURED_OUTPUTS, message)
     paths = {}
     if JSON in given:
         given["json_schema"], paths["json_schema"] = given.pop(JSON), JSON
     if given.pop(COMPACT, False):
         if given.get("whitespace", "none") != "none":
-            raise ParameterError(
-                STRUCTURED_OUTPUTS,
-                f"{STRUCTURED_OUTPUTS}.{COMPACT} contradicts whitespace {shown(given['whitespace'])}",
-            )
+            message = f"structured_outputs.{COMPACT} contradicts whitespace {shown(given['whitespace'])}"
+            raise ParameterError(STRUCTURED_OUTPUTS, message)
         given["whitespace"], paths["whitespace"] = "none", COMPACT
     found = RequestedFormat(STRUCTURED_OUTPUTS, None, paths)
     with translate_errors(found):
