@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ClassVar, Literal, NamedTuple, final
 
-from nucleate.chat.messages import read_arguments
+from nucleate.chat.chat_format import read_arguments
 from nucleate.chat.reader import completed_object
 from nucleate.outputs import CompletionChunk, StepLogprobs, ToolCallDelta, Usage
 from nucleate.parameters.parameter import ParameterError

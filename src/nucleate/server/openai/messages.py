@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nucleate.chat.messages import read_calls
+from nucleate.chat.chat_format import read_calls
 from nucleate.chat.reasoning import EFFORTS, effort_variables
 from nucleate.chat.tools import MAX_TOOLS, MODES
 from nucleate.chat.tools import NAME as TOOL_NAME
