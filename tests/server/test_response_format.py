@@ -169,7 +169,7 @@ ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": "text"}, "response_format must be an object, got 'text'"),
     ({"response_format": {}}, "response_format.type must be one of text, json_object, json_schema, struct"),
     ({"response_format": {"type": ["text"]}}, "response_format.type must be one of "),
-    ({"response_format": {"type": "text", "frob": 1}}, "unknown field of response_format 'frob'"),
+    ({"response_format": {"type": "text", "frob": None}}, "unknown field of response_format 'frob'"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema must be an object"),
     ({"response_format": {"type": "text", "json_schema": NAMED}}, "response_format.json_schema needs response_format."),
     (schema_of(name=None), "response_format.json_schema.name must be 1 to 64 letters, digits, - and _, got None"),

@@ -100,18 +100,22 @@ def unsupported(*accepted: Any, instead: str = "") -> Field:
     return Field({"enum": [*accepted]}, _NOT_SUPPORTED, instead)
 
 
-def present_fields(body: Any, known: Collection[str], where: str = "", field: str = "") -> dict[str, Any]:
+def present_fields(
+    body: Any, known: Collection[str], where: str = "", field: str = "", *, strict: bool = False
+) -> dict[str, Any]:
     """Return the entries of an object that are not null, checked if ``known`` declares them. Raises ParameterError.
 
-    where: its place in the body; "": it is the body. field: the top-level field that it belongs to.
+    where: its place in the body; "": it is the body. field: the top-level field that it belongs to. strict: an unknown
+    entry is an error also if it is null.
     """
     if not isinstance(body, Mapping):
         raise invalid_value(where or "body", "an object" if where else "a JSON object", body, field)
     given = {name: value for name, value in body.items() if value is not None}
-    for name, value in given.items():
+    for name in body if strict else given:
         if name not in known:
             error = unknown_field(name, known, where)
             raise ParameterError(field, str(error)) if field else error
+    for name, value in given.items():
         declared = known[name] if isinstance(known, Mapping) else None
         if isinstance(declared, Field):
             declared.check(f"{where}.{name}" if where else name, value, field)

@@ -114,7 +114,7 @@ def _response_format(value: Any) -> RequestedFormat:
         found = RequestedFormat(RESPONSE_FORMAT, None, {"structural_tag": ""})
         with translate_errors(found):
             return found._replace(structured_outputs=StructuredOutputs(structural_tag=value))  # type: ignore[arg-type]
-    given = present_fields(value, ("type", "json_schema"), RESPONSE_FORMAT, RESPONSE_FORMAT)
+    given = present_fields(value, ("type", "json_schema"), RESPONSE_FORMAT, RESPONSE_FORMAT, strict=True)
     kind = given.get("type")
     if kind not in TYPES:
         raise invalid_value(f"{RESPONSE_FORMAT}.type", f"one of {', '.join(TYPES)}", kind, RESPONSE_FORMAT)
@@ -136,7 +136,7 @@ _JSON_SCHEMA: Mapping[str, Field] = {
 
 def _json_schema(value: Any) -> RequestedFormat:
     at = f"{RESPONSE_FORMAT}.json_schema"
-    given = present_fields(value, _JSON_SCHEMA, at, RESPONSE_FORMAT)
+    given = present_fields(value, _JSON_SCHEMA, at, RESPONSE_FORMAT, strict=True)
     name, schema, strict = given.get("name"), given.get("schema"), given.get("strict", True)
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         raise invalid_value(f"{at}.name", "1 to 64 letters, digits, - and _", name, RESPONSE_FORMAT)
@@ -149,7 +149,7 @@ def _json_schema(value: Any) -> RequestedFormat:
 
 
 def _structured_outputs(value: Any) -> RequestedFormat:
-    given = present_fields(value, OUTPUT_FIELDS, STRUCTURED_OUTPUTS, STRUCTURED_OUTPUTS)
+    given = present_fields(value, OUTPUT_FIELDS, STRUCTURED_OUTPUTS, STRUCTURED_OUTPUTS, strict=True)
     given = {name: value for name, value in given.items() if OUTPUT_FIELDS[name].is_supported}
     kinds = [name for name in (JSON, *KINDS) if name in given and not (name == "json_object" and given[name] is False)]
     if len(kinds) != 1:
