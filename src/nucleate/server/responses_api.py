@@ -31,8 +31,7 @@ def read_input(value: Any, instructions: str | None) -> list[dict[str, Any]]:
     Reasoning, text and calls of the assistant that follow each other become one message.
     """
     messages: list[dict[str, Any]] = []
-    if instructions is not None:
-        messages.append({"role": "system", "content": instructions})
+    messages += [] if instructions is None else [{"role": "system", "content": instructions}]
     if isinstance(value, str):
         return [*messages, {"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
@@ -167,8 +166,7 @@ class ResponseEncoder(chat_api.ChatEncoder):
         return (self._begin() + self._lifecycle("failed", {**_state("failed"), "error": failure})).encode()
 
     def _start(self) -> str:
-        state = _state("in_progress")
-        return self._lifecycle("created", state) + self._lifecycle("in_progress", state)
+        return "".join(self._lifecycle(kind, _state("in_progress")) for kind in ("created", "in_progress"))
 
     def _idle(self) -> str:
         return ": keep-alive\n\n"
