@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 import nucleate as nc
-from nucleate.chat.chat_format import TOOL_FORMATS, ChatFormat
-from nucleate.chat.messages import template_messages
+from nucleate.chat.chat_format import TOOL_FORMATS, ChatFormat, template_messages
 from nucleate.chat.tools import ToolUse
 from nucleate.tokenization.chat_template import ChatTemplateOptions
 

@@ -45,6 +45,7 @@ TABLE = [
     ("<think></think>", False, "", "", None),
     ("</think>\n", True, "", "", None),
     ("<think>a</think>b<think>c</think>", False, "a", "b<think>c</think>", None),
+    ('Hm.</think>\n\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>', True, "Hm.", "", "hermes"),
     ("<think>a <tool_call>{}</think>b", False, "a <tool_call>{}", "b", "hermes"),
     (f"{ANALYSIS}Hm.{FINAL}Hello", False, "Hm.", "Hello", "openai"),
     (f"{ANALYSIS}a<|end|><|start|>assistant{ANALYSIS}b{FINAL}c<|return|>", False, "a\nb", "c", "openai"),
@@ -52,33 +53,21 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("text", "is_open", "reasoning", "content", "tool_format"), TABLE)
-def test_an_output_is_split_in_any_parts(
+def test_an_output_is_split_in_any_parts_and_at_any_limit(
     text: str, is_open: bool, reasoning: str, content: str, tool_format: str | None
 ) -> None:
     own = HARMONY if tool_format == "openai" else THINK
     for parts in ([text], text, *([text[:place], text[place:]] for place in range(len(text)))):
         found = parse(parts, tool_format, reasoning=own, opened=is_open)
         assert (found.reasoning, found.content) == (reasoning, content)
+        assert found.complete_calls == ([("f", "{}")] if '"f"' in text else [])
 
-
-@pytest.mark.parametrize(("text", "is_open", "reasoning", "content", "tool_format"), TABLE)
-def test_a_part_of_a_marker_is_never_text(
-    text: str, is_open: bool, reasoning: str, content: str, tool_format: str | None
-) -> None:
-    """Where a limit cuts an output, both parts of it are beginnings of those of the whole output."""
     if text.startswith(("Hello", "  Hello")):
         return  # without a section, a marker is text
-    own = HARMONY if tool_format == "openai" else THINK
-    for end in range(len(text) + 1):
+    for end in range(len(text) + 1):  # where a limit cuts an output, no part of a marker is text
         found = parse(text[:end], tool_format, reasoning=own, opened=is_open, cut=True)
         assert reasoning.startswith(found.reasoning.rstrip())
         assert content.startswith(found.content.rstrip())
-
-
-def test_a_call_after_the_reasoning() -> None:
-    text = 'Hm.</think>\n\n<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
-    found = parse(text, "hermes", reasoning=THINK, opened=True)
-    assert (found.reasoning, found.content, found.complete_calls) == ("Hm.", "", [("f", "{}")])
 
 
 @pytest.mark.parametrize(
@@ -104,15 +93,11 @@ def test_the_tracker_counts_the_tokens_of_the_section(
     assert tracker.forced_token is None
 
 
-def closing(llm: nc.LLM) -> tuple[int, ...]:
-    return tuple(llm.tokenizer.encode("</think>", add_special_tokens=False))
-
-
 @pytest.mark.parametrize("limit", [0, 7, 40])
 @pytest.mark.parametrize("values", [{}, {"temperature": 1.5, "top_k": 50}, {"temperature": 0}])
 def test_the_limit_is_exact(opened: nc.LLM, limit: int, values: dict[str, Any]) -> None:
     """Before the limit, the tokens are those without one; after it, those after the same tokens."""
-    ends, length = closing(opened), limit + 30
+    ends, length = tuple(opened.tokenizer.encode("</think>", False)), limit + 30
     for seed in range(tiers.count(1, 20)):
         shared = {**values, "seed": seed, "max_tokens": length, "ignore_eos": True, "logprobs": 0}
         free = opened.chat(ASK, **shared).outputs[0]
@@ -132,7 +117,7 @@ def test_the_limit_is_exact(opened: nc.LLM, limit: int, values: dict[str, Any]) 
 def test_the_limit_holds_under_speculation(tmp_path: Path, opened: nc.LLM, rule: str) -> None:
     speculation = nc.Speculation("ngram", acceptance_rule=rule)
     llm = chat_models.model(tmp_path, chat_models.OPENED, speculative_config=speculation)
-    ends = closing(llm)
+    ends = tuple(llm.tokenizer.encode("</think>", False))
     for seed in range(tiers.count(1, 5)):
         values = {"max_tokens": 60, "seed": seed, "ignore_eos": True, "max_reasoning_tokens": 20, "n": 2}
         found, plain = llm.chat(ASK, **values), opened.chat(ASK, **values)
@@ -146,9 +131,8 @@ def test_the_limit_holds_under_speculation(tmp_path: Path, opened: nc.LLM, rule:
 def test_a_limit_without_a_section_has_no_effect(llm: nc.LLM, optional: nc.LLM) -> None:
     values = {"seed": 1, "max_tokens": 20}
     assert llm.chat(ASK, **values, max_reasoning_tokens=0).outputs == llm.chat(ASK, **values).outputs
-    assert (
-        llm.generate("Once", **values, max_reasoning_tokens=0)[0].outputs == llm.generate("Once", **values)[0].outputs
-    )
+    limited, free = (llm.generate("Once", **values, **limit)[0] for limit in ({"max_reasoning_tokens": 0}, {}))
+    assert limited.outputs == free.outputs
     assert optional.chat(ASK, **values, max_reasoning_tokens=0).text == optional.chat(ASK, **values).text
 
 

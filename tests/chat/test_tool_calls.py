@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import random
@@ -16,6 +15,7 @@ import tiers
 import nucleate as nc
 from nucleate.chat.chat_format import TOOL_FORMATS, ChatFormat, RenderedChat
 from nucleate.chat.constraint import ChatConstraint
+from nucleate.chat.output_parser import ChunkParser
 from nucleate.chat.reasoning import FORMATS as REASONING
 from nucleate.chat.reasoning import ReasoningFormat
 from nucleate.chat.tools import ToolUse
@@ -39,6 +39,25 @@ SCHEMAS = {tool.name: tool.schema for tool in map(nc.Tool.from_function, TOOLS)}
 UNENFORCEABLE = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^(?=a).*$"}}, "required": ["a"]}
 
 
+def closed(**properties: Any) -> dict[str, Any]:
+    """The schema of an object with exactly these properties."""
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+
+
+def outputs_of(llm: nc.LLM, request: nc.Request, parser: ChunkParser | None) -> tuple[nc.CompletionOutput, ...]:
+    """Run a request, and parse its outputs."""
+    assert parser is not None
+    chunks = [parser.parse(chunk) for chunk in chat_models.run(llm, request)]
+    return nc.Completion.from_chunks(request.prompt_ids, chunks).outputs
+
+
+def check_arguments(output: nc.CompletionOutput) -> None:
+    """Check that the arguments of calls obey their schemas, of all but a call that a limit has cut."""
+    for call in output.tool_calls:
+        if call.complete or output.finish_reason != "length":
+            jsonschema.validate(call.arguments, SCHEMAS[call.name])
+
+
 def check(completion: nc.Completion, names: tuple[str, ...] = ("get_weather", "wait"), most: int | None = None) -> None:
     """Check that each complete output has calls only, which obey their schemas."""
     for output in completion.outputs:
@@ -50,11 +69,10 @@ def check(completion: nc.Completion, names: tuple[str, ...] = ("get_weather", "w
             assert call.name in names
             assert call.id.startswith("call_")
             assert call.complete or (output.finish_reason == "length" and call is output.tool_calls[-1])
-            if call.complete:
-                jsonschema.validate(call.arguments, SCHEMAS[call.name])
-            else:
+            if not call.complete:
                 with pytest.raises(ValueError, match=r"the call of .* is incomplete"):
                     _ = call.arguments
+        check_arguments(output)
         assert len({call.id for call in output.tool_calls}) == len(output.tool_calls)
 
 
@@ -63,12 +81,10 @@ def test_required_calls_are_guaranteed(llm: nc.LLM, values: dict[str, Any]) -> N
     complete = 0
     for seed in range(0, tiers.count(8, 200), 8):
         shared = {**values, "max_tokens": 250, "seed": seed, "n": 8}
-        found = llm.chat(ASK, tools=TOOLS, tool_choice="required", parallel_tool_calls=False, **shared)
-        check(found, most=1)
-        complete += sum(output.finish_reason == "tool_calls" for output in found.outputs)
-        named = llm.chat(ASK, tools=TOOLS, tool_choice="wait", **shared)
-        check(named, ("wait",), most=1)
-        complete += sum(output.finish_reason == "tool_calls" for output in named.outputs)
+        for choice, names in (("required", ("get_weather", "wait")), ("wait", ("wait",))):
+            found = llm.chat(ASK, tools=TOOLS, tool_choice=choice, parallel_tool_calls=False, **shared)
+            check(found, names, most=1)
+            complete += sum(output.finish_reason == "tool_calls" for output in found.outputs)
         check(llm.chat(ASK, tools=TOOLS, tool_choice="required", **{**shared, "n": 2}))
     assert complete > 2
 
@@ -101,21 +117,26 @@ def test_a_tool_whose_parameters_are_any_object_may_get_some(llm: nc.LLM) -> Non
         assert tool.enforced_schema == tool.schema
 
 
+def without_ids(found: nc.Completion | nc.CompletionOutput) -> list[nc.ToolCall]:
+    return [dataclasses.replace(call, id="") for call in found.tool_calls]
+
+
 def test_the_calls_are_those_without_speculation(llm: nc.LLM) -> None:
     drafting = nc.LLM(speculative_config="ngram")
     for seed in range(3):
         values = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 120, "seed": seed}
         first, second = llm.chat(ASK, **values), drafting.chat(ASK, **values)
         assert first.outputs[0].token_ids == second.outputs[0].token_ids
-        assert [(c.name, c.arguments_json) for c in first.tool_calls] == [
-            (c.name, c.arguments_json) for c in second.tool_calls
-        ]
+        assert without_ids(first) == without_ids(second)
 
 
-def test_optional_calls(llm: nc.LLM) -> None:
-    found = llm.chat(ASK, tools=TOOLS, max_tokens=30, seed=1)
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_no_calls(llm: nc.LLM, choice: str) -> None:
+    found = llm.chat(ASK, tools=TOOLS, tool_choice=choice, max_tokens=30, seed=1)
     assert found.tool_calls == ()
     assert found.text
+    assert found.prompt is not None
+    assert "get_weather" in found.prompt
 
 
 @pytest.mark.parametrize("parallel", [False, True])
@@ -124,27 +145,16 @@ def test_an_optional_call_obeys_its_schema_once_it_has_begun(llm: nc.LLM, parall
     request, parser = llm.chat_request(
         ASK, tools=TOOLS, max_tokens=300, seed=1, n=6, temperature=1.5, parallel_tool_calls=parallel
     )
-    assert parser is not None
     begin = llm.tokenizer.encode("Let me see.\n<tool_call>", add_special_tokens=False)
-    chunks = list(map(parser.parse, chat_models.run(llm, dataclasses.replace(request, output_ids=begin))))
     complete = 0
-    for output in nc.Completion.from_chunks(request.prompt_ids, chunks).outputs:
+    for output in outputs_of(llm, dataclasses.replace(request, output_ids=begin), parser):
         assert output.text.startswith("Let me see.")
         if output.finish_reason != "length":
             complete += 1
             assert output.finish_reason == "tool_calls"
             assert parallel or (len(output.tool_calls), output.text) == (1, "Let me see.")
-        for call in output.tool_calls:
-            if call.complete or output.finish_reason != "length":
-                jsonschema.validate(call.arguments, SCHEMAS[call.name])
+        check_arguments(output)
     assert complete
-
-
-def test_no_calls(llm: nc.LLM) -> None:
-    found = llm.chat(ASK, tools=TOOLS, tool_choice="none", max_tokens=20, seed=2)
-    assert found.tool_calls == ()
-    assert found.prompt is not None
-    assert "get_weather" in found.prompt
 
 
 def test_a_stream_adds_up(llm: nc.LLM) -> None:
@@ -155,9 +165,7 @@ def test_a_stream_adds_up(llm: nc.LLM) -> None:
         own = [chunk for chunk in chunks if chunk.index == output.index]
         streamed = nc.CompletionOutput.from_chunks(own)
         assert (streamed.text, streamed.finish_reason) == (output.text, output.finish_reason)
-        assert [dataclasses.replace(c, id="") for c in streamed.tool_calls] == [
-            dataclasses.replace(c, id="") for c in output.tool_calls
-        ]
+        assert without_ids(streamed) == without_ids(output)
         deltas = [delta for chunk in own for delta in chunk.tool_calls]
         starts = [delta for delta in deltas if delta.name is not None]
         assert [delta.index for delta in starts] == list(range(len(starts)))
@@ -197,17 +205,6 @@ def test_a_stop_string_within_a_call_leaves_it_incomplete(llm: nc.LLM) -> None:
     assert (output.finish_reason, output.stop_reason, output.text) == ("stop", "days", "")
     assert (call.name, call.complete) == ("wait", False)
     assert '{"days'.startswith(call.arguments_json.replace(" ", "").replace("\n", ""))
-
-
-def test_asyncio(llm: nc.LLM) -> None:
-    request, parser = llm.chat_request(ASK, tools=TOOLS, tool_choice="wait", max_tokens=200, seed=1)
-    assert parser is not None
-
-    async def run() -> list[nc.CompletionChunk]:
-        async with nc.AsyncEngine(llm.new_engine()) as engine:
-            return [parser.parse(output.chunk) async for output in engine.generate(request)]
-
-    check(nc.Completion.from_chunks(request.prompt_ids, asyncio.run(run())), ("wait",))
 
 
 def test_a_conversation_continues_with_results(llm: nc.LLM) -> None:
@@ -257,12 +254,7 @@ def test_a_keyword_that_cannot_be_enforced_leaves_the_others_enforced(llm: nc.LL
                     assert {*call.arguments} <= {"city", "note"}
     assert complete
     either = {"oneOf": [{"type": "integer", "maximum": 9}, {"type": "string", "maxLength": 2}]}
-    strict_parameters = {
-        "type": "object",
-        "properties": {"n": either},
-        "required": ["n"],
-        "additionalProperties": False,
-    }
+    strict_parameters = closed(n=either)
     strict = {"type": "function", "function": {"name": "strict", "parameters": strict_parameters, "strict": True}}
     for output in llm.chat(ASK, tools=[loose, strict], tool_choice="strict", max_tokens=90, n=4, seed=1).outputs:
         for call in output.tool_calls:  # relaxing the other tool has not relaxed this one
@@ -286,7 +278,7 @@ def test_structured_output_or_calls(llm: nc.LLM) -> None:
 
 def test_both_forms_of_structural_tags_can_follow_a_reasoning_section(llm: nc.LLM) -> None:
     chat_format = ChatFormat(llm.tokenizer, TOOL_FORMATS["hermes"], ReasoningFormat("<think>", "</think>"))
-    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+    schema = closed(a={"enum": [1]})
     content = {"type": "json_schema", "json_schema": schema}
     tag = {"type": "tag", "begin": "<a>", "content": content, "end": "</a>"}
     older = {"structures": [{"begin": "<a>", "schema": schema, "end": "</a>"}], "triggers": ["<a"]}
@@ -314,17 +306,13 @@ def test_the_constraint_of_every_format_compiles_and_is_parsed(llm: nc.LLM, name
         spec = ChatConstraint(use, None, chat_format.tool_format, None, False).spec()
         params = nc.SamplingParams(structured_outputs=spec, max_tokens=400, n=4, seed=1)
         parser = RenderedChat("", chat_format, use).chunk_parser()
-        assert parser is not None
-        chunks = list(map(parser.parse, chat_models.run(llm, nc.Request(llm.encode("Weather"), params))))
-        for output in nc.Completion.from_chunks((1,), chunks).outputs:
+        for output in outputs_of(llm, nc.Request(llm.encode("Weather"), params), parser):
             if output.finish_reason == "length":
                 continue
             complete += 1
             assert (output.finish_reason, output.text) == ("tool_calls", "")
             assert len(output.tool_calls) == 1 or parallel
-            for call in output.tool_calls:
-                if call.complete or output.finish_reason != "length":
-                    jsonschema.validate(call.arguments, SCHEMAS[call.name])
+            check_arguments(output)
     assert complete
 
 
@@ -360,16 +348,11 @@ def test_reasoning_between_special_tokens_comes_before_optional_calls(llm: nc.LL
     section = [*([] if prompt else [begin]), *text("hm", False), end]
     complete = 0
     for before in (section, [*section, *text("Well.\n", False)], *([] if prompt else [text("Well.\n", False)])):
-        ids = [*before, *text("<tool_call>", False)]
-        request, parser = dataclasses.replace(made, output_ids=ids), chat.chunk_parser()
-        assert parser is not None
-        chunks = list(map(parser.parse, chat_models.run(llm, request)))
-        for output in nc.Completion.from_chunks(request.prompt_ids, chunks).outputs:
+        request = dataclasses.replace(made, output_ids=[*before, *text("<tool_call>", False)])
+        for output in outputs_of(llm, request, chat.chunk_parser()):
             assert (output.reasoning or "") == ("hm" if end in before else "")
             complete += output.finish_reason == "tool_calls"
-            for call in output.tool_calls:
-                if call.complete or output.finish_reason != "length":
-                    jsonschema.validate(call.arguments, SCHEMAS[call.name])
+            check_arguments(output)
     assert complete
 
 
@@ -384,16 +367,9 @@ def test_a_template_with_unknown_tool_calls_needs_a_parser(tmp_path_factory: pyt
 
 
 PARTS: list[Any] = [
-    *(
-        {"type": "string"},
-        {"$ref": "#/$defs/x"},
-        {"$ref": "#"},
-        {"enum": ["\ud800"]},
-        {"const": "\0"},
-        {"pattern": "("},
-    ),
-    *({"pattern": "a{1,999999}"}, True, False, 5, None, "x", {"type": "nope"}, {"anyOf": []}, {"not": {}}),
-    *({"type": "object", "additionalProperties": {"$ref": "#"}}, {"minItems": 10**9}),
+    *({"type": "string"}, {"$ref": "#/$defs/x"}, {"$ref": "#"}, {"enum": ["\ud800"]}, {"const": "\0"}),
+    *({"pattern": "("}, {"pattern": "a{1,999999}"}, {"type": "nope"}, {"anyOf": []}, {"not": {}}),
+    *({"type": "object", "additionalProperties": {"$ref": "#"}}, {"minItems": 10**9}, True, False, 5, None, "x"),
 ]
 NAMES = ["a", "b", "</tool_call>", "\ud800", '"', "name"]
 

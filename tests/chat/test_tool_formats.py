@@ -104,30 +104,24 @@ TABLE: list[tuple[str, str, str, Calls]] = [
 
 
 @pytest.mark.parametrize(("name", "text", "content", "calls"), TABLE, ids=lambda value: str(value)[:40])
-def test_an_output_is_split_into_content_and_calls(name: str, text: str, content: str, calls: Calls) -> None:
+def test_an_output_in_any_parts_is_split_into_content_and_calls(
+    name: str, text: str, content: str, calls: Calls
+) -> None:
     found = parse([text], name)
     assert found.content == content
     assert [(called, json.loads(arguments)) for called, arguments in found.complete_calls] == calls
-
-
-@pytest.mark.parametrize(("name", "text", "content", "calls"), TABLE, ids=lambda value: str(value)[:40])
-def test_the_result_does_not_depend_on_the_parts(name: str, text: str, content: str, calls: Calls) -> None:
-    whole = parse([text], name).order
-    assert parse(text, name).order == whole
     for place in range(len(text)):
-        assert parse([text[:place], text[place:]], name).order == whole
-    for size in (2, 3, 7):
-        assert parse([text[start : start + size] for start in range(0, len(text), size)], name).order == whole
+        assert parse([text[:place], text[place:]], name).order == found.order
+    for size in (1, 2, 3, 7):
+        assert parse([text[start : start + size] for start in range(0, len(text), size)], name).order == found.order
 
 
 MARKUP = {
-    "hermes": ("<tool", "</tool", '"name"'),
-    "plain": ("<tool", "</tool", '"name"'),
+    **dict.fromkeys(("hermes", "plain"), ("<tool", "</tool", '"name"')),
     "llama3_json": ("<|py", '"name": "f', '"parameters"'),
     "mistral": ("[TOOL", '"name"', '"arguments"'),
     "mistral_v11": ("[TOOL", "[ARGS", "[CALL"),
-    "deepseek_v3": ("<｜", "```", "function"),
-    "deepseek_v31": ("<｜", "```", "function"),
+    **dict.fromkeys(("deepseek_v3", "deepseek_v31"), ("<｜", "```", "function")),
     "openai": ("<|", "commentary", "functions."),
 }
 
@@ -201,37 +195,23 @@ def test_malformed_arguments_stay_those_of_the_call(
         assert found.content == content
 
 
-def test_a_text_that_is_cut_within_no_call_stays_text() -> None:
-    for name, text in [
-        ("hermes", "a < b"),
-        ("hermes", '{"name": "f"'),
-        ("llama3_json", '{"name": "Ann", "age": 5'),
-        ("llama3_json", '{"age": 5, "name": "A'),
-        ("llama3_json", '{"age": 5, "city": "Par'),
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("hermes", "a < b"), ("hermes", '{"name": "f"'), ("llama3_json", '{"name": "Ann", "age": 5')),
+        *(("llama3_json", '{"age": 5, "name": "A'), ("llama3_json", '{"age": 5, "city": "Par')),
         ("openai", "<|channel|>final<|message|>Hello"),
-    ]:
-        assert parse(text, name, cut=True).content == text.rpartition("<|message|>")[2]
+    ],
+)
+def test_a_text_that_is_cut_within_no_call_stays_text(name: str, text: str) -> None:
+    assert parse(text, name, cut=True).content == text.rpartition("<|message|>")[2]
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_random_outputs_are_parsed_without_error_and_alike_in_any_parts(name: str) -> None:
     rng = random.Random(name)
     pieces = [text for own, text, _, _ in TABLE if own == name] or [text for _, text, _, _ in TABLE[:8]]
-    pieces += [
-        *TOOL_FORMATS[name].special_tokens,
-        "{",
-        "}",
-        '"',
-        ",",
-        ":",
-        "f",
-        '{"name": "f"',
-        " ",
-        "\n" * 70,
-        "é",
-        "\\",
-        "1e",
-    ]
+    pieces += [*TOOL_FORMATS[name].special_tokens, *'{}",:f\\é ', '{"name": "f"', "\n" * 70, "1e"]
     pieces += ['{"name": ', '"arguments": {', "[" * 120, "9" * 500, "```json\n", "get_weather", "x" * 300, "true"]
     for _ in range(tiers.count(150, 2000)):
         chosen = [rng.choice(pieces) for _ in range(rng.randrange(1, 7))]

@@ -17,6 +17,14 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOL = {"type": "function", "function": {"name": "f", "description": "Do.", "parameters": OBJECT, "strict": True}}
 
 
+STRING, INTEGER, NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
+
+
+def closed(required: list[str], **properties: Any) -> dict[str, Any]:
+    """The schema of an object with these properties only."""
+    return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+
+
 class Unit(enum.Enum):
     CELSIUS = "celsius"
     KELVIN = "kelvin"
@@ -62,16 +70,12 @@ def test_a_function_with_a_docstring_of_googles_style() -> None:
         "Return the weather forecast.\n\nIt is for a city.",
         False,
     )
-    assert tool.schema == {
-        "type": "object",
-        "properties": {
-            "city": {"type": "string", "description": "The name of the city, in English."},
-            "unit": {"enum": ["celsius", "kelvin"], "description": "The unit: of temperature.", "default": "celsius"},
-            "days": {"type": "integer", "default": 1},
-        },
-        "required": ["city"],
-        "additionalProperties": False,
-    }
+    assert tool.schema == closed(
+        ["city"],
+        city={"type": "string", "description": "The name of the city, in English."},
+        unit={"enum": ["celsius", "kelvin"], "description": "The unit: of temperature.", "default": "celsius"},
+        days={"type": "integer", "default": 1},
+    )
 
 
 def test_a_docstring_of_sphinxs_style() -> None:
@@ -93,77 +97,52 @@ def test_a_docstring_of_sphinxs_style() -> None:
 @pytest.mark.parametrize(
     ("kind", "schema"),
     [
-        (str, {"type": "string"}),
+        (str, STRING),
         (bool, {"type": "boolean"}),
-        (int, {"type": "integer"}),
-        (float, {"type": "number"}),
+        (int, INTEGER),
+        (float, NUMBER),
         (None, {"type": "null"}),
         (Any, {}),
-        (Optional[int], {"anyOf": [{"type": "integer"}, {"type": "null"}]}),  # noqa: UP045
-        (int | None, {"anyOf": [{"type": "integer"}, {"type": "null"}]}),
-        (Union[int, str], {"anyOf": [{"type": "integer"}, {"type": "string"}]}),  # noqa: UP007
+        (Optional[int], {"anyOf": [INTEGER, {"type": "null"}]}),  # noqa: UP045
+        (int | None, {"anyOf": [INTEGER, {"type": "null"}]}),
+        (Union[int, str], {"anyOf": [INTEGER, STRING]}),  # noqa: UP007
         (Literal[1, "a"], {"enum": [1, "a"]}),
         (list, {"type": "array"}),
-        (list[str], {"type": "array", "items": {"type": "string"}}),
-        (Sequence[int], {"type": "array", "items": {"type": "integer"}}),
-        (tuple[int, ...], {"type": "array", "items": {"type": "integer"}}),
+        (list[str], {"type": "array", "items": STRING}),
+        (Sequence[int], {"type": "array", "items": INTEGER}),
+        (tuple[int, ...], {"type": "array", "items": INTEGER}),
         (
             tuple[int, str],
-            {
-                "type": "array",
-                "prefixItems": [{"type": "integer"}, {"type": "string"}],
-                "items": False,
-                "minItems": 2,
-                "maxItems": 2,
-            },
+            {"type": "array", "prefixItems": [INTEGER, STRING], "items": False, "minItems": 2, "maxItems": 2},
         ),
         (dict, {"type": "object"}),
-        (dict[str, int], {"type": "object", "additionalProperties": {"type": "integer"}}),
+        (dict[str, int], {"type": "object", "additionalProperties": INTEGER}),
         (Mapping[str, Any], {"type": "object"}),
         (Annotated[int, "a number", 5], {"type": "integer", "description": "a number"}),
         (Unit, {"enum": ["celsius", "kelvin"]}),
-        (
-            Place,
-            {
-                "type": "object",
-                "properties": {"city": {"type": "string"}, "country": {"type": "string"}},
-                "required": ["city"],
-                "additionalProperties": False,
-            },
-        ),
-        (
-            Span,
-            {
-                "type": "object",
-                "properties": {
-                    "start": {"type": "integer"},
-                    "end": {"type": "integer"},
-                    "tags": {"type": "array", "items": {"type": "string"}},
-                },
-                "required": ["start"],
-                "additionalProperties": False,
-            },
-        ),
+        (Place, closed(["city"], city=STRING, country=STRING)),
+        (Span, closed(["start"], start=INTEGER, end=INTEGER, tags={"type": "array", "items": STRING})),
     ],
 )
 def test_types(kind: Any, schema: dict[str, Any]) -> None:
+    assert with_parameter(kind).schema["properties"]["x"] == schema
+
+
+def with_parameter(kind: Any) -> nc.Tool:
+    """A tool from a function whose parameter x has this type."""
+
     def f(x):  # type: ignore[no-untyped-def]
         pass
 
     f.__annotations__ = {"x": kind}
-    assert nc.Tool.from_function(f).schema["properties"]["x"] == schema
+    return nc.Tool.from_function(f)
 
 
 def test_a_pydantic_model_with_definitions() -> None:
     pydantic = pytest.importorskip("pydantic")
     inner = pydantic.create_model("Inner", a=(int, ...))
     outer = pydantic.create_model("Outer", b=(inner, ...))
-
-    def f(x):  # type: ignore[no-untyped-def]
-        pass
-
-    f.__annotations__ = {"x": list[outer]}
-    schema = nc.Tool.from_function(f).schema
+    schema = with_parameter(list[outer]).schema
     assert schema["$defs"]["Inner"]["properties"]["a"]["type"] == "integer"
     assert schema["properties"]["x"]["items"]["properties"]["b"] == {"$ref": "#/$defs/Inner"}
 
@@ -174,12 +153,8 @@ class Custom:
 
 @pytest.mark.parametrize("kind", [Custom, dict[int, str], bytes, complex, Loop, type[int]])
 def test_types_without_a_schema_are_errors_that_name_the_parameter(kind: Any) -> None:
-    def f(x):  # type: ignore[no-untyped-def]
-        pass
-
-    f.__annotations__ = {"x": kind}
     with pytest.raises(nc.ParameterError, match="parameter x of the function f") as caught:
-        nc.Tool.from_function(f)
+        with_parameter(kind)
     assert caught.value.field == "tools"
 
 
@@ -216,12 +191,12 @@ def test_an_openai_tool_round_trips() -> None:
         (5, "tools[0]"),
         ({}, "tools[0].function"),
         ({"type": "web_search"}, "tools[0].type"),
-        ({"function": {"name": "a b"}}, "tools[0].function.name"),
-        ({"function": {"name": "x" * 129}}, "tools[0].function.name"),
-        ({"function": {"name": "f", "description": 1}}, "tools[0].function.description"),
-        ({"function": {"name": "f", "strict": 1}}, "tools[0].function.strict"),
-        ({"function": {"name": "f", "parameters": {"type": "string"}}}, "tools[0].function.parameters"),
-        ({"function": {"name": "f", "parameters": {"a": float("nan")}}}, "tools[0].function.parameters"),
+        *(({"function": {"name": name}}, "tools[0].function.name") for name in ("a b", "x" * 129)),
+        *(({"function": {"name": "f", name: 1}}, f"tools[0].function.{name}") for name in ("description", "strict")),
+        *(
+            ({"function": {"name": "f", "parameters": wrong}}, "tools[0].function.parameters")
+            for wrong in ({"type": "string"}, {"a": float("nan")})
+        ),
         ({"function": {"name": "f", "params": {}}}, "did you mean parameters?"),
     ],
 )

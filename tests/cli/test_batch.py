@@ -142,7 +142,7 @@ def test_the_example_lines_of_the_batch_page_run(folder: Folder) -> None:
     status, found, err = folder.run(*SHORT)
     assert (status, len(found)) == (0, 7), err
     for endpoint in (COMPLETIONS, CHAT_ENDPOINT):
-        for name in {*endpoint.supported, *endpoint.ignored, *endpoint.unsupported} - {"stream_options"}:
+        for name in endpoint.fields.keys() - {"stream_options", *endpoint.prompt_fields}:
             assert f"`{name}`" in page or f'"{name}"' in page
 
 

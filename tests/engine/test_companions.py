@@ -19,7 +19,7 @@ from nucleate.models.protocol import ModelError
 from nucleate.outputs import Usage
 from nucleate.sampling.stage import Combine, param
 from nucleate.sampling.stages import STAGES
-from nucleate.server.openai.beam_search import read_beams
+from nucleate.server.openai.fields import read_beams
 from nucleate.structured_output import GrammarCompiler
 
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)

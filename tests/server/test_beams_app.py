@@ -15,8 +15,8 @@ import nucleate as nc
 from nucleate.generation.beam_search import beam_search
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS
-from nucleate.server.openai.beam_search import PARAMETER_FIELDS
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
+from nucleate.server.openai.fields import BEAM_PARAMETER_FIELDS
 from nucleate.server.openai.requests import read_body
 from nucleate.server.service import Service
 
@@ -167,7 +167,7 @@ REJECTED: list[tuple[dict[str, Any], str]] = [
             "include_stop_str_in_output": True,
         }.items()
     ),
-    *(({"use_beam_search": False, name: 1}, name) for name in PARAMETER_FIELDS),
+    *(({"use_beam_search": False, name: 1}, name) for name in BEAM_PARAMETER_FIELDS),
 ]
 
 

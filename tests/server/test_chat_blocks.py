@@ -13,7 +13,7 @@ from nucleate.chat.chat_format import TOOL_FORMATS
 from nucleate.chat.output_parser import ChunkParser, OutputParser
 from nucleate.chat.reasoning import THINK
 from nucleate.outputs import CompletionChunk, StepLogprobs, TokenLogprob, ToolCallDelta
-from nucleate.server.chat_encoder import ChatBlocks
+from nucleate.server.chat_api import ChatBlocks
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'
 BROKEN = '<tool_call>\n{"name": "f", "arguments": {"a": nope}}\n</tool_call>'

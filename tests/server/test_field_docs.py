@@ -11,7 +11,7 @@ import pytest
 from nucleate.sampling_params import FIELDS
 from nucleate.server import messages_api, ollama_api, responses_api
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
-from nucleate.server.tokenize import DETOKENIZE, TOKENIZE
+from nucleate.server.openai.messages import DETOKENIZE, TOKENIZE
 
 DOCS = Path(__file__).parents[2] / "docs"
 OPENAI, OTHERS = ("server", "tools", "batch"), ("protocols",)
@@ -20,12 +20,12 @@ FIELDS_OF: dict[str, tuple[Collection[str], tuple[str, ...]]] = {
     CHAT.url: (CHAT.field_names, OPENAI),
     "/tokenize": (TOKENIZE, OPENAI),
     "/detokenize": (DETOKENIZE, OPENAI),
-    "/v1/responses": (responses_api.field_names(), OTHERS),
-    "/v1/messages": (messages_api.field_names(), OTHERS),
+    "/v1/responses": (responses_api.RESPONSE_FIELDS, OTHERS),
+    "/v1/messages": (messages_api.MESSAGE_FIELDS, OTHERS),
     "/v1/messages/count_tokens": (messages_api.COUNT_FIELDS, OTHERS),
     "/api/chat": (ollama_api.CHAT_FIELDS, OTHERS),
     "/api/generate": (ollama_api.GENERATE_FIELDS, OTHERS),
-    "options of /api/chat": (ollama_api.option_names(), OTHERS),
+    "options of /api/chat": (ollama_api.OPTIONS, OTHERS),
     "/api/show": (ollama_api.SHOW, OTHERS),
 }
 

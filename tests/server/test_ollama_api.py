@@ -163,11 +163,8 @@ REJECTED: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("given", "field", "message"), REJECTED, ids=lambda value: str(value)[:50])
 def test_errors_name_the_field_of_the_request(given: dict[str, Any], field: str, message: str) -> None:
-    async def generate(data: bytes) -> None:
+    with pytest.raises(ParameterError, match=message) as caught, CHAT_API.own_names():
         read_body(CHAT, CHAT_API.translate({"messages": HELLO, **given}).body, nc.SamplingParams())
-
-    with pytest.raises(ParameterError, match=message) as caught:
-        asyncio.run(CHAT_API.with_own_names(generate)(b""))
     assert caught.value.field == field
 
 
@@ -255,7 +252,7 @@ def test_streams_and_whole_responses_are_the_same(llm: nc.LLM, name: str) -> Non
 
 def test_calls_and_thinking_are_parts_of_the_message() -> None:
     from nucleate.outputs import CompletionChunk, ToolCallDelta, Usage
-    from nucleate.server.chat_encoder import EncoderInput, Timing
+    from nucleate.server.chat_api import EncoderInput, Timing
     from nucleate.server.ollama_api import ChatLines
     from nucleate.server.openai.responses import ResponseHead
 

@@ -21,7 +21,7 @@ from nucleate.chat.reader import completed_object
 from nucleate.chat.reasoning import FORMATS as REASONING
 from nucleate.chat.reasoning import THINK
 from nucleate.outputs import Completion, CompletionChunk, FinishReason, Usage
-from nucleate.server.chat_encoder import ChatEncoder, EncoderInput, Timing
+from nucleate.server.chat_api import ChatEncoder, EncoderInput, Timing
 from nucleate.server.messages_api import MessageEncoder
 from nucleate.server.ollama_api import ChatLines, GenerateLines
 from nucleate.server.openai.endpoints import CHAT

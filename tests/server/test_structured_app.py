@@ -424,9 +424,9 @@ def test_a_default_constraint_applies_unless_the_request_sets_one(llm: nc.LLM) -
 
     service = made({"regex": "[0-9]{3}"})
     read = service.prepare(service.parse(PATH, b'{"prompt": [1]}'))
-    assert (read.structured_output_kind, read.prepared[0].grammar is None) == ("regex", False)
+    assert (read.constraint, read.prepared[0].grammar is None) == (("regex", "structured_outputs"), False)
     free = service.parse(PATH, b'{"prompt": [1], "response_format": {"type": "text"}}')
-    assert (free.structured_output_kind, free.prepared[0].grammar) == (None, None)
+    assert (free.constraint, free.prepared[0].grammar) == (None, None)
     with pytest.raises(ParameterError, match="never closed"):
         made({"regex": "("})
     assert np.isfinite(rule((1,))).all()

@@ -11,8 +11,8 @@ from typing import Any
 
 import nucleate as nc
 from nucleate.chat.chat_format import TOOL_FORMATS
-from nucleate.chat.emitter import Content, Reasoning
 from nucleate.chat.output_parser import OutputParser
+from nucleate.chat.reader import Content, Reasoning
 from nucleate.chat.reasoning import ReasoningFormat
 from nucleate.models.loader import ModelSource
 

@@ -16,11 +16,11 @@ from nucleate.models.protocol import ModelError
 from nucleate.outputs import Completion, CompletionChunk
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.generation_call import EncodedPrompt, encode_prompts, with_fill_stops
 from nucleate.server.http_errors import HTTPError, generation_failed
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, PLAIN
 from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.response_format import translate_errors
+from nucleate.server.service import EncodedPrompt, encode_prompts, with_fill_stops
 
 
 class LineResult(NamedTuple):

@@ -68,7 +68,7 @@ class ChatConstraint:
         if self.given is not None:
             check(self.given)  # only the schemas of tools are relaxed
         tools = [_enforceable(tool, check, deadline) for tool in self.use.tools]
-        spec = replace(self, use=self.use.with_tools(tools)).spec()
+        spec = replace(self, use=replace(self.use, tools=tuple(tools))).spec()
         spec = None if spec is None else replace(spec, on_unsupported="ignore")
         is_optional = self.use.mode == "auto" and self.given is None and not any(tool.strict for tool in tools)
         try:

@@ -9,8 +9,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import final
 
-from nucleate.chat.emitter import Content, Emitter, Event, Reasoning, call_id
-from nucleate.chat.reader import Parsing, Reader
+from nucleate.chat.reader import Content, Emitter, Event, Parsing, Reader, Reasoning, call_id
 from nucleate.chat.reasoning import ReasoningFormat, ReasoningTracker
 from nucleate.chat.tool_formats.tool_format import ToolFormat
 from nucleate.outputs import CompletionChunk, ToolCallDelta

@@ -1,4 +1,4 @@
-"""``Reader``: reads text that comes in parts, for parsers that are written as generators.
+"""``Reader`` reads text that comes in parts, for parsers written as generators; ``Emitter`` collects their events.
 
 A parser such as ``marker = yield from reader.until(markers)`` runs until it needs more text, and continues with it.
 Nothing is read twice, so that a parser takes linear time, and its results do not depend on how the text is split. Text
@@ -10,9 +10,12 @@ checks its syntax.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from functools import lru_cache
-from typing import Final, TypeVar, final
+from typing import Final, NamedTuple, TypeVar, final
+from uuid import uuid4
+
+from nucleate.outputs import ToolCallDelta
 
 Value = TypeVar("Value")
 Parsing = Generator[None, None, Value]
@@ -165,12 +168,13 @@ class JsonScanner:
 
     def __init__(self) -> None:
         self.done = self.failed = False
-        self._stack: list[str] = []  # the closing brackets that are missing
         self.valid_end = 0  #: the position after the last value or opening bracket
-        self._word = ""  # a number or literal
+        self.missing: list[str] = []  #: closing brackets
+        self._expects = "value"  # or "first value", "first key", "key", ":" or ","
         self._is_key = False
+        self._word = ""  # a number or literal
         self._hex_digits = 0
-        self._state: Callable[[str, int], int] = self._value
+        self._state: Callable[[str, int], int] = self._between
 
     def feed(self, text: str, position: int = 0) -> int:
         """Scan text from a position on, until its end or that of the value. Returns the position after it."""
@@ -182,41 +186,33 @@ class JsonScanner:
         self.failed = True
         return position
 
-    def _value(self, text: str, position: int, closing: str = "") -> int:
-        position = _end(_SPACE_RUN, text, position)
-        character = text[position : position + 1]
-        if not character:
-            return position
-        if character == closing:
-            return self._close(position)
-        if character in "{[":
-            if len(self._stack) == MAX_DEPTH:
-                return self._fail(position)
-            self._stack.append("}" if character == "{" else "]")
-            self._state = self._first_key if character == "{" else self._first_item
-            self.valid_end = position + 1
-            return position + 1
-        if character == '"':
-            self._is_key, self._state = False, self._string
-            return position + 1
-        self._state = self._plain_value
-        return position
-
-    def _first_item(self, text: str, position: int) -> int:
-        return self._value(text, position, "]")
-
-    def _first_key(self, text: str, position: int) -> int:
-        position = _end(_SPACE_RUN, text, position)
-        if text[position : position + 1] == "}":
-            return self._close(position)
-        return self._key(text, position)
-
-    def _key(self, text: str, position: int) -> int:
+    def _between(self, text: str, position: int) -> int:
+        """Between strings, numbers and literals: white space, and one other character."""
         position = _end(_SPACE_RUN, text, position)
         if position == len(text):
             return position
-        self._is_key, self._state = True, self._string
-        return position + 1 if text[position] == '"' else self._fail(position)
+        character, expects = text[position], self._expects
+        if expects in ("first key", "first value", ",") and character == self.missing[-1]:
+            self.missing.pop()
+            self._end_value(position + 1)
+        elif expects in (":", ","):
+            if character != expects:
+                return self._fail(position)
+            self._expects = "key" if expects == "," and self.missing[-1] == "}" else "value"
+        elif character == '"':
+            self._is_key, self._state = expects.endswith("key"), self._string
+        elif expects.endswith("key"):
+            return self._fail(position)
+        elif character in "{[":
+            if len(self.missing) == MAX_DEPTH:
+                return self._fail(position)
+            self.missing.append("}" if character == "{" else "]")
+            self._expects = "first key" if character == "{" else "first value"
+            self.valid_end = position + 1
+        else:
+            self._state = self._plain_value
+            return position
+        return position + 1
 
     def _string(self, text: str, position: int) -> int:
         position = _end(_PLAIN, text, position)
@@ -228,7 +224,7 @@ class JsonScanner:
         if text[position] != '"':
             return self._fail(position)
         if self._is_key:
-            self._state = self._colon
+            self._state, self._expects = self._between, ":"
         else:
             self._end_value(position + 1)
         return position + 1
@@ -250,13 +246,6 @@ class JsonScanner:
             self._state = self._string
         return position + 1
 
-    def _colon(self, text: str, position: int) -> int:
-        position = _end(_SPACE_RUN, text, position)
-        if position == len(text):
-            return position
-        self._state = self._value
-        return position + 1 if text[position] == ":" else self._fail(position)
-
     def _plain_value(self, text: str, position: int) -> int:
         """A number, true, false or null. It ends before the next other character."""
         end = min(_end(_WORD, text, position), position + MAX_NUMBER + 1 - len(self._word))
@@ -270,39 +259,136 @@ class JsonScanner:
             self._end_value(end)
         return end
 
-    def _next(self, text: str, position: int) -> int:
-        """After a value inside another one."""
-        position = _end(_SPACE_RUN, text, position)
-        if position == len(text):
-            return position
-        if text[position] == self._stack[-1]:
-            return self._close(position)
-        self._state = self._key if self._stack[-1] == "}" else self._value
-        return position + 1 if text[position] == "," else self._fail(position)
-
-    def _close(self, position: int) -> int:
-        self._stack.pop()
-        self._end_value(position + 1)
-        return position + 1
-
     def _end_value(self, position: int) -> None:
-        self.done = not self._stack
-        self._state = self._next
+        self.done = not self.missing
+        self._state, self._expects = self._between, ","
         self.valid_end = position
-
-    @property
-    def closing(self) -> str:
-        """The brackets that end the value after ``valid_end``."""
-        return "".join(reversed(self._stack))
 
 
 def completed_object(text: str) -> str:
     """Return the beginning of a JSON object as an object: without the value that is incomplete, and what follows it."""
     scanner = JsonScanner()
     scanner.feed(text)
-    return text[: scanner.valid_end] + scanner.closing or "{}"
+    return text[: scanner.valid_end] + "".join(reversed(scanner.missing)) or "{}"
 
 
 def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
     match = pattern.match(text, position)
     return position if match is None else match.end()
+
+
+class Content(NamedTuple):
+    """Text of the answer."""
+
+    text: str
+
+
+class Reasoning(NamedTuple):
+    """Text of the reasoning section."""
+
+    text: str
+
+
+Event = Content | Reasoning | ToolCallDelta
+
+
+MAX_HELD_SPACES: Final = 64
+"""Maximum length of the white space that is held back."""
+
+
+def call_id() -> str:
+    """Return a new id of a tool call, in OpenAI's form."""
+    return f"call_{uuid4().hex[:24]}"
+
+
+@final
+class Emitter:
+    """names: the tools that can be called. new_id: makes the ids of calls. trims: whether white space is dropped."""
+
+    def __init__(self, names: Collection[str] = (), new_id: Callable[[], str] = call_id, *, trims: bool = True) -> None:
+        self.names = names
+        self._new_id, self._trims = new_id, trims
+        self._events: list[Event] = []
+        self._skips_spaces = False  # at the start of a text after a marker
+        self._spaces = ""  # held back at the end of a text
+        self._gap = ""  # dropped after a text
+        self._joins = False  # whether the next text follows a marker
+        self._seen: set[type] = set()  # kinds of text so far
+        self._num_calls = 0
+        self.in_call = False  #: whether a call has started
+        self.has_arguments = False  #: whether its arguments are complete
+
+    def events(self) -> list[Event]:
+        """Return the events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def content(self, text: str) -> None:
+        """Add text of the answer."""
+        if text := self._trimmed(text):
+            self._events.append(Content(self._joined(Content, text)))
+
+    def reasoning(self, text: str) -> None:
+        """Add text of the reasoning."""
+        if text := self._trimmed(text):
+            self._events.append(Reasoning(self._joined(Reasoning, text)))
+
+    def marker(self) -> None:
+        """Drop the white space at the end of the text so far, and at the start of the text that follows."""
+        self._gap, self._spaces = self._spaces or self._gap, ""
+        self._skips_spaces = self._joins = self._trims
+
+    def start_call(self, name: str) -> bool:
+        """Start a call. Returns False if there is no such tool."""
+        if name not in self.names:
+            return False
+        self.marker()
+        self._events.append(ToolCallDelta(self._num_calls, self._new_id(), name))
+        self._num_calls += 1
+        self.in_call, self.has_arguments = True, False
+        return True
+
+    def arguments(self, text: str) -> None:
+        """Add text to the arguments of the call."""
+        self._events.append(ToolCallDelta(self._num_calls - 1, arguments=text))
+
+    def end_arguments(self) -> None:
+        """Say that the arguments of the call are complete."""
+        self.has_arguments = True
+
+    def end_call(self) -> None:
+        """End the call. It is incomplete if its arguments are."""
+        if not self.has_arguments:
+            self._events.append(ToolCallDelta(self._num_calls - 1, incomplete=True))
+        self.marker()
+        self.in_call = False
+
+    def not_a_call(self, raw: str) -> None:
+        """Add the text of an attempt to read a call: it is text of the answer."""
+        self._skips_spaces = False
+        self.content(raw)
+
+    def close(self, *, reasoning: bool = False) -> None:
+        """End the text. Its white space at the end is part of it."""
+        if self._spaces and not self._skips_spaces:
+            self._events.append(Reasoning(self._spaces) if reasoning else Content(self._spaces))
+        self._spaces = ""
+
+    def _joined(self, kind: type, text: str) -> str:
+        if self._joins and kind in self._seen:
+            text = (self._gap or "\n") + text
+        self._seen.add(kind)
+        self._gap, self._joins = "", False
+        return text
+
+    def _trimmed(self, text: str) -> str:
+        if not self._trims:
+            return text
+        if self._skips_spaces:
+            text = text.lstrip()
+            self._skips_spaces = not text
+        text = self._spaces + text
+        kept = text.rstrip()
+        start = max(len(kept), len(text) - MAX_HELD_SPACES)
+        self._spaces = text[start:]
+        return text[:start]

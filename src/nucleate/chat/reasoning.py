@@ -10,8 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, final
 
-from nucleate.chat.emitter import Emitter
-from nucleate.chat.reader import Parsing, Reader
+from nucleate.chat.reader import Emitter, Parsing, Reader
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.tokenization.tokenizer import Tokenizer

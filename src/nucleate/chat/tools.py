@@ -14,7 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from string import ascii_letters, digits
 from typing import Any, Final, Literal, Union
 
@@ -163,10 +163,6 @@ class ToolUse:
         if self.mode == "none":
             return ()
         return tuple(tool for tool in self.tools if self.callable_names is None or tool.name in self.callable_names)
-
-    def with_tools(self, tools: Sequence[Tool]) -> ToolUse:
-        """Return the same choice for other tools of the same names."""
-        return replace(self, tools=tuple(tools))
 
     @classmethod
     def read(cls, tools: Any, tool_choice: Any = None, parallel_tool_calls: Any = None) -> ToolUse:

@@ -20,7 +20,7 @@ from nucleate.cli.sampling_flags import add_sampling, parameter_flag, read_value
 from nucleate.engine.beam_params import BeamCompletion, BeamParams
 from nucleate.outputs import CompletionChunk, Validation, to_json, validation_text
 from nucleate.sampling_params import SamplingParams
-from nucleate.server.openai import beam_search
+from nucleate.server.openai import fields
 
 if TYPE_CHECKING:
     from nucleate.llm import LLM
@@ -49,7 +49,7 @@ FLAGS = (
 )
 BEAM_PARAMETERS = {
     name: BeamParams.PARAMETERS[name]
-    for name in ("num_beams", *beam_search.PARAMETER_FIELDS)
+    for name in ("num_beams", *fields.BEAM_PARAMETER_FIELDS)
     if name in BeamParams.PARAMETERS
 }
 """The parameters of beam search with a generated flag."""
@@ -168,8 +168,8 @@ def read_beams(arguments: argparse.Namespace, values: Mapping[str, Any]) -> Beam
         return None
     if "num_beams" not in given:
         raise UsageError(f"{next(iter(given))} needs --num-beams")
-    num_beams, body = given.pop("num_beams"), {**values, **given, beam_search.USE_BEAM_SEARCH: True}
-    return beam_search.read_beams(body, SamplingParams(**values), best_of=num_beams, stream=False, echo=False)
+    num_beams, body = given.pop("num_beams"), {**values, **given, fields.USE_BEAM_SEARCH: True}
+    return fields.read_beams(body, SamplingParams(**values), best_of=num_beams, stream=False, echo=False)
 
 
 def search_beams(llm: LLM, prompt: str, params: BeamParams, *, echo: str, as_json: bool) -> int:

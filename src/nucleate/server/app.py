@@ -1,31 +1,37 @@
-"""The ASGI application: routes, middleware and the informational endpoints."""
+"""The ASGI application: routes, middleware, and the endpoints that generate nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
 from nucleate import __version__
+from nucleate.chat.chat_format import NO_TOOLS
+from nucleate.chat.tools import ToolUse
 from nucleate.parameters.keywords import with_suggestions
+from nucleate.parameters.parameter import ParameterError
 from nucleate.server.access import ANY, APIKeyMiddleware, APIKeys, HostMiddleware
 from nucleate.server.chat_api import ChatAPI
-from nucleate.server.generation_endpoint import GenerationEndpoint
-from nucleate.server.inspector_routes import OPEN_ROUTES, InspectorRoutes
+from nucleate.server.generation_endpoint import GenerationEndpoint, answer
+from nucleate.server.inspector_routes import OPEN_ROUTES, InspectorRoutes, page_routes
 from nucleate.server.messages_api import COUNT_URL, MESSAGES, count_tokens
 from nucleate.server.metrics import Metrics
 from nucleate.server.ollama_api import CHAT_API, GENERATE_API, OllamaRoutes
 from nucleate.server.openai.endpoints import ENDPOINTS
-from nucleate.server.openapi_document import OPEN_PAGE_ROUTES, document, page_routes
+from nucleate.server.openai.fields import are_token_ids, invalid_value, present_fields, reject_deep_nesting
+from nucleate.server.openai.messages import DETOKENIZE, TEMPLATE_FIELDS, TOKENIZE, read_messages, read_template_options
+from nucleate.server.openapi_document import OPEN_PAGE_ROUTES, document, page_files
 from nucleate.server.request_context import IGNORED_FIELDS_HEADER, Handler, RequestContext, RequestMiddleware
 from nucleate.server.request_log import RequestLog
 from nucleate.server.responses_api import RESPONSES
 from nucleate.server.service import Service
-from nucleate.server.tokenize import TokenizeRoutes
+from nucleate.tokenization.chat_template import ChatTemplateOptions
 
 APIS: Sequence[ChatAPI] = (RESPONSES, MESSAGES, CHAT_API, GENERATE_API)
 
@@ -47,7 +53,7 @@ def application(
     front, such as "/llm".
     """
     metrics = Metrics(service.name, lambda: service.engine.stats)
-    info, text = InfoRoutes(service, bool(keys), root_path), TokenizeRoutes(service)
+    info = InfoRoutes(service, metrics, bool(keys), root_path)
     generation = {url: ("POST", GenerationEndpoint(url, service, metrics)) for url in ENDPOINTS}
     others = {api.url: ("POST", GenerationEndpoint(api.url, service, metrics, api)) for api in APIS}
     handlers: dict[str, tuple[str, Callable[[RequestContext], Awaitable[None]]]] = {
@@ -56,16 +62,16 @@ def application(
         COUNT_URL: ("POST", partial(count_tokens, service)),
         "/v1/models": ("GET", info.models),
         "/v1/models/{model:path}": ("GET", info.model),
-        "/tokenize": ("POST", text.tokenize),
-        "/detokenize": ("POST", text.detokenize),
-        "/tokenizer_info": ("GET", text.info),
+        "/tokenize": ("POST", partial(answer, service, known=TOKENIZE, make=info.tokenize)),
+        "/detokenize": ("POST", partial(answer, service, known=DETOKENIZE, make=info.detokenize)),
+        "/tokenizer_info": ("GET", info.tokenizer),
         "/health": ("GET", info.health),
         "/ping": ("GET POST", info.health),
         "/load": ("GET", info.load),
         "/version": ("GET", info.version),
-        "/metrics": ("GET", partial(_metrics, metrics)),
+        "/metrics": ("GET", info.metrics),
         "/openapi.json": ("GET", info.openapi),
-        **page_routes(),
+        **page_routes("/docs", "The API page", lambda name: page_files().get(name)),
         **OllamaRoutes(service).routes(),
         **InspectorRoutes(service, metrics, needs_key=bool(keys)).routes(),
     }
@@ -91,10 +97,10 @@ def application(
 
 
 class InfoRoutes:
-    """Endpoints that describe the server: models, health, version, OpenAPI document."""
+    """Endpoints that generate nothing: models, health, metrics, OpenAPI document; tokenization, as in vLLM."""
 
-    def __init__(self, service: Service, needs_key: bool, root_path: str) -> None:
-        self._service = service
+    def __init__(self, service: Service, metrics: Metrics, needs_key: bool, root_path: str) -> None:
+        self._service, self._metrics = service, metrics
         self._document = document(
             service.name,
             __version__,
@@ -131,7 +137,87 @@ class InfoRoutes:
     async def openapi(self, context: RequestContext) -> None:
         await context.reply(200, self._document)
 
+    async def metrics(self, context: RequestContext) -> None:
+        body, content_type = self._metrics.render()
+        await context.reply(200, body, content_type=content_type)
 
-async def _metrics(metrics: Metrics, context: RequestContext) -> None:
-    body, content_type = metrics.render()
-    await context.reply(200, body, content_type=content_type)
+    async def tokenizer(self, context: RequestContext) -> None:
+        tokenizer = self._service.llm.tokenizer
+        info = {
+            "tokenizer_class": tokenizer.config.get("tokenizer_class") or "PreTrainedTokenizerFast",
+            "vocab_size": self._service.vocab_size,
+            "max_model_len": self._service.max_model_len,
+            "eos_token_ids": sorted(tokenizer.eos_token_ids),
+            "bos_token_id": tokenizer.bos_token_id,
+            "chat_template": tokenizer.chat_template,
+        }
+        await context.reply(200, {**tokenizer.config, **tokenizer.special_tokens, **info})
+
+    def tokenize(self, body: Any) -> dict[str, Any]:
+        service, tokenizer, request = self._service, self._service.llm.tokenizer, read_tokenize(body)
+        service.check_model(request.model)
+        if request.messages is not None:
+            ids = service.llm.encode_chat(request.messages, request.template_options, request.tool_use)
+        else:
+            ids = tokenizer.encode(request.prompt or "", request.template_options.add_special_tokens)
+        strings = [tokenizer.pieces.tokens[token] for token in ids] if request.return_token_strs else None
+        return {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids, "token_strs": strings}
+
+    def detokenize(self, body: Any) -> dict[str, Any]:
+        service, request = self._service, read_detokenize(body)
+        service.check_model(request.model)
+        try:
+            return {"prompt": service.llm.tokenizer.decode(request.tokens, skip_special_tokens=False)}
+        except ValueError as error:
+            raise ParameterError("tokens", str(error)) from None
+
+
+@dataclass(frozen=True)
+class TokenizeRequest:
+    """A text or a chat to tokenize: one of the two is None."""
+
+    prompt: str | None
+    messages: Sequence[Mapping[str, Any]] | None
+    template_options: ChatTemplateOptions  #: for a text, only add_special_tokens matters
+    return_token_strs: bool = False  #: also return the tokens as strings
+    model: str | None = None
+    tool_use: ToolUse = NO_TOOLS
+
+
+class DetokenizeRequest(NamedTuple):
+    """Token ids to convert to text; none is negative."""
+
+    tokens: tuple[int, ...]
+    model: str | None = None
+
+
+@reject_deep_nesting
+def read_tokenize(body: Any) -> TokenizeRequest:
+    """Parse a body of ``/tokenize``. Raises ParameterError, which names the field."""
+    given = present_fields(body, TOKENIZE)
+    prompt, messages = given.get("prompt"), given.get("messages")
+    if (prompt is None) == (messages is None):
+        raise ParameterError("prompt", "prompt or messages must be set, but not both")
+    if prompt is not None:
+        for name in (*TEMPLATE_FIELDS, "tools"):
+            if name in given and name != "add_special_tokens":
+                raise ParameterError(name, f"{name} needs messages")
+        given = {"add_special_tokens": True, **given}
+    return TokenizeRequest(
+        prompt,
+        None if messages is None else read_messages(messages),
+        read_template_options(given),
+        given.get("return_token_strs", False),
+        given.get("model"),
+        ToolUse.read(given["tools"]) if "tools" in given else NO_TOOLS,
+    )
+
+
+@reject_deep_nesting
+def read_detokenize(body: Any) -> DetokenizeRequest:
+    """Parse a body of ``/detokenize``. Raises ParameterError, which names the field."""
+    given = present_fields(body, DETOKENIZE)
+    tokens = given.get("tokens")
+    if not isinstance(tokens, list) or not are_token_ids(tokens) or (tokens and min(tokens) < 0):
+        raise invalid_value("tokens", "a list of token ids", tokens)
+    return DetokenizeRequest(tuple(tokens), given.get("model"))

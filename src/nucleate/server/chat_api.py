@@ -1,27 +1,38 @@
-"""``ChatAPI``: another API for chats, whose requests become OpenAI's and whose responses are made from their chunks."""
+"""``ChatAPI``: another API for chats, whose requests become OpenAI's and whose responses are made from their chunks.
+
+``ChatEncoder`` makes the responses. ``ChatBlocks`` splits the chunks into blocks (reasoning, text, tool calls), one
+after another: OpenAI's chat completions have text and calls side by side, other APIs have them as a sequence.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import wraps
-from typing import Any
+from typing import Any, ClassVar, Literal, NamedTuple, final
 
-from nucleate.chat.messages import read_arguments
+from nucleate.chat.chat_format import read_arguments
+from nucleate.chat.reader import completed_object
+from nucleate.outputs import CompletionChunk, StepLogprobs, ToolCallDelta, Usage
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS
-from nucleate.server.chat_encoder import ChatEncoder, EncoderInput
 from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai.endpoints import LONG_NAMES_CHAT
-from nucleate.server.openai.fields import Value, invalid_value, reject_deep_nesting, unknown_field
+from nucleate.server.openai.fields import COMMON, Declared, Value, reject_deep_nesting
+from nucleate.server.openai.json_encoding import dumps
+from nucleate.server.openai.requests import ParsedRequest
 from nucleate.server.openai.response_format import RENAMED
+from nucleate.server.openai.responses import ResponseHead
+from nucleate.server.openai.streams import split_calls
+from nucleate.tokenization.tokenizer import Tokenizer
 
 WITHOUT_HINT = (re.compile(r'; set on_unsupported="ignore" to ignore it( \(.*\))?'), "")
 """Removes from errors what the API has no field for."""
-Generate = Callable[[bytes], Coroutine[Any, Any, None]]
 
-ENGINE_FIELDS = ("priority", "truncate_prompt_tokens", "truncation_side")
+ENGINE_FIELDS = {name: COMMON[name] for name in ("priority", "truncate_prompt_tokens", "truncation_side")}
 """Fields of completions that the other APIs have too, by the same names."""
 _UNUSED = ("n", "max_tokens", "logprobs", "prompt_logprobs")  # there is one output, and other fields set these
 
@@ -61,26 +72,21 @@ class ChatAPI:
             body, ignored = {**body, "options": options}, [*ignored, *(f"options.{name}" for name in names)]
         return body, ignored
 
-    def with_own_names(self, generate: Generate) -> Generate:
-        """Return a function like this one, whose errors name the fields of this API."""
-
-        async def renaming(data: bytes) -> None:
-            try:
-                await generate(data)
-            except (ParameterError, HTTPError) as error:
-                raise self.own_error(error) from None
-
-        return renaming
-
-    def own_error(self, error: ParameterError | HTTPError) -> Exception:
-        """Return an error that names the fields of this API."""
-        if isinstance(error, TranslationError):
-            return error
-        if isinstance(error, ParameterError):
-            return ParameterError(self._own(error.field), self._own_message(str(error)))
-        param = None if error.param is None else self._own(error.param)
-        message = self._own_message(error.message)
-        return HTTPError(error.status, message, code=error.code, param=param, kind=error.kind, headers=error.headers)
+    @contextmanager
+    def own_names(self) -> Iterator[None]:
+        """Within this context, errors name the fields of this API."""
+        try:
+            yield
+        except TranslationError:
+            raise
+        except ParameterError as error:
+            raise ParameterError(self._own(error.field), self._own_message(str(error))) from None
+        except HTTPError as error:
+            param = None if error.param is None else self._own(error.param)
+            message = self._own_message(error.message)
+            raise HTTPError(
+                error.status, message, code=error.code, param=param, kind=error.kind, headers=error.headers
+            ) from None
 
     def _own_message(self, message: str) -> str:
         text, got, value = message.partition(", got ")  # the value is the client's
@@ -105,9 +111,9 @@ def translator(read: Callable[[Any], Value]) -> Callable[[Any], Value]:
     return wrapper
 
 
-def sampling_fields(*without: str) -> frozenset[str]:
-    """Return the names of the sampling parameters that are fields of these APIs. without: those that are not."""
-    return frozenset(FIELDS).difference(_UNUSED, without)
+def sampling_fields(*without: str) -> dict[str, Declared]:
+    """Return the sampling parameters that are fields of these APIs. without: names of those that are not."""
+    return {name: parameter for name, parameter in FIELDS.items() if name not in (*_UNUSED, *without)}
 
 
 def renames(*pairs: tuple[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
@@ -123,43 +129,6 @@ def drop_unknown(body: Any, known: Collection[str]) -> tuple[Any, list[str]]:
     return {name: value for name, value in body.items() if name in known or name in RENAMED}, unknown
 
 
-def present_fields(body: Any, known: Collection[str], where: str = "", field: str = "") -> dict[str, Any]:
-    """Return the entries of an object that are not null. Raises ParameterError for an unknown one.
-
-    where: its place in the body; "": it is the body. field: the top-level field that it belongs to.
-    """
-    if not isinstance(body, Mapping):
-        raise invalid_value(where or "body", "an object" if where else "a JSON object", body, field)
-    for name, value in body.items():
-        if value is not None and name not in known:
-            error = unknown_field(name, known, where)
-            raise ParameterError(field, str(error)) if field else error
-    return {name: value for name, value in body.items() if value is not None}
-
-
-def read_list(value: Any, where: str, field: str = "") -> list[Any]:
-    """Return a value that must be a list. Raises ParameterError."""
-    if not isinstance(value, list):
-        raise invalid_value(where, "a list", value, field)
-    return value
-
-
-def read_text(given: Mapping[str, Any], name: str, where: str = "", field: str = "", default: str | None = None) -> str:
-    """Return a field that must be a string; one that must be set, unless there is a default. Raises ParameterError."""
-    value = given.get(name, default)
-    if not isinstance(value, str):
-        raise invalid_value(f"{where}.{name}" if where else name, "a string", value, field)
-    return value
-
-
-def read_name(given: Mapping[str, Any], name: str, where: str, field: str) -> str:
-    """Return a field that must be a non-empty string, such as an id. Raises ParameterError."""
-    value = given.get(name)
-    if not isinstance(value, str) or not value:
-        raise invalid_value(f"{where}.{name}", "a non-empty string", value, field)
-    return value
-
-
 def read_call(call_id: str, name: str, arguments: Any, where: str, field: str) -> dict[str, Any]:
     """Return a tool call of a message. where: the place of its arguments, an object or its JSON text."""
     try:
@@ -167,3 +136,209 @@ def read_call(call_id: str, name: str, arguments: Any, where: str, field: str) -
     except ParameterError as error:
         raise ParameterError(field, str(error)) from None
     return {"id": call_id, "function": function}
+
+
+@dataclass(eq=False, slots=True)
+class Block:
+    """A part of an output. incomplete: the call ends before its arguments do."""
+
+    kind: Literal["reasoning", "text", "call"]
+    index: int  #: among the blocks
+    call_index: int = -1
+    id: str = ""  #: of the call
+    name: str = ""  #: of the function
+    parts: list[str] = field(default_factory=list)
+    logprobs: list[StepLogprobs] = field(default_factory=list)  #: of the tokens of a text, if requested
+    incomplete: bool = False
+
+    @property
+    def text(self) -> str:
+        """The reasoning, the text, or the arguments of the call."""
+        return "".join(self.parts)
+
+    @property
+    def arguments(self) -> str:
+        """The arguments of the call as a JSON object: of an incomplete call, those that are complete."""
+        return completed_object(self.text) if self.incomplete else self.text
+
+
+class BlockEvent(NamedTuple):
+    """What happens to a block: "open", "add" or "close"."""
+
+    kind: Literal["open", "add", "close"]
+    block: Block
+    text: str = ""  #: what is added
+    logprobs: Sequence[StepLogprobs] = ()  #: of its tokens
+
+
+class ChatBlocks:
+    """The blocks of one output so far. last: its last chunk, once it has ended."""
+
+    def __init__(self) -> None:
+        self.all: list[Block] = []
+        self.last: CompletionChunk | None = None
+        self._current: Block | None = None
+        self._logprobs: list[StepLogprobs] = []  # of tokens whose text is held back
+
+    def is_cut(self, block: Block) -> bool:
+        """Whether a call is incomplete, or the output has ended within this block because of its length."""
+        if block.kind == "call":
+            return block.incomplete
+        return self.last is not None and self.last.finish_reason == "length" and block is self.all[-1]
+
+    def push(self, chunk: CompletionChunk) -> Iterator[BlockEvent]:
+        """Add a chunk."""
+        open_call, calls = split_calls(chunk.tool_calls)
+        for call in open_call:
+            yield from self._call(call)
+        if chunk.reasoning:
+            yield from self._add("reasoning", chunk.reasoning)
+        self._logprobs += chunk.logprobs or ()
+        if chunk.text:
+            logprobs, self._logprobs = self._logprobs, []
+            yield from self._add("text", chunk.text, logprobs)
+        elif chunk.reasoning or chunk.tool_calls:
+            self._logprobs = []
+        for call in calls:
+            yield from self._call(call)
+        if chunk.finish_reason is not None:
+            self.last = chunk
+            yield from self._close()
+
+    def _call(self, call: ToolCallDelta) -> Iterator[BlockEvent]:
+        current = self._current
+        if call.name is not None:
+            yield from self._open(Block("call", len(self.all), call.index, call.id or "", call.name))
+            current = self._current
+        if current is None or current.call_index != call.index:
+            current = next((block for block in self.all if block.call_index == call.index), None)
+        if current is None:
+            return
+        current.incomplete |= call.incomplete
+        if call.arguments:
+            current.parts.append(call.arguments)
+            yield BlockEvent("add", current, call.arguments)
+
+    def _add(
+        self, kind: Literal["reasoning", "text"], text: str, logprobs: Sequence[StepLogprobs] = ()
+    ) -> Iterator[BlockEvent]:
+        if self._current is None or self._current.kind != kind:
+            yield from self._open(Block(kind, len(self.all)))
+        block = self._current
+        if block is not None:
+            block.parts.append(text)
+            block.logprobs += logprobs
+            yield BlockEvent("add", block, text, logprobs)
+
+    def _open(self, block: Block) -> Iterator[BlockEvent]:
+        yield from self._close()
+        self._current = block
+        self.all.append(block)
+        yield BlockEvent("open", block)
+
+    def _close(self) -> Iterator[BlockEvent]:
+        if self._current is not None:
+            block, self._current = self._current, None
+            yield BlockEvent("close", block)
+
+
+EVENT_STREAM = "text/event-stream; charset=utf-8"
+
+
+class Timing(NamedTuple):
+    """Seconds since the request arrived: until now, and until the first token."""
+
+    total: float
+    first_token: float
+
+
+@dataclass(frozen=True)
+class EncoderInput:
+    """What an encoder needs to know of a request. timing: returns the times so far."""
+
+    head: ResponseHead
+    request: ParsedRequest
+    prompt_tokens: int
+    tokenizer: Tokenizer
+    timing: Callable[[], Timing]
+
+
+class ChatEncoder(ABC):
+    """The response to one request with one output, as a stream or as a whole; both from the same blocks."""
+
+    content_type: ClassVar[str] = EVENT_STREAM
+
+    def __init__(self, given: EncoderInput) -> None:
+        self.given = given
+        self.blocks = ChatBlocks()
+        self._started = False
+
+    @abstractmethod
+    def body(self, usage: Usage) -> Iterator[str]:
+        """Yield the JSON of a whole response in parts. The blocks are complete."""
+
+    @abstractmethod
+    def error(self, error: HTTPError) -> bytes:
+        """Return the last frame of a stream that fails."""
+
+    @abstractmethod
+    def _start(self) -> str:
+        """Return the first frames of a stream."""
+
+    @abstractmethod
+    def _event(self, event: BlockEvent) -> str:
+        """Return the frames of an event."""
+
+    @abstractmethod
+    def _end(self, usage: Usage) -> str:
+        """Return the last frames of a stream."""
+
+    @abstractmethod
+    def _idle(self) -> str:
+        """Return a frame without content, which keeps the connection open."""
+
+    @final
+    def frames(self, prompt: int, chunks: Sequence[CompletionChunk]) -> bytes:
+        """Return the frames for new chunks. prompt: 0, because there is one."""
+        made = [self._begin(), *(self._event(event) for chunk in chunks for event in self.blocks.push(chunk))]
+        return "".join(made).encode()
+
+    @final
+    def keep_alive(self) -> bytes:
+        """Return what is sent while there is no new text."""
+        return (self._begin() + self._idle()).encode()
+
+    @final
+    def end(self, usage: Usage) -> bytes:
+        """Return the end of a complete stream."""
+        return (self._begin() + self._end(usage)).encode()
+
+    @final
+    def whole(self, chunks: Iterable[CompletionChunk], usage: Usage) -> Iterator[str]:
+        """Yield the JSON of the response for all chunks, in parts."""
+        for chunk in chunks:
+            for _ in self.blocks.push(chunk):
+                pass
+        return self.body(usage)
+
+    @final
+    def has_large_frame(self, chunks: Iterable[CompletionChunk]) -> bool:
+        """Whether frames may be large, because all logprobs are repeated at the end."""
+        return self.given.request.returns_logprobs
+
+    @final
+    def _begin(self) -> str:
+        if self._started:
+            return ""
+        self._started = True
+        return self._start()
+
+
+def with_json(body: Mapping[str, Any], name: str, text: str) -> str:
+    """Return the JSON of an object with one more field, whose value is JSON already."""
+    return f"{dumps(body)[:-1]},{dumps(name)}:{text}}}"
+
+
+def event_frame(kind: str, body: Mapping[str, Any]) -> str:
+    """Return a server-sent event with a name."""
+    return f"event: {kind}\ndata: {dumps(body)}\n\n"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -13,36 +13,33 @@ from time import perf_counter
 from typing import Any
 
 from nucleate.chat.output_parser import ChunkParser
+from nucleate.engine.beam_scheduler import ValidatedBeamRequest
+from nucleate.engine.request import ValidatedRequest
 from nucleate.outputs import Completion, CompletionChunk, EngineOutput, FinishReason, Usage
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.chat_api import ChatAPI
-from nucleate.server.chat_encoder import ChatEncoder, EncoderInput
-from nucleate.server.generation_call import GenerationCall
+from nucleate.server.chat_api import ChatAPI, ChatEncoder, EncoderInput, drop_unknown
 from nucleate.server.http_errors import (
     HTTPError,
     generation_failed,
-    http_error,
-    internal_error,
     shutting_down,
     timed_out,
 )
 from nucleate.server.metrics import Metrics
 from nucleate.server.openai.json_encoding import json_parts, paced, pieces
-from nucleate.server.openai.logprobs import JSON
 from nucleate.server.openai.responses import chat_body, completion_body, failure_message, total_usage
-from nucleate.server.openai.streams import ChatStream, CompletionStream, ResponseStream, error_frame
+from nucleate.server.openai.streams import ChatStream, CompletionStream, ResponseStream
 from nucleate.server.request_context import RequestContext
-from nucleate.server.service import WORKER_THREADS, Service
+from nucleate.server.service import WORKER_THREADS, GenerationCall, Service
 
 Batch = list[tuple[int, EngineOutput]]
 """New outputs, each with the index of its prompt."""
 
 
 class OutputRecorder:
-    """Records the engine outputs of a request in metrics and log, and detects failures.
+    """Parses the engine outputs of a request, records them in metrics and log, and detects failures.
 
-    release: frees the queue slots of a prompt. sequences: per prompt. structured_field: the body field with the
-    structured-output constraint, if there is one.
+    release: frees the queue slots of a prompt. sequences: of each prompt. structured_field: the body field with the
+    structured-output constraint, if there is one. parser: of the chunks of a chat.
     """
 
     def __init__(
@@ -51,20 +48,23 @@ class OutputRecorder:
         metrics: Metrics,
         release: Callable[[int], None],
         service: Service,
-        prompts: int,
-        sequences: int,
+        sequences: Sequence[int],
         structured_field: str | None,
+        parser: ChunkParser | None,
     ) -> None:
-        self.cached_tokens = [0] * prompts  #: prompt tokens from the prefix cache, by prompt
-        self.usage = Usage(0, 0)
+        self.cached_tokens = [0] * len(sequences)  #: prompt tokens from the prefix cache, by prompt
+        self._usage = Usage(0, 0)
         self._log, self._start, self._metrics = context.log, context.start_time, metrics
-        self._release, self._service, self._structured_field = release, service, structured_field
+        self._release, self._service = release, service
+        self._structured_field, self._parser = structured_field, parser
         self._last_token_times: dict[tuple[int, int], float] = {}  # by prompt and index of the output
-        self._unfinished = dict.fromkeys(range(prompts), sequences)  # by prompt
+        self._unfinished = dict(enumerate(sequences))  # by prompt
 
     def record(self, batch: Batch) -> tuple[Batch, HTTPError | None]:
         """Record outputs. Returns all of them and None; or those before the first failed one, and its error."""
-        now, last = perf_counter(), self._last_token_times
+        parser, now, last = self._parser, perf_counter(), self._last_token_times
+        if parser is not None:
+            batch = [(prompt, output._replace(chunk=parser.parse(output.chunk))) for prompt, output in batch]
         for number, (prompt, output) in enumerate(batch):
             chunk = output.chunk
             key = prompt, chunk.index
@@ -80,12 +80,18 @@ class OutputRecorder:
                 if failure is not None:
                     return batch[:number], failure
             if output.usage is not None:
-                self.usage = total_usage([self.usage, output.usage])
+                self._usage = total_usage([self._usage, output.usage])
                 self.cached_tokens[prompt] = output.usage.cached_tokens
                 self._log.completion_tokens += output.usage.completion_tokens
                 self._release(prompt)
                 del self._unfinished[prompt]
         return batch, None
+
+    @property
+    def usage(self) -> Usage:
+        """The usage of the prompts that are complete."""
+        reasoning = 0 if self._parser is None else self._parser.reasoning_tokens
+        return replace(self._usage, reasoning_tokens=reasoning)
 
     def record_aborted(self) -> None:
         """Record the sequences that did not finish, because the client disconnected or another one failed."""
@@ -103,13 +109,41 @@ class OutputRecorder:
 
 KEEP_ALIVE_SECONDS = 15.0
 """Interval of keep-alive comments in a stream without new text: otherwise proxies may close the connection."""
-ERROR_FRAME_TIMEOUT_SECONDS = 1.0
-"""Maximum time to send the error frame that ends a stream, if the client does not read."""
 PARSED_AT_A_TIME = 2 * WORKER_THREADS
 """Requests of an endpoint that are parsed at a time: in a burst, the others wait before they take worker threads."""
 
-Batches = AsyncGenerator[Batch]
 Encoder = ResponseStream | ChatEncoder
+
+
+@asynccontextmanager
+async def running(
+    context: RequestContext,
+    service: Service,
+    metrics: Metrics,
+    requests: Sequence[ValidatedRequest | ValidatedBeamRequest],
+    structured_field: str | None,
+    parser: ChunkParser | None = None,
+) -> AsyncIterator[tuple[AsyncGenerator[Batch], OutputRecorder]]:
+    """Run requests. Yields the batches of their outputs, and the recorder for them. Raises HTTPError."""
+    counts = [_sequences(request) for request in requests]
+    with service.queue_slots([running for running, _ in counts]) as release:
+        stream = service.engine.generate_all(requests, heartbeat_seconds=KEEP_ALIVE_SECONDS)
+        async with aclosing(stream) as batches:
+            finishing = [finishing for _, finishing in counts]
+            recorder = OutputRecorder(context, metrics, release, service, finishing, structured_field, parser)
+            try:
+                yield batches, recorder
+            finally:
+                recorder.record_aborted()
+
+
+def _sequences(request: ValidatedRequest | ValidatedBeamRequest) -> tuple[int, int]:
+    """Return how many sequences a request runs, with its companions, and how many of them finish."""
+    if isinstance(request, ValidatedBeamRequest):
+        params = request.request.params
+        return params.num_beams, params.num_return_sequences or params.num_beams
+    n = request.request.params.n
+    return n * (1 if request.companion is None else 2), n
 
 
 class GenerationEndpoint:
@@ -120,49 +154,38 @@ class GenerationEndpoint:
         self._parsing = asyncio.Semaphore(PARSED_AT_A_TIME)
 
     async def __call__(self, context: RequestContext) -> None:
-        """Handle a request within its timeout. Errors after the start of a stream end the stream instead of raising."""
-        generate = partial(self._generate, context)
-        await handle_request(
-            self._service, context, generate if self._api is None else self._api.with_own_names(generate)
-        )
+        """Handle a request within its timeout."""
+
+        async def generate(data: bytes) -> None:
+            with nullcontext() if self._api is None else self._api.own_names():
+                await self._generate(context, data)
+
+        await handle_request(self._service, context, generate)
 
     async def _generate(self, context: RequestContext, data: bytes) -> None:
         service, log = self._service, context.log
         try:
             async with self._parsing:
                 call, stream = await service.run_in_thread(partial(self._parse, context, data))
-            if call.structured_output_kind is not None:
+            if call.constraint is not None:
                 call = await service.run_in_thread(partial(service.prepare, call), compiling=True)
         except ParameterError as error:
             self._metrics.count_rejected(error.field)
             raise
-        if call.structured_output_kind is not None:
-            log.structured_outputs = call.structured_output_kind
-            self._metrics.count_structured_output(call.structured_output_kind)
+        field = None
+        if call.constraint is not None:
+            log.structured_outputs, field = call.constraint
+            self._metrics.count_structured_output(log.structured_outputs)
         context.report_ignored_fields(call.parsed.ignored_fields)
         log.stream, log.prompt = call.parsed.stream, call.parsed.messages or call.parsed.prompts
         log.prompt_tokens = sum(map(len, call.prompt_token_ids))
         self._metrics.count_prompt_tokens(log.prompt_tokens)
-        with service.queue_slots(call.sequence_counts) as release:
-            async with aclosing(
-                service.engine.generate_all(call.prepared, heartbeat_seconds=KEEP_ALIVE_SECONDS)
-            ) as batches:
-                recorder = OutputRecorder(
-                    context,
-                    self._metrics,
-                    release,
-                    service,
-                    len(call.prepared),
-                    call.sequences_per_prompt,
-                    call.structured_output_field,
-                )
-                try:
-                    if call.parsed.stream and stream is not None:
-                        await self._stream(context, call, stream, batches, recorder)
-                    else:
-                        await self._respond(context, call, stream, batches, recorder)
-                finally:
-                    recorder.record_aborted()
+        parser = call.chunk_parser()
+        async with running(context, service, self._metrics, call.prepared, field, parser) as (batches, recorder):
+            if call.parsed.stream and stream is not None:
+                await self._stream(context, stream, batches, recorder)
+            else:
+                await self._respond(context, call, stream, batches, recorder)
 
     def _parse(self, context: RequestContext, data: bytes) -> tuple[GenerationCall, Encoder | None]:
         """Parse a body. Runs on a worker thread, because it may take long."""
@@ -182,66 +205,51 @@ class GenerationEndpoint:
         context: RequestContext,
         call: GenerationCall,
         encoder: Encoder | None,
-        batches: Batches,
+        batches: AsyncGenerator[Batch],
         recorder: OutputRecorder,
     ) -> None:
         chunks: list[list[CompletionChunk]] = [[] for _ in call.prepared]
-        parser = call.chunk_parser()
         async for batch in batches:
-            if parser is not None:
-                batch = _parsed(batch, parser)
-            _, failure = recorder.record(batch)
+            outputs, failure = recorder.record(batch)
             if failure is not None:
                 raise failure
-            for prompt, output in batch:
+            for prompt, output in outputs:
                 chunks[prompt].append(output.chunk)
         if isinstance(encoder, ChatEncoder):
-            make = partial(encoder.whole, chunks[0], _usage(recorder, parser))
+            make = partial(encoder.whole, chunks[0], recorder.usage)
         else:
-            make = partial(self._parts, call, chunks, recorder.cached_tokens)
+            make = partial(self._body, call, chunks, recorder.cached_tokens)
         await context.reply_in_pieces(self._made_pieces(make, chunks))
 
     async def _made_pieces(
         self, make: Callable[[], Iterator[str]], chunks: Sequence[list[CompletionChunk]]
     ) -> AsyncIterator[bytes]:
         """Yield the pieces of the response body, made on a worker thread without a time limit: the work is done."""
-        made = self._pieces(make, chunks)
+
+        def all_pieces() -> Iterator[bytes]:
+            yield from pieces(paced(make()))
+            for own in chunks:
+                while own:  # one by one: to free a million objects at once would hold the GIL for 100 ms
+                    own.pop()
+
+        made = all_pieces()
         while (piece := await self._service.run_in_thread(partial(next, made, None), has_timeout=False)) is not None:
             yield piece
 
-    def _pieces(self, make: Callable[[], Iterator[str]], chunks: Sequence[list[CompletionChunk]]) -> Iterator[bytes]:
-        yield from pieces(paced(make()))
-        for own in chunks:
-            while own:  # one by one: to free a million objects at once would hold the GIL for 100 ms
-                own.pop()
-
-    def _parts(
-        self, call: GenerationCall, chunks: Sequence[Sequence[CompletionChunk]], cached_tokens: Sequence[int]
-    ) -> Iterator[str]:
-        return json_parts(self._body(call, chunks, cached_tokens))
-
     def _body(
         self, call: GenerationCall, chunks: Sequence[Sequence[CompletionChunk]], cached_tokens: Sequence[int]
-    ) -> JSON:
+    ) -> Iterator[str]:
         tokenizer = self._service.llm.tokenizer
         parts = zip(call.prompt_token_ids, chunks, cached_tokens, strict=True)
         completions = [Completion.from_chunks(ids, own, cached_tokens=cached) for ids, own, cached in parts]
         if call.parsed.messages is not None:
-            return chat_body(call.head, call.parsed, completions[0], tokenizer, iter)
-        return completion_body(call.head, call.parsed, completions, tokenizer, iter)
+            return json_parts(chat_body(call.head, call.parsed, completions[0], tokenizer, iter))
+        return json_parts(completion_body(call.head, call.parsed, completions, tokenizer, iter))
 
     async def _stream(
-        self,
-        context: RequestContext,
-        call: GenerationCall,
-        stream: Encoder,
-        batches: Batches,
-        recorder: OutputRecorder,
+        self, context: RequestContext, stream: Encoder, batches: AsyncGenerator[Batch], recorder: OutputRecorder
     ) -> None:
-        parser = call.chunk_parser()
         async for batch in batches:
-            if parser is not None:
-                batch = _parsed(batch, parser)
             outputs, failure = recorder.record(batch)
             if stream.has_large_frame(output.chunk for _, output in outputs):
                 frames = await self._service.run_in_thread(partial(_frames, stream, outputs), has_timeout=False)
@@ -253,9 +261,9 @@ class GenerationEndpoint:
             if failure is not None:
                 raise failure
         if stream.has_large_frame(()):
-            end = await self._service.run_in_thread(partial(stream.end, _usage(recorder, parser)), has_timeout=False)
+            end = await self._service.run_in_thread(partial(stream.end, recorder.usage), has_timeout=False)
         else:
-            end = stream.end(_usage(recorder, parser))
+            end = stream.end(recorder.usage)
         await _start(context, stream)  # an empty output may have no frame before the last one
         await context.write(end, last=True)
 
@@ -265,15 +273,6 @@ async def _start(context: RequestContext, stream: Encoder) -> None:
     if not context.status:
         context.error_frame = stream.error
         await context.start_response(200, content_type=stream.content_type)
-
-
-def _usage(recorder: OutputRecorder, parser: ChunkParser | None) -> Usage:
-    usage = recorder.usage
-    return usage if parser is None else replace(usage, reasoning_tokens=parser.reasoning_tokens)
-
-
-def _parsed(batch: Batch, parser: ChunkParser) -> Batch:
-    return [(prompt, output._replace(chunk=parser.parse(output.chunk))) for prompt, output in batch]
 
 
 def _frames(stream: Encoder, outputs: Batch) -> bytes:
@@ -288,28 +287,26 @@ async def handle_request(
     service: Service, context: RequestContext, generate: Callable[[bytes], Coroutine[Any, Any, None]]
 ) -> None:
     """Read the body of a generation request and handle it within its timeout. generate: gets the body."""
-    limits = service.limits
+    seconds = service.limits.request_timeout_seconds
     with service.request_slot():
         try:
-            async with asyncio.timeout(limits.request_timeout_seconds):
-                data = await context.body(limits.max_request_body_bytes)
+            async with asyncio.timeout(seconds):
+                data = await context.body(service.limits.max_request_body_bytes)
                 await context.until_disconnect(generate(data))
         except TimeoutError:
-            await _end_with_error(context, timed_out("The request", limits.request_timeout_seconds))
-        except Exception as error:  # noqa: BLE001  # a stream that has started always gets an end
-            await _end_with_error(context, http_error(error) or error)
+            raise timed_out("The request", seconds) from None
 
 
-async def _end_with_error(context: RequestContext, error: Exception) -> None:
-    """Raise the error; if a stream has started, send it as its last frame instead."""
-    if not context.status or not context.log.stream:
-        raise error
-    context.error = error if isinstance(error, HTTPError) else internal_error(context.id)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(ERROR_FRAME_TIMEOUT_SECONDS):
-            frame = (
-                error_frame(context.error.body) if context.error_frame is None else context.error_frame(context.error)
-            )
-            await context.write(frame, last=True)
-    if context.error is not error:
-        raise error
+async def answer(service: Service, context: RequestContext, known: Collection[str], make: Callable[[Any], Any]) -> None:
+    """Answer a request that generates nothing. make: gets the decoded body, on a worker thread. known: its fields."""
+
+    def work(data: bytes) -> Any:
+        body = service.decode_body(data)
+        if service.options.ignore_unknown_fields:
+            body, ignored = drop_unknown(body, known)
+            context.report_ignored_fields(ignored)
+        return make(body)
+
+    with service.request_slot():
+        data = await context.body(service.limits.max_request_body_bytes)
+        await context.reply(200, await service.run_in_thread(partial(work, data)))

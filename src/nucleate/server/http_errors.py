@@ -5,13 +5,12 @@ The body of a response has the format of its path: OpenAI's, Anthropic's or Olla
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from nucleate.engine.async_engine import EngineStoppedError
 from nucleate.models.protocol import ModelError
-from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stages import STAGES
 from nucleate.server.openai.responses import error_body
@@ -57,22 +56,6 @@ def unavailable(message: str, code: str, kind: ErrorKind = "queue_full") -> HTTP
     return HTTPError(503, message, code=code, kind=kind, headers=RETRY)
 
 
-def too_many_requests(most: int) -> HTTPError:
-    """Too many requests are in flight."""
-    return unavailable(
-        f"Server is at capacity: {most} requests are in flight. Retry after 1 s.", code="too_many_requests"
-    )
-
-
-def queue_full(count: int, running: int, queued: int, most: int) -> HTTPError:
-    """The sequences of a request, ``count``, do not fit: at most ``most`` are running or queued."""
-    own = "1 sequence" if count == 1 else f"{count} sequences"
-    now = f"{running} are running and {queued} queued, of at most {most}"
-    return unavailable(
-        f"Server is at capacity: the request needs {own}, but {now}. Retry after 1 s.", code="queue_full"
-    )
-
-
 def shutting_down() -> HTTPError:
     """The server shuts down."""
     return unavailable("Server is shutting down.", "shutting_down", "shutdown")
@@ -98,36 +81,11 @@ def generation_failed(reason: str, format_field: str | None = None) -> HTTPError
     if reason.startswith("stop_regex "):
         return HTTPError(400, reason, param="stop_regex")
     if reason.startswith("invalid logits: ") and (" after " in reason or " must be " in reason):
-        field = _stage_field(reason)
+        stage = STAGES.get(reason.partition(" after ")[2])
+        named = [one.name for one in stage.parameters.values() if one.public] if stage else []
+        field = named[0] if named else None
         return HTTPError(400, reason if field is None else f"{field}: {reason}", param=field)
     return HTTPError(500, f"Generation failed: {reason}", code="generation_failed", kind="model")
-
-
-def _stage_field(reason: str) -> str | None:
-    """Return the first parameter of the stage that a reason names."""
-    stage = STAGES.get(reason.partition(" after ")[2])
-    return None if stage is None else next((one.name for one in stage.parameters.values() if one.public), None)
-
-
-def too_long(field: str, count: int, context_length: int) -> HTTPError:
-    """The prompt fills the context. Clients recognize the code, or words of OpenAI's and Anthropic's messages."""
-    limit = f"This model's maximum context length is {context_length} tokens for prompt and completion"
-    message = f"{limit}, but the prompt is too long: {count} tokens."
-    return HTTPError(400, message, code="context_length_exceeded", param=field)
-
-
-def too_many_tokens(field: str, max_tokens: int, count: int, context_length: int) -> HTTPError:
-    """The request sets more output tokens than the context has room for after the prompt."""
-    limit = f"This model's maximum context length is {context_length} tokens for prompt and completion"
-    message = f"{limit}, but the prompt has {count} tokens and {field} is {max_tokens}."
-    hint = f"Set {field} to at most {context_length - count}."
-    return HTTPError(400, f"{message} {hint}", code="context_length_exceeded", param=field)
-
-
-def model_not_found(model: str, served: Sequence[str]) -> HTTPError:
-    """The request names another model than the served one. served: its names."""
-    message = f"The model {shown(model)} does not exist. This server serves {' or '.join(map(shown, served))}."
-    return HTTPError(404, message, code="model_not_found", param="model")
 
 
 def http_error(error: BaseException) -> HTTPError | None:

@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
 from functools import partial
 from hashlib import sha256
 from typing import Any, Final
@@ -15,10 +14,10 @@ from nucleate.inspector.page import compressed_inspector_file, inspector_file
 from nucleate.inspector.session import Inspector, OutputEvents
 from nucleate.inspector.store import InspectionStore, InspectorError
 from nucleate.outputs import CompletionChunk, Usage
-from nucleate.server.generation_endpoint import KEEP_ALIVE_SECONDS, Batch, OutputRecorder, handle_request
+from nucleate.server.generation_endpoint import Batch, OutputRecorder, handle_request, running
 from nucleate.server.http_errors import HTTPError, unavailable
 from nucleate.server.metrics import Metrics
-from nucleate.server.openai.streams import KEEP_ALIVE
+from nucleate.server.openai.streams import KEEP_ALIVE, error_frame
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import Service
 
@@ -36,6 +35,37 @@ MAX_QUESTIONS: Final = 32
 FRAME_SECONDS: Final = 0.02
 """Pause after each frame of a stream. The tokens of this time come together, which costs other requests less."""
 STATUS: Final = {"run_not_found": 404, "step_not_stored": 410}
+
+
+Routes = dict[str, tuple[str, Callable[[RequestContext], Any]]]
+"""Handlers with their method, by path."""
+
+
+def page_routes(
+    path: str,
+    title: str,
+    find: Callable[[str], tuple[bytes, str] | None],
+    compressed: Callable[[str], bytes] | None = None,
+) -> Routes:
+    """Return the routes of a page and its files. find: returns the content and the type of a file; None: no such file.
+
+    compressed: returns the content of a file for clients that accept gzip.
+    """
+
+    async def send(context: RequestContext) -> None:
+        name = context.scope["path_params"].get("file", "index.html")
+        found = find(name)
+        if found is None:
+            raise HTTPError(404, f"{title} has no file {name[:60]!r}.")
+        content, content_type = found
+        headers = dict(HEADERS)
+        if compressed is not None:
+            headers["vary"] = "accept-encoding"
+            if _accepts_gzip(context):
+                content, headers["content-encoding"] = compressed(name), "gzip"
+        await context.reply(200, content, headers, content_type)
+
+    return {path: ("GET", send), f"{path}/{{file}}": ("GET", send)}
 
 
 class InspectorRoutes:
@@ -59,34 +89,17 @@ class InspectorRoutes:
         """Whether the server has an inspector."""
         return self._service.limits.max_inspector_bytes > 0
 
-    def routes(self) -> dict[str, tuple[str, Callable[[RequestContext], Any]]]:
+    def routes(self) -> Routes:
         """The handlers with their method, by path."""
         if not self.available:
             return {}
         return {
-            "/inspector": ("GET", self.page),
             "/inspector/api/settings": ("GET", self.settings),
             "/inspector/api/generate": ("POST", self.generate),
             "/inspector/api/trace": ("POST", partial(self._answer, self._inspector.trace)),
             "/inspector/api/draws": ("POST", partial(self._answer, self._inspector.draws)),
-            "/inspector/{file}": ("GET", self.file),
+            **page_routes("/inspector", "The inspector", inspector_file, compressed_inspector_file),
         }
-
-    async def page(self, context: RequestContext) -> None:
-        await self._send_file(context, "index.html")
-
-    async def file(self, context: RequestContext) -> None:
-        await self._send_file(context, context.scope["path_params"]["file"])
-
-    async def _send_file(self, context: RequestContext, name: str) -> None:
-        found = inspector_file(name)
-        if found is None:
-            raise HTTPError(404, f"The inspector has no file {name[:60]!r}.")
-        content, content_type = found
-        headers = HEADERS | {"vary": "accept-encoding"}
-        if _accepts_gzip(context):
-            content, headers["content-encoding"] = compressed_inspector_file(name), "gzip"
-        await context.reply(200, content, headers, content_type)
 
     async def settings(self, context: RequestContext) -> None:
         self._check_watermark()
@@ -110,17 +123,12 @@ class InspectorRoutes:
         log.stream, log.prompt, log.prompt_tokens = True, run.prompt or run.messages, len(run.prompt_ids)
         self._metrics.count_prompt_tokens(log.prompt_tokens)
         spec = run.params.structured_outputs
-        counts, field = [1 + (validated.companion is not None)], None if spec is None else "params"
-        with service.queue_slots(counts) as release:
-            stream = service.engine.generate_all([validated], heartbeat_seconds=KEEP_ALIVE_SECONDS)
-            async with aclosing(stream) as batches:
-                recorder = OutputRecorder(context, self._metrics, release, service, 1, 1, field)
-                try:
-                    await context.start_response(200, HEADERS)
-                    await context.write(_frame(event))
-                    await self._stream(context, OutputEvents(self._inspector, run), batches, recorder)
-                finally:
-                    recorder.record_aborted()
+        field = None if spec is None else "params"
+        async with running(context, service, self._metrics, [validated], field) as (batches, recorder):
+            context.error_frame = lambda error: error_frame(error.body)
+            await context.start_response(200, HEADERS)
+            await context.write(_frame(event))
+            await self._stream(context, OutputEvents(self._inspector, run), batches, recorder)
 
     async def _stream(
         self,

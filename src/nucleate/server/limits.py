@@ -32,6 +32,10 @@ MAX_LOGPROBS_PER_RESPONSE = 2**19
 """Maximum logprobs and echoed tokens in one response: about 64 MiB, as a logprob takes up to 128 bytes of JSON."""
 
 
+def _count(help: str, default: int | None, low: int = 1, high: int = MAX_INT) -> Any:
+    return param(help, default=default, low=low, high=high)
+
+
 @with_suggestions
 @with_parameters
 class ServerLimits:
@@ -39,54 +43,37 @@ class ServerLimits:
 
     PARAMETERS: ClassVar[dict[str, Parameter]]
 
-    max_request_body_bytes: int = param(
-        "Maximum size of a request body, in bytes.", default=4 * 2**20, low=1024, high=MAX_INT
+    max_request_body_bytes: int = _count("Maximum size of a request body, in bytes.", 4 * 2**20, low=1024)
+    max_completion_tokens: int | None = _count(
+        "Maximum number of tokens per choice, also for requests without max_tokens. none: the context length.", None
     )
-    max_completion_tokens: int | None = param(
-        "Maximum number of tokens per choice, also for requests without max_tokens. none: the context length.",
-        default=None,
-        low=1,
-        high=MAX_INT,
+    max_choices_per_request: int = _count(
+        "Maximum number of choices per request: n or best_of, times the number of prompts.", 512
     )
-    max_choices_per_request: int = param(
-        "Maximum number of choices per request: n or best_of, times the number of prompts.",
-        default=512,
-        low=1,
-        high=MAX_INT,
-    )
-    max_logprobs: int = param(
+    max_logprobs: int = _count(
         "Maximum number of top logprobs per token in a response. -1: no limit, and requests may set -1, for all.",
-        default=20,
+        20,
         low=-1,
-        high=MAX_INT,
     )
-    max_queued_seqs: int = param(
-        "Maximum number of sequences in the queue. Further requests get status 503.", default=256, low=0, high=MAX_INT
+    max_queued_seqs: int = _count(
+        "Maximum number of sequences in the queue. Further requests get status 503.", 256, low=0
     )
-    max_concurrent_requests: int = param(
-        "Maximum number of requests in flight, running or queued. Further requests get status 503.",
-        default=512,
-        low=1,
-        high=MAX_INT,
+    max_concurrent_requests: int = _count(
+        "Maximum number of requests in flight, running or queued. Further requests get status 503.", 512
     )
-    max_connections: int = param(
-        "Maximum number of open connections. Further connections get status 503.", default=2048, low=1, high=MAX_INT
-    )
+    max_connections: int = _count("Maximum number of open connections. Further connections get status 503.", 2048)
     request_timeout_seconds: float = param(
         "Maximum duration of a request, in seconds. Later it ends with status 504.",
         default=600.0,
         low=0.0,
         open_low=True,
     )
-    keep_alive_seconds: int = param(
-        "Close idle keep-alive connections after this many seconds. Set it above the timeout of a proxy in front.",
-        default=65,
-        low=1,
-        high=MAX_INT,
+    keep_alive_seconds: int = _count(
+        "Close idle keep-alive connections after this many seconds. Set it above the timeout of a proxy in front.", 65
     )
-    max_inspector_bytes: int = param(
+    max_inspector_bytes: int = _count(
         "Maximum size of the logits that the inspector (/inspector) keeps, in bytes. 0: no inspector.",
-        default=256 * 2**20,
+        256 * 2**20,
         low=0,
         high=2**40,
     )

@@ -14,25 +14,14 @@ from nucleate.chat.reasoning import effort_variables
 from nucleate.outputs import CompletionChunk, Usage
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.chat_api import (
-    ENGINE_FIELDS,
-    WITHOUT_HINT,
-    ChatAPI,
-    Translation,
-    present_fields,
-    read_call,
-    read_list,
-    read_name,
-    read_text,
-    renames,
-    sampling_fields,
-    translator,
-)
-from nucleate.server.chat_encoder import Block, BlockEvent, ChatEncoder, EncoderInput, event_frame, with_json
+from nucleate.sampling_params import FIELDS
+from nucleate.server import chat_api
+from nucleate.server.generation_endpoint import answer
 from nucleate.server.http_errors import NO_THREADS, HTTPError, anthropic_error
-from nucleate.server.openai.fields import invalid_value, read_bool
+from nucleate.server.openai import fields
 from nucleate.server.openai.json_encoding import dumps
-from nucleate.server.openai.logprobs import JSON
+from nucleate.server.openai.messages import TEMPLATE_FIELDS
+from nucleate.server.openai.responses import JSON
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import Service
 
@@ -46,19 +35,21 @@ def read_conversation(messages: Any, system: Any) -> list[dict[str, Any]]:
     """Return the messages of a conversation. system: a text or a list of blocks; None: none. Raises ParameterError."""
     made = [] if system is None else [{"role": "system", "content": read_texts(system, "system", "system")}]
     if not isinstance(messages, list) or not messages:
-        raise invalid_value("messages", "a list with at least one message", messages)
+        raise fields.invalid_value("messages", "a list with at least one message", messages)
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         role = message.get("role") if isinstance(message, Mapping) else None
         if role not in _ROLES:
-            raise invalid_value(where, f"an object with content and a role: {', '.join(_ROLES)}", message, "messages")
+            raise fields.invalid_value(
+                where, f"an object with content and a role: {', '.join(_ROLES)}", message, "messages"
+            )
         content = message.get("content")
         if isinstance(content, str):
             made.append({"role": role, "content": content})
         elif role == "system":
             made.append({"role": role, "content": read_texts(content, f"{where}.content", "messages")})
         else:
-            made += _message(role, read_list(content, f"{where}.content", "messages"), f"{where}.content")
+            made += _message(role, fields.LISTED.check(f"{where}.content", content, "messages"), f"{where}.content")
     return made
 
 
@@ -67,10 +58,10 @@ def read_texts(value: Any, where: str, field: str) -> str:
     if isinstance(value, str):
         return value
     texts = []
-    for index, block in enumerate(read_list(value, where, field)):
+    for index, block in enumerate(fields.LISTED.check(where, value, field)):
         if not isinstance(block, Mapping) or block.get("type") != "text":
-            raise invalid_value(f"{where}[{index}]", "a block of type text", block, field)
-        texts.append(read_text(block, "text", f"{where}[{index}]", field))
+            raise fields.invalid_value(f"{where}[{index}]", "a block of type text", block, field)
+        texts.append(fields.read_text(block, "text", f"{where}[{index}]", field))
     return SEPARATOR.join(texts)
 
 
@@ -81,10 +72,10 @@ def _message(role: str, blocks: list[Any], where: str) -> list[dict[str, Any]]:
         place = f"{where}[{index}]"
         kind = block.get("type") if isinstance(block, Mapping) else None
         if not isinstance(kind, str):
-            raise invalid_value(place, "a content block with a type", block, "messages")
+            raise fields.invalid_value(place, "a content block with a type", block, "messages")
         if kind == "text":
             message = _current(made, role)
-            text = read_text(block, "text", place, "messages")
+            text = fields.read_text(block, "text", place, "messages")
             message["content"] = text if message["content"] is None else message["content"] + SEPARATOR + text
         elif kind == "tool_result" and role == "user":
             made.append(_result(block, place))
@@ -107,32 +98,28 @@ def _current(made: list[dict[str, Any]], role: str) -> dict[str, Any]:
 
 
 def _add_call(message: dict[str, Any], block: Mapping[str, Any], where: str) -> None:
-    call_id, name = (read_name(block, one, where, "messages") for one in ("id", "name"))
+    call_id, name = (fields.read_name(block, one, where, "messages") for one in ("id", "name"))
     if not isinstance(block.get("input"), Mapping):
-        raise invalid_value(f"{where}.input", "an object", block.get("input"), "messages")
-    call = read_call(call_id, name, block["input"], f"{where}.input", "messages")
+        raise fields.invalid_value(f"{where}.input", "an object", block.get("input"), "messages")
+    call = chat_api.read_call(call_id, name, block["input"], f"{where}.input", "messages")
     message.setdefault("tool_calls", []).append(call)
 
 
 def _add_thinking(message: dict[str, Any], block: Mapping[str, Any], where: str) -> None:
-    thought = read_text(block, "thinking", where, "messages")
+    thought = fields.read_text(block, "thinking", where, "messages")
     message["reasoning_content"] = message.get("reasoning_content", "") + thought
 
 
-def _skip(message: dict[str, Any], block: Mapping[str, Any], where: str) -> None:
-    """Leave out reasoning that another server encrypted."""
-
-
-_ASSISTANT = {"tool_use": _add_call, "thinking": _add_thinking, "redacted_thinking": _skip}
-"""What the blocks of the assistant add to its message."""
+_ASSISTANT = {"tool_use": _add_call, "thinking": _add_thinking, "redacted_thinking": lambda *_: None}
+"""What the blocks of the assistant add to its message. Reasoning that another server encrypted is left out."""
 
 
 def _result(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the message for the result of a tool. Templates have no place for ``is_error``, so its text says it."""
-    call_id = read_name(block, "tool_use_id", where, "messages")
+    call_id = fields.read_name(block, "tool_use_id", where, "messages")
     text = read_texts(block.get("content") or "", f"{where}.content", "messages")
-    present = {name: value for name, value in block.items() if value is not None}
-    if read_bool(present, "is_error") and not text.lower().startswith("error"):
+    is_error = block.get("is_error")
+    if is_error is not None and fields.FLAG.check("is_error", is_error) and not text.lower().startswith("error"):
         text = f"Error: {text}"
     return {"role": "tool", "tool_call_id": call_id, "content": text}
 
@@ -142,10 +129,10 @@ STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
 @final
-class MessageEncoder(ChatEncoder):
+class MessageEncoder(chat_api.ChatEncoder):
     """shows_thinking: whether the text of the reasoning is sent."""
 
-    def __init__(self, shows_thinking: bool, given: EncoderInput) -> None:
+    def __init__(self, shows_thinking: bool, given: chat_api.EncoderInput) -> None:
         super().__init__(given)
         self._shows_thinking = shows_thinking
 
@@ -153,10 +140,10 @@ class MessageEncoder(ChatEncoder):
         content = ",".join([self._content(block) for block in self.blocks.all])
         message = {**self._message(usage), **_stop(self.blocks.last)}
         del message["content"]
-        yield with_json(message, "content", f"[{content}]")
+        yield chat_api.with_json(message, "content", f"[{content}]")
 
     def error(self, error: HTTPError) -> bytes:
-        return event_frame("error", anthropic_error(error)).encode()
+        return chat_api.event_frame("error", anthropic_error(error)).encode()
 
     def _start(self) -> str:
         message = self._message(Usage(self.given.prompt_tokens, 0))
@@ -165,7 +152,7 @@ class MessageEncoder(ChatEncoder):
     def _idle(self) -> str:
         return _frame("ping", {})
 
-    def _event(self, event: BlockEvent) -> str:
+    def _event(self, event: chat_api.BlockEvent) -> str:
         index = {"index": event.block.index}
         if event.kind == "open":
             return _frame("content_block_start", {**index, "content_block": _empty(event.block)})
@@ -199,12 +186,12 @@ class MessageEncoder(ChatEncoder):
             "usage": _usage(usage),
         }
 
-    def _content(self, block: Block) -> str:
+    def _content(self, block: chat_api.Block) -> str:
         """Return the JSON of a content block."""
         made = _empty(block)
         if block.kind == "call":
             del made["input"]
-            return with_json(made, "input", block.arguments)
+            return chat_api.with_json(made, "input", block.arguments)
         if block.kind == "text":
             made["text"] = block.text
         elif self._shows_thinking:
@@ -212,7 +199,7 @@ class MessageEncoder(ChatEncoder):
         return dumps(made)
 
 
-def _empty(block: Block) -> JSON:
+def _empty(block: chat_api.Block) -> JSON:
     """Return a content block as it is when it starts."""
     if block.kind == "text":
         return {"type": "text", "text": ""}
@@ -239,47 +226,56 @@ def _usage(usage: Usage) -> JSON:
 
 
 def _frame(kind: str, fields: dict[str, Any]) -> str:
-    return event_frame(kind, {"type": kind, **fields})
+    return chat_api.event_frame(kind, {"type": kind, **fields})
 
 
 URL = "/v1/messages"
-IGNORED = frozenset(
+_PROMPT_FIELDS: Mapping[str, fields.Declared] = {
+    "messages": fields.Field(fields.LIST, "The messages: texts, or blocks of text, thinking, tool uses and results."),
+    "model": fields.COMMON["model"],
+    "system": fields.Field({"anyOf": [fields.TEXT, fields.ARRAY]}, "The system message."),
+    "tools": fields.Field(fields.ARRAY, "Tools with name, description and input_schema."),
+    "tool_choice": fields.Field(fields.OBJECT, "type: auto, any, tool (with name) or none; disable_parallel_tool_use."),
+    "thinking": fields.Field(fields.OBJECT, "type: enabled (with budget_tokens), adaptive or disabled; display."),
+    "output_config": fields.Field(fields.OBJECT, "effort; format: json_schema with its schema."),
+    "chat_template_kwargs": TEMPLATE_FIELDS["chat_template_kwargs"],
+}
+IGNORED = dict.fromkeys(  # for Anthropic's accounting, caches and context editing
     [
         *("metadata", "service_tier", "cache_control", "inference_geo", "speed", "diagnostics"),
         *("context_management", "user_profile_id", "workspace_id"),
-    ]
+    ],
+    fields.NO_EFFECT,
 )
-"""Fields for Anthropic's accounting, caches and context editing."""
-PROMPT_FIELDS = frozenset(
-    ["messages", "model", "system", "tools", "tool_choice", "thinking", "output_config", "chat_template_kwargs"]
-)
+COUNT_FIELDS: Mapping[str, fields.Declared] = {**_PROMPT_FIELDS, **IGNORED}
+MESSAGE_FIELDS: Mapping[str, fields.Declared] = {
+    **chat_api.sampling_fields("logprob_token_ids", "logprobs_mode", "stop", "max_reasoning_tokens"),
+    **COUNT_FIELDS,
+    **chat_api.ENGINE_FIELDS,
+    "max_tokens": FIELDS["max_tokens"],
+    "stream": fields.COMMON["stream"],
+    "stop_sequences": fields.Field(fields.ARRAY, "Texts that end the output."),
+}
 _THINKING = ("enabled", "disabled", "adaptive")
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _TOOL = ("name", "description", "input_schema", "type", "strict")
 _TOOL_IGNORED = ("cache_control", "eager_input_streaming", "input_examples", "defer_loading", "allowed_callers")
-_WITHOUT = ("logprob_token_ids", "logprobs_mode", "stop", "max_reasoning_tokens")
 
 
-def field_names() -> frozenset[str]:
-    """Return the names of all fields of a body."""
-    own = {"max_tokens", "stop_sequences", "stream", *ENGINE_FIELDS}
-    return frozenset({*sampling_fields(*_WITHOUT), *PROMPT_FIELDS, *IGNORED, *own})
-
-
-@translator
-def translate(body: Any) -> Translation:
+@chat_api.translator
+def translate(body: Any) -> chat_api.Translation:
     """Translate a decoded body. Raises ParameterError, and HTTPError for a thread."""
-    given = present_fields(body, field_names() | {"thread"})
-    if "thread" in given:
+    if isinstance(body, Mapping) and body.get("thread") is not None:
         message = "thread is not supported: this server stores no conversations; send all messages"
         raise HTTPError(400, message, code=NO_THREADS, param="thread")
+    given = fields.present_fields(body, MESSAGE_FIELDS)
     if "max_tokens" not in given:
         raise ParameterError("max_tokens", "max_tokens is missing")
     own = {"stop_sequences", "system", "thinking", "output_config", *IGNORED}
     made = {name: value for name, value in given.items() if name not in own}
     if "stop_sequences" in given:
-        made["stop"] = read_list(given["stop_sequences"], "stop_sequences")
-    return Translation({**made, **translate_prompt(given)}, partial(MessageEncoder, shows_thinking(given)))
+        made["stop"] = given["stop_sequences"]
+    return chat_api.Translation({**made, **translate_prompt(given)}, partial(MessageEncoder, shows_thinking(given)))
 
 
 def translate_prompt(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -288,16 +284,12 @@ def translate_prompt(given: Mapping[str, Any]) -> dict[str, Any]:
     if made["messages"][-1]["role"] == "assistant":  # the response continues it
         made["continue_final_message"] = True
     if "tools" in given:
-        tools = read_list(given["tools"], "tools")
-        made["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
+        made["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given["tools"])]
     if "tool_choice" in given:
         made |= _tool_choice(given["tool_choice"])
     made |= _thinking(given.get("thinking", {}))
-    variables = given.get("chat_template_kwargs")
-    if isinstance(variables, Mapping):
-        made["chat_template_kwargs"] = {**made.get("chat_template_kwargs", {}), **variables}
-    elif variables is not None:  # is rejected later
-        made["chat_template_kwargs"] = variables
+    if "chat_template_kwargs" in given:
+        made["chat_template_kwargs"] = {**made.get("chat_template_kwargs", {}), **given["chat_template_kwargs"]}
     return made | _output_config(given.get("output_config", {}))
 
 
@@ -311,7 +303,7 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, Mapping) else None
     if kind not in (None, "custom"):
         raise ParameterError("tools", f"{where}.type must be custom, got {shown(kind)}; this server runs no tools")
-    given = present_fields(tool, (*_TOOL, *_TOOL_IGNORED), where, "tools")
+    given = fields.present_fields(tool, (*_TOOL, *_TOOL_IGNORED), where, "tools")
     if "input_schema" not in given:
         raise ParameterError("tools", f"{where}.input_schema is missing")
     function = {name: given[name] for name in ("name", "description", "strict") if name in given}
@@ -319,29 +311,30 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
 
 
 def _tool_choice(value: Any) -> dict[str, Any]:
-    given = present_fields(value, ("type", "name", "disable_parallel_tool_use"), "tool_choice", "tool_choice")
+    given = fields.present_fields(value, ("type", "name", "disable_parallel_tool_use"), "tool_choice", "tool_choice")
     kind = given.get("type")
     if kind == "tool":
         if not isinstance(given.get("name"), str):
-            raise invalid_value("tool_choice.name", "a string", given.get("name"), "tool_choice")
+            raise fields.invalid_value("tool_choice.name", "a string", given.get("name"), "tool_choice")
         choice: Any = {"type": "function", "function": {"name": given["name"]}}
     elif isinstance(kind, str) and kind in _CHOICES:
         choice = _CHOICES[kind]
     else:
-        raise invalid_value("tool_choice.type", f"one of {', '.join(_CHOICES)}, tool", kind, "tool_choice")
-    return {"tool_choice": choice, "parallel_tool_calls": not read_bool(given, "disable_parallel_tool_use")}
+        raise fields.invalid_value("tool_choice.type", f"one of {', '.join(_CHOICES)}, tool", kind, "tool_choice")
+    name = "disable_parallel_tool_use"
+    return {"tool_choice": choice, "parallel_tool_calls": not fields.FLAG.check(name, given.get(name, False))}
 
 
 def _thinking(value: Any) -> dict[str, Any]:
     """Return the fields for ``thinking``; without it, the chat template decides."""
-    given = present_fields(value, ("type", "budget_tokens", "display"), "thinking", "thinking")
+    given = fields.present_fields(value, ("type", "budget_tokens", "display"), "thinking", "thinking")
     if not given:
         return {}
     kind = given.get("type")
     if kind not in _THINKING:
-        raise invalid_value("thinking.type", f"one of {', '.join(_THINKING)}", kind, "thinking")
+        raise fields.invalid_value("thinking.type", f"one of {', '.join(_THINKING)}", kind, "thinking")
     if given.get("display", "summarized") not in ("summarized", "omitted"):
-        raise invalid_value("thinking.display", "summarized or omitted", given["display"], "thinking")
+        raise fields.invalid_value("thinking.display", "summarized or omitted", given["display"], "thinking")
     if ("budget_tokens" in given) != (kind == "enabled"):
         need = "needs" if kind == "enabled" else "cannot have"
         raise ParameterError("thinking", f"thinking of type {kind} {need} budget_tokens")
@@ -355,18 +348,18 @@ def _thinking(value: Any) -> dict[str, Any]:
 
 
 def _output_config(value: Any) -> dict[str, Any]:
-    given = present_fields(value, ("effort", "format"), "output_config", "output_config")
+    given = fields.present_fields(value, ("effort", "format"), "output_config", "output_config")
     made: dict[str, Any] = {"reasoning_effort": given["effort"]} if "effort" in given else {}
     if "format" in given:
-        wanted = present_fields(given["format"], ("type", "schema"), "output_config.format", "output_config")
+        wanted = fields.present_fields(given["format"], ("type", "schema"), "output_config.format", "output_config")
         if wanted.get("type") != "json_schema":
-            raise invalid_value("output_config.format.type", "json_schema", wanted.get("type"), "output_config")
+            raise fields.invalid_value("output_config.format.type", "json_schema", wanted.get("type"), "output_config")
         schema = {"name": "output", "schema": wanted.get("schema")}
         made["response_format"] = {"type": "json_schema", "json_schema": schema}
     return made
 
 
-_RENAMES = renames(
+_RENAMES = chat_api.renames(
     (r"response_format\.json_schema", "output_config.format"),
     (r"response_format", "output_config.format"),
     (r"reasoning_effort", "output_config.effort"),
@@ -376,31 +369,25 @@ _RENAMES = renames(
     (r"stop", "stop_sequences"),
     (r"'required'", "'any'"),
 )
-MESSAGES = ChatAPI(URL, translate, (WITHOUT_HINT, *_RENAMES), field_names())
+MESSAGES = chat_api.ChatAPI(URL, translate, (chat_api.WITHOUT_HINT, *_RENAMES), MESSAGE_FIELDS)
 
 
 COUNT_URL = "/v1/messages/count_tokens"
-COUNT_FIELDS = PROMPT_FIELDS | IGNORED
 
 
 async def count_tokens(service: Service, context: RequestContext) -> None:
     """Count the tokens of the prompt that ``/v1/messages`` would make."""
-
-    async def respond(data: bytes) -> None:
-        await context.reply(200, await service.run_in_thread(partial(_count, service, context, data)))
-
-    with service.request_slot():
-        await MESSAGES.with_own_names(respond)(await context.body(service.limits.max_request_body_bytes))
-
-
-def _count(service: Service, context: RequestContext, data: bytes) -> dict[str, int]:
-    body, ignored = service.decode_fields(data, COUNT_FIELDS)
-    context.report_ignored_fields(ignored)
-    return {"input_tokens": service.count_chat_tokens(_translate(body))}
+    with MESSAGES.own_names():
+        await answer(
+            service,
+            context,
+            COUNT_FIELDS,
+            lambda body: {"input_tokens": service.count_chat_tokens(_translate(body))},
+        )
 
 
-@translator
+@chat_api.translator
 def _translate(body: Any) -> dict[str, Any]:
-    given = present_fields(body, COUNT_FIELDS)
+    given = fields.present_fields(body, COUNT_FIELDS)
     made = translate_prompt(given)
     return {**made, "model": given.get("model")}

@@ -23,19 +23,9 @@ GENERATION_ROUTES = (
 )
 ROUTES = (
     *GENERATION_ROUTES,
-    *("/v1/messages/count_tokens", "/api/show", "/api/tags", "/api/version"),
-    "/v1/models",
-    "/v1/models/{model:path}",
-    "/tokenize",
-    "/detokenize",
-    "/tokenizer_info",
-    "/health",
-    "/ping",
-    "/load",
-    "/version",
-    "/metrics",
-    "/openapi.json",
-    "/docs",
+    *("/v1/messages/count_tokens", "/api/show", "/api/tags", "/api/version", "/v1/models", "/v1/models/{model:path}"),
+    *("/tokenize", "/detokenize", "/tokenizer_info", "/health", "/ping", "/load", "/version", "/metrics"),
+    *("/openapi.json", "/docs"),
 )
 OTHER = "other"
 """The route label of unknown paths: clients must not be able to create label values."""
@@ -47,25 +37,13 @@ BUCKETS = (
 )
 # fmt: on
 """Upper bounds of the histogram buckets, in seconds."""
-VLLM_ALIASES = frozenset(
-    f"nucleate_{name}"
-    for name in (
-        "num_requests_running",
-        "num_requests_waiting",
-        "kv_cache_usage_perc",
-        "prefix_cache_queries",
-        "prefix_cache_hits",
-        "prompt_tokens",
-        "generation_tokens",
-        "num_preemptions",
-        "time_to_first_token_seconds",
-        "inter_token_latency_seconds",
-        "e2e_request_latency_seconds",
-        "spec_decode_num_draft_tokens",
-        "spec_decode_num_accepted_tokens",
-        "spec_decode_num_accepted_tokens_per_pos",
-    )
+_SHARED_NAMES = (
+    *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions"),
+    *("prefix_cache_queries", "prefix_cache_hits", "prompt_tokens", "generation_tokens"),
+    *("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"),
+    *("spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos"),
 )
+VLLM_ALIASES = frozenset(f"nucleate_{name}" for name in _SHARED_NAMES)
 """Metrics that are also exported with the prefix ``vllm:``."""
 
 

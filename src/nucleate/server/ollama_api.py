@@ -10,36 +10,26 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
-from types import MappingProxyType
 from typing import Any, ClassVar, final
 
 from nucleate.outputs import StepLogprobs, Usage
-from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.chat_api import (
-    ENGINE_FIELDS,
-    WITHOUT_HINT,
-    ChatAPI,
-    Translation,
-    present_fields,
-    read_call,
-    read_list,
-    read_name,
-    read_text,
-    renames,
-    sampling_fields,
-    translator,
-)
-from nucleate.server.chat_encoder import Block, BlockEvent, ChatEncoder, with_json
+from nucleate.server import chat_api
+from nucleate.server.generation_endpoint import answer
 from nucleate.server.http_errors import HTTPError
-from nucleate.server.openai.endpoints import TEXT
-from nucleate.server.openai.fields import invalid_value, json_equal, read_bool, read_model
+from nucleate.server.openai import fields
+from nucleate.server.openai.endpoints import TEXT as COMPLETION
 from nucleate.server.openai.json_encoding import dumps, json_parts
-from nucleate.server.openai.logprobs import JSON, step_body
+from nucleate.server.openai.messages import TOOL_FIELDS
+from nucleate.server.openai.responses import JSON, step_body
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import Service
 
-_FIELDS = ("role", "content", "thinking", "tool_calls", "tool_name", "tool_call_id", "name", "images")
+_FIELDS: Mapping[str, fields.Field] = {
+    **dict.fromkeys(("role", "tool_name", "tool_call_id", "name", "images"), fields.ANY),
+    **dict.fromkeys(("content", "thinking"), fields.Field(fields.TEXT)),
+    "tool_calls": fields.Field(fields.ARRAY),
+}
 
 
 def read_messages(value: Any) -> list[dict[str, Any]]:
@@ -48,20 +38,20 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
     Calls without an id get one, and so does the result that follows: that of the first open call of this name.
     """
     if not isinstance(value, list) or not value:
-        raise invalid_value("messages", "a list with at least one message", value)
+        raise fields.invalid_value("messages", "a list with at least one message", value)
     open_calls: list[tuple[str, str]] = []  # names and ids
     return [_message(message, index, open_calls) for index, message in enumerate(value)]
 
 
 def _message(message: Any, index: int, open_calls: list[tuple[str, str]]) -> dict[str, Any]:
     where = f"messages[{index}]"
-    given = present_fields(message, _FIELDS, where, "messages")
+    given = fields.present_fields(message, _FIELDS, where, "messages")
     check_no_images(given, where, "messages")
-    role, content = read_name(given, "role", where, "messages"), read_text(given, "content", where, "messages", "")
+    role = fields.read_name(given, "role", where, "messages")
+    content, calls = given.get("content", ""), given.get("tool_calls", [])
     made: dict[str, Any] = {"role": role, "content": content}
     if given.get("thinking"):
-        made["reasoning_content"] = read_text(given, "thinking", where, "messages")
-    calls = read_list(given.get("tool_calls", []), f"{where}.tool_calls", "messages")
+        made["reasoning_content"] = given["thinking"]
     for number, call in enumerate(calls):
         own = _call(call, f"{where}.tool_calls[{number}]", f"call_{index}_{number}")
         open_calls.append((own["function"]["name"], own["id"]))
@@ -74,22 +64,22 @@ def _message(message: Any, index: int, open_calls: list[tuple[str, str]]) -> dic
 
 
 def _call(call: Any, where: str, new_id: str) -> dict[str, Any]:
-    given = present_fields(call, ("id", "type", "function"), where, "messages")
+    given = fields.present_fields(call, ("id", "type", "function"), where, "messages")
     known = ("name", "arguments", "index", "description")
-    function = present_fields(given.get("function"), known, f"{where}.function", "messages")
-    name = read_name(function, "name", f"{where}.function", "messages")
-    call_id = read_name(given, "id", where, "messages") if given.get("id") else new_id
-    return read_call(call_id, name, function.get("arguments"), f"{where}.function.arguments", "messages")
+    function = fields.present_fields(given.get("function"), known, f"{where}.function", "messages")
+    name = fields.read_name(function, "name", f"{where}.function", "messages")
+    call_id = fields.read_name(given, "id", where, "messages") if given.get("id") else new_id
+    return chat_api.read_call(call_id, name, function.get("arguments"), f"{where}.function.arguments", "messages")
 
 
 def _answered(given: Mapping[str, Any], where: str, open_calls: list[tuple[str, str]]) -> dict[str, Any]:
     """Return the fields of a result: the name of the tool and the id of the call."""
     name = given.get("tool_name") or given.get("name")
     if name is not None and not isinstance(name, str):
-        raise invalid_value(f"{where}.tool_name", "a string", name, "messages")
+        raise fields.invalid_value(f"{where}.tool_name", "a string", name, "messages")
     made = {} if name is None else {"name": name}
     if given.get("tool_call_id"):
-        return {**made, "tool_call_id": read_name(given, "tool_call_id", where, "messages")}
+        return {**made, "tool_call_id": fields.read_name(given, "tool_call_id", where, "messages")}
     found = next((call for call in open_calls if name in (None, call[0])), None)
     if found is not None:
         open_calls.remove(found)
@@ -103,19 +93,16 @@ def check_no_images(given: Mapping[str, Any], where: str, field: str) -> None:
         raise ParameterError(field, f"{where}.images is not supported" if where else "images is not supported")
 
 
-RENAMED: Mapping[str, str] = MappingProxyType(
-    {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n"}
-)
+RENAMED = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "repeat_last_n": "penalty_last_n"}
 """Options, and the sampling parameters that they are."""
-IGNORED_OPTIONS = frozenset(
+IGNORED_OPTIONS = dict.fromkeys(
     [
         *("numa", "num_ctx", "num_batch", "num_gpu", "main_gpu", "low_vram", "f16_kv", "logits_all", "vocab_only"),
         *("use_mmap", "use_mlock", "embedding_only", "num_thread", "num_keep"),
-    ]
+    ],
+    fields.NO_EFFECT,
 )
 """Options for loading a model: this server has loaded it."""
-UNSUPPORTED_OPTIONS: Mapping[str, tuple[Any, ...]] = MappingProxyType({"tfs_z": (1, 1.0), "penalize_newline": (True,)})
-"""Unsupported options, and their values without effect, which are accepted."""
 UNLIMITED = (-1, -2)
 """Values of ``num_predict``: as many tokens as fit the context."""
 _MIROSTAT = {1: "mirostat_v1", 2: "mirostat"}
@@ -124,30 +111,29 @@ MIROSTAT_TAU = 5.0
 LEVELS = ("low", "medium", "high", "max")
 
 
-def option_names() -> frozenset[str]:
-    """Return the names of all options: Ollama's and every sampling parameter."""
-    return frozenset(
-        {*sampling_fields("structured_outputs"), *RENAMED, *IGNORED_OPTIONS, *UNSUPPORTED_OPTIONS, "mirostat"}
-    )
+OPTIONS: Mapping[str, fields.Declared] = {
+    **chat_api.sampling_fields("structured_outputs"),
+    **dict.fromkeys((*RENAMED, "mirostat"), fields.ANY),
+    **IGNORED_OPTIONS,
+    "tfs_z": fields.unsupported(1, 1.0),
+    "penalize_newline": fields.unsupported(True),
+}
+"""All options: Ollama's and every sampling parameter."""
+_NOT_PASSED = frozenset({*RENAMED, *IGNORED_OPTIONS, "tfs_z", "penalize_newline"})
 
 
 def read_options(value: Any) -> dict[str, Any]:
     """Return the sampling parameters of ``options``. Raises ParameterError."""
-    given = present_fields(value, option_names(), "options", "options")
-    for name, accepted in UNSUPPORTED_OPTIONS.items():
-        if name in given and not any(json_equal(given[name], one) for one in accepted):
-            raise ParameterError("options", f"options.{name} is not supported, got {shown(given[name])}")
-    made = {
-        name: item for name, item in given.items() if name not in {*RENAMED, *IGNORED_OPTIONS, *UNSUPPORTED_OPTIONS}
-    }
+    given = fields.present_fields(value, OPTIONS, "options", "options")
+    made = {name: item for name, item in given.items() if name not in _NOT_PASSED}
     for name, own in RENAMED.items():
         if name in given:
             if own in made:
                 raise ParameterError("options", f"options.{name} and options.{own} are the same; set one of them")
             made[own] = given[name]
-    if any(json_equal(made.get("max_tokens"), one) for one in UNLIMITED):
+    if any(fields.json_equal(made.get("max_tokens"), one) for one in UNLIMITED):
         del made["max_tokens"]
-    if json_equal(made.get("seed"), -1):
+    if fields.json_equal(made.get("seed"), -1):
         del made["seed"]
     return _with_mirostat(made) if "mirostat" in made else made
 
@@ -156,21 +142,12 @@ def _with_mirostat(given: dict[str, Any]) -> dict[str, Any]:
     """Return parameters for ``mirostat``: the version, 0 for off."""
     version = given.pop("mirostat")
     tau, eta = given.pop("mirostat_tau", MIROSTAT_TAU), given.pop("mirostat_eta", None)
-    if json_equal(version, 0):
+    if fields.json_equal(version, 0):
         return given
     if not isinstance(version, int) or isinstance(version, bool) or version not in _MIROSTAT:
-        raise invalid_value("options.mirostat", "0, 1 or 2", version, "options")
+        raise fields.invalid_value("options.mirostat", "0, 1 or 2", version, "options")
     name = _MIROSTAT[version]
     return {**given, f"{name}_tau": tau, **({} if eta is None else {f"{name}_eta": eta})}
-
-
-def read_think(value: Any) -> dict[str, Any]:
-    """Return the fields for ``think``: whether the model reasons, or how much. Raises ParameterError."""
-    if isinstance(value, bool):
-        return {"chat_template_kwargs": {"enable_thinking": value, "thinking": value}}
-    if value not in LEVELS:
-        raise invalid_value("think", f"true, false, or one of {', '.join(LEVELS)}", value)
-    return {"reasoning_effort": value}
 
 
 def read_format(value: Any) -> dict[str, Any]:
@@ -180,20 +157,20 @@ def read_format(value: Any) -> dict[str, Any]:
     if value == "json":
         return {"response_format": {"type": "json_object"}}
     if not isinstance(value, Mapping):
-        raise invalid_value("format", "json or a JSON schema", value)
+        raise fields.invalid_value("format", "json or a JSON schema", value)
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": value}}}
 
 
 NANOSECONDS = 10**9
 
 
-class OllamaEncoder(ChatEncoder):
+class OllamaEncoder(chat_api.ChatEncoder):
     """The part that both endpoints share. The subclasses say where text, reasoning and calls are."""
 
     content_type: ClassVar[str] = "application/x-ndjson"
 
     @abstractmethod
-    def _content(self, text: str, reasoning: str, calls: Sequence[Block]) -> str:
+    def _content(self, text: str, reasoning: str, calls: Sequence[chat_api.Block]) -> str:
         """Return the JSON of an object's fields for the content, without braces."""
 
     @final
@@ -221,7 +198,7 @@ class OllamaEncoder(ChatEncoder):
         return self._line("", "", ())
 
     @final
-    def _event(self, event: BlockEvent) -> str:
+    def _event(self, event: chat_api.BlockEvent) -> str:
         block = event.block
         if block.kind == "call":
             return self._line("", "", [block]) if event.kind == "close" else ""
@@ -235,7 +212,9 @@ class OllamaEncoder(ChatEncoder):
         return f"{dumps(self._head())[:-1]},{self._content('', '', ())},{dumps(self._totals(usage))[1:]}\n"
 
     @final
-    def _line(self, text: str, reasoning: str, calls: Sequence[Block], logprobs: Sequence[StepLogprobs] = ()) -> str:
+    def _line(
+        self, text: str, reasoning: str, calls: Sequence[chat_api.Block], logprobs: Sequence[StepLogprobs] = ()
+    ) -> str:
         steps = f',"logprobs":{dumps([*self._logprobs(logprobs)])}' if logprobs else ""
         return f'{dumps(self._head())[:-1]},{self._content(text, reasoning, calls)}{steps},"done":false}}\n'
 
@@ -268,13 +247,13 @@ class OllamaEncoder(ChatEncoder):
 class ChatLines(OllamaEncoder):
     """Responses of ``/api/chat``."""
 
-    def _content(self, text: str, reasoning: str, calls: Sequence[Block]) -> str:
+    def _content(self, text: str, reasoning: str, calls: Sequence[chat_api.Block]) -> str:
         message: JSON = {"role": "assistant", "content": text}
         if reasoning:
             message["thinking"] = reasoning
         made = dumps(message)
         if calls:
-            made = with_json(message, "tool_calls", f"[{','.join(map(_encoded_call, calls))}]")
+            made = chat_api.with_json(message, "tool_calls", f"[{','.join(map(_encoded_call, calls))}]")
         return f'"message":{made}'
 
 
@@ -282,101 +261,137 @@ class ChatLines(OllamaEncoder):
 class GenerateLines(OllamaEncoder):
     """Responses of ``/api/generate``."""
 
-    def _content(self, text: str, reasoning: str, calls: Sequence[Block]) -> str:
+    def _content(self, text: str, reasoning: str, calls: Sequence[chat_api.Block]) -> str:
         return dumps({"response": text, **({"thinking": reasoning} if reasoning else {})})[1:-1]
 
 
-def _encoded_call(block: Block) -> str:
-    function = with_json({"index": block.call_index, "name": block.name}, "arguments", block.arguments)
-    return with_json({"id": block.id}, "function", function)
+def _encoded_call(block: chat_api.Block) -> str:
+    function = chat_api.with_json({"index": block.call_index, "name": block.name}, "arguments", block.arguments)
+    return chat_api.with_json({"id": block.id}, "function", function)
 
 
 CHAT_URL, GENERATE_URL = "/api/chat", "/api/generate"
-_COMMON = frozenset({"model", "stream", "options", "format", "think", "logprobs", "top_logprobs", *ENGINE_FIELDS})
-IGNORED = frozenset({"keep_alive", "truncate", "shift"})
-"""Fields for loading models, and for prompts that do not fit the context, which are errors here."""
-CHAT_FIELDS = _COMMON | IGNORED | {"messages", "tools"}
-UNSUPPORTED = ("template", "context", "width", "height", "steps")
-"""Unsupported fields of ``/api/generate``; empty values are accepted."""
-GENERATE_FIELDS = _COMMON | IGNORED | {"prompt", "suffix", "system", "raw", "images", *UNSUPPORTED}
+_COMMON: Mapping[str, fields.Declared] = {
+    "model": fields.COMMON["model"],
+    "stream": fields.Field(fields.BOOLEAN, "Stream the response as lines of JSON; the default."),
+    "options": fields.Field(fields.OBJECT, "Ollama's options and every sampling parameter by its name."),
+    "format": fields.Field({"anyOf": [{"enum": ["", "json"]}, fields.OBJECT]}, "json, or a JSON schema."),
+    "think": fields.Field(
+        {"enum": [True, False, *LEVELS]},
+        "Whether, or how much, the model reasons.",
+        f"true, false, or one of {', '.join(LEVELS)}",
+    ),
+    "logprobs": fields.Field(fields.BOOLEAN, "Return logprobs.", "true or false (top_logprobs is the number)"),
+    "top_logprobs": fields.TOP_LOGPROBS,
+    **chat_api.ENGINE_FIELDS,
+    **dict.fromkeys(("keep_alive", "truncate", "shift"), fields.NO_EFFECT),
+}
+"""No effect have fields for loading models, and for prompts that do not fit the context, which are errors here."""
+CHAT_FIELDS: Mapping[str, fields.Declared] = {
+    **_COMMON,
+    "messages": fields.Field(fields.LIST, "The messages, with role, content, thinking and tool_calls."),
+    "tools": TOOL_FIELDS["tools"],
+}
+_EMPTY = fields.unsupported("", 0, False, [], {})
+GENERATE_FIELDS: Mapping[str, fields.Declared] = {
+    **_COMMON,
+    "prompt": fields.Field(fields.NAME, "The prompt; a message of the user unless raw is set.", "a string"),
+    "system": fields.Field(fields.TEXT, "A system message."),
+    "suffix": fields.Field(fields.TEXT, "Text after the output."),
+    "raw": fields.Field(fields.BOOLEAN, "Complete the prompt without the chat template."),
+    **dict.fromkeys(("template", "context", "width", "height", "steps"), _EMPTY),
+    "images": fields.Field({"anyOf": [_EMPTY.schema]}, _EMPTY.help),  # the error does not quote them
+}
 
 
-@translator
-def translate_chat(body: Any) -> Translation:
+@chat_api.translator
+def translate_chat(body: Any) -> chat_api.Translation:
     """Translate a body of ``/api/chat``. Raises ParameterError."""
-    given = present_fields(body, CHAT_FIELDS)
+    given = fields.present_fields(body, CHAT_FIELDS)
     made = {**_common(given), **_chat(given), "messages": read_messages(given.get("messages"))}
     if made["messages"][-1]["role"] == "assistant":  # the response continues it
         made["continue_final_message"] = True
     if "tools" in given:
         made["tools"] = given["tools"]
-    return Translation(made, ChatLines)
+    return chat_api.Translation(made, ChatLines)
 
 
-@translator
-def translate_generate(body: Any) -> Translation:
+@chat_api.translator
+def translate_generate(body: Any) -> chat_api.Translation:
     """Translate a body of ``/api/generate``: a chat, or with ``raw`` or ``suffix`` a completion.
 
     Raises ParameterError.
     """
-    given = present_fields(body, GENERATE_FIELDS)
-    for name in UNSUPPORTED:
-        if given.get(name):
-            raise ParameterError(name, f"{name} is not supported, got {shown(given[name])}")
-    check_no_images(given, "", "images")
-    if not given.get("prompt"):
+    if isinstance(body, Mapping) and not body.get("prompt"):
         raise ParameterError("prompt", "prompt is missing; this server loads no models on request")
-    prompt, system = read_text(given, "prompt"), read_text(given, "system", default="")
-    suffix = read_text(given, "suffix", default="")
+    given = fields.present_fields(body, GENERATE_FIELDS)
+    check_no_images(given, "", "images")
+    prompt, system, suffix = given["prompt"], given.get("system", ""), given.get("suffix", "")
     made = _common(given)
-    if not read_bool(given, "raw") and not suffix:
+    if not given.get("raw") and not suffix:
         messages = [{"role": "system", "content": system}] if system else []
         made["messages"] = [*messages, {"role": "user", "content": prompt}]
-        return Translation({**made, **_chat(given)}, GenerateLines)
+        return chat_api.Translation({**made, **_chat(given)}, GenerateLines)
     if system or given.get("think"):
         name = "system" if system else "think"
         raise ParameterError(name, f"{name} cannot be combined with raw or suffix, which have no chat template")
     made |= {"prompt": prompt, "suffix": suffix or None}
-    if read_bool(given, "logprobs"):
+    if given.get("logprobs"):
         made["logprobs"] = given.get("top_logprobs", 0)
-    return Translation(made, GenerateLines, TEXT.url)
+    return chat_api.Translation(made, GenerateLines, COMPLETION.url)
 
 
 def _common(given: Mapping[str, Any]) -> dict[str, Any]:
     made = {"stream": given.get("stream", True), **read_options(given.get("options", {}))}
-    made |= {name: given[name] for name in ENGINE_FIELDS if name in given}
+    made |= {name: given[name] for name in chat_api.ENGINE_FIELDS if name in given}
     model = given.get("model")
-    made["model"] = model.removesuffix(":latest") if isinstance(model, str) else model
+    made["model"] = model and model.removesuffix(":latest")
     return made | read_format(given.get("format", ""))
 
 
 def _chat(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a chat only."""
+    """Return the fields of a chat only. think: whether the model reasons, or how much."""
     made = {name: given[name] for name in ("logprobs", "top_logprobs") if name in given}
-    return made | (read_think(given["think"]) if "think" in given else {})
+    think = given.get("think")
+    if isinstance(think, bool):
+        made["chat_template_kwargs"] = {"enable_thinking": think, "thinking": think}
+    elif think is not None:
+        made["reasoning_effort"] = think
+    return made
 
 
-_RENAMES = renames(
+_RENAMES = chat_api.renames(
     (r"response_format\.json_schema(\.schema)?", "format"),
     (r"response_format", "format"),
     (r"reasoning_effort", "think"),
     *((own, name) for name, own in RENAMED.items()),
 )
-CHAT_API = ChatAPI(CHAT_URL, translate_chat, (WITHOUT_HINT, *_RENAMES), CHAT_FIELDS, option_names())
-GENERATE_API = ChatAPI(
+CHAT_API = chat_api.ChatAPI(CHAT_URL, translate_chat, (chat_api.WITHOUT_HINT, *_RENAMES), CHAT_FIELDS, OPTIONS)
+GENERATE_API = chat_api.ChatAPI(
     GENERATE_URL,
     translate_generate,
-    (WITHOUT_HINT, *_RENAMES, *renames((r"messages", "prompt"))),
+    (chat_api.WITHOUT_HINT, *_RENAMES, *chat_api.renames((r"messages", "prompt"))),
     GENERATE_FIELDS,
-    option_names(),
+    OPTIONS,
 )
 
 
 VERSION = "0.12.0"
 """The version of Ollama whose API this is: clients check it."""
 ARCHITECTURE = "nucleate"
-SHOW = frozenset({"model", "name", "verbose", "system", "template", "options"})
-_DETAILS = {"parent_model": "", "format": "", "family": ARCHITECTURE, "families": [ARCHITECTURE]}
+SHOW: Mapping[str, fields.Declared] = {
+    "model": fields.COMMON["model"],
+    "name": fields.Field(fields.TEXT, "The model name, if model is not set."),
+    **dict.fromkeys(("verbose", "system", "template", "options"), fields.NO_EFFECT),
+}
+_DETAILS: Mapping[str, Any] = {
+    "parent_model": "",
+    "format": "",
+    "family": ARCHITECTURE,
+    "families": [ARCHITECTURE],
+    "parameter_size": "",
+    "quantization_level": "",
+}
 
 
 class OllamaRoutes:
@@ -389,7 +404,7 @@ class OllamaRoutes:
         """The handlers with their method, by path."""
         return {
             "/api/tags": ("GET", self.tags),
-            "/api/show": ("POST", self.show),
+            "/api/show": ("POST", partial(answer, self._service, known=SHOW, make=self._show)),
             "/api/version": ("GET", self.version),
         }
 
@@ -399,23 +414,14 @@ class OllamaRoutes:
     def _model(self, name: str) -> dict[str, Any]:
         digest = sha256(name.encode(errors="replace")).hexdigest()
         model = {"name": name, "model": name, "modified_at": self._created(), "size": 0, "digest": digest}
-        return {**model, "details": self._details()}
-
-    async def show(self, context: RequestContext) -> None:
-        with self._service.request_slot():
-            data = await context.body(self._service.limits.max_request_body_bytes)
-            await context.reply(200, await self._service.run_in_thread(partial(self._show, context, data)))
+        return {**model, "details": _DETAILS}
 
     async def version(self, context: RequestContext) -> None:
         await context.reply(200, {"version": VERSION})
 
-    def _show(self, context: RequestContext, data: bytes) -> dict[str, Any]:
-        service = self._service
-        body, ignored = service.decode_fields(data, SHOW)
-        context.report_ignored_fields(ignored)
-        given = present_fields(body, SHOW)
-        other = read_text(given, "name", default="")
-        name = read_model(given) or other
+    def _show(self, body: Any) -> dict[str, Any]:
+        service, given = self._service, fields.present_fields(body, SHOW)
+        name = given.get("model") or given.get("name", "")
         service.check_model(name.removesuffix(":latest") or None)
         chat, template = service.llm.chat_format, service.llm.tokenizer.chat_template
         capabilities = ["completion"]
@@ -426,7 +432,7 @@ class OllamaRoutes:
             "parameters": "",
             "template": template or "",
             "modified_at": self._created(),
-            "details": self._details(),
+            "details": _DETAILS,
             "model_info": {
                 "general.architecture": ARCHITECTURE,
                 f"{ARCHITECTURE}.context_length": service.max_model_len,
@@ -437,6 +443,3 @@ class OllamaRoutes:
 
     def _created(self) -> str:
         return datetime.fromtimestamp(self._service.created, UTC).isoformat().replace("+00:00", "Z")
-
-    def _details(self) -> dict[str, Any]:
-        return {**_DETAILS, "parameter_size": "", "quantization_level": ""}

@@ -5,26 +5,35 @@ Also the page ``/docs``: a readable version of the document, without files of ot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final
 
 from nucleate.inspector.page import TYPES
-from nucleate.server.http_errors import ANTHROPIC, OLLAMA, HTTPError
-from nucleate.server.inspector_routes import HEADERS
-from nucleate.server.limits import MAX_CHARACTERS, MAX_LOGPROBS_PER_RESPONSE, ServerLimits
-from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, ENDPOINTS
-from nucleate.server.request_context import RequestContext
-from nucleate.server.request_schemas import (
-    NAME,
-    TEXT,
-    Schema,
-    api_schemas,
-    body_schema,
-    detokenize_schema,
-    tokenize_schema,
+from nucleate.parameters.parameter import Parameter
+from nucleate.sampling.pipeline_format import KIND as PIPELINE
+from nucleate.sampling.pipeline_format import MAX_STAGES
+from nucleate.sampling.presets import REQUESTABLE
+from nucleate.sampling_params import FIELDS
+from nucleate.server.http_errors import ANTHROPIC, OLLAMA
+from nucleate.server.limits import (
+    LIMITED_FIELDS,
+    MAX_CHARACTERS,
+    MAX_ENTRIES,
+    MAX_LOGPROBS_PER_RESPONSE,
+    ServerLimits,
+    max_entries,
 )
+from nucleate.server.messages_api import COUNT_FIELDS, MESSAGE_FIELDS
+from nucleate.server.ollama_api import CHAT_FIELDS, GENERATE_FIELDS, SHOW
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, ENDPOINTS, Endpoint
+from nucleate.server.openai.fields import BOOLEAN, IDS, NAME, OBJECT, TEXT, Declared, Field, Schema, object_schema
+from nucleate.server.openai.messages import DETOKENIZE, TOKENIZE
+from nucleate.server.openai.requests import NON_EMPTY
+from nucleate.server.responses_api import RESPONSE_FIELDS
 
 _ABOUT = """OpenAI-compatible text generation, with every sampling parameter as a request field.
 
@@ -99,32 +108,20 @@ _GET = {
 _KINDS = {"/metrics": "text/plain", "/docs": "text/html"}
 _OPEN = frozenset({"/health", "/ping", "/docs"})
 """Paths that need no API key."""
-_ERROR: Schema = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": TEXT,
-                "type": TEXT,
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["string", "null"]},
-            },
-        }
-    },
-}
-_ANTHROPIC_ERROR: Schema = {
-    "type": "object",
-    "required": ["type", "error", "request_id"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {"type": "object", "required": ["type", "message"], "properties": {"type": TEXT, "message": TEXT}},
-        "request_id": {"type": ["string", "null"]},
-    },
-}
-_OLLAMA_ERROR: Schema = {"type": "object", "required": ["error"], "properties": {"error": TEXT}}
+_TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
+_ERROR = object_schema(
+    "error",
+    error=object_schema(
+        *("message", "type", "param", "code"), message=TEXT, type=TEXT, param=_TEXT_OR_NULL, code=_TEXT_OR_NULL
+    ),
+)
+_ANTHROPIC_ERROR = object_schema(
+    *("type", "error", "request_id"),
+    type={"const": "error"},
+    error=object_schema("type", "message", type=TEXT, message=TEXT),
+    request_id=_TEXT_OR_NULL,
+)
+_OLLAMA_ERROR = object_schema("error", error=TEXT)
 _FORMATS = {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR, "OllamaError": _OLLAMA_ERROR}
 
 
@@ -147,10 +144,10 @@ def document(
         max_characters=MAX_CHARACTERS,
     )
     schemas = {
-        "CompletionRequest": body_schema(COMPLETIONS, limits, ignore_unknown=ignore_unknown),
-        "ChatRequest": body_schema(CHAT, limits, ignore_unknown=ignore_unknown),
-        "TokenizeRequest": tokenize_schema(limits),
-        "DetokenizeRequest": detokenize_schema(limits),
+        "CompletionRequest": endpoint_schema(COMPLETIONS, limits, ignore_unknown=ignore_unknown),
+        "ChatRequest": endpoint_schema(CHAT, limits, ignore_unknown=ignore_unknown),
+        "TokenizeRequest": body_schema(TOKENIZE, limits),
+        "DetokenizeRequest": body_schema(DETOKENIZE, limits, "tokens"),
         **api_schemas(limits, ignore_unknown=ignore_unknown),
     }
     for schema in schemas.values():
@@ -214,32 +211,129 @@ def _json(schema: str) -> dict[str, Any]:
     return {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}}
 
 
+MAX_FLOAT = sys.float_info.max
+_STAGE = object_schema("stage", stage=NAME)
+
+
+def body_schema(
+    fields: Mapping[str, Declared], limits: ServerLimits, *required: str, ignore_unknown: bool = False
+) -> Schema:
+    """Return the schema of a body with these fields. ignore_unknown: others are allowed.
+
+    Every accepted body conforms to it. It does not express rules over several fields, the total length of lists, the
+    vocabulary and the content of objects; the document describes them in prose. The server accepts integers only
+    without a fraction, although JSON Schema also allows 1.0.
+    """
+    properties = {name: _schema(declared, limits, nullable=name not in required) for name, declared in fields.items()}
+    others = {} if ignore_unknown else {"type": "null"}
+    return {**OBJECT, "properties": properties, "required": [*required], "additionalProperties": others}
+
+
+def endpoint_schema(endpoint: Endpoint, limits: ServerLimits, *, ignore_unknown: bool = False) -> Schema:
+    """Return the schema of a body of an OpenAI endpoint, with all of its fields."""
+    made = body_schema({**FIELDS, **endpoint.fields}, limits, *endpoint.prompt_fields, ignore_unknown=ignore_unknown)
+    fields = made["properties"]
+    fields["max_tokens"]["default"] = limits.cap_max_tokens(endpoint).max_tokens
+    text = "Random seed, a signed or unsigned integer of 64 bits; -1 or null: a random one"
+    fields["seed"] |= {"minimum": -(2**63), "description": text}
+    if endpoint.completes_prompts:
+        fields["max_tokens"] |= {"minimum": 0, "description": f"{FIELDS['max_tokens'].help}; 0 only with echo"}
+        several = [{**_list_schema(one, limits.max_choices_per_request), "minItems": 1} for one in (TEXT, IDS)]
+        fields["prompt"]["anyOf"] = [TEXT, {**IDS, "minItems": 1}, *several]
+    return made
+
+
+def api_schemas(limits: ServerLimits, *, ignore_unknown: bool = False) -> dict[str, Schema]:
+    """Return the schemas of the bodies of other APIs, by name."""
+    shared = endpoint_schema(CHAT, limits)["properties"]
+
+    def schema(fields: Mapping[str, Declared], *required: str) -> Schema:
+        made = body_schema(fields, limits, *required, ignore_unknown=ignore_unknown)
+        made["properties"] |= {name: dict(shared[name]) for name in fields if fields[name] is FIELDS.get(name)}
+        return made
+
+    return {
+        "ResponseRequest": schema(RESPONSE_FIELDS, "input"),
+        "MessageRequest": schema(MESSAGE_FIELDS, "messages", "max_tokens"),
+        "CountTokensRequest": schema(COUNT_FIELDS, "messages"),
+        "OllamaChatRequest": schema(CHAT_FIELDS, "messages"),
+        "OllamaGenerateRequest": schema(GENERATE_FIELDS, "prompt"),
+        "OllamaShowRequest": schema(SHOW),
+    }
+
+
+def _schema(declared: Declared, limits: ServerLimits, *, nullable: bool) -> Schema:
+    if isinstance(declared, Field):
+        made = dict(declared.schema)
+    else:
+        made = dict(_value_schema(declared, limits))
+        default = declared.default
+        if isinstance(default, Mapping | tuple):
+            default = {str(key): one for key, one in default.items()} if isinstance(default, Mapping) else [*default]
+        if default is not MISSING:
+            made["default"] = None if declared.name in NON_EMPTY else default
+    if nullable and "anyOf" in made:
+        made["anyOf"] = [*made["anyOf"], {"type": "null"}]
+    elif nullable:
+        made |= {"type": [made["type"], "null"]} if "type" in made else {}
+        made |= {"enum": [*made["enum"], None]} if "enum" in made else {}
+    return {**made, "description": declared.help}
+
+
+def _value_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
+    names, kind = {"type": "string", "enum": [*parameter.choices]}, parameter.kind
+    if kind == "str | tuple[str, ...]":
+        return {"anyOf": [names, {"type": "array", "items": {"enum": [*REQUESTABLE]}, "uniqueItems": True}]}
+    if kind in ("bool", "str", "StructuredOutputs", PIPELINE):
+        stages = {**_list_schema(_STAGE, MAX_STAGES), "minItems": 1}
+        return {"bool": BOOLEAN, "str": names, "StructuredOutputs": OBJECT, PIPELINE: stages}[kind]
+    if kind in ("float", "int"):
+        number = _number_schema(parameter, limits)
+        return {"anyOf": [number, {"enum": [*parameter.off]}]} if parameter.off else number
+    if kind == "Mapping[int, float]":
+        values = {"type": "number", "minimum": -MAX_FLOAT, "maximum": MAX_FLOAT}
+        keys = {"pattern": "^[0-9]+$", "maxLength": 20}
+        return {**OBJECT, "propertyNames": keys, "additionalProperties": values, "maxProperties": MAX_ENTRIES}
+    if kind == "tuple[int, ...]":
+        most = None if parameter.name == "allowed_token_ids" else max_entries(parameter.name)
+        return _list_schema(_number_schema(parameter, limits), most)
+    text = {**NAME, "maxLength": MAX_CHARACTERS}
+    ids = _list_schema(_number_schema(parameter, limits), MAX_CHARACTERS)
+    words = {"anyOf": [text, {**ids, "minItems": 1}]}
+    items = _list_schema(words if "int" in kind else text, max_entries(parameter.name))
+    if parameter.name in NON_EMPTY:
+        items["minItems"] = 1
+    if kind == "str | tuple[int, ...]":
+        items = ids
+    return items if kind.startswith("tuple") and "int" in kind else {"anyOf": [text, items]}
+
+
+def _number_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
+    is_int = "int" in parameter.kind
+    low = parameter.low if is_int or parameter.low is not None else -MAX_FLOAT
+    if limits.max_logprobs == -1 and LIMITED_FIELDS.get(parameter.name) == "max_logprobs":
+        low = -1
+    high = parameter.high if is_int or parameter.high is not None else MAX_FLOAT
+    highest = min((bound for bound in (high, limits.max_value(parameter.name)) if bound is not None), default=None)
+    schema: Schema = {"type": "integer" if is_int else "number"}
+    if low is not None:
+        schema["exclusiveMinimum" if parameter.open_low else "minimum"] = low
+    if highest is not None:
+        schema["maximum"] = highest
+    return schema
+
+
+def _list_schema(items: Schema, most: int | None) -> Schema:
+    schema: Schema = {"type": "array", "items": items}
+    return schema if most is None else {**schema, "maxItems": most}
+
+
 OPEN_PAGE_ROUTES: Final = frozenset({"docs", "docs/{file}"})
 """Names of the routes that need no API key: the page is the same for everybody; the document that it shows is not."""
 
 
-def page_routes() -> dict[str, tuple[str, Callable[[RequestContext], Any]]]:
-    """The handlers with their method, by path."""
-    return {"/docs": ("GET", _send_page), "/docs/{file}": ("GET", _send_file)}
-
-
-async def _send_page(context: RequestContext) -> None:
-    await _send(context, "index.html")
-
-
-async def _send_file(context: RequestContext) -> None:
-    await _send(context, context.scope["path_params"]["file"])
-
-
-async def _send(context: RequestContext, name: str) -> None:
-    found = _files().get(name)
-    if found is None:
-        raise HTTPError(404, f"The API page has no file {name[:60]!r}.")
-    content, content_type = found
-    await context.reply(200, content, HEADERS, content_type)
-
-
 @cache
-def _files() -> Mapping[str, tuple[bytes, str]]:
+def page_files() -> Mapping[str, tuple[bytes, str]]:
+    """Return the content and the type of each file of the page."""
     found = (files("nucleate.server") / "api_page").iterdir()
     return {file.name: (file.read_bytes(), TYPES[file.name.rpartition(".")[2]]) for file in found}

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nucleate.server.chat_encoder import Timing
+from nucleate.server.chat_api import Timing
 from nucleate.server.http_errors import CLOSE, HTTPError, error_response, http_error, internal_error
 from nucleate.server.metrics import Metrics
 from nucleate.server.openai.json_encoding import encode_json
@@ -40,6 +40,8 @@ MAX_IGNORED_NAME, MAX_IGNORED_NAMES, MAX_IGNORED_HEADER = 100, 20, 2000
 LINGER_SECONDS = 5.0
 """Maximum time to read the rest of a body after an error response: closed at once, the connection could be reset before
 the client has the response."""
+ERROR_FRAME_TIMEOUT_SECONDS = 1.0
+"""Maximum time to send the error frame that ends a stream, if the client does not read."""
 JSON_TYPE, STREAM_TYPE = "application/json", "text/event-stream; charset=utf-8"
 
 
@@ -70,7 +72,9 @@ class RequestContext:
         self.log = RequestLogFields()
         self._headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.id.encode())]  # of the response
         self._unread = False  # a part of the body that is needed
-        self.error_frame: Callable[[HTTPError], bytes] | None = None  #: last frame of a stream; None: OpenAI's
+        self.error_frame: Callable[[HTTPError], bytes] | None = (
+            None  #: makes the last frame of the stream that has started
+        )
 
     @property
     def route(self) -> str:
@@ -139,12 +143,18 @@ class RequestContext:
             pass
 
     async def reply(
-        self, status: int, body: Any, headers: Mapping[str, str] = _NO_HEADERS, content_type: str = JSON_TYPE
+        self,
+        status: int,
+        body: Any,
+        headers: Mapping[str, str] = _NO_HEADERS,
+        content_type: str = JSON_TYPE,
+        *,
+        last: bool = True,
     ) -> None:
-        """Send a whole response. body: bytes, or a value to encode as JSON."""
+        """Send a whole response. body: bytes, or a value to encode as JSON. last: whether it ends here."""
         data = body if isinstance(body, bytes) else encode_json(body)
         await self.start_response(status, {"content-length": str(len(data)), **headers}, content_type)
-        await self._send({"type": "http.response.body", "body": data})
+        await self.write(data, last=last)
 
     async def reply_in_pieces(self, pieces: AsyncIterator[bytes], content_type: str = JSON_TYPE) -> None:
         """Send a whole response of status 200 in pieces. Waits while the client does not read."""
@@ -160,25 +170,22 @@ class RequestContext:
             await self.reply(200, piece, content_type=content_type)
 
     async def send_error(self, error: HTTPError) -> None:
-        """Send an error as the response."""
+        """Send an error as the response, or as the last frame of the stream that has started."""
         self.error = error
-        body = error_response(self.scope, error, self.id)
-        if not self._unread or self.disconnected:
-            await self.reply(error.status, body, error.headers)
+        if self.status and self.error_frame is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ERROR_FRAME_TIMEOUT_SECONDS):
+                    await self.write(self.error_frame(error), last=True)
             return
-        data = encode_json(body)
-        await self.start_response(error.status, {"content-length": str(len(data)), **error.headers}, JSON_TYPE)
-        await self.write(data)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_SECONDS):
-                await self._read_rest()
-        await self.write(b"", last=True)
-
-    async def _read_rest(self) -> None:
-        """Read the rest of the body and drop it."""
-        while self._unread:
-            event = await self._receive()
-            self._unread = event["type"] == "http.request" and event.get("more_body", False)
+        lingers = self._unread and not self.disconnected
+        await self.reply(error.status, error_response(self.scope, error, self.id), error.headers, last=not lingers)
+        if lingers:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_SECONDS):
+                    while self._unread:  # drop the rest of the body
+                        event = await self._receive()
+                        self._unread = event["type"] == "http.request" and event.get("more_body", False)
+            await self.write(b"", last=True)
 
     async def start_response(
         self, status: int, headers: Mapping[str, str] = _NO_HEADERS, content_type: str = STREAM_TYPE
@@ -238,21 +245,24 @@ class RequestMiddleware:
             await context.send_error(_router_error(error, scope))
         except Exception as error:  # noqa: BLE001  # every exception becomes an error response
             known = http_error(error)
-            if known is None or context.status:
+            if known is None or (context.status and context.error_frame is None):
                 unexpected = error
-            if not context.status:
+            if not context.status or context.error_frame is not None:
                 await context.send_error(known or internal_error(context.id))
         finally:
             self._record(context, unexpected)
 
     def _record(self, context: RequestContext, error: BaseException | None) -> None:
         """Add a finished request to the metrics and the log. error: an unexpected exception."""
-        fields, scope, response = context.log, context.scope, context.error
+        fields, scope, response = dict(vars(context.log)), context.scope, context.error
         kind = response.kind if response is not None else None if error is None else "internal"
         self._metrics.count_request(
             context.route, context.status, context.seconds, error=kind, disconnected=context.disconnected
         )
-        client = scope.get("client")
+        client, prompt = scope.get("client"), fields.pop("prompt")
+        if fields["prompt_tokens"] is None:
+            fields["completion_tokens"] = None
+        fields["finish_reasons"] = fields["finish_reasons"] or None
         self._log.request(
             id=context.id,
             client=client and f"{client[0]}:{client[1]}",
@@ -260,19 +270,13 @@ class RequestMiddleware:
             route=context.route or scope["path"],
             status=context.status,
             duration_seconds=context.seconds,
-            stream=fields.stream,
-            structured_outputs=fields.structured_outputs,
-            prompt_tokens=fields.prompt_tokens,
-            completion_tokens=fields.completion_tokens if fields.prompt_tokens is not None else None,
-            time_to_first_token_seconds=fields.time_to_first_token_seconds,
-            finish_reasons=fields.finish_reasons or None,
-            ignored_fields=fields.ignored_fields,
+            **fields,
             client_disconnected=context.disconnected or None,
             error_param=response and response.param,
             error_code=response and response.code,
             error_message=response and self._loggable(response),
             error=error,
-            prompt=str(fields.prompt) if self._log.prompts and fields.prompt is not None else None,
+            prompt=str(prompt) if self._log.prompts and prompt is not None else None,
         )
 
     def _loggable(self, error: HTTPError) -> str | None:

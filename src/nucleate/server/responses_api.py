@@ -9,32 +9,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, final
 
 from nucleate.outputs import StepLogprobs, Usage
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.chat_api import (
-    ENGINE_FIELDS,
-    ChatAPI,
-    Translation,
-    present_fields,
-    read_call,
-    read_list,
-    read_name,
-    read_text,
-    renames,
-    sampling_fields,
-    translator,
-)
-from nucleate.server.chat_encoder import Block, BlockEvent, ChatEncoder, EncoderInput
+from nucleate.server import chat_api
 from nucleate.server.http_errors import HTTPError
-from nucleate.server.openai.fields import invalid_value, json_equal, read_bool
+from nucleate.server.openai import fields
 from nucleate.server.openai.json_encoding import dumps, json_parts
-from nucleate.server.openai.logprobs import JSON, step_body
 from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS
-from nucleate.server.openai.responses import validation_body
+from nucleate.server.openai.responses import JSON, step_body, validation_body
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -46,12 +31,11 @@ def read_input(value: Any, instructions: str | None) -> list[dict[str, Any]]:
     Reasoning, text and calls of the assistant that follow each other become one message.
     """
     messages: list[dict[str, Any]] = []
-    if instructions is not None:
-        messages.append({"role": "system", "content": instructions})
+    messages += [] if instructions is None else [{"role": "system", "content": instructions}]
     if isinstance(value, str):
         return [*messages, {"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
-        raise invalid_value("input", "a string or a list with at least one item", value)
+        raise fields.invalid_value("input", "a string or a list with at least one item", value)
     for index, item in enumerate(value):
         _add(messages, item, f"input[{index}]")
     if not messages:
@@ -63,12 +47,12 @@ def read_input(value: Any, instructions: str | None) -> list[dict[str, Any]]:
 
 def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:
     if not isinstance(item, Mapping):
-        raise invalid_value(where, "an object", item, "input")
+        raise fields.invalid_value(where, "an object", item, "input")
     kind = item.get("type") or "message"
     if kind == "message":
         role = item.get("role")
         if role not in _ROLES:
-            raise invalid_value(f"{where}.role", f"one of {', '.join(_ROLES)}", role, "input")
+            raise fields.invalid_value(f"{where}.role", f"one of {', '.join(_ROLES)}", role, "input")
         text = read_content(item.get("content"), f"{where}.content")
         if role == "assistant":
             _assistant(messages, "content", "tool_calls")["content"] = text
@@ -79,11 +63,12 @@ def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:
         if text:
             _assistant(messages, "content", "tool_calls", "reasoning_content")["reasoning_content"] = text
     elif kind == "function_call":
-        call_id, name = (read_name(item, one, where, "input") for one in ("call_id", "name"))
-        call = read_call(call_id, name, read_text(item, "arguments", where, "input"), f"{where}.arguments", "input")
+        call_id, name = (fields.read_name(item, one, where, "input") for one in ("call_id", "name"))
+        text = fields.read_text(item, "arguments", where, "input")
+        call = chat_api.read_call(call_id, name, text, f"{where}.arguments", "input")
         _assistant(messages).setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
-        call_id = read_name(item, "call_id", where, "input")
+        call_id = fields.read_name(item, "call_id", where, "input")
         text = read_content(item.get("output"), f"{where}.output")
         messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
     elif kind == "item_reference":
@@ -106,28 +91,28 @@ def read_content(value: Any, where: str) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise invalid_value(where, "a string or a list of parts", value, "input")
+        raise fields.invalid_value(where, "a string or a list of parts", value, "input")
     return "".join(_part(part, f"{where}[{index}]") for index, part in enumerate(value))
 
 
 def _part(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "refusal":
-        return read_text(part, "refusal", where, "input")
+        return fields.read_text(part, "refusal", where, "input")
     if kind not in _TEXT_PARTS:
-        raise invalid_value(where, f"a part of type {', '.join(_TEXT_PARTS)} or refusal", part, "input")
-    return read_text(part, "text", where, "input")
+        raise fields.invalid_value(where, f"a part of type {', '.join(_TEXT_PARTS)} or refusal", part, "input")
+    return fields.read_text(part, "text", where, "input")
 
 
 def _reasoning_text(item: Mapping[str, Any], where: str) -> str:
     """Return the text of a reasoning item: its content, or else its summary."""
     for name, kind in (("content", "reasoning_text"), ("summary", "summary_text")):
-        parts = read_list(item.get(name) or [], f"{where}.{name}", "input")
+        parts = fields.LISTED.check(f"{where}.{name}", item.get(name) or [], "input")
         for index, part in enumerate(parts):
             if not isinstance(part, Mapping) or part.get("type") not in (kind, "text"):
-                raise invalid_value(f"{where}.{name}[{index}]", f"a part of type {kind}", part, "input")
+                raise fields.invalid_value(f"{where}.{name}[{index}]", f"a part of type {kind}", part, "input")
         if parts:
-            return "".join(read_text(part, "text", f"{where}.{name}", "input") for part in parts)
+            return "".join(fields.read_text(part, "text", f"{where}.{name}", "input") for part in parts)
     return ""
 
 
@@ -135,13 +120,13 @@ ID_PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 
 
 @final
-class ResponseEncoder(ChatEncoder):
+class ResponseEncoder(chat_api.ChatEncoder):
     """echoed: the fields of the request that the response repeats.
 
     They are encoded once, because a request may have megabytes of tools, and a stream repeats them three times.
     """
 
-    def __init__(self, echoed: Mapping[str, Any], given: EncoderInput) -> None:
+    def __init__(self, echoed: Mapping[str, Any], given: chat_api.EncoderInput) -> None:
         super().__init__(given)
         self._number = 0  # of the next event
         self._id = given.head.id.rpartition("-")[2]
@@ -181,50 +166,35 @@ class ResponseEncoder(ChatEncoder):
         return (self._begin() + self._lifecycle("failed", {**_state("failed"), "error": failure})).encode()
 
     def _start(self) -> str:
-        state = _state("in_progress")
-        return self._lifecycle("created", state) + self._lifecycle("in_progress", state)
+        return "".join(self._lifecycle(kind, _state("in_progress")) for kind in ("created", "in_progress"))
 
     def _idle(self) -> str:
         return ": keep-alive\n\n"
 
-    def _event(self, event: BlockEvent) -> str:
-        block = event.block
-        where = {"item_id": self._item_id(block), "output_index": block.index}
+    def _event(self, event: chat_api.BlockEvent) -> str:
+        block, kind, part = event.block, "function_call_arguments", ""
+        place: JSON = {"output_index": block.index}
+        where: JSON = {"item_id": self._item_id(block), **place}
+        if block.kind != "call":
+            summarized = self._summarizes and block.kind == "reasoning"
+            where["summary_index" if summarized else "content_index"] = 0
+            kind = "output_text" if block.kind == "text" else self._reasoning_text
+            part = "reasoning_summary_part" if summarized else "content_part"
         if event.kind == "add":
-            return self._delta(event, where)
-        made = []
-        part = None if block.kind == "call" else self._part(block, empty=event.kind == "open")
-        part_event = {**where, **self._part_index(block), "part": part}
-        part_kind = "reasoning_summary_part" if self._is_summary(block) else "content_part"
+            return self._frame(f"{kind}.delta", {**where, "delta": event.text, **self._steps(block, event.logprobs)})
         if event.kind == "open":
-            item = self._item(block, "in_progress", empty=True)
-            made.append(self._frame("output_item.added", {"output_index": block.index, "item": item}))
-            if part is not None:
-                made.append(self._frame(f"{part_kind}.added", part_event))
-        else:
-            made.append(self._done(block, where))
-            if part is not None:
-                made.append(self._frame(f"{part_kind}.done", part_event))
-            item = self._item(block, self._status(block))
-            made.append(self._frame("output_item.done", {"output_index": block.index, "item": item}))
-        return "".join(made)
+            made = self._frame("output_item.added", {**place, "item": self._item(block, "in_progress", empty=True)})
+            made += self._frame(f"{part}.added", {**where, "part": self._part(block, empty=True)}) if part else ""
+            return made
+        text: JSON = {"text": block.text} if part else {"name": block.name, "arguments": block.text}
+        made = self._frame(f"{kind}.done", {**where, **text, **self._steps(block, block.logprobs)})
+        made += self._frame(f"{part}.done", {**where, "part": self._part(block)}) if part else ""
+        return made + self._frame("output_item.done", {**place, "item": self._item(block, self._status(block))})
 
-    def _delta(self, event: BlockEvent, where: JSON) -> str:
-        if event.block.kind == "call":
-            return self._frame("function_call_arguments.delta", {**where, "delta": event.text})
-        content = {**where, **self._part_index(event.block), "delta": event.text}
-        if event.block.kind == "reasoning":
-            return self._frame(f"{self._reasoning_text}.delta", content)
-        return self._frame("output_text.delta", {**content, "logprobs": self._logprobs(event.logprobs)})
-
-    def _done(self, block: Block, where: JSON) -> str:
-        if block.kind == "call":
-            names = {"name": block.name, "arguments": block.text}
-            return self._frame("function_call_arguments.done", {**where, **names})
-        content = {**where, **self._part_index(block), "text": block.text}
-        if block.kind == "reasoning":
-            return self._frame(f"{self._reasoning_text}.done", content)
-        return self._frame("output_text.done", {**content, "logprobs": self._logprobs(block.logprobs)})
+    def _steps(self, block: chat_api.Block, steps: Sequence[StepLogprobs]) -> JSON:
+        """Return the field for the logprobs of a text."""
+        bodies = (step_body(step, self.given.tokenizer) for step in steps)
+        return {"logprobs": iter([*bodies])} if block.kind == "text" else {}
 
     def _end(self, usage: Usage) -> str:
         state = self._final(usage)
@@ -243,12 +213,6 @@ class ResponseEncoder(ChatEncoder):
         body = {"type": name, "sequence_number": number, **fields}
         return f"event: {name}\ndata: {''.join(json_parts(body))}\n\n"
 
-    def _is_summary(self, block: Block) -> bool:
-        return self._summarizes and block.kind == "reasoning"
-
-    def _part_index(self, block: Block) -> JSON:
-        return {"summary_index" if self._is_summary(block) else "content_index": 0}
-
     def _response(self, state: JSON) -> Iterator[str]:
         yield self._request
         yield ","
@@ -261,10 +225,7 @@ class ResponseEncoder(ChatEncoder):
         last = self.blocks.last
         cut = last is not None and last.finish_reason == "length"
         made = _state("incomplete" if cut else "completed")
-        if cut:
-            made["incomplete_details"] = {"reason": "max_output_tokens"}
-        else:
-            made["completed_at"] = int(time.time())
+        made |= {"incomplete_details": {"reason": "max_output_tokens"}} if cut else {"completed_at": int(time.time())}
         made["output"] = iter([self._item(block, self._status(block)) for block in self.blocks.all])
         made["usage"] = _usage(usage)
         if last is not None:
@@ -273,34 +234,30 @@ class ResponseEncoder(ChatEncoder):
                 made["validation"] = validation_body(last.validation)
         return made
 
-    def _status(self, block: Block) -> str:
+    def _status(self, block: chat_api.Block) -> str:
         return "incomplete" if self.blocks.is_cut(block) else "completed"
 
-    def _item(self, block: Block, status: str, *, empty: bool = False) -> JSON:
+    def _item(self, block: chat_api.Block, status: str, *, empty: bool = False) -> JSON:
         """Return an output item. empty: as it is when it is added."""
         made: JSON = {"id": self._item_id(block), "status": status}
         if block.kind == "call":
             arguments = "" if empty else block.text
             return {**made, "type": "function_call", "call_id": block.id, "name": block.name, "arguments": arguments}
         content = iter(() if empty else (self._part(block),))
-        if self._is_summary(block):
-            return {**made, "type": "reasoning", "summary": content}
         if block.kind == "reasoning":
-            return {**made, "type": "reasoning", "summary": [], "content": content}
+            texts = {"summary": content} if self._summarizes else {"summary": [], "content": content}
+            return {**made, "type": "reasoning", **texts}
         return {**made, "type": "message", "role": "assistant", "content": content}
 
-    def _part(self, block: Block, *, empty: bool = False) -> JSON:
+    def _part(self, block: chat_api.Block, *, empty: bool = False) -> JSON:
         """Return the content part of an item."""
         text = "" if empty else block.text
         if block.kind == "reasoning":
             return {"type": "summary_text" if self._summarizes else "reasoning_text", "text": text}
-        logprobs = self._logprobs(() if empty else block.logprobs)
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+        steps = self._steps(block, () if empty else block.logprobs)
+        return {"type": "output_text", "text": text, "annotations": [], **steps}
 
-    def _logprobs(self, steps: Sequence[StepLogprobs]) -> Iterator[JSON]:
-        return iter([step_body(step, self.given.tokenizer) for step in steps])
-
-    def _item_id(self, block: Block) -> str:
+    def _item_id(self, block: chat_api.Block) -> str:
         return f"{ID_PREFIXES[block.kind]}_{self._id}_{block.index}"
 
 
@@ -320,129 +277,117 @@ def _usage(usage: Usage) -> JSON:
     }
 
 
-URL = "/v1/responses"
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
 INCLUDABLE = (
     *(LOGPROBS, ENCRYPTED, "file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
     *("message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs"),
 )
 """The values of ``include``. Only the first has an effect: there is nothing of the others."""
-TRUNCATIONS = ("auto", "disabled")
-MAX_METADATA = 16
-
-_PASSED = frozenset(
-    {"model", "stream", "stream_options", "max_output_tokens", "top_logprobs", *TOOL_FIELDS, *ENGINE_FIELDS}
-)
-_OWN = frozenset({"input", "instructions", "text", "reasoning", "include", "metadata", "truncation", "store"})
+MAX_METADATA, METADATA = 16, "an object with at most 16 strings"
+_OWN: Mapping[str, fields.Field] = {
+    "input": fields.Field(fields.TEXT_OR_LIST, "A text, or messages, reasoning, function calls and their outputs."),
+    "instructions": fields.Field(fields.TEXT, "A system message before the input."),
+    "text": fields.Field(fields.OBJECT, "format: text, json_object or json_schema, with its name, schema and strict."),
+    "reasoning": fields.Field(fields.OBJECT, "effort; other fields have no effect."),
+    "include": fields.Field(fields.ARRAY, "message.output_text.logprobs; other values have no effect."),
+    "metadata": fields.Field(
+        {**fields.OBJECT, "maxProperties": MAX_METADATA}, "Texts that the response repeats.", METADATA
+    ),
+    "truncation": fields.Field(
+        {"enum": ["auto", "disabled"]}, "No effect: an input that does not fit the context is an error."
+    ),
+    "store": fields.Field(fields.BOOLEAN, "No effect: nothing is stored."),
+    "tools": fields.Field(fields.ARRAY, "Tools of type function."),
+    **dict.fromkeys(
+        [
+            *("user", "safety_identifier", "service_tier", "max_tool_calls"),  # the latter is about OpenAI's own tools
+            *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
+        ],
+        fields.NO_EFFECT,
+    ),
+    "background": fields.unsupported(False),
+    "context_management": fields.unsupported([]),
+    **dict.fromkeys(("conversation", "moderation", "prompt"), fields.unsupported()),
+    "previous_response_id": fields.unsupported(
+        instead="; this server stores no responses: send the whole conversation as input"
+    ),
+}
+_REASONING = ("effort", "summary", "generate_summary", "mode", "context")
+_TEXT = {"format": fields.ANY, "verbosity": fields.unsupported("medium")}
 _ECHOED = ("instructions", "tools", "tool_choice", "text", "reasoning")
-IGNORED = frozenset(
-    [
-        *("user", "safety_identifier", "service_tier", "max_tool_calls"),  # the latter is about OpenAI's own tools
-        *("prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"),
-    ]
-)
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        "background": (False,),
-        "context_management": ([],),
-        **dict.fromkeys(("conversation", "moderation", "previous_response_id", "prompt"), ()),
-    }
-)
-"""Unsupported fields, and their values without effect, which are accepted."""
-_WHY = {"previous_response_id": "; this server stores no responses: send the whole conversation as input"}
+RESPONSE_FIELDS: Mapping[str, fields.Declared] = {
+    **chat_api.sampling_fields(),
+    **{name: field for name, field in TEMPLATE_FIELDS.items() if name != "reasoning_effort"},
+    **{name: fields.COMMON[name] for name in ("model", "stream", "stream_options")},
+    **chat_api.ENGINE_FIELDS,
+    **TOOL_FIELDS,
+    "max_output_tokens": fields.MAX_COMPLETION_TOKENS,
+    "top_logprobs": fields.TOP_LOGPROBS,
+    **_OWN,
+}
 
 
-def field_names() -> frozenset[str]:
-    """Return the names of all fields of a body."""
-    template = {name for name in TEMPLATE_FIELDS if name != "reasoning_effort"}
-    return frozenset({*sampling_fields(), *template, *_PASSED, *_OWN, *IGNORED, *UNSUPPORTED})
-
-
-@translator
-def translate(body: Any) -> Translation:
+@chat_api.translator
+def translate(body: Any) -> chat_api.Translation:
     """Translate a decoded body. Raises ParameterError."""
-    given = present_fields(body, field_names())
-    for name, accepted in UNSUPPORTED.items():
-        if name in given and not any(json_equal(given[name], one) for one in accepted):
-            raise ParameterError(name, f"{name} is not supported, got {shown(given[name])}{_WHY.get(name, '')}")
-    read_bool(given, "store")
-    instructions = given.get("instructions")
-    if instructions is not None and not isinstance(instructions, str):
-        raise invalid_value("instructions", "a string", instructions)
+    given = fields.present_fields(body, RESPONSE_FIELDS)
     if "input" not in given:
         raise ParameterError("input", "input is missing")
-    if given.get("truncation", "disabled") not in TRUNCATIONS:
-        raise invalid_value("truncation", f"one of {', '.join(TRUNCATIONS)}", given["truncation"])
-    made = {name: value for name, value in given.items() if name not in {*_OWN, *IGNORED, *UNSUPPORTED}}
-    made["messages"] = read_input(given["input"], instructions)
+    made = {name: value for name, value in given.items() if name not in _OWN}
+    made["messages"] = read_input(given["input"], given.get("instructions"))
     if "max_output_tokens" in made:
         made["max_completion_tokens"] = made.pop("max_output_tokens")
-    if "tools" in made:
-        made["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(read_list(made["tools"], "tools"))]
-    made |= _logprobs(given) | _reasoning(given.get("reasoning", {})) | _text(given.get("text", {}))
-    echoed = {name: value for name, value in given.items() if name in _ECHOED}
-    echoed["metadata"] = _metadata(given.get("metadata", {}))
-    return Translation(made, partial(ResponseEncoder, echoed))
+    if "tools" in given:
+        made["tools"] = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(given["tools"])]
+    made |= _logprobs(given) | _text(given.get("text", {}))
+    reasoning = fields.present_fields(given.get("reasoning", {}), _REASONING, "reasoning", "reasoning")
+    if "effort" in reasoning:
+        made["reasoning_effort"] = reasoning["effort"]
+    metadata = given.get("metadata", {})
+    if len(metadata) > MAX_METADATA or not all(isinstance(text, str) for text in metadata.values()):
+        raise fields.invalid_value("metadata", METADATA, metadata)
+    echoed = {name: value for name, value in given.items() if name in _ECHOED} | {"metadata": metadata}
+    return chat_api.Translation(made, partial(ResponseEncoder, echoed))
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, Mapping) else None
     if kind != "function":
-        raise ParameterError(
-            "tools", f"{where} must be a tool of type function, got {shown(tool if kind is None else kind)}"
-        )
+        raise fields.invalid_value(where, "a tool of type function", tool if kind is None else kind, "tools")
     known = ("type", "name", "description", "parameters", "strict")
     no_effect = ("allowed_callers", "async", "defer_loading", "output_schema")
-    given = present_fields(tool, (*known, *no_effect), where, "tools")
+    given = fields.present_fields(tool, (*known, *no_effect), where, "tools")
     return {"type": "function", "function": {name: given[name] for name in known[1:] if name in given}}
 
 
 def _logprobs(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields for logprobs: ``top_logprobs`` above 0 requests them as well."""
-    include = read_list(given.get("include", []), "include")
+    include = given.get("include", [])
     for index, value in enumerate(include):
         if value not in INCLUDABLE:
-            raise invalid_value(f"include[{index}]", f"one of {', '.join(INCLUDABLE)}", value, "include")
+            raise fields.invalid_value(f"include[{index}]", f"one of {', '.join(INCLUDABLE)}", value, "include")
     top = given.get("top_logprobs", 0)
-    return (
-        {"logprobs": True, "top_logprobs": top}
-        if LOGPROBS in include or not json_equal(top, 0)
-        else {"top_logprobs": None}
-    )
-
-
-def _reasoning(value: Any) -> dict[str, Any]:
-    given = present_fields(
-        value, ("effort", "summary", "generate_summary", "mode", "context"), "reasoning", "reasoning"
-    )
-    return {"reasoning_effort": given["effort"]} if "effort" in given else {}
+    if LOGPROBS in include or not fields.json_equal(top, 0):
+        return {"logprobs": True, "top_logprobs": top}
+    return {"top_logprobs": None}
 
 
 def _text(value: Any) -> dict[str, Any]:
-    given = present_fields(value, ("format", "verbosity"), "text", "text")
-    if given.get("verbosity", "medium") != "medium":
-        raise ParameterError("text", f"text.verbosity is not supported, got {shown(given['verbosity'])}")
+    given = fields.present_fields(value, _TEXT, "text", "text")
     if "format" not in given:
         return {}
     known = ("type", "name", "schema", "strict", "description")
-    wanted = present_fields(given["format"], known, "text.format", "text")
+    wanted = fields.present_fields(given["format"], known, "text.format", "text")
     if wanted.get("type") != "json_schema":
         return {"response_format": wanted}
     schema = {name: wanted[name] for name in known[1:] if name in wanted}
     return {"response_format": {"type": "json_schema", "json_schema": schema}}
 
 
-def _metadata(value: Any) -> Mapping[str, str]:
-    texts = isinstance(value, Mapping) and all(isinstance(item, str) for item in value.values())
-    if not isinstance(value, Mapping) or not texts or len(value) > MAX_METADATA:
-        raise invalid_value("metadata", f"an object with at most {MAX_METADATA} strings", value)
-    return value
-
-
-RESPONSES = ChatAPI(
-    URL,
+RESPONSES = chat_api.ChatAPI(
+    "/v1/responses",
     translate,
-    renames(
+    chat_api.renames(
         (r"max_completion_tokens", "max_output_tokens"),
         (r"response_format\.json_schema", "text.format"),
         (r"response_format", "text.format"),
@@ -450,5 +395,5 @@ RESPONSES = ChatAPI(
         (r"reasoning_effort", "reasoning.effort"),
         (r"(tools\[\d+\])\.function", r"\1"),
     ),
-    field_names(),
+    RESPONSE_FIELDS,
 )

@@ -9,42 +9,116 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 from uuid import uuid4
 
 from nucleate import __version__
+from nucleate.chat.chat_format import RenderedChat
+from nucleate.chat.output_parser import ChunkParser
 from nucleate.engine.async_engine import AsyncEngine
+from nucleate.engine.beam_params import BeamRequest
+from nucleate.engine.beam_scheduler import ValidatedBeamRequest
 from nucleate.engine.engine import Engine
-from nucleate.engine.request import Request
+from nucleate.engine.request import Request, ValidatedRequest
 from nucleate.llm import LLM
+from nucleate.llm.chat_request import chat_request
 from nucleate.models.protocol import ModelError
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import SamplingParams
-from nucleate.server.chat_api import ChatAPI, drop_unknown
-from nucleate.server.chat_encoder import ChatEncoder, EncoderInput
-from nucleate.server.generation_call import GenerationCall, encode_prompts, with_fill_stops
-from nucleate.server.http_errors import (
-    HTTPError,
-    model_not_found,
-    queue_full,
-    shutting_down,
-    timed_out,
-    too_many_requests,
-)
+from nucleate.server.chat_api import ChatAPI, ChatEncoder, EncoderInput
+from nucleate.server.http_errors import HTTPError, shutting_down, timed_out, unavailable
 from nucleate.server.limits import ServerLimits
 from nucleate.server.openai.endpoints import ENDPOINTS, LONG_NAMES_CHAT, TEXT
 from nucleate.server.openai.fields import reject_deep_nesting
-from nucleate.server.openai.requests import read_body
+from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.response_format import translate_errors
 from nucleate.server.openai.responses import ResponseHead
 from nucleate.structured_output.spec import StructuredOutputs
+
+
+class EncodedPrompt(NamedTuple):
+    """A prompt as token ids. chat: the chat that it was made from."""
+
+    token_ids: Sequence[int]
+    chat: RenderedChat | None = None
+
+    def engine_request(self, parsed: ParsedRequest, prepare: Callable[[Request], object]) -> Request | BeamRequest:
+        """Return the engine request. prepare: compiles a constraint, see ``chat_request``. Raises ParameterError."""
+        if self.chat is None or parsed.beam_params is not None:
+            return parsed.engine_request(self.token_ids)
+        request = chat_request(self.chat, self.token_ids, parsed.engine_params, prepare)
+        return replace(request, priority=parsed.priority) if parsed.priority else request
+
+
+@dataclass(frozen=True)
+class GenerationCall:
+    """A parsed request body and the engine requests made from it."""
+
+    head: ResponseHead
+    parsed: ParsedRequest
+    prompts: Sequence[EncodedPrompt]
+    prepared: Sequence[ValidatedRequest | ValidatedBeamRequest] = ()  #: the request of each, validated by the engine
+
+    @property
+    def prompt_token_ids(self) -> list[Sequence[int]]:
+        """The token ids of each prompt."""
+        return [one.token_ids for one in self.prompts]
+
+    @property
+    def constraint(self) -> tuple[str, str] | None:
+        """The kind of structured output, one of ``spec.KINDS``, and the body field that sets it; or None."""
+        use, spec = self.parsed.tool_use, self.parsed.params.structured_outputs
+        if use.tools and use.callable_tools:
+            return "structural_tag", "tools"
+        return None if spec is None else (spec.kind, self.parsed.requested_format.field)
+
+    def chunk_parser(self) -> ChunkParser | None:
+        """Return a parser for the chunks of a chat; None if they are text only."""
+        chat = self.prompts[0].chat
+        return None if chat is None else chat.chunk_parser(self.parsed.params.max_reasoning_tokens)
+
+
+def encode_prompts(llm: LLM, parsed: ParsedRequest, max_model_len: int) -> list[EncodedPrompt]:
+    """Return the prompts, or the chat, as token ids.
+
+    Raises HTTPError if a prompt fills the context, or if the body sets ``max_tokens`` to more than fits after it;
+    ParameterError, ModelError.
+    """
+    if parsed.messages is not None:
+        options = parsed.template_options
+        chat = llm.render_chat(parsed.messages, parsed.tool_use, options)
+        prompts = [EncodedPrompt(chat.encode(add_special_tokens=options.add_special_tokens), chat)]
+    else:
+        prompts = [EncodedPrompt(llm.encode(prompt, parsed.suffix)) for prompt in parsed.prompts]
+    max_tokens, field = parsed.params.max_tokens, parsed.max_tokens_field
+    if parsed.truncation is not None:
+        room = max_model_len - (max_tokens or 1)
+        prompts = [prompt._replace(token_ids=parsed.truncation.apply([*prompt.token_ids], room)) for prompt in prompts]
+    limit = f"This model's maximum context length is {max_model_len} tokens for prompt and completion"
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    if longest >= max_model_len + parsed.prompt_only:  # without an output, the prompt may fill the context
+        # clients recognize the code, or words of OpenAI's and Anthropic's messages
+        param = "prompt" if parsed.messages is None else "messages"
+        message = f"{limit}, but the prompt is too long: {longest} tokens."
+        raise HTTPError(400, message, code="context_length_exceeded", param=param)
+    if field is not None and max_tokens is not None and longest + max_tokens > max_model_len:
+        message = f"{limit}, but the prompt has {longest} tokens and {field} is {max_tokens}."
+        hint = f"Set {field} to at most {max_model_len - longest}."
+        raise HTTPError(400, f"{message} {hint}", code="context_length_exceeded", param=field)
+    return prompts
+
+
+def with_fill_stops(llm: LLM, parsed: ParsedRequest) -> ParsedRequest:
+    """Return a request; one with a suffix also ends at the model's fill-in-the-middle tokens. Raises ParameterError."""
+    return parsed if parsed.suffix is None else replace(parsed, params=llm.fill_params(parsed.params))
+
 
 T = TypeVar("T")
 
@@ -76,9 +150,9 @@ class Service:
     """One model behind all endpoints.
 
     name: the model name in responses, and one of those in requests. defaults: the parameters that a request does not
-    set. The model runs
-    once during construction, so that no request pays for its first, slower forward pass. Raises ModelError if the model
-    fails, and ParameterError for defaults beyond the limits or with a constraint that cannot be enforced.
+    set. The model runs once during construction, so that no request pays for its first, slower forward pass. Raises
+    ModelError if the model fails, and ParameterError for defaults beyond the limits or with a constraint that cannot be
+    enforced.
     """
 
     def __init__(
@@ -143,7 +217,9 @@ class Service:
         """Count a request as in flight within this context. Raises HTTPError if there are too many."""
         self.check_available()
         if self.num_requests >= self.limits.max_concurrent_requests:
-            raise too_many_requests(self.limits.max_concurrent_requests)
+            most = self.limits.max_concurrent_requests
+            message = f"Server is at capacity: {most} requests are in flight. Retry after 1 s."
+            raise unavailable(message, code="too_many_requests")
         self.num_requests += 1
         try:
             yield
@@ -161,7 +237,10 @@ class Service:
         most = self._max_num_seqs + self.limits.max_queued_seqs
         if self.num_sequences and self.num_sequences + count > most:
             running = min(self.num_sequences, self._max_num_seqs)
-            raise queue_full(count, running, self.num_sequences - running, most)
+            own = "1 sequence" if count == 1 else f"{count} sequences"
+            now = f"{running} are running and {self.num_sequences - running} queued, of at most {most}"
+            message = f"Server is at capacity: the request needs {own}, but {now}. Retry after 1 s."
+            raise unavailable(message, code="queue_full")
         left = dict(enumerate(counts))
         self.num_sequences += count
 
@@ -220,11 +299,11 @@ class Service:
         prefix = "cmpl" if parsed.messages is None else "chatcmpl"
         head = ResponseHead(f"{prefix}-{uuid4().hex}", int(time.time()), self.name, self.fingerprint)
         call = GenerationCall(head, parsed, prompts)
-        return self.prepare(call) if call.structured_output_kind is None else call
+        return self.prepare(call) if call.constraint is None else call
 
     def prepare(self, call: GenerationCall) -> GenerationCall:
         """Validate the requests of a call and compile its grammar, which may take a second. Raises ParameterError."""
-        with nullcontext() if call.structured_output_kind is None else translate_errors(call.parsed.requested_format):
+        with nullcontext() if call.constraint is None else translate_errors(call.parsed.requested_format):
             prepare = self.engine.prepare
             requests = [prompt.engine_request(call.parsed, prepare) for prompt in call.prompts]
             return replace(call, prepared=[prepare(request) for request in requests])
@@ -235,18 +314,12 @@ class Service:
         self.limits.check_body(body, self.vocab_size)
         return body
 
-    def decode_fields(self, data: bytes, known: Collection[str]) -> tuple[object, list[str]]:
-        """Decode a body that generates nothing. Returns the names of its unknown fields too, if they are ignored.
-
-        Raises ParameterError, HTTPError.
-        """
-        body = self.decode_body(data)
-        return drop_unknown(body, known) if self.options.ignore_unknown_fields else (body, [])
-
     def check_model(self, model: str | None) -> None:
         """Raise HTTPError if a request names another model."""
         if model is not None and model not in self.names:
-            raise model_not_found(model, self.names)
+            served = " or ".join(map(shown, self.names))
+            message = f"The model {shown(model)} does not exist. This server serves {served}."
+            raise HTTPError(404, message, code="model_not_found", param="model")
 
 
 def _decode(data: bytes) -> object:

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import final
 
-from nucleate.chat.emitter import Emitter
-from nucleate.chat.reader import Parsing, Reader
+from nucleate.chat.reader import Emitter, Parsing, Reader
 from nucleate.chat.tool_formats.tool_format import (
     Structure,
     ToolFormat,
@@ -35,7 +34,6 @@ class DeepSeek(ToolFormat):
     special_tokens = (CALLS, CALLS_END, CALL, CALL_END, SEPARATOR)
 
     def __init__(self, *, blocks: bool) -> None:
-        self.name = "deepseek_v3" if blocks else "deepseek_v31"  # type: ignore[misc]
         self._blocks = blocks
 
     def parse(self, reader: Reader, out: Emitter) -> Parsing[None]:

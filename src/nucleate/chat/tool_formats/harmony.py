@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, final
 
-from nucleate.chat.emitter import Emitter
-from nucleate.chat.reader import Parsing, Reader
-from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, end_call, read_arguments, separated, tag
+from nucleate.chat.reader import Emitter, Parsing, Reader
+from nucleate.chat.tool_formats.tool_format import (
+    Structure,
+    ToolFormat,
+    end_call,
+    ignore,
+    read_arguments,
+    separated,
+    tag,
+)
 from nucleate.chat.tools import Tool
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
@@ -21,7 +28,6 @@ _IN_HEADER = frozenset(map(chr, range(32, 127))) - {"<"}
 
 @final
 class Harmony(ToolFormat):
-    name = "openai"
     special_tokens = (START, CHANNEL, MESSAGE, END, CONSTRAIN, CALL, RETURN)
 
     def parse(self, reader: Reader, out: Emitter) -> Parsing[None]:
@@ -40,7 +46,7 @@ class Harmony(ToolFormat):
                 reader.record()
                 found = yield from read_arguments(reader, out, _word_after(RECIPIENT, header))
                 if (yield from end_call(reader, out, reader.recorded(), _ENDS, well_formed=found)):
-                    yield from reader.until(_ENDS, _drop)
+                    yield from reader.until(_ENDS, ignore)
                     continue
             emit: Callable[[str], object] = out.reasoning if channel == "analysis" else out.content
             if (yield from reader.until(_ENDS, emit)) is None:
@@ -72,7 +78,3 @@ def _header(reader: Reader) -> Parsing[str | None]:
 
 def _word_after(marker: str, header: str) -> str:
     return header.partition(marker)[2].partition("<")[0].partition(" ")[0]
-
-
-def _drop(_: str) -> None:
-    """Drop text."""

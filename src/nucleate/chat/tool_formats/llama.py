@@ -7,8 +7,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Final, final
 
-from nucleate.chat.emitter import Emitter
-from nucleate.chat.reader import Parsing, Reader
+from nucleate.chat.reader import Emitter, Parsing, Reader
 from nucleate.chat.tool_formats.tool_format import Structure, ToolFormat, calls, end_call, read_call, tag
 from nucleate.chat.tools import Tool
 
@@ -20,7 +19,6 @@ _NAME_AT_END: Final = re.compile(r'"name"\s*:\s*(?:"([^"]*))?$')
 
 @final
 class Llama(ToolFormat):
-    name = "llama3_json"
     special_tokens = (PYTHON_TAG,)
 
     def parse(self, reader: Reader, out: Emitter) -> Parsing[None]:

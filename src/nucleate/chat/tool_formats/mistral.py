@@ -8,8 +8,7 @@ from random import SystemRandom
 from string import ascii_letters, digits
 from typing import Final, final
 
-from nucleate.chat.emitter import Emitter
-from nucleate.chat.reader import Parsing, Reader
+from nucleate.chat.reader import Emitter, Parsing, Reader
 from nucleate.chat.tool_formats.tool_format import (
     Structure,
     ToolFormat,
@@ -32,7 +31,6 @@ _ALPHANUMERIC = frozenset(ascii_letters + digits)
 class Mistral(ToolFormat):
     """lists: whether calls are written as a list. The parser reads both forms."""
 
-    name = "mistral"
     special_tokens = (CALLS, CALL_ID, ARGUMENTS)
 
     def __init__(self, *, lists: bool = True) -> None:

@@ -10,8 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, final
 
-from nucleate.chat.emitter import Emitter, call_id
-from nucleate.chat.reader import Parsing, Reader
+from nucleate.chat.reader import Emitter, Parsing, Reader, call_id
 from nucleate.chat.tools import Tool
 
 Structure = dict[str, Any]
@@ -21,12 +20,11 @@ Structure = dict[str, Any]
 class ToolFormat(ABC):
     """A format of tool calls."""
 
-    name: ClassVar[str]
     special_tokens: ClassVar[Sequence[str]] = ()
     """The markers that may be special tokens: they stay in the text that is parsed."""
     arguments_are_text: ClassVar[bool] = False
     """Whether the chat template expects the arguments of earlier calls as text instead of an object."""
-    in_template: ClassVar[bool] = True
+    in_template: bool = True
     """Whether the chat template describes the tools."""
 
     @abstractmethod
@@ -119,7 +117,7 @@ def end_call(
             out.not_a_call(raw)
         return False
     if not well_formed:
-        yield from reader.until(ends, _ignore if out.has_arguments else out.arguments, read=False)
+        yield from reader.until(ends, ignore if out.has_arguments else out.arguments, read=False)
     out.end_call()
     return True
 
@@ -160,7 +158,7 @@ class _CallObject:
             return self._name is not None and (not self._held or self._start(self._held))
         if key in self._keys and not self._started and not self._held:
             return (yield from self._arguments())
-        return (yield from self._reader.json(_ignore, MAX_HELD))
+        return (yield from self._reader.json(ignore, MAX_HELD))
 
     def _arguments(self) -> Parsing[bool]:
         if self._name is not None:
@@ -187,5 +185,5 @@ class _CallObject:
         return str(json.loads("".join(parts)))
 
 
-def _ignore(_: str) -> None:
+def ignore(_: str) -> None:
     """Drop text."""

@@ -8,61 +8,61 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any
 
 from nucleate.chat.tools import MAX_NAME
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS
-from nucleate.server.openai.beam_search import BODY_FIELDS as BEAM_FIELDS
-from nucleate.server.openai.fields import json_equal, unknown_field
-from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS
-from nucleate.server.openai.response_format import GRAMMAR_FIELDS, RENAMED, RESPONSE_FORMAT
-
-_NO_TOOLS = ("none", "auto")  # accepted values without tools
-_IGNORED = frozenset(  # for OpenAI's accounting, caches and queues
-    ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"]
+from nucleate.server.openai.fields import (
+    BEST_OF,
+    BOOLEAN,
+    COMMON,
+    MAX_COMPLETION_TOKENS,
+    NO_EFFECT,
+    TOP_LOGPROBS,
+    Declared,
+    Field,
+    unknown_field,
+    unsupported,
 )
+from nucleate.server.openai.fields import TEXT as TEXT_SCHEMA
+from nucleate.server.openai.messages import MESSAGES, TEMPLATE_FIELDS, TOOL_FIELDS
+from nucleate.server.openai.response_format import DECLARED_FORMATS, RENAMED
 
-
-_COMMON = frozenset(
-    [
-        *("model", "stream", "stream_options", "echo", "priority", "truncate_prompt_tokens", "truncation_side"),
-        *("return_token_ids", "return_tokens_as_token_ids", RESPONSE_FORMAT, *GRAMMAR_FIELDS, *BEAM_FIELDS),
-    ]
+_IGNORED = dict.fromkeys(  # for OpenAI's accounting, caches and queues
+    ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"],
+    NO_EFFECT,
 )
-_UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
-    "spaces_between_special_tokens": (True,),
-    "detokenize": (True,),
-    "return_token_offsets": (False,),
-    "watermarking": (False,),
-    "stream_interval": (1,),
-    "logits_processors": ([],),
-    "vllm_xargs": ({},),
-    "kv_transfer_params": ({},),
-    **dict.fromkeys(("cache_salt", "repetition_detection", "request_id"), ()),
+_UNSUPPORTED: Mapping[str, Field] = {
+    "spaces_between_special_tokens": unsupported(True),
+    "detokenize": unsupported(True),
+    "return_token_offsets": unsupported(False),
+    "watermarking": unsupported(False),
+    "stream_interval": unsupported(1),
+    "logits_processors": unsupported([]),
+    "vllm_xargs": unsupported({}),
+    "kv_transfer_params": unsupported({}),
+    **dict.fromkeys(("cache_salt", "repetition_detection", "request_id"), unsupported()),
 }
+_PROMPT = Field({}, "Text or token ids, or a list of either.")
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A kind of request body: its fields besides those of SamplingParams."""
+    """A kind of request body. fields: those besides SamplingParams, or with another meaning than there."""
 
     url: str
     prompt_fields: tuple[str, ...]  #: a body has one of these
+    fields: Mapping[str, Declared] = field(hash=False)
     max_tokens: int | None = None  #: default if neither body nor flags set it; None: up to the context length
-    supported: frozenset[str] = frozenset()  #: supported fields of OpenAI's API
-    ignored: frozenset[str] = frozenset()  #: fields without effect
-    unsupported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
-    """Unsupported fields, and their values without effect, which are accepted."""
     max_tool_name: int = 64  #: maximum length of a tool's name
     vocab_size: int = 0  #: what -1 means for a number of logprobs; 0: -1 is not allowed
 
     @cached_property
     def field_names(self) -> frozenset[str]:
         """The names of all fields of a body."""
-        return frozenset({*FIELDS, *self.prompt_fields, *self.supported, *self.ignored, *self.unsupported})
+        return frozenset({*FIELDS, *self.fields})
 
     @property
     def completes_prompts(self) -> bool:
@@ -82,52 +82,70 @@ class Endpoint:
         for name, value in body.items():
             if value is None:
                 continue
-            if name not in self.field_names:
+            declared = self.fields.get(name)
+            if declared is None and name not in FIELDS:
                 if name in RENAMED:
                     raise ParameterError(name, f"unknown field {shown(name)}; use {RENAMED[name]}")
                 if not ignore_unknown:
                     raise unknown_field(name, self.field_names)
                 ignored.append(name)
                 continue
-            accepted = self.unsupported.get(name)
-            if accepted is None:
-                given[name] = value
-            elif not any(json_equal(value, one) for one in accepted):
-                raise ParameterError(name, f"{name} is not supported, got {shown(value)}")
+            if isinstance(declared, Field):
+                declared.check(name, value)
+                if not declared.is_supported:
+                    continue
+            given[name] = value
         return given, ignored
 
 
 COMPLETIONS = Endpoint(
     "/v1/completions",
     ("prompt",),
+    {
+        "prompt": _PROMPT,
+        **COMMON,
+        **DECLARED_FORMATS,
+        "best_of": BEST_OF,
+        "suffix": Field(TEXT_SCHEMA, "Text after the output, for models with fill-in-the-middle tokens."),
+        **_IGNORED,
+        **_UNSUPPORTED,
+        "add_special_tokens": unsupported(True),
+        "prompt_embeds": unsupported(),
+    },
     max_tokens=16,
-    supported=_COMMON | {"best_of", "suffix"},
-    ignored=_IGNORED,
-    unsupported=MappingProxyType({**_UNSUPPORTED, "add_special_tokens": (True,), "prompt_embeds": ()}),
 )
 CHAT = Endpoint(
     "/v1/chat/completions",
     ("messages",),
-    supported=_COMMON | {"max_completion_tokens", "top_logprobs", *TEMPLATE_FIELDS, *TOOL_FIELDS},
-    ignored=_IGNORED,
-    unsupported=MappingProxyType(
-        {
-            **_UNSUPPORTED,
-            "functions": ([],),
-            "function_call": _NO_TOOLS,
-            "modalities": (["text"],),
-            "documents": ([],),
-            "mm_processor_kwargs": ({},),
-            "media_io_kwargs": ({},),
-            **dict.fromkeys(("chat_template", "audio", "prediction", "verbosity", "web_search_options"), ()),
-        }
-    ),
+    {
+        "messages": MESSAGES,
+        **COMMON,
+        **DECLARED_FORMATS,
+        "max_completion_tokens": MAX_COMPLETION_TOKENS,
+        "top_logprobs": TOP_LOGPROBS,
+        "logprobs": Field(
+            BOOLEAN,
+            "Return logprobs; top_logprobs is the number.",
+            "true or false (top_logprobs is the number)",
+        ),
+        **TEMPLATE_FIELDS,
+        **TOOL_FIELDS,
+        **_IGNORED,
+        **_UNSUPPORTED,
+        "functions": unsupported([]),
+        "function_call": unsupported("none", "auto"),  # accepted values without tools
+        "modalities": unsupported(["text"]),
+        "documents": unsupported([]),
+        "mm_processor_kwargs": unsupported({}),
+        "media_io_kwargs": unsupported({}),
+        **dict.fromkeys(("chat_template", "audio", "prediction", "verbosity", "web_search_options"), unsupported()),
+    },
 )
 TEXT = replace(COMPLETIONS, url="text", max_tokens=None)
 """Completions of other APIs: without a default of ``max_tokens``."""
 LONG_NAMES_CHAT = replace(CHAT, url="chat", max_tool_name=MAX_NAME)
 """Chats of other APIs, which allow longer names of tools."""
-PLAIN = Endpoint("", ("prompt", "messages"))
+PLAIN = Endpoint("", ("prompt", "messages"), {"prompt": _PROMPT, "messages": MESSAGES})
 """A batch line without a URL: one prompt or chat, and fields of SamplingParams."""
 
 ENDPOINTS: Mapping[str, Endpoint] = {endpoint.url: endpoint for endpoint in (COMPLETIONS, CHAT)}

@@ -6,11 +6,26 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from nucleate.chat.messages import read_calls
-from nucleate.chat.reasoning import effort_variables
+from nucleate.chat.chat_format import read_calls
+from nucleate.chat.reasoning import EFFORTS, effort_variables
+from nucleate.chat.tools import MAX_TOOLS, MODES
+from nucleate.chat.tools import NAME as TOOL_NAME
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.openai.fields import invalid_value, read_bool, unknown_field
+from nucleate.server.openai.fields import (
+    ARRAY,
+    BOOLEAN,
+    COMMON,
+    IDS,
+    NAME,
+    OBJECT,
+    TEXT,
+    Declared,
+    Field,
+    invalid_value,
+    object_schema,
+    unknown_field,
+)
 from nucleate.tokenization.chat_template import ChatTemplateOptions
 
 MAX_DEPTH = 8
@@ -18,14 +33,63 @@ MAX_DEPTH = 8
 
 MAX_MESSAGES = 2048
 
-TEMPLATE_FIELDS = (
-    *("add_generation_prompt", "continue_final_message", "add_special_tokens", "split_special_tokens"),
-    *("chat_template_kwargs", "reasoning_effort"),
-)
+TEMPLATE_FIELDS: Mapping[str, Field] = {
+    "add_generation_prompt": Field(BOOLEAN, "Append the header of the assistant's next message; the default."),
+    "continue_final_message": Field(BOOLEAN, "Continue the final message instead of adding one."),
+    "add_special_tokens": Field(BOOLEAN, "Add special tokens to those of the chat template."),
+    "split_special_tokens": Field(
+        BOOLEAN, "Special tokens in messages are text; the default. If false, they become special tokens."
+    ),
+    "chat_template_kwargs": Field(OBJECT, "Additional variables for the chat template."),
+    "reasoning_effort": Field({"type": "string", "enum": [*EFFORTS]}, "Variable for the chat template."),
+}
 """Fields of ``ChatTemplateOptions`` in a body."""
 
-TOOL_FIELDS = ("tools", "tool_choice", "parallel_tool_calls")
+_FUNCTION = object_schema(
+    "name",
+    closed=True,
+    name={"type": "string", "pattern": f"^{TOOL_NAME}$"},
+    description={"type": ["string", "null"]},
+    parameters={"type": ["object", "null"]},
+    strict={"type": ["boolean", "null"]},
+)
+_TOOL = object_schema("function", closed=True, type={"enum": ["function", None]}, function=_FUNCTION)
+TOOL_FIELDS: Mapping[str, Field] = {
+    "tools": Field({**ARRAY, "items": _TOOL, "maxItems": MAX_TOOLS}, "The tools that the model may call."),
+    "tool_choice": Field(
+        {"anyOf": [{"enum": [*MODES]}, NAME, OBJECT]},
+        "Whether and which tools are called: none, auto, required, or one by name.",
+    ),
+    "parallel_tool_calls": Field(BOOLEAN, "Allow several tool calls; the default."),
+}
 """Fields of ``ToolUse`` in a body."""
+
+_PART = object_schema("type", "text", type={"const": "text"}, text=TEXT)
+_MESSAGE = object_schema(
+    "role",
+    role=NAME,
+    content={"anyOf": [TEXT, {**ARRAY, "items": _PART}, {"type": "null"}]},
+    tool_calls={
+        "type": ["array", "null"],
+        "items": object_schema("function", id={"type": ["string", "null"]}, function=OBJECT),
+    },
+)
+MESSAGES = Field(
+    {**ARRAY, "items": _MESSAGE, "minItems": 1, "maxItems": MAX_MESSAGES}, "The chat messages; text and tool calls."
+)
+
+TOKENIZE: Mapping[str, Declared] = {
+    **TEMPLATE_FIELDS,
+    "prompt": Field(TEXT, "The text to tokenize."),
+    "messages": MESSAGES._replace(help="The chat to tokenize, instead of a text."),
+    "model": COMMON["model"],
+    "tools": TOOL_FIELDS["tools"],
+    "add_special_tokens": Field(BOOLEAN, "Add special tokens; by default only to a text."),
+    "return_token_strs": Field(BOOLEAN, "Also return the tokens as strings."),
+}
+"""The fields of a body of ``/tokenize``."""
+DETOKENIZE: Mapping[str, Declared] = {"model": COMMON["model"], "tokens": Field(IDS, "The token ids.")}
+"""The fields of a body of ``/detokenize``."""
 
 _TEXTS = ("role", "name", "tool_call_id", "reasoning_content", "reasoning")
 _SUPPORTED = ("content", "tool_calls", *_TEXTS)
@@ -33,28 +97,11 @@ EMPTY_ONLY = ("refusal", "audio", "annotations", "function_call")
 """Fields of OpenAI's responses that clients send back: accepted only if empty."""
 
 _RESERVED = frozenset(
-    {
-        # set by the server
-        "messages",
-        "tools",
-        "documents",
-        "add_generation_prompt",
-        "raise_exception",
-        "strftime_now",
-        # set elsewhere or unsupported
-        "chat_template",
-        "continue_final_message",
-        "tokenize",
-        # names of Jinja
-        "self",
-        "loop",
-        "range",
-        "namespace",
-        "dict",
-        "cycler",
-        "joiner",
-        "lipsum",
-    }
+    [
+        *("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now"),  # the server's
+        *("chat_template", "continue_final_message", "tokenize"),  # set elsewhere or unsupported
+        *("self", "loop", "range", "namespace", "dict", "cycler", "joiner", "lipsum"),  # names of Jinja
+    ]
 )
 """Template variables that clients cannot set."""
 
@@ -72,26 +119,24 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
 
 
 def read_template_options(given: Mapping[str, Any]) -> ChatTemplateOptions:
-    """Read the fields that say how messages become a prompt. Raises ParameterError."""
-    continues = read_bool(given, "continue_final_message")
-    generates = read_bool(given, "add_generation_prompt", not continues)
+    """Read the fields that say how messages become a prompt, whose types are checked. Raises ParameterError."""
+    continues = given.get("continue_final_message", False)
+    generates = given.get("add_generation_prompt", not continues)
     if continues and generates:
         message = "continue_final_message and add_generation_prompt cannot both be true"
         raise ParameterError("continue_final_message", message)
     variables = read_chat_template_kwargs(given.get("chat_template_kwargs", {}))
     if "reasoning_effort" in given:
         variables = {**effort_variables(given["reasoning_effort"]), **variables}
-    adds, splits = read_bool(given, "add_special_tokens"), read_bool(given, "split_special_tokens", default=True)
+    adds, splits = given.get("add_special_tokens", False), given.get("split_special_tokens", True)
     return ChatTemplateOptions(generates, continues, adds, variables, splits)
 
 
-def read_chat_template_kwargs(value: Any) -> dict[str, Any]:
+def read_chat_template_kwargs(value: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``chat_template_kwargs``: additional variables for the chat template.
 
     Raises ParameterError for reserved names: those set by the server, and special tokens such as ``bos_token``.
     """
-    if not isinstance(value, Mapping):
-        raise ParameterError("chat_template_kwargs", f"chat_template_kwargs must be an object, got {shown(value)}")
     for name, item in value.items():
         if name in _RESERVED or name.endswith(("_token", "_tokens")):
             raise ParameterError("chat_template_kwargs", f"chat_template_kwargs cannot set {shown(name)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -18,19 +18,8 @@ from nucleate.engine.beam_params import BeamParams, BeamRequest
 from nucleate.engine.request import Request
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling_params import FIELDS, SamplingParams
-from nucleate.server.openai.beam_search import BODY_FIELDS as BEAM_FIELDS
-from nucleate.server.openai.beam_search import USE_BEAM_SEARCH, read_beams
+from nucleate.server.openai import fields
 from nucleate.server.openai.endpoints import Endpoint
-from nucleate.server.openai.fields import (
-    are_token_ids,
-    invalid_value,
-    json_equal,
-    read_bool,
-    read_int,
-    read_model,
-    reject_deep_nesting,
-    unknown_field,
-)
 from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS, read_messages, read_template_options
 from nucleate.server.openai.response_format import (
     FORMAT_FIELDS,
@@ -49,6 +38,10 @@ NON_EMPTY = frozenset({"stop_regex"})
 
 _MAX_TOKENS = ("max_completion_tokens", "max_tokens")
 
+_STREAM_OPTIONS: Mapping[str, fields.Field] = dict.fromkeys(
+    ("include_usage", "continuous_usage_stats", "include_obfuscation"),  # the last one has no effect
+    fields.Field(fields.BOOLEAN),
+)
 MAX_CACHED_CHARACTERS = 1024
 """Maximum size of the sampling parameters of a request, as JSON, that are cached."""
 
@@ -72,7 +65,7 @@ class ParsedRequest:
     echoed_message: str = ""  #: text of the final message of a chat, with which its choices start
     return_token_ids: bool = False  #: also return those of the prompt
     tokens_as_ids: bool = False  #: in logprobs, tokens are "token_id:ID"
-    truncation: Truncation | None = None  #: of the prompt
+    truncation: fields.Truncation | None = None  #: of the prompt
     priority: int = 0
     ignored_fields: Sequence[str] = ()  #: names of unknown fields
     best_of: int = 0  #: sequences to generate, of which the n best are returned; 0: n
@@ -110,7 +103,7 @@ class ParsedRequest:
         return params.replace(**changes) if changes else params
 
 
-@reject_deep_nesting
+@fields.reject_deep_nesting
 def read_body(
     endpoint: Endpoint, body: Any, defaults: SamplingParams, *, ignore_unknown: bool = False
 ) -> ParsedRequest:
@@ -120,10 +113,10 @@ def read_body(
     field.
     """
     if not isinstance(body, Mapping):
-        raise invalid_value("body", "a JSON object", body)
+        raise fields.invalid_value("body", "a JSON object", body)
     given, ignored = endpoint.given_fields(body, ignore_unknown=ignore_unknown)
-    echo = read_bool(given, "echo")
-    prompt_only = endpoint.completes_prompts and json_equal(given.get("max_tokens"), 0)
+    echo = given.get("echo", False)
+    prompt_only = endpoint.completes_prompts and fields.json_equal(given.get("max_tokens"), 0)
     if prompt_only:
         given["max_tokens"] = _prompt_only_max_tokens(given, echo)
     tool_use = _tool_use(given, endpoint.max_tool_name)
@@ -131,13 +124,13 @@ def read_body(
     params = _params(defaults, _values(endpoint, given, defaults, requested))
     stream, include_usage, continuous_usage = _stream(given)
     prompts, messages = _prompts_or_messages(endpoint, given)
-    best_of, model = _best_of(given, params.n, stream), read_model(given)
+    best_of, model = _best_of(given, params.n, stream), given.get("model")
     beam_params = None
     options = DEFAULT_OPTIONS if given.keys().isdisjoint(TEMPLATE_FIELDS) else read_template_options(given)
     echoes_prompt = echo and messages is None
-    suffix = read_suffix(given, prompts, echo=echoes_prompt)
-    if any(name in given for name in BEAM_FIELDS):
-        beam_params = read_beams(given, params, best_of=best_of, stream=stream, echo=echoes_prompt)
+    suffix = fields.read_suffix(given, prompts, echo=echoes_prompt)
+    if any(name in given for name in fields.BEAM_FIELDS):
+        beam_params = fields.read_beams(given, params, best_of=best_of, stream=stream, echo=echoes_prompt)
     return ParsedRequest(
         prompts,
         messages,
@@ -149,10 +142,10 @@ def read_body(
         suffix,
         echo=echoes_prompt,
         echoed_message=final_answer(messages) if echo and messages is not None else "",
-        return_token_ids=read_bool(given, "return_token_ids"),
-        tokens_as_ids=read_bool(given, "return_tokens_as_token_ids"),
-        truncation=read_truncation(given, echo=echoes_prompt, suffix=suffix),
-        priority=read_int(given, "priority", -(2**63)),
+        return_token_ids=given.get("return_token_ids", False),
+        tokens_as_ids=given.get("return_tokens_as_token_ids", False),
+        truncation=fields.read_truncation(given, echo=echoes_prompt, suffix=suffix),
+        priority=given.get("priority", 0),
         ignored_fields=ignored,
         best_of=best_of,
         prompt_only=prompt_only,
@@ -172,8 +165,8 @@ def _tool_use(given: Mapping[str, Any], max_name: int) -> ToolUse:
     for index, tool in enumerate(use.tools):
         if len(tool.name) > max_name:
             allowed = f"at most {max_name} characters"
-            raise invalid_value(f"tools[{index}].function.name", allowed, tool.name, "tools")
-    if use.callable_tools and not given.keys().isdisjoint(BEAM_FIELDS):
+            raise fields.invalid_value(f"tools[{index}].function.name", allowed, tool.name, "tools")
+    if use.callable_tools and not given.keys().isdisjoint(fields.BEAM_FIELDS):
         raise ParameterError("tools", "tools cannot be combined with fields of beam search")
     return use
 
@@ -215,14 +208,12 @@ def _best_of(given: Mapping[str, Any], n: int, stream: bool) -> int:
     """Return how many sequences to generate."""
     if "best_of" not in given:
         return n
-    best_of: int = replace(FIELDS["n"], name="best_of").check(given["best_of"])
+    best_of: int = fields.BEST_OF.check(given["best_of"])
     if best_of < n:
         raise ParameterError("best_of", f"best_of must be at least n ({n}), got {best_of}")
     if stream and best_of > n:
-        raise ParameterError(
-            "best_of",
-            f"best_of must be n ({n}) in a stream, because the ranking is known only at the end, got {best_of}",
-        )
+        why = "because the ranking is known only at the end"
+        raise ParameterError("best_of", f"best_of must be n ({n}) in a stream, {why}, got {best_of}")
     return best_of
 
 
@@ -241,7 +232,7 @@ def _values(
         values["seed"] = _seed(values["seed"])
     limit = given.get("max_completion_tokens")
     if limit is not None:
-        limit = replace(FIELDS["max_tokens"], name="max_completion_tokens").check(limit)
+        limit = fields.MAX_COMPLETION_TOKENS.check(limit)
         if values.setdefault("max_tokens", limit) != limit:
             raise ParameterError("max_completion_tokens", "max_completion_tokens and max_tokens differ")
     if defaults.max_tokens is None:
@@ -268,26 +259,17 @@ def _seed(value: Any) -> Any:
     """Return a seed of OpenAI's range, signed integers of 64 bits, as an unsigned one. -1 is a random seed."""
     if isinstance(value, int) and value < 0:
         if value < -(2**63):
-            raise invalid_value("seed", "an integer >= -2**63 and <= 2**64 - 1", value)
+            raise fields.invalid_value("seed", "an integer >= -2**63 and <= 2**64 - 1", value)
         return None if value == -1 else value % 2**64
     return value
 
 
 def _stream(given: Mapping[str, Any]) -> tuple[bool, bool, bool]:
     """Return whether to stream, to end the stream with the usage, and to report it in every chunk."""
-    stream, options = read_bool(given, "stream"), given.get("stream_options", {})
-    if not isinstance(options, Mapping):
-        raise invalid_value("stream_options", "an object", options)
+    stream, options = given.get("stream", False), given.get("stream_options", {})
     if "stream_options" in given and not stream:
         raise ParameterError("stream_options", "stream_options needs stream to be true")
-    for name, value in options.items():
-        known = ("include_usage", "continuous_usage_stats", "include_obfuscation")  # the last one has no effect
-        if value is None:
-            continue
-        if name not in known:
-            raise unknown_field(name, known, "stream_options")
-        if not isinstance(value, bool):
-            raise invalid_value(f"stream_options.{name}", "true or false", value)
+    options = fields.present_fields(options, _STREAM_OPTIONS, "stream_options")
     include_usage = bool(options.get("include_usage"))
     return stream, include_usage, include_usage and bool(options.get("continuous_usage_stats"))
 
@@ -296,14 +278,14 @@ def _prompts(value: Any, *, several: bool) -> tuple[Prompt, ...]:
     if isinstance(value, str):
         return (value,)
     if isinstance(value, list | tuple) and value:
-        if are_token_ids(value):
+        if fields.are_token_ids(value):
             return (tuple(value),)
         if several and all(isinstance(item, str) for item in value):
             return tuple(value)
-        if several and all(isinstance(item, list | tuple) and item and are_token_ids(item) for item in value):
+        if several and all(isinstance(item, list | tuple) and item and fields.are_token_ids(item) for item in value):
             return tuple(map(tuple, value))
     lists = ", or a list of either" if several else ""
-    raise invalid_value("prompt", f"a string or a list of token ids{lists}", value)
+    raise fields.invalid_value("prompt", f"a string or a list of token ids{lists}", value)
 
 
 def read_logprobs(endpoint: Endpoint, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -313,71 +295,22 @@ def read_logprobs(endpoint: Endpoint, given: Mapping[str, Any]) -> dict[str, Any
     """
     names = ["logprobs", "prompt_logprobs", "top_logprobs"]
     numbers = {name: _number(name, given[name], endpoint.vocab_size) for name in names if name in given}
-    if "top_logprobs" not in endpoint.supported:
+    if "top_logprobs" not in endpoint.fields:
         return numbers
     enabled, top = numbers.pop("logprobs", None), numbers.pop("top_logprobs", None)
-    if enabled is not None and not isinstance(enabled, bool):
-        raise invalid_value("logprobs", "true or false (top_logprobs is the number)", enabled)
     if top is not None:
-        top = replace(FIELDS["logprobs"], name="top_logprobs", optional=False).check(top)
+        top = fields.TOP_LOGPROBS.check(top)
         if not enabled:
             raise ParameterError("top_logprobs", "top_logprobs needs logprobs to be true")
     return numbers if enabled is None else {**numbers, "logprobs": (top or 0) if enabled else None}
 
 
 def _number(name: str, value: Any, vocab_size: int) -> Any:
-    if not json_equal(value, -1):
+    if not fields.json_equal(value, -1):
         return value
     if not vocab_size:
         raise ParameterError(name, f"{name} must be an integer >= 0; -1, for all tokens, needs --max-logprobs -1")
     return vocab_size
-
-
-TRUNCATE, SIDE = "truncate_prompt_tokens", "truncation_side"
-
-
-@dataclass(frozen=True)
-class Truncation:
-    """How many tokens of a prompt to keep: the first or the last ones. count: -1 for as many as fit the context."""
-
-    count: int
-    keeps_end: bool = True
-
-    def apply(self, prompt_ids: list[int], max_prompt_tokens: int) -> list[int]:
-        """Return the tokens that are kept. max_prompt_tokens: those that fit the context before the output."""
-        count = max(1, max_prompt_tokens) if self.count == -1 else self.count
-        return prompt_ids[-count:] if self.keeps_end else prompt_ids[:count]
-
-
-def read_truncation(given: Mapping[str, Any], *, echo: bool, suffix: str | None) -> Truncation | None:
-    """Read ``truncate_prompt_tokens`` and ``truncation_side``. echo: of a completion. Raises ParameterError."""
-    side = given.get(SIDE, "left")
-    if side not in ("left", "right"):
-        raise invalid_value(SIDE, "left or right", side)
-    if TRUNCATE not in given:
-        return None
-    count = read_int(given, TRUNCATE, -1)
-    if not count:
-        raise invalid_value(TRUNCATE, "-1 or an integer >= 1", count)
-    for other, is_set in (("echo", echo), ("suffix", suffix is not None)):
-        if is_set:
-            raise ParameterError(TRUNCATE, f"{TRUNCATE} cannot be combined with {other}")
-    return Truncation(count, keeps_end=side == "left")  # the side on which tokens are removed
-
-
-def read_suffix(given: Mapping[str, Any], prompts: Sequence[str | tuple[int, ...]], *, echo: bool) -> str | None:
-    """Read the text after the output; None for an empty one. Raises ParameterError."""
-    suffix = given.get("suffix", "")
-    if not isinstance(suffix, str):
-        raise invalid_value("suffix", "a string", suffix)
-    if not suffix:
-        return None
-    if not all(isinstance(prompt, str) for prompt in prompts):
-        raise ParameterError("suffix", "suffix needs prompts of text, not of token ids")
-    for name, is_set in (("echo", echo), (USE_BEAM_SEARCH, given.get(USE_BEAM_SEARCH))):
-        if is_set:
-            raise ParameterError("suffix", f"suffix cannot be combined with {name}")
-    return suffix
 
 
 def final_answer(messages: Sequence[Mapping[str, Any]]) -> str:

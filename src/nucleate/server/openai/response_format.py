@@ -7,35 +7,53 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.openai.fields import invalid_value, json_equal, unknown_field
-from nucleate.structured_output.spec import KINDS, StructuredOutputs
+from nucleate.server.openai.fields import (
+    ANY,
+    ARRAY,
+    BOOLEAN,
+    OBJECT,
+    TEXT,
+    Field,
+    invalid_value,
+    json_equal,
+    present_fields,
+    unsupported,
+)
+from nucleate.structured_output.spec import KINDS, MAX_TRIGGERS, StructuredOutputs
 
 RESPONSE_FORMAT, STRUCTURED_OUTPUTS = "response_format", "structured_outputs"
 GRAMMAR, GRAMMAR_LAZY, GRAMMAR_TRIGGERS = GRAMMAR_FIELDS = ("grammar", "grammar_lazy", "grammar_triggers")
 FORMAT_FIELDS = (RESPONSE_FORMAT, STRUCTURED_OUTPUTS, *GRAMMAR_FIELDS)
 """The body fields that set a constraint."""
+DECLARED_FORMATS: Mapping[str, Field] = {
+    RESPONSE_FORMAT: Field(OBJECT, "Structured output as in OpenAI's API; strict by default."),
+    GRAMMAR: Field(TEXT, "A grammar in GBNF or Lark, as in llama.cpp.", "a non-empty string"),
+    GRAMMAR_LAZY: Field(BOOLEAN, "Apply the grammar from a trigger on only."),
+    GRAMMAR_TRIGGERS: Field(
+        {**ARRAY, "items": OBJECT, "maxItems": MAX_TRIGGERS}, "With grammar_lazy: objects with type and value."
+    ),
+}
+"""Those of them that ``SamplingParams`` does not have."""
 TYPES = ("text", "json_object", "json_schema", "structural_tag")
 """The values of ``response_format.type``."""
 JSON, COMPACT = "json", "disable_any_whitespace"
 """vLLM's names for ``json_schema`` and for ``whitespace="none"``."""
-OUTPUT_FIELDS = (JSON, *(field.name for field in fields(StructuredOutputs)), COMPACT)
-"""The supported fields of ``structured_outputs``."""
-UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        "disable_fallback": (False, True),  # there is no fallback
-        "disable_additional_properties": (False,),
-        "whitespace_pattern": (),
-    }
-)
-"""Unsupported fields of vLLM's ``structured_outputs``, and the no-op values that are accepted."""
+_SPEC_FIELDS = tuple(field.name for field in fields(StructuredOutputs))
+OUTPUT_FIELDS: Mapping[str, Field] = {
+    **dict.fromkeys((JSON, *_SPEC_FIELDS), ANY),
+    COMPACT: Field(BOOLEAN),
+    "disable_fallback": unsupported(False, True),  # there is no fallback
+    "disable_additional_properties": unsupported(False),
+    "whitespace_pattern": unsupported(),
+}
+"""The fields of ``structured_outputs``."""
 RENAMED = {
     f"guided_{name}": f"{STRUCTURED_OUTPUTS}.{name}" for name in (JSON, "regex", "choice", "grammar", "json_object")
 }
@@ -43,8 +61,7 @@ RENAMED = {
 NAME = "[a-zA-Z0-9_-]{1,64}"
 """The pattern of a schema's name."""
 
-_SPEC_FIELDS = tuple(field.name for field in fields(StructuredOutputs))
-_NO_PATHS: Mapping[str, str] = MappingProxyType({})
+_NO_PATHS: Mapping[str, str] = {}
 
 
 class RequestedFormat(NamedTuple):
@@ -96,64 +113,55 @@ def _response_format(value: Any) -> RequestedFormat:
         found = RequestedFormat(RESPONSE_FORMAT, None, {"structural_tag": ""})
         with translate_errors(found):
             return found._replace(structured_outputs=StructuredOutputs(structural_tag=value))  # type: ignore[arg-type]
-    given = _object(value, RESPONSE_FORMAT, ("type", "json_schema"))
+    given = present_fields(value, ("type", "json_schema"), RESPONSE_FORMAT, RESPONSE_FORMAT, strict=True)
     kind = given.get("type")
     if kind not in TYPES:
-        raise ParameterError(
-            RESPONSE_FORMAT, f"{RESPONSE_FORMAT}.type must be one of {', '.join(TYPES)}, got {shown(kind)}"
-        )
+        raise invalid_value(f"{RESPONSE_FORMAT}.type", f"one of {', '.join(TYPES)}", kind, RESPONSE_FORMAT)
     if kind == "json_schema":
         return _json_schema(given.get("json_schema"))
     if "json_schema" in given:
-        raise ParameterError(
-            RESPONSE_FORMAT, f"{RESPONSE_FORMAT}.json_schema needs {RESPONSE_FORMAT}.type to be json_schema"
-        )
+        message = "response_format.json_schema needs response_format.type to be json_schema"
+        raise ParameterError(RESPONSE_FORMAT, message)
     return RequestedFormat(RESPONSE_FORMAT, StructuredOutputs(json_object=True) if kind == "json_object" else None)
+
+
+_JSON_SCHEMA: Mapping[str, Field] = {
+    "name": ANY,
+    "schema": Field(OBJECT),
+    "strict": Field(BOOLEAN),
+    "description": Field(TEXT),
+}
 
 
 def _json_schema(value: Any) -> RequestedFormat:
     at = f"{RESPONSE_FORMAT}.json_schema"
-    given = _object(value, RESPONSE_FORMAT, ("name", "schema", "strict", "description"), at)
+    given = present_fields(value, _JSON_SCHEMA, at, RESPONSE_FORMAT, strict=True)
     name, schema, strict = given.get("name"), given.get("schema"), given.get("strict", True)
     if not isinstance(name, str) or not re.fullmatch(NAME, name):
         raise invalid_value(f"{at}.name", "1 to 64 letters, digits, - and _", name, RESPONSE_FORMAT)
-    if not isinstance(strict, bool):
-        raise invalid_value(f"{at}.strict", "true or false", strict, RESPONSE_FORMAT)
-    if not isinstance(given.get("description", ""), str):
-        raise invalid_value(f"{at}.description", "a string", given["description"], RESPONSE_FORMAT)
-    if not isinstance(schema, Mapping):
+    if schema is None:
         raise invalid_value(f"{at}.schema", "an object", schema, RESPONSE_FORMAT)
     found = RequestedFormat(RESPONSE_FORMAT, None, {"json_schema": "json_schema.schema"})
     with translate_errors(found):
-        made = StructuredOutputs(json_schema=schema, on_unsupported="error" if strict else "ignore")  # type: ignore[arg-type]
+        made = StructuredOutputs(json_schema=schema, on_unsupported="error" if strict else "ignore")
     return found._replace(structured_outputs=made)
 
 
 def _structured_outputs(value: Any) -> RequestedFormat:
-    given = _object(value, STRUCTURED_OUTPUTS, (*OUTPUT_FIELDS, *UNSUPPORTED))
-    for name, accepted in UNSUPPORTED.items():
-        if name in given and not any(json_equal(given[name], one) for one in accepted):
-            raise ParameterError(
-                STRUCTURED_OUTPUTS, f"{STRUCTURED_OUTPUTS}.{name} is not supported, got {shown(given[name])}"
-            )
-        given.pop(name, None)
-    if not isinstance(given.get(COMPACT, False), bool):
-        raise invalid_value(f"{STRUCTURED_OUTPUTS}.{COMPACT}", "true or false", given[COMPACT], STRUCTURED_OUTPUTS)
+    given = present_fields(value, OUTPUT_FIELDS, STRUCTURED_OUTPUTS, STRUCTURED_OUTPUTS, strict=True)
+    given = {name: value for name, value in given.items() if OUTPUT_FIELDS[name].is_supported}
     kinds = [name for name in (JSON, *KINDS) if name in given and not (name == "json_object" and given[name] is False)]
     if len(kinds) != 1:
         got = f"got {' and '.join(kinds)}" if kinds else "got none"
-        raise ParameterError(
-            STRUCTURED_OUTPUTS, f"{STRUCTURED_OUTPUTS} must have exactly one of {', '.join((JSON, *KINDS))}; {got}"
-        )
+        message = f"structured_outputs must have exactly one of {', '.join((JSON, *KINDS))}; {got}"
+        raise ParameterError(STRUCTURED_OUTPUTS, message)
     paths = {}
     if JSON in given:
         given["json_schema"], paths["json_schema"] = given.pop(JSON), JSON
     if given.pop(COMPACT, False):
         if given.get("whitespace", "none") != "none":
-            raise ParameterError(
-                STRUCTURED_OUTPUTS,
-                f"{STRUCTURED_OUTPUTS}.{COMPACT} contradicts whitespace {shown(given['whitespace'])}",
-            )
+            message = f"structured_outputs.{COMPACT} contradicts whitespace {shown(given['whitespace'])}"
+            raise ParameterError(STRUCTURED_OUTPUTS, message)
         given["whitespace"], paths["whitespace"] = "none", COMPACT
     found = RequestedFormat(STRUCTURED_OUTPUTS, None, paths)
     with translate_errors(found):
@@ -175,13 +183,3 @@ def _grammar(given: Mapping[str, Any]) -> RequestedFormat | None:
 
 
 _READERS = {RESPONSE_FORMAT: _response_format, STRUCTURED_OUTPUTS: _structured_outputs}
-
-
-def _object(value: Any, field: str, known: Collection[str], at: str = "") -> dict[str, Any]:
-    """Return the entries of an object that are not null. at: its place in the body, if not the field itself."""
-    if not isinstance(value, Mapping):
-        raise invalid_value(at or field, "an object", value, field)
-    for name in value:
-        if name not in known:
-            raise ParameterError(field, str(unknown_field(name, known, at or field)))
-    return {name: item for name, item in value.items() if item is not None}

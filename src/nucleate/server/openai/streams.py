@@ -23,15 +23,18 @@ from nucleate.outputs import (
     Usage,
     Validation,
 )
-from nucleate.server.chat_encoder import split_calls
 from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai.json_encoding import dumps, json_parts, paced
-from nucleate.server.openai.logprobs import JSON, TextOffsets, columns, prompt_body, step_body
 from nucleate.server.openai.requests import ParsedRequest
 from nucleate.server.openai.responses import (
+    JSON,
     Echo,
     ResponseHead,
+    TextOffsets,
+    columns,
+    prompt_body,
     reasoning_body,
+    step_body,
     tool_call_body,
     usage_body,
     validation_body,
@@ -335,3 +338,9 @@ class CompletionStream(ResponseStream):
                 logprobs = echo.prepend_logprobs(logprobs, self._prompt_logprobs[choice.prompt])
         yield self._choice(choice, {"text": text}, count, logprobs, last=last)
         choice.clear(count)
+
+
+def split_calls(calls: Sequence[ToolCallDelta]) -> tuple[Sequence[ToolCallDelta], Sequence[ToolCallDelta]]:
+    """Split the deltas of a chunk: those of the call that is open come before its text, those of new calls after it."""
+    count = next((number for number, call in enumerate(calls) if call.name is not None), len(calls))
+    return calls[:count], calls[count:]
