@@ -119,17 +119,7 @@ def _of_body(path: str) -> Iterator[Bad]:
     yield _body(path, "stream_options", {"include_usage": True})
     yield _body(path, "stream_options", {"frob": 1}, ("stream_options", "frob"), stream=True)
     yield _body(path, "stream_options", {"include_usage": 1}, "stream_options.include_usage", stream=True)
-    for pattern in (
-        "(",
-        "[",
-        "*",
-        "(?P<a>",
-        "\\",
-        "(?P=b)",
-        "x{9999999999}",
-        "(?R)",
-        "a" * 1025,
-    ):
+    for pattern in ("(", "[", "*", "(?P<a>", "\\", "(?P=b)", "x{9999999999}", "(?R)", "a" * 1025):
         yield _body(path, "stop_regex", [pattern])
     yield _body(path, "stop", ["x"] * 1025)
     yield _body(path, "stop", [""])
@@ -165,13 +155,11 @@ def _of_vllm(path: str) -> Iterator[Bad]:
     for value in (*strange, 0, True, "middle"):
         yield _body(path, "truncation_side", value)
     for value in (*strange[:6], 0, 1):
-        yield _body(
-            path,
-            "stream_options",
+        options, field = (
             {"include_usage": True, "continuous_usage_stats": value},
             "stream_options.continuous_usage_stats",
-            stream=True,
         )
+        yield _body(path, "stream_options", options, field, stream=True)
     for name in ("cache_salt", "request_id", "vllm_xargs", "kv_transfer_params", "logits_processors", "detokenize"):
         for value in ("x", 7, [1], {"a": {"b": [None]}}):
             yield _body(path, name, value)
@@ -205,23 +193,14 @@ def _of_structured_output(path: str) -> Iterator[Bad]:
     outputs += [
         {"json_object": 1},
         {"json_object": False},
-        {"grammar": "start: foo"},
         {"json_object": True, "json": {}},
+        {"grammar": "start: foo"},
     ]
     outputs += [{"regex": "a", "disable_any_whitespace": True}, {"json_object": True, "disable_any_whitespace": 1}]
     outputs += [{"regex": "a", name: "x"} for name in ("structural_tag", "whitespace_pattern", "disable_fallback")]
+    outputs += [7, "a", {"regex": "["}, {"regex": "a", "on_unsupported": "x"}, {"json_schema": []}, {"grammar": "\0"}]
+    outputs += [{"regex": "a", "whitespace": "none"}, {"json_schema": {"oneOf": [{}, {}]}}, {"choice": ["x" * 30_000]}]
     for value in outputs:
-        yield _body(path, "structured_outputs", value)
-    own: list[Any] = [
-        7,
-        "a",
-        {"regex": "["},
-        {"regex": "a", "on_unsupported": "x"},
-        {"json_schema": []},
-        {"grammar": "\0"},
-    ]
-    own += [{"regex": "a", "whitespace": "none"}, {"json_schema": {"oneOf": [{}, {}]}}, {"choice": ["x" * 30_000]}]
-    for value in own:
         yield _body(path, "structured_outputs", value)
     yield _body(path, "structured_outputs", {"regex": "a"}, response_format={"type": "json_object"})
     yield _body(path, "guided_json", {})
@@ -316,30 +295,15 @@ def _of_http() -> Iterator[Bad]:
     """Invalid HTTP requests: content types, methods, paths, sizes."""
     for path, subject in SUBJECT.items():
         data = json.dumps(subject).encode()
-        for kind in (
-            "",
-            "text/plain",
-            "application/x-www-form-urlencoded",
-            "multipart/form-data; boundary=x",
-            "json",
-            "é",
-        ):
+        forms = ("application/x-www-form-urlencoded", "multipart/form-data; boundary=x")
+        for kind in ("", "text/plain", *forms, "json", "é"):
             yield Bad(f"type {kind}", path, data, None, 415, headers={"content-type": kind})
         yield Bad("gzip", path, data, None, 415, headers={**JSON_TYPE, "content-encoding": "gzip"})
         yield Bad("too large", path, b'{"prompt": "' + b"x" * 300_000 + b'"}', None, 413)
         for method in ("GET", "PUT", "DELETE", "PATCH", "OPTIONS"):
             yield Bad(method, path, b"", None, 405, method, {})
-    for path in (
-        "/",
-        "/v1",
-        "/v1/",
-        "/v1/completions/",
-        "/v1/embeddings",
-        "/../../etc/passwd",
-        "/%00",
-        "/v1//models",
-        "/x" * 2000,
-    ):
+    paths = ("/", "/v1", "/v1/", "/v1/completions/", "/v1/embeddings", "/../../etc/passwd", "/%00", "/v1//models")
+    for path in (*paths, "/x" * 2000):
         yield Bad(path[:40], path, b"{}", None, 404)
     yield Bad("a model", "/v1/models/gpt-4", b"", "model", 404, "GET")
     yield Bad("a model's path", "/v1/models/../../etc", b"", "model", 404, "GET")
@@ -390,5 +354,13 @@ GARBAGE = (
     b"POST /tokenize HTTP/1.1\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",
     b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx: \x00\r\n\r\n",
+    b"GET /health HTTP/1.1\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n",
+    b"GET /health HTTP/1.0\r\nhost: localhost\r\nhost: evil.example\r\n\r\n",
+    b"GET /health\r\n\r\n",
+    b"GET /health\r\nhost: localhost\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip, chunked\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked, gzip\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n",
 )
 """Bytes that are not HTTP, or are contradictory."""

@@ -56,10 +56,7 @@ def recursive_schemas() -> list[Any]:
     every = [{"allOf": [tree] * 20}, {"anyOf": [loop] * 20}, {"oneOf": [{"type": "string"}] * 30}, {"not": tree}]
     deep = {"type": "object", "properties": {"a": nested(100, as_object=True)}}
     big = [{"type": "string", "minLength": 10**9}, {"type": "array", "minItems": 10**9}, {"multipleOf": 5e-324}]
-    big += [
-        {"type": "string", "pattern": "(a|a)*" * 50},
-        {"type": "integer", "minimum": -(10**300), "maximum": 10**300},
-    ]
+    big += [{"pattern": "(a|a)*" * 50}, {"type": "integer", "minimum": -(10**300), "maximum": 10**300}]
     return [loop, itself, tree, *missing, wide, enum, *every, deep, *big]
 
 
@@ -76,16 +73,8 @@ VALUES: tuple[Any, ...] = (
         [0] * 3000,
     ),
     *("é" * 500, "😀", "\u202e", "a\u0301", "<tool_call>", "</think>", "<|end|>", "{{ 7 * 7 }}", "{% raise %}"),
-    *(
-        nested(30),
-        nested(200),
-        nested(150, as_object=True),
-        [HELLO[0]] * 3,
-        [TOOL] * 2,
-        [TOOL] * 3000,
-        TOOL,
-        OPENAI_CALL,
-    ),
+    *(nested(30), nested(200), nested(150, as_object=True), [HELLO[0]] * 3),
+    *([TOOL] * 2, [TOOL] * 3000, TOOL, OPENAI_CALL),
     *([{"type": "function", "function": {"name": f"f{index}"}} for index in range(count)] for count in (128, 129)),
     *(
         {"type": "function", "function": {"name": name}}
@@ -196,8 +185,6 @@ def _extremes(rng: random.Random) -> Odd:
 
 
 CONTRADICTIONS: tuple[dict[str, Any], ...] = (
-    {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
-    {"tools": [TOOL], "tool_choice": "required", "structured_outputs": {"regex": "a"}},
     {"tools": [TOOL], "tool_choice": "auto", "structured_outputs": {"grammar": 'root ::= "a"'}},
     {
         "tools": [TOOL],
@@ -210,15 +197,17 @@ CONTRADICTIONS: tuple[dict[str, Any], ...] = (
     {"tool_choice": {"type": "function", "function": {"name": "f"}}},
     {"tools": [TOOL, TOOL]},
     {"tools": [TOOL], "use_beam_search": True, "n": 2},
-    {"tools": [TOOL], "stop": ["<tool_call>", "{"], "tool_choice": "required"},
-    {"tools": [TOOL], "min_tokens": 3, "tool_choice": "required"},
-    {"tools": [TOOL], "ignore_eos": True, "tool_choice": "required"},
-    {"tools": [TOOL], "allowed_token_ids": [5], "tool_choice": "required"},
-    {"tools": [TOOL], "suppress_token_ids": [*range(1000)], "tool_choice": "required"},
-    {"tools": [TOOL], "logit_bias": {"5": -1e308, "6": 1e308}, "tool_choice": "required"},
+    *(
+        {"tools": [TOOL], "tool_choice": "required", **other}
+        for other in [
+            *({"stop": ["<tool_call>", "{"]}, {"min_tokens": 3}, {"ignore_eos": True}, {"allowed_token_ids": [5]}),
+            *({"suppress_token_ids": [*range(1000)]}, {"logit_bias": {"5": -1e308, "6": 1e308}}, {"stop_regex": ["."]}),
+            *({"continue_final_message": True}, {"response_format": {"type": "json_object"}}),
+            {"structured_outputs": {"regex": "a"}},
+        ]
+    ),
     {"tools": [TOOL], "n": 4, "echo": True, "logprobs": True, "top_logprobs": 2, "prompt_logprobs": 2},
     {"continue_final_message": True, "add_generation_prompt": True},
-    {"continue_final_message": True, "tools": [TOOL], "tool_choice": "required"},
     {"truncate_prompt_tokens": 1, "tools": [TOOL]},
     {"truncate_prompt_tokens": 1, "max_reasoning_tokens": 0},
     {"truncate_prompt_tokens": -1, "prompt_logprobs": 1, "return_token_ids": True},
@@ -226,7 +215,6 @@ CONTRADICTIONS: tuple[dict[str, Any], ...] = (
     {"reasoning_effort": "max", "max_reasoning_tokens": 0, "response_format": {"type": "json_object"}},
     {"max_reasoning_tokens": 2**31 - 1, "stop": ["</think>"]},
     {"stop_json": True, "tools": [TOOL]},
-    {"stop_regex": ["."], "tools": [TOOL], "tool_choice": "required"},
     {"stream_options": {"include_usage": True}},
     {"stream": True, "stream_options": {"continuous_usage_stats": True}},
     {"response_format": TAG, "structured_outputs": {"structural_tag": TAG}},
