@@ -100,3 +100,14 @@ def test_every_stage_has_a_description_and_a_source(name: str) -> None:
     assert f"`{name}`" in semantics
     assert (STAGES[name].__doc__ or "").strip().endswith(".")
     assert (sys.modules[STAGES[name].__module__].__doc__ or "").strip()
+
+
+EXPLANATION = "".join(path.read_text("utf-8") for path in (ROOT / "docs" / "explanation").glob("*.md"))
+
+
+@pytest.mark.parametrize("name", sorted(set(re.findall(r"/([\w-]+\.svg)", EXPLANATION))))
+def test_a_picture_is_small_and_has_a_dark_form(name: str) -> None:
+    content = (ROOT / "docs" / "pictures" / name).read_text("utf-8")
+    assert len(content) < 30_000
+    assert "prefers-color-scheme:dark" in content
+    assert "<title>" in content
