@@ -22,11 +22,10 @@ import psutil
 import pytest
 import tiers
 from malformed_requests import GARBAGE, Bad, malformed
-from server_process import Answer, Server, wait_until
+from server_process import ONE_THREAD, Answer, Server, wait_until
 from stream_clients import Stream, Wire, raw, text_of, together
 
 ROOT = Path(__file__).parents[2]
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # busy threads starve the others where tests run side by side
 SECRETS = (b"Traceback", str(ROOT).encode(), b"site-packages", sys.prefix.encode(), b".py")
 STORY = {"prompt": "Once upon a time", "temperature": 0.9, "ignore_eos": True}
 PATH = "/v1/completions"
@@ -56,12 +55,6 @@ def worked(server: Server) -> float:
     """CPU time of the server, in seconds."""
     times = psutil.Process(server.process.pid).cpu_times()
     return float(times.user + times.system)
-
-
-def idle(server: Server, seconds: float = 10.0) -> float:
-    """Wait until no request is running or queued; return the seconds."""
-    names = ("nucleate_num_requests_running", "nucleate_num_requests_waiting")
-    return wait_until(lambda: not any(map(server.metric, names)), seconds)
 
 
 def check_error(response: Answer, status: int, field: str | tuple[str, ...] | None = None) -> Any:
@@ -108,7 +101,7 @@ def test_a_thousand_malformed_requests_affect_no_other_request(server: Server) -
                     _collect(failures, server, remaining.pop())
 
         together(len(neighbours) + 4, work)
-        idle(server)
+        wait_until(server.is_idle, 60)
 
     start = worked(server)
     storm(kinds[::5])
@@ -261,7 +254,7 @@ def test_disconnected_clients_leave_no_requests(server: Server) -> None:
 
     together(20, work)
     assert stream.wait().whole
-    assert idle(server) < 5
+    wait_until(server.is_idle, 60)
     wait_until(lambda: server.metric("nucleate_client_disconnects_total") - disconnects >= 190, 5)
     assert memory(server) - before < 64
     assert server.request("POST", PATH, {**STORY, "max_tokens": 3}).status == 200
@@ -288,7 +281,7 @@ def test_a_slow_client_causes_back_pressure(server: Server) -> None:
     assert sum(len(choice["token_ids"]) for choice in choices) == 8 * 900
     expected = server.request("POST", PATH, {**STORY, "seed": 3, "max_tokens": 900})
     assert text_of(bodies) == expected.json["choices"][0]["text"]
-    idle(server)
+    wait_until(server.is_idle, 60)
 
 
 def test_backtracking_patterns_do_not_delay_other_requests(server: Server) -> None:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from served_apps import JSON, ask, bundled_app, events, serve_bundled
+from served_apps import JSON, ask, bundled_app, events
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
@@ -291,8 +291,8 @@ async def test_streams_and_whole_messages_are_the_same(app: Any, name: str) -> N
         assert [*json.loads(made["content"][0]["text"])] == ["a"]
 
 
-def test_thinking_is_a_block_and_can_be_left_out() -> None:
-    llm = nc.LLM(reasoning_parser="qwen3")
+@bundled_app(reasoning_parser="qwen3")
+async def test_thinking_is_a_block_and_can_be_left_out(app: Any) -> None:
     body = {
         "messages": [*HELLO, {"role": "assistant", "content": "<think>"}],
         "thinking": {"type": "enabled", "budget_tokens": 4},
@@ -301,20 +301,16 @@ def test_thinking_is_a_block_and_can_be_left_out() -> None:
         "max_tokens": 200,
         "seed": 3,
     }
-
-    async def use(app: Any, service: Any) -> None:
-        whole, stream = (await ask(app, URL, body)).json, await ask(app, URL, {**body, "stream": True})
-        assert [block["type"] for block in whole["content"]] == ["thinking", "tool_use"]
-        assert whole["content"][0]["thinking"]
-        streamed = accumulated(events(stream))
-        assert streamed["content"][0] == whole["content"][0]
-        assert streamed["content"][1]["input"] == whole["content"][1]["input"]
-        body["thinking"]["display"] = "omitted"
-        hidden = (await ask(app, URL, body)).json
-        assert hidden["content"][0] == {"type": "thinking", "thinking": "", "signature": ""}
-        assert accumulated(events(await ask(app, URL, {**body, "stream": True})))["content"][0] == hidden["content"][0]
-
-    serve_bundled(llm, use)
+    whole, stream = (await ask(app, URL, body)).json, await ask(app, URL, {**body, "stream": True})
+    assert [block["type"] for block in whole["content"]] == ["thinking", "tool_use"]
+    assert whole["content"][0]["thinking"]
+    streamed = accumulated(events(stream))
+    assert streamed["content"][0] == whole["content"][0]
+    assert streamed["content"][1]["input"] == whole["content"][1]["input"]
+    body["thinking"]["display"] = "omitted"
+    hidden = (await ask(app, URL, body)).json
+    assert hidden["content"][0] == {"type": "thinking", "thinking": "", "signature": ""}
+    assert accumulated(events(await ask(app, URL, {**body, "stream": True})))["content"][0] == hidden["content"][0]
 
 
 @bundled_app()

@@ -16,9 +16,9 @@ import pytest
 import tiers
 from odd_requests import Odd, odd_requests
 from request_bodies import BODIES
-from server_process import Answer, Server
+from server_process import ONE_THREAD, Answer, Server, wait_until
 from stream_clients import Stream, together
-from test_hostile import GAP, ONE_THREAD, SECRETS, STORY, check_error, idle, memory, worked
+from test_hostile import GAP, SECRETS, STORY, check_error, memory, worked
 
 COUNT = tiers.count(250, 20_000)
 WORKERS = 3
@@ -155,7 +155,7 @@ def test_odd_requests(request: pytest.FixtureRequest, name: str) -> None:
     assert not failures, f"{len(failures)} of {COUNT}:\n" + "\n".join(failures[:30])
     assert max(seconds) < GAP
     assert sorted(seconds)[int(0.99 * len(seconds))] < USUAL_GAP
-    idle(server)
+    wait_until(server.is_idle, 60)
 
 
 def _send(server: Server, number: int, odd: Odd, failures: list[str]) -> None:
@@ -258,7 +258,7 @@ def test_every_hostile_grammar_is_a_clear_error_in_time(server: Server) -> None:
         assert stream.whole
         assert stream.text == alone
         assert max(after - earlier for earlier, after in pairwise(stream.times)) < GAP
-    idle(server)
+    wait_until(server.is_idle, 60)
     assert memory(server) - before < 128
     good = server.request("POST", PATH, {**SUBJECT[PATH], "structured_outputs": {"regex": "still [0-9]"}})
     assert good.json["choices"][0]["text"].startswith("still ")
@@ -293,7 +293,7 @@ def test_a_grammar_that_is_slow_at_every_token_ends_only_its_own_request(server:
             assert (
                 "structured_outputs: the output cannot satisfy its structured-output constraint: " in error["message"]
             )
-    idle(server)
+    wait_until(server.is_idle, 60)
 
 
 @pytest.mark.slow

@@ -77,10 +77,6 @@ def added(choice: Any) -> str:
     return choice.text if hasattr(choice, "text") else choice.delta.content or ""
 
 
-def is_idle(server: Server, headers: dict[str, str] | None = None) -> bool:
-    return server.metric(RUNNING, headers) == server.metric(WAITING, headers) == 0
-
-
 # ---- completions
 
 
@@ -292,10 +288,10 @@ def test_cancelling_a_task_cancels_its_request(server: Server, stream: bool) -> 
             with pytest.raises(asyncio.CancelledError):
                 await task
 
-    wait_until(lambda: is_idle(server))
+    wait_until(server.is_idle, 60)
     before = server.metric(SAMPLED_TOKENS)
     asyncio.run(leave())
-    wait_until(lambda: is_idle(server), 60)
+    wait_until(server.is_idle, 60)
     assert server.metric(SAMPLED_TOKENS) - before < 600
 
 
@@ -318,9 +314,9 @@ def test_an_overloaded_server_sends_retry_after(guarded: Server) -> None:
             await first.close()
             return text((await second).choices[0]), text((await third).choices[0])
 
-    wait_until(lambda: is_idle(guarded, AUTHORIZED))
+    wait_until(lambda: guarded.is_idle(AUTHORIZED), 60)
     assert all(asyncio.run(crowd()))
-    wait_until(lambda: is_idle(guarded, AUTHORIZED))
+    wait_until(lambda: guarded.is_idle(AUTHORIZED), 60)
 
 
 def test_a_request_timeout_ends_with_an_error() -> None:

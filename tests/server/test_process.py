@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from programs import begun
 from served_apps import CHAT, TEXT, ask, toy_app
-from server_process import QUIET, Answer, Server, wait_until
+from server_process import ONE_THREAD, QUIET, Answer, Server, wait_until
 from stream_clients import Stream, Wire, raw
 
 from nucleate.cli.main import main
@@ -209,7 +209,6 @@ def test_invalid_root_paths(path: str, capsys: pytest.CaptureFixture[str]) -> No
     assert "--root-path must be a path such as /llm" in capsys.readouterr().err
 
 
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # busy threads starve the others where tests run side by side
 STORY = {"prompt": "Once upon a time", "temperature": 0.9, "ignore_eos": True}
 END = 60.0
 """Seconds that a server may take to exit beyond its shutdown timeout, on a busy machine."""

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from served_apps import ask, bundled_app, events, serve_bundled
+from served_apps import ask, bundled_app, events
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
@@ -286,8 +286,8 @@ def without_ids(response: dict[str, Any]) -> Any:
     return cleaned(response)
 
 
-def test_reasoning_is_an_item() -> None:
-    llm = nc.LLM(reasoning_parser="qwen3")
+@bundled_app(reasoning_parser="qwen3")
+async def test_reasoning_is_an_item(app: Any) -> None:
     body = {
         "input": [{"role": "user", "content": "Story"}, {"role": "assistant", "content": "<think>"}],
         "continue_final_message": True,
@@ -296,27 +296,23 @@ def test_reasoning_is_an_item() -> None:
         "max_output_tokens": 12,
         "seed": 3,
     }
-
-    async def use(app: Any, service: Any) -> None:
-        whole, stream = (await ask(app, URL, body)).json, await ask(app, URL, {**body, "stream": True})
-        check_order(events(stream))
-        assert without_ids(events(stream)[-1]["response"]) == without_ids(whole)
-        assert [item["type"] for item in whole["output"]] == ["reasoning", "message"]
-        assert whole["output"][0]["content"][0]["type"] == "reasoning_text"
-        assert whole["output"][0]["summary"] == []
-        assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] >= 4
-        asked = {**body, "reasoning": {"summary": "auto"}}
-        summarized, stream = (await ask(app, URL, asked)).json, await ask(app, URL, {**asked, "stream": True})
-        found = events(stream)
-        check_order(found)
-        assert without_ids(found[-1]["response"]) == without_ids(summarized)
-        text = whole["output"][0]["content"][0]["text"]
-        assert summarized["output"][0]["summary"] == [{"type": "summary_text", "text": text}]
-        assert "content" not in summarized["output"][0]
-        assert not [event for event in found if event["type"].startswith("response.reasoning_text")]
-        made = [event for event in found if event["type"].startswith("response.reasoning_summary")]
-        kinds = [event["type"].removeprefix("response.reasoning_summary_") for event in made]
-        assert (kinds[0], kinds[-2:]) == ("part.added", ["text.done", "part.done"])
-        assert {event["summary_index"] for event in made} == {0}
-
-    serve_bundled(llm, use)
+    whole, stream = (await ask(app, URL, body)).json, await ask(app, URL, {**body, "stream": True})
+    check_order(events(stream))
+    assert without_ids(events(stream)[-1]["response"]) == without_ids(whole)
+    assert [item["type"] for item in whole["output"]] == ["reasoning", "message"]
+    assert whole["output"][0]["content"][0]["type"] == "reasoning_text"
+    assert whole["output"][0]["summary"] == []
+    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] >= 4
+    asked = {**body, "reasoning": {"summary": "auto"}}
+    summarized, stream = (await ask(app, URL, asked)).json, await ask(app, URL, {**asked, "stream": True})
+    found = events(stream)
+    check_order(found)
+    assert without_ids(found[-1]["response"]) == without_ids(summarized)
+    text = whole["output"][0]["content"][0]["text"]
+    assert summarized["output"][0]["summary"] == [{"type": "summary_text", "text": text}]
+    assert "content" not in summarized["output"][0]
+    assert not [event for event in found if event["type"].startswith("response.reasoning_text")]
+    made = [event for event in found if event["type"].startswith("response.reasoning_summary")]
+    kinds = [event["type"].removeprefix("response.reasoning_summary_") for event in made]
+    assert (kinds[0], kinds[-2:]) == ("part.added", ["text.done", "part.done"])
+    assert {event["summary_index"] for event in made} == {0}

@@ -85,7 +85,7 @@ def test_completion_chunks_in_openais_format(llm: nc.LLM) -> None:
     assert chunks.end(Usage(3, 4)) == DONE == b"data: [DONE]\n\n"
 
 
-def test_the_final_frames(llm: nc.LLM) -> None:
+def test_the_final_frames() -> None:
     body = error_body("no\nmore", kind="server_error")
     data = error_frame(body)
     assert data.endswith(DONE)

@@ -135,8 +135,11 @@ def serve_toy(llm: nc.LLM, use: Use, of: Rule = rule, limits: ServerLimits | Non
     _serve(Service(llm, engine, "toy", nc.SamplingParams(), limits or ServerLimits(), own), engine, use, **options)
 
 
-def serve_bundled(llm: nc.LLM, use: Use, limits: ServerLimits | None = None, **options: Any) -> None:
-    """Run a coroutine function with an application that has this model under the name "tiny"."""
+def serve_bundled(
+    llm: nc.LLM, use: Use, limits: ServerLimits | None = None, reasoning_parser: str | None = None, **options: Any
+) -> None:
+    """Run a coroutine function with an application that has the bundled model under the name "tiny"."""
+    llm = llm if reasoning_parser is None else nc.LLM(reasoning_parser=reasoning_parser)
     engine = llm.new_engine()
     _serve(Service(llm, engine, "tiny", llm.default_params, limits or ServerLimits()), engine, use, **options)
 
