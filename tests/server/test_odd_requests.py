@@ -20,7 +20,7 @@ from server_process import ONE_THREAD, Answer, Server, wait_until
 from stream_clients import Stream, together
 from test_hostile import GAP, SECRETS, STORY, check_error, memory, worked
 
-COUNT = tiers.count(250, 20_000)
+COUNT = tiers.count(150, 20_000)
 WORKERS = 3
 _KINDS = {"invalid_prompt": "invalid_request_error"}
 """The types of errors by their codes in the Responses API."""
