@@ -206,8 +206,8 @@ def bodies() -> Iterator[tuple[str, str, str, bytes]]:
     for constraint_kind, name, value in cases:
         if name == "numbers as names":  # in JSON they are valid strings
             continue
-        ways: list[tuple[str, Any]] = [("structured_outputs", {constraint_kind: value})]
-        ways.append(("structured_outputs", {"json" if constraint_kind == "json_schema" else constraint_kind: value}))
+        kinds = ("json_schema", "json") if constraint_kind == "json_schema" else (constraint_kind,)
+        ways: list[tuple[str, Any]] = [("structured_outputs", {kind: value}) for kind in kinds]
         if constraint_kind == "json_schema" and isinstance(value, dict):
             named = {"name": "x", "schema": value}
             ways.append(("response_format", {"type": "json_schema", "json_schema": named}))
@@ -231,10 +231,10 @@ def timed_request(server: Server, path: str, data: bytes) -> tuple[Answer, float
 
 
 def test_there_are_enough_cases() -> None:
-    assert len(HOSTILE) >= 200
+    assert len(HOSTILE) >= 150
     assert len({name.split(" ", 2)[2] for name, *_ in HOSTILE}) >= 100
     for field in ("response_format", "structured_outputs"):
-        assert sum(name.startswith(f"{field} ") for name, *_ in HOSTILE) >= 50
+        assert sum(name.startswith(f"{field} ") for name, *_ in HOSTILE) >= 40
 
 
 def test_every_hostile_grammar_is_a_clear_error_in_time(server: Server) -> None:
