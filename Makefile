@@ -99,7 +99,7 @@ test-clients: .venv/dev
 	@$(PIP) --no-deps instructor  # it requires older versions of jiter and rich, but works with these
 	@export PATH="$(CURDIR)/$(BIN):$$PATH"; if command -v npm > /dev/null; then npm ci --no-audit --no-fund --prefix tests/server/clients/js; \
 		else echo "npm is not installed: the JavaScript clients (OpenAI SDK for Node, AI SDK) are skipped"; fi
-	$(BIN)/python -m pytest -m slow tests/server/test_clients.py tests/server/test_client_matrix.py tests/server/test_api_sdks.py tests/integrations/test_llm_plugin.py
+	$(BIN)/python -m pytest -m slow tests/server/test_clients.py tests/integrations/test_llm_plugin.py
 	$(BIN)/python -m pytest -k peft tests/models/test_model_object.py
 
 lint: .venv/dev

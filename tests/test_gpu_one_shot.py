@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,14 +39,35 @@ def script(tmp_path: Path, text: str) -> list[str]:
     return [sys.executable, str(path)]
 
 
-@pytest.mark.slow
-def test_the_rehearsal_learns_something_in_every_part(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "gpu_one_shot.py"), "--rehearse", "--out", str(tmp_path)]
-    environment = without(ABSENT, tmp_path)
+def checks(tmp_path: Path, text: str) -> list[str]:
+    """A script with cases of the part ``checks``."""
+    header = f"""
+import os, sys, time
+sys.path.append({str(SCRIPTS)!r})
+import gpu_parts
+from pathlib import Path
+
+part = gpu_parts.Part(Path({str(tmp_path / "checks.jsonl")!r}), rehearse=True)
+"""
+    return script(tmp_path, header + text)
+
+
+def rehearsed(tmp_path: Path, absent: tuple[str, ...], *flags: str) -> dict[str, list[dict[str, Any]]]:
+    """The lines of each part of a rehearsal without these packages, in which none has failed."""
+    command = [sys.executable, str(SCRIPTS / "gpu_one_shot.py"), "--rehearse", "--out", str(tmp_path), *flags]
+    environment = without(absent, tmp_path)
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
     assert ran.returncode == 0, ran.stderr[-2000:]
+    assert (tmp_path / "summary.md").read_text() in ran.stdout
     lines = {name: one_shot.read(tmp_path / f"{name}.jsonl") for name in one_shot.LIMITS}
-    assert [line for part in lines.values() for line in part if "failed" in line or "left_out" in line] == []
+    assert [line for part in lines.values() for line in part if "failed" in line] == []
+    return lines
+
+
+@pytest.mark.slow
+def test_the_rehearsal_learns_something_in_every_part(tmp_path: Path) -> None:
+    lines = rehearsed(tmp_path, ABSENT)
+    assert [line for part in lines.values() for line in part if "left_out" in line] == []
     checks = [line for line in (*lines["checks"], *lines["long_checks"]) if "check" in line]
     assert len(checks) > 20
     assert all(line["wrong"] == 0 < line["of"] for line in checks), checks
@@ -58,20 +80,13 @@ def test_the_rehearsal_learns_something_in_every_part(tmp_path: Path) -> None:
     assert {line["backend"] for line in lines["engine"] if "tokens_per_s" in line} == {"cpu", "triton", "torch"}
     assert [line["result"] for line in lines["tools"] if "tool" in line] == ["right"]
     text = (tmp_path / "summary.md").read_text()
-    assert text in ran.stdout
     assert "**all five**" in text
     assert "equal tokens" in text
 
 
 @pytest.mark.slow
 def test_torch_triton_and_numpy_suffice_for_all_but_the_engine(tmp_path: Path) -> None:
-    environment = without((*ABSENT, *OF_THE_ENGINE), tmp_path)
-    command = [sys.executable, str(SCRIPTS / "gpu_one_shot.py"), "--rehearse", "--out", str(tmp_path)]
-    command += ["--parts", "timings", "engine", "tools", "long_checks"]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    lines = {name: one_shot.read(tmp_path / f"{name}.jsonl") for name in one_shot.LIMITS}
-    assert [line for part in lines.values() for line in part if "failed" in line] == []
+    lines = rehearsed(tmp_path, (*ABSENT, *OF_THE_ENGINE), "--parts", "timings", "engine", "tools", "long_checks")
     [missing] = [line["missing"] for line in lines["engine"] if "missing" in line]
     assert "numba, tokenizers, transformers, safetensors" in missing
     assert sum(line.get("equal", False) for line in lines["engine"]) == 2  # Sampler.loop
@@ -82,31 +97,23 @@ def test_torch_triton_and_numpy_suffice_for_all_but_the_engine(tmp_path: Path) -
 
 def test_a_part_that_crashes_goes_on_with_its_next_case(tmp_path: Path) -> None:
     """It dies in its second case, in the middle of a line."""
-    lines = tmp_path / "checks.jsonl"
-    text = f"""
-import os, sys
-sys.path.append({str(SCRIPTS)!r})
-import gpu_parts
-from pathlib import Path
-
-part = gpu_parts.Part(Path({str(lines)!r}), rehearse=True)
-
+    text = """
 def crash():
-    sys.stdout.write('{{"half": ')
+    sys.stdout.write('{"half": ')
     sys.stdout.flush()
     os.abort()
 
 def fail():
     raise ValueError("odd logits")
 
-part.case("one", lambda: {{"check": "one", "wrong": 0, "of": 3, "path": "all five"}})
+part.case("one", lambda: {"check": "one", "wrong": 0, "of": 3, "path": "all five"})
 part.case("two", crash)
 part.case("three", fail)
-part.case("four", lambda: [{{"check": "four", "wrong": 1, "of": 3, "path": "all five"}}])
+part.case("four", lambda: [{"check": "four", "wrong": 1, "of": 3, "path": "all five"}])
 """
-    part = one_shot.Part("checks", script(tmp_path, text), 60)
+    part = one_shot.Part("checks", checks(tmp_path, text), 60)
     one_shot.run([part], tmp_path, 60)
-    found = one_shot.read(lines)
+    found = one_shot.read(tmp_path / "checks.jsonl")
     assert [line["check"] for line in found if "check" in line] == ["one", "four"]
     failed = [(line["failed"], line.get("case")) for line in found if "failed" in line]
     assert failed == [("crash", None), ("the process ended in this case", "two"), ("raised", "three")]
@@ -141,24 +148,20 @@ time.sleep(600)
     assert "time limit" in summary
 
 
+@pytest.mark.slow
 def test_a_case_that_hangs_ends_and_the_next_one_runs(tmp_path: Path) -> None:
-    text = f"""
-import sys, time
-sys.path.append({str(SCRIPTS)!r})
-import gpu_parts
-from pathlib import Path
-
-part = gpu_parts.Part(Path({str(tmp_path / "checks.jsonl")!r}), rehearse=True)
+    text = """
 part.case("hangs", lambda: time.sleep(600))
-part.case("good", lambda: {{"check": "good", "wrong": 0, "of": 1, "path": "all five"}})
+part.case("good", lambda: {"check": "good", "wrong": 0, "of": 1, "path": "all five"})
 """
-    one_shot.run([one_shot.Part("checks", script(tmp_path, text), 10)], tmp_path, 10)
+    one_shot.run([one_shot.Part("checks", checks(tmp_path, text), 10)], tmp_path, 10)
     found = one_shot.read(tmp_path / "checks.jsonl")
     assert [line["failed"] for line in found if "failed" in line] == ["hung", "crash"]
     assert [line["check"] for line in found if "check" in line] == ["good"]
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.fast_cases(1)
 def test_what_was_learnt_before_a_kill_is_in_the_folder(tmp_path: Path, how: signal.Signals) -> None:
     command = [sys.executable, str(SCRIPTS / "gpu_one_shot.py"), "--rehearse", "--out", str(tmp_path)]
     command += ["--parts", "environment", "checks"]

@@ -41,6 +41,7 @@ def names(cold: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, obj
     set_stages(before)
 
 
+@pytest.mark.fast_cases(8)
 @pytest.mark.parametrize("path", [pytest.param(p, marks=page_marks(p), id=f"{p.parent.name}-{p.stem}") for p in PAGES])
 def test_the_code_of_a_page_runs(
     path: Path, names: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

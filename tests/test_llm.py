@@ -13,7 +13,6 @@ import tokenizers
 
 import nucleate as nc
 from nucleate.models.loader import EMBEDDED
-from nucleate.parameters.parameter import ParameterError
 from nucleate.tokenization.tokenizer import Tokenizer
 
 SHORT = nc.SamplingParams(temperature=0.7, top_p=0.9, top_k=50, max_tokens=40, seed=1)
@@ -23,29 +22,6 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_does_not(llm: nc.LLM
     texts = [llm.generate("Once upon a time", SHORT.replace(seed=seed))[0].text for seed in (1, 1, 2, 2**64 - 1)]
     assert texts[0] == texts[1]
     assert len(set(texts)) == 3
-
-
-def test_a_reported_seed_reproduces_the_text(llm: nc.LLM) -> None:
-    first = llm.generate("Once upon a time", SHORT.replace(seed=None))[0].outputs[0]
-    again = llm.generate("Once upon a time", SHORT.replace(seed=first.seed))[0].outputs[0]
-    assert first == again
-
-
-def test_n_outputs_use_consecutive_seeds(llm: nc.LLM) -> None:
-    [completion] = llm.generate("The fox", SHORT.replace(n=3, seed=2**64 - 2))
-    assert [output.seed for output in completion.outputs] == [2**64 - 2, 2**64 - 1, 0]
-    assert [output.index for output in completion.outputs] == [0, 1, 2]
-    alone = llm.generate("The fox", SHORT.replace(seed=0))[0]
-    assert completion.outputs[2].text == alone.text
-    assert completion.usage.completion_tokens == sum(len(output.token_ids) for output in completion.outputs)
-
-
-def test_streamed_chunks_join_to_the_completion(llm: nc.LLM) -> None:
-    chunks = list(llm.stream("Once upon a time", SHORT))
-    [completion] = llm.generate("Once upon a time", SHORT)
-    assert "".join(delta.text for delta in chunks) == completion.text
-    assert tuple(token for delta in chunks for token in delta.token_ids) == completion.outputs[0].token_ids
-    assert completion.text == llm.tokenizer.decode(completion.outputs[0].token_ids)
 
 
 def test_prompts_as_text_lists_and_ids_are_equivalent(llm: nc.LLM) -> None:
@@ -63,30 +39,31 @@ def test_many_prompts_each_with_its_own_parameters(llm: nc.LLM, capsys: pytest.C
     assert llm.generate([]) == []
 
 
+PROMPTS, PARAMS = (
+    "prompts must be a string, or a list of strings or of lists of token ids",
+    "a SamplingParams, a tuple of",
+)
+
+
 @pytest.mark.parametrize(
     ("prompts", "params", "message"),
     [
         ([[]], None, "the prompt is empty"),
         ([1, 2, 3], None, r"a list of prompts.*\[\[1, 2, 3\]\]"),
-        ([[1, "a"]], None, "a prompt is a string or a list of token ids"),
+        *(
+            (prompts, None, "a prompt is a string or a list of token ids")
+            for prompts in ([[1, "a"]], [b"Once"], [{1, 2}])
+        ),
+        *(([[token]], None, "a prompt is a string or a list of token ids") for token in (True, 1.5)),
+        *((prompts, None, PROMPTS) for prompts in (None, 5, {"prompt": "x"}, b"Once")),
         ("word " * 2000, None, "the prompt has .* tokens, but the context holds 1024"),
+        ("\ud800", None, "not valid Unicode"),
         (["a", "b"], [SHORT], "a list of sampling_params must have one per prompt; got 1 of them for 2 prompts"),
         ("a", {"temperature": 1}, r"got {'temperature': 1}; pass fields as keywords"),
-        ("a", 3, "a SamplingParams, a tuple of stages, or a list with one of these per prompt, got 3"),
-        ("a", "x", "a SamplingParams, a tuple of stages, or a list with one of these per prompt, got 'x'"),
-        ("a", ["x"], "a SamplingParams, a tuple of stages, or a list with one of these per prompt, got 'x'"),
+        *(("a", params, f"{PARAMS} stages, or a list with one of these per prompt, got") for params in (3, "x", ["x"])),
         ("a", (nc.stages.Gumbel(), nc.stages.TopK(3)), r"pipeline\[0\] gumbel is a draw, which must be the last stage"),
         ("a", nc.stages.TopK(3), r"got TopK\(3\); a pipeline is a tuple of stages"),
-        (None, None, "prompts must be a string, or a list of strings or of lists of token ids, got None"),
-        (5, None, "prompts must be a string, or a list of strings or of lists of token ids, got 5"),
-        ({"prompt": "x"}, None, "prompts must be a string, or a list"),
-        (b"Once", None, "prompts must be a string, or a list"),
-        ([b"Once"], None, "a prompt is a string or a list of token ids, got b'Once'"),
-        ([{1, 2}], None, "a prompt is a string or a list of token ids"),
-        ([[True]], None, "a prompt is a string or a list of token ids"),
-        ([[1.5]], None, "a prompt is a string or a list of token ids"),
         ("a", SHORT.replace(max_tokens=None, min_tokens=9999), "min_tokens is 9999, but the context has room for 1022"),
-        ("\ud800", None, "not valid Unicode"),
     ],
 )
 def test_bad_input_is_one_clear_error(llm: nc.LLM, prompts: object, params: object, message: str) -> None:
@@ -154,14 +131,12 @@ def test_chat_uses_the_models_template(llm: nc.LLM) -> None:
     ("messages", "message"),
     [
         ([], "messages"),
-        ([{"role": "user"}], "content"),
+        *(([{"role": "user", **content}], "content") for content in ({}, {"content": 5})),
         ([{"role": "wizard", "content": "x"}], "wizard"),
         ("hello", r"messages must be a list of messages, such as \[{.*}\], or of such lists, got 'hello'"),
         (["hello"], r"messages must be a list of messages, .* got \['hello'\]"),
         ({"role": "user", "content": "x"}, r"messages must be a list of messages, .* got {'role': 'user'"),
-        (5, "messages must be a list of messages, .* got 5"),
-        (None, "messages must be a list of messages, .* got None"),
-        ([{"role": "user", "content": 5}], "content"),
+        *((value, f"messages must be a list of messages, .* got {value}") for value in (5, None)),
     ],
 )
 def test_bad_messages_are_one_clear_error(llm: nc.LLM, messages: object, message: str) -> None:
@@ -294,8 +269,11 @@ def test_a_greedy_token_has_raw_rank_1(llm: nc.LLM) -> None:
         assert [step.top[0] for step in output.logprobs] == [step.chosen for step in output.logprobs]
 
 
-def test_a_chunk_has_the_logprobs_of_its_token(llm: nc.LLM) -> None:
+def test_chunks_join_to_the_completion_and_have_the_logprobs_of_their_token(llm: nc.LLM) -> None:
     chunks = list(llm.stream("The dog", SHORT.replace(max_tokens=8, logprobs=1)))
+    [completion] = llm.generate("The dog", SHORT.replace(max_tokens=8))
+    assert "".join(delta.text for delta in chunks) == completion.text
+    assert completion.text == llm.tokenizer.decode(completion.token_ids)
     for delta in chunks:
         assert delta.logprobs is not None
         [step] = delta.logprobs
@@ -309,8 +287,11 @@ def test_a_chunk_has_the_logprobs_of_its_token(llm: nc.LLM) -> None:
 @pytest.mark.parametrize("draw", ["gumbel", "categorical", "greedy"])
 def test_outputs_have_the_given_seeds_for_every_draw(llm: nc.LLM, draw: str) -> None:
     params = SHORT.replace(n=3, seed=2**64 - 2, draw=draw, max_tokens=6)
-    outputs = llm.generate("The fox", params)[0].outputs
+    [completion] = llm.generate("The fox", params)
+    outputs = completion.outputs
     assert [output.seed for output in outputs] == [2**64 - 2, 2**64 - 1, 0]
+    assert [output.index for output in outputs] == [0, 1, 2]
+    assert completion.usage.completion_tokens == sum(len(output.token_ids) for output in outputs)
     assert len({output.text for output in outputs}) == (1 if draw == "greedy" else 3)
     for output in outputs:
         again = llm.generate("The fox", params.replace(n=1, seed=output.seed))[0].outputs[0]
@@ -383,7 +364,7 @@ def test_dry_breaks_loops_and_breakers_may_be_text(llm: nc.LLM) -> None:
 @pytest.mark.fast_cases(2)
 def test_a_seed_reproduces_stages_with_a_state_or_random_decisions(llm: nc.LLM, changes: dict[str, object]) -> None:
     params = nc.SamplingParams(max_tokens=25, ignore_eos=True, **changes)
-    first = llm.generate("Once upon a time", params)[0].outputs[0]
+    first = llm.generate("Once upon a time", params)[0].outputs[0]  # without a seed
     assert llm.generate("Once upon a time", params.replace(seed=first.seed))[0].outputs[0] == first
     off = nc.SamplingParams(max_tokens=25, ignore_eos=True, seed=first.seed, draw=params.draw)
     differs = [
@@ -419,15 +400,6 @@ def test_an_engine_for_an_invalid_number_of_sequences(llm: nc.LLM, count: object
     with pytest.raises(nc.ParameterError, match="max_num_seqs must be an integer >= 1, got") as caught:
         llm.new_engine(max_num_seqs=count)
     assert caught.value.field == "max_num_seqs"
-
-
-def test_fields_change_the_defaults(llm: nc.LLM) -> None:
-    params = llm.default_params.override(max_tokens=8, temperature=0)
-    [short] = llm.generate("The dog", max_tokens=8, temperature=0)
-    assert short.text == llm.generate("The dog", params)[0].text
-    assert "".join(chunk.text for chunk in llm.stream("The dog", max_tokens=8, temperature=0)) == short.text
-    with pytest.raises(ParameterError, match="did you mean max_tokens"):
-        llm.generate("The dog", max_new_tokens=3)
 
 
 def test_a_completion_has_its_prompt(llm: nc.LLM) -> None:

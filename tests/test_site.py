@@ -207,6 +207,7 @@ def test_the_first_sentence_of_a_page() -> None:
     assert pages.title("x\n# The title\n") == "The title"
 
 
+@pytest.mark.slow
 def test_the_navigation_has_every_page(tmp_path: Path) -> None:
     names = write_sources(tmp_path)
     assert names[0] == "index"

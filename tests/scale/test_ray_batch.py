@@ -1,4 +1,4 @@
-"""``nucleate batch --ray``: every line once, with the text that it has without Ray, whatever is killed. Needs Ray."""
+"""Ray Data: ``nucleate batch --ray`` and ``Generate`` give the texts of the library, whatever is killed. Needs Ray."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from ray_programs import ENVIRONMENT, descendants, require_ray, wait_for
 from server_process import begun
 
+import nucleate as nc
 from nucleate.batch.batch_runner import line_seed
 
 pytestmark = pytest.mark.slow
@@ -104,3 +105,42 @@ def test_an_error_of_the_model_ends_the_command(folder: Path) -> None:
         _, err = process.communicate(timeout=200)
     assert process.returncode not in (0, None)
     assert "missing" in err
+
+
+PROGRAM = """
+import json, ray.data
+from nucleate.scale.data import Generate, pool_options
+from nucleate.scale.ray_extra import start_ray
+start_ray()
+rows = [{"id": n, "prompt": f"Story {n % 4}:", "max_tokens": 8, "seed": n if n % 2 else None} for n in range(40)]
+rows.append({"id": 40, "prompt": "x", "max_tokens": -1, "seed": None})
+options = {"fields": ["prompt", "max_tokens", "seed"], "key": "id", "params": {"min_p": 0.05}}
+table = ray.data.from_items(rows).map_batches(Generate, batch_size=16, fn_constructor_kwargs=options, **pool_options(1))
+lines = ray.data.from_items([{"text": json.dumps("Once upon")}, {"text": "{"}])
+options = {"lines": "text", "params": {"max_tokens": 4}}
+more = lines.map_batches(Generate, fn_constructor_kwargs=options, **pool_options(1))
+print(json.dumps([table.take_all(), more.take_all()]))
+"""
+
+
+@pytest.mark.slow
+def test_the_columns_of_a_dataset(llm: nc.LLM) -> None:
+    require_ray()
+    environment = {**os.environ, **ENVIRONMENT}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    rows, lines = json.loads(done.stdout.splitlines()[-1])
+    assert sorted(row["id"] for row in rows) == list(range(41))
+    seeds = set()
+    for row in rows:
+        if row["id"] == 40:
+            assert (row["generated_text"], "max_tokens" in row["error"]) == (None, True)
+            continue
+        record: dict[str, Any] = json.loads(row["record"])
+        assert row["seed"] in (None, record["seed"])
+        params = nc.SamplingParams(max_tokens=8, min_p=0.05, seed=record["seed"])
+        assert llm.generate(row["prompt"], params)[0].text == row["generated_text"] == record["text"]
+        seeds.add(record["seed"])
+    assert len(seeds) == 40  # also where the prompts are equal
+    assert [bool(line["error"]) for line in lines] == [False, True]
+    assert json.loads(lines[1]["record"])["error"]["code"] == "invalid_json"

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asgi_client import ask, begin
-from test_app import SIZE, check_error, rule, serve, slowly
+from served_apps import SIZE, ask, begin, check_error, rule, slowly, toy_app, until
 
 import nucleate as nc
 from nucleate.generation.beam_search import beam_search
@@ -52,131 +51,104 @@ def searched(llm: nc.LLM, fields: dict[str, Any]) -> list[list[int]]:
 
 @pytest.mark.parametrize("fields", SEARCHES, ids=str)
 @pytest.mark.fast_cases(2)
-def test_the_best_beams_come_first_and_equal_those_of_the_reference(llm: nc.LLM, fields: dict[str, Any]) -> None:
-    async def use(app: Any, service: Service) -> None:
-        call = await ask(app, PATH, {**BODY, **fields})
-        assert call.status == 200, call.data
-        choices = call.json["choices"]
-        assert [choice["token_ids"] for choice in choices] == searched(llm, fields)
-        assert [choice["index"] for choice in choices] == list(range(len(choices)))
-        assert {choice["finish_reason"] for choice in choices} <= {"stop", "length"}
-        made = sum(len(choice["token_ids"]) for choice in choices)
-        usage = call.json["usage"]
-        assert [usage[f"{name}_tokens"] for name in ("prompt", "completion", "total")] == [3, made, made + 3]
-
-    serve(llm, use)
+@toy_app()
+async def test_the_best_beams_come_first_as_in_the_reference(app: Any, llm: nc.LLM, fields: dict[str, Any]) -> None:
+    call = await ask(app, PATH, {**BODY, **fields})
+    assert call.status == 200, call.data
+    choices = call.json["choices"]
+    assert [choice["token_ids"] for choice in choices] == searched(llm, fields)
+    assert [choice["index"] for choice in choices] == list(range(len(choices)))
+    assert {choice["finish_reason"] for choice in choices} <= {"stop", "length"}
+    made = sum(len(choice["token_ids"]) for choice in choices)
+    usage = call.json["usage"]
+    assert [usage[f"{name}_tokens"] for name in ("prompt", "completion", "total")] == [3, made, made + 3]
 
 
-def test_several_prompts_echo_and_logprobs(llm: nc.LLM) -> None:
-    async def use(app: Any, service: Service) -> None:
-        body = {**BODY, "prompt": ["Lily", "The dog"], "best_of": 3, "n": 2}
-        call = await ask(app, PATH, {**body, "echo": True})
-        texts = [choice["text"] for choice in call.json["choices"]]
-        assert len(texts) == 4
-        assert all(text.startswith("Lily" if index < 2 else "The dog") for index, text in enumerate(texts))
-        response = await ask(app, PATH, {**body, "logprobs": 2})
-        for choice, text in zip(response.json["choices"], texts, strict=True):
-            assert text.endswith(choice["text"])
-            assert len(choice["logprobs"]["token_logprobs"]) == len(choice["token_ids"])
-
-    serve(llm, use)
+@toy_app()
+async def test_several_prompts_echo_and_logprobs(app: Any) -> None:
+    body = {**BODY, "prompt": ["Lily", "The dog"], "best_of": 3, "n": 2}
+    call = await ask(app, PATH, {**body, "echo": True})
+    texts = [choice["text"] for choice in call.json["choices"]]
+    assert len(texts) == 4
+    assert all(text.startswith("Lily" if index < 2 else "The dog") for index, text in enumerate(texts))
+    response = await ask(app, PATH, {**body, "logprobs": 2})
+    for choice, text in zip(response.json["choices"], texts, strict=True):
+        assert text.endswith(choice["text"])
+        assert len(choice["logprobs"]["token_logprobs"]) == len(choice["token_ids"])
 
 
-def test_structured_output_in_a_chat(llm: nc.LLM) -> None:
-    async def use(app: Any, service: Service) -> None:
-        body = {"messages": HELLO, "use_beam_search": True, "n": 3, "structured_outputs": {"regex": "[0-9]{2}-[a-c]"}}
-        call = await ask(app, CHAT_PATH, {**body, "logprobs": True, "top_logprobs": 1})
-        assert call.status == 200, call.data
-        for choice in call.json["choices"]:
-            assert re.fullmatch("[0-9]{2}-[a-c]", choice["message"]["content"])
-            assert choice["finish_reason"] == "stop"
-            assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
-
-    serve(llm, use)
+@toy_app()
+async def test_structured_output_in_a_chat(app: Any) -> None:
+    body = {"messages": HELLO, "use_beam_search": True, "n": 3, "structured_outputs": {"regex": "[0-9]{2}-[a-c]"}}
+    call = await ask(app, CHAT_PATH, {**body, "logprobs": True, "top_logprobs": 1})
+    assert call.status == 200, call.data
+    for choice in call.json["choices"]:
+        assert re.fullmatch("[0-9]{2}-[a-c]", choice["message"]["content"])
+        assert choice["finish_reason"] == "stop"
+        assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
 
 
-def test_beam_search_does_not_change_other_requests(llm: nc.LLM) -> None:
-    async def use(app: Any, service: Service) -> None:
-        sampled = {"prompt": [1, 2, 3], "max_tokens": 30, "seed": 4, "ignore_eos": True, "n": 3}
-        alone = (await ask(app, PATH, sampled)).json["choices"]
-        bodies = [sampled, {**BODY, "best_of": 8}, sampled, {**BODY, "best_of": 5, "n": 5}]
-        calls = await asyncio.gather(*(ask(app, PATH, body) for body in bodies))
-        assert calls[0].json["choices"] == calls[2].json["choices"] == alone
-        assert [one["token_ids"] for one in calls[1].json["choices"]] == searched(llm, {"best_of": 8})
-
-    serve(llm, use)
+@toy_app()
+async def test_beam_search_does_not_change_other_requests(app: Any, llm: nc.LLM) -> None:
+    sampled = {"prompt": [1, 2, 3], "max_tokens": 30, "seed": 4, "ignore_eos": True, "n": 3}
+    alone = (await ask(app, PATH, sampled)).json["choices"]
+    bodies = [sampled, {**BODY, "best_of": 8}, sampled, {**BODY, "best_of": 5, "n": 5}]
+    calls = await asyncio.gather(*(ask(app, PATH, body) for body in bodies))
+    assert calls[0].json["choices"] == calls[2].json["choices"] == alone
+    assert [one["token_ids"] for one in calls[1].json["choices"]] == searched(llm, {"best_of": 8})
 
 
-def test_a_client_disconnect_ends_the_search(llm: nc.LLM) -> None:
-    async def use(app: Any, service: Service) -> None:
-        call = begin(app, PATH, {**BODY, "best_of": 8, "max_tokens": 200, "ignore_eos": True})
-        for _ in range(400):
-            await asyncio.sleep(0.005)
-            if service.engine.stats.num_running_seqs:
-                break
-        assert service.engine.stats.num_running_seqs
-        call.leave()
-        await call.task
-        for _ in range(400):
-            if not service.engine.stats.num_running_seqs:
-                break
-            await asyncio.sleep(0.005)
-        assert service.engine.stats.num_running_seqs == 0
-
-    serve(llm, use, slowly)
+@toy_app(of=slowly)
+async def test_a_client_disconnect_ends_the_search(app: Any, service: Service) -> None:
+    call = begin(app, PATH, {**BODY, "best_of": 8, "max_tokens": 200, "ignore_eos": True})
+    await until(lambda: service.engine.stats.num_running_seqs)
+    call.leave()
+    await call.task
+    await asyncio.wait_for(until(lambda: not service.engine.stats.num_running_seqs), 10)
 
 
-def test_a_failed_search_is_an_error(llm: nc.LLM) -> None:
-    def broken(seen: tuple[int, ...]) -> np.ndarray:
-        return np.full(SIZE, np.nan, np.float32) if len(seen) > 5 else rule(seen)
+def broken(seen: tuple[int, ...]) -> np.ndarray:
+    return np.full(SIZE, np.nan, np.float32) if len(seen) > 5 else rule(seen)
 
-    async def use(app: Any, service: Service) -> None:
-        call = await ask(app, PATH, {**BODY, "best_of": 4, "ignore_eos": True})
-        check_error(call, 500)
 
-    serve(llm, use, broken)
+@toy_app(of=broken)
+async def test_a_failed_search_is_an_error(app: Any) -> None:
+    check_error(await ask(app, PATH, {**BODY, "best_of": 4, "ignore_eos": True}), 500)
 
 
 REJECTED: list[tuple[dict[str, Any], str]] = [
-    ({"stream": True}, "stream"),
-    ({"use_beam_search": "yes"}, "use_beam_search"),
-    ({"early_stopping": "sometimes"}, "early_stopping"),
-    ({"best_of": 4, "num_beam_groups": 3}, "num_beam_groups"),
-    ({"best_of": 2, "n": 3}, "best_of"),
-    ({"best_of": 129}, "best_of"),
-    ({"length_penalty": "1"}, "length_penalty"),
-    ({"length_penalty": 1e9}, "length_penalty"),
-    ({"diversity_penalty": -1}, "diversity_penalty"),
-    ({"echo": True, "logprobs": 1}, "logprobs"),
-    ({"temperature": 0.5}, "temperature"),
-    ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
     *(
         ({name: value}, name)
         for name, value in {
-            "top_p": 0.9,
-            "top_k": 5,
+            "stream": True,
+            "use_beam_search": "yes",
+            "early_stopping": "sometimes",
+            "best_of": 129,
+            "length_penalty": "1",
+            "diversity_penalty": -1,
+            "structured_outputs": {"regex": "("},
             "stop": "x",
             "stop_regex": "x",
-            "min_tokens": 2,
             "logit_bias": {"5": 1.0},
-            "repetition_penalty": 1.1,
             "suppress_token_ids": [4],
-            "prompt_logprobs": 1,
             "logprob_token_ids": [4],
             "draw": "greedy",
-            "include_stop_str_in_output": True,
+            "prompt_logprobs": 1,
+            "temperature": 0.5,
         }.items()
     ),
+    ({"length_penalty": 1e9}, "length_penalty"),
+    ({"best_of": 4, "num_beam_groups": 3}, "num_beam_groups"),
+    ({"best_of": 2, "n": 3}, "best_of"),
+    ({"echo": True, "logprobs": 1}, "logprobs"),
     *(({"use_beam_search": False, name: 1}, name) for name in BEAM_PARAMETER_FIELDS),
 ]
 
 
-def test_incompatible_fields_are_rejected_by_name(llm: nc.LLM) -> None:
-    async def use(app: Any, service: Service) -> None:
-        for fields, name in REJECTED:
-            check_error(await ask(app, PATH, {**BODY, **fields}), 400, param=name)
-
-    serve(llm, use)
+@toy_app()
+async def test_incompatible_fields_are_rejected_by_name(app: Any) -> None:
+    for fields, name in REJECTED:
+        check_error(await ask(app, PATH, {**BODY, **fields}), 400, param=name)
 
 
 @pytest.mark.parametrize("endpoint", [COMPLETIONS, CHAT], ids=["completions", "chat"])
@@ -207,18 +179,15 @@ def test_the_sampling_defaults_of_the_model_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("best_of", [1, 4])
-def test_cached_tokens(llm: nc.LLM, best_of: int) -> None:
+@toy_app()
+async def test_cached_tokens(app: Any, best_of: int) -> None:
     body = {**BODY, "prompt": [*range(5, 45)], "best_of": best_of}
-
-    async def use(app: Any, service: Service) -> None:
-        counts = []
-        for _ in range(2):
-            usage = (await ask(app, PATH, body)).json["usage"]
-            counts.append(usage["prompt_tokens_details"]["cached_tokens"])
-            assert usage["prompt_tokens"] == 40
-        assert counts[0] == 0
-        assert 32 <= counts[1] < 40
-        sampled = (await ask(app, PATH, {"prompt": body["prompt"], "max_tokens": 2})).json["usage"]
-        assert sampled["prompt_tokens_details"]["cached_tokens"] == counts[1]
-
-    serve(llm, use)
+    counts = []
+    for _ in range(2):
+        usage = (await ask(app, PATH, body)).json["usage"]
+        counts.append(usage["prompt_tokens_details"]["cached_tokens"])
+        assert usage["prompt_tokens"] == 40
+    assert counts[0] == 0
+    assert 32 <= counts[1] < 40
+    sampled = (await ask(app, PATH, {"prompt": body["prompt"], "max_tokens": 2})).json["usage"]
+    assert sampled["prompt_tokens_details"]["cached_tokens"] == counts[1]

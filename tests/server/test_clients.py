@@ -1,7 +1,7 @@
-"""Client programs of OpenAI's API against a server process, without a network.
+"""Client programs and SDKs against a server process: the features and examples of the docs, and figures of lm-eval.
 
-Each runs in its own process, which records attempts to reach other hosts than loopback. Its output must be what the
-library returns. The extra `clients` installs them. test_client_matrix.py checks the features of more clients.
+Each program runs in its own process, which records attempts to reach other hosts than loopback. The extra `clients`
+installs them; a missing one skips its tests.
 """
 
 from __future__ import annotations
@@ -9,24 +9,28 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from client_box import Box
+from client_box import CLIENTS as PROGRAMS
+from client_box import Box, ClientError, missing_node
 from server_process import Server
 
 import nucleate as nc
 
+sys.path.insert(0, str(PROGRAMS))
+from matrix import CLIENTS, DEFAULT_URL, FLAGS, PAGE, Client
+
 pytestmark = pytest.mark.slow
 
 HERE = Path(__file__).parent
-MODEL = "nucleate-tiny"
-PROMPT = "Once upon a time"
-HELLO = [{"role": "user", "content": "Tell me a story about a cat."}]
-SAMPLED = {"temperature": 0.9, "seed": 7, "max_tokens": 16}
-OWN = {"min_p": 0.02, "dry_multiplier": 0.8}
+MODEL, KEY = "nucleate-tiny", "sk-a-key-for-the-tests"
+STORY = "Tell me a story about a cat."
+EXAMPLES = re.findall(r"```python\n(.*?)```", (HERE.parents[1] / "docs" / "protocols.md").read_text("utf-8"), re.DOTALL)
 
 
 @pytest.fixture
@@ -46,14 +50,6 @@ def needs(*modules: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(bool(missing), reason=f"{' and '.join(missing)} not installed")
 
 
-def of_chat(llm: nc.LLM, messages: list[dict[str, str]] = HELLO, **fields: Any) -> nc.Completion:
-    return llm.chat(messages, llm.default_params.replace(**{**SAMPLED, **fields}))
-
-
-def of_prompt(llm: nc.LLM, prompt: str = PROMPT, **fields: Any) -> str:
-    return llm.generate(prompt, llm.default_params.replace(**{**SAMPLED, **fields}))[0].text
-
-
 def test_the_sandbox_has_no_network(tmp_path: Path) -> None:
     code = "import socket; socket.create_connection(('example.org', 80), 1)"
     with pytest.raises(AssertionError, match=r"no network here: example\.org"):
@@ -62,100 +58,13 @@ def test_the_sandbox_has_no_network(tmp_path: Path) -> None:
         Box(tmp_path).run("-c", f"try: {code}\nexcept OSError: pass")
 
 
-@needs("litellm")
-def test_litellm(server: Server, llm: nc.LLM, sandbox: Box) -> None:
-    script = str(HERE / "clients" / "with_litellm.py")
-    results = json.loads(sandbox.run(script, server.url, MODEL, LITELLM_LOCAL_MODEL_COST_MAP="True").splitlines()[-1])
-    chat = of_chat(llm)
-    usage = [chat.usage.prompt_tokens, 16]
-    assert results == {
-        "chat": chat.text,
-        "finish_reason": "length",
-        "usage": usage,
-        "logprobs": [2] * 16,
-        "streamed": chat.text,
-        "built": [chat.text, *usage],
-        "async": chat.text,
-        "several": [of_chat(llm, seed=seed).text for seed in range(8)],
-        "text": of_prompt(llm),
-        "text streamed": of_prompt(llm),
-        "own": of_chat(llm, **OWN).text,
-        "top_k": of_chat(llm, top_k=1).text,
-        "n": [output.text for output in of_chat(llm, n=2).outputs],
-        "unknown field": "BadRequestError",
-        "too long": "ContextWindowExceededError",
-        "unknown model": "NotFoundError",
-    }
-
-
-@needs("langchain_openai")
-def test_langchain(server: Server, llm: nc.LLM, sandbox: Box) -> None:
-    results = json.loads(sandbox.run(str(HERE / "clients" / "with_langchain.py"), server.url, MODEL).splitlines()[-1])
-    chat, question = of_chat(llm), HELLO[0]["content"]
-    usage = [chat.usage.prompt_tokens, 16]
-    others = [[{"role": "user", "content": f"Tell me of a {thing}."}] for thing in ("dog", "hat", "boat")]
-    with_system_prompt = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": question}]
-    assert results == {
-        "chat": chat.text,
-        "finish_reason": "length",
-        "usage": usage,
-        "streamed": chat.text,
-        "streamed usage": usage,
-        "streamed finish_reason": "length",
-        "async": chat.text,
-        "batch": [chat.text] * 4,
-        "several": [of_chat(llm, messages).text for messages in others],
-        "logprobs": [2] * 16,
-        "streamed logprobs": 16,
-        "conversation": of_chat(llm, with_system_prompt).text,
-        "own": of_chat(llm, **OWN).text,
-        "stop": of_chat(llm, stop=" ").text,
-        "text": of_prompt(llm, top_p=1.0),  # the client sends its own default
-        "text streamed": of_prompt(llm, top_p=1.0),
-        "text batch": [of_prompt(llm, top_p=1.0)] * 2,
-        "unknown field": ["OpenAIInvalidRequestError", "temprature"],
-        "too long": ["OpenAIContextOverflowError", "messages"],
-        "unknown model": ["OpenAIModelNotFoundError", "model"],
-    }
-
-
-@needs("llm")
-def test_llm(server: Server, llm: nc.LLM, sandbox: Box) -> None:
-    models = sandbox.folder / "extra-openai-models.yaml"
-    kinds = {"tiny": "", "tiny-text": "  completion: true\n"}
-    models.write_text(
-        "".join(
-            f"- model_id: {name}\n  model_name: {MODEL}\n  api_base: {server.url}/v1\n{more}"
-            for name, more in kinds.items()
-        )
-    )
-    options = ["-o", "temperature", "0.9", "-o", "seed", "7", "-o", "max_tokens", "16"]
-
-    def run_llm(name: str, prompt: str, *more: str) -> str:
-        return sandbox.run(
-            "-m", "llm", "prompt", "-m", name, prompt, *options, *more, LLM_USER_PATH=str(sandbox.folder)
-        )
-
-    chat, question = of_chat(llm).text, HELLO[0]["content"]
-    assert run_llm("tiny", question) == run_llm("tiny", question, "--no-stream") == chat + "\n"
-    assert run_llm("tiny-text", PROMPT) == run_llm("tiny-text", PROMPT, "--no-stream") == of_prompt(llm) + "\n"
-    messages = [*HELLO, {"role": "assistant", "content": chat}, {"role": "user", "content": "And then?"}]
-    run_llm("tiny", question)
-    assert run_llm("tiny", "And then?", "--continue") == of_chat(llm, messages).text + "\n"
-    with_system_prompt = [{"role": "system", "content": "Be brief."}, *HELLO]
-    assert run_llm("tiny", question, "--system", "Be brief.") == of_chat(llm, with_system_prompt).text + "\n"
-    logged = json.loads(sandbox.run("-m", "llm", "logs", "--json", "-n", "1", LLM_USER_PATH=str(sandbox.folder)))
-    assert logged[0]["output_tokens"] == 16
-
-
 LM_EVAL = needs("lm_eval", "datasets", "aiohttp", "tenacity", "requests")
 
 
 def evaluate(server: Server, sandbox: Box, options: dict[str, Any]) -> dict[str, Any]:
     """The lm-eval results of the tasks in the folder."""
-    folder = HERE / "data" / "lm_eval"
-    script, offline = str(HERE / "clients" / "with_lm_eval.py"), {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
-    results = sandbox.run(script, server.url, MODEL, str(folder), json.dumps(options), cwd=folder, **offline)
+    program, offline = str(PROGRAMS / "check_lm_eval.py"), {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
+    results = sandbox.run(program, server.url, MODEL, json.dumps(options), **offline)
     return json.loads(results.splitlines()[-1])
 
 
@@ -236,3 +145,135 @@ def test_schemathesis(small: Server, sandbox: Box, mode: str, status: str) -> No
         assert small.metric("nucleate_http_requests_total", route=route, status=status) > 10, tool_output
     assert small.request("GET", "/health").status == 200
     assert "Traceback" not in small.log
+
+
+TASK = f"nucleate_story --include_path {PROGRAMS.parent / 'data' / 'lm_eval'}"
+EACH = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name.replace(" ", "_"))
+
+
+@pytest.fixture(scope="module")
+def scripted() -> Iterator[Server]:
+    with Server(*FLAGS) as running:
+        yield running
+
+
+@EACH
+def test_a_client_has_the_features_of_the_page(scripted: Server, tmp_path: Path, client: Client) -> None:
+    if client.missing:
+        pytest.skip(client.missing)
+    report = client.report(scripted.url, Box(tmp_path))
+    failures = {name: result for name, result in report["results"].items() if result["status"] == "failed"}
+    assert not failures
+    assert sum(result["status"] == "passed" for result in report["results"].values()) >= 4
+    page = PAGE.read_text("utf-8")
+    update = "docs/clients.md is out of date: python tests/server/clients/matrix.py"
+    assert client.row(report) in page, update
+    assert client.section(report) in page, update
+
+
+@EACH
+def test_the_example_of_a_client_runs(server: Server, tmp_path: Path, client: Client) -> None:
+    if client.missing:
+        pytest.skip(client.missing)
+    code = (PROGRAMS / "snippets" / client.snippet).read_text("utf-8").replace(DEFAULT_URL, server.url)
+    if client.snippet.endswith(".mjs"):
+        command, folder = ("node", "--input-type=module", "--eval", code), PROGRAMS / "js"
+    elif client.snippet.endswith(".sh"):
+        command, folder = ("sh", "-c", code.replace("lambada_openai", TASK)), PROGRAMS.parent / "data" / "lm_eval"
+    else:
+        command, folder = (sys.executable, "-c", code), tmp_path
+    variables = {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_DATASETS_OFFLINE": "1"}
+    assert len(Box(tmp_path).run_program(*command, cwd=folder, **variables)) > 8
+
+
+def test_without_the_script_no_call_is_made_by_choice(server: Server, tmp_path: Path) -> None:
+    """The checks can fail: the bundled model tells a story."""
+    client = CLIENTS[0]
+    if client.missing:
+        pytest.skip(client.missing)
+    results = client.report(server.url, Box(tmp_path))["results"]
+    failed = {name for name, result in results.items() if result["status"] == "failed"}
+    assert failed == {"auto", "parallel", "streamed call", "loop", "reasoning", "responses"}
+
+
+def test_the_sandbox_of_node_has_no_network(tmp_path: Path) -> None:
+    if reason := missing_node():
+        pytest.skip(reason)
+    code = "await fetch('http://example.org').catch(() => {})"
+    with pytest.raises(ClientError, match=r"it tried to use the network:\s+connect example\.org"):
+        Box(tmp_path).run_program("node", "--input-type=module", "--eval", code)
+
+
+def test_no_address_of_a_registry_is_in_the_lock_file() -> None:
+    assert '"resolved"' not in (PROGRAMS / "js" / "package-lock.json").read_text("utf-8")
+
+
+@pytest.fixture(scope="module")
+def reasoning() -> Iterator[Server]:
+    with Server("--reasoning-parser", "qwen3") as running:
+        yield running
+
+
+def test_reasoning_in_the_responses_api(reasoning: Server) -> None:
+    openai = pytest.importorskip("openai")
+    given = {
+        "model": MODEL,
+        "input": [{"role": "user", "content": STORY}, {"role": "assistant", "content": "<think>"}],
+        "max_output_tokens": 16,
+        "extra_body": {"continue_final_message": True, "max_reasoning_tokens": 4, "ignore_eos": True, "seed": 3},
+    }
+    with openai.OpenAI(base_url=f"{reasoning.url}/v1", api_key=KEY, max_retries=0) as client:
+        whole = client.responses.create(**given)
+        assert [item.type for item in whole.output] == ["reasoning", "message"]
+        assert whole.usage.output_tokens_details.reasoning_tokens >= 4
+        found = [*client.responses.create(**given, stream=True)]
+        text = "".join(event.delta for event in found if event.type == "response.reasoning_text.delta")
+        assert text == whole.output[0].content[0].text
+        again = [*given["input"][:1], *(item.to_dict() for item in whole.output), given["input"][0]]
+        assert client.responses.create(model=MODEL, input=again, max_output_tokens=4).output
+
+
+def test_thinking_in_the_messages_api(reasoning: Server) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    tool = {"name": "f", "description": "d", "input_schema": {**schema, "additionalProperties": False}}
+    given = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": STORY}, {"role": "assistant", "content": "<think>"}],
+        "thinking": {"type": "enabled", "budget_tokens": 4},
+        "tools": [tool],
+        "tool_choice": {"type": "tool", "name": "f"},
+        "max_tokens": 200,
+        "extra_body": {"seed": 3},
+    }
+    with anthropic.Anthropic(base_url=reasoning.url, api_key=KEY, max_retries=0) as client:
+        whole = client.messages.create(**given)
+        assert [block.type for block in whole.content] == ["thinking", "tool_use"]
+        with client.messages.stream(**given) as stream:
+            thinking = "".join(event.thinking for event in stream if event.type == "thinking")
+        assert thinking == whole.content[0].thinking
+        result = {"type": "tool_result", "tool_use_id": whole.content[1].id, "content": "ok"}
+        turns = [{"role": "assistant", "content": whole.content}, {"role": "user", "content": [result]}]
+        messages = [given["messages"][0], *turns]
+        assert client.messages.create(model=MODEL, messages=messages, tools=[tool], max_tokens=4).content
+
+
+def test_thinking_in_ollamas_api(reasoning: Server) -> None:
+    ollama = pytest.importorskip("ollama")
+    client = ollama.Client(host=reasoning.url, timeout=60.0)
+    turns = [{"role": "user", "content": STORY}, {"role": "assistant", "content": "<think>"}]
+    given = {"think": True, "options": {"max_reasoning_tokens": 4, "num_predict": 16, "seed": 3, "ignore_eos": True}}
+    whole = client.chat(MODEL, turns, **given).message
+    assert whole.thinking
+    parts = [*client.chat(MODEL, turns, stream=True, **given)]
+    assert "".join(part.message.thinking or "" for part in parts) == whole.thinking
+    assert "".join(part.message.content for part in parts) == whole.content
+
+
+@pytest.mark.parametrize("code", EXAMPLES, ids=lambda code: code.split()[1])
+def test_the_examples_of_the_docs_run(server: Server, code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(code.split()[1])
+    names: dict[str, Any] = {}
+    exec(compile(code.replace(DEFAULT_URL, server.url), "<example>", "exec"), names)
+    names["client"].close()
+    assert len(capsys.readouterr().out) > 20

@@ -22,15 +22,14 @@ import psutil
 import pytest
 import tiers
 from malformed_requests import GARBAGE, Bad, malformed
-from server_process import Answer, Server, wait_until
+from server_process import ONE_THREAD, Answer, Server, wait_until
 from stream_clients import Stream, Wire, raw, text_of, together
 
 ROOT = Path(__file__).parents[2]
-ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}  # busy threads starve the others where tests run side by side
 SECRETS = (b"Traceback", str(ROOT).encode(), b"site-packages", sys.prefix.encode(), b".py")
 STORY = {"prompt": "Once upon a time", "temperature": 0.9, "ignore_eos": True}
 PATH = "/v1/completions"
-GAP = 10.0
+GAP = 15.0
 """Maximum seconds between two frames of another client's stream, on a busy machine."""
 
 
@@ -56,12 +55,6 @@ def worked(server: Server) -> float:
     """CPU time of the server, in seconds."""
     times = psutil.Process(server.process.pid).cpu_times()
     return float(times.user + times.system)
-
-
-def idle(server: Server, seconds: float = 10.0) -> float:
-    """Wait until no request is running or queued; return the seconds."""
-    names = ("nucleate_num_requests_running", "nucleate_num_requests_waiting")
-    return wait_until(lambda: not any(map(server.metric, names)), seconds)
 
 
 def check_error(response: Answer, status: int, field: str | tuple[str, ...] | None = None) -> Any:
@@ -108,7 +101,7 @@ def test_a_thousand_malformed_requests_affect_no_other_request(server: Server) -
                     _collect(failures, server, remaining.pop())
 
         together(len(neighbours) + 4, work)
-        idle(server)
+        wait_until(server.is_idle, 60)
 
     start = worked(server)
     storm(kinds[::5])
@@ -157,6 +150,12 @@ def test_the_header_size_is_limited(server: Server, kind: str) -> None:
         assert wire.socket.recv(13) in (b"HTTP/1.1 431 ", b"HTTP/1.1 414 ", b"HTTP/1.1 400 ")
         assert not wire.socket.recv(65_536).startswith(b"OK")
     assert server.request("GET", "/health").status == 200
+
+
+def test_http_1_0_needs_no_host(server: Server) -> None:
+    with Wire(server) as wire:
+        wire.send(b"GET /health HTTP/1.0\r\n\r\n")
+        assert wire.head() == 200
 
 
 def test_an_upgrade_to_another_protocol_is_ignored(server: Server) -> None:
@@ -255,7 +254,7 @@ def test_disconnected_clients_leave_no_requests(server: Server) -> None:
 
     together(20, work)
     assert stream.wait().whole
-    assert idle(server) < 5
+    wait_until(server.is_idle, 60)
     wait_until(lambda: server.metric("nucleate_client_disconnects_total") - disconnects >= 190, 5)
     assert memory(server) - before < 64
     assert server.request("POST", PATH, {**STORY, "max_tokens": 3}).status == 200
@@ -282,7 +281,7 @@ def test_a_slow_client_causes_back_pressure(server: Server) -> None:
     assert sum(len(choice["token_ids"]) for choice in choices) == 8 * 900
     expected = server.request("POST", PATH, {**STORY, "seed": 3, "max_tokens": 900})
     assert text_of(bodies) == expected.json["choices"][0]["text"]
-    idle(server)
+    wait_until(server.is_idle, 60)
 
 
 def test_backtracking_patterns_do_not_delay_other_requests(server: Server) -> None:
@@ -323,95 +322,6 @@ def test_a_burst_of_connections_delays_neither_health_checks_nor_streams(server:
     assert set(burst.result()) <= {b"200", b"503"}
     assert max(seconds) < GAP
     check_stream(stream.wait(), alone)
-
-
-@pytest.mark.slow
-def test_requests_above_the_limits_are_rejected() -> None:
-    flags = ("--max-num-seqs", "2", "--max-queued-seqs", "1", "--max-concurrent-requests", "4")
-    flags += ("--max-choices-per-request", "8")
-    with Server(*flags, environment=ONE_THREAD) as server:
-        connections = [Stream(server, {**STORY, "max_tokens": 700}) for _ in range(3)]
-        wait_until(lambda: server.metric("nucleate_num_requests_running") == 2)
-        wait_until(lambda: server.metric("nucleate_num_requests_waiting") == 1)
-        for stream in (False, True):  # the stream has not started, so this is an ordinary error too
-            response = server.request("POST", PATH, {**STORY, "stream": stream})
-            assert check_error(response, 503)["code"] == "queue_full"
-            assert int(response.headers["retry-after"]) >= 1
-        with Wire(server) as slow:
-            slow.send(raw("POST", PATH, headers={"content-length": "5"}))
-            statuses: list[int] = []
-
-            def full() -> bool:
-                response = server.request("POST", PATH, {**STORY, "max_tokens": 1})
-                error = check_error(response, 503)
-                assert response.headers["retry-after"]
-                statuses.append(response.status)
-                return error["code"] == "too_many_requests"
-
-            wait_until(full)
-        for stream in connections:
-            assert stream.wait().whole
-        assert server.request("POST", PATH, {**STORY, "max_tokens": 1}).status == 200
-        # without other requests it may be large
-        assert server.request("POST", PATH, {**STORY, "max_tokens": 1, "n": 8}).status == 200
-        check_error(server.request("POST", PATH, {**STORY, "n": 9}), 400, "n")
-
-
-def test_timeouts_api_keys_and_origins() -> None:
-    """A server with API keys, an origin, and short timeouts."""
-    flags = (
-        "--request-timeout-seconds",
-        "0.5",
-        "--api-key",
-        "k1",
-        "--api-key",
-        "k2",
-        "--allow-origin",
-        "https://a.example",
-    )
-    long = {**STORY, "max_tokens": 900, "n": 32}
-    with Server(*flags, environment=ONE_THREAD) as server:
-        for headers in ({}, {"authorization": "Bearer k3"}, {"authorization": "k1"}, {"authorization": "Basic k1"}):
-            for method, path in (("POST", PATH), ("GET", "/v1/models"), ("GET", "/metrics"), ("GET", "/nothing")):
-                error = check_error(server.request(method, path, b"{}" if method == "POST" else None, headers), 401)
-                assert error["code"] == "invalid_api_key"
-        assert server.request("GET", "/health").status == 200
-        for key in ("k1", "k2"):
-            assert server.request("GET", "/v1/models", headers={"authorization": f"Bearer {key}"}).status == 200
-        headers = {"authorization": "Bearer k1"}
-        assert check_error(server.request("POST", PATH, long, headers), 504)["code"] == "timeout"
-        stream = Stream(server, long, headers).wait()
-        assert stream.frames[-1] == "[DONE]"
-        error = stream.bodies[-1]["error"]
-        assert (error["code"], error["type"]) == ("timeout", "server_error")
-        wait_until(lambda: not server.metric("nucleate_num_requests_running", headers))
-        check_origins(server, headers)
-
-
-def check_origins(server: Server, headers: dict[str, str]) -> None:
-    origin = {"origin": "https://a.example", **headers}
-    response_headers = server.request("GET", "/v1/models", headers=origin).headers
-    assert response_headers["access-control-allow-origin"] == "https://a.example"
-    preflight = {
-        "access-control-request-method": "POST",
-        "access-control-request-headers": "authorization, content-type",
-    }
-    before = server.request("OPTIONS", PATH, headers={"origin": "https://a.example", **preflight})
-    assert before.status == 200
-    assert "POST" in before.headers["access-control-allow-methods"]
-    assert "authorization" in before.headers["access-control-allow-headers"].lower()
-    other = server.request("GET", "/v1/models", headers={**origin, "origin": "https://b.example"})
-    assert "access-control-allow-origin" not in other.headers
-    refusal = server.request("POST", PATH, {}, origin)
-    check_error(refusal, 400, "prompt")
-    assert refusal.headers["access-control-allow-origin"] == "https://a.example"
-
-
-def test_no_origin_is_allowed_by_default(server: Server) -> None:
-    for method, path in (("GET", "/v1/models"), ("GET", "/health"), ("OPTIONS", PATH), ("POST", PATH)):
-        headers = {"origin": "https://a.example", "access-control-request-method": "POST"}
-        response = server.request(method, path, {} if method == "POST" else None, headers)
-        assert not [name for name in response.headers if name.startswith("access-control")]
 
 
 @pytest.mark.slow

@@ -60,18 +60,12 @@ def ids(count: int) -> list[int]:
 
 # limit: (its value, the field, a value with this size, the noun in the message)
 SIZES: list[tuple[str, int, str, Any, str]] = [
-    ("max_completion_tokens", 7, "max_tokens", lambda size: size, ""),
-    ("max_completion_tokens", 7, "max_completion_tokens", lambda size: size, ""),
-    ("max_choices_per_request", 3, "n", lambda size: size, ""),
-    ("max_choices_per_request", 3, "best_of", lambda size: size, ""),
-    ("max_choices_per_request", 3, "prompt", lambda size: ["a"] * size, "prompts"),
-    ("max_choices_per_request", 3, "prompt", lambda size: [[1]] * size, "prompts"),
-    ("max_logprobs", 4, "logprobs", lambda size: size, ""),
-    ("max_logprobs", 0, "logprobs", lambda size: size, ""),
-    ("max_logprobs", 2, "top_logprobs", lambda size: size, ""),
-    ("max_logprobs", 4, "prompt_logprobs", lambda size: size, ""),
-    ("MAX_ENTRIES", 3, "stop", lambda size: ["a"] * size, "entries"),
-    ("MAX_ENTRIES", 3, "stop_regex", lambda size: ["a"] * size, "entries"),
+    *(("max_completion_tokens", 7, name, int, "") for name in ("max_tokens", "max_completion_tokens")),
+    *(("max_choices_per_request", 3, name, int, "") for name in ("n", "best_of")),
+    *(("max_choices_per_request", 3, "prompt", lambda size, one=one: [one] * size, "prompts") for one in ("a", [1])),
+    *(("max_logprobs", most, "logprobs", int, "") for most in (0, 4)),
+    *(("max_logprobs", most, name, int, "") for most, name in ((2, "top_logprobs"), (4, "prompt_logprobs"))),
+    *(("MAX_ENTRIES", 3, name, lambda size: ["a"] * size, "entries") for name in ("stop", "stop_regex")),
     ("MAX_ENTRIES", 3, "logit_bias", lambda size: dict.fromkeys(map(str, range(size)), 1.0), "entries"),
     ("MAX_ENTRIES", 3, "stop_token_ids", ids, "entries"),
     ("MAX_ENTRIES", 3, "bad_words", lambda size: ["a", [1, 2], "b", "c", "d"][:size], "entries"),
@@ -251,15 +245,20 @@ def test_any_json_is_accepted_or_a_parameter_error(value: Any, names: list[str])
 
 MILLION = 10**6
 WORST: dict[str, tuple[Endpoint, dict[str, Any]]] = {
-    "stop": (COMPLETIONS, {"stop": ["a"] * MILLION}),
+    **{
+        name: (COMPLETIONS, {name: value})
+        for name, value in {
+            "stop": ["a"] * MILLION,
+            "bad_words": [[1] * MILLION],
+            "logit_bias": dict.fromkeys(map(str, range(400_000)), 1.0),
+            "allowed_token_ids": [1] * MILLION,
+            "order": ["top_p"] * MILLION,
+            "prompt": [""] * MILLION,
+        }.items()
+    },
     "one stop": (COMPLETIONS, {"stop": "a" * MILLION}),
     "bad words": (COMPLETIONS, {"bad_words": ["a"] * MILLION}),
-    "bad ids": (COMPLETIONS, {"bad_words": [[1] * MILLION]}),
-    "bias": (COMPLETIONS, {"logit_bias": dict.fromkeys(map(str, range(400_000)), 1.0)}),
-    "allowed": (COMPLETIONS, {"allowed_token_ids": [1] * MILLION}),
-    "order": (COMPLETIONS, {"order": ["top_p"] * MILLION}),
     "name in the order": (COMPLETIONS, {"order": ["a" * MILLION]}),
-    "prompts": (COMPLETIONS, {"prompt": [""] * MILLION}),
     "lists of ids": (COMPLETIONS, {"prompt": [[1]] * MILLION}),
     "messages": (CHAT, {"messages": [HELLO] * 160_000}),
     "unknown names": (COMPLETIONS, dict.fromkeys(map(str, range(400_000)), 1)),
@@ -269,38 +268,34 @@ WORST: dict[str, tuple[Endpoint, dict[str, Any]]] = {
 @pytest.mark.parametrize("name", WORST)
 def test_rejecting_a_large_body_is_fast(name: str) -> None:
     kind, fields = WORST[name]
-    large = body(kind, **fields)
-    times = []
+    large, best = body(kind, **fields), 9.0
     for _ in range(3):
-        start = time.perf_counter()
+        start = time.thread_time()  # CPU time, which does not depend on the load
         error = error_of(ServerLimits().check_body, large, 128_256)
         if error is None:  # some values are not checked by the limits
             error = error_of(read_body, kind, large, DEFAULTS)
-        times.append(time.perf_counter() - start)
+        best = min(best, time.thread_time() - start)
         assert error is not None
         assert len(str(error)) < 2000
-    assert min(times) < 0.05  # without the limits up to 8 s
+    assert best < 0.05  # without the limits up to 8 s
 
 
 def test_the_largest_allowed_body_is_parsed_quickly() -> None:
     vocabulary = 128_256
+    lists = ("stop_token_ids", "suppress_token_ids", "xtc_exempt_token_ids", "logprob_token_ids")
     fields = {
         "prompt": ["a" * 10_000] * 256,
         "n": 2,
-        "stop": ["a" * 16] * 1024,
+        **dict.fromkeys(("stop", "bad_words"), ["a" * 16] * 1024),
         "stop_regex": ["a" * 512] * 4,
-        "bad_words": ["a" * 16] * 1024,
         "logit_bias": dict.fromkeys(map(str, range(1024)), 1.0),
-        "stop_token_ids": [*range(1024)],
-        "suppress_token_ids": [*range(1024)],
-        "xtc_exempt_token_ids": [*range(1024)],
-        "logprob_token_ids": [*range(1024)],
+        **{name: [*range(1024)] for name in lists},
         "dry_sequence_breakers": ["a"] * 32,
         "allowed_token_ids": [*range(vocabulary)],
     }
     best = 9.0
     for _ in range(3):
-        start = time.thread_time()  # CPU time, which does not depend on the load
+        start = time.thread_time()
         ServerLimits().check_body(fields, vocabulary)
         read_body(COMPLETIONS, fields, DEFAULTS)
         best = min(best, time.thread_time() - start)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
-from asgi_client import JSON, ask, begin, events, serve, until
+from served_apps import JSON, ask, bundled_app, events
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
@@ -107,31 +106,20 @@ def test_a_final_message_of_the_assistant_is_continued() -> None:
 
 ON, OFF = {"enable_thinking": True, "thinking": True}, {"enable_thinking": False, "thinking": False}
 FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
-    (
-        {"stop_sequences": ["x"], "top_k": 3, "min_p": 0.1, "temperature": 0.3},
-        {"stop": ["x"], "top_k": 3, "min_p": 0.1, "temperature": 0.3},
-    ),
+    ({"stop_sequences": ["x"], "top_k": 3, "min_p": 0.1}, {"stop": ["x"], "top_k": 3, "min_p": 0.1}),
     ({"tools": [TOOL]}, {"tools": [OPENAI_TOOL]}),
     ({"tools": [{**TOOL, "type": "custom", **KEPT}]}, {"tools": [OPENAI_TOOL]}),
-    (
-        {"tools": [TOOL], "tool_choice": {"type": "auto"}},
-        {"tools": [OPENAI_TOOL], "tool_choice": "auto", "parallel_tool_calls": True},
-    ),
-    (
-        {"tools": [TOOL], "tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
-        {"tools": [OPENAI_TOOL], "tool_choice": "required", "parallel_tool_calls": False},
-    ),
-    (
-        {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "f"}},
-        {
-            "tools": [OPENAI_TOOL],
-            "tool_choice": {"type": "function", "function": {"name": "f"}},
-            "parallel_tool_calls": True,
-        },
-    ),
-    (
-        {"tools": [TOOL], "tool_choice": {"type": "none"}},
-        {"tools": [OPENAI_TOOL], "tool_choice": "none", "parallel_tool_calls": True},
+    *(
+        (
+            {"tools": [TOOL], "tool_choice": given},
+            {"tools": [OPENAI_TOOL], "tool_choice": made, "parallel_tool_calls": many},
+        )
+        for given, made, many in [
+            ({"type": "auto"}, "auto", True),
+            ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
+            ({"type": "tool", "name": "f"}, {"type": "function", "function": {"name": "f"}}, True),
+            ({"type": "none"}, "none", True),
+        ]
     ),
     ({"thinking": {"type": "enabled", "budget_tokens": 9}}, {"chat_template_kwargs": ON, "max_reasoning_tokens": 9}),
     ({"thinking": {"type": "disabled"}}, {"chat_template_kwargs": OFF}),
@@ -153,88 +141,67 @@ def test_fields_become_those_of_chat_completions(given: dict[str, Any], expected
     read_body(CHAT, body, nc.SamplingParams())
 
 
+def user(*content: Any, role: str = "user") -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": [*content]}]}
+
+
 REJECTED: list[tuple[dict[str, Any], str, str]] = [
-    ({"messages": None}, "messages", "messages must be a list"),
-    ({"messages": []}, "messages", "messages must be a list"),
-    ({"messages": [7]}, "messages", r"messages\[0\] must be an object with content and a role"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages", r"messages\[0\] must be"),
-    ({"messages": [{"role": "user"}]}, "messages", r"messages\[0\].content must be a list"),
-    (
-        {"messages": [{"role": "user", "content": [7]}]},
-        "messages",
-        r"messages\[0\].content\[0\] must be a content block",
-    ),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-        "messages",
-        r"content\[0\].type 'image' is not supported",
-    ),
-    (
-        {"messages": [{"role": "user", "content": [USE]}]},
-        "messages",
-        "'tool_use' is not supported in a message of the role user",
-    ),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-        "messages",
-        r"content\[0\].text must be a string",
-    ),
-    ({"messages": [{"role": "user", "content": [{"type": ["x"]}]}]}, "messages", "must be a content block"),
-    (
-        {"messages": [{"role": "assistant", "content": [{**USE, "input": "x"}]}]},
-        "messages",
-        r"content\[0\].input must be an object",
-    ),
-    (
-        {"messages": [{"role": "assistant", "content": [{**USE, "id": ""}]}]},
-        "messages",
-        r"content\[0\].id must be a non-empty",
-    ),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]},
-        "messages",
-        r"content\[0\].tool_use_id must be",
-    ),
-    ({"system": 7}, "system", "system must be a list"),
-    ({"system": [{"type": "image"}]}, "system", r"system\[0\] must be a block of type text"),
-    ({"max_tokens": None}, "max_tokens", "max_tokens is missing"),
-    ({"max_tokens": 0}, "max_tokens", "max_tokens must be an integer >= 1"),
-    ({"stop_sequences": "x"}, "stop_sequences", "stop_sequences must be a list"),
-    ({"stop_sequences": [1]}, "stop_sequences", "stop_sequences must be"),
-    ({"stop": ["x"]}, "stop", "unknown field 'stop'"),
-    ({"n": 2}, "n", "unknown field 'n'"),
-    ({"logprobs": 1}, "logprobs", "unknown field 'logprobs'"),
-    ({"tools": 7}, "tools", "tools must be a list"),
-    (
-        {"tools": [{"type": "bash_20250124", "name": "bash"}]},
-        "tools",
-        r"tools\[0\].type must be custom, got 'bash_20250124'",
-    ),
-    ({"tools": [{"name": "f"}]}, "tools", r"tools\[0\].input_schema is missing"),
-    ({"tools": [{**TOOL, "input_schema": {"type": "array"}}]}, "tools", r"tools\[0\].input_schema must be"),
-    ({"tools": [{**TOOL, "name": "a b"}]}, "tools", r"tools\[0\].name must be 1 to 128"),
-    ({"tool_choice": {"type": "any"}}, "tool_choice", "tool_choice 'any' needs tools"),
-    ({"tool_choice": {"type": "x"}}, "tool_choice", "tool_choice.type must be one of"),
-    ({"tool_choice": "auto"}, "tool_choice", "tool_choice must be an object"),
-    ({"tool_choice": {"type": "tool"}}, "tool_choice", "tool_choice.name must be"),
-    ({"thinking": {"type": "enabled"}}, "thinking", "needs budget_tokens"),
-    ({"thinking": {"type": "disabled", "budget_tokens": 3}}, "thinking", "cannot have budget_tokens"),
     (
         {"thinking": {"type": "enabled", "budget_tokens": -3}},
         "thinking.budget_tokens",
         "thinking.budget_tokens must be",
     ),
-    ({"thinking": {"type": "x"}}, "thinking", "thinking.type must be one of"),
-    ({"thinking": {"budget_tokens": 3}}, "thinking", "thinking.type must be one of"),
-    ({"output_config": {"format": {"type": "xml"}}}, "output_config", "output_config.format.type must be json_schema"),
     (
         {"output_config": {"format": {"type": "json_schema"}}},
         "output_config.format",
-        "output_config.format.schema must be",
+        "output_config.format.schema must",
     ),
     ({"output_config": {"effort": "x"}}, "output_config.effort", "output_config.effort must be"),
-    ({"temperature": -1}, "temperature", "temperature must be"),
-    ({"chat_template_kwargs": 7, "thinking": {"type": "adaptive"}}, "chat_template_kwargs", "must be an object"),
+    *(
+        (given, next(iter(given)), message)
+        for given, message in [
+            *(({"messages": messages}, "messages must be a list") for messages in (None, [])),
+            ({"messages": [7]}, r"messages\[0\] must be an object with content and a role"),
+            ({"messages": [{"role": "tool", "content": "x"}]}, r"messages\[0\] must be"),
+            ({"messages": [{"role": "user"}]}, r"messages\[0\].content must be a list"),
+            (user(7), r"messages\[0\].content\[0\] must be a content block"),
+            (user({"type": "image"}), r"content\[0\].type 'image' is not supported"),
+            (user(USE), "'tool_use' is not supported in a message of the role user"),
+            (user({"type": "text"}), r"content\[0\].text must be a string"),
+            (user({"type": ["x"]}), "must be a content block"),
+            (user({**USE, "input": "x"}, role="assistant"), r"content\[0\].input must be an object"),
+            (user({**USE, "id": ""}, role="assistant"), r"content\[0\].id must be a non-empty"),
+            (user({"type": "tool_result"}), r"content\[0\].tool_use_id must be"),
+            ({"system": 7}, "system must be a list"),
+            ({"system": [{"type": "image"}]}, r"system\[0\] must be a block of type text"),
+            ({"max_tokens": None}, "max_tokens is missing"),
+            ({"max_tokens": 0}, "max_tokens must be an integer >= 1"),
+            ({"stop_sequences": "x"}, "stop_sequences must be a list"),
+            ({"stop_sequences": [1]}, "stop_sequences must be"),
+            *(
+                ({name: value}, f"unknown field '{name}'")
+                for name, value in {"stop": ["x"], "n": 2, "logprobs": 1}.items()
+            ),
+            ({"tools": 7}, "tools must be a list"),
+            (
+                {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+                r"tools\[0\].type must be custom, got 'bash_20250124'",
+            ),
+            ({"tools": [{"name": "f"}]}, r"tools\[0\].input_schema is missing"),
+            ({"tools": [{**TOOL, "input_schema": {"type": "array"}}]}, r"tools\[0\].input_schema must be"),
+            ({"tools": [{**TOOL, "name": "a b"}]}, r"tools\[0\].name must be 1 to 128"),
+            ({"tool_choice": {"type": "any"}}, "tool_choice 'any' needs tools"),
+            ({"tool_choice": {"type": "x"}}, "tool_choice.type must be one of"),
+            ({"tool_choice": "auto"}, "tool_choice must be an object"),
+            ({"tool_choice": {"type": "tool"}}, "tool_choice.name must be"),
+            ({"thinking": {"type": "enabled"}}, "needs budget_tokens"),
+            ({"thinking": {"type": "disabled", "budget_tokens": 3}}, "cannot have budget_tokens"),
+            *(({"thinking": value}, "thinking.type must be one of") for value in ({"type": "x"}, {"budget_tokens": 3})),
+            ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type must be json_schema"),
+            ({"temperature": -1}, "temperature must be"),
+            ({"chat_template_kwargs": 7, "thinking": {"type": "adaptive"}}, "must be an object"),
+        ]
+    ),
 ]
 
 
@@ -295,36 +262,33 @@ BODIES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_streams_and_whole_messages_are_the_same(llm: nc.LLM, name: str) -> None:
+@bundled_app()
+async def test_streams_and_whole_messages_are_the_same(app: Any, name: str) -> None:
     more, reason = BODIES[name]
     body = {"messages": [{"role": "user", "content": "Tell me a story"}], "seed": 3, **more}
-
-    async def use(app: Any, service: Any) -> None:
-        whole, stream = await ask(app, URL, body), await ask(app, URL, {**body, "stream": True})
-        assert (whole.status, stream.status) == (200, 200), whole.data
-        made, streamed = whole.json, accumulated(events(stream))
-        for one in (made, streamed):
-            assert one.pop("id").startswith("msg_")
-            for block in one["content"]:
-                block.pop("id", None)
-            usage = one["usage"]  # the second answer finds the prompt of the first in the cache
-            usage["input_tokens"] += usage.pop("cache_read_input_tokens")
-        assert made == streamed
-        assert (made["type"], made["role"], made["model"]) == ("message", "assistant", "tiny")
-        assert made["stop_reason"] == reason
-        assert (made["stop_sequence"] is not None) == (reason == "stop_sequence")
-        assert made["usage"]["input_tokens"] > 0 < made["usage"]["output_tokens"]
-        if reason == "tool_use":
-            [block] = made["content"]
-            assert (block["type"], block["name"], [*block["input"]]) == ("tool_use", "f", ["a"])
-        if name == "json":
-            assert [*json.loads(made["content"][0]["text"])] == ["a"]
-
-    serve(llm, use)
+    whole, stream = await ask(app, URL, body), await ask(app, URL, {**body, "stream": True})
+    assert (whole.status, stream.status) == (200, 200), whole.data
+    made, streamed = whole.json, accumulated(events(stream))
+    for one in (made, streamed):
+        assert one.pop("id").startswith("msg_")
+        for block in one["content"]:
+            block.pop("id", None)
+        usage = one["usage"]  # the second answer finds the prompt of the first in the cache
+        usage["input_tokens"] += usage.pop("cache_read_input_tokens")
+    assert made == streamed
+    assert (made["type"], made["role"], made["model"]) == ("message", "assistant", "tiny")
+    assert made["stop_reason"] == reason
+    assert (made["stop_sequence"] is not None) == (reason == "stop_sequence")
+    assert made["usage"]["input_tokens"] > 0 < made["usage"]["output_tokens"]
+    if reason == "tool_use":
+        [block] = made["content"]
+        assert (block["type"], block["name"], [*block["input"]]) == ("tool_use", "f", ["a"])
+    if name == "json":
+        assert [*json.loads(made["content"][0]["text"])] == ["a"]
 
 
-def test_thinking_is_a_block_and_can_be_left_out() -> None:
-    llm = nc.LLM(reasoning_parser="qwen3")
+@bundled_app(reasoning_parser="qwen3")
+async def test_thinking_is_a_block_and_can_be_left_out(app: Any) -> None:
     body = {
         "messages": [*HELLO, {"role": "assistant", "content": "<think>"}],
         "thinking": {"type": "enabled", "budget_tokens": 4},
@@ -333,117 +297,78 @@ def test_thinking_is_a_block_and_can_be_left_out() -> None:
         "max_tokens": 200,
         "seed": 3,
     }
-
-    async def use(app: Any, service: Any) -> None:
-        whole, stream = (await ask(app, URL, body)).json, await ask(app, URL, {**body, "stream": True})
-        assert [block["type"] for block in whole["content"]] == ["thinking", "tool_use"]
-        assert whole["content"][0]["thinking"]
-        streamed = accumulated(events(stream))
-        assert streamed["content"][0] == whole["content"][0]
-        assert streamed["content"][1]["input"] == whole["content"][1]["input"]
-        body["thinking"]["display"] = "omitted"
-        hidden = (await ask(app, URL, body)).json
-        assert hidden["content"][0] == {"type": "thinking", "thinking": "", "signature": ""}
-        assert accumulated(events(await ask(app, URL, {**body, "stream": True})))["content"][0] == hidden["content"][0]
-
-    serve(llm, use)
+    whole, stream = (await ask(app, URL, body)).json, await ask(app, URL, {**body, "stream": True})
+    assert [block["type"] for block in whole["content"]] == ["thinking", "tool_use"]
+    assert whole["content"][0]["thinking"]
+    streamed = accumulated(events(stream))
+    assert streamed["content"][0] == whole["content"][0]
+    assert streamed["content"][1]["input"] == whole["content"][1]["input"]
+    body["thinking"]["display"] = "omitted"
+    hidden = (await ask(app, URL, body)).json
+    assert hidden["content"][0] == {"type": "thinking", "thinking": "", "signature": ""}
+    assert accumulated(events(await ask(app, URL, {**body, "stream": True})))["content"][0] == hidden["content"][0]
 
 
-def test_tokens_are_counted_as_in_a_message(llm: nc.LLM) -> None:
-    async def use(app: Any, service: Any) -> None:
-        prompt = {"messages": HELLO, "system": "be", "tools": [TOOL], "model": "tiny", "tool_choice": {"type": "auto"}}
-        counted = await ask(app, COUNT, prompt)
-        made = await ask(app, URL, {**prompt, "max_tokens": 1})
-        assert counted.json == {"input_tokens": made.json["usage"]["input_tokens"]}
-        for wrong in ({"messages": 7}, {**prompt, "max_tokens": 1}, {**prompt, "model": "x"}, {**prompt, "tools": [7]}):
-            assert (await ask(app, COUNT, wrong)).json["type"] == "error"
-
-    serve(llm, use)
+@bundled_app()
+async def test_tokens_are_counted_as_in_a_message(app: Any) -> None:
+    prompt = {"messages": HELLO, "system": "be", "tools": [TOOL], "model": "tiny", "tool_choice": {"type": "auto"}}
+    counted = await ask(app, COUNT, prompt)
+    made = await ask(app, URL, {**prompt, "max_tokens": 1})
+    assert counted.json == {"input_tokens": made.json["usage"]["input_tokens"]}
+    for wrong in ({"messages": 7}, {**prompt, "max_tokens": 1}, {**prompt, "model": "x"}, {**prompt, "tools": [7]}):
+        assert (await ask(app, COUNT, wrong)).json["type"] == "error"
 
 
-def test_errors_have_anthropics_format(llm: nc.LLM) -> None:
-    async def use(app: Any, service: Any) -> None:
-        body = {"messages": HELLO, "max_tokens": 5}
-        for path, sent, status, kind in (
-            (URL, {}, 401, "authentication_error"),
-            (URL, {**body, "max_tokens": 0}, 400, "invalid_request_error"),
-            (URL, b"{", 400, "invalid_request_error"),
-            (URL, b"\xff", 400, "invalid_request_error"),
-            (URL, {**body, "model": "other"}, 404, "not_found_error"),
-            (f"{URL}/batches", body, 404, "not_found_error"),
-            (URL, b" " * 2000, 413, "request_too_large"),
-        ):
-            headers = (JSON,) if status == 401 else (JSON, (b"x-api-key", b"sk-1"))
-            call = await ask(app, path, sent, headers=headers)
-            assert (call.status, call.json["type"], call.json["error"]["type"]) == (status, "error", kind)
-            assert call.json["error"].keys() == {"type", "message"}
-            assert status == 401 or call.json["request_id"] == call.headers["x-request-id"]
-        service.drain()
-        call = await ask(app, URL, body, headers=(JSON, (b"x-api-key", b"sk-1")))
-        assert (call.status, call.json["error"]["type"]) == (503, "overloaded_error")
-
-    serve(llm, use, keys=("sk-1",), limits=ServerLimits(max_request_body_bytes=1024))
+@bundled_app(keys=("sk-1",), limits=ServerLimits(max_request_body_bytes=1024))
+async def test_errors_have_anthropics_format(app: Any, service: Any) -> None:
+    body = {"messages": HELLO, "max_tokens": 5}
+    for path, sent, status, kind in (
+        (URL, {}, 401, "authentication_error"),
+        (URL, {**body, "max_tokens": 0}, 400, "invalid_request_error"),
+        (URL, b"{", 400, "invalid_request_error"),
+        (URL, b"\xff", 400, "invalid_request_error"),
+        (URL, {**body, "model": "other"}, 404, "not_found_error"),
+        (f"{URL}/batches", body, 404, "not_found_error"),
+        (URL, b" " * 2000, 413, "request_too_large"),
+    ):
+        headers = (JSON,) if status == 401 else (JSON, (b"x-api-key", b"sk-1"))
+        call = await ask(app, path, sent, headers=headers)
+        assert (call.status, call.json["type"], call.json["error"]["type"]) == (status, "error", kind)
+        assert call.json["error"].keys() == {"type", "message"}
+        assert status == 401 or call.json["request_id"] == call.headers["x-request-id"]
+    service.drain()
+    call = await ask(app, URL, body, headers=(JSON, (b"x-api-key", b"sk-1")))
+    assert (call.status, call.json["error"]["type"]) == (503, "overloaded_error")
 
 
-def test_a_thread_is_an_error_after_which_the_sdk_sends_whole_conversations(llm: nc.LLM) -> None:
-    async def use(app: Any, service: Any) -> None:
-        call = await ask(app, URL, {"messages": HELLO, "max_tokens": 5, "thread": {"type": "create"}})
-        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-        assert (call.status, call.json["error"]["details"]) == (400, details)
-        assert (await ask(app, URL, {"messages": HELLO, "max_tokens": 5, "thread": None})).status == 200
-
-    serve(llm, use)
+@bundled_app()
+async def test_a_thread_is_an_error_after_which_the_sdk_sends_whole_conversations(app: Any) -> None:
+    call = await ask(app, URL, {"messages": HELLO, "max_tokens": 5, "thread": {"type": "create"}})
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    assert (call.status, call.json["error"]["details"]) == (400, details)
+    assert (await ask(app, URL, {"messages": HELLO, "max_tokens": 5, "thread": None})).status == 200
 
 
-def test_the_key_may_be_in_either_header(llm: nc.LLM) -> None:
+@bundled_app(keys=("sk-1",))
+async def test_the_key_may_be_in_either_header(app: Any) -> None:
     key, bearer = (b"x-api-key", b"sk-1"), (b"authorization", b"Bearer sk-1")
     wrong, wrong_bearer = (b"x-api-key", b"sk-2"), (b"authorization", b"Bearer sk-2")
-
-    async def use(app: Any, service: Any) -> None:
-        body = {"messages": HELLO, "max_tokens": 1}
-        for headers, status in (
-            ((key,), 200),
-            ((bearer,), 200),
-            ((wrong,), 401),
-            ((key, key), 401),
-            ((bearer, bearer), 401),
-            ((key, bearer), 200),
-            ((key, wrong_bearer), 200),
-            ((wrong, bearer), 200),
-            ((wrong, wrong_bearer), 401),
-            ((key, (b"authorization", b"Basic sk-2")), 200),
-            ((wrong, (b"authorization", b"sk-1")), 401),
-            ((key, wrong, wrong_bearer), 401),
-        ):
-            assert (await ask(app, URL, body, headers=(JSON, *headers))).status == status
-        chat = {"messages": HELLO, "max_tokens": 1}
-        assert (await ask(app, "/v1/chat/completions", chat, headers=(JSON, key))).status == 401
-        assert (await ask(app, "/v1/messagesx", chat, headers=(JSON, bearer))).status == 404
-
-    serve(llm, use, keys=("sk-1",))
-
-
-def test_a_stream_that_fails_ends_with_an_error(llm: nc.LLM) -> None:
-    async def use(app: Any, service: Any) -> None:
-        body = {"messages": HELLO, "max_tokens": 900, "stream": True, "ignore_eos": True}
-        call = begin(app, URL, body)
-        await until(lambda: b"text_delta" in call.data)
-        service.abort()
-        await asyncio.wait_for(call.task, 60)
-        assert call.over
-        last = events(call)[-1]
-        assert (last["type"], last["error"]["type"]) == ("error", "overloaded_error")
-
-    serve(llm, use)
-
-
-def test_a_client_that_disconnects_cancels_its_request(llm: nc.LLM) -> None:
-    async def use(app: Any, service: Any) -> None:
-        for stream in (True, False):
-            call = begin(app, URL, {"messages": HELLO, "max_tokens": 900, "stream": stream, "ignore_eos": True})
-            await until(lambda: service.num_sequences)
-            call.leave()
-            await asyncio.wait_for(call.task, 60)
-            assert service.num_sequences == 0
-
-    serve(llm, use)
+    body = {"messages": HELLO, "max_tokens": 1}
+    for headers, status in (
+        ((key,), 200),
+        ((bearer,), 200),
+        ((wrong,), 401),
+        ((key, key), 401),
+        ((bearer, bearer), 401),
+        ((key, bearer), 200),
+        ((key, wrong_bearer), 200),
+        ((wrong, bearer), 200),
+        ((wrong, wrong_bearer), 401),
+        ((key, (b"authorization", b"Basic sk-2")), 200),
+        ((wrong, (b"authorization", b"sk-1")), 401),
+        ((key, wrong, wrong_bearer), 401),
+    ):
+        assert (await ask(app, URL, body, headers=(JSON, *headers))).status == status
+    chat = {"messages": HELLO, "max_tokens": 1}
+    assert (await ask(app, "/v1/chat/completions", chat, headers=(JSON, key))).status == 401
+    assert (await ask(app, "/v1/messagesx", chat, headers=(JSON, bearer))).status == 404

@@ -1,9 +1,10 @@
-"""Response bodies in OpenAI's format, with and without echo and logprobs."""
+"""Response bodies in OpenAI's format, with and without echo and logprobs, and their encoding in pieces."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import nucleate as nc
 from nucleate.outputs import Completion, CompletionOutput, FinishReason, StepLogprobs, TokenLogprob, Usage, Validation
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
+from nucleate.server.openai.json_encoding import SLICE, encode_json, json_parts, pieces
 from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.responses import ResponseHead, chat_body, completion_body, failure_message, select_outputs
 
@@ -54,18 +56,14 @@ def test_a_completion_body_in_openais_format(llm: nc.LLM) -> None:
     request = parse("The fox", "A", n=2, seed=1, max_tokens=5)
     first, second = llm.generate(list(request.prompts), request.engine_params)
     made = completion_body(HEAD, request, [first, second], llm.tokenizer)
+    counts = {"prompt_tokens": 5, "completion_tokens": 20, "total_tokens": 25}
     assert {**made, "choices": 0} == {
         "id": "x-1",
         "object": "text_completion",
         "created": 1700000000,
         "model": "tiny",
         "choices": 0,
-        "usage": {
-            "prompt_tokens": 5,
-            "completion_tokens": 20,
-            "total_tokens": 25,
-            "prompt_tokens_details": {"cached_tokens": 0},
-        },
+        "usage": {**counts, "prompt_tokens_details": {"cached_tokens": 0}},
     }
     assert [choice["index"] for choice in made["choices"]] == [0, 1, 2, 3]
     assert [choice["seed"] for choice in made["choices"]] == [1, 2, 1, 2]
@@ -124,10 +122,8 @@ def test_text_offsets_match_the_token_texts(llm: nc.LLM, text: str) -> None:
     lengths = [len(llm.tokenizer.decode(ids[:position]).rstrip("\ufffd")) for position in range(len(ids))]
     assert made["logprobs"]["text_offset"] == lengths
     texts = [name.removeprefix("bytes:") for name in made["logprobs"]["tokens"]]
-    data = b"".join(
-        bytes.fromhex(name.replace("\\x", "")) if name.startswith("\\x") else name.encode() for name in texts
-    )
-    assert data.decode() == text
+    parts = (bytes.fromhex(name.replace("\\x", "")) if name[:2] == "\\x" else name.encode() for name in texts)
+    assert b"".join(parts).decode() == text
 
 
 def test_text_offsets_stay_within_a_truncated_text(llm: nc.LLM) -> None:
@@ -137,14 +133,8 @@ def test_text_offsets_stay_within_a_truncated_text(llm: nc.LLM) -> None:
 
 
 def test_infinite_logprobs_become_openais_minimum(llm: nc.LLM) -> None:
-    steps = (
-        StepLogprobs(
-            scored(70, -math.inf, None),
-            (scored(71), scored(70, -math.inf, None)),
-            (scored(3, -math.inf),),
-        ),
-    )
-    generated = completion(llm, [70], logprobs=steps)
+    never = scored(70, -math.inf, None)
+    generated = completion(llm, [70], logprobs=(StepLogprobs(never, (scored(71), never), (scored(3, -math.inf),)),))
     requested = parse("Once", logprobs=1, logprob_token_ids=[3])
     chat = chat_body(HEAD, requested, generated, llm.tokenizer)["choices"][0]["logprobs"]["content"][0]
     assert (chat["logprob"], chat["rank"], chat["top_logprobs"][1]["logprob"]) == (-9999.0, None, -9999.0)
@@ -195,9 +185,8 @@ def test_echo_returns_the_prompt_unchanged(llm: nc.LLM, prompt: str) -> None:
 @pytest.mark.parametrize("variant", ["text", "text in full", "ids", "ids in full"])
 def test_prompt_logprobs_with_echo(llm: nc.LLM, prompt: str, silent: bool, variant: str) -> None:
     size, full, ids = 0 if silent else 3, variant.endswith("full"), llm.encode(prompt)
-    generated, choice = echoed(
-        llm, prompt if "text" in variant else ids, max_tokens=size, logprobs=2, skip_special_tokens=not full
-    )
+    given_prompt = prompt if "text" in variant else ids
+    generated, choice = echoed(llm, given_prompt, max_tokens=size, logprobs=2, skip_special_tokens=not full)
     reported, own = choice["logprobs"], generated.outputs[0].token_ids[:size]
     assert [len(column) for column in reported.values()] == [len(ids) + size] * 4
     assert (reported["token_logprobs"][0], reported["top_logprobs"][0]) == (None, None)
@@ -238,10 +227,8 @@ def test_a_skipped_special_token_is_not_confused_with_its_text(llm: nc.LLM) -> N
     spelled = [token for part in ("<|", "user", "|>") for token in llm.tokenizer.encode(part, add_special_tokens=False)]
     ids = [2, *spelled, 399]
     output = CompletionOutput(0, "", (), "abort", None, 7)
-    body = completion_body(
-        HEAD, parse(ids, echo=True, logprobs=0), [Completion(tuple(ids), (output,), Usage(9, 0))], llm.tokenizer
-    )
-    (choice,) = body["choices"]
+    request, generated = parse(ids, echo=True, logprobs=0), Completion(tuple(ids), (output,), Usage(9, 0))
+    (choice,) = completion_body(HEAD, request, [generated], llm.tokenizer)["choices"]
     assert (choice["text"], choice["logprobs"]["text_offset"][:2]) == ("<|user|>The", [0, 0])
     assert choice["logprobs"]["text_offset"][-1] == len("<|user|>")
 
@@ -250,9 +237,8 @@ def test_every_choice_echoes_its_own_prompt(llm: nc.LLM) -> None:
     request = parse("The fox", "A", echo=True, n=2, seed=1, max_tokens=2, logprobs=1)
     made = llm.generate(list(request.prompts), request.engine_params)
     choices = completion_body(HEAD, request, made, llm.tokenizer)["choices"]
-    for choice, prompt, output in zip(
-        choices, ["The fox"] * 2 + ["A"] * 2, made[0].outputs + made[1].outputs, strict=True
-    ):
+    outputs = made[0].outputs + made[1].outputs
+    for choice, prompt, output in zip(choices, ["The fox"] * 2 + ["A"] * 2, outputs, strict=True):
         assert choice["text"] == prompt + output.text
         assert len(choice["logprobs"]["tokens"]) == len(llm.encode(prompt)) + 2
         assert "".join(choice["logprobs"]["tokens"][1:]) == choice["text"]
@@ -282,9 +268,8 @@ def test_unknown_prompt_logprobs_are_null(llm: nc.LLM) -> None:
 def test_max_tokens_of_0_returns_only_the_prompt(llm: nc.LLM, reason: FinishReason) -> None:
     request = parse("Once", echo=True, max_tokens=0, n=2)
     output = CompletionOutput(0, " upon", (70,), reason, 70, 7)
-    made = completion_body(
-        HEAD, request, [Completion((0, 5), (output, replace(output, index=1)), Usage(2, 2))], llm.tokenizer
-    )
+    generated = Completion((0, 5), (output, replace(output, index=1)), Usage(2, 2))
+    made = completion_body(HEAD, request, [generated], llm.tokenizer)
     assert [made["usage"][f"{name}_tokens"] for name in ("prompt", "completion", "total")] == [2, 0, 2]
     expected = "abort" if reason == "abort" else "length"
     for choice in made["choices"]:
@@ -311,33 +296,18 @@ def test_best_of_selects_the_highest_mean_logprobs(results: list[list[float]], n
     found = select_outputs(request, Completion((1, 2, 3), outputs, usage))
     assert found.usage == usage
     assert [output.index for output in found.outputs] == list(range(n))
-    ranking = sorted(
-        range(len(results)), key=lambda i: (-sum(results[i]) / len(results[i]) if results[i] else math.inf, i)
-    )
-    expected = ranking[:n] if len(results) > n else range(n)
+    means = [-sum(own) / len(own) if own else math.inf for own in results]
+    expected = sorted(range(len(results)), key=lambda i: (means[i], i))[:n] if len(results) > n else range(n)
     assert [output.seed - 5 for output in found.outputs] == list(expected)
     assert all((output.logprobs is not None) == (with_logprobs and bool(output.token_ids)) for output in found.outputs)
     assert select_outputs(request, found) == found
 
 
-def test_best_of_with_several_prompts(llm: nc.LLM) -> None:
-    request = parse("The fox", n=2, best_of=6, seed=1, max_tokens=5, temperature=1.5)
-    made = llm.generate(["The fox"], request.engine_params)
-    body = completion_body(HEAD, request, made, llm.tokenizer)
-    best = sorted(made[0].outputs, key=lambda output: -output.cumulative_logprob / len(output.token_ids))
-    assert [choice["seed"] for choice in body["choices"]] == [output.seed for output in best[:2]]
-    assert [choice["index"] for choice in body["choices"]] == [0, 1]
-    assert [choice["logprobs"] for choice in body["choices"]] == [None, None]
-    assert body["usage"]["completion_tokens"] == sum(len(output.token_ids) for output in made[0].outputs) > 10
-
-
 def test_logprobs_are_returned_if_requested(llm: nc.LLM) -> None:
     nothing = Completion((0,), (CompletionOutput(0, "", (), "abort", None, 7),), Usage(1, 0))
     assert chat_body(HEAD, parse(), completion(llm, [70]), llm.tokenizer)["choices"][0]["logprobs"] is None
-    assert chat_body(HEAD, WITH_LOGPROBS, nothing, llm.tokenizer)["choices"][0]["logprobs"] == {
-        "content": [],
-        "refusal": None,
-    }
+    [choice] = chat_body(HEAD, WITH_LOGPROBS, nothing, llm.tokenizer)["choices"]
+    assert choice["logprobs"] == {"content": [], "refusal": None}
 
 
 def test_internal_details_are_removed_from_error_messages() -> None:
@@ -374,3 +344,46 @@ def test_long_validation_results_are_truncated(llm: nc.LLM) -> None:
     short = Validation(("not",) * 100, ())
     [choice] = completion_body(HEAD, parse("Once"), [completion(llm, [5], validation=short)], llm.tokenizer)["choices"]
     assert choice["validation"]["ignored"] == ["not"] * 100
+
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5)
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=40) | st.dictionaries(st.text(max_size=3), inner), max_leaves=60
+)
+
+
+def lazy(value: Any) -> Any:
+    """The value with iterators in place of the lists that ``json_parts`` can reach."""
+    if isinstance(value, dict):
+        return {name: lazy(item) for name, item in value.items()}
+    return map(lazy, value) if isinstance(value, list) and not any(isinstance(item, list) for item in value) else value
+
+
+@settings(max_examples=tiers.count(25, 500))
+@given(VALUES)
+def test_parts_equal_the_whole(value: Any) -> None:
+    expected = encode_json(value).decode()
+    assert "".join(json_parts(value)) == expected
+    assert "".join(json_parts(lazy(value))) == expected
+
+
+@pytest.mark.parametrize("size", [1, 7, 10**6])
+def test_pieces(size: int) -> None:
+    value = {"choices": [{"index": index, "list": [*range(index)]} for index in range(30)], "empty": [], "object": {}}
+    made = list(pieces(json_parts({**value, "choices": iter(value["choices"])}), size))
+    assert json.loads(b"".join(made)) == value
+    assert all(len(piece) >= size for piece in made[:-1])
+    assert list(pieces([])) == [b""]
+
+
+def test_only_the_next_entries_are_made() -> None:
+    made: list[int] = []
+
+    def entries() -> Iterator[dict[str, Any]]:
+        for index in range(100):
+            made.append(index)
+            yield {"text": "x" * 100, "more": [0] * (2 * SLICE)}
+
+    first = next(pieces(json_parts({"choices": entries()}), 500))
+    assert len(first) < 1000
+    assert len(made) < 6

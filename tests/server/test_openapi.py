@@ -71,24 +71,26 @@ def test_every_route_documents_its_responses() -> None:
         for path, methods in made["paths"].items()
         for method, operation in methods.items()
     }
-    plain = ["200", "401", "500"]
+    plain, probe = ["200", "401", "500"], ["200", "500", "503"]
     body = ["200", "400", "401", "404", "408", "413", "415", "500", "503", "504"]
+    posted = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/messages/count_tokens")
+    posted += ("/tokenize", "/detokenize", "/api/chat", "/api/generate", "/api/show")
+    read = (
+        "/v1/models",
+        "/tokenizer_info",
+        "/load",
+        "/version",
+        "/metrics",
+        "/openapi.json",
+        "/api/tags",
+        "/api/version",
+    )
     assert responses == {
-        **dict.fromkeys(
-            ["post /v1/completions", "post /v1/chat/completions", "post /tokenize", "post /detokenize"], body
-        ),
-        **{f"post {path}": body for path in ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens")},
-        **{f"post {path}": body for path in ("/api/chat", "/api/generate", "/api/show")},
-        **{
-            f"get {path}": plain
-            for path in ("/v1/models", "/tokenizer_info", "/load", "/version", "/metrics", "/openapi.json")
-        },
-        **{f"get {path}": plain for path in ("/api/tags", "/api/version")},
+        **dict.fromkeys((f"post {path}" for path in posted), body),
+        **dict.fromkeys((f"get {path}" for path in read), plain),
+        **dict.fromkeys(("get /health", "get /ping", "post /ping"), probe),
         "get /docs": ["200", "500"],
         "get /v1/models/{model}": ["200", "401", "404", "500"],
-        "get /health": ["200", "500", "503"],
-        "get /ping": ["200", "500", "503"],
-        "post /ping": ["200", "500", "503"],
     }
     operations = [operation for methods in made["paths"].values() for operation in methods.values()]
     assert len({operation["summary"] for operation in operations}) == len(operations) == 23
@@ -106,10 +108,8 @@ def test_a_key_is_required_if_keys_are_set() -> None:
 
 def test_streams_are_documented_as_events() -> None:
     for path in (COMPLETIONS.url, CHAT.url):
-        assert [*DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]] == [
-            "application/json",
-            "text/event-stream",
-        ]
+        content = DOCUMENT["paths"][path]["post"]["responses"]["200"]["content"]
+        assert [*content] == ["application/json", "text/event-stream"]
 
 
 def test_the_model_name_is_documented() -> None:
@@ -189,19 +189,15 @@ def has_integral_float(value: Any) -> bool:
 
 def beyond_schemas(field: str, value: Any) -> bool:
     """Whether the schema cannot express the server's rules for this field and value."""
-    if field in ("prompt", "messages", "chat_template_kwargs", "stream_options", "tools", "tool_choice"):
-        return True
-    if field in ("structured_outputs", "response_format", "grammar", "grammar_lazy", "grammar_triggers"):
-        return True
     if field == "logit_bias" and isinstance(value, dict):
-        return any(
-            key.endswith("\n") or len(key) > 20 or str(int(key)) != key for key in value if key.strip().isdecimal()
-        )
-    if field == "min_tokens" and isinstance(value, int):
-        return value > 100
-    if field == "num_beam_groups" and isinstance(value, int):
-        return value > 1  # must divide num_beams
-    return False
+        numbers = [key for key in value if key.strip().isdecimal()]
+        return any(key.endswith("\n") or len(key) > 20 or str(int(key)) != key for key in numbers)
+    if field in ("min_tokens", "num_beam_groups") and isinstance(value, int):
+        return value > (100 if field == "min_tokens" else 1)  # it must divide num_beams
+    return field in (
+        *("prompt", "messages", "chat_template_kwargs", "stream_options", "tools", "tool_choice", "structured_outputs"),
+        *("response_format", "grammar", "grammar_lazy", "grammar_triggers"),
+    )
 
 
 def agree(kind: Endpoint, field: str, value: Any) -> None:
@@ -220,22 +216,8 @@ def agree(kind: Endpoint, field: str, value: Any) -> None:
 
 def edges(field: str) -> list[Any]:
     """Values at the ends of the range of a field, and at those of all ranges."""
-    near: set[float] = {
-        0,
-        1,
-        -1,
-        2**31 - 1,
-        2**31,
-        2**53,
-        2**63,
-        2**64 - 1,
-        2**64,
-        10**30,
-        0.5,
-        LARGEST,
-        -LARGEST,
-        5e-324,
-    }
+    powers = (2**power - less for power in (31, 53, 63, 64) for less in (0, 1))
+    near: set[float] = {0, 1, -1, *powers, 10**30, 0.5, LARGEST, -LARGEST, 5e-324}
     parameter = FIELDS.get(field)
     ends = [] if parameter is None else [parameter.low, parameter.high, *parameter.off, parameter.default]
     ends += [LIMITS.max_value(field), LIMITS.max_choices_per_request]
@@ -246,20 +228,7 @@ def edges(field: str) -> list[Any]:
     return [*near, True, False, None, 10**400, -(10**400)]
 
 
-TEXTS = [
-    "",
-    "a",
-    "abcdef",
-    "abcdefg",
-    "ä" * 6,
-    "\N{GRINNING FACE}" * 6,
-    "canonical",
-    "gumbel",
-    "raw",
-    "none",
-    "text",
-    "5",
-]
+TEXTS = ["", "a", "abcdef", "abcdefg", "ä" * 6, "😀" * 6, "canonical", "gumbel", "raw", "none", "text", "5"]
 LISTS: list[Any] = [
     [],
     *(
@@ -269,17 +238,8 @@ LISTS: list[Any] = [
     *([1] * size for size in (6, 7)),
     *([[1] * size] for size in (6, 7)),
     *([text] for text in TEXTS),
-    ["a", [1]],
-    ["a", 1],
-    [1, "a"],
-    ["top_p"],
-    ["top_p", "top_p"],
-    [*REQUESTABLE],
-    [*reversed(REQUESTABLE)],
-    [*REQUESTABLE, "top_p"],
-    ["gumbel"],
-    ["mask"],
-    ["canonical"],
+    *(["a", [1]], ["a", 1], [1, "a"], ["top_p"], ["top_p", "top_p"], ["gumbel"], ["mask"], ["canonical"]),
+    *([*REQUESTABLE], [*reversed(REQUESTABLE)], [*REQUESTABLE, "top_p"]),
 ]
 OBJECT = {"type": "object"}
 FORMATS: list[Any] = [
@@ -334,31 +294,20 @@ OBJECTS: list[Any] = [
     *FORMATS,
 ]
 PART = {"type": "text", "text": "a"}
+CONTENTS = ("", None, [], [PART], [{**PART, "more": 1}], [{"type": "image_url", "text": "a"}], [{"type": "text"}])
+EXTRAS: tuple[dict[str, Any], ...] = (
+    *({"name": name} for name in ("b", None, "")),
+    *({"tool_calls": calls} for calls in ([], [1])),
+    *({"refusal": None, "audio": "", "annotations": []}, {"refusal": False}, {"tool_call_id": "x"}, {"more": 1}),
+)
 MESSAGES: list[Any] = [
     [{**message}] * size
     for size in (1, 4, 5)
     for message in [
-        {"role": "user", "content": "a"},
-        {"role": "user", "content": ""},
-        {"role": "", "content": "a"},
-        {"role": None, "content": "a"},
-        {"role": "user"},
-        {"content": "a"},
-        {"role": "user", "content": None},
-        {"role": "user", "content": []},
-        {"role": "user", "content": [PART]},
-        {"role": "user", "content": [{**PART, "more": 1}]},
-        {"role": "user", "content": [{"type": "image_url", "text": "a"}]},
-        {"role": "user", "content": [{"type": "text"}]},
-        {"role": "user", "content": "a", "name": "b"},
-        {"role": "user", "content": "a", "name": None},
-        {"role": "user", "content": "a", "name": ""},
-        {"role": "user", "content": "a", "tool_calls": []},
-        {"role": "user", "content": "a", "tool_calls": [1]},
-        {"role": "user", "content": "a", "refusal": None, "audio": "", "annotations": []},
-        {"role": "user", "content": "a", "refusal": False},
-        {"role": "user", "content": "a", "tool_call_id": "x"},
-        {"role": "user", "content": "a", "more": 1},
+        *({"role": role, "content": "a"} for role in ("user", "", None)),
+        *({"role": "user", "content": content} for content in CONTENTS),
+        *({"role": "user"}, {"content": "a"}),
+        *({"role": "user", "content": "a", **extra} for extra in EXTRAS),
     ]
 ]
 EVERYWHERE = [(kind, field) for kind in REQUESTS.values() for field in sorted(kind.field_names)]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import tiers
-from asgi_client import ask, begin, serve, until
 from odd_requests import LITERALS, VALUES, encode, mutated
 from request_bodies import OTHERS as VALID
 from request_bodies import SMALL
+from served_apps import ask, begin, bundled_app, until
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
@@ -43,7 +43,7 @@ def test_malformed_bodies_raise_parameter_errors_only(path: str) -> None:
     api, rng, validator, accepted = BY_URL[path], random.Random(path), schema_of(path), 0
     limits, endpoints = ServerLimits(), {one.url: one for one in (LONG_NAMES_CHAT, TEXT)}
     validator.validate(VALID[path])
-    for _ in range(tiers.count(400, 5000)):
+    for _ in range(tiers.count(150, 5000)):
         body = VALID[path]
         for _ in range(rng.randrange(1, 4)):
             body = mutated(body, rng, PLAIN) if isinstance(body, dict | list) and body else body
@@ -59,25 +59,22 @@ def test_malformed_bodies_raise_parameter_errors_only(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [*VALID, *VALID_ALSO])
-def test_malformed_requests_never_get_status_500(llm: nc.LLM, path: str) -> None:
+@bundled_app(limits=ServerLimits(max_completion_tokens=4))
+async def test_malformed_requests_never_get_status_500(app: Any, path: str) -> None:
     rng, valid = random.Random(path), {**VALID, **VALID_ALSO}[path]
-
-    async def use(app: Any, service: Any) -> None:
-        assert (await ask(app, path, valid)).status == 200
-        found = set()
-        bodies: list[Any] = [b"", b"[", b"\xff", b"null", b"[" * 100_000, b'{"a":' * 50_000, b'{"a": 1, "a": 2}', b"{}"]
-        for _ in range(tiers.count(60, 1000)):
-            body = mutated(valid, rng)
-            body = {**body, "stream": False} if isinstance(body, dict) and "stream" in valid else body
-            bodies.append(encode(path, body).data)
-        for body in bodies:
-            call = await ask(app, path, body)
-            found.add(call.status)
-            assert call.status in (200, 400, 404), (call.data, body)
-            assert call.status == 200 or "error" in call.json
-        assert found >= {400}
-
-    serve(llm, use, limits=ServerLimits(max_completion_tokens=4))
+    assert (await ask(app, path, valid)).status == 200
+    found = set()
+    bodies: list[Any] = [b"", b"[", b"\xff", b"null", b"[" * 100_000, b'{"a":' * 50_000, b'{"a": 1, "a": 2}', b"{}"]
+    for _ in range(tiers.count(60, 1000)):
+        body = mutated(valid, rng)
+        body = {**body, "stream": False} if isinstance(body, dict) and "stream" in valid else body
+        bodies.append(encode(path, body).data)
+    for body in bodies:
+        call = await ask(app, path, body)
+        found.add(call.status)
+        assert call.status in (200, 400, 404), (call.data, body)
+        assert call.status == 200 or "error" in call.json
+    assert found >= {400}
 
 
 @pytest.mark.parametrize("path", VALID)
@@ -104,24 +101,46 @@ LONG: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("path", LONG)
-def test_requests_take_slots_are_counted_and_kept_alive(llm: nc.LLM, path: str, monkeypatch: Any) -> None:
+@bundled_app(limits=ServerLimits(max_concurrent_requests=1))
+async def test_requests_take_slots_are_counted_and_kept_alive(
+    app: Any, service: Any, path: str, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(generation_endpoint, "KEEP_ALIVE_SECONDS", 0.0001)
-    limits = ServerLimits(max_concurrent_requests=1)
-
-    async def use(app: Any, service: Any) -> None:
-        call = begin(app, path, {**LONG[path], "stream": True})
+    for stream in (True, False):
+        call = begin(app, path, {**LONG[path], "stream": stream})
         await until(lambda: service.num_sequences)
         busy = await ask(app, path, LONG[path])
-        assert busy.status == 503
-        assert busy.headers["retry-after"] == "1"
-        await until(lambda: len(call.data) > 2000)
+        assert (busy.status, busy.headers["retry-after"]) == (503, "1")
+        await until(lambda call=call, stream=stream: len(call.data) > 2000 or not stream)
         call.leave()
         await asyncio.wait_for(call.task, 60)
-        metrics = (await ask(app, "/metrics")).data.decode()
-        assert f'nucleate_http_requests_total{{model_name="tiny",route="{path}",status="503"}} 1.0' in metrics
-        assert 'nucleate_finished_sequences_total{finish_reason="abort",model_name="tiny"} 1.0' in metrics
+        assert service.num_sequences == 0
+    metrics = (await ask(app, "/metrics")).data.decode()
+    assert f'nucleate_http_requests_total{{model_name="tiny",route="{path}",status="503"}} 2.0' in metrics
+    assert 'nucleate_finished_sequences_total{finish_reason="abort",model_name="tiny"} 2.0' in metrics
 
-    serve(llm, use, limits=limits)
+
+ENDS: dict[str, dict[str, Any]] = {
+    "/v1/responses": {"type": "response.failed"},
+    "/v1/messages": {"type": "error", "error": {"type": "overloaded_error", "message": "Server is shutting down."}},
+    "/api/chat": {"error": "Server is shutting down."},
+    "/api/generate": {"error": "Server is shutting down."},
+}
+
+
+@pytest.mark.parametrize("path", LONG)
+@bundled_app()
+async def test_a_stream_that_fails_ends_with_an_error(app: Any, service: Any, path: str) -> None:
+    call = begin(app, path, {**LONG[path], "stream": True})
+    await until(lambda: len(call.data) > 2000)
+    service.abort()
+    await asyncio.wait_for(call.task, 60)
+    assert call.over
+    last = json.loads(call.data.splitlines()[-1 if path.startswith("/api") else -2].removeprefix(b"data: "))
+    assert {name: last[name] for name in ENDS[path]} == ENDS[path]
+    if path == "/v1/responses":
+        assert last["response"]["status"] == "failed"
+        assert last["response"]["error"] == {"code": "server_error", "message": "Server is shutting down."}
 
 
 def test_schemas_have_every_field() -> None:
@@ -140,15 +159,13 @@ def test_schemas_have_every_field() -> None:
 
 
 @pytest.mark.parametrize("path", LONG)
-def test_there_is_one_output_whatever_the_defaults_are(llm: nc.LLM, path: str) -> None:
-    async def use(app: Any, service: Any) -> None:
-        service.defaults = service.defaults.replace(n=3, max_tokens=4)
-        more = {"max_tokens": 4} if path == "/v1/messages" else {}
-        call = await ask(app, path, {**LONG[path], **more, "stream": False})
-        usage = call.json.get("usage", {})
-        assert usage.get("output_tokens", call.json.get("eval_count")) == 4
-
-    serve(llm, use)
+@bundled_app()
+async def test_there_is_one_output_whatever_the_defaults_are(app: Any, service: Any, path: str) -> None:
+    service.defaults = service.defaults.replace(n=3, max_tokens=4)
+    more = {"max_tokens": 4} if path == "/v1/messages" else {}
+    call = await ask(app, path, {**LONG[path], **more, "stream": False})
+    usage = call.json.get("usage", {})
+    assert usage.get("output_tokens", call.json.get("eval_count")) == 4
 
 
 def test_every_endpoint_has_its_own_metrics() -> None:

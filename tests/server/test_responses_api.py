@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import pytest
-from asgi_client import ask, begin, events, serve, until
+from served_apps import ask, bundled_app, events
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
@@ -19,15 +18,12 @@ URL = "/v1/responses"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"], "additionalProperties": False}
 TOOL = {"type": "function", "name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
 HELLO = [{"role": "user", "content": "hi"}]
+CALLED = {"id": "c1", "function": {"name": "f", "arguments": {"a": True}}}
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": true}'}
 
 
 def translated(**fields: Any) -> dict[str, Any]:
     return dict(RESPONSES.translate({"input": "hi", **fields}).body)
-
-
-def call_of(arguments: Any, call_id: str = "c1") -> dict[str, Any]:
-    return {"id": call_id, "function": {"name": "f", "arguments": arguments}}
 
 
 MESSAGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
@@ -59,7 +55,7 @@ MESSAGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
                 "role": "assistant",
                 "content": "t",
                 "reasoning_content": "hm",
-                "tool_calls": [call_of({"a": True}), call_of({"a": True}, "c2")],
+                "tool_calls": [CALLED, CALLED | {"id": "c2"}],
             },
             {"role": "tool", "tool_call_id": "c1", "content": "one"},
             {"role": "tool", "tool_call_id": "c2", "content": "two"},
@@ -67,7 +63,7 @@ MESSAGES: dict[str, tuple[Any, list[dict[str, Any]]]] = {
     ),
     "calls without a text": (
         [*HELLO, CALL],
-        [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call_of({"a": True})]}],
+        [*HELLO, {"role": "assistant", "content": None, "tool_calls": [CALLED]}],
     ),
     "turns of the assistant": (
         [
@@ -104,9 +100,14 @@ def test_input_items_become_messages(name: str) -> None:
 
 FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_output_tokens": 5}, {"max_completion_tokens": 5}),
-    (
-        {"temperature": 0.5, "top_p": 0.5, "min_p": 0.1, "seed": 3},
-        {"temperature": 0.5, "top_p": 0.5, "min_p": 0.1, "seed": 3},
+    *(
+        (fields, fields)
+        for fields in [
+            {"temperature": 0.5, "top_p": 0.5, "min_p": 0.1, "seed": 3},
+            {"parallel_tool_calls": False},
+            {"stream": True, "stream_options": {"include_obfuscation": False}, "model": "m"},
+            {"chat_template_kwargs": {"x": 1}, "structured_outputs": {"regex": "a"}},
+        ]
     ),
     (
         {"tools": [TOOL], "tool_choice": "required"},
@@ -115,7 +116,6 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "tools": [{"type": "function", "function": {k: v for k, v in TOOL.items() if k != "type"}}],
         },
     ),
-    ({"parallel_tool_calls": False}, {"parallel_tool_calls": False}),
     ({"text": {"format": {"type": "text"}}}, {"response_format": {"type": "text"}}),
     (
         {"text": {"format": {"type": "json_object"}, "verbosity": "medium"}},
@@ -133,14 +133,6 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"top_logprobs": 0, "include": [*INCLUDABLE[1:]]}, {}),
     ({"store": True, "metadata": {"a": "b"}, "truncation": "auto", "user": "u", "background": False}, {}),
     ({"previous_response_id": None, "conversation": None, "max_tool_calls": 3, "service_tier": "auto"}, {}),
-    (
-        {"stream": True, "stream_options": {"include_obfuscation": False}, "model": "m"},
-        {"stream": True, "stream_options": {"include_obfuscation": False}, "model": "m"},
-    ),
-    (
-        {"chat_template_kwargs": {"x": 1}, "structured_outputs": {"regex": "a"}},
-        {"chat_template_kwargs": {"x": 1}, "structured_outputs": {"regex": "a"}},
-    ),
 ]
 
 
@@ -152,49 +144,53 @@ def test_fields_become_those_of_chat_completions(given: dict[str, Any], expected
 
 
 REJECTED: list[tuple[dict[str, Any], str, str]] = [
-    ({"input": None}, "input", "input is missing"),
-    ({"input": []}, "input", "input must be a string or a list"),
-    ({"input": 7}, "input", "input must be"),
-    ({"input": [7]}, "input", r"input\[0\] must be an object"),
-    ({"input": [{"role": "robot", "content": "x"}]}, "input", r"input\[0\].role must be one of"),
-    ({"input": [{"role": "user"}]}, "input", r"input\[0\].content must be"),
-    (
-        {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-        "input",
-        r"input\[0\].content\[0\] must be a part",
-    ),
-    ({"input": [*HELLO, {"type": "item_reference", "id": "x"}]}, "input", r"input\[1\]: this server stores no items"),
-    ({"input": [{"type": "web_search_call"}]}, "input", r"input\[0\].type 'web_search_call' is not supported"),
-    ({"input": [{"type": ["x"]}]}, "input", r"input\[0\].type"),
-    ({"input": [*HELLO, {**CALL, "arguments": "{"}]}, "input", r"input\[1\].arguments must be JSON"),
-    ({"input": [*HELLO, {**CALL, "arguments": "[]"}]}, "input", r"input\[1\].arguments must be a JSON object"),
-    ({"input": [*HELLO, {**CALL, "call_id": ""}]}, "input", r"input\[1\].call_id must be a non-empty string"),
-    ({"input": [{"type": "reasoning", "summary": [{"type": "x"}]}]}, "input", r"input\[0\].summary\[0\] must be"),
-    ({"input": [{"type": "reasoning", "summary": []}]}, "input", "a message is missing"),
-    ({"instructions": 7}, "instructions", "instructions must be a string"),
-    ({"previous_response_id": "r"}, "previous_response_id", "stores no responses"),
-    ({"background": True}, "background", "background is not supported"),
-    ({"conversation": "c"}, "conversation", "conversation is not supported"),
-    ({"tools": [{"type": "web_search"}]}, "tools", r"tools\[0\] must be a tool of type function, got 'web_search'"),
-    ({"tools": 7}, "tools", "tools must be a list"),
-    ({"tools": [{**TOOL, "name": "a b"}]}, "tools", r"tools\[0\].name must be 1 to 128"),
-    ({"tools": [{**TOOL, "frob": 1}]}, "tools", r"unknown field of tools\[0\] 'frob'"),
     ({"tools": [TOOL], "tool_choice": "g"}, "tool_choice", "tool_choice names 'g'"),
     ({"text": {"format": {"type": "xml"}}}, "text.format", "text.format.type must be one of"),
     ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "text.format", "text.format.schema must be"),
-    ({"text": {"verbosity": "low"}}, "text", "text.verbosity is not supported"),
-    ({"text": 7}, "text", "text must be an object"),
     ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "reasoning.effort must be one of"),
-    ({"reasoning": {"frob": 1}}, "reasoning", "unknown field of reasoning"),
-    ({"include": ["x"]}, "include", r"include\[0\] must be one of"),
-    ({"top_logprobs": 2.5}, "top_logprobs", "top_logprobs must be"),
-    ({"metadata": {"a": 1}}, "metadata", "metadata must be"),
-    ({"truncation": "x"}, "truncation", "truncation must be one of"),
-    ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be"),
-    ({"max_tokens": 5}, "max_tokens", "unknown field 'max_tokens'"),
-    ({"n": 2}, "n", "unknown field 'n'"),
-    ({"messages": HELLO}, "messages", "unknown field 'messages'"),
-    ({"store": 1}, "store", "store must be true or false"),
+    *(
+        (given, next(iter(given)), message)
+        for given, message in [
+            ({"input": None}, "input is missing"),
+            ({"input": []}, "input must be a string or a list"),
+            ({"input": 7}, "input must be"),
+            ({"input": [7]}, r"input\[0\] must be an object"),
+            ({"input": [{"role": "robot", "content": "x"}]}, r"input\[0\].role must be one of"),
+            ({"input": [{"role": "user"}]}, r"input\[0\].content must be"),
+            (
+                {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+                r"input\[0\].content\[0\] must be a part",
+            ),
+            ({"input": [*HELLO, {"type": "item_reference", "id": "x"}]}, r"input\[1\]: this server stores no items"),
+            ({"input": [{"type": "web_search_call"}]}, r"input\[0\].type 'web_search_call' is not supported"),
+            ({"input": [{"type": ["x"]}]}, r"input\[0\].type"),
+            ({"input": [*HELLO, {**CALL, "arguments": "{"}]}, r"input\[1\].arguments must be JSON"),
+            ({"input": [*HELLO, {**CALL, "arguments": "[]"}]}, r"input\[1\].arguments must be a JSON object"),
+            ({"input": [*HELLO, {**CALL, "call_id": ""}]}, r"input\[1\].call_id must be a non-empty string"),
+            ({"input": [{"type": "reasoning", "summary": [{"type": "x"}]}]}, r"input\[0\].summary\[0\] must be"),
+            ({"input": [{"type": "reasoning", "summary": []}]}, "a message is missing"),
+            ({"instructions": 7}, "instructions must be a string"),
+            ({"previous_response_id": "r"}, "stores no responses"),
+            ({"background": True}, "background is not supported"),
+            ({"conversation": "c"}, "conversation is not supported"),
+            ({"tools": [{"type": "web_search"}]}, r"tools\[0\] must be a tool of type function, got 'web_search'"),
+            ({"tools": 7}, "tools must be a list"),
+            ({"tools": [{**TOOL, "name": "a b"}]}, r"tools\[0\].name must be 1 to 128"),
+            ({"tools": [{**TOOL, "frob": 1}]}, r"unknown field of tools\[0\] 'frob'"),
+            ({"text": {"verbosity": "low"}}, "text.verbosity is not supported"),
+            ({"text": 7}, "text must be an object"),
+            ({"reasoning": {"frob": 1}}, "unknown field of reasoning"),
+            ({"include": ["x"]}, r"include\[0\] must be one of"),
+            ({"top_logprobs": 2.5}, "top_logprobs must be"),
+            ({"metadata": {"a": 1}}, "metadata must be"),
+            ({"truncation": "x"}, "truncation must be one of"),
+            ({"max_output_tokens": 0}, "max_output_tokens must be"),
+            ({"max_tokens": 5}, "unknown field 'max_tokens'"),
+            ({"n": 2}, "unknown field 'n'"),
+            ({"messages": HELLO}, "unknown field 'messages'"),
+            ({"store": 1}, "store must be true or false"),
+        ]
+    ),
 ]
 
 
@@ -249,34 +245,31 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_streams_and_whole_responses_are_the_same(llm: nc.LLM, name: str) -> None:
+@bundled_app()
+async def test_streams_and_whole_responses_are_the_same(app: Any, name: str) -> None:
     body = {"input": "Tell me a story", "metadata": {"k": "v"}, "instructions": "Be brief", **BODIES[name]}
-
-    async def use(app: Any, service: Any) -> None:
-        whole, stream = await ask(app, URL, body), await ask(app, URL, {**body, "stream": True})
-        assert (whole.status, stream.status) == (200, 200), whole.data
-        assert stream.headers["content-type"].startswith("text/event-stream")
-        found = events(stream)
-        check_order(found)
-        assert [without_ids(found[-1]["response"])] == [without_ids(whole.json)]
-        made = whole.json
-        assert (made["object"], made["store"], made["metadata"]) == ("response", False, {"k": "v"})
-        assert made["instructions"] == "Be brief"
-        assert made["usage"]["total_tokens"] == made["usage"]["input_tokens"] + made["usage"]["output_tokens"]
-        if name == "text":
-            assert made["incomplete_details"] == {"reason": "max_output_tokens"}
-            [part] = made["output"][0]["content"]
-            assert "".join(step["token"] for step in part["logprobs"]) == part["text"]
-            assert all(len(step["top_logprobs"]) == 2 for step in part["logprobs"])
-        if name == "a call":
-            [call] = made["output"]
-            assert made["status"] == call["status"] == "completed"
-            assert json.loads(call["arguments"]).keys() == {"a"}
-            assert call["call_id"] not in ("", call["id"])
-        if name == "json":
-            assert json.loads(made["output"][0]["content"][0]["text"]).keys() == {"a"}
-
-    serve(llm, use)
+    whole, stream = await ask(app, URL, body), await ask(app, URL, {**body, "stream": True})
+    assert (whole.status, stream.status) == (200, 200), whole.data
+    assert stream.headers["content-type"].startswith("text/event-stream")
+    found = events(stream)
+    check_order(found)
+    assert [without_ids(found[-1]["response"])] == [without_ids(whole.json)]
+    made = whole.json
+    assert (made["object"], made["store"], made["metadata"]) == ("response", False, {"k": "v"})
+    assert made["instructions"] == "Be brief"
+    assert made["usage"]["total_tokens"] == made["usage"]["input_tokens"] + made["usage"]["output_tokens"]
+    if name == "text":
+        assert made["incomplete_details"] == {"reason": "max_output_tokens"}
+        [part] = made["output"][0]["content"]
+        assert "".join(step["token"] for step in part["logprobs"]) == part["text"]
+        assert all(len(step["top_logprobs"]) == 2 for step in part["logprobs"])
+    if name == "a call":
+        [call] = made["output"]
+        assert made["status"] == call["status"] == "completed"
+        assert json.loads(call["arguments"]).keys() == {"a"}
+        assert call["call_id"] not in ("", call["id"])
+    if name == "json":
+        assert json.loads(made["output"][0]["content"][0]["text"]).keys() == {"a"}
 
 
 def without_ids(response: dict[str, Any]) -> Any:
@@ -289,8 +282,8 @@ def without_ids(response: dict[str, Any]) -> Any:
     return cleaned(response)
 
 
-def test_reasoning_is_an_item() -> None:
-    llm = nc.LLM(reasoning_parser="qwen3")
+@bundled_app(reasoning_parser="qwen3")
+async def test_reasoning_is_an_item(app: Any) -> None:
     body = {
         "input": [{"role": "user", "content": "Story"}, {"role": "assistant", "content": "<think>"}],
         "continue_final_message": True,
@@ -299,54 +292,23 @@ def test_reasoning_is_an_item() -> None:
         "max_output_tokens": 12,
         "seed": 3,
     }
-
-    async def use(app: Any, service: Any) -> None:
-        whole, stream = (await ask(app, URL, body)).json, await ask(app, URL, {**body, "stream": True})
-        check_order(events(stream))
-        assert without_ids(events(stream)[-1]["response"]) == without_ids(whole)
-        assert [item["type"] for item in whole["output"]] == ["reasoning", "message"]
-        assert whole["output"][0]["content"][0]["type"] == "reasoning_text"
-        assert whole["output"][0]["summary"] == []
-        assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] >= 4
-        asked = {**body, "reasoning": {"summary": "auto"}}
-        summarized, stream = (await ask(app, URL, asked)).json, await ask(app, URL, {**asked, "stream": True})
-        found = events(stream)
-        check_order(found)
-        assert without_ids(found[-1]["response"]) == without_ids(summarized)
-        text = whole["output"][0]["content"][0]["text"]
-        assert summarized["output"][0]["summary"] == [{"type": "summary_text", "text": text}]
-        assert "content" not in summarized["output"][0]
-        assert not [event for event in found if event["type"].startswith("response.reasoning_text")]
-        made = [event for event in found if event["type"].startswith("response.reasoning_summary")]
-        kinds = [event["type"].removeprefix("response.reasoning_summary_") for event in made]
-        assert (kinds[0], kinds[-2:]) == ("part.added", ["text.done", "part.done"])
-        assert {event["summary_index"] for event in made} == {0}
-
-    serve(llm, use)
-
-
-def test_a_stream_that_fails_ends_with_the_event_failed(llm: nc.LLM) -> None:
-    async def use(app: Any, service: Any) -> None:
-        call = begin(app, URL, {"input": "x", "stream": True, "ignore_eos": True})
-        await until(lambda: b"output_text.delta" in call.data)
-        service.abort()
-        await asyncio.wait_for(call.task, 60)
-        assert call.over
-        last = events(call)[-1]
-        assert last["type"] == "response.failed"
-        assert last["response"]["status"] == "failed"
-        assert last["response"]["error"] == {"code": "server_error", "message": "Server is shutting down."}
-
-    serve(llm, use)
-
-
-def test_a_client_that_disconnects_cancels_its_request(llm: nc.LLM) -> None:
-    async def use(app: Any, service: Any) -> None:
-        for stream in (True, False):
-            call = begin(app, URL, {"input": "x", "stream": stream, "ignore_eos": True})
-            await until(lambda: service.num_sequences)
-            call.leave()
-            await asyncio.wait_for(call.task, 60)
-            assert service.num_sequences == 0
-
-    serve(llm, use)
+    whole, stream = (await ask(app, URL, body)).json, await ask(app, URL, {**body, "stream": True})
+    check_order(events(stream))
+    assert without_ids(events(stream)[-1]["response"]) == without_ids(whole)
+    assert [item["type"] for item in whole["output"]] == ["reasoning", "message"]
+    assert whole["output"][0]["content"][0]["type"] == "reasoning_text"
+    assert whole["output"][0]["summary"] == []
+    assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] >= 4
+    asked = {**body, "reasoning": {"summary": "auto"}}
+    summarized, stream = (await ask(app, URL, asked)).json, await ask(app, URL, {**asked, "stream": True})
+    found = events(stream)
+    check_order(found)
+    assert without_ids(found[-1]["response"]) == without_ids(summarized)
+    text = whole["output"][0]["content"][0]["text"]
+    assert summarized["output"][0]["summary"] == [{"type": "summary_text", "text": text}]
+    assert "content" not in summarized["output"][0]
+    assert not [event for event in found if event["type"].startswith("response.reasoning_text")]
+    made = [event for event in found if event["type"].startswith("response.reasoning_summary")]
+    kinds = [event["type"].removeprefix("response.reasoning_summary_") for event in made]
+    assert (kinds[0], kinds[-2:]) == ("part.added", ["text.done", "part.done"])
+    assert {event["summary_index"] for event in made} == {0}

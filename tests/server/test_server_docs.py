@@ -1,10 +1,11 @@
-"""The commands in docs/server.md, run against a server."""
+"""The pages about the server: their commands run, and they name every field, metric and limit."""
 
 from __future__ import annotations
 
 import json
 import re
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ import pytest
 from server_process import Server
 
 from nucleate.outputs import EngineStats
+from nucleate.sampling_params import FIELDS
+from nucleate.server import messages_api, ollama_api, responses_api
 from nucleate.server.limits import ServerLimits
 from nucleate.server.metrics import VLLM_ALIASES, Metrics
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
+from nucleate.server.openai.messages import DETOKENIZE, TOKENIZE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text("utf-8")
 SHELL = "\n".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL))
@@ -74,3 +79,36 @@ def test_the_page_lists_all_metrics_and_limits() -> None:
     table = PAGE.partition("## Limits")[2].partition("## ")[0]
     flags = {name.replace("-", "_") for name in re.findall(r"^\| `--([\w-]+)`", table, re.MULTILINE)}
     assert flags == ServerLimits.PARAMETERS.keys()
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+OPENAI, OTHERS = ("server", "tools", "batch"), ("protocols",)
+FIELDS_OF: dict[str, tuple[Collection[str], tuple[str, ...]]] = {
+    COMPLETIONS.url: (COMPLETIONS.field_names, OPENAI),
+    CHAT.url: (CHAT.field_names, OPENAI),
+    "/tokenize": (TOKENIZE, OPENAI),
+    "/detokenize": (DETOKENIZE, OPENAI),
+    "/v1/responses": (responses_api.RESPONSE_FIELDS, OTHERS),
+    "/v1/messages": (messages_api.MESSAGE_FIELDS, OTHERS),
+    "/v1/messages/count_tokens": (messages_api.COUNT_FIELDS, OTHERS),
+    "/api/chat": (ollama_api.CHAT_FIELDS, OTHERS),
+    "/api/generate": (ollama_api.GENERATE_FIELDS, OTHERS),
+    "options of /api/chat": (ollama_api.OPTIONS, OTHERS),
+    "/api/show": (ollama_api.SHOW, OTHERS),
+}
+
+
+def documented(pages: Collection[str]) -> set[str]:
+    """The words in code of these pages, without the examples."""
+    texts = [re.sub(r"```.*?```", "", (DOCS / f"{page}.md").read_text("utf-8"), flags=re.DOTALL) for page in pages]
+    return {word for text in texts for code in re.findall(r"`([^`]+)`", text) for word in re.findall(r"\w+", code)}
+
+
+@pytest.mark.parametrize("endpoint", FIELDS_OF)
+def test_every_field_is_documented(endpoint: str) -> None:
+    fields, pages = FIELDS_OF[endpoint]
+    assert {*fields} - {*FIELDS} - documented(pages) == set()
+
+
+def test_every_sampling_parameter_is_documented() -> None:
+    assert {*FIELDS} - documented(("stages", "semantics", "structured", "tools", "server")) == set()

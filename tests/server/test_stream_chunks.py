@@ -61,20 +61,12 @@ def test_chat_chunks_in_openais_format(llm: nc.LLM) -> None:
     first = frames(chunks.frames(0, [CompletionChunk("Hi", (70,), 0, 7)]))
     head = {"id": HEAD.id, "object": "chat.completion.chunk", "created": HEAD.created, "model": HEAD.model}
     role = {"index": 0, "delta": {"role": "assistant", "content": ""}, **COMMON, "token_ids": []}
-    assert first == [
-        {**head, "choices": [role], "usage": None},
-        {**head, "choices": [{"index": 0, "delta": {"content": "Hi"}, **COMMON, "token_ids": [70]}], "usage": None},
-    ]
+    hi = {"index": 0, "delta": {"content": "Hi"}, **COMMON, "token_ids": [70]}
+    assert first == [{**head, "choices": [choice], "usage": None} for choice in (role, hi)]
     last = frames(chunks.frames(0, [CompletionChunk(" you", (71, 72), 0, 7, "stop", "end")]))
     end = {"index": 0, "delta": {}, **COMMON, "finish_reason": "stop", "token_ids": [], "stop_reason": "end"}
-    assert last == [
-        {
-            **head,
-            "choices": [{"index": 0, "delta": {"content": " you"}, **COMMON, "token_ids": [71, 72]}],
-            "usage": None,
-        },
-        {**head, "choices": [end], "usage": None},
-    ]
+    you = {"index": 0, "delta": {"content": " you"}, **COMMON, "token_ids": [71, 72]}
+    assert last == [{**head, "choices": [choice], "usage": None} for choice in (you, end)]
     data = chunks.end(Usage(3, 4))
     usage = {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
     usage["prompt_tokens_details"] = {"cached_tokens": 0}
@@ -93,7 +85,7 @@ def test_completion_chunks_in_openais_format(llm: nc.LLM) -> None:
     assert chunks.end(Usage(3, 4)) == DONE == b"data: [DONE]\n\n"
 
 
-def test_the_final_frames(llm: nc.LLM) -> None:
+def test_the_final_frames() -> None:
     body = error_body("no\nmore", kind="server_error")
     data = error_frame(body)
     assert data.endswith(DONE)
@@ -119,11 +111,8 @@ def test_a_chunk_without_content_makes_no_frame(llm: nc.LLM, kind: type[Response
 def test_validation_results_come_with_the_last_chunk(llm: nc.LLM, kind: type[ResponseStream]) -> None:
     chunks = opened(llm, kind, n=2)
     result = Validation(("uniqueItems at /a",), ("$.a: wrong",))
-    early = choices(
-        chunks.frames(
-            0, [CompletionChunk("[", (70,), 0, 7), CompletionChunk("[", (70,), 1, 7), CompletionChunk("1", (71,), 0, 7)]
-        )
-    )
+    begun = [CompletionChunk(text, (70,), index, 7) for text, index in (("[", 0), ("[", 1), ("1", 0))]
+    early = choices(chunks.frames(0, begun))
     ends = choices(chunks.frames(0, [CompletionChunk("]", (72,), 0, 7, "stop", validation=result)]))
     other = choices(chunks.frames(0, [CompletionChunk("]", (72,), 1, 7, "stop")]))
     assert ends[-1]["validation"] == {"ignored": ["uniqueItems at /a"], "errors": ["$.a: wrong"], "unchecked": []}
@@ -165,22 +154,11 @@ def test_simultaneous_chunks_of_a_choice_share_a_frame(llm: nc.LLM, kind: type[R
     for index in (0, 1):
         chunks.frames(0, [CompletionChunk("a", (70,), index, 7 + index)])
     indices = [1, 0, 1, 1, 0, 1]
-    at_once = [
-        CompletionChunk(text, (ord(text),), index, 7 + index) for text, index in zip("bcdefg", indices, strict=True)
-    ]
+    at_once = [CompletionChunk(text, (70,), index, 7 + index) for text, index in zip("bcdefg", indices, strict=True)]
     found = choices(chunks.frames(0, at_once))
     entries = [choice.get("text", choice.get("delta", {}).get("content")) for choice in found]
     assert sorted(zip([choice["index"] for choice in found], entries, strict=True)) == [(0, "cf"), (1, "bdeg")]
     assert sorted(choice["seed"] for choice in found) == [7, 8]
-
-
-def test_prompt_only_requests(llm: nc.LLM) -> None:
-    chunks = opened(llm, CompletionStream, echo=True, max_tokens=0, stream_options={"include_usage": True})
-    (choice,) = choices(chunks.frames(0, [CompletionChunk(" jumps", (70,), 0, 7, "stop", 70)]))
-    end = {**COMMON, "finish_reason": "length", "stop_reason": None}
-    assert choice == {"index": 0, "text": "The fox", **end, "token_ids": []}
-    usage = frames(chunks.end(Usage(3, 1)).removesuffix(DONE))[0]["usage"]
-    assert [usage[f"{name}_tokens"] for name in ("prompt", "completion", "total")] == [3, 0, 3]
 
 
 def json_frame(kind: type[ResponseStream], number: int, chunk: CompletionChunk, include_usage: bool) -> bytes:
@@ -318,9 +296,8 @@ def random_chunks(
     token_logprobs = list(steps(draw, ids, request.engine_params.logprobs or 0, request.params.logprob_token_ids))
     reason = draw(st.sampled_from(["stop", "length", "abort"]))
     detail = draw(st.sampled_from([None, 4, "the end"]))
-    result = draw(
-        st.sampled_from([None, Validation(("not at /a",), ()), Validation(("not",), ("$: wrong", "$.a: too"))])
-    )
+    worth = [None, Validation(("not at /a",), ()), Validation(("not",), ("$: wrong", "$.a: too"))]
+    result = draw(st.sampled_from(worth))
     chunk_list, shown, certain = [], 0, 0
     for position, token in enumerate(ids):
         last = position == len(ids) - 1
@@ -329,20 +306,15 @@ def random_chunks(
         logprobs = (token_logprobs[position],) if request.returns_logprobs else None
         end = (reason, detail) if last else (None, None)
         validation = result if last else None
-        chunk_list.append(
-            CompletionChunk(text[shown:until], (token,), index, 7 + index, *end, logprobs, validation=validation)
-        )
+        part = text[shown:until]
+        chunk_list.append(CompletionChunk(part, (token,), index, 7 + index, *end, logprobs, validation=validation))
         shown = until
     if not chunk_list:
         chunk_list = [CompletionChunk("", (), index, 7 + index, "abort")]
-    of_prompt = None
-    if index == 0 and request.engine_params.prompt_logprobs is not None and draw(st.booleans()):
-        of_prompt = (
-            None,
-            *steps(draw, prompt_ids[1:], request.engine_params.prompt_logprobs, request.params.logprob_token_ids),
-        )
-    first = chunk_list[0]
-    chunk_list[0] = replace(first, prompt_logprobs=of_prompt)
+    count = request.engine_params.prompt_logprobs
+    if index == 0 and count is not None and draw(st.booleans()):
+        of_prompt = (None, *steps(draw, prompt_ids[1:], count, request.params.logprob_token_ids))
+        chunk_list[0] = replace(chunk_list[0], prompt_logprobs=of_prompt)
     return chunk_list
 
 
@@ -408,36 +380,14 @@ def test_merged_chunks_equal_the_response_body(llm: nc.LLM, kind: type[ResponseS
     assert trimmed(joined(kind, given_chunks)) == trimmed(json.loads(json.dumps(body)))
 
 
-@pytest.mark.parametrize("fields", [{}, {"echo": True}, {"echo": True, "max_tokens": 0}, {"stop": ["fox", "the", "a"]},
-                                    {"prompt_logprobs": 1}])  # fmt: skip
-@pytest.mark.parametrize("logprobs", [None, 2])
-@pytest.mark.fast_cases(3)
-def test_any_engine_output_is_a_valid_stream(llm: nc.LLM, fields: dict[str, Any], logprobs: int | None) -> None:
-    prompts = ["The fox", "🦊"]
-    request = parse(CompletionStream, prompts, n=2, seed=3, logprobs=logprobs, stream_options={"include_usage": True},
-                    **{"max_tokens": 20, **fields})  # fmt: skip
-    ids, chunk_list = [llm.encode(prompt) for prompt in prompts], []
-    chunks, data = CompletionStream(HEAD, request, ids, llm.tokenizer), b""
-    for position, own in enumerate(ids):
-        chunk_list.append(list(llm.stream(own, request.engine_params)))
-        data += b"".join(chunks.frames(position, [chunk]) for chunk in chunk_list[-1])
-    completions = [Completion.from_chunks(own, entries) for own, entries in zip(ids, chunk_list, strict=True)]
-    body = completion_body(HEAD, request, completions, llm.tokenizer)
-    read, made = (sum(getattr(one.usage, f"{name}_tokens") for one in completions) for name in ("prompt", "completion"))
-    data += chunks.end(Usage(read, made))
-    assert trimmed(joined(CompletionStream, frames(data.removesuffix(DONE)))) == trimmed(json.loads(json.dumps(body)))
-
-
 def test_chunks_have_openais_types(llm: nc.LLM) -> None:
     types = pytest.importorskip("openai.types")
     chat = pytest.importorskip("openai.types.chat")
     token_logprobs = (StepLogprobs(TokenLogprob(70, -1.0, 1), (TokenLogprob(71, -2.0, 2),), ()),)
     for logprobs in (None, 1):
         entries = None if logprobs is None else token_logprobs
-        chunk_list = [
-            CompletionChunk("a", (70,), 0, 7, None, None, entries),
-            CompletionChunk("b", (70,), 0, 7, "stop", "b", entries),
-        ]
+        ends = ((None, None), ("stop", "b"))
+        chunk_list = [CompletionChunk("a", (70,), 0, 7, *end, entries) for end in ends]
         for kind in (ChatStream, CompletionStream):
             fields = {} if logprobs is None else {"logprobs": logprobs}
             request = parse(kind, stream_options={"include_usage": True}, **fields)

@@ -12,8 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from asgi_client import ask, begin
-from test_app import SIZE, check_error, ids_of, longest_hold, rule, serve, slowly
+from served_apps import (
+    SIZE,
+    ask,
+    begin,
+    check_error,
+    ids_of,
+    longest_hold,
+    rule,
+    serve_toy,
+    slowly,
+    streamed,
+    text_of,
+    toy_app,
+)
 from toy_models import PagedToy, Toy
 
 import nucleate as nc
@@ -22,8 +34,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.server import service as service_module
 from nucleate.server.limits import ServerLimits
 from nucleate.server.service import Service
-from nucleate.structured_output import GrammarCompiler
-from nucleate.structured_output import GrammarLimits as FormLimits
+from nucleate.structured_output import GrammarCompiler, GrammarLimits, guide
 
 PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
 SUBJECT: dict[str, dict[str, Any]] = {
@@ -62,14 +73,6 @@ CONSTRAINTS: list[tuple[dict[str, Any], Any]] = [
 EACH = pytest.mark.parametrize(("fields", "right"), CONSTRAINTS, ids=[str(fields)[:60] for fields, _ in CONSTRAINTS])
 
 
-def text_of(choice: Any) -> str:
-    return choice["text"] if "text" in choice else choice["message"]["content"]
-
-
-def streamed(parts: list[Any]) -> str:
-    return "".join(part.get("text") or part.get("delta", {}).get("content") or "" for part in parts)
-
-
 def parts_of(call: Any, index: int = 0) -> list[Any]:
     """The choices of a stream with one output that ended normally."""
     assert call.status == 200
@@ -82,103 +85,98 @@ def parts_of(call: Any, index: int = 0) -> list[Any]:
 @PATHS
 @EACH
 @pytest.mark.fast_cases(5)
-def test_structured_output_with_and_without_streaming(
-    llm: nc.LLM, path: str, fields: dict[str, Any], right: Any
+@toy_app()
+async def test_structured_output_with_and_without_streaming(
+    app: Any, path: str, fields: dict[str, Any], right: Any
 ) -> None:
-    async def use(app: Any, service: Service) -> None:
-        body = {**SUBJECT[path], **fields, "n": 3}
-        response = await ask(app, path, body)
-        stream = await ask(app, path, {**body, "stream": True})
-        assert response.status == 200, response.data
-        for choice in response.json["choices"]:
-            assert right(text_of(choice)), choice
-            assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
-            assert "validation" not in choice
-            parts = parts_of(stream, choice["index"])
-            assert streamed(parts) == text_of(choice)
-            assert ids_of(parts) == choice["token_ids"]
-            assert (parts[-1]["finish_reason"], parts[-1]["stop_reason"]) == ("stop", None)
-            assert not any("validation" in part for part in parts)
-        made = sum(len(choice["token_ids"]) for choice in response.json["choices"])
-        assert response.json["usage"]["completion_tokens"] == made
-
-    serve(llm, use)
-
-
-def test_forced_tokens_are_generated_at_once(llm: nc.LLM) -> None:
-    async def use(app: Any, service: Service) -> None:
-        before = service.engine.stats
-        call = await ask(
-            app, PATH, {**SUBJECT[PATH], "structured_outputs": {"regex": "a very long text " * 3}, "stream": True}
-        )
-        parts, after = parts_of(call), service.engine.stats
-        assert streamed(parts) == "a very long text " * 3
-        assert after.num_steps - before.num_steps == 1
-        assert after.jump_forward_tokens - before.jump_forward_tokens == len(ids_of(parts)) - 1
-        assert len(parts) <= 2
-        text = (await ask(app, "/metrics")).data.decode()
-        assert f'nucleate_jump_forward_tokens_total{{model_name="toy"}} {float(after.jump_forward_tokens)}' in text
-        assert 'nucleate_structured_output_requests_total{kind="regex",model_name="toy"} 1.0' in text
-        [seconds] = re.findall(r"^nucleate_grammar_mask_seconds_total\S+ (\S+)$", text, re.MULTILINE)
-        assert float(seconds) == after.grammar_mask_seconds > 0
-
-    serve(llm, use)
-
-
-@PATHS
-def test_logprobs_with_structured_output(llm: nc.LLM, path: str) -> None:
-    async def use(app: Any, service: Service) -> None:
-        logprob_fields = {"logprobs": True, "top_logprobs": 2} if path == CHAT_PATH else {"logprobs": 2}
-        body = {**SUBJECT[path], **logprob_fields, "structured_outputs": {"regex": "the fox is [0-9]{3}"}}
-        response = await ask(app, path, body)
-        bare = await ask(app, path, {**SUBJECT[path], "structured_outputs": body["structured_outputs"]})
-        stream = await ask(app, path, {**body, "stream": True})
-        [choice] = response.json["choices"]
-        assert text_of(choice) == text_of(bare.json["choices"][0])
-        steps = choice["logprobs"]["content"] if path == CHAT_PATH else choice["logprobs"]["tokens"]
-        assert len(steps) == len(choice["token_ids"])
-        logprobs = [part["logprobs"] for part in parts_of(stream) if part["logprobs"]]
-        name = "content" if path == CHAT_PATH else "tokens"
-        assert [one for part in logprobs for one in part[name]] == choice["logprobs"][name]
-
-    serve(llm, use)
-
-
-def test_best_of_and_echo_with_structured_output(llm: nc.LLM) -> None:
-    async def use(app: Any, service: Service) -> None:
-        constraint = {"structured_outputs": {"regex": "[0-9]{4}"}}
-        body = {**SUBJECT[PATH], **constraint, "prompt": ["The fox", "A cat"], "best_of": 5, "n": 2, "echo": True}
-        choices = (await ask(app, PATH, body)).json["choices"]
-        assert [bool(re.fullmatch("(The fox|A cat)[0-9]{4}", choice["text"])) for choice in choices] == [True] * 4
-        every = (await ask(app, PATH, {**body, "best_of": 5, "n": 5})).json["choices"]
-        assert {choice["seed"] for choice in choices[:2]} <= {choice["seed"] for choice in every[:5]}
-        silent = await ask(app, PATH, {**SUBJECT[PATH], **LENIENT, "prompt": "The fox", "echo": True, "max_tokens": 0})
-        [choice] = silent.json["choices"]
-        assert (choice["text"], choice["token_ids"], choice["finish_reason"]) == ("The fox", [], "length")
+    body = {**SUBJECT[path], **fields, "n": 3}
+    response = await ask(app, path, body)
+    stream = await ask(app, path, {**body, "stream": True})
+    assert response.status == 200, response.data
+    for choice in response.json["choices"]:
+        assert right(text_of(choice)), choice
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", None)
         assert "validation" not in choice
+        parts = parts_of(stream, choice["index"])
+        assert streamed(parts) == text_of(choice)
+        assert ids_of(parts) == choice["token_ids"]
+        assert (parts[-1]["finish_reason"], parts[-1]["stop_reason"]) == ("stop", None)
+        assert not any("validation" in part for part in parts)
+    made = sum(len(choice["token_ids"]) for choice in response.json["choices"])
+    assert response.json["usage"]["completion_tokens"] == made
 
-    serve(llm, use)
+
+@toy_app()
+async def test_forced_tokens_are_generated_at_once(app: Any, service: Service) -> None:
+    before = service.engine.stats
+    call = await ask(
+        app, PATH, {**SUBJECT[PATH], "structured_outputs": {"regex": "a very long text " * 3}, "stream": True}
+    )
+    parts, after = parts_of(call), service.engine.stats
+    assert streamed(parts) == "a very long text " * 3
+    assert after.num_steps - before.num_steps == 1
+    assert after.jump_forward_tokens - before.jump_forward_tokens == len(ids_of(parts)) - 1
+    assert len(parts) <= 2
+    text = (await ask(app, "/metrics")).data.decode()
+    assert f'nucleate_jump_forward_tokens_total{{model_name="toy"}} {float(after.jump_forward_tokens)}' in text
+    assert 'nucleate_structured_output_requests_total{kind="regex",model_name="toy"} 1.0' in text
+    [seconds] = re.findall(r"^nucleate_grammar_mask_seconds_total\S+ (\S+)$", text, re.MULTILINE)
+    assert float(seconds) == after.grammar_mask_seconds > 0
 
 
 @PATHS
-def test_validation_results_of_a_schema_with_ignored_keywords(llm: nc.LLM, path: str) -> None:
-    async def use(app: Any, service: Service) -> None:
-        body = {**SUBJECT[path], **LENIENT, "n": 2}
-        response = await ask(app, path, body)
-        stream = await ask(app, path, {**body, "stream": True})
-        for choice in response.json["choices"]:
-            assert len(json.loads(text_of(choice))) == 4
-            assert choice["validation"]["ignored"] == ["uniqueItems"]
-            [error] = choice["validation"]["errors"]
-            assert "non-unique" in error
-            *others, last = parts_of(stream, choice["index"])
-            assert last["validation"] == choice["validation"]
-            assert not any("validation" in part for part in others)
-        cut = (await ask(app, path, {**body, "max_tokens": 2})).json["choices"][0]
-        assert cut["finish_reason"] == "length"
-        assert cut["validation"]["errors"][0].startswith("not JSON")
+@toy_app()
+async def test_logprobs_with_structured_output(app: Any, path: str) -> None:
+    logprob_fields = {"logprobs": True, "top_logprobs": 2} if path == CHAT_PATH else {"logprobs": 2}
+    body = {**SUBJECT[path], **logprob_fields, "structured_outputs": {"regex": "the fox is [0-9]{3}"}}
+    response = await ask(app, path, body)
+    bare = await ask(app, path, {**SUBJECT[path], "structured_outputs": body["structured_outputs"]})
+    stream = await ask(app, path, {**body, "stream": True})
+    [choice] = response.json["choices"]
+    assert text_of(choice) == text_of(bare.json["choices"][0])
+    steps = choice["logprobs"]["content"] if path == CHAT_PATH else choice["logprobs"]["tokens"]
+    assert len(steps) == len(choice["token_ids"])
+    logprobs = [part["logprobs"] for part in parts_of(stream) if part["logprobs"]]
+    name = "content" if path == CHAT_PATH else "tokens"
+    assert [one for part in logprobs for one in part[name]] == choice["logprobs"][name]
+    cut = (await ask(app, path, {**body, "stop": " is"})).json["choices"][0]
+    assert (text_of(cut), cut["finish_reason"], cut["stop_reason"]) == ("the fox", "stop", " is")
 
-    serve(llm, use)
+
+@toy_app()
+async def test_best_of_and_echo_with_structured_output(app: Any) -> None:
+    constraint = {"structured_outputs": {"regex": "[0-9]{4}"}}
+    body = {**SUBJECT[PATH], **constraint, "prompt": ["The fox", "A cat"], "best_of": 5, "n": 2, "echo": True}
+    choices = (await ask(app, PATH, body)).json["choices"]
+    assert [bool(re.fullmatch("(The fox|A cat)[0-9]{4}", choice["text"])) for choice in choices] == [True] * 4
+    every = (await ask(app, PATH, {**body, "best_of": 5, "n": 5})).json["choices"]
+    assert {choice["seed"] for choice in choices[:2]} <= {choice["seed"] for choice in every[:5]}
+    silent = await ask(app, PATH, {**SUBJECT[PATH], **LENIENT, "prompt": "The fox", "echo": True, "max_tokens": 0})
+    [choice] = silent.json["choices"]
+    assert (choice["text"], choice["token_ids"], choice["finish_reason"]) == ("The fox", [], "length")
+    assert "validation" not in choice
+
+
+@PATHS
+@toy_app()
+async def test_validation_results_of_a_schema_with_ignored_keywords(
+    app: Any, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guide, "VALIDATION_SECONDS", 60.0)
+    body = {**SUBJECT[path], **LENIENT, "n": 2}
+    response = await ask(app, path, body)
+    stream = await ask(app, path, {**body, "stream": True})
+    for choice in response.json["choices"]:
+        assert len(json.loads(text_of(choice))) == 4
+        assert choice["validation"]["ignored"] == ["uniqueItems"]
+        [error] = choice["validation"]["errors"]
+        assert "non-unique" in error
+        *others, last = parts_of(stream, choice["index"])
+        assert last["validation"] == choice["validation"]
+        assert not any("validation" in part for part in others)
+    cut = (await ask(app, path, {**body, "max_tokens": 2})).json["choices"][0]
+    assert cut["finish_reason"] == "length"
+    assert cut["validation"]["errors"][0].startswith("not JSON")
 
 
 def _dead_end(llm: nc.LLM) -> dict[str, Any]:
@@ -188,100 +186,87 @@ def _dead_end(llm: nc.LLM) -> dict[str, Any]:
 
 
 @PATHS
-def test_text_before_a_failure_is_sent_to_a_slow_client_too(llm: nc.LLM, path: str) -> None:
-    async def use(app: Any, service: Service) -> None:
-        stream = begin(app, path, {**SUBJECT[path], **_dead_end(llm), "stream": True})
-        stream.reads.clear()
+@toy_app()
+async def test_text_before_a_failure_is_sent_to_a_slow_client_too(
+    app: Any, service: Service, llm: nc.LLM, path: str
+) -> None:
+    stream = begin(app, path, {**SUBJECT[path], **_dead_end(llm), "stream": True})
+    stream.reads.clear()
+    stats = service.engine.stats
+    while not stats.sampled_tokens or stats.num_running_seqs or stats.num_waiting_seqs:
+        await asyncio.sleep(0.001)
         stats = service.engine.stats
-        while not stats.sampled_tokens or stats.num_running_seqs or stats.num_waiting_seqs:
-            await asyncio.sleep(0.001)
-            stats = service.engine.stats
-        await asyncio.sleep(0.02)  # the chunks are buffered all at once
-        stream.reads.set()
-        await asyncio.wait_for(stream.task, 30)
-        *chunks, error, done = stream.frames
-        assert streamed([chunk["choices"][0] for chunk in chunks]) == "a" * 9
-        assert error["error"]["param"] == "structured_outputs"
-        assert done == "[DONE]"
-
-    serve(llm, use)
+    await asyncio.sleep(0.02)  # the chunks are buffered all at once
+    stream.reads.set()
+    await asyncio.wait_for(stream.task, 30)
+    *chunks, error, done = stream.frames
+    assert streamed([chunk["choices"][0] for chunk in chunks]) == "a" * 9
+    assert error["error"]["param"] == "structured_outputs"
+    assert done == "[DONE]"
 
 
 @PATHS
-def test_a_ban_of_all_allowed_tokens_is_a_client_error(llm: nc.LLM, path: str) -> None:
-    async def use(app: Any, service: Service) -> None:
-        body = {**SUBJECT[path], **_dead_end(llm)}
-        other = begin(app, PATH, {**SUBJECT[PATH], "prompt": [1]})
-        response = await ask(app, path, body)
-        check_error(response, 400, param="structured_outputs", type="invalid_request_error", code=None)
-        assert "no token satisfies the structured-output constraint" in response.json["error"]["message"]
-        stream = await ask(app, path, {**body, "stream": True})
-        *chunks, error, done = stream.frames
-        assert streamed([chunk["choices"][0] for chunk in chunks]) == "a" * 9
-        assert (error, done) == (response.json, "[DONE]")
-        await other.task
-        assert other.status == 200
-        text = (await ask(app, "/metrics")).data.decode()
-        assert 'nucleate_request_errors_total{kind="model",model_name="toy"} 0.0' in text
-
-    serve(llm, use)
+@toy_app()
+async def test_a_ban_of_all_allowed_tokens_is_a_client_error(app: Any, llm: nc.LLM, path: str) -> None:
+    body = {**SUBJECT[path], **_dead_end(llm)}
+    other = begin(app, PATH, {**SUBJECT[PATH], "prompt": [1]})
+    response = await ask(app, path, body)
+    check_error(response, 400, param="structured_outputs", type="invalid_request_error", code=None)
+    assert "no token satisfies the structured-output constraint" in response.json["error"]["message"]
+    stream = await ask(app, path, {**body, "stream": True})
+    *chunks, error, done = stream.frames
+    assert streamed([chunk["choices"][0] for chunk in chunks]) == "a" * 9
+    assert (error, done) == (response.json, "[DONE]")
+    await other.task
+    assert other.status == 200
+    text = (await ask(app, "/metrics")).data.decode()
+    assert 'nucleate_request_errors_total{kind="model",model_name="toy"} 0.0' in text
 
 
-def test_a_slow_mask_ends_only_its_own_sequence(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def use(app: Any, service: Service) -> None:
-        body = {**SUBJECT[PATH], "structured_outputs": {"regex": "[0-9]{30,99}"}, "logprobs": 0}
-        before = (await ask(app, PATH, {**TEXT, "structured_outputs": {"regex": "[a-z]{3}"}})).json["choices"][0][
-            "text"
-        ]
-        _slow_down(monkeypatch)
-        call = await ask(app, PATH, body)
-        check_error(call, 400, param="structured_outputs", type="invalid_request_error")
-        assert "masks took too long" in call.json["error"]["message"]
-        after = (await ask(app, PATH, {**TEXT, "structured_outputs": {"regex": "[a-z]{3}"}})).json["choices"][0]["text"]
-        assert after == before
-
-    TEXT = {"prompt": [1, 2], "seed": 1}
-    serve(llm, use, engine={"structured_limits": FormLimits(mask_budget_seconds=0.4)})
+@toy_app(engine={"structured_limits": GrammarLimits(mask_budget_seconds=0.4)})
+async def test_a_slow_mask_ends_only_its_own_sequence(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {**SUBJECT[PATH], "structured_outputs": {"regex": "[0-9]{30,99}"}, "logprobs": 0}
+    other = {"prompt": [1, 2], "seed": 1, "structured_outputs": {"regex": "[a-z]{3}"}}
+    before = (await ask(app, PATH, other)).json["choices"][0]["text"]
+    _slow_down(monkeypatch)
+    call = await ask(app, PATH, body)
+    check_error(call, 400, param="structured_outputs", type="invalid_request_error")
+    assert "masks took too long" in call.json["error"]["message"]
+    assert (await ask(app, PATH, other)).json["choices"][0]["text"] == before
 
 
 def _slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make each mask take 50 ms longer."""
     from nucleate import structured_output
 
-    modules = [name for name in dir(structured_output) if hasattr(getattr(structured_output, name), "FREE_SECONDS")]
+    modules = [one for one in vars(structured_output).values() if hasattr(one, "FREE_SECONDS")]
     assert modules
-    for name in modules:
-        monkeypatch.setattr(getattr(structured_output, name), "FREE_SECONDS", -0.05)
+    for module in modules:
+        monkeypatch.setattr(module, "FREE_SECONDS", -0.05)
 
 
 @PATHS
-def test_compilation_failures_are_rejected_and_counted(llm: nc.LLM, path: str, caplog: Any) -> None:
-    async def use(app: Any, service: Service) -> None:
-        secret = {"type": "object", "properties": {"very private": {"uniqueItems": True}}}
-        for field, constraint, words in (
-            (
-                "response_format",
-                {"type": "json_schema", "json_schema": {"name": "x", "schema": secret}},
-                ".schema: can",
-            ),
-            ("structured_outputs", {"regex": "very private("}, ".regex: "),
-            ("structured_outputs", {"grammar": "start: very_private"}, ".grammar: at "),
-            ("structured_outputs", {"regex": ""}, ".regex must be"),
-            ("response_format", {"type": "very private"}, ".type must be one of"),
-        ):
-            for stream in (False, True):
-                call = await ask(app, path, {**SUBJECT[path], field: constraint, "stream": stream})
-                check_error(call, 400, param=field, type="invalid_request_error", code=None)
-                assert call.json["error"]["message"].startswith(field)
-                assert words in call.json["error"]["message"]
-        good = await ask(app, path, {**SUBJECT[path], "structured_outputs": {"choice": ["very private"]}})
-        assert good.status == 200
-        text = (await ask(app, "/metrics")).data.decode()
-        assert 'nucleate_structured_output_errors_total{model_name="toy"} 10.0' in text
-        assert 'nucleate_structured_output_requests_total{kind="choice",model_name="toy"} 1.0' in text
-
-    with caplog.at_level(logging.INFO, "nucleate.server"):
-        serve(llm, use)
+@toy_app()
+async def test_compilation_failures_are_rejected_and_counted(app: Any, path: str, caplog: Any) -> None:
+    caplog.set_level(logging.INFO, "nucleate.server")
+    secret = {"type": "object", "properties": {"very private": {"uniqueItems": True}}}
+    for field, constraint, words in (
+        ("response_format", {"type": "json_schema", "json_schema": {"name": "x", "schema": secret}}, ".schema: can"),
+        ("structured_outputs", {"regex": "very private("}, ".regex: "),
+        ("structured_outputs", {"grammar": "start: very_private"}, ".grammar: at "),
+        ("structured_outputs", {"regex": ""}, ".regex must be"),
+        ("response_format", {"type": "very private"}, ".type must be one of"),
+    ):
+        for stream in (False, True):
+            call = await ask(app, path, {**SUBJECT[path], field: constraint, "stream": stream})
+            check_error(call, 400, param=field, type="invalid_request_error", code=None)
+            assert call.json["error"]["message"].startswith(field)
+            assert words in call.json["error"]["message"]
+    good = await ask(app, path, {**SUBJECT[path], "structured_outputs": {"choice": ["very private"]}})
+    assert good.status == 200
+    text = (await ask(app, "/metrics")).data.decode()
+    assert 'nucleate_structured_output_errors_total{model_name="toy"} 10.0' in text
+    assert 'nucleate_structured_output_requests_total{kind="choice",model_name="toy"} 1.0' in text
     lines = [record.fields for record in caplog.records if record.getMessage() == "request"]
     assert [line.get("structured_outputs") for line in lines[:11]] == [None] * 10 + ["choice"]
     assert "private" not in json.dumps(lines)
@@ -292,11 +277,7 @@ def test_compilation_failures_are_rejected_and_counted(llm: nc.LLM, path: str, c
 
 COSTLY: list[tuple[Callable[[int], Any], int]] = [
     (
-        lambda seed: {
-            "type": "object",
-            "patternProperties": {f"^k{seed}{i:03}": {} for i in range(150)},
-            "additionalProperties": False,
-        },
+        lambda seed: {"patternProperties": {f"^k{seed}{i:03}": {} for i in range(150)}, "additionalProperties": False},
         200,
     ),
     (lambda seed: {"type": "object", "properties": {f"p{seed}{i}": {} for i in range(1000)}}, 200),
@@ -306,19 +287,17 @@ COSTLY: list[tuple[Callable[[int], Any], int]] = [
 
 @pytest.mark.parametrize(("schema", "status"), COSTLY, ids=["patterns", "properties", "too many"])
 @pytest.mark.fast_cases(1)
-def test_the_event_loop_is_not_blocked_by_a_grammar_compilation(
-    llm: nc.LLM, schema: Callable[[int], Any], status: int
+@toy_app()
+async def test_the_event_loop_is_not_blocked_by_a_grammar_compilation(
+    app: Any, schema: Callable[[int], Any], status: int
 ) -> None:
-    async def use(app: Any, service: Service) -> None:
-        shares = []
-        for seed in range(4):  # one is enough: the machine may run other programs
-            constraint = {"json_schema": schema(seed)}
-            call = begin(app, PATH, {**SUBJECT[PATH], "max_tokens": 1, "structured_outputs": constraint})
-            shares.append(await longest_hold(call.task))
-            assert call.status == status
-        assert min(shares) < 0.4, shares
-
-    serve(llm, use)
+    shares = []
+    for seed in range(4):  # one is enough: the machine may run other programs
+        constraint = {"json_schema": schema(seed)}
+        call = begin(app, PATH, {**SUBJECT[PATH], "max_tokens": 1, "structured_outputs": constraint})
+        shares.append(await longest_hold(call.task))
+        assert call.status == status
+    assert min(shares) < 0.4, shares
 
 
 def test_a_compilation_survives_a_cancelled_caller(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,60 +338,61 @@ def test_a_compilation_survives_a_cancelled_caller(llm: nc.LLM, monkeypatch: pyt
 
     try:
         monkeypatch.setattr(service_module, "PREPARE_TIMEOUT_SECONDS", 1.5)
-        serve(llm, use)
+        serve_toy(llm, use)
     finally:
         gate.set()
 
 
-def test_other_requests_do_not_change_an_output(llm: nc.LLM) -> None:
+@toy_app(of=slowly)
+async def test_other_requests_do_not_change_an_output(app: Any) -> None:
     plain = {**SUBJECT[PATH], "prompt": [1, 2], "max_tokens": 60, "ignore_eos": True, "stream": True}
-
-    async def use(app: Any, service: Service) -> None:
-        alone = streamed(parts_of(await ask(app, PATH, plain)))
-        beside = begin(app, PATH, plain)
-        calls = [begin(app, PATH, {**SUBJECT[PATH], **fields, "n": 2, "prompt": [5]}) for fields, _ in CONSTRAINTS]
-        await asyncio.gather(beside.task, *(call.task for call in calls))
-        assert [call.status for call in calls] == [200] * len(CONSTRAINTS)
-        assert streamed(parts_of(beside)) == alone
-
-    serve(llm, use, slowly)
+    alone = streamed(parts_of(await ask(app, PATH, plain)))
+    beside = begin(app, PATH, plain)
+    calls = [begin(app, PATH, {**SUBJECT[PATH], **fields, "n": 2, "prompt": [5]}) for fields, _ in CONSTRAINTS]
+    await asyncio.gather(beside.task, *(call.task for call in calls))
+    assert [call.status for call in calls] == [200] * len(CONSTRAINTS)
+    assert streamed(parts_of(beside)) == alone
 
 
 # ---- startup
 
 
-def test_the_grammar_vocabulary_is_prepared_at_startup(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the threads that make a compiler."""
+    names: list[str] = []
     begin_ = GrammarCompiler.__init__
 
     def started(self: GrammarCompiler, *arguments: Any, **options: Any) -> None:
-        made.append(threading.current_thread().name)
+        names.append(threading.current_thread().name)
         begin_(self, *arguments, **options)
 
     monkeypatch.setattr(GrammarCompiler, "__init__", started)
-
-    async def use(app: Any, service: Service) -> None:
-        assert made == ["MainThread"]
-        assert (await ask(app, PATH, {**SUBJECT[PATH], "structured_outputs": {"regex": "a"}})).status == 200
-        assert made == ["MainThread"]
-
-    serve(llm, use)
+    return names
 
 
-def test_a_server_without_llguidance_serves_other_requests(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+@toy_app()
+async def test_the_grammar_vocabulary_is_prepared_at_startup(app: Any, made: list[str]) -> None:
+    assert made == ["MainThread"]
+    assert (await ask(app, PATH, {**SUBJECT[PATH], "structured_outputs": {"regex": "a"}})).status == 200
+    assert made == ["MainThread"]
+
+
+@pytest.fixture
+def without_llguidance(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: object, **__: object) -> None:
         raise ModuleNotFoundError("structured output needs the package llguidance")
 
     monkeypatch.setattr(GrammarCompiler, "__init__", missing)
 
-    async def use(app: Any, service: Service) -> None:
-        assert (await ask(app, PATH, SUBJECT[PATH])).status == 200
-        for field, constraint in (("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"})):
-            call = await ask(app, PATH, {**SUBJECT[PATH], field: constraint})
-            check_error(call, 400, param=field)
-            assert call.json["error"]["message"].startswith(f"{field}: structured output needs the package llguidance")
 
-    serve(llm, use)
+@toy_app()
+async def test_a_server_without_llguidance_serves_other_requests(app: Any, without_llguidance: None) -> None:
+    assert (await ask(app, PATH, SUBJECT[PATH])).status == 200
+    for field, constraint in (("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"})):
+        call = await ask(app, PATH, {**SUBJECT[PATH], field: constraint})
+        check_error(call, 400, param=field)
+        assert call.json["error"]["message"].startswith(f"{field}: structured output needs the package llguidance")
 
 
 def test_a_default_constraint_applies_unless_the_request_sets_one(llm: nc.LLM) -> None:
@@ -438,30 +418,29 @@ TOOL = {"type": "function", "function": {"name": "f", "strict": True, "parameter
     "type": "object", "properties": {"d": DIGITS}, "required": ["d"], "additionalProperties": False}}}  # fmt: skip
 
 
-def test_the_server_may_select_whitespace_for_requests_that_do_not(llm: nc.LLM) -> None:
-    async def texts(app: Any) -> list[str]:
-        found = [
-            text_of((await ask(app, PATH, {**SUBJECT[PATH], **fields})).json["choices"][0])
-            for fields in (
-                FORMAT,
-                {"structured_outputs": {"json": DIGITS}},
-                {"structured_outputs": {"json": DIGITS, "whitespace": "flexible"}},
-                {"structured_outputs": {"json": DIGITS, "whitespace": "none"}},
-            )
-        ]
-        body = {**SUBJECT[CHAT_PATH], "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
-        answer = await ask(app, CHAT_PATH, {**body, "max_tokens": 69})
-        assert answer.status == 200, answer.json
-        [choice] = answer.json["choices"]
-        return [*found, choice["message"]["tool_calls"][0]["function"]["arguments"]]
+async def compact_json(app: Any) -> list[bool]:
+    """Whether the answers to some requests for JSON have no white space."""
+    found = [
+        text_of((await ask(app, PATH, {**SUBJECT[PATH], **fields})).json["choices"][0])
+        for fields in (
+            FORMAT,
+            {"structured_outputs": {"json": DIGITS}},
+            {"structured_outputs": {"json": DIGITS, "whitespace": "flexible"}},
+            {"structured_outputs": {"json": DIGITS, "whitespace": "none"}},
+        )
+    ]
+    body = {**SUBJECT[CHAT_PATH], "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+    answer = await ask(app, CHAT_PATH, {**body, "max_tokens": 69})
+    assert answer.status == 200, answer.json
+    found.append(answer.json["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"])
+    return [not any(map(str.isspace, text)) for text in found]
 
-    async def compact(app: Any, service: Service) -> None:
-        found = await texts(app)
-        assert [any(map(str.isspace, text)) for text in found] == [False, False, True, False, False]
 
-    async def flexible(app: Any, service: Service) -> None:
-        found = await texts(app)
-        assert [any(map(str.isspace, text)) for text in found] == [True, True, True, False, True]
+@toy_app(engine={"json_whitespace": "none"})
+async def test_the_server_may_select_compact_json(app: Any) -> None:
+    assert await compact_json(app) == [True, True, False, True, True]
 
-    serve(llm, compact, engine={"json_whitespace": "none"})
-    serve(llm, flexible)
+
+@toy_app()
+async def test_json_may_have_white_space_by_default(app: Any) -> None:
+    assert await compact_json(app) == [False, False, False, True, False]

@@ -323,5 +323,13 @@ GARBAGE = (
     b"POST /tokenize HTTP/1.1\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",
     b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nbad header\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx: \x00\r\n\r\n",
+    b"GET /health HTTP/1.1\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nhost: localhost\r\nhost: localhost\r\n\r\n",
+    b"GET /health HTTP/1.0\r\nhost: localhost\r\nhost: evil.example\r\n\r\n",
+    b"GET /health\r\n\r\n",
+    b"GET /health\r\nhost: localhost\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip, chunked\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked, gzip\r\n\r\n",
+    b"POST /tokenize HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: gzip\r\ntransfer-encoding: chunked\r\n\r\n",
 )
 """Bytes that are not HTTP, or are contradictory."""

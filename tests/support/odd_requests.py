@@ -152,8 +152,6 @@ def _extremes(rng: random.Random) -> Odd:
 
 
 CONTRADICTIONS: tuple[dict[str, Any], ...] = (
-    {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
-    {"tools": [TOOL], "tool_choice": "required", "structured_outputs": {"regex": "a"}},
     {"tools": [TOOL], "tool_choice": "auto", "structured_outputs": {"grammar": 'root ::= "a"'}},
     {"tools": [TOOL], **request_bodies.LAZY_GRAMMAR},
     {"tools": [TOOL], "grammar_lazy": True},
@@ -161,15 +159,17 @@ CONTRADICTIONS: tuple[dict[str, Any], ...] = (
     {"tool_choice": {"type": "function", "function": {"name": "f"}}},
     {"tools": [TOOL, TOOL]},
     {"tools": [TOOL], "use_beam_search": True, "n": 2},
-    {"tools": [TOOL], "stop": ["<tool_call>", "{"], "tool_choice": "required"},
-    {"tools": [TOOL], "min_tokens": 3, "tool_choice": "required"},
-    {"tools": [TOOL], "ignore_eos": True, "tool_choice": "required"},
-    {"tools": [TOOL], "allowed_token_ids": [5], "tool_choice": "required"},
-    {"tools": [TOOL], "suppress_token_ids": [*range(1000)], "tool_choice": "required"},
-    {"tools": [TOOL], "logit_bias": {"5": -1e308, "6": 1e308}, "tool_choice": "required"},
+    *(
+        {"tools": [TOOL], "tool_choice": "required", **other}
+        for other in [
+            *({"stop": ["<tool_call>", "{"]}, {"min_tokens": 3}, {"ignore_eos": True}, {"allowed_token_ids": [5]}),
+            *({"suppress_token_ids": [*range(1000)]}, {"logit_bias": {"5": -1e308, "6": 1e308}}, {"stop_regex": ["."]}),
+            *({"continue_final_message": True}, {"response_format": {"type": "json_object"}}),
+            {"structured_outputs": {"regex": "a"}},
+        ]
+    ),
     {"tools": [TOOL], "n": 4, "echo": True, "logprobs": True, "top_logprobs": 2, "prompt_logprobs": 2},
     {"continue_final_message": True, "add_generation_prompt": True},
-    {"continue_final_message": True, "tools": [TOOL], "tool_choice": "required"},
     {"truncate_prompt_tokens": 1, "tools": [TOOL]},
     {"truncate_prompt_tokens": 1, "max_reasoning_tokens": 0},
     {"truncate_prompt_tokens": -1, "prompt_logprobs": 1, "return_token_ids": True},
@@ -177,7 +177,6 @@ CONTRADICTIONS: tuple[dict[str, Any], ...] = (
     {"reasoning_effort": "max", "max_reasoning_tokens": 0, "response_format": {"type": "json_object"}},
     {"max_reasoning_tokens": 2**31 - 1, "stop": ["</think>"]},
     {"stop_json": True, "tools": [TOOL]},
-    {"stop_regex": ["."], "tools": [TOOL], "tool_choice": "required"},
     {"stream_options": {"include_usage": True}},
     {"stream": True, "stream_options": {"continuous_usage_stats": True}},
     {"response_format": TAG, "structured_outputs": {"structural_tag": TAG}},

@@ -19,6 +19,8 @@ from urllib.parse import urlsplit
 
 URL = re.compile(rb"https?://[0-9a-zA-Z.\[\]:-]+:[0-9]+|unix:[^\s\"]+")
 QUIET = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "2"}
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+"""An environment for servers whose busy threads would starve the others where tests run side by side."""
 CHANGED = """
 import sys
 from pkgutil import resolve_name
@@ -136,6 +138,11 @@ class Server:
         if not found:
             raise KeyError(name)
         return sum(found)
+
+    def is_idle(self, headers: Mapping[str, str] | None = None) -> bool:
+        """Whether no request is running or queued."""
+        names = ("nucleate_num_requests_running", "nucleate_num_requests_waiting")
+        return not any(self.metric(name, headers) for name in names)
 
     def _read(self) -> None:
         assert self.process.stderr is not None

@@ -7,19 +7,14 @@ from typing import Any
 import anthropic
 import checks
 from anthropic import Anthropic, beta_tool
-from checks import MODEL, absent, check, equal, raises
+from checks import MODEL, equal, raises, used
 
 client = Anthropic(base_url=checks.URL, api_key=checks.KEY)
 TOOL: Any = {"name": "get_weather", "description": "Get the weather.", "input_schema": checks.WEATHER_SCHEMA}
 SAMPLED = {"max_tokens": 16, "extra_body": {"seed": 7, "temperature": 0.9}}  # not an argument of the SDK any more
-used: list[str] = []
 
 
-@beta_tool
-def get_weather(city: str) -> str:
-    """Get the weather."""
-    used.append(city)
-    return f"Sunny in {city}."
+get_weather = beta_tool(checks.get_weather)
 
 
 def given(question: str = checks.STORY, **fields: Any) -> Any:
@@ -30,7 +25,6 @@ def ask(question: str = checks.STORY, **fields: Any) -> Any:
     return client.messages.create(**given(question, **fields))
 
 
-@check("chat")
 def chat() -> None:
     message = ask(**SAMPLED)
     assert message.content[0].text
@@ -39,7 +33,6 @@ def chat() -> None:
     equal(counted.input_tokens, message.usage.input_tokens + message.usage.cache_read_input_tokens)
 
 
-@check("stream")
 def stream() -> None:
     with client.messages.stream(**given(**SAMPLED)) as events:
         text = "".join(events.text_stream)
@@ -47,43 +40,36 @@ def stream() -> None:
     equal(text, ask(**SAMPLED).content[0].text)
 
 
-@check("stop")
 def stop() -> None:
     message = ask(**SAMPLED, stop_sequences=[" a"])
     equal((message.stop_reason, message.stop_sequence), ("stop_sequence", " a"))
 
 
-@check("parameters")
 def parameters() -> None:
     bodies = [{"top_k": 1, "min_p": 0.1, "seed": seed} for seed in (1, 2)]
     texts = [ask(max_tokens=16, extra_body=body).content[0].text for body in bodies]
     equal(texts[0], texts[1])
 
 
-@check("schema")
 def schema() -> None:
     assert isinstance(client.messages.parse(**given("Who?"), output_format=checks.Hero).parsed_output, checks.Hero)
 
 
-@check("tool")
 def tool() -> None:
     for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "get_weather"}):
         message = ask(tools=[TOOL], tool_choice=choice)
         equal((message.stop_reason, message.content[-1].name), ("tool_use", "get_weather"))
 
 
-@check("auto")
 def auto() -> None:
     message = ask(checks.PARIS, tools=[TOOL])
     equal([(block.name, block.input) for block in message.content], [("get_weather", {"city": "Paris"})])
 
 
-@check("parallel")
 def parallel() -> None:
     equal([block.input["city"] for block in ask(checks.BOTH, tools=[TOOL]).content], ["Paris", "Rome"])
 
 
-@check("streamed call")
 def streamed_call() -> None:
     with client.messages.stream(**given(checks.BOTH, tools=[TOOL])) as events:
         kinds = {event.type for event in events}
@@ -91,7 +77,6 @@ def streamed_call() -> None:
     assert "input_json" in kinds
 
 
-@check("loop", "also with `tool_runner`, which first asks for a thread and then does without")
 def loop() -> None:
     used.clear()
     message = ask(checks.PARIS, tools=[TOOL])
@@ -107,19 +92,16 @@ def loop() -> None:
     equal(sorted(used), ["Paris", "Rome"])
 
 
-@check("reasoning")
 def reasoning() -> None:
     thought, answer = ask(checks.THINK, thinking={"type": "enabled", "budget_tokens": 1024}, max_tokens=512).content
     equal((thought.thinking, answer.text), (checks.THOUGHT, checks.THOUGHT_ANSWER))
 
 
-@check("errors")
 def errors() -> None:
     raises(anthropic.BadRequestError, lambda: ask(extra_body={"temperature": -1}))
     raises(anthropic.NotFoundError, lambda: ask(model="other"))
 
 
-absent("completions", "no API for it")
-absent("logprobs", "not in Anthropic's API")
-absent("responses", "not in Anthropic's API")
+NOTES = {"loop": "also with `tool_runner`, which first asks for a thread and then does without"}
+ABSENT = {"completions": "no API for it", "logprobs": "not in Anthropic's API", "responses": "not in Anthropic's API"}
 checks.run("anthropic")

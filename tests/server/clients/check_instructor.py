@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import checks
 import instructor
-from checks import absent, check, equal, raises
+from checks import equal, raises
 from instructor.core.exceptions import InstructorRetryException
 from openai import OpenAI
 from pydantic import BaseModel
@@ -26,13 +26,11 @@ def ask(question: str = "Who?", response_model: Any = checks.Hero, **fields: Any
     return client.chat.completions.create(response_model=response_model, messages=messages, **fields)
 
 
-@check("chat")
 def chat() -> None:
     response = ask(checks.STORY, response_model=None, **checks.SAMPLED)
     equal(response.usage.completion_tokens, 16)
 
 
-@check("stream", "streams are objects: `create_partial` and `create_iterable`")
 def stream() -> None:
     given = {"response_model": checks.Hero, "messages": [{"role": "user", "content": "Who?"}]}
     parts = [*client.chat.completions.create_partial(**given)]
@@ -41,30 +39,25 @@ def stream() -> None:
     equal([(hero.name, hero.brave) for hero in heroes], [("Tom", True), ("Lily", False)])
 
 
-@check("stop")
 def stop() -> None:
     response = ask(checks.STORY, response_model=None, **checks.SAMPLED, stop=" a")
     equal(response.choices[0].finish_reason, "stop")
 
 
-@check("logprobs", "with `response_model=None`")
 def logprobs() -> None:
     response = ask(checks.STORY, response_model=None, **checks.SAMPLED, logprobs=True, top_logprobs=2)
     equal([len(step.top_logprobs) for step in response.choices[0].logprobs.content], [2] * 16)
 
 
-@check("reasoning", "with `response_model=None`")
 def reasoning() -> None:
     equal(ask(checks.THINK, response_model=None).choices[0].message.reasoning_content, checks.THOUGHT)
 
 
-@check("parameters")
 def parameters() -> None:
     heroes = [ask(seed=seed, extra_body={"top_k": 1, "min_p": 0.1}) for seed in (1, 2)]
     equal(heroes[0].model_dump(), heroes[1].model_dump())
 
 
-@check("schema")
 def schema() -> None:
     hero, response = client.chat.completions.create_with_completion(
         response_model=checks.Hero, messages=[{"role": "user", "content": "Who?"}]
@@ -73,7 +66,6 @@ def schema() -> None:
     equal(response.choices[0].finish_reason, "tool_calls")  # the default mode
 
 
-@check("tool", "its default mode `TOOLS`; `Mode.JSON_SCHEMA` works too")
 def tool() -> None:
     for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
         inner = OpenAI(base_url=f"{checks.URL}/v1", api_key=checks.KEY)
@@ -82,7 +74,6 @@ def tool() -> None:
         assert isinstance(other.chat.completions.create(**given), checks.Hero)
 
 
-@check("parallel", "with `Mode.PARALLEL_TOOLS`")
 def parallel() -> None:
     inner = OpenAI(base_url=f"{checks.URL}/v1", api_key=checks.KEY)
     other = instructor.from_openai(inner, mode=instructor.Mode.PARALLEL_TOOLS, model=checks.MODEL)
@@ -91,21 +82,29 @@ def parallel() -> None:
     equal([call.city for call in calls], ["Paris", "Rome"])
 
 
-@check("responses", "with `Mode.RESPONSES_TOOLS`")
 def responses() -> None:
     inner = OpenAI(base_url=f"{checks.URL}/v1", api_key=checks.KEY)
     other = instructor.from_openai(inner, mode=instructor.Mode.RESPONSES_TOOLS, model=checks.MODEL)
     assert isinstance(other.responses.create(input="Who?", response_model=checks.Hero), checks.Hero)
 
 
-@check("errors")
 def errors() -> None:
     error = raises(InstructorRetryException, lambda: ask(temperature=-1, max_retries=1))
     assert "temperature" in str(error)
 
 
-absent("completions", "no API for it")
-absent("auto", "calls are required: they are its structured output")
-absent("streamed call", "see stream: partial objects are streamed calls")
-absent("loop", "instructor does not run tools")
+NOTES = {
+    "stream": "streams are objects: `create_partial` and `create_iterable`",
+    "logprobs": "with `response_model=None`",
+    "reasoning": "with `response_model=None`",
+    "tool": "its default mode `TOOLS`; `Mode.JSON_SCHEMA` works too",
+    "parallel": "with `Mode.PARALLEL_TOOLS`",
+    "responses": "with `Mode.RESPONSES_TOOLS`",
+}
+ABSENT = {
+    "completions": "no API for it",
+    "auto": "calls are required: they are its structured output",
+    "streamed call": "see stream: partial objects are streamed calls",
+    "loop": "instructor does not run tools",
+}
 checks.run("instructor")

@@ -6,7 +6,7 @@ from typing import Any
 
 import checks
 import openai
-from checks import check, equal, raises
+from checks import equal, raises, used
 from langchain.agents import create_agent
 from langchain.agents.structured_output import ProviderStrategy
 from langchain_core.messages import HumanMessage, ToolMessage
@@ -16,86 +16,70 @@ from langchain_openai import ChatOpenAI, OpenAI
 SERVER = {"base_url": f"{checks.URL}/v1", "api_key": checks.KEY, "model": checks.MODEL}
 llm = ChatOpenAI(**SERVER)
 sampled = ChatOpenAI(**SERVER, **checks.SAMPLED)
-used: list[str] = []
 
 
-@as_tool
-def get_weather(city: str) -> str:
-    """Get the weather."""
-    used.append(city)
-    return f"Sunny in {city}."
+get_weather = as_tool(checks.get_weather)
 
 
 def calls_of(message: Any) -> list[tuple[str, Any]]:
     return [(call["name"], call["args"]) for call in message.tool_calls]
 
 
-@check("chat")
 def chat() -> None:
     message = sampled.invoke(checks.STORY)
     assert message.content
     equal(message.usage_metadata["output_tokens"], 16)
 
 
-@check("stream")
 def stream() -> None:
     chunks = [*sampled.stream(checks.STORY)]
     assert len(chunks) > 2
     equal("".join(str(chunk.content) for chunk in chunks), sampled.invoke(checks.STORY).content)
 
 
-@check("completions")
 def completions() -> None:
     text = OpenAI(**SERVER, **checks.SAMPLED)
     equal("".join(text.stream(checks.PROMPT)), text.invoke(checks.PROMPT))
 
 
-@check("stop")
 def stop() -> None:
     message = sampled.invoke(checks.STORY, stop=[" a"])
     equal(message.response_metadata["finish_reason"], "stop")
     assert str(sampled.invoke(checks.STORY).content).startswith(f"{message.content} a")
 
 
-@check("logprobs")
 def logprobs() -> None:
     message = sampled.bind(logprobs=True, top_logprobs=2).invoke(checks.STORY)
     equal([len(step["top_logprobs"]) for step in message.response_metadata["logprobs"]["content"]], [2] * 16)
 
 
-@check("parameters")
 def parameters() -> None:
     own = {**checks.SAMPLED, "extra_body": {"top_k": 1, "min_p": 0.1}}
     texts = [ChatOpenAI(**{**SERVER, **own, "seed": seed}).invoke(checks.STORY).content for seed in (1, 2)]
     equal(texts[0], texts[1])
 
 
-@check("schema")
 def schema() -> None:
     assert isinstance(llm.with_structured_output(checks.Hero).invoke("Who?"), checks.Hero)
     by_call = llm.with_structured_output(checks.Hero, method="function_calling")
     assert isinstance(by_call.invoke("Who?"), checks.Hero)
 
 
-@check("tool")
 def tool() -> None:
     for choice in ("any", "get_weather"):
         bound = llm.bind_tools([checks.WEATHER_TOOL], tool_choice=choice, parallel_tool_calls=False)
         equal(calls_of(bound.invoke(checks.STORY))[0][0], "get_weather")
 
 
-@check("auto")
 def auto() -> None:
     equal(calls_of(llm.bind_tools([get_weather]).invoke(checks.PARIS)), [("get_weather", {"city": "Paris"})])
 
 
-@check("parallel")
 def parallel() -> None:
     calls = calls_of(llm.bind_tools([get_weather]).invoke(checks.BOTH))
     equal(calls, [("get_weather", {"city": "Paris"}), ("get_weather", {"city": "Rome"})])
 
 
-@check("streamed call")
 def streamed_call() -> None:
     first, *others = llm.bind_tools([get_weather]).stream(checks.BOTH)
     for chunk in others:
@@ -103,7 +87,6 @@ def streamed_call() -> None:
     equal([arguments["city"] for _, arguments in calls_of(first)], ["Paris", "Rome"])
 
 
-@check("loop")
 def loop() -> None:
     used.clear()
     bound = llm.bind_tools([get_weather])
@@ -121,17 +104,12 @@ def loop() -> None:
     assert isinstance(answering.invoke(who)["structured_response"], checks.Hero)
 
 
-@check(
-    "reasoning",
-    "with `reasoning={'summary': 'auto'}` (Responses API); of chat completions, it drops `reasoning_content`",
-)
 def reasoning() -> None:
     message = ChatOpenAI(**SERVER, reasoning={"summary": "auto"}).invoke(checks.THINK)
     thought, answer = message.content_blocks
     equal((thought["reasoning"], answer["text"]), (checks.THOUGHT, checks.THOUGHT_ANSWER))
 
 
-@check("responses")
 def responses() -> None:
     other = ChatOpenAI(**SERVER, use_responses_api=True)
     message = other.bind_tools([get_weather]).invoke(checks.PARIS)
@@ -142,10 +120,13 @@ def responses() -> None:
     assert isinstance(other.with_structured_output(checks.Hero).invoke("Who?"), checks.Hero)
 
 
-@check("errors")
 def errors() -> None:
     raises(openai.BadRequestError, lambda: llm.invoke(checks.STORY, temperature=-1))
     raises(openai.NotFoundError, lambda: llm.invoke(checks.STORY, model="other"))
 
 
+NOTES = {
+    "reasoning": "with `reasoning={'summary': 'auto'}` (Responses API); of chat completions, it drops "
+    "`reasoning_content`"
+}
 checks.run("langchain", "langchain-openai")

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import checks
-from checks import absent, check, equal
+from checks import equal
 
 FOLDER = Path(tempfile.mkdtemp(prefix="llm-"))
 KINDS = {
@@ -41,81 +41,77 @@ def llm(*arguments: str) -> str:
     return run(*arguments).stdout.strip()
 
 
-@check("chat", "also `llm openai endpoint URL`, without configuration")
 def chat() -> None:
     text = llm("-m", "tiny", checks.STORY, *OPTIONS, "--no-stream")
     equal(json.loads(llm("logs", "--json", "-n", "1"))[0]["output_tokens"], 16)
     equal(llm("openai", "endpoint", f"{checks.URL}/v1", checks.STORY, "-m", checks.MODEL, *OPTIONS), text)
 
 
-@check("stream")
 def stream() -> None:
     equal(llm("-m", "tiny", checks.STORY, *OPTIONS), llm("-m", "tiny", checks.STORY, *OPTIONS, "--no-stream"))
 
 
-@check("completions", "with `completion: true`")
 def completions() -> None:
     equal(llm("-m", "text", checks.PROMPT, *OPTIONS), llm("-m", "text", checks.PROMPT, *OPTIONS, "--no-stream"))
 
 
-@check("stop")
 def stop() -> None:
     text = llm("-m", "tiny", checks.STORY, *OPTIONS, "-o", "stop", " a")
     assert llm("-m", "tiny", checks.STORY, *OPTIONS).startswith(f"{text} a")
 
 
-@check("logprobs", "with `completion: true`, in its log")
 def logprobs() -> None:
     llm("-m", "text", checks.PROMPT, *OPTIONS, "-o", "logprobs", "2")
     (entry,) = json.loads(llm("logs", "--json", "-n", "1"))
     assert json.dumps(entry).count("top_logprobs") > 1
 
 
-@check("schema")
 def schema() -> None:
     checks.Hero.model_validate_json(llm("-m", "tiny", "Who?", "--schema", json.dumps(checks.Hero.model_json_schema())))
 
 
-@check("auto")
 def auto() -> None:
     equal(llm("-m", "tiny", checks.PARIS, "--functions", FUNCTION, "--no-stream"), checks.ANSWER)
     calls = [call for entry in json.loads(llm("logs", "--json", "-n", "2")) for call in entry["tool_calls"]]
     equal([(call["name"], call["arguments"]) for call in calls], [("get_weather", {"city": "Paris"})])
 
 
-@check("parallel")
 def parallel() -> None:
     shown = llm("-m", "tiny", checks.BOTH, "--functions", FUNCTION, "--no-stream")
     equal(shown, f"{checks.ANSWER} Sunny in Rome.")
 
 
-@check("streamed call")
 def streamed_call() -> None:
     equal(llm("-m", "tiny", checks.BOTH, "--functions", FUNCTION), f"{checks.ANSWER} Sunny in Rome.")
 
 
-@check("loop")
 def loop() -> None:
     equal(llm("-m", "tiny", checks.PARIS, "--functions", FUNCTION), checks.ANSWER)
     equal(llm("-c", checks.BOTH, "--functions", FUNCTION), f"{checks.ANSWER} Sunny in Rome.")
 
 
-@check("reasoning", "with `responses: true` and `reasoning: true`; it ignores that of chat completions")
 def reasoning() -> None:
     done = run("-m", "new", checks.THINK)
     equal((done.stderr.strip(), done.stdout.strip()), (checks.THOUGHT, checks.THOUGHT_ANSWER))
 
 
-@check("responses", "with `responses: true`")
 def responses() -> None:
     equal(llm("-m", "new", checks.PARIS, "--functions", FUNCTION), checks.ANSWER)
 
 
-@check("errors")
 def errors() -> None:
     assert "maximum context length" in run("-m", "tiny", checks.STORY, "-o", "max_tokens", "100000", code=1).stderr
 
 
-absent("parameters", "no option; the plug-in of nucleate has them all ([integrations.md](integrations.md))")
-absent("tool", "no tool choice")
+NOTES = {
+    "chat": "also `llm openai endpoint URL`, without configuration",
+    "completions": "with `completion: true`",
+    "logprobs": "with `completion: true`, in its log",
+    "reasoning": "with `responses: true` and `reasoning: true`; it ignores that of chat completions",
+    "responses": "with `responses: true`",
+}
+ABSENT = {
+    "parameters": "no option; the plug-in of nucleate has them all ([integrations.md](integrations.md))",
+    "tool": "no tool choice",
+}
 checks.run("llm")

@@ -6,21 +6,10 @@ from typing import Any
 
 import checks
 import ollama
-from checks import MODEL, absent, check, equal, raises
+from checks import MODEL, equal, get_weather, raises, used
 
 client = ollama.Client(host=checks.URL)
 OPTIONS = {"temperature": 0.9, "seed": 7, "num_predict": 16}
-used: list[str] = []
-
-
-def get_weather(city: str) -> str:
-    """Get the weather.
-
-    Args:
-        city: a city
-    """
-    used.append(city)
-    return f"Sunny in {city}."
 
 
 def ask(question: str = checks.STORY, **fields: Any) -> Any:
@@ -31,65 +20,54 @@ def cities(message: Any) -> list[str]:
     return [call.function.arguments["city"] for call in message.tool_calls]
 
 
-@check("chat")
 def chat() -> None:
     response = ask()
     assert response.message.content
     equal((response.done_reason, response.eval_count), ("length", 16))
 
 
-@check("stream")
 def stream() -> None:
     equal("".join(part.message.content for part in ask(stream=True)), ask().message.content)
 
 
-@check("completions", "`generate` with `raw=True`")
 def completions() -> None:
     given = {"model": MODEL, "prompt": checks.PROMPT, "raw": True, "options": OPTIONS}
     equal("".join(part.response for part in client.generate(**given, stream=True)), client.generate(**given).response)
 
 
-@check("stop")
 def stop() -> None:
     response = ask(options={**OPTIONS, "stop": [" a"]})
     equal(response.done_reason, "stop")
     assert ask().message.content.startswith(f"{response.message.content} a")
 
 
-@check("logprobs")
 def logprobs() -> None:
     equal([len(step.top_logprobs) for step in ask(logprobs=True, top_logprobs=2).logprobs], [2] * 16)
 
 
-@check("parameters")
 def parameters() -> None:
     given = [{"top_k": 1, "min_p": 0.1, "num_predict": 16, "seed": seed} for seed in (1, 2)]
     equal(*(ask(options=options).message.content for options in given))
 
 
-@check("schema")
 def schema() -> None:
     answer = ask("Who?", format=checks.Hero.model_json_schema(), options={}).message.content
     checks.Hero.model_validate_json(answer)
 
 
-@check("auto")
 def auto() -> None:
     equal(cities(ask(checks.PARIS, tools=[get_weather], options={}).message), ["Paris"])
 
 
-@check("parallel")
 def parallel() -> None:
     equal(cities(ask(checks.BOTH, tools=[get_weather], options={}).message), ["Paris", "Rome"])
 
 
-@check("streamed call", "a call is one part of the stream, as in Ollama")
 def streamed_call() -> None:
     parts = [*ask(checks.BOTH, tools=[get_weather], options={}, stream=True)]
     equal([city for part in parts if part.message.tool_calls for city in cities(part.message)], ["Paris", "Rome"])
 
 
-@check("loop")
 def loop() -> None:
     used.clear()
     messages: list[Any] = [{"role": "user", "content": checks.BOTH}]
@@ -102,13 +80,11 @@ def loop() -> None:
     equal((answer, used), (f"{checks.ANSWER} Sunny in Rome.", ["Paris", "Rome"]))
 
 
-@check("reasoning")
 def reasoning() -> None:
     message = ask(checks.THINK, think=True, options={}).message
     equal((message.thinking, message.content), (checks.THOUGHT, checks.THOUGHT_ANSWER))
 
 
-@check("errors")
 def errors() -> None:
     equal(raises(ollama.ResponseError, lambda: ask(options={"temperature": -1})).status_code, 400)
     equal(
@@ -116,6 +92,6 @@ def errors() -> None:
     )
 
 
-absent("tool", "Ollama's API has no tool choice")
-absent("responses", "not in Ollama's API")
+NOTES = {"completions": "`generate` with `raw=True`", "streamed call": "a call is one part of the stream, as in Ollama"}
+ABSENT = {"tool": "Ollama's API has no tool choice", "responses": "not in Ollama's API"}
 checks.run("ollama")

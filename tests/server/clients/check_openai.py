@@ -7,7 +7,7 @@ from typing import Any
 
 import checks
 import openai
-from checks import MODEL, check, equal, raises
+from checks import MODEL, equal, raises
 from openai import OpenAI
 
 client = OpenAI(base_url=f"{checks.URL}/v1", api_key=checks.KEY)
@@ -23,14 +23,12 @@ def call_of(message: Any) -> tuple[str, Any]:
     return call.function.name, json.loads(call.function.arguments)
 
 
-@check("chat")
 def chat() -> None:
     response = ask()
     assert response.choices[0].message.content
     equal(response.usage.completion_tokens, 16)
 
 
-@check("stream")
 def stream() -> None:
     chunks = list(ask(stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
@@ -38,7 +36,6 @@ def stream() -> None:
     equal(chunks[-1].usage.completion_tokens, 16)
 
 
-@check("completions")
 def completions() -> None:
     given = {"model": MODEL, "prompt": checks.PROMPT, **checks.SAMPLED}
     equal(
@@ -47,26 +44,22 @@ def completions() -> None:
     )
 
 
-@check("stop")
 def stop() -> None:
     choice = ask(stop=" a").choices[0]
     equal(choice.finish_reason, "stop")
     assert ask().choices[0].message.content.startswith(f"{choice.message.content} a")
 
 
-@check("logprobs")
 def logprobs() -> None:
     steps = ask(logprobs=True, top_logprobs=2).choices[0].logprobs.content
     equal([len(step.top_logprobs) for step in steps], [2] * 16)
 
 
-@check("parameters")
 def parameters() -> None:
     texts = [ask(seed=seed, extra_body={"top_k": 1, "min_p": 0.1}).choices[0].message.content for seed in (1, 2)]
     equal(texts[0], texts[1])
 
 
-@check("schema")
 def schema() -> None:
     given = {"model": MODEL, "messages": [{"role": "user", "content": "Who?"}], "response_format": checks.Hero}
     assert isinstance(client.chat.completions.parse(**given).choices[0].message.parsed, checks.Hero)
@@ -74,7 +67,6 @@ def schema() -> None:
         assert isinstance(events.get_final_completion().choices[0].message.parsed, checks.Hero)
 
 
-@check("tool")
 def tool() -> None:
     named = {"type": "function", "function": {"name": "get_weather"}}
     for choice in ("required", named):
@@ -82,20 +74,17 @@ def tool() -> None:
         equal(call_of(message.choices[0].message)[0], "get_weather")
 
 
-@check("auto")
 def auto() -> None:
     choice = ask(checks.PARIS, tools=[checks.WEATHER_TOOL], max_tokens=100).choices[0]
     equal(choice.finish_reason, "tool_calls")
     equal(call_of(choice.message), ("get_weather", {"city": "Paris"}))
 
 
-@check("parallel")
 def parallel() -> None:
     calls = ask(checks.BOTH, tools=[checks.WEATHER_TOOL], max_tokens=200).choices[0].message.tool_calls
     equal([json.loads(call.function.arguments)["city"] for call in calls], ["Paris", "Rome"])
 
 
-@check("streamed call")
 def streamed_call() -> None:
     given = {"model": MODEL, "messages": [{"role": "user", "content": checks.PARIS}], "tools": [checks.WEATHER_TOOL]}
     with client.chat.completions.stream(**given) as events:
@@ -104,7 +93,6 @@ def streamed_call() -> None:
     assert "tool_calls.function.arguments.done" in kinds
 
 
-@check("loop")
 def loop() -> None:
     message = ask(checks.PARIS, tools=[checks.WEATHER_TOOL], max_tokens=100).choices[0].message
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": checks.SUNNY}
@@ -112,13 +100,11 @@ def loop() -> None:
     equal(ask(messages=messages, tools=[checks.WEATHER_TOOL]).choices[0].message.content, checks.ANSWER)
 
 
-@check("reasoning")
 def reasoning() -> None:
     message = ask(checks.THINK, max_tokens=40).choices[0].message
     equal((message.reasoning_content, message.content), (checks.THOUGHT, checks.THOUGHT_ANSWER))
 
 
-@check("responses")
 def responses() -> None:
     tool = {"type": "function", "strict": True, **checks.WEATHER_TOOL["function"]}
     first = client.responses.create(model=MODEL, input=checks.PARIS, tools=[tool])
@@ -134,7 +120,6 @@ def responses() -> None:
     assert isinstance(parsed.output_parsed, checks.Hero)
 
 
-@check("errors")
 def errors() -> None:
     equal(raises(openai.BadRequestError, lambda: ask(temperature=-1)).param, "temperature")
     raises(openai.NotFoundError, lambda: ask(model="other"))

@@ -15,21 +15,16 @@ from agents import (
     set_default_openai_client,
     set_tracing_disabled,
 )
-from checks import absent, check, equal
+from checks import equal, used
 from openai import AsyncOpenAI
 
 client = AsyncOpenAI(base_url=f"{checks.URL}/v1", api_key=checks.KEY)
 set_default_openai_client(client)
 set_tracing_disabled(disabled=True)  # traces go to OpenAI
 sampled = ModelSettings(temperature=0.9, extra_body={"seed": 7})
-used: list[str] = []
 
 
-@function_tool
-def get_weather(city: str) -> str:
-    """Get the weather."""
-    used.append(city)
-    return f"Sunny in {city}."
+get_weather = function_tool(checks.get_weather)
 
 
 def agent(**fields: Any) -> Agent[Any]:
@@ -41,14 +36,12 @@ async def run(question: str, **fields: Any) -> Any:
     return await Runner.run(agent(**fields), question)
 
 
-@check("chat", "on the Responses API, its default; the client raises an error if `max_tokens` ends an output")
 async def chat() -> None:
     result = await run(checks.STORY, model_settings=sampled)
     assert result.final_output
     assert result.context_wrapper.usage.output_tokens > 10
 
 
-@check("stream")
 async def stream() -> None:
     streamed = Runner.run_streamed(agent(model_settings=sampled), checks.STORY)
     events = [event async for event in streamed.stream_events() if event.type == "raw_response_event"]
@@ -56,21 +49,18 @@ async def stream() -> None:
     equal(text, (await run(checks.STORY, model_settings=sampled)).final_output)
 
 
-@check("stop", "with `ModelSettings(extra_body=...)`; the Responses API has no field for it")
 async def stop() -> None:
     settings = ModelSettings(temperature=0.9, extra_body={"seed": 7, "stop": " a"})
     text = (await run(checks.STORY, model_settings=settings)).final_output
     assert (await run(checks.STORY, model_settings=sampled)).final_output.startswith(f"{text} a")
 
 
-@check("logprobs")
 async def logprobs() -> None:
     result = await run(checks.STORY, model_settings=ModelSettings(top_logprobs=2))
     steps = result.new_items[0].raw_item.content[0].logprobs
     equal({len(step.top_logprobs) for step in steps}, {2})
 
 
-@check("parameters")
 async def parameters() -> None:
     own = {"top_k": 1, "min_p": 0.1}
     given = [ModelSettings(extra_body={**own, "seed": seed}) for seed in (1, 2)]
@@ -78,12 +68,10 @@ async def parameters() -> None:
     equal(outputs[0], outputs[1])
 
 
-@check("schema")
 async def schema() -> None:
     assert isinstance((await run("Who?", output_type=checks.Hero)).final_output, checks.Hero)
 
 
-@check("tool")
 async def tool() -> None:
     required = ModelSettings(tool_choice="required", parallel_tool_calls=False, max_tokens=150)
     fields = {"tools": [get_weather], "tool_use_behavior": "stop_on_first_tool"}
@@ -91,19 +79,16 @@ async def tool() -> None:
     equal(used, ["Paris"])
 
 
-@check("auto")
 async def auto() -> None:
     await run(checks.PARIS, tools=[get_weather])
     equal(used, ["Paris"])
 
 
-@check("parallel")
 async def parallel() -> None:
     result = await run(checks.BOTH, tools=[get_weather])
     equal((sorted(used), result.final_output), (["Paris", "Rome"], f"{checks.ANSWER} Sunny in Rome."))
 
 
-@check("streamed call")
 async def streamed_call() -> None:
     used.clear()
     streamed = Runner.run_streamed(agent(tools=[get_weather]), checks.PARIS)
@@ -112,7 +97,6 @@ async def streamed_call() -> None:
     equal((streamed.final_output, used), (checks.ANSWER, ["Paris"]))
 
 
-@check("loop")
 async def loop() -> None:
     result = await run(checks.PARIS, tools=[get_weather], instructions="Be brief.")
     equal((result.final_output, used), (checks.ANSWER, ["Paris"]))
@@ -122,7 +106,6 @@ async def loop() -> None:
     equal((again.final_output, used), (checks.ANSWER, ["Paris", "Paris"]))
 
 
-@check("reasoning")
 async def reasoning() -> None:
     result = await run(checks.THINK)
     thought, answer = (item.raw_item for item in result.new_items)
@@ -130,7 +113,6 @@ async def reasoning() -> None:
     equal(answer.content[0].text, checks.THOUGHT_ANSWER)
 
 
-@check("responses", "its default; `OpenAIChatCompletionsModel` works too")
 async def responses() -> None:
     model = OpenAIChatCompletionsModel(checks.MODEL, client)
     result = await run(checks.BOTH, model=model, tools=[get_weather])
@@ -141,7 +123,6 @@ async def responses() -> None:
     equal(streamed.final_output, checks.ANSWER)
 
 
-@check("errors")
 async def errors() -> None:
     try:
         await run(checks.STORY, model_settings=ModelSettings(temperature=-1))
@@ -151,5 +132,10 @@ async def errors() -> None:
         raise AssertionError("no error")
 
 
-absent("completions", "no API for it")
+NOTES = {
+    "chat": "on the Responses API, its default; the client raises an error if `max_tokens` ends an output",
+    "stop": "with `ModelSettings(extra_body=...)`; the Responses API has no field for it",
+    "responses": "its default; `OpenAIChatCompletionsModel` works too",
+}
+ABSENT = {"completions": "no API for it"}
 checks.run("openai-agents")

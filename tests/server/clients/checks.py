@@ -18,6 +18,10 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 URL, MODEL = sys.argv[1:3]
+FEATURES = (
+    *("chat", "stream", "completions", "stop", "logprobs", "parameters", "schema", "tool", "auto", "parallel"),
+    *("streamed call", "loop", "reasoning", "responses", "errors"),
+)
 KEY = "any"
 PROMPT, STORY = "Once upon a time", "Tell me a story about a cat."
 PARIS, BOTH = "What is the weather in Paris?", "What is the weather in Paris and Rome?"
@@ -53,25 +57,18 @@ class Weather(BaseModel, extra="forbid"):
     weather: Literal["sunny", "rainy"]
 
 
-_CHECKS: dict[str, Callable[[], Any]] = {}
-_NOTES: dict[str, str] = {}
-_ABSENT: dict[str, str] = {}
+used: list[str] = []
+"""The cities that ``get_weather`` was called with, since a check cleared them."""
 
 
-def check(feature: str, note: str = "") -> Callable[[Callable[[], Any]], Callable[[], Any]]:
-    """Add a function, or coroutine function, that raises if a feature does not work. note: what a user must know."""
+def get_weather(city: str) -> str:
+    """Get the weather.
 
-    def add(function: Callable[[], Any]) -> Callable[[], Any]:
-        _CHECKS[feature] = function
-        _NOTES[feature] = note
-        return function
-
-    return add
-
-
-def absent(feature: str, reason: str) -> None:
-    """Report that the client does not have a feature."""
-    _ABSENT[feature] = reason
+    Args:
+        city: a city
+    """
+    used.append(city)
+    return f"Sunny in {city}."
 
 
 def equal(got: Any, expected: Any) -> None:
@@ -89,16 +86,22 @@ def raises(kind: type[BaseException], call: Callable[[], Any]) -> Any:
 
 
 def run(*packages: str) -> None:
-    """Run all checks and print the report."""
-    results = {feature: {"status": "absent", "reason": reason} for feature, reason in _ABSENT.items()}
+    """Run all checks of the program and print the report.
+
+    A check is a function, or coroutine function, with the name of a feature, that raises if it does not work. NOTES has
+    what a user must know about a feature, and ABSENT why the client has no such feature.
+    """
+    program = vars(sys.modules["__main__"])
+    notes, absent = program.get("NOTES", {}), program.get("ABSENT", {})
+    results = {feature: {"status": "absent", "reason": reason} for feature, reason in absent.items()}
     with asyncio.Runner() as runner:
-        for feature, function in _CHECKS.items():
+        for feature in (one for one in FEATURES if one not in absent):
             try:
-                if inspect.isawaitable(result := function()):
+                if inspect.isawaitable(result := program[feature.replace(" ", "_")]()):
                     runner.run(result)
             except Exception as error:  # noqa: BLE001  # the report has it
                 traceback.print_exc()
                 results[feature] = {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
             else:
-                results[feature] = {"status": "passed", "reason": _NOTES[feature]}
+                results[feature] = {"status": "passed", "reason": notes.get(feature, "")}
     print(json.dumps({"versions": {name: version(name) for name in packages}, "results": results}))

@@ -1,4 +1,4 @@
-"""Addresses of the server: TLS with reloaded certificates, Unix domain sockets, and the path prefix of a proxy."""
+"""The server process: TLS with reloaded certificates, Unix domain sockets, path prefixes, startup and shutdown."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ import socket
 import ssl
 import stat
 import subprocess
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from asgi_client import ask
-from server_process import Server, wait_until
-from test_app import CHAT, TEXT, serve
+from served_apps import CHAT, TEXT, ask, toy_app
+from server_process import ONE_THREAD, QUIET, Answer, Server, begun, wait_until
+from stream_clients import Stream, Wire, raw
 
-import nucleate as nc
 from nucleate.cli.main import main
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.run import Certificate, bind_unix, url_of
-from nucleate.server.service import Service
 
 BODY = {"prompt": "Once", "max_tokens": 5, "seed": 1, "stream": True}
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
@@ -178,33 +180,144 @@ def test_the_file_of_a_unix_socket(tmp_path: Path, capsys: pytest.CaptureFixture
     assert nowhere.endswith("No such file or directory")
 
 
-def test_the_root_path(llm: nc.LLM) -> None:
-    async def use(app: Any, service: Service) -> None:
-        for prefix in ("", "/llm/a"):  # with and without a proxy that removes it
-            assert (await ask(app, f"{prefix}/v1/completions", TEXT)).status == 200
-            assert (await ask(app, f"{prefix}/v1/chat/completions", CHAT)).status == 200
-            assert (await ask(app, f"{prefix}/v1/models/toy")).json["id"] == "toy"
-            assert (await ask(app, f"{prefix}/nowhere")).status == 404
-        assert (await ask(app, "/llm/b/health")).status == 404
-        assert (await ask(app, "/llm/ahealth")).status == 404
-        assert (await ask(app, "/openapi.json")).json["servers"] == [{"url": "/llm/a"}]
-        text = (await ask(app, "/metrics")).data.decode()
-        assert 'nucleate_http_requests_total{model_name="toy",route="/v1/completions",status="200"} 2.0' in text
-
-    serve(llm, use, root_path="/llm/a")
+@toy_app(root_path="/llm/a")
+async def test_the_root_path(app: Any) -> None:
+    for prefix in ("", "/llm/a"):  # with and without a proxy that removes it
+        assert (await ask(app, f"{prefix}/v1/completions", TEXT)).status == 200
+        assert (await ask(app, f"{prefix}/v1/chat/completions", CHAT)).status == 200
+        assert (await ask(app, f"{prefix}/v1/models/toy")).json["id"] == "toy"
+        assert (await ask(app, f"{prefix}/nowhere")).status == 404
+    assert (await ask(app, "/llm/b/health")).status == 404
+    assert (await ask(app, "/llm/ahealth")).status == 404
+    assert (await ask(app, "/openapi.json")).json["servers"] == [{"url": "/llm/a"}]
+    text = (await ask(app, "/metrics")).data.decode()
+    assert 'nucleate_http_requests_total{model_name="toy",route="/v1/completions",status="200"} 2.0' in text
 
 
-def test_the_root_path_does_not_open_routes(llm: nc.LLM) -> None:
-    async def use(app: Any, service: Service) -> None:
-        for prefix in ("", "/a"):
-            assert (await ask(app, f"{prefix}/health")).status == 200
-            assert (await ask(app, f"{prefix}/v1/models")).status == 401
-        assert (await ask(app, "/health/v1/models")).status == 401
-
-    serve(llm, use, root_path="/a", keys=["secret"])
+@toy_app(root_path="/a", keys=["secret"])
+async def test_the_root_path_does_not_open_routes(app: Any) -> None:
+    for prefix in ("", "/a"):
+        assert (await ask(app, f"{prefix}/health")).status == 200
+        assert (await ask(app, f"{prefix}/v1/models")).status == 401
+    assert (await ask(app, "/health/v1/models")).status == 401
 
 
 @pytest.mark.parametrize("path", ["llm", "/a b", "/a//b", "/a?b", "/{model}", "http://a/b", "/\n"])
 def test_invalid_root_paths(path: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--port", "0", "--root-path", path]) == 2
     assert "--root-path must be a path such as /llm" in capsys.readouterr().err
+
+
+STORY = {"prompt": "Once upon a time", "temperature": 0.9, "ignore_eos": True}
+END = 60.0
+"""Seconds that a server may take to exit beyond its shutdown timeout, on a busy machine."""
+
+
+def repeat_requests(server: Server, statuses: list[int]) -> None:
+    """Send requests one after the other on a persistent connection, until new ones are refused."""
+    data, refused = raw("POST", "/v1/completions", json.dumps({**STORY, "max_tokens": 2}).encode()), 0
+    while refused < 3:
+        with suppress(OSError):  # the server closed it between two requests
+            try:
+                wire = Wire(server)
+            except ConnectionRefusedError:
+                refused += 1
+                continue
+            with wire:
+                while True:
+                    wire.send(data)
+                    status = wire.head()
+                    body = json.loads(wire.read())  # IncompleteRead or ValueError: a response is torn
+                    code = body["error"]["code"] if status != 200 else None
+                    assert (status, code) in ((200, None), (503, "shutting_down"))
+                    statuses.append(status)
+                    time.sleep(0.01)
+
+
+def begin_requests(pool: ThreadPoolExecutor, server: Server, **fields: Any) -> list[Future[Answer]]:
+    """Begin requests for complete responses."""
+    bodies = [{**STORY, "seed": seed, **fields} for seed in range(6)]
+    return [pool.submit(server.request, "POST", "/v1/completions", body) for body in bodies]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.fast_cases(1)
+def test_requests_in_flight_are_completed(number: signal.Signals) -> None:
+    with Server(environment=ONE_THREAD) as server, ThreadPoolExecutor(8) as pool:
+        streams = [Stream(server, {**STORY, "seed": seed, "max_tokens": 200}) for seed in range(6)]
+        answers = begin_requests(pool, server, max_tokens=200)
+        statuses: list[list[int]] = [[], []]
+        loops = [pool.submit(repeat_requests, server, own) for own in statuses]
+        wait_until(lambda: all(stream.frames for stream in streams) and all(statuses), 60)
+        wait_until(lambda: server.metric("nucleate_num_requests_running") >= 12, 30)
+        server.process.send_signal(number)
+        assert server.process.wait(30 + END) == 0
+        for stream, answer in zip(streams, answers, strict=True):
+            assert stream.wait(10).whole, (stream.status, stream.error, stream.frames[-3:])
+            assert answer.result(10).status == 200
+            assert answer.result().json["choices"][0]["text"] == stream.text
+        for loop in loops:
+            loop.result(10)
+        assert "Traceback" not in server.log
+
+
+def test_streams_beyond_the_shutdown_timeout_get_an_error() -> None:
+    flags = ("--shutdown-timeout-seconds", "0.3")
+    with Server(*flags, environment=ONE_THREAD) as server, ThreadPoolExecutor(6) as pool:
+        streams = [Stream(server, {**STORY, "max_tokens": 900, "n": 8}) for _ in range(4)]
+        answers = begin_requests(pool, server, max_tokens=900, n=8)
+        wait_until(lambda: all(stream.frames for stream in streams), 60)
+        wait_until(lambda: server.metric("nucleate_num_requests_running") >= 41, 30)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(0.3 + END) == 0
+        for stream in streams:
+            stream.wait(10)
+            assert stream.error is None
+            assert stream.frames[-1] == "[DONE]"
+            error = json.loads(stream.frames[-2])["error"]
+            assert (error["code"], error["type"]) == ("shutting_down", "server_error")
+        for answer in answers:
+            found = answer.result(10)
+            assert (found.status, found.json["error"]["code"]) == (503, "shutting_down")
+            assert "retry-after" in found.headers
+        assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.fast_cases(1)
+def test_a_second_signal_ends_the_server_at_once(number: signal.Signals) -> None:
+    with Server(environment=ONE_THREAD) as server:
+        stream = Stream(server, {**STORY, "max_tokens": 900, "n": 64})
+        wait_until(lambda: stream.frames, 60)
+        server.process.send_signal(number)
+        time.sleep(0.5)
+        assert server.process.poll() is None
+        server.process.send_signal(number)
+        server.process.wait(END)
+        stream.wait(10)
+        assert not stream.whole
+        assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("seconds", [0.3, 1.0])
+@pytest.mark.fast_cases(2)
+def test_a_signal_during_startup(number: signal.Signals, seconds: float) -> None:
+    environment = {**os.environ, **QUIET}
+    with begun("-m", "nucleate", "serve", "--port", "0", env=environment, stderr=subprocess.PIPE) as process:
+        time.sleep(seconds)  # somewhere between the first import and the last
+        process.send_signal(number)
+        _, err = process.communicate(timeout=END)
+    assert b"Traceback" not in err
+    assert process.returncode in (0, -number, 128 + number)
+
+
+def test_a_port_in_use_is_a_one_line_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
+        command = [sys.executable, "-m", "nucleate", "serve", "--port", str(port)]
+        done = subprocess.run(command, env={**os.environ, **QUIET}, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.decode().splitlines()
+    assert str(port) in line
+    assert "in use" in line

@@ -1,21 +1,120 @@
-"""The inspector's routes: access, errors, limits, and the effect on other requests."""
+"""The pages /docs and /inspector: their files, their policy, access, errors and limits, and /docs in a browser."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
+from collections.abc import Iterator
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import PageErrors, chromium
+from served_apps import ask, toy_app
 from server_process import Server
 
+import nucleate as nc
 from nucleate.inspector.page import compressed_inspector_file
 from nucleate.server.inspector_routes import HEADERS
+from nucleate.server.limits import ServerLimits
+from nucleate.server.openapi_document import document
+
+FOLDER = Path(nc.__file__).parent / "server" / "api_page"
+
+
+@toy_app()
+async def test_the_page_loads_only_its_own_files_under_a_strict_policy(app: Any) -> None:
+    page = await ask(app, "/docs")
+    text = page.data.decode()
+    linked = re.findall(r'(?:href|src)="([^"]+)"', text)
+    assert {f"docs/{file.name}" for file in FOLDER.glob("*.*")} >= {name for name in linked if "docs/" in name}
+    assert all(not re.match(r"[a-z]+:|/", name) for name in linked)  # relative: they work behind a path prefix
+    for path in ("docs", *linked, "docs/schema_text.js"):
+        found = await ask(app, f"/{path}")
+        assert found.status == 200
+        if path != "openapi.json":
+            policy = found.headers["content-security-policy"]
+            assert "default-src 'self'" in policy
+            assert "unsafe" not in policy
+            assert found.headers["x-content-type-options"] == "nosniff"
+    for file in (file for file in FOLDER.iterdir() if file.suffix != ".svg"):
+        content = file.read_text("utf-8")
+        assert "http://" not in content
+        assert "https://" not in content
+        assert "innerHTML" not in content
+        assert " style=" not in content
+
+
+@toy_app()
+async def test_only_the_files_of_the_pages_are_sent(app: Any) -> None:
+    for name in ("none.js", "..%2fapp.py", "..%2fsession.py", "%2e%2e", "index.html%00", "../app.py", "session.py"):
+        for folder in ("docs", "inspector"):
+            assert (await ask(app, f"/{folder}/{name}")).status == 404
+
+
+@toy_app(keys=["secret"])
+async def test_the_page_is_open_but_its_content_needs_a_key(app: Any) -> None:
+    assert (await ask(app, "/docs")).status == 200
+    assert (await ask(app, "/docs/api_page.js")).status == 200
+    assert (await ask(app, "/docs/a/b")).status == 401
+    assert (await ask(app, "/openapi.json")).status == 401
+    found = await ask(app, "/openapi.json", headers=((b"authorization", b"Bearer secret"),))
+    assert found.json["components"]["securitySchemes"] == {
+        "key": {"type": "http", "scheme": "bearer"},
+        "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+    }
+
+
+KEYS = tuple({"authorization": f"Bearer {key}"} for key in ("a-key-of-this-test", "another-key"))
+KEY = "a-key-of-this-test"
+
+
+@pytest.fixture(scope="module")
+def keyed() -> Iterator[Server]:
+    with Server("--api-key", KEY, "--api-key", "another-key") as running:
+        yield running
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser(server: Server, keyed: Server) -> None:
+    with chromium() as browser:
+        page = browser.new_page(viewport={"width": 1200, "height": 900})
+        errors = PageErrors(page)
+        page.goto(f"{server.url}/docs")
+        page.wait_for_selector("details")
+        paths = document("tiny", "1", ServerLimits())["paths"]
+        titles = page.locator("details > summary h2").all_inner_texts()
+        assert sorted({title.split()[1] for title in titles}) == sorted(paths)
+        chat = page.locator("details").filter(has_text="/v1/chat/completions")
+        assert not chat.locator("table").is_visible()
+        chat.locator("summary").click()
+        assert "messages" in chat.locator("tbody tr").first.inner_text()
+        assert f"curl {server.url}/v1/chat/completions" in chat.locator("pre").inner_text()
+        chat.locator("input").fill("top_p cumulative")
+        assert [row.split()[0] for row in chat.locator("tbody tr:visible").all_inner_texts()] == ["top_p"]
+        for width in (320, 1200):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+        errors.allow("401")
+        page.goto(f"{keyed.url}/docs")
+        page.locator("#key-value").fill("wrong")
+        page.keyboard.press("Enter")
+        page.get_by_text("did not accept this API key").wait_for()
+        page.locator("#key-value").fill(KEY)
+        page.keyboard.press("Enter")
+        page.wait_for_selector("details")
+        without_key = [title for title in page.locator("summary").all_inner_texts() if "needs no API key" in title]
+        assert sorted(title.split()[1] for title in without_key) == ["/docs", "/health", "/ping", "/ping"]
+        assert "Bearer $API_KEY" in page.locator("details pre").first.text_content()
+        assert KEY not in page.content()
+        assert errors.unexpected() == []
+
 
 START = {"prompt": "Once upon a time", "params": {"seed": 3, "max_tokens": 12, "temperature": 0.9}}
 GENERATE, TRACE, DRAWS, SETTINGS = (f"/inspector/api/{name}" for name in ("generate", "trace", "draws", "settings"))
-KEYS = {name: {"authorization": f"Bearer {name}"} for name in ("first", "second")}
 
 
 def events(server: Server, body: Any, headers: Any = None) -> list[Any]:
@@ -24,12 +123,6 @@ def events(server: Server, body: Any, headers: Any = None) -> list[Any]:
     assert answer.headers["content-type"].startswith("text/event-stream")
     frames = [frame for frame in answer.data.decode().split("\n\n") if frame.startswith("data: ")]
     return [json.loads(frame.removeprefix("data: ")) for frame in frames]
-
-
-@pytest.fixture(scope="module")
-def keyed() -> Any:
-    with Server("--api-key", "first", "--api-key", "second") as running:
-        yield running
 
 
 def test_the_page_has_a_strict_policy_and_loads_nothing_from_elsewhere(server: Server) -> None:
@@ -66,11 +159,6 @@ def test_the_page_and_its_modules_are_small() -> None:
     names = [path.name for path in (files("nucleate.inspector") / "assets").iterdir()]
     assert {"index.html", "page.js", "inspector.css"} <= {*names}
     assert sum(len(compressed_inspector_file(name)) for name in names) < 100_000
-
-
-@pytest.mark.parametrize("name", ["none.js", "..%2fsession.py", "%2e%2e", "index.html%00", "session.py"])
-def test_only_the_files_of_the_page_are_sent(server: Server, name: str) -> None:
-    assert server.request("GET", f"/inspector/{name}").status == 404
 
 
 def test_an_answer_and_questions_about_it(server: Server) -> None:
@@ -123,20 +211,20 @@ def test_the_page_needs_no_key_but_everything_below_it_does(keyed: Server) -> No
     for path in ("/inspector", "/inspector/page.js", "/inspector/inspector.css"):
         assert keyed.request("GET", path).status == 200
     assert keyed.request("GET", SETTINGS).status == 401
-    assert keyed.request("GET", SETTINGS, headers=KEYS["first"]).json["needs_key"] is True
+    assert keyed.request("GET", SETTINGS, headers=KEYS[0]).json["needs_key"] is True
     for path in (GENERATE, TRACE, DRAWS):
         assert keyed.request("POST", path, START).status == 401
 
 
 def test_no_client_reads_the_runs_of_another(keyed: Server) -> None:
-    start, *_ = events(keyed, START, KEYS["first"])
+    start, *_ = events(keyed, START, KEYS[0])
     body = {"run": start["run"], "step": 1}
-    assert keyed.request("POST", TRACE, body, KEYS["first"]).status == 200
+    assert keyed.request("POST", TRACE, body, KEYS[0]).status == 200
     for path in (TRACE, DRAWS):
-        answer = keyed.request("POST", path, body, KEYS["second"])
+        answer = keyed.request("POST", path, body, KEYS[1])
         assert (answer.status, answer.json["error"]["code"]) == (404, "run_not_found")
     parent = {"parent": {"run": start["run"], "step": 1, "token": 5}}
-    assert keyed.request("POST", GENERATE, parent, KEYS["second"]).status == 404
+    assert keyed.request("POST", GENERATE, parent, KEYS[1]).status == 404
 
 
 @pytest.mark.parametrize("headers", [{"host": "evil.example"}, {"origin": "https://evil.example"}])

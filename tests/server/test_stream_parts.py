@@ -1,11 +1,13 @@
-"""Streams of all APIs, cut at every byte: their parts add up to the response for the whole text."""
+"""Streams of all APIs, cut at every byte: their parts and blocks add up to the response for the whole text."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -20,8 +22,8 @@ from nucleate.chat.output_parser import ChunkParser, OutputParser
 from nucleate.chat.reader import completed_object
 from nucleate.chat.reasoning import FORMATS as REASONING
 from nucleate.chat.reasoning import THINK
-from nucleate.outputs import Completion, CompletionChunk, FinishReason, Usage
-from nucleate.server.chat_api import ChatEncoder, EncoderInput, Timing
+from nucleate.outputs import Completion, CompletionChunk, FinishReason, StepLogprobs, TokenLogprob, ToolCallDelta, Usage
+from nucleate.server.chat_api import ChatBlocks, ChatEncoder, EncoderInput, Timing
 from nucleate.server.messages_api import MessageEncoder
 from nucleate.server.ollama_api import ChatLines, GenerateLines
 from nucleate.server.openai.endpoints import CHAT
@@ -186,6 +188,7 @@ def cuts(text: str) -> Iterator[Parts]:
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("api", STREAMS)
+@pytest.mark.fast_cases(20)
 def test_the_stream_does_not_depend_on_the_cuts(llm: nc.LLM, api: str, name: str) -> None:
     text = TEXTS[name][2]
     expected = whole(api, llm, chunks_of([text], name))
@@ -198,6 +201,7 @@ def test_the_stream_does_not_depend_on_the_cuts(llm: nc.LLM, api: str, name: str
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("api", STREAMS)
+@pytest.mark.fast_cases(20)
 def test_an_output_that_a_limit_cuts_anywhere(llm: nc.LLM, api: str, name: str) -> None:
     """The stream adds up to the whole response, which has the calls so far and no markup in its text."""
     text, (reasoning, content, calls, _) = (
@@ -219,22 +223,8 @@ def test_an_output_that_a_limit_cuts_anywhere(llm: nc.LLM, api: str, name: str) 
 
 def decoded(data: bytes, sizes: Sequence[int]) -> list[str]:
     """UTF-8 bytes in tokens of these sizes, as text: a token that ends within a character has the text before it."""
-    parts, held, start = [], b"", 0
-    for size in sizes:
-        held += data[start : start + size]
-        start += size
-        end = next(end for end in range(len(held), -1, -1) if _is_text(held[:end]))
-        parts.append(held[:end].decode())
-        held = held[end:]
-    return parts
-
-
-def _is_text(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
+    decoder, ends = codecs.getincrementaldecoder("utf-8")(), [*accumulate(sizes)]
+    return [decoder.decode(data[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 STOPS = (
@@ -276,3 +266,94 @@ def _summary(chunks: Sequence[CompletionChunk]) -> Any:
     [output] = Completion.from_chunks((1,), chunks).outputs
     calls = [(call.name, call.arguments_json) for call in output.tool_calls]
     return output.reasoning, output.text, calls, output.finish_reason
+
+
+def piece(text: str = "", reasoning: str = "", *calls: ToolCallDelta, **more: Any) -> CompletionChunk:
+    return CompletionChunk(text, (1,), 0, 7, reasoning=reasoning, tool_calls=calls, **more)
+
+
+def delta(index: int, name: str | None = None, arguments: str = "", **more: Any) -> ToolCallDelta:
+    return ToolCallDelta(index, None if name is None else f"call_{index}", name, arguments, **more)
+
+
+def pushed(chunks: Sequence[CompletionChunk]) -> tuple[ChatBlocks, list[str]]:
+    """The blocks, and their events as text."""
+    blocks = ChatBlocks()
+    return blocks, [f"{e.kind} {e.block.index} {e.text}".strip() for one in chunks for e in blocks.push(one)]
+
+
+def shown(blocks: ChatBlocks) -> list[tuple[str, str]]:
+    return [(block.kind + (" incomplete" if block.incomplete else ""), block.text) for block in blocks.all]
+
+
+END = piece(finish_reason="stop")
+TABLE = {
+    "nothing": ([END], []),
+    "text": ([piece("a"), piece("b"), END], ["open 0", "add 0 a", "add 0 b", "close 0"]),
+    "reasoning, then text": (
+        [piece("", "r"), piece("t", "s"), END],
+        ["open 0", "add 0 r", "add 0 s", "close 0", "open 1", "add 1 t", "close 1"],
+    ),
+    "a call in parts": (
+        [piece("", "", delta(0, "f"), delta(0, None, "{")), piece("", "", delta(0, None, "}")), END],
+        ["open 0", "add 0 {", "add 0 }", "close 0"],
+    ),
+    "two calls at once": (
+        [piece("", "", delta(0, "f"), delta(0, None, "{}"), delta(1, "g"), delta(1, None, "[]")), END],
+        ["open 0", "add 0 {}", "close 0", "open 1", "add 1 []", "close 1"],
+    ),
+    "the end of a call with the text after it": (
+        [piece("", "", delta(0, "f")), piece("t", "", delta(0, None, "{}")), END],
+        ["open 0", "add 0 {}", "close 0", "open 1", "add 1 t", "close 1"],
+    ),
+    "text before a call": (
+        [piece("t", "", delta(0, "f"), delta(0, None, "{}")), END],
+        ["open 0", "add 0 t", "close 0", "open 1", "add 1 {}", "close 1"],
+    ),
+    "a call that is cut": (
+        [piece("", "", delta(0, "f"), delta(0, None, "{")), piece("", "", delta(0, None, '"a', incomplete=True)), END],
+        ["open 0", "add 0 {", 'add 0 "a', "close 0"],
+    ),
+    "a call without arguments that is cut": (
+        [piece("t", "", delta(0, "f"), delta(0, incomplete=True)), END],
+        ["open 0", "add 0 t", "close 0", "open 1", "close 1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_events(name: str) -> None:
+    chunks, expected = TABLE[name]
+    assert pushed(chunks)[1] == expected
+
+
+def test_the_arguments_of_a_call_that_is_cut_are_those_that_are_complete() -> None:
+    for name, shown_blocks, arguments in [
+        ("a call that is cut", [("call incomplete", '{"a')], "{}"),
+        ("a call without arguments that is cut", [("text", "t"), ("call incomplete", "")], "{}"),
+        ("two calls at once", [("call", "{}"), ("call", "[]")], "[]"),
+    ]:
+        blocks, _ = pushed(TABLE[name][0])
+        assert shown(blocks) == shown_blocks
+        assert blocks.all[-1].arguments == arguments
+        assert blocks.is_cut(blocks.all[-1]) == blocks.all[-1].incomplete
+
+
+def test_only_the_last_block_of_an_output_that_is_too_long_is_cut() -> None:
+    blocks, _ = pushed([piece("", "r"), piece("t"), piece(finish_reason="length")])
+    assert [blocks.is_cut(block) for block in blocks.all] == [False, True]
+    blocks, _ = pushed([piece("t"), END])
+    assert not blocks.is_cut(blocks.all[0])
+
+
+def test_logprobs_belong_to_the_text_that_their_tokens_are_in() -> None:
+    steps = [StepLogprobs(TokenLogprob(number, -1.0, 1), (), ()) for number in range(5)]
+    chunks = [
+        piece("", "r", logprobs=(steps[0],)),  # reasoning has none
+        piece(logprobs=(steps[1],)),  # held back
+        piece("ab", logprobs=(steps[2],)),
+        piece("", "", delta(0, "f"), delta(0, None, "{}"), logprobs=(steps[3],)),
+        piece(logprobs=(steps[4],), finish_reason="stop"),
+    ]
+    blocks, _ = pushed(chunks)
+    assert [block.logprobs for block in blocks.all] == [[], steps[1:3], []]
