@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
@@ -119,29 +118,20 @@ class HistoryMaker:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._stages: Pipeline = ()
-        self._given: tuple[Sequence[int], Sequence[int]] = (), ()  # prompt and output of the last row, as they came
-        self._prompt, self._output = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._last: tuple[Any, ...] = ()  # stages, prompt and output of the last row
         self._origin: IncrementalHistory | None = None  # what the histories of rows like the last one are copies of
 
     def new(self, stages: Pipeline, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> IncrementalHistory:
         """The history of a row."""
-        alike = len(stages) == len(self._stages) and all(map(operator.is_, stages, self._stages))
-        given = prompt_ids, output_ids
-        if not all(one is last and isinstance(one, tuple) for one, last in zip(given, self._given, strict=True)):
-            prompt = history(prompt_ids, self._size, "prompt_ids")
-            output = history(output_ids, self._size, "output_ids")
-            alike = alike and np.array_equal(prompt, self._prompt) and np.array_equal(output, self._output)
-            self._given, self._prompt, self._output = given, prompt, output
-        if not alike:
-            self._stages, self._origin = stages, None
-            return self._computed()
+        prompt = history(prompt_ids, self._size, "prompt_ids").tolist()
+        output = history(output_ids, self._size, "output_ids").tolist()
+        given = [*map(id, stages)], prompt, output
+        if given != self._last[1:]:
+            self._last, self._origin = (stages, *given), None
+            return IncrementalHistory(stages, prompt, output)
         if self._origin is None:
-            self._origin = self._computed()
+            self._origin = IncrementalHistory(stages, prompt, output)
         return self._origin.fork()
-
-    def _computed(self) -> IncrementalHistory:
-        return IncrementalHistory(self._stages, self._prompt.tolist(), self._output.tolist())
 
 
 class ContextIndex:

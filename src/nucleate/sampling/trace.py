@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,37 +214,7 @@ class Trace:
         return json.dumps({**end, "steps": steps}, allow_nan=False)
 
 
-@overload
-def trace(
-    logits_BV: Sequence[float],
-    params: Params,
-    *,
-    step: int = 0,
-    prompt_ids: Sequence[int] | None = None,
-    output_ids: Sequence[int] | None = None,
-    mask: Any = None,
-    companion: Any = None,
-    seed: int | None = None,
-    backend: str = "reference",
-) -> Trace: ...
-
-
-@overload
-def trace(
-    logits_BV: Sequence[Sequence[float]],
-    params: Params | Sequence[Params],
-    *,
-    step: int | Sequence[int] = 0,
-    prompt_ids: Sequence[Sequence[int]] | None = None,
-    output_ids: Sequence[Sequence[int]] | None = None,
-    mask: Any = None,
-    companion: Any = None,
-    seed: int | Sequence[int] | None = None,
-    backend: str = "reference",
-) -> list[Trace]: ...
-
-
-@overload
+@with_suggestions
 def trace(
     logits_BV: Any,
     params: Params | Sequence[Params],
@@ -255,21 +225,6 @@ def trace(
     mask: Any = None,
     companion: Any = None,
     seed: int | Sequence[int] | None = None,
-    backend: str = "reference",
-) -> Any: ...
-
-
-@with_suggestions
-def trace(
-    logits_BV: Any,
-    params: Any,
-    *,
-    step: Any = 0,
-    prompt_ids: Any = None,
-    output_ids: Any = None,
-    mask: Any = None,
-    companion: Any = None,
-    seed: Any = None,
     backend: str = "reference",
 ) -> Any:
     """Show the effect of each stage: tokens changed and removed, the reason, and the resulting distribution.
@@ -293,7 +248,7 @@ def trace(
                 raise ValueError(f"{name} has {len(column)} entries, but the logits have {rows} rows")
         each = ({name: column[row] for name, column in columns.items()} for row in range(rows))
         return [trace(logits_V, **own, backend=backend) for logits_V, own in zip(logits, each, strict=True)]
-    row = single_row(logits_BV, params, prompt_ids, output_ids, step, mask, companion)
+    row = single_row(logits_BV, params, prompt_ids, output_ids, step, mask, companion)  # type: ignore[arg-type]
     [own] = per_row(seed, 1, "seed") if seed is not None else [seed_of(params, row.stages)]
     return _trace(row, noise.fresh_seed() if own is None else own, fast=compiled(backend, len(row.logits_V)))
 
