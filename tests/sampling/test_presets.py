@@ -4,61 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from stage_examples import on
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
-from nucleate.sampling.presets import with_mask, without_mask
+from nucleate.sampling.presets import stages_in, with_mask, without_mask
 from nucleate.sampling.stages import STAGES, Greedy, Gumbel, Mask, TopK, Xtc
-from nucleate.sampling_params import FIELDS
 
-FIELDS_OF = {  # the fields that request a stage
-    "logit_bias": {"logit_bias": {2: 1.0}},
-    "repetition": {"repetition_penalty": 1.2},
-    "frequency": {"frequency_penalty": 0.3},
-    "presence": {"presence_penalty": 0.2},
-    "dry": {"dry_multiplier": 0.8},
-    "no_repeat_ngram": {"no_repeat_ngram_size": 3},
-    "min_tokens": {"min_tokens": 4, "stop_token_ids": (9,)},
-    "bad_words": {"bad_words": ((4, 5),)},
-    "suppress": {"suppress_token_ids": (6,)},
-    "allowed": {"allowed_token_ids": tuple(range(10))},
-    "temperature": {"temperature": 0.8},
-    "dynamic_temperature": {"dynamic_temperature_low": 0.5, "dynamic_temperature_high": 1.5},
-    "top_n_sigma": {"top_n_sigma": 3.0},
-    "top_k": {"top_k": 8},
-    "typical": {"typical_p": 0.95},
-    "min_p": {"min_p": 0.02},
-    "top_a": {"top_a": 0.01},
-    "epsilon": {"epsilon_cutoff": 0.001},
-    "eta": {"eta_cutoff": 0.001},
-    "p_less": {"p_less": True},
-    "top_h": {"top_h": 0.9},
-    "mirostat": {"mirostat_tau": 6.0},
-    "top_p": {"top_p": 0.9},
-    "xtc": {"xtc_probability": 0.5},
-    "adaptive_p": {"adaptive_p_target": 0.3},
-}
-BANS = ["bad_words", "min_tokens", "suppress", "allowed"]
-ORDERS = {
-    "canonical": list(FIELDS_OF),
-    "vllm": [*BANS, "logit_bias", "repetition", "frequency", "presence", "temperature", "min_p", "top_k", "top_p"],
-    "hf": [
-        *("logit_bias", "repetition", "no_repeat_ngram", *BANS, "temperature"),
-        *("top_h", "top_k", "top_p", "min_p", "typical", "epsilon", "eta"),
-    ],
-    "llama.cpp": [
-        *(*BANS, "logit_bias", "repetition", "frequency", "presence", "dry", "top_n_sigma", "top_k", "typical"),
-        *("top_p", "min_p", "xtc", "temperature", "dynamic_temperature", "mirostat", "adaptive_p"),
-    ],
-    "akunu": [*BANS, "repetition", "temperature", "top_k", "min_p", "top_p"],
-}
 LOGITS = np.log([[0.4, 0.3, 0.2, 0.1]])
-
-
-def request(names, **changes):
-    """Parameters that request some stages."""
-    fields = {field: value for name in names for field, value in FIELDS_OF[name].items()}
-    return nc.SamplingParams(**{**fields, **changes})
 
 
 def surviving(logits=LOGITS, prompt=(), output=(), **params):
@@ -67,28 +20,13 @@ def surviving(logits=LOGITS, prompt=(), output=(), **params):
     return np.flatnonzero(p).tolist(), p
 
 
-# ---- order of the stages
+# ---- defaults of the presets
 
 
-def test_every_preset_is_tested():
-    assert ORDERS.keys() == nc.PRESETS.keys() == set(FIELDS["order"].choices)
-    assert ORDERS["canonical"] == [name for name in STAGES if name in FIELDS_OF]
-
-
-@pytest.mark.parametrize("order", ORDERS)
-def test_a_request_with_every_stage_has_the_order_of_the_preset(order):
-    *stages, draw = request(ORDERS[order], order=order, seed=3).build_pipeline()
-    assert [stage.name for stage in stages] == ORDERS[order]
-    assert draw == Gumbel(3)
-
-
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", nc.PRESETS)
 def test_a_request_without_stages_has_only_the_presets_defaults(order):
     always = {"akunu": (TopK(256),)}.get(order, ())
     assert nc.SamplingParams(order=order).build_pipeline() == (*always, Gumbel())
-
-
-# ---- defaults of the presets
 
 
 def test_the_window_of_llama_cpp_in_numbers():
@@ -152,13 +90,14 @@ def test_llama_cpp_truncates_before_the_temperature():
 def test_vllm_truncates_in_another_order_with_the_same_effect():
     """Min-p depends only on the best token and bans are permanent, so neither depends on what came before it."""
     random = np.random.default_rng(1)
+    penalties = dict(repetition_penalty=1.2, frequency_penalty=0.3, presence_penalty=0.2, logit_bias={2: 1.0})
+    bans = dict(bad_words=((4, 5),), min_tokens=4, stop_token_ids=(9,), suppress_token_ids=(6,))
+    fields = dict(penalties | bans, allowed_token_ids=range(10), temperature=0.8, min_p=0.02)
     for _ in range(50):
         logits = (random.normal(size=(3, 12)) * 3).round(1)
-        params = request(
-            random.permutation(ORDERS["vllm"])[:8],
-            top_k=int(random.integers(2, 9)),
-            top_p=float(random.uniform(0.1, 1)),
-        )
+        some = {name: fields[name] for name in random.permutation([*fields])[:7].tolist()}
+        top_k, top_p = int(random.integers(2, 9)), float(random.uniform(0.1, 1))
+        params = nc.SamplingParams(**some, top_k=top_k, top_p=top_p)
         args = dict(prompt_ids=random.integers(0, 12, (3, 9)), output_ids=random.integers(0, 12, (3, 9)))
         expected = nc.probabilities(logits, params, **args)
         assert (expected == nc.probabilities(logits, params.replace(order="vllm"), **args)).all()
@@ -241,8 +180,8 @@ def test_greedy_ignores_xtc():
 
 def test_a_mask_precedes_stages_that_depend_on_the_row():
     assert with_mask((TopK(2), Gumbel())) == (Mask(), TopK(2), Gumbel())
-    for order, names in ORDERS.items():
-        stages = request(names, order=order).build_pipeline()
+    for order in nc.PRESETS:
+        stages = (*(on(STAGES[name])[0] for name in stages_in(order)), Gumbel())
         masked = with_mask(stages)
         place = masked.index(Mask())
         assert without_mask(masked) == stages
