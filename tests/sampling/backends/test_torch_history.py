@@ -32,9 +32,7 @@ from nucleate.sampling.stages import (
 
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
 
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
-
-from nucleate.sampling.gpu import batch_sampling, torch_device  # noqa: E402
+from nucleate.sampling.gpu import batch_sampling  # noqa: E402
 from nucleate.sampling.gpu import batch_state as on_device  # noqa: E402
 from nucleate.sampling.gpu.batch_state import BatchState  # noqa: E402
 from nucleate.sampling.gpu.ranked_tokens import RowConstants  # noqa: E402
@@ -217,23 +215,6 @@ def test_shifts_compile_without_a_graph_break() -> None:
         lambda x_RV: device_rows._apply_shifts(part.groups[0], x_RV), fullgraph=True, backend="eager"
     )
     assert torch.equal(compiled(x_RV), device_rows._apply_shifts(part.groups[0], x_RV))
-
-
-def test_a_step_with_a_history_does_not_synchronize(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On tensors without data."""
-    monkeypatch.setattr(torch_device, "open_device", torch.device)
-    monkeypatch.setattr(torch_device, "select_kernels", lambda *given: "torch")
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        sampler = nc.Sampler(300, device="meta")
-        looking = Dry(0.8, breakers=((9,), (1, 2))), NoRepeatNgram(3), BadWords(((3, 4), (5, 6, 7)))
-        sampler.add((Repetition(1.2), *looking, Gumbel(1)), [1, 2, 3], output_ids=[4])
-        sampler.add((Squeeze(0.5), looking[0], Pull(1.0), Repetition(1.2, 5), Gumbel(2)), [1, 2, 3])
-        x_RV = torch.zeros((2, 300), device="meta")
-        assert sampler(x_RV).token_ids.shape == (2,)
-        sampler.accept(0, 5)
-        sampler.remove(0)
-        assert sampler(x_RV[:1]).token_ids.shape == (1,)
-        assert sampler.loop(lambda tokens_R, active_R: x_RV[:1], [1], steps=3)().shape == (1, 3)
 
 
 def test_a_loop_uses_the_history_like_single_steps() -> None:

@@ -17,12 +17,15 @@ import nucleate as nc
 from nucleate.generation.loop import generate
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stages import (
+    BadWords,
+    Dry,
     Frequency,
     Gumbel,
     LogitBias,
     Logprobs,
     MinTokens,
     Mirostat,
+    NoRepeatNgram,
     Presence,
     Repetition,
     Suppress,
@@ -149,9 +152,10 @@ def test_a_step_does_not_synchronize(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_device, "select_kernels", lambda *given: "torch")
     with FakeTensorMode(allow_non_fake_inputs=True):
         sampler = nc.Sampler(300, device="meta")
-        shifts = LogitBias({3: 2.0}), MinTokens(3, (5,)), Repetition(1.2, 5), Presence(0.3, 5)
+        looking = Dry(0.8, breakers=((9,), (1, 2))), NoRepeatNgram(3), BadWords(((3, 4), (5, 6, 7)))
+        shifts = LogitBias({3: 2.0}), MinTokens(3, (5,)), Repetition(1.2, 5), Presence(0.3, 5), *looking
         sampler.add((Logprobs(2, (3,)), *shifts, Suppress((7,)), TopP(0.9), Gumbel(5)), [1, 2, 3], output_ids=[4])
-        sampler.add((TopK(5), Gumbel(5)), [1, 2, 3])
+        sampler.add((looking[0], TopK(5), Gumbel(5)), [1, 2, 3])
         x_RV = torch.zeros((2, 300), device="meta", dtype=torch.bfloat16)
         mask_RW = torch.zeros((2, 12), device="meta", dtype=torch.int32)
         out = sampler(x_RV, mask=mask_RW)

@@ -80,12 +80,8 @@ class StepCall(NamedTuple):
     host_positions: list[int]  #: positions of the rows on the CPU
 
 
-class StepOutput(NamedTuple):
-    """The result of a step, see ``SamplerOutput``."""
-
-    tokens_R: torch.Tensor
-    logprobs: Sequence[StepLogprobs | None] | None
-    errors: Mapping[int, str]
+StepOutput = tuple[torch.Tensor, Sequence[StepLogprobs | None] | None, Mapping[int, str]]
+"""The result of a step: the first fields of a ``SamplerOutput``, in order."""
 
 
 class DeviceBatch:
@@ -192,7 +188,7 @@ class DeviceBatch:
             logprobs = LazyList(len(numbers), lambda: _logprobs(call, device_logprobs, tap_reports, host_logprobs))
         rows = [self._rows[number] for number in numbers]
         all_errors = LazyDict(lambda: errors | self._invalid_rows(call, rows, tokens_R, logits_RV, mask_RW))
-        return StepOutput(tokens_R, logprobs, all_errors)
+        return tokens_R, logprobs, all_errors
 
     def _call(self, numbers: list[int]) -> StepCall:
         key = tuple(numbers)

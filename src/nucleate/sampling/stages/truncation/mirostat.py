@@ -47,7 +47,6 @@ class Mirostat(Floor):
         return row.top + log(row.mass) - self.mu * LOG_2  # type: ignore[operator]  # see verify
 
 
-LOG_2 = 0.6931471805599453
 LEAST, MOST = 1e-30, 1e30
 """The range of the exponent, so that every result is a number."""
 SMALL = 1e-8
@@ -64,13 +63,8 @@ class MirostatV1(Prefix):
     mu: float | None = param("Maximum surprise of this step, in bits; initially 2 tau", default=None, public=False)
     min_keep: int = min_keep_parameter()
 
-    def verify(self) -> None:
-        if self.mu is None:
-            object.__setattr__(self, "mu", 2.0 * self.tau)
-
-    def update(self, token: SampledToken) -> Self:
-        surprise = -token.logprob_after / LOG_2
-        return replace(self, mu=self.mu - self.eta * (surprise - self.tau))  # type: ignore[operator]  # see verify
+    verify = Mirostat.verify
+    update = Mirostat.update
 
     def weight(self, x: Any, row: RowStats) -> Any:
         return ones(x)
