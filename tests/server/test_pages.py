@@ -6,7 +6,6 @@ import gzip
 import json
 import re
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from served_apps import ask, toy_app
 from server_process import Server
 
 import nucleate as nc
-from nucleate.inspector.page import compressed_inspector_file
+from nucleate.inspector.page import page_files
 from nucleate.server.inspector_routes import HEADERS
 from nucleate.server.limits import ServerLimits
 from nucleate.server.openapi_document import document
@@ -156,9 +155,9 @@ def test_files_are_compressed_for_clients_that_accept_it(accepted: str, compress
 
 
 def test_the_page_and_its_modules_are_small() -> None:
-    names = [path.name for path in (files("nucleate.inspector") / "assets").iterdir()]
-    assert {"index.html", "page.js", "inspector.css"} <= {*names}
-    assert sum(len(compressed_inspector_file(name)) for name in names) < 100_000
+    found = page_files("nucleate.inspector", "assets")
+    assert {"index.html", "page.js", "inspector.css"} <= {*found}
+    assert sum(len(gzip.compress(content)) for content, _ in found.values()) < 100_000
 
 
 def test_an_answer_and_questions_about_it(server: Server) -> None:

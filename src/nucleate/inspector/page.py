@@ -8,7 +8,6 @@ the package.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from base64 import b64encode
@@ -99,10 +98,10 @@ OFFLINE: Final = "offline.html"
 
 
 @cache
-def _files() -> Mapping[str, tuple[bytes, str]]:
-    found = {file.name: file for file in (files("nucleate.inspector") / "assets").iterdir()}
-    types = {name: TYPES[name.rpartition(".")[2]] for name in found if name.rpartition(".")[2] in TYPES}
-    return {name: (found[name].read_bytes(), content_type) for name, content_type in types.items()}
+def page_files(package: str, folder: str) -> Mapping[str, tuple[bytes, str]]:
+    """The content and the content type of each file of a page."""
+    named = [(file, file.name.rpartition(".")[2]) for file in (files(package) / folder).iterdir()]
+    return {file.name: (file.read_bytes(), TYPES[kind]) for file, kind in named if kind in TYPES}
 
 
 @cache
@@ -112,13 +111,4 @@ def _offline() -> bytes:
 
 def inspector_file(name: str) -> tuple[bytes, str] | None:
     """The content and the content type of a file; None if there is none of this name."""
-    return (_offline(), TYPES["html"]) if name == OFFLINE else _files().get(name)
-
-
-@cache
-def compressed_inspector_file(name: str) -> bytes:
-    """The content of a file with gzip, about a third of its bytes. Raises KeyError if there is none of this name."""
-    found = inspector_file(name)
-    if found is None:
-        raise KeyError(name)
-    return gzip.compress(found[0], mtime=0)
+    return (_offline(), TYPES["html"]) if name == OFFLINE else page_files("nucleate.inspector", "assets").get(name)

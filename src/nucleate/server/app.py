@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from nucleate import __version__
 from nucleate.chat.chat_format import NO_TOOLS
 from nucleate.chat.tools import ToolUse
+from nucleate.inspector.page import page_files
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.access import ANY, APIKeyMiddleware, APIKeys, HostMiddleware
@@ -26,7 +27,7 @@ from nucleate.server.ollama_api import CHAT_API, GENERATE_API, OllamaRoutes
 from nucleate.server.openai.endpoints import ENDPOINTS
 from nucleate.server.openai.fields import are_token_ids, invalid_value, present_fields, reject_deep_nesting
 from nucleate.server.openai.messages import DETOKENIZE, TEMPLATE_FIELDS, TOKENIZE, read_messages, read_template_options
-from nucleate.server.openapi_document import OPEN_PAGE_ROUTES, document, page_files
+from nucleate.server.openapi_document import OPEN_PAGE_ROUTES, document
 from nucleate.server.request_context import IGNORED_FIELDS_HEADER, Handler, RequestContext, RequestMiddleware
 from nucleate.server.request_log import RequestLog
 from nucleate.server.responses_api import RESPONSES
@@ -71,7 +72,7 @@ def application(
         "/version": ("GET", info.version),
         "/metrics": ("GET", info.metrics),
         "/openapi.json": ("GET", info.openapi),
-        **page_routes("/docs", "The API page", lambda name: page_files().get(name)),
+        **page_routes("/docs", "The API page", page_files("nucleate.server", "api_page").get),
         **OllamaRoutes(service).routes(),
         **InspectorRoutes(service, metrics, needs_key=bool(keys)).routes(),
     }

@@ -8,11 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING
-from functools import cache
-from importlib.resources import files
 from typing import Any, Final
 
-from nucleate.inspector.page import TYPES
 from nucleate.parameters.parameter import Parameter
 from nucleate.sampling.pipeline_format import KIND as PIPELINE
 from nucleate.sampling.pipeline_format import MAX_STAGES
@@ -330,10 +327,3 @@ def _list_schema(items: Schema, most: int | None) -> Schema:
 
 OPEN_PAGE_ROUTES: Final = frozenset({"docs", "docs/{file}"})
 """Names of the routes that need no API key: the page is the same for everybody; the document that it shows is not."""
-
-
-@cache
-def page_files() -> Mapping[str, tuple[bytes, str]]:
-    """Return the content and the type of each file of the page."""
-    found = (files("nucleate.server") / "api_page").iterdir()
-    return {file.name: (file.read_bytes(), TYPES[file.name.rpartition(".")[2]]) for file in found}
