@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from nucleate.inspector.trace_view import number
 from nucleate.sampling import reference
+from nucleate.sampling.functional import Batch
 from nucleate.sampling.pipeline import Params, simplify
-from nucleate.sampling.single_row import SeededDraws, single_row
+from nucleate.sampling.single_row import SeededDraws, single_rows
 
 MAX_DRAWS = 10_000
 """Most draws of one call of the inspector."""
@@ -52,7 +53,7 @@ def draw_counts(
     time, but not before the first draws. Raises RowError if the row cannot be sampled.
     """
     end = time.monotonic() + seconds
-    row = single_row(logits_V, params, prompt_ids, output_ids, step, mask, companion)
+    [row] = single_rows(Batch(logits_V, params, prompt_ids, output_ids, mask, companion, "reference"), step)
     stages: Any = simplify(row.stages)
     draws = SeededDraws(row.logits_V, stages, row.past, row.step)
     p_V = reference.probabilities(row.logits_V, stages, row.past, lambda *given: draws.survivors(given[-1]))

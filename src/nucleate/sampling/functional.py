@@ -64,7 +64,7 @@ def sample(
 
     Raises LogitsError for a row with NaN, +inf or no finite score; the error holds the tokens of the other rows.
     """
-    batch = _Batch(logits_BV, params, prompt_ids, output_ids, mask, companion, backend)
+    batch = Batch(logits_BV, params, prompt_ids, output_ids, mask, companion, backend)
     steps = per_row(step, len(batch), "step")
     tokens_B, errors = np.full(len(batch), -1, dtype=np.int64), {}
     seeds = [noise.fresh_seed() if seed is None else seed for seed in batch.seeds]
@@ -81,7 +81,7 @@ def sample(
     return batch.result(tokens_B)
 
 
-def _sample_fused(batch: _Batch, seeds: list[int], steps: list[int], tokens_B: NDArray[np.int64]) -> None:
+def _sample_fused(batch: Batch, seeds: list[int], steps: list[int], tokens_B: NDArray[np.int64]) -> None:
     """Sample the rows of the fused kernel. Rows that it cannot sample keep -1 and go to another path."""
     if not batch.fused_rows:
         return
@@ -117,7 +117,7 @@ def probabilities(
 
     It is the distribution over all seeds; XTC is averaged over its random decision.
     """
-    batch = _Batch(logits_BV, params, prompt_ids, output_ids, mask, companion, backend)
+    batch = Batch(logits_BV, params, prompt_ids, output_ids, mask, companion, backend)
     p_BV, errors = np.zeros(batch.logits.shape), {}
     for row, (logits_V, stages, history, fast) in enumerate(batch):
         try:
@@ -129,14 +129,14 @@ def probabilities(
     return batch.result(p_BV)
 
 
-class _Batch:
+class Batch:
     """The checked arguments of one call, row by row."""
 
     def __init__(
         self, logits_BV: Any, params: Any, prompt_ids: Any, output_ids: Any, mask: Any, companion: Any, backend: str
     ) -> None:
-        self._one = is_row(logits_BV)
-        if self._one:
+        self.is_row = is_row(logits_BV)  #: one row [V], and the other arguments as for one
+        if self.is_row:
             given_arguments = logits_BV, prompt_ids, output_ids, mask, companion
             logits_BV, prompt_ids, output_ids, mask, companion = map(_as_batch, given_arguments)
         self.logits = LogitsInput(logits_BV)
@@ -152,10 +152,11 @@ class _Batch:
         if any(one.combine for one in ready):
             self.logits = LogitsInput(combined_rows([one.combine for one in ready] * many, logits_BV, companion))
         self.seeds = [seed_of(*pair) for pair in zip(given, (one.given for one in ready), strict=True)] * many
+        self.ready = ready * many
         self.pipelines = [one.stages if mask is None else with_mask(one.stages) for one in ready] * many
         routes = [dispatch(one.stages, one.fused, size, rows, backend=backend) for one in ready] * many
         self._fast = [route.backend == "cpu" for route in routes]
-        paths = zip(ready * many, routes, strict=True)
+        paths = zip(self.ready, routes, strict=True)
         pipelines = [one.fused if route.path == FUSED else None for one, route in paths]
         self.fused_rows = {row: one for row, one in enumerate(pipelines) if isinstance(one, FusedPipeline)}
         prompts = histories(prompt_ids, rows, size, "prompt_ids")
@@ -168,7 +169,7 @@ class _Batch:
     def result(self, values_B: NDArray[Any]) -> Any:
         """The result of a call, of the kind of the logits; without rows if they are one row."""
         result_B = self.logits.like(values_B)
-        return result_B[0] if self._one else result_B
+        return result_B[0] if self.is_row else result_B
 
     def __iter__(self) -> Any:
         """Per row: logits, pipeline, history, and whether the CPU backend runs it."""

@@ -6,17 +6,16 @@ noise once per seed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.sampling import noise, reference
-from nucleate.sampling.companion import combined_rows, split_combine
+from nucleate.sampling.companion import split_combine
+from nucleate.sampling.functional import Batch
 from nucleate.sampling.history import History
-from nucleate.sampling.inputs import LogitsInput, check_ids, history, masks, per_row
-from nucleate.sampling.pipeline import Params, as_pipeline
+from nucleate.sampling.inputs import per_row
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.reference import Floats, Ids, Intervals, Selection, Survivors, select
 from nucleate.sampling.stage import Ceiling, Combine, Pipeline
@@ -37,35 +36,16 @@ class SingleRow(NamedTuple):
         return "as given" if self.combine is None else f"combined by {self.combine!r}"
 
 
-def single_row(
-    logits_V: Any,
-    params: Params,
-    prompt_ids: Sequence[int] | None = None,
-    output_ids: Sequence[int] | None = None,
-    step: int = 0,
-    mask: Any = None,
-    companion: Any = None,
-) -> SingleRow:
-    """Check the arguments of ``trace``. Raises as ``sample``."""
-    logits = LogitsInput(_as_batch(logits_V, "logits"))
-    size, (combine, stages) = logits.shape[1], split_combine(as_pipeline(params))
-    check_ids(stages, size)
-    if combine is not None:
-        others = None if companion is None else _as_batch(companion, "companion")
-        logits = LogitsInput(combined_rows([combine], _as_batch(logits_V, "logits"), others))
-    [at], [mask_W] = per_row(step, 1, "step"), masks(None if mask is None else _as_batch(mask, "mask"), 1, size)
-    stages = stages if mask_W is None else with_mask(stages)
-    prompt = history(() if prompt_ids is None else prompt_ids, size, "prompt_ids")
-    output = history(() if output_ids is None else output_ids, size, "output_ids")
-    return SingleRow(logits[0], stages, History(prompt, output, mask_W), at, combine)
-
-
-def _as_batch(row: Any, name: str) -> Any:
-    """One row, NumPy or torch, as a batch."""
-    array = row if hasattr(row, "detach") else np.asarray(row)
-    if array.ndim != 1:
-        raise ValueError(f"{name} must be one row, a list of numbers, got the shape {list(array.shape)}")
-    return array[None]
+def single_rows(batch: Batch, step: Any) -> list[SingleRow]:
+    """The rows of a call, with all stages as they were given. step: one for all rows or one per row."""
+    rows = []
+    for logits_V, one, past, at in zip(
+        batch.logits, batch.ready, batch.histories, per_row(step, len(batch), "step"), strict=True
+    ):
+        stages = split_combine(one.given)[1]
+        stages = stages if past.mask is None else with_mask(stages)
+        rows.append(SingleRow(logits_V, stages, past, at, one.combine))
+    return rows
 
 
 Seeds = NDArray[np.uint64]

@@ -19,11 +19,12 @@ from nucleate.jit.kernel_libraries import compiled
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.sampling import noise, reference
+from nucleate.sampling.functional import Batch
 from nucleate.sampling.host_batch import row_path
-from nucleate.sampling.inputs import checked_logits, is_row, per_row
-from nucleate.sampling.pipeline import Params, seed_of
+from nucleate.sampling.inputs import per_row
+from nucleate.sampling.pipeline import Params
 from nucleate.sampling.reference import Selection, Survivors, select
-from nucleate.sampling.single_row import SingleRow, single_row
+from nucleate.sampling.single_row import SingleRow, single_rows
 from nucleate.sampling.stage import Stage, shape_of
 from nucleate.sampling.trace_reasons import Distribution, StageChange, why, why_selected
 
@@ -236,21 +237,14 @@ def trace(
     The token is the one that ``sample`` returns. All given stages are shown, also those that cannot change the result.
     ``error`` reports logits that are NaN, +inf or all -inf, and a stage that removes all tokens.
     """
-    if not is_row(logits_BV):
-        logits = checked_logits(logits_BV)
-        rows = len(logits)
-        columns: dict[str, Any] = {"params": params if isinstance(params, list) else [params] * rows}
-        columns |= {"prompt_ids": prompt_ids, "output_ids": output_ids, "mask": mask, "companion": companion}
-        columns |= {"step": per_row(step, rows, "step"), "seed": None if seed is None else per_row(seed, rows, "seed")}
-        columns = {name: column for name, column in columns.items() if column is not None}
-        for name, column in columns.items():
-            if len(column) != rows:
-                raise ValueError(f"{name} has {len(column)} entries, but the logits have {rows} rows")
-        each = ({name: column[row] for name, column in columns.items()} for row in range(rows))
-        return [trace(logits_V, **own, backend=backend) for logits_V, own in zip(logits, each, strict=True)]
-    row = single_row(logits_BV, params, prompt_ids, output_ids, step, mask, companion)  # type: ignore[arg-type]
-    [own] = per_row(seed, 1, "seed") if seed is not None else [seed_of(params, row.stages)]
-    return _trace(row, noise.fresh_seed() if own is None else own, fast=compiled(backend, len(row.logits_V)))
+    batch = Batch(logits_BV, params, prompt_ids, output_ids, mask, companion, backend)
+    seeds = batch.seeds if seed is None else per_row(seed, len(batch), "seed")
+    fast = compiled(backend, batch.logits.shape[1])
+    traces = [
+        _trace(row, noise.fresh_seed() if own is None else own, fast=fast)
+        for row, own in zip(single_rows(batch, step), seeds, strict=True)
+    ]
+    return traces[0] if batch.is_row else traces
 
 
 def _trace(row: SingleRow, seed: int, *, fast: bool) -> Trace:
