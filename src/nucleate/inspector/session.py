@@ -184,14 +184,11 @@ class Inspector:
         sampled = run.steps[given.step].token_id
         include = given.include if sampled < 0 else (*given.include, sampled)
         view = trace_view(found, self.text, given.top, include)
-        picked = None if found.token_id is None else {"id": found.token_id, "text": self.text(found.token_id)}
         return {
             **view,
             "run": run.id,
             "step": given.step,
-            "seed": seed,
             "params": params.to_dict(),
-            "picked": picked,
             "sampled": None if sampled < 0 else {"id": sampled, "text": self.text(sampled)},
             "milliseconds": round(1000 * (perf_counter() - begin), 2),
         }
