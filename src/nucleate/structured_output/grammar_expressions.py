@@ -342,10 +342,8 @@ def _loop_and_rest(expression: Expression, name: str, at_end: bool) -> tuple[Exp
 
     None if the expression has another form.
     """
-    if name not in expression.references:
-        return NOTHING, expression
-    if isinstance(expression, Reference):
-        return EMPTY, NOTHING
+    if name not in expression.references or isinstance(expression, Reference):
+        return (EMPTY, NOTHING) if name in expression.references else (NOTHING, expression)
     if isinstance(expression, Sequence):
         *others, last = expression.parts if at_end else reversed(expression.parts)
         found = _loop_and_rest(last, name, at_end)
@@ -353,11 +351,9 @@ def _loop_and_rest(expression: Expression, name: str, at_end: bool) -> tuple[Exp
             return None
         loop, rest = (sequence([*others, each] if at_end else [each, *reversed(others)]) for each in found)
         return loop, rest
-    if isinstance(expression, Repetition) and (expression.low, expression.high) != (0, 1):
-        return None
     options = [_loop_and_rest(part, name, at_end) for part in expression.parts]
     known = [option for option in options if option is not None]
     optional = [EMPTY] if isinstance(expression, Repetition) else []
-    if len(known) < len(options):
+    if len(known) < len(options) or (isinstance(expression, Repetition) and expression.operator != "?"):
         return None
     return choice(loop for loop, _ in known), choice([*(rest for _, rest in known), *optional])

@@ -109,7 +109,7 @@ def texts(pattern: str, *, certain: bool = False) -> Expression:
 
 
 def whole_texts(pattern: str) -> Expression:
-    """Return the texts that a pattern without anchors matches as a whole, in every dialect. Raises UnknownPatternError."""
+    """Return what a pattern without anchors matches as a whole in every dialect. Raises UnknownPatternError."""
     return _choice(_parsed(pattern, certain=True), first=False, last=False, final=EMPTY)
 
 
