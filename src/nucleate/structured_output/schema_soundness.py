@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
 from typing import Any, Final, cast, final
 
 from nucleate.parameters.parameter import ParameterError
@@ -336,12 +335,6 @@ def _allows_anything(schema: object) -> bool:
     return schema is True or schema == {}
 
 
-MAX_COMPARED_PATTERNS: Final = 40
-"""Maximum number of ``patternProperties`` that are compared in pairs: about 0.1 s."""
-
-_PREFIX = re.compile(r"\^([A-Za-z0-9_]+)(?![*+?{])")
-
-
 def remove_unsupported_patterns(prepared: PreparedSchema, *, overlapping: bool) -> tuple[tuple[str, str], ...]:
     """Remove unsupported patterns from a schema, in place. Returns them as ``unsupported_keywords`` does.
 
@@ -378,13 +371,6 @@ def _unsupported_names(location: SchemaLocation, overlapping: bool) -> tuple[str
 
 def _may_overlap(patterns: list[str]) -> bool:
     """Return whether two patterns may match the same name, or it is hard to tell."""
-    prefixes = sorted(
-        found[1] if (found := _PREFIX.match(pattern)) and "|" not in pattern else "" for pattern in patterns
-    )
-    if not any(after.startswith(before) for before, after in pairwise(prefixes)):
-        return False
-    if len(patterns) > MAX_COMPARED_PATTERNS:
-        return True
     schema = {"type": "object", "patternProperties": dict.fromkeys(patterns, True), "additionalProperties": False}
     matcher = library().LLMatcher
     try:
