@@ -6,7 +6,7 @@ turns left and right recursion into repetition, and includes regular rules where
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -243,7 +243,7 @@ def simplify(rules: Rules, start: str) -> dict[str, Expression]:
         body = _without_recursion(name, _substituted(finite[name], known))
         included = name != start and body.regular and body.regex_length <= MAX_INCLUDED_CHARACTERS
         (known if included else kept)[name] = body
-    return _with_single_uses_included(kept, start)
+    return kept
 
 
 def _shortest_texts(rules: Rules) -> dict[str, float]:
@@ -299,31 +299,6 @@ def _substituted(expression: Expression, known: Mapping[str, Expression]) -> Exp
     if isinstance(expression, Reference):
         return known[expression.name]
     return rebuilt(expression, [_substituted(part, known) for part in expression.parts])
-
-
-def _with_single_uses_included(rules: Rules, start: str) -> dict[str, Expression]:
-    """Include rules that are used once, other than by themselves."""
-    uses = Counter(name for body in rules.values() for name in _uses(body))
-    single = {name for name in rules if uses[name] == 1 and name != start and name not in rules[name].references}
-    known: dict[str, Expression] = {}
-    kept: dict[str, Expression] = {}
-    for name, body in rules.items():  # most rules come after those they use
-        included = _substituted(body, known)
-        once = name in single and name not in included.references and included.depth <= MAX_DEPTH // 2
-        (known if once else kept)[name] = included
-    waiting = [*kept.values()]
-    while waiting:
-        for name in waiting.pop().references - kept.keys():
-            kept[name] = known[name]
-            waiting.append(known[name])
-    return kept
-
-
-def _uses(expression: Expression) -> Iterator[str]:
-    if isinstance(expression, Reference):
-        yield expression.name
-    for part in expression.parts if expression.references else ():
-        yield from _uses(part)
 
 
 def _without_recursion(name: str, body: Expression) -> Expression:
