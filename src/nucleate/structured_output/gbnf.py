@@ -230,12 +230,7 @@ def is_gbnf(grammar: str) -> bool:
 
 def lark_text(grammar: str) -> str:
     """Return a grammar in Lark, translated from GBNF if necessary. Raises ParameterError for invalid GBNF."""
-    return _translated(grammar) if is_gbnf(grammar) else grammar
-
-
-@lru_cache(maxsize=8)
-def _translated(text: str) -> str:
-    return lark_of_lexing(gbnf_lexing(text))
+    return lark_of_lexing(gbnf_lexing(grammar)) if is_gbnf(grammar) else grammar
 
 
 @lru_cache(maxsize=8)
