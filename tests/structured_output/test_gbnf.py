@@ -15,7 +15,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarCompiler, StructuredOutputs, lexing, terminal_automata
-from nucleate.structured_output.gbnf import _translated, lark_text
+from nucleate.structured_output.gbnf import gbnf_lexing, lark_text
 from nucleate.tokenization.tokenizer import Tokenizer
 
 MERGES = [tuple(pair.split()) for pair in ("a b", "a a", "aa ab", 'b "', '" a', "a ]", "Ã ©", "Ã ¨", "Ã© a", "Ġ Ġ")]
@@ -110,10 +110,10 @@ def test_masks_are_exact_without_long_terminals(
     grammars: GrammarCompiler, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(terminal_automata, "MAX_STEPS", 0)
-    _translated.cache_clear()
+    gbnf_lexing.cache_clear()
     [check_masks(grammars, tokenizer, seed) for seed in range(3000, 3000 + count(20, 300))]
     assert r"/\x{22}/" in lark_text(JSON_GBNF)
-    _translated.cache_clear()
+    gbnf_lexing.cache_clear()
 
 
 def test_without_splitting_terminals_masks_would_be_wrong(
@@ -121,10 +121,10 @@ def test_without_splitting_terminals_masks_would_be_wrong(
 ) -> None:
     """The random grammars find the errors of a longest-match lexer."""
     monkeypatch.setattr(lexing, "conflicts", lambda *_: set())
-    _translated.cache_clear()
+    gbnf_lexing.cache_clear()
     with pytest.raises(AssertionError):
         [check_masks(grammars, tokenizer, seed) for seed in range(200)]
-    _translated.cache_clear()
+    gbnf_lexing.cache_clear()
 
 
 EXAMPLES: list[tuple[str, list[str], list[str]]] = [

@@ -10,9 +10,10 @@ translation selects terminals for which both accept the same texts, see ``lexing
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import groupby
-from typing import Final, NoReturn, final
+from typing import Final, NoReturn, cast, final
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
@@ -25,6 +26,7 @@ from nucleate.structured_output.grammar_expressions import (
     Reference,
     Repetition,
     Rules,
+    Sequence,
     Terminal,
     TokenReference,
     character_set,
@@ -228,12 +230,7 @@ def is_gbnf(grammar: str) -> bool:
 
 def lark_text(grammar: str) -> str:
     """Return a grammar in Lark, translated from GBNF if necessary. Raises ParameterError for invalid GBNF."""
-    return _translated(grammar) if is_gbnf(grammar) else grammar
-
-
-@lru_cache(maxsize=8)
-def _translated(text: str) -> str:
-    return lark_of_lexing(gbnf_lexing(text))
+    return lark_of_lexing(gbnf_lexing(grammar)) if is_gbnf(grammar) else grammar
 
 
 @lru_cache(maxsize=8)
@@ -252,6 +249,22 @@ def lexing_of(rules: Rules) -> Lexing:
     return lexing
 
 
+def lark_body(expression: Expression, leaf: Callable[[Expression], str], lines: list[str], level: int = 0) -> str:
+    """Return an expression in Lark. leaf: the text of a part without parts. lines: gets more rules."""
+    if not isinstance(expression, Sequence | Choice | Repetition):
+        return leaf(expression)
+    if level > MAX_NESTING and not isinstance(expression, Repetition):
+        inner = lark_body(expression, leaf, lines)
+        lines.append(f"part_{len(lines)}: {inner}")
+        return f"part_{len(lines) - 1}"
+    parts = [lark_body(part, leaf, lines, level + 1) for part in expression.parts]
+    if isinstance(expression, Repetition):
+        nested = isinstance(expression.parts[0], Repetition)
+        return (f"({parts[0]})" if nested else parts[0]) + expression.operator
+    separator = " | " if isinstance(expression, Choice) else " "
+    return f"({separator.join(parts)})" if parts else '""'
+
+
 def lark_of_lexing(lexing: Lexing) -> str:
     names = {name: f"rule_{number}" for number, name in enumerate(lexing.rules)} | {"root": "start"}
     terminals = [
@@ -259,27 +272,14 @@ def lark_of_lexing(lexing: Lexing) -> str:
         for number, terminal in enumerate(lexing.terminals)
     ]
 
+    def leaf(expression: Expression) -> str:
+        if isinstance(expression, Terminal):
+            return terminals[expression.number]
+        return names[cast("Reference", expression).name]
+
     lines: list[str] = []
-
-    def text(expression: Expression, level: int = 0) -> str:
-        match expression:
-            case Terminal():
-                return terminals[expression.number]
-            case Reference():
-                return names[expression.name]
-        if level > MAX_NESTING and not isinstance(expression, Repetition):
-            inner = text(expression)
-            lines.append(f"part_{len(lines)}: {inner}")
-            return f"part_{len(lines) - 1}"
-        parts = [text(part, level + 1) for part in expression.parts]
-        if isinstance(expression, Repetition):
-            nested = isinstance(expression.parts[0], Repetition)
-            return (f"({parts[0]})" if nested else parts[0]) + expression.operator
-        separator = " | " if isinstance(expression, Choice) else " "
-        return f"({separator.join(parts)})" if parts else '""'
-
     for name, body in lexing.rules.items():
-        lines.append(f"{names[name]}: {text(body)}")
+        lines.append(f"{names[name]}: {lark_body(body, leaf, lines)}")
     lines += [
         f"{terminals[number]}: /{terminal.regex}/"
         for number, terminal in enumerate(lexing.terminals)

@@ -6,7 +6,7 @@ turns left and right recursion into repetition, and includes regular rules where
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -221,16 +221,10 @@ def _escaped(code: int) -> str:
     return character if character.isascii() and character.isalnum() else f"\\x{{{code:x}}}"
 
 
-MAX_MUTUAL_RULES: Final = 16
-"""Maximum number of mutually recursive rules that are turned into repetition."""
-
 MAX_INCLUDED_CHARACTERS: Final = 10_000
 """Maximum length of the regular expression of a rule that is included wherever it is used."""
 MAX_SHORTEST_TEXT: Final = 20_000
 """Maximum length of the shortest text of a grammar, in characters."""
-
-Tails = dict[str | None, Expression]
-"""An expression as a union of texts, each followed by one rule; None: by no rule."""
 
 
 def simplify(rules: Rules, start: str) -> dict[str, Expression]:
@@ -245,14 +239,11 @@ def simplify(rules: Rules, start: str) -> dict[str, Expression]:
     finite = {name: _substituted(body, endless) for name, body in rules.items() if name not in endless}
     known: dict[str, Expression] = {}
     kept: dict[str, Expression] = {}
-    for names in _components(finite, start):
-        group = {name: _substituted(finite[name], known) for name in names}
-        if any(not group.keys().isdisjoint(body.references) for body in group.values()):
-            group = _without_recursion(group)
-        for name, body in group.items():
-            included = name != start and body.regular and body.regex_length <= MAX_INCLUDED_CHARACTERS
-            (known if included else kept)[name] = body
-    return _with_single_uses_included(kept, start)
+    for name in _ordered(finite, start):
+        body = _without_recursion(name, _substituted(finite[name], known))
+        included = name != start and body.regular and body.regex_length <= MAX_INCLUDED_CHARACTERS
+        (known if included else kept)[name] = body
+    return kept
 
 
 def _shortest_texts(rules: Rules) -> dict[str, float]:
@@ -286,39 +277,20 @@ def _shortest(expression: Expression, known: Mapping[str, float]) -> float:
     return sum(_shortest(part, known) for part in expression.parts)
 
 
-def _components(rules: Rules, start: str) -> Iterator[list[str]]:
-    """Yield groups of mutually recursive rules that ``start`` needs, after the groups they use (Tarjan's algorithm)."""
-    if start not in rules:
-        return
-    order: dict[str, int] = {}
-    lowest: dict[str, int] = {}
-    path: list[str] = []
-    done: set[str] = set()
-    stack: list[tuple[str, Iterator[str]]] = []
-
-    def enter(name: str) -> None:
-        order[name] = lowest[name] = len(order)
-        path.append(name)
-        stack.append((name, iter(sorted(rules[name].references & rules.keys()))))
-
-    enter(start)
+def _ordered(rules: Rules, start: str) -> list[str]:
+    """Return the names of the rules that ``start`` needs, each after those it uses, unless these need it as well."""
+    found: dict[str, None] = {}
+    stack = [(start, False)] if start in rules else []
+    entered: set[str] = set()
     while stack:
-        name, uses = stack[-1]
-        for used in uses:
-            if used not in order:
-                enter(used)
-                break
-            if used not in done:
-                lowest[name] = min(lowest[name], order[used])
-        else:
-            stack.pop()
-            if stack:
-                lowest[stack[-1][0]] = min(lowest[stack[-1][0]], lowest[name])
-            if lowest[name] == order[name]:
-                group = path[path.index(name) :]
-                del path[-len(group) :]
-                done.update(group)
-                yield group[::-1]
+        name, done = stack.pop()
+        if done:
+            found[name] = None
+        elif name not in entered:
+            entered.add(name)
+            stack.append((name, True))
+            stack += [(used, False) for used in sorted(rules[name].references & rules.keys())]
+    return [*found]
 
 
 def _substituted(expression: Expression, known: Mapping[str, Expression]) -> Expression:
@@ -329,88 +301,34 @@ def _substituted(expression: Expression, known: Mapping[str, Expression]) -> Exp
     return rebuilt(expression, [_substituted(part, known) for part in expression.parts])
 
 
-def _with_single_uses_included(rules: Rules, start: str) -> dict[str, Expression]:
-    """Include rules that are used once, other than by themselves."""
-    uses = Counter(name for body in rules.values() for name in _uses(body))
-    single = {name for name in rules if uses[name] == 1 and name != start and name not in rules[name].references}
-    known: dict[str, Expression] = {}
-    kept: dict[str, Expression] = {}
-    for name, body in rules.items():  # most rules come after those they use
-        included = _substituted(body, known)
-        once = name in single and name not in included.references and included.depth <= MAX_DEPTH // 2
-        (known if once else kept)[name] = included
-    waiting = [*kept.values()]
-    while waiting:
-        for name in waiting.pop().references - kept.keys():
-            kept[name] = known[name]
-            waiting.append(known[name])
-    return kept
+def _without_recursion(name: str, body: Expression) -> Expression:
+    """Return a rule that uses itself as a repetition, if it does so at the end of its texts or at the beginning."""
+    for at_end in (True, False) if name in body.references else ():
+        if (found := _loop_and_rest(body, name, at_end)) is not None:
+            loop, rest = repetition(found[0], 0, None), found[1]
+            made = sequence([loop, rest] if at_end else [rest, loop])
+            if made.regex_length <= MAX_REGEX_CHARACTERS and made.depth <= MAX_DEPTH:
+                return made
+    return body
 
 
-def _uses(expression: Expression) -> Iterator[str]:
-    if isinstance(expression, Reference):
-        yield expression.name
-    for part in expression.parts if expression.references else ():
-        yield from _uses(part)
+def _loop_and_rest(expression: Expression, name: str, at_end: bool) -> tuple[Expression, Expression] | None:
+    """Return what comes before a rule that ends an expression (or after it), and the texts without the rule.
 
-
-def _without_recursion(group: dict[str, Expression]) -> dict[str, Expression]:
-    """Solve mutually recursive rules if all recursion is at the end, or at the beginning; otherwise return them."""
-    if len(group) <= MAX_MUTUAL_RULES:
-        for at_end in (True, False):
-            tails = {name: _tails(body, group, at_end) for name, body in group.items()}
-            equations = {name: tail for name, tail in tails.items() if tail is not None}
-            if len(equations) == len(group):
-                found = _solved(equations, at_end)
-                if all(
-                    body.regex_length <= MAX_REGEX_CHARACTERS and body.depth <= MAX_DEPTH for body in found.values()
-                ):
-                    return found
-    return group
-
-
-def _tails(expression: Expression, group: Rules, at_end: bool) -> Tails | None:
-    """Return an expression as texts before rules of the group (or after them); None if it has another form."""
-    if group.keys().isdisjoint(expression.references):
-        return {None: expression}
-    if isinstance(expression, Reference):
-        return {expression.name: EMPTY}
+    None if the expression has another form.
+    """
+    if name not in expression.references or isinstance(expression, Reference):
+        return (EMPTY, NOTHING) if name in expression.references else (NOTHING, expression)
     if isinstance(expression, Sequence):
-        return _tails_of_sequence(expression, group, at_end)
-    if isinstance(expression, Repetition) and (expression.low, expression.high) != (0, 1):
+        *others, last = expression.parts if at_end else reversed(expression.parts)
+        found = _loop_and_rest(last, name, at_end)
+        if found is None or any(name in other.references for other in others):
+            return None
+        loop, rest = (sequence([*others, each] if at_end else [each, *reversed(others)]) for each in found)
+        return loop, rest
+    options = [_loop_and_rest(part, name, at_end) for part in expression.parts]
+    known = [option for option in options if option is not None]
+    optional = [EMPTY] if isinstance(expression, Repetition) else []
+    if len(known) < len(options) or (isinstance(expression, Repetition) and expression.operator != "?"):
         return None
-    found: dict[str | None, list[Expression]] = defaultdict(list)
-    for part in expression.parts:
-        for name, tail in (_tails(part, group, at_end) or {"": NOTHING}).items():
-            found[name].append(tail)
-    if isinstance(expression, Repetition):
-        found[None].append(EMPTY)
-    return None if "" in found else {name: choice(options) for name, options in found.items()}
-
-
-def _tails_of_sequence(expression: Sequence, group: Rules, at_end: bool) -> Tails | None:
-    *others, last = expression.parts if at_end else reversed(expression.parts)
-    inner = _tails(last, group, at_end)
-    if inner is None or any(not group.keys().isdisjoint(other.references) for other in others):
-        return None
-    before = sequence(others if at_end else reversed(others))
-    return {name: _joined(before, tail, at_end) for name, tail in inner.items()}
-
-
-def _solved(equations: dict[str, Tails], at_end: bool) -> dict[str, Expression]:
-    """Solve linear equations by elimination: ``a = x a | y`` has the solution ``x* y``."""
-    for name, tails in equations.items():
-        if name in tails:
-            loop = repetition(tails.pop(name), 0, None)
-            for other in tails:
-                tails[other] = _joined(loop, tails[other], at_end)
-        for user in equations.values():
-            if user is not tails and name in user:
-                before = user.pop(name)
-                for other, tail in tails.items():
-                    user[other] = choice([*([user[other]] if other in user else []), _joined(before, tail, at_end)])
-    return {name: tails.get(None, NOTHING) for name, tails in equations.items()}
-
-
-def _joined(before: Expression, tail: Expression, at_end: bool) -> Expression:
-    return sequence([before, tail] if at_end else [tail, before])
+    return choice(loop for loop, _ in known), choice([*(rest for _, rest in known), *optional])

@@ -20,9 +20,6 @@ from nucleate.structured_output.structural_tag import FIELD, Format, Grammar, Js
 from nucleate.structured_output.terminal_automata import Budget
 
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-_LIMITED = frozenset(
-    (*COUNTS, "properties", "patternProperties", "required", "enum", "pattern", "format", "multipleOf")
-)
 _DESCRIPTIONS = frozenset(("title", "description", "$comment", "markdownDescription"))
 """Words with texts that are not compiled."""
 
@@ -140,8 +137,6 @@ class GrammarLimits:
             count += len(locations)
             self._check_max(field, "schemas", count, self.max_enum_values)
             for location in locations:
-                if _LIMITED.isdisjoint(location.schema):
-                    continue
                 properties += sum(len(location.mapping(name)) for name in ("properties", "patternProperties"))
                 properties += len(location.list_of("required"))
                 self._check_max(field, "properties", properties, self.max_properties)

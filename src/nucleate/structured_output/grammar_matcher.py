@@ -63,8 +63,6 @@ class TimeBudget:
     When it is empty, slow sequences end with an error; fast ones are not affected.
     """
 
-    __slots__ = ("_lock", "_refilled_at", "_remaining", "capacity")
-
     def __init__(self, seconds: float) -> None:
         self.capacity = self._remaining = seconds
         self._refilled_at = monotonic()
@@ -151,23 +149,6 @@ class GrammarMatcher:
     recreated from ``initial`` when the shared lexer states are exhausted. ignore_eos: EOS is allowed only if no other
     token is. A matcher can be created on any thread. Raises MatcherError if llguidance fails.
     """
-
-    __slots__ = (
-        "_digit_limit",
-        "_eos_ids",
-        "_eos_mask_W",
-        "_error",
-        "_generation",
-        "_ignore_eos",
-        "_initial",
-        "_next_renewal",
-        "_num_eos",
-        "_position",
-        "_slow",
-        "_tokens",
-        "budget",
-        "ll_matcher",
-    )
 
     def __init__(self, initial: InitialMatcher, *, ignore_eos: bool = False) -> None:
         self._initial, self.budget, self._ignore_eos = initial, initial.budget, ignore_eos

@@ -56,11 +56,6 @@ class LarkToken(NamedTuple):
     column: int = 1
 
     @property
-    def source(self) -> str:
-        """The token as it is written in a grammar."""
-        return f"{self.text} {json.dumps(self.value)}" if self.kind == "embedded" else self.text
-
-    @property
     def pattern_and_flags(self) -> tuple[str, str]:
         """The parts of a regular expression."""
         pattern, _, flags = self.text[1:].rpartition("/")

@@ -5,11 +5,10 @@ What may follow a trigger is a quotient of the grammar: the rest of its texts af
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain, pairwise
-from typing import Any, NoReturn, final
+from itertools import chain
+from typing import Any, final
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
@@ -29,14 +28,11 @@ from nucleate.structured_output.grammar_expressions import (
     repetition,
     sequence,
 )
-from nucleate.structured_output.lark import LarkToken, tokenize
 from nucleate.structured_output.llguidance_library import SpecialTokens
 from nucleate.structured_output.spec import TRIGGERS, GrammarTrigger
 from nucleate.structured_output.structural_tag import FIELD, Token
 from nucleate.structured_output.tag_compiler import TagCompiler, checked_stops, free_text
 from nucleate.structured_output.tag_grammar import Grammars
-
-OPERATORS = ("?", "*", "+", "{", "~", "..", "->", "&")
 
 Symbol = str | int
 """A character, or the id of a special token."""
@@ -127,80 +123,13 @@ def _renamed(expression: Expression) -> Expression:
     return rebuilt(expression, map(_renamed, expression.parts))
 
 
-def lark_quotient(text: str, symbols: Sequence[Symbol], is_token: Callable[[str, int], bool]) -> str | None:
-    """Return a grammar in Lark with the rests of the texts that begin with some symbols, or None if there are none.
-
-    Each alternative of ``start`` must begin with strings or special tokens that decide this. Raises ParameterError.
-    """
-    tokens = list(tokenize(text))
-    begin, end = _start_rule(tokens)
-    alternatives: list[list[LarkToken]] = [[]]
-    depth = 0
-    for token in tokens[begin:end]:
-        depth += (token.text in ("(", "[", "{")) - (token.text in (")", "]", "}"))
-        if token.kind == "mark" and token.text == "|" and depth == 0:
-            alternatives.append([])
-        else:
-            alternatives[-1].append(token)
-    rests = [rest for each in alternatives if (rest := _rest(each, list(symbols), is_token)) is not None]
-    if not rests:
-        return None
-    before, after = ("".join(token.source for token in part) for part in (tokens[:begin], tokens[end:]))
-    return f"{before} {' | '.join(rests)}\n{after}"
-
-
-def _start_rule(tokens: list[LarkToken]) -> tuple[int, int]:
-    """Return where the body of the rule ``start`` begins and ends."""
-    visible = [index for index, token in enumerate(tokens) if token.kind != "skip"]
-    at_line_start, begin, end = True, None, len(tokens)
-    for index, following in pairwise([*visible, len(tokens)]):
-        token = tokens[index]
-        is_definition = at_line_start and (token.kind in ("rule", "terminal") or token.text == "%")
-        if begin is not None and is_definition:
-            end = index
-            break
-        if is_definition and token.text == "start" and following < len(tokens) and tokens[following].text == ":":
-            begin = following + 1
-        at_line_start = token.kind == "newline"
-    if begin is None:
-        _reject(LarkToken("", "", 1), "it has no rule start")
-    return begin, end
-
-
-def _rest(alternative: list[LarkToken], symbols: list[Symbol], is_token: Callable[[str, int], bool]) -> str | None:
-    """Return the rest of an alternative of ``start``, or None if it does not begin with the symbols."""
-    tokens = [token for token in alternative if token.kind not in ("skip", "newline")]
-    while symbols:
-        token, following = (tokens[0] if tokens else LarkToken("end", "", 1)), (tokens[1].text if tokens[1:] else "")
-        fixed = token.kind == "string" and not token.text.endswith("i") and following not in OPERATORS
-        if token.kind == "special" and following not in OPERATORS:
-            if not isinstance(symbols[0], int) or not is_token(token.text, symbols[0]):
-                return None
-            del symbols[0], tokens[0]
-        elif fixed:
-            text = json.loads(token.text)
-            shared = min(len(text), len(symbols))
-            if list(text[:shared]) != symbols[:shared]:
-                return None
-            del symbols[:shared]
-            tokens[:1] = [token._replace(text=json.dumps(text[shared:]))] if text[shared:] else []
-        else:
-            _reject(
-                token,
-                "with grammar_lazy, each alternative of start must begin with the trigger as a string; or use GBNF",
-            )
-    return " ".join(token.source for token in tokens) or '""'
-
-
-def _reject(token: LarkToken, reason: str) -> NoReturn:
-    raise ParameterError("grammar", f"grammar: in line {token.line}: {reason}")
-
-
 def lazy_grammar(
     grammar: str, triggers: tuple[GrammarTrigger, ...], options: Mapping[str, Any], tokens: SpecialTokens
 ) -> str:
     """Return a lazy grammar in llguidance's JSON format. Raises ParameterError. options: for JSON schemas in it."""
     with _own_errors():
+        if not is_gbnf(grammar):
+            raise ParameterError("grammar", "grammar: with grammar_lazy, it must be in GBNF, such as root ::= ...")
         found = _LazyGrammar(grammar, options, tokens)
         return found.grammars.document(found.expression(triggers))
 
@@ -218,9 +147,9 @@ def _own_errors() -> Iterator[None]:
 @final
 class _LazyGrammar:
     def __init__(self, grammar: str, options: Mapping[str, Any], tokens: SpecialTokens) -> None:
-        self._grammar, self._tokens = grammar, tokens
+        self._tokens = tokens
         self._compiler = TagCompiler(tokens, {})
-        self._rules = parse_gbnf(grammar) if is_gbnf(grammar) else None
+        self._rules = parse_gbnf(grammar)
         self.grammars = Grammars(options)
 
     def expression(self, triggers: tuple[GrammarTrigger, ...]) -> Expression:
@@ -253,10 +182,6 @@ class _LazyGrammar:
 
     def _rest(self, beginnings: list[list[Symbol]], at: str) -> Expression | None:
         """Return what follows one of some beginnings in the grammar, or None if it has none of them."""
-        if self._rules is None:
-            rests = (lark_quotient(self._grammar, symbols, self._tokens.is_token) for symbols in reversed(beginnings))
-            text = next((rest for rest in rests if rest is not None), None)
-            return None if text is None else self.grammars.lark(text, at)
         try:
             lexing = lexing_of(gbnf_quotient(self._rules, beginnings, self._tokens.is_token))
         except ParameterError as error:

@@ -109,7 +109,7 @@ class Vocabulary:
         return {data: token for token, data in enumerate(self.tokens) if data and token not in special}
 
 
-def mask_of(tokens: Iterable[int], size: int) -> NDArray[np.int32]:
+def mask_of(tokens: Iterable[int] | NDArray[np.intp], size: int) -> NDArray[np.int32]:
     """Return the bitmask of some token ids, 32 per word."""
     bits = np.zeros(-(-size // 32) * 32, np.uint8)
     bits[list(tokens)] = 1
@@ -269,9 +269,7 @@ class TokenDigits:
 
     def _allowed(self, digits: int) -> NDArray[np.int32]:
         """Return the bitmask of the tokens that begin with at most so many digits."""
-        bits = np.zeros(-(-len(self.tokens) // 32) * 32, np.uint8)
-        bits[: len(self.tokens)] = self._leading_V <= digits
-        return np.packbits(bits, bitorder="little").view(np.int32)
+        return mask_of(np.flatnonzero(self._leading_V <= digits), len(self.tokens))
 
 
 @final

@@ -24,7 +24,7 @@ from nucleate.structured_output.terminal_automata import END, Alphabet, Automato
 
 MAX_POSITIONS: Final = 256
 """Maximum number of character classes of a pattern that is complemented or divided, with repetitions written out."""
-MAX_STATES: Final = 512
+MAX_STATES: Final = 2048
 """Maximum number of states of the automaton of all patterns of an object."""
 MAX_PATTERN_LENGTH: Final = 10_000
 MAX_NESTING: Final = 64
@@ -157,8 +157,7 @@ class _Division:
         self._alphabet, self._budget = Alphabet([*expressions, Characters(given)]), budget
         try:
             automata = [Automaton(each, self._alphabet, budget, exact=True) for each in expressions]
-            product = _product(automata, self._alphabet.classes(Characters(given)), budget)
-            self._moves, self.labels = _minimized(*product, budget)
+            self._moves, self.labels = _product(automata, self._alphabet.classes(Characters(given)), budget)
         except TooManyStepsError:
             raise UnknownPatternError from None
         self._edges = [
@@ -226,43 +225,11 @@ def _product(
             if following not in numbers:
                 numbers[following] = len(numbers)
                 waiting.append(following)
-                if len(numbers) > 4 * MAX_STATES:
+                if len(numbers) > MAX_STATES:
                     raise TooManyStepsError
             found[numbers[following]] = found.get(numbers[following], 0) | classes
         moves.append(found)
     return moves, [frozenset(index for index, state in enumerate(states) if state & 1) for states in numbers]
-
-
-def _minimized(
-    moves: list[dict[int, int]], labels: list[frozenset[int]], budget: Budget
-) -> tuple[list[dict[int, int]], list[frozenset[int]]]:
-    """Join the states that no text distinguishes."""
-    kinds: dict[object, int] = {}
-    block = [kinds.setdefault(label, len(kinds)) for label in labels]
-    while True:
-        budget.spend(sum(map(len, moves)))
-        kinds = {}
-        joined = [_joined(each, block) for each in moves]
-        refined = [
-            kinds.setdefault((block[state], frozenset(joined[state].items())), len(kinds))
-            for state in range(len(moves))
-        ]
-        if max(refined) == max(block):
-            break
-        block = refined
-    if len(kinds) > MAX_STATES:
-        raise TooManyStepsError
-    first = {number: state for state, number in reversed([*enumerate(refined)])}
-    return [_joined(moves[first[number]], refined) for number in sorted(first)], [
-        labels[first[number]] for number in sorted(first)
-    ]
-
-
-def _joined(moves: dict[int, int], block: list[int]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for state, classes in moves.items():
-        found[block[state]] = found.get(block[state], 0) | classes
-    return found
 
 
 def _class(alphabet: Alphabet, classes: int) -> str:

@@ -108,6 +108,11 @@ def texts(pattern: str, *, certain: bool = False) -> Expression:
     return _choice(_parsed(pattern, certain), first=True, last=True, final=EMPTY if certain else _MAYBE_NEWLINE)
 
 
+def whole_texts(pattern: str) -> Expression:
+    """Return what a pattern without anchors matches as a whole in every dialect. Raises UnknownPatternError."""
+    return _choice(_parsed(pattern, certain=True), first=False, last=False, final=EMPTY)
+
+
 def _parsed(pattern: str, certain: bool) -> _Group:
     stack, position = [_Group([[]])], 0
     while position < len(pattern):

@@ -131,14 +131,6 @@ def _reference(pointer: str) -> str:
 COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _IN_PLACE: Final = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas"))
 _BOUNDS: Final = (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum"))
-_REWRITTEN: Final = frozenset(
-    (
-        *(*COUNTS, "const", "enum", "exclusiveMinimum", "exclusiveMaximum"),
-        *("items", "additionalItems", "dependencies", "contains", "minContains", "maxContains", "uniqueItems"),
-        *("propertyNames", "unevaluatedItems", "unevaluatedProperties", "nullable", "if", "then", "else"),
-    )
-)
-"""Keywords that a step may rewrite."""
 
 
 def normalize(root: dict[str, Any], budget: Budget) -> dict[str, Any]:
@@ -151,9 +143,8 @@ def normalize(root: dict[str, Any], budget: Budget) -> dict[str, Any]:
             for keyword in (schema.keys() & (SUPPORTED | UNSUPPORTED)) - {"$ref"}:
                 del schema[keyword]
         _resolve(location, references, root[TARGETS])
-        if not _REWRITTEN.isdisjoint(schema):
-            for step in _STEPS:
-                step(schema)
+        for step in _STEPS:
+            step(schema)
     return root
 
 

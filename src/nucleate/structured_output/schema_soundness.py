@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import pairwise
 from typing import Any, Final, cast, final
 
 from nucleate.parameters.parameter import ParameterError
@@ -168,12 +167,6 @@ MAX_NAME_CHARACTERS: Final = 2_000
 MAX_NAME_LENGTH: Final = 64
 """Maximum characters of one such name; each adds a level of nesting."""
 
-_CHECKED: Final = frozenset(
-    (
-        *("properties", "patternProperties", "additionalProperties", "required", "pattern"),
-        *("minProperties", "maxProperties"),
-    )
-)
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _SAFE_CLASS = re.compile(r"\[(?!\^)(?:\\[dws]|\\[nrtfv](?!-)|\\[^a-zA-Z0-9]|[^\[\\\x00-\x1f])*\]", re.DOTALL)
 _CONTROL_ESCAPE = re.compile(r"[\x00-\x1f]|\\(?:x\{?|u\{?|U\{?)[0-9a-fA-F]+|\\a", re.DOTALL)
@@ -183,8 +176,6 @@ _MAX_CONTROL_ESCAPES: Final = 20
 def unsupported_combinations(locations: Iterable[SchemaLocation]) -> Iterator[tuple[str, str]]:
     """Like ``unsupported_keywords``, for what llguidance does not enforce and ``rewrite_schema`` cannot fix."""
     for location in locations:
-        if _CHECKED.isdisjoint(location.schema):
-            continue
         additional = location.schema.get("additionalProperties", True)
         patterns, names = location.mapping("patternProperties"), _declared_names(location)
         if additional is not False and patterns:
@@ -236,8 +227,6 @@ def rewrite_schema(prepared: PreparedSchema) -> dict[str, Any]:
     open_to_escapes = _open_to_escapes(root)
     replace_formats(root, [cast("dict[str, Any]", location.schema) for location in prepared.locations])
     for location in prepared.locations:
-        if _CHECKED.isdisjoint(location.schema):
-            continue
         schema = cast("dict[str, Any]", location.schema)
         remove_unsupported_counts(location)
         if isinstance(schema.get("pattern"), str):
@@ -268,8 +257,6 @@ def _open_to_escapes(root: dict[str, Any]) -> set[int]:
         if (id(location.schema), limited) in visited:
             continue
         visited.add((id(location.schema), limited))
-        if _CHECKED.isdisjoint(location.schema) and not location.has_children:
-            continue
         members = [SchemaLocation("", each) for each in location.list_of("allOf") if isinstance(each, dict)]
         target = location.ref_target(root)
         targets = [target, *(each.ref_target(root) for each in members)]
@@ -336,12 +323,6 @@ def _allows_anything(schema: object) -> bool:
     return schema is True or schema == {}
 
 
-MAX_COMPARED_PATTERNS: Final = 40
-"""Maximum number of ``patternProperties`` that are compared in pairs: about 0.1 s."""
-
-_PREFIX = re.compile(r"\^([A-Za-z0-9_]+)(?![*+?{])")
-
-
 def remove_unsupported_patterns(prepared: PreparedSchema, *, overlapping: bool) -> tuple[tuple[str, str], ...]:
     """Remove unsupported patterns from a schema, in place. Returns them as ``unsupported_keywords`` does.
 
@@ -378,13 +359,6 @@ def _unsupported_names(location: SchemaLocation, overlapping: bool) -> tuple[str
 
 def _may_overlap(patterns: list[str]) -> bool:
     """Return whether two patterns may match the same name, or it is hard to tell."""
-    prefixes = sorted(
-        found[1] if (found := _PREFIX.match(pattern)) and "|" not in pattern else "" for pattern in patterns
-    )
-    if not any(after.startswith(before) for before, after in pairwise(prefixes)):
-        return False
-    if len(patterns) > MAX_COMPARED_PATTERNS:
-        return True
     schema = {"type": "object", "patternProperties": dict.fromkeys(patterns, True), "additionalProperties": False}
     matcher = library().LLMatcher
     try:

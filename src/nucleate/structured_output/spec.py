@@ -11,12 +11,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from itertools import product
-from typing import Any, Final, Literal, NamedTuple, NoReturn, final, get_args
+from itertools import chain, product
+from typing import Any, Final, Literal, NamedTuple, NoReturn, get_args
 
 from nucleate.parameters.converters import register, shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError, read_json, unknown
+from nucleate.structured_output.grammar_expressions import Characters, Choice, Expression, Repetition
+from nucleate.structured_output.pattern_parser import UnknownPatternError, whole_texts
 from nucleate.structured_output.structural_tag import parse_structural_tag
 
 TRIGGERS: Final = "grammar_triggers"
@@ -29,8 +31,6 @@ MAX_CHARACTERS: Final = 10_000
 
 _ANY_TEXT = re.compile(r"(?:\[\\s\\S\]|\[\\S\\s\]|\(\?s:\.\)|\[\\w\\W\]|\[\\d\\D\])\*\??")
 _ANY_TEXT_LAST = re.compile(_ANY_TEXT.pattern + "$")
-_NAMED_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r"}
-_COUNT = re.compile(r"\{(\d{1,3})(?:(,)(\d{1,3}))?\}", re.ASCII)
 
 
 class GrammarTrigger(NamedTuple):
@@ -76,7 +76,12 @@ class GrammarTrigger(NamedTuple):
             _reject(at, r"a pattern_full must begin and end with any text: [\s\S]*?(...)[\s\S]*")
         if before is not None:
             text = text[before.end() : len(text) if after is None else after.start()]
-        words = _Pattern(text, at).words()
+        try:
+            words = _limited(_words(whole_texts(text), at), at)
+        except UnknownPatternError:
+            _reject(at, f"has syntax that a pattern of words cannot have: {shown(text[:100])}")
+        if "" in words:
+            _reject(at, "must not match the empty text")
         # The shortest match comes first, so words that begin with others are never reached.
         return [word for word in words if not any(word != other and word.startswith(other) for other in words)]
 
@@ -94,89 +99,34 @@ def _reject(at: str, reason: str) -> NoReturn:
     raise ParameterError(TRIGGERS, f"{at}: {reason}" if at != TRIGGERS else f"{at} {reason}")
 
 
-@final
-class _Pattern:
-    """The words of a regular expression: characters, escapes, groups, alternatives, classes, ? and counts."""
+def _words(expression: Expression, at: str) -> list[str]:
+    """Return the texts of a regular expression. Raises ParameterError if they are too many."""
+    if isinstance(expression, Characters):
+        if sum(high - low + 1 for low, high in expression.ranges) > MAX_WORDS:
+            _reject(at, f"must match at most {MAX_WORDS} words")
+        return [chr(code) for low, high in expression.ranges for code in range(low, high + 1)]
+    parts = [_limited(_words(part, at), at) for part in expression.parts]
+    if isinstance(expression, Choice):
+        return [*chain.from_iterable(parts)]
+    if isinstance(expression, Repetition):
+        [part], low, high = parts, expression.low, expression.high
+        if high is None or high - low >= MAX_WORDS or len(part) ** high > MAX_WORDS:
+            _reject(at, f"must match at most {MAX_WORDS} words")
+        if high * max(map(len, part), default=0) > MAX_CHARACTERS:
+            _reject(at, f"must match words of at most {MAX_CHARACTERS} characters in total")
+        return ["".join(each) for size in range(low, high + 1) for each in product(part, repeat=size)]
+    found = [""]
+    for part in parts:
+        found = _limited(["".join(pair) for pair in product(found, part)], at)
+    return found
 
-    def __init__(self, text: str, at: str) -> None:
-        self._text, self._at, self._position = text, at, 0
 
-    def words(self) -> list[str]:
-        found = self._alternatives(0)
-        if self._position < len(self._text):
-            self._unsupported()
-        if "" in found:
-            _reject(self._at, "must not match the empty text")
-        return found
-
-    def _alternatives(self, depth: int) -> list[str]:
-        if depth > 16:
-            self._unsupported()
-        found = self._sequence(depth)
-        while self._next("|"):
-            found = self._limited([*found, *self._sequence(depth)])
-        return found
-
-    def _sequence(self, depth: int) -> list[str]:
-        found = [""]
-        while self._position < len(self._text) and self._text[self._position] not in "|)":
-            part = self._repeated(self._item(depth))
-            found = self._limited(["".join(pair) for pair in product(found, part)])
-        return found
-
-    def _repeated(self, part: list[str]) -> list[str]:
-        if self._next("?"):
-            return self._limited(["", *part])
-        count = _COUNT.match(self._text, self._position)
-        if count is None:
-            return part
-        self._position = count.end()
-        low, high = int(count[1]), int(count[3] if count[2] else count[1])
-        if len(part) ** min(high, 99) > MAX_WORDS or low > high:
-            self._unsupported()
-        return self._limited(["".join(each) for size in range(low, high + 1) for each in product(part, repeat=size)])
-
-    def _item(self, depth: int) -> list[str]:
-        if self._next("(?:") or (self._text[self._position : self._position + 2] != "(?" and self._next("(")):
-            found = self._alternatives(depth + 1)
-            if not self._next(")"):
-                self._unsupported()
-            return found
-        if self._next("["):
-            found = []
-            while not self._next("]"):
-                found.append(self._character("-^[&~"))
-            return found or self._unsupported()
-        return [self._character("^$.*+?()[]{}|")]
-
-    def _character(self, special: str) -> str:
-        if self._next("\\"):
-            escaped = self._text[self._position : self._position + 1]
-            if not escaped or (escaped.isalnum() and escaped not in _NAMED_ESCAPES) or not escaped.isascii():
-                self._unsupported()
-            self._position += 1
-            return _NAMED_ESCAPES.get(escaped, escaped)
-        character = self._text[self._position : self._position + 1]
-        if not character or character in special:
-            self._unsupported()
-        self._position += 1
-        return character
-
-    def _next(self, text: str) -> bool:
-        found = self._text.startswith(text, self._position)
-        self._position += len(text) if found else 0
-        return found
-
-    def _limited(self, words: list[str]) -> list[str]:
-        if len(words) > MAX_WORDS:
-            _reject(self._at, f"must match at most {MAX_WORDS} words, not {len(words)} or more")
-        if (characters := sum(map(len, words))) > MAX_CHARACTERS:
-            _reject(self._at, f"must match words of at most {MAX_CHARACTERS} characters in total, not {characters}")
-        return list(dict.fromkeys(words))
-
-    def _unsupported(self) -> NoReturn:
-        rest = shown(self._text[self._position :][:20])
-        _reject(self._at, f"a pattern must match a fixed set of words, but here it does not: {rest}")
+def _limited(words: list[str], at: str) -> list[str]:
+    if len(words) > MAX_WORDS:
+        _reject(at, f"must match at most {MAX_WORDS} words")
+    if sum(map(len, words)) > MAX_CHARACTERS:
+        _reject(at, f"must match words of at most {MAX_CHARACTERS} characters in total")
+    return list(dict.fromkeys(words))
 
 
 OnUnsupported = Literal["error", "approximate", "ignore"]

@@ -11,13 +11,13 @@ from collections.abc import Collection, Mapping
 from collections.abc import Sequence as Items
 from functools import cache
 from time import thread_time
-from typing import Any, Final, NoReturn, final
+from typing import Any, Final, NoReturn, cast, final
 
 import numpy as np
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import structural_tag as tags
-from nucleate.structured_output.gbnf import gbnf_lexing, is_gbnf, lark_of_lexing
+from nucleate.structured_output.gbnf import gbnf_lexing, is_gbnf, lark_body, lark_of_lexing
 from nucleate.structured_output.grammar_expressions import (
     Choice,
     Expression,
@@ -301,7 +301,7 @@ class Grammars:
         """Return an expression in llguidance's JSON format. Raises ParameterError if it is ambiguous."""
         lazy = check_conflicts(expression)
         embedded = [{"name": f"grammar_{number}", "lark_grammar": text} for number, text in enumerate(self._texts, 1)]
-        return json.dumps({"grammars": [{"lark_grammar": _Lark(lazy).text(expression)}, *embedded]})
+        return json.dumps({"grammars": [{"lark_grammar": _lark(expression, lazy)}, *embedded]})
 
 
 def _characters(byte_set: int) -> frozenset[str]:
@@ -322,44 +322,26 @@ def _json_boundaries(schema: Any) -> tuple[frozenset[str], frozenset[str]]:
     return first, frozenset() if first.isdisjoint("-0123456789") else _IN_NUMBERS
 
 
-class _Lark:
-    """Renders an expression in Lark. lazy: the terminals that end as soon as they match."""
+def _lark(expression: Expression, lazy: Collection[Pattern]) -> str:
+    """Return an expression in Lark. lazy: the terminals that end as soon as they match."""
+    rules: dict[Expression, str] = {}
+    lines: list[str] = []
+    terminals: dict[str, str] = {}
 
-    def __init__(self, lazy: Collection[Pattern]) -> None:
-        self._lazy = lazy
-        self._rules: dict[Expression, str] = {}
-        self._lines: list[str] = []
-        self._terminals: dict[str, str] = {}
+    def leaf(part: Expression) -> str:
+        if isinstance(part, TokenReference):
+            return part.text
+        if isinstance(part, Pattern):
+            part.definitions(terminals)
+            if part not in lazy:
+                return part.name
+        if part not in rules:
+            rules[part] = name = f"rule_{len(rules)}"
+            lines.append(
+                f"{name}[lazy]: {part.name}" if isinstance(part, Pattern) else f"{name}: {cast('Embedded', part).text}"
+            )
+        return rules[part]
 
-    def text(self, expression: Expression) -> str:
-        start = f"start: {self._body(expression)}"
-        terminals = [f"{name}: {body}" for name, body in self._terminals.items()]
-        return "\n".join([start, *self._lines, *terminals]) + "\n"
-
-    def _part(self, expression: Expression) -> str:
-        match expression:
-            case Pattern():
-                expression.definitions(self._terminals)
-                if expression not in self._lazy:
-                    return expression.name
-            case TokenReference():
-                return expression.text
-        if expression not in self._rules:
-            self._rules[expression] = name = f"rule_{len(self._rules)}"
-            option = "[lazy]" if expression in self._lazy else ""
-            self._lines.append(f"{name}{option}: {self._body(expression)}")
-        return self._rules[expression]
-
-    def _body(self, expression: Expression) -> str:
-        match expression:
-            case Pattern() if expression in self._lazy and expression in self._rules:
-                return expression.name
-            case Embedded():
-                return expression.text
-            case Sequence():
-                return " ".join(map(self._part, expression.parts)) or '""'
-            case Choice():
-                return " | ".join(map(self._part, expression.parts))
-            case Repetition():
-                return self._part(expression.parts[0]) + expression.operator
-        return self._part(expression)
+    start = lark_body(expression, leaf, lines)
+    definitions = [f"{name}: {body}" for name, body in terminals.items()]
+    return "\n".join([f"start: {start}", *lines, *definitions]) + "\n"
