@@ -68,11 +68,6 @@ def sample_without_replacement(
 ROOT = -1
 """The index of the root of a draft: the last token of the sequence."""
 
-INDEX_CHUNK_SIZE = 4096
-"""Maximum number of tokens of a sequence that one call of ``propose`` indexes, so that a long prompt does not stall the
-other sequences. The latest tokens are matched against the indexed ones.
-"""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
