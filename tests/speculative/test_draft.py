@@ -100,7 +100,7 @@ def test_siblings_are_sampled_without_replacement():
 def test_draft_properties():
     tree = Draft((5, 6, 7, 8), (ROOT, ROOT, 0, 2), (None, np.ones(9) / 9, None, None))
     assert tree.children() == {ROOT: [0, 1], 0: [2], 2: [3]}
-    assert not tree.is_chain
+    assert tree.parents is not None
     assert tree.distribution(0) is None
     assert tree.distribution(1)[3] == 1 / 9
     assert len(tree) == 4
@@ -110,8 +110,8 @@ def test_draft_properties():
     assert tree.prefix(0).tokens == tree.prefix(-1).tokens == ()
     chain = Draft((5, 6))
     assert chain.children() == Draft((5, 6), (ROOT, 0)).children() == {ROOT: [0], 0: [1]}
-    assert chain.is_chain
-    assert Draft((5, 6), (ROOT, 0)).is_chain
+    assert chain.parents is None
+    assert Draft((5, 6), (ROOT, 0)).parents is None
     assert chain.prefix(1).tokens == (5,)
     assert chain.distribution(1) is None
     assert not Draft().children()
@@ -176,7 +176,6 @@ def test_truncate_a_tree(seed):
         assert found.distribution(at) is draft.distribution(index)
     assert max((len(more) for more in found.children().values()), default=0) <= branches
     assert found.depth <= depth
-    assert found.parents is None or not found.is_chain
 
 
 @pytest.mark.parametrize("parents", [None, (ROOT, 0, 1, 2, 3)])

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from nucleate.sampling.suffix_automaton import NOTHING, ROOT, SuffixAutomaton
-from nucleate.speculative.draft import Draft, DraftContext, tree_draft
+from nucleate.speculative.draft import Draft, DraftContext
 from nucleate.speculative.ngram import NgramProposer
 from nucleate.speculative.suffix import SuffixProposer
 
@@ -171,7 +171,7 @@ class PlainSuffixProposer(SuffixProposer):
                 score = functools.reduce(operator.add, [node.probability for node in nodes], 0.0)  # in order
                 if score > best_score:
                     best, best_score = nodes, score
-        return tree_draft([node.token for node in best], [node.parent for node in best])
+        return Draft(tuple(node.token for node in best), tuple(node.parent for node in best))
 
     def _best_first(self, automaton: PlainAutomaton, max_depth: int, state: int, count: int) -> list[Node]:
         """The most likely nodes; of equally likely ones, the first one found."""

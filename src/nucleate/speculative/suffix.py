@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.sampling.suffix_automaton import NOTHING, ROOT
-from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, Proposer, tree_draft
+from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, Proposer
 from nucleate.speculative.ngram import TokenBuffer, capacity_for
 
 HASH_FACTOR = secrets.randbits(63) | 1
@@ -145,8 +145,7 @@ class SuffixProposer(Proposer):
         )  # fmt: skip
         if not found:
             return NO_DRAFT
-        tokens, parents = self._tree_8N[6:, :found].tolist()
-        return Draft(tuple(tokens)) if self.tree_width == 1 else tree_draft(tokens, parents)
+        return Draft(*map(tuple, self._tree_8N[6:, :found].tolist()))
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``."""
