@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,6 @@ from nucleate.models.paged_cache import free_memory
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, Fork, ModelInput, Runner
 
-if TYPE_CHECKING:
-    from nucleate.models.gguf.gguf_model import GgufModel
-
 MAX_SLOTS = 256
 """Sequences of a context: running ones, and finished ones whose cells may be reused. llama.cpp allows no more."""
 RECURRENT_SLOTS = 64
@@ -30,9 +27,9 @@ RECURRENT_SLOTS = 64
 
 
 class BatchedGguf(Runner):
-    """See ``Runner``. memory: bytes for the KV cache. Raises ModelError if they are less than a block."""
+    """See ``Runner``. model: a ``GgufModel``; memory: bytes of KV cache. Raises ModelError for less than a block."""
 
-    def __init__(self, model: GgufModel, memory: int, block_size: int = BLOCK) -> None:
+    def __init__(self, model: Any, memory: int, block_size: int = BLOCK) -> None:
         self.model, self.block_size, self.paged = model, block_size, not model.recurrent
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
         size = model.options.n_ctx or memory // model.token_bytes

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,6 @@ from nucleate.models.cpu_operations import limit_spinning
 from nucleate.models.gguf.gguf_options import CACHE_TYPES, FLASH_ATTENTION
 from nucleate.models.protocol import ModelError
 from nucleate.parameters.converters import install_extra
-
-if TYPE_CHECKING:
-    from nucleate.models.gguf.gguf_model import GgufModel
 
 logger = logging.getLogger("nucleate.llama_cpp")
 
@@ -92,9 +89,9 @@ class Token(NamedTuple):
 
 
 class GgufContext:
-    """A context for up to ``slots`` sequences, with ``size`` tokens in the KV cache. Raises ModelError."""
+    """A context of a ``GgufModel`` for ``slots`` sequences, with ``size`` tokens in the KV cache. Raises ModelError."""
 
-    def __init__(self, model: GgufModel, size: int, slots: int) -> None:
+    def __init__(self, model: Any, size: int, slots: int) -> None:
         lib, options = llama_cpp(), model.options
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.n_batch = size, slots, MAX_BATCH
