@@ -164,6 +164,10 @@ AUTOMATA = ", ".join(["int64[::1]", *["int32[:, ::1], int64[:, ::1]"] * 3])
 OPTIONS = "uint64, int64[::1], int64, int64, int64, float64, float64"
 
 
+SHORT = 4
+"""The length up to which suffixes are matched first."""
+
+
 @jit
 def match(states: Any, edges: Any, factor: Any, text: Any, size: Any, max_length: Any, text_state: Any) -> Any:
     """The longest suffix of text[:size] of at most ``max_length`` symbols that occurs: its state, and its length.
@@ -173,8 +177,17 @@ def match(states: Any, edges: Any, factor: Any, text: Any, size: Any, max_length
     if text_state != NOTHING:
         length = min(size, max_length)
         return shortened(states, text_state, length), length
+    state, length = _match(states, edges, factor, text, max(0, size - min(max_length, SHORT)), size)
+    if length < SHORT:  # most suffixes are short; then there is no longer one
+        return state, length
+    return _match(states, edges, factor, text, max(0, size - max_length), size)
+
+
+@jit
+def _match(states: Any, edges: Any, factor: Any, text: Any, start: Any, stop: Any) -> Any:
+    """The same for the suffixes of text[start:stop]."""
     state, length = np.int64(ROOT), np.int64(0)
-    for position in range(max(0, size - max_length), size):
+    for position in range(start, stop):
         row = find_edge(edges, factor, state, text[position])
         while edges[row, TARGET] == ROOT and state != ROOT:
             state = np.int64(states[state, LINK])
