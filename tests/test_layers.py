@@ -70,7 +70,7 @@ ONLY_IN = {
     "referencing": {"structured_output/guide.py"},
     "regex": {"stopping", "tokenization", "structured_output/guide.py"},
     "jinja2": {"tokenization"},
-    "tqdm": {"llm"},
+    "tqdm": {"llm", "models/transformers/transformers_model.py"},
     "matplotlib": {"comparison/comparison.py"},
     "asyncio": {"engine/async_engine.py", "server", "scale", "integrations/llm_plugin.py"},
     "starlette": {"server", "scale"},

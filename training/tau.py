@@ -92,7 +92,7 @@ class Loop:
     def _step(self, texts: list[Text], drafts: list[Draft]) -> None:
         inputs = []
         for text, draft in zip(texts, drafts, strict=True):
-            ids, parents = [*text.ids, *draft.tokens], None if draft.is_chain else draft.parents
+            ids, parents = [*text.ids, *draft.tokens], draft.parents
             inputs.append(ModelInput(text.key, ids, text.computed, len(ids), text.blocks, len(draft) + 1, parents))
         logits_LV = self.runner.forward(inputs)
         offsets = np.cumsum([0, *(each.num_logits for each in inputs)])

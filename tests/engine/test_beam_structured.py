@@ -12,7 +12,7 @@ from toy_requests import KINDS, drive, is_empty, runner, toy
 
 import nucleate as nc
 from nucleate.engine.beam_params import BeamParams, BeamRequest
-from nucleate.engine.beam_scheduler import GuideConstraint
+from nucleate.engine.beam_search import BeamConstraint
 from nucleate.engine.engine import Engine
 from nucleate.structured_output import CompiledGrammar, GrammarCompiler, MatcherError
 
@@ -119,10 +119,10 @@ def test_grammar_failures_end_only_their_search(
     engine = Engine(runner("paged", toy()), llm.tokenizer, backend="reference")
     params = BeamParams(num_beams=2, structured_outputs=CONSTRAINTS["choice"], max_tokens=5)
 
-    def advance(constraint: GuideConstraint, token: int) -> tuple[GuideConstraint, bool]:
+    def advance(constraint: BeamConstraint, token: int) -> tuple[BeamConstraint, bool]:
         raise MatcherError("the grammar engine failed")
 
-    monkeypatch.setattr(GuideConstraint, "advance", advance)
+    monkeypatch.setattr(BeamConstraint, "advance", advance)
     plain = BeamRequest([1, 2], BeamParams(num_beams=2, max_tokens=5))
     [event], good = drive(engine, [BeamRequest([1, 2], params), plain])
     message = "the output cannot satisfy its structured-output constraint: the grammar engine failed"

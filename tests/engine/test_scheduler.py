@@ -80,26 +80,10 @@ def test_ten_thousand_operations(configuration: tuple[int, int, int, int, bool, 
     run_to_end(world, drive.rng)
 
 
-@pytest.mark.parametrize(("sequences", "tokens"), [(0, 4), (-1, 4), (4, 3), (1, 0)])
-def test_invalid_limits(sequences: int, tokens: int) -> None:
-    with pytest.raises(ValueError, match="must be >= max_num_seqs"):
-        Scheduler(KVCacheManager(1, 1), max_num_seqs=sequences, max_num_batched_tokens=tokens)
-
-
-@pytest.mark.parametrize(
-    ("job", "message"),
-    [
-        (SchedulerEntry((0, 0, 0), [1], 14), "14 tokens do not fit 4 blocks of 3"),
-        (SchedulerEntry((0, 0, 0), [], 4), "0 of 4 tokens, 4611686018427387904 at a time: nothing can be computed"),
-        (SchedulerEntry((0, 0, 0), [1, 2], 2), "2 of 2 tokens"),
-        (SchedulerEntry((0, 0, 0), [1, 2], 0), "2 of 0 tokens"),
-        (SchedulerEntry((0, 0, 0), [1, 2], 4, max_chunk=0), "0 at a time"),
-    ],
-)
-def test_jobs_that_could_never_end_are_rejected(job: SchedulerEntry, message: str) -> None:
+def test_a_job_that_does_not_fit_is_rejected() -> None:
     schedule = Scheduler(KVCacheManager(4, 3), max_num_seqs=2, max_num_batched_tokens=2)
-    with pytest.raises(ValueError, match=message):
-        schedule.add(job)
+    with pytest.raises(ValueError, match="14 tokens do not fit 4 blocks of 3"):
+        schedule.add(SchedulerEntry((0, 0, 0), [1], 14))
     assert schedule.running == schedule.waiting == []
     schedule.add(SchedulerEntry((0, 0, 0), [1], 13))  # its last token is not computed
 

@@ -53,7 +53,7 @@ SUFFIX_OPTIONS = [
     {"tree_width": 64, "min_probability": 0.0, "max_spec_factor": 3.0, "max_cached_tokens": 300},
     {"tree_width": 2, "index_chunk_size": 9, "max_suffix_length": 4},
 ]
-NGRAM_OPTIONS = [{}, {"prompt_lookup_max": 1, "prompt_lookup_min": 1}, {"prompt_lookup_max": 9, "index_chunk_size": 3}]
+NGRAM_OPTIONS = [{}, {"prompt_lookup_max": 1, "prompt_lookup_min": 1}, {"prompt_lookup_max": 9}]
 PAIRS = [
     *((SuffixProposer, PlainSuffixProposer, options) for options in SUFFIX_OPTIONS),
     *((NgramProposer, PlainNgramProposer, options) for options in NGRAM_OPTIONS),

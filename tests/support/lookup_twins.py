@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from nucleate.sampling.suffix_automaton import NOTHING, ROOT, SuffixAutomaton
-from nucleate.speculative.draft import Draft, DraftContext, tree_draft
+from nucleate.speculative.draft import Draft, DraftContext
 from nucleate.speculative.ngram import NgramProposer
 from nucleate.speculative.suffix import SuffixProposer
 
@@ -171,7 +171,7 @@ class PlainSuffixProposer(SuffixProposer):
                 score = functools.reduce(operator.add, [node.probability for node in nodes], 0.0)  # in order
                 if score > best_score:
                     best, best_score = nodes, score
-        return tree_draft([node.token for node in best], [node.parent for node in best])
+        return Draft(tuple(node.token for node in best), tuple(node.parent for node in best))
 
     def _best_first(self, automaton: PlainAutomaton, max_depth: int, state: int, count: int) -> list[Node]:
         """The most likely nodes; of equally likely ones, the first one found."""
@@ -225,51 +225,13 @@ class PlainRecentOutputs:
 class PlainNgramProposer(NgramProposer):
     """The reference of ``NgramProposer``."""
 
-    def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
-        return [self._propose(context, k) for context, k in zip(contexts, max_tokens, strict=True)]
-
-    def _propose(self, context: DraftContext, k: int) -> Draft:
-        index, ids = self._indices.get(context.key), context.token_ids
-        if index is None or index.num_indexed > len(ids):
-            index = self._indices[context.key] = _NgramIndex(range(self.prompt_lookup_min, self.prompt_lookup_max + 1))
-        index.index_tokens(ids, min(len(ids), index.num_indexed + self.index_chunk_size))
-        start = index.find_continuation(ids)
-        if start is None:
-            return Draft()
-        tokens: list[int] = []
-        for position in range(start, start + k):
-            tokens.append(int(ids[position]) if position < len(ids) else tokens[position - len(ids)])
-        return Draft(tuple(tokens))
-
-    def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``."""
-        self._indices.pop(key, None)
-
-
-class _NgramIndex:
-    """Maps each n-gram of a sequence to the position after its last occurrence."""
-
-    def __init__(self, sizes: range) -> None:
-        self.num_indexed = 0  # tokens
-        self._sizes = sizes
-        self._continuations: dict[tuple[int, ...], int] = {}
-
-    def index_tokens(self, ids: Sequence[int], stop: int) -> None:
-        """Index the n-grams before each of the tokens up to ``stop`` (exclusive)."""
-        continuations, sizes = self._continuations, self._sizes
-        for position in range(self.num_indexed, stop):
-            for size in sizes:
-                if size > position:
-                    break
-                continuations[tuple(ids[position - size : position])] = position
-        self.num_indexed = stop
-
-    def find_continuation(self, ids: Sequence[int]) -> int | None:
-        """The position after the last occurrence of the longest n-gram that ends the sequence; None without a match."""
-        found = None
-        for size in self._sizes:  # without a match of a shorter n-gram, there is none of a longer one
-            position = self._continuations.get(tuple(ids[-size:])) if size <= len(ids) else None
-            if position is None:
-                break
-            found = position
-        return found
+    def _propose(self, context: DraftContext, count: int) -> Draft:
+        ids = list(context.token_ids)
+        for n in range(self.prompt_lookup_max, self.prompt_lookup_min - 1, -1):
+            for after in range(len(ids) - 1, n - 1, -1):
+                if ids[after - n : after] == ids[len(ids) - n :]:
+                    text = list(ids)
+                    for index in range(after, after + count):
+                        text.append(text[index])
+                    return Draft(tuple(text[len(ids) :]))
+        return Draft()

@@ -154,13 +154,13 @@ class SimulatedContext:
         return len({id(cell) for slot in self.slots.values() for cell in slot.values()})
 
     def remove(self, slot: int, start: int) -> None:
-        """See ``Cells.remove``."""
+        """See ``GgufContext.remove``."""
         own = self.slots.get(slot, {})
         assert not self.whole or not start
         self.slots[slot] = {position: cell for position, cell in own.items() if position < start}
 
     def copy(self, source: int, target: int, start: int, stop: int) -> None:
-        """See ``Cells.copy``."""
+        """See ``GgufContext.copy``."""
         own = self.slots.setdefault(target, {})
         assert start < stop <= len(self.slots[source])
         assert len(own) == start

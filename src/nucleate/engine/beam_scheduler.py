@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.engine.beam_params import BeamChunk, BeamRequest
-from nucleate.engine.beam_search import BeamCandidate, BeamSearch, FinishedBeam, SearchError
+from nucleate.engine.beam_search import BeamCandidate, BeamConstraint, BeamSearch, FinishedBeam, SearchError
 from nucleate.engine.request import Request, ValidatedRequest, admit
 from nucleate.engine.running_request import text_error
 from nucleate.engine.scheduler import ScheduledSequence, Scheduler, SchedulerEntry
@@ -48,18 +48,6 @@ AnyRequest = Request | BeamRequest | ValidatedRequest | ValidatedBeamRequest
 """What ``Engine.add`` accepts."""
 
 
-class GuideConstraint:
-    """A ``BeamConstraint`` that applies a grammar."""
-
-    def __init__(self, grammar: CompiledGrammar, ignore_eos: bool) -> None:
-        self.guide, self._ignore_eos = Guide(grammar, ignore_eos=ignore_eos), ignore_eos
-
-    def advance(self, token: int) -> tuple[GuideConstraint, bool]:
-        after = GuideConstraint(self.guide.grammar, self._ignore_eos)
-        after.guide.matcher = self.guide.matcher.copy()
-        return after, after.guide.accept_token(token)
-
-
 @dataclass(eq=False, slots=True, kw_only=True)
 class RunningBeam(SchedulerEntry):
     """An unfinished beam, as a sequence of the scheduler. Its key is negative, unlike those of other sequences."""
@@ -77,7 +65,7 @@ class RunningBeamSearch:
         self.id, self.order, self.paused, self.cached_tokens = request_id, (self.request.priority, arrival), False, 0
         self.max_tokens = rules.max_tokens or 0  # admit sets it
         ends = rules.stop_token_ids | (frozenset() if params.ignore_eos else rules.eos_token_ids)
-        first = None if self.grammar is None else GuideConstraint(self.grammar, params.ignore_eos)
+        first = None if self.grammar is None else BeamConstraint(self.grammar, params.ignore_eos)
         self.search = BeamSearch(params, ends, self.max_tokens, first)
         self.beams: list[RunningBeam] = []  #: in the order of ``search.open``
 
@@ -148,7 +136,7 @@ class BeamScheduler:
     def _advance(self, running: RunningBeamSearch) -> list[EngineOutput]:
         rows = [beam.logits_V for beam in running.beams if beam.logits_V is not None]
         constraints = [beam.constraint for beam in running.search.open]
-        guides = [one.guide if isinstance(one, GuideConstraint) else None for one in constraints]
+        guides = [None if one is None else one.guide for one in constraints]
         self.sampled_tokens += len(rows)
         top, ids_V = running.request.params.logprobs, np.arange(len(rows[0]))
 

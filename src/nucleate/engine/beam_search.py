@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +16,24 @@ from numpy.typing import NDArray
 from nucleate.engine.beam_params import BeamParams
 from nucleate.outputs import StepLogprobs
 from nucleate.sampling.reference import RowError, check_scores
+from nucleate.structured_output import CompiledGrammar, Guide
 
 Scores = NDArray[np.float64]
 BOUND_LANES = 64
 """Number of scores that ``top_score_bound`` reduces to one maximum."""
 
 
-class BeamConstraint(Protocol):
-    """A constraint on the tokens of one beam (structured output)."""
+class BeamConstraint:
+    """The grammar of one beam."""
+
+    def __init__(self, grammar: CompiledGrammar, ignore_eos: bool) -> None:
+        self.guide, self._ignore_eos = Guide(grammar, ignore_eos=ignore_eos), ignore_eos
 
     def advance(self, token: int) -> tuple[BeamConstraint, bool]:
         """The constraint after an allowed token, and whether the output is complete with it."""
+        after = BeamConstraint(self.guide.grammar, self._ignore_eos)
+        after.guide.matcher = self.guide.matcher.copy()
+        return after, after.guide.accept_token(token)
 
 
 LogprobsOf = Callable[[int, int], StepLogprobs]

@@ -392,11 +392,11 @@ def model_input(one: ScheduledSequence) -> ModelInput:
     """The input of the model for the scheduled tokens of a sequence, with their draft."""
     sequence, draft, stop = one.sequence, one.draft, one.stop
     if draft is NO_DRAFT:
-        num_logits, parents = stop - one.start if sequence.all_logits else int(one.last), None
+        num_logits = stop - one.start if sequence.all_logits else int(one.last)
     else:
         stop, num_logits = stop + len(draft), 1 + len(draft)
-        parents = None if draft.is_chain else draft.parents
-    return _model_input((sequence.key, sequence.token_ids, one.start, stop, sequence.block_ids, num_logits, parents))
+    ids, blocks = sequence.token_ids, sequence.block_ids
+    return _model_input((sequence.key, ids, one.start, stop, blocks, num_logits, draft.parents))
 
 
 _model_input = partial(tuple.__new__, ModelInput)

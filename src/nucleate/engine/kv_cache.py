@@ -30,8 +30,6 @@ class KVCacheManager:
     """Allocates ``num_blocks`` blocks of ``block_size`` tokens. prefix_caching: whether prefixes are kept for reuse."""
 
     def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True) -> None:
-        if num_blocks < 1 or block_size < 1:
-            raise ValueError(f"num_blocks and block_size must be at least 1, got {num_blocks} and {block_size}")
         self.num_blocks, self.block_size, self.prefix_caching = num_blocks, block_size, prefix_caching
         self._free = list(range(num_blocks - 1, -1, -1))
         self._ref_counts = [0] * num_blocks

@@ -106,8 +106,6 @@ class Scheduler:
     def __init__(
         self, kv_cache: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int, whole_prompts: bool = False
     ) -> None:
-        if not 1 <= max_num_seqs <= max_num_batched_tokens:
-            raise ValueError(f"max_num_batched_tokens must be >= max_num_seqs, got {max_num_batched_tokens}")
         self.kv_cache, self.max_num_seqs = kv_cache, max_num_seqs
         self.max_num_batched_tokens, self.whole_prompts = max_num_batched_tokens, whole_prompts
         self.running: list[SchedulerEntry] = []  # sorted by order, like those that wait
@@ -117,17 +115,11 @@ class Scheduler:
         self._decoding: dict[SchedulerEntry, ScheduledSequence] = {}  # of the plan in progress: one token each
 
     def add(self, entry: SchedulerEntry) -> None:
-        """Add a sequence. Raises ValueError for one that could never finish, such as one too long for the KV cache."""
-        length = len(entry.token_ids)
-        if not 0 < length < entry.max_length or entry.max_chunk < 1:
-            message = f"{length} of {entry.max_length} tokens, {entry.max_chunk} at a time: nothing can be computed"
-            raise ValueError(message)
+        """Add a sequence. Raises ValueError for one that is too long for the KV cache."""
         needed = [self.kv_cache.blocks_needed(one.max_length - 1) for one in entry.group]  # the last is not computed
         if sum(needed) > self.kv_cache.num_blocks:
             blocks = f"{self.kv_cache.num_blocks} blocks of {self.kv_cache.block_size}"
             raise ValueError(f"{' and '.join(str(one.max_length) for one in entry.group)} tokens do not fit {blocks}")
-        if len(entry.group) > self.max_num_seqs:
-            raise ValueError("a sequence with a companion needs max_num_seqs >= 2")
         insort(self.waiting, entry, key=_order)
 
     def fork(self, parent: SchedulerEntry, child: SchedulerEntry) -> tuple[int, int] | None:

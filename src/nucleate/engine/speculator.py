@@ -205,7 +205,7 @@ class Speculator:
         """Move the KV cache entries of the accepted path of each tree to the positions that a chain has."""
         moves: dict[Runner, list[Move]] = {}
         for one, path in zip(ready, paths, strict=True):
-            if one.sequence.finished or one.draft.is_chain:
+            if one.sequence.finished or one.draft.parents is None:
                 continue
             if self.layers:
                 self._paths[one.sequence.key] = path
@@ -267,7 +267,7 @@ class Speculator:
             if isinstance(sequence, RunningSequence) and not sequence.finished:
                 ids = sequence.token_ids[one.start : sequence.num_computed]
                 rows: Any = slice(start, start + len(ids))
-                if not draft.is_chain:
+                if draft.parents is not None:
                     first = start + one.stop - one.start
                     path = self._paths.get(sequence.key, ())
                     rows = [*range(start, first), *[first + node for node in path]]

@@ -158,24 +158,17 @@ class BatchLayout:
         self.inputs[:, 1], self.inputs[:, 2] = start_P, stop_P
         tables_P = self.inputs[:, 3] = blocks_P.cumsum() - blocks_P
         self.blocks = np.fromiter(chain.from_iterable(blocks), np.int32, int(blocks_P.sum()))
-        if self.size == len(inputs):  # one new token each
-            self.ids_T = np.array([ids[i] for ids, i in zip(tokens, start, strict=True)], np.int64)
-            self.positions_T, self._tables_T = start_P, tables_P
-        else:
-            new = [ids[i:j] for ids, i, j in zip(tokens, start, stop, strict=True)]
-            self.ids_T = np.fromiter(chain.from_iterable(new), np.int64, self.size)
-            self.positions_T = np.arange(self.size) + np.repeat(start_P - self.inputs[:, 0], count_P)
-            self._tables_T = np.repeat(tables_P, count_P)
+        new = [ids[i:j] for ids, i, j in zip(tokens, start, stop, strict=True)]
+        self.ids_T = np.fromiter(chain.from_iterable(new), np.int64, self.size)
+        self.positions_T = np.arange(self.size) + np.repeat(start_P - self.inputs[:, 0], count_P)
+        self._tables_T = np.repeat(tables_P, count_P)
         self.block_size = block_size
         self.trees: dict[int, TreeMask] = {}
         self.tree_links_T2, self._indices_T = NO_TREES, self.positions_T
         is_short_P = count_P <= max_short
         if any(parents):
             self._add_trees(parents, is_short_P, MAX_TREE_TOKENS if max_short > 1 else 1)
-        if int(logits_P.max()) <= 1:
-            self.logits_indices = end_P[logits_P > 0] - 1
-        else:
-            self.logits_indices = np.concatenate([np.arange(e - n, e) for e, n in zip(end_P, logits_P, strict=True)])
+        self.logits_indices = np.arange(logits_P.sum()) + np.repeat(end_P - logits_P.cumsum(), logits_P)
         all_short = bool(is_short_P.all())
         self.short = self.inputs if all_short else self.inputs[is_short_P]
         self.long = self.inputs[:0] if all_short else self.inputs[~is_short_P]

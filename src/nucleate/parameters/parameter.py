@@ -141,21 +141,10 @@ def param(
     of the stage in snake case. ``public=False``: not set by requests directly, such as EOS ids; its name is that of the
     attribute.
     """
-    declared = dict(
-        help=help,
-        neutral=neutral,
-        name=name,
-        low=low,
-        high=high,
-        open_low=open_low,
-        off=off,
-        choices=choices,
-        public=public,
-    )
-    declared["default"] = neutral if default is MISSING else default
-    if isinstance(declared["default"], dict):
-        declared["default"] = TokenTable(declared["default"])
-    return dataclasses.field(default=declared["default"], metadata={"param": declared})
+    value = neutral if default is MISSING else default
+    value = TokenTable(value) if isinstance(value, dict) else value
+    made = Parameter(name, "", value, neutral, off, low, high, open_low, choices, help, optional=False, public=public)
+    return dataclasses.field(default=value, metadata={"param": made})
 
 
 def declared(cls: type, prefix: str = "") -> dict[str, Parameter]:
@@ -166,10 +155,9 @@ def declared(cls: type, prefix: str = "") -> dict[str, Parameter]:
     fields = {a: f for a, f in vars(cls).items() if isinstance(f, dataclasses.Field) and "param" in f.metadata}
     found = {}
     for attribute, (kind, optional, choices) in _kinds(cls, fields).items():
-        made = {**fields[attribute].metadata["param"]}
-        made["choices"] = made["choices"] or choices
-        made["name"] = made["name"] or (prefix if made["public"] else "") or attribute
-        found[attribute] = Parameter(kind=kind, optional=optional, **made)
+        made: Parameter = fields[attribute].metadata["param"]
+        choices, name = made.choices or choices, made.name or (prefix if made.public else "") or attribute
+        found[attribute] = dataclasses.replace(made, name=name, kind=kind, optional=optional, choices=choices)
     names = [parameter.name for parameter in found.values()]
     if len(set(names)) < len(names):
         raise TypeError(f"{cls.__name__}: every parameter needs a unique name, param(..., name=...), got {names}")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nucleate.models.loader import check_options
 from nucleate.models.protocol import DecodingContext, ModelError
-from nucleate.models.runner import Fork, ModelInput, Move
+from nucleate.models.runner import Fork, ModelInput, Move, Runner
 from nucleate.models.transformers.sharded_model import check_shardable
 from nucleate.parameters.converters import one_line
 from nucleate.parameters.parameter import ParameterError
@@ -156,12 +156,10 @@ def _source(logits_RV: Any) -> Any:
     return logits_RV.source if isinstance(logits_RV, ShardedLogits) else np.asarray(logits_RV)
 
 
-class ShardedRunner:
-    """memory: bytes for the KV cache of each rank. Raises ModelError."""
+class ShardedRunner(Runner):
+    """See ``Runner``. memory: bytes for the KV cache of each rank. Raises ModelError."""
 
-    paged = True
     tree_attention = True
-    unbatched_reason = ""
 
     def __init__(self, group: RankGroup, memory: int) -> None:
         self._group, self._packer = group, InputPacker()
@@ -211,9 +209,6 @@ class ShardedRunner:
     def forget(self, key: int) -> None:
         """See ``Runner.forget``. The other ranks forget it with the next forward pass."""
         self._packer.forget(key)
-
-    def warm(self) -> None:
-        """Nothing to do."""
 
 
 class TensorParallelModel:

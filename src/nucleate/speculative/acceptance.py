@@ -125,7 +125,7 @@ def block(p: Rows, draft: Draft, u_N: Uniforms, u: float) -> AcceptanceResult:
 
     Arguments as for ``rejection``. Raises ValueError, also for a tree.
     """
-    if not draft.is_chain:
+    if draft.parents is not None:
         raise ValueError("block verification is for chains, got a tree")
     rows: list[Distribution] = []
     distributions: list[Distribution] = []

@@ -68,18 +68,13 @@ def sample_without_replacement(
 ROOT = -1
 """The index of the root of a draft: the last token of the sequence."""
 
-INDEX_CHUNK_SIZE = 4096
-"""Maximum number of tokens of a sequence that one call of ``propose`` indexes, so that a long prompt does not stall the
-other sequences. The latest tokens are matched against the indexed ones.
-"""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
     """Draft tokens: a chain, or a tree. Raises ValueError for inconsistent arguments.
 
-    parents: for each token the index of its parent, ROOT or an earlier token; None: a chain. Tokens with the same
-    parent are siblings, and are tried in order.
+    parents: for each token the index of its parent, ROOT or an earlier token; of a chain, it becomes None. Tokens with
+    the same parent are siblings, and are tried in order.
 
     distributions: for each token the distribution [V] it was sampled from, given its ancestors and earlier siblings;
     None for a token that was not sampled, or whose distribution is unknown (then fewer sampled tokens are accepted).
@@ -98,14 +93,11 @@ class Draft:
         for index, parent in enumerate(self.parents or ()):
             if not ROOT <= parent < index:
                 raise ValueError(f"parent of the token at {index} must be in {ROOT}..{index - 1}, got {parent}")
+        if self.parents is not None and all(parent == index - 1 for index, parent in enumerate(self.parents)):
+            object.__setattr__(self, "parents", None)
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    @property
-    def is_chain(self) -> bool:
-        """Whether it is a chain: each token follows the one before it."""
-        return self.parents is None or all(parent == index - 1 for index, parent in enumerate(self.parents))
 
     @property
     def depth(self) -> int:
@@ -223,21 +215,13 @@ class Proposer(Protocol):
         return
 
 
-def tree_draft(tokens: Iterable[int], parents: Iterable[int]) -> Draft:
-    """A draft of these nodes, without distributions; ``parents`` is None if it is a chain."""
-    draft = Draft(tuple(tokens), tuple(parents))
-    return Draft(draft.tokens) if draft.is_chain else draft
-
-
 def select_nodes(draft: Draft, indices: Sequence[int]) -> Draft:
-    """The sub-draft of some nodes, in order, whose parents are among them; ``parents`` is None if it is a chain."""
+    """The sub-draft of some nodes, in order, whose parents are among them."""
     if len(indices) == len(draft):
-        return Draft(draft.tokens, None, draft.distributions) if draft.parents is not None and draft.is_chain else draft
+        return draft
     new_index = {ROOT: ROOT} | {index: new for new, index in enumerate(indices)}
     parent_indices = draft.parent_indices()
-    parents: tuple[int, ...] | None = tuple(new_index[parent_indices[index]] for index in indices)
-    if parents == tuple(range(ROOT, len(indices) + ROOT)):
-        parents = None
+    parents = tuple(new_index[parent_indices[index]] for index in indices)
     distributions = None if draft.distributions is None else tuple(draft.distributions[index] for index in indices)
     return Draft(tuple(draft.tokens[index] for index in indices), parents, distributions)
 
@@ -247,13 +231,12 @@ def truncate(draft: Draft, tree_width: int, depth: int, max_tokens: int) -> Draf
 
     A width of 1 keeps the first branch.
     """
-    if draft.is_chain:
-        draft = draft.prefix(min(depth, max_tokens))
-        return draft if draft.parents is None else Draft(draft.tokens, None, draft.distributions)
+    if draft.parents is None:
+        return draft.prefix(min(depth, max_tokens))
     num_children: dict[int, int] = {}
     depth_of = {ROOT: 0}
     indices: list[int] = []
-    for index, parent in enumerate(draft.parent_indices()):
+    for index, parent in enumerate(draft.parents):
         num_children[parent] = num_children.get(parent, 0) + 1
         if len(indices) < max_tokens and num_children[parent] <= tree_width and depth_of.get(parent, depth) < depth:
             depth_of[index] = depth_of[parent] + 1

@@ -6,17 +6,13 @@ edited repeats its latest version.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import DRAFTS
-from nucleate.speculative.draft import INDEX_CHUNK_SIZE, NO_DRAFT, Draft, DraftContext, Proposer
-
-HASH_FACTOR = secrets.randbits(63) | 1
-"""A factor of the hashes of all tables: odd, and random, so that no text can be made whose hashes collide."""
+from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, Proposer
 
 INITIAL_CAPACITY = 64
 
@@ -52,24 +48,15 @@ class NgramProposer(Proposer):
     """Continues the most recent n-gram that equals the last n tokens.
 
     n is the highest of ``prompt_lookup_min`` to ``prompt_lookup_max`` with a match. A continuation that reaches the end
-    of the sequence repeats itself. Time and memory per token do not depend on the length of the sequence.
-    index_chunk_size: see ``INDEX_CHUNK_SIZE``. Raises ValueError.
+    of the sequence repeats itself. Raises ValueError.
     """
 
-    def __init__(
-        self,
-        prompt_lookup_max: int = 4,
-        prompt_lookup_min: int = 2,
-        index_chunk_size: int = 4 * INDEX_CHUNK_SIZE,
-    ) -> None:
+    def __init__(self, prompt_lookup_max: int = 4, prompt_lookup_min: int = 2) -> None:
         if not 1 <= prompt_lookup_min <= prompt_lookup_max:
             message = "prompt_lookup_min must be in 1..prompt_lookup_max, got"
             raise ValueError(f"{message} {prompt_lookup_min} with prompt_lookup_max = {prompt_lookup_max}")
-        if index_chunk_size < 1:
-            raise ValueError(f"index_chunk_size must be >= 1, got {index_chunk_size}")
         self.prompt_lookup_max, self.prompt_lookup_min = prompt_lookup_max, prompt_lookup_min
-        self.index_chunk_size = index_chunk_size
-        self._indices: dict[int, _NgramIndex] = {}
+        self._tokens: dict[int, TokenBuffer] = {}
         self._out = np.empty(0, np.int64)
 
     def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
@@ -79,38 +66,13 @@ class NgramProposer(Proposer):
         return [self._propose(context, count) for context, count in zip(contexts, max_tokens, strict=True)]
 
     def _propose(self, context: DraftContext, count: int) -> Draft:
-        index, size = self._indices.get(context.key), len(context.token_ids)
-        if index is None or index.num_indexed > size:
-            index = self._indices[context.key] = _NgramIndex(self.prompt_lookup_max - self.prompt_lookup_min + 1)
-        text, start = index.tokens.update(context.token_ids), index.num_indexed
-        stop = min(size, start + self.index_chunk_size)
-        if stop > index.capacity:
-            index.grow(stop)
-        found = DRAFTS.draft_ngram(
-            index.table, self.prompt_lookup_min, self.prompt_lookup_max, HASH_FACTOR, text, start, stop, size, count,
-            self._out,
-        )  # fmt: skip
-        index.num_indexed = stop
+        tokens = self._tokens.get(context.key)
+        if tokens is None:
+            tokens = self._tokens[context.key] = TokenBuffer()
+        text = tokens.update(context.token_ids)
+        found = DRAFTS.draft_ngram(self.prompt_lookup_min, self.prompt_lookup_max, text, tokens.size, count, self._out)
         return Draft(tuple(self._out[:found].tolist())) if found else NO_DRAFT
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``."""
-        self._indices.pop(key, None)
-
-
-class _NgramIndex:
-    """Maps each n-gram of a sequence to the position after its last occurrence, see ``lookup_kernels``."""
-
-    def __init__(self, num_sizes: int) -> None:
-        self.num_indexed = 0  # tokens
-        self.capacity = 0  # tokens
-        self.tokens = TokenBuffer()
-        self.table = np.zeros((1, 2), np.int32)
-        self._num_sizes = num_sizes
-
-    def grow(self, size: int) -> None:
-        """Make room for the n-grams before so many tokens."""
-        self.capacity = capacity_for(size)
-        larger = np.zeros((1 << (2 * self._num_sizes * self.capacity - 1).bit_length(), 2), np.int32)
-        DRAFTS.move_ngrams(self.table, larger, HASH_FACTOR, self.tokens.array)
-        self.table = larger
+        self._tokens.pop(key, None)

@@ -7,6 +7,7 @@ which the kernels in ``lookup_kernels`` extend and search; 176 to 352 bytes per 
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,16 @@ from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import DRAFTS
 from nucleate.sampling.suffix_automaton import NOTHING, ROOT
-from nucleate.speculative.draft import INDEX_CHUNK_SIZE, NO_DRAFT, Draft, DraftContext, Proposer, tree_draft
-from nucleate.speculative.ngram import HASH_FACTOR, TokenBuffer, capacity_for
+from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, Proposer
+from nucleate.speculative.ngram import TokenBuffer, capacity_for
+
+HASH_FACTOR = secrets.randbits(63) | 1
+"""A factor of the hashes of edges: odd, and random, so that no text can be made whose hashes collide."""
+
+INDEX_CHUNK_SIZE = 4096
+"""Maximum number of tokens of a sequence that one call of ``propose`` indexes, so that a long prompt does not stall the
+other sequences. The latest tokens are matched against the indexed ones.
+"""
 
 LINK, LENGTH, COUNT, CONTINUED, TOP, FIRST = range(6)
 """The columns of ``states``: the state of the longest suffix that ends at more positions; the length of the longest
@@ -136,8 +145,7 @@ class SuffixProposer(Proposer):
         )  # fmt: skip
         if not found:
             return NO_DRAFT
-        tokens, parents = self._tree_8N[6:, :found].tolist()
-        return Draft(tuple(tokens)) if self.tree_width == 1 else tree_draft(tokens, parents)
+        return Draft(*map(tuple, self._tree_8N[6:, :found].tolist()))
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         """See ``Proposer.forget``."""

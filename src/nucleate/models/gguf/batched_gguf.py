@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.gguf.llama_library import GgufContext, LoadedModel, Token, llama_cpp
+from nucleate.models.gguf.llama_library import GgufContext, Token, llama_cpp
 from nucleate.models.paged_cache import free_memory
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, Fork, ModelInput, Runner
@@ -27,9 +27,9 @@ RECURRENT_SLOTS = 64
 
 
 class BatchedGguf(Runner):
-    """See ``Runner``. memory: bytes for the KV cache. Raises ModelError if they are less than a block."""
+    """See ``Runner``. model: a ``GgufModel``; memory: bytes of KV cache. Raises ModelError for less than a block."""
 
-    def __init__(self, model: LoadedModel, memory: int, block_size: int = BLOCK) -> None:
+    def __init__(self, model: Any, memory: int, block_size: int = BLOCK) -> None:
         self.model, self.block_size, self.paged = model, block_size, not model.recurrent
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
         size = model.options.n_ctx or memory // model.token_bytes
@@ -105,16 +105,6 @@ class BatchedGguf(Runner):
         self._map.forget(key)
 
 
-class Cells(Protocol):
-    """The memory of llama.cpp."""
-
-    def remove(self, slot: int, start: int) -> None:
-        """Remove the tokens of a sequence from a position on."""
-
-    def copy(self, source: int, target: int, start: int, stop: int) -> None:
-        """Add the cells of the positions start to stop - 1 of one sequence to another one."""
-
-
 class Slot:
     """A sequence of llama.cpp."""
 
@@ -132,7 +122,7 @@ class SequenceMap:
     sequence cannot be cut or shared in part, as the state of a recurrent model: it is removed as a whole.
     """
 
-    def __init__(self, cells: Cells, count: int, block_size: int, keep: int, *, whole: bool = False) -> None:
+    def __init__(self, cells: GgufContext, count: int, block_size: int, keep: int, *, whole: bool = False) -> None:
         self._cells, self._size, self._keep, self._whole = cells, block_size, keep, whole
         self._free = list(range(count - 1, -1, -1))
         self._active: dict[int, Slot] = {}  # by the key of the sequence

@@ -9,14 +9,13 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.models.cpu_operations import limit_spinning
-from nucleate.models.gguf.gguf_options import CACHE_TYPES, FLASH_ATTENTION, GgufOptions
+from nucleate.models.gguf.gguf_options import CACHE_TYPES, FLASH_ATTENTION
 from nucleate.models.protocol import ModelError
 from nucleate.parameters.converters import install_extra
 
@@ -80,32 +79,6 @@ MAX_BATCH = 2048
 FAILURES = {1: "the KV cache is full", 2: "it was aborted", -1: "the batch is invalid"}
 
 
-class LoadedModel(Protocol):
-    """What a context needs of a model; see ``GgufModel``."""
-
-    path: Path
-    options: GgufOptions
-    pointer: Any
-    vocab_size: int
-    context_length: int
-
-    @property
-    def runtime(self) -> str:
-        """See ``Model.runtime``."""
-
-    @property
-    def recurrent(self) -> bool:
-        """Whether the cache is a state that cannot be cut or shared in part."""
-
-    @property
-    def uses_gpu(self) -> bool:
-        """Whether layers are on a GPU."""
-
-    @property
-    def token_bytes(self) -> int:
-        """Bytes of the KV cache per token."""
-
-
 class Token(NamedTuple):
     """A token to compute."""
 
@@ -116,9 +89,9 @@ class Token(NamedTuple):
 
 
 class GgufContext:
-    """A context for up to ``slots`` sequences, with ``size`` tokens in the KV cache. Raises ModelError."""
+    """A context of a ``GgufModel`` for ``slots`` sequences, with ``size`` tokens in the KV cache. Raises ModelError."""
 
-    def __init__(self, model: LoadedModel, size: int, slots: int) -> None:
+    def __init__(self, model: Any, size: int, slots: int) -> None:
         lib, options = llama_cpp(), model.options
         params = lib.llama_context_default_params()
         params.n_ctx, params.n_seq_max, params.n_batch = size, slots, MAX_BATCH
@@ -145,12 +118,12 @@ class GgufContext:
         self._close = weakref.finalize(self, _free, lib, context, self._batch)
 
     def remove(self, slot: int, start: int) -> None:
-        """See ``Cells.remove``. Raises ModelError if the memory cannot be cut there."""
+        """Remove the tokens of a sequence from a position on. Raises ModelError if the memory cannot be cut there."""
         if not self._lib.llama_memory_seq_rm(self._memory, slot, start or -1, -1):
             raise ModelError(f"llama.cpp cannot remove tokens from {start} on")
 
     def copy(self, source: int, target: int, start: int, stop: int) -> None:
-        """See ``Cells.copy``."""
+        """Add the cells of the positions start to stop - 1 of one sequence to another one."""
         self._lib.llama_memory_seq_cp(self._memory, source, target, start, stop)
 
     def forward(self, tokens: list[Token]) -> NDArray[np.float32]:

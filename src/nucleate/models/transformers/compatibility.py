@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -119,37 +119,28 @@ def why_not(model: Any) -> str | None:
     return None
 
 
-def comparison_batches(layers: Sequence[AttentionLayer], most: int, block_size: int) -> tuple[int, Any, Any]:
-    """How to compute two sequences in batches, in chunks, for a comparison with Transformers.
-
-    Returns the length of both, the block table of each, and the (sequence, start, stop) of each forward pass. most:
-    the maximum length. Raises IncompatibleModelError.
-    """
-    windows = [layer.rule.window for layer in layers if 0 < layer.rule.window <= WINDOW]
-    length = min(max([LENGTH, *(window + LENGTH for window in windows)]), most)
-    if length < 4:
-        raise IncompatibleModelError(f"its context of {length} tokens is too short for the comparison")
-    ids, third = range(2 * -(-length // block_size)), length // 3
-    forwards = (
-        ((0, 0, third), (1, 0, length - 2)),
-        ((1, length - 2, length - 1), (0, third, length - 2)),
-        ((0, length - 2, length - 1), (1, length - 1, length)),
-        ((0, length - 1, length),),
-    )
-    return length, (ids[::-2], ids[::2]), forwards
-
-
 def compare(runner: Any, stock: Any, decoding: Decoding) -> None:
     """Compare two sequences computed in a batch, in chunks, with the stock model. Raises IncompatibleModelError.
 
     It replaces the KV cache of the runner.
     """
-    length, blocks, forwards = comparison_batches(runner.layers, runner.context_length, runner.block_size)
+    windows = [layer.rule.window for layer in runner.layers if 0 < layer.rule.window <= WINDOW]
+    length = min(max([LENGTH, *(window + LENGTH for window in windows)]), runner.context_length)
+    if length < 4:
+        raise IncompatibleModelError(f"its context of {length} tokens is too short for the comparison")
+    ids_of_blocks, third = range(2 * -(-length // runner.block_size)), length // 3
+    blocks = ids_of_blocks[::-2], ids_of_blocks[::2]
+    forwards = (  # (sequence, start, stop) of each forward pass
+        ((0, 0, third), (1, 0, length - 2)),
+        ((1, length - 2, length - 1), (0, third, length - 2)),
+        ((0, length - 2, length - 1), (1, length - 1, length)),
+        ((0, length - 1, length),),
+    )
     ids_2T = np.random.default_rng(0).integers(0, runner.vocab_size, (2, length))
     settings = {"position_ids": positions(stock, 0, length)} if decoding.positions else {}
     expected = stock(input_ids=torch.from_numpy(ids_2T).to(runner.device), use_cache=False, **settings)
     expected_2TV = runner.local_logits(expected.logits)
-    runner.allocate(sum(map(len, blocks)))
+    runner.allocate(len(ids_of_blocks))
     ids = ids_2T.tolist()
     decode: list[float] = []
     prefill: list[float] = []  # deviations of the tokens of inputs of one token, and of longer inputs

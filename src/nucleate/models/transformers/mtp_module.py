@@ -1,4 +1,4 @@
-"""Multi-token prediction (MTP) modules of a Transformers model: loaded, batched and checked.
+"""Multi-token prediction (MTP) modules of a Transformers model: loaded and batched.
 
 From the hidden state of a token and a later token, a module predicts the hidden state of the later one (DeepSeek-V3,
 arXiv 2412.19437, section 2.2). The modules are those of Transformers (``MtpModel``).
@@ -17,9 +17,8 @@ from transformers.modeling_layers import MtpModel
 
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, ModelInput
-from nucleate.models.transformers.batched_model import HiddenStateCapture, decoder_layers, has_kernel, new_layer_cache
-from nucleate.models.transformers.compatibility import comparison_batches, probing
-from nucleate.models.transformers.decoding_context import TOLERANCE
+from nucleate.models.transformers.batched_model import decoder_layers, has_kernel, new_layer_cache
+from nucleate.models.transformers.compatibility import probing
 from nucleate.models.transformers.ragged_attention import (
     AttentionLayer,
     AttentionPlan,
@@ -48,7 +47,6 @@ class MtpModules:
             self._model = paged_copy(modules.eval())
             with torch.inference_mode():
                 self.layers = [self._probe(module) for module in range(self.count)]
-                _compare(self, modules, model)
         except ModelError as error:
             raise ModelError(f"the MTP modules of the model cannot be run: {error}") from error
         except Exception as error:  # the model's code may raise anything
@@ -125,50 +123,3 @@ def _load(model: Any) -> Any:
         return MtpModel.from_pretrained(model, device_map={"": model.device})
     except Exception as error:  # of torch, transformers, safetensors
         raise ModelError(f"cannot load the MTP modules in {folder}: {one_line(error)}") from error
-
-
-def _compare(ours: MtpModules, modules: Any, model: TransformersModel) -> None:
-    """Compare two sequences computed in a batch, in chunks, with Transformers. Raises IncompatibleModelError."""
-    length, blocks, forwards = comparison_batches(ours.layers, model.context_length - ours.count - 1, BLOCK)
-    ids_2T = np.random.default_rng(0).integers(0, model.vocab_size, (2, length + ours.count + 1))
-    ids = torch.from_numpy(ids_2T).to(ours.device)
-    stock, states = _last_states(ours, model, ids[:, :length])
-    caches, positions = ours.new_kv_caches(sum(map(len, blocks))), torch.arange(length, device=ours.device)[None]
-    for module in range(ours.count):
-        later = ids[:, module + 1 : module + 1 + length]
-        stock = [
-            modules.forward_layer(module, x, positions + module + 1, None, input_ids=row[None])
-            for x, row in zip(stock, later, strict=True)
-        ]
-        outputs: list[list[Any]] = [[], []]
-        for chunks in forwards:
-            inputs = [ModelInput(row, later[row].tolist(), start, stop, blocks[row], 1) for row, start, stop in chunks]
-            x_TX = torch.cat([states[row][start:stop] for row, start, stop in chunks])
-            out_TX, _ = ours.run(module, x_TX, inputs, [0] * len(inputs), caches[module])
-            for (row, _, _), part in zip(chunks, out_TX.split([j - i for _, i, j in chunks]), strict=True):
-                outputs[row].append(part)
-        states = [torch.cat(parts) for parts in outputs]
-        worst = max(_deviation(mine, other[0], ours.dtype) for mine, other in zip(states, stock, strict=True))
-        if not worst <= TOLERANCE.get(ours.dtype, 0):
-            raise IncompatibleModelError(f"their batched output differs by {worst:.1%}")
-
-
-def _last_states(ours: MtpModules, model: TransformersModel, ids_2T: Any) -> tuple[list[Any], list[Any]]:
-    """The inputs of the first module for each row: from Transformers [1, T, X], and captured with hooks [T, X]."""
-    capture = HiddenStateCapture(model.model, (ours.depth,))
-    stock, states = [], []
-    try:
-        for row in ids_2T:
-            out = model.model(input_ids=row[None], use_cache=False, output_hidden_states=True)
-            stock.append(out.hidden_states[-1])
-            states.append(ours.hidden(ours.copy_states(capture.take())))
-    finally:
-        capture.close()
-    return stock, states
-
-
-def _deviation(ours_TX: Any, stock_TX: Any, dtype: Any) -> float:
-    """The largest relative deviation of the tokens; in 16-bit types, the worst quarter is ignored."""
-    deviation_T = (ours_TX.float() - stock_TX.float()).norm(dim=-1) / stock_TX.float().norm(dim=-1).mean()
-    share = 0.75 if dtype.itemsize == 2 else 1.0  # rounding routes some tokens to other experts
-    return float(deviation_T.quantile(share, interpolation="lower"))

@@ -6,12 +6,11 @@ import logging
 import re
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from nucleate.models.cpu_operations import limit_spinning
 from nucleate.models.model_files import quantized_weight
@@ -204,84 +203,39 @@ def check_device(device: str) -> None:
 
 logger = logging.getLogger("nucleate")
 
-DELAY, LOG_INTERVAL, LINE_INTERVAL = 1.0, 10.0, 0.5
-"""Seconds before the first report, and between reports in the log and on a terminal."""
-
-
-class LoadProgress:
-    """The share of a model's weights that is loaded."""
-
-    def __init__(self, folder: Path) -> None:
-        self._name, self._start, self.share = folder.name or str(folder), monotonic(), 0.0
-        size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-        self._size = f" ({size / 1e9:.1f} GB)" if size >= 5e7 else ""
-
-    def count(self, factory: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """A hook for the progress bars of Transformers: observes the one over the weights."""
-        if options.get("desc") != "Loading weights" or not arguments:
-            return factory(*arguments, **options)
-        return self._counted(arguments[0])
-
-    def _counted(self, weights: Any) -> Iterator[Any]:
-        for number, weight in enumerate(weights):
-            self.share = number / len(weights)
-            yield weight
-
-    def __str__(self) -> str:
-        return f"loading {self._name}{self._size}: {self.share:.0%} of the weights, {monotonic() - self._start:.0f} s"
+DELAY = 1.0
+"""Seconds before the progress of loading is shown."""
 
 
 @contextmanager
 def load_progress(folder: Path) -> Iterator[None]:
-    """Report within this context, after a second, if the log has level info or stderr is a terminal."""
-    in_log, stream = logger.isEnabledFor(logging.INFO), sys.stderr
-    if not in_log and (stream is None or not stream.isatty()):
-        yield
-        return
-    progress, done, begin = LoadProgress(folder), threading.Event(), monotonic()
-    report = (progress, done) if in_log else (progress, done, stream)
-    thread = threading.Thread(target=_log if in_log else _show_line, args=report, daemon=True)
-    thread.start()
-    try:
-        with _observed(progress):
-            yield
-    finally:
-        done.set()
-        thread.join()
-    if in_log:
-        logger.info("loaded %s in %.1f s", folder.name, monotonic() - begin)
+    """Report that a model is loaded in this context: in the log at level info, else by a bar if stderr is a terminal.
 
-
-@contextmanager
-def _observed(progress: LoadProgress) -> Iterator[None]:
-    """Observe the progress bars of Transformers. Old versions cannot; then the share of the weights stays 0."""
+    The bar is over the weights. It is shown after DELAY, and erased at the end. Old versions of Transformers have none.
+    """
     _, transformers = libraries()
+    name, begin, in_log = folder.name or str(folder), monotonic(), logger.isEnabledFor(logging.INFO)
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    description = f"loading {name}{f' ({size / 1e9:.1f} GB)' if size >= 5e7 else ''}"
+    if in_log:
+        logger.info("%s", description)
+    shown = not in_log and sys.stderr is not None and sys.stderr.isatty()
+
+    def bar(factory: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if not shown or options.get("desc") != "Loading weights":
+            return factory(*arguments, **options)
+        from tqdm import tqdm
+
+        return tqdm(*arguments, desc=description, delay=DELAY, leave=False, file=sys.stderr, dynamic_ncols=True)
+
     set_hook = getattr(transformers.utils.logging, "set_tqdm_hook", lambda _: None)
-    before = set_hook(progress.count)
+    before = set_hook(bar)
     try:
         yield
     finally:
         set_hook(before)
-
-
-def _log(progress: LoadProgress, done: threading.Event) -> None:
-    delay = DELAY
-    while not done.wait(delay):
-        logger.info("%s", progress)
-        delay = LOG_INTERVAL
-
-
-def _show_line(progress: LoadProgress, done: threading.Event, stream: TextIO) -> None:
-    delay, width = DELAY, 0
-    while not done.wait(delay):
-        line = str(progress)
-        width = max(width, len(line))
-        stream.write(f"\r{line:{width}}")
-        stream.flush()
-        delay = LINE_INTERVAL
-    if width:
-        stream.write(f"\r{'':{width}}\r")
-        stream.flush()
+    if in_log:
+        logger.info("loaded %s in %.1f s", name, monotonic() - begin)
 
 
 def convert_tokenizer(folder: Path, out: Path) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from nucleate.models.cpu_operations import compiled_matmul as product
 from nucleate.models.cpu_operations import one_thread
 from nucleate.models.numpy_llama import Floats, Llama
-from nucleate.speculative.draft import ROOT, Draft, TargetOutput, select_nodes
+from nucleate.speculative.draft import ROOT, Draft, TargetOutput
 from nucleate.speculative.neural.draft_head import Weights
 from nucleate.speculative.neural.draft_sampling import (
     ChainBuilder,
@@ -145,4 +145,4 @@ def fill_tree(structure: Sequence[tuple[int, int, int]], found: Sequence[Sequenc
             parents.append(index_of[parent])
     sampled = any(one.distribution is not None for one in tokens)
     distributions = tuple(one.distribution for one in tokens) if sampled else None
-    return select_nodes(Draft(tuple(one.token for one in tokens), tuple(parents), distributions), range(len(tokens)))
+    return Draft(tuple(one.token for one in tokens), tuple(parents), distributions)
