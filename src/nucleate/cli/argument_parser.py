@@ -111,8 +111,8 @@ class HelpFormatter(argparse.HelpFormatter):
 class ArgumentParser(argparse.ArgumentParser):
     """An argument parser with a short help.
 
-    common: help texts of the most used arguments, by flag or by the metavar of a positional argument. With them,
-    ``--help`` lists only these, on one screen, and ``--help-all`` lists everything.
+    common: help texts of the most used arguments, by flag or by the metavar of a positional argument; an empty one is
+    that of the argument. With them, ``--help`` lists only these, on one screen, and ``--help-all`` lists everything.
     """
 
     def __init__(self, *, common: Mapping[str, str] | None = None, **options: Any) -> None:
@@ -155,8 +155,8 @@ class ArgumentParser(argparse.ArgumentParser):
 
     def format_short_help(self) -> str:
         """Return the help of the common arguments."""
-        actions = {name: action for action in self._actions for name in (*action.option_strings, action.metavar)}
-        rows = [(_invocation(actions[name], name), text) for name, text in self.common.items()]
+        actions = {name: action for action in self._actions for name in action.option_strings or [str(action.metavar)]}
+        rows = [(_invocation(actions[name], name), text or actions[name].help) for name, text in self.common.items()]
         width = max(len(left) for left, _ in rows) + 4
         lines = [f"  {left:{width - 2}}{text}" for left, text in rows]
         summary = (self.description or "").strip().splitlines()[0]
