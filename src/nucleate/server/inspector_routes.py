@@ -121,7 +121,7 @@ class InspectorRoutes:
         except InspectorError as error:
             raise _http_error(error) from None
         log.stream, log.prompt, log.prompt_tokens = True, run.prompt or run.messages, len(run.prompt_ids)
-        self._metrics.count_prompt_tokens(log.prompt_tokens)
+        self._metrics.prompt_tokens.inc(log.prompt_tokens)
         spec = run.params.structured_outputs
         field = None if spec is None else "params"
         async with running(context, service, self._metrics, [validated], field) as (batches, recorder):

@@ -6,10 +6,9 @@ API is an error, unless its value has no effect.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 from nucleate.chat.chat_format import NO_TOOLS
@@ -28,7 +27,6 @@ from nucleate.server.openai.response_format import (
     RequestedFormat,
     read_format,
 )
-from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.tokenization.chat_template import DEFAULT_OPTIONS, ChatTemplateOptions
 
 Prompt = str | tuple[int, ...]
@@ -42,8 +40,6 @@ _STREAM_OPTIONS: Mapping[str, fields.Field] = dict.fromkeys(
     ("include_usage", "continuous_usage_stats", "include_obfuscation"),  # the last one has no effect
     fields.Field(fields.BOOLEAN),
 )
-MAX_CACHED_CHARACTERS = 1024
-"""Maximum size of the sampling parameters of a request, as JSON, that are cached."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +117,7 @@ def read_body(
         given["max_tokens"] = _prompt_only_max_tokens(given, echo)
     tool_use = _tool_use(given, endpoint.max_tool_name)
     requested = _requested_format(given, tool_use)
-    params = _params(defaults, _values(endpoint, given, defaults, requested))
+    params = defaults.override(**_values(endpoint, given, defaults, requested))
     stream, include_usage, continuous_usage = _stream(given)
     prompts, messages = _prompts_or_messages(endpoint, given)
     best_of, model = _best_of(given, params.n, stream), given.get("model")
@@ -238,21 +234,6 @@ def _values(
     if defaults.max_tokens is None:
         values.setdefault("max_tokens", endpoint.max_tokens)
     return values
-
-
-def _params(defaults: SamplingParams, values: Mapping[str, Any]) -> SamplingParams:
-    """Return the parameters of a request. Those of short requests are cached, because validation takes 0.2 ms."""
-    if not isinstance(values.get("structured_outputs"), StructuredOutputs):
-        text = json.dumps(values)
-        if len(text) <= MAX_CACHED_CHARACTERS:
-            return _cached_params(defaults, text)
-    return defaults.override(**values)
-
-
-@lru_cache(256)
-def _cached_params(defaults: SamplingParams, values: str) -> SamplingParams:
-    """Return the parameters of a request. values: as JSON, which unlike a dict distinguishes 1, 1.0 and true."""
-    return defaults.override(**json.loads(values))
 
 
 def _seed(value: Any) -> Any:
