@@ -5,7 +5,6 @@ Request bodies become those of chat completions. Responses are one object, or li
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -164,16 +163,26 @@ def read_format(value: Any) -> dict[str, Any]:
 NANOSECONDS = 10**9
 
 
+@final
 class OllamaEncoder(chat_api.ChatEncoder):
-    """The part that both endpoints share. The subclasses say where text, reasoning and calls are."""
+    """in_message: whether text, reasoning and calls are in a message, as in chats."""
 
     content_type: ClassVar[str] = "application/x-ndjson"
 
-    @abstractmethod
+    def __init__(self, given: chat_api.EncoderInput, *, in_message: bool) -> None:
+        super().__init__(given)
+        self._in_message = in_message
+
     def _content(self, text: str, reasoning: str, calls: Sequence[chat_api.Block]) -> str:
         """Return the JSON of an object's fields for the content, without braces."""
+        thinking = {"thinking": reasoning} if reasoning else {}
+        if not self._in_message:
+            return dumps({"response": text, **thinking})[1:-1]
+        message: JSON = {"role": "assistant", "content": text, **thinking}
+        encoded = ",".join(map(_encoded_call, calls))
+        made = chat_api.with_json(message, "tool_calls", f"[{encoded}]") if calls else dumps(message)
+        return f'"message":{made}'
 
-    @final
     def body(self, usage: Usage) -> Iterator[str]:
         texts = {kind: [b.text for b in self.blocks.all if b.kind == kind] for kind in ("text", "reasoning")}
         calls = [block for block in self.blocks.all if block.kind == "call"]
@@ -185,19 +194,15 @@ class OllamaEncoder(chat_api.ChatEncoder):
             yield from json_parts(self._logprobs(steps))
         yield f",{dumps(self._totals(usage))[1:]}"
 
-    @final
     def error(self, error: HTTPError) -> bytes:
         return (dumps({"error": error.body["error"]["message"]}) + "\n").encode()
 
-    @final
     def _start(self) -> str:
         return ""
 
-    @final
     def _idle(self) -> str:
         return self._line("", "", ())
 
-    @final
     def _event(self, event: chat_api.BlockEvent) -> str:
         block = event.block
         if block.kind == "call":
@@ -207,23 +212,19 @@ class OllamaEncoder(chat_api.ChatEncoder):
         text, reasoning = (event.text, "") if block.kind == "text" else ("", event.text)
         return self._line(text, reasoning, (), event.logprobs)
 
-    @final
     def _end(self, usage: Usage) -> str:
         return f"{dumps(self._head())[:-1]},{self._content('', '', ())},{dumps(self._totals(usage))[1:]}\n"
 
-    @final
     def _line(
         self, text: str, reasoning: str, calls: Sequence[chat_api.Block], logprobs: Sequence[StepLogprobs] = ()
     ) -> str:
         steps = f',"logprobs":{dumps([*self._logprobs(logprobs)])}' if logprobs else ""
         return f'{dumps(self._head())[:-1]},{self._content(text, reasoning, calls)}{steps},"done":false}}\n'
 
-    @final
     def _head(self) -> JSON:
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         return {"model": self.given.head.model, "created_at": now}
 
-    @final
     def _totals(self, usage: Usage) -> JSON:
         """Return the fields of the last object. Durations are in nanoseconds."""
         last, (total, first) = self.blocks.last, self.given.timing()
@@ -238,31 +239,8 @@ class OllamaEncoder(chat_api.ChatEncoder):
             "eval_duration": int((total - first) * NANOSECONDS),
         }
 
-    @final
     def _logprobs(self, steps: Sequence[StepLogprobs]) -> Iterator[JSON]:
         return (step_body(step, self.given.tokenizer) for step in steps)
-
-
-@final
-class ChatLines(OllamaEncoder):
-    """Responses of ``/api/chat``."""
-
-    def _content(self, text: str, reasoning: str, calls: Sequence[chat_api.Block]) -> str:
-        message: JSON = {"role": "assistant", "content": text}
-        if reasoning:
-            message["thinking"] = reasoning
-        made = dumps(message)
-        if calls:
-            made = chat_api.with_json(message, "tool_calls", f"[{','.join(map(_encoded_call, calls))}]")
-        return f'"message":{made}'
-
-
-@final
-class GenerateLines(OllamaEncoder):
-    """Responses of ``/api/generate``."""
-
-    def _content(self, text: str, reasoning: str, calls: Sequence[chat_api.Block]) -> str:
-        return dumps({"response": text, **({"thinking": reasoning} if reasoning else {})})[1:-1]
 
 
 def _encoded_call(block: chat_api.Block) -> str:
@@ -271,6 +249,7 @@ def _encoded_call(block: chat_api.Block) -> str:
 
 
 CHAT_URL, GENERATE_URL = "/api/chat", "/api/generate"
+CHAT_LINES, GENERATE_LINES = (partial(OllamaEncoder, in_message=one) for one in (True, False))
 _COMMON: Mapping[str, fields.Declared] = {
     "model": fields.COMMON["model"],
     "stream": fields.Field(fields.BOOLEAN, "Stream the response as lines of JSON; the default."),
@@ -313,7 +292,7 @@ def translate_chat(body: Any) -> chat_api.Translation:
         made["continue_final_message"] = True
     if "tools" in given:
         made["tools"] = given["tools"]
-    return chat_api.Translation(made, ChatLines)
+    return chat_api.Translation(made, CHAT_LINES)
 
 
 @chat_api.translator
@@ -331,14 +310,14 @@ def translate_generate(body: Any) -> chat_api.Translation:
     if not given.get("raw") and not suffix:
         messages = [{"role": "system", "content": system}] if system else []
         made["messages"] = [*messages, {"role": "user", "content": prompt}]
-        return chat_api.Translation({**made, **_chat(given)}, GenerateLines)
+        return chat_api.Translation({**made, **_chat(given)}, GENERATE_LINES)
     if system or given.get("think"):
         name = "system" if system else "think"
         raise ParameterError(name, f"{name} cannot be combined with raw or suffix, which have no chat template")
     made |= {"prompt": prompt, "suffix": suffix or None}
     if given.get("logprobs"):
         made["logprobs"] = given.get("top_logprobs", 0)
-    return chat_api.Translation(made, GenerateLines, COMPLETION.url)
+    return chat_api.Translation(made, GENERATE_LINES, COMPLETION.url)
 
 
 def _common(given: Mapping[str, Any]) -> dict[str, Any]:
