@@ -28,8 +28,6 @@ HEADERS: Final = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-OPEN_ROUTES: Final = frozenset({"inspector", "inspector/{file}"})
-"""Names of the routes that need no API key: they are the same for everybody."""
 MAX_QUESTIONS: Final = 32
 """Traces and draws in progress or waiting; more get status 503."""
 FRAME_SECONDS: Final = 0.02

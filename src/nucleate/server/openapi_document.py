@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING
 from functools import cache
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any
 
 from nucleate.inspector.page import TYPES
 from nucleate.parameters.parameter import Parameter
@@ -326,10 +326,6 @@ def _number_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
 def _list_schema(items: Schema, most: int | None) -> Schema:
     schema: Schema = {"type": "array", "items": items}
     return schema if most is None else {**schema, "maxItems": most}
-
-
-OPEN_PAGE_ROUTES: Final = frozenset({"docs", "docs/{file}"})
-"""Names of the routes that need no API key: the page is the same for everybody; the document that it shows is not."""
 
 
 @cache
