@@ -17,7 +17,7 @@ from nucleate.engine.beam_scheduler import ValidatedBeamRequest
 from nucleate.engine.request import ValidatedRequest
 from nucleate.outputs import Completion, CompletionChunk, EngineOutput, FinishReason, Usage
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.chat_api import ChatAPI, ChatEncoder, EncoderInput, drop_unknown
+from nucleate.server.chat_api import ChatAPI, ChatEncoder, EncoderInput
 from nucleate.server.http_errors import (
     HTTPError,
     generation_failed,
@@ -176,7 +176,7 @@ class GenerationEndpoint:
         if call.constraint is not None:
             log.structured_outputs, field = call.constraint
             self._metrics.structured_outputs.labels(log.structured_outputs).inc()
-        context.report_ignored_fields(call.parsed.ignored_fields)
+        context.report_ignored_fields(call.ignored_fields)
         log.stream, log.prompt = call.parsed.stream, call.parsed.messages or call.parsed.prompts
         log.prompt_tokens = sum(map(len, call.prompt_token_ids))
         self._metrics.prompt_tokens.inc(log.prompt_tokens)
@@ -301,10 +301,8 @@ async def answer(service: Service, context: RequestContext, known: Collection[st
     """Answer a request that generates nothing. make: gets the decoded body, on a worker thread. known: its fields."""
 
     def work(data: bytes) -> Any:
-        body = service.decode_body(data)
-        if service.options.ignore_unknown_fields:
-            body, ignored = drop_unknown(body, known)
-            context.report_ignored_fields(ignored)
+        body, ignored = service.known_fields(service.decode_body(data), known)
+        context.report_ignored_fields(ignored)
         return make(body)
 
     with service.request_slot():

@@ -69,16 +69,12 @@ class Endpoint:
         """Whether bodies have several prompts of text or token ids."""
         return bool(self.url) and "prompt" in self.prompt_fields
 
-    def given_fields(
-        self, body: Mapping[str, Any], *, ignore_unknown: bool = False
-    ) -> tuple[dict[str, Any], list[str]]:
-        """Return the fields of a body that have an effect, and the unknown ones that are ignored.
+    def given_fields(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a body that have an effect. Raises ParameterError for an unknown or unsupported one.
 
-        A field that is null is absent, whatever its name. Raises ParameterError for an unsupported field and, unless
-        ``ignore_unknown``, for an unknown one. A field that would constrain the output in older versions of vLLM is
-        never ignored.
+        A field that is null is absent, whatever its name.
         """
-        given, ignored = dict[str, Any](), list[str]()
+        given = dict[str, Any]()
         for name, value in body.items():
             if value is None:
                 continue
@@ -86,16 +82,13 @@ class Endpoint:
             if declared is None and name not in FIELDS:
                 if name in RENAMED:
                     raise ParameterError(name, f"unknown field {shown(name)}; use {RENAMED[name]}")
-                if not ignore_unknown:
-                    raise unknown_field(name, self.field_names)
-                ignored.append(name)
-                continue
+                raise unknown_field(name, self.field_names)
             if isinstance(declared, Field):
                 declared.check(name, value)
                 if not declared.is_supported:
                     continue
             given[name] = value
-        return given, ignored
+        return given
 
 
 COMPLETIONS = Endpoint(

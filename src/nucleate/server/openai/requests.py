@@ -63,7 +63,6 @@ class ParsedRequest:
     tokens_as_ids: bool = False  #: in logprobs, tokens are "token_id:ID"
     truncation: fields.Truncation | None = None  #: of the prompt
     priority: int = 0
-    ignored_fields: Sequence[str] = ()  #: names of unknown fields
     best_of: int = 0  #: sequences to generate, of which the n best are returned; 0: n
     prompt_only: bool = False  #: max_tokens was 0: the response has only the prompt
     max_tokens_field: str | None = None  #: the field of the body that sets ``max_tokens``
@@ -100,17 +99,14 @@ class ParsedRequest:
 
 
 @fields.reject_deep_nesting
-def read_body(
-    endpoint: Endpoint, body: Any, defaults: SamplingParams, *, ignore_unknown: bool = False
-) -> ParsedRequest:
-    """Parse a decoded JSON body. defaults: the parameters that it does not set.
+def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> ParsedRequest:
+    """Parse a decoded JSON body. defaults: the parameters that it does not set. Raises ParameterError.
 
-    ignore_unknown: list unknown fields in ``ignored_fields`` instead of raising. Raises ParameterError, which names the
-    field.
+    The error names the field.
     """
     if not isinstance(body, Mapping):
         raise fields.invalid_value("body", "a JSON object", body)
-    given, ignored = endpoint.given_fields(body, ignore_unknown=ignore_unknown)
+    given = endpoint.given_fields(body)
     echo = given.get("echo", False)
     prompt_only = endpoint.completes_prompts and fields.json_equal(given.get("max_tokens"), 0)
     if prompt_only:
@@ -142,7 +138,6 @@ def read_body(
         tokens_as_ids=given.get("return_tokens_as_token_ids", False),
         truncation=fields.read_truncation(given, echo=echoes_prompt, suffix=suffix),
         priority=given.get("priority", 0),
-        ignored_fields=ignored,
         best_of=best_of,
         prompt_only=prompt_only,
         max_tokens_field=None if prompt_only else next((name for name in _MAX_TOKENS if name in given), None),
