@@ -15,7 +15,7 @@ from nucleate import __version__
 from nucleate.chat.chat_format import NO_TOOLS
 from nucleate.chat.tools import ToolUse
 from nucleate.parameters.keywords import with_suggestions
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.server.access import ANY, APIKeyMiddleware, APIKeys, HostMiddleware
 from nucleate.server.chat_api import ChatAPI
 from nucleate.server.generation_endpoint import GenerationEndpoint, answer
@@ -24,7 +24,7 @@ from nucleate.server.messages_api import COUNT_URL, MESSAGES, count_tokens
 from nucleate.server.metrics import Metrics
 from nucleate.server.ollama_api import CHAT_API, GENERATE_API, OllamaRoutes
 from nucleate.server.openai.endpoints import ENDPOINTS
-from nucleate.server.openai.fields import are_token_ids, invalid_value, present_fields, reject_deep_nesting
+from nucleate.server.openai.fields import are_token_ids, present_fields, reject_deep_nesting
 from nucleate.server.openai.messages import DETOKENIZE, TEMPLATE_FIELDS, TOKENIZE, read_messages, read_template_options
 from nucleate.server.openapi_document import document, page_files
 from nucleate.server.request_context import IGNORED_FIELDS_HEADER, Handler, RequestContext, RequestMiddleware

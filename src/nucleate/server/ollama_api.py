@@ -12,7 +12,7 @@ from hashlib import sha256
 from typing import Any, ClassVar, final
 
 from nucleate.outputs import StepLogprobs, Usage
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.server import chat_api
 from nucleate.server.generation_endpoint import answer
 from nucleate.server.http_errors import HTTPError
@@ -37,7 +37,7 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
     Calls without an id get one, and so does the result that follows: that of the first open call of this name.
     """
     if not isinstance(value, list) or not value:
-        raise fields.invalid_value("messages", "a list with at least one message", value)
+        raise invalid_value("messages", "a list with at least one message", value)
     open_calls: list[tuple[str, str]] = []  # names and ids
     return [_message(message, index, open_calls) for index, message in enumerate(value)]
 
@@ -75,7 +75,7 @@ def _answered(given: Mapping[str, Any], where: str, open_calls: list[tuple[str, 
     """Return the fields of a result: the name of the tool and the id of the call."""
     name = given.get("tool_name") or given.get("name")
     if name is not None and not isinstance(name, str):
-        raise fields.invalid_value(f"{where}.tool_name", "a string", name, "messages")
+        raise invalid_value(f"{where}.tool_name", "a string", name, "messages")
     made = {} if name is None else {"name": name}
     if given.get("tool_call_id"):
         return {**made, "tool_call_id": fields.read_name(given, "tool_call_id", where, "messages")}
@@ -144,7 +144,7 @@ def _with_mirostat(given: dict[str, Any]) -> dict[str, Any]:
     if fields.json_equal(version, 0):
         return given
     if not isinstance(version, int) or isinstance(version, bool) or version not in _MIROSTAT:
-        raise fields.invalid_value("options.mirostat", "0, 1 or 2", version, "options")
+        raise invalid_value("options.mirostat", "0, 1 or 2", version, "options")
     name = _MIROSTAT[version]
     return {**given, f"{name}_tau": tau, **({} if eta is None else {f"{name}_eta": eta})}
 
@@ -156,7 +156,7 @@ def read_format(value: Any) -> dict[str, Any]:
     if value == "json":
         return {"response_format": {"type": "json_object"}}
     if not isinstance(value, Mapping):
-        raise fields.invalid_value("format", "json or a JSON schema", value)
+        raise invalid_value("format", "json or a JSON schema", value)
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": value}}}
 
 

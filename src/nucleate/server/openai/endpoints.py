@@ -12,7 +12,7 @@ from typing import Any
 
 from nucleate.chat.tools import MAX_NAME
 from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, unknown
 from nucleate.sampling_params import FIELDS
 from nucleate.server.openai.fields import (
     BEST_OF,
@@ -23,7 +23,6 @@ from nucleate.server.openai.fields import (
     TOP_LOGPROBS,
     Declared,
     Field,
-    unknown_field,
     unsupported,
 )
 from nucleate.server.openai.fields import TEXT as TEXT_SCHEMA
@@ -82,7 +81,7 @@ class Endpoint:
             if declared is None and name not in FIELDS:
                 if name in RENAMED:
                     raise ParameterError(name, f"unknown field {shown(name)}; use {RENAMED[name]}")
-                raise unknown_field(name, self.field_names)
+                raise unknown(name[:100], self.field_names, "field")
             if isinstance(declared, Field):
                 declared.check(name, value)
                 if not declared.is_supported:

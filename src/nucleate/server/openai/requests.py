@@ -15,7 +15,7 @@ from nucleate.chat.chat_format import NO_TOOLS
 from nucleate.chat.tools import ToolUse
 from nucleate.engine.beam_params import BeamParams, BeamRequest
 from nucleate.engine.request import Request
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.sampling_params import FIELDS, SamplingParams
 from nucleate.server.openai import fields
 from nucleate.server.openai.endpoints import Endpoint
@@ -105,7 +105,7 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Parsed
     The error names the field.
     """
     if not isinstance(body, Mapping):
-        raise fields.invalid_value("body", "a JSON object", body)
+        raise invalid_value("body", "a JSON object", body)
     given = endpoint.given_fields(body)
     echo = given.get("echo", False)
     prompt_only = endpoint.completes_prompts and fields.json_equal(given.get("max_tokens"), 0)
@@ -156,7 +156,7 @@ def _tool_use(given: Mapping[str, Any], max_name: int) -> ToolUse:
     for index, tool in enumerate(use.tools):
         if len(tool.name) > max_name:
             allowed = f"at most {max_name} characters"
-            raise fields.invalid_value(f"tools[{index}].function.name", allowed, tool.name, "tools")
+            raise invalid_value(f"tools[{index}].function.name", allowed, tool.name, "tools")
     if use.callable_tools and not given.keys().isdisjoint(fields.BEAM_FIELDS):
         raise ParameterError("tools", "tools cannot be combined with fields of beam search")
     return use
@@ -235,7 +235,7 @@ def _seed(value: Any) -> Any:
     """Return a seed of OpenAI's range, signed integers of 64 bits, as an unsigned one. -1 is a random seed."""
     if isinstance(value, int) and value < 0:
         if value < -(2**63):
-            raise fields.invalid_value("seed", "an integer >= -2**63 and <= 2**64 - 1", value)
+            raise invalid_value("seed", "an integer >= -2**63 and <= 2**64 - 1", value)
         return None if value == -1 else value % 2**64
     return value
 
@@ -261,7 +261,7 @@ def _prompts(value: Any, *, several: bool) -> tuple[Prompt, ...]:
         if several and all(isinstance(item, list | tuple) and item and fields.are_token_ids(item) for item in value):
             return tuple(map(tuple, value))
     lists = ", or a list of either" if several else ""
-    raise fields.invalid_value("prompt", f"a string or a list of token ids{lists}", value)
+    raise invalid_value("prompt", f"a string or a list of token ids{lists}", value)
 
 
 def read_logprobs(endpoint: Endpoint, given: Mapping[str, Any]) -> dict[str, Any]:
