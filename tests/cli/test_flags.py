@@ -163,18 +163,9 @@ def test_json_has_null_without_logprobs(run: Any) -> None:
     [
         ("--logit-bias", "300=100"),
         ("--allowed-token-ids", "300,301"),
-        ("--stop", "x"),
         ("--stop-regex", "[xyz]"),
-        ("--stop-token-ids", "13"),
-        ("--min-tokens", "5"),
-        ("--repetition-penalty", "1.3"),
-        ("--order", "llama.cpp"),
         ("--order", "temperature,top_p,top_k,bad_words", "--bad-words", "the"),
-        ("--draw", "greedy"),
-        ("--draw", "categorical"),
-        ("--mirostat-tau", "3"),
         ("--dry-multiplier", "0.8", "--dry-sequence-breakers", "a"),
-        ("--logprobs-mode", "processed", "--logprobs", "0"),
     ],
     ids=" ".join,
 )

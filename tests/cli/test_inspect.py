@@ -112,35 +112,6 @@ def test_an_empty_distribution_is_one_line_and_an_exit_status(run: Any) -> None:
     assert json.loads(run(*arguments, "--json", status=1).out)["error"] == "every token is at -inf after allowed"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "message"),
-    [
-        (["x", "--top", "0"], 2, "--top must be an integer >= 1, got '0'"),
-        (["x", "--top", "ten"], 2, "--top must be an integer >= 1, got 'ten'"),
-        (["x", "--top", "²"], 2, "--top must be an integer >= 1"),
-        (["x", "--temperature", "-1"], 2, "temperature must be a number >= 0"),
-        (["x", "--n", "2"], 2, "unrecognized arguments: --n 2"),
-        (["x", "--stop", "a"], 2, "unrecognized arguments: --stop a"),
-        (["x", "--logprobs", "2"], 2, "unrecognized arguments: --logprobs 2"),
-        (["x", "--model", "/missing/model"], 1, "there is no model folder '/missing/model'"),
-        (["x", "--logit-bias", "9999=1"], 2, "logit_bias names token 9999"),
-        (["x", "--order", "vllm", "--top-a", "0.5"], 2, "order 'vllm' does not include top_a"),
-        (["word " * 2000], 2, "the context holds 1024"),
-        (["x", "--file", "y"], 2, "cannot be combined"),
-    ],
-)
-def test_bad_usage_is_one_line_and_exit_status_2(
-    arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["inspect", *arguments]) == status
-    done = capsys.readouterr()
-    assert done.out == ""
-    assert message in done.err
-    *usage, error = done.err.splitlines()
-    assert error.startswith("nucleate: ")
-    assert usage == ["usage: nucleate inspect [OPTIONS] [PROMPT]"] * ("unrecognized" in message)
-
-
 def test_a_rare_token_is_not_shown_with_probability_0() -> None:
     expected = {
         1.0: "100.00%",

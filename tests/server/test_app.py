@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import threading
 import time
 from typing import Any
@@ -322,6 +323,9 @@ async def test_paths_and_methods(app: Any) -> None:
     assert (await ask(app, "/v1/models/toy")).json == (await ask(app, "/v1/models")).json["data"][0]
     assert (await ask(app, "/v1/completions", {**TEXT, "model": "toy"})).status == 200
     assert "paths" in (await ask(app, "/openapi.json")).json
+    text = (await ask(app, "/metrics")).data.decode()
+    labels = {*re.findall(r'nucleate_http_requests_total\{.*route="(.*?)"', text)}
+    assert labels == {"/v1/completions", "/v1/models", "/v1/models/{model:path}", "/health", "/openapi.json", "other"}
 
 
 @toy_app(limits=ServerLimits(max_request_body_bytes=1024))

@@ -12,7 +12,7 @@ import nucleate as nc
 from nucleate.outputs import CompletionChunk, ToolCallDelta, Usage
 from nucleate.parameters.parameter import ParameterError
 from nucleate.server.chat_api import EncoderInput, Timing
-from nucleate.server.ollama_api import CHAT_API, GENERATE_API, IGNORED_OPTIONS, ChatLines
+from nucleate.server.ollama_api import CHAT_API, CHAT_LINES, GENERATE_API, IGNORED_OPTIONS
 from nucleate.server.openai.endpoints import CHAT, LONG_NAMES_CHAT, TEXT
 from nucleate.server.openai.requests import read_body
 from nucleate.server.openai.responses import ResponseHead
@@ -242,7 +242,7 @@ def test_arguments_keep_their_numbers_and_lines_have_durations() -> None:
     given = EncoderInput(ResponseHead("x-1", 1, "m"), request, 1, None, lambda: Timing(2.0, 1.5))  # type: ignore[arg-type]
     call = ToolCallDelta(0, "call_1", "f"), ToolCallDelta(0, arguments='{"n": 1e999}')
     chunks = [CompletionChunk("", (1,), 0, 7, tool_calls=call), CompletionChunk("", (1,), 0, 7, "tool_calls")]
-    stream = ChatLines(given)
+    stream = CHAT_LINES(given)
     found = b"".join([*(stream.frames(0, [chunk]) for chunk in chunks), stream.end(Usage(1, 4))]).decode().splitlines()
     assert '"tool_calls":[{"id":"call_1","function":{"index":0,"name":"f","arguments":{"n": 1e999}}}]' in found[0]
     last = json.loads(found[-1])

@@ -25,7 +25,7 @@ from nucleate.chat.reasoning import THINK
 from nucleate.outputs import Completion, CompletionChunk, FinishReason, StepLogprobs, TokenLogprob, ToolCallDelta, Usage
 from nucleate.server.chat_api import ChatBlocks, ChatEncoder, EncoderInput, Timing
 from nucleate.server.messages_api import MessageEncoder
-from nucleate.server.ollama_api import ChatLines, GenerateLines
+from nucleate.server.ollama_api import CHAT_LINES, GENERATE_LINES
 from nucleate.server.openai.endpoints import CHAT
 from nucleate.server.openai.requests import read_body
 from nucleate.server.openai.responses import ResponseHead, chat_body
@@ -133,7 +133,7 @@ def _blocks(body: dict[str, Any]) -> Summary:
     return *texts, calls, body["stop_reason"]  # type: ignore[return-value]
 
 
-def ollama(kind: type[ChatLines | GenerateLines], llm: nc.LLM, chunks: Sequence[CompletionChunk]) -> Summary:
+def ollama(kind: Callable[[EncoderInput], ChatEncoder], llm: nc.LLM, chunks: Sequence[CompletionChunk]) -> Summary:
     lines = [json.loads(line) for line in sent(kind(given(llm)), chunks).splitlines()]
     return _message(joined(lines))
 
@@ -148,8 +148,8 @@ STREAMS: dict[str, Callable[[nc.LLM, Sequence[CompletionChunk]], Summary]] = {
     "chat completions": chat,
     "responses": responses,
     "messages": messages,
-    "ollama chat": partial(ollama, ChatLines),
-    "ollama generate": partial(ollama, GenerateLines),
+    "ollama chat": partial(ollama, CHAT_LINES),
+    "ollama generate": partial(ollama, GENERATE_LINES),
 }
 
 
@@ -164,8 +164,8 @@ def whole(api: str, llm: nc.LLM, chunks: Sequence[CompletionChunk]) -> Summary:
     encoders: dict[str, Callable[[EncoderInput], ChatEncoder]] = {
         "responses": partial(ResponseEncoder, {}),
         "messages": partial(MessageEncoder, True),
-        "ollama chat": ChatLines,
-        "ollama generate": GenerateLines,
+        "ollama chat": CHAT_LINES,
+        "ollama generate": GENERATE_LINES,
     }
     body = json.loads("".join(encoders[api](given(llm)).whole(chunks, USAGE)))
     if api == "responses":

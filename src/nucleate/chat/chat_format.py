@@ -21,8 +21,7 @@ from nucleate.chat.tool_formats.llama import PYTHON_TAG, Llama
 from nucleate.chat.tool_formats.mistral import ARGUMENTS, CALLS, ID_LENGTH, Mistral
 from nucleate.chat.tool_formats.tool_format import ToolFormat
 from nucleate.chat.tools import Tool, ToolUse
-from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import ParameterError, read_json
+from nucleate.parameters.parameter import ParameterError, invalid_value, read_json
 from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.tokenization.chat_template import ChatTemplateOptions, check_messages, render
 from nucleate.tokenization.message_text import SpecialTexts, encode_split, mark_messages, take_marks
@@ -86,7 +85,7 @@ class ChatFormat:
             ("reasoning_parser", reasoning_parser, REASONING_PARSERS),
         ):
             if name not in known:
-                raise ParameterError(field, f"{field} must be one of {', '.join(known)}, got {shown(name)}")
+                raise invalid_value(field, f"one of {', '.join(known)}", name)
         template = tokenizer.chat_template or ""
         automatic = find_format(template, _special_tokens(tokenizer))
         found = automatic if tool_call_parser == "auto" else tool_call_parser
@@ -271,15 +270,15 @@ def _message(
 def read_calls(value: Any, where: str) -> list[dict[str, Any]]:
     """Return tool calls of a message with their arguments as objects. where: their place. Raises ParameterError."""
     if not isinstance(value, list | tuple):
-        raise ParameterError("messages", f"{where} must be a list, got {shown(value)}")
+        raise invalid_value(where, "a list", value, "messages")
     made = []
     for index, call in enumerate(value):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             allowed = 'an object such as {"id": ..., "type": "function", "function": {"name": ..., "arguments": ...}}'
-            raise ParameterError("messages", f"{where}[{index}] must be {allowed}, got {shown(call)}")
+            raise invalid_value(f"{where}[{index}]", allowed, call, "messages")
         if not isinstance(call.get("id"), str | None):
-            raise ParameterError("messages", f"{where}[{index}].id must be a string, got {shown(call['id'])}")
+            raise invalid_value(f"{where}[{index}].id", "a string", call["id"], "messages")
         arguments = read_arguments(function.get("arguments"), f"{where}[{index}].function.arguments")
         made.append({**call, "type": "function", "function": {**function, "arguments": arguments}})
     return made
@@ -304,7 +303,7 @@ def read_arguments(value: Any, where: str) -> Any:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise ParameterError("messages", f"{where} must be a JSON object, or its text, got {shown(value)}")
+        raise invalid_value(where, "a JSON object, or its text", value, "messages")
     return dict(value)
 
 

@@ -303,11 +303,10 @@ def call_id() -> str:
 
 @final
 class Emitter:
-    """names: the tools that can be called. new_id: makes the ids of calls. trims: whether white space is dropped."""
+    """names: the tools that can be called. new_id: makes the ids of calls."""
 
-    def __init__(self, names: Collection[str] = (), new_id: Callable[[], str] = call_id, *, trims: bool = True) -> None:
-        self.names = names
-        self._new_id, self._trims = new_id, trims
+    def __init__(self, names: Collection[str], new_id: Callable[[], str]) -> None:
+        self.names, self._new_id = names, new_id
         self._events: list[Event] = []
         self._skips_spaces = False  # at the start of a text after a marker
         self._spaces = ""  # held back at the end of a text
@@ -336,7 +335,7 @@ class Emitter:
     def marker(self) -> None:
         """Drop the white space at the end of the text so far, and at the start of the text that follows."""
         self._gap, self._spaces = self._spaces or self._gap, ""
-        self._skips_spaces = self._joins = self._trims
+        self._skips_spaces = self._joins = True
 
     def start_call(self, name: str) -> bool:
         """Start a call. Returns False if there is no such tool."""
@@ -382,8 +381,6 @@ class Emitter:
         return text
 
     def _trimmed(self, text: str) -> str:
-        if not self._trims:
-            return text
         if self._skips_spaces:
             text = text.lstrip()
             self._skips_spaces = not text

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, final
 
 from nucleate.chat.reader import Emitter, Parsing, Reader
-from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import invalid_value
 from nucleate.tokenization.tokenizer import Tokenizer
 
 _SPACES: Final = " \t\n\r"
@@ -94,8 +93,7 @@ def effort_variables(effort: str) -> dict[str, Any]:
     Raises ParameterError for an unknown effort.
     """
     if effort not in EFFORTS:
-        message = f"reasoning_effort must be one of {', '.join(EFFORTS)}, got {shown(effort)}"
-        raise ParameterError("reasoning_effort", message)
+        raise invalid_value("reasoning_effort", f"one of {', '.join(EFFORTS)}", effort)
     off = {"enable_thinking": False, "thinking": False} if effort == "none" else {}
     return {"reasoning_effort": effort, **off}
 

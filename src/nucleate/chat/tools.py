@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, Union
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
-from nucleate.parameters.parameter import ParameterError, unknown
+from nucleate.parameters.parameter import ParameterError, entries, invalid_value
 
 MAX_NAME: Final = 128
 NAME_CHARACTERS: Final = frozenset(ascii_letters + digits + "_-")
@@ -73,21 +73,22 @@ class Tool:
     @classmethod
     def from_dict(cls, value: Any, where: str = "tool") -> Tool:
         """Make a tool. value: a tool object of OpenAI's API. where: its place, for errors. Raises ParameterError."""
-        given = _object(value, where, ("type", "function"))
+        given = entries(value, ("type", "function"), where, "tools", strict=True)
         if given.get("type", "function") != "function":
-            raise _error(f"{where}.type", "function", given["type"])
+            raise invalid_value(f"{where}.type", "function", given["type"], "tools")
         where = f"{where}.function"
-        given = _object(given.get("function"), where, ("name", "description", "parameters", "strict"))
+        known = ("name", "description", "parameters", "strict")
+        given = entries(given.get("function"), known, where, "tools", strict=True)
         name, description = given.get("name"), given.get("description", "")
         parameters, strict = given.get("parameters", NO_PARAMETERS), given.get("strict", False)
         if not isinstance(name, str) or not re.fullmatch(NAME, name):
-            raise _error(f"{where}.name", _ALLOWED_NAME, name)
+            raise invalid_value(f"{where}.name", _ALLOWED_NAME, name, "tools")
         if not isinstance(description, str):
-            raise _error(f"{where}.description", "a string", description)
+            raise invalid_value(f"{where}.description", "a string", description, "tools")
         if not isinstance(strict, bool):
-            raise _error(f"{where}.strict", "true or false", strict)
+            raise invalid_value(f"{where}.strict", "true or false", strict, "tools")
         if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
-            raise _error(f"{where}.parameters", "a JSON schema of type object", parameters)
+            raise invalid_value(f"{where}.parameters", "a JSON schema of type object", parameters, "tools")
         try:
             text = json.dumps({"type": "object", **parameters}, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
@@ -103,14 +104,14 @@ class Tool:
         """Make a tool from a Python function: its signature and docstring. Raises ParameterError."""
         name, description, schema = describe_function(function)
         if not re.fullmatch(NAME, name):
-            raise _error("the name of a function", _ALLOWED_NAME, name)
+            raise invalid_value("the name of a function", _ALLOWED_NAME, name, "tools")
         return cls(name, description, json.dumps(schema))
 
 
 def read_tools(value: Any) -> tuple[Tool, ...]:
     """Return tools given as a list of OpenAI tool objects, Python functions and Tools. Raises ParameterError."""
     if not isinstance(value, Sequence) or isinstance(value, str):
-        raise _error("tools", "a list", value)
+        raise invalid_value("tools", "a list", value, "tools")
     if len(value) > MAX_TOOLS:
         raise ParameterError("tools", f"tools has {len(value)} entries, but at most {MAX_TOOLS} are allowed")
     made = tuple(_read_tool(one, f"tools[{index}]") for index, one in enumerate(value))
@@ -125,20 +126,6 @@ def _read_tool(value: Any, where: str) -> Tool:
     if isinstance(value, Tool):
         return value
     return Tool.from_function(value) if callable(value) else Tool.from_dict(value, where)
-
-
-def _object(value: Any, where: str, known: Sequence[str]) -> dict[str, Any]:
-    """Return the entries of an object that are not null."""
-    if not isinstance(value, Mapping):
-        raise _error(where, "an object", value)
-    for name in value:
-        if name not in known:
-            raise ParameterError("tools", str(unknown(str(name)[:100], known, f"field of {where}")))
-    return {name: item for name, item in value.items() if item is not None}
-
-
-def _error(where: str, allowed: str, value: object) -> ParameterError:
-    return ParameterError("tools", f"{where} must be {allowed}, got {shown(value)}")
 
 
 MODES: Final = ("none", "auto", "required")
@@ -174,8 +161,7 @@ class ToolUse:
         made = () if tools is None else read_tools(tools)
         parallel = True if parallel_tool_calls is None else parallel_tool_calls
         if not isinstance(parallel, bool):
-            message = f"parallel_tool_calls must be true or false, got {shown(parallel)}"
-            raise ParameterError("parallel_tool_calls", message)
+            raise invalid_value("parallel_tool_calls", "true or false", parallel)
         if tool_choice is None:
             tool_choice = "auto" if made else "none"
         if tool_choice in ("none", "auto") and not made:
@@ -199,7 +185,7 @@ def _allowed(value: Any) -> tuple[str, list[str]]:
     tools = value.get("tools") if isinstance(value, Mapping) else None
     if mode not in MODES[1:] or not isinstance(tools, Sequence) or isinstance(tools, str) or not tools:
         allowed = "an object with mode (auto or required) and tools (a list)"
-        raise ParameterError("tool_choice", f"{where} must be {allowed}, got {shown(value)}")
+        raise invalid_value(where, allowed, value, "tool_choice")
     return mode, [_name(tool, f"{where}.tools[{index}]") for index, tool in enumerate(tools)]
 
 
@@ -211,9 +197,7 @@ def _name(value: Any, where: str) -> str:
         name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name:
         example = '{"type": "function", "function": {"name": ...}}'
-        raise ParameterError(
-            "tool_choice", f"{where} must be one of {', '.join(MODES)}, or {example}, got {shown(value)}"
-        )
+        raise invalid_value(where, f"one of {', '.join(MODES)}, or {example}", value, "tool_choice")
     return name
 
 

@@ -111,8 +111,8 @@ class HelpFormatter(argparse.HelpFormatter):
 class ArgumentParser(argparse.ArgumentParser):
     """An argument parser with a short help.
 
-    common: help texts of the most used arguments, by flag or by the metavar of a positional argument. With them,
-    ``--help`` lists only these, on one screen, and ``--help-all`` lists everything.
+    common: help texts of the most used arguments, by flag or by the metavar of a positional argument; an empty one is
+    that of the argument. With them, ``--help`` lists only these, on one screen, and ``--help-all`` lists everything.
     """
 
     def __init__(self, *, common: Mapping[str, str] | None = None, **options: Any) -> None:
@@ -138,25 +138,10 @@ class ArgumentParser(argparse.ArgumentParser):
             for action, default in defaults:
                 action.default = default
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Report unknown flags first, because the word after one would be taken for a positional argument."""
-        if unknown := [] if args is None else self._unknown_flags(list(args)):
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return super().parse_known_args(args, namespace)
-
-    def _unknown_flags(self, words: list[str]) -> list[str]:
-        """Return the unknown flags before ``--``, each with the word after it, which may be its value."""
-        found: list[str] = []
-        for word, value in pairwise([*words[: words.index("--") if "--" in words else len(words)], "-"]):
-            known = word.partition("=")[0] in self._option_string_actions
-            if word.startswith("--") and word[2:3].isalpha() and not known and not any(map(str.isspace, word)):
-                found += [word] if value.startswith("-") or "=" in word else [word, value]
-        return found
-
     def format_short_help(self) -> str:
         """Return the help of the common arguments."""
-        actions = {name: action for action in self._actions for name in (*action.option_strings, action.metavar)}
-        rows = [(_invocation(actions[name], name), text) for name, text in self.common.items()]
+        actions = {name: action for action in self._actions for name in action.option_strings or [str(action.metavar)]}
+        rows = [(_invocation(actions[name], name), text or actions[name].help) for name, text in self.common.items()]
         width = max(len(left) for left, _ in rows) + 4
         lines = [f"  {left:{width - 2}}{text}" for left, text in rows]
         summary = (self.description or "").strip().splitlines()[0]

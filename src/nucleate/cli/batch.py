@@ -32,24 +32,14 @@ if TYPE_CHECKING:
     from nucleate.batch.batch_runner import LineResult
 
 USAGE = "[OPTIONS] INPUT OUTPUT"
-COMMON = {
-    "INPUT": "Input file; - reads stdin.",
-    "OUTPUT": "Output file to append records to; - is stdout.",
-    "--model": "Folder, GGUF file or hub id (default: bundled).",
-    "--max-tokens": "Maximum tokens per completion.",
-    "--temperature": "Sampling temperature; 0 is greedy.",
-    "--top-p": "Nucleus sampling: keep this probability mass.",
-    "--seed": "Seed for reproducible output.",
-    "--n": "Completions per prompt (default: 1).",
-    "--max-num-seqs": "Maximum sequences that run at once (default: 64).",
-    "--retry-errors": "Process lines that failed before again.",
-    "--overwrite": "Discard the existing content of OUTPUT.",
-    "--json-schema": "Generate JSON that conforms to a schema.",
-}
-"""The options of ``--help``."""
+COMMON = (
+    *("INPUT", "OUTPUT", "--model", "--max-tokens", "--temperature", "--top-p"),
+    *("--seed", "--n", "--max-num-seqs", "--retry-errors", "--overwrite", "--json-schema"),
+)
+"""The arguments that ``--help`` lists."""
 EXISTING = (
-    Flag("--overwrite", COMMON["--overwrite"]),
-    Flag("--retry-errors", COMMON["--retry-errors"]),
+    Flag("--overwrite", "Discard the existing content of OUTPUT."),
+    Flag("--retry-errors", "Process lines that failed before again."),
 )
 RAY = (
     Flag(

@@ -54,9 +54,6 @@ FLAGS = (
 
 Call = Callable[[], object]
 
-SLOW_SECONDS = 0.02
-"""Calls slower than this many seconds are not repeated."""
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, FLAGS)
@@ -154,15 +151,11 @@ def medians(calls: Mapping[str, Call], seconds: float) -> dict[str, float]:
 
 
 def time_calls(call: Call) -> list[float]:
-    """Return the seconds of five calls, after one that warms the caches.
-
-    A slow call is measured once, because the caches make no difference to it.
-    """
+    """Return the seconds of five calls, after one that warms the caches."""
+    call()
     times = []
-    for _ in range(6):
+    for _ in range(5):
         start = time.perf_counter()
         call()
         times.append(time.perf_counter() - start)
-        if times[0] > SLOW_SECONDS:
-            return times
-    return times[1:]
+    return times

@@ -24,19 +24,11 @@ if TYPE_CHECKING:
     from nucleate.llm import LLM
 
 USAGE = "[OPTIONS]"
-COMMON = {
-    "--model": "Folder, GGUF file or hub id (default: bundled).",
-    "--system": "System message.",
-    "--max-tokens": "Maximum tokens per reply (default: context).",
-    "--temperature": "Sampling temperature; 0 is greedy.",
-    "--top-p": "Nucleus sampling: keep this probability mass.",
-    "--top-k": "Keep the k most likely tokens.",
-    "--min-p": "Minimum probability, relative to the best token.",
-    "--repetition-penalty": "Penalize repeated tokens; 1 is off.",
-    "--seed": "Seed for reproducible replies.",
-    "--json-schema": "Generate JSON that conforms to a schema.",
-}
-"""The options of ``--help``."""
+COMMON = (
+    *("--model", "--system", "--max-tokens", "--temperature", "--top-p"),
+    *("--top-k", "--min-p", "--repetition-penalty", "--seed", "--json-schema"),
+)
+"""The arguments that ``--help`` lists."""
 HELP = """/set NAME VALUE   Set a sampling parameter, as in /set temperature 0.7. Without VALUE: restore the default.
 /params           Show the sampling parameters.
 /system TEXT      Start a new conversation with this system message.

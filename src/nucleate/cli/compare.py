@@ -17,39 +17,30 @@ from nucleate.cli.argument_parser import Flag, UsageError, add_flags
 from nucleate.parameters.parameter import ParameterError, read_json
 
 USAGE = "--setting FIELDS [OPTIONS]"
-COMMON = {
-    "--setting": "Fields to compare, NAME=VALUE ... (repeatable).",
-    "--settings": "JSON file of settings by name.",
-    "--prompt": "Prompt (repeatable; default: built-in prompts).",
-    "--prompts": "File with a prompt per line, text or JSON.",
-    "--seeds": "Outputs per setting and prompt (default: 8).",
-    "--max-tokens": "Maximum tokens per output (default: 64).",
-    "--output": "JSONL file of results, to resume.",
-    "--csv": "Write the metrics to a CSV file.",
-    "--plot": "Plot the trade-off: .png, .svg or .pdf.",
-    "--model": "Folder, GGUF file or hub id (default: bundled).",
-    "--json": "Print a JSON list instead of a table.",
-}
-"""The options of ``--help``."""
+COMMON = (
+    *("--setting", "--settings", "--prompt", "--prompts", "--seeds", "--max-tokens"),
+    *("--output", "--csv", "--plot", "--model", "--json"),
+)
+"""The arguments that ``--help`` lists."""
 FLAGS = (
-    Flag("--setting FIELDS", COMMON["--setting"], action="append"),
+    Flag("--setting FIELDS", "Fields to compare, NAME=VALUE ... (repeatable).", action="append"),
     Flag(
         "--settings FILE",
         "JSON file: an object of settings by name, each an object of fields or text, or a list of texts.",
     ),
-    Flag("--prompt TEXT", COMMON["--prompt"], action="append"),
+    Flag("--prompt TEXT", "Prompt (repeatable; default: built-in prompts).", action="append"),
     Flag("--prompts FILE", "File with a prompt per line: text, a JSON string, or an object with the field prompt."),
-    Flag("--seeds N", COMMON["--seeds"], 8),
+    Flag("--seeds N", "Outputs per setting and prompt (default: 8).", 8),
     Flag("--max-tokens N", "Maximum tokens per output, for settings without max_tokens", 64),
     Flag(
         "-o, --output FILE",
         "JSONL file to which results are appended; the comparison continues from those that it has.",
     ),
-    Flag("--csv FILE", COMMON["--csv"]),
+    Flag("--csv FILE", "Write the metrics to a CSV file."),
     Flag("--plot FILE", "Write a plot of the trade-off: a .png, .svg or .pdf file. Needs the extra 'plot'."),
     Flag("--x METRIC", "Metric on the x axis of the trade-off", "log_likelihood"),
     Flag("--y METRIC", "Metric on the y axis of the trade-off", "distinct_2"),
-    Flag("--json", COMMON["--json"]),
+    Flag("--json", "Print a JSON list instead of a table."),
     flags.PROGRESS,
 )
 

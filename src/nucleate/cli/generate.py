@@ -26,22 +26,11 @@ if TYPE_CHECKING:
     from nucleate.llm import LLM
 
 USAGE = "[OPTIONS] [PROMPT]"
-COMMON = {
-    "PROMPT": "Text to continue; - reads stdin.",
-    "--file": "Read the prompt from a file.",
-    "--model": "Folder, GGUF file or hub id (default: bundled).",
-    "--max-tokens": "Maximum tokens to generate (default: context).",
-    "--temperature": "Sampling temperature; 0 is greedy.",
-    "--top-p": "Nucleus sampling: keep this probability mass.",
-    "--top-k": "Keep the k most likely tokens.",
-    "--min-p": "Minimum probability, relative to the best token.",
-    "--stop": "End the output before this text (repeatable).",
-    "--seed": "Seed for reproducible output.",
-    "--n": "Number of completions (default: 1).",
-    "--json-schema": "Generate JSON that conforms to a schema.",
-    "--json": "Print one JSON object instead of text.",
-}
-"""The options of ``--help``."""
+COMMON = (
+    *("PROMPT", "--file", "--model", "--max-tokens", "--temperature", "--top-p", "--top-k"),
+    *("--min-p", "--stop", "--seed", "--n", "--json-schema", "--json"),
+)
+"""The arguments that ``--help`` lists."""
 FLAGS = (
     Flag("--suffix TEXT", "Text that follows the output, for models with fill-in-the-middle tokens (default: none)."),
     Flag("--echo", "Print the prompt before each completion."),

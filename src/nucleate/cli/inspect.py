@@ -54,22 +54,11 @@ from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer, token_text
 
 USAGE = "[OPTIONS] [PROMPT]"
-COMMON = {
-    "PROMPT": "Text whose next token to inspect; - reads stdin.",
-    "--model": "Folder, GGUF file or hub id (default: bundled).",
-    "--steps": "Number of tokens to inspect (default: 1).",
-    "--top": "Number of tokens to list (default: 10).",
-    "--temperature": "Sampling temperature; 0 is greedy.",
-    "--top-p": "Nucleus sampling: keep this probability mass.",
-    "--top-k": "Keep the k most likely tokens.",
-    "--min-p": "Minimum probability, relative to the best token.",
-    "--order": "Order of the stages: canonical, vllm, hf, ...",
-    "--seed": "Seed for reproducible output.",
-    "--regex": "Generate text that matches a pattern.",
-    "--json": "Print one JSON object instead of tables.",
-    "--web": "Open the inspector page in a browser.",
-}
-"""The options of ``--help``."""
+COMMON = (
+    *("PROMPT", "--model", "--steps", "--top", "--temperature", "--top-p", "--top-k"),
+    *("--min-p", "--order", "--seed", "--regex", "--json", "--web"),
+)
+"""The arguments that ``--help`` lists."""
 MAX_TABLES = 5
 """The maximum number of steps with a table per step."""
 

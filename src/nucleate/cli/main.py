@@ -12,7 +12,7 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from nucleate.cli.argument_parser import PLUGIN, ArgumentParser, Configuration, UsageError, flag_values
 
@@ -34,6 +34,42 @@ COMMANDS = {
 }
 CONFIGURABLE = frozenset({"serve"})
 """The commands whose flags can also be set in a file or by environment variables."""
+
+SHORT: Mapping[str, str] = {
+    "--model": "Folder, GGUF file or hub id (default: bundled).",
+    "PROMPT": "Text to continue; - reads stdin.",
+    "OUTPUT": "Output file to append records to; - is stdout.",
+    "--max-tokens": "Maximum tokens per output.",
+    "--temperature": "Sampling temperature; 0 is greedy.",
+    "--top-p": "Nucleus sampling: keep this probability mass.",
+    "--top-k": "Keep the k most likely tokens.",
+    "--min-p": "Minimum probability, relative to the best token.",
+    "--repetition-penalty": "Penalize repeated tokens; 1 is off.",
+    "--order": "Order of the stages: canonical, vllm, hf, ...",
+    "--stop": "End the output before this text (repeatable).",
+    "--seed": "Seed for reproducible output.",
+    "--n": "Completions per prompt (default: 1).",
+    "--json-schema": "Generate JSON that conforms to a schema.",
+    "--regex": "Generate text that matches a pattern.",
+    "--steps": "Number of tokens to inspect (default: 1).",
+    "--web": "Open the inspector page in a browser.",
+    "--settings": "JSON file of settings by name.",
+    "--prompts": "File with a prompt per line, text or JSON.",
+    "--output": "JSONL file of results, to resume.",
+    "--plot": "Plot the trade-off: .png, .svg or .pdf.",
+    "--host": "Address to bind (default: 127.0.0.1).",
+    "--api-key-file": "File with accepted API keys, one per line.",
+    "--config": "YAML file with values of flags.",
+    "--served-model-name": "Model name in requests (default: --model).",
+    "--max-num-seqs": "Maximum sequences that run at once (default: 64).",
+    "--max-model-len": "Maximum tokens of prompt and completion.",
+    "--kv-cache-memory": "Size of the KV cache in bytes.",
+    "--speculative": "Speculative decoding method (default: off).",
+    "--log-level": "debug, info, warning or error (default: info).",
+    "--log-format": "json or text (default: text in a terminal).",
+    "--device": "auto, cpu, cuda, cuda:1, ... (default: auto).",
+}
+"""What the short help says about an argument whose own help is longer than a line."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -122,7 +158,7 @@ def command_parser(name: str) -> ArgumentParser:
         prog=prog,
         usage=f"{prog} {command.USAGE}".rstrip(),
         description=command.__doc__,
-        common=getattr(command, "COMMON", {}),
+        common={name: SHORT.get(name, "") for name in getattr(command, "COMMON", ())},
     )
     add_arguments(parser, name)
     return parser

@@ -30,22 +30,11 @@ if TYPE_CHECKING:
     from nucleate.server.run import Certificate
 
 USAGE = "[OPTIONS]"
-COMMON = {
-    "--model": "Folder, GGUF file or hub id (default: bundled).",
-    "--host": "Address to bind (default: 127.0.0.1).",
-    "--port": "Port to bind; 0 is any free port (default: 8000).",
-    "--api-key-file": "File with accepted API keys, one per line.",
-    "--config": "YAML file with values of flags.",
-    "--served-model-name": "Model name in requests (default: --model).",
-    "--device": "auto, cpu, cuda, cuda:1, ... (default: auto).",
-    "--max-num-seqs": "Maximum sequences that run at once (default: 64).",
-    "--max-model-len": "Maximum tokens of prompt and completion.",
-    "--kv-cache-memory": "Size of the KV cache in bytes.",
-    "--speculative": "Speculative decoding method (default: off).",
-    "--log-level": "debug, info, warning or error (default: info).",
-    "--log-format": "json or text (default: text in a terminal).",
-}
-"""The options of ``--help``."""
+COMMON = (
+    *("--model", "--host", "--port", "--api-key-file", "--config", "--served-model-name", "--device"),
+    *("--max-num-seqs", "--max-model-len", "--kv-cache-memory", "--speculative", "--log-level", "--log-format"),
+)
+"""The arguments that ``--help`` lists."""
 SERVER = (
     Flag(
         "--config FILE",

@@ -52,28 +52,12 @@ def self_bleu(texts: Sequence[Tokens]) -> float:
     logs = [0.0] * len(texts)
     for n in range(1, MAX_ORDER + 1):
         counts = [Counter(ngrams(text, n)) for text in texts]
-        highest = _two_highest(counts)
         for i, own in enumerate(counts):
-            matches = sum(min(count, _highest_of_others(highest[gram], i)) for gram, count in own.items())
+            others = [*counts[:i], *counts[i + 1 :]]
+            matches = sum(min(count, max(other.get(gram, 0) for other in others)) for gram, count in own.items())
             logs[i] += math.log((matches or NO_MATCH) / max(own.total(), 1)) / MAX_ORDER
     lengths = sorted(map(len, texts))
     return sum(math.exp(one) * _brevity(len(text), lengths) for one, text in zip(logs, texts, strict=True)) / len(texts)
-
-
-def _two_highest(counts: Sequence[Counter[tuple[int, ...]]]) -> dict[tuple[int, ...], list[tuple[int, int]]]:
-    """Of each n-gram, the two highest numbers of occurrences in a text, each with the index of the text."""
-    found: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    for i, own in enumerate(counts):
-        for gram, count in own.items():
-            entries = found.setdefault(gram, [])
-            entries.append((count, i))
-            entries.sort(reverse=True)
-            del entries[2:]
-    return found
-
-
-def _highest_of_others(entries: Sequence[tuple[int, int]], own: int) -> int:
-    return next((count for count, i in entries if i != own), 0)
 
 
 def _brevity(length: int, lengths: Sequence[int]) -> float:

@@ -7,7 +7,7 @@ import difflib
 import json
 import re
 import typing
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any, NoReturn, TypeVar, dataclass_transform
 
@@ -201,6 +201,27 @@ def unknown(name: str, known: Iterable[str], what: str = "parameter", near: Iter
     if len(names) <= MAX_LISTED:
         hint += f" (known: {', '.join(names)})"
     return ParameterError(name, f"unknown {what} {shown(name)}{hint}")
+
+
+def invalid_value(name: str, allowed: str, value: object, field: str = "") -> ParameterError:
+    """The error for an invalid value. name: its place. field: the parameter that it belongs to, if different."""
+    return ParameterError(field or name, f"{name} must be {allowed}, got {shown(value)}")
+
+
+def entries(value: Any, known: Collection[str], where: str = "", field: str = "", *, strict: bool = False) -> Any:
+    """The entries of a JSON object that are not null. Raises ParameterError for another value or an unknown entry.
+
+    where: its place in the request body; "": it is the body. field: the top-level field that it belongs to. strict: an
+    unknown entry is an error also if it is null.
+    """
+    if not isinstance(value, Mapping):
+        raise invalid_value(where or "body", "an object" if where else "a JSON object", value, field)
+    given = {name: item for name, item in value.items() if item is not None}
+    for name in value if strict else given:
+        if name not in known:
+            error = unknown(str(name)[:100], known, f"field of {where}" if where else "field")
+            raise ParameterError(field, str(error)) if field else error
+    return given
 
 
 def read_json(text: str, field: str) -> Any:

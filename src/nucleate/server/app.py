@@ -16,18 +16,18 @@ from nucleate.chat.chat_format import NO_TOOLS
 from nucleate.chat.tools import ToolUse
 from nucleate.inspector.page import page_files
 from nucleate.parameters.keywords import with_suggestions
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.server.access import ANY, APIKeyMiddleware, APIKeys, HostMiddleware
 from nucleate.server.chat_api import ChatAPI
 from nucleate.server.generation_endpoint import GenerationEndpoint, answer
-from nucleate.server.inspector_routes import OPEN_ROUTES, InspectorRoutes, page_routes
+from nucleate.server.inspector_routes import InspectorRoutes, page_routes
 from nucleate.server.messages_api import COUNT_URL, MESSAGES, count_tokens
 from nucleate.server.metrics import Metrics
 from nucleate.server.ollama_api import CHAT_API, GENERATE_API, OllamaRoutes
 from nucleate.server.openai.endpoints import ENDPOINTS
-from nucleate.server.openai.fields import are_token_ids, invalid_value, present_fields, reject_deep_nesting
+from nucleate.server.openai.fields import are_token_ids, present_fields, reject_deep_nesting
 from nucleate.server.openai.messages import DETOKENIZE, TEMPLATE_FIELDS, TOKENIZE, read_messages, read_template_options
-from nucleate.server.openapi_document import OPEN_PAGE_ROUTES, document
+from nucleate.server.openapi_document import document
 from nucleate.server.request_context import IGNORED_FIELDS_HEADER, Handler, RequestContext, RequestMiddleware
 from nucleate.server.request_log import RequestLog
 from nucleate.server.responses_api import RESPONSES
@@ -35,6 +35,8 @@ from nucleate.server.service import Service
 from nucleate.tokenization.chat_template import ChatTemplateOptions
 
 APIS: Sequence[ChatAPI] = (RESPONSES, MESSAGES, CHAT_API, GENERATE_API)
+OPEN_ROUTES = frozenset({"health", "ping", "docs", "docs/{file}", "inspector", "inspector/{file}"})
+"""Names of the routes that need no API key: the pages are the same for everybody, what they show is not."""
 
 
 @with_suggestions
@@ -81,8 +83,7 @@ def application(
         for path, (method, handler) in handlers.items()
     ]
     router = Router(routes, redirect_slashes=False, lifespan=lambda _: service.running())
-    open_routes = frozenset({"health", "ping"}) | OPEN_ROUTES | OPEN_PAGE_ROUTES
-    app: ASGIApp = APIKeyMiddleware(router, router, keys, open_routes) if keys else router
+    app: ASGIApp = APIKeyMiddleware(router, router, keys, OPEN_ROUTES) if keys else router
     app = app if ANY in hosts else HostMiddleware(app, hosts, origins)
     app = RequestMiddleware(app, log, metrics, root_path)
     if origins:

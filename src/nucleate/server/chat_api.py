@@ -64,14 +64,6 @@ class ChatAPI:
     known: Collection[str]
     known_options: Collection[str] = ()
 
-    def drop_unknown(self, body: Any) -> tuple[Any, list[str]]:
-        """Return a body without its unknown fields and options, and their names."""
-        body, ignored = drop_unknown(body, self.known)
-        if self.known_options and isinstance(body, Mapping) and "options" in body:
-            options, names = drop_unknown(body["options"], self.known_options)
-            body, ignored = {**body, "options": options}, [*ignored, *(f"options.{name}" for name in names)]
-        return body, ignored
-
     @contextmanager
     def own_names(self) -> Iterator[None]:
         """Within this context, errors name the fields of this API."""
@@ -121,12 +113,19 @@ def renames(*pairs: tuple[str, str]) -> tuple[tuple[re.Pattern[str], str], ...]:
     return tuple((re.compile(rf"(?<![\w.]){pattern}(?!\w)"), replacement) for pattern, replacement in pairs)
 
 
-def drop_unknown(body: Any, known: Collection[str]) -> tuple[Any, list[str]]:
-    """Return an object without its unknown fields, and their names. Constraints of older versions of vLLM stay."""
+def drop_unknown(body: Any, known: Collection[str], known_options: Collection[str] = ()) -> tuple[Any, list[str]]:
+    """Return a body without its unknown fields and options, and their names.
+
+    Constraints of older versions of vLLM stay, and are errors.
+    """
     if not isinstance(body, Mapping):
         return body, []
     unknown = [name for name, value in body.items() if value is not None and name not in known and name not in RENAMED]
-    return {name: value for name, value in body.items() if name in known or name in RENAMED}, unknown
+    body = {name: value for name, value in body.items() if name in known or name in RENAMED}
+    if known_options and "options" in body:
+        body["options"], names = drop_unknown(body["options"], known_options)
+        unknown += [f"options.{name}" for name in names]
+    return body, unknown
 
 
 def read_call(call_id: str, name: str, arguments: Any, where: str, field: str) -> dict[str, Any]:

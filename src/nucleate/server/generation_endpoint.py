@@ -17,7 +17,7 @@ from nucleate.engine.beam_scheduler import ValidatedBeamRequest
 from nucleate.engine.request import ValidatedRequest
 from nucleate.outputs import Completion, CompletionChunk, EngineOutput, FinishReason, Usage
 from nucleate.parameters.parameter import ParameterError
-from nucleate.server.chat_api import ChatAPI, ChatEncoder, EncoderInput, drop_unknown
+from nucleate.server.chat_api import ChatAPI, ChatEncoder, EncoderInput
 from nucleate.server.http_errors import (
     HTTPError,
     generation_failed,
@@ -69,10 +69,10 @@ class OutputRecorder:
             chunk = output.chunk
             key = prompt, chunk.index
             if key in last:
-                self._metrics.observe_token(now - last[key])
+                self._metrics.inter_token_latency.observe(now - last[key])
             elif self._log.time_to_first_token_seconds is None:
                 self._log.time_to_first_token_seconds = now - self._start
-                self._metrics.observe_first_token(now - self._start)
+                self._metrics.time_to_first_token.observe(now - self._start)
             last[key] = now
             if chunk.finish_reason is not None:
                 self._unfinished[prompt] -= 1
@@ -175,11 +175,11 @@ class GenerationEndpoint:
         field = None
         if call.constraint is not None:
             log.structured_outputs, field = call.constraint
-            self._metrics.count_structured_output(log.structured_outputs)
-        context.report_ignored_fields(call.parsed.ignored_fields)
+            self._metrics.structured_outputs.labels(log.structured_outputs).inc()
+        context.report_ignored_fields(call.ignored_fields)
         log.stream, log.prompt = call.parsed.stream, call.parsed.messages or call.parsed.prompts
         log.prompt_tokens = sum(map(len, call.prompt_token_ids))
-        self._metrics.count_prompt_tokens(log.prompt_tokens)
+        self._metrics.prompt_tokens.inc(log.prompt_tokens)
         parser = call.chunk_parser()
         async with running(context, service, self._metrics, call.prepared, field, parser) as (batches, recorder):
             if call.parsed.stream and stream is not None:
@@ -301,10 +301,8 @@ async def answer(service: Service, context: RequestContext, known: Collection[st
     """Answer a request that generates nothing. make: gets the decoded body, on a worker thread. known: its fields."""
 
     def work(data: bytes) -> Any:
-        body = service.decode_body(data)
-        if service.options.ignore_unknown_fields:
-            body, ignored = drop_unknown(body, known)
-            context.report_ignored_fields(ignored)
+        body, ignored = service.known_fields(service.decode_body(data), known)
+        context.report_ignored_fields(ignored)
         return make(body)
 
     with service.request_slot():

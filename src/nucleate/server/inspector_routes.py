@@ -29,8 +29,6 @@ HEADERS: Final = {
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
-OPEN_ROUTES: Final = frozenset({"inspector", "inspector/{file}"})
-"""Names of the routes that need no API key: they are the same for everybody."""
 MAX_QUESTIONS: Final = 32
 """Traces and draws in progress or waiting; more get status 503."""
 FRAME_SECONDS: Final = 0.02
@@ -116,7 +114,7 @@ class InspectorRoutes:
         except InspectorError as error:
             raise _http_error(error) from None
         log.stream, log.prompt, log.prompt_tokens = True, run.prompt or run.messages, len(run.prompt_ids)
-        self._metrics.count_prompt_tokens(log.prompt_tokens)
+        self._metrics.prompt_tokens.inc(log.prompt_tokens)
         spec = run.params.structured_outputs
         field = None if spec is None else "params"
         async with running(context, service, self._metrics, [validated], field) as (batches, recorder):

@@ -13,7 +13,7 @@ from typing import Any, final
 from nucleate.chat.reasoning import effort_variables
 from nucleate.outputs import CompletionChunk, Usage
 from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.sampling_params import FIELDS
 from nucleate.server import chat_api
 from nucleate.server.generation_endpoint import answer
@@ -35,14 +35,12 @@ def read_conversation(messages: Any, system: Any) -> list[dict[str, Any]]:
     """Return the messages of a conversation. system: a text or a list of blocks; None: none. Raises ParameterError."""
     made = [] if system is None else [{"role": "system", "content": read_texts(system, "system", "system")}]
     if not isinstance(messages, list) or not messages:
-        raise fields.invalid_value("messages", "a list with at least one message", messages)
+        raise invalid_value("messages", "a list with at least one message", messages)
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         role = message.get("role") if isinstance(message, Mapping) else None
         if role not in _ROLES:
-            raise fields.invalid_value(
-                where, f"an object with content and a role: {', '.join(_ROLES)}", message, "messages"
-            )
+            raise invalid_value(where, f"an object with content and a role: {', '.join(_ROLES)}", message, "messages")
         content = message.get("content")
         if isinstance(content, str):
             made.append({"role": role, "content": content})
@@ -60,7 +58,7 @@ def read_texts(value: Any, where: str, field: str) -> str:
     texts = []
     for index, block in enumerate(fields.LISTED.check(where, value, field)):
         if not isinstance(block, Mapping) or block.get("type") != "text":
-            raise fields.invalid_value(f"{where}[{index}]", "a block of type text", block, field)
+            raise invalid_value(f"{where}[{index}]", "a block of type text", block, field)
         texts.append(fields.read_text(block, "text", f"{where}[{index}]", field))
     return SEPARATOR.join(texts)
 
@@ -72,7 +70,7 @@ def _message(role: str, blocks: list[Any], where: str) -> list[dict[str, Any]]:
         place = f"{where}[{index}]"
         kind = block.get("type") if isinstance(block, Mapping) else None
         if not isinstance(kind, str):
-            raise fields.invalid_value(place, "a content block with a type", block, "messages")
+            raise invalid_value(place, "a content block with a type", block, "messages")
         if kind == "text":
             message = _current(made, role)
             text = fields.read_text(block, "text", place, "messages")
@@ -100,7 +98,7 @@ def _current(made: list[dict[str, Any]], role: str) -> dict[str, Any]:
 def _add_call(message: dict[str, Any], block: Mapping[str, Any], where: str) -> None:
     call_id, name = (fields.read_name(block, one, where, "messages") for one in ("id", "name"))
     if not isinstance(block.get("input"), Mapping):
-        raise fields.invalid_value(f"{where}.input", "an object", block.get("input"), "messages")
+        raise invalid_value(f"{where}.input", "an object", block.get("input"), "messages")
     call = chat_api.read_call(call_id, name, block["input"], f"{where}.input", "messages")
     message.setdefault("tool_calls", []).append(call)
 
@@ -315,12 +313,12 @@ def _tool_choice(value: Any) -> dict[str, Any]:
     kind = given.get("type")
     if kind == "tool":
         if not isinstance(given.get("name"), str):
-            raise fields.invalid_value("tool_choice.name", "a string", given.get("name"), "tool_choice")
+            raise invalid_value("tool_choice.name", "a string", given.get("name"), "tool_choice")
         choice: Any = {"type": "function", "function": {"name": given["name"]}}
     elif isinstance(kind, str) and kind in _CHOICES:
         choice = _CHOICES[kind]
     else:
-        raise fields.invalid_value("tool_choice.type", f"one of {', '.join(_CHOICES)}, tool", kind, "tool_choice")
+        raise invalid_value("tool_choice.type", f"one of {', '.join(_CHOICES)}, tool", kind, "tool_choice")
     name = "disable_parallel_tool_use"
     return {"tool_choice": choice, "parallel_tool_calls": not fields.FLAG.check(name, given.get(name, False))}
 
@@ -332,9 +330,9 @@ def _thinking(value: Any) -> dict[str, Any]:
         return {}
     kind = given.get("type")
     if kind not in _THINKING:
-        raise fields.invalid_value("thinking.type", f"one of {', '.join(_THINKING)}", kind, "thinking")
+        raise invalid_value("thinking.type", f"one of {', '.join(_THINKING)}", kind, "thinking")
     if given.get("display", "summarized") not in ("summarized", "omitted"):
-        raise fields.invalid_value("thinking.display", "summarized or omitted", given["display"], "thinking")
+        raise invalid_value("thinking.display", "summarized or omitted", given["display"], "thinking")
     if ("budget_tokens" in given) != (kind == "enabled"):
         need = "needs" if kind == "enabled" else "cannot have"
         raise ParameterError("thinking", f"thinking of type {kind} {need} budget_tokens")
@@ -353,7 +351,7 @@ def _output_config(value: Any) -> dict[str, Any]:
     if "format" in given:
         wanted = fields.present_fields(given["format"], ("type", "schema"), "output_config.format", "output_config")
         if wanted.get("type") != "json_schema":
-            raise fields.invalid_value("output_config.format.type", "json_schema", wanted.get("type"), "output_config")
+            raise invalid_value("output_config.format.type", "json_schema", wanted.get("type"), "output_config")
         schema = {"name": "output", "schema": wanted.get("schema")}
         made["response_format"] = {"type": "json_schema", "json_schema": schema}
     return made

@@ -5,7 +5,7 @@ Request metrics are counted as they happen. Engine metrics are read from ``Engin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -20,12 +20,6 @@ from nucleate.structured_output.spec import KINDS
 GENERATION_ROUTES = (
     *("/v1/completions", "/v1/chat/completions"),
     *("/v1/responses", "/v1/messages", "/api/chat", "/api/generate"),
-)
-ROUTES = (
-    *GENERATION_ROUTES,
-    *("/v1/messages/count_tokens", "/api/show", "/api/tags", "/api/version", "/v1/models", "/v1/models/{model:path}"),
-    *("/tokenize", "/detokenize", "/tokenizer_info", "/health", "/ping", "/load", "/version", "/metrics"),
-    *("/openapi.json", "/docs"),
 )
 OTHER = "other"
 """The route label of unknown paths: clients must not be able to create label values."""
@@ -50,13 +44,12 @@ VLLM_ALIASES = frozenset(f"nucleate_{name}" for name in _SHARED_NAMES)
 class Metrics:
     """The metrics of one server. Not thread-safe: call it from the event loop.
 
-    model: the value of the label ``model_name``. stats: returns the current statistics of the engine. routes: the known
-    values of the label ``route``.
+    model: the value of the label ``model_name``. stats: returns the current statistics of the engine.
     """
 
-    def __init__(self, model: str, stats: Callable[[], EngineStats], routes: Iterable[str] = ROUTES) -> None:
+    def __init__(self, model: str, stats: Callable[[], EngineStats]) -> None:
         self._model = model.encode(errors="backslashreplace").decode()  # command lines may hold invalid UTF-8
-        self._stats, self._routes = stats, frozenset(routes)
+        self._stats = stats
         self._request_metrics = CollectorRegistry()
         self._requests = self._counter("http_requests", "HTTP requests, by route and status.", "route", "status")
         self._durations = self._histogram(
@@ -78,17 +71,17 @@ class Metrics:
             ("finished_reason",),
             registry=self._request_metrics,
         )
-        self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of all requests.")
-        self._structured = self._counter(
+        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of all requests.")
+        self.structured_outputs = self._counter(
             "structured_output_requests", "Requests with structured output, by kind.", "kind"
         )
         self._structured_errors = self._counter(
             "structured_output_errors", "Requests rejected because of an invalid structured-output constraint."
         )
-        self._time_to_first_token = self._histogram(
+        self.time_to_first_token = self._histogram(
             "time_to_first_token_seconds", "Time to the first token of a request, in seconds."
         )
-        self._inter_token_latency = self._histogram(
+        self.inter_token_latency = self._histogram(
             "inter_token_latency_seconds", "Time between tokens of a sequence, in seconds."
         )
         self._create_labels()
@@ -106,7 +99,7 @@ class Metrics:
         for kind in get_args(ErrorKind):
             self._errors.labels(kind)
         for kind in KINDS:
-            self._structured.labels(kind)
+            self.structured_outputs.labels(kind)
         for reason in get_args(FinishReason):
             self._finished.labels(reason)
             if reason != "error":
@@ -117,10 +110,11 @@ class Metrics:
     ) -> None:
         """Count a finished request.
 
-        status: the HTTP status; a stream with status 200 may still have failed or been disconnected. Durations are
-        observed for successful requests only, because errors are fast.
+        route: the path of the matched route, which no client can choose; empty if there is none. status: the HTTP
+        status; a stream with status 200 may still have failed or been disconnected. Durations are observed for
+        successful requests only, because errors are fast.
         """
-        name = route if route in self._routes else OTHER
+        name = route or OTHER
         self._requests.labels(name, str(status)).inc()
         if error is None and status >= 500:
             error = "internal"
@@ -133,27 +127,11 @@ class Metrics:
             if name in GENERATION_ROUTES:
                 self._latencies.observe(seconds)
 
-    def count_prompt_tokens(self, tokens: int) -> None:
-        """Count the prompt tokens of a request."""
-        self._prompt_tokens.inc(tokens)
-
-    def observe_first_token(self, seconds: float) -> None:
-        """Observe the time from a request to its first token."""
-        self._time_to_first_token.observe(seconds)
-
-    def observe_token(self, seconds: float) -> None:
-        """Observe the time between two tokens of a sequence."""
-        self._inter_token_latency.observe(seconds)
-
     def count_finished_sequence(self, reason: FinishReason) -> None:
         """Count a finished sequence."""
         self._finished.labels(reason).inc()
         if reason != "error":
             self._succeeded.labels(reason).inc()
-
-    def count_structured_output(self, kind: str) -> None:
-        """Count a request with structured output. kind: one of ``KINDS``."""
-        self._structured.labels(kind).inc()
 
     def count_rejected(self, field: str) -> None:
         """Count a rejected request if the field at fault sets a structured-output constraint."""

@@ -5,7 +5,6 @@ Request bodies become those of chat completions. Responses are one object, or li
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
@@ -13,7 +12,7 @@ from hashlib import sha256
 from typing import Any, ClassVar, final
 
 from nucleate.outputs import StepLogprobs, Usage
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.server import chat_api
 from nucleate.server.generation_endpoint import answer
 from nucleate.server.http_errors import HTTPError
@@ -38,7 +37,7 @@ def read_messages(value: Any) -> list[dict[str, Any]]:
     Calls without an id get one, and so does the result that follows: that of the first open call of this name.
     """
     if not isinstance(value, list) or not value:
-        raise fields.invalid_value("messages", "a list with at least one message", value)
+        raise invalid_value("messages", "a list with at least one message", value)
     open_calls: list[tuple[str, str]] = []  # names and ids
     return [_message(message, index, open_calls) for index, message in enumerate(value)]
 
@@ -76,7 +75,7 @@ def _answered(given: Mapping[str, Any], where: str, open_calls: list[tuple[str, 
     """Return the fields of a result: the name of the tool and the id of the call."""
     name = given.get("tool_name") or given.get("name")
     if name is not None and not isinstance(name, str):
-        raise fields.invalid_value(f"{where}.tool_name", "a string", name, "messages")
+        raise invalid_value(f"{where}.tool_name", "a string", name, "messages")
     made = {} if name is None else {"name": name}
     if given.get("tool_call_id"):
         return {**made, "tool_call_id": fields.read_name(given, "tool_call_id", where, "messages")}
@@ -145,7 +144,7 @@ def _with_mirostat(given: dict[str, Any]) -> dict[str, Any]:
     if fields.json_equal(version, 0):
         return given
     if not isinstance(version, int) or isinstance(version, bool) or version not in _MIROSTAT:
-        raise fields.invalid_value("options.mirostat", "0, 1 or 2", version, "options")
+        raise invalid_value("options.mirostat", "0, 1 or 2", version, "options")
     name = _MIROSTAT[version]
     return {**given, f"{name}_tau": tau, **({} if eta is None else {f"{name}_eta": eta})}
 
@@ -157,23 +156,33 @@ def read_format(value: Any) -> dict[str, Any]:
     if value == "json":
         return {"response_format": {"type": "json_object"}}
     if not isinstance(value, Mapping):
-        raise fields.invalid_value("format", "json or a JSON schema", value)
+        raise invalid_value("format", "json or a JSON schema", value)
     return {"response_format": {"type": "json_schema", "json_schema": {"name": "output", "schema": value}}}
 
 
 NANOSECONDS = 10**9
 
 
+@final
 class OllamaEncoder(chat_api.ChatEncoder):
-    """The part that both endpoints share. The subclasses say where text, reasoning and calls are."""
+    """in_message: whether text, reasoning and calls are in a message, as in chats."""
 
     content_type: ClassVar[str] = "application/x-ndjson"
 
-    @abstractmethod
+    def __init__(self, given: chat_api.EncoderInput, *, in_message: bool) -> None:
+        super().__init__(given)
+        self._in_message = in_message
+
     def _content(self, text: str, reasoning: str, calls: Sequence[chat_api.Block]) -> str:
         """Return the JSON of an object's fields for the content, without braces."""
+        thinking = {"thinking": reasoning} if reasoning else {}
+        if not self._in_message:
+            return dumps({"response": text, **thinking})[1:-1]
+        message: JSON = {"role": "assistant", "content": text, **thinking}
+        encoded = ",".join(map(_encoded_call, calls))
+        made = chat_api.with_json(message, "tool_calls", f"[{encoded}]") if calls else dumps(message)
+        return f'"message":{made}'
 
-    @final
     def body(self, usage: Usage) -> Iterator[str]:
         texts = {kind: [b.text for b in self.blocks.all if b.kind == kind] for kind in ("text", "reasoning")}
         calls = [block for block in self.blocks.all if block.kind == "call"]
@@ -185,19 +194,15 @@ class OllamaEncoder(chat_api.ChatEncoder):
             yield from json_parts(self._logprobs(steps))
         yield f",{dumps(self._totals(usage))[1:]}"
 
-    @final
     def error(self, error: HTTPError) -> bytes:
         return (dumps({"error": error.body["error"]["message"]}) + "\n").encode()
 
-    @final
     def _start(self) -> str:
         return ""
 
-    @final
     def _idle(self) -> str:
         return self._line("", "", ())
 
-    @final
     def _event(self, event: chat_api.BlockEvent) -> str:
         block = event.block
         if block.kind == "call":
@@ -207,23 +212,19 @@ class OllamaEncoder(chat_api.ChatEncoder):
         text, reasoning = (event.text, "") if block.kind == "text" else ("", event.text)
         return self._line(text, reasoning, (), event.logprobs)
 
-    @final
     def _end(self, usage: Usage) -> str:
         return f"{dumps(self._head())[:-1]},{self._content('', '', ())},{dumps(self._totals(usage))[1:]}\n"
 
-    @final
     def _line(
         self, text: str, reasoning: str, calls: Sequence[chat_api.Block], logprobs: Sequence[StepLogprobs] = ()
     ) -> str:
         steps = f',"logprobs":{dumps([*self._logprobs(logprobs)])}' if logprobs else ""
         return f'{dumps(self._head())[:-1]},{self._content(text, reasoning, calls)}{steps},"done":false}}\n'
 
-    @final
     def _head(self) -> JSON:
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
         return {"model": self.given.head.model, "created_at": now}
 
-    @final
     def _totals(self, usage: Usage) -> JSON:
         """Return the fields of the last object. Durations are in nanoseconds."""
         last, (total, first) = self.blocks.last, self.given.timing()
@@ -238,31 +239,8 @@ class OllamaEncoder(chat_api.ChatEncoder):
             "eval_duration": int((total - first) * NANOSECONDS),
         }
 
-    @final
     def _logprobs(self, steps: Sequence[StepLogprobs]) -> Iterator[JSON]:
         return (step_body(step, self.given.tokenizer) for step in steps)
-
-
-@final
-class ChatLines(OllamaEncoder):
-    """Responses of ``/api/chat``."""
-
-    def _content(self, text: str, reasoning: str, calls: Sequence[chat_api.Block]) -> str:
-        message: JSON = {"role": "assistant", "content": text}
-        if reasoning:
-            message["thinking"] = reasoning
-        made = dumps(message)
-        if calls:
-            made = chat_api.with_json(message, "tool_calls", f"[{','.join(map(_encoded_call, calls))}]")
-        return f'"message":{made}'
-
-
-@final
-class GenerateLines(OllamaEncoder):
-    """Responses of ``/api/generate``."""
-
-    def _content(self, text: str, reasoning: str, calls: Sequence[chat_api.Block]) -> str:
-        return dumps({"response": text, **({"thinking": reasoning} if reasoning else {})})[1:-1]
 
 
 def _encoded_call(block: chat_api.Block) -> str:
@@ -271,6 +249,7 @@ def _encoded_call(block: chat_api.Block) -> str:
 
 
 CHAT_URL, GENERATE_URL = "/api/chat", "/api/generate"
+CHAT_LINES, GENERATE_LINES = (partial(OllamaEncoder, in_message=one) for one in (True, False))
 _COMMON: Mapping[str, fields.Declared] = {
     "model": fields.COMMON["model"],
     "stream": fields.Field(fields.BOOLEAN, "Stream the response as lines of JSON; the default."),
@@ -313,7 +292,7 @@ def translate_chat(body: Any) -> chat_api.Translation:
         made["continue_final_message"] = True
     if "tools" in given:
         made["tools"] = given["tools"]
-    return chat_api.Translation(made, ChatLines)
+    return chat_api.Translation(made, CHAT_LINES)
 
 
 @chat_api.translator
@@ -331,14 +310,14 @@ def translate_generate(body: Any) -> chat_api.Translation:
     if not given.get("raw") and not suffix:
         messages = [{"role": "system", "content": system}] if system else []
         made["messages"] = [*messages, {"role": "user", "content": prompt}]
-        return chat_api.Translation({**made, **_chat(given)}, GenerateLines)
+        return chat_api.Translation({**made, **_chat(given)}, GENERATE_LINES)
     if system or given.get("think"):
         name = "system" if system else "think"
         raise ParameterError(name, f"{name} cannot be combined with raw or suffix, which have no chat template")
     made |= {"prompt": prompt, "suffix": suffix or None}
     if given.get("logprobs"):
         made["logprobs"] = given.get("top_logprobs", 0)
-    return chat_api.Translation(made, GenerateLines, COMPLETION.url)
+    return chat_api.Translation(made, GENERATE_LINES, COMPLETION.url)
 
 
 def _common(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, final
 
 from nucleate.outputs import StepLogprobs, Usage
 from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.server import chat_api
 from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai import fields
@@ -35,7 +35,7 @@ def read_input(value: Any, instructions: str | None) -> list[dict[str, Any]]:
     if isinstance(value, str):
         return [*messages, {"role": "user", "content": value}]
     if not isinstance(value, list) or not value:
-        raise fields.invalid_value("input", "a string or a list with at least one item", value)
+        raise invalid_value("input", "a string or a list with at least one item", value)
     for index, item in enumerate(value):
         _add(messages, item, f"input[{index}]")
     if not messages:
@@ -47,12 +47,12 @@ def read_input(value: Any, instructions: str | None) -> list[dict[str, Any]]:
 
 def _add(messages: list[dict[str, Any]], item: Any, where: str) -> None:
     if not isinstance(item, Mapping):
-        raise fields.invalid_value(where, "an object", item, "input")
+        raise invalid_value(where, "an object", item, "input")
     kind = item.get("type") or "message"
     if kind == "message":
         role = item.get("role")
         if role not in _ROLES:
-            raise fields.invalid_value(f"{where}.role", f"one of {', '.join(_ROLES)}", role, "input")
+            raise invalid_value(f"{where}.role", f"one of {', '.join(_ROLES)}", role, "input")
         text = read_content(item.get("content"), f"{where}.content")
         if role == "assistant":
             _assistant(messages, "content", "tool_calls")["content"] = text
@@ -91,7 +91,7 @@ def read_content(value: Any, where: str) -> str:
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise fields.invalid_value(where, "a string or a list of parts", value, "input")
+        raise invalid_value(where, "a string or a list of parts", value, "input")
     return "".join(_part(part, f"{where}[{index}]") for index, part in enumerate(value))
 
 
@@ -100,7 +100,7 @@ def _part(part: Any, where: str) -> str:
     if kind == "refusal":
         return fields.read_text(part, "refusal", where, "input")
     if kind not in _TEXT_PARTS:
-        raise fields.invalid_value(where, f"a part of type {', '.join(_TEXT_PARTS)} or refusal", part, "input")
+        raise invalid_value(where, f"a part of type {', '.join(_TEXT_PARTS)} or refusal", part, "input")
     return fields.read_text(part, "text", where, "input")
 
 
@@ -110,7 +110,7 @@ def _reasoning_text(item: Mapping[str, Any], where: str) -> str:
         parts = fields.LISTED.check(f"{where}.{name}", item.get(name) or [], "input")
         for index, part in enumerate(parts):
             if not isinstance(part, Mapping) or part.get("type") not in (kind, "text"):
-                raise fields.invalid_value(f"{where}.{name}[{index}]", f"a part of type {kind}", part, "input")
+                raise invalid_value(f"{where}.{name}[{index}]", f"a part of type {kind}", part, "input")
         if parts:
             return "".join(fields.read_text(part, "text", f"{where}.{name}", "input") for part in parts)
     return ""
@@ -345,7 +345,7 @@ def translate(body: Any) -> chat_api.Translation:
         made["reasoning_effort"] = reasoning["effort"]
     metadata = given.get("metadata", {})
     if len(metadata) > MAX_METADATA or not all(isinstance(text, str) for text in metadata.values()):
-        raise fields.invalid_value("metadata", METADATA, metadata)
+        raise invalid_value("metadata", METADATA, metadata)
     echoed = {name: value for name, value in given.items() if name in _ECHOED} | {"metadata": metadata}
     return chat_api.Translation(made, partial(ResponseEncoder, echoed))
 
@@ -353,7 +353,7 @@ def translate(body: Any) -> chat_api.Translation:
 def _tool(tool: Any, where: str) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, Mapping) else None
     if kind != "function":
-        raise fields.invalid_value(where, "a tool of type function", tool if kind is None else kind, "tools")
+        raise invalid_value(where, "a tool of type function", tool if kind is None else kind, "tools")
     known = ("type", "name", "description", "parameters", "strict")
     no_effect = ("allowed_callers", "async", "defer_loading", "output_schema")
     given = fields.present_fields(tool, (*known, *no_effect), where, "tools")
@@ -365,7 +365,7 @@ def _logprobs(given: Mapping[str, Any]) -> dict[str, Any]:
     include = given.get("include", [])
     for index, value in enumerate(include):
         if value not in INCLUDABLE:
-            raise fields.invalid_value(f"include[{index}]", f"one of {', '.join(INCLUDABLE)}", value, "include")
+            raise invalid_value(f"include[{index}]", f"one of {', '.join(INCLUDABLE)}", value, "include")
     top = given.get("top_logprobs", 0)
     if LOGPROBS in include or not fields.json_equal(top, 0):
         return {"logprobs": True, "top_logprobs": top}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError, read_json
 from nucleate.sampling_params import SamplingParams
-from nucleate.server.chat_api import ChatAPI, ChatEncoder, EncoderInput
+from nucleate.server.chat_api import ChatAPI, ChatEncoder, EncoderInput, drop_unknown
 from nucleate.server.http_errors import HTTPError, shutting_down, timed_out, unavailable
 from nucleate.server.limits import ServerLimits
 from nucleate.server.openai.endpoints import ENDPOINTS, LONG_NAMES_CHAT, TEXT
@@ -65,6 +65,7 @@ class GenerationCall:
     parsed: ParsedRequest
     prompts: Sequence[EncodedPrompt]
     prepared: Sequence[ValidatedRequest | ValidatedBeamRequest] = ()  #: the request of each, validated by the engine
+    ignored_fields: Sequence[str] = ()  #: names of unknown fields
 
     @property
     def prompt_token_ids(self) -> list[Sequence[int]]:
@@ -266,20 +267,25 @@ class Service:
 
         Raises ParameterError, ModelError, HTTPError.
         """
-        return self._parse_body(url, self.decode_body(data))
+        body, ignored = self.known_fields(self.decode_body(data), self._endpoints[url].field_names)
+        return replace(self._parse_body(url, body), ignored_fields=ignored)
 
     def parse_other(self, api: ChatAPI, data: bytes) -> tuple[GenerationCall, Callable[[EncoderInput], ChatEncoder]]:
         """Parse a body of another API as one of OpenAI's. Returns the call, and what makes the encoder of its response.
 
         Raises ParameterError, ModelError, HTTPError.
         """
-        body, ignored = _decode(data), list[str]()
-        if self.options.ignore_unknown_fields:
-            body, ignored = api.drop_unknown(body)
+        body, ignored = self.known_fields(_decode(data), api.known, api.known_options)
         translation = api.translate(body)
         self.limits.check_body(translation.body, self.vocab_size)
         call = self._parse_body(translation.url, {**translation.body, "n": 1})  # also if the defaults have more
-        return replace(call, parsed=replace(call.parsed, ignored_fields=ignored)), translation.new_encoder
+        return replace(call, ignored_fields=ignored), translation.new_encoder
+
+    def known_fields(
+        self, body: object, known: Collection[str], known_options: Collection[str] = ()
+    ) -> tuple[object, list[str]]:
+        """Return a body without its unknown fields and options, if they are ignored, and their names."""
+        return drop_unknown(body, known, known_options) if self.options.ignore_unknown_fields else (body, [])
 
     def count_chat_tokens(self, body: object) -> int:
         """Return the number of tokens in the prompt of a chat. Raises ParameterError, ModelError, HTTPError."""
@@ -288,7 +294,7 @@ class Service:
         return len(self.llm.encode_chat(parsed.messages or (), parsed.template_options, parsed.tool_use))
 
     def _parse_body(self, url: str, body: object) -> GenerationCall:
-        parsed = read_body(self._endpoints[url], body, self.defaults, ignore_unknown=self.options.ignore_unknown_fields)
+        parsed = read_body(self._endpoints[url], body, self.defaults)
         parsed = with_fill_stops(self.llm, parsed)
         self.check_model(parsed.model)
         if parsed.priority and not self.options.allow_priority:

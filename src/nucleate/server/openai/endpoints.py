@@ -12,7 +12,7 @@ from typing import Any
 
 from nucleate.chat.tools import MAX_NAME
 from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, unknown
 from nucleate.sampling_params import FIELDS
 from nucleate.server.openai.fields import (
     BEST_OF,
@@ -23,7 +23,6 @@ from nucleate.server.openai.fields import (
     TOP_LOGPROBS,
     Declared,
     Field,
-    unknown_field,
     unsupported,
 )
 from nucleate.server.openai.fields import TEXT as TEXT_SCHEMA
@@ -69,16 +68,12 @@ class Endpoint:
         """Whether bodies have several prompts of text or token ids."""
         return bool(self.url) and "prompt" in self.prompt_fields
 
-    def given_fields(
-        self, body: Mapping[str, Any], *, ignore_unknown: bool = False
-    ) -> tuple[dict[str, Any], list[str]]:
-        """Return the fields of a body that have an effect, and the unknown ones that are ignored.
+    def given_fields(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a body that have an effect. Raises ParameterError for an unknown or unsupported one.
 
-        A field that is null is absent, whatever its name. Raises ParameterError for an unsupported field and, unless
-        ``ignore_unknown``, for an unknown one. A field that would constrain the output in older versions of vLLM is
-        never ignored.
+        A field that is null is absent, whatever its name.
         """
-        given, ignored = dict[str, Any](), list[str]()
+        given = dict[str, Any]()
         for name, value in body.items():
             if value is None:
                 continue
@@ -86,16 +81,13 @@ class Endpoint:
             if declared is None and name not in FIELDS:
                 if name in RENAMED:
                     raise ParameterError(name, f"unknown field {shown(name)}; use {RENAMED[name]}")
-                if not ignore_unknown:
-                    raise unknown_field(name, self.field_names)
-                ignored.append(name)
-                continue
+                raise unknown(name[:100], self.field_names, "field")
             if isinstance(declared, Field):
                 declared.check(name, value)
                 if not declared.is_supported:
                     continue
             given[name] = value
-        return given, ignored
+        return given
 
 
 COMPLETIONS = Endpoint(

@@ -8,14 +8,14 @@ a seed has no effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from functools import wraps
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from nucleate.engine.beam_params import BeamParams
 from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import Parameter, ParameterError, unknown
+from nucleate.parameters.parameter import Parameter, ParameterError, entries, invalid_value
 from nucleate.sampling_params import FIELDS, SamplingParams
 
 Schema = dict[str, Any]
@@ -103,18 +103,8 @@ def unsupported(*accepted: Any, instead: str = "") -> Field:
 def present_fields(
     body: Any, known: Collection[str], where: str = "", field: str = "", *, strict: bool = False
 ) -> dict[str, Any]:
-    """Return the entries of an object that are not null, checked if ``known`` declares them. Raises ParameterError.
-
-    where: its place in the body; "": it is the body. field: the top-level field that it belongs to. strict: an unknown
-    entry is an error also if it is null.
-    """
-    if not isinstance(body, Mapping):
-        raise invalid_value(where or "body", "an object" if where else "a JSON object", body, field)
-    given = {name: value for name, value in body.items() if value is not None}
-    for name in body if strict else given:
-        if name not in known:
-            error = unknown_field(name, known, where)
-            raise ParameterError(field, str(error)) if field else error
+    """Return the entries of an object, see ``entries``, checked if ``known`` declares them. Raises ParameterError."""
+    given: dict[str, Any] = entries(body, known, where, field, strict=strict)
     for name, value in given.items():
         declared = known[name] if isinstance(known, Mapping) else None
         if isinstance(declared, Field):
@@ -162,16 +152,6 @@ def are_token_ids(value: Sequence[Any]) -> bool:
 def json_equal(value: Any, other: Any) -> bool:
     """Return whether two JSON values are equal; unlike in Python, 1 and true differ."""
     return type(value) is type(other) and value == other
-
-
-def invalid_value(name: str, allowed: str, value: object, field: str = "") -> ParameterError:
-    """Return the error for an invalid value. name: its place in the body. field: the top-level field, if different."""
-    return ParameterError(field or name, f"{name} must be {allowed}, got {shown(value)}")
-
-
-def unknown_field(name: str, known: Iterable[str], of: str = "") -> ParameterError:
-    """Return the error for an unknown field, whose name is cut to a bounded length."""
-    return unknown(name[:100], known, f"field of {of}" if of else "field")
 
 
 USE_BEAM_SEARCH = "use_beam_search"

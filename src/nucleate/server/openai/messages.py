@@ -11,7 +11,7 @@ from nucleate.chat.reasoning import EFFORTS, effort_variables
 from nucleate.chat.tools import MAX_TOOLS, MODES
 from nucleate.chat.tools import NAME as TOOL_NAME
 from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value, unknown
 from nucleate.server.openai.fields import (
     ARRAY,
     BOOLEAN,
@@ -22,9 +22,7 @@ from nucleate.server.openai.fields import (
     TEXT,
     Declared,
     Field,
-    invalid_value,
     object_schema,
-    unknown_field,
 )
 from nucleate.tokenization.chat_template import ChatTemplateOptions
 
@@ -162,7 +160,7 @@ def _message(where: str, message: Any) -> dict[str, Any]:
         raise invalid_value(where, "an object with role and content", message, "messages")
     for name, value in message.items():
         if name not in _SUPPORTED + EMPTY_ONLY:
-            raise ParameterError("messages", str(unknown_field(name, _SUPPORTED, where)))
+            raise ParameterError("messages", str(unknown(name[:100], _SUPPORTED, f"field of {where}")))
         if name in EMPTY_ONLY and value not in (None, [], ""):
             raise ParameterError("messages", f"{where}.{name} is not supported, got {shown(value)}")
     calls = read_calls(message.get("tool_calls") or [], f"{where}.tool_calls")

@@ -6,17 +6,16 @@ API is an error, unless its value has no effect.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 from nucleate.chat.chat_format import NO_TOOLS
 from nucleate.chat.tools import ToolUse
 from nucleate.engine.beam_params import BeamParams, BeamRequest
 from nucleate.engine.request import Request
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.sampling_params import FIELDS, SamplingParams
 from nucleate.server.openai import fields
 from nucleate.server.openai.endpoints import Endpoint
@@ -28,7 +27,6 @@ from nucleate.server.openai.response_format import (
     RequestedFormat,
     read_format,
 )
-from nucleate.structured_output.spec import StructuredOutputs
 from nucleate.tokenization.chat_template import DEFAULT_OPTIONS, ChatTemplateOptions
 
 Prompt = str | tuple[int, ...]
@@ -42,8 +40,6 @@ _STREAM_OPTIONS: Mapping[str, fields.Field] = dict.fromkeys(
     ("include_usage", "continuous_usage_stats", "include_obfuscation"),  # the last one has no effect
     fields.Field(fields.BOOLEAN),
 )
-MAX_CACHED_CHARACTERS = 1024
-"""Maximum size of the sampling parameters of a request, as JSON, that are cached."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,6 @@ class ParsedRequest:
     tokens_as_ids: bool = False  #: in logprobs, tokens are "token_id:ID"
     truncation: fields.Truncation | None = None  #: of the prompt
     priority: int = 0
-    ignored_fields: Sequence[str] = ()  #: names of unknown fields
     best_of: int = 0  #: sequences to generate, of which the n best are returned; 0: n
     prompt_only: bool = False  #: max_tokens was 0: the response has only the prompt
     max_tokens_field: str | None = None  #: the field of the body that sets ``max_tokens``
@@ -104,24 +99,21 @@ class ParsedRequest:
 
 
 @fields.reject_deep_nesting
-def read_body(
-    endpoint: Endpoint, body: Any, defaults: SamplingParams, *, ignore_unknown: bool = False
-) -> ParsedRequest:
-    """Parse a decoded JSON body. defaults: the parameters that it does not set.
+def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> ParsedRequest:
+    """Parse a decoded JSON body. defaults: the parameters that it does not set. Raises ParameterError.
 
-    ignore_unknown: list unknown fields in ``ignored_fields`` instead of raising. Raises ParameterError, which names the
-    field.
+    The error names the field.
     """
     if not isinstance(body, Mapping):
-        raise fields.invalid_value("body", "a JSON object", body)
-    given, ignored = endpoint.given_fields(body, ignore_unknown=ignore_unknown)
+        raise invalid_value("body", "a JSON object", body)
+    given = endpoint.given_fields(body)
     echo = given.get("echo", False)
     prompt_only = endpoint.completes_prompts and fields.json_equal(given.get("max_tokens"), 0)
     if prompt_only:
         given["max_tokens"] = _prompt_only_max_tokens(given, echo)
     tool_use = _tool_use(given, endpoint.max_tool_name)
     requested = _requested_format(given, tool_use)
-    params = _params(defaults, _values(endpoint, given, defaults, requested))
+    params = defaults.override(**_values(endpoint, given, defaults, requested))
     stream, include_usage, continuous_usage = _stream(given)
     prompts, messages = _prompts_or_messages(endpoint, given)
     best_of, model = _best_of(given, params.n, stream), given.get("model")
@@ -146,7 +138,6 @@ def read_body(
         tokens_as_ids=given.get("return_tokens_as_token_ids", False),
         truncation=fields.read_truncation(given, echo=echoes_prompt, suffix=suffix),
         priority=given.get("priority", 0),
-        ignored_fields=ignored,
         best_of=best_of,
         prompt_only=prompt_only,
         max_tokens_field=None if prompt_only else next((name for name in _MAX_TOKENS if name in given), None),
@@ -165,7 +156,7 @@ def _tool_use(given: Mapping[str, Any], max_name: int) -> ToolUse:
     for index, tool in enumerate(use.tools):
         if len(tool.name) > max_name:
             allowed = f"at most {max_name} characters"
-            raise fields.invalid_value(f"tools[{index}].function.name", allowed, tool.name, "tools")
+            raise invalid_value(f"tools[{index}].function.name", allowed, tool.name, "tools")
     if use.callable_tools and not given.keys().isdisjoint(fields.BEAM_FIELDS):
         raise ParameterError("tools", "tools cannot be combined with fields of beam search")
     return use
@@ -240,26 +231,11 @@ def _values(
     return values
 
 
-def _params(defaults: SamplingParams, values: Mapping[str, Any]) -> SamplingParams:
-    """Return the parameters of a request. Those of short requests are cached, because validation takes 0.2 ms."""
-    if not isinstance(values.get("structured_outputs"), StructuredOutputs):
-        text = json.dumps(values)
-        if len(text) <= MAX_CACHED_CHARACTERS:
-            return _cached_params(defaults, text)
-    return defaults.override(**values)
-
-
-@lru_cache(256)
-def _cached_params(defaults: SamplingParams, values: str) -> SamplingParams:
-    """Return the parameters of a request. values: as JSON, which unlike a dict distinguishes 1, 1.0 and true."""
-    return defaults.override(**json.loads(values))
-
-
 def _seed(value: Any) -> Any:
     """Return a seed of OpenAI's range, signed integers of 64 bits, as an unsigned one. -1 is a random seed."""
     if isinstance(value, int) and value < 0:
         if value < -(2**63):
-            raise fields.invalid_value("seed", "an integer >= -2**63 and <= 2**64 - 1", value)
+            raise invalid_value("seed", "an integer >= -2**63 and <= 2**64 - 1", value)
         return None if value == -1 else value % 2**64
     return value
 
@@ -285,7 +261,7 @@ def _prompts(value: Any, *, several: bool) -> tuple[Prompt, ...]:
         if several and all(isinstance(item, list | tuple) and item and fields.are_token_ids(item) for item in value):
             return tuple(map(tuple, value))
     lists = ", or a list of either" if several else ""
-    raise fields.invalid_value("prompt", f"a string or a list of token ids{lists}", value)
+    raise invalid_value("prompt", f"a string or a list of token ids{lists}", value)
 
 
 def read_logprobs(endpoint: Endpoint, given: Mapping[str, Any]) -> dict[str, Any]:

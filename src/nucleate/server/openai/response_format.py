@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any, NamedTuple
 
 from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.server.openai.fields import (
     ANY,
     ARRAY,
@@ -21,7 +21,6 @@ from nucleate.server.openai.fields import (
     OBJECT,
     TEXT,
     Field,
-    invalid_value,
     json_equal,
     present_fields,
     unsupported,
