@@ -160,22 +160,6 @@ def test_a_greedy_draft_ignores_seed_and_kind_of_noise(name: str, model: Llama, 
     assert all(draft.distributions is None for draft in drafts)
 
 
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("name", HEADS)
-def test_partial_hidden_states_are_enough(name: str, model: Llama, texts: list[list[int]]) -> None:
-    agree = total = 0
-    for text in texts:
-        for stop in range(30, 60, 6):
-            ids = text[:stop]
-            proposer = load(name, model)
-            observe_text(proposer, model, 0, ids, start=stop - 14)
-            [draft] = proposer.propose([DraftContext(0, ids, temperature=0.0)], [4])
-            complete = fresh(name, model, ids, temperature=0.0)
-            assert len(draft) == 4
-            agree, total = agree + (draft.tokens[0] == complete.tokens[0]), total + 1
-    assert agree > 0.7 * total
-
-
 @pytest.mark.parametrize("name", HEADS)
 def test_missing_tokens_restart_the_state(name: str, model: Llama, texts: list[list[int]]) -> None:
     ids, proposer = texts[1][:50], load(name, model)
