@@ -260,15 +260,6 @@ def test_the_logprob_of_an_output_is_the_sum_of_its_tokens(llm: nc.LLM) -> None:
     assert plain.token_ids == outputs[0].token_ids  # reporting changes nothing
 
 
-def test_a_greedy_token_has_raw_rank_1(llm: nc.LLM) -> None:
-    for greedy in ({"temperature": 0}, {"top_k": 1}, {"draw": "greedy"}):
-        params = nc.SamplingParams(**greedy, logprobs=1, max_tokens=15)
-        [output] = llm.generate("The dog", params)[0].outputs
-        assert output.logprobs is not None
-        assert [step.chosen.rank for step in output.logprobs] == [1] * 15
-        assert [step.top[0] for step in output.logprobs] == [step.chosen for step in output.logprobs]
-
-
 def test_chunks_join_to_the_completion_and_have_the_logprobs_of_their_token(llm: nc.LLM) -> None:
     chunks = list(llm.stream("The dog", SHORT.replace(max_tokens=8, logprobs=1)))
     [completion] = llm.generate("The dog", SHORT.replace(max_tokens=8))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -58,11 +57,6 @@ def in_process(llm: nc.LLM, kind: str, **fields: Any) -> nc.Completion:
 
 def text(choice: Any) -> str:
     return choice.text if hasattr(choice, "text") else choice.message.content
-
-
-def added(choice: Any) -> str:
-    """The text that a chunk of a stream adds."""
-    return choice.text if hasattr(choice, "text") else choice.delta.content or ""
 
 
 # ---- completions
@@ -122,39 +116,6 @@ def test_logprobs_of_a_chat(client: Any, llm: nc.LLM) -> None:
 
 
 # ---- streams
-
-
-@KINDS
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("usage", [True, False])
-@pytest.mark.fast_cases(3)
-def test_a_stream_has_the_same_content_as_the_response(client: Any, kind: str, count: int, usage: bool) -> None:
-    fields = {"n": count, "max_tokens": 24, "stop": ["zzz"], **SAMPLED}
-    complete = ask(client, kind, **fields)
-    options = {"stream_options": {"include_usage": True}} if usage else {}
-    with ask(client, kind, stream=True, **options, **fields) as stream:
-        chunks = list(stream)
-    assert len({(chunk.id, chunk.created, chunk.model, chunk.object) for chunk in chunks}) == 1
-    assert chunks[0].object == {"chat": "chat.completion.chunk", "completions": "text_completion"}[kind]
-    if usage:
-        last = chunks.pop()
-        assert (last.choices, last.usage) == ([], complete.usage)
-    assert all(chunk.usage is None and chunk.choices for chunk in chunks)
-    assert all(("usage" in chunk.model_fields_set) == usage for chunk in chunks)
-    texts = defaultdict(list)
-    for choice in (choice for chunk in chunks for choice in chunk.choices):
-        texts[choice.index].append(choice)
-    assert sorted(texts) == list(range(count))
-    for choice in complete.choices:
-        own = texts[choice.index]
-        assert "".join(map(added, own)) == text(choice)
-        assert [token for one in own for token in one.token_ids] == choice.token_ids
-        assert {one.seed for one in own} == {choice.seed}
-        assert [one.finish_reason for one in own] == [None] * (len(own) - 1) + [choice.finish_reason]
-        assert len(own) > 1  # chunks that are delayed are sent together
-        if kind == "chat":
-            assert own[0].delta.role == "assistant"
-            assert [one.delta.role for one in own[1:]] == [None] * (len(own) - 1)
 
 
 def test_concurrent_streams_equal_single_requests(server: Server, llm: nc.LLM) -> None:
