@@ -180,23 +180,6 @@ def test_without_generation_config_the_fields_have_their_own_defaults(llm: nc.LL
         nc.LLM(generation_config="vllm")
 
 
-@pytest.mark.slow
-def test_stories_are_coherent(llm: nc.LLM) -> None:
-    """Not a proof of coherence: it catches a broken model, template or loop."""
-    params = llm.default_params.replace(max_tokens=150)
-    stories = [llm.generate("Once upon a time", params.replace(seed=seed))[0].text.lower().split() for seed in range(4)]
-    assert min(map(len, stories)) > 40
-    assert all(len(set(words)) > len(words) / 4 for words in stories)
-    assert {"the", "was", "and", "to"} <= set().union(*stories)
-    named = 0
-    for topics in (("cat", "ball"), ("dog", "boat"), ("bear", "cake"), ("bird", "tree")):
-        question = [{"role": "user", "content": "Tell me a story about a {} and a {}".format(*topics)}]
-        for seed in range(4):
-            reply = llm.chat(question, params.replace(seed=seed)).text.lower()
-            named += sum(topic in reply for topic in topics)
-    assert named >= 18  # of 32; a story that ignores the question has about 6
-
-
 def test_an_invalid_generation_config_is_a_model_error(tmp_path: Path) -> None:
     shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_p": 7}))
