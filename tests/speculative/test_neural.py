@@ -95,28 +95,6 @@ def test_text_is_that_without_drafts(name: str, warm: bool, model: Llama, prompt
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
-def test_shared_noise_increases_acceptance(name: str, model: Llama, prompts: list[list[int]]) -> None:
-    class OtherNoise:
-        """Samples its drafts with the noise of another seed."""
-
-        def __init__(self, proposer: Proposer) -> None:
-            self.proposer, self.layers, self.observe = proposer, proposer.layers, proposer.observe
-
-        def propose(self, states: list[DraftContext], counts: list[int]) -> list[Draft]:
-            return self.proposer.propose([state._replace(seed=state.seed + 77) for state in states], counts)
-
-    def acceptance_length_of(proposer: Any) -> float:
-        loop = Loop(model, proposer)
-        for seed, ids in enumerate(prompts):
-            loop.add(ids, temperature=1.0, seed=seed)
-        loop.run(40)
-        return loop.mean_acceptance_length
-
-    assert acceptance_length_of(load(name, model)) > acceptance_length_of(OtherNoise(load(name, model))) + 0.1
-
-
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_rejections_do_not_change_later_drafts(name: str, model: Llama, prompts: list[list[int]]) -> None:
     loop = Loop(model, load(name, model), tokens=4)
     for seed, ids in enumerate(prompts):
