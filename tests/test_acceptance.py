@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -12,8 +11,6 @@ import pytest
 from numpy.typing import NDArray
 
 import nucleate as nc
-from nucleate.sampling.stage import Combine
-from nucleate.sampling.stages import STAGES, Gumbel, Repetition, Temperature, TopP
 from nucleate.sampling_params import FIELDS
 
 PROMPT = "Once upon a time"
@@ -69,7 +66,7 @@ def test_greedy_is_the_argmax_of_the_models_logits(llm: nc.LLM, greedy: dict[str
     assert list(output.token_ids) == tokens
 
 
-# ---- disabled fields and stages
+# ---- disabled fields
 
 
 TYPICAL_PARAMS = nc.SamplingParams(seed=11, temperature=0.8, top_p=0.95, top_k=5, repetition_penalty=1.1)
@@ -95,31 +92,6 @@ def test_a_disabled_field_changes_no_token_and_no_bit(model: Cached, name: str) 
         params = plain.replace(**{name: value})
         assert sample_tokens(model, params) == tokens
         assert (nc.probabilities(logits_V[None], params, **past) == expected).all()
-
-
-def neutrals() -> list[object]:
-    """A stage of every kind that can be neutral and anywhere, with neutral parameters."""
-    stages = []
-    for kind in STAGES.values():
-        if issubclass(kind, Combine):  # always the first stage
-            continue
-        switches = {a: p.neutral for a, p in kind.parameters.items() if p.neutral is not dataclasses.MISSING}
-        stages += [kind(**switches)] if switches and "key" not in kind.parameters else []
-    return stages
-
-
-@pytest.mark.fast_cases(4)
-@pytest.mark.parametrize("stage", neutrals(), ids=repr)
-def test_a_neutral_stage_at_any_position_changes_no_bit(model: Cached, stage: object) -> None:
-    stages = (Repetition(1.2), Temperature(0.9), TopP(0.9))
-    logits_V, past = model.logits((16, 411)), {"prompt_ids": [model.prompt], "output_ids": [(16, 411)]}
-    expected = nc.probabilities(logits_V[None], stages, **past)
-    for position in range(len(stages) + 1):
-        changed = (*stages[:position], stage, *stages[position:])
-        assert (nc.probabilities(logits_V[None], changed, **past) == expected).all()
-        assert sample_tokens(model, (*changed, Gumbel(3)), 3) == sample_tokens(model, (*stages, Gumbel(3)), 3)
-        trace = nc.trace(logits_V, (*changed, Gumbel(3)), prompt_ids=model.prompt, output_ids=(16, 411))
-        assert (trace.steps[-2].probabilities == expected[0]).all()
 
 
 # ---- coherence
@@ -165,49 +137,3 @@ def test_shuffled_tokens_are_not_coherent(llm: nc.LLM) -> None:
     ].prompt_logprobs
     assert reported is not None
     assert np.mean([step.chosen.logprob for step in reported[-64:] if step is not None]) < -5
-
-
-# ---- a mixed batch
-
-
-MIXED = (
-    nc.SamplingParams(temperature=0, seed=1),
-    nc.SamplingParams(temperature=0.7, top_k=50, top_p=0.9, seed=2),
-    nc.SamplingParams(temperature=1.3, top_k=5, repetition_penalty=1.3, seed=3),
-    nc.SamplingParams(temperature=1.0, top_p=0.5, frequency_penalty=1.0, presence_penalty=0.5, seed=4),
-    nc.SamplingParams(temperature=2.0, top_k=200, top_p=0.99, presence_penalty=-1.0, penalty_last_n=8, seed=5),
-    nc.SamplingParams(top_k=1, frequency_penalty=2.0, seed=6),
-    nc.SamplingParams(temperature=0.9, mirostat_tau=3.0, dry_multiplier=0.8, xtc_probability=0.5, seed=7),
-    nc.SamplingParams(temperature=0.7, top_k=50, top_p=0.9, draw="categorical", seed=2**64 - 1),
-)
-
-
-def prompts(llm: nc.LLM) -> list[list[int]]:
-    texts = ("Once upon a time", "The dog", "Tim and Lily", "In a big forest", "One day", "The", "A fox said", "She")
-    return [llm.encode(text) for text in texts]
-
-
-def together(llm: nc.LLM, order: Sequence[int]) -> dict[int, list[int]]:
-    """All rows in one Sampler, in some order, each with its own context of the model."""
-    sampler, ids = nc.Sampler(llm.model.vocab_size), prompts(llm)
-    rows = {sampler.add(MIXED[i], ids[i]): i for i in order}
-    contexts = [llm.model.begin() for _ in rows]
-    logits = [context.forward(ids[i]) for context, i in zip(contexts, rows.values(), strict=True)]
-    for _ in range(STEPS):
-        out = sampler(np.stack(logits))
-        assert not out.errors
-        logits = [context.forward((token,)) for context, token in zip(contexts, out.token_ids.tolist(), strict=True)]
-    return {i: list(sampler.output_ids(row)) for row, i in rows.items()}
-
-
-def test_a_batch_of_different_requests_equals_single_requests(llm: nc.LLM) -> None:
-    batch = together(llm, range(len(MIXED)))
-    alone = {i: together(llm, [i])[i] for i in range(len(MIXED))}
-    assert batch == alone
-    assert together(llm, [5, 2, 7, 0]) == {i: alone[i] for i in (5, 2, 7, 0)}
-    assert len({tuple(tokens) for tokens in alone.values()}) == len(MIXED)
-    for i, params in enumerate(MIXED):  # and generate is a Sampler of one row
-        seeded = params.replace(max_tokens=STEPS, ignore_eos=True)
-        tokens = llm.generate([prompts(llm)[i]], seeded)[0].outputs[0].token_ids
-        if params.dry_multiplier == 0:  # generate has a tokenizer, and so DRY its default breakers
-            assert list(tokens) == alone[i]

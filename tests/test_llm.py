@@ -180,23 +180,6 @@ def test_without_generation_config_the_fields_have_their_own_defaults(llm: nc.LL
         nc.LLM(generation_config="vllm")
 
 
-@pytest.mark.slow
-def test_stories_are_coherent(llm: nc.LLM) -> None:
-    """Not a proof of coherence: it catches a broken model, template or loop."""
-    params = llm.default_params.replace(max_tokens=150)
-    stories = [llm.generate("Once upon a time", params.replace(seed=seed))[0].text.lower().split() for seed in range(4)]
-    assert min(map(len, stories)) > 40
-    assert all(len(set(words)) > len(words) / 4 for words in stories)
-    assert {"the", "was", "and", "to"} <= set().union(*stories)
-    named = 0
-    for topics in (("cat", "ball"), ("dog", "boat"), ("bear", "cake"), ("bird", "tree")):
-        question = [{"role": "user", "content": "Tell me a story about a {} and a {}".format(*topics)}]
-        for seed in range(4):
-            reply = llm.chat(question, params.replace(seed=seed)).text.lower()
-            named += sum(topic in reply for topic in topics)
-    assert named >= 18  # of 32; a story that ignores the question has about 6
-
-
 def test_an_invalid_generation_config_is_a_model_error(tmp_path: Path) -> None:
     shutil.copytree(EMBEDDED, tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").write_text(json.dumps({"do_sample": True, "top_p": 7}))
@@ -258,15 +241,6 @@ def test_the_logprob_of_an_output_is_the_sum_of_its_tokens(llm: nc.LLM) -> None:
     plain = llm.generate("The dog", SHORT.replace(max_tokens=9))[0].outputs[0]
     assert (plain.logprobs, plain.cumulative_logprob) == (None, None)
     assert plain.token_ids == outputs[0].token_ids  # reporting changes nothing
-
-
-def test_a_greedy_token_has_raw_rank_1(llm: nc.LLM) -> None:
-    for greedy in ({"temperature": 0}, {"top_k": 1}, {"draw": "greedy"}):
-        params = nc.SamplingParams(**greedy, logprobs=1, max_tokens=15)
-        [output] = llm.generate("The dog", params)[0].outputs
-        assert output.logprobs is not None
-        assert [step.chosen.rank for step in output.logprobs] == [1] * 15
-        assert [step.top[0] for step in output.logprobs] == [step.chosen for step in output.logprobs]
 
 
 def test_chunks_join_to_the_completion_and_have_the_logprobs_of_their_token(llm: nc.LLM) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from beam_searches import SIZE, expected_beams, found_beams, random_search, rule, toy
-from toy_models import PagedToy, Toy
+from engine_storm import run_stress
+from toy_models import PagedToy
 from toy_requests import KINDS, TABLE, chunks_by_index, drive, is_empty, random_request, reference_chunks, runner
 
 import nucleate as nc
@@ -251,66 +252,17 @@ def test_scores_equal_teacher_forcing(llm: nc.LLM) -> None:
             assert beam.finish_reason == ("stop" if beam.token_ids[-1] in llm.tokenizer.eos_token_ids else "length")
 
 
-def run_stress(llm: nc.LLM, kind: str, seed: int, steps: int) -> None:
-    """Random searches and requests, with aborts, pauses and failures. Finished ones equal the reference."""
-    rng = random.Random(seed)
-    model = Toy(lambda ids: BAD if hash(ids) % 997 == 7 else rule(ids), SIZE, 64)
-    inner = runner(kind, model, blocks=rng.randint(16, 60), block_size=4)
-    most = rng.randint(1, 9)
-    engine = Engine(
-        inner, llm.tokenizer, max_num_seqs=most, max_num_batched_tokens=most + 9,
-        enable_prefix_caching=rng.random() < 0.7, backend="reference",
-    )  # fmt: skip
-    live: dict[str, tuple[Request | BeamRequest, list[EngineOutput]]] = {}
-    reasons: list[str | None] = []
-
-    def take(events: list[EngineOutput]) -> None:
-        for event in events:
-            request, own = live[event.request_id]
-            own.append(event)
-            if not event.finished:
-                continue
-            del live[event.request_id]
-            reason = own[-1].chunk.finish_reason
-            reasons.append(reason)
-            if isinstance(request, BeamRequest) and reason not in ("abort", "error"):
-                assert found_beams(own) == expected_beams(model, request, llm.tokenizer.eos_token_ids)
-            elif reason == "error" and isinstance(request, BeamRequest):
-                with pytest.raises(ValueError, match="NaN"):
-                    expected_beams(model, request, llm.tokenizer.eos_token_ids)
-            elif isinstance(request, Request) and reason != "abort":
-                assert chunks_by_index(own, request.params.n) == reference_chunks(model, llm.tokenizer, request)
-
-    for _ in range(steps):
-        chance = rng.random()
-        if chance < 0.15 and len(live) < 8:
-            request = random_search(rng) if rng.random() < 0.6 else random_request(rng, 20)
-            live[engine.add(request)] = request, []
-        elif chance < 0.17 and live:
-            take(engine.abort(rng.choice(list(live))))
-        elif chance < 0.25 and live:
-            engine.pause(rng.choice(list(live)), paused=rng.random() < 0.5)
-        take(engine.step())
-        assert engine.stats.num_running_seqs <= most
-        assert len(engine) == len(live)
-    for number in live:
-        engine.pause(number, paused=False)
-    for _ in range(3000):
-        if not live:
-            break
-        take(engine.step())
-    assert not live, f"stuck: {engine.stats}"
-    assert is_empty(engine)
-    assert set(reasons) >= {"stop", "length"}
+def search_or_request(rng: random.Random) -> Request | BeamRequest:
+    return random_search(rng) if rng.random() < 0.6 else random_request(rng, 20)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_short_stress(llm: nc.LLM, kind: str) -> None:
-    run_stress(llm, kind, seed=1, steps=150)
+    run_stress(llm, kind, 1, 150, search_or_request)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(2, 6))
 def test_long_stress(llm: nc.LLM, kind: str, seed: int) -> None:
-    run_stress(llm, kind, seed, steps=1500)
+    run_stress(llm, kind, seed, 1500, search_or_request)

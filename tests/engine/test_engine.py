@@ -182,26 +182,6 @@ def test_model_failures_for_a_sequence_end_only_it(llm: nc.LLM, kind: str) -> No
     assert is_empty(engine)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("steps", range(6))
-def test_abort_in_every_state(llm: nc.LLM, kind: str, steps: int) -> None:
-    engine = engine_of(llm, kind, max_num_seqs=2, max_num_batched_tokens=4)
-    other = engine.add(Request([5, 6, 7], GREEDY))
-    number = engine.add(Request(range(1, 9), GREEDY.replace(n=3)))
-    seen = [event for _ in range(steps) for event in engine.step()]
-    events = engine.abort(number)
-    assert reasons(events) == [("abort", None)] * 3
-    assert [event.finished for event in events] == [False, False, True]
-    own = [event for event in [*seen, *events] if event.request_id == number]
-    assert events[-1].usage == Usage(8, sum(len(event.chunk.token_ids) for event in own))
-    assert engine.abort(number) == engine.abort("nobody") == []
-    rest = [event for event in seen if event.request_id == other]
-    while len(engine):
-        rest += engine.step()
-    assert chunks_by_index(rest, 1) == reference_chunks(toy(), llm.tokenizer, Request([5, 6, 7], GREEDY))
-    assert is_empty(engine)
-
-
 def test_abort_flushes_buffered_text(llm: nc.LLM) -> None:
     ids = llm.tokenizer.encode("The little fox", add_special_tokens=False)
 

@@ -93,6 +93,7 @@ def test_the_state_matters_and_the_mean_surprise_approaches_the_target(llm: nc.L
 
 @with_each
 @pytest.mark.usefixtures("plugin")
+@pytest.mark.fast_cases(2)
 def test_llm_batches_outputs_and_streams(llm: nc.LLM, fields: dict[str, Any]) -> None:
     params = [params_of(fields, seed) for seed in range(4)]
     expected = [alone(llm, REPEATS, one) for one in params]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from toy_requests import KINDS, SIZE, chunks_by_index, drive, is_empty, referenc
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.outputs import CompletionChunk, EngineOutput
+from nucleate.outputs import CompletionChunk
 from nucleate.structured_output import GrammarCompiler, StructuredOutputs
 from nucleate.structured_output.guide import validate
 
@@ -122,53 +121,6 @@ def follows_grammar(grammars: GrammarCompiler, params: nc.SamplingParams, chunks
     if matcher.terminated:
         return reason == "stop"
     return (reason, detail) != ("stop", None) or params.stop_json
-
-
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(2))
-def test_aborts_and_pauses_do_not_affect_others(llm: nc.LLM, grammars: GrammarCompiler, kind: str, seed: int) -> None:
-    rng = random.Random(seed)
-    engine = Engine(
-        runner(kind, toy(), 24), llm.tokenizer, max_num_seqs=4, max_num_batched_tokens=9, backend="reference"
-    )
-    requests = [Request([1 + number], random_params(rng)) for number in range(24)]
-    live = {engine.add(request): request for request in requests}
-    events: dict[str, list[EngineOutput]] = {number: [] for number in live}
-    aborted = set(rng.sample(list(live), 8))
-    while len(engine):
-        new_events = engine.step()
-        if rng.random() < 0.3:
-            engine.pause(rng.choice(list(live)), paused=rng.random() < 0.3)
-        if rng.random() < 0.2:
-            new_events += engine.abort(rng.choice(list(aborted)))
-        if rng.random() < 0.05:
-            for number in live:
-                engine.pause(number, paused=False)
-        for event in new_events:
-            events[event.request_id].append(event)
-    for number, request in live.items():
-        expected = reference_chunks(toy(), llm.tokenizer, request, grammars)
-        for chunks, complete in zip(chunks_by_index(events[number], request.params.n), expected, strict=True):
-            if chunks[-1].finish_reason == "abort":
-                assert number in aborted
-                token_ids = [chunk.token_ids for chunk in chunks[:-1]]
-                assert token_ids == [chunk.token_ids for chunk in complete[: len(token_ids)]]
-                assert chunks[-1].validation is None
-            else:
-                assert chunks == complete
-    assert is_empty(engine)
-
-
-def random_params(rng: random.Random) -> nc.SamplingParams:
-    values = rng.choice(STAGES)
-    return nc.SamplingParams(
-        structured_outputs=rng.choice(CONSTRAINTS),
-        max_tokens=rng.randint(5, 50),
-        n=rng.choice([1, 2]),
-        seed=rng.randrange(99),
-        **values,
-    )
 
 
 def _joined(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:

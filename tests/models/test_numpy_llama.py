@@ -16,7 +16,6 @@ from nucleate.models.protocol import ModelError
 torch = pytest.importorskip("torch", reason="the comparison needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="the comparison needs the extra 'torch'")
 
-from random_models import greedy  # noqa: E402
 
 SHAPES = {
     "tied": {},
@@ -60,18 +59,6 @@ def test_all_stored_types_are_loaded_exactly(dtype: str, tmp_path: Path) -> None
     stock = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     expected = stock.model.embed_tokens.weight.detach().numpy()
     np.testing.assert_array_equal(Llama(folder).embedding, expected)
-
-
-@pytest.mark.slow
-def test_greedy_output_of_the_embedded_model_equals_generate() -> None:
-    stock = transformers.AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32)
-    prompt = [0, 500, 600, 700]
-    context = Llama(EMBEDDED).begin()
-    logits_V, ours = context.forward(prompt), []
-    for _ in range(80):
-        ours.append(int(logits_V.argmax()))
-        logits_V = context.forward(ours[-1:])
-    assert ours == greedy(stock, prompt, 80)
 
 
 @pytest.mark.parametrize("ids", [[], [-1], [4096], [5] * 1025])

@@ -46,6 +46,7 @@ def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True, timeout=LIMIT, **options)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_an_error_and_a_new_model_works(folder: Path) -> None:
     threads = torch.get_num_threads()
     llm = nc.LLM(folder, tensor_parallel=2, device="cpu")

@@ -195,15 +195,6 @@ def test_open_routes() -> None:
     assert status(guarded(open_routes=frozenset({"models"})), "/v1/models") == 200
 
 
-def test_a_root_path_does_not_bypass_authentication() -> None:
-    for root_path, paths in {
-        "/health": ("/health/v1/models", "/v1/models"),
-        "/api": ("/api/v1/models", "/api/api/health", "/api/health/"),
-        "/v1/models": ("/v1/models",),
-    }.items():
-        assert {status(guarded(), path, root_path=root_path) for path in paths} == {401}
-
-
 def test_a_host_header_does_not_bypass_authentication() -> None:
     for host in (b"health.example", b"HEALTH.example:80", b"x/health", b"localhost/health?", b""):
         assert status(guarded(), "/v1/models", (b"host", host)) == 401
@@ -302,12 +293,6 @@ def test_all_keys_are_compared_even_after_a_match(monkeypatch: pytest.MonkeyPatc
         assert (status(app, "/v1/models", bearer(key)) == 200) == (key in KEYS)
         assert len({own for own, _ in compared}) == len(compared) == len(KEYS)
         assert {len(digest) for pair in compared for digest in pair} == {32}
-
-
-@settings(max_examples=tiers.count(25, 100))
-@given(st.binary(max_size=30))
-def test_random_bytes_are_not_accepted_as_a_key(value: bytes) -> None:
-    assert status(guarded(), "/v1/models", (b"authorization", b"Bearer " + value)) == 401
 
 
 @pytest.mark.parametrize("key", ["", " ", "sk first", "sk-\u00e9", "sk\n", "\ud800", "sk\x7f"])

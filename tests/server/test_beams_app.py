@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from typing import Any
 
 import numpy as np
 import pytest
-from served_apps import SIZE, ask, begin, check_error, rule, slowly, toy_app, until
+from served_apps import SIZE, ask, check_error, rule, toy_app
 
 import nucleate as nc
 from nucleate.generation.beam_search import beam_search
@@ -17,7 +16,6 @@ from nucleate.sampling_params import FIELDS
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS
 from nucleate.server.openai.fields import BEAM_PARAMETER_FIELDS
 from nucleate.server.openai.requests import read_body
-from nucleate.server.service import Service
 
 PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
 BODY: dict[str, Any] = {"prompt": [7, 8, 9], "max_tokens": 12, "use_beam_search": True}
@@ -86,25 +84,6 @@ async def test_structured_output_in_a_chat(app: Any) -> None:
         assert re.fullmatch("[0-9]{2}-[a-c]", choice["message"]["content"])
         assert choice["finish_reason"] == "stop"
         assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
-
-
-@toy_app()
-async def test_beam_search_does_not_change_other_requests(app: Any, llm: nc.LLM) -> None:
-    sampled = {"prompt": [1, 2, 3], "max_tokens": 30, "seed": 4, "ignore_eos": True, "n": 3}
-    alone = (await ask(app, PATH, sampled)).json["choices"]
-    bodies = [sampled, {**BODY, "best_of": 8}, sampled, {**BODY, "best_of": 5, "n": 5}]
-    calls = await asyncio.gather(*(ask(app, PATH, body) for body in bodies))
-    assert calls[0].json["choices"] == calls[2].json["choices"] == alone
-    assert [one["token_ids"] for one in calls[1].json["choices"]] == searched(llm, {"best_of": 8})
-
-
-@toy_app(of=slowly)
-async def test_a_client_disconnect_ends_the_search(app: Any, service: Service) -> None:
-    call = begin(app, PATH, {**BODY, "best_of": 8, "max_tokens": 200, "ignore_eos": True})
-    await until(lambda: service.engine.stats.num_running_seqs)
-    call.leave()
-    await call.task
-    await asyncio.wait_for(until(lambda: not service.engine.stats.num_running_seqs), 10)
 
 
 def broken(seen: tuple[int, ...]) -> np.ndarray:

@@ -47,13 +47,6 @@ def error_of(check: Callable[..., object], *given_: Any) -> ParameterError | Non
     return None
 
 
-@pytest.mark.parametrize("field", ["n", "best_of"])
-@pytest.mark.parametrize("value", [129, 200, 600, 10**9])
-def test_the_maximum_of_n_is_the_same_for_every_value(field: str, value: int) -> None:
-    assert "at most 128" in str(limit_error({field: value}))
-    assert limit_error({field: 128}) is None
-
-
 def ids(count: int) -> list[int]:
     return [1] * count
 

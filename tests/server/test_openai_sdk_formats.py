@@ -9,9 +9,7 @@ from typing import Any, Literal
 import chat_models
 import pytest
 from server_process import Server
-from test_openai_sdk import HELLO, KINDS, MODEL, ask, client_of, in_process, text
-
-import nucleate as nc
+from test_openai_sdk import HELLO, MODEL, client_of
 
 openai = pytest.importorskip("openai")
 pydantic = pytest.importorskip("pydantic")
@@ -52,19 +50,6 @@ def schema_format(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.fast_cases(2)
-def test_a_pydantic_model_is_parsed(client: Any, seed: int) -> None:
-    response = client.chat.completions.parse(
-        model=MODEL, messages=HELLO, response_format=Child, temperature=1.0, max_tokens=400, seed=seed
-    )
-    [choice] = response.choices
-    assert isinstance(choice.message.parsed, Child)
-    assert choice.finish_reason == "stop"
-    assert [*json.loads(choice.message.content)] == [*Child.model_fields]
-    assert Child.model_validate_json(choice.message.content) == choice.message.parsed
-
-
 def test_a_stream_with_a_pydantic_model(client: Any) -> None:
     fields = {"model": MODEL, "messages": HELLO, "response_format": Child, "max_tokens": 400, "seed": 3}
     complete = client.chat.completions.parse(**fields)
@@ -77,25 +62,6 @@ def test_a_stream_with_a_pydantic_model(client: Any) -> None:
     assert len(deltas) > 1  # chunks that are delayed are sent together
     snapshots = [event.parsed for event in events if event.type == "content.delta"]
     assert snapshots[-1] == json.loads(complete.choices[0].message.content)
-
-
-@KINDS
-def test_a_strict_schema_is_enforced(client: Any, llm: nc.LLM, kind: str) -> None:
-    [choice] = ask(client, kind, extra_body={"response_format": schema_format(WEATHER)}, **MOST).choices
-    assert [*json.loads(text(choice))] == ["city"]
-    assert (choice.finish_reason, choice.stop_reason) == ("stop", None)
-    assert not hasattr(choice, "validation")
-    assert text(choice) == in_process(llm, kind, structured_outputs={"json_schema": WEATHER}, **MOST).outputs[0].text
-
-
-@KINDS
-@pytest.mark.fast_cases(1)
-def test_any_json_object(client: Any, kind: str) -> None:
-    for seed in range(3):
-        fields = {"max_tokens": 200, "seed": seed, "extra_body": {"response_format": {"type": "json_object"}}}
-        [choice] = ask(client, kind, **fields).choices
-        assert text(choice).startswith("{")
-        assert choice.finish_reason == "length" or isinstance(json.loads(text(choice)), dict)
 
 
 ASK: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
@@ -157,21 +123,6 @@ def test_a_stream_of_calls_adds_up_to_the_response(client: Any) -> None:
         made = [{"name": c.function.name, "arguments": c.function.arguments} for c in choice.message.tool_calls or ()]
         assert own[: len(made)] == made
         assert choice.finish_reason == "length" or own == made
-
-
-def test_the_helpers_for_streams_and_types(client: Any) -> None:
-    pydantic = pytest.importorskip("pydantic")
-    city = pydantic.create_model("get_weather", city=(str, ...))
-    tool = openai.pydantic_function_tool(city)
-    values = {"model": MODEL, "messages": ASK, "max_tokens": 300, "seed": 2, "tools": [tool], "tool_choice": NAMED}
-    parsed = client.chat.completions.parse(**values).choices[0].message.tool_calls[0].function
-    assert isinstance(parsed.parsed_arguments, city)
-    with client.chat.completions.stream(**values) as stream:
-        kinds = [event.type for event in stream]
-        final = stream.get_final_completion().choices[0].message.tool_calls[0].function
-    assert "tool_calls.function.arguments.delta" in kinds
-    assert "tool_calls.function.arguments.done" in kinds
-    assert (final.name, final.arguments) == (parsed.name, parsed.arguments)
 
 
 def test_response_format_and_tools(client: Any) -> None:

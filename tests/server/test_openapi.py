@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import product
 from math import inf, nextafter
 from typing import Any
@@ -13,6 +14,9 @@ import pytest
 import tiers
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from odd_requests import mutated
+from request_bodies import OPENAI
+from test_response_format import ERRORS, MEANINGS
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
@@ -196,7 +200,7 @@ def beyond_schemas(field: str, value: Any) -> bool:
         return value > (100 if field == "min_tokens" else 1)  # it must divide num_beams
     return field in (
         *("prompt", "messages", "chat_template_kwargs", "stream_options", "tools", "tool_choice", "structured_outputs"),
-        *("response_format", "grammar", "grammar_lazy", "grammar_triggers"),
+        *("response_format", "grammar", "grammar_lazy", "grammar_triggers", "pipeline"),
     )
 
 
@@ -241,41 +245,7 @@ LISTS: list[Any] = [
     *(["a", [1]], ["a", 1], [1, "a"], ["top_p"], ["top_p", "top_p"], ["gumbel"], ["mask"], ["canonical"]),
     *([*REQUESTABLE], [*reversed(REQUESTABLE)], [*REQUESTABLE, "top_p"]),
 ]
-OBJECT = {"type": "object"}
-FORMATS: list[Any] = [
-    *({"type": kind} for kind in ("json_schema", "xml", None, 1, ["text"])),
-    *({"type": kind, "json_schema": value} for kind, value in product(["text", "json_schema"], [None, {}, OBJECT])),
-    *(
-        {"type": "json_schema", "json_schema": {"name": "a-B_9", "schema": OBJECT, name: value}}
-        for name, values in {
-            "name": ["", "a b", "a" * 64, "a" * 65, None, 1],
-            "schema": [{}, None, "{}", [], True],
-            "strict": [True, False, None, 0, "yes"],
-            "description": ["", "x", None, 1],
-            "more": [None, 1],
-        }.items()
-        for value in values
-    ),
-    *(
-        {name: OBJECT, "on_unsupported": on_unsupported}
-        for name, on_unsupported in product(["json", "json_schema"], ["ignore", "x", None])
-    ),
-    *({"json_schema": OBJECT, "whitespace": value} for value in ("none", "flexible", "", None, 1)),
-    *({name: value} for name, value in product(["json", "json_schema"], [OBJECT, "{}", "", None, [], 1])),
-    *({name: value} for name, value in product(["regex", "grammar"], ["a", "", None, 1, ["a"]])),
-    *({"choice": value} for value in (["a"], ["a", "a"], [], [""], ["a", 1], "a", None)),
-    *({"json_object": value} for value in (True, False, None, 1, "yes")),
-    *({"regex": "a", name: value} for name, value in product(["choice", "grammar", "json"], [None, ["a"], "a", {}])),
-    *({"regex": "a", "json_object": value} for value in (True, False, None)),
-    *({"json_object": True, "disable_any_whitespace": value} for value in (True, False, None, 1)),
-    *(
-        {"regex": "a", name: value}
-        for name, value in product(
-            ["disable_fallback", "disable_additional_properties", "whitespace_pattern", "structural_tag", "more"],
-            [True, False, None, 0, "", "x"],
-        )
-    ),
-]
+FORMATS = [value for fields, _ in (*MEANINGS, *ERRORS) for value in fields.values()]
 OBJECTS: list[Any] = [
     {},
     *(
@@ -293,33 +263,23 @@ OBJECTS: list[Any] = [
     {"type": "text", "more": 1},
     *FORMATS,
 ]
-PART = {"type": "text", "text": "a"}
-CONTENTS = ("", None, [], [PART], [{**PART, "more": 1}], [{"type": "image_url", "text": "a"}], [{"type": "text"}])
-EXTRAS: tuple[dict[str, Any], ...] = (
-    *({"name": name} for name in ("b", None, "")),
-    *({"tool_calls": calls} for calls in ([], [1])),
-    *({"refusal": None, "audio": "", "annotations": []}, {"refusal": False}, {"tool_call_id": "x"}, {"more": 1}),
-)
-MESSAGES: list[Any] = [
-    [{**message}] * size
-    for size in (1, 4, 5)
-    for message in [
-        *({"role": role, "content": "a"} for role in ("user", "", None)),
-        *({"role": "user", "content": content} for content in CONTENTS),
-        *({"role": "user"}, {"content": "a"}),
-        *({"role": "user", "content": "a", **extra} for extra in EXTRAS),
-    ]
-]
 EVERYWHERE = [(kind, field) for kind in REQUESTS.values() for field in sorted(kind.field_names)]
 FIELD = pytest.mark.parametrize(
     ("kind", "field"), EVERYWHERE, ids=[f"{kind.prompt_fields[0]}-{field}" for kind, field in EVERYWHERE]
 )
 
 
+def changed(kind: Endpoint, field: str) -> Iterator[Any]:
+    """The values of a field in valid bodies, each changed in many ways."""
+    rng = random.Random(field)
+    for value in (body[field] for body in OPENAI[kind.url] if isinstance(body.get(field), dict | list)):
+        yield from (value, *(mutated(value, rng) for _ in range(40)))
+
+
 @pytest.mark.fast_cases(8)
 @FIELD
 def test_schema_and_server_agree_at_the_edges(kind: Endpoint, field: str) -> None:
-    for value in (*edges(field), *TEXTS, *LISTS, *OBJECTS, *MESSAGES):
+    for value in (*edges(field), *TEXTS, *LISTS, *OBJECTS, *changed(kind, field)):
         agree(kind, field, value)
 
 

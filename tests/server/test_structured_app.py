@@ -21,7 +21,6 @@ from served_apps import (
     longest_hold,
     rule,
     serve_toy,
-    slowly,
     streamed,
     text_of,
     toy_app,
@@ -34,7 +33,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.server import service as service_module
 from nucleate.server.limits import ServerLimits
 from nucleate.server.service import Service
-from nucleate.structured_output import GrammarCompiler, GrammarLimits, guide
+from nucleate.structured_output import GrammarCompiler, guide
 
 PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
 SUBJECT: dict[str, dict[str, Any]] = {
@@ -124,25 +123,6 @@ async def test_forced_tokens_are_generated_at_once(app: Any, service: Service) -
     assert float(seconds) == after.grammar_mask_seconds > 0
 
 
-@PATHS
-@toy_app()
-async def test_logprobs_with_structured_output(app: Any, path: str) -> None:
-    logprob_fields = {"logprobs": True, "top_logprobs": 2} if path == CHAT_PATH else {"logprobs": 2}
-    body = {**SUBJECT[path], **logprob_fields, "structured_outputs": {"regex": "the fox is [0-9]{3}"}}
-    response = await ask(app, path, body)
-    bare = await ask(app, path, {**SUBJECT[path], "structured_outputs": body["structured_outputs"]})
-    stream = await ask(app, path, {**body, "stream": True})
-    [choice] = response.json["choices"]
-    assert text_of(choice) == text_of(bare.json["choices"][0])
-    steps = choice["logprobs"]["content"] if path == CHAT_PATH else choice["logprobs"]["tokens"]
-    assert len(steps) == len(choice["token_ids"])
-    logprobs = [part["logprobs"] for part in parts_of(stream) if part["logprobs"]]
-    name = "content" if path == CHAT_PATH else "tokens"
-    assert [one for part in logprobs for one in part[name]] == choice["logprobs"][name]
-    cut = (await ask(app, path, {**body, "stop": " is"})).json["choices"][0]
-    assert (text_of(cut), cut["finish_reason"], cut["stop_reason"]) == ("the fox", "stop", " is")
-
-
 @toy_app()
 async def test_best_of_and_echo_with_structured_output(app: Any) -> None:
     constraint = {"structured_outputs": {"regex": "[0-9]{4}"}}
@@ -221,28 +201,6 @@ async def test_a_ban_of_all_allowed_tokens_is_a_client_error(app: Any, llm: nc.L
     assert other.status == 200
     text = (await ask(app, "/metrics")).data.decode()
     assert 'nucleate_request_errors_total{kind="model",model_name="toy"} 0.0' in text
-
-
-@toy_app(engine={"structured_limits": GrammarLimits(mask_budget_seconds=0.4)})
-async def test_a_slow_mask_ends_only_its_own_sequence(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    body = {**SUBJECT[PATH], "structured_outputs": {"regex": "[0-9]{30,99}"}, "logprobs": 0}
-    other = {"prompt": [1, 2], "seed": 1, "structured_outputs": {"regex": "[a-z]{3}"}}
-    before = (await ask(app, PATH, other)).json["choices"][0]["text"]
-    _slow_down(monkeypatch)
-    call = await ask(app, PATH, body)
-    check_error(call, 400, param="structured_outputs", type="invalid_request_error")
-    assert "masks took too long" in call.json["error"]["message"]
-    assert (await ask(app, PATH, other)).json["choices"][0]["text"] == before
-
-
-def _slow_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make each mask take 50 ms longer."""
-    from nucleate import structured_output
-
-    modules = [one for one in vars(structured_output).values() if hasattr(one, "FREE_SECONDS")]
-    assert modules
-    for module in modules:
-        monkeypatch.setattr(module, "FREE_SECONDS", -0.05)
 
 
 @PATHS
@@ -341,17 +299,6 @@ def test_a_compilation_survives_a_cancelled_caller(llm: nc.LLM, monkeypatch: pyt
         serve_toy(llm, use)
     finally:
         gate.set()
-
-
-@toy_app(of=slowly)
-async def test_other_requests_do_not_change_an_output(app: Any) -> None:
-    plain = {**SUBJECT[PATH], "prompt": [1, 2], "max_tokens": 60, "ignore_eos": True, "stream": True}
-    alone = streamed(parts_of(await ask(app, PATH, plain)))
-    beside = begin(app, PATH, plain)
-    calls = [begin(app, PATH, {**SUBJECT[PATH], **fields, "n": 2, "prompt": [5]}) for fields, _ in CONSTRAINTS]
-    await asyncio.gather(beside.task, *(call.task for call in calls))
-    assert [call.status for call in calls] == [200] * len(CONSTRAINTS)
-    assert streamed(parts_of(beside)) == alone
 
 
 # ---- startup

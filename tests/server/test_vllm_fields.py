@@ -224,19 +224,6 @@ async def test_logprobs_of_all_tokens_need_a_flag(app: Any) -> None:
         assert "--max-logprobs -1" in call.json["error"]["message"]
 
 
-@toy_app()
-async def test_prompt_logprobs_in_streams(app: Any) -> None:
-    for path, body in PATHS:
-        body = {**body, "prompt_logprobs": 2, "n": 2}
-        whole = (await ask(app, path, body)).json
-        frames = (await ask(app, path, {**body, "stream": True})).frames[:-1]
-        where = whole if path == CHATS else whole["choices"][0]
-        first = [frame if path == CHATS else frame["choices"][0] for frame in frames]
-        found = [one["prompt_logprobs"] for one in first if "prompt_logprobs" in one]
-        assert found == [where["prompt_logprobs"]]
-        assert all(2 <= len(step) <= 3 for step in where["prompt_logprobs"][1:])
-
-
 @toy_app(service={"aliases": ("gpt-4", "a/b"), "root": "owner/model"})
 async def test_several_model_names(app: Any) -> None:
     models = (await ask(app, "/v1/models")).json["data"]

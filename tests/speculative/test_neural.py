@@ -95,28 +95,6 @@ def test_text_is_that_without_drafts(name: str, warm: bool, model: Llama, prompt
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
-def test_shared_noise_increases_acceptance(name: str, model: Llama, prompts: list[list[int]]) -> None:
-    class OtherNoise:
-        """Samples its drafts with the noise of another seed."""
-
-        def __init__(self, proposer: Proposer) -> None:
-            self.proposer, self.layers, self.observe = proposer, proposer.layers, proposer.observe
-
-        def propose(self, states: list[DraftContext], counts: list[int]) -> list[Draft]:
-            return self.proposer.propose([state._replace(seed=state.seed + 77) for state in states], counts)
-
-    def acceptance_length_of(proposer: Any) -> float:
-        loop = Loop(model, proposer)
-        for seed, ids in enumerate(prompts):
-            loop.add(ids, temperature=1.0, seed=seed)
-        loop.run(40)
-        return loop.mean_acceptance_length
-
-    assert acceptance_length_of(load(name, model)) > acceptance_length_of(OtherNoise(load(name, model))) + 0.1
-
-
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_rejections_do_not_change_later_drafts(name: str, model: Llama, prompts: list[list[int]]) -> None:
     loop = Loop(model, load(name, model), tokens=4)
     for seed, ids in enumerate(prompts):
@@ -158,22 +136,6 @@ def test_a_greedy_draft_ignores_seed_and_kind_of_noise(name: str, model: Llama, 
     ]
     assert len({draft.tokens for draft in drafts}) == 1
     assert all(draft.distributions is None for draft in drafts)
-
-
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("name", HEADS)
-def test_partial_hidden_states_are_enough(name: str, model: Llama, texts: list[list[int]]) -> None:
-    agree = total = 0
-    for text in texts:
-        for stop in range(30, 60, 6):
-            ids = text[:stop]
-            proposer = load(name, model)
-            observe_text(proposer, model, 0, ids, start=stop - 14)
-            [draft] = proposer.propose([DraftContext(0, ids, temperature=0.0)], [4])
-            complete = fresh(name, model, ids, temperature=0.0)
-            assert len(draft) == 4
-            agree, total = agree + (draft.tokens[0] == complete.tokens[0]), total + 1
-    assert agree > 0.7 * total
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -9,7 +9,6 @@ from test_neural import features
 import nucleate as nc
 from nucleate.models.numpy_llama import Llama
 from nucleate.sampling import noise
-from nucleate.speculative import acceptance
 from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
 from nucleate.speculative.neural import EMBEDDED_METHODS, load
 from nucleate.speculative.neural.draft_sampling import sample_tokens
@@ -80,23 +79,6 @@ def test_tokens_have_the_reported_distributions(name: str, temperature: float, m
     else:
         for draft in drafts[:50]:
             np.testing.assert_allclose(draft.distributions[1], after[0].distributions[1], atol=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", ["rejection", "block"])
-def test_rules_with_these_distributions_keep_the_target_distribution(rule: str, model: Llama) -> None:
-    logits_V = model.begin().forward(TEXT)
-    p_V = nc.probabilities(logits_V[None], nc.SamplingParams())[0]
-    given = []
-    for index, draft in enumerate(drafts_of("eagle", model, 1500, 1)):
-        uniforms = acceptance.acceptance_uniforms(1000 + index, len(TEXT) - 5, 1)
-        verdict = acceptance.RULES[rule].verify(
-            np.stack([p_V, p_V]), draft, uniforms, acceptance.residual_uniform(1000 + index, len(TEXT) - 5)
-        )
-        given.append(verdict.tokens(draft)[0])
-    assert fits(given, [p_V] * len(given))
-    drafted = [draft.tokens[0] for draft in drafts_of("eagle", model, 1500, 1)]
-    assert not fits(drafted, [p_V] * len(drafted))  # the test detects a wrong distribution
 
 
 def rows(count: int, size: int = 700, seed: int = 0) -> np.ndarray:

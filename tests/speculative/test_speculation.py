@@ -317,29 +317,6 @@ def test_failing_proposers(llm: nc.LLM, caplog: pytest.LogCaptureFixture) -> Non
     assert engine.stats.speculative.draft_tokens == 0
 
 
-@pytest.mark.parametrize("tree", [False, True])
-def test_eos_within_a_draft(llm: nc.LLM, tree: bool) -> None:
-    """Draft tokens after EOS are not reported, counted or sampled."""
-    ids = llm.tokenizer.encode("The little fox ran home. It was happy.", add_special_tokens=False)
-
-    def scripted(seen: tuple[int, ...]) -> np.ndarray:
-        return np.eye(SIZE, dtype=np.float32)[ids[min(len(seen) - 1, len(ids) - 1)]] * 50
-
-    for more, text, reason in (
-        ({"stop": "ran"}, "The little fox ", "ran"),
-        ({"stop_token_ids": [ids[3]]}, llm.tokenizer.decode(ids[:3]), ids[3]),
-        ({"stop_regex": "h[a-z]+e"}, "The little fox ran ", "h[a-z]+e"),
-    ):
-        request = Request([1], GREEDY.replace(max_tokens=30, **more))
-        proposer = TreeOracle({((1,), 1): ids}, 1.0, random.Random(1)) if tree else Oracle({((1,), 1): ids})
-        engine = engine_of(llm, proposer, 30 if tree else 8, width=9, of=scripted)
-        events = assert_as_without_drafts(llm, engine, request, scripted)
-        assert "".join(event.chunk.text for event in events) == text
-        assert events[-1].chunk.stop_reason == reason
-        assert engine.stats.sampled_tokens == events[-1].usage.completion_tokens == len(events)
-        assert engine.stats.num_steps <= 2 + tree
-
-
 def test_speculative_stats(llm: nc.LLM) -> None:
     request = Request([4, 5, 6], GREEDY.replace(max_tokens=9))
     ids = output_ids_of(llm, request)
@@ -398,21 +375,6 @@ def test_perfect_trees_need_as_few_steps_as_perfect_chains(llm: nc.LLM) -> None:
     engine = engine_of(llm, oracle(llm, request, LastSibling), 12)
     assert_as_without_drafts(llm, engine, request)
     assert engine.stats.num_steps == 1 + -(-12 // 5)
-
-
-@pytest.mark.parametrize("name", ["coupled", "rejection"])
-def test_jump_forward_tokens_within_a_branch(llm: nc.LLM, grammars: GrammarCompiler, name: str) -> None:
-    """They are in the sequence before sampling; the branch continues after them."""
-    grammar = nc.StructuredOutputs(regex="(The little fox|A big red bear|One old owl) (ran|sat) (home|down) today[.!]")
-    params = nc.SamplingParams(structured_outputs=grammar, max_tokens=60, temperature=0)
-    requests = [Request([5 + seed, 6], params.replace(seed=seed, logit_bias={97: seed * 0.01})) for seed in range(6)]
-    requests += [Request([5 + seed, 6], params.replace(seed=seed)) for seed in range(6)]
-    expected = [reference_chunks(toy(), llm.tokenizer, request, grammars) for request in requests]
-    engine = engine_of(llm, TreeOracle(outputs_by_prompt(requests, expected), 1.0, random.Random(3)), 14, name)
-    for request, own, events in zip(requests, expected, drive(engine, requests), strict=True):
-        assert chunks_by_index(events, 1) == own, request
-    assert engine.stats.jump_forward_tokens > 20
-    assert engine.stats.speculative.accepted_tokens > 20
 
 
 @pytest.mark.parametrize("name", ["coupled", "rejection"])

@@ -23,7 +23,6 @@ from nucleate.speculative.neural import load
 from nucleate.speculative.neural.draft_sampling import SiblingRequest, sample_siblings, sample_tokens
 from nucleate.speculative.neural.eagle import TreeBuilder
 from nucleate.speculative.neural.medusa import HEAD_ACCURACY, tree_structure
-from nucleate.speculative.suffix import SuffixProposer
 
 TREES = ("medusa", "eagle")
 
@@ -73,20 +72,6 @@ def test_siblings_with_the_noise_of_the_target(size: int) -> None:
         weights = np.exp(-behind_V[expected])
         assert [sibling.probability for sibling in found] == pytest.approx(weights / weights.sum())
         assert all(sibling.distribution is None for sibling in found)
-
-
-def test_shared_noise_runners_up_are_likely_replacements() -> None:
-    """More often than the most likely tokens without noise, for a target with slightly different logits."""
-    random, hits = np.random.default_rng(1), np.zeros(3)
-    for seed in range(300):
-        ours_V = (random.standard_normal(600) * 3).astype(np.float32)
-        theirs_V = (ours_V + random.standard_normal(600) * 0.4).astype(np.float32)
-        [token] = nc.sample(theirs_V[None], nc.SamplingParams(seed=seed), step=3)
-        [[first, second]] = sample_siblings(ours_V[None], [SiblingRequest(DraftContext(0, [1] * 5, 2, seed), 0, 0, 2)])
-        plain = next(other for other in np.argsort(-ours_V) if other != first.token)
-        hits += token == first.token, token == second.token, token == plain
-    assert hits[0] > 150
-    assert hits[1] > 2 * hits[2]
 
 
 def test_greedy_and_sampled_siblings() -> None:
@@ -214,24 +199,6 @@ def test_siblings_have_the_reported_distributions(name: str, model: Llama) -> No
     for own in (some, [(draft, index) for draft, index in some if draft.tokens[0] < middle]):
         assert len(own) > 50  # and each uniform number is used for one token only
         assert fits([draft.tokens[index] for draft, index in own], [draft.distributions[index] for draft, index in own])
-
-
-def test_suffix_trees() -> None:
-    proposer = SuffixProposer(tree_width=2)
-    ids = [1, 2, 3, 4, 9, 1, 2, 3, 5, 9, 1, 2, 3, 4, 8, 1, 2, 3, 6, 8, 7, 1, 2, 3]
-    [draft] = proposer.propose([DraftContext(0, ids)], [5])
-    children = draft.children()
-    assert [draft.tokens[index] for index in children[ROOT]] == [4, 6]  # 4 occurs twice; then the latest of the others
-    assert all(len(group) <= 2 for group in children.values())
-    assert len(draft) == 5
-    [chain] = SuffixProposer().propose([DraftContext(0, ids)], [5])
-    assert chain.tokens[0] == 4
-    assert chain.parents is None
-    assert proposer.propose([DraftContext(1, [1, 2, 3])], [5])[0].tokens == ()
-    [latest] = proposer.propose([DraftContext(2, [1, 2, 3, 30, 7, 1, 2, 3, 20, 8, 1, 2, 3])], [2])
-    assert latest.tokens[0] == 20  # of equally frequent ones
-    with pytest.raises(ValueError, match="tree_width must be >= 1, got 0"):
-        SuffixProposer(tree_width=0)
 
 
 # in the engine

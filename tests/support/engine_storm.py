@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from beam_searches import expected_beams, found_beams
 from toy_requests import SIZE, TABLE, chunks_by_index, is_empty, random_request, reference_chunks, runner, toy
 
 import nucleate as nc
+from nucleate.engine.beam_params import BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.runner import ModelInput
@@ -47,9 +49,9 @@ class FailingRunner:
 
 
 class TrackedRequest:
-    """A request with its events. Checks that no event follows the last one."""
+    """A request or a beam search with its events. Checks that no event follows the last one."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request | BeamRequest) -> None:
         self.request, self.events, self.aborted, self.paused = request, [], False, False
 
     def take(self, event: EngineOutput) -> None:
@@ -66,6 +68,9 @@ class TrackedRequest:
 
     def check(self, model: object, llm: nc.LLM, expect: Callable[..., Any]) -> None:
         """Finished outputs equal the reference; aborted and failed ones are prefixes of it."""
+        if isinstance(self.request, BeamRequest):
+            self.check_search(model, llm)
+            return
         count = self.request.params.n
         for chunks, expected in zip(
             chunks_by_index(self.events, count), expect(model, llm.tokenizer, self.request), strict=True
@@ -82,6 +87,15 @@ class TrackedRequest:
                 assert chunks == expected
         last = self.events[-1].usage
         assert last.completion_tokens == sum(len(event.chunk.token_ids) for event in self.events)
+
+    def check_search(self, model: object, llm: nc.LLM) -> None:
+        """A finished search has the beams of the reference; one with invalid logits fails there, too."""
+        reason, detail = self.events[-1].chunk.finish_reason, self.events[-1].chunk.stop_reason
+        if reason == "error" and "model failed" not in str(detail):
+            with pytest.raises(ValueError, match="NaN"):
+                expected_beams(model, self.request, llm.tokenizer.eos_token_ids)
+        elif reason not in ("abort", "error"):
+            assert found_beams(self.events) == expected_beams(model, self.request, llm.tokenizer.eos_token_ids)
 
 
 def check_companions(engine: Engine) -> None:
@@ -102,7 +116,7 @@ def run_stress(
     kind: str,
     seed: int,
     steps: int,
-    new_request: Callable[[random.Random], Request] = random_request,
+    new_request: Callable[[random.Random], Request | BeamRequest] = random_request,
     expect: Callable[..., Any] = reference_chunks,
     together: int = 1,
     **options: Any,

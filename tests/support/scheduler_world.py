@@ -1,4 +1,7 @@
-"""A scheduler with a simulated KV cache, and checks of its invariants at every step."""
+"""A scheduler and its jobs, and checks of its invariants at every step.
+
+``tests/engine/test_kv_cache.py`` checks the contents of blocks; engines with a model that reads them, the outputs.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +17,20 @@ ByJob = dict[SchedulerEntry, ScheduledSequence]
 
 
 class SimulatedEngine:
-    """A scheduler, its jobs, and a simulated KV cache: for each slot of each block, the prefix stored there."""
+    """A scheduler and its jobs."""
 
     def __init__(
         self, count: int, size: int, sequences: int, tokens: int, whole: bool = False, sharing: bool = True
     ) -> None:
         self.pool = KVCacheManager(count, size, prefix_caching=sharing)
         self.schedule = Scheduler(self.pool, max_num_seqs=sequences, max_num_batched_tokens=tokens, whole_prompts=whole)
-        self.memory: list[list[int | None]] = [[None] * size for _ in range(count)]
-        self.names: dict[tuple[int, int], int] = {}  # of prefixes, as numbers
-        self.nodes: dict[int, int] = {START: 0}  # the prefix of each node
         self.jobs: list[SchedulerEntry] = []
         self.truth: dict[SchedulerEntry, list[int]] = {}  # the expected tokens
-        self.names_of: dict[SchedulerEntry, list[int]] = {}
         self.fresh: dict[SchedulerEntry, int] = {}  # how many of its first tokens were never computed
         self.arrivals = self.forwards = 0
         self.planned: list[ScheduledSequence] = []
         self.gone: list[SchedulerEntry] = []  # preempted by the last plan
         self.preempt, self.schedule._preempt = self.schedule._preempt, self.check_preempt
-
-    def name(self, before: int, token: int) -> int:
-        return self.names.setdefault((before, token), len(self.names) + 1)
-
-    def prefix_names(self, node: int, tokens: tuple[int, ...]) -> list[int]:
-        """The names of the prefixes that end with each of some tokens after a node."""
-        names = [self.nodes[node]]
-        for token in tokens:
-            names.append(self.name(names[-1], token))
-        return names[1:]
 
     # operations
 
@@ -55,22 +44,15 @@ class SimulatedEngine:
             return job
         self.schedule.add(job)
         self.jobs.append(job)
-        self.truth[job], self.names_of[job], self.fresh[job] = list(prompt), [], limit
-        self.extend_names(job)
+        self.truth[job], self.fresh[job] = list(prompt), limit
         return job
-
-    def extend_names(self, job: SchedulerEntry) -> None:
-        names, tokens = self.names_of[job], self.truth[job]
-        for token in tokens[len(names) :]:
-            names.append(self.name(names[-1] if names else 0, token))
 
     def push(self, job: SchedulerEntry, token: int) -> None:
         job.append(token)
         self.truth[job].append(token)
-        self.extend_names(job)
 
     def fork(self, parent: SchedulerEntry) -> SchedulerEntry:
-        """Fork a job, and copy the blocks that a model would copy."""
+        """Fork a job."""
         schedule, pool, size = self.schedule, self.pool, self.pool.block_size
         free_slot, available = len(schedule.running) < schedule.max_num_seqs, pool.num_free_blocks
         order = parent.order[0], self.arrivals, self.arrivals % 3
@@ -82,13 +64,11 @@ class SimulatedEngine:
         assert pool.num_free_blocks == available - (needed if child.block_ids else 0)
         assert (pair is None) == (not child.block_ids or schedule.whole_prompts or not parent.num_computed % size)
         self.jobs.append(child)
-        self.truth[child], self.names_of[child] = list(self.truth[parent]), list(self.names_of[parent])
+        self.truth[child] = list(self.truth[parent])
         self.fresh[child] = child.max_length
         users = self.users()
         copied = zip(parent.block_ids, child.block_ids, strict=False) if schedule.whole_prompts else [pair]
-        for source, target in filter(None, copied):
-            assert users[target] == [child]
-            self.memory[target] = list(self.memory[source])
+        assert all(users[target] == [child] for _, target in filter(None, copied))
         assert child.token_ids == parent.token_ids
         assert child.token_ids is not parent.token_ids
         return child
@@ -121,17 +101,12 @@ class SimulatedEngine:
         for chunk in chunks:
             job, start, stop = chunk.sequence, chunk.start, chunk.stop
             self.fresh[job] = min(self.fresh[job], start)
-            for at in range(start, stop):
-                block = job.block_ids[at // size]
+            for block in job.block_ids[start // size : -(-stop // size)]:
                 assert users[block] == [job], "only a job's own blocks are written"
-                self.memory[block][at % size] = self.names_of[job][at]
         self.forwards += bool(chunks)
         last = [chunk.sequence for chunk in chunks if chunk.last]
         assert last == [chunk.sequence for chunk in chunks if chunk.stop == len(self.truth[chunk.sequence])]
         self.schedule.mark_computed(chunks)
-        for (before, tokens), (_, node) in sorted(self.pool._cached.items(), key=lambda item: item[1][1]):
-            if node not in self.nodes:
-                self.nodes[node] = self.prefix_names(before, tokens)[-1]
         return last
 
     def check_preempt(self) -> SchedulerEntry:
@@ -158,7 +133,7 @@ class SimulatedEngine:
         self.check_lists()
         self.check_pool()
         for job in self.jobs:
-            self.check_memory(job)
+            self.check_job(job)
 
     def check_lists(self) -> None:
         running, waiting = self.schedule.running, self.schedule.waiting
@@ -173,33 +148,17 @@ class SimulatedEngine:
             assert (job.block_ids, job.num_computed, job.num_cached_blocks, job.prefix_node) == ([], 0, 0, START)
 
     def check_pool(self) -> None:
-        pool, size, users = self.pool, self.pool.block_size, self.users()
-        used = {block for block, jobs in enumerate(users) if jobs}
-        assert pool.num_used_blocks == len(used)
-        assert pool.num_free_blocks == len(pool._free) + len(pool._evictable) == pool.num_blocks - len(used)
-        assert {*pool._free, *pool._evictable, *used} == set(range(pool.num_blocks))
-        assert pool._ref_counts == [len(jobs) for jobs in users]
-        assert len(pool._cached) == len(pool._keys) <= pool.num_blocks
+        users = self.users()
+        assert self.pool.num_used_blocks == sum(map(bool, users))
         for block, jobs in enumerate(users):
             for job in jobs if len(jobs) > 1 else []:
-                end = (job.block_ids.index(block) + 1) * size
-                assert job.block_ids.count(block) == 1
-                assert end <= job.num_computed
-                assert self.names_of[job][end - size : end] == self.memory[block]
-        for (before, tokens), (block, node) in pool._cached.items():
-            assert pool._keys[block] == (before, tokens)
-            assert self.memory[block] == self.prefix_names(before, tokens)
-            assert self.memory[block][-1] == self.nodes[node]
+                assert (job.block_ids.index(block) + 1) * self.pool.block_size <= job.num_computed
 
-    def check_memory(self, job: SchedulerEntry) -> None:
-        """The KV cache of a job's computed tokens is in its blocks."""
-        size, names = self.pool.block_size, self.names_of[job]
+    def check_job(self, job: SchedulerEntry) -> None:
         assert list(job.token_ids) == self.truth[job]
-        assert 0 <= job.num_computed <= len(names) <= job.max_length
-        assert len(job.block_ids) <= self.pool.blocks_needed(len(names))
-        cells = [cell for block in job.block_ids for cell in self.memory[block]]
-        assert cells[: job.num_computed] == names[: job.num_computed]
-        assert job.num_cached_blocks == job.num_computed // size
+        assert 0 <= job.num_computed <= len(job.token_ids) <= job.max_length
+        assert len(job.block_ids) <= self.pool.blocks_needed(len(job.token_ids))
+        assert job.num_cached_blocks == job.num_computed // self.pool.block_size
         assert job.num_cached <= self.fresh[job]
         if job.block_ids and not job.preempted:
             assert job.num_cached == min(self.fresh[job], job.num_computed)
@@ -348,10 +307,6 @@ CONFIGURATIONS = [
     (12, 16, 8, 40, False, True),
     (60, 3, 8, 64, False, True),
 ]
-
-
-def simulated_engine_of(configuration: tuple[int, int, int, int, bool, bool]) -> SimulatedEngine:
-    return SimulatedEngine(*configuration)
 
 
 class RandomDriver:

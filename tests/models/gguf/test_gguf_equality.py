@@ -47,10 +47,11 @@ def test_logits_differ_by_rounding_only(llm: nc.LLM, exact: nc.LLM) -> None:
     assert np.abs(np.stack(rows) - expected).max() < LOGITS
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("temperature", [0, 0.8])
-@pytest.mark.parametrize("count", [1, 8, 32])
+@pytest.mark.parametrize("count", [1, 8, 24])
 def test_answers_equal_those_of_the_numpy_runtime(llm: nc.LLM, exact: nc.LLM, count: int, temperature: float) -> None:
-    given = params(count, temperature=temperature, max_tokens=100 if count < 32 else 50)
+    given = params(count, temperature=temperature, max_tokens=100 if count < 8 else 40)
     assert tokens(exact, prompts(count), given) == tokens(llm, prompts(count), given)
 
 
@@ -106,6 +107,7 @@ def test_logprobs_of_the_prompt_and_the_output(llm: nc.LLM, exact: nc.LLM) -> No
         assert [step.chosen.token_id for step in ours] == [step.chosen.token_id for step in theirs]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("method", ["ngram", "suffix", "draft"])
 def test_speculation_gives_the_same_tokens(exact: nc.LLM, files: dict[str, Path], method: str) -> None:
     model = {"model": files["q8_0"]} if method == "draft" else {}
