@@ -197,7 +197,7 @@ def written(backend: str, seed: int, steps: int, size: int, ring: int = 32) -> l
 
     ring: the initial size of a row's token ring on the device.
     """
-    from nucleate.sampling.gpu import batch_state
+    from nucleate.sampling.gpu import batch_state, device_batch  # noqa: F401  # its limit of steps stays that of real rings
 
     with unittest.mock.patch.object(batch_state, "MIN_RING_SIZE", ring):
         rng, sampler = random.Random(seed), nc.Sampler(size, backend)

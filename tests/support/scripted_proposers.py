@@ -69,7 +69,7 @@ class FaultyProposer(Oracle):
         best: Callable[[tuple[int, ...]], int] | None = None,
     ) -> None:
         super().__init__(outputs, share, rng)
-        self.best = best
+        self.best, self.failed = best, False
 
     def draft(self, state: DraftContext, count: int) -> Draft:
         """Draft the most likely tokens where the output is unknown."""
@@ -82,7 +82,8 @@ class FaultyProposer(Oracle):
 
     def propose(self, states: Sequence[DraftContext], counts: Sequence[int]) -> list[Draft]:
         what, rng = self.rng.random(), self.rng
-        if what < 0.05:
+        if what < 0.05 or not self.failed:  # the first call, too
+            self.failed = True
             raise RuntimeError("a proposer\nthat fails")
         if what < 0.08:
             return [Draft((1,))] * (len(states) + 1)
@@ -159,7 +160,7 @@ class FaultyTrees(FaultyProposer):
         if self.rng.random() < 0.5 or not tree:
             return tree
         more = [self.rng.choice((-1, 4096, 7, None)) for _ in range(3)]
-        parents = (*(tree.parents or ()), *(self.rng.randrange(-1, len(tree)) for _ in more))
+        parents = (*tree.parent_indices(), *(self.rng.randrange(-1, len(tree)) for _ in more))
         return Draft((*tree.tokens, *more), parents)
 
 
