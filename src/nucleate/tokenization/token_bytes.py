@@ -1,7 +1,7 @@
 """The text or bytes of each token id, read from the description of a tokenizer's decoder. Stateless.
 
 A Hugging Face ``tokenizers`` decoder is a list of steps over the list of token strings. Steps that process one token at
-a time are applied once, to the whole vocabulary. How the results join depends on the family of the decoder:
+a time are applied here, once, for the whole vocabulary. How the results join depends on the family of the decoder:
 
 ========  ==================================================================================================
 family    how tokens join
@@ -19,6 +19,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
@@ -29,9 +30,23 @@ T = TypeVar("T")
 
 Family = Literal["utf8", "text", "whole"]
 Piece = str | bytes  # str: complete text; bytes: to be decoded together with adjacent bytes
-Decode = Callable[[list[str]], str]
+Step = Callable[[str, bool], str]  # (token, whether it is the first of all tokens) -> token
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2}|\+[0-9A-Fa-f])>", re.ASCII)  # the library parses the digits with a sign
+# Applied in this order, to each token.
+_CLEANUP = (
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" do not", " don't"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+)
 
 
 def without_panics(function: Callable[P, T]) -> Callable[P, T]:
@@ -64,16 +79,17 @@ _TO_LATIN_1 = str.maketrans({character: chr(byte) for character, byte in _BYTE_O
 
 @dataclass(frozen=True)
 class Joining:
-    """A parsed decoder: the steps that process one token at a time, and how their results join."""
+    """A parsed decoder: the steps that process one token at a time, and how the results join."""
 
     family: Family
-    steps: Decode = "".join
+    steps: tuple[Step, ...] = ()
     bytes_tokens: bool = False  # whether <0xNN> stands for a byte
     strip: tuple[str, int] = ("", 0)  # a character to remove from the start of the text, and how often at most
 
     def piece(self, token: str, first: bool) -> Piece:
         """The piece of ``token``, as the first of all tokens or after others."""
-        token = self.steps([token] if first else ["", token])
+        for step in self.steps:
+            token = step(token, first)
         if self.family == "utf8":  # a token with a character outside the alphabet is literal: added tokens with spaces
             known = _BYTE_CHARACTERS.issuperset(token)
             return text_or_bytes(token.translate(_TO_LATIN_1).encode("latin-1") if known else token.encode())
@@ -97,7 +113,7 @@ class Pieces:
     joining: Joining
     tokens: Mapping[int, str]
     table: Mapping[int, Piece] = field(repr=False)
-    decode_tokens: Decode  # the decoder, for the family "whole"
+    decode_tokens: Callable[[list[str]], str]  # the decoder, for the family "whole"
 
     @property
     def family(self) -> Family:
@@ -127,14 +143,14 @@ def read_pieces(tokenizer: tokenizers.Tokenizer) -> Pieces:
 def read_decoder(decoder: Mapping[str, Any] | None) -> Joining:
     """Parse the JSON of a decoder. A sequence of steps that is not understood is the family "whole"."""
     if decoder is None:
-        return Joining("text", " ".join)
-    steps: list[Mapping[str, Any]] = []
+        return Joining("text", (lambda token, first: token if first else " " + token,))
+    steps: list[Step] = []
     bytes_tokens = fused = utf8 = False
     strip = ("", 0)
     for link in _flat(decoder):
         kind, each = link["type"], not (fused or bytes_tokens)  # each: the tokens are still separate
-        if each and kind in ("Replace", "Metaspace", "WordPiece", "Strip"):
-            steps.append(link)
+        if each and (step := _step(link)) is not None:
+            steps.append(step)
         elif kind == "ByteLevel" and each:
             utf8 = fused = True
         elif kind == "ByteFallback" and each:
@@ -145,15 +161,7 @@ def read_decoder(decoder: Mapping[str, Any] | None) -> Joining:
             strip = (link["content"], link["start"])
         else:
             return Joining("whole")
-    return Joining("utf8" if utf8 else "text", _library_decoder(steps) if steps else "".join, bytes_tokens, strip)
-
-
-def _library_decoder(steps: list[Mapping[str, Any]]) -> Decode:
-    from tokenizers import decoders
-
-    made = decoders.Sequence([])
-    made.__setstate__(json.dumps({"type": "Sequence", "decoders": steps}).encode())
-    return without_panics(made.decode)
+    return Joining("utf8" if utf8 else "text", tuple(steps), bytes_tokens, strip)
 
 
 def _flat(decoder: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
@@ -162,3 +170,31 @@ def _flat(decoder: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
         return
     for link in decoder["decoders"]:
         yield from _flat(link)
+
+
+def _step(link: Mapping[str, Any]) -> Step | None:
+    """A decoder step as a function of one token, or None if it needs more than one token or is unknown."""
+    match link:
+        case {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}:
+            import tokenizers
+
+            # The pattern is in the regex dialect of the library, so the library applies it.
+            decode = without_panics(tokenizers.decoders.Replace(tokenizers.Regex(pattern), content).decode)
+            return lambda token, _first: decode([token])
+        case {"type": "Replace", "pattern": {"String": text}, "content": content}:
+            return (lambda token, _first: token.replace(text, content)) if text else None
+        case {"type": "Metaspace", "replacement": mark, "prepend_scheme": scheme}:
+            return lambda token, first: token.replace(mark, "" if first and scheme != "never" else " ")
+        case {"type": "WordPiece", "prefix": prefix, "cleanup": cleanup}:
+            return partial(_word_piece, prefix, cleanup)
+        case {"type": "Strip", "content": content, "start": count, "stop": 0}:
+            return lambda token, _first: token[min(count, len(token) - len(token.lstrip(content))) :]
+    return None
+
+
+def _word_piece(prefix: str, cleanup: bool, token: str, first: bool) -> str:
+    if not first:
+        token = token[len(prefix) :] if token.startswith(prefix) else " " + token
+    for dirty, clean in _CLEANUP if cleanup else ():
+        token = token.replace(dirty, clean)
+    return token
