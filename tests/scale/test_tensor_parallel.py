@@ -15,7 +15,7 @@ import random_models
 
 import nucleate as nc
 from nucleate.llm.shared_engine import SharedEngine
-from nucleate.models.loader import EMBEDDED, runner_of
+from nucleate.models.loader import runner_of
 from nucleate.models.runner import ModelInput
 from nucleate.models.transformers.sharded_model import check_shardable
 from nucleate.sampling.stage import Scale
@@ -175,38 +175,3 @@ def test_invalid_arguments(tmp_path: Path, folder: Path) -> None:
 def test_a_model_in_memory_or_in_gguf_is_an_error(llm: nc.LLM) -> None:
     with pytest.raises(nc.ParameterError, match=r"tensor_parallel needs a model folder .*, got a model in memory"):
         nc.LLM(llm.model, llm.tokenizer, tensor_parallel=2)
-
-
-SLOW = ("tied", "qwen3", "mixtral", "phi3")
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=pytest.mark.slow if kind in SLOW else pytest.mark.exhaustive)
-        for kind in random_models.KINDS
-        if kind not in ("llama", "gpt2")
-    ],
-)
-def test_kinds_of_models(tmp_path: Path, kind: str) -> None:
-    """Tied embeddings, biases, norms of heads, windows, soft caps, experts, fused projections, sinks."""
-    path = random_models.save(tmp_path, kind)
-    with closing(nc.LLM(path, tensor_parallel=2, device="cpu")) as sharded:
-        check_mixed_requests(sharded, nc.LLM(path, device="cpu", runtime="torch"))
-
-
-@pytest.mark.slow
-def test_the_embedded_model(llm: nc.LLM) -> None:
-    """Tied embeddings, text, and a companion model on rank 0; one process runs it with NumPy."""
-    schema = json.dumps({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
-    params = [
-        nc.SamplingParams(temperature=0, max_tokens=60),
-        nc.SamplingParams(seed=1, max_tokens=60, stop=["."]),
-        nc.SamplingParams(seed=2, max_tokens=40, structured_outputs=nc.StructuredOutputs(json_schema=schema)),
-        nc.SamplingParams(seed=3, max_tokens=40, guidance_scale=1.5, negative_prompt="A sad story", n=2),
-        nc.SamplingParams(seed=4, max_tokens=40, contrastive_beta=0.7, contrastive_temperature=0.5),
-        nc.SamplingParams(seed=5, max_tokens=40, dry_multiplier=0.8, xtc_probability=0.5),
-    ]
-    prompts, one = ["Once upon a time"] * len(params), nc.LLM(companion_model=EMBEDDED)
-    with closing(nc.LLM(tensor_parallel=2, device="cpu", companion_model=EMBEDDED)) as sharded:
-        random_models.assert_same(sharded.generate(prompts, params), one.generate(prompts, params))

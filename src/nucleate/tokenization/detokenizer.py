@@ -104,6 +104,8 @@ def _joiner(pieces: Pieces, hold_bytes: int | None) -> Joiner:
         return Utf8Joiner()
     if joining.family == "text":
         return ByteFallbackJoiner(*joining.strip, hold_bytes)
+    if joining.family == "suffix":
+        return SuffixJoiner(joining.suffix)
     return BufferingJoiner(pieces.decode_tokens)
 
 
@@ -230,6 +232,34 @@ class ByteFallbackJoiner:
 
     def close(self) -> str:
         return self._end_run()
+
+
+class SuffixJoiner:
+    """Text with a marker that stands for a space, except in the last token, where it is removed."""
+
+    def __init__(self, suffix: str) -> None:
+        self.idle = False
+        self._suffix = suffix
+        self._held = ""  # the last token from its first marker on
+        self._returned = 0  # characters of the held text that belong to the prompt
+
+    def push(self, piece: str | bytes) -> str:
+        token = str(piece)  # never bytes in this family
+        before = self._release(" ")
+        first = token.find(self._suffix)
+        self._held = token[first:] if first >= 0 else ""
+        return before + token.removesuffix(self._held)
+
+    def _release(self, marker: str) -> str:
+        text = self._held.replace(self._suffix, marker)[self._returned :]
+        self._held, self._returned = "", 0
+        return text
+
+    def settle(self) -> None:
+        self._returned = len(self._held.replace(self._suffix, ""))
+
+    def close(self) -> str:
+        return self._release("")
 
 
 class BufferingJoiner:

