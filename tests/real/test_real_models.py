@@ -1,4 +1,4 @@
-"""A real model, with 262,144 tokens: equal to llama.cpp and Transformers, and with everything that a request may ask."""
+"""A real model, with 262,144 tokens: equal to llama.cpp and Transformers, and everything that a request may ask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kinds of models sharded over two processes: the tokens of one process. Two sharded models cannot be open at a time."""
+"""Kinds of models sharded over two processes: the tokens of one process. Only one may be open at a time."""
 
 from __future__ import annotations
 
