@@ -129,7 +129,7 @@ def test_row_counts_grow_so_that_their_time_can_be_predicted(monkeypatch: pytest
         assert [kind for kind, s, rows in cases if (s, rows) == (size, 1)] == ["peaked", "flat", "shifted", "ties"]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_engines_generate_the_requested_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("psutil", reason="Transformers uses it to measure memory")
     engine = module("engine", monkeypatch)

@@ -120,7 +120,7 @@ def test_do_sample_must_be_a_boolean(tmp_path: Path) -> None:
         read(tmp_path, do_sample="false", temperature=0.5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_penalties_and_bans_equal_those_of_transformers(tmp_path: Path) -> None:
     """A greedy model with a generation_config.json generates what ``model.generate`` does."""
     torch = pytest.importorskip("torch", reason="needs the extra 'torch'")

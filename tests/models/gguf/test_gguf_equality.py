@@ -133,7 +133,10 @@ def test_other_types_are_close(llm: nc.LLM, files: dict[str, Path], kind: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "gemma2", "phi3", "mamba"])
+@pytest.mark.parametrize(
+    "kind",
+    ["gemma2", "mamba", *(pytest.param(kind, marks=pytest.mark.exhaustive) for kind in ("llama", "qwen2", "phi3"))],
+)
 def test_random_models_equal_transformers(llm: nc.LLM, tmp_path: Path, kind: str) -> None:
     import torch
 

@@ -194,7 +194,7 @@ def test_it_compiles_without_a_graph_break() -> None:
     compiled("eager")
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # a compiler for minutes; the graph without breaks is a fast test
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # PyTorch's own
 def test_compiled_code_gives_the_same_tokens() -> None:
     compiled("inductor")
