@@ -97,9 +97,8 @@ def draw(choices: list[int], late: bool, rng: random.Random) -> int:
     if late and ends:
         return ends[0]
     if late:
-        closing = [
-            token for token in choices if TOKENIZER.pieces.table[token] in ('"', "}", "]", ")", "x", "!", "z", "a")
-        ]
+        ending = ('"', "}", "]", ")", "x", "!", "z", "a", "n")  # null ends a recursion
+        closing = [token for token in choices if TOKENIZER.pieces.table[token] in ending]
         choices = closing or choices
     return rng.choice(choices)
 
