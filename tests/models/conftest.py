@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from nucleate.models.loader import EMBEDDED
@@ -14,13 +12,3 @@ from nucleate.models.numpy_llama import Llama
 def model() -> Llama:
     """The embedded model."""
     return Llama(EMBEDDED)
-
-
-@pytest.fixture
-def one_torch_thread() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

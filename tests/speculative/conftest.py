@@ -30,13 +30,3 @@ def grammars(llm: nc.LLM) -> GrammarCompiler:
 def model() -> Llama:
     """The embedded model."""
     return Llama(EMBEDDED)
-
-
-@pytest.fixture
-def one_torch_thread() -> Iterator[None]:
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -74,3 +74,12 @@ def test_only_the_boundary_is_ranked(monkeypatch: pytest.MonkeyPatch, p: float) 
         np.random.default_rng(3).normal(0, 2.5, 100_000).astype(np.float32), (stages.Typical(p), GUMBEL), 0, 0
     )
     assert 0 < sum(listed) < 2000
+
+
+@pytest.mark.parametrize("temperature", [1e-190, 1e-100, 1e-40, 1e40, 1e190])
+def test_extreme_temperatures(temperature: float) -> None:
+    row_V = NOISE.astype(np.float32)
+    for stage in (stages.Typical(0.9), stages.TopH(0.4), stages.TopP(0.9)):
+        for draw in (GUMBEL, stages.Categorical(seed=1)):
+            pipeline: tuple[Any, ...] = (stages.Temperature(temperature), stage, draw)
+            assert evaluation.run(row_V, pipeline, 1, 0).token == reference.run(row_V, pipeline, 1, 0).token

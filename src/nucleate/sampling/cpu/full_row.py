@@ -121,13 +121,13 @@ class FullRow:
                 self._sums[:] = row.mass, (np.log(row.mass) - row.entropy) * row.mass, row.square
         return self._sums
 
-    def _sort_into_bins(self, stage: Any, kind: StageKind) -> bool:
+    def _sort_into_bins(self, kind: StageKind) -> bool:
         """Whether the boundary of a Prefix or a Draw is found by bins; then makes them, together with the sums."""
         if self.curve.bent or len(self.row.ids_K) or len(self.row.maxima_G) <= MIN_GROUPS or kind.unit_weights:
             return False
         if kind.has_order and kind.form != "abs_linear":
             return False
-        weights_G = np.exp((self.row.maxima_G - np.float32(self.row.top)) * np.float32(self.curve.slope))
+        weights_G = np.exp(np.subtract(self.row.maxima_G, self.row.top, dtype=np.float64) * self.curve.slope)
         if weights_G.sum() ** 2 < FLAT_GROUPS * weights_G.dot(weights_G):
             return False
         self._sums = self.row.binned_masses(self.curve.slope, self._masses_G, 1 if kind.softmax_weights else 2)
@@ -299,7 +299,7 @@ class FullRow:
         return left
 
     def prefix(self, step: PipelineStep, total: TotalMass | None) -> CandidateList | FullRow:
-        binned = not step.stage.ties and self._sort_into_bins(step.stage, step.kind)
+        binned = not step.stage.ties and self._sort_into_bins(step.kind)
         row = self.statistics(step.kind.names, step.kind.sorted_count)
         if binned and (kept := self._prefix_by_bins(step, row, total)) is not None:
             return kept
@@ -458,7 +458,7 @@ class FullRow:
 
     def _draw_by_cdf(self, step: PipelineStep, u: float) -> int:
         stage, kind = step.stage, step.kind
-        binned = kind.softmax_weights and self._sort_into_bins(stage, kind)
+        binned = kind.softmax_weights and self._sort_into_bins(kind)
         self._mass_sums()  # shared with the copy
         row = self.with_total(None).statistics(kind.names | {"mass"})
         if kind.softmax_weights:
