@@ -302,6 +302,7 @@ class EngineStats(NamedTuple):
     grammar_mask_seconds: float  #: time to compute the token masks of structured output
     jump_forward_tokens: int  #: generated tokens that were not sampled because the grammar allowed only one
     speculative: SpeculativeStats = SpeculativeStats()
+    batch_invariant: bool = False  #: whether a seed gives the same text whatever else runs, see ``LLM``
 
     @property
     def generation_tokens(self) -> int:

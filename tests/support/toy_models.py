@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.models.gguf.batched_gguf import BatchedGguf, SequenceMap
+from nucleate.models.gguf.cell_log import CellLog
 from nucleate.models.gguf.llama_library import Token
 from nucleate.models.paged_cache import TreeMask
 from nucleate.models.protocol import ModelError
@@ -139,49 +140,86 @@ def _positions(part: ModelInput) -> list[int]:
 
 
 class SimulatedContext:
-    """A context whose cells store token ids; see ``GgufContext``. It uses only what is in the cells.
+    """A context whose cells store token ids, in a fixed order; see ``GgufContext``. It uses only what is in the cells.
 
-    cells: how many there are. whole: the memory cannot be cut, as that of recurrent models.
+    A token gets the first free cell. cells: how many there are. slots: sequences. whole: the memory cannot be cut, as
+    that of recurrent models; else the cells of a sequence must be in the order of its positions.
     """
 
-    def __init__(self, model: Toy, cells: int, *, whole: bool = False) -> None:
-        self.model, self.cells, self.whole = model, cells, whole
-        self.slots: dict[int, dict[int, list[int]]] = {}  # by slot and position: the cell, a list with its token
-        self.computed = 0
+    batch_size, window = 32, 12
+
+    def __init__(self, model: Toy, cells: int, slots: int, *, whole: bool = False) -> None:
+        self.model, self.cells, self.slots, self.whole = model, cells, slots, whole
+        self.memory: list[tuple[int, int, set[int]] | None] = [None] * cells  # position, token, sequences
+        self.no_logits = np.empty((0, model.vocab_size), np.float32)
+        self.computed = self.compactions = 0
 
     @property
     def used(self) -> int:
-        return len({id(cell) for slot in self.slots.values() for cell in slot.values()})
+        return sum(cell is not None and min(cell[2]) < self.slots for cell in self.memory)
+
+    def padding(self, count: int) -> int:
+        """See ``GgufContext.padding``."""
+        return -count % 4
 
     def remove(self, slot: int, start: int) -> None:
         """See ``GgufContext.remove``."""
-        own = self.slots.get(slot, {})
         assert not self.whole or not start
-        self.slots[slot] = {position: cell for position, cell in own.items() if position < start}
+        for index, cell in enumerate(self.memory):
+            if cell is not None and slot in cell[2] and cell[0] >= start:
+                cell[2].remove(slot)
+                self.memory[index] = cell if cell[2] else None
 
     def copy(self, source: int, target: int, start: int, stop: int) -> None:
         """See ``GgufContext.copy``."""
-        own = self.slots.setdefault(target, {})
-        assert start < stop <= len(self.slots[source])
-        assert len(own) == start
-        assert not self.whole or (start == 0 and stop == len(self.slots[source]))
-        for position in range(start, stop):
-            cell = self.slots[source][position]
-            own[position] = [*cell] if self.whole else cell
+        own = [cell for cell in self.memory if cell is not None and source in cell[2] and start <= cell[0] < stop]
+        assert len(own) == stop - start > 0
+        for position, token, slots in own:
+            if self.whole:
+                self._place(position, token, target)
+            else:
+                slots.add(target)
+
+    def clear(self) -> None:
+        """See ``GgufContext.clear``."""
+        self.memory = [None] * self.cells
+        self.compactions += 1
+
+    def save(self, slot: int, start: int, stop: int) -> list[tuple[int, int]]:
+        """See ``GgufContext.save``. As llama.cpp, it saves no more than a window."""
+        assert start // self.window == (stop - 1) // self.window
+        return [cell[:2] for cell in self.memory if cell is not None and slot in cell[2] and start <= cell[0] < stop]
+
+    def restore(self, data: list[tuple[int, int]], slots: Sequence[int], start: int, stop: int) -> None:
+        """See ``GgufContext.restore``."""
+        assert [position for position, _ in data] == [*range(start, stop)]
+        for position, token in data:
+            self._place(position, token, *slots)
+
+    def decode(self, tokens: list[Token]) -> NDArray[np.float32]:
+        """See ``GgufContext.decode``."""
+        assert 0 < len(tokens) <= self.batch_size
+        assert self.whole or len(tokens) + self.padding(len(tokens)) <= self.memory.count(None), "the KV cache is full"
+        return self.forward(tokens)
 
     def forward(self, tokens: list[Token]) -> NDArray[np.float32]:
         """See ``GgufContext.forward``."""
         self.computed += len(tokens)
         rows = []
         for token, position, slot, logits in tokens:
-            own = self.slots.setdefault(slot, {})
-            if position != len(own):
-                raise ModelError(f"position {position} after {len(own)} tokens")
-            own[position] = [token]
+            self._place(position, token, slot)
+            own = [cell for cell in self.memory if cell is not None and slot in cell[2]]
+            own = sorted(own, key=lambda cell: cell[0]) if self.whole else own
+            if [cell[0] for cell in own] != [*range(position + 1)]:
+                raise ModelError(f"the cells of {slot} are not in order: {[cell[0] for cell in own]}")
             if logits:
-                rows.append(self.model.rule(tuple(own[i][0] for i in range(position + 1))))
-        assert self.whole or self.used <= self.cells, "the KV cache is full"
-        return np.stack(rows) if rows else np.empty((0, self.model.vocab_size), np.float32)
+                rows.append(self.model.rule(tuple(cell[1] for cell in own)))
+        return np.stack(rows) if rows else self.no_logits
+
+    def _place(self, position: int, token: int, *slots: int) -> None:
+        if self.whole and None not in self.memory:  # the size of a state does not depend on its tokens
+            self.memory.append(None)
+        self.memory[self.memory.index(None)] = position, token, {*slots}
 
 
 class CellToy(BatchedGguf):
@@ -193,5 +231,7 @@ class CellToy(BatchedGguf):
         self.model, self.blocks, self.block_size, self.paged = model, blocks, block_size, not whole
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, "cells"
         self.max_sequences = slots
-        self._context = self.context = SimulatedContext(model, blocks * block_size, whole=whole)
-        self._map = SequenceMap(self.context, slots, block_size, keep, whole=whole)
+        cells = blocks * block_size + 3  # padding
+        self.context = SimulatedContext(model, cells, slots, whole=whole)
+        self._cells = self.context if whole else CellLog(self.context, cells, slots)
+        self._map = SequenceMap(self._cells, slots, block_size, keep, whole=whole)

@@ -32,6 +32,11 @@ MODEL = (
         "Number of processes that share the model, each with a GPU or a part of the cores",
         1,
     ),
+    Flag(
+        "--batch-invariant",
+        "Compute the same text for a seed whatever else runs at the time (default: where it costs little).",
+        action=argparse.BooleanOptionalAction,
+    ),
     *(
         Flag(
             f"--{name} NAME",

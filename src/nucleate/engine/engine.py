@@ -136,6 +136,11 @@ class Engine:
         return len(self._requests) + len(self._beams.searches)
 
     @property
+    def batch_invariant(self) -> bool:
+        """Whether the logits of a sequence never depend on the others, so that its seed gives the same text."""
+        return all(getattr(one, "batch_invariant", False) for one in self._companions.runners)
+
+    @property
     def stats(self) -> EngineStats:
         """State and counters, see ``EngineStats``."""
         scheduler, cache, beams, sampler = self._scheduler, self._kv_cache, self._beams, self._token_sampler
@@ -155,6 +160,7 @@ class Engine:
             self._grammars.seconds,
             sampler.jump_forward_tokens,
             SpeculativeStats() if self._speculator is None else self._speculator.stats,
+            self.batch_invariant,
         )
 
     @overload

@@ -62,7 +62,9 @@ class LLM:
     outputs except beams. companion_model: the weaker model of contrastive decoding, with the same vocabulary.
     tool_call_parser, reasoning_parser: the formats of tool calls and of the reasoning section, see ``docs/tools.md``;
     "auto" chooses them from the chat template. gguf_options: of a GGUF model, a ``GgufOptions`` or a dict with its
-    fields. tensor_parallel: the number of processes that share the model, see ``docs/scale.md``. max_num_seqs,
+    fields. tensor_parallel: the number of processes that share the model, see ``docs/scale.md``. batch_invariant:
+    compute the same logits, to the last bit, whatever else runs at the time, so that a seed gives the same text in
+    every batch, see ``docs/how-to/reproducible_output.md``; None: where it costs little. max_num_seqs,
     max_num_batched_tokens, max_model_len, kv_cache_memory: see ``new_engine``. Raises ModelError, ParameterError.
 
     ``default_params`` are the defaults of sampling parameters. They apply to every field that a request does not set:
@@ -86,6 +88,7 @@ class LLM:
         reasoning_parser: str = "auto",
         gguf_options: Any = None,
         tensor_parallel: int = 1,
+        batch_invariant: bool | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         max_model_len: int | None = None,
@@ -100,9 +103,13 @@ class LLM:
             "max_model_len": max_model_len,
             "kv_cache_memory": kv_cache_memory,
         }
+        if batch_invariant not in (None, True, False):
+            got = shown(batch_invariant)
+            raise ParameterError("batch_invariant", f"batch_invariant must be true, false or None, got {got}")
         self._engine_options = {name: value for name, value in options.items() if value is not None}
         for name, value in self._engine_options.items():
             check_count(value, name)
+        self._batch_invariant = batch_invariant
         speculation, self.watermark = Speculation.of(speculative_config), check_watermark(watermark)
         if tokenizer is None and is_in_memory(model):
             raise ParameterError("tokenizer", "a model in memory needs a tokenizer: LLM(model, tokenizer)")
@@ -312,12 +319,15 @@ class LLM:
         kv_cache_memory = options.pop("kv_cache_memory", None)
         if kv_cache_memory is not None:
             check_count(kv_cache_memory, "kv_cache_memory")
+        invariant = options.pop("batch_invariant", self._batch_invariant)
         sequences = options.get("max_num_seqs", MAX_NUM_SEQS)
         tokens = self.model.context_length * (max(sequences, 1) if isinstance(sequences, int) else 1)  # checked later
         speculation = Speculation.of(options.pop("speculative_config", self.speculative_config))
         options["speculative_config"] = None if speculation is None else speculation.bind_model(self.model)
         options.setdefault("watermark", self.watermark)
-        runner, *others = runners_of(self.model, self.companion_model, kv_cache_memory, tokens)
+        runner, *others = runners_of(
+            self.model, self.companion_model, kv_cache_memory, tokens, batch_invariant=invariant
+        )
         return Engine(runner, self.tokenizer, companion_runner=others[0] if others else None, **options)
 
     @property

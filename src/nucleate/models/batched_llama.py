@@ -15,7 +15,14 @@ import numpy as np
 
 from nucleate.jit.kernel_libraries import MODELS
 from nucleate.models import cpu_operations
-from nucleate.models.cpu_operations import attend, attend_compiled, compiled_matmul, matmul, one_thread
+from nucleate.models.cpu_operations import (
+    attend,
+    attend_compiled,
+    compiled_matmul,
+    invariant_matmul,
+    matmul,
+    one_thread,
+)
 from nucleate.models.numpy_llama import Floats, Llama
 from nucleate.models.paged_cache import (
     AttentionRule,
@@ -42,30 +49,34 @@ class LlamaKernels(NamedTuple):
 NUMPY = LlamaKernels(cpu_operations.add_and_normalise, cpu_operations.rotate, cpu_operations.gate, matmul, attend)
 
 
-def compiled() -> LlamaKernels:
+def compiled(*, batch_invariant: bool = False) -> LlamaKernels:
     """The Numba kernels, loaded or compiled now."""
-    return LlamaKernels(MODELS.add_and_normalise, MODELS.rotate, MODELS.gate, compiled_matmul, attend_compiled)
+    product = invariant_matmul if batch_invariant else compiled_matmul
+    return LlamaKernels(MODELS.add_and_normalise, MODELS.rotate, MODELS.gate, product, attend_compiled)
 
 
 class BatchedLlama(Runner):
-    """See ``Runner``. memory: bytes for the KV cache. Raises ModelError if they are less than a block."""
+    """See ``Runner``. memory: bytes for the KV cache. Raises ModelError if they are less than a block.
+
+    batch_invariant: compute each row and token with the same kernels, which are loaded or compiled now.
+    """
 
     tree_attention = True
 
-    def __init__(self, model: Llama, memory: int, block_size: int = BLOCK) -> None:
-        self.model, self.block_size = model, block_size
+    def __init__(self, model: Llama, memory: int, block_size: int = BLOCK, *, batch_invariant: bool = False) -> None:
+        self.model, self.block_size, self.batch_invariant = model, block_size, batch_invariant
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
         shape = block_size, model.kv_heads, model.head_size, model.head_size
         size = len(model.layers) * sum(array.nbytes for array in allocate_kv_cache(1, *shape))
         self.blocks = blocks_in(memory, size)
         self.caches = [allocate_kv_cache(self.blocks, *shape) for _ in model.layers]
         self.rule = AttentionRule(model.head_size**-0.5)
-        self.kernels = NUMPY
+        self.kernels = compiled(batch_invariant=True) if batch_invariant else NUMPY
         self.capture_hidden_states(())
 
     def warm(self) -> None:
         """See ``Runner.warm``."""
-        self.kernels = compiled()
+        self.kernels = compiled(batch_invariant=self.batch_invariant)
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
         """See ``Runner.capture_hidden_states``. Raises ValueError for layers that the model does not have."""
@@ -85,7 +96,7 @@ class BatchedLlama(Runner):
         if not inputs:
             self._captured = [x_TX[:0] for x_TX in self._captured]
             return np.empty((0, self.vocab_size), np.float32)
-        model, layout = self.model, BatchLayout(inputs, self.block_size)
+        model, layout = self.model, BatchLayout(inputs, self.block_size, split=self.batch_invariant)
         if layout.ids_T.min() < 0 or layout.ids_T.max() >= model.vocab_size:
             raise ValueError(f"token ids must be in 0..{model.vocab_size - 1}")
         if layout.positions_T.max() >= model.context_length:

@@ -73,6 +73,22 @@ def compiled_matmul(x_TX: Floats, weight_XY: Floats, out_TY: Floats | None = Non
     return out
 
 
+def invariant_matmul(x_TX: Floats, weight_XY: Floats, out_TY: Floats | None = None) -> Floats:
+    """The same, with the kernel for any number of rows: each row has the same bits in every batch."""
+    out = np.empty((len(x_TX), weight_XY.shape[1]), np.float32) if out_TY is None else out_TY
+    bounds = range(0, len(x_TX) + MAX_KERNEL_ROWS, MAX_KERNEL_ROWS)
+
+    def multiply(begin: int, end: int) -> None:
+        for start in range(begin, end, MAX_KERNEL_ROWS):
+            rows = slice(start, min(start + MAX_KERNEL_ROWS, end))
+            MODELS.multiply(np.ascontiguousarray(x_TX[rows]), weight_XY, out[rows])
+
+    threads = min(cores(), len(bounds) - 1, 1 + len(x_TX) * weight_XY.size // MULTIPLICATIONS_PER_THREAD)
+    split = [bounds[(len(bounds) - 1) * thread // threads] for thread in range(threads)] if threads else [0]
+    in_parallel(multiply, [*split, len(x_TX)])
+    return out
+
+
 @functools.cache
 def _blas() -> Any:
     from threadpoolctl import ThreadpoolController  # only the NumPy models need it: torch models run without it
@@ -127,7 +143,7 @@ def attend_compiled(
 ) -> Floats:
     """The same, with the kernel for inputs of few new tokens."""
     out_THD = np.empty(query_THD.shape, np.float32)
-    if len(layout.long):
+    if layout.has_long:
         store(cache, layout, key_TKD, value_TKD)
     if len(layout.short):
         decode_attention(query_THD, key_TKD, value_TKD, cache, layout, rule, out_THD)

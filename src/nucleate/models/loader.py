@@ -258,27 +258,39 @@ def check_options(device: str, dtype: str, runtime: str) -> bool:
     return numpy_supports
 
 
-def runner_of(model: Model, memory: int | None = None, tokens: int = 1 << 16) -> Runner:
+def runner_of(
+    model: Model, memory: int | None = None, tokens: int = 1 << 16, *, batch_invariant: bool | None = False
+) -> Runner:
     """The runner of a model.
 
     Batched if the model supports it, or has a method ``new_runner(memory)``; otherwise sequences run one at a time, and
     ``Runner.unbatched_reason`` gives the reason. memory: bytes for the KV cache; by default enough for ``tokens``
-    tokens, but at most a quarter of the free memory. Raises ModelError if that is less than one block.
+    tokens, but at most a quarter of the free memory. batch_invariant: whether to compute the same logits in every batch
+    where that is possible; None: where it costs little. Raises ModelError if the memory is less than one block.
     """
+    runner = _runner_of(model, memory, tokens, batch_invariant=batch_invariant)
+    if batch_invariant and not getattr(runner, "batch_invariant", False):
+        logger.warning("the model is not batch-invariant: the same seed may give another text in another batch")
+    return runner
+
+
+def _runner_of(model: Model, memory: int | None, tokens: int, *, batch_invariant: bool | None) -> Runner:
     token_bytes = bytes_per_token(model)
     if memory is None:
         memory = _default_memory(model, token_bytes * min(tokens, getattr(model, "default_tokens", tokens)))
+    if getattr(model, "can_be_batch_invariant", False):
+        return model.new_runner(memory, batch_invariant=batch_invariant is not False)  # type: ignore[no-any-return,attr-defined]
     if hasattr(model, "new_runner"):
         return model.new_runner(memory)  # type: ignore[no-any-return]
     if isinstance(model, Llama):
-        return BatchedLlama(model, memory)
+        return BatchedLlama(model, memory, batch_invariant=bool(batch_invariant))
     if not isinstance(model, TransformersModel):
         return _sequential(model, memory, token_bytes, f"{type(model).__name__} supports one sequence at a time")
     from nucleate.models.transformers.batched_model import BatchedTransformers
     from nucleate.models.transformers.ragged_attention import IncompatibleModelError
 
     try:
-        return BatchedTransformers(model, memory)
+        return BatchedTransformers(model, memory, batch_invariant=bool(batch_invariant))
     except IncompatibleModelError as error:
         reason = str(error)
         if model.decoding.cache is None:
@@ -286,15 +298,18 @@ def runner_of(model: Model, memory: int | None = None, tokens: int = 1 << 16) ->
         return _sequential(model, memory, token_bytes, reason)
 
 
-def runners_of(model: Model, companion: Model | None, memory: int | None, tokens: int) -> list[Runner]:
+def runners_of(
+    model: Model, companion: Model | None, memory: int | None, tokens: int, *, batch_invariant: bool | None = False
+) -> list[Runner]:
     """The runners of a model and of its companion model, with about the same number of blocks. See ``runner_of``."""
     if companion is None:
-        return [runner_of(model, memory, tokens)]
+        return [runner_of(model, memory, tokens, batch_invariant=batch_invariant)]
     sizes = [bytes_per_token(each) for each in (model, companion)]
     if memory is None:
         memory = _default_memory(model, sum(sizes) * tokens)
     shares = [memory * size // sum(sizes) for size in sizes]
-    return [runner_of(each, share, tokens) for each, share in zip((model, companion), shares, strict=True)]
+    pairs = zip((model, companion), shares, strict=True)
+    return [runner_of(each, share, tokens, batch_invariant=batch_invariant) for each, share in pairs]
 
 
 def bytes_per_token(model: Model) -> int:

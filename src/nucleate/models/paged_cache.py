@@ -141,12 +141,15 @@ class BatchLayout:
     ids_T, positions_T: int64. logits_indices: int64 indices of the tokens whose logits are requested.
     blocks: int32, the concatenated block tables of the inputs.
     inputs: int64 [P, 4]: index of the first new token, start, stop (see ``ModelInput``), offset of the block table.
-    short, long: the rows of ``inputs`` that the decode kernel takes, and the others.
+    short, long: the rows of ``inputs`` that the decode kernel takes, and the others. split: cut the others into rows of
+    ``max_short`` tokens, also for the kernel; their keys and values must be stored before.
     trees: the draft trees, by the index of the input's first new token.
     tree_links_T2: the position of each token and the index of its parent token; empty without trees.
     """
 
-    def __init__(self, inputs: Sequence[ModelInput], block_size: int, max_short: int = MAX_DECODE_TOKENS) -> None:
+    def __init__(
+        self, inputs: Sequence[ModelInput], block_size: int, max_short: int = MAX_DECODE_TOKENS, *, split: bool = False
+    ) -> None:
         _, tokens, start, stop, blocks, logits, parents = zip(*inputs, strict=True)
         table = np.array((start, stop, logits, list(map(len, blocks))), np.int64)
         start_P, stop_P, logits_P, blocks_P = table
@@ -172,6 +175,11 @@ class BatchLayout:
         all_short = bool(is_short_P.all())
         self.short = self.inputs if all_short else self.inputs[is_short_P]
         self.long = self.inputs[:0] if all_short else self.inputs[~is_short_P]
+        self.has_long = not all_short
+        if split and not all_short:
+            kept = np.array([first in self.trees for first in self.long[:, 0].tolist()])
+            rows = [_split(row, max_short) for row in self.long[~kept].tolist()]
+            self.short, self.long = np.concatenate([self.short, *rows]), self.long[kept]
         self.total_keys = int(self.short[:, 2].sum())  #: of the short inputs
         self.max_keys = int(self.short[:, 2].max(initial=0))
         self._splits: dict[tuple[int, int, int], list[int]] = {}
@@ -212,6 +220,14 @@ class BatchLayout:
                 bounds[1:1] = np.searchsorted(work, work[-1] * np.arange(1, count) / count).tolist()
             self._splits[kv_heads, window, count] = bounds
         return bounds
+
+
+def _split(row: Sequence[int], count: int) -> NDArray[np.int64]:
+    """A row of ``inputs`` as rows of at most so many tokens."""
+    first, start, stop, table = row
+    starts = np.arange(start, stop, count, dtype=np.int64)
+    ends = np.minimum(starts + count, stop)
+    return np.stack((first + starts - start, starts, ends, np.full_like(starts, table)), axis=1)
 
 
 def slots_of(moves: Sequence[Move], block_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -73,6 +73,8 @@ class Runner(Protocol):
 
     If not, the model keeps the state of each sequence elsewhere, and the first chunk must be the whole prompt.
     """
+    batch_invariant: bool = False
+    """Whether the logits of a token never depend on other sequences, nor on how a sequence is cut into inputs."""
     asynchronous: bool = False  #: whether ``forward`` returns before the logits are computed, to overlap other work
     tree_attention: bool = False
     """Whether inputs may have ``parents`` and ``move`` works. A runner without the attribute counts as False."""

@@ -173,6 +173,7 @@ def _engine(stats: EngineStats) -> Iterator[Metric]:
     yield _gauge("kv_cache_blocks", "Blocks of the KV cache.", stats.num_kv_blocks)
     yield _gauge("kv_cache_blocks_used", "Blocks of the KV cache in use.", stats.num_used_kv_blocks)
     yield _gauge("kv_cache_usage_perc", "Fraction of the KV cache in use, 0 to 1.", stats.kv_cache_usage)
+    yield _gauge("batch_invariant", "1 if a seed gives the same text in every batch.", float(stats.batch_invariant))
     yield _counter("forward_tokens", "Tokens processed in forward passes (prefill and decode).", stats.computed_tokens)
     queries = "Prompt tokens looked up in the prefix cache (of each choice that has finished)."
     yield _counter("prefix_cache_queries", queries, stats.prefix_cache_queries)

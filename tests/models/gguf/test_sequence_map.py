@@ -7,13 +7,12 @@ import random
 import pytest
 import tiers
 from engine_storm import run_stress
-from toy_models import CellToy, SimulatedContext
+from toy_models import CellToy
 from toy_requests import CELLS, drive, toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
-from nucleate.models.gguf.batched_gguf import SequenceMap
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import Fork, ModelInput
 from nucleate.speculative.config import Speculation
@@ -107,7 +106,7 @@ def never() -> None:
 
 def test_too_many_sequences() -> None:
     for whole in (False, True):
-        mapping = SequenceMap(SimulatedContext(toy(), 64, whole=whole), 3, SIZE, 64, whole=whole)
+        mapping = CellToy(toy(), 16, SIZE, slots=3, keep=64, whole=whole)._map
         for key in range(3):
             mapping.prepare(key, 0, 2, [key], never)
         with pytest.raises(ModelError, match="too many sequences at a time"):
@@ -123,11 +122,11 @@ def test_an_error_leaves_nothing_behind() -> None:
     prompt = [*range(1, 11)]
     given = [ModelInput(0, prompt, 0, 10, [4, 5, 6], 1)]
     expected = runner.forward(given).copy()
-    failing, runner.context.forward = runner.context.forward, lambda _tokens: (_ for _ in ()).throw(ModelError("no"))
+    failing, runner.context.decode = runner.context.decode, lambda _tokens: (_ for _ in ()).throw(ModelError("no"))
     more = [ModelInput(0, [*prompt, 3], 10, 11, [4, 5, 6], 1), ModelInput(1, prompt, 8, 10, [4, 5, 9], 1)]
     with pytest.raises(ModelError):
         runner.forward(more)
-    runner.context.forward = failing
+    runner.context.decode = failing
     assert (runner.forward(more)[1] == expected[0]).all()
     assert runner.context.used == 11 + 2  # two blocks are shared
 

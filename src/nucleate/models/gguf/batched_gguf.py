@@ -15,36 +15,46 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.gguf.llama_library import GgufContext, Token, llama_cpp
+from nucleate.models.gguf.cell_log import CellLog
+from nucleate.models.gguf.llama_library import INVARIANT_ROWS, SPARE, GgufContext, Token, llama_cpp
 from nucleate.models.paged_cache import free_memory
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, Fork, ModelInput, Runner
 
-MAX_SLOTS = 256
+MAX_SLOTS = 254
 """Sequences of a context: running ones, and finished ones whose cells may be reused. llama.cpp allows no more."""
-RECURRENT_SLOTS = 64
-"""The same for recurrent models, which allocate the state of all sequences."""
 
 
 class BatchedGguf(Runner):
-    """See ``Runner``. model: a ``GgufModel``; memory: bytes of KV cache. Raises ModelError for less than a block."""
+    """See ``Runner``. model: a ``GgufModel``; memory: bytes of KV cache. Raises ModelError for less than a block.
 
-    def __init__(self, model: Any, memory: int, block_size: int = BLOCK) -> None:
+    slots: sequences of the context. row_multiple: of micro-batches that are the same in every batch, see
+    ``GgufContext``.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        memory: int,
+        block_size: int = BLOCK,
+        *,
+        slots: int = MAX_SLOTS,
+        row_multiple: int = 0,
+    ) -> None:
         self.model, self.block_size, self.paged = model, block_size, not model.recurrent
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
-        size = model.options.n_ctx or memory // model.token_bytes
-        self.blocks = size // block_size
+        self.batch_invariant = row_multiple > 0
+        self.blocks = memory // model.token_bytes // block_size
         if not self.blocks:
             needed = block_size * model.token_bytes
             raise ModelError(f"the KV cache needs at least {needed} bytes (one block), got {memory}")
         self._check_memory()
-        slots = model.options.n_seq_max or (MAX_SLOTS if self.paged else RECURRENT_SLOTS)
-        self.max_sequences = min(slots, llama_cpp().llama_max_parallel_sequences())
+        self.max_sequences = min(slots, llama_cpp().llama_max_parallel_sequences() - SPARE)
         tokens = self.blocks * block_size
         slots = min(self.max_sequences, tokens)  # llama.cpp aborts if there are more sequences than tokens
-        self._context = GgufContext(model, tokens, slots)
-        keep = model.options.prefix_cache_tokens
-        self._map = SequenceMap(self._context, slots, block_size, keep, whole=not self.paged)
+        self._context = GgufContext(model, tokens + INVARIANT_ROWS, slots, row_multiple)
+        self._cells = CellLog(self._context, tokens + INVARIANT_ROWS, slots) if self.paged else self._context
+        self._map = SequenceMap(self._cells, slots, block_size, model.options.prefix_cache_tokens, whole=not self.paged)
 
     def _check_memory(self) -> None:
         """Raise ModelError for a KV cache that does not fit: llama.cpp would try to write to all of it."""
@@ -67,7 +77,7 @@ class BatchedGguf(Runner):
         parts: list[NDArray[np.float32]] = []
 
         def compute() -> None:
-            parts.append(self._context.forward(tokens).copy())
+            parts.append(self._cells.forward(tokens).copy())
             tokens.clear()
 
         try:
@@ -79,7 +89,7 @@ class BatchedGguf(Runner):
                     Token(token, position, slot, position >= with_logits)
                     for position, token in enumerate(each.token_ids[first : each.stop], first)
                 ]
-            logits_LV = self._context.forward(tokens)
+            logits_LV = self._cells.forward(tokens)
         except BaseException:
             for key, first in done:
                 self._map.invalidate(key, first)
@@ -122,8 +132,12 @@ class SequenceMap:
     sequence cannot be cut or shared in part, as the state of a recurrent model: it is removed as a whole.
     """
 
-    def __init__(self, cells: GgufContext, count: int, block_size: int, keep: int, *, whole: bool = False) -> None:
+    def __init__(
+        self, cells: CellLog | GgufContext, count: int, block_size: int, keep: int, *, whole: bool = False
+    ) -> None:
         self._cells, self._size, self._keep, self._whole = cells, block_size, keep, whole
+        if isinstance(cells, CellLog):
+            cells.evict = self._evict
         self._free = list(range(count - 1, -1, -1))
         self._active: dict[int, Slot] = {}  # by the key of the sequence
         self._kept: OrderedDict[int, Slot] = OrderedDict()  # of finished sequences, by number, the oldest first
@@ -201,13 +215,18 @@ class SequenceMap:
             return
         self._kept[slot.number] = slot
         while sum(one.length for one in self._kept.values()) > self._keep:
+            self._evict()
+
+    def _evict(self) -> bool:
+        """Free the slot of the sequence that finished first; False if there is none."""
+        if self._kept:
             self._cut(next(iter(self._kept.values())), 0)
+            return True
+        return False
 
     def _new_slot(self) -> Slot:
-        if not self._free:
-            if not self._kept:
-                raise ModelError("too many sequences at a time for llama.cpp; reduce max_num_seqs")
-            self._cut(next(iter(self._kept.values())), 0)  # frees it
+        if not self._free and not self._evict():
+            raise ModelError("too many sequences at a time for llama.cpp; reduce max_num_seqs")
         return Slot(self._free.pop())
 
     def _cut(self, slot: Slot, length: int) -> None:
@@ -228,10 +247,11 @@ class SequenceMap:
     def _holder(self, slot: Slot, block_ids: Sequence[int]) -> Slot | None:
         """Another slot with the cells of the next block of a slot."""
         index, offset = divmod(slot.length, self._size)
-        if offset or self._whole:
+        if offset or not isinstance(self._cells, CellLog):
             return None
         holders = self._holders.get(block_ids[index], {})
-        return next((one for one, i in holders.items() if i == index and one.length > slot.length), None)
+        found = (one for one, i in holders.items() if i == index and one.length > slot.length)
+        return next((one for one in found if self._cells.follows(slot.number, one.number)), None)
 
     def _extend(self, slot: Slot, other: Slot, start: int, block_ids: Sequence[int]) -> None:
         """Continue a slot up to ``start`` with the cells of another one, as long as it has the same blocks."""

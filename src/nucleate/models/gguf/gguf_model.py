@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.gguf.batched_gguf import BatchedGguf
+from nucleate.models.batch_invariance import LENGTHS, is_batch_invariant
+from nucleate.models.gguf.batched_gguf import MAX_SLOTS, BatchedGguf
 from nucleate.models.gguf.gguf_options import CACHE_TYPES, DEFAULT_OPTIONS, GgufOptions
-from nucleate.models.gguf.llama_library import collected_errors, llama_cpp, reason
+from nucleate.models.gguf.llama_library import INVARIANT_MULTIPLES, collected_errors, llama_cpp, reason
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import ModelInput
 from nucleate.parameters.converters import shown
@@ -127,6 +128,10 @@ class GgufVocabulary:
 
 CONTEXT_TOKENS = 1 << 13
 """The maximum length of a ``DecodingContext``; the engine has no such limit."""
+RECURRENT_SLOTS = 64
+"""Sequences of a recurrent model, which allocates the state of all of them."""
+TEST_TOKENS = 256
+"""The KV cache of the test of batch invariance."""
 DEFAULT_TOKENS = 1 << 15
 """The default size of the KV cache, unless one sequence needs more."""
 
@@ -137,6 +142,8 @@ class GgufModel:
     vocab_only: load no weights. Raises ModelError with a reason for a file that llama.cpp cannot load, and for models
     that do not generate text token by token.
     """
+
+    can_be_batch_invariant = True
 
     def __init__(self, path: Path, options: GgufOptions = DEFAULT_OPTIONS, *, vocab_only: bool = False) -> None:
         self.path, self.options = path, options
@@ -241,9 +248,26 @@ class GgufModel:
         """The default size of the KV cache in tokens. llama.cpp writes to all of it at the start."""
         return max(self.context_length, DEFAULT_TOKENS)
 
-    def new_runner(self, memory: int) -> BatchedGguf:
+    def new_runner(self, memory: int, *, batch_invariant: bool = False) -> BatchedGguf:
         """A runner of its own context of llama.cpp, with so many bytes of KV cache. Raises ModelError."""
-        return BatchedGguf(self, memory)
+        options = self.options
+        slots = options.n_seq_max or (RECURRENT_SLOTS if self.recurrent else MAX_SLOTS)
+        memory = options.n_ctx * self.token_bytes if options.n_ctx else memory
+        return BatchedGguf(self, memory, slots=slots, row_multiple=self._row_multiple if batch_invariant else 0)
+
+    @cached_property
+    def _row_multiple(self) -> int:
+        """Of micro-batches that are the same in every batch, tested with this model; 0 if there is none.
+
+        Recurrent models and those on GPUs are not tested: their states and kernels depend on the batch in other ways.
+        """
+        if self.recurrent or self.uses_gpu or self.options.flash_attn == "off":
+            return 0
+        for multiple in INVARIANT_MULTIPLES:
+            runner = BatchedGguf(self, TEST_TOKENS * self.token_bytes, slots=len(LENGTHS), row_multiple=multiple)
+            if is_batch_invariant(runner):
+                return multiple
+        return 0
 
     def begin(self) -> GgufDecodingContext:
         """See ``Model.begin``."""
@@ -256,7 +280,7 @@ class GgufDecodingContext:
     def __init__(self, model: GgufModel) -> None:
         self._tokens: list[int] = []
         size = min(model.context_length, CONTEXT_TOKENS)
-        self._runner = BatchedGguf(model, size * model.token_bytes)
+        self._runner = BatchedGguf(model, size * model.token_bytes, slots=1)
 
     def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
         """See ``DecodingContext.forward``."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nucleate.models.batch_invariance import is_batch_invariant
 from nucleate.models.paged_cache import allocate_kv_cache, slots_of, token_major
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move, Runner, blocks_in
@@ -29,17 +30,25 @@ from nucleate.parameters.converters import one_line
 
 
 class BatchedTransformers(Runner):
-    """See ``Runner``. memory: bytes for the KV cache. Raises IncompatibleModelError; ModelError if it is too small."""
+    """See ``Runner``. memory: bytes for the KV cache. Raises IncompatibleModelError; ModelError if it is too small.
+
+    batch_invariant: compute with the same kernels in every batch, on a CPU, if a test finds a way to (see
+    ``is_batch_invariant``): attention with nucleate's own, and matrix products of at least a few rows.
+    """
 
     tree_attention = True
     hidden_states: Any = NO_HIDDEN_STATES  #: see ``Runner.hidden_states``; on a GPU a tensor, like the logits
 
-    def __init__(self, model: TransformersModel, memory: int, block_size: int = BLOCK) -> None:
+    def __init__(
+        self, model: TransformersModel, memory: int, block_size: int = BLOCK, *, batch_invariant: bool = False
+    ) -> None:
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
         self.block_size = block_size
         self.device, self.dtype = model.model.device, model.model.dtype
         self.asynchronous = self.device.type == "cuda"
-        self.compiled = has_kernel(self.device, self.dtype)
+        self.compiled, self._row_multiple = has_kernel(self.device, self.dtype), 0
+        if batch_invariant and self.device.type == "cpu":
+            self.compiled, self._row_multiple = True, 1
         self.local_logits = model.local_logits
         self._capture: HiddenStateCapture | None = None
         try:
@@ -52,6 +61,15 @@ class BatchedTransformers(Runner):
         except Exception as error:  # the model's code may raise anything
             raise IncompatibleModelError(f"a batched call raises {type(error).__name__}: {one_line(error)}") from error
         self.allocate(blocks_in(memory, self.block_bytes))
+        if self._row_multiple:
+            self._find_row_multiple()
+
+    def _find_row_multiple(self) -> None:
+        for self._row_multiple in ROW_MULTIPLES:
+            self.batch_invariant = is_batch_invariant(self)
+            if self.batch_invariant:
+                return
+        self._row_multiple = 0
 
     @property
     def block_bytes(self) -> int:
@@ -62,7 +80,8 @@ class BatchedTransformers(Runner):
         """Allocate a new KV cache of so many blocks. On CPU, memory is assigned when it is first written."""
         self.blocks = blocks
         self.caches = [
-            new_layer_cache(layer, blocks, self.block_size, self.device, self.dtype) for layer in self.layers
+            new_layer_cache(layer, blocks, self.block_size, self.device, self.dtype, compiled=self.compiled)
+            for layer in self.layers
         ]
 
     def forward(self, inputs: Sequence[ModelInput]) -> Any:
@@ -73,7 +92,8 @@ class BatchedTransformers(Runner):
                 torch.empty((0, self.vocab_size)) if self.asynchronous else np.empty((0, self.vocab_size), np.float32)
             )
         with torch.inference_mode():
-            plan = AttentionPlan(inputs, self.block_size, self.layers, self.caches, self.compiled, self.device)
+            place = self.block_size, self.layers, self.caches, self.compiled, self.device, self._row_multiple
+            plan = AttentionPlan(inputs, *place)
             out = self.model(
                 input_ids=plan.ids_T[None],
                 position_ids=plan.positions_T[None],
@@ -84,9 +104,9 @@ class BatchedTransformers(Runner):
             logits_LV = out.logits[0]
             if len(logits_LV) != len(plan.logits_indices):  # some models ignore logits_to_keep
                 logits_LV = logits_LV[plan.logits_indices]
-            logits_LV = self.local_logits(logits_LV).float()
+            logits_LV = self.local_logits(logits_LV[: len(plan.layout.logits_indices)]).float()
             if self._capture is not None and self.capture_enabled:
-                self.hidden_states = self._output(self._capture.take())
+                self.hidden_states = self._output(self._capture.take()[: plan.layout.size])
         return self._output(logits_LV)
 
     def _output(self, tensor: Any) -> Any:
@@ -124,15 +144,21 @@ class BatchedTransformers(Runner):
             tensor[target, :, target_offset] = tensor[source, :, source_offset]
 
 
-def new_layer_cache(layer: AttentionLayer, blocks: int, block_size: int, device: Any, dtype: Any) -> LayerCache:
-    """Allocate the KV cache of a layer, in the memory layout that is fast on this device."""
+def new_layer_cache(
+    layer: AttentionLayer, blocks: int, block_size: int, device: Any, dtype: Any, *, compiled: bool
+) -> LayerCache:
+    """Allocate the KV cache of a layer, in the memory layout that is fast on this device. compiled: for the kernel."""
     (heads, size), (_, value_size) = layer.key_shape, layer.value_shape
-    if has_kernel(device, dtype):
+    if compiled:
         arrays = allocate_kv_cache(blocks, block_size, heads, size, value_size)
         views = [torch.from_numpy(view) for view in token_major(arrays, value_size)]
         return LayerCache(views[0], views[1], arrays, sum(array.nbytes for array in arrays))
     tensors = [torch.empty((blocks, heads, block_size, d), dtype=dtype, device=device) for d in (size, value_size)]
     return LayerCache(tensors[0], tensors[1], None, sum(tensor.nbytes for tensor in tensors))
+
+
+ROW_MULTIPLES = (1, 4, 8)
+"""Multiples of rows for which matrix products may have the same bits."""
 
 
 def has_kernel(device: Any, dtype: Any) -> bool:

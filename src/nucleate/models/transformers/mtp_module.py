@@ -55,7 +55,10 @@ class MtpModules:
 
     def new_kv_caches(self, blocks: int) -> list[LayerCache]:
         """Create the KV cache of each module, in blocks of BLOCK tokens."""
-        return [new_layer_cache(layer, blocks, BLOCK, self.device, self.dtype) for layer in self.layers]
+        return [
+            new_layer_cache(layer, blocks, BLOCK, self.device, self.dtype, compiled=self.compiled)
+            for layer in self.layers
+        ]
 
     def copy_states(self, x_TX: Any) -> Any:
         """A copy of a runner's hidden states, on the device and in the dtype of the modules."""

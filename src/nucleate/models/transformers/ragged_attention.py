@@ -56,7 +56,11 @@ def threads() -> int:
 
 
 class AttentionPlan:
-    """The batch layout of one forward pass, as tensors that all layers share."""
+    """The batch layout of one forward pass, as tensors that all layers share.
+
+    compiled: whether there is the kernel. row_multiple: tokens and logits are filled up to a multiple of it, with batch
+    invariance, where the kernel attends for each token alone; 0 without.
+    """
 
     def __init__(
         self,
@@ -66,12 +70,14 @@ class AttentionPlan:
         caches: list[LayerCache],
         compiled: bool,
         device: Any,
+        row_multiple: int = 0,
     ) -> None:
         self.size, self.layers, self.caches, self.compiled, self.done = size, layers, caches, compiled, 0
-        self.layout = layout = BatchLayout(inputs, size, MAX_DECODE_TOKENS if compiled else 1)
+        self.layout = layout = BatchLayout(inputs, size, MAX_DECODE_TOKENS if compiled else 1, split=row_multiple > 0)
         self.long = layout.long.tolist()
-        self.stores = bool(self.long) or not self.compiled
-        rows = [layout.ids_T, layout.positions_T, layout.logits_indices]
+        self.stores = layout.has_long or not self.compiled
+        filled = (layout.ids_T, layout.positions_T, layout.logits_indices)
+        rows = [np.pad(row, (0, -len(row) % row_multiple)) for row in filled] if row_multiple > 1 else [*filled]
         if self.stores:
             rows += [*np.divmod(layout.slots, size), layout.blocks]
         if not self.compiled:
@@ -99,15 +105,20 @@ class AttentionPlan:
         if layer.module is not module:
             raise IncompatibleModelError("the order of its attention calls changes")
         self.done += 1
+        layout = self.layout
         if self.stores:
-            cache.keys[self.block_T, :, self.offset_T] = key[0].transpose(0, 1)
-            cache.values[self.block_T, :, self.offset_T] = value[0].transpose(0, 1)
-        out, layout = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3])), self.layout
+            for stored, new in ((cache.keys, key), (cache.values, value)):
+                stored[self.block_T, :, self.offset_T] = new[0, :, : layout.size].transpose(0, 1).to(stored.dtype)
+        out = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3]))
+        out[:, layout.size :] = 0
         if not len(layout.short):
             pass
         elif self.compiled:
-            q, k, v = (x.numpy()[0].swapaxes(0, 1) for x in (query, key, value))
-            cpu_operations.decode_attention(q, k, v, cache.arrays, layout, layer.rule, out.numpy()[0], threads())
+            q, k, v = (x.float().numpy()[0].swapaxes(0, 1) for x in (query, key, value))
+            attended = out.float()
+            cpu_operations.decode_attention(q, k, v, cache.arrays, layout, layer.rule, attended.numpy()[0], threads())
+            if attended is not out:
+                out[:] = attended
         else:
             out[0, self.row_R] = self._decode(layer, cache, query)
         for first, start, stop, table in self.long:
