@@ -13,7 +13,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarLimits, StructuredOutputs
 from nucleate.structured_output.json_schema import SUPPORTED, UNSUPPORTED
 from nucleate.structured_output.lark import parse_lark
-from nucleate.structured_output.pattern_parser import ambiguous_size
+from nucleate.structured_output.pattern_parser import expanded_size
 
 SECONDS = 2.0
 """CPU seconds of this process, which do not depend on the load of the machine."""
@@ -398,7 +398,7 @@ def test_json_text_and_object_are_equal() -> None:
     ],
 )
 def test_repetitions_without_a_separator_are_ambiguous(pattern: str, size: int) -> None:
-    assert ambiguous_size(pattern) == size
+    assert expanded_size(pattern).ambiguous == size
 
 
 def test_endless_alternatives_are_removed() -> None:

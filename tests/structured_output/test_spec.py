@@ -202,7 +202,7 @@ def test_only_json_is_validated() -> None:
     ],
 )
 def test_repetitions_are_counted(pattern: str, least: int, most: int) -> None:
-    assert expanded_size(pattern) == (least, most)
+    assert expanded_size(pattern)[:2] == (least, most)
 
 
 def test_the_engine_is_imported_only_when_needed() -> None:

@@ -12,7 +12,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.gbnf import lark_text
 from nucleate.structured_output.json_schema import PreparedSchema, SchemaLocation, num_intersected_patterns
 from nucleate.structured_output.lark import parse_lark
-from nucleate.structured_output.pattern_parser import ambiguous_size, expanded_size
+from nucleate.structured_output.pattern_parser import expanded_size
 from nucleate.structured_output.schema_normalization import COUNTS
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.spec import StructuredOutputs
@@ -95,11 +95,10 @@ class GrammarLimits:
     def check_pattern(self, field: str, pattern: str, suffix: str = "") -> None:
         """Check one regular expression. suffix: its location in the field, for messages."""
         self._check_max(field, f"characters in one regex{suffix}", len(pattern), self.max_string_characters)
-        minimum, maximum = expanded_size(pattern)
-        self._check_max(field, f"repetitions in a regex at least{suffix}", minimum, self.max_required_repetitions)
-        self._check_max(field, f"repetitions in a regex at most{suffix}", maximum, self.max_repetitions)
-        ambiguous = ambiguous_size(pattern)
-        self._check_max(field, f"ambiguous repetitions in a regex{suffix}", ambiguous, self.max_ambiguous_repetitions)
+        size, ambiguous = expanded_size(pattern), self.max_ambiguous_repetitions
+        self._check_max(field, f"repetitions in a regex at least{suffix}", size.low, self.max_required_repetitions)
+        self._check_max(field, f"repetitions in a regex at most{suffix}", size.high, self.max_repetitions)
+        self._check_max(field, f"ambiguous repetitions in a regex{suffix}", size.ambiguous, ambiguous)
 
     def check_grammar(self, text: str, budget: Budget | None = None) -> None:
         """Check a grammar in Lark or GBNF. budget: for the comparisons of its schemas; None: a new one."""

@@ -73,7 +73,7 @@ class Lark:
     """Number of uses of ``&`` and ``~`` on terminals."""
     depth: int
     """Nesting depth of brackets."""
-    size: Size
+    size: tuple[int, int]
     """The largest minimum and maximum length of a terminal, or of all rules together, in characters."""
     regex_characters: int
     """Characters in ``%regex``."""
@@ -198,7 +198,7 @@ def _depth(operators: list[str]) -> int:
     return deepest
 
 
-def _size(tokens: list[LarkToken]) -> Size:
+def _size(tokens: list[LarkToken]) -> tuple[int, int]:
     """Return the largest size of a terminal, or of all rules together. Nested terminals multiply; rules count once."""
     definitions = _definitions(tokens)
     terminals = {name: body for name, body in definitions.items() if name.lstrip("_")[:1].isupper()}
@@ -210,8 +210,8 @@ def _size(tokens: list[LarkToken]) -> Size:
     except CycleError as error:
         raise ParameterError("grammar", f"grammar: terminals refer to one another: {error.args[1][0]}") from None
     rules = [total_size(_items(body, sizes)) for name, body in definitions.items() if name not in sizes]
-    sizes_of_all = [*sizes.values(), (sum(low for low, _ in rules), sum(high for _, high in rules))]
-    return max(low for low, _ in sizes_of_all), max(high for _, high in sizes_of_all)
+    sizes[""] = Size(sum(size.low for size in rules), sum(size.high for size in rules))
+    return max(size.low for size in sizes.values()), max(size.high for size in sizes.values())
 
 
 def _definitions(tokens: list[LarkToken]) -> dict[str, list[LarkToken]]:
@@ -251,9 +251,10 @@ def _repetition(text: str) -> Iterator[str]:
 def _item_size(token: LarkToken, sizes: Mapping[str, Size]) -> Size:
     if token.kind == "regex":
         return expanded_size(token.pattern_and_flags[0])
-    if token.kind == "embedded":
-        return 1, 1 + _regex_characters(token)
-    return (len(token.text.removesuffix("i")) - 2,) * 2 if token.kind == "string" else sizes.get(token.text, (1, 1))
+    if token.kind == "string":
+        length = len(token.text.removesuffix("i")) - 2
+        return Size(length, length)
+    return Size(1, 1 + _regex_characters(token)) if token.kind == "embedded" else sizes.get(token.text, Size(1, 1))
 
 
 def _reject(token: LarkToken, reason: str) -> NoReturn:

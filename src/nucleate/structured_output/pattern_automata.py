@@ -20,7 +20,7 @@ from nucleate.structured_output.grammar_expressions import (
     sequence,
 )
 from nucleate.structured_output.pattern_parser import UnknownPatternError, characters, texts
-from nucleate.structured_output.terminal_automata import END, Alphabet, Automaton, Budget, TooManyStepsError, overlap
+from nucleate.structured_output.terminal_automata import Alphabet, Automaton, Budget, TooManyStepsError, overlap
 
 MAX_POSITIONS: Final = 256
 """Maximum number of character classes of a pattern that is complemented or divided, with repetitions written out."""
@@ -106,7 +106,7 @@ def name_regions(
 def disjoint_patterns(one: str, other: str, budget: Budget) -> bool:
     """Whether no text matches both patterns, in any dialect. False if that is unknown."""
     try:
-        return _disjoint(texts(one), texts(other), budget)
+        return not _overlap(texts(one), texts(other), budget)
     except UnknownPatternError:
         return False
 
@@ -114,37 +114,28 @@ def disjoint_patterns(one: str, other: str, budget: Budget) -> bool:
 def rejects_text(pattern: str, text: str, budget: Budget) -> bool:
     """Whether a pattern does not match a text in any dialect. False if that is unknown."""
     try:
-        return len(text) <= MAX_POSITIONS and _disjoint(texts(pattern), _literal(text), budget)
+        return len(text) <= MAX_POSITIONS and not _overlap(texts(pattern), _literal(text), budget)
     except UnknownPatternError:
         return False
 
 
 def accepts_text(pattern: str, text: str, budget: Budget) -> bool:
     """Whether a pattern matches a text in every dialect. Raises UnknownPatternError."""
-    expression = _texts(pattern, certain=True)
-    alphabet = Alphabet([expression, Characters(ALL_CHARACTERS)])
-    try:
-        automaton = Automaton(expression, alphabet, budget, exact=True)
-        state = automaton.start | automaton.nullable
-        for character in text:
-            read = alphabet.class_of(ord(character))
-            state = next((after for readable, after in automaton.moves(state) if readable & read), 0)
-    except TooManyStepsError:
-        raise UnknownPatternError from None
-    return bool(state & END)
+    return _overlap(_texts(pattern, certain=True), _literal(text), budget, exact=True)
 
 
 def _literal(text: str) -> Expression:
     return sequence(characters([(ord(each), ord(each))]) for each in text)
 
 
-def _disjoint(one: Expression, other: Expression, budget: Budget) -> bool:
+def _overlap(one: Expression, other: Expression, budget: Budget, *, exact: bool = False) -> bool:
+    """Whether two expressions have a text in common; perhaps not, unless ``exact``. Raises UnknownPatternError."""
     alphabet = Alphabet([one, other])
     try:
-        first, second = Automaton(one, alphabet, budget), Automaton(other, alphabet, budget)
-        return not (first.nullable and second.nullable) and not overlap(first, second, budget).shared
+        first, second = (Automaton(each, alphabet, budget, exact=exact) for each in (one, other))
+        return (first.nullable and second.nullable) or overlap(first, second, budget).shared
     except TooManyStepsError:
-        return False
+        raise UnknownPatternError from None
 
 
 class _Division:
