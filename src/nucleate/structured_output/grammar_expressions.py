@@ -229,7 +229,7 @@ MAX_SHORTEST_TEXT: Final = 20_000
 
 def simplify(rules: Rules, start: str) -> dict[str, Expression]:
     """Return the rules that ``start`` needs. Raises ParameterError if its shortest text is too long, or infinite."""
-    shortest = _shortest_texts(rules)
+    shortest = shortest_texts(rules)
     if shortest[start] > MAX_SHORTEST_TEXT:
         reason = f"the shortest text has {shortest[start]} characters; the maximum is {MAX_SHORTEST_TEXT}"
         if shortest[start] == inf:
@@ -246,7 +246,7 @@ def simplify(rules: Rules, start: str) -> dict[str, Expression]:
     return kept
 
 
-def _shortest_texts(rules: Rules) -> dict[str, float]:
+def shortest_texts(rules: Rules) -> dict[str, float]:
     """Return the length of the shortest text of each rule in characters; infinite if it has none."""
     users: dict[str, list[str]] = defaultdict(list)
     for name, body in rules.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final, NamedTuple, cast
@@ -244,6 +244,19 @@ class SchemaLocation(NamedTuple):
         pointer = self.schema.get("$ref")
         target = root.get(TARGETS, {}).get(pointer) if isinstance(pointer, str) else None
         return SchemaLocation(unquote(str(pointer)[1:]), target) if isinstance(target, dict) else None
+
+
+def with_children(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a copy of a schema with changed subschemas under enforced keywords."""
+    changed = dict(schema)
+    for keyword, value in schema.items():
+        if keyword in NAMED and isinstance(value, dict):
+            changed[keyword] = {name: change(child) for name, child in value.items()}
+        elif keyword in LIST and isinstance(value, list):
+            changed[keyword] = [change(child) for child in value]
+        elif keyword in ONE:
+            changed[keyword] = change(value)
+    return changed
 
 
 def original(schema: Mapping[str, Any]) -> Mapping[str, Any]:

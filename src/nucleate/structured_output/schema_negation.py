@@ -176,14 +176,6 @@ def _allows_fractions(schema: Schema) -> bool:
     return "number" in (given if isinstance(given, list) else [given])
 
 
-def _enum(schema: Schema, context: _Context, _: _Found) -> Alternatives:
-    return _all_but(schema["enum"], context)
-
-
-def _const(schema: Schema, context: _Context, _: _Found) -> Alternatives:
-    return _all_but([schema["const"]], context)
-
-
 def _all_but(values: Any, context: _Context) -> Alternatives:
     if not isinstance(values, list):
         raise CannotNegateError
@@ -325,13 +317,10 @@ def _if(schema: Schema, context: _Context, _: _Found) -> Alternatives:
     return found
 
 
-def _dependent_required(schema: Schema, _: _Context, __: _Found) -> Alternatives:
-    return [
-        {"type": "object", "required": [name], "properties": {other: False}}
-        for name, needed in schema["dependentRequired"].items()
-        for other in needed
-        if other != name
-    ]
+def _dependent_required(schema: Schema, context: _Context, found: _Found) -> Alternatives:
+    given = schema["dependentRequired"].items()
+    needed = {name: {"required": [other for other in others if other != name]} for name, others in given}
+    return _dependent_schemas({"dependentSchemas": needed}, context, found)
 
 
 def _dependent_schemas(schema: Schema, context: _Context, _: _Found) -> Alternatives:
@@ -356,8 +345,8 @@ def _ref(schema: Schema, context: _Context, found: _Found) -> Alternatives:
 
 _RULES: Final[Mapping[str, Callable[[Schema, _Context, _Found], Alternatives]]] = {
     "type": _type,
-    "enum": _enum,
-    "const": _const,
+    "enum": lambda schema, context, _: _all_but(schema["enum"], context),
+    "const": lambda schema, context, _: _all_but([schema["const"]], context),
     "pattern": _pattern,
     "required": _required,
     "properties": _properties,

@@ -11,13 +11,14 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import chain, combinations, islice
+from math import inf
 from typing import Any, Final, cast
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.disjoint_schemas import (
     MAX_ALL_ORDERS,
-    TYPES,
     CannotNegateError,
     conjuncts,
     disjoint,
@@ -25,6 +26,15 @@ from nucleate.structured_output.disjoint_schemas import (
     unique_arrays,
     value_key,
     values_of,
+)
+from nucleate.structured_output.grammar_expressions import (
+    EMPTY,
+    NOTHING,
+    Expression,
+    Reference,
+    choice,
+    sequence,
+    shortest_texts,
 )
 from nucleate.structured_output.json_schema import (
     BEFORE,
@@ -34,6 +44,7 @@ from nucleate.structured_output.json_schema import (
     PreparedSchema,
     SchemaLocation,
     subschemas,
+    with_children,
 )
 from nucleate.structured_output.pattern_automata import accepts_text, complement, name_regions, rejects_text
 from nucleate.structured_output.pattern_parser import UnknownPatternError
@@ -152,23 +163,17 @@ def _if(schema: Schema, root: Schema) -> None:
         schema.pop(keyword, None)
 
 
-def _dependent_required(schema: Schema, _root: Schema) -> None:
-    given = schema["dependentRequired"]
-    if isinstance(given, dict) and len(given) <= _MAX_CONDITIONS:
-        del schema["dependentRequired"]
-        for name, needed in given.items():
-            if needed:
-                all_of(schema, {"anyOf": [{"properties": {name: False}}, {"required": [name, *needed]}]})
-
-
-def _dependent_schemas(schema: Schema, _root: Schema) -> None:
-    given = schema["dependentSchemas"]
-    if isinstance(given, dict) and len(given) <= _MAX_CONDITIONS:
-        del schema["dependentSchemas"]
-        for name, needed in given.items():
-            present = [{"allOf": [{"required": [name]}, needed]}] if needed is not False else []
-            if not is_true(needed):
-                all_of(schema, {"anyOf": [{"properties": {name: False}}, *present]})
+def _dependent(keyword: str, schema: Schema, _root: Schema) -> None:
+    given = schema[keyword]
+    if not isinstance(given, dict) or len(given) > _MAX_CONDITIONS:
+        return
+    del schema[keyword]
+    for name, needed in given.items():
+        if is_true(needed) or needed == []:
+            continue
+        are_names = keyword == "dependentRequired"
+        present = {"required": [name, *needed]} if are_names else {"allOf": [{"required": [name]}, needed]}
+        all_of(schema, {"anyOf": [{"properties": {name: False}}, *([] if needed is False else [present])]})
 
 
 def _property_names(schema: Schema, root: Schema) -> None:
@@ -239,10 +244,15 @@ def _contains(schema: Schema, root: Schema) -> None:
         raise CannotNegateError
     for each in alternatives:
         each |= {"type": "array"} if other is True else {"type": "array", "items": other}
-    others = [name for name in types_of(schema) if name != "array"]
-    all_of(schema, {"anyOf": [*alternatives, *([{"type": others}] if others else [])]})
+    _arrays(schema, alternatives)
     for keyword in ("contains", "minContains", "maxContains"):
         schema.pop(keyword, None)
+
+
+def _arrays(schema: Schema, alternatives: list[Schema]) -> None:
+    """Add alternatives for the values of a schema that are arrays."""
+    others = [name for name in types_of(schema) if name != "array"]
+    all_of(schema, {"anyOf": [*alternatives, *([{"type": others}] if others else [])]})
 
 
 def _one_of(schema: Schema, root: Schema) -> None:
@@ -287,15 +297,13 @@ def _overlapping(schema: Schema, root: Schema, *, brief: bool = False) -> list[l
 
 
 def _unique_items(schema: Schema, root: Schema) -> None:
-    kinds = [schema["type"]] if isinstance(schema.get("type"), str) else schema.get("type", TYPES)
-    if "array" in kinds:
+    if "array" in types_of(schema):
         found = unique_arrays(schema, root)
         if found is None or schema["uniqueItems"] is not True:
             return
-        others = [kind for kind in kinds if kind != "array"]
         for keyword in ("items", "prefixItems"):
             schema.pop(keyword, None)
-        all_of(schema, {"anyOf": [*found, *([{"type": others}] if others else [])]})
+        _arrays(schema, found)
     del schema["uniqueItems"]
 
 
@@ -339,8 +347,7 @@ _REWRITES: Final[Mapping[str, Callable[[Schema, Schema], None]]] = {
     "oneOf": _one_of,
     "not": _not,
     "if": _if,
-    "dependentRequired": _dependent_required,
-    "dependentSchemas": _dependent_schemas,
+    **{keyword: partial(_dependent, keyword) for keyword in ("dependentRequired", "dependentSchemas")},
     "uniqueItems": _unique_items,
     "propertyNames": _property_names,
     "contains": _contains,
@@ -354,79 +361,32 @@ def remove_endless(root: dict[str, Any]) -> PreparedSchema:
     locations = prepared.locations
     if not any("$ref" in location.schema for location in locations):
         return prepared  # only references can be endless
-    finite = _finite(locations, root)
-    if id(root) not in finite:
+    shortest = shortest_texts({f"{id(location.schema)}": _needed(location, root) for location in locations})
+    if shortest[f"{id(root)}"] == inf:
         raise ParameterError("json_schema", "json_schema: no finite text conforms to the schema: it refers to itself")
-    if len(finite) < len(locations):
+    if inf in shortest.values():
         for location in locations:
-            _replace(cast("dict[str, Any]", location.schema), finite)
+            kept = with_children(location.schema, lambda child: False if shortest.get(f"{id(child)}") == inf else child)
+            cast("Schema", location.schema).update(kept)
         prepared.update_locations()
     return prepared
 
 
-def _finite(locations: list[SchemaLocation], root: Mapping[str, Any]) -> set[int]:
-    """Return the identities of the schemas that may have a finite text: a least fixed point."""
-    finite: set[int] = set()
-    undecided, before = locations[::-1], -1
-    while len(finite) > before:
-        before, left = len(finite), list[SchemaLocation]()
-        for location in undecided:
-            if not location.has_children or _has_finite_text(location, root, finite):
-                finite.add(id(location.schema))
-            else:
-                left.append(location)
-        undecided = left
-    return finite
+def _needed(location: SchemaLocation, root: Schema) -> Expression:
+    """Return the rule of a grammar that has a finite text if and only if a schema may have one."""
 
+    def rule(schema: Any) -> Expression:
+        return Reference(f"{id(schema)}") if isinstance(schema, dict) else NOTHING if schema is False else EMPTY
 
-def _has_finite_text(location: SchemaLocation, root: Mapping[str, Any], finite: set[int]) -> bool:
-    schema = location.schema
-    target = location.ref_target(root)
-    if target is not None and id(target.schema) not in finite:
-        return False
-    if not all(_is_finite(each, finite) for each in location.list_of("allOf")):
-        return False
-    for keyword in ("anyOf", "oneOf"):
-        if location.list_of(keyword) and not any(_is_finite(each, finite) for each in location.list_of(keyword)):
-            return False
-    kinds = schema.get("type", "null")
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    if "array" in kinds and len(kinds) == 1:
-        return _finite_array(location, finite)
-    if "object" in kinds and len(kinds) == 1:
-        return _finite_object(location, finite)
-    return True
-
-
-def _finite_array(location: SchemaLocation, finite: set[int]) -> bool:
-    least, first = location.schema.get("minItems", 0), location.list_of("prefixItems")
-    if not isinstance(least, int):
-        return True
-    needed = [*first[:least], *([location.schema.get("items", True)] if least > len(first) else [])]
-    return all(_is_finite(each, finite) for each in needed)
-
-
-def _finite_object(location: SchemaLocation, finite: set[int]) -> bool:
-    declared, patterns = location.mapping("properties"), location.mapping("patternProperties")
-    rest = True if patterns else location.schema.get("additionalProperties", True)
-    names = [name for name in location.list_of("required") if isinstance(name, str)]
-    return all(_is_finite(declared.get(name, rest), finite) for name in names)
-
-
-def _is_finite(schema: Any, finite: set[int]) -> bool:
-    return id(schema) in finite if isinstance(schema, dict) else schema is not False
-
-
-def _replace(schema: dict[str, Any], finite: set[int]) -> None:
-    """Replace the direct subschemas without a finite text by false."""
-    for keyword, value in schema.items():
-        if keyword in ("properties", "patternProperties") and isinstance(value, dict):
-            schema[keyword] = {name: _kept(child, finite) for name, child in value.items()}
-        elif keyword in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(value, list):
-            schema[keyword] = [_kept(child, finite) for child in value]
-        elif keyword in ("items", "additionalProperties"):
-            schema[keyword] = _kept(value, finite)
-
-
-def _kept(schema: Any, finite: set[int]) -> Any:
-    return schema if not isinstance(schema, dict) or id(schema) in finite else False
+    schema, target = location.schema, location.ref_target(root)
+    needed = [*location.list_of("allOf"), *([target.schema] if target else [])]
+    if schema.get("type") in ("array", ["array"]):
+        least, first = schema.get("minItems", 0), location.list_of("prefixItems")
+        if isinstance(least, int):
+            needed += [*first[:least], *([schema.get("items", True)] if least > len(first) else [])]
+    if schema.get("type") in ("object", ["object"]):
+        rest = True if location.mapping("patternProperties") else schema.get("additionalProperties", True)
+        declared = location.mapping("properties")
+        needed += [declared.get(name, rest) for name in location.list_of("required") if isinstance(name, str)]
+    alternatives = [location.list_of(name) for name in ("anyOf", "oneOf")]
+    return sequence([*map(rule, needed), *(choice(map(rule, each)) for each in alternatives if each)])

@@ -21,13 +21,11 @@ from typing import Any, Final, cast, final
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.json_schema import (
     FORMATS,
-    LIST,
-    NAMED,
-    ONE,
     SUPPORTED,
     TARGETS,
     PreparedSchema,
     SchemaLocation,
+    with_children,
 )
 from nucleate.structured_output.llguidance_library import library, raise_unless_panic
 from nucleate.structured_output.pattern_syntax import (
@@ -120,18 +118,10 @@ class _Copier:
     def copy(self, schema: Any) -> Any:
         if not isinstance(schema, dict):
             return schema
-        made: dict[str, Any] = {}
-        for keyword in _ordered(schema):
-            value = schema[keyword]
-            if keyword == "$ref":
-                made[keyword] = self._references.get(value) or self._reference(value)
-            elif keyword in NAMED and isinstance(value, dict):
-                made[keyword] = {name: self.copy(child) for name, child in value.items()}
-            elif keyword in LIST and isinstance(value, list):
-                made[keyword] = [self.copy(child) for child in value]
-            elif keyword in SUPPORTED:
-                made[keyword] = self.copy(value) if keyword in ONE else value
-        return made
+        kept = {keyword: schema[keyword] for keyword in _ordered(schema) if keyword in SUPPORTED}
+        if "$ref" in kept:
+            kept["$ref"] = self._references.get(kept["$ref"]) or self._reference(kept["$ref"])
+        return with_children(kept, self.copy)
 
     def _reference(self, pointer: str) -> str:
         target = self._root[TARGETS][pointer]
@@ -149,17 +139,10 @@ def _ordered(schema: Mapping[str, Any]) -> list[str]:
 
     llguidance applies the keywords before and after ``anyOf`` separately, but those of objects depend on each other.
     """
+    given = [*schema]
+    first = next((index for index, keyword in enumerate(given) if keyword in _OBJECT_KEYWORDS), 0)
     of_objects = [keyword for keyword in _OBJECT_KEYWORDS if keyword in schema]
-    if len(of_objects) < 2:
-        return [*schema]
-    found: list[str] = []
-    for keyword in schema:
-        if keyword not in _OBJECT_KEYWORDS:
-            found.append(keyword)
-        elif of_objects:
-            found += of_objects
-            of_objects = []
-    return found
+    return [*given[:first], *of_objects, *(keyword for keyword in given[first:] if keyword not in _OBJECT_KEYWORDS)]
 
 
 MAX_NAME_CHARACTERS: Final = 2_000
