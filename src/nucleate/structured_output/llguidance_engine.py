@@ -287,8 +287,8 @@ class LLGuidanceEngine:
 
 def _ignored(schema: PreparedSchema, spec: StructuredOutputs) -> tuple[str, ...]:
     """Remove what cannot be enforced from a schema, in place, and return it. Raises ParameterError."""
-    patterns = remove_unsupported_patterns(schema, overlapping=spec.on_unsupported == "ignore")
-    ignored = check_unsupported((*patterns, *_unsupported(schema)), spec.on_unsupported)
+    found = _unsupported(schema, overlapping=spec.on_unsupported == "ignore")
+    ignored = check_unsupported(found, spec.on_unsupported)
     if not (overlapping := _overlapping(schema)):
         return ignored
     if spec.on_unsupported == "error":
@@ -316,7 +316,8 @@ def _unknown(schema: PreparedSchema, spec: StructuredOutputs) -> tuple[str, ...]
     return unknown
 
 
-def _unsupported(schema: PreparedSchema) -> Iterator[tuple[str, str]]:
+def _unsupported(schema: PreparedSchema, *, overlapping: bool = False) -> Iterator[tuple[str, str]]:
+    yield from remove_unsupported_patterns(schema, overlapping=overlapping)
     yield from unsupported_keywords(schema.locations)
     yield from unsupported_combinations(schema.locations)
 

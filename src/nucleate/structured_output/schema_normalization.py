@@ -317,26 +317,21 @@ def rewrite_property_counts(location: SchemaLocation, schema: dict[str, Any]) ->
         schema["anyOf"] = alternatives
 
 
-def unsupported_counts(location: SchemaLocation) -> Iterator[tuple[str, str]]:
-    """Yield the counts that llguidance does not enforce as (``keyword at pointer``, hint)."""
-    schema = location.schema
+def unsupported_counts(location: SchemaLocation) -> dict[str, str]:
+    """Return the counts that llguidance does not enforce, with the reasons."""
+    schema, found = location.schema, dict[str, str]()
     least, most = schema.get("minProperties", 0), schema.get("maxProperties")
     if not _counts_objects(schema) or not isinstance(least, int) or not isinstance(most, int | None):
-        return
+        return found
     required, optional = declared_names(location)
     is_open = schema.get("additionalProperties", True) is not False or location.mapping("patternProperties")
     if is_open and least > max(1, len(required) + 1):
-        yield f"minProperties{location.message_suffix}", ", because names can be repeated"
+        found["minProperties"] = ", because names can be repeated"
     elif optional and least:
-        yield f"minProperties{location.message_suffix}", f" with {len(optional)} optional properties"
+        found["minProperties"] = f" with {len(optional)} optional properties"
     if optional and most is not None and len(required) <= most >= least:
-        yield f"maxProperties{location.message_suffix}", f" with {len(optional)} optional properties"
-
-
-def remove_unsupported_counts(location: SchemaLocation) -> None:
-    """Remove the counts of ``unsupported_counts``, in place."""
-    for keyword in [what.split(" ", 1)[0] for what, _ in unsupported_counts(location)]:
-        cast("dict[str, Any]", location.schema).pop(keyword, None)
+        found["maxProperties"] = f" with {len(optional)} optional properties"
+    return found
 
 
 def declared_names(location: SchemaLocation) -> tuple[list[str], list[str]]:

@@ -35,7 +35,7 @@ from nucleate.structured_output.pattern_syntax import (
     unsupported_syntax,
     with_explicit_classes,
 )
-from nucleate.structured_output.schema_normalization import remove_unsupported_counts, unsupported_counts
+from nucleate.structured_output.schema_normalization import unsupported_counts
 
 MAX_PATTERN_CHARACTERS: Final = 1_000_000
 """Maximum characters of all patterns of formats that are not shared: about a second of compilation."""
@@ -157,39 +157,37 @@ _MAX_CONTROL_ESCAPES: Final = 20
 
 
 def unsupported_combinations(locations: Iterable[SchemaLocation]) -> Iterator[tuple[str, str]]:
-    """Like ``unsupported_keywords``, for what llguidance does not enforce and ``rewrite_schema`` cannot fix."""
+    """Like ``unsupported_keywords``, for what llguidance does not enforce and ``rewrite_schema`` cannot fix.
+
+    Counts are removed from the schema, in place.
+    """
     for location in locations:
-        additional = location.schema.get("additionalProperties", True)
+        schema, suffix = cast("dict[str, Any]", location.schema), location.message_suffix
+        additional = schema.get("additionalProperties", True)
         patterns, names = location.mapping("patternProperties"), _declared_names(location)
         if additional is not False and patterns:
-            yield (
-                f"patternProperties{location.message_suffix}",
-                " with patterns of this kind or size, unless additionalProperties is false",
-            )
+            kind = " with patterns of this kind or size, unless additionalProperties is false"
+            yield f"patternProperties{suffix}", kind
         elif additional is not False and location.mapping("properties") and not _can_exclude_names(additional, names):
             longest, total = max(map(len, names)), sum(map(len, names))
             limit = f"the maximum is {MAX_NAME_LENGTH}, {MAX_NAME_CHARACTERS} in total"
             hint = f" with declared names of {longest} characters, {total} in total; {limit}"
-            yield f"additionalProperties{location.message_suffix}", hint
+            yield f"additionalProperties{suffix}", hint
         if (patterns or _needs_name_pattern(location)) and any(map(_CONTROL.search, names)):
-            yield (
-                f"properties{location.message_suffix}",
-                " with control characters in names, unless additionalProperties is false",
-            )
-        yield from unsupported_counts(location)
+            yield f"properties{suffix}", " with control characters in names, unless additionalProperties is false"
+        for keyword, reason in unsupported_counts(location).items():
+            del schema[keyword]
+            yield f"{keyword}{suffix}", reason
         for pattern in location.patterns():
-            keyword = "patternProperties" if pattern in patterns else "pattern"
-            if found := unsupported_pattern(keyword, pattern, location):
-                yield found
             count = len(set(_CONTROL_ESCAPE.findall(pattern)))
             if count > _MAX_CONTROL_ESCAPES:
                 limit = f" with {count} different control characters or escapes; the maximum is {_MAX_CONTROL_ESCAPES}"
-                yield f"pattern{location.message_suffix}", limit
+                yield f"pattern{suffix}", limit
         if len(set(map(_llguidance_pattern, patterns))) < len(patterns):
-            yield f"patternProperties{location.message_suffix}", " that match the same names"
+            yield f"patternProperties{suffix}", " that match the same names"
 
 
-def unsupported_pattern(keyword: str, pattern: str, location: SchemaLocation) -> tuple[str, str] | None:
+def _unsupported_pattern(keyword: str, pattern: str, location: SchemaLocation) -> tuple[str, str] | None:
     """Like ``unsupported_keywords``, for one pattern. Raises ParameterError for an invalid one."""
     found = unsupported_syntax(pattern)
     if found is None:
@@ -211,7 +209,6 @@ def rewrite_schema(prepared: PreparedSchema) -> dict[str, Any]:
     replace_formats(root, [cast("dict[str, Any]", location.schema) for location in prepared.locations])
     for location in prepared.locations:
         schema = cast("dict[str, Any]", location.schema)
-        remove_unsupported_counts(location)
         if isinstance(schema.get("pattern"), str):
             schema["pattern"] = _llguidance_pattern(schema["pattern"])
         if location.mapping("patternProperties"):
@@ -318,7 +315,7 @@ def remove_unsupported_patterns(prepared: PreparedSchema, *, overlapping: bool) 
             continue
         schema = cast("dict[str, Any]", location.schema)
         pattern = schema.get("pattern")
-        if isinstance(pattern, str) and (found := unsupported_pattern("pattern", pattern, location)):
+        if isinstance(pattern, str) and (found := _unsupported_pattern("pattern", pattern, location)):
             del schema["pattern"]
             removed.append(found)
         if found := _unsupported_names(location, overlapping):
@@ -333,7 +330,7 @@ def remove_unsupported_patterns(prepared: PreparedSchema, *, overlapping: bool) 
 def _unsupported_names(location: SchemaLocation, overlapping: bool) -> tuple[str, str] | None:
     patterns = [*location.mapping("patternProperties")]
     for pattern in patterns:
-        if found := unsupported_pattern("patternProperties", pattern, location):
+        if found := _unsupported_pattern("patternProperties", pattern, location):
             return found
     if overlapping and len(patterns) > 1 and _may_overlap(patterns):
         return f"patternProperties with overlapping patterns{location.message_suffix}", ""
