@@ -255,6 +255,11 @@ EXACT: dict[str, Any] = {
         "additionalItems": False,
         "type": "array",
     },
+    "reference to an item of draft 7": {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "array",
+        "items": [INTEGER, {"$ref": "#/items/0"}],
+    },
     "exclusive bound of draft 4": {
         "$schema": "http://json-schema.org/draft-04/schema#",
         "type": "integer",

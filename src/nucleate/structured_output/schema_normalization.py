@@ -42,15 +42,13 @@ class References:
     """The identifiers of a schema document and the targets of its references."""
 
     def __init__(self, root: dict[str, Any]) -> None:
-        self._root = root
         self._id_keyword = "id" if draft_of(root) <= 4 else "$id"
         self._legacy = draft_of(root) <= 7
         self._bases: dict[int, str] = {}  # URI of the resource of each schema, by identity
-        self._resources: dict[str, SchemaLocation] = {}
-        self._anchors: dict[tuple[str, str], SchemaLocation] = {}
-        self._resources[""] = SchemaLocation("", root)
-        self._scan(SchemaLocation("", root), "")
-        self.dynamic = len({id(location.schema) for location in self._resources.values()}) > 1
+        whole = SchemaLocation("", root)
+        self._named = {("", ""): whole}  # resources by URI, and anchors by URI and name
+        self._scan(whole, "")
+        self.dynamic = len({id(each.schema) for (_, name), each in self._named.items() if not name}) > 1
         """Whether the document has several resources, so that dynamic references may have several targets."""
 
     def target(self, location: SchemaLocation, keyword: str = "$ref") -> tuple[str, Any]:
@@ -66,21 +64,18 @@ class References:
     def _find(self, location: SchemaLocation, reference: str) -> tuple[str, Any] | None:
         base = self._bases.get(id(location.schema), "")
         uri, fragment = urldefrag(reference)
-        base = _join(base, uri) if uri else base
-        fragment = unquote(fragment)
-        if fragment and not fragment.startswith("/"):
-            anchored = self._anchors.get((base, fragment))
-            return None if anchored is None else (_reference(anchored.pointer), anchored.schema)
-        resource = self._resources.get(base)
-        if resource is None:
+        base, fragment = _join(base, uri) if uri else base, unquote(fragment)
+        name, *steps = fragment.split("/") if fragment[:1] in ("", "/") else [fragment]
+        found = self._named.get((base, name))
+        if found is None:
             return None
-        target: Any = resource.schema
-        for step in fragment.split("/")[1:]:
+        target: Any = found.schema
+        for step in steps:
             target = _child(target, step.replace("~1", "/").replace("~0", "~"))
-        pointer = resource.pointer + fragment
+        pointer = "/".join([found.pointer, *steps])
         if isinstance(target, dict) and id(target) not in self._bases:  # under a keyword that is not of JSON Schema
             self._scan(SchemaLocation(pointer, target), base)
-        return _reference(pointer), target
+        return "#" + quote(pointer, safe="/~!$&'()*+,;=:@"), target
 
     def _scan(self, start: SchemaLocation, base: str) -> None:
         """Record the identifiers of a schema and of its subschemas."""
@@ -98,17 +93,14 @@ class References:
         if _IDENTIFIERS.isdisjoint(location.schema):
             return base
         identifier = location.schema.get(self._id_keyword)
+        names = [] if self._legacy else [location.schema.get(name) for name in ("$anchor", "$dynamicAnchor")]
         if isinstance(identifier, str) and not (self._legacy and "$ref" in location.schema):
             uri, fragment = urldefrag(identifier)
-            if uri:
-                base = _join(base, uri)
-                self._resources.setdefault(base, location)
-            elif fragment:
-                self._anchors.setdefault((base, fragment), location)
-        for keyword in ("$anchor", "$dynamicAnchor"):
-            anchor = location.schema.get(keyword)
-            if isinstance(anchor, str) and not self._legacy:
-                self._anchors.setdefault((base, anchor), location)
+            base = _join(base, uri) if uri else base
+            names += ["" if uri else fragment or None]
+        for name in names:
+            if isinstance(name, str):
+                self._named.setdefault((base, name), location)
         return base
 
 
@@ -124,10 +116,6 @@ def _child(value: Any, step: str) -> Any:
     return None
 
 
-def _reference(pointer: str) -> str:
-    return "#" + quote(pointer, safe="/~!$&'()*+,;=:@")
-
-
 COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _IN_PLACE: Final = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas"))
 _BOUNDS: Final = (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum"))
@@ -137,12 +125,15 @@ def normalize(root: dict[str, Any], budget: Budget) -> dict[str, Any]:
     """Normalize a schema in place and return it. Raises ParameterError for a reference without a target."""
     references, draft = References(root), draft_of(root)
     root[TARGETS], root[BUDGET] = {}, budget
+    schemas: list[dict[str, Any]] = []
     for location in subschemas(root, every=True):
         schema = cast("dict[str, Any]", location.schema)
         if draft <= 7 and "$ref" in schema:  # its siblings have no effect
             for keyword in (schema.keys() & (SUPPORTED | UNSUPPORTED)) - {"$ref"}:
                 del schema[keyword]
         _resolve(location, references, root[TARGETS])
+        schemas.append(schema)
+    for schema in schemas:  # after all references are resolved, because keywords move
         for step in _STEPS:
             step(schema)
     return root
