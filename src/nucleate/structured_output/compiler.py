@@ -158,13 +158,13 @@ class GrammarCompiler:
                 fill_or_clear(matcher, masks_RW[row])
 
     def _compile(self, spec: StructuredOutputs) -> CompiledGrammar:
-        initial, ignored, unknown, num_bytes = self._engine.compile(spec)
+        initial, ignored, unknown, length = self._engine.compile(spec)
         try:
             self._test_first_mask(GrammarMatcher(initial))  # fail now if no text is possible, and warm the lexer
         except (MatcherError, ValueError) as error:
             raise ParameterError(spec.kind, f"{spec.kind}: {error}") from None
         initial.budget = TimeBudget(self.limits.mask_budget_seconds)  # compilation is not charged to sequences
-        return CompiledGrammar(spec, ignored, unknown, initial, self.num_words, num_bytes)
+        return CompiledGrammar(spec, ignored, unknown, initial, self.num_words, 2**16 + 64 * length)
 
     def _test_first_mask(self, first: GrammarMatcher) -> None:
         """Fill the first mask, and accept its token if it is the only one, to detect grammars without finite text."""

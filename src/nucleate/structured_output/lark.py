@@ -95,8 +95,8 @@ def parse_lark(text: str, options: Mapping[str, Any] | None = None) -> Lark:
     for token, following in pairwise([*tokens, LarkToken("end", "", 0)]):
         if token.kind == "rule" and token.text in _UNSUPPORTED and following.text == "=":
             _reject(token, f"{token.text} is not supported: {_UNSUPPORTED[token.text]}")
-        if check := _CHECKS.get(token.text):
-            check(token)
+        if token.kind == "embedded":
+            _check_embedded(token)
         if token.kind == "regex":
             _check_pattern(token)
         negations += token.text == "~" and following.kind != "number"
@@ -155,24 +155,15 @@ def _check_pattern(token: LarkToken) -> None:
         _reject(token._replace(line=token.line + len(lines) - 1), f"column {column}: {found}")
 
 
-def _check_schema(token: LarkToken) -> None:
-    if not isinstance(token.value, dict):
+def _check_embedded(token: LarkToken) -> None:
+    given = token.value if isinstance(token.value, dict) else None
+    if token.text == "%json" and given is None:
         _reject(token, "%json needs an object")
-
-
-def _check_options(token: LarkToken) -> None:
-    known = ", ".join(sorted(_OPTIONS))
-    for name in token.value if isinstance(token.value, dict) else ("no object",):
-        if name not in _OPTIONS:
-            _reject(token, f"%llguidance takes {known}; got {shown(name)}")
-
-
-def _check_regex_options(token: LarkToken) -> None:
-    if not isinstance(token.value, dict) or len(token.value) != 1 or not token.value.keys() <= _REGEX_OPTIONS:
+    if token.text == "%regex" and (given is None or len(given) != 1 or not given.keys() <= _REGEX_OPTIONS):
         _reject(token, f"%regex needs an object with one of {', '.join(sorted(_REGEX_OPTIONS))}")
-
-
-_CHECKS: Final = {"%json": _check_schema, "%llguidance": _check_options, "%regex": _check_regex_options}
+    for name in (("no object",) if given is None else given) if token.text == "%llguidance" else ():
+        if name not in _OPTIONS:
+            _reject(token, f"%llguidance takes {', '.join(sorted(_OPTIONS))}; got {shown(name)}")
 
 
 def _regex_characters(token: LarkToken) -> int:

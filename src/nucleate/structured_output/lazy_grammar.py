@@ -24,9 +24,11 @@ from nucleate.structured_output.grammar_expressions import (
     Rules,
     TokenReference,
     choice,
-    rebuilt,
     repetition,
     sequence,
+    shortest_text,
+    shortest_texts,
+    substituted,
 )
 from nucleate.structured_output.llguidance_library import SpecialTokens
 from nucleate.structured_output.spec import TRIGGERS, GrammarTrigger
@@ -51,8 +53,9 @@ def gbnf_quotient(rules: Rules, beginnings: Iterable[Sequence[Symbol]], is_token
             found |= _Quotient(found, symbol, suffix, is_token).rules(start)
             start += suffix
         starts.append(start)
-    renamed = {f" {name}" if name == "root" else name: _renamed(body) for name, body in found.items()}
-    return {**renamed, "root": choice(Reference(" root" if start == "root" else start) for start in starts)}
+    inner_root = {"root": Reference(" root")}
+    renamed = {f" {name}" if name == "root" else name: substituted(body, inner_root) for name, body in found.items()}
+    return {**renamed, "root": choice(inner_root.get(start, Reference(start)) for start in starts)}
 
 
 @final
@@ -61,11 +64,7 @@ class _Quotient:
 
     def __init__(self, rules: Rules, symbol: Symbol, suffix: str, is_token: Callable[[str, int], bool]) -> None:
         self._rules, self._symbol, self._suffix, self._is_token = rules, symbol, suffix, is_token
-        self._nullable: set[str] = set()
-        size = -1
-        while len(self._nullable) != size:
-            size = len(self._nullable)
-            self._nullable |= {name for name, body in rules.items() if self._is_nullable(body)}
+        self._shortest = shortest_texts(rules)
         self._waiting: list[str] = []
 
     def rules(self, start: str) -> dict[str, Expression]:
@@ -76,18 +75,6 @@ class _Quotient:
             if name + self._suffix not in found:
                 found[name + self._suffix] = self._after(self._rules[name])
         return found
-
-    def _is_nullable(self, expression: Expression) -> bool:
-        match expression:
-            case Characters() | TokenReference():
-                return False
-            case Reference():
-                return expression.name in self._nullable
-            case Repetition():
-                return expression.low == 0 or self._is_nullable(expression.parts[0])
-            case Choice():
-                return any(map(self._is_nullable, expression.parts))
-        return all(map(self._is_nullable, expression.parts))
 
     def _after(self, expression: Expression) -> Expression:
         match expression:
@@ -109,18 +96,9 @@ class _Quotient:
         found = []
         for position, part in enumerate(expression.parts):
             found.append(sequence([self._after(part), *expression.parts[position + 1 :]]))
-            if not self._is_nullable(part):
+            if shortest_text(part, self._shortest) > 0:
                 break
         return choice(found)
-
-
-def _renamed(expression: Expression) -> Expression:
-    """Return an expression with another name in place of ``root``."""
-    if "root" not in expression.references:
-        return expression
-    if isinstance(expression, Reference):
-        return Reference(" root")
-    return rebuilt(expression, map(_renamed, expression.parts))
 
 
 def lazy_grammar(

@@ -131,20 +131,29 @@ def divide(rules: Rules, start: str) -> Lexing:
         if len(lexing.rules) == 1 and isinstance(lexing.rules[start], Terminal):
             return lexing
         try:
-            regular = [terminal for terminal in lexing.terminals if terminal.regular]
-            automata |= {
-                terminal: Automaton(terminal, alphabet, budget) for terminal in regular if terminal not in automata
-            }
-            nullable = [terminal in automata and automata[terminal].nullable for terminal in lexing.terminals]
-            following, ends = follow_sets(lexing.rules, start, len(lexing.uses), nullable, budget)
-            of_uses = [automata.get(lexing.terminals[number]) for number in lexing.uses]
-            found = conflicts(of_uses, following, ends.first, alphabet, budget)
+            uses, following, ends = _uses(lexing, start, automata, alphabet, budget)
+            found = conflicts(uses, following, ends.first, alphabet, budget)
         except TooManyStepsError:
             break
         if not found:
             return lexing
         split |= {lexing.terminals[lexing.uses[use]].regex for use in found}
     return Lexing(grouped, None)
+
+
+def _uses(
+    lexing: Lexing, start: str, automata: dict[Expression, Automaton], alphabet: Alphabet, budget: Budget
+) -> tuple[list[Automaton | None], list[int], Ends]:
+    """Return the automaton of each use (None: special tokens), and ``follow_sets``. automata: gets those of terminals.
+
+    Raises TooManyStepsError.
+    """
+    for terminal in lexing.terminals:
+        if terminal.regular and terminal not in automata:
+            automata[terminal] = Automaton(terminal, alphabet, budget)
+    nullable = [terminal in automata and automata[terminal].nullable for terminal in lexing.terminals]
+    following, ends = follow_sets(lexing.rules, start, len(lexing.uses), nullable, budget)
+    return [automata.get(lexing.terminals[number]) for number in lexing.uses], following, ends
 
 
 def _grouped(expression: Expression, rules: dict[str, Expression]) -> Expression:
@@ -191,18 +200,16 @@ def boundary_bytes(lexing: Lexing) -> tuple[int, int]:
     """
     alphabet, budget = Alphabet(lexing.terminals), Budget()
     try:
-        automata = [Automaton(each, alphabet, budget) if each.regular else None for each in lexing.terminals]
-        nullable = [automaton is not None and automaton.nullable for automaton in automata]
-        following, ends = follow_sets(lexing.rules, "root", len(lexing.uses), nullable, budget)
+        automata, following, ends = _uses(lexing, "root", {}, alphabet, budget)
 
         def first(uses: int) -> int:
-            found = (automata[lexing.uses[use]] for use in members(uses))
+            found = (automata[use] for use in members(uses))
             return reduce(or_, (automaton.readable(automaton.start) for automaton in found if automaton), 0)
 
         continuing = 0
         for use in members(ends.last):
             continuing |= first(following[use])
-            if automaton := automata[lexing.uses[use]]:
+            if automaton := automata[use]:
                 continuing |= overlap(automaton, automaton, budget).after_first
         if ends.nullable:
             continuing |= first(ends.first)

@@ -48,6 +48,7 @@ from nucleate.structured_output.llguidance_library import (
     short_message,
 )
 from nucleate.structured_output.pattern_syntax import check_syntax, with_explicit_classes
+from nucleate.structured_output.schema_normalization import any_of
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.schema_soundness import (
     remove_unsupported_patterns,
@@ -120,6 +121,10 @@ _COUNTS_WARNING = "min/maxProperties"
 _OVERLAPS = "oneOf whose alternatives may overlap"
 
 
+_Compiled = tuple[InitialMatcher, tuple[str, ...], tuple[str, ...], int]
+"""The initial matcher of a constraint, the ignored and the unknown keywords, and the length of its grammar."""
+
+
 @final
 class LLGuidanceEngine:
     """Compiles grammars for one vocabulary. threads: threads that fill masks; None: 80 % of the processors.
@@ -136,11 +141,8 @@ class LLGuidanceEngine:
         self._digits = TokenDigits(vocabulary.tokens)
         self._executor = library().LLExecutor(num_threads=threads)
 
-    def compile(self, spec: StructuredOutputs) -> tuple[InitialMatcher, tuple[str, ...], tuple[str, ...], int]:
-        """Return the initial matcher of a constraint, the ignored and the unknown keywords and about its size in bytes.
-
-        Raises ParameterError, which names the field.
-        """
+    def compile(self, spec: StructuredOutputs) -> _Compiled:
+        """Compile a constraint. Raises ParameterError, which names the field."""
         if spec.structural_tag is not None:
             return self._compile_tag(spec, spec.structural_tag)
         try:
@@ -150,15 +152,10 @@ class LLGuidanceEngine:
                 raise
         return self._compile(spec, rewrite=False)  # rewritten conditions may be too large, or not supported together
 
-    def _compile(
-        self, spec: StructuredOutputs, *, rewrite: bool = True
-    ) -> tuple[InitialMatcher, tuple[str, ...], tuple[str, ...], int]:
+    def _compile(self, spec: StructuredOutputs, *, rewrite: bool = True) -> _Compiled:
         schema = self._limits.check(spec, rewrite=rewrite)
-        ignored: tuple[str, ...] = ()
-        unknown: tuple[str, ...] = ()
-        if schema is not None:
-            unknown = _unknown(schema, spec)
-            ignored = _ignored(schema, spec)
+        unknown = () if schema is None else _unknown(schema, spec)
+        ignored = () if schema is None else _ignored(schema, spec)
         if spec.grammar is not None:
             self._check_grammar(spec.grammar)
         initial, text = self._create(spec, schema)
@@ -169,11 +166,9 @@ class LLGuidanceEngine:
                 remove_keywords(schema.locations, *_COUNTS)
                 schema.update_locations()  # the first translation has rewritten them
                 initial, text = self._create(spec, schema)
-        return initial, ignored, unknown, 2**16 + 64 * len(text)
+        return initial, ignored, unknown, len(text)
 
-    def _compile_tag(
-        self, spec: StructuredOutputs, document: str
-    ) -> tuple[InitialMatcher, tuple[str, ...], tuple[str, ...], int]:
+    def _compile_tag(self, spec: StructuredOutputs, document: str) -> _Compiled:
         form = parse_structural_tag(json.loads(document))
         schemas, ignored = self._limits.check_tag(document, form), dict[str, None]()
         unknown: list[str] = []
@@ -192,7 +187,7 @@ class LLGuidanceEngine:
         initial = self._initial(spec, text, None, None)
         if spec.on_unsupported != "error":
             ignored |= dict.fromkeys(map(short_message, initial.current[0].get_grammar_warnings()))
-        return initial, tuple(ignored), tuple(unknown), 2**16 + 64 * len(text)
+        return initial, tuple(ignored), tuple(unknown), len(text)
 
     def _create(self, spec: StructuredOutputs, schema: PreparedSchema | None) -> tuple[InitialMatcher, str]:
         """Return the initial matcher and llguidance's text of a constraint. schema: its prepared schema."""
@@ -296,10 +291,8 @@ def _ignored(schema: PreparedSchema, spec: StructuredOutputs) -> tuple[str, ...]
         raise ParameterError("json_schema", f"json_schema: cannot enforce {_OVERLAPS} at {overlapping}; {hint}")
     for location in schema.locations:
         own = cast("dict[str, Any]", location.schema)
-        if location.list_of("oneOf") and "anyOf" not in own:
-            own["anyOf"] = own.pop("oneOf")
-        elif location.list_of("oneOf"):
-            own["allOf"] = [*location.list_of("allOf"), {"anyOf": own.pop("oneOf")}]
+        if location.list_of("oneOf"):
+            any_of(own, own.pop("oneOf"))
     return (*ignored, f"oneOf treated as anyOf at {overlapping}")
 
 

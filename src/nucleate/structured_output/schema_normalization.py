@@ -161,6 +161,14 @@ def all_of(schema: dict[str, Any], *others: Any) -> None:
     schema["allOf"] = [*(schema.get("allOf") or ()), *others]
 
 
+def any_of(schema: dict[str, Any], alternatives: list[Any]) -> None:
+    """Add schemas of which any applies to the same value."""
+    if "anyOf" in schema:
+        all_of(schema, {"anyOf": alternatives})
+    else:
+        schema["anyOf"] = alternatives
+
+
 def is_true(schema: object) -> bool:
     """Whether a schema obviously allows everything."""
     return schema is True or (isinstance(schema, dict) and not schema.keys() & (SUPPORTED | UNSUPPORTED))
@@ -300,12 +308,10 @@ def rewrite_property_counts(location: SchemaLocation, schema: dict[str, Any]) ->
         return
     schema.pop("minProperties", None)
     schema.pop("maxProperties", None)
-    if not alternatives:
-        schema["allOf"] = [*schema.get("allOf", ()), False]
-    elif "anyOf" in schema:
-        schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": alternatives}]
+    if alternatives:
+        any_of(schema, alternatives)
     else:
-        schema["anyOf"] = alternatives
+        all_of(schema, False)
 
 
 def unsupported_counts(location: SchemaLocation) -> dict[str, str]:

@@ -49,7 +49,7 @@ from nucleate.structured_output.json_schema import (
 from nucleate.structured_output.pattern_automata import accepts_text, complement, name_regions, rejects_text
 from nucleate.structured_output.pattern_parser import UnknownPatternError
 from nucleate.structured_output.schema_negation import MAX_PAIRS, negation
-from nucleate.structured_output.schema_normalization import all_of, is_true, normalize, rewrite_property_counts
+from nucleate.structured_output.schema_normalization import all_of, any_of, is_true, normalize, rewrite_property_counts
 from nucleate.structured_output.terminal_automata import Budget
 
 MAX_COMBINATIONS: Final = 128
@@ -266,10 +266,7 @@ def _one_of(schema: Schema, root: Schema) -> None:
             raise CannotNegateError
     alternatives = [{"allOf": [one, *rest]} if rest else one for one, rest in zip(given, others, strict=True)]
     del schema["oneOf"]
-    if "anyOf" in schema:
-        all_of(schema, {"anyOf": alternatives})
-    else:
-        schema["anyOf"] = alternatives
+    any_of(schema, alternatives)
 
 
 def _num_combinations(others: list[list[Any]]) -> int:
