@@ -148,10 +148,8 @@ def _disjoint_type(kind: str, first: list[Schema], second: list[Schema], root: S
         return True
     children: Iterable[tuple[Any, Any]] = ()
     if kind == "string":
-        return any(
-            disjoint_patterns(*texts, root[BUDGET])
-            for texts in product(_texts(first, "pattern"), _texts(second, "pattern"))
-        )
+        patterns = product(_texts(first, "pattern"), _texts(second, "pattern"))
+        return any(disjoint_patterns(*each, root[BUDGET]) for each in patterns)
     if kind == "array":
         indices = range(int(min(max(least, default=0), _MAX_ITEMS)))
         children = ((_item(one, index), _item(other, index)) for index in indices for one, other in pairs)

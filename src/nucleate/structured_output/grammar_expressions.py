@@ -33,12 +33,9 @@ class Expression:
 
     @cached_property
     def regular(self) -> bool:
-        own = self.regex_length <= MAX_REGEX_CHARACTERS and self.depth <= MAX_DEPTH
-        return (
-            own
-            and not isinstance(self, Reference | TokenReference | Terminal)
-            and all(part.regular for part in self.parts)
-        )
+        if self.regex_length > MAX_REGEX_CHARACTERS or self.depth > MAX_DEPTH:
+            return False
+        return not isinstance(self, Reference | TokenReference | Terminal) and all(part.regular for part in self.parts)
 
     @cached_property
     def depth(self) -> int:

@@ -212,9 +212,7 @@ class SchemaLocation(NamedTuple):
     @property
     def intersects(self) -> bool:
         """Whether several schemas apply to one value: by ``allOf``, or by ``$ref`` with other keywords."""
-        return bool(self.list_of("allOf")) or (
-            "$ref" in self.schema and bool(self.schema.keys() & SUPPORTED - {"$ref"})
-        )
+        return bool(self.list_of("allOf")) or ("$ref" in self.schema and len(self.schema.keys() & SUPPORTED) > 1)
 
     @property
     def has_children(self) -> bool:
@@ -388,10 +386,8 @@ def check_unsupported(unsupported: Iterable[tuple[str, str]], on_unsupported: On
 
 def keyword_locations(locations: Sequence[SchemaLocation], *keywords: str) -> str:
     """Return the first three locations of keywords, for messages."""
-    pointers = [
-        location.pointer or "the root" for location in locations if not location.schema.keys().isdisjoint(keywords)
-    ]
-    return ", ".join(shown(pointer)[1:-1] for pointer in pointers[:3]) + (" and more" if len(pointers) > 3 else "")
+    found = [each.pointer or "the root" for each in locations if not each.schema.keys().isdisjoint(keywords)]
+    return ", ".join(shown(pointer)[1:-1] for pointer in found[:3]) + (" and more" if len(found) > 3 else "")
 
 
 def remove_keywords(locations: Sequence[SchemaLocation], *keywords: str) -> None:

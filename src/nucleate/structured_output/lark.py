@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.pattern_parser import Item, Size, expanded_size, total_size
-from nucleate.structured_output.pattern_syntax import unsupported_syntax, with_explicit_classes
+from nucleate.structured_output.pattern_syntax import nesting, unsupported_syntax, with_explicit_classes
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.schema_soundness import rewrite_schema
 
@@ -105,7 +105,7 @@ def parse_lark(text: str, options: Mapping[str, Any] | None = None) -> Lark:
         text="".join(_to_llguidance(token, options or {}) for token in all_tokens),
         num_alternatives=operators.count("|"),
         num_operators=operators.count("&") + negations,
-        depth=_depth(operators),
+        depth=nesting(operators),
         size=_size(all_tokens),
         regex_characters=sum(_regex_characters(token) for token in tokens),
         schemas=tuple(token.value for token in tokens if token.text == "%json"),
@@ -179,14 +179,6 @@ def _token_id_ranges(token: LarkToken) -> Iterator[tuple[int, int]]:
         if found is None:
             _reject(token, f"token ids must be given as ids or ranges, such as <[5,7-9]>, not {shown(token.text)}")
         yield int(found[1]), int(found[2] or found[1])
-
-
-def _depth(operators: list[str]) -> int:
-    depth = deepest = 0
-    for mark in operators:
-        depth += (mark in "([{") - (mark in ")]}")
-        deepest = max(deepest, depth)
-    return deepest
 
 
 def _size(tokens: list[LarkToken]) -> tuple[int, int]:

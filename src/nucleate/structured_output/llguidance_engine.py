@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, cast, final
 
@@ -203,9 +204,8 @@ class LLGuidanceEngine:
     ) -> InitialMatcher:
         eos_ids, eos_mask_W = self._vocabulary.eos_ids, self._vocabulary.eos_mask_W
         budget = TimeBudget(self._limits.mask_budget_seconds)
-        initial: InitialMatcher = _checked(
-            spec, lambda: InitialMatcher(lambda: self.matcher(text), eos_ids, eos_mask_W, budget, limit), schema
-        )
+        create = partial(InitialMatcher, lambda: self.matcher(text), eos_ids, eos_mask_W, budget, limit)
+        initial: InitialMatcher = _checked(spec, create, schema)
         ll_matcher, _ = initial.current
         if ll_matcher.is_error():
             raise _compile_error(spec, ll_matcher.get_error(), schema)
@@ -268,16 +268,14 @@ class LLGuidanceEngine:
             if overlapping := _overlapping(schema):
                 raise ParameterError("grammar", f"grammar: %json: cannot enforce {_OVERLAPS} at {overlapping}")
         for first, last in lark.token_id_ranges:
-            if last < first or not self._vocabulary.allowed_ids.issuperset(
-                range(first, min(last, first + len(self._vocabulary.tokens)) + 1)
-            ):
-                raise ParameterError(
-                    "grammar", f"grammar: <[{first}-{last}]> is not a range of token ids of this model"
-                )
-            if is_gbnf(grammar) and first not in self._vocabulary.special_ids:
-                raise ParameterError(
-                    "grammar", f"grammar: <[{first}]> must be a special token in GBNF; write other tokens as text"
-                )
+            vocabulary, fault = self._vocabulary, ""
+            ids = range(first, min(last, first + len(vocabulary.tokens)) + 1)
+            if not ids or not vocabulary.allowed_ids.issuperset(ids):
+                fault = f"<[{first}-{last}]> is not a range of token ids of this model"
+            elif is_gbnf(grammar) and first not in vocabulary.special_ids:
+                fault = f"<[{first}]> must be a special token in GBNF; write other tokens as text"
+            if fault:
+                raise ParameterError("grammar", f"grammar: {fault}")
 
 
 def _ignored(schema: PreparedSchema, spec: StructuredOutputs) -> tuple[str, ...]:

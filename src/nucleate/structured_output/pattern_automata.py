@@ -20,6 +20,7 @@ from nucleate.structured_output.grammar_expressions import (
     sequence,
 )
 from nucleate.structured_output.pattern_parser import UnknownPatternError, characters, texts
+from nucleate.structured_output.pattern_syntax import nesting
 from nucleate.structured_output.terminal_automata import Alphabet, Automaton, Budget, TooManyStepsError, overlap
 
 MAX_POSITIONS: Final = 256
@@ -38,7 +39,7 @@ _IN_NAMES: Final = ((0x09, 0x09), (0x0B, 0x0D), *_PLAIN[1:])
 """Those of names: without line feeds, before which ``$`` may match or not."""
 _WHITESPACE: Final = {0x09: r"\t", 0x0A: r"\n", 0x0B: r"\v", 0x0C: r"\f", 0x0D: r"\r"}
 
-_ESCAPE: Final = re.compile(r"\\.")
+_GROUP_BRACKET: Final = re.compile(r"\\.|([()])")
 _ONE_CLASS: Final = re.compile(r"\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 
 _START, _END = -1, -2
@@ -272,7 +273,7 @@ def _expression(edges: Edges, ends: set[int], budget: Budget) -> str:
             into[to].discard(state)
         del into[state]
     text = out[_START][_END]
-    if _nesting(text) > MAX_NESTING:
+    if nesting(_GROUP_BRACKET.findall(text)) > MAX_NESTING:
         raise TooManyStepsError
     return f"(?:{text})"
 
@@ -306,11 +307,3 @@ def _alternative(text: str) -> str:
 
 def _grouped(text: str) -> str:
     return text if len(text) == 1 or _ONE_CLASS.fullmatch(text) else f"(?:{text})"
-
-
-def _nesting(text: str) -> int:
-    deepest = depth = 0
-    for character in _ESCAPE.sub("", text):
-        depth += (character == "(") - (character == ")")
-        deepest = max(deepest, depth)
-    return deepest

@@ -120,6 +120,15 @@ def pattern_parts(pattern: str) -> Iterator[Part]:
         position = found.end()
 
 
+def nesting(marks: Iterable[str]) -> int:
+    """Return how deep brackets are nested in characters, or in the parts of a grammar."""
+    depth = deepest = 0
+    for mark in marks:
+        depth += (mark in ("(", "[", "{")) - (mark in (")", "]", "}"))
+        deepest = max(deepest, depth)
+    return deepest
+
+
 @lru_cache(64)
 def with_explicit_classes(pattern: str) -> str:
     r"""Return a supported pattern with characters instead of ``\d \w \s \D \W \S``."""

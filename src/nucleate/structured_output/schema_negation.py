@@ -220,9 +220,8 @@ def _required(schema: Schema, context: _Context, found: _Found) -> Alternatives:
 
 
 def _properties(schema: Schema, context: _Context, found: _Found) -> Alternatives:
-    return [
-        each for name, child in schema["properties"].items() for each in _with_property(name, child, context, found)
-    ]
+    given = schema["properties"].items()
+    return [each for name, child in given for each in _with_property(name, child, context, found)]
 
 
 def _additional(schema: Schema, context: _Context, found: _Found) -> Alternatives:
@@ -286,10 +285,6 @@ def _all(schema: Schema, context: _Context, found: _Found) -> Alternatives:
     for member in schema["allOf"]:
         _add(member, context, found)
     return []
-
-
-def _any(schema: Schema, context: _Context, _: _Found) -> Alternatives:
-    return _none_of(schema["anyOf"], context)
 
 
 def _none_of(schemas: list[Any], context: _Context) -> Alternatives:
@@ -357,7 +352,7 @@ _RULES: Final[Mapping[str, Callable[[Schema, _Context, _Found], Alternatives]]] 
     "items": _items,
     "contains": _contains,
     "allOf": _all,
-    "anyOf": _any,
+    "anyOf": lambda schema, context, _: _none_of(schema["anyOf"], context),
     "oneOf": _one,
     "if": _if,
     "not": _not,

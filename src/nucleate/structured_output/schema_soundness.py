@@ -211,15 +211,13 @@ def rewrite_schema(prepared: PreparedSchema) -> dict[str, Any]:
         schema = cast("dict[str, Any]", location.schema)
         if isinstance(schema.get("pattern"), str):
             schema["pattern"] = _llguidance_pattern(schema["pattern"])
-        if location.mapping("patternProperties"):
-            schema["patternProperties"] = {
-                _llguidance_pattern(pattern): child for pattern, child in location.mapping("patternProperties").items()
-            }
+        if patterns := location.mapping("patternProperties"):
+            schema["patternProperties"] = {_llguidance_pattern(each): child for each, child in patterns.items()}
         elif _needs_name_pattern(location) and id(schema) in open_to_escapes:
             additional = schema.get("additionalProperties", True)
-            pattern = (
-                "^" if _allows_anything(additional) else f"^(?s:{pattern_excluding(location.mapping('properties'))})$"
-            )
+            pattern = "^"
+            if not _allows_anything(additional):
+                pattern = f"^(?s:{pattern_excluding(location.mapping('properties'))})$"
             schema |= {"patternProperties": {pattern: additional}, "additionalProperties": False}
     return bundle(root)
 
@@ -286,17 +284,15 @@ def _declared_names(location: SchemaLocation) -> list[str]:
 def _needs_name_pattern(location: SchemaLocation) -> bool:
     """Whether additional properties are allowed and must be rewritten as a pattern."""
     additional = location.schema.get("additionalProperties", True)
-    is_open = additional is not False and not location.mapping("patternProperties")
-    return (
-        is_open and bool(location.mapping("properties")) and _can_exclude_names(additional, _declared_names(location))
-    )
+    if additional is False or location.mapping("patternProperties") or not location.mapping("properties"):
+        return False
+    return _can_exclude_names(additional, _declared_names(location))
 
 
 def _can_exclude_names(additional: object, names: list[str]) -> bool:
     """Whether a pattern can exclude the declared names (they are short enough), or need not."""
-    return _allows_anything(additional) or (
-        sum(map(len, names)) <= MAX_NAME_CHARACTERS and max(map(len, names)) <= MAX_NAME_LENGTH
-    )
+    short = sum(map(len, names)) <= MAX_NAME_CHARACTERS and max(map(len, names)) <= MAX_NAME_LENGTH
+    return short or _allows_anything(additional)
 
 
 def _allows_anything(schema: object) -> bool:

@@ -194,11 +194,10 @@ class StructuredOutputs:
         for name, default, kinds in _OPTIONS:
             if getattr(self, name) != default and self.kind not in kinds:
                 raise ParameterError(name, f"{name} needs {' or '.join(kinds)}, got {self.kind}")
-        if self.grammar_lazy != (self.grammar_triggers is not None):
-            message = (
-                "grammar_lazy needs grammar_triggers" if self.grammar_lazy else "grammar_triggers need grammar_lazy"
-            )
-            raise ParameterError("grammar_lazy" if self.grammar_lazy else "grammar_triggers", message)
+        if self.grammar_lazy and self.grammar_triggers is None:
+            raise ParameterError("grammar_lazy", "grammar_lazy needs grammar_triggers")
+        if self.grammar_triggers is not None and not self.grammar_lazy:
+            raise ParameterError("grammar_triggers", "grammar_triggers need grammar_lazy")
 
     @property
     def kind(self) -> str:

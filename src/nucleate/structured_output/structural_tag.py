@@ -348,31 +348,25 @@ def _token(fields: Fields, _depth: int) -> Token:
 
 
 def _token_triggered(fields: Fields, depth: int) -> Format:
-    triggers = tuple(
-        Token(at, _token(Fields({"token": item}, at), 0).token) for item, at in fields.items("trigger_tokens")
-    )
-    return _triggered(fields, depth, triggers)
+    given = [(Fields({"token": item}, at), at) for item, at in fields.items("trigger_tokens")]
+    return _triggered(fields, depth, tuple(Token(at, _token(token, 0).token) for token, at in given))
 
 
 def _triggered(fields: Fields, depth: int, triggers: tuple[str | Token, ...] | None = None) -> Format:
-    return fields.done(
-        TriggeredTags,
-        triggers=fields.texts("triggers") if triggers is None else triggers,
-        tags=_tags(fields, depth),
-        at_least_one=fields.flag("at_least_one"),
-        stop_after_first=fields.flag("stop_after_first"),
-        excludes=fields.texts("excludes", optional=True),
-    )
+    triggers = fields.texts("triggers") if triggers is None else triggers
+    options = _options_of_tags(fields, depth)
+    excludes = fields.texts("excludes", optional=True)
+    return fields.done(TriggeredTags, triggers=triggers, excludes=excludes, **options)
 
 
 def _separated(fields: Fields, depth: int) -> Format:
-    return fields.done(
-        TagsWithSeparator,
-        tags=_tags(fields, depth),
-        separator=fields.text("separator", empty=True),
-        at_least_one=fields.flag("at_least_one"),
-        stop_after_first=fields.flag("stop_after_first"),
-    )
+    options = _options_of_tags(fields, depth)
+    return fields.done(TagsWithSeparator, separator=fields.text("separator", empty=True), **options)
+
+
+def _options_of_tags(fields: Fields, depth: int) -> dict[str, Any]:
+    flags = {name: fields.flag(name) for name in ("at_least_one", "stop_after_first")}
+    return {"tags": _tags(fields, depth), **flags}
 
 
 def _structure(value: Any, at: str) -> Tag:
