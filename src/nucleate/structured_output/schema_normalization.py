@@ -14,11 +14,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations, islice
-from typing import Any, Final, cast, final
+from typing import Any, Final, NamedTuple, cast, final
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
+from nucleate.structured_output.disjoint_schemas import types_of
 from nucleate.structured_output.json_schema import BUDGET, SUPPORTED, TARGETS, UNSUPPORTED, SchemaLocation, subschemas
 from nucleate.structured_output.terminal_automata import Budget
 
@@ -281,13 +282,34 @@ MAX_ALTERNATIVES: Final = 32
 _COUNTS: Final = frozenset(("minProperties", "maxProperties"))
 
 
+class _Counts(NamedTuple):
+    """The counts of an object, its required names, its optional properties, and whether it has no others."""
+
+    least: int
+    most: int | None
+    required: list[str]
+    optional: list[str]
+    closed: bool
+
+
+def _counts_of(location: SchemaLocation) -> _Counts | None:
+    schema = location.schema
+    least, most = schema.get("minProperties", 0), schema.get("maxProperties")
+    known = isinstance(least, int) and isinstance(most, int | None) and not _COUNTS.isdisjoint(schema)
+    if not known or "object" not in types_of(schema):
+        return None
+    required = [*dict.fromkeys(name for name in location.list_of("required") if isinstance(name, str))]
+    possible = [name for name, child in location.mapping("properties").items() if child is not False]
+    optional = [name for name in possible if name not in set(required)]
+    closed = schema.get("additionalProperties", True) is False and not location.mapping("patternProperties")
+    return _Counts(least, most, required, optional, closed)
+
+
 def rewrite_property_counts(location: SchemaLocation, schema: dict[str, Any]) -> None:
     """Rewrite the counts of an object in place, if there are few alternatives. ``schema`` is the location's."""
-    least, most = schema.get("minProperties", 0), schema.get("maxProperties")
-    if not _counts_objects(schema) or not isinstance(least, int) or not isinstance(most, int | None):
+    if (counts := _counts_of(location)) is None:
         return
-    required, optional = declared_names(location)
-    closed = schema.get("additionalProperties", True) is False and not location.mapping("patternProperties")
+    least, most, required, optional, closed = counts
     if least <= len(required):
         schema.pop("minProperties", None)
         least = 0
@@ -316,34 +338,16 @@ def rewrite_property_counts(location: SchemaLocation, schema: dict[str, Any]) ->
 
 def unsupported_counts(location: SchemaLocation) -> dict[str, str]:
     """Return the counts that llguidance does not enforce, with the reasons."""
-    schema, found = location.schema, dict[str, str]()
-    least, most = schema.get("minProperties", 0), schema.get("maxProperties")
-    if not _counts_objects(schema) or not isinstance(least, int) or not isinstance(most, int | None):
-        return found
-    required, optional = declared_names(location)
-    is_open = schema.get("additionalProperties", True) is not False or location.mapping("patternProperties")
-    if is_open and least > max(1, len(required) + 1):
+    if (counts := _counts_of(location)) is None:
+        return {}
+    found, (least, most, required, optional, closed) = dict[str, str](), counts
+    if not closed and least > max(1, len(required) + 1):
         found["minProperties"] = ", because names can be repeated"
     elif optional and least:
         found["minProperties"] = f" with {len(optional)} optional properties"
     if optional and most is not None and len(required) <= most >= least:
         found["maxProperties"] = f" with {len(optional)} optional properties"
     return found
-
-
-def declared_names(location: SchemaLocation) -> tuple[list[str], list[str]]:
-    """Return the required names, and the names of the optional properties."""
-    names = location.schema.get("required")
-    required = [*dict.fromkeys(name for name in names if isinstance(name, str))] if isinstance(names, list) else []
-    possible = [name for name, child in location.mapping("properties").items() if child is not False]
-    return required, [name for name in possible if name not in set(required)]
-
-
-def _counts_objects(schema: Mapping[str, Any]) -> bool:
-    if _COUNTS.isdisjoint(schema):
-        return False
-    kind = schema.get("type", "object")
-    return kind == "object" or (isinstance(kind, list) and "object" in kind)
 
 
 def _alternative(required: tuple[str, ...], forbidden: list[str], **counts: int) -> dict[str, Any]:
