@@ -21,7 +21,14 @@ from nucleate.structured_output.grammar_expressions import (
 )
 from nucleate.structured_output.pattern_parser import UnknownPatternError, characters, texts
 from nucleate.structured_output.pattern_syntax import nesting
-from nucleate.structured_output.terminal_automata import Alphabet, Automaton, Budget, TooManyStepsError, overlap
+from nucleate.structured_output.terminal_automata import (
+    MAX_COPIES,
+    Alphabet,
+    Automaton,
+    Budget,
+    TooManyStepsError,
+    overlap,
+)
 
 MAX_POSITIONS: Final = 256
 """Maximum number of character classes of a pattern that is complemented or divided, with repetitions written out."""
@@ -122,18 +129,18 @@ def rejects_text(pattern: str, text: str, budget: Budget) -> bool:
 
 def accepts_text(pattern: str, text: str, budget: Budget) -> bool:
     """Whether a pattern matches a text in every dialect. Raises UnknownPatternError."""
-    return _overlap(_texts(pattern, certain=True), _literal(text), budget, exact=True)
+    return _overlap(_texts(pattern, certain=True), _literal(text), budget, MAX_POSITIONS)
 
 
 def _literal(text: str) -> Expression:
     return sequence(characters([(ord(each), ord(each))]) for each in text)
 
 
-def _overlap(one: Expression, other: Expression, budget: Budget, *, exact: bool = False) -> bool:
-    """Whether two expressions have a text in common; perhaps not, unless ``exact``. Raises UnknownPatternError."""
+def _overlap(one: Expression, other: Expression, budget: Budget, max_copies: int = MAX_COPIES) -> bool:
+    """Whether two expressions may have a text in common. Raises UnknownPatternError."""
     alphabet = Alphabet([one, other])
     try:
-        first, second = (Automaton(each, alphabet, budget, exact=exact) for each in (one, other))
+        first, second = (Automaton(each, alphabet, budget, max_copies) for each in (one, other))
         return (first.nullable and second.nullable) or overlap(first, second, budget).shared
     except TooManyStepsError:
         raise UnknownPatternError from None
@@ -148,7 +155,7 @@ class _Division:
     def __init__(self, expressions: Sequence[Expression], budget: Budget, given: Ranges = _PLAIN) -> None:
         self._alphabet, self._budget = Alphabet([*expressions, Characters(given)]), budget
         try:
-            automata = [Automaton(each, self._alphabet, budget, exact=True) for each in expressions]
+            automata = [Automaton(each, self._alphabet, budget, MAX_POSITIONS) for each in expressions]
             self._moves, self.labels = _product(automata, self._alphabet.classes(Characters(given)), budget)
         except TooManyStepsError:
             raise UnknownPatternError from None

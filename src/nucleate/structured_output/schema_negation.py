@@ -312,10 +312,13 @@ def _if(schema: Schema, context: _Context, _: _Found) -> Alternatives:
     return found
 
 
-def _dependent_required(schema: Schema, context: _Context, found: _Found) -> Alternatives:
-    given = schema["dependentRequired"].items()
-    needed = {name: {"required": [other for other in others if other != name]} for name, others in given}
-    return _dependent_schemas({"dependentSchemas": needed}, context, found)
+def _dependent_required(schema: Schema, _: _Context, __: _Found) -> Alternatives:
+    return [
+        {"type": "object", "required": [name], "properties": {other: False}}
+        for name, needed in schema["dependentRequired"].items()
+        for other in needed
+        if other != name
+    ]
 
 
 def _dependent_schemas(schema: Schema, context: _Context, _: _Found) -> Alternatives:

@@ -159,13 +159,14 @@ class Positions(ABC):
 class Automaton(Positions):
     """The position automaton of a regular expression. A state is the set (an int) of positions that may be next.
 
-    exact: raise TooManyStepsError instead of treating many copies as unlimited.
+    max_copies: of the part of a repetition; more count as unlimited.
     """
 
-    def __init__(self, expression: Expression, alphabet: Alphabet, budget: Budget, *, exact: bool = False) -> None:
+    def __init__(
+        self, expression: Expression, alphabet: Alphabet, budget: Budget, max_copies: int = MAX_COPIES
+    ) -> None:
         super().__init__([0], budget)
-        self._max_copies = MAX_POSITIONS if exact else MAX_COPIES
-        self._alphabet = alphabet
+        self._alphabet, self._max_copies = alphabet, max_copies
         self._classes: list[int] = [0]  # the characters of each position
         self.nullable, self.start, last = self.ends(expression)
         self.connect(last, END)
@@ -209,8 +210,6 @@ class Automaton(Positions):
     def repetition_ends(self, repetition: Repetition) -> Ends:
         [part], low, high = repetition.parts, repetition.low, repetition.high
         exact = (high or low) <= self._max_copies and len(self._classes) < MAX_POSITIONS
-        if not exact and self._max_copies > MAX_COPIES:
-            raise TooManyStepsError
         copies = max(1, high or low) if exact else 1
         total = Ends(True, 0, 0)
         for copy in range(1, copies + 1):
