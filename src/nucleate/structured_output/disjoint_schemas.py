@@ -12,7 +12,7 @@ from itertools import combinations, islice, product
 from math import ceil, floor, inf
 from typing import Any, Final
 
-from nucleate.structured_output.json_schema import BUDGET, SUPPORTED, UNSUPPORTED, SchemaLocation, original
+from nucleate.structured_output.json_schema import BUDGET, KEYWORDS, SchemaLocation, original
 from nucleate.structured_output.pattern_automata import disjoint_patterns, rejects_text
 
 TYPES: Final = ("null", "boolean", "number", "string", "array", "object")
@@ -108,10 +108,10 @@ def _name_of_constants(schema: Any) -> tuple[str, str, str] | None:
         return None
     given = original(schema)
     properties = SchemaLocation("", given).mapping("properties")
-    if len(properties) != 1 or not given.keys() & (SUPPORTED | UNSUPPORTED) <= {"properties", "required", "type"}:
+    if len(properties) != 1 or not given.keys() & KEYWORDS <= {"properties", "required", "type"}:
         return None
     [(name, child)] = properties.items()
-    if not isinstance(child, dict) or original(child).keys() & (SUPPORTED | UNSUPPORTED) not in ({"const"}, {"enum"}):
+    if not isinstance(child, dict) or original(child).keys() & KEYWORDS not in ({"const"}, {"enum"}):
         return None
     return name, f"{given.get('required')}", f"{given.get('type')}"
 
@@ -362,7 +362,7 @@ def _values(schema: Any, root: Schema, depth: int = 0) -> _Values | None:
 
 def _is_known(part: SchemaLocation, root: Schema) -> bool:
     """Whether a schema has only keywords whose values ``_values`` finds."""
-    known = part.schema.keys() & (SUPPORTED | UNSUPPORTED) <= _KNOWN
+    known = part.schema.keys() & KEYWORDS <= _KNOWN
     members = all(isinstance(member, dict) for member in part.list_of("allOf"))
     return known and members and ("$ref" not in part.schema or part.ref_target(root) is not None)
 

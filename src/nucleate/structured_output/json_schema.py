@@ -155,6 +155,7 @@ UNSUPPORTED = _split(
     "disallow divisibleBy x-guidance"
 )
 """Other keywords that constrain values. All other words have no effect on validation."""
+KEYWORDS = SUPPORTED | UNSUPPORTED
 UNSUPPORTED_FORMATS = _split("idn-email idn-hostname regex")
 """Other formats of the specification. All other names have no effect on validation, such as "password" and "binary"."""
 _HINTS = {"nullable": '; write "null" as one of the types'}
@@ -213,11 +214,6 @@ class SchemaLocation(NamedTuple):
     def intersects(self) -> bool:
         """Whether several schemas apply to one value: by ``allOf``, or by ``$ref`` with other keywords."""
         return bool(self.list_of("allOf")) or ("$ref" in self.schema and len(self.schema.keys() & SUPPORTED) > 1)
-
-    @property
-    def has_children(self) -> bool:
-        """Whether this may have subschemas or a reference."""
-        return "$ref" in self.schema or not _APPLICATORS.isdisjoint(self.schema)
 
     def children(self, *, every: bool = False, definitions: bool = False) -> list[SchemaLocation]:
         """Return the direct subschemas under enforced keywords.
@@ -332,7 +328,7 @@ def misspelled_keywords(locations: Iterable[SchemaLocation]) -> Iterator[str]:
     """Yield the unknown keywords of a prepared schema that look like known ones, with their places."""
     for location in locations:
         for keyword in location.schema:
-            if keyword in _ACCEPTED or keyword in SUPPORTED or keyword in UNSUPPORTED:
+            if keyword in _ACCEPTED or keyword in KEYWORDS:
                 continue
             if known := _misspelled(keyword[:_MAX_KEYWORD_LENGTH]):
                 yield f"{shown(keyword)[1:-1]}{location.message_suffix}; did you mean {known}?"
@@ -366,7 +362,7 @@ _ACCEPTED = (SUPPORTED - NUMERIC) | _split("title description default examples d
 _MAX_KEYWORD_LENGTH: Final = 32
 _CUTOFF: Final = 0.86
 _FORMATS_BY_PLAIN_WORD = {_plain(name): name for name in sorted({*FORMATS} | UNSUPPORTED_FORMATS)}
-_BY_PLAIN_WORD = {_plain(keyword): keyword for keyword in sorted(SUPPORTED | UNSUPPORTED) if keyword != "x-guidance"}
+_BY_PLAIN_WORD = {_plain(keyword): keyword for keyword in sorted(KEYWORDS) if keyword != "x-guidance"}
 
 
 def applies_to_strings(schema: Mapping[str, Any]) -> bool:

@@ -23,7 +23,7 @@ from nucleate.structured_output.disjoint_schemas import (
     value_key,
     values_of,
 )
-from nucleate.structured_output.json_schema import BUDGET, SUPPORTED, UNSUPPORTED, SchemaLocation, original
+from nucleate.structured_output.json_schema import BUDGET, KEYWORDS, SchemaLocation, original
 from nucleate.structured_output.pattern_automata import complement
 from nucleate.structured_output.pattern_parser import UnknownPatternError
 from nucleate.structured_output.pattern_syntax import pattern_excluding
@@ -53,7 +53,6 @@ Alternatives = list[dict[str, Any]]
 """Schemas of which any must hold."""
 
 
-_ENFORCED: Final = SUPPORTED | UNSUPPORTED
 _OF_OBJECTS: Final = frozenset(
     ("properties", "patternProperties", "additionalProperties", "minProperties", "maxProperties")
 )
@@ -143,7 +142,7 @@ def _add(schema: Any, context: _Context, found: _Found) -> None:
         raise CannotNegateError
     inner, given = context.deeper(), original(schema)
     for keyword in sorted(given, key="required".__ne__):  # required first, see found.absent
-        if keyword not in _ENFORCED or (context.brief and found.absent and keyword in _OF_OBJECTS):
+        if keyword not in KEYWORDS or (context.brief and found.absent and keyword in _OF_OBJECTS):
             continue
         try:
             rule = _RULES.get(keyword)

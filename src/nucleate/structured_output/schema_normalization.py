@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote, urldefrag, urljoin
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.disjoint_schemas import types_of
-from nucleate.structured_output.json_schema import BUDGET, SUPPORTED, TARGETS, UNSUPPORTED, SchemaLocation, subschemas
+from nucleate.structured_output.json_schema import BUDGET, KEYWORDS, TARGETS, SchemaLocation, subschemas
 from nucleate.structured_output.terminal_automata import Budget
 
 _LEGACY: Final = re.compile(r"draft-0(\d)")
@@ -130,7 +130,7 @@ def normalize(root: dict[str, Any], budget: Budget) -> dict[str, Any]:
     for location in subschemas(root, every=True):
         schema = cast("dict[str, Any]", location.schema)
         if draft <= 7 and "$ref" in schema:  # its siblings have no effect
-            for keyword in (schema.keys() & (SUPPORTED | UNSUPPORTED)) - {"$ref"}:
+            for keyword in (schema.keys() & KEYWORDS) - {"$ref"}:
                 del schema[keyword]
         _resolve(location, references, root[TARGETS])
         schemas.append(schema)
@@ -172,7 +172,7 @@ def any_of(schema: dict[str, Any], alternatives: list[Any]) -> None:
 
 def is_true(schema: object) -> bool:
     """Whether a schema obviously allows everything."""
-    return schema is True or (isinstance(schema, dict) and not schema.keys() & (SUPPORTED | UNSUPPORTED))
+    return schema is True or (isinstance(schema, dict) and not schema.keys() & KEYWORDS)
 
 
 def _numbers(schema: dict[str, Any]) -> None:

@@ -39,8 +39,7 @@ from nucleate.structured_output.grammar_expressions import (
 from nucleate.structured_output.json_schema import (
     BEFORE,
     BUDGET,
-    SUPPORTED,
-    UNSUPPORTED,
+    KEYWORDS,
     PreparedSchema,
     SchemaLocation,
     subschemas,
@@ -140,7 +139,7 @@ def _switch(schema: Schema, root: Schema) -> None:
     context = {"allOf": conjuncts(schema, root)}
     cases: list[Schema] = []
     for member in SchemaLocation("", schema).list_of("allOf")[:_MAX_CONDITIONS]:
-        if isinstance(member, dict) and "if" in member and member.keys() & (SUPPORTED | UNSUPPORTED) == {"if", "then"}:
+        if isinstance(member, dict) and "if" in member and member.keys() & KEYWORDS == {"if", "then"}:
             apart = (disjoint({"allOf": [context, member["if"]]}, case["if"], root) for case in cases)
             cases += [member] if all(apart) else []
     if len(cases) < 2:
@@ -181,7 +180,7 @@ def _property_names(schema: Schema, root: Schema) -> None:
     names = {"enum": []} if schema["propertyNames"] is False else schema["propertyNames"]
     if not isinstance(names, dict) or "string" not in types_of(names):
         return
-    keywords = (names.keys() & (SUPPORTED | UNSUPPORTED)) - {"type"}
+    keywords = (names.keys() & KEYWORDS) - {"type"}
     declared, rest = SchemaLocation("", schema).mapping("properties"), schema.get("additionalProperties", True)
     if keywords and "patternProperties" in schema:
         return
@@ -214,7 +213,7 @@ def _names_matched(names: Schema, keywords: set[str], root: Schema) -> tuple[str
     if keywords == {"pattern"} and isinstance(names["pattern"], str):
         return names["pattern"], lambda name: accepts_text(names["pattern"], name, root[BUDGET])
     excluded = names["not"].get("pattern") if keywords == {"not"} and isinstance(names["not"], dict) else None
-    if isinstance(excluded, str) and len(names["not"].keys() & (SUPPORTED | UNSUPPORTED)) == 1:
+    if isinstance(excluded, str) and len(names["not"].keys() & KEYWORDS) == 1:
         others = complement(excluded, root[BUDGET])
         return others, lambda name: rejects_text(excluded, name, root[BUDGET])
     raise CannotNegateError
