@@ -269,9 +269,8 @@ class GrammarManager:
         if len(self._masks_RW) < len(guides):
             self._masks_RW = np.empty((len(guides), compiler.num_words), np.int32)
         masks_RW = self._masks_RW[: len(guides)]
-        compiler.fill_all(
-            [None if guide is None else guide.matcher for guide in guides], masks_RW, overlapped=overlapped
-        )
+        matchers = [None if guide is None else guide.matcher for guide in guides]
+        compiler.fill_all(matchers, masks_RW, overlapped=overlapped)
         self.is_slow = compiler.parallel and perf_counter() - begin > OVERLAP_SECONDS
         return masks_RW
 

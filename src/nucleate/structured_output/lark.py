@@ -241,6 +241,5 @@ def _item_size(token: LarkToken, sizes: Mapping[str, Size]) -> Size:
 
 
 def _reject(token: LarkToken, reason: str) -> NoReturn:
-    raise ParameterError(
-        "grammar", f"grammar: in line {token.line}{', ' if reason.startswith('column') else ': '}{reason}"
-    )
+    separator = ", " if reason.startswith("column") else ": "
+    raise ParameterError("grammar", f"grammar: in line {token.line}{separator}{reason}")

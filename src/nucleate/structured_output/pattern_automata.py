@@ -159,9 +159,7 @@ class _Division:
             self._moves, self.labels = _product(automata, self._alphabet.classes(Characters(given)), budget)
         except TooManyStepsError:
             raise UnknownPatternError from None
-        self._edges = [
-            {state: _class(self._alphabet, classes) for state, classes in each.items()} for each in self._moves
-        ]
+        self._edges = [{to: _class(self._alphabet, read) for to, read in moves.items()} for moves in self._moves]
 
     def label(self, text: str) -> frozenset[int]:
         """Return which expressions match a text of the given characters; none of them for others."""

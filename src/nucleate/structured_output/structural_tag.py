@@ -248,15 +248,10 @@ def format_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the format of a valid document as JSON; that of the older form as ``triggered_tags``."""
     if "structures" not in document:
         return dict(document["format"])
-    tags = [
-        {
-            "type": "tag",
-            "begin": one["begin"],
-            "content": {"type": "json_schema", "json_schema": one["schema"]},
-            "end": one["end"],
-        }
-        for one in document["structures"]
-    ]
+    tags = []
+    for one in document["structures"]:
+        content = {"type": "json_schema", "json_schema": one["schema"]}
+        tags.append({"type": "tag", "begin": one["begin"], "content": content, "end": one["end"]})
     return {"type": "triggered_tags", "triggers": document["triggers"], "tags": tags}
 
 
