@@ -264,17 +264,14 @@ def escaped_step(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1") if "~" in name or "/" in name else name
 
 
-def subschemas(root: Mapping[str, Any], *, every: bool = False) -> Iterator[SchemaLocation]:
-    """Yield each schema in use once: the root, its subschemas and referenced schemas.
+def subschemas(
+    root: Mapping[str, Any], *, start: SchemaLocation | None = None, every: bool = False
+) -> Iterator[SchemaLocation]:
+    """Yield each schema in use once: the root (or ``start``), its subschemas and referenced schemas.
 
     every: also subschemas under keywords that cannot be enforced. A schema may be changed when it is yielded.
     """
-    yield from _reachable([SchemaLocation("", root)], root, every=every)
-
-
-def _reachable(
-    stack: list[SchemaLocation], root: Mapping[str, Any], *, every: bool = False
-) -> Iterator[SchemaLocation]:
+    stack = [start or SchemaLocation("", root)]
     visited: dict[int, Mapping[str, Any]] = {}  # keeps the schemas alive, so that their identities are unique
     while stack:
         location = stack.pop()
@@ -301,7 +298,7 @@ class PreparedSchema:
 
 def num_intersected_patterns(location: SchemaLocation, root: Mapping[str, Any]) -> int:
     """Return how many different patterns may be intersected at a location that ``intersects``."""
-    return len({text for schema in _reachable([location], root) for text in schema.patterns_and_formats()})
+    return len({text for schema in subschemas(root, start=location) for text in schema.patterns_and_formats()})
 
 
 def unsupported_keywords(locations: Iterable[SchemaLocation]) -> Iterator[tuple[str, str]]:
@@ -384,10 +381,3 @@ def keyword_locations(locations: Sequence[SchemaLocation], *keywords: str) -> st
     """Return the first three locations of keywords, for messages."""
     found = [each.pointer or "the root" for each in locations if not each.schema.keys().isdisjoint(keywords)]
     return ", ".join(shown(pointer)[1:-1] for pointer in found[:3]) + (" and more" if len(found) > 3 else "")
-
-
-def remove_keywords(locations: Sequence[SchemaLocation], *keywords: str) -> None:
-    """Remove keywords from subschemas, in place."""
-    for location in locations:
-        for keyword in keywords:
-            cast("dict[str, Any]", location.schema).pop(keyword, None)

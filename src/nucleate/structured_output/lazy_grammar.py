@@ -6,7 +6,6 @@ What may follow a trigger is a quotient of the grammar: the rest of its texts af
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any, final
 
@@ -105,17 +104,11 @@ def lazy_grammar(
     grammar: str, triggers: tuple[GrammarTrigger, ...], options: Mapping[str, Any], tokens: SpecialTokens
 ) -> str:
     """Return a lazy grammar in llguidance's JSON format. Raises ParameterError. options: for JSON schemas in it."""
-    with _own_errors():
-        if not is_gbnf(grammar):
-            raise ParameterError("grammar", "grammar: with grammar_lazy, it must be in GBNF, such as root ::= ...")
+    if not is_gbnf(grammar):
+        raise ParameterError("grammar", "grammar: with grammar_lazy, it must be in GBNF, such as root ::= ...")
+    try:
         found = _LazyGrammar(grammar, options, tokens)
         return found.grammars.document(found.expression(triggers))
-
-
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    try:
-        yield
     except ParameterError as error:
         if error.field != FIELD:
             raise

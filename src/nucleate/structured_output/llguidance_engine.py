@@ -31,7 +31,6 @@ from nucleate.structured_output.json_schema import (
     check_unsupported,
     keyword_locations,
     misspelled_keywords,
-    remove_keywords,
     unsupported_keywords,
 )
 from nucleate.structured_output.lark import parse_lark
@@ -164,7 +163,9 @@ class LLGuidanceEngine:
             warnings = "".join(initial.current[0].get_grammar_warnings())
             if _COUNTS_WARNING in warnings:  # llguidance approximates them, but not as alternatives
                 ignored += (f"{' and '.join(_COUNTS)} at {keyword_locations(schema.locations, *_COUNTS)}",)
-                remove_keywords(schema.locations, *_COUNTS)
+                for location in schema.locations:
+                    for name in _COUNTS:
+                        cast("dict[str, Any]", location.schema).pop(name, None)
                 schema.update_locations()  # the first translation has rewritten them
                 initial, text = self._create(spec, schema)
         return initial, ignored, unknown, len(text)
