@@ -299,8 +299,8 @@ def _counts_of(location: SchemaLocation) -> _Counts | None:
     if not known or "object" not in types_of(schema):
         return None
     required = [*dict.fromkeys(name for name in location.list_of("required") if isinstance(name, str))]
-    possible = [name for name, child in location.mapping("properties").items() if child is not False]
-    optional = [name for name in possible if name not in set(required)]
+    needed, declared = {*required}, location.mapping("properties").items()
+    optional = [name for name, child in declared if child is not False and name not in needed]
     closed = schema.get("additionalProperties", True) is False and not location.mapping("patternProperties")
     return _Counts(least, most, required, optional, closed)
 

@@ -35,12 +35,13 @@ from nucleate.structured_output.pattern_syntax import (
     unsupported_syntax,
     with_explicit_classes,
 )
-from nucleate.structured_output.schema_normalization import unsupported_counts
+from nucleate.structured_output.schema_normalization import all_of, unsupported_counts
 
 MAX_PATTERN_CHARACTERS: Final = 1_000_000
 """Maximum characters of all patterns of formats that are not shared: about a second of compilation."""
 
 _FORMAT_PREFIX: Final = "#format-"
+_BESIDE_SHARED: Final = frozenset(("type", "title", "description", "default", "examples"))
 
 
 def replace_formats(root: dict[str, Any], schemas: Iterable[dict[str, Any]]) -> None:
@@ -52,21 +53,21 @@ def replace_formats(root: dict[str, Any], schemas: Iterable[dict[str, Any]]) -> 
     targets: dict[str, Any] = root.setdefault(TARGETS, {})
     characters = 0
     for schema in schemas:
-        name = schema.get("format")
-        if not isinstance(name, str):
+        if not isinstance(schema.get("format"), str):
             continue
-        del schema["format"]
-        found = FORMATS.get(name)
-        if found is None:
+        name = schema.pop("format")
+        kinds: Any = schema.get("type")
+        if (found := FORMATS.get(name)) is None:
             continue
         rules: dict[str, Any] = {"pattern": found.search_pattern}
         if found.max_length is not None:
             rules["maxLength"] = found.max_length
-        if schema is not root and _can_share(schema):
+        only_strings = kinds == "string" or (isinstance(kinds, list) and "string" in kinds and len(kinds) <= 7)
+        if schema is not root and only_strings and schema.keys() <= _BESIDE_SHARED:
             pointer = _FORMAT_PREFIX + name
             targets.setdefault(pointer, {"type": "string", **rules})
             reference = {"$ref": pointer}
-            others = [kind for kind in schema["type"] if kind != "string"] if schema["type"] != "string" else []
+            others = [kind for kind in kinds if kind != "string"] if kinds != "string" else []
             schema.clear()
             schema.update({"anyOf": [reference, {"type": others}]} if others else reference)
             continue
@@ -74,18 +75,11 @@ def replace_formats(root: dict[str, Any], schemas: Iterable[dict[str, Any]]) -> 
         if schema.keys().isdisjoint(rules):
             schema.update(rules)
         else:
-            schema["allOf"] = [*schema.get("allOf", ()), rules]
+            all_of(schema, rules)
     if characters > MAX_PATTERN_CHARACTERS:
         what = f"{characters} characters in the patterns of formats beside other keywords"
-        raise ParameterError(
-            "json_schema", f"json_schema is too large: {what}; the maximum is {MAX_PATTERN_CHARACTERS}"
-        )
-
-
-def _can_share(schema: Mapping[str, Any]) -> bool:
-    kinds = schema.get("type")
-    only_strings = kinds == "string" or (isinstance(kinds, list) and "string" in kinds and len(kinds) <= 7)
-    return only_strings and schema.keys() <= {"type", "title", "description", "default", "examples"}
+        message = f"json_schema is too large: {what}; the maximum is {MAX_PATTERN_CHARACTERS}"
+        raise ParameterError("json_schema", message)
 
 
 _OBJECT_KEYWORDS: Final = (
