@@ -91,24 +91,17 @@ class GrammarCompiler:
                 self._cache.move_to_end(spec)
                 return cached
             pending = self._in_progress.get(spec)
-            if pending is None:
-                own_future: Future[CompiledGrammar] = Future()
-                self._in_progress[spec] = own_future
-        if pending is not None:
-            return pending.result()
-        try:
-            compiled = self._compile(spec)
-        except BaseException as error:
-            own_future.set_exception(error)
-            raise
-        else:
-            own_future.set_result(compiled)
-            return compiled
-        finally:
+            future = self._in_progress.setdefault(spec, Future())
+        if pending is None:
+            try:
+                future.set_result(self._compile(spec))
+            except BaseException as error:  # noqa: BLE001 - it is raised below, also in the threads that wait
+                future.set_exception(error)
             with self._lock:
                 del self._in_progress[spec]
-                if own_future.exception() is None:
-                    self._store(own_future.result())
+                if future.exception() is None:
+                    self._store(future.result())
+        return future.result()
 
     @property
     def parallel(self) -> bool:
