@@ -28,6 +28,7 @@ from nucleate.structured_output.pattern_automata import complement
 from nucleate.structured_output.pattern_parser import UnknownPatternError
 from nucleate.structured_output.pattern_syntax import pattern_excluding
 from nucleate.structured_output.schema_normalization import is_true
+from nucleate.structured_output.terminal_automata import TooManyStepsError
 
 _MAX_DEPTH: Final = 12
 _MAX_STEPS: Final = 1_000
@@ -58,17 +59,16 @@ _OF_OBJECTS: Final = frozenset(
 )
 
 
-class _TooLargeError(CannotNegateError):
-    pass
-
-
 def negation(schema: Any, root: Schema, context: Iterable[Schema] = (), *, brief: bool = False) -> Any:
     """Return a negation of a schema: false, or a schema. Raises CannotNegateError.
 
     context: schemas that apply to the same value as the negation. brief: of the objects with required properties, only
     those in which one is absent.
     """
-    return _any_of(_negated(schema, _Context(root, [*context], [_MAX_STEPS], brief)))
+    try:
+        return _any_of(_negated(schema, _Context(root, [*context], [_MAX_STEPS], brief)))
+    except TooManyStepsError:
+        raise CannotNegateError from None
 
 
 class _Context(NamedTuple):
@@ -83,7 +83,7 @@ class _Context(NamedTuple):
     def deeper(self) -> _Context:
         self.steps[0] -= 1
         if self.steps[0] < 0 or not self.root[BUDGET].try_spend(2):
-            raise _TooLargeError
+            raise TooManyStepsError
         if self.depth >= _MAX_DEPTH:
             raise CannotNegateError
         return self._replace(depth=self.depth + 1)
@@ -147,9 +147,7 @@ def _add(schema: Any, context: _Context, found: _Found) -> None:
         try:
             rule = _RULES.get(keyword)
             found.alternatives += rule(given, inner, found) if rule else _opposite(keyword, given[keyword])
-        except _TooLargeError:
-            raise
-        except CannotNegateError:
+        except (CannotNegateError, UnknownPatternError):
             found.dropped = True
 
 
@@ -204,10 +202,7 @@ def _all_but(values: Any, context: _Context) -> Alternatives:
 
 
 def _pattern(schema: Schema, context: _Context, _: _Found) -> Alternatives:
-    try:
-        others = complement(schema["pattern"], context.root[BUDGET])
-    except UnknownPatternError:
-        raise CannotNegateError from None
+    others = complement(schema["pattern"], context.root[BUDGET])
     return [] if others is None else [{"type": "string", "pattern": others}]
 
 
@@ -244,8 +239,6 @@ def _with_property(name: str, child: Any, context: _Context, found: _Found) -> I
     try:
         for each in _negated(child, inner):
             yield {"type": "object", "properties": {name: each}, "required": [name]}
-    except _TooLargeError:
-        raise
     except CannotNegateError:
         found.dropped = True
 

@@ -92,7 +92,7 @@ def _prepared(document: Schema, rewrite: bool, budget: Budget) -> PreparedSchema
         for keyword, rewriter in rewrites:
             if keyword in schema:
                 before = dict(schema)
-                with suppress(CannotNegateError):
+                with suppress(CannotNegateError, UnknownPatternError):
                     rewriter(schema, root)
                 place = _IN_PLACE.sub("", location.pointer)
                 number = _num_alternatives({"allOf": _added(before, schema)})
@@ -190,11 +190,8 @@ def _property_names(schema: Schema, root: Schema) -> None:
         more = {name: rest for name in allowed if name not in declared and rest is not False}
         schema |= {"properties": {**known, **more}, "additionalProperties": False}
     elif keywords:
-        try:
-            pattern, allows = _names_matched(names, keywords, root)
-            schema["properties"] = {name: child for name, child in declared.items() if allows(name)}
-        except UnknownPatternError:
-            raise CannotNegateError from None
+        pattern, allows = _names_matched(names, keywords, root)
+        schema["properties"] = {name: child for name, child in declared.items() if allows(name)}
         if rest is not False and pattern is not None:
             schema["patternProperties"] = {pattern: rest}
         schema["additionalProperties"] = False
