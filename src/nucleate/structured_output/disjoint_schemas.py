@@ -124,12 +124,10 @@ def disjoint(one: Any, other: Any, root: Schema, depth: int = 0) -> bool:
         return False
     first, second = conjuncts(one, root), conjuncts(other, root)
     for parts, against in ((first, other), (second, one)):
-        for part in parts:
-            for keyword in ("anyOf", "oneOf"):
-                alternatives = part.get(keyword)
-                given = isinstance(alternatives, list) and alternatives
-                if given and all(disjoint(each, against, root, depth + 1) for each in given):
-                    return True
+        for part, keyword in product(parts, ("anyOf", "oneOf")):
+            alternatives = SchemaLocation("", part).list_of(keyword)
+            if alternatives and all(disjoint(each, against, root, depth + 1) for each in alternatives):
+                return True
     both = [*first, *second]
     values = values_of(both)
     if values is not None:
@@ -146,14 +144,13 @@ def _disjoint_type(kind: str, first: list[Schema], second: list[Schema], root: S
     least, most = (_numbers(both, keyword) for keyword in _SIZES[kind])
     if max(least, default=0) > min(most, default=inf):
         return True
-    children: Iterable[tuple[Any, Any]] = ()
     if kind == "string":
         patterns = product(_texts(first, "pattern"), _texts(second, "pattern"))
         return any(disjoint_patterns(*each, root[BUDGET]) for each in patterns)
     if kind == "array":
         indices = range(int(min(max(least, default=0), _MAX_ITEMS)))
         children = ((_item(one, index), _item(other, index)) for index in indices for one, other in pairs)
-    if kind == "object":
+    else:
         names = {name for part in both for name in part.get("required", ()) if isinstance(name, str)}
         children = (
             (property_schema(one, name), property_schema(other, name)) for name in names for one, other in pairs

@@ -181,18 +181,6 @@ def unsupported_combinations(locations: Iterable[SchemaLocation]) -> Iterator[tu
             yield f"patternProperties{suffix}", " that match the same names"
 
 
-def _unsupported_pattern(keyword: str, pattern: str, location: SchemaLocation) -> tuple[str, str] | None:
-    """Like ``unsupported_keywords``, for one pattern. Raises ParameterError for an invalid one."""
-    found = unsupported_syntax(pattern)
-    if found is None:
-        return None
-    if found.invalid:
-        where = f"{keyword}{location.message_suffix}"
-        raise ParameterError("json_schema", f"json_schema: {where}: at offset {found.position}: {found}")
-    what = f"{keyword} with {found.kind}{location.message_suffix}"
-    return what, f": {found.text} at offset {found.position}; {found.hint}"
-
-
 def rewrite_schema(prepared: PreparedSchema) -> dict[str, Any]:
     """Return a prepared schema so that llguidance accepts no invalid text, with enforced keywords only.
 
@@ -301,29 +289,29 @@ def remove_unsupported_patterns(prepared: PreparedSchema, *, overlapping: bool) 
     """
     removed: list[tuple[str, str]] = []
     for location in prepared.locations:
-        if "pattern" not in location.schema and "patternProperties" not in location.schema:
-            continue
         schema = cast("dict[str, Any]", location.schema)
-        pattern = schema.get("pattern")
-        if isinstance(pattern, str) and (found := _unsupported_pattern("pattern", pattern, location)):
-            del schema["pattern"]
-            removed.append(found)
-        if found := _unsupported_names(location, overlapping):
-            del schema["patternProperties"]
-            schema.pop("additionalProperties", None)
-            removed.append(found)
+        for keyword in [each for each in ("pattern", "patternProperties") if each in schema]:
+            if found := _unsupported_patterns(keyword, location, overlapping):
+                removed.append(found)
+                del schema[keyword]
+                if keyword == "patternProperties":
+                    schema.pop("additionalProperties", None)
     if removed:
         prepared.update_locations()
     return tuple(removed)
 
 
-def _unsupported_names(location: SchemaLocation, overlapping: bool) -> tuple[str, str] | None:
-    patterns = [*location.mapping("patternProperties")]
-    for pattern in patterns:
-        if found := _unsupported_pattern("patternProperties", pattern, location):
-            return found
+def _unsupported_patterns(keyword: str, location: SchemaLocation, overlapping: bool) -> tuple[str, str] | None:
+    """Return the first unsupported pattern under a keyword. Raises ParameterError for an invalid one."""
+    given, suffix = location.schema[keyword], location.message_suffix
+    patterns = [given] if isinstance(given, str) else [*location.mapping(keyword)]
+    for found in filter(None, map(unsupported_syntax, patterns)):
+        if found.invalid:
+            where = f"{keyword}{suffix}: at offset {found.position}"
+            raise ParameterError("json_schema", f"json_schema: {where}: {found}")
+        return f"{keyword} with {found.kind}{suffix}", f": {found.text} at offset {found.position}; {found.hint}"
     if overlapping and len(patterns) > 1 and _may_overlap(patterns):
-        return f"patternProperties with overlapping patterns{location.message_suffix}", ""
+        return f"patternProperties with overlapping patterns{suffix}", ""
     return None
 
 
