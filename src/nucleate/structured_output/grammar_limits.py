@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -12,7 +12,7 @@ from typing import Any
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.gbnf import lark_text
-from nucleate.structured_output.json_schema import PreparedSchema, SchemaLocation, num_intersected_patterns
+from nucleate.structured_output.json_schema import PreparedSchema, SchemaLocation, subschemas
 from nucleate.structured_output.lark import parse_lark
 from nucleate.structured_output.pattern_parser import expanded_size
 from nucleate.structured_output.schema_normalization import COUNTS
@@ -161,13 +161,17 @@ class GrammarLimits:
     def _check_intersections(self, locations: list[SchemaLocation], schema: dict[str, Any]) -> None:
         """Limit the patterns that apply to one value: their intersection can be exponential in their number."""
         check, most = partial(self._check_max, "json_schema"), self.max_intersected_patterns
-        if len({text for location in locations for text in location.patterns_and_formats()}) <= most:
+
+        def number_of_patterns(used: Iterable[SchemaLocation]) -> int:
+            return len({text for location in used for text in location.patterns_and_formats()})
+
+        if number_of_patterns(locations) <= most:
             return
         intersecting = [location for location in locations if location.intersects]
         check("schemas under allOf or $ref", len(intersecting) * len(locations), 50 * self.max_enum_values)
         for location in intersecting:
             what = f"patterns intersected by allOf or $ref{location.message_suffix}"
-            check(what, num_intersected_patterns(location, schema), most)
+            check(what, number_of_patterns(subschemas(schema, start=location)), most)
 
     def _check_multiple(self, location: SchemaLocation, factors: set[int]) -> None:
         value, at = location.schema.get("multipleOf"), location.message_suffix

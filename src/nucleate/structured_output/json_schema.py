@@ -296,11 +296,6 @@ class PreparedSchema:
         self.locations = list(subschemas(self.root))
 
 
-def num_intersected_patterns(location: SchemaLocation, root: Mapping[str, Any]) -> int:
-    """Return how many different patterns may be intersected at a location that ``intersects``."""
-    return len({text for schema in subschemas(root, start=location) for text in schema.patterns_and_formats()})
-
-
 def unsupported_keywords(locations: Iterable[SchemaLocation]) -> Iterator[tuple[str, str]]:
     """Yield the unsupported keywords of a prepared schema as (``keyword at pointer``, hint); the hint may be empty."""
     for location in locations:

@@ -88,24 +88,24 @@ def _prepared(document: Schema, rewrite: bool, budget: Budget) -> PreparedSchema
     for location in subschemas(root):
         schema = cast("Schema", location.schema)
         unchanged = dict(schema)
-        rewrites = () if not rewrite or _REWRITES.keys().isdisjoint(schema) else _REWRITES.items()
-        for keyword, rewriter in rewrites:
-            if keyword in schema:
-                before = dict(schema)
-                with suppress(CannotNegateError, UnknownPatternError):
-                    rewriter(schema, root)
-                place = _IN_PLACE.sub("", location.pointer)
-                number = _num_alternatives({"allOf": _added(before, schema)})
-                product = number_at.get(place, 1) * number
-                made = number if keyword == "uniqueItems" else 0
-                if product > MAX_COMBINATIONS or orders + made > MAX_ALL_ORDERS:
-                    schema.clear()
-                    schema.update(before)
-                else:
-                    orders += made
-                    number_at[place] = product
-                    if schema != before:
-                        schema.setdefault(BEFORE, unchanged)
+        for keyword, rewriter in _REWRITES.items() if rewrite else ():
+            if keyword not in schema:
+                continue
+            before = dict(schema)
+            with suppress(CannotNegateError, UnknownPatternError):
+                rewriter(schema, root)
+            place = _IN_PLACE.sub("", location.pointer)
+            number = _num_alternatives({"allOf": _added(before, schema)})
+            product = number_at.get(place, 1) * number
+            made = number if keyword == "uniqueItems" else 0
+            if product > MAX_COMBINATIONS or orders + made > MAX_ALL_ORDERS:
+                schema.clear()
+                schema.update(before)
+                continue
+            orders += made
+            number_at[place] = product
+            if schema != before:
+                schema.setdefault(BEFORE, unchanged)
         rewrite_property_counts(location, schema)
         if schema != unchanged:
             schema.setdefault(BEFORE, unchanged)
