@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, cast, final
+from typing import Any, Final, cast
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.json_schema import (
@@ -94,38 +94,28 @@ _OBJECT_KEYWORDS: Final = (
 
 def bundle(root: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a prepared schema with enforced keywords only, and with referenced schemas under ``$defs``."""
-    copier = _Copier(root)
-    made: dict[str, Any] = copier.copy(root)
-    definitions = {name: copier.copy(target) for name, target in copier.referenced}  # grows meanwhile
-    return {**made, "$defs": definitions} if definitions else made
+    references: dict[str, str] = {}  # by JSON pointer into the document
+    referenced: list[Any] = []  # in the order of their first use
 
-
-@final
-class _Copier:
-    """Copies subschemas. referenced: the names and schemas of references, in the order of their first use."""
-
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        self.referenced: list[tuple[str, Any]] = []
-        self._root = root
-        self._references: dict[str, str] = {}  # by JSON pointer into the document
-
-    def copy(self, schema: Any) -> Any:
+    def copied(schema: Any) -> Any:
         if not isinstance(schema, dict):
             return schema
         kept = {keyword: schema[keyword] for keyword in _ordered(schema) if keyword in SUPPORTED}
         if "$ref" in kept:
-            kept["$ref"] = self._references.get(kept["$ref"]) or self._reference(kept["$ref"])
-        return with_children(kept, self.copy)
+            kept["$ref"] = reference(kept["$ref"])
+        return with_children(kept, copied)
 
-    def _reference(self, pointer: str) -> str:
-        target = self._root[TARGETS][pointer]
-        if target is self._root:
-            self._references[pointer] = "#"
-        else:
-            name = f"d{len(self.referenced)}"
-            self.referenced.append((name, target))
-            self._references[pointer] = f"#/$defs/{name}"
-        return self._references[pointer]
+    def reference(pointer: str) -> str:
+        if pointer not in references:
+            target = root[TARGETS][pointer]
+            references[pointer] = "#" if target is root else f"#/$defs/d{len(referenced)}"
+            if target is not root:
+                referenced.append(target)
+        return references[pointer]
+
+    made: dict[str, Any] = copied(root)
+    definitions = {f"d{number}": copied(target) for number, target in enumerate(referenced)}  # grows meanwhile
+    return {**made, "$defs": definitions} if definitions else made
 
 
 def _ordered(schema: Mapping[str, Any]) -> list[str]:
