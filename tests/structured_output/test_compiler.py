@@ -42,27 +42,13 @@ SCHEMAS: list[dict[str, Any]] = [
      "examples": [1], "title": "A"}}, "required": ["a"], "additionalProperties": False, "x-mine": 1},
 ]  # fmt: skip
 REGEXES = [
-    "a",
-    "(foo|bar)+",
-    r"\d{3}-\d{4}",
-    "[a-c]*z",
-    r"(?i)yes|no",
-    r"[^\n]{0,8}!",
-    "(a|b)*a(a|b){5}",
-    r"\p{Lu}\p{Ll}{1,4}",
-    "x{2,5}y?",
-    r"[+-]?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?",
-    "^anchored$",
-    "[😀-😂]{2}",
+    *grammar_examples.PATTERNS,
+    *("a", "(foo|bar)+", "[a-c]*z", r"[^\n]{0,8}!", "(a|b)*a(a|b){5}", r"\p{Lu}\p{Ll}{1,4}", "x{2,5}y?", "^anchored$"),
+    *("[😀-😂]{2}", r"[+-]?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?"),
 ]
 CHOICES = [
-    ("yes", "no"),
-    ("a", "ab", "abc"),
-    ("same", "same"),
-    (" leading", "trailing ", "\n", "\t\"\\/'", "\x7f\x01"),
-    ("日本", "日本語", "é", "😀"),
-    tuple(f"choice number {number}" for number in range(200)),
-    ("<|endoftext|>", "<|end|>"),
+    *(texts for texts in grammar_examples.CHOICES if len(texts[0]) < 26),  # ``draw`` ends longer texts in one way
+    *(("same", "same"), (" leading", "trailing ", "\n", "\t\"\\/'", "\x7f\x01"), ("<|endoftext|>", "<|end|>")),
 ]
 
 

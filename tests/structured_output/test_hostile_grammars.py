@@ -13,7 +13,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output import GrammarLimits, StructuredOutputs
 from nucleate.structured_output.json_schema import SUPPORTED, UNSUPPORTED
 from nucleate.structured_output.lark import parse_lark
-from nucleate.structured_output.pattern_parser import ambiguous_size
+from nucleate.structured_output.pattern_parser import expanded_size
 
 SECONDS = 2.0
 """CPU seconds of this process, which do not depend on the load of the machine."""
@@ -285,18 +285,55 @@ def test_limits_can_be_set() -> None:
     tight.check(StructuredOutputs(regex="a{3}"))
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
-        ("json_schema", {"properties": {"a/b": {"items": {"uniqueItems": True}}}}, "at /properties/a~1b/items;"),
-        ("json_schema", {"$ref": "#/x/X", "x": {"X": {"not": {"multipleOf": 2}}}}, "not at /x/X;"),
-        ("json_schema", {"items": {"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}}, "may overlap at /items;"),
-        ("json_schema", {"type": "strnig"}, "json_schema: Invalid type: strnig"),
-        ("grammar", "start: foo", 'grammar: at 1(8): unknown name: "foo"'),
-    ],
-)
-def test_errors_name_the_keyword_and_the_position(field: str, value: Any, words: str) -> None:
-    assert words in str(error_of(**{field: value}))
+def array(**keywords: Any) -> dict[str, Any]:
+    return {"type": "array", **keywords}
+
+
+def different(**keywords: Any) -> dict[str, Any]:
+    return array(uniqueItems=True, **keywords)
+
+
+WITH_PLACES: list[tuple[Any, str]] = [
+    ({"properties": {"a/b": {"items": {"uniqueItems": True}}}}, "at /properties/a~1b/items;"),
+    ({"$ref": "#/x/X", "x": {"X": {"not": {"multipleOf": 2}}}}, "not at /x/X;"),
+    ({"items": {"oneOf": [{"multipleOf": 2}, {"multipleOf": 3}]}}, "may overlap at /items;"),
+    ({"type": "strnig"}, "json_schema: Invalid type: strnig"),
+    ({"nullable": True}, 'json_schema: cannot enforce nullable; write "null" as one of the types'),
+    ({"const": 9007199254740993}, "json_schema: cannot enforce const with such a large number"),
+    ({"type": "integer", "minimum": 1e19}, "json_schema: cannot enforce minimum with such a large number"),
+    (array(contains={"type": "integer"}, minContains=9), "cannot enforce contains; set on_unsupported"),
+    (array(contains={"type": "string", "pattern": r"\p{L}"}, maxContains=1), "cannot enforce contains; set on_"),
+    (
+        array(contains={"type": "integer"}, unevaluatedItems=False),
+        "cannot enforce unevaluatedItems; set on_unsupported",
+    ),
+    *(
+        ({"properties": {"a": {"$ref": reference}}}, "$ref at /properties/a must refer to a schema in this document")
+        for reference in ("other.json", "#/$defs/none", "#none", "http://127.0.0.1:9/x", "#/type")
+    ),
+    *(
+        (different(**keywords), "cannot enforce uniqueItems;")
+        for keywords in (
+            {"items": {"enum": [*range(6)]}, "minItems": 6},  # a ranking
+            {"items": {"enum": [*range(10)]}},
+            {"items": {"enum": [*range(99)]}, "maxItems": 2},
+            {"items": {"enum": [1, 2], "multipleOf": 1}},
+            {"items": {"type": "string"}, "maxItems": 2},
+            {"prefixItems": [{"type": "string"}, {"const": "a"}], "items": False},
+            {"prefixItems": [{"type": "boolean"}, {"type": "boolean"}]},
+            {"prefixItems": [{"enum": [*range(8)]}] * 8, "items": False},
+        )
+    ),
+    (
+        {"properties": {name: different(items={"enum": [*"12345"]}) for name in "abcde"}},
+        "cannot enforce uniqueItems at /properties/e;",
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "words"), WITH_PLACES, ids=str)
+def test_errors_name_the_keyword_and_the_position(schema: dict[str, Any], words: str) -> None:
+    assert words in str(error_of(json_schema=schema))
 
 
 def test_a_grammar_error_names_the_line() -> None:
@@ -309,6 +346,7 @@ def test_a_grammar_error_names_the_line() -> None:
     )
     assert message_of(json_in_lines + "a: (").startswith("grammar: 4(")
     assert message_of('start: a\na: %json {"not": {"multipleOf": 2}}') == "grammar: %json: cannot enforce not"
+    assert message_of("start: foo") == 'grammar: at 1(8): unknown name: "foo"'
     assert message_of("start: A\nA: B\nB: A") == "grammar: terminals refer to one another: A"
     assert message_of("start: <[4100-4101]>") == "grammar: <[4100-4101]> is not a range of token ids of this model"
 
@@ -398,7 +436,7 @@ def test_json_text_and_object_are_equal() -> None:
     ],
 )
 def test_repetitions_without_a_separator_are_ambiguous(pattern: str, size: int) -> None:
-    assert ambiguous_size(pattern) == size
+    assert expanded_size(pattern).ambiguous == size
 
 
 def test_endless_alternatives_are_removed() -> None:

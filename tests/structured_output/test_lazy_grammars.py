@@ -150,20 +150,6 @@ def test_an_error_names_the_field(grammar: str, triggers: list[dict[str, Any]], 
     assert caught.value.field == field
 
 
-def test_a_lazy_grammar_needs_triggers_and_a_grammar() -> None:
-    for fields in (
-        {"grammar": 'root ::= "a"', "grammar_lazy": True},
-        {"grammar": 'root ::= "a"', "grammar_lazy": True, "grammar_triggers": []},
-        {"grammar": 'root ::= "a"', "grammar_triggers": [word("a")]},
-        {"regex": "a", "grammar_lazy": True, "grammar_triggers": [word("a")]},
-        {"grammar": 'root ::= "a"', "grammar_lazy": True, "grammar_triggers": [word("a")] * 65},
-        {"grammar": 'root ::= "a"', "grammar_lazy": True, "grammar_triggers": [{"type": "word", "value": "a", "x": 1}]},
-    ):
-        with pytest.raises(ParameterError) as caught:
-            StructuredOutputs(**fields)  # type: ignore[arg-type]
-        assert caught.value.field in ("grammar_lazy", "grammar_triggers")
-
-
 def test_a_model_follows_a_lazy_grammar() -> None:
     llm = nc.LLM()
     constraint = lazy('root ::= " a" (" big" | " red")+ " dog."', [word(" a")])

@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from bundled_grammars import TOKENIZER, allowed, bundled_compiler, grammar_of, mask_of
 
-from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output import StructuredOutputs
 from nucleate.structured_output.llguidance_library import JsonPosition
 
 
@@ -77,11 +75,3 @@ def test_positions_in_json() -> None:
         if not position.in_string:
             assert position.digits == len(re.findall(r"\d*$", before)[0])
     assert position == JsonPosition().after(text.encode())
-
-
-@pytest.mark.parametrize("value", [-1, 1.5, True, "3", None])
-def test_invalid_limits_are_errors(value: Any) -> None:
-    with pytest.raises(ParameterError, match="max_digits must be an integer >= 0"):
-        StructuredOutputs(json_object=True, max_digits=value)
-    with pytest.raises(ParameterError, match="max_digits needs json_schema or json_object, got regex"):
-        StructuredOutputs(regex="a", max_digits=3)

@@ -151,30 +151,6 @@ def test_many_different_items_have_the_order_of_the_enum() -> None:
         assert not can_write(compiled, json.dumps(wrong))
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"items": {"enum": [*range(6)]}, "minItems": 6},  # a ranking
-        {"items": {"enum": [*range(10)]}},
-        {"items": {"enum": [*range(99)]}, "maxItems": 2},
-        {"items": {"enum": [1, 2], "multipleOf": 1}},
-        {"items": {"type": "string"}, "maxItems": 2},
-        {"prefixItems": [{"type": "string"}, {"const": "a"}], "items": False},
-        {"prefixItems": [{"type": "boolean"}, {"type": "boolean"}]},
-        {"prefixItems": [{"enum": [*range(8)]}] * 8, "items": False},
-    ],
-    ids=str,
-)
-def test_too_many_different_items_are_an_error(schema: dict[str, Any]) -> None:
-    with pytest.raises(ParameterError, match="cannot enforce uniqueItems"):
-        grammar_of(json_schema={"type": "array", "uniqueItems": True, **schema})
-    whole = {
-        "properties": {name: {"type": "array", "uniqueItems": True, "items": {"enum": [*"12345"]}} for name in "abcde"}
-    }
-    with pytest.raises(ParameterError, match="cannot enforce uniqueItems at /properties/e"):
-        grammar_of(json_schema=whole)
-
-
 def test_what_negations_leave_out() -> None:
     """See "Valid texts that are not generated" in docs/structured.md."""
     even = {"properties": {"a": {"multipleOf": 2}}, "required": ["a"]}

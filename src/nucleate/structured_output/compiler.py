@@ -91,24 +91,17 @@ class GrammarCompiler:
                 self._cache.move_to_end(spec)
                 return cached
             pending = self._in_progress.get(spec)
-            if pending is None:
-                own_future: Future[CompiledGrammar] = Future()
-                self._in_progress[spec] = own_future
-        if pending is not None:
-            return pending.result()
-        try:
-            compiled = self._compile(spec)
-        except BaseException as error:
-            own_future.set_exception(error)
-            raise
-        else:
-            own_future.set_result(compiled)
-            return compiled
-        finally:
+            future = self._in_progress.setdefault(spec, Future())
+        if pending is None:
+            try:
+                future.set_result(self._compile(spec))
+            except BaseException as error:  # noqa: BLE001 - it is raised below, also in the threads that wait
+                future.set_exception(error)
             with self._lock:
                 del self._in_progress[spec]
-                if own_future.exception() is None:
-                    self._store(own_future.result())
+                if future.exception() is None:
+                    self._store(future.result())
+        return future.result()
 
     @property
     def parallel(self) -> bool:
@@ -158,13 +151,13 @@ class GrammarCompiler:
                 fill_or_clear(matcher, masks_RW[row])
 
     def _compile(self, spec: StructuredOutputs) -> CompiledGrammar:
-        initial, ignored, unknown, num_bytes = self._engine.compile(spec)
+        initial, ignored, unknown, length = self._engine.compile(spec)
         try:
             self._test_first_mask(GrammarMatcher(initial))  # fail now if no text is possible, and warm the lexer
         except (MatcherError, ValueError) as error:
             raise ParameterError(spec.kind, f"{spec.kind}: {error}") from None
         initial.budget = TimeBudget(self.limits.mask_budget_seconds)  # compilation is not charged to sequences
-        return CompiledGrammar(spec, ignored, unknown, initial, self.num_words, num_bytes)
+        return CompiledGrammar(spec, ignored, unknown, initial, self.num_words, 2**16 + 64 * length)
 
     def _test_first_mask(self, first: GrammarMatcher) -> None:
         """Fill the first mask, and accept its token if it is the only one, to detect grammars without finite text."""
@@ -269,9 +262,8 @@ class GrammarManager:
         if len(self._masks_RW) < len(guides):
             self._masks_RW = np.empty((len(guides), compiler.num_words), np.int32)
         masks_RW = self._masks_RW[: len(guides)]
-        compiler.fill_all(
-            [None if guide is None else guide.matcher for guide in guides], masks_RW, overlapped=overlapped
-        )
+        matchers = [None if guide is None else guide.matcher for guide in guides]
+        compiler.fill_all(matchers, masks_RW, overlapped=overlapped)
         self.is_slow = compiler.parallel and perf_counter() - begin > OVERLAP_SECONDS
         return masks_RW
 

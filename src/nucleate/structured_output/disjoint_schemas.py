@@ -12,7 +12,7 @@ from itertools import combinations, islice, product
 from math import ceil, floor, inf
 from typing import Any, Final
 
-from nucleate.structured_output.json_schema import BUDGET, SUPPORTED, UNSUPPORTED, SchemaLocation, original
+from nucleate.structured_output.json_schema import BUDGET, KEYWORDS, SchemaLocation, original
 from nucleate.structured_output.pattern_automata import disjoint_patterns, rejects_text
 
 TYPES: Final = ("null", "boolean", "number", "string", "array", "object")
@@ -108,10 +108,10 @@ def _name_of_constants(schema: Any) -> tuple[str, str, str] | None:
         return None
     given = original(schema)
     properties = SchemaLocation("", given).mapping("properties")
-    if len(properties) != 1 or not given.keys() & (SUPPORTED | UNSUPPORTED) <= {"properties", "required", "type"}:
+    if len(properties) != 1 or not given.keys() & KEYWORDS <= {"properties", "required", "type"}:
         return None
     [(name, child)] = properties.items()
-    if not isinstance(child, dict) or original(child).keys() & (SUPPORTED | UNSUPPORTED) not in ({"const"}, {"enum"}):
+    if not isinstance(child, dict) or original(child).keys() & KEYWORDS not in ({"const"}, {"enum"}):
         return None
     return name, f"{given.get('required')}", f"{given.get('type')}"
 
@@ -124,12 +124,10 @@ def disjoint(one: Any, other: Any, root: Schema, depth: int = 0) -> bool:
         return False
     first, second = conjuncts(one, root), conjuncts(other, root)
     for parts, against in ((first, other), (second, one)):
-        for part in parts:
-            for keyword in ("anyOf", "oneOf"):
-                alternatives = part.get(keyword)
-                given = isinstance(alternatives, list) and alternatives
-                if given and all(disjoint(each, against, root, depth + 1) for each in given):
-                    return True
+        for part, keyword in product(parts, ("anyOf", "oneOf")):
+            alternatives = SchemaLocation("", part).list_of(keyword)
+            if alternatives and all(disjoint(each, against, root, depth + 1) for each in alternatives):
+                return True
     both = [*first, *second]
     values = values_of(both)
     if values is not None:
@@ -146,16 +144,13 @@ def _disjoint_type(kind: str, first: list[Schema], second: list[Schema], root: S
     least, most = (_numbers(both, keyword) for keyword in _SIZES[kind])
     if max(least, default=0) > min(most, default=inf):
         return True
-    children: Iterable[tuple[Any, Any]] = ()
     if kind == "string":
-        return any(
-            disjoint_patterns(*texts, root[BUDGET])
-            for texts in product(_texts(first, "pattern"), _texts(second, "pattern"))
-        )
+        patterns = product(_texts(first, "pattern"), _texts(second, "pattern"))
+        return any(disjoint_patterns(*each, root[BUDGET]) for each in patterns)
     if kind == "array":
         indices = range(int(min(max(least, default=0), _MAX_ITEMS)))
         children = ((_item(one, index), _item(other, index)) for index in indices for one, other in pairs)
-    if kind == "object":
+    else:
         names = {name for part in both for name in part.get("required", ()) if isinstance(name, str)}
         children = (
             (property_schema(one, name), property_schema(other, name)) for name in names for one, other in pairs
@@ -364,7 +359,7 @@ def _values(schema: Any, root: Schema, depth: int = 0) -> _Values | None:
 
 def _is_known(part: SchemaLocation, root: Schema) -> bool:
     """Whether a schema has only keywords whose values ``_values`` finds."""
-    known = part.schema.keys() & (SUPPORTED | UNSUPPORTED) <= _KNOWN
+    known = part.schema.keys() & KEYWORDS <= _KNOWN
     members = all(isinstance(member, dict) for member in part.list_of("allOf"))
     return known and members and ("$ref" not in part.schema or part.ref_target(root) is not None)
 

@@ -267,22 +267,19 @@ def lark_body(expression: Expression, leaf: Callable[[Expression], str], lines: 
 
 def lark_of_lexing(lexing: Lexing) -> str:
     names = {name: f"rule_{number}" for number, name in enumerate(lexing.rules)} | {"root": "start"}
-    terminals = [
-        terminal.text if isinstance(terminal, TokenReference) else f"T_{number}"
-        for number, terminal in enumerate(lexing.terminals)
-    ]
+    terminals, definitions, lines = list[str](), list[str](), list[str]()
+    for number, terminal in enumerate(lexing.terminals):
+        if isinstance(terminal, TokenReference):
+            terminals.append(terminal.text)
+        else:
+            terminals.append(f"T_{number}")
+            definitions.append(f"T_{number}: /{terminal.regex}/")
 
     def leaf(expression: Expression) -> str:
         if isinstance(expression, Terminal):
             return terminals[expression.number]
         return names[cast("Reference", expression).name]
 
-    lines: list[str] = []
     for name, body in lexing.rules.items():
         lines.append(f"{names[name]}: {lark_body(body, leaf, lines)}")
-    lines += [
-        f"{terminals[number]}: /{terminal.regex}/"
-        for number, terminal in enumerate(lexing.terminals)
-        if not isinstance(terminal, TokenReference)
-    ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *definitions]) + "\n"

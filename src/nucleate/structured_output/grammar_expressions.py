@@ -33,12 +33,9 @@ class Expression:
 
     @cached_property
     def regular(self) -> bool:
-        own = self.regex_length <= MAX_REGEX_CHARACTERS and self.depth <= MAX_DEPTH
-        return (
-            own
-            and not isinstance(self, Reference | TokenReference | Terminal)
-            and all(part.regular for part in self.parts)
-        )
+        if self.regex_length > MAX_REGEX_CHARACTERS or self.depth > MAX_DEPTH:
+            return False
+        return not isinstance(self, Reference | TokenReference | Terminal) and all(part.regular for part in self.parts)
 
     @cached_property
     def depth(self) -> int:
@@ -229,24 +226,24 @@ MAX_SHORTEST_TEXT: Final = 20_000
 
 def simplify(rules: Rules, start: str) -> dict[str, Expression]:
     """Return the rules that ``start`` needs. Raises ParameterError if its shortest text is too long, or infinite."""
-    shortest = _shortest_texts(rules)
+    shortest = shortest_texts(rules)
     if shortest[start] > MAX_SHORTEST_TEXT:
         reason = f"the shortest text has {shortest[start]} characters; the maximum is {MAX_SHORTEST_TEXT}"
         if shortest[start] == inf:
             reason = f"no finite text matches the rule {start}"
         raise ParameterError("grammar", f"grammar: {reason}")
     endless = {name: NOTHING for name, length in shortest.items() if length == inf}
-    finite = {name: _substituted(body, endless) for name, body in rules.items() if name not in endless}
+    finite = {name: substituted(body, endless) for name, body in rules.items() if name not in endless}
     known: dict[str, Expression] = {}
     kept: dict[str, Expression] = {}
     for name in _ordered(finite, start):
-        body = _without_recursion(name, _substituted(finite[name], known))
+        body = _without_recursion(name, substituted(finite[name], known))
         included = name != start and body.regular and body.regex_length <= MAX_INCLUDED_CHARACTERS
         (known if included else kept)[name] = body
     return kept
 
 
-def _shortest_texts(rules: Rules) -> dict[str, float]:
+def shortest_texts(rules: Rules) -> dict[str, float]:
     """Return the length of the shortest text of each rule in characters; infinite if it has none."""
     users: dict[str, list[str]] = defaultdict(list)
     for name, body in rules.items():
@@ -257,24 +254,25 @@ def _shortest_texts(rules: Rules) -> dict[str, float]:
     while waiting:
         name = next(iter(waiting))
         del waiting[name]
-        length = _shortest(rules[name], shortest)
+        length = shortest_text(rules[name], shortest)
         if length < shortest[name]:
             shortest[name] = length
             waiting |= dict.fromkeys(users[name])
     return shortest
 
 
-def _shortest(expression: Expression, known: Mapping[str, float]) -> float:
+def shortest_text(expression: Expression, known: Mapping[str, float]) -> float:
+    """Return the length of the shortest text of an expression. known: those of the rules."""
     match expression:
         case Characters() | TokenReference():
             return 1
         case Reference():
             return known[expression.name]
         case Choice():
-            return min((_shortest(part, known) for part in expression.parts), default=inf)
+            return min((shortest_text(part, known) for part in expression.parts), default=inf)
         case Repetition():
-            return expression.low * _shortest(expression.parts[0], known) if expression.low else 0
-    return sum(_shortest(part, known) for part in expression.parts)
+            return expression.low * shortest_text(expression.parts[0], known) if expression.low else 0
+    return sum(shortest_text(part, known) for part in expression.parts)
 
 
 def _ordered(rules: Rules, start: str) -> list[str]:
@@ -293,12 +291,13 @@ def _ordered(rules: Rules, start: str) -> list[str]:
     return [*found]
 
 
-def _substituted(expression: Expression, known: Mapping[str, Expression]) -> Expression:
+def substituted(expression: Expression, known: Mapping[str, Expression]) -> Expression:
+    """Return an expression with others in place of some rules."""
     if expression.references.isdisjoint(known):
         return expression
     if isinstance(expression, Reference):
         return known[expression.name]
-    return rebuilt(expression, [_substituted(part, known) for part in expression.parts])
+    return rebuilt(expression, [substituted(part, known) for part in expression.parts])
 
 
 def _without_recursion(name: str, body: Expression) -> Expression:

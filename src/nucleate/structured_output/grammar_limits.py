@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
+from math import prod
 from typing import Any
 
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.gbnf import lark_text
-from nucleate.structured_output.json_schema import PreparedSchema, SchemaLocation, num_intersected_patterns
+from nucleate.structured_output.json_schema import PreparedSchema, SchemaLocation, subschemas
 from nucleate.structured_output.lark import parse_lark
-from nucleate.structured_output.pattern_parser import ambiguous_size, expanded_size
+from nucleate.structured_output.pattern_parser import expanded_size
 from nucleate.structured_output.schema_normalization import COUNTS
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.spec import StructuredOutputs
@@ -95,11 +97,10 @@ class GrammarLimits:
     def check_pattern(self, field: str, pattern: str, suffix: str = "") -> None:
         """Check one regular expression. suffix: its location in the field, for messages."""
         self._check_max(field, f"characters in one regex{suffix}", len(pattern), self.max_string_characters)
-        minimum, maximum = expanded_size(pattern)
-        self._check_max(field, f"repetitions in a regex at least{suffix}", minimum, self.max_required_repetitions)
-        self._check_max(field, f"repetitions in a regex at most{suffix}", maximum, self.max_repetitions)
-        ambiguous = ambiguous_size(pattern)
-        self._check_max(field, f"ambiguous repetitions in a regex{suffix}", ambiguous, self.max_ambiguous_repetitions)
+        size, ambiguous = expanded_size(pattern), self.max_ambiguous_repetitions
+        self._check_max(field, f"repetitions in a regex at least{suffix}", size.low, self.max_required_repetitions)
+        self._check_max(field, f"repetitions in a regex at most{suffix}", size.high, self.max_repetitions)
+        self._check_max(field, f"ambiguous repetitions in a regex{suffix}", size.ambiguous, ambiguous)
 
     def check_grammar(self, text: str, budget: Budget | None = None) -> None:
         """Check a grammar in Lark or GBNF. budget: for the comparisons of its schemas; None: a new one."""
@@ -123,86 +124,70 @@ class GrammarLimits:
         self, schemas: Sequence[Any], *, rewrite: bool = True, budget: Budget | None = None
     ) -> list[PreparedSchema]:
         """Check schemas and prepare them, in place. The limits apply to all of them together."""
-        field = "json_schema"
+        check = partial(self._check_max, "json_schema")
         properties = values = count = 0
         factors: set[int] = set()
         prepared: list[PreparedSchema] = []
         for document in schemas:
             depth, num_objects = _depth_and_objects(document, self.max_depth, self.max_string_characters)
-            self._check_max(field, "levels of depth", depth, self.max_depth)
-            self._check_max(field, "objects", num_objects, 2 * self.max_enum_values)
+            check("levels of depth", depth, self.max_depth)
+            check("objects", num_objects, 2 * self.max_enum_values)
             schema = prepare_schema(document, rewrite=rewrite, budget=budget)
             prepared.append(schema)
             locations = schema.locations
             count += len(locations)
-            self._check_max(field, "schemas", count, self.max_enum_values)
+            check("schemas", count, self.max_enum_values)
             for location in locations:
                 properties += sum(len(location.mapping(name)) for name in ("properties", "patternProperties"))
                 properties += len(location.list_of("required"))
-                self._check_max(field, "properties", properties, self.max_properties)
+                check("properties", properties, self.max_properties)
                 values += len(location.list_of("enum"))
-                self._check_max(field, "values in enums", values, self.max_enum_values)
+                check("values in enums", values, self.max_enum_values)
                 self._check_subschema(location, factors)
             self._check_intersections(locations, schema.root)
         return prepared
 
     def _check_subschema(self, location: SchemaLocation, factors: set[int]) -> None:
+        check, at = partial(self._check_max, "json_schema"), location.message_suffix
         for name in COUNTS:
             count = location.schema.get(name)
             if isinstance(count, int | float):
-                self._check_max("json_schema", f"in {name}{location.message_suffix}", count, self.max_repetitions)
-        patterns = len(location.mapping("patternProperties"))
-        self._check_max(
-            "json_schema", f"patternProperties{location.message_suffix}", patterns, self.max_pattern_properties
-        )
+                check(f"in {name}{at}", count, self.max_repetitions)
+        check(f"patternProperties{at}", len(location.mapping("patternProperties")), self.max_pattern_properties)
         for pattern in location.patterns():
-            self.check_pattern("json_schema", pattern, location.message_suffix)
+            self.check_pattern("json_schema", pattern, at)
         self._check_multiple(location, factors)
 
     def _check_intersections(self, locations: list[SchemaLocation], schema: dict[str, Any]) -> None:
         """Limit the patterns that apply to one value: their intersection can be exponential in their number."""
-        if (
-            len({text for location in locations for text in location.patterns_and_formats()})
-            <= self.max_intersected_patterns
-        ):
+        check, most = partial(self._check_max, "json_schema"), self.max_intersected_patterns
+
+        def number_of_patterns(used: Iterable[SchemaLocation]) -> int:
+            return len({text for location in used for text in location.patterns_and_formats()})
+
+        if number_of_patterns(locations) <= most:
             return
         intersecting = [location for location in locations if location.intersects]
-        self._check_max(
-            "json_schema", "schemas under allOf or $ref", len(intersecting) * len(locations), 50 * self.max_enum_values
-        )
+        check("schemas under allOf or $ref", len(intersecting) * len(locations), 50 * self.max_enum_values)
         for location in intersecting:
-            patterns = num_intersected_patterns(location, schema)
-            self._check_max(
-                "json_schema",
-                f"patterns intersected by allOf or $ref{location.message_suffix}",
-                patterns,
-                self.max_intersected_patterns,
-            )
+            what = f"patterns intersected by allOf or $ref{location.message_suffix}"
+            check(what, number_of_patterns(subschemas(schema, start=location)), most)
 
     def _check_multiple(self, location: SchemaLocation, factors: set[int]) -> None:
-        value = location.schema.get("multipleOf")
+        value, at = location.schema.get("multipleOf"), location.message_suffix
         if not isinstance(value, int | float) or isinstance(value, bool):
             return
         digits, _, power = repr(value).partition("e")
         whole, _, fraction = digits.removesuffix(".0").partition(".")
         number = int((whole + fraction).strip("-")[:20] or 0)
         if value <= 0 or (power and abs(int(power)) > 20):
-            raise ParameterError(
-                "json_schema", f"json_schema: multipleOf{location.message_suffix} is out of range: {value!r:.30}"
-            )
+            raise ParameterError("json_schema", f"json_schema: multipleOf{at} is out of range: {value!r:.30}")
         bounds = [location.schema.get(name) for name in _BOUNDS]
         digits_of_bounds = max((len(f"{abs(each):.0f}") for each in bounds if isinstance(each, int | float)), default=1)
-        self._check_max(
-            "json_schema",
-            f"as multipleOf times the digits of its bounds{location.message_suffix}",
-            number * digits_of_bounds,
-            self.max_multiple_of_product,
-        )
+        check, most = partial(self._check_max, "json_schema"), self.max_multiple_of_product
+        check(f"as multipleOf times the digits of its bounds{at}", number * digits_of_bounds, most)
         factors.add(number)
-        product = 1
-        for factor in factors:
-            product *= factor
-        self._check_max("json_schema", "as the product of all multipleOf", product, self.max_multiple_of_product)
+        check("as the product of all multipleOf", prod(factors), most)
 
     @staticmethod
     def _check_max(field: str, unit: str, count: float, maximum: int) -> None:

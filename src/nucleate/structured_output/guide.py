@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from time import thread_time
 from typing import Any, Final, final
@@ -42,35 +44,29 @@ _EVERY_STEP = ("$ref", "$dynamicRef", "$recursiveRef", "properties", "items", "a
 
 
 @final
+@dataclass(frozen=True, eq=False, repr=False)
 class CompiledGrammar:
     """A constraint compiled for one vocabulary.
 
     ignored: the schema keywords that are not enforced, and their places. unknown: words that are not keywords but look
-    like misspelled ones.
+    like misspelled ones. num_words: length W of a bitmask, in words of 32 tokens. num_bytes: approximate memory.
     """
 
-    def __init__(
-        self,
-        spec: StructuredOutputs,
-        ignored: tuple[str, ...],
-        unknown: tuple[str, ...],
-        initial: InitialMatcher,
-        num_words: int,
-        num_bytes: int,
-    ) -> None:
-        self.spec = spec
-        self.ignored, self.unknown = ignored, unknown
-        self.unchecked = () if not ignored else ignored if spec.structural_tag else unchecked_formats(spec.schema)
+    spec: StructuredOutputs
+    ignored: tuple[str, ...]
+    unknown: tuple[str, ...]
+    initial: InitialMatcher
+    num_words: int
+    num_bytes: int
+
+    @cached_property
+    def unchecked(self) -> tuple[str, ...]:
         """What neither masks nor ``validate`` check: formats, or the ignored keywords of a structural tag."""
-        self.num_words = num_words
-        """Length W of a bitmask, in words of 32 tokens."""
-        self.num_bytes = num_bytes
-        """Approximate memory in bytes."""
-        self._initial = initial
+        return self.ignored if self.spec.structural_tag or not self.ignored else unchecked_formats(self.spec.schema)
 
     def matcher(self, *, ignore_eos: bool = False) -> GrammarMatcher:
         """Create the matcher of a new sequence, on any thread. ignore_eos: allow EOS only if nothing else follows."""
-        return GrammarMatcher(self._initial, ignore_eos=ignore_eos)
+        return GrammarMatcher(self.initial, ignore_eos=ignore_eos)
 
     def validate(self, text: str, seconds: float = MAX_SECONDS) -> list[str]:
         """Validate a JSON text against the whole schema, ignored keywords included; see ``validate``.

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from nucleate.parameters.converters import shown
@@ -155,6 +155,7 @@ UNSUPPORTED = _split(
     "disallow divisibleBy x-guidance"
 )
 """Other keywords that constrain values. All other words have no effect on validation."""
+KEYWORDS = SUPPORTED | UNSUPPORTED
 UNSUPPORTED_FORMATS = _split("idn-email idn-hostname regex")
 """Other formats of the specification. All other names have no effect on validation, such as "password" and "binary"."""
 _HINTS = {"nullable": '; write "null" as one of the types'}
@@ -212,14 +213,7 @@ class SchemaLocation(NamedTuple):
     @property
     def intersects(self) -> bool:
         """Whether several schemas apply to one value: by ``allOf``, or by ``$ref`` with other keywords."""
-        return bool(self.list_of("allOf")) or (
-            "$ref" in self.schema and bool(self.schema.keys() & SUPPORTED - {"$ref"})
-        )
-
-    @property
-    def has_children(self) -> bool:
-        """Whether this may have subschemas or a reference."""
-        return "$ref" in self.schema or not _APPLICATORS.isdisjoint(self.schema)
+        return bool(self.list_of("allOf")) or ("$ref" in self.schema and len(self.schema.keys() & SUPPORTED) > 1)
 
     def children(self, *, every: bool = False, definitions: bool = False) -> list[SchemaLocation]:
         """Return the direct subschemas under enforced keywords.
@@ -246,6 +240,19 @@ class SchemaLocation(NamedTuple):
         return SchemaLocation(unquote(str(pointer)[1:]), target) if isinstance(target, dict) else None
 
 
+def with_children(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return a copy of a schema with changed subschemas under enforced keywords."""
+    changed = dict(schema)
+    for keyword, value in schema.items():
+        if keyword in NAMED and isinstance(value, dict):
+            changed[keyword] = {name: change(child) for name, child in value.items()}
+        elif keyword in LIST and isinstance(value, list):
+            changed[keyword] = [change(child) for child in value]
+        elif keyword in ONE:
+            changed[keyword] = change(value)
+    return changed
+
+
 def original(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a schema as it was before it was rewritten."""
     before: Mapping[str, Any] = schema.get(BEFORE, schema)
@@ -257,17 +264,14 @@ def escaped_step(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1") if "~" in name or "/" in name else name
 
 
-def subschemas(root: Mapping[str, Any], *, every: bool = False) -> Iterator[SchemaLocation]:
-    """Yield each schema in use once: the root, its subschemas and referenced schemas.
+def subschemas(
+    root: Mapping[str, Any], *, start: SchemaLocation | None = None, every: bool = False
+) -> Iterator[SchemaLocation]:
+    """Yield each schema in use once: the root (or ``start``), its subschemas and referenced schemas.
 
     every: also subschemas under keywords that cannot be enforced. A schema may be changed when it is yielded.
     """
-    yield from _reachable([SchemaLocation("", root)], root, every=every)
-
-
-def _reachable(
-    stack: list[SchemaLocation], root: Mapping[str, Any], *, every: bool = False
-) -> Iterator[SchemaLocation]:
+    stack = [start or SchemaLocation("", root)]
     visited: dict[int, Mapping[str, Any]] = {}  # keeps the schemas alive, so that their identities are unique
     while stack:
         location = stack.pop()
@@ -290,11 +294,6 @@ class PreparedSchema:
     def update_locations(self) -> None:
         """Find the locations again, after subschemas were removed."""
         self.locations = list(subschemas(self.root))
-
-
-def num_intersected_patterns(location: SchemaLocation, root: Mapping[str, Any]) -> int:
-    """Return how many different patterns may be intersected at a location that ``intersects``."""
-    return len({text for schema in _reachable([location], root) for text in schema.patterns_and_formats()})
 
 
 def unsupported_keywords(locations: Iterable[SchemaLocation]) -> Iterator[tuple[str, str]]:
@@ -321,7 +320,7 @@ def misspelled_keywords(locations: Iterable[SchemaLocation]) -> Iterator[str]:
     """Yield the unknown keywords of a prepared schema that look like known ones, with their places."""
     for location in locations:
         for keyword in location.schema:
-            if keyword in _ACCEPTED or keyword in SUPPORTED or keyword in UNSUPPORTED:
+            if keyword in _ACCEPTED or keyword in KEYWORDS:
                 continue
             if known := _misspelled(keyword[:_MAX_KEYWORD_LENGTH]):
                 yield f"{shown(keyword)[1:-1]}{location.message_suffix}; did you mean {known}?"
@@ -355,7 +354,7 @@ _ACCEPTED = (SUPPORTED - NUMERIC) | _split("title description default examples d
 _MAX_KEYWORD_LENGTH: Final = 32
 _CUTOFF: Final = 0.86
 _FORMATS_BY_PLAIN_WORD = {_plain(name): name for name in sorted({*FORMATS} | UNSUPPORTED_FORMATS)}
-_BY_PLAIN_WORD = {_plain(keyword): keyword for keyword in sorted(SUPPORTED | UNSUPPORTED) if keyword != "x-guidance"}
+_BY_PLAIN_WORD = {_plain(keyword): keyword for keyword in sorted(KEYWORDS) if keyword != "x-guidance"}
 
 
 def applies_to_strings(schema: Mapping[str, Any]) -> bool:
@@ -375,14 +374,5 @@ def check_unsupported(unsupported: Iterable[tuple[str, str]], on_unsupported: On
 
 def keyword_locations(locations: Sequence[SchemaLocation], *keywords: str) -> str:
     """Return the first three locations of keywords, for messages."""
-    pointers = [
-        location.pointer or "the root" for location in locations if not location.schema.keys().isdisjoint(keywords)
-    ]
-    return ", ".join(shown(pointer)[1:-1] for pointer in pointers[:3]) + (" and more" if len(pointers) > 3 else "")
-
-
-def remove_keywords(locations: Sequence[SchemaLocation], *keywords: str) -> None:
-    """Remove keywords from subschemas, in place."""
-    for location in locations:
-        for keyword in keywords:
-            cast("dict[str, Any]", location.schema).pop(keyword, None)
+    found = [each.pointer or "the root" for each in locations if not each.schema.keys().isdisjoint(keywords)]
+    return ", ".join(shown(pointer)[1:-1] for pointer in found[:3]) + (" and more" if len(found) > 3 else "")

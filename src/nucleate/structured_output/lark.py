@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.pattern_parser import Item, Size, expanded_size, total_size
-from nucleate.structured_output.pattern_syntax import unsupported_syntax, with_explicit_classes
+from nucleate.structured_output.pattern_syntax import nesting, unsupported_syntax, with_explicit_classes
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.schema_soundness import rewrite_schema
 
@@ -73,7 +73,7 @@ class Lark:
     """Number of uses of ``&`` and ``~`` on terminals."""
     depth: int
     """Nesting depth of brackets."""
-    size: Size
+    size: tuple[int, int]
     """The largest minimum and maximum length of a terminal, or of all rules together, in characters."""
     regex_characters: int
     """Characters in ``%regex``."""
@@ -95,8 +95,8 @@ def parse_lark(text: str, options: Mapping[str, Any] | None = None) -> Lark:
     for token, following in pairwise([*tokens, LarkToken("end", "", 0)]):
         if token.kind == "rule" and token.text in _UNSUPPORTED and following.text == "=":
             _reject(token, f"{token.text} is not supported: {_UNSUPPORTED[token.text]}")
-        if check := _CHECKS.get(token.text):
-            check(token)
+        if token.kind == "embedded":
+            _check_embedded(token)
         if token.kind == "regex":
             _check_pattern(token)
         negations += token.text == "~" and following.kind != "number"
@@ -105,7 +105,7 @@ def parse_lark(text: str, options: Mapping[str, Any] | None = None) -> Lark:
         text="".join(_to_llguidance(token, options or {}) for token in all_tokens),
         num_alternatives=operators.count("|"),
         num_operators=operators.count("&") + negations,
-        depth=_depth(operators),
+        depth=nesting(operators),
         size=_size(all_tokens),
         regex_characters=sum(_regex_characters(token) for token in tokens),
         schemas=tuple(token.value for token in tokens if token.text == "%json"),
@@ -155,24 +155,15 @@ def _check_pattern(token: LarkToken) -> None:
         _reject(token._replace(line=token.line + len(lines) - 1), f"column {column}: {found}")
 
 
-def _check_schema(token: LarkToken) -> None:
-    if not isinstance(token.value, dict):
+def _check_embedded(token: LarkToken) -> None:
+    given = token.value if isinstance(token.value, dict) else None
+    if token.text == "%json" and given is None:
         _reject(token, "%json needs an object")
-
-
-def _check_options(token: LarkToken) -> None:
-    known = ", ".join(sorted(_OPTIONS))
-    for name in token.value if isinstance(token.value, dict) else ("no object",):
-        if name not in _OPTIONS:
-            _reject(token, f"%llguidance takes {known}; got {shown(name)}")
-
-
-def _check_regex_options(token: LarkToken) -> None:
-    if not isinstance(token.value, dict) or len(token.value) != 1 or not token.value.keys() <= _REGEX_OPTIONS:
+    if token.text == "%regex" and (given is None or len(given) != 1 or not given.keys() <= _REGEX_OPTIONS):
         _reject(token, f"%regex needs an object with one of {', '.join(sorted(_REGEX_OPTIONS))}")
-
-
-_CHECKS: Final = {"%json": _check_schema, "%llguidance": _check_options, "%regex": _check_regex_options}
+    for name in (("no object",) if given is None else given) if token.text == "%llguidance" else ():
+        if name not in _OPTIONS:
+            _reject(token, f"%llguidance takes {', '.join(sorted(_OPTIONS))}; got {shown(name)}")
 
 
 def _regex_characters(token: LarkToken) -> int:
@@ -190,15 +181,7 @@ def _token_id_ranges(token: LarkToken) -> Iterator[tuple[int, int]]:
         yield int(found[1]), int(found[2] or found[1])
 
 
-def _depth(operators: list[str]) -> int:
-    depth = deepest = 0
-    for mark in operators:
-        depth += (mark in "([{") - (mark in ")]}")
-        deepest = max(deepest, depth)
-    return deepest
-
-
-def _size(tokens: list[LarkToken]) -> Size:
+def _size(tokens: list[LarkToken]) -> tuple[int, int]:
     """Return the largest size of a terminal, or of all rules together. Nested terminals multiply; rules count once."""
     definitions = _definitions(tokens)
     terminals = {name: body for name, body in definitions.items() if name.lstrip("_")[:1].isupper()}
@@ -210,8 +193,8 @@ def _size(tokens: list[LarkToken]) -> Size:
     except CycleError as error:
         raise ParameterError("grammar", f"grammar: terminals refer to one another: {error.args[1][0]}") from None
     rules = [total_size(_items(body, sizes)) for name, body in definitions.items() if name not in sizes]
-    sizes_of_all = [*sizes.values(), (sum(low for low, _ in rules), sum(high for _, high in rules))]
-    return max(low for low, _ in sizes_of_all), max(high for _, high in sizes_of_all)
+    sizes[""] = Size(sum(size.low for size in rules), sum(size.high for size in rules))
+    return max(size.low for size in sizes.values()), max(size.high for size in sizes.values())
 
 
 def _definitions(tokens: list[LarkToken]) -> dict[str, list[LarkToken]]:
@@ -251,12 +234,12 @@ def _repetition(text: str) -> Iterator[str]:
 def _item_size(token: LarkToken, sizes: Mapping[str, Size]) -> Size:
     if token.kind == "regex":
         return expanded_size(token.pattern_and_flags[0])
-    if token.kind == "embedded":
-        return 1, 1 + _regex_characters(token)
-    return (len(token.text.removesuffix("i")) - 2,) * 2 if token.kind == "string" else sizes.get(token.text, (1, 1))
+    if token.kind == "string":
+        length = len(token.text.removesuffix("i")) - 2
+        return Size(length, length)
+    return Size(1, 1 + _regex_characters(token)) if token.kind == "embedded" else sizes.get(token.text, Size(1, 1))
 
 
 def _reject(token: LarkToken, reason: str) -> NoReturn:
-    raise ParameterError(
-        "grammar", f"grammar: in line {token.line}{', ' if reason.startswith('column') else ': '}{reason}"
-    )
+    separator = ", " if reason.startswith("column") else ": "
+    raise ParameterError("grammar", f"grammar: in line {token.line}{separator}{reason}")

@@ -6,7 +6,6 @@ What may follow a trigger is a quotient of the grammar: the rest of its texts af
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any, final
 
@@ -24,9 +23,11 @@ from nucleate.structured_output.grammar_expressions import (
     Rules,
     TokenReference,
     choice,
-    rebuilt,
     repetition,
     sequence,
+    shortest_text,
+    shortest_texts,
+    substituted,
 )
 from nucleate.structured_output.llguidance_library import SpecialTokens
 from nucleate.structured_output.spec import TRIGGERS, GrammarTrigger
@@ -51,8 +52,9 @@ def gbnf_quotient(rules: Rules, beginnings: Iterable[Sequence[Symbol]], is_token
             found |= _Quotient(found, symbol, suffix, is_token).rules(start)
             start += suffix
         starts.append(start)
-    renamed = {f" {name}" if name == "root" else name: _renamed(body) for name, body in found.items()}
-    return {**renamed, "root": choice(Reference(" root" if start == "root" else start) for start in starts)}
+    inner_root = {"root": Reference(" root")}
+    renamed = {f" {name}" if name == "root" else name: substituted(body, inner_root) for name, body in found.items()}
+    return {**renamed, "root": choice(inner_root.get(start, Reference(start)) for start in starts)}
 
 
 @final
@@ -61,11 +63,7 @@ class _Quotient:
 
     def __init__(self, rules: Rules, symbol: Symbol, suffix: str, is_token: Callable[[str, int], bool]) -> None:
         self._rules, self._symbol, self._suffix, self._is_token = rules, symbol, suffix, is_token
-        self._nullable: set[str] = set()
-        size = -1
-        while len(self._nullable) != size:
-            size = len(self._nullable)
-            self._nullable |= {name for name, body in rules.items() if self._is_nullable(body)}
+        self._shortest = shortest_texts(rules)
         self._waiting: list[str] = []
 
     def rules(self, start: str) -> dict[str, Expression]:
@@ -76,18 +74,6 @@ class _Quotient:
             if name + self._suffix not in found:
                 found[name + self._suffix] = self._after(self._rules[name])
         return found
-
-    def _is_nullable(self, expression: Expression) -> bool:
-        match expression:
-            case Characters() | TokenReference():
-                return False
-            case Reference():
-                return expression.name in self._nullable
-            case Repetition():
-                return expression.low == 0 or self._is_nullable(expression.parts[0])
-            case Choice():
-                return any(map(self._is_nullable, expression.parts))
-        return all(map(self._is_nullable, expression.parts))
 
     def _after(self, expression: Expression) -> Expression:
         match expression:
@@ -109,35 +95,20 @@ class _Quotient:
         found = []
         for position, part in enumerate(expression.parts):
             found.append(sequence([self._after(part), *expression.parts[position + 1 :]]))
-            if not self._is_nullable(part):
+            if shortest_text(part, self._shortest) > 0:
                 break
         return choice(found)
-
-
-def _renamed(expression: Expression) -> Expression:
-    """Return an expression with another name in place of ``root``."""
-    if "root" not in expression.references:
-        return expression
-    if isinstance(expression, Reference):
-        return Reference(" root")
-    return rebuilt(expression, map(_renamed, expression.parts))
 
 
 def lazy_grammar(
     grammar: str, triggers: tuple[GrammarTrigger, ...], options: Mapping[str, Any], tokens: SpecialTokens
 ) -> str:
     """Return a lazy grammar in llguidance's JSON format. Raises ParameterError. options: for JSON schemas in it."""
-    with _own_errors():
-        if not is_gbnf(grammar):
-            raise ParameterError("grammar", "grammar: with grammar_lazy, it must be in GBNF, such as root ::= ...")
+    if not is_gbnf(grammar):
+        raise ParameterError("grammar", "grammar: with grammar_lazy, it must be in GBNF, such as root ::= ...")
+    try:
         found = _LazyGrammar(grammar, options, tokens)
         return found.grammars.document(found.expression(triggers))
-
-
-@contextmanager
-def _own_errors() -> Iterator[None]:
-    try:
-        yield
     except ParameterError as error:
         if error.field != FIELD:
             raise

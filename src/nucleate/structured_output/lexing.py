@@ -7,9 +7,11 @@ single characters, which are always exact. Which uses of terminals may come firs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import reduce
 from itertools import groupby
-from typing import Final, NamedTuple, final
+from operator import or_
+from typing import Final, cast, final
 
 from nucleate.structured_output.grammar_expressions import (
     EMPTY,
@@ -28,22 +30,16 @@ from nucleate.structured_output.grammar_expressions import (
     sequence,
 )
 from nucleate.structured_output.terminal_automata import (
-    END,
     Alphabet,
     Automaton,
     Budget,
+    Ends,
+    Positions,
     TooManyStepsError,
     conflicts,
     members,
+    overlap,
 )
-
-
-class Ends(NamedTuple):
-    """The uses of terminals at the ends of an expression, and whether it matches the empty text."""
-
-    nullable: bool
-    first: int
-    last: int
 
 
 def follow_sets(
@@ -64,45 +60,26 @@ def follow_sets(
 
 
 @final
-class _Finder:
+class _Finder(Positions):
+    """A position is the use of a terminal."""
+
     def __init__(self, rules: Rules, num_uses: int, nullable: Sequence[bool], budget: Budget) -> None:
+        super().__init__([0] * num_uses, budget)
         self.rules = dict.fromkeys(rules, Ends(False, 0, 0))
-        self.following = [0] * num_uses
         self.changed = True
-        self._nullable, self._budget = nullable, budget
+        self._nullable = nullable
 
-    def ends(self, expression: Expression) -> Ends:
-        """Return the ends of an expression; extend ``following`` by what is inside it."""
-        self._budget.spend()
-        if isinstance(expression, Terminal):
-            use = 1 << expression.use
-            return Ends(self._nullable[expression.number], use, use)
-        if isinstance(expression, Reference):
-            return self.rules[expression.name]
-        parts = [self.ends(part) for part in expression.parts]
-        if isinstance(expression, Repetition):
-            [part] = parts
-            if expression.high != 1:
-                self._connect(part, part)
-            return part._replace(nullable=part.nullable or expression.low == 0)
-        total = Ends(not isinstance(expression, Choice), 0, 0)
-        for part in parts:
-            total = (self._either if isinstance(expression, Choice) else self._connect)(total, part)
-        return total
+    def leaf_ends(self, leaf: Expression) -> Ends:
+        if isinstance(leaf, Reference):
+            return self.rules[leaf.name]
+        terminal = cast("Terminal", leaf)
+        return Ends(self._nullable[terminal.number], 1 << terminal.use, 1 << terminal.use)
 
-    @staticmethod
-    def _either(left: Ends, right: Ends) -> Ends:
-        return Ends(left.nullable or right.nullable, left.first | right.first, left.last | right.last)
-
-    def _connect(self, left: Ends, right: Ends) -> Ends:
-        for use in members(left.last):
-            self._budget.spend()
-            self.following[use] |= right.first
-        return Ends(
-            left.nullable and right.nullable,
-            left.first | (right.first if left.nullable else 0),
-            right.last | (left.last if right.nullable else 0),
-        )
+    def repetition_ends(self, repetition: Repetition) -> Ends:
+        ends = self.ends(repetition.parts[0])
+        if repetition.high != 1:
+            self.connect(ends.last, ends.first)
+        return ends._replace(nullable=ends.nullable or repetition.low == 0)
 
 
 MAX_ROUNDS: Final = 40
@@ -154,20 +131,29 @@ def divide(rules: Rules, start: str) -> Lexing:
         if len(lexing.rules) == 1 and isinstance(lexing.rules[start], Terminal):
             return lexing
         try:
-            regular = [terminal for terminal in lexing.terminals if terminal.regular]
-            automata |= {
-                terminal: Automaton(terminal, alphabet, budget) for terminal in regular if terminal not in automata
-            }
-            nullable = [terminal in automata and automata[terminal].nullable for terminal in lexing.terminals]
-            following, ends = follow_sets(lexing.rules, start, len(lexing.uses), nullable, budget)
-            of_uses = [automata.get(lexing.terminals[number]) for number in lexing.uses]
-            found = conflicts(of_uses, following, ends.first, alphabet, budget)
+            uses, following, ends = _uses(lexing, start, automata, alphabet, budget)
+            found = conflicts(uses, following, ends.first, alphabet, budget)
         except TooManyStepsError:
             break
         if not found:
             return lexing
         split |= {lexing.terminals[lexing.uses[use]].regex for use in found}
     return Lexing(grouped, None)
+
+
+def _uses(
+    lexing: Lexing, start: str, automata: dict[Expression, Automaton], alphabet: Alphabet, budget: Budget
+) -> tuple[list[Automaton | None], list[int], Ends]:
+    """Return the automaton of each use (None: special tokens), and ``follow_sets``. automata: gets those of terminals.
+
+    Raises TooManyStepsError.
+    """
+    for terminal in lexing.terminals:
+        if terminal.regular and terminal not in automata:
+            automata[terminal] = Automaton(terminal, alphabet, budget)
+    nullable = [terminal in automata and automata[terminal].nullable for terminal in lexing.terminals]
+    following, ends = follow_sets(lexing.rules, start, len(lexing.uses), nullable, budget)
+    return [automata.get(lexing.terminals[number]) for number in lexing.uses], following, ends
 
 
 def _grouped(expression: Expression, rules: dict[str, Expression]) -> Expression:
@@ -214,41 +200,19 @@ def boundary_bytes(lexing: Lexing) -> tuple[int, int]:
     """
     alphabet, budget = Alphabet(lexing.terminals), Budget()
     try:
-        automata = [Automaton(each, alphabet, budget) if each.regular else None for each in lexing.terminals]
-        nullable = [automaton is not None and automaton.nullable for automaton in automata]
-        following, ends = follow_sets(lexing.rules, "root", len(lexing.uses), nullable, budget)
+        automata, following, ends = _uses(lexing, "root", {}, alphabet, budget)
 
         def first(uses: int) -> int:
-            found = (automata[lexing.uses[use]] for use in members(uses))
-            return _union(automaton.readable(automaton.start) for automaton in found if automaton)
+            found = (automata[use] for use in members(uses))
+            return reduce(or_, (automaton.readable(automaton.start) for automaton in found if automaton), 0)
 
         continuing = 0
         for use in members(ends.last):
-            automaton = automata[lexing.uses[use]]
-            continuing |= first(following[use]) | (_after_a_text(automaton) if automaton else 0)
+            continuing |= first(following[use])
+            if automaton := automata[use]:
+                continuing |= overlap(automaton, automaton, budget).after_first
         if ends.nullable:
             continuing |= first(ends.first)
         return alphabet.first_bytes(first(ends.first)), alphabet.first_bytes(continuing)
     except TooManyStepsError:
         return ALL_BYTES, ALL_BYTES
-
-
-def _union(sets: Iterable[int]) -> int:
-    found = 0
-    for each in sets:
-        found |= each
-    return found
-
-
-def _after_a_text(automaton: Automaton) -> int:
-    """Return the characters with which a terminal can read on after one of its texts."""
-    found, known, waiting = 0, {automaton.start}, [automaton.start]
-    while waiting:
-        state = waiting.pop()
-        for _, following in automaton.moves(state):
-            if following & END:
-                found |= automaton.readable(following)
-            if following not in known:
-                known.add(following)
-                waiting.append(following)
-    return found

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, cast, final
 
@@ -30,7 +31,6 @@ from nucleate.structured_output.json_schema import (
     check_unsupported,
     keyword_locations,
     misspelled_keywords,
-    remove_keywords,
     unsupported_keywords,
 )
 from nucleate.structured_output.lark import parse_lark
@@ -48,6 +48,7 @@ from nucleate.structured_output.llguidance_library import (
     short_message,
 )
 from nucleate.structured_output.pattern_syntax import check_syntax, with_explicit_classes
+from nucleate.structured_output.schema_normalization import any_of
 from nucleate.structured_output.schema_rewriting import prepare_schema
 from nucleate.structured_output.schema_soundness import (
     remove_unsupported_patterns,
@@ -120,6 +121,10 @@ _COUNTS_WARNING = "min/maxProperties"
 _OVERLAPS = "oneOf whose alternatives may overlap"
 
 
+_Compiled = tuple[InitialMatcher, tuple[str, ...], tuple[str, ...], int]
+"""The initial matcher of a constraint, the ignored and the unknown keywords, and the length of its grammar."""
+
+
 @final
 class LLGuidanceEngine:
     """Compiles grammars for one vocabulary. threads: threads that fill masks; None: 80 % of the processors.
@@ -136,11 +141,8 @@ class LLGuidanceEngine:
         self._digits = TokenDigits(vocabulary.tokens)
         self._executor = library().LLExecutor(num_threads=threads)
 
-    def compile(self, spec: StructuredOutputs) -> tuple[InitialMatcher, tuple[str, ...], tuple[str, ...], int]:
-        """Return the initial matcher of a constraint, the ignored and the unknown keywords and about its size in bytes.
-
-        Raises ParameterError, which names the field.
-        """
+    def compile(self, spec: StructuredOutputs) -> _Compiled:
+        """Compile a constraint. Raises ParameterError, which names the field."""
         if spec.structural_tag is not None:
             return self._compile_tag(spec, spec.structural_tag)
         try:
@@ -150,15 +152,10 @@ class LLGuidanceEngine:
                 raise
         return self._compile(spec, rewrite=False)  # rewritten conditions may be too large, or not supported together
 
-    def _compile(
-        self, spec: StructuredOutputs, *, rewrite: bool = True
-    ) -> tuple[InitialMatcher, tuple[str, ...], tuple[str, ...], int]:
+    def _compile(self, spec: StructuredOutputs, *, rewrite: bool = True) -> _Compiled:
         schema = self._limits.check(spec, rewrite=rewrite)
-        ignored: tuple[str, ...] = ()
-        unknown: tuple[str, ...] = ()
-        if schema is not None:
-            unknown = _unknown(schema, spec)
-            ignored = _ignored(schema, spec)
+        unknown = () if schema is None else _unknown(schema, spec)
+        ignored = () if schema is None else _ignored(schema, spec)
         if spec.grammar is not None:
             self._check_grammar(spec.grammar)
         initial, text = self._create(spec, schema)
@@ -166,14 +163,14 @@ class LLGuidanceEngine:
             warnings = "".join(initial.current[0].get_grammar_warnings())
             if _COUNTS_WARNING in warnings:  # llguidance approximates them, but not as alternatives
                 ignored += (f"{' and '.join(_COUNTS)} at {keyword_locations(schema.locations, *_COUNTS)}",)
-                remove_keywords(schema.locations, *_COUNTS)
+                for location in schema.locations:
+                    for name in _COUNTS:
+                        cast("dict[str, Any]", location.schema).pop(name, None)
                 schema.update_locations()  # the first translation has rewritten them
                 initial, text = self._create(spec, schema)
-        return initial, ignored, unknown, 2**16 + 64 * len(text)
+        return initial, ignored, unknown, len(text)
 
-    def _compile_tag(
-        self, spec: StructuredOutputs, document: str
-    ) -> tuple[InitialMatcher, tuple[str, ...], tuple[str, ...], int]:
+    def _compile_tag(self, spec: StructuredOutputs, document: str) -> _Compiled:
         form = parse_structural_tag(json.loads(document))
         schemas, ignored = self._limits.check_tag(document, form), dict[str, None]()
         unknown: list[str] = []
@@ -192,7 +189,7 @@ class LLGuidanceEngine:
         initial = self._initial(spec, text, None, None)
         if spec.on_unsupported != "error":
             ignored |= dict.fromkeys(map(short_message, initial.current[0].get_grammar_warnings()))
-        return initial, tuple(ignored), tuple(unknown), 2**16 + 64 * len(text)
+        return initial, tuple(ignored), tuple(unknown), len(text)
 
     def _create(self, spec: StructuredOutputs, schema: PreparedSchema | None) -> tuple[InitialMatcher, str]:
         """Return the initial matcher and llguidance's text of a constraint. schema: its prepared schema."""
@@ -208,9 +205,8 @@ class LLGuidanceEngine:
     ) -> InitialMatcher:
         eos_ids, eos_mask_W = self._vocabulary.eos_ids, self._vocabulary.eos_mask_W
         budget = TimeBudget(self._limits.mask_budget_seconds)
-        initial: InitialMatcher = _checked(
-            spec, lambda: InitialMatcher(lambda: self.matcher(text), eos_ids, eos_mask_W, budget, limit), schema
-        )
+        create = partial(InitialMatcher, lambda: self.matcher(text), eos_ids, eos_mask_W, budget, limit)
+        initial: InitialMatcher = _checked(spec, create, schema)
         ll_matcher, _ = initial.current
         if ll_matcher.is_error():
             raise _compile_error(spec, ll_matcher.get_error(), schema)
@@ -273,22 +269,20 @@ class LLGuidanceEngine:
             if overlapping := _overlapping(schema):
                 raise ParameterError("grammar", f"grammar: %json: cannot enforce {_OVERLAPS} at {overlapping}")
         for first, last in lark.token_id_ranges:
-            if last < first or not self._vocabulary.allowed_ids.issuperset(
-                range(first, min(last, first + len(self._vocabulary.tokens)) + 1)
-            ):
-                raise ParameterError(
-                    "grammar", f"grammar: <[{first}-{last}]> is not a range of token ids of this model"
-                )
-            if is_gbnf(grammar) and first not in self._vocabulary.special_ids:
-                raise ParameterError(
-                    "grammar", f"grammar: <[{first}]> must be a special token in GBNF; write other tokens as text"
-                )
+            vocabulary, fault = self._vocabulary, ""
+            ids = range(first, min(last, first + len(vocabulary.tokens)) + 1)
+            if not ids or not vocabulary.allowed_ids.issuperset(ids):
+                fault = f"<[{first}-{last}]> is not a range of token ids of this model"
+            elif is_gbnf(grammar) and first not in vocabulary.special_ids:
+                fault = f"<[{first}]> must be a special token in GBNF; write other tokens as text"
+            if fault:
+                raise ParameterError("grammar", f"grammar: {fault}")
 
 
 def _ignored(schema: PreparedSchema, spec: StructuredOutputs) -> tuple[str, ...]:
     """Remove what cannot be enforced from a schema, in place, and return it. Raises ParameterError."""
-    patterns = remove_unsupported_patterns(schema, overlapping=spec.on_unsupported == "ignore")
-    ignored = check_unsupported((*patterns, *_unsupported(schema)), spec.on_unsupported)
+    found = _unsupported(schema, overlapping=spec.on_unsupported == "ignore")
+    ignored = check_unsupported(found, spec.on_unsupported)
     if not (overlapping := _overlapping(schema)):
         return ignored
     if spec.on_unsupported == "error":
@@ -296,10 +290,8 @@ def _ignored(schema: PreparedSchema, spec: StructuredOutputs) -> tuple[str, ...]
         raise ParameterError("json_schema", f"json_schema: cannot enforce {_OVERLAPS} at {overlapping}; {hint}")
     for location in schema.locations:
         own = cast("dict[str, Any]", location.schema)
-        if location.list_of("oneOf") and "anyOf" not in own:
-            own["anyOf"] = own.pop("oneOf")
-        elif location.list_of("oneOf"):
-            own["allOf"] = [*location.list_of("allOf"), {"anyOf": own.pop("oneOf")}]
+        if location.list_of("oneOf"):
+            any_of(own, own.pop("oneOf"))
     return (*ignored, f"oneOf treated as anyOf at {overlapping}")
 
 
@@ -316,7 +308,8 @@ def _unknown(schema: PreparedSchema, spec: StructuredOutputs) -> tuple[str, ...]
     return unknown
 
 
-def _unsupported(schema: PreparedSchema) -> Iterator[tuple[str, str]]:
+def _unsupported(schema: PreparedSchema, *, overlapping: bool = False) -> Iterator[tuple[str, str]]:
+    yield from remove_unsupported_patterns(schema, overlapping=overlapping)
     yield from unsupported_keywords(schema.locations)
     yield from unsupported_combinations(schema.locations)
 

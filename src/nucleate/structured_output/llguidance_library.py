@@ -145,12 +145,7 @@ class SpecialTokens:
 
     def can_spell(self, text: str) -> bool:
         """Return whether other tokens can write the special tokens in a text, as characters."""
-        found = self.find(text)
-        while found is not None:
-            if not self._spelled(text[found.start : found.end].encode()):
-                return False
-            found = self.find(text, found.end)
-        return True
+        return all(self._spelled(found[0].encode()) for found in self._any.finditer(text))
 
     @lru_cache(1024)  # noqa: B019  # one per model
     def _spelled(self, data: bytes) -> bool:

@@ -20,7 +20,15 @@ from nucleate.structured_output.grammar_expressions import (
     sequence,
 )
 from nucleate.structured_output.pattern_parser import UnknownPatternError, characters, texts
-from nucleate.structured_output.terminal_automata import END, Alphabet, Automaton, Budget, TooManyStepsError, overlap
+from nucleate.structured_output.pattern_syntax import nesting
+from nucleate.structured_output.terminal_automata import (
+    MAX_COPIES,
+    Alphabet,
+    Automaton,
+    Budget,
+    TooManyStepsError,
+    overlap,
+)
 
 MAX_POSITIONS: Final = 256
 """Maximum number of character classes of a pattern that is complemented or divided, with repetitions written out."""
@@ -38,7 +46,7 @@ _IN_NAMES: Final = ((0x09, 0x09), (0x0B, 0x0D), *_PLAIN[1:])
 """Those of names: without line feeds, before which ``$`` may match or not."""
 _WHITESPACE: Final = {0x09: r"\t", 0x0A: r"\n", 0x0B: r"\v", 0x0C: r"\f", 0x0D: r"\r"}
 
-_ESCAPE: Final = re.compile(r"\\.")
+_GROUP_BRACKET: Final = re.compile(r"\\.|([()])")
 _ONE_CLASS: Final = re.compile(r"\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 
 _START, _END = -1, -2
@@ -106,7 +114,7 @@ def name_regions(
 def disjoint_patterns(one: str, other: str, budget: Budget) -> bool:
     """Whether no text matches both patterns, in any dialect. False if that is unknown."""
     try:
-        return _disjoint(texts(one), texts(other), budget)
+        return not _overlap(texts(one), texts(other), budget)
     except UnknownPatternError:
         return False
 
@@ -114,37 +122,28 @@ def disjoint_patterns(one: str, other: str, budget: Budget) -> bool:
 def rejects_text(pattern: str, text: str, budget: Budget) -> bool:
     """Whether a pattern does not match a text in any dialect. False if that is unknown."""
     try:
-        return len(text) <= MAX_POSITIONS and _disjoint(texts(pattern), _literal(text), budget)
+        return len(text) <= MAX_POSITIONS and not _overlap(texts(pattern), _literal(text), budget)
     except UnknownPatternError:
         return False
 
 
 def accepts_text(pattern: str, text: str, budget: Budget) -> bool:
     """Whether a pattern matches a text in every dialect. Raises UnknownPatternError."""
-    expression = _texts(pattern, certain=True)
-    alphabet = Alphabet([expression, Characters(ALL_CHARACTERS)])
-    try:
-        automaton = Automaton(expression, alphabet, budget, exact=True)
-        state = automaton.start | automaton.nullable
-        for character in text:
-            read = alphabet.class_of(ord(character))
-            state = next((after for readable, after in automaton.moves(state) if readable & read), 0)
-    except TooManyStepsError:
-        raise UnknownPatternError from None
-    return bool(state & END)
+    return _overlap(_texts(pattern, certain=True), _literal(text), budget, MAX_POSITIONS)
 
 
 def _literal(text: str) -> Expression:
     return sequence(characters([(ord(each), ord(each))]) for each in text)
 
 
-def _disjoint(one: Expression, other: Expression, budget: Budget) -> bool:
+def _overlap(one: Expression, other: Expression, budget: Budget, max_copies: int = MAX_COPIES) -> bool:
+    """Whether two expressions may have a text in common. Raises UnknownPatternError."""
     alphabet = Alphabet([one, other])
     try:
-        first, second = Automaton(one, alphabet, budget), Automaton(other, alphabet, budget)
-        return not (first.nullable and second.nullable) and not overlap(first, second, budget).shared
+        first, second = (Automaton(each, alphabet, budget, max_copies) for each in (one, other))
+        return (first.nullable and second.nullable) or overlap(first, second, budget).shared
     except TooManyStepsError:
-        return False
+        raise UnknownPatternError from None
 
 
 class _Division:
@@ -156,13 +155,11 @@ class _Division:
     def __init__(self, expressions: Sequence[Expression], budget: Budget, given: Ranges = _PLAIN) -> None:
         self._alphabet, self._budget = Alphabet([*expressions, Characters(given)]), budget
         try:
-            automata = [Automaton(each, self._alphabet, budget, exact=True) for each in expressions]
+            automata = [Automaton(each, self._alphabet, budget, MAX_POSITIONS) for each in expressions]
             self._moves, self.labels = _product(automata, self._alphabet.classes(Characters(given)), budget)
         except TooManyStepsError:
             raise UnknownPatternError from None
-        self._edges = [
-            {state: _class(self._alphabet, classes) for state, classes in each.items()} for each in self._moves
-        ]
+        self._edges = [{to: _class(self._alphabet, read) for to, read in moves.items()} for moves in self._moves]
 
     def label(self, text: str) -> frozenset[int]:
         """Return which expressions match a text of the given characters; none of them for others."""
@@ -281,7 +278,7 @@ def _expression(edges: Edges, ends: set[int], budget: Budget) -> str:
             into[to].discard(state)
         del into[state]
     text = out[_START][_END]
-    if _nesting(text) > MAX_NESTING:
+    if nesting(_GROUP_BRACKET.findall(text)) > MAX_NESTING:
         raise TooManyStepsError
     return f"(?:{text})"
 
@@ -315,11 +312,3 @@ def _alternative(text: str) -> str:
 
 def _grouped(text: str) -> str:
     return text if len(text) == 1 or _ONE_CLASS.fullmatch(text) else f"(?:{text})"
-
-
-def _nesting(text: str) -> int:
-    deepest = depth = 0
-    for character in _ESCAPE.sub("", text):
-        depth += (character == "(") - (character == ")")
-        deepest = max(deepest, depth)
-    return deepest

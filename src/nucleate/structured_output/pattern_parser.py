@@ -222,23 +222,52 @@ _ITEM = re.compile(
 MAX_SIZE: Final = 10**12
 """Cap on sizes; it exceeds every limit."""
 
-Size = tuple[int, int]
-"""Upper bounds of the (minimum, maximum) number of characters that a part matches; * and + count as one repetition."""
+
+class Size(NamedTuple):
+    """Upper bounds of the (minimum, maximum) number of characters of a part; * and + count as one repetition.
+
+    ``lengths``: the number of its lengths but one. ``fixed``: whether each alternative has a part of fixed length.
+    ``ambiguous``: how many ways there may be to divide a text among the repetitions of a group, as in
+    ``([a-z]{1,9}){1,9}``. A part of fixed length usually separates the repetitions, so groups with one do not count.
+    """
+
+    low: int
+    high: int
+    lengths: int = 0
+    fixed: bool = True
+    ambiguous: int = 0
+
+    def repeated(self, operator: str) -> Size:
+        if operator in "*+?":
+            low, high, more = int(operator == "+"), 1, 1
+        else:
+            given, comma, last = operator[1:-1].partition(",")
+            low = int(given or 0)
+            high = max(low, int(last or 1)) if comma else low
+            more = high - low
+        return Size(
+            min(self.low * low, MAX_SIZE),
+            min(self.high * high, MAX_SIZE),
+            min(max(self.lengths * high, more), MAX_SIZE),
+            self.fixed and not more,
+            self.ambiguous if self.fixed else min(max(self.ambiguous, self.lengths * high), MAX_SIZE),
+        )
+
+
 Item = Size | str
-"""A part of an expression: a size, a bracket ``(`` or ``)``, an operator ``* + ?``, or a count ``{2,5}``."""
+"""A part of an expression: a size, a bracket ``(`` or ``)``, a bar, an operator ``* + ?``, or a count ``{2,5}``."""
 
 
 def expanded_size(pattern: str) -> Size:
     """Return the size of a regular expression. The result for an invalid one is arbitrary."""
-    return total_size(split_pattern(pattern))
+    return total_size(_items(pattern))
 
 
-def split_pattern(pattern: str) -> Iterator[Item]:
-    """Yield the parts of a regular expression for ``total_size``."""
+def _items(pattern: str) -> Iterator[Item]:
     for match in _ITEM.finditer(pattern):
         kind = match.lastgroup
         if kind in ("class", "one"):
-            yield 1, 1
+            yield "|" if match[0] == "|" else Size(1, 1)
         elif kind == "count":
             yield f"{{{match[4][:12]}{match[5]}{match[6][:12]}}}"
         else:
@@ -247,64 +276,34 @@ def split_pattern(pattern: str) -> Iterator[Item]:
 
 def total_size(parts: Iterable[Item]) -> Size:
     """Return the size of a sequence of parts. Alternatives are summed."""
-    levels: list[list[Size]] = [[]]
+    levels: list[list[list[Size]]] = [[[]]]
     repeated = False  # a ? after a repetition makes it lazy, not optional
     for part in parts:
         repeats = False
-        if not isinstance(part, str):
-            levels[-1].append(part)
+        if isinstance(part, Size):
+            levels[-1][-1].append(part)
         elif part == "(":
-            levels.append([])
+            levels.append([[]])
+        elif part == "|":
+            levels[-1].append([])
         elif part == ")":
             inner = _sum(levels.pop())
-            levels = levels or [[]]
-            levels[-1].append(inner)
+            levels = levels or [[[]]]
+            levels[-1][-1].append(inner)
         else:
             repeats = True
-            if levels[-1] and not (repeated and part == "?"):
-                levels[-1].append(_times(levels[-1].pop(), part))
+            if levels[-1][-1] and not (repeated and part == "?"):
+                levels[-1][-1].append(levels[-1][-1].pop().repeated(part))
         repeated = repeats
-    return _sum([size for level in levels for size in level])
+    return _sum([branch for level in levels for branch in level])
 
 
-def _sum(sizes: list[Size]) -> Size:
-    return min(sum(low for low, _ in sizes), MAX_SIZE), min(sum(high for _, high in sizes), MAX_SIZE)
-
-
-def _times(size: Size, operator: str) -> Size:
-    if operator in "*+?":
-        return (size[0] if operator == "+" else 0), size[1]
-    low, comma, high = operator[1:-1].partition(",")
-    minimum = int(low or 0)
-    maximum = int(high) if high else max(minimum, 1) if comma else minimum
-    return min(size[0] * minimum, MAX_SIZE), min(size[1] * max(maximum, minimum), MAX_SIZE)
-
-
-def ambiguous_size(pattern: str) -> int:
-    """Return how many ways there may be to divide a text among the repetitions of a group, as in ``([a-z]{1,9}){1,9}``.
-
-    Groups with a part of fixed length do not count, because it usually separates the repetitions.
-    """
-    worst = 0
-    levels: list[list[list[tuple[int, bool]]]] = [[[]]]  # alternatives of items: number of lengths, whether it is fixed
-    for match in _ITEM.finditer(pattern):
-        kind, items = match.lastgroup, levels[-1][-1]
-        if kind == "open":
-            levels.append([[]])
-        elif kind == "close":
-            alternatives = levels.pop()
-            levels = levels or [[[]]]
-            width = sum(width for each in alternatives for width, _ in each)
-            levels[-1][-1].append((width, all(any(fixed for _, fixed in each) for each in alternatives)))
-        elif match[0] == "|":
-            levels[-1].append([])
-        elif kind not in ("count", "loop"):
-            items.append((0, True))
-        elif items:
-            width, fixed = items.pop()
-            low, high = (int(match[4][:12]), int(match[6][:12] or 0)) if kind == "count" else (0, 1)
-            high = max(low, high) if kind != "count" or match[5] else low
-            if not fixed:
-                worst = min(max(worst, width * high), MAX_SIZE)
-            items.append((min(max(width * high, high - low), MAX_SIZE), fixed and low == high))
-    return worst
+def _sum(branches: list[list[Size]]) -> Size:
+    parts = [part for branch in branches for part in branch]
+    return Size(
+        min(sum(part.low for part in parts), MAX_SIZE),
+        min(sum(part.high for part in parts), MAX_SIZE),
+        min(sum(part.lengths for part in parts), MAX_SIZE),
+        all(any(part.fixed for part in branch) for branch in branches),
+        max((part.ambiguous for part in parts), default=0),
+    )

@@ -120,6 +120,15 @@ def pattern_parts(pattern: str) -> Iterator[Part]:
         position = found.end()
 
 
+def nesting(marks: Iterable[str]) -> int:
+    """Return how deep brackets are nested in characters, or in the parts of a grammar."""
+    depth = deepest = 0
+    for mark in marks:
+        depth += (mark in ("(", "[", "{")) - (mark in (")", "]", "}"))
+        deepest = max(deepest, depth)
+    return deepest
+
+
 @lru_cache(64)
 def with_explicit_classes(pattern: str) -> str:
     r"""Return a supported pattern with characters instead of ``\d \w \s \D \W \S``."""
@@ -161,7 +170,6 @@ class _Level:
     anchor in any of its alternatives.
     """
 
-    opening: Part | None = None
     consumed_before: bool = False
     ended_before: Part | None = None
     consumed: bool = False
@@ -179,7 +187,7 @@ class _Checker:
 
     def __init__(self) -> None:
         self._levels = [_Level()]
-        self._classes: list[Part] = []
+        self._open: list[Part] = []  # the brackets of groups and classes
         self._before = ""  # the text of the previous part
         self._repeats = 0  # 1: after a repetition, 2: after a lazy one
         self._repeatable = False
@@ -190,14 +198,13 @@ class _Checker:
             if found is not None:
                 return found
             self._before = part.text
-        for opening, name, close in (
-            (self._classes, "[", "]"),
-            ([each.opening for each in self._levels[1:]], "(", ")"),
-        ):
-            if opening and opening[-1] is not None:
-                hint = f"close it with {close}, or write \\{name} for the character"
-                return Unsupported(opening[-1].position, opening[-1].text, "never closed", hint, invalid=True)
-        return None
+        if not self._open:
+            return None
+        opening = self._open[-1]
+        close = ")" if opening.text[0] == "(" else "]"
+        return _invalid(
+            opening, "never closed", f"close it with {close}, or write \\{opening.text[0]} for the character"
+        )
 
     def _outside(self, part: Part) -> Unsupported | None:
         text = part.text
@@ -211,7 +218,7 @@ class _Checker:
         if text == ")":
             return self._close(part)
         if text[0] == "[":
-            self._classes.append(part)
+            self._open.append(part)
         return (_escape(part) if text[0] == "\\" else None) or self._text()
 
     def _anchor(self, part: Part) -> Unsupported | None:
@@ -227,6 +234,7 @@ class _Checker:
     def _close(self, part: Part) -> Unsupported | None:
         if len(self._levels) == 1:
             return _invalid(part, "never opened", r"write \) for the character")
+        self._open.pop()
         level = self._levels.pop()
         level.next_alternative()
         found = self._text()
@@ -253,18 +261,16 @@ class _Checker:
         elif part.text != "(" and part.text[-1] != ">":
             return _invalid(part, "an unknown group", "write (...) or (?:...)")
         level = self._levels[-1]
-        self._levels.append(_Level(part, level.consumed, level.ended, level.consumed, level.ended))
+        self._open.append(part)
+        self._levels.append(_Level(level.consumed, level.ended, level.consumed, level.ended))
         return None
 
     def _repetition(self, part: Part) -> Unsupported | None:
         count = _COUNT.fullmatch(part.text)
         if part.text[0] == "{" and count is None:
             low = part.text.replace(" ", "").replace("{,", "{0,")
-            return _invalid(
-                part,
-                "no count",
-                f"write {low if _COUNT.fullmatch(low) else 'a count such as {2,5}'}, or \\{{ for the character",
-            )
+            meant = low if _COUNT.fullmatch(low) else "a count such as {2,5}"
+            return _invalid(part, "no count", f"write {meant}, or \\{{ for the character")
         if count is not None and count[2] and int(count[2][:12]) < int(count[1][:12]):
             return _invalid(part, "reversed", f"write {{{count[2]},{count[1]}}}")
         if self._repeats == 1 and part.text == "?":
@@ -282,13 +288,13 @@ class _Checker:
     def _inside(self, part: Part) -> Unsupported | None:
         text = part.text
         if text == "]":
-            if self._before in ("[", "[^") and self._classes[-1].position == part.position - len(self._before):
+            if self._before in ("[", "[^"):
                 return _rejected(part, "] at the beginning of a class", r"write \] for the character")
-            self._classes.pop()
+            self._open.pop()
         elif text[0] == "[" and text[:2] != "[:":
             if self._before != "&&":
                 return _rejected(part, "a class in a class", r"write \[ for the character")
-            self._classes.append(part)
+            self._open.append(part)
         elif self._before == "&&" or text in ("--", "~~"):
             return _rejected(part, "a set operation", _SET_OPERATIONS.get(text, r"write \& for the character &"))
         elif text[0] == "\\":

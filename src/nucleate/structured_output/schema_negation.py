@@ -23,11 +23,12 @@ from nucleate.structured_output.disjoint_schemas import (
     value_key,
     values_of,
 )
-from nucleate.structured_output.json_schema import BUDGET, SUPPORTED, UNSUPPORTED, SchemaLocation, original
+from nucleate.structured_output.json_schema import BUDGET, KEYWORDS, SchemaLocation, original
 from nucleate.structured_output.pattern_automata import complement
 from nucleate.structured_output.pattern_parser import UnknownPatternError
 from nucleate.structured_output.pattern_syntax import pattern_excluding
 from nucleate.structured_output.schema_normalization import is_true
+from nucleate.structured_output.terminal_automata import TooManyStepsError
 
 _MAX_DEPTH: Final = 12
 _MAX_STEPS: Final = 1_000
@@ -53,14 +54,9 @@ Alternatives = list[dict[str, Any]]
 """Schemas of which any must hold."""
 
 
-_ENFORCED: Final = SUPPORTED | UNSUPPORTED
 _OF_OBJECTS: Final = frozenset(
     ("properties", "patternProperties", "additionalProperties", "minProperties", "maxProperties")
 )
-
-
-class _TooLargeError(CannotNegateError):
-    pass
 
 
 def negation(schema: Any, root: Schema, context: Iterable[Schema] = (), *, brief: bool = False) -> Any:
@@ -69,7 +65,10 @@ def negation(schema: Any, root: Schema, context: Iterable[Schema] = (), *, brief
     context: schemas that apply to the same value as the negation. brief: of the objects with required properties, only
     those in which one is absent.
     """
-    return _any_of(_negated(schema, _Context(root, [*context], [_MAX_STEPS], brief)))
+    try:
+        return _any_of(_negated(schema, _Context(root, [*context], [_MAX_STEPS], brief)))
+    except TooManyStepsError:
+        raise CannotNegateError from None
 
 
 class _Context(NamedTuple):
@@ -84,7 +83,7 @@ class _Context(NamedTuple):
     def deeper(self) -> _Context:
         self.steps[0] -= 1
         if self.steps[0] < 0 or not self.root[BUDGET].try_spend(2):
-            raise _TooLargeError
+            raise TooManyStepsError
         if self.depth >= _MAX_DEPTH:
             raise CannotNegateError
         return self._replace(depth=self.depth + 1)
@@ -143,14 +142,12 @@ def _add(schema: Any, context: _Context, found: _Found) -> None:
         raise CannotNegateError
     inner, given = context.deeper(), original(schema)
     for keyword in sorted(given, key="required".__ne__):  # required first, see found.absent
-        if keyword not in _ENFORCED or (context.brief and found.absent and keyword in _OF_OBJECTS):
+        if keyword not in KEYWORDS or (context.brief and found.absent and keyword in _OF_OBJECTS):
             continue
         try:
             rule = _RULES.get(keyword)
             found.alternatives += rule(given, inner, found) if rule else _opposite(keyword, given[keyword])
-        except _TooLargeError:
-            raise
-        except CannotNegateError:
+        except (CannotNegateError, UnknownPatternError):
             found.dropped = True
 
 
@@ -174,14 +171,6 @@ def _type(schema: Schema, context: _Context, _: _Found) -> Alternatives:
 def _allows_fractions(schema: Schema) -> bool:
     given = schema.get("type", "number")
     return "number" in (given if isinstance(given, list) else [given])
-
-
-def _enum(schema: Schema, context: _Context, _: _Found) -> Alternatives:
-    return _all_but(schema["enum"], context)
-
-
-def _const(schema: Schema, context: _Context, _: _Found) -> Alternatives:
-    return _all_but([schema["const"]], context)
 
 
 def _all_but(values: Any, context: _Context) -> Alternatives:
@@ -213,10 +202,7 @@ def _all_but(values: Any, context: _Context) -> Alternatives:
 
 
 def _pattern(schema: Schema, context: _Context, _: _Found) -> Alternatives:
-    try:
-        others = complement(schema["pattern"], context.root[BUDGET])
-    except UnknownPatternError:
-        raise CannotNegateError from None
+    others = complement(schema["pattern"], context.root[BUDGET])
     return [] if others is None else [{"type": "string", "pattern": others}]
 
 
@@ -228,9 +214,8 @@ def _required(schema: Schema, context: _Context, found: _Found) -> Alternatives:
 
 
 def _properties(schema: Schema, context: _Context, found: _Found) -> Alternatives:
-    return [
-        each for name, child in schema["properties"].items() for each in _with_property(name, child, context, found)
-    ]
+    given = schema["properties"].items()
+    return [each for name, child in given for each in _with_property(name, child, context, found)]
 
 
 def _additional(schema: Schema, context: _Context, found: _Found) -> Alternatives:
@@ -254,8 +239,6 @@ def _with_property(name: str, child: Any, context: _Context, found: _Found) -> I
     try:
         for each in _negated(child, inner):
             yield {"type": "object", "properties": {name: each}, "required": [name]}
-    except _TooLargeError:
-        raise
     except CannotNegateError:
         found.dropped = True
 
@@ -294,10 +277,6 @@ def _all(schema: Schema, context: _Context, found: _Found) -> Alternatives:
     for member in schema["allOf"]:
         _add(member, context, found)
     return []
-
-
-def _any(schema: Schema, context: _Context, _: _Found) -> Alternatives:
-    return _none_of(schema["anyOf"], context)
 
 
 def _none_of(schemas: list[Any], context: _Context) -> Alternatives:
@@ -356,8 +335,8 @@ def _ref(schema: Schema, context: _Context, found: _Found) -> Alternatives:
 
 _RULES: Final[Mapping[str, Callable[[Schema, _Context, _Found], Alternatives]]] = {
     "type": _type,
-    "enum": _enum,
-    "const": _const,
+    "enum": lambda schema, context, _: _all_but(schema["enum"], context),
+    "const": lambda schema, context, _: _all_but([schema["const"]], context),
     "pattern": _pattern,
     "required": _required,
     "properties": _properties,
@@ -368,7 +347,7 @@ _RULES: Final[Mapping[str, Callable[[Schema, _Context, _Found], Alternatives]]] 
     "items": _items,
     "contains": _contains,
     "allOf": _all,
-    "anyOf": _any,
+    "anyOf": lambda schema, context, _: _none_of(schema["anyOf"], context),
     "oneOf": _one,
     "if": _if,
     "not": _not,

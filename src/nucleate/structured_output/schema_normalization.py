@@ -14,12 +14,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import combinations, islice
-from typing import Any, Final, cast, final
+from typing import Any, Final, NamedTuple, cast, final
 from urllib.parse import quote, unquote, urldefrag, urljoin
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
-from nucleate.structured_output.json_schema import BUDGET, SUPPORTED, TARGETS, UNSUPPORTED, SchemaLocation, subschemas
+from nucleate.structured_output.disjoint_schemas import types_of
+from nucleate.structured_output.json_schema import BUDGET, KEYWORDS, TARGETS, SchemaLocation, subschemas
 from nucleate.structured_output.terminal_automata import Budget
 
 _LEGACY: Final = re.compile(r"draft-0(\d)")
@@ -42,15 +43,13 @@ class References:
     """The identifiers of a schema document and the targets of its references."""
 
     def __init__(self, root: dict[str, Any]) -> None:
-        self._root = root
         self._id_keyword = "id" if draft_of(root) <= 4 else "$id"
         self._legacy = draft_of(root) <= 7
         self._bases: dict[int, str] = {}  # URI of the resource of each schema, by identity
-        self._resources: dict[str, SchemaLocation] = {}
-        self._anchors: dict[tuple[str, str], SchemaLocation] = {}
-        self._resources[""] = SchemaLocation("", root)
-        self._scan(SchemaLocation("", root), "")
-        self.dynamic = len({id(location.schema) for location in self._resources.values()}) > 1
+        whole = SchemaLocation("", root)
+        self._named = {("", ""): whole}  # resources by URI, and anchors by URI and name
+        self._scan(whole, "")
+        self.dynamic = len({id(each.schema) for (_, name), each in self._named.items() if not name}) > 1
         """Whether the document has several resources, so that dynamic references may have several targets."""
 
     def target(self, location: SchemaLocation, keyword: str = "$ref") -> tuple[str, Any]:
@@ -66,21 +65,18 @@ class References:
     def _find(self, location: SchemaLocation, reference: str) -> tuple[str, Any] | None:
         base = self._bases.get(id(location.schema), "")
         uri, fragment = urldefrag(reference)
-        base = _join(base, uri) if uri else base
-        fragment = unquote(fragment)
-        if fragment and not fragment.startswith("/"):
-            anchored = self._anchors.get((base, fragment))
-            return None if anchored is None else (_reference(anchored.pointer), anchored.schema)
-        resource = self._resources.get(base)
-        if resource is None:
+        base, fragment = _join(base, uri) if uri else base, unquote(fragment)
+        name, *steps = fragment.split("/") if fragment[:1] in ("", "/") else [fragment]
+        found = self._named.get((base, name))
+        if found is None:
             return None
-        target: Any = resource.schema
-        for step in fragment.split("/")[1:]:
+        target: Any = found.schema
+        for step in steps:
             target = _child(target, step.replace("~1", "/").replace("~0", "~"))
-        pointer = resource.pointer + fragment
+        pointer = "/".join([found.pointer, *steps])
         if isinstance(target, dict) and id(target) not in self._bases:  # under a keyword that is not of JSON Schema
             self._scan(SchemaLocation(pointer, target), base)
-        return _reference(pointer), target
+        return "#" + quote(pointer, safe="/~!$&'()*+,;=:@"), target
 
     def _scan(self, start: SchemaLocation, base: str) -> None:
         """Record the identifiers of a schema and of its subschemas."""
@@ -98,17 +94,14 @@ class References:
         if _IDENTIFIERS.isdisjoint(location.schema):
             return base
         identifier = location.schema.get(self._id_keyword)
+        names = [] if self._legacy else [location.schema.get(name) for name in ("$anchor", "$dynamicAnchor")]
         if isinstance(identifier, str) and not (self._legacy and "$ref" in location.schema):
             uri, fragment = urldefrag(identifier)
-            if uri:
-                base = _join(base, uri)
-                self._resources.setdefault(base, location)
-            elif fragment:
-                self._anchors.setdefault((base, fragment), location)
-        for keyword in ("$anchor", "$dynamicAnchor"):
-            anchor = location.schema.get(keyword)
-            if isinstance(anchor, str) and not self._legacy:
-                self._anchors.setdefault((base, anchor), location)
+            base = _join(base, uri) if uri else base
+            names += ["" if uri else fragment or None]
+        for name in names:
+            if isinstance(name, str):
+                self._named.setdefault((base, name), location)
         return base
 
 
@@ -124,10 +117,6 @@ def _child(value: Any, step: str) -> Any:
     return None
 
 
-def _reference(pointer: str) -> str:
-    return "#" + quote(pointer, safe="/~!$&'()*+,;=:@")
-
-
 COUNTS: Final = ("minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties")
 _IN_PLACE: Final = frozenset(("allOf", "anyOf", "oneOf", "not", "if", "$ref", "dependentSchemas"))
 _BOUNDS: Final = (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum"))
@@ -137,12 +126,15 @@ def normalize(root: dict[str, Any], budget: Budget) -> dict[str, Any]:
     """Normalize a schema in place and return it. Raises ParameterError for a reference without a target."""
     references, draft = References(root), draft_of(root)
     root[TARGETS], root[BUDGET] = {}, budget
+    schemas: list[dict[str, Any]] = []
     for location in subschemas(root, every=True):
         schema = cast("dict[str, Any]", location.schema)
         if draft <= 7 and "$ref" in schema:  # its siblings have no effect
-            for keyword in (schema.keys() & (SUPPORTED | UNSUPPORTED)) - {"$ref"}:
+            for keyword in (schema.keys() & KEYWORDS) - {"$ref"}:
                 del schema[keyword]
         _resolve(location, references, root[TARGETS])
+        schemas.append(schema)
+    for schema in schemas:  # after all references are resolved, because keywords move
         for step in _STEPS:
             step(schema)
     return root
@@ -170,9 +162,17 @@ def all_of(schema: dict[str, Any], *others: Any) -> None:
     schema["allOf"] = [*(schema.get("allOf") or ()), *others]
 
 
+def any_of(schema: dict[str, Any], alternatives: list[Any]) -> None:
+    """Add schemas of which any applies to the same value."""
+    if "anyOf" in schema:
+        all_of(schema, {"anyOf": alternatives})
+    else:
+        schema["anyOf"] = alternatives
+
+
 def is_true(schema: object) -> bool:
     """Whether a schema obviously allows everything."""
-    return schema is True or (isinstance(schema, dict) and not schema.keys() & (SUPPORTED | UNSUPPORTED))
+    return schema is True or (isinstance(schema, dict) and not schema.keys() & KEYWORDS)
 
 
 def _numbers(schema: dict[str, Any]) -> None:
@@ -282,13 +282,34 @@ MAX_ALTERNATIVES: Final = 32
 _COUNTS: Final = frozenset(("minProperties", "maxProperties"))
 
 
+class _Counts(NamedTuple):
+    """The counts of an object, its required names, its optional properties, and whether it has no others."""
+
+    least: int
+    most: int | None
+    required: list[str]
+    optional: list[str]
+    closed: bool
+
+
+def _counts_of(location: SchemaLocation) -> _Counts | None:
+    schema = location.schema
+    least, most = schema.get("minProperties", 0), schema.get("maxProperties")
+    known = isinstance(least, int) and isinstance(most, int | None) and not _COUNTS.isdisjoint(schema)
+    if not known or "object" not in types_of(schema):
+        return None
+    required = [*dict.fromkeys(name for name in location.list_of("required") if isinstance(name, str))]
+    needed, declared = {*required}, location.mapping("properties").items()
+    optional = [name for name, child in declared if child is not False and name not in needed]
+    closed = schema.get("additionalProperties", True) is False and not location.mapping("patternProperties")
+    return _Counts(least, most, required, optional, closed)
+
+
 def rewrite_property_counts(location: SchemaLocation, schema: dict[str, Any]) -> None:
     """Rewrite the counts of an object in place, if there are few alternatives. ``schema`` is the location's."""
-    least, most = schema.get("minProperties", 0), schema.get("maxProperties")
-    if not _counts_objects(schema) or not isinstance(least, int) or not isinstance(most, int | None):
+    if (counts := _counts_of(location)) is None:
         return
-    required, optional = declared_names(location)
-    closed = schema.get("additionalProperties", True) is False and not location.mapping("patternProperties")
+    least, most, required, optional, closed = counts
     if least <= len(required):
         schema.pop("minProperties", None)
         least = 0
@@ -309,49 +330,24 @@ def rewrite_property_counts(location: SchemaLocation, schema: dict[str, Any]) ->
         return
     schema.pop("minProperties", None)
     schema.pop("maxProperties", None)
-    if not alternatives:
-        schema["allOf"] = [*schema.get("allOf", ()), False]
-    elif "anyOf" in schema:
-        schema["allOf"] = [*schema.get("allOf", ()), {"anyOf": alternatives}]
+    if alternatives:
+        any_of(schema, alternatives)
     else:
-        schema["anyOf"] = alternatives
+        all_of(schema, False)
 
 
-def unsupported_counts(location: SchemaLocation) -> Iterator[tuple[str, str]]:
-    """Yield the counts that llguidance does not enforce as (``keyword at pointer``, hint)."""
-    schema = location.schema
-    least, most = schema.get("minProperties", 0), schema.get("maxProperties")
-    if not _counts_objects(schema) or not isinstance(least, int) or not isinstance(most, int | None):
-        return
-    required, optional = declared_names(location)
-    is_open = schema.get("additionalProperties", True) is not False or location.mapping("patternProperties")
-    if is_open and least > max(1, len(required) + 1):
-        yield f"minProperties{location.message_suffix}", ", because names can be repeated"
+def unsupported_counts(location: SchemaLocation) -> dict[str, str]:
+    """Return the counts that llguidance does not enforce, with the reasons."""
+    if (counts := _counts_of(location)) is None:
+        return {}
+    found, (least, most, required, optional, closed) = dict[str, str](), counts
+    if not closed and least > max(1, len(required) + 1):
+        found["minProperties"] = ", because names can be repeated"
     elif optional and least:
-        yield f"minProperties{location.message_suffix}", f" with {len(optional)} optional properties"
+        found["minProperties"] = f" with {len(optional)} optional properties"
     if optional and most is not None and len(required) <= most >= least:
-        yield f"maxProperties{location.message_suffix}", f" with {len(optional)} optional properties"
-
-
-def remove_unsupported_counts(location: SchemaLocation) -> None:
-    """Remove the counts of ``unsupported_counts``, in place."""
-    for keyword in [what.split(" ", 1)[0] for what, _ in unsupported_counts(location)]:
-        cast("dict[str, Any]", location.schema).pop(keyword, None)
-
-
-def declared_names(location: SchemaLocation) -> tuple[list[str], list[str]]:
-    """Return the required names, and the names of the optional properties."""
-    names = location.schema.get("required")
-    required = [*dict.fromkeys(name for name in names if isinstance(name, str))] if isinstance(names, list) else []
-    possible = [name for name, child in location.mapping("properties").items() if child is not False]
-    return required, [name for name in possible if name not in set(required)]
-
-
-def _counts_objects(schema: Mapping[str, Any]) -> bool:
-    if _COUNTS.isdisjoint(schema):
-        return False
-    kind = schema.get("type", "object")
-    return kind == "object" or (isinstance(kind, list) and "object" in kind)
+        found["maxProperties"] = f" with {len(optional)} optional properties"
+    return found
 
 
 def _alternative(required: tuple[str, ...], forbidden: list[str], **counts: int) -> dict[str, Any]:

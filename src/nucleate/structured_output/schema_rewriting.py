@@ -11,13 +11,14 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import chain, combinations, islice
+from math import inf
 from typing import Any, Final, cast
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.disjoint_schemas import (
     MAX_ALL_ORDERS,
-    TYPES,
     CannotNegateError,
     conjuncts,
     disjoint,
@@ -26,19 +27,28 @@ from nucleate.structured_output.disjoint_schemas import (
     value_key,
     values_of,
 )
+from nucleate.structured_output.grammar_expressions import (
+    EMPTY,
+    NOTHING,
+    Expression,
+    Reference,
+    choice,
+    sequence,
+    shortest_texts,
+)
 from nucleate.structured_output.json_schema import (
     BEFORE,
     BUDGET,
-    SUPPORTED,
-    UNSUPPORTED,
+    KEYWORDS,
     PreparedSchema,
     SchemaLocation,
     subschemas,
+    with_children,
 )
 from nucleate.structured_output.pattern_automata import accepts_text, complement, name_regions, rejects_text
 from nucleate.structured_output.pattern_parser import UnknownPatternError
 from nucleate.structured_output.schema_negation import MAX_PAIRS, negation
-from nucleate.structured_output.schema_normalization import all_of, is_true, normalize, rewrite_property_counts
+from nucleate.structured_output.schema_normalization import all_of, any_of, is_true, normalize, rewrite_property_counts
 from nucleate.structured_output.terminal_automata import Budget
 
 MAX_COMBINATIONS: Final = 128
@@ -78,24 +88,24 @@ def _prepared(document: Schema, rewrite: bool, budget: Budget) -> PreparedSchema
     for location in subschemas(root):
         schema = cast("Schema", location.schema)
         unchanged = dict(schema)
-        rewrites = () if not rewrite or _REWRITES.keys().isdisjoint(schema) else _REWRITES.items()
-        for keyword, rewriter in rewrites:
-            if keyword in schema:
-                before = dict(schema)
-                with suppress(CannotNegateError):
-                    rewriter(schema, root)
-                place = _IN_PLACE.sub("", location.pointer)
-                number = _num_alternatives({"allOf": _added(before, schema)})
-                product = number_at.get(place, 1) * number
-                made = number if keyword == "uniqueItems" else 0
-                if product > MAX_COMBINATIONS or orders + made > MAX_ALL_ORDERS:
-                    schema.clear()
-                    schema.update(before)
-                else:
-                    orders += made
-                    number_at[place] = product
-                    if schema != before:
-                        schema.setdefault(BEFORE, unchanged)
+        for keyword, rewriter in _REWRITES.items() if rewrite else ():
+            if keyword not in schema:
+                continue
+            before = dict(schema)
+            with suppress(CannotNegateError, UnknownPatternError):
+                rewriter(schema, root)
+            place = _IN_PLACE.sub("", location.pointer)
+            number = _num_alternatives({"allOf": _added(before, schema)})
+            product = number_at.get(place, 1) * number
+            made = number if keyword == "uniqueItems" else 0
+            if product > MAX_COMBINATIONS or orders + made > MAX_ALL_ORDERS:
+                schema.clear()
+                schema.update(before)
+                continue
+            orders += made
+            number_at[place] = product
+            if schema != before:
+                schema.setdefault(BEFORE, unchanged)
         rewrite_property_counts(location, schema)
         if schema != unchanged:
             schema.setdefault(BEFORE, unchanged)
@@ -129,7 +139,7 @@ def _switch(schema: Schema, root: Schema) -> None:
     context = {"allOf": conjuncts(schema, root)}
     cases: list[Schema] = []
     for member in SchemaLocation("", schema).list_of("allOf")[:_MAX_CONDITIONS]:
-        if isinstance(member, dict) and "if" in member and member.keys() & (SUPPORTED | UNSUPPORTED) == {"if", "then"}:
+        if isinstance(member, dict) and "if" in member and member.keys() & KEYWORDS == {"if", "then"}:
             apart = (disjoint({"allOf": [context, member["if"]]}, case["if"], root) for case in cases)
             cases += [member] if all(apart) else []
     if len(cases) < 2:
@@ -152,23 +162,17 @@ def _if(schema: Schema, root: Schema) -> None:
         schema.pop(keyword, None)
 
 
-def _dependent_required(schema: Schema, _root: Schema) -> None:
-    given = schema["dependentRequired"]
-    if isinstance(given, dict) and len(given) <= _MAX_CONDITIONS:
-        del schema["dependentRequired"]
-        for name, needed in given.items():
-            if needed:
-                all_of(schema, {"anyOf": [{"properties": {name: False}}, {"required": [name, *needed]}]})
-
-
-def _dependent_schemas(schema: Schema, _root: Schema) -> None:
-    given = schema["dependentSchemas"]
-    if isinstance(given, dict) and len(given) <= _MAX_CONDITIONS:
-        del schema["dependentSchemas"]
-        for name, needed in given.items():
-            present = [{"allOf": [{"required": [name]}, needed]}] if needed is not False else []
-            if not is_true(needed):
-                all_of(schema, {"anyOf": [{"properties": {name: False}}, *present]})
+def _dependent(keyword: str, schema: Schema, _root: Schema) -> None:
+    given = schema[keyword]
+    if not isinstance(given, dict) or len(given) > _MAX_CONDITIONS:
+        return
+    del schema[keyword]
+    for name, needed in given.items():
+        if is_true(needed) or needed == []:
+            continue
+        are_names = keyword == "dependentRequired"
+        present = {"required": [name, *needed]} if are_names else {"allOf": [{"required": [name]}, needed]}
+        all_of(schema, {"anyOf": [{"properties": {name: False}}, *([] if needed is False else [present])]})
 
 
 def _property_names(schema: Schema, root: Schema) -> None:
@@ -176,7 +180,7 @@ def _property_names(schema: Schema, root: Schema) -> None:
     names = {"enum": []} if schema["propertyNames"] is False else schema["propertyNames"]
     if not isinstance(names, dict) or "string" not in types_of(names):
         return
-    keywords = (names.keys() & (SUPPORTED | UNSUPPORTED)) - {"type"}
+    keywords = (names.keys() & KEYWORDS) - {"type"}
     declared, rest = SchemaLocation("", schema).mapping("properties"), schema.get("additionalProperties", True)
     if keywords and "patternProperties" in schema:
         return
@@ -186,11 +190,8 @@ def _property_names(schema: Schema, root: Schema) -> None:
         more = {name: rest for name in allowed if name not in declared and rest is not False}
         schema |= {"properties": {**known, **more}, "additionalProperties": False}
     elif keywords:
-        try:
-            pattern, allows = _names_matched(names, keywords, root)
-            schema["properties"] = {name: child for name, child in declared.items() if allows(name)}
-        except UnknownPatternError:
-            raise CannotNegateError from None
+        pattern, allows = _names_matched(names, keywords, root)
+        schema["properties"] = {name: child for name, child in declared.items() if allows(name)}
         if rest is not False and pattern is not None:
             schema["patternProperties"] = {pattern: rest}
         schema["additionalProperties"] = False
@@ -209,7 +210,7 @@ def _names_matched(names: Schema, keywords: set[str], root: Schema) -> tuple[str
     if keywords == {"pattern"} and isinstance(names["pattern"], str):
         return names["pattern"], lambda name: accepts_text(names["pattern"], name, root[BUDGET])
     excluded = names["not"].get("pattern") if keywords == {"not"} and isinstance(names["not"], dict) else None
-    if isinstance(excluded, str) and len(names["not"].keys() & (SUPPORTED | UNSUPPORTED)) == 1:
+    if isinstance(excluded, str) and len(names["not"].keys() & KEYWORDS) == 1:
         others = complement(excluded, root[BUDGET])
         return others, lambda name: rejects_text(excluded, name, root[BUDGET])
     raise CannotNegateError
@@ -239,10 +240,15 @@ def _contains(schema: Schema, root: Schema) -> None:
         raise CannotNegateError
     for each in alternatives:
         each |= {"type": "array"} if other is True else {"type": "array", "items": other}
-    others = [name for name in types_of(schema) if name != "array"]
-    all_of(schema, {"anyOf": [*alternatives, *([{"type": others}] if others else [])]})
+    _arrays(schema, alternatives)
     for keyword in ("contains", "minContains", "maxContains"):
         schema.pop(keyword, None)
+
+
+def _arrays(schema: Schema, alternatives: list[Schema]) -> None:
+    """Add alternatives for the values of a schema that are arrays."""
+    others = [name for name in types_of(schema) if name != "array"]
+    all_of(schema, {"anyOf": [*alternatives, *([{"type": others}] if others else [])]})
 
 
 def _one_of(schema: Schema, root: Schema) -> None:
@@ -256,10 +262,7 @@ def _one_of(schema: Schema, root: Schema) -> None:
             raise CannotNegateError
     alternatives = [{"allOf": [one, *rest]} if rest else one for one, rest in zip(given, others, strict=True)]
     del schema["oneOf"]
-    if "anyOf" in schema:
-        all_of(schema, {"anyOf": alternatives})
-    else:
-        schema["anyOf"] = alternatives
+    any_of(schema, alternatives)
 
 
 def _num_combinations(others: list[list[Any]]) -> int:
@@ -287,15 +290,13 @@ def _overlapping(schema: Schema, root: Schema, *, brief: bool = False) -> list[l
 
 
 def _unique_items(schema: Schema, root: Schema) -> None:
-    kinds = [schema["type"]] if isinstance(schema.get("type"), str) else schema.get("type", TYPES)
-    if "array" in kinds:
+    if "array" in types_of(schema):
         found = unique_arrays(schema, root)
         if found is None or schema["uniqueItems"] is not True:
             return
-        others = [kind for kind in kinds if kind != "array"]
         for keyword in ("items", "prefixItems"):
             schema.pop(keyword, None)
-        all_of(schema, {"anyOf": [*found, *([{"type": others}] if others else [])]})
+        _arrays(schema, found)
     del schema["uniqueItems"]
 
 
@@ -339,8 +340,7 @@ _REWRITES: Final[Mapping[str, Callable[[Schema, Schema], None]]] = {
     "oneOf": _one_of,
     "not": _not,
     "if": _if,
-    "dependentRequired": _dependent_required,
-    "dependentSchemas": _dependent_schemas,
+    **{keyword: partial(_dependent, keyword) for keyword in ("dependentRequired", "dependentSchemas")},
     "uniqueItems": _unique_items,
     "propertyNames": _property_names,
     "contains": _contains,
@@ -354,79 +354,32 @@ def remove_endless(root: dict[str, Any]) -> PreparedSchema:
     locations = prepared.locations
     if not any("$ref" in location.schema for location in locations):
         return prepared  # only references can be endless
-    finite = _finite(locations, root)
-    if id(root) not in finite:
+    shortest = shortest_texts({f"{id(location.schema)}": _needed(location, root) for location in locations})
+    if shortest[f"{id(root)}"] == inf:
         raise ParameterError("json_schema", "json_schema: no finite text conforms to the schema: it refers to itself")
-    if len(finite) < len(locations):
+    if inf in shortest.values():
         for location in locations:
-            _replace(cast("dict[str, Any]", location.schema), finite)
+            kept = with_children(location.schema, lambda child: False if shortest.get(f"{id(child)}") == inf else child)
+            cast("Schema", location.schema).update(kept)
         prepared.update_locations()
     return prepared
 
 
-def _finite(locations: list[SchemaLocation], root: Mapping[str, Any]) -> set[int]:
-    """Return the identities of the schemas that may have a finite text: a least fixed point."""
-    finite: set[int] = set()
-    undecided, before = locations[::-1], -1
-    while len(finite) > before:
-        before, left = len(finite), list[SchemaLocation]()
-        for location in undecided:
-            if not location.has_children or _has_finite_text(location, root, finite):
-                finite.add(id(location.schema))
-            else:
-                left.append(location)
-        undecided = left
-    return finite
+def _needed(location: SchemaLocation, root: Schema) -> Expression:
+    """Return the rule of a grammar that has a finite text if and only if a schema may have one."""
 
+    def rule(schema: Any) -> Expression:
+        return Reference(f"{id(schema)}") if isinstance(schema, dict) else NOTHING if schema is False else EMPTY
 
-def _has_finite_text(location: SchemaLocation, root: Mapping[str, Any], finite: set[int]) -> bool:
-    schema = location.schema
-    target = location.ref_target(root)
-    if target is not None and id(target.schema) not in finite:
-        return False
-    if not all(_is_finite(each, finite) for each in location.list_of("allOf")):
-        return False
-    for keyword in ("anyOf", "oneOf"):
-        if location.list_of(keyword) and not any(_is_finite(each, finite) for each in location.list_of(keyword)):
-            return False
-    kinds = schema.get("type", "null")
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    if "array" in kinds and len(kinds) == 1:
-        return _finite_array(location, finite)
-    if "object" in kinds and len(kinds) == 1:
-        return _finite_object(location, finite)
-    return True
-
-
-def _finite_array(location: SchemaLocation, finite: set[int]) -> bool:
-    least, first = location.schema.get("minItems", 0), location.list_of("prefixItems")
-    if not isinstance(least, int):
-        return True
-    needed = [*first[:least], *([location.schema.get("items", True)] if least > len(first) else [])]
-    return all(_is_finite(each, finite) for each in needed)
-
-
-def _finite_object(location: SchemaLocation, finite: set[int]) -> bool:
-    declared, patterns = location.mapping("properties"), location.mapping("patternProperties")
-    rest = True if patterns else location.schema.get("additionalProperties", True)
-    names = [name for name in location.list_of("required") if isinstance(name, str)]
-    return all(_is_finite(declared.get(name, rest), finite) for name in names)
-
-
-def _is_finite(schema: Any, finite: set[int]) -> bool:
-    return id(schema) in finite if isinstance(schema, dict) else schema is not False
-
-
-def _replace(schema: dict[str, Any], finite: set[int]) -> None:
-    """Replace the direct subschemas without a finite text by false."""
-    for keyword, value in schema.items():
-        if keyword in ("properties", "patternProperties") and isinstance(value, dict):
-            schema[keyword] = {name: _kept(child, finite) for name, child in value.items()}
-        elif keyword in ("anyOf", "oneOf", "allOf", "prefixItems") and isinstance(value, list):
-            schema[keyword] = [_kept(child, finite) for child in value]
-        elif keyword in ("items", "additionalProperties"):
-            schema[keyword] = _kept(value, finite)
-
-
-def _kept(schema: Any, finite: set[int]) -> Any:
-    return schema if not isinstance(schema, dict) or id(schema) in finite else False
+    schema, target = location.schema, location.ref_target(root)
+    needed = [*location.list_of("allOf"), *([target.schema] if target else [])]
+    if schema.get("type") in ("array", ["array"]):
+        least, first = schema.get("minItems", 0), location.list_of("prefixItems")
+        if isinstance(least, int):
+            needed += [*first[:least], *([schema.get("items", True)] if least > len(first) else [])]
+    if schema.get("type") in ("object", ["object"]):
+        rest = True if location.mapping("patternProperties") else schema.get("additionalProperties", True)
+        declared = location.mapping("properties")
+        needed += [declared.get(name, rest) for name in location.list_of("required") if isinstance(name, str)]
+    alternatives = [location.list_of(name) for name in ("anyOf", "oneOf")]
+    return sequence([*map(rule, needed), *(choice(map(rule, each)) for each in alternatives if each)])

@@ -16,18 +16,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, cast, final
+from typing import Any, Final, cast
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.structured_output.json_schema import (
     FORMATS,
-    LIST,
-    NAMED,
-    ONE,
     SUPPORTED,
     TARGETS,
     PreparedSchema,
     SchemaLocation,
+    with_children,
 )
 from nucleate.structured_output.llguidance_library import library, raise_unless_panic
 from nucleate.structured_output.pattern_syntax import (
@@ -37,12 +35,13 @@ from nucleate.structured_output.pattern_syntax import (
     unsupported_syntax,
     with_explicit_classes,
 )
-from nucleate.structured_output.schema_normalization import remove_unsupported_counts, unsupported_counts
+from nucleate.structured_output.schema_normalization import all_of, unsupported_counts
 
 MAX_PATTERN_CHARACTERS: Final = 1_000_000
 """Maximum characters of all patterns of formats that are not shared: about a second of compilation."""
 
 _FORMAT_PREFIX: Final = "#format-"
+_BESIDE_SHARED: Final = frozenset(("type", "title", "description", "default", "examples"))
 
 
 def replace_formats(root: dict[str, Any], schemas: Iterable[dict[str, Any]]) -> None:
@@ -54,21 +53,21 @@ def replace_formats(root: dict[str, Any], schemas: Iterable[dict[str, Any]]) -> 
     targets: dict[str, Any] = root.setdefault(TARGETS, {})
     characters = 0
     for schema in schemas:
-        name = schema.get("format")
-        if not isinstance(name, str):
+        if not isinstance(schema.get("format"), str):
             continue
-        del schema["format"]
-        found = FORMATS.get(name)
-        if found is None:
+        name = schema.pop("format")
+        kinds: Any = schema.get("type")
+        if (found := FORMATS.get(name)) is None:
             continue
         rules: dict[str, Any] = {"pattern": found.search_pattern}
         if found.max_length is not None:
             rules["maxLength"] = found.max_length
-        if schema is not root and _can_share(schema):
+        only_strings = kinds == "string" or (isinstance(kinds, list) and "string" in kinds and len(kinds) <= 7)
+        if schema is not root and only_strings and schema.keys() <= _BESIDE_SHARED:
             pointer = _FORMAT_PREFIX + name
             targets.setdefault(pointer, {"type": "string", **rules})
             reference = {"$ref": pointer}
-            others = [kind for kind in schema["type"] if kind != "string"] if schema["type"] != "string" else []
+            others = [kind for kind in kinds if kind != "string"] if kinds != "string" else []
             schema.clear()
             schema.update({"anyOf": [reference, {"type": others}]} if others else reference)
             continue
@@ -76,18 +75,11 @@ def replace_formats(root: dict[str, Any], schemas: Iterable[dict[str, Any]]) -> 
         if schema.keys().isdisjoint(rules):
             schema.update(rules)
         else:
-            schema["allOf"] = [*schema.get("allOf", ()), rules]
+            all_of(schema, rules)
     if characters > MAX_PATTERN_CHARACTERS:
         what = f"{characters} characters in the patterns of formats beside other keywords"
-        raise ParameterError(
-            "json_schema", f"json_schema is too large: {what}; the maximum is {MAX_PATTERN_CHARACTERS}"
-        )
-
-
-def _can_share(schema: Mapping[str, Any]) -> bool:
-    kinds = schema.get("type")
-    only_strings = kinds == "string" or (isinstance(kinds, list) and "string" in kinds and len(kinds) <= 7)
-    return only_strings and schema.keys() <= {"type", "title", "description", "default", "examples"}
+        message = f"json_schema is too large: {what}; the maximum is {MAX_PATTERN_CHARACTERS}"
+        raise ParameterError("json_schema", message)
 
 
 _OBJECT_KEYWORDS: Final = (
@@ -102,46 +94,28 @@ _OBJECT_KEYWORDS: Final = (
 
 def bundle(root: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a prepared schema with enforced keywords only, and with referenced schemas under ``$defs``."""
-    copier = _Copier(root)
-    made: dict[str, Any] = copier.copy(root)
-    definitions = {name: copier.copy(target) for name, target in copier.referenced}  # grows meanwhile
-    return {**made, "$defs": definitions} if definitions else made
+    references: dict[str, str] = {}  # by JSON pointer into the document
+    referenced: list[Any] = []  # in the order of their first use
 
-
-@final
-class _Copier:
-    """Copies subschemas. referenced: the names and schemas of references, in the order of their first use."""
-
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        self.referenced: list[tuple[str, Any]] = []
-        self._root = root
-        self._references: dict[str, str] = {}  # by JSON pointer into the document
-
-    def copy(self, schema: Any) -> Any:
+    def copied(schema: Any) -> Any:
         if not isinstance(schema, dict):
             return schema
-        made: dict[str, Any] = {}
-        for keyword in _ordered(schema):
-            value = schema[keyword]
-            if keyword == "$ref":
-                made[keyword] = self._references.get(value) or self._reference(value)
-            elif keyword in NAMED and isinstance(value, dict):
-                made[keyword] = {name: self.copy(child) for name, child in value.items()}
-            elif keyword in LIST and isinstance(value, list):
-                made[keyword] = [self.copy(child) for child in value]
-            elif keyword in SUPPORTED:
-                made[keyword] = self.copy(value) if keyword in ONE else value
-        return made
+        kept = {keyword: schema[keyword] for keyword in _ordered(schema) if keyword in SUPPORTED}
+        if "$ref" in kept:
+            kept["$ref"] = reference(kept["$ref"])
+        return with_children(kept, copied)
 
-    def _reference(self, pointer: str) -> str:
-        target = self._root[TARGETS][pointer]
-        if target is self._root:
-            self._references[pointer] = "#"
-        else:
-            name = f"d{len(self.referenced)}"
-            self.referenced.append((name, target))
-            self._references[pointer] = f"#/$defs/{name}"
-        return self._references[pointer]
+    def reference(pointer: str) -> str:
+        if pointer not in references:
+            target = root[TARGETS][pointer]
+            references[pointer] = "#" if target is root else f"#/$defs/d{len(referenced)}"
+            if target is not root:
+                referenced.append(target)
+        return references[pointer]
+
+    made: dict[str, Any] = copied(root)
+    definitions = {f"d{number}": copied(target) for number, target in enumerate(referenced)}  # grows meanwhile
+    return {**made, "$defs": definitions} if definitions else made
 
 
 def _ordered(schema: Mapping[str, Any]) -> list[str]:
@@ -149,17 +123,10 @@ def _ordered(schema: Mapping[str, Any]) -> list[str]:
 
     llguidance applies the keywords before and after ``anyOf`` separately, but those of objects depend on each other.
     """
+    given = [*schema]
+    first = next((index for index, keyword in enumerate(given) if keyword in _OBJECT_KEYWORDS), 0)
     of_objects = [keyword for keyword in _OBJECT_KEYWORDS if keyword in schema]
-    if len(of_objects) < 2:
-        return [*schema]
-    found: list[str] = []
-    for keyword in schema:
-        if keyword not in _OBJECT_KEYWORDS:
-            found.append(keyword)
-        elif of_objects:
-            found += of_objects
-            of_objects = []
-    return found
+    return [*given[:first], *of_objects, *(keyword for keyword in given[first:] if keyword not in _OBJECT_KEYWORDS)]
 
 
 MAX_NAME_CHARACTERS: Final = 2_000
@@ -174,48 +141,34 @@ _MAX_CONTROL_ESCAPES: Final = 20
 
 
 def unsupported_combinations(locations: Iterable[SchemaLocation]) -> Iterator[tuple[str, str]]:
-    """Like ``unsupported_keywords``, for what llguidance does not enforce and ``rewrite_schema`` cannot fix."""
+    """Like ``unsupported_keywords``, for what llguidance does not enforce and ``rewrite_schema`` cannot fix.
+
+    Counts are removed from the schema, in place.
+    """
     for location in locations:
-        additional = location.schema.get("additionalProperties", True)
+        schema, suffix = cast("dict[str, Any]", location.schema), location.message_suffix
+        additional = schema.get("additionalProperties", True)
         patterns, names = location.mapping("patternProperties"), _declared_names(location)
         if additional is not False and patterns:
-            yield (
-                f"patternProperties{location.message_suffix}",
-                " with patterns of this kind or size, unless additionalProperties is false",
-            )
+            kind = " with patterns of this kind or size, unless additionalProperties is false"
+            yield f"patternProperties{suffix}", kind
         elif additional is not False and location.mapping("properties") and not _can_exclude_names(additional, names):
             longest, total = max(map(len, names)), sum(map(len, names))
             limit = f"the maximum is {MAX_NAME_LENGTH}, {MAX_NAME_CHARACTERS} in total"
             hint = f" with declared names of {longest} characters, {total} in total; {limit}"
-            yield f"additionalProperties{location.message_suffix}", hint
+            yield f"additionalProperties{suffix}", hint
         if (patterns or _needs_name_pattern(location)) and any(map(_CONTROL.search, names)):
-            yield (
-                f"properties{location.message_suffix}",
-                " with control characters in names, unless additionalProperties is false",
-            )
-        yield from unsupported_counts(location)
+            yield f"properties{suffix}", " with control characters in names, unless additionalProperties is false"
+        for keyword, reason in unsupported_counts(location).items():
+            del schema[keyword]
+            yield f"{keyword}{suffix}", reason
         for pattern in location.patterns():
-            keyword = "patternProperties" if pattern in patterns else "pattern"
-            if found := unsupported_pattern(keyword, pattern, location):
-                yield found
             count = len(set(_CONTROL_ESCAPE.findall(pattern)))
             if count > _MAX_CONTROL_ESCAPES:
                 limit = f" with {count} different control characters or escapes; the maximum is {_MAX_CONTROL_ESCAPES}"
-                yield f"pattern{location.message_suffix}", limit
+                yield f"pattern{suffix}", limit
         if len(set(map(_llguidance_pattern, patterns))) < len(patterns):
-            yield f"patternProperties{location.message_suffix}", " that match the same names"
-
-
-def unsupported_pattern(keyword: str, pattern: str, location: SchemaLocation) -> tuple[str, str] | None:
-    """Like ``unsupported_keywords``, for one pattern. Raises ParameterError for an invalid one."""
-    found = unsupported_syntax(pattern)
-    if found is None:
-        return None
-    if found.invalid:
-        where = f"{keyword}{location.message_suffix}"
-        raise ParameterError("json_schema", f"json_schema: {where}: at offset {found.position}: {found}")
-    what = f"{keyword} with {found.kind}{location.message_suffix}"
-    return what, f": {found.text} at offset {found.position}; {found.hint}"
+            yield f"patternProperties{suffix}", " that match the same names"
 
 
 def rewrite_schema(prepared: PreparedSchema) -> dict[str, Any]:
@@ -228,18 +181,15 @@ def rewrite_schema(prepared: PreparedSchema) -> dict[str, Any]:
     replace_formats(root, [cast("dict[str, Any]", location.schema) for location in prepared.locations])
     for location in prepared.locations:
         schema = cast("dict[str, Any]", location.schema)
-        remove_unsupported_counts(location)
         if isinstance(schema.get("pattern"), str):
             schema["pattern"] = _llguidance_pattern(schema["pattern"])
-        if location.mapping("patternProperties"):
-            schema["patternProperties"] = {
-                _llguidance_pattern(pattern): child for pattern, child in location.mapping("patternProperties").items()
-            }
+        if patterns := location.mapping("patternProperties"):
+            schema["patternProperties"] = {_llguidance_pattern(each): child for each, child in patterns.items()}
         elif _needs_name_pattern(location) and id(schema) in open_to_escapes:
             additional = schema.get("additionalProperties", True)
-            pattern = (
-                "^" if _allows_anything(additional) else f"^(?s:{pattern_excluding(location.mapping('properties'))})$"
-            )
+            pattern = "^"
+            if not _allows_anything(additional):
+                pattern = f"^(?s:{pattern_excluding(location.mapping('properties'))})$"
             schema |= {"patternProperties": {pattern: additional}, "additionalProperties": False}
     return bundle(root)
 
@@ -306,17 +256,15 @@ def _declared_names(location: SchemaLocation) -> list[str]:
 def _needs_name_pattern(location: SchemaLocation) -> bool:
     """Whether additional properties are allowed and must be rewritten as a pattern."""
     additional = location.schema.get("additionalProperties", True)
-    is_open = additional is not False and not location.mapping("patternProperties")
-    return (
-        is_open and bool(location.mapping("properties")) and _can_exclude_names(additional, _declared_names(location))
-    )
+    if additional is False or location.mapping("patternProperties") or not location.mapping("properties"):
+        return False
+    return _can_exclude_names(additional, _declared_names(location))
 
 
 def _can_exclude_names(additional: object, names: list[str]) -> bool:
     """Whether a pattern can exclude the declared names (they are short enough), or need not."""
-    return _allows_anything(additional) or (
-        sum(map(len, names)) <= MAX_NAME_CHARACTERS and max(map(len, names)) <= MAX_NAME_LENGTH
-    )
+    short = sum(map(len, names)) <= MAX_NAME_CHARACTERS and max(map(len, names)) <= MAX_NAME_LENGTH
+    return short or _allows_anything(additional)
 
 
 def _allows_anything(schema: object) -> bool:
@@ -331,29 +279,29 @@ def remove_unsupported_patterns(prepared: PreparedSchema, *, overlapping: bool) 
     """
     removed: list[tuple[str, str]] = []
     for location in prepared.locations:
-        if "pattern" not in location.schema and "patternProperties" not in location.schema:
-            continue
         schema = cast("dict[str, Any]", location.schema)
-        pattern = schema.get("pattern")
-        if isinstance(pattern, str) and (found := unsupported_pattern("pattern", pattern, location)):
-            del schema["pattern"]
-            removed.append(found)
-        if found := _unsupported_names(location, overlapping):
-            del schema["patternProperties"]
-            schema.pop("additionalProperties", None)
-            removed.append(found)
+        for keyword in [each for each in ("pattern", "patternProperties") if each in schema]:
+            if found := _unsupported_patterns(keyword, location, overlapping):
+                removed.append(found)
+                del schema[keyword]
+                if keyword == "patternProperties":
+                    schema.pop("additionalProperties", None)
     if removed:
         prepared.update_locations()
     return tuple(removed)
 
 
-def _unsupported_names(location: SchemaLocation, overlapping: bool) -> tuple[str, str] | None:
-    patterns = [*location.mapping("patternProperties")]
-    for pattern in patterns:
-        if found := unsupported_pattern("patternProperties", pattern, location):
-            return found
+def _unsupported_patterns(keyword: str, location: SchemaLocation, overlapping: bool) -> tuple[str, str] | None:
+    """Return the first unsupported pattern under a keyword. Raises ParameterError for an invalid one."""
+    given, suffix = location.schema[keyword], location.message_suffix
+    patterns = [given] if isinstance(given, str) else [*location.mapping(keyword)]
+    for found in filter(None, map(unsupported_syntax, patterns)):
+        if found.invalid:
+            where = f"{keyword}{suffix}: at offset {found.position}"
+            raise ParameterError("json_schema", f"json_schema: {where}: {found}")
+        return f"{keyword} with {found.kind}{suffix}", f": {found.text} at offset {found.position}; {found.hint}"
     if overlapping and len(patterns) > 1 and _may_overlap(patterns):
-        return f"patternProperties with overlapping patterns{location.message_suffix}", ""
+        return f"patternProperties with overlapping patterns{suffix}", ""
     return None
 
 

@@ -19,7 +19,7 @@ from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError, read_json, unknown
 from nucleate.structured_output.grammar_expressions import Characters, Choice, Expression, Repetition
 from nucleate.structured_output.pattern_parser import UnknownPatternError, whole_texts
-from nucleate.structured_output.structural_tag import parse_structural_tag
+from nucleate.structured_output.structural_tag import fault_of, parse_structural_tag
 
 TRIGGERS: Final = "grammar_triggers"
 TRIGGER_TYPES: Final = ("token", "word", "pattern", "pattern_full")
@@ -194,11 +194,10 @@ class StructuredOutputs:
         for name, default, kinds in _OPTIONS:
             if getattr(self, name) != default and self.kind not in kinds:
                 raise ParameterError(name, f"{name} needs {' or '.join(kinds)}, got {self.kind}")
-        if self.grammar_lazy != (self.grammar_triggers is not None):
-            message = (
-                "grammar_lazy needs grammar_triggers" if self.grammar_lazy else "grammar_triggers need grammar_lazy"
-            )
-            raise ParameterError("grammar_lazy" if self.grammar_lazy else "grammar_triggers", message)
+        if self.grammar_lazy and self.grammar_triggers is None:
+            raise ParameterError("grammar_lazy", "grammar_lazy needs grammar_triggers")
+        if self.grammar_triggers is not None and not self.grammar_lazy:
+            raise ParameterError("grammar_triggers", "grammar_triggers need grammar_lazy")
 
     @property
     def kind(self) -> str:
@@ -295,12 +294,8 @@ def _text(name: str, value: object) -> str | None:
 
 def _whole(name: str, text: str) -> str:
     """Check that a string can be encoded as UTF-8 and has no NUL, and return it as a plain str."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ParameterError(name, f"{name} is not valid Unicode: {error.reason} at {error.start}") from None
-    if "\0" in text:
-        raise ParameterError(name, f"{name} must not contain the character NUL")
+    if fault := fault_of(text):
+        raise ParameterError(name, f"{name} {fault}")
     return str.__str__(text)
 
 

@@ -123,17 +123,10 @@ class TagsWithSeparator(Format):
 def parts_of(form: Format) -> Iterator[Format]:
     """Yield a format and all formats in it."""
     yield form
-    match form:
-        case Sequence(elements=inner) | Or(elements=inner):
-            pass
-        case TriggeredTags(tags=inner) | TagsWithSeparator(tags=inner):
-            pass
-        case Repeat(content=content) | Tag(content=content):
-            inner = (content,)
-        case _:
-            return
-    for part in inner:
-        yield from parts_of(part)
+    for value in vars(form).values():
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, Format):
+                yield from parts_of(part)
 
 
 @contextmanager
@@ -217,13 +210,18 @@ def check_text(value: Any, at: str, *, empty: bool = False) -> str:
     """Return a value if it is a string of valid Unicode without NUL."""
     if not isinstance(value, str) or not (value or empty):
         reject(at, f"must be a {'' if empty else 'non-empty '}string, got {shown(value)}")
-    if "\0" in value:
-        reject(at, "must not contain the character NUL")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        reject(at, "is not valid Unicode")
+    if fault := fault_of(value):
+        reject(at, fault)
     return str.__str__(value)
+
+
+def fault_of(text: str) -> str | None:
+    """Return why a text has characters that no output has, or None."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"is not valid Unicode: {error.reason} at {error.start}"
+    return "must not contain the character NUL" if "\0" in text else None
 
 
 MAX_NESTING: Final = 32
@@ -250,15 +248,10 @@ def format_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the format of a valid document as JSON; that of the older form as ``triggered_tags``."""
     if "structures" not in document:
         return dict(document["format"])
-    tags = [
-        {
-            "type": "tag",
-            "begin": one["begin"],
-            "content": {"type": "json_schema", "json_schema": one["schema"]},
-            "end": one["end"],
-        }
-        for one in document["structures"]
-    ]
+    tags = []
+    for one in document["structures"]:
+        content = {"type": "json_schema", "json_schema": one["schema"]}
+        tags.append({"type": "tag", "begin": one["begin"], "content": content, "end": one["end"]})
     return {"type": "triggered_tags", "triggers": document["triggers"], "tags": tags}
 
 
@@ -288,14 +281,19 @@ def _tags(fields: Fields, depth: int) -> tuple[Tag, ...]:
 
 
 def _json_schema(fields: Fields, _depth: int) -> Format:
-    schema = fields.take("json_schema")
-    if not isinstance(schema, Mapping | bool):
-        reject(fields.place("json_schema"), f"must be an object, true or false, got {shown(schema)}")
+    schema = _schema(fields, "json_schema")
     if (style := fields.given.pop("style", "json")) != "json":
         reject(fields.place("style"), f"must be 'json', got {shown(style)}")
     if fields.flag("any_order"):
         reject(fields.place("any_order"), "must be false: properties are in the order of the schema")
     return fields.done(JsonSchema, schema=schema)
+
+
+def _schema(fields: Fields, name: str) -> Mapping[str, Any] | bool:
+    schema = fields.take(name)
+    if not isinstance(schema, Mapping | bool):
+        reject(fields.place(name), f"must be an object, true or false, got {shown(schema)}")
+    return schema
 
 
 def _repeat(low: int, high: int | None) -> Callable[[Fields, int], Format]:
@@ -345,43 +343,34 @@ def _token(fields: Fields, _depth: int) -> Token:
 
 
 def _token_triggered(fields: Fields, depth: int) -> Format:
-    triggers = tuple(
-        Token(at, _token(Fields({"token": item}, at), 0).token) for item, at in fields.items("trigger_tokens")
-    )
-    return _triggered(fields, depth, triggers)
+    given = [(Fields({"token": item}, at), at) for item, at in fields.items("trigger_tokens")]
+    return _triggered(fields, depth, tuple(Token(at, _token(token, 0).token) for token, at in given))
 
 
 def _triggered(fields: Fields, depth: int, triggers: tuple[str | Token, ...] | None = None) -> Format:
-    return fields.done(
-        TriggeredTags,
-        triggers=fields.texts("triggers") if triggers is None else triggers,
-        tags=_tags(fields, depth),
-        at_least_one=fields.flag("at_least_one"),
-        stop_after_first=fields.flag("stop_after_first"),
-        excludes=fields.texts("excludes", optional=True),
-    )
+    triggers = fields.texts("triggers") if triggers is None else triggers
+    options = _options_of_tags(fields, depth)
+    excludes = fields.texts("excludes", optional=True)
+    return fields.done(TriggeredTags, triggers=triggers, excludes=excludes, **options)
 
 
 def _separated(fields: Fields, depth: int) -> Format:
-    return fields.done(
-        TagsWithSeparator,
-        tags=_tags(fields, depth),
-        separator=fields.text("separator", empty=True),
-        at_least_one=fields.flag("at_least_one"),
-        stop_after_first=fields.flag("stop_after_first"),
-    )
+    options = _options_of_tags(fields, depth)
+    return fields.done(TagsWithSeparator, separator=fields.text("separator", empty=True), **options)
+
+
+def _options_of_tags(fields: Fields, depth: int) -> dict[str, Any]:
+    flags = {name: fields.flag(name) for name in ("at_least_one", "stop_after_first")}
+    return {"tags": _tags(fields, depth), **flags}
 
 
 def _structure(value: Any, at: str) -> Tag:
     """Read one of the ``structures`` of the older form."""
     fields = Fields(value, at)
-    schema = fields.take("schema")
-    if not isinstance(schema, Mapping | bool):
-        reject(fields.place("schema"), f"must be an object, true or false, got {shown(schema)}")
     return fields.done(
         Tag,
+        content=JsonSchema(fields.place("schema"), _schema(fields, "schema")),
         begin=fields.text("begin"),
-        content=JsonSchema(fields.place("schema"), schema),
         ends=(fields.text("end", empty=True),),
     )
 

@@ -286,8 +286,8 @@ class TagCompiler:
         rests: dict[FreeTextEnd, list[Expression]] = {}
         for tag in form.tags:
             begin, rest = self._marker_text(tag.begin), self._after_begin(tag)
-            found = [trigger for trigger in triggers if trigger == begin or _starts_with(begin, trigger)]
-            if not found:
+            found = [each for each in texts if begin.startswith(each)] if isinstance(begin, str) else [begin]
+            if not found or found[0] not in triggers:
                 reject(f"{tag.at}.begin", f"{shown(tag.begin)} begins with none of the triggers")
             for ending, position in self.endings(begin, found[0]):
                 after = self.text(begin, f"{tag.at}.begin", position) if isinstance(begin, str) else EMPTY
@@ -348,7 +348,10 @@ class TagCompiler:
         """Return the free text up to and including an ending."""
         if ending.token_id is None:
             return text_until(ending.text, stops, at)
-        return sequence([_ending_with(free_text(stops, at), ending.text), _reference(ending.token_id)])
+        text = free_text(stops, at)
+        if ending.text:
+            text = intersection(text, concatenation([ANY, fixed(ending.text)]))
+        return sequence([text, _reference(ending.token_id)])
 
     def text(self, text: str, at: str, start: int = 0) -> Expression:
         """Return the expression of a text from a position on, with its special tokens."""
@@ -384,14 +387,6 @@ def checked_stops(texts: Iterable[str], at: str) -> frozenset[str]:
             if stop != other and stop in other:
                 reject(at, f"{shown(other)} is never reached, because free text already ends at {shown(stop)}")
     return stops
-
-
-def _starts_with(begin: str | int, trigger: str | int) -> bool:
-    return isinstance(begin, str) and isinstance(trigger, str) and begin.startswith(trigger)
-
-
-def _ending_with(pattern: Pattern, text: str) -> Pattern:
-    return intersection(pattern, concatenation([ANY, fixed(text)])) if text else pattern
 
 
 def _reference(token_id: int) -> Expression:

@@ -197,7 +197,7 @@ class _Conflicts:
     def _check_order(self, a: Pattern, use: int, b: Pattern) -> None:
         """Check that the lexer may end ``a`` although ``b`` could read on."""
         after = self._after[use]
-        if not after or _is_prefix_free(a, b):
+        if not after or (a.until is not None and a.stops == b.stops):  # both end at the same stops
             return
         if a.literal and b.literal:
             rest = b.prefix[len(a.prefix) :] if b.prefix.startswith(a.prefix) else ""
@@ -234,11 +234,6 @@ class _Conflicts:
 
     def _next(self, use: int) -> Expression | None:
         return next((self._uses[after] for after in members(self._following[use])), None)
-
-
-def _is_prefix_free(a: Pattern, b: Pattern) -> bool:
-    """Whether no text of ``b`` begins with a shorter one of ``a``, because both end at the same stops."""
-    return a.until is not None and a.stops == b.stops
 
 
 def _ambiguous(leaf: Expression, following: Expression | None) -> NoReturn:

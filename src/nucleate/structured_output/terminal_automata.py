@@ -6,11 +6,22 @@ text, a byte follows that may come after X, and another allowed terminal Y (or X
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, NamedTuple, final
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Items
+from functools import reduce
+from operator import or_
+from typing import Final, NamedTuple, cast, final
 
-from nucleate.structured_output.grammar_expressions import Characters, Choice, Expression, Ranges, Repetition
+from nucleate.structured_output.grammar_expressions import (
+    Characters,
+    Choice,
+    Expression,
+    Ranges,
+    Repetition,
+    Sequence,
+)
 
 MAX_STEPS: Final = 100_000
 """Maximum number of steps to examine the terminals of one grammar: about 0.2 s."""
@@ -95,21 +106,70 @@ class Budget:
         return self._left >= 0
 
 
+class Ends(NamedTuple):
+    """The positions at the ends of an expression, as sets, and whether it matches the empty text."""
+
+    nullable: bool
+    first: int
+    last: int
+
+
+class Positions(ABC):
+    """Finds the positions of expressions that may come after each other. ``following``: the set after each one."""
+
+    def __init__(self, following: list[int], budget: Budget) -> None:
+        self.following, self._budget = following, budget
+
+    def ends(self, expression: Expression) -> Ends:
+        """Return the ends of an expression; extend ``following`` by what is inside it. Raises TooManyStepsError."""
+        self._budget.spend()
+        if isinstance(expression, Repetition):
+            return self.repetition_ends(expression)
+        if not isinstance(expression, Choice | Sequence):
+            return self.leaf_ends(expression)
+        total = Ends(isinstance(expression, Sequence), 0, 0)
+        for part in expression.parts:
+            ends = self.ends(part)
+            total = self.joined(total, ends) if isinstance(expression, Sequence) else Ends(*map(or_, total, ends))
+        return total
+
+    @abstractmethod
+    def leaf_ends(self, leaf: Expression) -> Ends:
+        """Return the ends of an expression without parts."""
+
+    @abstractmethod
+    def repetition_ends(self, repetition: Repetition) -> Ends: ...
+
+    def joined(self, left: Ends, right: Ends) -> Ends:
+        """Connect two parts of a sequence."""
+        self.connect(left.last, right.first)
+        return Ends(
+            left.nullable and right.nullable,
+            left.first | (right.first if left.nullable else 0),
+            right.last | (left.last if right.nullable else 0),
+        )
+
+    def connect(self, positions: int, following: int) -> None:
+        for position in members(positions):
+            self._budget.spend()
+            self.following[position] |= following
+
+
 @final
-class Automaton:
+class Automaton(Positions):
     """The position automaton of a regular expression. A state is the set (an int) of positions that may be next.
 
-    exact: raise TooManyStepsError instead of treating many copies as unlimited.
+    max_copies: of the part of a repetition; more count as unlimited.
     """
 
-    def __init__(self, expression: Expression, alphabet: Alphabet, budget: Budget, *, exact: bool = False) -> None:
-        self._max_copies = MAX_POSITIONS if exact else MAX_COPIES
-        self._alphabet, self._budget = alphabet, budget
+    def __init__(
+        self, expression: Expression, alphabet: Alphabet, budget: Budget, max_copies: int = MAX_COPIES
+    ) -> None:
+        super().__init__([0], budget)
+        self._alphabet, self._max_copies = alphabet, max_copies
         self._classes: list[int] = [0]  # the characters of each position
-        self._next: list[int] = [0]  # the positions after it
-        self.nullable, first, last = self._add(expression)
-        self._connect(last, END)
-        self.start = first
+        self.nullable, self.start, last = self.ends(expression)
+        self.connect(last, END)
         self._moves: dict[int, list[tuple[int, int]]] = {}
         self._readable: dict[int, int] = {}
 
@@ -117,10 +177,7 @@ class Automaton:
         """Return the characters that can be read in a state."""
         found = self._readable.get(state)
         if found is None:
-            found = 0
-            for position in members(state):
-                found |= self._classes[position]
-            self._readable[state] = found
+            found = self._readable[state] = reduce(or_, (self._classes[each] for each in members(state)), 0)
         return found
 
     def moves(self, state: int) -> list[tuple[int, int]]:
@@ -129,7 +186,7 @@ class Automaton:
         if moves is None:
             moves = []
             for position in members(state):
-                moves = self._refined(moves, self._classes[position], self._next[position])
+                moves = self._refined(moves, self._classes[position], self.following[position])
             self._moves[state] = moves
         return moves
 
@@ -144,55 +201,27 @@ class Automaton:
             classes &= ~known
         return [*refined, (classes, following)] if classes else refined
 
-    def _add(self, expression: Expression) -> tuple[bool, int, int]:
-        """Add the positions of an expression. Returns whether it is nullable, its first and its last positions."""
-        self._budget.spend()
-        if isinstance(expression, Characters):
-            self._classes.append(self._alphabet.classes(expression))
-            self._next.append(0)
-            position = 1 << (len(self._classes) - 1)
-            return False, position, position
-        if isinstance(expression, Choice):
-            nullable, first, last = False, 0, 0
-            for part in expression.parts:
-                found = self._add(part)
-                nullable, first, last = nullable | found[0], first | found[1], last | found[2]
-            return nullable, first, last
-        if isinstance(expression, Repetition):
-            return self._add_repetition(expression)
-        nullable, first, last = True, 0, 0
-        for part in expression.parts:
-            nullable, first, last = self._after((nullable, first, last), self._add(part))
-        return nullable, first, last
+    def leaf_ends(self, leaf: Expression) -> Ends:
+        position = 1 << len(self._classes)
+        self._classes.append(self._alphabet.classes(cast("Characters", leaf)))
+        self.following.append(0)
+        return Ends(False, position, position)
 
-    def _add_repetition(self, expression: Repetition) -> tuple[bool, int, int]:
-        [part], low, high = expression.parts, expression.low, expression.high
+    def repetition_ends(self, repetition: Repetition) -> Ends:
+        [part], low, high = repetition.parts, repetition.low, repetition.high
         exact = (high or low) <= self._max_copies and len(self._classes) < MAX_POSITIONS
-        if not exact and self._max_copies > MAX_COPIES:
-            raise TooManyStepsError
         copies = max(1, high or low) if exact else 1
-        total = True, 0, 0
+        total = Ends(True, 0, 0)
         for copy in range(1, copies + 1):
-            nullable, first, last = self._add(part)
+            ends = self.ends(part)
             if copy == copies and (high is None or not exact):
-                self._connect(last, first)
-            total = self._after(total, (nullable or copy > low, first, last))
+                self.connect(ends.last, ends.first)
+            total = self.joined(total, ends._replace(nullable=ends.nullable or copy > low))
         return total
-
-    def _after(self, before: tuple[bool, int, int], after: tuple[bool, int, int]) -> tuple[bool, int, int]:
-        """Connect two parts of a sequence."""
-        self._connect(before[2], after[1])
-        first = before[1] | (after[1] if before[0] else 0)
-        return before[0] and after[0], first, after[2] | (before[2] if after[0] else 0)
-
-    def _connect(self, positions: int, following: int) -> None:
-        for position in members(positions):
-            self._budget.spend()
-            self._next[position] |= following
 
 
 def conflicts(
-    uses: Sequence[Automaton | None], following: Sequence[int], first: int, alphabet: Alphabet, budget: Budget
+    uses: Items[Automaton | None], following: Items[int], first: int, alphabet: Alphabet, budget: Budget
 ) -> set[int]:
     """Return the uses of terminals that must be split so that a longest-match lexer is exact.
 
@@ -220,7 +249,7 @@ def conflicts(
     return found
 
 
-def compare_pairs(first: int, following: Sequence[int], budget: Budget, compare: Callable[[int, int], bool]) -> None:
+def compare_pairs(first: int, following: Items[int], budget: Budget, compare: Callable[[int, int], bool]) -> None:
     """Compare each two uses of terminals that the lexer may look for at the same time, as those in ``first``.
 
     compare: returns whether they have a text in common, after which the lexer looks for what follows each of them.
@@ -243,7 +272,7 @@ def compare_pairs(first: int, following: Sequence[int], budget: Budget, compare:
 
 
 def _first_bytes_after(
-    uses: Sequence[Automaton | None], following: Sequence[int], alphabet: Alphabet, budget: Budget
+    uses: Items[Automaton | None], following: Items[int], alphabet: Alphabet, budget: Budget
 ) -> list[int]:
     """Return the set (an int) of bytes that may come after each use."""
     known: dict[int, int] = {}
