@@ -14,7 +14,7 @@ from nucleate.parameters.parameter import Parameter, ParameterError, declared, p
 from nucleate.sampling.companion import field_of
 from nucleate.sampling.stage import Ceiling, Combine, Draw, Floor, Pipeline, Prefix, Shift, Stage, Tap
 from nucleate.sampling.stages import STAGES
-from nucleate.sampling.stages.constraints.allowed import Mask
+from nucleate.sampling.stages.constraints import Mask
 from nucleate.sampling.stages.truncation.mirostat import Mirostat, MirostatV1
 
 Preset = tuple[str | tuple[str, Mapping[str, Any]], ...]
