@@ -73,7 +73,7 @@ class RowBatch(NamedTuple):
     shape: tuple[int, int]
     seeds: NDArray[np.uint64]  #: read-only, shared by calls
     positions: list[int]  #: positions of the rows of the fused kernel
-    part: RowSelection  #: those of them without values, in the table
+    part: RowSelection  #: the same in the table
     appends: list[Callable[[int], None]] | None  #: of histories, if one kernel call and an append per row are a step
 
 
@@ -141,8 +141,7 @@ class HostBatch:
             raise ValueError(f"rows has one row twice, got {numbers!r:.60}")
         rows, slots = [known(self._rows, row) for row in numbers], self._table.slots
         positions = [position for position, row in enumerate(numbers) if row in slots]
-        plain = [position for position in positions if rows[position].values is None]
-        part = self._table.select([numbers[position] for position in plain], plain)
+        part = self._table.select([numbers[position] for position in positions], positions)
         needs_more = len(positions) < len(rows) or any(
             row.tap or row.values or row.keyed or (row.program and row.program.is_dynamic) for row in rows
         )
@@ -202,48 +201,32 @@ class HostBatch:
 
     def _sample_fused(self, logits: LogitsInput, batch: RowBatch, masks_R: Any, tokens_R: NDArray[np.int64]) -> None:
         """Sample the rows of the fused kernel. Rows that it cannot sample keep NOT_DRAWN."""
-        failed, shifted = [], [position for position, row in enumerate(batch.rows) if row.values is not None]
-        for position, row in enumerate(batch.rows):
-            if row.program is not None:
-                row.program.refresh()
-            if row.keyed and not self._set_noise(batch.numbers[position], row):
-                failed.append(position)
-        if shifted:
-            failed += self._sample_shifted(logits, batch, shifted, masks_R, tokens_R)
-        if len(shifted) < len(batch.positions):
-            thread_runner(self._size).draw(
-                logits.layout(), len(batch.part.tokens), batch.part.control, mask_layout(masks_R)
-            )
-            tokens_R[[position for position in batch.positions if batch.rows[position].values is None]] = (
-                batch.part.tokens
-            )
+        has_values = any(row.values is not None for row in batch.rows)
+        if has_values and len(self._shifted) < len(batch.rows):
+            self._shifted = np.empty(batch.shape, np.float32)
+        out_RV = self._shifted if has_values else None
+        failed = [position for position in batch.positions if not self._prepare(logits, batch, position, out_RV)]
+        layout = logits.layout() if out_RV is None else (out_RV, 0, out_RV.strides[0], 0)
+        thread_runner(self._size).draw(layout, len(batch.positions), batch.part.control, mask_layout(masks_R))
+        tokens_R[batch.positions] = batch.part.tokens
         tokens_R[failed] = NOT_DRAWN  # the general path returns the error
 
-    def _sample_shifted(
-        self, logits: LogitsInput, batch: RowBatch, positions: list[int], masks_R: Any, tokens_R: NDArray[np.int64]
-    ) -> list[int]:
-        """Sample rows whose logits change first. Returns the positions of those whose values raise an exception."""
-        if len(self._shifted) < len(positions):
-            self._shifted = np.empty((len(positions), self._size), np.float32)
-        x_NV, failed = self._shifted[: len(positions)], []
-        for x_V, position in zip(x_NV, positions, strict=True):
-            row = batch.rows[position]
-            try:
-                add_values(logits[position], row.values, row.memory, x_V)  # type: ignore[arg-type]  # not None
-            except Exception:  # noqa: BLE001  # a user-defined stage may raise anything
-                failed.append(position)
-        part = self._table.select([batch.numbers[position] for position in positions])
-        words = [masks_R[position] for position in positions]
-        kept = words if words[0] is None else list(np.stack(words))
-        thread_runner(self._size).draw((x_NV, 0, x_NV.strides[0], 0), len(positions), part.control, mask_layout(kept))
-        tokens_R[positions] = part.tokens
-        return failed
+    def _prepare(self, logits: LogitsInput, batch: RowBatch, position: int, out_RV: NDArray[np.float32] | None) -> bool:
+        """Update what the kernel reads of a row. Returns False if a stage raises an exception.
 
-    def _set_noise(self, number: int, row: SamplerRow) -> bool:
-        """Set the noise of a keyed draw. Returns False if it raises an exception."""
+        out_RV: for the logits with the values of each row, if any row has some.
+        """
+        row, number = batch.rows[position], batch.numbers[position]
+        if row.program is not None:
+            row.program.refresh()
         try:
-            noise_key = reference.noise_of(row.stages, row.memory, row.seed, len(row.memory.output))
-            self._table.set_noise(number, *noise_key)
+            if row.keyed:
+                noise_key = reference.noise_of(row.stages, row.memory, row.seed, len(row.memory.output))
+                self._table.set_noise(number, *noise_key)
+            if row.values is not None and out_RV is not None:
+                add_values(logits[position], row.values, row.memory, out_RV[position])
+            elif out_RV is not None:
+                out_RV[position] = logits[position]
         except Exception:  # noqa: BLE001  # a user-defined stage may raise anything
             return False
         return True

@@ -170,10 +170,7 @@ class EditedRow:
     def mass_sums(self, curve: Curve, masses_G: Floats) -> Floats:
         """Sums of e, e * d and e * e over the row; fills masses_G with sums of e. See ``row_kernels.group_masses``."""
         sums = np.empty(3)
-        if curve.bent:
-            COMPOSED.curved_group_masses(self.row_V, self._tail, self.top, *curve, masses_G, sums)
-        else:
-            COMPOSED.group_masses(self.row_V, self._tail, self.top, curve.slope, masses_G, sums)
+        COMPOSED.group_masses(self.row_V, self._tail, self.top, *curve, masses_G, sums)
         if len(self.ids_K):
             d_K = np.maximum(curve.at(self.x_K - self.top), -700.0)
             e_K = np.exp(d_K)
@@ -215,6 +212,7 @@ class EditedRow:
 
     def kth_bound(self, k: int) -> np.float32:
         """A score that at least k tokens reach, or all finite ones."""
+        k = min(k, self.work.size)
         maxima_G = (self.maxima_G if k <= len(self.maxima_G) // 2 else self.row_V).copy()
         maxima_G.partition(len(maxima_G) - k)
         threshold: np.float32 = maxima_G[len(maxima_G) - k]
@@ -235,10 +233,7 @@ class EditedRow:
 
     def without(self, dropped_N: Ids) -> EditedRow:
         """The row without some tokens."""
-        row_V, kept_K = self.work.new_row(), self._not_in(dropped_N)
-        np.copyto(row_V, self.row_V)
-        row_V[dropped_N] = -np.inf
-        return EditedRow(self.work, row_V, self.ids_K[kept_K], self.x_K[kept_K])
+        return self.with_scores(dropped_N, np.full(len(dropped_N), -np.inf))
 
     def at_least(self, lowest: np.float32, highest: np.float32, keeps: Callable[[Ids], NDArray[np.bool_]]) -> EditedRow:
         """The row without scores below ``lowest``. keeps: which tokens, edited or with scores up to highest, are kept.

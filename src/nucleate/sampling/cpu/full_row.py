@@ -23,6 +23,8 @@ from nucleate.sampling.cpu.candidate_list import (
     UndecidedRow,
     evaluate_rule,
     finite_tokens,
+    require_apart,
+    require_order,
     uniform,
 )
 from nucleate.sampling.cpu.edited_row import BINS, BINS_PER_UNIT, LOWEST, PROBE, Curve, EditedRow, apply_shift, fitted
@@ -152,11 +154,7 @@ class FullRow:
 
     def _first(self, count: int) -> CandidateList:
         """The first tokens in rank order, at least so many."""
-        return self._list_raw(self._kth_bound(count))
-
-    def _kth_bound(self, count: int) -> np.float32:
-        """``EditedRow.kth_bound``, also of more tokens than there are."""
-        return self.row.kth_bound(min(count, self.row.work.size))
+        return self._list_raw(self.row.kth_bound(count))
 
     def ranked_list(self) -> CandidateList:
         return self._list_raw(LOWEST).with_total(self.total)
@@ -272,7 +270,7 @@ class FullRow:
         if threshold == -np.inf:
             return self.with_total(total)
         if step.min_keep > 1:
-            lowest = min(self._raw_bound(min(threshold, 0.0)), self._kth_bound(step.min_keep))
+            lowest = min(self._raw_bound(min(threshold, 0.0)), self.row.kth_bound(step.min_keep))
             kept = self._list_raw(lowest)
             return kept.above(threshold, total, step.min_keep, inexact=self.inexact or step.kind.inexact)
         if not threshold <= 0.0:
@@ -317,14 +315,11 @@ class FullRow:
         if found is None:
             return None
         count = int(found.sums_N.searchsorted(target, "left" if stage.inclusive else "right")) + stage.inclusive
-        if (
-            not 0 < count < len(found.sums_N)
-            or (np.abs(found.sums_N[max(count - 2, 0) : count + 1] - target) <= TIE_TOLERANCE * target).any()
-        ):
+        if not 0 < count < len(found.sums_N):
             raise UndecidedRow
-        (inside, outside), (key, next_key) = (both[count - 1 : count + 1] for both in (found.relative_N, found.key_N))
-        if step.kind.has_order and inside != outside and next_key - key <= TIE_TOLERANCE * (1.0 + abs(key)):
-            raise UndecidedRow
+        require_apart(found.sums_N[max(count - 2, 0) : count + 1], target, target)
+        if step.kind.has_order:
+            require_order(found.key_N[count - 1 : count + 1], found.relative_N[count - 1 : count + 1])
         ids_N = found.ids_N[:count]
         found.row_V[ids_N] = self.row.row_V[ids_N]
         kept = EditedRow(self.row.work, found.row_V)
@@ -433,7 +428,7 @@ class FullRow:
         scores_N = self.row.scores(np.array([one for one in (token, *requested) if 0 <= one < self.row.work.size]))
         lowest = float(scores_N[scores_N > -np.inf].min())
         if count:
-            lowest = min(lowest, float(self._kth_bound(count)))
+            lowest = min(lowest, float(self.row.kth_bound(count)))
         last = float(self._apply_scales(np.array([lowest]))[0] - self.top)
         bound = self._raw_bound(min(last, 0.0)) if last > -np.inf else LOWEST
         kept = self._list_raw(np.nextafter(min(np.float32(lowest), bound), np.float32(-np.inf)))
@@ -466,9 +461,9 @@ class FullRow:
             found = self._boundary(stage, kind, row, target, copy=False) if binned else None
             if found is not None:
                 index = int(found.sums_N.searchsorted(target))
-                close_N = np.abs(found.sums_N[max(index - 1, 0) : index + 1] - target) <= TIE_TOLERANCE * target
-                if index == len(found.sums_N) or close_N.any():
+                if index == len(found.sums_N):
                     raise UndecidedRow
+                require_apart(found.sums_N[max(index - 1, 0) : index + 1], target, target)
                 return int(found.ids_N[index])
             threshold = self._mass_threshold(0.99 * (row.mass - target))
             token, reached = self.list_above(threshold).draw_by_cdf(stage, row, u, inexact=True)

@@ -19,8 +19,8 @@ from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import reference
 from nucleate.sampling.gpu import torch_device
-from nucleate.sampling.gpu.batch_state import MIN_RING_SIZE, BatchState, DecodeLoop, Forward, TapReport
-from nucleate.sampling.gpu.batch_view import BatchView, TensorLogprobs, to_step_logprobs
+from nucleate.sampling.gpu.batch_state import MIN_RING_SIZE, BatchState, DecodeLoop, Forward, LogprobsReport
+from nucleate.sampling.gpu.batch_view import BatchView, to_step_logprobs
 from nucleate.sampling.gpu.torch_device import to_device
 from nucleate.sampling.host_batch import HostBatch, SamplerRow
 from nucleate.sampling.incremental_history import IncrementalHistory
@@ -168,24 +168,22 @@ class DeviceBatch:
         logits_RV = _logits(logits, self._device)
         mask_RW = None if mask is None else _mask(mask, self._device)
         logits_NV, mask_NW = logits_RV, mask_RW
-        device_logprobs: TensorLogprobs | None = None
-        tap_reports: list[TapReport] = []
+        reports: list[LogprobsReport] = []
         if call.host_positions or not call.positions:
             tokens_R = torch.full((len(numbers),), -1, dtype=torch.int64, device=self._device)
             logits_NV = logits_RV.index_select(0, call.positions_N)
             mask_NW = None if mask_RW is None else mask_RW.index_select(0, call.positions_N)
         if call.positions:
             state.reserve(call.view, 1)
-            tokens_N = state.sample(call.view, logits_NV, mask_NW, tap_reports=tap_reports)
-            device_logprobs = state.compute_logprobs(call.view, logits_NV, tokens_N)
+            tokens_N = state.sample(call.view, logits_NV, mask_NW, reports=reports)
             tokens_R = tokens_R.index_copy(0, call.positions_N, tokens_N) if call.host_positions else tokens_N
         host_tokens, host_logprobs, errors = self._sample_on_host(call, logits_RV, mask_RW)
         if host_tokens:
             position_N, token_N = to_device([[*host_tokens.keys()], [*host_tokens.values()]], self._device)
             tokens_R = tokens_R.index_copy(0, position_N, token_N)
         logprobs = None
-        if device_logprobs or tap_reports or host_logprobs:
-            logprobs = LazyList(len(numbers), lambda: _logprobs(call, device_logprobs, tap_reports, host_logprobs))
+        if reports or host_logprobs:
+            logprobs = LazyList(len(numbers), lambda: _logprobs(call, reports, host_logprobs))
         rows = [self._rows[number] for number in numbers]
         all_errors = LazyDict(lambda: errors | self._invalid_rows(call, rows, tokens_R, logits_RV, mask_RW))
         return tokens_R, logprobs, all_errors
@@ -249,15 +247,9 @@ class DeviceBatch:
 
 
 def _logprobs(
-    call: StepCall,
-    device_logprobs: TensorLogprobs | None,
-    tap_reports: Sequence[TapReport],
-    host_logprobs: Mapping[int, StepLogprobs],
+    call: StepCall, reports: Sequence[LogprobsReport], host_logprobs: Mapping[int, StepLogprobs]
 ) -> tuple[StepLogprobs | None, ...]:
     """The logprobs of all rows of a call, copied to the host."""
-    reports = [(report.positions, report.logprobs, report.requests) for report in tap_reports]
-    if device_logprobs is not None:
-        reports.append((call.view.reporting, device_logprobs, call.view.requests))
     by_position: dict[int, StepLogprobs | None] = {**host_logprobs}
     for positions, logprobs, requests in reports:
         in_call = [call.positions[position] for position in positions]

@@ -85,14 +85,6 @@ def to_device(values: Any, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
-def to_device_pinned(values: NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    """Copy an array to a device asynchronously. On CUDA through pinned memory, which torch reuses after the copy."""
-    tensor = torch.from_numpy(values)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return to_device(tensor, device)
-
-
 def capture_graph(run: Callable[[], None]) -> Callable[[], None]:
     """Run a function once, capture it in a CUDA graph, and return a function that replays the graph.
 
@@ -153,7 +145,9 @@ class Slots:
         slot, last_tokens = self._free.pop(), last_tokens[max(0, len(last_tokens) - self.ring_size) :]
         lengths = repeat_lengths(last_tokens)[::-1] if tracks_repeats else []
         parts = [np.asarray(part, np.int64) for part in (state, last_tokens, lengths)]
-        packed = to_device_pinned(np.concatenate(parts), self.device)
+        packed = torch.from_numpy(np.concatenate(parts))
+        packed = packed.pin_memory() if self.device.type == "cuda" else packed  # for an asynchronous copy
+        packed = to_device(packed, self.device)
         state_C, tokens_L, repeat_lengths_L = packed.split([len(part) for part in parts])
         self.state_SC[slot] = state_C
         if last_tokens:
