@@ -184,18 +184,17 @@ class Sampler:
         check_token(token, self.vocab_size)
         token = int(token)
         if logits_V is None:
-            self._append(row, token)
+            self._append(row, own, token)
             return None
         return self._accept_sampled(row, own, token, logits_V, mask_W, distribution)
 
-    def _append(self, row: int, token: int) -> None:
-        """Append a token whose probability was 1."""
-        own = known(self._rows, row)
+    def _append(self, row: int, own: SamplerRow, token: int, updated: Pipeline | None = None) -> None:
+        """Append a token. updated: the stages after it; None: as if its probability was 1."""
         if self._device is not None and row in self._device:
-            self._device.push(row, token)
+            self._device.push(row, token, updated)
             return
         self._host.push(row, own, token)
-        own.move(tuple(stage.update(SampledToken(token, 0.0, 0.0)) for stage in own.stages))
+        own.move(updated or tuple(stage.update(SampledToken(token, 0.0, 0.0)) for stage in own.stages))
 
     def _accept_sampled(
         self,
@@ -219,14 +218,10 @@ class Sampler:
         if not distribution[token] > 0:
             raise ValueError(f"token {token} cannot be sampled from row {row}: its probability is 0")
         if not is_updated:
-            self._append(row, token)
+            self._append(row, own, token)
             return None
         result = accept_sampled(logits[0], stages, token, past)
-        if self._device is not None and row in self._device:
-            self._device.push(row, token, result.stages)
-            return result.logprobs
-        self._host.push(row, own, token)
-        own.move(result.stages if stages is own.stages else without_mask(result.stages))
+        self._append(row, own, token, result.stages if stages is own.stages else without_mask(result.stages))
         return result.logprobs
 
     def remove(self, row: int) -> None:

@@ -36,8 +36,8 @@ from nucleate.sampling.stages.truncation.thresholds import PLess as PLess
 from nucleate.sampling.stages.truncation.thresholds import TopA as TopA
 from nucleate.sampling.stages.truncation.thresholds import TopNSigma as TopNSigma
 from nucleate.sampling.stages.truncation.xtc import Xtc as Xtc
-from nucleate.sampling.stages.watermarks.gumbel_watermark import GumbelWatermark as GumbelWatermark
-from nucleate.sampling.stages.watermarks.kgw import Kgw as Kgw
-from nucleate.sampling.stages.watermarks.synthid import SynthId as SynthId
+from nucleate.sampling.stages.watermarks import GumbelWatermark as GumbelWatermark
+from nucleate.sampling.stages.watermarks import Kgw as Kgw
+from nucleate.sampling.stages.watermarks import SynthId as SynthId
 
 STAGES: dict[str, type[Stage]]
