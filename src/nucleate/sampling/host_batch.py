@@ -112,8 +112,7 @@ class HostBatch:
 
     def remove(self, number: int) -> None:
         """Remove a row."""
-        if number in self._table.slots:
-            self._table.remove(number)
+        self._table.remove(number)
 
     def clear_cache(self) -> None:
         """Drop cached RowBatches, after rows were added or removed."""
@@ -123,7 +122,7 @@ class HostBatch:
     def push(self, number: int, row: SamplerRow, token: int) -> None:
         """Append a token that was not sampled here."""
         row.memory.push(token)
-        self._advance(number)
+        self._table.advance(number)
 
     def batch(self, requested: list[int] | None) -> RowBatch:
         """The rows of a call. Cached, as speculative decoding alternates between all rows and some of them."""
@@ -242,7 +241,7 @@ class HostBatch:
         except Exception as error:  # noqa: BLE001  # a user-defined stage may raise anything
             return reference.message_of(error)
         row.move(result.stages if stages is row.stages else without_mask(result.stages))
-        self._advance(number)
+        self._table.advance(number)
         return result.token, result.logprobs
 
     def sample_row(
@@ -254,11 +253,6 @@ class HostBatch:
         if not isinstance(result, str):
             row.memory.push(result[0])
         return result
-
-    def _advance(self, number: int) -> None:
-        """Advance the step of a row in the table of the fused kernel."""
-        if number in self._table.slots:
-            self._table.advance(number)
 
 
 def known(rows: Mapping[int, SamplerRow], number: int) -> SamplerRow:

@@ -52,11 +52,10 @@ from nucleate.sampling.stages.truncation.thresholds import MinP, TopNSigma
 
 FUSED_STAGES: Pipeline = (Temperature(0.5), TopNSigma(1.0), TopK(5), MinP(0.5), TopP(0.5), MinP(0.5), Temperature(0.5))
 """One stage for each field of FusedParams, in order."""
-NO_EFFECT = 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0
-"""The FusedParams of stages that a row does not have."""
 KEEP_ALL = 1.0, 1e30, 2.0**62, 0.0, float("inf"), 0.0, 1.0
 """Parameters with which each stage keeps all tokens: for rows without a stage that other rows of the batch have."""
-GREEDY_PARAMS = *NO_EFFECT[:2], 1.0, *NO_EFFECT[3:]
+NO_EFFECT, GREEDY = FusedParams(), FusedParams(k=1)
+"""Parameters without an effect, and those of all greedy rows."""
 
 
 class UnsupportedError(Exception):
@@ -86,10 +85,6 @@ class StageSignature(NamedTuple):
     param_names: tuple[str, ...]  #: the numeric attributes that its rules read
     state_names: tuple[str, ...]  #: those of them that ``Stage.update`` changes
     logprobs_read: frozenset[str] = frozenset()  #: the fields of SampledToken that ``Stage.update`` reads
-
-    @property
-    def num_params(self) -> int:
-        return len(self.param_names)
 
 
 class PipelineSignature(NamedTuple):
@@ -129,8 +124,8 @@ def fused_signatures(rows: Sequence[Sequence[float]]) -> list[PipelineSignature]
 
     rows: FusedParams of each.
     """
-    rows = [GREEDY_PARAMS if row[0] == 0 or row[2] == 1 else row for row in rows]
-    if all(row == GREEDY_PARAMS for row in rows):
+    rows = [GREEDY if row[0] == 0 or row[2] == 1 else row for row in rows]
+    if all(row is GREEDY for row in rows):
         return [PipelineSignature((_stage_signature(Greedy()),), ())] * len(rows)
     used = [i for i, unused in enumerate(NO_EFFECT) if any(row[i] != unused for row in rows)]
     signatures = tuple(_stage_signature(stage) for stage in (*(FUSED_STAGES[i] for i in used), Gumbel(0)))
@@ -142,10 +137,9 @@ def fused_signatures(rows: Sequence[Sequence[float]]) -> list[PipelineSignature]
 
 def with_state(stages: Pipeline, signatures: tuple[StageSignature, ...], params: list[float]) -> Pipeline:
     """The pipeline of a row with updated state. params: of the last stages, whose signatures are given."""
-    position, found = 0, list(stages)
+    found, values = list(stages), iter(params)
     for i, signature in enumerate(signatures, len(stages) - len(signatures)):
-        own = dict(zip(signature.param_names, params[position : position + signature.num_params], strict=True))
-        position += signature.num_params
+        own = {name: next(values) for name in signature.param_names}
         if any(getattr(found[i], name) != own[name] for name in signature.state_names):
             found[i] = dataclasses.replace(found[i], **{name: own[name] for name in signature.state_names})  # type: ignore[type-var]
     return tuple(found)

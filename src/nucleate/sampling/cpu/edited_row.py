@@ -6,15 +6,14 @@ decision compares, and bounds of them, are computed by the rules themselves.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import COMPOSED
+from nucleate.jit.thread_pool import per_thread
 from nucleate.sampling.cpu.candidate_list import UndecidedRow
 from nucleate.sampling.history import HistoryView, TokenCounts
 from nucleate.sampling.noise import GROUP_SIZE
@@ -89,8 +88,6 @@ LOWEST = np.finfo(np.float32).min
 NO_IDS, NO_SCORES, NO_ROW = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.float32)
 BINS, BINS_PER_UNIT = 4096, 128.0
 """Bins of a histogram of scores, and bins per unit of score."""
-CACHED_WORKSPACES = 16
-"""Maximum number of cached workspaces, one per thread and vocabulary size."""
 
 
 class RowWorkspace:
@@ -128,14 +125,8 @@ class RowWorkspace:
         return copy_V
 
 
-def thread_workspace(size: int) -> RowWorkspace:
-    """The cached workspace of the calling thread for rows of a size."""
-    return _cached_workspace(size, threading.get_ident())
-
-
-@lru_cache(CACHED_WORKSPACES)
-def _cached_workspace(size: int, thread: int) -> RowWorkspace:
-    return RowWorkspace(size)
+thread_workspace = per_thread(RowWorkspace)
+"""The cached workspace of the calling thread for rows of a size."""
 
 
 class EditedRow:

@@ -269,15 +269,14 @@ class FullRow:
         threshold = float(step.stage.floor(self.statistics(step.kind.names, step.kind.sorted_count)))
         if threshold == -np.inf:
             return self.with_total(total)
-        if step.min_keep > 1:
-            lowest = min(self._raw_bound(min(threshold, 0.0)), self.row.kth_bound(step.min_keep))
-            kept = self._list_raw(lowest)
-            return kept.above(threshold, total, step.min_keep, inexact=self.inexact or step.kind.inexact)
-        if not threshold <= 0.0:
+        if not threshold <= 0.0 and step.min_keep <= 1:
             return self.first_token(total)
-        inexact, lowest, maxima_G = self.inexact or step.kind.inexact, self._raw_bound(threshold), self.row.maxima_G
-        if not 2 * np.count_nonzero(maxima_G >= lowest) > len(maxima_G) > MIN_GROUPS:
-            return self._list_raw(lowest).above(threshold, total, inexact=inexact)
+        lowest, maxima_G = self._raw_bound(min(threshold, 0.0)), self.row.maxima_G
+        if step.min_keep > 1:
+            lowest = min(lowest, self.row.kth_bound(step.min_keep))
+        inexact, many = self.inexact or step.kind.inexact, 2 * np.count_nonzero(maxima_G >= lowest) > len(maxima_G)
+        if step.min_keep > 1 or not many or len(maxima_G) <= MIN_GROUPS:
+            return self._list_raw(lowest).above(threshold, total, step.min_keep, inexact=inexact)
 
         def keeps(ids_N: Ids) -> NDArray[np.bool_]:
             relative_N = self._relative_scores(ids_N)
