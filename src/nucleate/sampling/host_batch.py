@@ -142,7 +142,7 @@ class HostBatch:
         positions = [position for position, row in enumerate(numbers) if row in slots]
         part = self._table.select([numbers[position] for position in positions], positions)
         needs_more = len(positions) < len(rows) or any(
-            row.tap or row.values or row.keyed or (row.program and row.program.is_dynamic) for row in rows
+            row.tap or row.values or row.keyed or (row.program and row.program.dynamic) for row in rows
         )
         appends = None if needs_more else [row.memory.append for row in rows]
         seeds = np.array([row.seed for row in rows], np.uint64)

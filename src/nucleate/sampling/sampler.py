@@ -186,25 +186,6 @@ class Sampler:
         if logits_V is None:
             self._append(row, own, token)
             return None
-        return self._accept_sampled(row, own, token, logits_V, mask_W, distribution)
-
-    def _append(self, row: int, own: SamplerRow, token: int, updated: Pipeline | None = None) -> None:
-        """Append a token. updated: the stages after it; None: as if its probability was 1."""
-        if self._device is not None and row in self._device:
-            self._device.push(row, token, updated)
-            return
-        self._host.push(row, own, token)
-        own.move(updated or tuple(stage.update(SampledToken(token, 0.0, 0.0)) for stage in own.stages))
-
-    def _accept_sampled(
-        self,
-        row: int,
-        own: SamplerRow,
-        token: int,
-        logits_V: Any,
-        mask_W: Any,
-        distribution: NDArray[np.float64] | None,
-    ) -> StepLogprobs | None:
         is_updated = any(isinstance(stage, Tap) or is_stateful(stage) for stage in own.stages)
         if is_updated or distribution is None:
             own = self._up_to_date(row)
@@ -223,6 +204,14 @@ class Sampler:
         result = accept_sampled(logits[0], stages, token, past)
         self._append(row, own, token, result.stages if stages is own.stages else without_mask(result.stages))
         return result.logprobs
+
+    def _append(self, row: int, own: SamplerRow, token: int, updated: Pipeline | None = None) -> None:
+        """Append a token. updated: the stages after it; None: as if its probability was 1."""
+        if self._device is not None and row in self._device:
+            self._device.push(row, token, updated)
+            return
+        self._host.push(row, own, token)
+        own.move(updated or tuple(stage.update(SampledToken(token, 0.0, 0.0)) for stage in own.stages))
 
     def remove(self, row: int) -> None:
         """Remove a row. The other rows do not change."""

@@ -174,7 +174,7 @@ class EditProgram:
         self.commands = np.zeros((len(edits), 4), np.int64)
         self._past, self._size = past, size
         self._buffers: list[Any] = [None] * len(edits)
-        self._dynamic: list[tuple[int, Shift]] = []
+        self.dynamic: list[tuple[int, Shift]] = []  #: token lists that depend on the history: index of the edit, stage
         for index, edit in enumerate(edits):
             if isinstance(edit, CountPenalties):
                 table, rules = count_table(past, edit.window), np.array(edit.rules, np.float64)
@@ -182,18 +182,13 @@ class EditProgram:
             elif has_constant_listing(edit):
                 self._set_listing(index, edit)
             else:
-                self._dynamic.append((index, edit))
+                self.dynamic.append((index, edit))
         self.commands_at = self.commands.ctypes.data, len(edits)
         self.refresh()
 
-    @property
-    def is_dynamic(self) -> bool:
-        """Whether some token list depends on the history."""
-        return bool(self._dynamic)
-
     def refresh(self) -> None:
         """Update the token lists that depend on the history."""
-        for index, stage in self._dynamic:
+        for index, stage in self.dynamic:
             self._set_listing(index, stage)
 
     def _set_listing(self, index: int, stage: Shift) -> None:

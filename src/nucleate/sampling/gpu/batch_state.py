@@ -164,9 +164,7 @@ class BatchState:
         if group.batch is None:
             tokens_R = self._sample_triton(group, *inputs)
         else:
-            steps_R = self._slots.gather_column(group.slots_R, STEP)
-            tokens_R = self._sample_tensors(group, group.batch, steps_R, inputs, reports)
-            self._slots.push(group.slots_R, tokens_R, steps_R)
+            tokens_R = self._sample_tensors(group, group.batch, inputs, reports)
         self._update_repeats(group, tokens_R)
         return tokens_R
 
@@ -177,15 +175,10 @@ class BatchState:
                 update_repeats(shifts, self._slots, tokens_N, self.size)
 
     def _sample_tensors(
-        self,
-        group: RowGroup,
-        batch: TensorBatch,
-        steps_R: torch.Tensor,
-        inputs: SampleInput,
-        reports: list[LogprobsReport] | None,
+        self, group: RowGroup, batch: TensorBatch, inputs: SampleInput, reports: list[LogprobsReport] | None
     ) -> torch.Tensor:
         """Sample a group with tensor code."""
-        logits_RV, mask_RW, active_R = inputs
+        (logits_RV, mask_RW, active_R), steps_R = inputs, self._slots.gather_column(group.slots_R, STEP)
         masks = _combine_masks(mask_RW, group.allowed_RW), None
         if batch.signatures[0].shape == "Tap" and not batch.mask_before_tap:  # the Tap reports unmasked scores
             masks = group.allowed_RW, mask_RW
@@ -202,6 +195,7 @@ class BatchState:
             most = max(top for top, _ in group.requests)
             logprobs = compute_logprobs(tapped_RV, tokens_R, group.requested_NA, most, tapped_RV.dtype)
             reports.append(LogprobsReport(group.positions, logprobs, group.requests))
+        self._slots.push(group.slots_R, tokens_R, steps_R)
         return tokens_R
 
     def _apply_shifts(self, group: RowGroup, x_RV: torch.Tensor) -> torch.Tensor:

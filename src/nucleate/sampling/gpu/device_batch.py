@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import UserDict, UserList
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,6 +40,8 @@ logger = logging.getLogger("nucleate")
 
 Scores = NDArray[np.float32]
 MaskWords = NDArray[np.int32] | None
+HostRow = Callable[[int], tuple[Scores, MaskWords]]
+"""Copies the logits and the mask of a row, by its position in a call, to the host."""
 
 
 class LazyList(UserList[Any]):
@@ -177,7 +179,8 @@ class DeviceBatch:
             state.reserve(call.view, 1)
             tokens_N = state.sample(call.view, logits_NV, mask_NW, reports=reports)
             tokens_R = tokens_R.index_copy(0, call.positions_N, tokens_N) if call.host_positions else tokens_N
-        host_tokens, host_logprobs, errors = self._sample_on_host(call, logits_RV, mask_RW)
+        host_row = partial(_host_row, logits_RV, mask_RW)
+        host_tokens, host_logprobs, errors = self._sample_on_host(call, host_row)
         if host_tokens:
             position_N, token_N = to_device([[*host_tokens.keys()], [*host_tokens.values()]], self._device)
             tokens_R = tokens_R.index_copy(0, position_N, token_N)
@@ -185,7 +188,7 @@ class DeviceBatch:
         if reports or host_logprobs:
             logprobs = LazyList(len(numbers), lambda: _logprobs(call, reports, host_logprobs))
         rows = [self._rows[number] for number in numbers]
-        all_errors = LazyDict(lambda: errors | self._invalid_rows(call, rows, tokens_R, logits_RV, mask_RW))
+        all_errors = LazyDict(lambda: errors | self._invalid_rows(call, rows, tokens_R, host_row))
         return tokens_R, logprobs, all_errors
 
     def _call(self, numbers: list[int]) -> StepCall:
@@ -200,14 +203,14 @@ class DeviceBatch:
         return self._calls[key]
 
     def _sample_on_host(
-        self, call: StepCall, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None
+        self, call: StepCall, host_row: HostRow
     ) -> tuple[dict[int, int], dict[int, StepLogprobs], dict[int, str]]:
         """Tokens, logprobs and errors of the rows on the CPU, by position in the call."""
         tokens: dict[int, int] = {}
         host_logprobs: dict[int, StepLogprobs] = {}
         errors: dict[int, str] = {}
         for position in call.host_positions:
-            result = self._host.sample_row(call.numbers[position], *_host_row(logits_RV, mask_RW, position))
+            result = self._host.sample_row(call.numbers[position], *host_row(position))
             if isinstance(result, str):
                 errors[position] = result
                 continue
@@ -217,19 +220,14 @@ class DeviceBatch:
         return tokens, host_logprobs, errors
 
     def _invalid_rows(
-        self,
-        call: StepCall,
-        rows: list[SamplerRow],
-        tokens_R: torch.Tensor,
-        logits_RV: torch.Tensor,
-        mask_RW: torch.Tensor | None,
+        self, call: StepCall, rows: list[SamplerRow], tokens_R: torch.Tensor, host_row: HostRow
     ) -> dict[int, str]:
         """Error messages of the device rows without a token, by position. rows: of the call. Synchronises."""
         if not call.positions:
             return {}
         tokens = tokens_R.tolist()
         return {
-            position: self._error_of(rows[position], *_host_row(logits_RV, mask_RW, position))
+            position: self._error_of(rows[position], *host_row(position))
             for position in call.positions
             if tokens[position] < 0
         }
