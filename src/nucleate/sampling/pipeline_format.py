@@ -227,11 +227,7 @@ MIROSTATS = {"mirostat_tau": Mirostat, "mirostat_v1_tau": MirostatV1}
 COMBINING: Mapping[str, float] = MappingProxyType({"guidance_scale": 1.0, "contrastive_beta": 0.0})
 """The fields that enable a Combine stage, of which a request has at most one, with their neutral values."""
 
-DECISIVE = (
-    *COMBINING,
-    *MIROSTATS,
-    *(*GREEDY, "min_keep", "order", "min_tokens", "max_tokens", "pipeline"),
-)
+DECISIVE = (*COMBINING, *MIROSTATS, *(*GREEDY, "min_keep", "order", "min_tokens", "max_tokens", "pipeline"))
 """The fields of a request that defaults can contradict."""
 
 

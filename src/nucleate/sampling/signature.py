@@ -247,9 +247,6 @@ def _global_names(function: Any) -> Iterator[tuple[str, Any]]:
         yield name, cell.cell_contents
 
 
-TokenSequences = tuple[tuple[int, ...], ...]
-"""Sequences of token ids."""
-
 COUNTS = {"prompt_count", "output_count"}
 
 CONSTANT, MIN_TOKENS, BAD_WORDS, NGRAM, DRY = "constant", "min_tokens", "bad_words", "ngram", "dry"
@@ -271,7 +268,7 @@ class DeviceShift(NamedTuple):
     params: tuple[float, ...] = ()  #: their values
     list_params: tuple[float, ...] = ()  #: the parameters that its list depends on
     listing: Mapping[int, float] = {}  #: CONSTANT: its list; MIN_TOKENS: the banned ids
-    words: TokenSequences = ()  #: BAD_WORDS: the words; DRY: the sequence breakers
+    words: tuple[tuple[int, ...], ...] = ()  #: BAD_WORDS: the words; DRY: the sequence breakers
 
     @property
     def group_key(self) -> tuple[Any, ...]:
