@@ -27,7 +27,7 @@ from nucleate.sampling.inputs import (
 from nucleate.sampling.pipeline import FusedPipeline
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.reference import add_values
-from nucleate.sampling.stage import Draw, Pipeline, Shift, Tap
+from nucleate.sampling.stage import Draw, Pipeline, SampledToken, Shift, Tap
 
 
 def row_path(fast: bool) -> Any:
@@ -102,8 +102,11 @@ class HostBatch:
             self._compiled = compiled(self._backend, scores)
         return self._compiled
 
-    def add(self, number: int, row: SamplerRow, fused: FusedPipeline) -> None:
-        """Add a row of the fused kernel. Other rows need no entry."""
+    def add(self, number: int, row: SamplerRow, fused: FusedPipeline | str) -> None:
+        """Add a row. fused: see ``PreparedPipeline``."""
+        self.clear_cache()
+        if isinstance(fused, str):
+            return
         row.tap, row.program = fused.tap, EditProgram(fused.edits, row.memory, self._size) if fused.edits else None
         row.values = fused.values
         row.keyed = isinstance(row.stages[-1], Draw) and row.stages[-1].keyed
@@ -112,6 +115,7 @@ class HostBatch:
 
     def remove(self, number: int) -> None:
         """Remove a row."""
+        self.clear_cache()
         self._table.remove(number)
 
     def clear_cache(self) -> None:
@@ -119,10 +123,15 @@ class HostBatch:
         self._batch = None
         self._batches.clear()
 
-    def push(self, number: int, row: SamplerRow, token: int) -> None:
-        """Append a token that was not sampled here."""
+    def push(self, number: int, token: int, updated: Pipeline | None = None) -> None:
+        """Append a token that was not sampled here. updated: the stages after it; None: as if its probability was 1."""
+        row = self._rows[number]
         row.memory.push(token)
         self._table.advance(number)
+        row.move(updated or tuple(stage.update(SampledToken(token, 0.0, 0.0)) for stage in row.stages))
+
+    def synchronise(self) -> None:
+        """Nothing to do: histories and states are on the host."""
 
     def batch(self, requested: list[int] | None) -> RowBatch:
         """The rows of a call. Cached, as speculative decoding alternates between all rows and some of them."""

@@ -22,8 +22,7 @@ from nucleate.sampling.gpu import torch_device
 from nucleate.sampling.gpu.batch_state import MIN_RING_SIZE, BatchState, DecodeLoop, Forward, LogprobsReport
 from nucleate.sampling.gpu.batch_view import BatchView, to_step_logprobs
 from nucleate.sampling.gpu.torch_device import to_device
-from nucleate.sampling.host_batch import HostBatch, SamplerRow
-from nucleate.sampling.incremental_history import IncrementalHistory
+from nucleate.sampling.host_batch import HostBatch, SamplerRow, Step
 from nucleate.sampling.inputs import check_shape, checked_logits, checked_mask, history
 from nucleate.sampling.pipeline import FusedPipeline
 from nucleate.sampling.presets import with_mask
@@ -82,12 +81,8 @@ class StepCall(NamedTuple):
     host_positions: list[int]  #: positions of the rows on the CPU
 
 
-StepOutput = tuple[torch.Tensor, Sequence[StepLogprobs | None] | None, Mapping[int, str]]
-"""The result of a step: the first fields of a ``SamplerOutput``, in order."""
-
-
 class DeviceBatch:
-    """Samples the rows of a ``Sampler`` on a device, and those that the device does not support on the CPU.
+    """As ``HostBatch``: samples the rows of a ``Sampler`` on a device, and on the CPU those that it does not support.
 
     size: V. rows: all rows of the sampler by number. host: samples a row on the CPU. Raises ParameterError if the
     device is not available.
@@ -105,14 +100,13 @@ class DeviceBatch:
     def __contains__(self, number: int) -> bool:
         return number in self._state
 
-    def add(
-        self, number: int, stages: Pipeline, fused: FusedPipeline | str, memory: IncrementalHistory, seed: int
-    ) -> None:
+    def add(self, number: int, row: SamplerRow, fused: FusedPipeline | str) -> None:
         """Add a row to the device, or leave it to the CPU. The first row left to the CPU is logged with the reason."""
         self._calls.clear()
-        route = dispatch(stages, fused, self._size, device=self._name, backend=self._backend)
+        route = dispatch(row.stages, fused, self._size, device=self._name, backend=self._backend)
+        self._host.clear_cache()
         if route.row_spec is not None:
-            self._state.add(number, route.row_spec, seed, memory.prompt, memory.output)
+            self._state.add(number, route.row_spec, row.seed, row.memory.prompt, row.memory.output)
         elif not self._fallback_logged:
             self._fallback_logged = True
             logger.warning("a row runs %s; further rows are not logged", route.why)
@@ -120,14 +114,18 @@ class DeviceBatch:
     def remove(self, number: int) -> None:
         """Remove a row."""
         self._calls.clear()
+        self._host.remove(number)
         if number in self._state:
             self._state.remove(number)
 
-    def push(self, number: int, token: int, stages: Pipeline | None = None) -> None:
-        """Append a token that was not sampled here to a row on the device. stages: for the next step, if known."""
+    def push(self, number: int, token: int, updated: Pipeline | None = None) -> None:
+        """As ``HostBatch.push``."""
+        if number not in self._state:
+            self._host.push(number, token, updated)
+            return
         signature, params = self._state.signature(number), None
-        if stages is not None and signature is not None and signature.stateful:
-            params = signature.params_of(stages)
+        if updated is not None and signature is not None and signature.stateful:
+            params = signature.params_of(updated)
         self._state.push(number, token, params)
 
     def synchronise(self) -> None:
@@ -161,11 +159,12 @@ class DeviceBatch:
         stops = history(stop_ids, self._size, "stop_ids").tolist()
         return DecodeLoop(self._state, self._state.view(numbers), forward, ids, steps, stops)
 
-    def step(self, numbers: list[int], logits: Any, mask: Any) -> StepOutput:
-        """Sample a token for each of these rows, see ``Sampler.__call__``. Logits, mask: tensors or arrays."""
-        logits, shape = checked_logits(logits), (len(numbers), self._size)
-        check_shape(logits.shape, *shape)
-        mask = None if mask is None else checked_mask(mask, *shape)
+    def step(self, requested: list[int] | None, logits: Any, mask: Any) -> Step:
+        """As ``HostBatch.step``. Logits, mask: tensors or arrays."""
+        batch, logits = self._host.batch(requested), checked_logits(logits)
+        numbers = batch.numbers
+        check_shape(logits.shape, *batch.shape)
+        mask = None if mask is None else checked_mask(mask, *batch.shape)
         call, state = self._call(numbers), self._state
         logits_RV = _logits(logits, self._device)
         mask_RW = None if mask is None else _mask(mask, self._device)
@@ -187,9 +186,8 @@ class DeviceBatch:
         logprobs = None
         if reports or host_logprobs:
             logprobs = LazyList(len(numbers), lambda: _logprobs(call, reports, host_logprobs))
-        rows = [self._rows[number] for number in numbers]
-        all_errors = LazyDict(lambda: errors | self._invalid_rows(call, rows, tokens_R, host_row))
-        return tokens_R, logprobs, all_errors
+        all_errors = LazyDict(lambda: errors | self._invalid_rows(call, batch.rows, tokens_R, host_row))
+        return tokens_R, logprobs, all_errors, batch.seeds
 
     def _call(self, numbers: list[int]) -> StepCall:
         key = tuple(numbers)
