@@ -198,12 +198,8 @@ def given_stages(pipeline: Pipeline, min_tokens: int, end_ids: tuple[int, ...]) 
     stages = pipeline[:-1] if isinstance(pipeline[-1], Draw) else pipeline
     start = int(bool(stages) and isinstance(stages[0], Combine))
     stages = (*stages[:start], MinTokens(min_tokens), *stages[start:])
-    return tuple([_with_ends(stage, end_ids) for stage in stages if isinstance(stage, Tap) or not stage.neutral])
-
-
-def _with_ends(stage: Stage, end_ids: tuple[int, ...]) -> Stage:
-    """Return a stage with the ids that end the output, if it has an unset parameter for them."""
-    return _replaced(stage, ends=end_ids) if getattr(stage, "ends", None) == () else stage
+    stages = tuple(stage for stage in stages if isinstance(stage, Tap) or not stage.neutral)
+    return tuple(_replaced(stage, ends=end_ids) if getattr(stage, "ends", None) == () else stage for stage in stages)
 
 
 def _without_seed(pipeline: Pipeline) -> tuple[Pipeline, int | None]:
@@ -238,13 +234,6 @@ def _truncations() -> set[str]:
     return fields - {"min_keep"}
 
 
-def _greedy_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The entries of GREEDY that make a request greedy. values: all fields of the request."""
-    if values["min_keep"] <= 1:
-        return GREEDY
-    return {name: value for name, value in GREEDY.items() if name not in ("top_p", "top_h")}
-
-
 def conflicts(defaults: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, str]:
     """The names of all defaults that contradict a request, each with what they contradict.
 
@@ -255,10 +244,12 @@ def conflicts(defaults: Mapping[str, Any], request: Mapping[str, Any]) -> dict[s
     found: dict[str, str] = {}
     if defaults["pipeline"] is not None and (replaced := request.keys() & {*replaced_fields()}):
         found["pipeline"] = ", ".join(sorted(replaced))
+    keeps_more = request.get("min_keep", defaults["min_keep"]) > 1
+    decisive = [name for name in GREEDY if not (keeps_more and name in ("top_p", "top_h"))]
     if mirostat := next((name for name in MIROSTATS if request.get(name)), None):
         greedy = {name for name, value in GREEDY.items() if defaults[name] == value}
         found |= dict.fromkeys({*_truncations(), *greedy, *MIROSTATS} - {mirostat}, mirostat)
-    elif any(request.get(name) == value for name, value in _greedy_values({**defaults, **request}).items()):
+    elif any(request.get(name) == GREEDY[name] for name in decisive):
         found |= dict.fromkeys(MIROSTATS, "greedy sampling")
     for name, neutral in COMBINING.items():
         if request.get(name, neutral) != neutral:

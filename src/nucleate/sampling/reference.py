@@ -210,13 +210,6 @@ def run(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: Hi
     return row_result(per_stage, stages, select_token(stages[-1], per_stage[-1], *noise_of(stages, past, seed, step)))
 
 
-def accept(
-    logits_V: NDArray[Any], stages: Pipeline, token: int, past: HistoryView = History(), u: float = 0.5
-) -> RowResult:
-    """The same for a token sampled elsewhere, which must have survived. u: the random number of XTC."""
-    return row_result(survivors_per_stage(logits_V, stages, past, u), stages, token)
-
-
 def survivors_per_stage(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView, u: float) -> list[Survivors]:
     """The surviving tokens before the first stage, and after each stage."""
     before = all_tokens(logits_V)

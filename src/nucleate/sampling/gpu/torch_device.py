@@ -231,15 +231,11 @@ class Slots:
 def pack_row_state(
     params: Sequence[float], floats: torch.dtype, seed: int, prompt: int, output: int, since_breaker: int
 ) -> NDArray[np.int64]:
-    """The state of a new row, int64 [COLUMNS]. params: FusedParams. seed: 0..2**64 - 1. prompt, output: lengths."""
-    words = np.array([seed], np.uint64).view(np.int64)
-    return np.concatenate((as_bits(params, floats), words, [output, prompt, since_breaker]))
+    """The state of a new row, int64 [COLUMNS]. seed: 0..2**64 - 1. prompt, output: lengths.
 
-
-def as_bits(params: Sequence[float], floats: torch.dtype) -> NDArray[np.int64]:
-    """Reinterpret floats as integers."""
-    column = np.asarray(params, np.float64)
-    if floats == torch.float64:
-        return column.view(np.int64)
+    params: FusedParams; their bits are stored as integers.
+    """
+    numbers, words = np.asarray(params, np.float64), np.array([seed], np.uint64).view(np.int64)
     with np.errstate(over="ignore"):
-        return column.astype(np.float32).view(np.int32).astype(np.int64)
+        bits = numbers.view(np.int64) if floats == torch.float64 else numbers.astype(np.float32).view(np.int32)
+    return np.concatenate((bits, words, [output, prompt, since_breaker]))
