@@ -35,7 +35,7 @@ from nucleate.sampling.stages.truncation.thresholds import MinP as MinP
 from nucleate.sampling.stages.truncation.thresholds import PLess as PLess
 from nucleate.sampling.stages.truncation.thresholds import TopA as TopA
 from nucleate.sampling.stages.truncation.thresholds import TopNSigma as TopNSigma
-from nucleate.sampling.stages.truncation.xtc import Xtc as Xtc
+from nucleate.sampling.stages.truncation.thresholds import Xtc as Xtc
 from nucleate.sampling.stages.watermarks import GumbelWatermark as GumbelWatermark
 from nucleate.sampling.stages.watermarks import Kgw as Kgw
 from nucleate.sampling.stages.watermarks import SynthId as SynthId

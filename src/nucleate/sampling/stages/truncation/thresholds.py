@@ -3,7 +3,8 @@
 Top-n-sigma: Tang et al., arXiv 2411.07641; in standard deviations, so that it is independent of temperature. Min-p:
 Nguyen et al., arXiv 2407.01082. Top-a: BlinkDL, in KoboldAI; rises with the square of the highest probability. Epsilon
 and eta: Hewitt, Manning, Liang, Truncation sampling as language model desmoothing, arXiv 2210.15191. P-less: arXiv
-2509.23234; the collision probability, without parameters.
+2509.23234; the collision probability, without parameters. XTC, "exclude top choices", from the other side: p-e-w,
+https://github.com/oobabooga/text-generation-webui/pull/6335.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, log, minimum, sqrt
-from nucleate.sampling.stage import Floor, RowStats, min_keep_parameter, param
+from nucleate.sampling.stage import Ceiling, Floor, RowStats, min_keep_parameter, param
 
 
 class TopNSigma(Floor):
@@ -91,3 +92,32 @@ class PLess(Floor):
 
     def floor(self, row: RowStats) -> Any:
         return row.top + log(row.square) - log(row.mass) - SLACK
+
+
+class Xtc(Ceiling):
+    """With a given probability per step, remove all tokens above a threshold except the least likely of them."""
+
+    rank = 80
+    probability: float = param(
+        "Probability, per step, of removing the top choices; 0: off",
+        neutral=0.0,
+        low=0.0,
+        high=1.0,
+        name="xtc_probability",
+    )
+    threshold: float = param(
+        "Minimum probability of the tokens that are removed", default=0.1, low=0.0, high=0.5, name="xtc_threshold"
+    )
+    exempt: tuple[int, ...] = param("Token ids that are never removed", default=(), low=0, name="xtc_exempt_token_ids")
+    min_keep: int = min_keep_parameter()
+
+    @property
+    def act_probability(self) -> float:
+        return self.probability
+
+    @property
+    def exempt_ids(self) -> tuple[int, ...]:
+        return self.exempt
+
+    def ceiling(self, row: RowStats) -> Any:
+        return row.top + log(row.mass) + log(self.threshold) - SLACK
