@@ -17,9 +17,7 @@ from nucleate.parameters.converters import TokenTable, shown
 from nucleate.parameters.parameter import Parameter, ParameterError, unknown
 from nucleate.sampling.presets import PIPELINE_PARAMETERS, REQUESTABLE, stages_in
 from nucleate.sampling.stage import Combine, Draw, Floor, Pipeline, Prefix, Stage, Tap, shape_of
-from nucleate.sampling.stages import STAGES
-from nucleate.sampling.stages.constraints import Mask, MinTokens
-from nucleate.sampling.stages.truncation.mirostat import Mirostat, MirostatV1
+from nucleate.sampling.stages import STAGES, Mask, MinTokens, Mirostat, MirostatV1
 from nucleate.sampling.watermark_key import WatermarkKey
 
 FIELD = "pipeline"

@@ -13,9 +13,7 @@ from typing import Any
 from nucleate.parameters.parameter import Parameter, ParameterError, declared, param, unknown
 from nucleate.sampling.companion import field_of
 from nucleate.sampling.stage import Ceiling, Combine, Draw, Floor, Pipeline, Prefix, Shift, Stage, Tap
-from nucleate.sampling.stages import STAGES
-from nucleate.sampling.stages.constraints import Mask
-from nucleate.sampling.stages.truncation.mirostat import Mirostat, MirostatV1
+from nucleate.sampling.stages import STAGES, Mask, Mirostat, MirostatV1
 
 Preset = tuple[str | tuple[str, Mapping[str, Any]], ...]
 """Names of stages, each alone or with {attribute: default value}."""
