@@ -228,25 +228,22 @@ class FullRow:
         stage, row = step.stage, self.statistics(step.kind.names, step.kind.sorted_count)
         if not stage.monotone:
             return self._scale_unranked(step, row)
+        curve, top = None, 0.0
         if step.kind.form == "linear":
             top, far_score = np.asarray(stage.apply(LINE_PROBE, row)).tolist()
-            factor, slope = (top - far_score) / LINE_SPAN, self.curve.slope * (top - far_score) / LINE_SPAN
+            factor = (top - far_score) / LINE_SPAN
             if self.curve.bent and top == 0.0 and 1.0 / MAX_FACTOR < factor < MAX_FACTOR:
-                return self._scaled(step, row, self.curve.times(factor), 0.0)
-            if not self.curve.bent and MIN_SLOPE < slope < MAX_SLOPE:
-                return self._scaled(step, row, Curve(slope), top)
+                curve = self.curve.times(factor)
+            elif not self.curve.bent and MIN_SLOPE < self.curve.slope * factor < MAX_SLOPE:
+                curve = Curve(self.curve.slope * factor)
         elif step.kind.form in CURVES and not self.curve.bent and 1.0 / MAX_FACTOR < self.curve.slope < MAX_FACTOR:
-            curve = fitted(stage.apply, row)
-            if curve is not None:
-                return self._scaled(step, row, curve.after(self.curve.slope), 0.0)
-        return self.ranked_list().with_total(None).scale(step)
-
-    def _scaled(self, step: PipelineStep, row: RowStats, curve: Curve, top: float) -> FullRow:
-        """The row after one more Scale. curve: of all of them. top: the maximum score."""
-        error, inexact = self._error, self.inexact or step.kind.inexact
-        if top != 0.0:
-            error += 1e-15 * abs(top) / curve.slope
-        scaled = FullRow(self.row, (*self.scales, (step.stage, row, self.top)), curve, error, inexact=inexact)
+            found = fitted(stage.apply, row)
+            curve = found and found.after(self.curve.slope)
+        if curve is None:
+            return self.ranked_list().with_total(None).scale(step)
+        error = self._error + (1e-15 * abs(top) / curve.slope if top != 0.0 else 0.0)
+        scales, inexact = (*self.scales, (stage, row, self.top)), self.inexact or step.kind.inexact
+        scaled = FullRow(self.row, scales, curve, error, inexact=inexact)
         scaled.top = top
         return scaled
 
