@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, absolute, exp, log, ones, where
-from nucleate.sampling.stage import Prefix, RowStats, min_keep_parameter, param
+from nucleate.sampling.stage import Prefix, RowStats, fraction_parameter, min_keep_parameter, param
 
 
 class TopK(Prefix):
@@ -38,12 +38,8 @@ class Typical(Prefix):
     """Keep the tokens whose surprise is nearest to the entropy until their cumulative probability reaches p."""
 
     rank = 62
-    p: float = param(
-        "Cumulative probability of the locally typical tokens to keep; 1: all, 0: one",
-        neutral=1.0,
-        low=0.0,
-        high=1.0,
-        name="typical_p",
+    p: float = fraction_parameter(
+        "Cumulative probability of the locally typical tokens to keep; 1: all, 0: one", neutral=1.0, name="typical_p"
     )
     min_keep: int = min_keep_parameter()
 
@@ -62,8 +58,8 @@ class TopH(Prefix):
 
     rank = 68
     inclusive = False
-    a: float | None = param(
-        "Maximum part of the entropy that the kept tokens contribute; 0: one token", neutral=None, low=0.0, high=1.0
+    a: float | None = fraction_parameter(
+        "Maximum part of the entropy that the kept tokens contribute; 0: one token", neutral=None
     )
     min_keep: int = min_keep_parameter()
 
@@ -83,8 +79,8 @@ class TopP(Prefix):
     """Keep the smallest set of most likely tokens whose cumulative probability reaches p."""
 
     rank = 70
-    p: float = param(
-        "Cumulative probability of the most likely tokens to keep; 1: all, 0: one", neutral=1.0, low=0.0, high=1.0
+    p: float = fraction_parameter(
+        "Cumulative probability of the most likely tokens to keep; 1: all, 0: one", neutral=1.0
     )
     of_full_mass: bool = param("p refers to the distribution before earlier truncations", default=False, public=False)
     min_keep: int = min_keep_parameter()

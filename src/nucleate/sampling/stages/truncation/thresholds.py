@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from nucleate.sampling.maths import SLACK, log, minimum, sqrt
-from nucleate.sampling.stage import Ceiling, Floor, RowStats, min_keep_parameter, param
+from nucleate.sampling.stage import Ceiling, Floor, RowStats, fraction_parameter, min_keep_parameter, param
 
 
 class TopNSigma(Floor):
@@ -30,8 +30,8 @@ class MinP(Floor):
     """Keep the tokens with at least m times the probability of the most likely one."""
 
     rank = 63
-    m: float = param(
-        "Minimum probability of a token, relative to the most likely one; 0: off", neutral=0.0, low=0.0, high=1.0
+    m: float = fraction_parameter(
+        "Minimum probability of a token, relative to the most likely one; 0: off", neutral=0.0
     )
     min_keep: int = min_keep_parameter()
 
@@ -43,11 +43,8 @@ class TopA(Floor):
     """Keep the tokens with at least the probability a * (highest probability) ** 2."""
 
     rank = 64
-    a: float = param(
-        "Minimum probability of a token, as a factor of the squared highest probability; 0: off",
-        neutral=0.0,
-        low=0.0,
-        high=1.0,
+    a: float = fraction_parameter(
+        "Minimum probability of a token, as a factor of the squared highest probability; 0: off", neutral=0.0
     )
     min_keep: int = min_keep_parameter()
 
@@ -59,7 +56,7 @@ class Epsilon(Floor):
     """Keep the tokens with at least a given probability."""
 
     rank = 65
-    e: float = param("Minimum probability of a token; 0: off", neutral=0.0, low=0.0, high=1.0, name="epsilon_cutoff")
+    e: float = fraction_parameter("Minimum probability of a token; 0: off", neutral=0.0, name="epsilon_cutoff")
     min_keep: int = min_keep_parameter()
 
     def floor(self, row: RowStats) -> Any:
@@ -70,12 +67,8 @@ class Eta(Floor):
     """Keep the tokens with at least the probability min(e, sqrt(e) * exp(-entropy))."""
 
     rank = 66
-    e: float = param(
-        "Minimum probability of a token, lower in flat distributions; 0: off",
-        neutral=0.0,
-        low=0.0,
-        high=1.0,
-        name="eta_cutoff",
+    e: float = fraction_parameter(
+        "Minimum probability of a token, lower in flat distributions; 0: off", neutral=0.0, name="eta_cutoff"
     )
     min_keep: int = min_keep_parameter()
 
@@ -98,12 +91,8 @@ class Xtc(Ceiling):
     """With a given probability per step, remove all tokens above a threshold except the least likely of them."""
 
     rank = 80
-    probability: float = param(
-        "Probability, per step, of removing the top choices; 0: off",
-        neutral=0.0,
-        low=0.0,
-        high=1.0,
-        name="xtc_probability",
+    probability: float = fraction_parameter(
+        "Probability, per step, of removing the top choices; 0: off", neutral=0.0, name="xtc_probability"
     )
     threshold: float = param(
         "Minimum probability of the tokens that are removed", default=0.1, low=0.0, high=0.5, name="xtc_threshold"
