@@ -157,22 +157,26 @@ def ensure_loaded(
 
 
 def _compile(library: KernelLibrary, on_progress: ProgressCallback | None, *, background: bool) -> None:
-    """Compile a library in a subprocess and load it, unless another thread has done so meanwhile."""
+    """Compile and load a library, unless another thread has done so meanwhile."""
     with library.lock:
-        if library.load():
-            return
-        lines = []
-        with library.compiler(background=background) as process:
-            atexit.register(process.kill)
-            try:
-                for line in process.stdout or ():
-                    lines.append(line)
-                    if on_progress is not None:
-                        on_progress(f"{library.name}: {line.rstrip()}")
-            finally:
-                atexit.unregister(process.kill)
-        if process.returncode or not library.load():
-            raise KernelError(f"the kernels {library.name!r} cannot be compiled: {''.join(lines)[-2000:]}")
+        if not library.load():
+            _run(library, on_progress, background=background)
+
+
+def _run(library: KernelLibrary, on_progress: ProgressCallback | None, *, background: bool) -> None:
+    """Compile a library in a subprocess, and load it."""
+    lines = []
+    with library.compiler(background=background) as process:
+        atexit.register(process.kill)
+        try:
+            for line in process.stdout or ():
+                lines.append(line)
+                if on_progress is not None:
+                    on_progress(f"{library.name}: {line.rstrip()}")
+        finally:
+            atexit.unregister(process.kill)
+    if process.returncode or not library.load():
+        raise KernelError(f"the kernels {library.name!r} cannot be compiled: {''.join(lines)[-2000:]}")
 
 
 def load_in_background(

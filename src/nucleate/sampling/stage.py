@@ -52,9 +52,7 @@ class RowStats(NamedTuple):
     mean: Scores  #: mean score
     var: Scores  #: population variance of the scores
     full_mass: Scores  #: the mass before the filters since the last Shift or Scale; at least ``mass``
-    sorted_scores: Scores = (
-        None  #: the highest scores, descending, ``Stage.sorted_count`` of them; -inf where n is less
-    )
+    sorted_scores: Scores = None  #: the highest ``Stage.sorted_count`` scores, descending; -inf where n is less
 
 
 class TokenInfo(NamedTuple):

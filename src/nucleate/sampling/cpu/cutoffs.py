@@ -59,9 +59,7 @@ class KeptTokens(NamedTuple):
 
     threshold: Any  #: float32
     last_id: Any
-    listed: (
-        Any  #: number of tokens, if they are in ``work.ids`` (ascending) and ``work.weights``; else UNLISTED or TIED
-    )
+    listed: Any  #: number of tokens in ``work.ids`` (ascending) and ``work.weights``; UNLISTED or TIED if not there
 
 
 class FloorBounds(NamedTuple):
