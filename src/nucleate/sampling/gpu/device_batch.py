@@ -164,10 +164,9 @@ class DeviceBatch:
         batch, logits = self._host.batch(requested), checked_logits(logits)
         numbers = batch.numbers
         check_shape(logits.shape, *batch.shape)
-        mask = None if mask is None else checked_mask(mask, *batch.shape)
         call, state = self._call(numbers), self._state
         logits_RV = _logits(logits, self._device)
-        mask_RW = None if mask is None else _mask(mask, self._device)
+        mask_RW = None if mask is None else _mask(checked_mask(mask, *batch.shape), self._device)
         logits_NV, mask_NW = logits_RV, mask_RW
         reports: list[LogprobsReport] = []
         if call.host_positions or not call.positions:
@@ -179,10 +178,13 @@ class DeviceBatch:
             tokens_N = state.sample(call.view, logits_NV, mask_NW, reports=reports)
             tokens_R = tokens_R.index_copy(0, call.positions_N, tokens_N) if call.host_positions else tokens_N
         host_row = partial(_host_row, logits_RV, mask_RW)
-        host_tokens, host_logprobs, errors = self._sample_on_host(call, host_row)
-        if host_tokens:
-            position_N, token_N = to_device([[*host_tokens.keys()], [*host_tokens.values()]], self._device)
+        on_host = {at: self._host.sample_row(numbers[at], *host_row(at)) for at in call.host_positions}
+        errors = {at: message for at, message in on_host.items() if isinstance(message, str)}
+        sampled = {at: result for at, result in on_host.items() if not isinstance(result, str)}
+        if sampled:
+            position_N, token_N = to_device([[*sampled], [token for token, _ in sampled.values()]], self._device)
             tokens_R = tokens_R.index_copy(0, position_N, token_N)
+        host_logprobs = {at: logprobs for at, (_, logprobs) in sampled.items() if logprobs is not None}
         logprobs = None
         if reports or host_logprobs:
             logprobs = LazyList(len(numbers), lambda: _logprobs(call, reports, host_logprobs))
@@ -199,23 +201,6 @@ class DeviceBatch:
             view = self._state.view([numbers[position] for position in positions])
             self._calls[key] = StepCall(numbers, view, positions, to_device(positions, self._device), host_positions)
         return self._calls[key]
-
-    def _sample_on_host(
-        self, call: StepCall, host_row: HostRow
-    ) -> tuple[dict[int, int], dict[int, StepLogprobs], dict[int, str]]:
-        """Tokens, logprobs and errors of the rows on the CPU, by position in the call."""
-        tokens: dict[int, int] = {}
-        host_logprobs: dict[int, StepLogprobs] = {}
-        errors: dict[int, str] = {}
-        for position in call.host_positions:
-            result = self._host.sample_row(call.numbers[position], *host_row(position))
-            if isinstance(result, str):
-                errors[position] = result
-                continue
-            tokens[position], logprobs = result
-            if logprobs is not None:
-                host_logprobs[position] = logprobs
-        return tokens, host_logprobs, errors
 
     def _invalid_rows(
         self, call: StepCall, rows: list[SamplerRow], tokens_R: torch.Tensor, host_row: HostRow
