@@ -67,7 +67,6 @@ class SamplerRow:
 class RowBatch(NamedTuple):
     """The rows of a call. Reused by calls with the same rows until a row is added or removed."""
 
-    requested: list[int] | None  #: None: all
     numbers: list[int]
     rows: list[SamplerRow]
     shape: tuple[int, int]
@@ -93,7 +92,6 @@ class HostBatch:
         self._size, self._backend, self._rows = size, backend, rows
         self._table = RowTable()  # the rows of the fused kernel
         self._shifted = np.empty((0, size), np.float32)  # buffer for logits with values
-        self._batch: RowBatch | None = None  # of the last step
         self._batches: dict[tuple[int, ...] | None, RowBatch] = {}
 
     def fast(self, scores: int) -> bool:
@@ -120,7 +118,6 @@ class HostBatch:
 
     def clear_cache(self) -> None:
         """Drop cached RowBatches, after rows were added or removed."""
-        self._batch = None
         self._batches.clear()
 
     def push(self, number: int, token: int, updated: Pipeline | None = None) -> None:
@@ -156,13 +153,11 @@ class HostBatch:
         appends = None if needs_more else [row.memory.append for row in rows]
         seeds = np.array([row.seed for row in rows], np.uint64)
         seeds.flags.writeable = False
-        return RowBatch(requested, numbers, rows, (len(rows), self._size), seeds, positions, part, appends)
+        return RowBatch(numbers, rows, (len(rows), self._size), seeds, positions, part, appends)
 
     def step(self, requested: list[int] | None, logits_RV: Any, mask: Any) -> Step:
         """Sample a token per row: with one kernel call if the fused kernel runs all rows and none reports logprobs."""
-        batch = self._batch
-        if batch is None or batch.requested != requested:
-            batch = self._batch = self.batch(requested)
+        batch = self.batch(requested)
         appends, (count, size) = batch.appends, batch.shape
         layout = contiguous_layout(logits_RV, batch.shape) if appends else None
         bitmask = contiguous_mask_layout(mask, count, size) if appends else None
