@@ -306,11 +306,6 @@ class DeviceRowSpec(NamedTuple):
         """The number of last tokens that its Shifts read; inf for all."""
         return max((shift.history_length for shift in self.shifts), default=0)
 
-    @property
-    def tracks_repeats(self) -> bool:
-        """Whether it depends on repetitions of earlier tokens."""
-        return any(shift.tracks_repeats for shift in self.shifts)
-
 
 def device_row_spec(stages: Pipeline, vocab_size: int | None) -> DeviceRowSpec | str:
     """Describe a row with these stages for a device; or return the reason why the CPU must run it.

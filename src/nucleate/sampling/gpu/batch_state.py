@@ -94,8 +94,8 @@ class BatchState:
         self._slots.ensure_ring_size(int(min(len(tokens), row.history_length)) + 1)
         since_breaker = tokens_since_breaker(row.shifts, tokens)
         state = pack_row_state(row.params, self.floats, seed, len(prompt), len(output), since_breaker)
-        needed = tokens if row.history_length else []
-        slot = self._slots.add(state, needed, len(tokens), tracks_repeats=row.tracks_repeats)
+        needed, tracks_repeats = tokens if row.history_length else [], any(one.tracks_repeats for one in row.shifts)
+        slot = self._slots.add(state, needed, len(tokens), tracks_repeats=tracks_repeats)
         if row.signature is not None and row.signature.stateful:
             self._slots.set_stage_params(slot, row.signature.params)
         allowed_mask_W = None if row.allowed_ids is None else packed_ids([*row.allowed_ids], self.size)
