@@ -185,18 +185,17 @@ class HostBatch:
         errors: dict[int, str] = {}
         reported: dict[int, StepLogprobs] = {}
         for position, (row, token) in enumerate(zip(batch.rows, tokens_R.tolist(), strict=True)):
-            if token >= 0:
-                row_logprobs = None
-                if row.tap is not None:
-                    row_logprobs = row_path(True).step_logprobs(logits[position], token, row.tap.request)
-            else:
-                result = self._sample_row(logits[position], batch.numbers[position], row, masks_R[position], fast)
+            if token < 0:
+                result = self.sample_row(batch.numbers[position], logits[position], masks_R[position], fast)
                 if isinstance(result, str):
                     errors[position] = result
                     continue
-                token, row_logprobs = result
-                tokens_R[position] = token
-            row.memory.push(token)
+                tokens_R[position], row_logprobs = result
+            else:
+                row.memory.push(token)
+                row_logprobs = None
+                if row.tap is not None:
+                    row_logprobs = row_path(True).step_logprobs(logits[position], token, row.tap.request)
             if row_logprobs is not None:
                 reported[position] = row_logprobs
         logprobs = tuple(reported.get(position) for position in range(count)) if reported else None
@@ -234,10 +233,14 @@ class HostBatch:
             return False
         return True
 
-    def _sample_row(
-        self, logits_V: NDArray[np.float32], number: int, row: SamplerRow, mask_W: NDArray[np.int32] | None, fast: bool
+    def sample_row(
+        self, number: int, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None, fast: bool | None = None
     ) -> tuple[int, StepLogprobs | None] | str:
-        """Sample a row with the composed path or the reference. Returns an error message if it cannot be sampled."""
+        """Sample a row and append the token, or return an error message if it cannot be sampled.
+
+        fast: whether to use the composed path, not the reference; by default as in a call with this row only.
+        """
+        row, fast = self._rows[number], self.fast(self._size) if fast is None else fast
         stages = row.stages if mask_W is None else with_mask(row.stages)
         row.memory.mask = mask_W
         try:
@@ -246,17 +249,8 @@ class HostBatch:
             return reference.message_of(error)
         row.move(result.stages if stages is row.stages else without_mask(result.stages))
         self._table.advance(number)
+        row.memory.push(result.token)
         return result.token, result.logprobs
-
-    def sample_row(
-        self, number: int, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None
-    ) -> tuple[int, StepLogprobs | None] | str:
-        """Sample a row and append the token. Returns an error message if it cannot be sampled."""
-        row = self._rows[number]
-        result = self._sample_row(logits_V, number, row, mask_W, self.fast(self._size))
-        if not isinstance(result, str):
-            row.memory.push(result[0])
-        return result
 
 
 def known(rows: Mapping[int, SamplerRow], number: int) -> SamplerRow:
