@@ -28,21 +28,12 @@ FUSED = KernelLibrary(
     _sources(_CPU, "sampling/pipeline.py", "sampling/maths.py", "sampling/noise.py"),
 )
 COMPOSED = KernelLibrary(
-    "composed",
-    ("nucleate.sampling.cpu.row_kernels",),
-    _sources(_CPU, "sampling/maths.py", "sampling/noise.py"),
+    "composed", ("nucleate.sampling.cpu.row_kernels",), _sources(_CPU, "sampling/maths.py", "sampling/noise.py")
 )
-MODELS = KernelLibrary(
-    "models",
-    ("nucleate.models.kernels",),
-    _sources("models/kernels.py", "models/paged_cache.py"),
-)
+MODELS = KernelLibrary("models", ("nucleate.models.kernels",), _sources("models/kernels.py", "models/paged_cache.py"))
 DRAFTS = KernelLibrary(
     "drafts",
-    (
-        "nucleate.speculative.neural.draft_kernels",
-        "nucleate.speculative.lookup_kernels",
-    ),
+    ("nucleate.speculative.neural.draft_kernels", "nucleate.speculative.lookup_kernels"),
     _sources(
         "speculative/neural/draft_kernels.py",
         "sampling/cpu/kernel_maths.py",

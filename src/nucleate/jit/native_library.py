@@ -91,7 +91,8 @@ class KernelLibrary:
     @property
     def folder(self) -> Path:
         """The cache folder of these sources."""
-        return _folder(self._sources)
+        versions, files = _versions()
+        return cache_folder(versions, (*self._sources, *files, Path(__file__).with_name("compiler.py")))
 
     @property
     def path(self) -> Path:
@@ -280,11 +281,6 @@ def _versions() -> tuple[str, tuple[Path, ...]]:
             raise KernelError(f"the CPU kernels need the package {package}")
         files.append(Path(spec.origin).with_name("_version.py"))
     return f"{FORMAT} {sys.implementation.cache_tag} {sys.platform} {np.__version__}", tuple(files)
-
-
-def _folder(sources: tuple[Path, ...]) -> Path:
-    versions, files = _versions()
-    return cache_folder(versions, (*sources, *files, Path(__file__).with_name("compiler.py")))
 
 
 @cache

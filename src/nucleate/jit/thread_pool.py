@@ -1,12 +1,23 @@
-"""The thread pool for kernels and matrix products."""
+"""The thread pool for kernels and matrix products, and what each thread has of its own."""
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
+from typing import TypeVar
 
 from nucleate.parameters.parameter import ParameterError
+
+Made = TypeVar("Made")
+
+
+def per_thread(make: Callable[[int], Made]) -> Callable[[int], Made]:
+    """What ``make`` returns for a size, one per thread and size. The last 16 are kept."""
+    cached = lru_cache(16)(lambda size, _: make(size))
+    return lambda size: cached(size, threading.get_ident())
 
 
 @cache

@@ -98,7 +98,7 @@ class TargetDistributions:
             mask_W, stages = None if self._masks is None else self._masks[parent], self._stages_at(parent)
             if self[parent][token] > 0:
                 masked = stages if mask_W is None else with_mask(stages)
-                updated = reference.accept(self._logits[parent], masked, token, self._past(parent, mask_W)).stages
+                updated = accept_sampled(self._logits[parent], masked, token, self._past(parent, mask_W)).stages
                 stages = updated if masked is stages else without_mask(updated)
             self._stages[position] = stages
         return self._stages[position]

@@ -27,7 +27,7 @@ from nucleate.sampling.inputs import (
 from nucleate.sampling.pipeline import FusedPipeline
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.reference import add_values
-from nucleate.sampling.stage import Draw, Pipeline, Shift, Tap
+from nucleate.sampling.stage import Draw, Pipeline, SampledToken, Shift, Tap
 
 
 def row_path(fast: bool) -> Any:
@@ -67,13 +67,12 @@ class SamplerRow:
 class RowBatch(NamedTuple):
     """The rows of a call. Reused by calls with the same rows until a row is added or removed."""
 
-    requested: list[int] | None  #: None: all
     numbers: list[int]
     rows: list[SamplerRow]
     shape: tuple[int, int]
     seeds: NDArray[np.uint64]  #: read-only, shared by calls
     positions: list[int]  #: positions of the rows of the fused kernel
-    part: RowSelection  #: those of them without values, in the table
+    part: RowSelection  #: the same in the table
     appends: list[Callable[[int], None]] | None  #: of histories, if one kernel call and an append per row are a step
 
 
@@ -93,7 +92,6 @@ class HostBatch:
         self._size, self._backend, self._rows = size, backend, rows
         self._table = RowTable()  # the rows of the fused kernel
         self._shifted = np.empty((0, size), np.float32)  # buffer for logits with values
-        self._batch: RowBatch | None = None  # of the last step
         self._batches: dict[tuple[int, ...] | None, RowBatch] = {}
 
     def fast(self, scores: int) -> bool:
@@ -102,8 +100,11 @@ class HostBatch:
             self._compiled = compiled(self._backend, scores)
         return self._compiled
 
-    def add(self, number: int, row: SamplerRow, fused: FusedPipeline) -> None:
-        """Add a row of the fused kernel. Other rows need no entry."""
+    def add(self, number: int, row: SamplerRow, fused: FusedPipeline | str) -> None:
+        """Add a row. fused: see ``PreparedPipeline``."""
+        self.clear_cache()
+        if isinstance(fused, str):
+            return
         row.tap, row.program = fused.tap, EditProgram(fused.edits, row.memory, self._size) if fused.edits else None
         row.values = fused.values
         row.keyed = isinstance(row.stages[-1], Draw) and row.stages[-1].keyed
@@ -112,18 +113,22 @@ class HostBatch:
 
     def remove(self, number: int) -> None:
         """Remove a row."""
-        if number in self._table.slots:
-            self._table.remove(number)
+        self.clear_cache()
+        self._table.remove(number)
 
     def clear_cache(self) -> None:
         """Drop cached RowBatches, after rows were added or removed."""
-        self._batch = None
         self._batches.clear()
 
-    def push(self, number: int, row: SamplerRow, token: int) -> None:
-        """Append a token that was not sampled here."""
+    def push(self, number: int, token: int, updated: Pipeline | None = None) -> None:
+        """Append a token that was not sampled here. updated: the stages after it; None: as if its probability was 1."""
+        row = self._rows[number]
         row.memory.push(token)
-        self._advance(number)
+        self._table.advance(number)
+        row.move(updated or tuple(stage.update(SampledToken(token, 0.0, 0.0)) for stage in row.stages))
+
+    def synchronise(self) -> None:
+        """Nothing to do: histories and states are on the host."""
 
     def batch(self, requested: list[int] | None) -> RowBatch:
         """The rows of a call. Cached, as speculative decoding alternates between all rows and some of them."""
@@ -141,21 +146,18 @@ class HostBatch:
             raise ValueError(f"rows has one row twice, got {numbers!r:.60}")
         rows, slots = [known(self._rows, row) for row in numbers], self._table.slots
         positions = [position for position, row in enumerate(numbers) if row in slots]
-        plain = [position for position in positions if rows[position].values is None]
-        part = self._table.select([numbers[position] for position in plain], plain)
+        part = self._table.select([numbers[position] for position in positions], positions)
         needs_more = len(positions) < len(rows) or any(
-            row.tap or row.values or row.keyed or (row.program and row.program.is_dynamic) for row in rows
+            row.tap or row.values or row.keyed or (row.program and row.program.dynamic) for row in rows
         )
         appends = None if needs_more else [row.memory.append for row in rows]
         seeds = np.array([row.seed for row in rows], np.uint64)
         seeds.flags.writeable = False
-        return RowBatch(requested, numbers, rows, (len(rows), self._size), seeds, positions, part, appends)
+        return RowBatch(numbers, rows, (len(rows), self._size), seeds, positions, part, appends)
 
     def step(self, requested: list[int] | None, logits_RV: Any, mask: Any) -> Step:
         """Sample a token per row: with one kernel call if the fused kernel runs all rows and none reports logprobs."""
-        batch = self._batch
-        if batch is None or batch.requested != requested:
-            batch = self._batch = self.batch(requested)
+        batch = self.batch(requested)
         appends, (count, size) = batch.appends, batch.shape
         layout = contiguous_layout(logits_RV, batch.shape) if appends else None
         bitmask = contiguous_mask_layout(mask, count, size) if appends else None
@@ -183,18 +185,17 @@ class HostBatch:
         errors: dict[int, str] = {}
         reported: dict[int, StepLogprobs] = {}
         for position, (row, token) in enumerate(zip(batch.rows, tokens_R.tolist(), strict=True)):
-            if token >= 0:
-                row_logprobs = None
-                if row.tap is not None:
-                    row_logprobs = row_path(True).step_logprobs(logits[position], token, row.tap.request)
-            else:
-                result = self._sample_row(logits[position], batch.numbers[position], row, masks_R[position], fast)
+            if token < 0:
+                result = self.sample_row(batch.numbers[position], logits[position], masks_R[position], fast)
                 if isinstance(result, str):
                     errors[position] = result
                     continue
-                token, row_logprobs = result
-                tokens_R[position] = token
-            row.memory.push(token)
+                tokens_R[position], row_logprobs = result
+            else:
+                row.memory.push(token)
+                row_logprobs = None
+                if row.tap is not None:
+                    row_logprobs = row_path(True).step_logprobs(logits[position], token, row.tap.request)
             if row_logprobs is not None:
                 reported[position] = row_logprobs
         logprobs = tuple(reported.get(position) for position in range(count)) if reported else None
@@ -202,56 +203,44 @@ class HostBatch:
 
     def _sample_fused(self, logits: LogitsInput, batch: RowBatch, masks_R: Any, tokens_R: NDArray[np.int64]) -> None:
         """Sample the rows of the fused kernel. Rows that it cannot sample keep NOT_DRAWN."""
-        failed, shifted = [], [position for position, row in enumerate(batch.rows) if row.values is not None]
-        for position, row in enumerate(batch.rows):
-            if row.program is not None:
-                row.program.refresh()
-            if row.keyed and not self._set_noise(batch.numbers[position], row):
-                failed.append(position)
-        if shifted:
-            failed += self._sample_shifted(logits, batch, shifted, masks_R, tokens_R)
-        if len(shifted) < len(batch.positions):
-            thread_runner(self._size).draw(
-                logits.layout(), len(batch.part.tokens), batch.part.control, mask_layout(masks_R)
-            )
-            tokens_R[[position for position in batch.positions if batch.rows[position].values is None]] = (
-                batch.part.tokens
-            )
+        has_values = any(row.values is not None for row in batch.rows)
+        if has_values and len(self._shifted) < len(batch.rows):
+            self._shifted = np.empty(batch.shape, np.float32)
+        out_RV = self._shifted if has_values else None
+        failed = [position for position in batch.positions if not self._prepare(logits, batch, position, out_RV)]
+        layout = logits.layout() if out_RV is None else (out_RV, 0, out_RV.strides[0], 0)
+        thread_runner(self._size).draw(layout, len(batch.positions), batch.part.control, mask_layout(masks_R))
+        tokens_R[batch.positions] = batch.part.tokens
         tokens_R[failed] = NOT_DRAWN  # the general path returns the error
 
-    def _sample_shifted(
-        self, logits: LogitsInput, batch: RowBatch, positions: list[int], masks_R: Any, tokens_R: NDArray[np.int64]
-    ) -> list[int]:
-        """Sample rows whose logits change first. Returns the positions of those whose values raise an exception."""
-        if len(self._shifted) < len(positions):
-            self._shifted = np.empty((len(positions), self._size), np.float32)
-        x_NV, failed = self._shifted[: len(positions)], []
-        for x_V, position in zip(x_NV, positions, strict=True):
-            row = batch.rows[position]
-            try:
-                add_values(logits[position], row.values, row.memory, x_V)  # type: ignore[arg-type]  # not None
-            except Exception:  # noqa: BLE001  # a user-defined stage may raise anything
-                failed.append(position)
-        part = self._table.select([batch.numbers[position] for position in positions])
-        words = [masks_R[position] for position in positions]
-        kept = words if words[0] is None else list(np.stack(words))
-        thread_runner(self._size).draw((x_NV, 0, x_NV.strides[0], 0), len(positions), part.control, mask_layout(kept))
-        tokens_R[positions] = part.tokens
-        return failed
+    def _prepare(self, logits: LogitsInput, batch: RowBatch, position: int, out_RV: NDArray[np.float32] | None) -> bool:
+        """Update what the kernel reads of a row. Returns False if a stage raises an exception.
 
-    def _set_noise(self, number: int, row: SamplerRow) -> bool:
-        """Set the noise of a keyed draw. Returns False if it raises an exception."""
+        out_RV: for the logits with the values of each row, if any row has some.
+        """
+        row, number = batch.rows[position], batch.numbers[position]
+        if row.program is not None:
+            row.program.refresh()
         try:
-            noise_key = reference.noise_of(row.stages, row.memory, row.seed, len(row.memory.output))
-            self._table.set_noise(number, *noise_key)
+            if row.keyed:
+                noise_key = reference.noise_of(row.stages, row.memory, row.seed, len(row.memory.output))
+                self._table.set_noise(number, *noise_key)
+            if row.values is not None and out_RV is not None:
+                add_values(logits[position], row.values, row.memory, out_RV[position])
+            elif out_RV is not None:
+                out_RV[position] = logits[position]
         except Exception:  # noqa: BLE001  # a user-defined stage may raise anything
             return False
         return True
 
-    def _sample_row(
-        self, logits_V: NDArray[np.float32], number: int, row: SamplerRow, mask_W: NDArray[np.int32] | None, fast: bool
+    def sample_row(
+        self, number: int, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None, fast: bool | None = None
     ) -> tuple[int, StepLogprobs | None] | str:
-        """Sample a row with the composed path or the reference. Returns an error message if it cannot be sampled."""
+        """Sample a row and append the token, or return an error message if it cannot be sampled.
+
+        fast: whether to use the composed path, not the reference; by default as in a call with this row only.
+        """
+        row, fast = self._rows[number], self.fast(self._size) if fast is None else fast
         stages = row.stages if mask_W is None else with_mask(row.stages)
         row.memory.mask = mask_W
         try:
@@ -259,23 +248,9 @@ class HostBatch:
         except Exception as error:  # noqa: BLE001  # a user-defined stage may raise anything
             return reference.message_of(error)
         row.move(result.stages if stages is row.stages else without_mask(result.stages))
-        self._advance(number)
+        self._table.advance(number)
+        row.memory.push(result.token)
         return result.token, result.logprobs
-
-    def sample_row(
-        self, number: int, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None
-    ) -> tuple[int, StepLogprobs | None] | str:
-        """Sample a row and append the token. Returns an error message if it cannot be sampled."""
-        row = self._rows[number]
-        result = self._sample_row(logits_V, number, row, mask_W, self.fast(self._size))
-        if not isinstance(result, str):
-            row.memory.push(result[0])
-        return result
-
-    def _advance(self, number: int) -> None:
-        """Advance the step of a row in the table of the fused kernel."""
-        if number in self._table.slots:
-            self._table.advance(number)
 
 
 def known(rows: Mapping[int, SamplerRow], number: int) -> SamplerRow:

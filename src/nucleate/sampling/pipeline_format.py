@@ -17,10 +17,7 @@ from nucleate.parameters.converters import TokenTable, shown
 from nucleate.parameters.parameter import Parameter, ParameterError, unknown
 from nucleate.sampling.presets import PIPELINE_PARAMETERS, REQUESTABLE, stages_in
 from nucleate.sampling.stage import Combine, Draw, Floor, Pipeline, Prefix, Stage, Tap, shape_of
-from nucleate.sampling.stages import STAGES
-from nucleate.sampling.stages.constraints.allowed import Mask
-from nucleate.sampling.stages.constraints.min_tokens import MinTokens
-from nucleate.sampling.stages.truncation.mirostat import Mirostat, MirostatV1
+from nucleate.sampling.stages import STAGES, Mask, MinTokens, Mirostat, MirostatV1
 from nucleate.sampling.watermark_key import WatermarkKey
 
 FIELD = "pipeline"
@@ -199,12 +196,8 @@ def given_stages(pipeline: Pipeline, min_tokens: int, end_ids: tuple[int, ...]) 
     stages = pipeline[:-1] if isinstance(pipeline[-1], Draw) else pipeline
     start = int(bool(stages) and isinstance(stages[0], Combine))
     stages = (*stages[:start], MinTokens(min_tokens), *stages[start:])
-    return tuple([_with_ends(stage, end_ids) for stage in stages if isinstance(stage, Tap) or not stage.neutral])
-
-
-def _with_ends(stage: Stage, end_ids: tuple[int, ...]) -> Stage:
-    """Return a stage with the ids that end the output, if it has an unset parameter for them."""
-    return _replaced(stage, ends=end_ids) if getattr(stage, "ends", None) == () else stage
+    stages = tuple(stage for stage in stages if isinstance(stage, Tap) or not stage.neutral)
+    return tuple(_replaced(stage, ends=end_ids) if getattr(stage, "ends", None) == () else stage for stage in stages)
 
 
 def _without_seed(pipeline: Pipeline) -> tuple[Pipeline, int | None]:
@@ -228,11 +221,7 @@ MIROSTATS = {"mirostat_tau": Mirostat, "mirostat_v1_tau": MirostatV1}
 COMBINING: Mapping[str, float] = MappingProxyType({"guidance_scale": 1.0, "contrastive_beta": 0.0})
 """The fields that enable a Combine stage, of which a request has at most one, with their neutral values."""
 
-DECISIVE = (
-    *COMBINING,
-    *MIROSTATS,
-    *(*GREEDY, "min_keep", "order", "min_tokens", "max_tokens", "pipeline"),
-)
+DECISIVE = (*COMBINING, *MIROSTATS, *(*GREEDY, "min_keep", "order", "min_tokens", "max_tokens", "pipeline"))
 """The fields of a request that defaults can contradict."""
 
 
@@ -241,13 +230,6 @@ def _truncations() -> set[str]:
     kinds = [kind for kind in STAGES.values() if issubclass(kind, Floor | Prefix) and kind not in MIROSTATS.values()]
     fields = {parameter.name for kind in kinds for parameter in kind.parameters.values() if parameter.public}
     return fields - {"min_keep"}
-
-
-def _greedy_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The entries of GREEDY that make a request greedy. values: all fields of the request."""
-    if values["min_keep"] <= 1:
-        return GREEDY
-    return {name: value for name, value in GREEDY.items() if name not in ("top_p", "top_h")}
 
 
 def conflicts(defaults: Mapping[str, Any], request: Mapping[str, Any]) -> dict[str, str]:
@@ -260,10 +242,12 @@ def conflicts(defaults: Mapping[str, Any], request: Mapping[str, Any]) -> dict[s
     found: dict[str, str] = {}
     if defaults["pipeline"] is not None and (replaced := request.keys() & {*replaced_fields()}):
         found["pipeline"] = ", ".join(sorted(replaced))
+    keeps_more = request.get("min_keep", defaults["min_keep"]) > 1
+    decisive = [name for name in GREEDY if not (keeps_more and name in ("top_p", "top_h"))]
     if mirostat := next((name for name in MIROSTATS if request.get(name)), None):
         greedy = {name for name, value in GREEDY.items() if defaults[name] == value}
         found |= dict.fromkeys({*_truncations(), *greedy, *MIROSTATS} - {mirostat}, mirostat)
-    elif any(request.get(name) == value for name, value in _greedy_values({**defaults, **request}).items()):
+    elif any(request.get(name) == GREEDY[name] for name in decisive):
         found |= dict.fromkeys(MIROSTATS, "greedy sampling")
     for name, neutral in COMBINING.items():
         if request.get(name, neutral) != neutral:

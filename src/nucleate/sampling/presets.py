@@ -13,9 +13,7 @@ from typing import Any
 from nucleate.parameters.parameter import Parameter, ParameterError, declared, param, unknown
 from nucleate.sampling.companion import field_of
 from nucleate.sampling.stage import Ceiling, Combine, Draw, Floor, Pipeline, Prefix, Shift, Stage, Tap
-from nucleate.sampling.stages import STAGES
-from nucleate.sampling.stages.constraints.allowed import Mask
-from nucleate.sampling.stages.truncation.mirostat import Mirostat, MirostatV1
+from nucleate.sampling.stages import STAGES, Mask, Mirostat, MirostatV1
 
 Preset = tuple[str | tuple[str, Mapping[str, Any]], ...]
 """Names of stages, each alone or with {attribute: default value}."""
@@ -110,12 +108,11 @@ def build(chosen: tuple[Any, ...], ends: tuple[int, ...] = ()) -> Pipeline:
     values = dict(zip(PIPELINE_PARAMETERS, chosen, strict=True))
     order = values["order"]
     check_order(order)
-    by_name = {entry if isinstance(entry, str) else entry[0]: entry for entry in _entries(order)}
+    defaults = _defaults(order)
     for name in REQUESTABLE:
-        if name not in by_name and not _stage(name, values, {}).neutral:
+        if name not in defaults and not _stage(name, values, {}).neutral:
             raise ParameterError("order", f"order {order!r} does not include {name}, which this request enables")
-    own = {"ends": ends}
-    stages = [_stage(name, values, own if isinstance(entry, str) else entry[1]) for name, entry in by_name.items()]
+    stages = [_stage(name, values, {"ends": ends, **given}) for name, given in defaults.items()]
     stages = [*_combines(values), *(stage for stage in stages if not stage.neutral)]
     mirostats = [stage for stage in stages if isinstance(stage, Mirostat | MirostatV1)]
     if len(mirostats) > 1:
@@ -142,12 +139,14 @@ def _combines(values: Mapping[str, Any]) -> list[Stage]:
 def stages_in(order: str | tuple[str, ...]) -> tuple[str, ...]:
     """The names of the stages in an order. Raises ParameterError as ``check_order``."""
     check_order(order)
-    return tuple(entry if isinstance(entry, str) else entry[0] for entry in _entries(order))
+    return tuple(_defaults(order))
 
 
-def _entries(order: str | tuple[str, ...]) -> Preset:
+def _defaults(order: str | tuple[str, ...]) -> dict[str, Mapping[str, Any]]:
+    """The default values that an order gives to each of its stages."""
     entries: Preset = PRESETS[order] if isinstance(order, str) else order
-    return tuple(entry for entry in entries if (entry if isinstance(entry, str) else entry[0]) in REQUESTABLE)
+    given = dict((entry, {}) if isinstance(entry, str) else entry for entry in entries)
+    return {name: values for name, values in given.items() if name in REQUESTABLE}
 
 
 def _stage(name: str, values: Mapping[str, Any], given: Mapping[str, Any]) -> Stage:

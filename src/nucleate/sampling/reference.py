@@ -210,13 +210,6 @@ def run(logits_V: NDArray[Any], stages: Pipeline, seed: int, step: int, past: Hi
     return row_result(per_stage, stages, select_token(stages[-1], per_stage[-1], *noise_of(stages, past, seed, step)))
 
 
-def accept(
-    logits_V: NDArray[Any], stages: Pipeline, token: int, past: HistoryView = History(), u: float = 0.5
-) -> RowResult:
-    """The same for a token sampled elsewhere, which must have survived. u: the random number of XTC."""
-    return row_result(survivors_per_stage(logits_V, stages, past, u), stages, token)
-
-
 def survivors_per_stage(logits_V: NDArray[Any], stages: Pipeline, past: HistoryView, u: float) -> list[Survivors]:
     """The surviving tokens before the first stage, and after each stage."""
     before = all_tokens(logits_V)
@@ -261,12 +254,8 @@ def apply_stages(kept: Survivors, size: int, stages: Pipeline, past: HistoryView
         with np.errstate(all="ignore"):  # check_scores raises RowError on overflow
             if stage.greedy:
                 kept = Survivors(kept.ids_N[:1], kept.x_N[:1], kept.total)
-            elif isinstance(stage, Shift) and not stage.neutral:
-                kept = apply_shift(kept, stage, past, size)
-            elif isinstance(stage, Transform) and not stage.neutral:
-                kept = apply_transform(kept, stage, past)
             elif not stage.neutral:
-                kept = apply_row_stage(kept, stage, u)
+                kept = apply_stage(kept, size, stage, past, u)
         yield kept
 
 
@@ -313,8 +302,12 @@ def apply_transform(kept: Survivors, stage: Transform, past: HistoryView) -> Sur
     return untruncated(*ranked(kept.ids_N[by_id_N], x_N[by_id_N]))
 
 
-def apply_row_stage(kept: Survivors, stage: Any, u: float) -> Survivors:
-    """Apply a Scale or a truncation stage. The first token, in rank order or in the stage's own order, survives."""
+def apply_stage(kept: Survivors, size: int, stage: Any, past: HistoryView, u: float) -> Survivors:
+    """Apply a stage. After a truncation, the first token, in rank order or in the stage's own order, survives."""
+    if isinstance(stage, Shift):
+        return apply_shift(kept, stage, past, size)
+    if isinstance(stage, Transform):
+        return apply_transform(kept, stage, past)
     (ids_N, x_N, total), (relative_N, row) = kept, relative_scores(kept, stage.sorted_count)
     match stage:
         case Scale():

@@ -41,11 +41,9 @@ class RuleInputs(NamedTuple):
     is_softmax_weight: bool = False  #: the rule is exp(x - row.top), so that the weights sum to ``row.mass``
 
 
-CONSTANT, LINEAR, QUADRATIC, CUBIC, ABS_LINEAR, OTHER = (
-    "constant", "linear", "quadratic", "cubic", "abs_linear", "other",
-)  # fmt: skip
-POLYNOMIALS = (CONSTANT, LINEAR, QUADRATIC, CUBIC)
+POLYNOMIALS = CONSTANT, LINEAR, QUADRATIC, CUBIC = "constant", "linear", "quadratic", "cubic"
 """By degree."""
+ABS_LINEAR, OTHER = "abs_linear", "other"
 UNKNOWN_INPUTS = RuleInputs(frozenset(RowStats._fields), None, is_one=False, form=OTHER)
 
 
@@ -154,8 +152,7 @@ def _trace_rule(stage: Stage, rule: str) -> RuleInputs:
         result = function(stand_in, *arguments)
     except Exception:  # noqa: BLE001  # a rule may do anything
         return UNKNOWN_INPUTS
-    if not isinstance(result, TracedNumber):
-        return RuleInputs(frozenset(), tuple(stand_in._attributes_read), is_one=False, form=CONSTANT)  # noqa: SLF001
+    result = result if isinstance(result, TracedNumber) else TracedNumber()  # a rule may return a number
     is_softmax_weight = rule == "weight" and _same_code(function, _softmax_weight)
     return RuleInputs(result.row, tuple(stand_in._attributes_read), result.is_one, result.form, is_softmax_weight)  # noqa: SLF001
 

@@ -26,7 +26,7 @@ from nucleate.sampling.inputs import LogitsInput, check_count, check_ids, check_
 from nucleate.sampling.pipeline import Params, PreparedPipeline, RequestParams, prepared, seed_of
 from nucleate.sampling.presets import with_mask, without_mask
 from nucleate.sampling.route import TENSOR_BACKENDS
-from nucleate.sampling.stage import Combine, Pipeline, SampledToken, Tap
+from nucleate.sampling.stage import Combine, Pipeline, Tap
 
 if TYPE_CHECKING:
     from nucleate.sampling.gpu.batch_state import DecodeLoop, Forward
@@ -74,12 +74,13 @@ class Sampler:
         self._histories = HistoryMaker(self.vocab_size)
         self._host = HostBatch(self.vocab_size, "auto" if backend in TENSOR_BACKENDS else backend, self._rows)
         self._device: DeviceBatch | None = None
+        self._batch: HostBatch | DeviceBatch = self._host
         if device != "cpu" or backend in TENSOR_BACKENDS:
             if importlib.util.find_spec("torch") is None:
                 raise ParameterError("device", f"device {device!r:.60} needs torch: {install_extra('cuda')}")
             from nucleate.sampling.gpu.device_batch import DeviceBatch  # imports torch
 
-            self._device = DeviceBatch(self.vocab_size, device, backend, self._rows, self._host)
+            self._batch = self._device = DeviceBatch(self.vocab_size, device, backend, self._rows, self._host)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -123,14 +124,10 @@ class Sampler:
         row_seed = noise.fresh_seed() if base_seed is None else (per_row(base_seed, 1, "seed")[0] + offset) % 2**64
         row = SamplerRow(stages, memory, row_seed)
         number, self._next = self._next, self._next + 1
-        if self._device is not None:
-            self._device.add(number, stages, fused, row.memory, row_seed)
-        elif not isinstance(fused, str):
-            self._host.add(number, row, fused)
+        self._batch.add(number, row, fused)
         self._rows[number] = row
         if combine is not None:
             self._combines[number] = combine
-        self._host.clear_cache()
         return number
 
     def distributions(
@@ -184,28 +181,8 @@ class Sampler:
         check_token(token, self.vocab_size)
         token = int(token)
         if logits_V is None:
-            self._append(row, token)
+            self._batch.push(row, token)
             return None
-        return self._accept_sampled(row, own, token, logits_V, mask_W, distribution)
-
-    def _append(self, row: int, token: int) -> None:
-        """Append a token whose probability was 1."""
-        own = known(self._rows, row)
-        if self._device is not None and row in self._device:
-            self._device.push(row, token)
-            return
-        self._host.push(row, own, token)
-        own.move(tuple(stage.update(SampledToken(token, 0.0, 0.0)) for stage in own.stages))
-
-    def _accept_sampled(
-        self,
-        row: int,
-        own: SamplerRow,
-        token: int,
-        logits_V: Any,
-        mask_W: Any,
-        distribution: NDArray[np.float64] | None,
-    ) -> StepLogprobs | None:
         is_updated = any(isinstance(stage, Tap) or is_stateful(stage) for stage in own.stages)
         if is_updated or distribution is None:
             own = self._up_to_date(row)
@@ -219,14 +196,10 @@ class Sampler:
         if not distribution[token] > 0:
             raise ValueError(f"token {token} cannot be sampled from row {row}: its probability is 0")
         if not is_updated:
-            self._append(row, token)
+            self._batch.push(row, token)
             return None
         result = accept_sampled(logits[0], stages, token, past)
-        if self._device is not None and row in self._device:
-            self._device.push(row, token, result.stages)
-            return result.logprobs
-        self._host.push(row, own, token)
-        own.move(result.stages if stages is own.stages else without_mask(result.stages))
+        self._batch.push(row, token, result.stages if stages is own.stages else without_mask(result.stages))
         return result.logprobs
 
     def remove(self, row: int) -> None:
@@ -234,10 +207,7 @@ class Sampler:
         known(self._rows, row)
         del self._rows[row]
         self._combines.pop(row, None)
-        self._host.remove(row)
-        self._host.clear_cache()
-        if self._device is not None:
-            self._device.remove(row)
+        self._batch.remove(row)
 
     def seed(self, row: int) -> int:
         """The seed of a row: the given one, or the one generated when the row was added."""
@@ -272,10 +242,7 @@ class Sampler:
         if self._combines:
             numbers = self._host.batch(requested).numbers
             logits_RV = combined_rows([self._combines.get(number) for number in numbers], logits_RV, companion)
-        if self._device is not None:
-            batch = self._host.batch(requested)
-            return _sampled((*self._device.step(batch.numbers, logits_RV, mask), batch.seeds))
-        return _sampled(self._host.step(requested, logits_RV, mask))
+        return _sampled(self._batch.step(requested, logits_RV, mask))
 
     def loop(
         self,
@@ -302,6 +269,5 @@ class Sampler:
     def _up_to_date(self, row: int) -> SamplerRow:
         """A row whose history and state on the host are complete. Synchronises with the device."""
         own = known(self._rows, row)
-        if self._device is not None:
-            self._device.synchronise()
+        self._batch.synchronise()
         return own

@@ -11,7 +11,7 @@ import dataclasses
 import dis
 import math
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,25 +31,35 @@ from nucleate.sampling.rules import (
     rule_inputs,
     rules_of_stage,
 )
-from nucleate.sampling.stage import Draw, Pipeline, RowStats, SampledToken, Shift, Stage, Tap, min_keep_of, shape_of
-from nucleate.sampling.stages.constraints.bad_words import BadWords
-from nucleate.sampling.stages.constraints.min_tokens import MinTokens
-from nucleate.sampling.stages.penalties.dry import Dry
-from nucleate.sampling.stages.penalties.no_repeat_ngram import NoRepeatNgram
+from nucleate.sampling.stage import (
+    Ceiling,
+    Draw,
+    Pipeline,
+    RowStats,
+    SampledToken,
+    Shift,
+    Stage,
+    Tap,
+    min_keep_of,
+    shape_of,
+)
+from nucleate.sampling.stages.constraints import BadWords, MinTokens
+from nucleate.sampling.stages.repeats import Dry, NoRepeatNgram
 from nucleate.sampling.stages.selection import Greedy, Gumbel
 from nucleate.sampling.stages.temperature import Temperature
-from nucleate.sampling.stages.truncation.min_p import MinP
-from nucleate.sampling.stages.truncation.top_k import TopK
-from nucleate.sampling.stages.truncation.top_n_sigma import TopNSigma
-from nucleate.sampling.stages.truncation.top_p import TopP
+from nucleate.sampling.stages.truncation.cumulative import TopK, TopP
+from nucleate.sampling.stages.truncation.thresholds import MinP, TopNSigma
 
 FUSED_STAGES: Pipeline = (Temperature(0.5), TopNSigma(1.0), TopK(5), MinP(0.5), TopP(0.5), MinP(0.5), Temperature(0.5))
 """One stage for each field of FusedParams, in order."""
-NO_EFFECT = 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 1.0
-"""The FusedParams of stages that a row does not have."""
 KEEP_ALL = 1.0, 1e30, 2.0**62, 0.0, float("inf"), 0.0, 1.0
 """Parameters with which each stage keeps all tokens: for rows without a stage that other rows of the batch have."""
-GREEDY_PARAMS = *NO_EFFECT[:2], 1.0, *NO_EFFECT[3:]
+NO_EFFECT, GREEDY = FusedParams(), FusedParams(k=1)
+"""Parameters without an effect, and those of all greedy rows."""
+
+
+class UnsupportedError(Exception):
+    """A device cannot run a pipeline; the message is the reason."""
 
 
 class RuleSignature(NamedTuple):
@@ -76,10 +86,6 @@ class StageSignature(NamedTuple):
     state_names: tuple[str, ...]  #: those of them that ``Stage.update`` changes
     logprobs_read: frozenset[str] = frozenset()  #: the fields of SampledToken that ``Stage.update`` reads
 
-    @property
-    def num_params(self) -> int:
-        return len(self.param_names)
-
 
 class PipelineSignature(NamedTuple):
     """The signature of a pipeline, with the parameters of one row."""
@@ -97,35 +103,20 @@ class PipelineSignature(NamedTuple):
 
     def params_of(self, stages: Pipeline) -> tuple[float, ...]:
         """The parameters of the last stages of a pipeline, which have this signature."""
-        last = zip(stages[-len(self.signatures) :], self.signatures, strict=True)
-        return tuple(float(getattr(stage, name)) for stage, signature in last for name in signature.param_names)
+        return _params_of(stages[-len(self.signatures) :], self.signatures)
 
 
-def pipeline_signature(stages: Pipeline, mask_before_tap: bool = False) -> PipelineSignature | str:
-    """The signature of stages without Shifts; or the reason why tensors cannot run them."""
-    signatures: list[StageSignature] = []
-    for stage in stages:
-        signature = _stage_signature(stage)
-        if isinstance(signature, str):
-            return signature
-        signatures.append(signature)
-    params = [
-        getattr(stage, name)
-        for stage, signature in zip(stages, signatures, strict=True)
-        for name in signature.param_names
-    ]
-    if any(isinstance(one, int) and abs(one) > MAX_INTEGER for one in params):
-        return "one of its integers is too large"
-    named = [
-        stage for stage, signature in zip(stages, signatures, strict=True) if signature.shape in ("Ceiling", "Tap")
-    ]
-    return PipelineSignature(
-        tuple(signatures),
-        tuple(map(float, params)),
-        tuple(stage.exempt_ids for stage in named if hasattr(stage, "exempt_ids")),
-        mask_before_tap,
-        next((stage.request for stage in named if hasattr(stage, "request")), None),
-    )
+def _params_of(stages: Pipeline, signatures: tuple[StageSignature, ...]) -> tuple[float, ...]:
+    pairs = zip(stages, signatures, strict=True)
+    return tuple(float(getattr(stage, name)) for stage, signature in pairs for name in signature.param_names)
+
+
+def pipeline_signature(stages: Pipeline, mask_before_tap: bool = False) -> PipelineSignature:
+    """The signature of stages without Shifts. Raises UnsupportedError if tensors cannot run them."""
+    signatures = tuple(map(_stage_signature, stages))
+    exempt_ids = tuple(stage.exempt_ids for stage in stages if isinstance(stage, Ceiling))
+    request = next((stage.request for stage in stages if isinstance(stage, Tap)), None)
+    return PipelineSignature(signatures, _params_of(stages, signatures), exempt_ids, mask_before_tap, request)
 
 
 def fused_signatures(rows: Sequence[Sequence[float]]) -> list[PipelineSignature]:
@@ -133,70 +124,64 @@ def fused_signatures(rows: Sequence[Sequence[float]]) -> list[PipelineSignature]
 
     rows: FusedParams of each.
     """
-    rows = [GREEDY_PARAMS if row[0] == 0 or row[2] == 1 else row for row in rows]
-    if all(row == GREEDY_PARAMS for row in rows):
-        return [PipelineSignature((_fused_stage_signature(Greedy()),), ())] * len(rows)
+    rows = [GREEDY if row[0] == 0 or row[2] == 1 else row for row in rows]
+    if all(row is GREEDY for row in rows):
+        return [PipelineSignature((_stage_signature(Greedy()),), ())] * len(rows)
     used = [i for i, unused in enumerate(NO_EFFECT) if any(row[i] != unused for row in rows)]
-    signatures = tuple(_fused_stage_signature(stage) for stage in (*(FUSED_STAGES[i] for i in used), Gumbel(0)))
+    signatures = tuple(_stage_signature(stage) for stage in (*(FUSED_STAGES[i] for i in used), Gumbel(0)))
     return [
         PipelineSignature(signatures, tuple(row[i] if row[i] != NO_EFFECT[i] else KEEP_ALL[i] for i in used))
         for row in rows
     ]
 
 
-def _fused_stage_signature(stage: Stage) -> StageSignature:
-    signature = _stage_signature(stage)
-    assert not isinstance(signature, str), signature  # noqa: S101  # all fused stages are supported
-    return signature
-
-
 def with_state(stages: Pipeline, signatures: tuple[StageSignature, ...], params: list[float]) -> Pipeline:
     """The pipeline of a row with updated state. params: of the last stages, whose signatures are given."""
-    position, found = 0, list(stages)
+    found, values = list(stages), iter(params)
     for i, signature in enumerate(signatures, len(stages) - len(signatures)):
-        own = dict(zip(signature.param_names, params[position : position + signature.num_params], strict=True))
-        position += signature.num_params
+        own = {name: next(values) for name in signature.param_names}
         if any(getattr(found[i], name) != own[name] for name in signature.state_names):
             found[i] = dataclasses.replace(found[i], **{name: own[name] for name in signature.state_names})  # type: ignore[type-var]
     return tuple(found)
 
 
-def _stage_signature(stage: Stage) -> StageSignature | str:
+def _stage_signature(stage: Stage) -> StageSignature:
     kind, shape = type(stage), shape_of(stage)
     if shape == "Shift":
-        return f"{stage!r} comes after a stage that uses the whole row"
+        raise UnsupportedError(f"{stage!r} comes after a stage that uses the whole row")
     if shape == "Transform":
-        return f"{stage!r} is computed on the CPU"
-    state_inputs = (
-        _state_inputs(stage) if kind.update is not Stage.update and not stage.neutral else ((), (), frozenset())
-    )
-    if isinstance(state_inputs, str):
-        return state_inputs
-    names = dict.fromkeys(state_inputs[0])
+        raise UnsupportedError(f"{stage!r} is computed on the CPU")
+    has_state = kind.update is not Stage.update and not stage.neutral
+    read, state_names, logprobs_read = _state_inputs(stage) if has_state else ((), (), frozenset[str]())
     rules = {} if stage.greedy and shape != "Draw" else rules_of_stage(stage)
-    for rule, inputs in rules.items():
-        why = unsupported_reason(getattr(kind, rule))
-        if why or inputs.attributes is None:
-            return f"{kind.__name__}.{rule} {why or 'is not one expression of numbers'}"
-        names.update(dict.fromkeys(inputs.attributes))
+    names = dict.fromkeys((*read, *(name for rule, one in rules.items() for name in _attributes_of(kind, rule, one))))
     if shape == "Ceiling":
         names["act_probability"] = None
     if min_keep_of(stage) > 1:
         names["min_keep"] = None
-    values = {name: getattr(stage, name) for name in names}
-    switches = tuple((name, value) for name, value in values.items() if isinstance(value, bool | None))
-    params = tuple(name for name, value in values.items() if not isinstance(value, bool | None))
+    switches, params = _attributes(stage, names)
     rule_signatures = tuple(_rule_signature(stage, shape, rule, inputs) for rule, inputs in rules.items())
-    return StageSignature(
-        kind,
-        shape,
-        rule_signatures,
-        stage.greedy,
-        bool(getattr(stage, "ties", False)),
-        switches,
-        params,
-        *state_inputs[1:],
-    )
+    ties = bool(getattr(stage, "ties", False))
+    shared = kind, shape, rule_signatures, stage.greedy, ties, switches, tuple(params), state_names
+    return StageSignature(*shared, logprobs_read)
+
+
+def _attributes_of(kind: type[Stage], rule: str, inputs: RuleInputs) -> tuple[str, ...]:
+    """The names of the numeric attributes that a rule reads. Raises UnsupportedError."""
+    why = unsupported_reason(getattr(kind, rule))
+    if why or inputs.attributes is None:
+        raise UnsupportedError(f"{kind.__name__}.{rule} {why or 'is not one expression of numbers'}")
+    return inputs.attributes
+
+
+def _attributes(stage: Stage, names: Iterable[str]) -> tuple[tuple[tuple[str, Any], ...], dict[str, float]]:
+    """The named attributes that are bool or None, which rows of a batch share, and the numbers, which they do not."""
+    values = {name: getattr(stage, name) for name in names}
+    switches = {name: value for name, value in values.items() if isinstance(value, bool | None)}
+    params = {name: value for name, value in values.items() if name not in switches}
+    if any(isinstance(one, int) and abs(one) > MAX_INTEGER for one in params.values()):
+        raise UnsupportedError(f"an integer of {stage.name} is too large")
+    return tuple(switches.items()), params
 
 
 def _rule_signature(stage: Stage, shape: str, name: str, inputs: RuleInputs) -> RuleSignature:
@@ -212,28 +197,26 @@ def _rule_signature(stage: Stage, shape: str, name: str, inputs: RuleInputs) -> 
     return RuleSignature(name, inputs.row, inputs.is_one, inputs.is_softmax_weight, is_linear, below_top)
 
 
-def _state_inputs(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]] | str:
+def _state_inputs(stage: Stage) -> tuple[tuple[str, ...], tuple[str, ...], frozenset[str]]:
     """The attributes that ``Stage.update`` reads or changes, those that it changes, and the token fields it reads.
 
-    Or the reason why tensors cannot run it.
+    Raises UnsupportedError if tensors cannot run it.
     """
     function: Any = type(stage).update
     rule_name = f"{type(stage).__name__}.update"
     why = unsupported_reason(function, dataclasses.replace)
     if why:
-        return f"{rule_name} {why}"
+        raise UnsupportedError(f"{rule_name} {why}")
     stand_in = StageStandIn(stage)
     try:
         changes = function(stand_in, SampledToken(*[TracedNumber(frozenset((name,))) for name in SampledToken._fields]))  # type: ignore[arg-type]
         read = {**dict.fromkeys(stand_in._attributes_read), **dict.fromkeys(changes)}  # noqa: SLF001
     except Exception:  # noqa: BLE001  # a rule may do anything
-        return f"{rule_name} is not one expression of numbers"
+        raise UnsupportedError(f"{rule_name} is not one expression of numbers") from None
     fixed = any(getattr(type(stage), name) is not getattr(Stage, name) for name in ("greedy", "neutral"))
     if fixed or shape_of(stage) == "Ceiling" or any(type(getattr(stage, name)) is not float for name in changes):
-        return f"{rule_name} may change more than numbers"
-    logprobs_read: frozenset[str] = frozenset().union(
-        *(one.row for one in changes.values() if isinstance(one, TracedNumber))
-    )
+        raise UnsupportedError(f"{rule_name} may change more than numbers")
+    logprobs_read = frozenset[str]().union(*(one.row for one in changes.values() if isinstance(one, TracedNumber)))
     return tuple(read), tuple(changes), logprobs_read
 
 
@@ -264,9 +247,6 @@ def _global_names(function: Any) -> Iterator[tuple[str, Any]]:
         yield name, cell.cell_contents
 
 
-TokenSequences = tuple[tuple[int, ...], ...]
-"""Sequences of token ids."""
-
 COUNTS = {"prompt_count", "output_count"}
 
 CONSTANT, MIN_TOKENS, BAD_WORDS, NGRAM, DRY = "constant", "min_tokens", "bad_words", "ngram", "dry"
@@ -288,7 +268,7 @@ class DeviceShift(NamedTuple):
     params: tuple[float, ...] = ()  #: their values
     list_params: tuple[float, ...] = ()  #: the parameters that its list depends on
     listing: Mapping[int, float] = {}  #: CONSTANT: its list; MIN_TOKENS: the banned ids
-    words: TokenSequences = ()  #: BAD_WORDS: the words; DRY: the sequence breakers
+    words: tuple[tuple[int, ...], ...] = ()  #: BAD_WORDS: the words; DRY: the sequence breakers
 
     @property
     def group_key(self) -> tuple[Any, ...]:
@@ -326,43 +306,40 @@ class DeviceRowSpec(NamedTuple):
         """The number of last tokens that its Shifts read; inf for all."""
         return max((shift.history_length for shift in self.shifts), default=0)
 
-    @property
-    def tracks_repeats(self) -> bool:
-        """Whether it depends on repetitions of earlier tokens."""
-        return any(shift.tracks_repeats for shift in self.shifts)
-
 
 def device_row_spec(stages: Pipeline, vocab_size: int | None) -> DeviceRowSpec | str:
     """Describe a row with these stages for a device; or return the reason why the CPU must run it.
 
     vocab_size: V; None if it is not known.
     """
+    try:
+        return _row_spec(stages, vocab_size)
+    except UnsupportedError as error:
+        return str(error)
+
+
+def _row_spec(stages: Pipeline, vocab_size: int | None) -> DeviceRowSpec:
     if isinstance(stages[-1], Draw) and stages[-1].keyed:
-        return f"the noise of {stages[-1]!r} depends on the history"
+        raise UnsupportedError(f"the noise of {stages[-1]!r} depends on the history")
     tap = stages[0] if isinstance(stages[0], Tap) else None
     start = int(tap is not None)
     end = next(i for i, stage in enumerate(stages) if i >= start and not isinstance(stage, Shift))
     shifts = [stage for stage in stages[start:end] if isinstance(stage, Shift)]
     if tap is not None and not shifts and isinstance(stages[start], Tap):
-        return f"{stages[start]!r} is the second of its kind"
-    row = shifts_spec(shifts)
-    if isinstance(row, str):
-        return row
-    largest_id = max(
-        (*(row.allowed_ids or ()), *(max(_token_ids(shift), default=0) for shift in row.shifts)), default=0
-    )
-    if vocab_size is not None and not 0 <= largest_id < vocab_size:
-        return f"it names token {largest_id}"
-    row = row._replace(request=tap.request if tap else None)
+        raise UnsupportedError(f"{stages[start]!r} is the second of its kind")
+    row = shifts_spec(shifts)._replace(request=tap.request if tap else None)
+    ids = [*(row.allowed_ids or ()), *(token for shift in row.shifts for token in _token_ids(shift))]
+    if vocab_size is not None and not 0 <= (largest_id := max(ids, default=0)) < vocab_size:
+        raise UnsupportedError(f"it names token {largest_id}")
     params = to_fused_params(stages[end:])
     if isinstance(params, FusedParams):
         return row._replace(params=params._replace(k=min(params.k, vocab_size or params.k)))
-    signature = pipeline_signature(stages[end:], mask_before_tap=any(shift.touches == "masked" for shift in shifts))
-    return signature if isinstance(signature, str) else row._replace(signature=signature)
+    mask_before_tap = any(shift.touches == "masked" for shift in shifts)
+    return row._replace(signature=pipeline_signature(stages[end:], mask_before_tap))
 
 
-def shifts_spec(shifts: Sequence[Shift]) -> DeviceRowSpec | str:
-    """Describe a row with these Shifts only; or return the reason why the CPU must run it."""
+def shifts_spec(shifts: Sequence[Shift]) -> DeviceRowSpec:
+    """Describe a row with these Shifts only. Raises UnsupportedError."""
     row = DeviceRowSpec(FusedParams())
     for shift in shifts:
         if shift.touches == "masked" and bans_tokens(shift):  # the step's bitmask is applied after all Shifts
@@ -372,42 +349,32 @@ def shifts_spec(shifts: Sequence[Shift]) -> DeviceRowSpec | str:
             row = row._replace(allowed_ids=listed if row.allowed_ids is None else row.allowed_ids & listed)
             continue
         if isinstance(shift, Dry) and any(issubclass(one.kind, Dry) for one in row.shifts):
-            return f"{shift!r} is the second of its kind"
-        one = _convert_shift(shift)
-        if isinstance(one, str):
-            return one
-        row = row._replace(shifts=(*row.shifts, one))
+            raise UnsupportedError(f"{shift!r} is the second of its kind")
+        row = row._replace(shifts=(*row.shifts, _convert_shift(shift)))
     return row
 
 
-def _convert_shift(shift: Shift) -> DeviceShift | str:
-    """Convert a Shift for a device; or return why that is not possible."""
-    converted: DeviceShift | str = f"{shift!r} has a rule that cannot run on a device"
+def _convert_shift(shift: Shift) -> DeviceShift:
     match shift:
         case MinTokens(n, ends):
-            converted = make_device_shift(shift, MIN_TOKENS, (n,), dict.fromkeys(ends, -INFINITY))
+            return _device_shift(shift, MIN_TOKENS, (n,), dict.fromkeys(ends, -INFINITY))
         case NoRepeatNgram(n):
-            converted = make_device_shift(shift, NGRAM, (n,))
+            return _device_shift(shift, NGRAM, (n,))
         case BadWords(words):  # text has been encoded; otherwise reading the list raises
-            converted = make_device_shift(shift, BAD_WORDS, words=words)
+            return _device_shift(shift, BAD_WORDS, words=words)
         case Dry(multiplier, base, allowed_length, breakers, last_n):
             list_params = multiplier, base, shift.max_exponent, allowed_length, last_n
-            converted = make_device_shift(shift, DRY, list_params, words=breakers or ())
-        case _ if shift.touches in ("seen", "output"):
-            converted = make_device_shift(shift)
-        case _ if shift.touches == "listed":
-            converted = _constant_list_shift(shift)
-    return converted
-
-
-def _constant_list_shift(shift: Shift) -> DeviceShift | str:
-    """Convert a Shift whose list does not depend on the history."""
+            return _device_shift(shift, DRY, list_params, words=breakers or ())
+    if shift.touches in ("seen", "output"):
+        return _device_shift(shift)
+    if shift.touches != "listed":
+        raise UnsupportedError(f"{shift!r} has a rule that cannot run on a device")
     if not has_constant_listing(shift):
-        return f"{shift!r} depends on the history"
+        raise UnsupportedError(f"{shift!r} depends on the history")
     listing = shift.listing(History())
     if any(math.isnan(value) or value == INFINITY for value in listing.values()):
-        return f"{shift!r} adds NaN or +inf"
-    return make_device_shift(shift, CONSTANT, listing=listing)
+        raise UnsupportedError(f"{shift!r} adds NaN or +inf")
+    return _device_shift(shift, CONSTANT, listing=listing)
 
 
 def _token_ids(shift: DeviceShift) -> list[int]:
@@ -415,25 +382,17 @@ def _token_ids(shift: DeviceShift) -> list[int]:
     return [*shift.listing, *(word[-1] for word in shift.words if shift.source == BAD_WORDS)]
 
 
-def make_device_shift(
+def _device_shift(
     shift: Shift,
     source: str = "",
     list_params: Sequence[float] = (),
     listing: Mapping[int, float] | None = None,
     words: Sequence[str | tuple[int, ...]] = (),
-) -> DeviceShift | str:
-    """Build the DeviceShift of a Shift; or return why that is not possible."""
-    kind, inputs = type(shift), rule_inputs(shift, "apply")
-    why = unsupported_reason(kind.apply)
-    if why or inputs.attributes is None:
-        return f"{kind.__name__}.apply {why or 'is not one expression of numbers'}"
-    values = {name: getattr(shift, name) for name in inputs.attributes}
-    switches = {name: value for name, value in values.items() if isinstance(value, bool | None)}
-    params = {name: value for name, value in values.items() if name not in switches}
-    if any(isinstance(one, int) and abs(one) > MAX_INTEGER for one in params.values()):
-        return f"{shift!r} has an integer that is too large"
+) -> DeviceShift:
+    kind = type(shift)
+    switches, params = _attributes(shift, _attributes_of(kind, "apply", rule_inputs(shift, "apply")))
     uses_counts = shift.touches != "listed" or bool(COUNTS & {*kind.apply.__code__.co_names})
     window = shift.window if shift.window is None else max(-1, min(shift.window, MAX_INTEGER))
-    group_key = kind, shift.touches, window, uses_counts, source, tuple(switches.items()), tuple(params)
+    group_key = kind, shift.touches, window, uses_counts, source, switches, tuple(params)
     given = tuple(map(float, params.values())), tuple(map(float, list_params))
     return DeviceShift(*group_key, *given, listing or {}, tuple(word for word in words if isinstance(word, tuple)))

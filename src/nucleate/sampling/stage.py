@@ -52,9 +52,7 @@ class RowStats(NamedTuple):
     mean: Scores  #: mean score
     var: Scores  #: population variance of the scores
     full_mass: Scores  #: the mass before the filters since the last Shift or Scale; at least ``mass``
-    sorted_scores: Scores = (
-        None  #: the highest scores, descending, ``Stage.sorted_count`` of them; -inf where n is less
-    )
+    sorted_scores: Scores = None  #: the highest ``Stage.sorted_count`` scores, descending; -inf where n is less
 
 
 class TokenInfo(NamedTuple):
@@ -448,6 +446,11 @@ def shape_of(stage: Stage | type[Stage]) -> str:
         if issubclass(kind, shape):
             return shape.__name__
     raise TypeError(f"{kind.__name__} has none of the shapes {', '.join(s.__name__ for s in SHAPES)}")
+
+
+def fraction_parameter(help: str, **more: Any) -> Any:
+    """Declare a parameter from 0 to 1, such as a probability. more: see ``param``."""
+    return param(help, low=0.0, high=1.0, **more)
 
 
 def min_keep_parameter() -> Any:

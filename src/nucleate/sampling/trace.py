@@ -264,7 +264,10 @@ def _trace(row: SingleRow, seed: int, *, fast: bool) -> Trace:
     except reference.RowError as error:
         return Trace(tuple(steps), None, str(error), seed, row.step)
     draw: Any = stages[-1]
-    steps.append(_last_step(before, draw, token))
+    kept = before.kept
+    drawn = Survivors(np.array([token]), kept.x_N[kept.ids_N == token], kept.total)
+    change = StageChange(draw, before, Distribution(drawn, size))
+    steps.append(TraceStep(change, why_selected(draw, change, token)))
     return Trace(tuple(steps), token, None, seed, row.step, None if draw.keyed else selection)
 
 
@@ -276,13 +279,6 @@ def _walk(kept: Survivors, row: SingleRow, u: float, *, fast: bool) -> Iterator[
         return
     for count in range(1, len(stages)):
         yield row_path(True).survivors(row.logits_V, (*stages[:count], stages[-1]), row.past, u)
-
-
-def _last_step(before: Distribution, stage: Any, token: int) -> TraceStep:
-    kept = before.kept
-    drawn = Survivors(np.array([token]), kept.x_N[kept.ids_N == token], kept.total)
-    change = StageChange(stage, before, Distribution(drawn, before.size))
-    return TraceStep(change, why_selected(stage, change, token))
 
 
 def _cut(text: str, most: int) -> str:

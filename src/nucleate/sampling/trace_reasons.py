@@ -80,6 +80,9 @@ class Distribution:
         return values_V
 
 
+Measure = Literal["tokens", "probability", "probability of all tokens", "weight"]
+
+
 class PrefixSums(NamedTuple):
     """The sums of a Prefix, token by token in its own order."""
 
@@ -87,7 +90,7 @@ class PrefixSums(NamedTuple):
     weight_N: Floats
     reached_N: Floats  #: compared with the target: before a token, or with it, see ``Prefix.inclusive``
     target: float
-    measure: Literal["tokens", "probability", "probability of all tokens", "weight"]  #: what the weights are
+    measure: Measure  #: what the weights are
     unit: float  #: what to divide weights by: shares of the whole, or a number of tokens
 
 
@@ -96,7 +99,7 @@ def prefix_sums(stage: Prefix, before: Distribution) -> PrefixSums:
     below_N, row = before.rule_inputs(stage)
     order_N, weight_N, reached_N = reference.prefix_sums(stage, below_N, row)
     target, total, first = float(stage.target(row)), float(weight_N.sum()), float(weight_N[0])
-    measure: Literal["tokens", "probability", "probability of all tokens", "weight"] = "weight"
+    measure: Measure = "weight"
     if np.ptp(weight_N) == 0 and (weight_N == stage.weight(below_N[order_N] - 1.0, row)).all():
         measure, total = "tokens", first or 1.0  # independent of the score
     elif not total > 0:

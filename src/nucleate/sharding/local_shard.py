@@ -58,7 +58,7 @@ def _row_masses(x_N: NDArray[np.float32], first: int, top: float, t: float) -> F
         if len(part_N):
             rest_N = part_N[len(part_N) // GROUP_SIZE * GROUP_SIZE :]
             tail[: len(rest_N)], tail[len(rest_N) :] = rest_N, -np.inf
-            COMPOSED.group_masses(part_N, tail, top, 1.0 / t, part_P, sums)
+            COMPOSED.group_masses(part_N, tail, top, 1.0 / t, 0.0, 0.0, part_P, sums)
     return mass_P
 
 

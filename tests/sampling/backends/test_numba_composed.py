@@ -345,7 +345,7 @@ def test_sums_of_a_row_are_exact(kind, size) -> None:
     for slope in (1.0, 1.25, 1e-3, 1e4):
         d = np.maximum((x.astype(np.float64) - float(top)) * slope, -700.0).tolist()
         e = [math.exp(one) for one in d]
-        row_kernels.group_masses(x, tail, float(top), slope, masses, sums)
+        row_kernels.group_masses(x, tail, float(top), slope, 0.0, 0.0, masses, sums)
         assert sums[0] == pytest.approx(math.fsum(e), rel=1e-13)
         share = math.fsum(a * b for a, b in zip(e, d, strict=True))
         assert sums[1] == pytest.approx(share, rel=1e-13, abs=1e-13)

@@ -33,6 +33,18 @@ class UndecidedRow(Exception):  # noqa: N818  # control flow, not an error
     """The row is left to the reference: a decision is too close, or the row is invalid."""
 
 
+def require_apart(some_N: Floats, other: float, scale: float) -> None:
+    """Raise UndecidedRow if the error of sums could move one of a few numbers across another one."""
+    if any(abs(one - other) <= TIE_TOLERANCE * scale for one in some_N.tolist()):
+        raise UndecidedRow
+
+
+def require_order(key_2: Floats, relative_2: Floats) -> None:
+    """The same for the keys of two tokens, which may change places only if their scores differ."""
+    if relative_2[0] != relative_2[1]:
+        require_apart(key_2[1:], key_2[0], 1.0 + abs(key_2[0]))
+
+
 class CandidateList:
     """Tokens and float64 scores, in rank order: score descending, then id ascending.
 
@@ -148,11 +160,8 @@ class CandidateList:
         """The number of tokens at or above a relative threshold."""
         relative_N = self.relative_scores()
         count = int(np.count_nonzero(relative_N >= threshold))
-        if inexact and any(
-            abs(one - threshold) <= TIE_TOLERANCE * (1.0 + abs(threshold))
-            for one in relative_N[max(count - 1, 1) : count + 1].tolist()
-        ):
-            raise UndecidedRow
+        if inexact:
+            require_apart(relative_N[max(count - 1, 1) : count + 1], threshold, 1.0 + abs(threshold))
         return count
 
     def prefix(self, step: PipelineStep, total: TotalMass | None) -> CandidateList:
@@ -186,17 +195,11 @@ class CandidateList:
         reached = reached and len(sums_N) >= step.min_keep
         count = min(max(count, step.min_keep), len(sums_N))
         if inexact:
-            if (not kind.unit_weights or kind.names - {"top"}) and any(
-                abs(one - target) <= TIE_TOLERANCE * abs(target)
-                for one in sums_N[max(count - 2, 0) : count + 1].tolist()
-            ):
-                raise UndecidedRow
+            if not kind.unit_weights or kind.names - {"top"}:
+                require_apart(sums_N[max(count - 2, 0) : count + 1], target, abs(target))
             if order_N is not None and count < len(order_N):
-                inside, outside = order_N[count - 1], order_N[count]
-                if abs(key_N[outside] - key_N[inside]) <= TIE_TOLERANCE * (1.0 + abs(key_N[inside])) and (
-                    relative_N[inside] != relative_N[outside]
-                ):
-                    raise UndecidedRow
+                last = order_N[count - 1 : count + 1]
+                require_order(key_N[last], relative_N[last])
         if order_N is None and not stage.ties:
             return slice(count), reached
         keep_N = np.zeros(len(relative_N), bool)
@@ -258,8 +261,8 @@ class CandidateList:
         if not target > 0.0 or target != target:  # noqa: PLR0124  # NaN
             raise UndecidedRow
         index = int(np.searchsorted(sums_N, target))
-        if inexact and (np.abs(sums_N[max(index - 1, 0) : index + 1] - target) <= TIE_TOLERANCE * target).any():
-            raise UndecidedRow
+        if inexact:
+            require_apart(sums_N[max(index - 1, 0) : index + 1], target, target)
         return int(self.ids_N[min(index, len(sums_N) - 1)]), index < len(sums_N)
 
 

@@ -34,13 +34,13 @@ from nucleate.sampling.cpu.prefix_selection import (
     round_to_float32,
     top_k_bound,
 )
+from nucleate.sampling.cpu.row_kernels import threshold_by_mass
 from nucleate.sampling.cpu.workspace import (
     EDIT_COUNT,
     INEXACT_COUNT,
     UNCERTAIN_COUNT,
     UNIT,
     edited_group_address,
-    mass_bound,
     weigh_candidates,
     weigh_groups,
     weight_error,
@@ -59,9 +59,7 @@ class KeptTokens(NamedTuple):
 
     threshold: Any  #: float32
     last_id: Any
-    listed: (
-        Any  #: number of tokens, if they are in ``work.ids`` (ascending) and ``work.weights``; else UNLISTED or TIED
-    )
+    listed: Any  #: number of tokens in ``work.ids`` (ascending) and ``work.weights``; UNLISTED or TIED if not there
 
 
 class FloorBounds(NamedTuple):
@@ -88,7 +86,8 @@ def truncate(max_score: Any, exact_max: Any, params: Any, work: Any) -> Any:
     if threshold == LOWEST:
         total = weigh_groups(LOWEST, weight_exponent(max_score, params.t), work)
         tail = (1.0 - params.p - 2.0 * weight_error(max_score, params.t, work)) * total
-        threshold = max(threshold, mass_bound(work.group_masses, np.float64(max_score), params.t, tail))
+        lowest = max(threshold_by_mass(work.group_masses, tail), -30.0)  # lower scores weigh less than SLACK
+        threshold = max(threshold, np.float32(np.float64(max_score) + lowest * params.t))
     if count_at_least(threshold, work) <= MAX_LISTED:
         n = gather_candidates(threshold, UNBOUNDED, work)
         return truncate_listed(n, total, floor, late_floor, max_score, exact_max, params, work)

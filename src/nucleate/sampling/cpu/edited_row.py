@@ -6,15 +6,14 @@ decision compares, and bounds of them, are computed by the rules themselves.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import COMPOSED
+from nucleate.jit.thread_pool import per_thread
 from nucleate.sampling.cpu.candidate_list import UndecidedRow
 from nucleate.sampling.history import HistoryView, TokenCounts
 from nucleate.sampling.noise import GROUP_SIZE
@@ -89,8 +88,6 @@ LOWEST = np.finfo(np.float32).min
 NO_IDS, NO_SCORES, NO_ROW = np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.float32)
 BINS, BINS_PER_UNIT = 4096, 128.0
 """Bins of a histogram of scores, and bins per unit of score."""
-CACHED_WORKSPACES = 16
-"""Maximum number of cached workspaces, one per thread and vocabulary size."""
 
 
 class RowWorkspace:
@@ -128,14 +125,8 @@ class RowWorkspace:
         return copy_V
 
 
-def thread_workspace(size: int) -> RowWorkspace:
-    """The cached workspace of the calling thread for rows of a size."""
-    return _cached_workspace(size, threading.get_ident())
-
-
-@lru_cache(CACHED_WORKSPACES)
-def _cached_workspace(size: int, thread: int) -> RowWorkspace:
-    return RowWorkspace(size)
+thread_workspace = per_thread(RowWorkspace)
+"""The cached workspace of the calling thread for rows of a size."""
 
 
 class EditedRow:
@@ -170,10 +161,7 @@ class EditedRow:
     def mass_sums(self, curve: Curve, masses_G: Floats) -> Floats:
         """Sums of e, e * d and e * e over the row; fills masses_G with sums of e. See ``row_kernels.group_masses``."""
         sums = np.empty(3)
-        if curve.bent:
-            COMPOSED.curved_group_masses(self.row_V, self._tail, self.top, *curve, masses_G, sums)
-        else:
-            COMPOSED.group_masses(self.row_V, self._tail, self.top, curve.slope, masses_G, sums)
+        COMPOSED.group_masses(self.row_V, self._tail, self.top, *curve, masses_G, sums)
         if len(self.ids_K):
             d_K = np.maximum(curve.at(self.x_K - self.top), -700.0)
             e_K = np.exp(d_K)
@@ -215,6 +203,7 @@ class EditedRow:
 
     def kth_bound(self, k: int) -> np.float32:
         """A score that at least k tokens reach, or all finite ones."""
+        k = min(k, self.work.size)
         maxima_G = (self.maxima_G if k <= len(self.maxima_G) // 2 else self.row_V).copy()
         maxima_G.partition(len(maxima_G) - k)
         threshold: np.float32 = maxima_G[len(maxima_G) - k]
@@ -235,10 +224,7 @@ class EditedRow:
 
     def without(self, dropped_N: Ids) -> EditedRow:
         """The row without some tokens."""
-        row_V, kept_K = self.work.new_row(), self._not_in(dropped_N)
-        np.copyto(row_V, self.row_V)
-        row_V[dropped_N] = -np.inf
-        return EditedRow(self.work, row_V, self.ids_K[kept_K], self.x_K[kept_K])
+        return self.with_scores(dropped_N, np.full(len(dropped_N), -np.inf))
 
     def at_least(self, lowest: np.float32, highest: np.float32, keeps: Callable[[Ids], NDArray[np.bool_]]) -> EditedRow:
         """The row without scores below ``lowest``. keeps: which tokens, edited or with scores up to highest, are kept.

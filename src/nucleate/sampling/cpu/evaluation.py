@@ -20,12 +20,7 @@ from nucleate.sampling.cpu.candidate_list import CandidateList, UndecidedRow, un
 from nucleate.sampling.cpu.edited_row import EditedRow, thread_workspace
 from nucleate.sampling.cpu.full_row import FullRow
 from nucleate.sampling.history import History, HistoryView
-from nucleate.sampling.rules import (
-    PipelineStep,
-    PipelineSteps,
-    steps_of,
-    updated_stages,
-)
+from nucleate.sampling.rules import PipelineStep, PipelineSteps, steps_of, updated_stages
 from nucleate.sampling.stage import Pipeline, SampledToken, Stage, Tap
 
 Tokens = FullRow | CandidateList

@@ -23,6 +23,8 @@ from nucleate.sampling.cpu.candidate_list import (
     UndecidedRow,
     evaluate_rule,
     finite_tokens,
+    require_apart,
+    require_order,
     uniform,
 )
 from nucleate.sampling.cpu.edited_row import BINS, BINS_PER_UNIT, LOWEST, PROBE, Curve, EditedRow, apply_shift, fitted
@@ -152,11 +154,7 @@ class FullRow:
 
     def _first(self, count: int) -> CandidateList:
         """The first tokens in rank order, at least so many."""
-        return self._list_raw(self._kth_bound(count))
-
-    def _kth_bound(self, count: int) -> np.float32:
-        """``EditedRow.kth_bound``, also of more tokens than there are."""
-        return self.row.kth_bound(min(count, self.row.work.size))
+        return self._list_raw(self.row.kth_bound(count))
 
     def ranked_list(self) -> CandidateList:
         return self._list_raw(LOWEST).with_total(self.total)
@@ -230,25 +228,22 @@ class FullRow:
         stage, row = step.stage, self.statistics(step.kind.names, step.kind.sorted_count)
         if not stage.monotone:
             return self._scale_unranked(step, row)
+        curve, top = None, 0.0
         if step.kind.form == "linear":
             top, far_score = np.asarray(stage.apply(LINE_PROBE, row)).tolist()
-            factor, slope = (top - far_score) / LINE_SPAN, self.curve.slope * (top - far_score) / LINE_SPAN
+            factor = (top - far_score) / LINE_SPAN
             if self.curve.bent and top == 0.0 and 1.0 / MAX_FACTOR < factor < MAX_FACTOR:
-                return self._scaled(step, row, self.curve.times(factor), 0.0)
-            if not self.curve.bent and MIN_SLOPE < slope < MAX_SLOPE:
-                return self._scaled(step, row, Curve(slope), top)
+                curve = self.curve.times(factor)
+            elif not self.curve.bent and MIN_SLOPE < self.curve.slope * factor < MAX_SLOPE:
+                curve = Curve(self.curve.slope * factor)
         elif step.kind.form in CURVES and not self.curve.bent and 1.0 / MAX_FACTOR < self.curve.slope < MAX_FACTOR:
-            curve = fitted(stage.apply, row)
-            if curve is not None:
-                return self._scaled(step, row, curve.after(self.curve.slope), 0.0)
-        return self.ranked_list().with_total(None).scale(step)
-
-    def _scaled(self, step: PipelineStep, row: RowStats, curve: Curve, top: float) -> FullRow:
-        """The row after one more Scale. curve: of all of them. top: the maximum score."""
-        error, inexact = self._error, self.inexact or step.kind.inexact
-        if top != 0.0:
-            error += 1e-15 * abs(top) / curve.slope
-        scaled = FullRow(self.row, (*self.scales, (step.stage, row, self.top)), curve, error, inexact=inexact)
+            found = fitted(stage.apply, row)
+            curve = found and found.after(self.curve.slope)
+        if curve is None:
+            return self.ranked_list().with_total(None).scale(step)
+        error = self._error + (1e-15 * abs(top) / curve.slope if top != 0.0 else 0.0)
+        scales, inexact = (*self.scales, (stage, row, self.top)), self.inexact or step.kind.inexact
+        scaled = FullRow(self.row, scales, curve, error, inexact=inexact)
         scaled.top = top
         return scaled
 
@@ -271,15 +266,14 @@ class FullRow:
         threshold = float(step.stage.floor(self.statistics(step.kind.names, step.kind.sorted_count)))
         if threshold == -np.inf:
             return self.with_total(total)
-        if step.min_keep > 1:
-            lowest = min(self._raw_bound(min(threshold, 0.0)), self._kth_bound(step.min_keep))
-            kept = self._list_raw(lowest)
-            return kept.above(threshold, total, step.min_keep, inexact=self.inexact or step.kind.inexact)
-        if not threshold <= 0.0:
+        if not threshold <= 0.0 and step.min_keep <= 1:
             return self.first_token(total)
-        inexact, lowest, maxima_G = self.inexact or step.kind.inexact, self._raw_bound(threshold), self.row.maxima_G
-        if not 2 * np.count_nonzero(maxima_G >= lowest) > len(maxima_G) > MIN_GROUPS:
-            return self._list_raw(lowest).above(threshold, total, inexact=inexact)
+        lowest, maxima_G = self._raw_bound(min(threshold, 0.0)), self.row.maxima_G
+        if step.min_keep > 1:
+            lowest = min(lowest, self.row.kth_bound(step.min_keep))
+        inexact, many = self.inexact or step.kind.inexact, 2 * np.count_nonzero(maxima_G >= lowest) > len(maxima_G)
+        if step.min_keep > 1 or not many or len(maxima_G) <= MIN_GROUPS:
+            return self._list_raw(lowest).above(threshold, total, step.min_keep, inexact=inexact)
 
         def keeps(ids_N: Ids) -> NDArray[np.bool_]:
             relative_N = self._relative_scores(ids_N)
@@ -317,14 +311,11 @@ class FullRow:
         if found is None:
             return None
         count = int(found.sums_N.searchsorted(target, "left" if stage.inclusive else "right")) + stage.inclusive
-        if (
-            not 0 < count < len(found.sums_N)
-            or (np.abs(found.sums_N[max(count - 2, 0) : count + 1] - target) <= TIE_TOLERANCE * target).any()
-        ):
+        if not 0 < count < len(found.sums_N):
             raise UndecidedRow
-        (inside, outside), (key, next_key) = (both[count - 1 : count + 1] for both in (found.relative_N, found.key_N))
-        if step.kind.has_order and inside != outside and next_key - key <= TIE_TOLERANCE * (1.0 + abs(key)):
-            raise UndecidedRow
+        require_apart(found.sums_N[max(count - 2, 0) : count + 1], target, target)
+        if step.kind.has_order:
+            require_order(found.key_N[count - 1 : count + 1], found.relative_N[count - 1 : count + 1])
         ids_N = found.ids_N[:count]
         found.row_V[ids_N] = self.row.row_V[ids_N]
         kept = EditedRow(self.row.work, found.row_V)
@@ -433,7 +424,7 @@ class FullRow:
         scores_N = self.row.scores(np.array([one for one in (token, *requested) if 0 <= one < self.row.work.size]))
         lowest = float(scores_N[scores_N > -np.inf].min())
         if count:
-            lowest = min(lowest, float(self._kth_bound(count)))
+            lowest = min(lowest, float(self.row.kth_bound(count)))
         last = float(self._apply_scales(np.array([lowest]))[0] - self.top)
         bound = self._raw_bound(min(last, 0.0)) if last > -np.inf else LOWEST
         kept = self._list_raw(np.nextafter(min(np.float32(lowest), bound), np.float32(-np.inf)))
@@ -466,9 +457,9 @@ class FullRow:
             found = self._boundary(stage, kind, row, target, copy=False) if binned else None
             if found is not None:
                 index = int(found.sums_N.searchsorted(target))
-                close_N = np.abs(found.sums_N[max(index - 1, 0) : index + 1] - target) <= TIE_TOLERANCE * target
-                if index == len(found.sums_N) or close_N.any():
+                if index == len(found.sums_N):
                     raise UndecidedRow
+                require_apart(found.sums_N[max(index - 1, 0) : index + 1], target, target)
                 return int(found.ids_N[index])
             threshold = self._mass_threshold(0.99 * (row.mass - target))
             token, reached = self.list_above(threshold).draw_by_cdf(stage, row, u, inexact=True)

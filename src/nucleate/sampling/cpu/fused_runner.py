@@ -7,10 +7,8 @@ the program keeps the buffers alive that they point to.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from functools import lru_cache
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -18,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nucleate.jit.kernel_libraries import FUSED
-from nucleate.jit.thread_pool import cores, pool
+from nucleate.jit.thread_pool import cores, per_thread, pool
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.inputs import packed_ids
@@ -28,9 +26,6 @@ from nucleate.sampling.stage import Shift
 
 SECONDS_PER_THREAD = 250e-6
 """Minimum work per thread: with less, waking a thread costs more than it saves while the model's threads are busy."""
-
-CACHED_RUNNERS = 16
-"""Maximum number of cached runners, one per thread and vocabulary size."""
 
 ENTRY = np.dtype(
     [
@@ -84,15 +79,18 @@ class RowTable:
         self.rows.append(row)
 
     def remove(self, row: int) -> None:
-        """Remove an entry; the last one takes its slot."""
+        """Remove the entry of a row, if it has one; the last one takes its slot."""
+        if row not in self.slots:
+            return
         slot, last = self.slots.pop(row), self.rows.pop()
         if last != row:
             self.entries[slot] = self.entries[len(self.rows)]
             self.rows[slot], self.slots[last] = last, slot
 
     def advance(self, row: int) -> None:
-        """Advance the step of a row whose token was sampled elsewhere."""
-        self.entries["step"][self.slots[row]] += np.uint64(1)
+        """Advance the step of a row whose token was sampled elsewhere, if the row has an entry."""
+        if row in self.slots:
+            self.entries["step"][self.slots[row]] += np.uint64(1)
 
     def set_noise(self, row: int, seed: int, step: int) -> None:
         """Set the seed and step of a row's next draw."""
@@ -158,15 +156,8 @@ class FusedRunner:
                     job.result()
 
 
-def thread_runner(size: int) -> FusedRunner:
-    """The cached ``FusedRunner`` of the calling thread for rows of ``size`` scores."""
-    return _cached_runner(size, threading.get_ident())
-
-
-@lru_cache(CACHED_RUNNERS)
-def _cached_runner(size: int, thread: int) -> FusedRunner:
-    return FusedRunner(size)
-
+thread_runner = per_thread(FusedRunner)
+"""The cached ``FusedRunner`` of the calling thread for rows of ``size`` scores."""
 
 PENALISE, ADD, ALLOW = range(3)
 """Commands: PENALISE tokens that occurred (table, rules, number of rules); ADD to scores (ids, values, number of ids);
@@ -183,7 +174,7 @@ class EditProgram:
         self.commands = np.zeros((len(edits), 4), np.int64)
         self._past, self._size = past, size
         self._buffers: list[Any] = [None] * len(edits)
-        self._dynamic: list[tuple[int, Shift]] = []
+        self.dynamic: list[tuple[int, Shift]] = []  #: token lists that depend on the history: index of the edit, stage
         for index, edit in enumerate(edits):
             if isinstance(edit, CountPenalties):
                 table, rules = count_table(past, edit.window), np.array(edit.rules, np.float64)
@@ -191,18 +182,13 @@ class EditProgram:
             elif has_constant_listing(edit):
                 self._set_listing(index, edit)
             else:
-                self._dynamic.append((index, edit))
+                self.dynamic.append((index, edit))
         self.commands_at = self.commands.ctypes.data, len(edits)
         self.refresh()
 
-    @property
-    def is_dynamic(self) -> bool:
-        """Whether some token list depends on the history."""
-        return bool(self._dynamic)
-
     def refresh(self) -> None:
         """Update the token lists that depend on the history."""
-        for index, stage in self._dynamic:
+        for index, stage in self.dynamic:
             self._set_listing(index, stage)
 
     def _set_listing(self, index: int, stage: Shift) -> None:

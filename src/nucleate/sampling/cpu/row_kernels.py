@@ -35,29 +35,21 @@ def group_maxima(x: Any, tail: Any, maxima: Any) -> Any:
     return np.float32(np.nan) if invalid else top
 
 
-@kernel("void(float32[::1], float32[::1], float64, float64, float64[::1], float64[::1])")
-def group_masses(x: Any, tail: Any, top: Any, slope: Any, masses: Any, sums: Any) -> None:
-    """masses: sum of e = exp(d) per group, d = (x - top) * slope. sums: of e, e * d and e * e, over the row. float64.
+@kernel("void(float32[::1], float32[::1], float64, float64, float64, float64, float64[::1], float64[::1])")
+def group_masses(x: Any, tail: Any, top: Any, c1: Any, c2: Any, c3: Any, masses: Any, sums: Any) -> None:
+    """masses: sum of e = exp(d) per group. sums: of e, e * d and e * e, over the row. float64.
 
-    Relative error below 1e-12: 5e-14 per exp, and 1e-16 for each of at most V / 256 + 8 additions per term.
+    d = c1 * z + c2 * z**2 + c3 * z**3, z = x - top; without bends faster. Relative error below 1e-12: 5e-14 per exp,
+    and 1e-16 for each of at most V / 256 + 8 additions per term.
     """
     sums[:] = 0.0
+    is_line, more = c2 == 0.0 and c3 == 0.0, np.int64(sums[1:].ctypes.data)
     for group in range(masses.size):
-        masses[group] = block_ops.mass_sums(
-            group_address(x, tail, group), top, slope * LOG2_E, np.int64(sums[1:].ctypes.data)
-        )
-        sums[0] += masses[group]
-    sums[1] *= LN_2
-
-
-@kernel("void(float32[::1], float32[::1], float64, float64, float64, float64, float64[::1], float64[::1])")
-def curved_group_masses(x: Any, tail: Any, top: Any, c1: Any, c2: Any, c3: Any, masses: Any, sums: Any) -> None:
-    """``group_masses`` with d = c1 * z + c2 * z**2 + c3 * z**3, z = x - top."""
-    sums[:] = 0.0
-    for group in range(masses.size):
-        masses[group] = block_ops.curved_mass_sums(
-            group_address(x, tail, group), top, c1 * LOG2_E, c2 * LOG2_E, c3 * LOG2_E, np.int64(sums[1:].ctypes.data)
-        )
+        at = group_address(x, tail, group)
+        if is_line:
+            masses[group] = block_ops.mass_sums(at, top, c1 * LOG2_E, more)
+        else:
+            masses[group] = block_ops.curved_mass_sums(at, top, c1 * LOG2_E, c2 * LOG2_E, c3 * LOG2_E, more)
         sums[0] += masses[group]
     sums[1] *= LN_2
 
@@ -157,6 +149,15 @@ def keep_at_least(x: Any, tail: Any, lowest: Any, above: Any, out: Any, ids: Any
     return n if kept < x.size else np.int64(-1)
 
 
+@loose
+def capped_sum(masses: Any, cap: Any) -> Any:
+    """The sum of min(mass, cap)."""
+    total = 0.0
+    for group in range(masses.size):
+        total += min(np.float64(masses[group]), cap)
+    return total
+
+
 @kernel("float64(float64[::1], float64)")
 def threshold_by_mass(masses: Any, max_mass: Any) -> Any:
     """A d (see ``group_masses``) below which all tokens together weigh at most ``max_mass``; -inf if none is found.
@@ -166,10 +167,7 @@ def threshold_by_mass(masses: Any, max_mass: Any) -> Any:
     low, high = -700.0, 0.0
     for _ in range(16):
         middle = (low + high) / 2.0
-        most, total = GROUP_SIZE * math.exp(middle), 0.0
-        for group in range(masses.size):
-            total += min(masses[group], most)
-        if total <= max_mass:
+        if capped_sum(masses, GROUP_SIZE * math.exp(middle)) <= max_mass:
             low = middle
         else:
             high = middle
@@ -262,7 +260,7 @@ def gumbel_race(ids: Any, weights: Any, seed: Any, step: Any, stream: Any) -> An
 def race_groups(
     x: Any, tail: Any, maxima: Any, top: Any, c1: Any, c2: Any, c3: Any, scratch: Any, seed: Any, step: Any
 ) -> Any:
-    """The group that wins the Gumbel draw; -1 if two are too close. c1, c2, c3: see ``curved_group_masses``.
+    """The group that wins the Gumbel draw; -1 if two are too close. c1, c2, c3: see ``group_masses``.
 
     scratch: float64 [3, max(G, 2)], the first row has mass to add to each group. The mass of a group is computed only
     if it may win: 256 times the weight of its maximum bounds it, and u bounds its noise.

@@ -5,13 +5,12 @@ Weights are exp((x - max) / t): float32 sums over groups, float64 where a decisi
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import carray
 
-from nucleate.jit.compiler import inline, jit, loose
+from nucleate.jit.compiler import inline, jit
 from nucleate.sampling.cpu import block_ops
 from nucleate.sampling.cpu.block_ops import GROUP_SIZE, copy_floats, floats_at, pad_tail
 from nucleate.sampling.cpu.fused_runner import EXTRA, ROW_ARRAYS
@@ -189,28 +188,6 @@ def weigh_groups(threshold: Any, exponent: Any, work: Any) -> Any:
         work.group_masses[group] = mass
         total += mass
     return total
-
-
-@loose
-def capped_sum(masses: Any, cap: Any) -> Any:
-    """The sum of min(mass, cap)."""
-    total = 0.0
-    for group in range(masses.size):
-        total += min(np.float64(masses[group]), cap)
-    return total
-
-
-@jit
-def mass_bound(masses: Any, max_score: Any, t: Any, remaining_mass: Any) -> Any:
-    """A score below which all tokens together have at most a weight of ``remaining_mass``."""
-    low, high = -30.0, 0.0
-    for _ in range(12):
-        middle = (low + high) / 2
-        if capped_sum(masses, GROUP_SIZE * math.exp(middle)) <= remaining_mass:
-            low = middle
-        else:
-            high = middle
-    return np.float32(max_score + low * t)
 
 
 @jit

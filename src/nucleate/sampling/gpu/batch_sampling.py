@@ -19,6 +19,7 @@ from nucleate.sampling.gpu.ranked_tokens import (
     RowConstants,
     apply_filter,
     bind_stages,
+    params_of_stages,
     rank_tokens,
 )
 from nucleate.sampling.gpu.tensor_shifts import padded
@@ -177,7 +178,7 @@ class StepInput(NamedTuple):
     x_RV: torch.Tensor  #: the scores after the leading Shifts, see ``to_scores``
     steps_R: torch.Tensor  #: the number of tokens sampled so far, uint64 as int64
     mask_RW: torch.Tensor | None = None  #: applied first
-    mask_after_tap_RW: torch.Tensor | None = None  #: applied after a Tap that is the first stage
+    mask_after_tap_RW: torch.Tensor | None = None  #: applied after a Tap that is the first stage; None without one
     params_RP: torch.Tensor | None = None  #: current parameters, for stateful stages; further columns are kept
 
 
@@ -206,9 +207,8 @@ def run(batch: TensorBatch, inputs: StepInput) -> StepResult:
             tokens = tokens.apply_cuts()
             around[i] = before, tokens
     tokens_R1 = select_tokens(tokens.apply_cuts(), stages[-1], batch.keys, steps_R1)
-    tapped = any(signature.shape == "Tap" for signature in batch.signatures)
     if not around:
-        return StepResult(tokens_R1[:, 0], None, tapped_RV if tapped else None)
+        return StepResult(tokens_R1[:, 0], None, tapped_RV)
     assert params_RP is not None  # noqa: S101  # given for stateful stages
     logprobs = {
         i: [
@@ -218,7 +218,7 @@ def run(batch: TensorBatch, inputs: StepInput) -> StepResult:
         for i, span in around.items()
     }
     tokens_R1, params_RP = _update_state(constants, params_RP, tokens_R1, stages, logprobs)
-    return StepResult(tokens_R1[:, 0], params_RP, tapped_RV if tapped else None)
+    return StepResult(tokens_R1[:, 0], params_RP, tapped_RV)
 
 
 def to_scores(logits_RV: torch.Tensor, zero_1: torch.Tensor) -> torch.Tensor:
@@ -254,9 +254,7 @@ def updated_params(
     params_RP: torch.Tensor, tokens_R1: torch.Tensor, stages: list[BoundStage], logprobs: dict[int, list[torch.Tensor]]
 ) -> torch.Tensor:
     """The parameters for the next step, not checked. logprobs: before and after each stateful stage, [R, 1]."""
-    columns, start = [], 0
-    for i, stage in enumerate(stages):
-        stage_RP = params_RP[:, start : start + stage.signature.num_params]
-        columns.append(stage.updated_params(SampledToken(tokens_R1, *logprobs[i])) if i in logprobs else stage_RP)
-        start += stage.signature.num_params
-    return torch.cat([*columns, params_RP[:, start:]], 1)
+    columns = params_of_stages([stage.signature for stage in stages], params_RP)
+    for i, before_and_after in logprobs.items():
+        columns[i] = stages[i].updated_params(SampledToken(tokens_R1, *before_and_after))
+    return torch.cat(columns, 1)

@@ -46,8 +46,8 @@ SampleInput = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """(logits_RV, mask_RW, active_R), see ``BatchState.sample``."""
 
 
-class TapReport(NamedTuple):
-    """Logprobs of the Taps after the Shifts, for some rows of a call."""
+class LogprobsReport(NamedTuple):
+    """Logprobs of some rows of a call: raw ones, or those of Taps after the Shifts."""
 
     positions: Sequence[int]  #: of the rows in the call
     logprobs: TensorLogprobs
@@ -94,8 +94,8 @@ class BatchState:
         self._slots.ensure_ring_size(int(min(len(tokens), row.history_length)) + 1)
         since_breaker = tokens_since_breaker(row.shifts, tokens)
         state = pack_row_state(row.params, self.floats, seed, len(prompt), len(output), since_breaker)
-        needed = tokens if row.history_length else []
-        slot = self._slots.add(state, needed, len(tokens), tracks_repeats=row.tracks_repeats)
+        needed, tracks_repeats = tokens if row.history_length else [], any(one.tracks_repeats for one in row.shifts)
+        slot = self._slots.add(state, needed, len(tokens), tracks_repeats=tracks_repeats)
         if row.signature is not None and row.signature.stateful:
             self._slots.set_stage_params(slot, row.signature.params)
         allowed_mask_W = None if row.allowed_ids is None else packed_ids([*row.allowed_ids], self.size)
@@ -138,31 +138,33 @@ class BatchState:
         logits_RV: torch.Tensor,
         mask_RW: torch.Tensor | None = None,
         active_R: torch.Tensor | None = None,
-        tap_reports: list[TapReport] | None = None,
+        reports: list[LogprobsReport] | None = None,
     ) -> torch.Tensor:
         """Sample a token per row and append it: int64 [R], -1 for rows that cannot be sampled. Call ``reserve`` before.
 
         logits_RV: any float type. mask_RW: int32, bitmask of allowed tokens. active_R: bool; the other rows do not
-        advance and get -1. tap_reports: a list to which the reports of Taps after the Shifts are appended.
+        advance and get -1. reports: a list to which the logprobs of the rows that report them are appended.
         """
         inputs = logits_RV, mask_RW, active_R
         with device_guard(self.device):
             if len(view.groups) == 1:
-                return self._sample_group(view.groups[0], inputs, tap_reports)
-            tokens_R = torch.full_like(view.slots_R, NO_TOKEN)
-            for group in view.groups:
-                some = (None if one is None else one.index_select(0, group.positions_N) for one in inputs)
-                tokens_R.index_copy_(0, group.positions_N, self._sample_group(group, tuple(some), tap_reports))
+                tokens_R = self._sample_group(view.groups[0], inputs, reports)
+            else:
+                tokens_R = torch.full_like(view.slots_R, NO_TOKEN)
+                for group in view.groups:
+                    some = (None if one is None else one.index_select(0, group.positions_N) for one in inputs)
+                    tokens_R.index_copy_(0, group.positions_N, self._sample_group(group, tuple(some), reports))
+            if reports is not None and view.reporting:
+                logprobs = self._raw_logprobs(view, logits_RV, tokens_R)
+                reports.append(LogprobsReport(view.reporting, logprobs, view.requests))
         return tokens_R
 
-    def _sample_group(self, group: RowGroup, inputs: Any, tap_reports: list[TapReport] | None) -> torch.Tensor:
+    def _sample_group(self, group: RowGroup, inputs: Any, reports: list[LogprobsReport] | None) -> torch.Tensor:
         """Sample a group and append the tokens."""
         if group.batch is None:
             tokens_R = self._sample_triton(group, *inputs)
         else:
-            steps_R = self._slots.gather_column(group.slots_R, STEP)
-            tokens_R = self._sample_tensors(group, group.batch, steps_R, inputs, tap_reports)
-            self._slots.push(group.slots_R, tokens_R, steps_R)
+            tokens_R = self._sample_tensors(group, group.batch, inputs, reports)
         self._update_repeats(group, tokens_R)
         return tokens_R
 
@@ -173,15 +175,10 @@ class BatchState:
                 update_repeats(shifts, self._slots, tokens_N, self.size)
 
     def _sample_tensors(
-        self,
-        group: RowGroup,
-        batch: TensorBatch,
-        steps_R: torch.Tensor,
-        inputs: SampleInput,
-        tap_reports: list[TapReport] | None,
+        self, group: RowGroup, batch: TensorBatch, inputs: SampleInput, reports: list[LogprobsReport] | None
     ) -> torch.Tensor:
         """Sample a group with tensor code."""
-        logits_RV, mask_RW, active_R = inputs
+        (logits_RV, mask_RW, active_R), steps_R = inputs, self._slots.gather_column(group.slots_R, STEP)
         masks = _combine_masks(mask_RW, group.allowed_RW), None
         if batch.signatures[0].shape == "Tap" and not batch.mask_before_tap:  # the Tap reports unmasked scores
             masks = group.allowed_RW, mask_RW
@@ -194,10 +191,11 @@ class BatchState:
                 updated_RP = torch.where(active_R[:, None], updated_RP, params_RP)
         if updated_RP is not None:
             self._slots.stage_params_SP.index_copy_(0, group.slots_R, updated_RP)
-        if tap_reports is not None and tapped_RV is not None:
+        if reports is not None and tapped_RV is not None:
             most = max(top for top, _ in group.requests)
             logprobs = compute_logprobs(tapped_RV, tokens_R, group.requested_NA, most, tapped_RV.dtype)
-            tap_reports.append(TapReport(group.positions, logprobs, group.requests))
+            reports.append(LogprobsReport(group.positions, logprobs, group.requests))
+        self._slots.push(group.slots_R, tokens_R, steps_R)
         return tokens_R
 
     def _apply_shifts(self, group: RowGroup, x_RV: torch.Tensor) -> torch.Tensor:
@@ -252,12 +250,8 @@ class BatchState:
         updated_RP = updated_params(params_RP, tokens_R[:, None], stages, logprobs)
         self._slots.stage_params_SP.index_copy_(0, slots_R, updated_RP)
 
-    def compute_logprobs(
-        self, view: BatchView, logits_RV: torch.Tensor, tokens_R: torch.Tensor
-    ) -> TensorLogprobs | None:
-        """The raw logprobs of the rows that report them; None if no row does."""
-        if not view.reporting:
-            return None
+    def _raw_logprobs(self, view: BatchView, logits_RV: torch.Tensor, tokens_R: torch.Tensor) -> TensorLogprobs:
+        """The raw logprobs of the rows that report them."""
         if view.groups[0].kernel_logprobs:
             workspace, count = self._workspace, len(tokens_R)
             columns = tokens_R, workspace.logprobs_R[:count], workspace.ranks_R[:count].to(torch.int64)
@@ -265,9 +259,8 @@ class BatchState:
         logits_NV, tokens_N = logits_RV, tokens_R
         if len(view.reporting) < len(view.rows):
             logits_NV, tokens_N = (rows.index_select(0, view.reporting_N) for rows in (logits_RV, tokens_R))
-        with device_guard(self.device):
-            most = max(top for top, _ in view.requests)
-            return compute_logprobs(logits_NV.to(torch.float32), tokens_N, view.requested_NA, most, self.floats)
+        most = max(top for top, _ in view.requests)
+        return compute_logprobs(logits_NV.to(torch.float32), tokens_N, view.requested_NA, most, self.floats)
 
     def synchronise(self) -> None:
         """Copy new tokens and the state of stages to the host. Synchronises if there are new tokens."""

@@ -63,10 +63,9 @@ def to_step_logprobs(report: TensorLogprobs, requests: Sequence[LogprobsRequest]
     max_requested = max((len(requested) for _, requested in requests), default=0)
     steps: list[StepLogprobs | None] = []
     for (top, requested), ids, logprobs, ranks in zip(requests, ids_RN, logprobs_RN, ranks_RN, strict=True):
-        is_finite = [logprob > -float("inf") for logprob in logprobs]
         entries = [
-            TokenLogprob(token, logprob if finite else -float("inf"), rank if finite else None)
-            for token, logprob, rank, finite in zip(ids, logprobs, ranks, is_finite, strict=True)
+            TokenLogprob(token, logprob, rank) if logprob > -np.inf else TokenLogprob(token, -np.inf, None)
+            for token, logprob, rank in zip(ids, logprobs, ranks, strict=True)
         ]
         best = [one for one in entries[1 + max_requested : 1 + max_requested + top] if one.rank is not None]
         step = StepLogprobs(entries[0], tuple(best), tuple(entries[1 : 1 + len(requested)]))
@@ -172,8 +171,5 @@ def _requested_ids(requests: Sequence[LogprobsRequest], device: torch.device) ->
 def _allowed_masks(rows: Sequence[DeviceRow], size: int, device: torch.device) -> torch.Tensor | None:
     if all(one.allowed_mask_W is None for one in rows):
         return None
-    words_RW = np.full((len(rows), -(-size // 32)), -1, np.int32)
-    for one, words_W in zip(rows, words_RW, strict=True):
-        if one.allowed_mask_W is not None:
-            words_W[:] = one.allowed_mask_W
-    return to_device(words_RW, device)
+    all_W = np.full(-(-size // 32), -1, np.int32)
+    return to_device(np.stack([all_W if one.allowed_mask_W is None else one.allowed_mask_W for one in rows]), device)

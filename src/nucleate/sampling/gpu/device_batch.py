@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections import UserDict, UserList
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,11 +19,10 @@ from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling import reference
 from nucleate.sampling.gpu import torch_device
-from nucleate.sampling.gpu.batch_state import MIN_RING_SIZE, BatchState, DecodeLoop, Forward, TapReport
-from nucleate.sampling.gpu.batch_view import BatchView, TensorLogprobs, to_step_logprobs
+from nucleate.sampling.gpu.batch_state import MIN_RING_SIZE, BatchState, DecodeLoop, Forward, LogprobsReport
+from nucleate.sampling.gpu.batch_view import BatchView, to_step_logprobs
 from nucleate.sampling.gpu.torch_device import to_device
-from nucleate.sampling.host_batch import HostBatch, SamplerRow
-from nucleate.sampling.incremental_history import IncrementalHistory
+from nucleate.sampling.host_batch import HostBatch, SamplerRow, Step
 from nucleate.sampling.inputs import check_shape, checked_logits, checked_mask, history
 from nucleate.sampling.pipeline import FusedPipeline
 from nucleate.sampling.presets import with_mask
@@ -40,6 +39,8 @@ logger = logging.getLogger("nucleate")
 
 Scores = NDArray[np.float32]
 MaskWords = NDArray[np.int32] | None
+HostRow = Callable[[int], tuple[Scores, MaskWords]]
+"""Copies the logits and the mask of a row, by its position in a call, to the host."""
 
 
 class LazyList(UserList[Any]):
@@ -80,12 +81,8 @@ class StepCall(NamedTuple):
     host_positions: list[int]  #: positions of the rows on the CPU
 
 
-StepOutput = tuple[torch.Tensor, Sequence[StepLogprobs | None] | None, Mapping[int, str]]
-"""The result of a step: the first fields of a ``SamplerOutput``, in order."""
-
-
 class DeviceBatch:
-    """Samples the rows of a ``Sampler`` on a device, and those that the device does not support on the CPU.
+    """As ``HostBatch``: samples the rows of a ``Sampler`` on a device, and on the CPU those that it does not support.
 
     size: V. rows: all rows of the sampler by number. host: samples a row on the CPU. Raises ParameterError if the
     device is not available.
@@ -103,14 +100,13 @@ class DeviceBatch:
     def __contains__(self, number: int) -> bool:
         return number in self._state
 
-    def add(
-        self, number: int, stages: Pipeline, fused: FusedPipeline | str, memory: IncrementalHistory, seed: int
-    ) -> None:
+    def add(self, number: int, row: SamplerRow, fused: FusedPipeline | str) -> None:
         """Add a row to the device, or leave it to the CPU. The first row left to the CPU is logged with the reason."""
         self._calls.clear()
-        route = dispatch(stages, fused, self._size, device=self._name, backend=self._backend)
+        route = dispatch(row.stages, fused, self._size, device=self._name, backend=self._backend)
+        self._host.clear_cache()
         if route.row_spec is not None:
-            self._state.add(number, route.row_spec, seed, memory.prompt, memory.output)
+            self._state.add(number, route.row_spec, row.seed, row.memory.prompt, row.memory.output)
         elif not self._fallback_logged:
             self._fallback_logged = True
             logger.warning("a row runs %s; further rows are not logged", route.why)
@@ -118,14 +114,18 @@ class DeviceBatch:
     def remove(self, number: int) -> None:
         """Remove a row."""
         self._calls.clear()
+        self._host.remove(number)
         if number in self._state:
             self._state.remove(number)
 
-    def push(self, number: int, token: int, stages: Pipeline | None = None) -> None:
-        """Append a token that was not sampled here to a row on the device. stages: for the next step, if known."""
+    def push(self, number: int, token: int, updated: Pipeline | None = None) -> None:
+        """As ``HostBatch.push``."""
+        if number not in self._state:
+            self._host.push(number, token, updated)
+            return
         signature, params = self._state.signature(number), None
-        if stages is not None and signature is not None and signature.stateful:
-            params = signature.params_of(stages)
+        if updated is not None and signature is not None and signature.stateful:
+            params = signature.params_of(updated)
         self._state.push(number, token, params)
 
     def synchronise(self) -> None:
@@ -159,36 +159,37 @@ class DeviceBatch:
         stops = history(stop_ids, self._size, "stop_ids").tolist()
         return DecodeLoop(self._state, self._state.view(numbers), forward, ids, steps, stops)
 
-    def step(self, numbers: list[int], logits: Any, mask: Any) -> StepOutput:
-        """Sample a token for each of these rows, see ``Sampler.__call__``. Logits, mask: tensors or arrays."""
-        logits, shape = checked_logits(logits), (len(numbers), self._size)
-        check_shape(logits.shape, *shape)
-        mask = None if mask is None else checked_mask(mask, *shape)
+    def step(self, requested: list[int] | None, logits: Any, mask: Any) -> Step:
+        """As ``HostBatch.step``. Logits, mask: tensors or arrays."""
+        batch, logits = self._host.batch(requested), checked_logits(logits)
+        numbers = batch.numbers
+        check_shape(logits.shape, *batch.shape)
         call, state = self._call(numbers), self._state
         logits_RV = _logits(logits, self._device)
-        mask_RW = None if mask is None else _mask(mask, self._device)
+        mask_RW = None if mask is None else _mask(checked_mask(mask, *batch.shape), self._device)
         logits_NV, mask_NW = logits_RV, mask_RW
-        device_logprobs: TensorLogprobs | None = None
-        tap_reports: list[TapReport] = []
+        reports: list[LogprobsReport] = []
         if call.host_positions or not call.positions:
             tokens_R = torch.full((len(numbers),), -1, dtype=torch.int64, device=self._device)
             logits_NV = logits_RV.index_select(0, call.positions_N)
             mask_NW = None if mask_RW is None else mask_RW.index_select(0, call.positions_N)
         if call.positions:
             state.reserve(call.view, 1)
-            tokens_N = state.sample(call.view, logits_NV, mask_NW, tap_reports=tap_reports)
-            device_logprobs = state.compute_logprobs(call.view, logits_NV, tokens_N)
+            tokens_N = state.sample(call.view, logits_NV, mask_NW, reports=reports)
             tokens_R = tokens_R.index_copy(0, call.positions_N, tokens_N) if call.host_positions else tokens_N
-        host_tokens, host_logprobs, errors = self._sample_on_host(call, logits_RV, mask_RW)
-        if host_tokens:
-            position_N, token_N = to_device([[*host_tokens.keys()], [*host_tokens.values()]], self._device)
+        host_row = partial(_host_row, logits_RV, mask_RW)
+        on_host = {at: self._host.sample_row(numbers[at], *host_row(at)) for at in call.host_positions}
+        errors = {at: message for at, message in on_host.items() if isinstance(message, str)}
+        sampled = {at: result for at, result in on_host.items() if not isinstance(result, str)}
+        if sampled:
+            position_N, token_N = to_device([[*sampled], [token for token, _ in sampled.values()]], self._device)
             tokens_R = tokens_R.index_copy(0, position_N, token_N)
+        host_logprobs = {at: logprobs for at, (_, logprobs) in sampled.items() if logprobs is not None}
         logprobs = None
-        if device_logprobs or tap_reports or host_logprobs:
-            logprobs = LazyList(len(numbers), lambda: _logprobs(call, device_logprobs, tap_reports, host_logprobs))
-        rows = [self._rows[number] for number in numbers]
-        all_errors = LazyDict(lambda: errors | self._invalid_rows(call, rows, tokens_R, logits_RV, mask_RW))
-        return tokens_R, logprobs, all_errors
+        if reports or host_logprobs:
+            logprobs = LazyList(len(numbers), lambda: _logprobs(call, reports, host_logprobs))
+        all_errors = LazyDict(lambda: errors | self._invalid_rows(call, batch.rows, tokens_R, host_row))
+        return tokens_R, logprobs, all_errors, batch.seeds
 
     def _call(self, numbers: list[int]) -> StepCall:
         key = tuple(numbers)
@@ -201,37 +202,15 @@ class DeviceBatch:
             self._calls[key] = StepCall(numbers, view, positions, to_device(positions, self._device), host_positions)
         return self._calls[key]
 
-    def _sample_on_host(
-        self, call: StepCall, logits_RV: torch.Tensor, mask_RW: torch.Tensor | None
-    ) -> tuple[dict[int, int], dict[int, StepLogprobs], dict[int, str]]:
-        """Tokens, logprobs and errors of the rows on the CPU, by position in the call."""
-        tokens: dict[int, int] = {}
-        host_logprobs: dict[int, StepLogprobs] = {}
-        errors: dict[int, str] = {}
-        for position in call.host_positions:
-            result = self._host.sample_row(call.numbers[position], *_host_row(logits_RV, mask_RW, position))
-            if isinstance(result, str):
-                errors[position] = result
-                continue
-            tokens[position], logprobs = result
-            if logprobs is not None:
-                host_logprobs[position] = logprobs
-        return tokens, host_logprobs, errors
-
     def _invalid_rows(
-        self,
-        call: StepCall,
-        rows: list[SamplerRow],
-        tokens_R: torch.Tensor,
-        logits_RV: torch.Tensor,
-        mask_RW: torch.Tensor | None,
+        self, call: StepCall, rows: list[SamplerRow], tokens_R: torch.Tensor, host_row: HostRow
     ) -> dict[int, str]:
         """Error messages of the device rows without a token, by position. rows: of the call. Synchronises."""
         if not call.positions:
             return {}
         tokens = tokens_R.tolist()
         return {
-            position: self._error_of(rows[position], *_host_row(logits_RV, mask_RW, position))
+            position: self._error_of(rows[position], *host_row(position))
             for position in call.positions
             if tokens[position] < 0
         }
@@ -249,15 +228,9 @@ class DeviceBatch:
 
 
 def _logprobs(
-    call: StepCall,
-    device_logprobs: TensorLogprobs | None,
-    tap_reports: Sequence[TapReport],
-    host_logprobs: Mapping[int, StepLogprobs],
+    call: StepCall, reports: Sequence[LogprobsReport], host_logprobs: Mapping[int, StepLogprobs]
 ) -> tuple[StepLogprobs | None, ...]:
     """The logprobs of all rows of a call, copied to the host."""
-    reports = [(report.positions, report.logprobs, report.requests) for report in tap_reports]
-    if device_logprobs is not None:
-        reports.append((call.view.reporting, device_logprobs, call.view.requests))
     by_position: dict[int, StepLogprobs | None] = {**host_logprobs}
     for positions, logprobs, requests in reports:
         in_call = [call.positions[position] for position in positions]

@@ -213,9 +213,14 @@ class BoundStage:
 
 def bind_stages(signatures: Sequence[StageSignature], params_RP: torch.Tensor) -> list[BoundStage]:
     """Bind stages to their parameters, [R, P]; further columns are ignored."""
-    widths = [signature.num_params for signature in signatures]
-    columns = params_RP.split([*widths, params_RP.shape[1] - sum(widths)], 1)
-    return [BoundStage(signature, stage_RP) for signature, stage_RP in zip(signatures, columns, strict=False)]
+    columns = params_of_stages(signatures, params_RP)[:-1]
+    return [BoundStage(signature, stage_RP) for signature, stage_RP in zip(signatures, columns, strict=True)]
+
+
+def params_of_stages(signatures: Sequence[StageSignature], params_RP: torch.Tensor) -> list[torch.Tensor]:
+    """The parameters of each stage, and further columns."""
+    widths = [len(signature.param_names) for signature in signatures]
+    return [*params_RP.split([*widths, params_RP.shape[1] - sum(widths)], 1)]
 
 
 def apply_filter(tokens: RankedTokens, stage: BoundStage, uniform_R1: Any, exempt_RK: Any) -> RankedTokens:

@@ -18,7 +18,7 @@ from nucleate.sampling.gpu.ranked_tokens import BoundAttributes
 from nucleate.sampling.gpu.torch_device import SINCE_BREAKER, STEP, Slots, to_device
 from nucleate.sampling.signature import DeviceShift
 from nucleate.sampling.stage import TokenInfo
-from nucleate.sampling.stages.penalties.dry import LARGEST
+from nucleate.sampling.stages.repeats import LARGEST, BreakerMatcher
 
 
 class ShiftInput(NamedTuple):
@@ -241,10 +241,5 @@ def update_repeats(group: ShiftGroup, slots: Slots, tokens_N: torch.Tensor, size
 
 def tokens_since_breaker(shifts: Sequence[DeviceShift], tokens: list[int]) -> int:
     """Number of tokens since the last DRY sequence breaker."""
-    breakers = {word for one in shifts if one.source == signature.DRY for word in one.words}
-    lengths = sorted({*map(len, breakers)})
-    for count in range(len(tokens)):
-        end = len(tokens) - count
-        if any(length <= end and tuple(tokens[end - length : end]) in breakers for length in lengths):
-            return count
-    return len(tokens)
+    breakers = [word for one in shifts if one.source == signature.DRY for word in one.words]
+    return BreakerMatcher(breakers).since_breaker(tokens) if breakers else len(tokens)

@@ -85,14 +85,6 @@ def to_device(values: Any, device: torch.device) -> torch.Tensor:
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 
-def to_device_pinned(values: NDArray[np.int64], device: torch.device) -> torch.Tensor:
-    """Copy an array to a device asynchronously. On CUDA through pinned memory, which torch reuses after the copy."""
-    tensor = torch.from_numpy(values)
-    if device.type == "cuda":
-        tensor = tensor.pin_memory()
-    return to_device(tensor, device)
-
-
 def capture_graph(run: Callable[[], None]) -> Callable[[], None]:
     """Run a function once, capture it in a CUDA graph, and return a function that replays the graph.
 
@@ -153,7 +145,9 @@ class Slots:
         slot, last_tokens = self._free.pop(), last_tokens[max(0, len(last_tokens) - self.ring_size) :]
         lengths = repeat_lengths(last_tokens)[::-1] if tracks_repeats else []
         parts = [np.asarray(part, np.int64) for part in (state, last_tokens, lengths)]
-        packed = to_device_pinned(np.concatenate(parts), self.device)
+        packed = torch.from_numpy(np.concatenate(parts))
+        packed = packed.pin_memory() if self.device.type == "cuda" else packed  # for an asynchronous copy
+        packed = to_device(packed, self.device)
         state_C, tokens_L, repeat_lengths_L = packed.split([len(part) for part in parts])
         self.state_SC[slot] = state_C
         if last_tokens:
@@ -237,15 +231,11 @@ class Slots:
 def pack_row_state(
     params: Sequence[float], floats: torch.dtype, seed: int, prompt: int, output: int, since_breaker: int
 ) -> NDArray[np.int64]:
-    """The state of a new row, int64 [COLUMNS]. params: FusedParams. seed: 0..2**64 - 1. prompt, output: lengths."""
-    words = np.array([seed], np.uint64).view(np.int64)
-    return np.concatenate((as_bits(params, floats), words, [output, prompt, since_breaker]))
+    """The state of a new row, int64 [COLUMNS]. seed: 0..2**64 - 1. prompt, output: lengths.
 
-
-def as_bits(params: Sequence[float], floats: torch.dtype) -> NDArray[np.int64]:
-    """Reinterpret floats as integers."""
-    column = np.asarray(params, np.float64)
-    if floats == torch.float64:
-        return column.view(np.int64)
+    params: FusedParams; their bits are stored as integers.
+    """
+    numbers, words = np.asarray(params, np.float64), np.array([seed], np.uint64).view(np.int64)
     with np.errstate(over="ignore"):
-        return column.astype(np.float32).view(np.int32).astype(np.int64)
+        bits = numbers.view(np.int64) if floats == torch.float64 else numbers.astype(np.float32).view(np.int32)
+    return np.concatenate((bits, words, [output, prompt, since_breaker]))

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.maths import INFINITY, SLACK, log, log_softmax, where
-from nucleate.sampling.stage import MAX_WEIGHT, Combine, TextEncoder, param
+from nucleate.sampling.stage import MAX_WEIGHT, Combine, TextEncoder, fraction_parameter, param
 
 
 class Guidance(Combine):
@@ -59,11 +59,9 @@ class Contrastive(Combine):
         high=MAX_WEIGHT,
         name="contrastive_beta",
     )
-    alpha: float = param(
+    alpha: float = fraction_parameter(
         "Plausibility: minimum probability, relative to the model's most likely token",
         default=0.1,
-        low=0.0,
-        high=1.0,
         open_low=True,
         name="contrastive_alpha",
     )

@@ -10,7 +10,6 @@ that can win; the tokens of these groups are read again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -249,22 +248,15 @@ OPTIONS_OF_FINISH = {"num_warps": 8, "maxnreg": 255, "enable_fp_fusion": False}
 of float64 can affect the result, as on the CPU."""
 
 
-@dataclass
 class TritonWorkspace:
-    """Scratch memory for up to ``rows`` rows of ``size`` scores, and the results of the last step."""
+    """Scratch memory for up to ``rows`` rows of ``size`` scores, and the results of the last step.
 
-    rows: int
-    size: int
-    device: Any = "cuda"
-    tokens_R: torch.Tensor = field(init=False)  #: these: see ``device_memory.KernelOutput``
-    status_R: torch.Tensor = field(init=False)
-    thresholds_R: torch.Tensor = field(init=False)
-    last_ids_R: torch.Tensor = field(init=False)
-    logprobs_R: torch.Tensor = field(init=False)  #: written if ``report`` is set
-    ranks_R: torch.Tensor = field(init=False)  #: likewise
+    The results are those of ``device_memory.KernelOutput``; logprobs_R and ranks_R are written if ``report`` is set.
+    """
 
-    def __post_init__(self) -> None:
-        self.width = max(2, 1 << (-(-self.size // noise.GROUP_SIZE) - 1).bit_length())
+    def __init__(self, rows: int, size: int, device: Any = "cuda") -> None:
+        self.rows, self.size, self.device = rows, size, device
+        self.width = max(2, 1 << (-(-size // noise.GROUP_SIZE) - 1).bit_length())
         width, bins, tile = self.width, int(BINS), int(TILE)
         self.tokens_R, self.status_R = self._new(torch.int64), self._new(torch.int32)
         self.thresholds_R, self.last_ids_R = self._new(torch.float32), self._new(torch.int32)

@@ -59,10 +59,7 @@ class Frequency(Shift):
         name="frequency_penalty",
     )
     last_n: int | None = penalty_window()
-
-    @property
-    def window(self) -> int | None:
-        return self.last_n
+    window = Repetition.window
 
     def apply(self, x: Any, token: TokenInfo) -> Any:
         return x - self.f * token.output_count
@@ -81,10 +78,7 @@ class Presence(Shift):
         name="presence_penalty",
     )
     last_n: int | None = penalty_window()
-
-    @property
-    def window(self) -> int | None:
-        return self.last_n
+    window = Repetition.window
 
     def apply(self, x: Any, token: TokenInfo) -> Any:
         return x - self.a

@@ -1,1 +1,0 @@
-"""Constraints: bias, ban or allow tokens."""

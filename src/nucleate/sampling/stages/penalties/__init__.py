@@ -1,1 +1,0 @@
-"""Penalties: lower the scores of tokens that occurred."""
