@@ -25,7 +25,7 @@ from nucleate.server.openai.fields import COMMON, Declared, Value, reject_deep_n
 from nucleate.server.openai.json_encoding import dumps
 from nucleate.server.openai.requests import ParsedRequest
 from nucleate.server.openai.response_format import RENAMED
-from nucleate.server.openai.responses import ResponseHead
+from nucleate.server.openai.responses import ResponseHead, TokenBodies
 from nucleate.server.openai.streams import split_calls
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -269,7 +269,7 @@ class ChatEncoder(ABC):
 
     def __init__(self, given: EncoderInput) -> None:
         self.given = given
-        self.blocks = ChatBlocks()
+        self.blocks, self.tokens = ChatBlocks(), TokenBodies(given.request, given.tokenizer)
         self._started = False
 
     @abstractmethod

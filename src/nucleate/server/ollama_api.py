@@ -20,7 +20,7 @@ from nucleate.server.openai import fields
 from nucleate.server.openai.endpoints import TEXT as COMPLETION
 from nucleate.server.openai.json_encoding import dumps, json_parts
 from nucleate.server.openai.messages import TOOL_FIELDS
-from nucleate.server.openai.responses import JSON, step_body
+from nucleate.server.openai.responses import JSON
 from nucleate.server.request_context import RequestContext
 from nucleate.server.service import Service
 
@@ -240,7 +240,7 @@ class OllamaEncoder(chat_api.ChatEncoder):
         }
 
     def _logprobs(self, steps: Sequence[StepLogprobs]) -> Iterator[JSON]:
-        return (step_body(step, self.given.tokenizer) for step in steps)
+        return map(self.tokens.step, steps)
 
 
 def _encoded_call(block: chat_api.Block) -> str:

@@ -19,7 +19,7 @@ from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai import fields
 from nucleate.server.openai.json_encoding import dumps, json_parts
 from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS
-from nucleate.server.openai.responses import JSON, step_body, validation_body
+from nucleate.server.openai.responses import JSON, validation_body
 
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text")
@@ -193,8 +193,7 @@ class ResponseEncoder(chat_api.ChatEncoder):
 
     def _steps(self, block: chat_api.Block, steps: Sequence[StepLogprobs]) -> JSON:
         """Return the field for the logprobs of a text."""
-        bodies = (step_body(step, self.given.tokenizer) for step in steps)
-        return {"logprobs": iter([*bodies])} if block.kind == "text" else {}
+        return {"logprobs": iter([*map(self.tokens.step, steps)])} if block.kind == "text" else {}
 
     def _end(self, usage: Usage) -> str:
         state = self._final(usage)
