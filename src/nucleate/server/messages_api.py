@@ -53,14 +53,7 @@ def read_conversation(messages: Any, system: Any) -> list[dict[str, Any]]:
 
 def read_texts(value: Any, where: str, field: str) -> str:
     """Return a text, or the joined texts of blocks. field: the field that it belongs to. Raises ParameterError."""
-    if isinstance(value, str):
-        return value
-    texts = []
-    for index, block in enumerate(fields.LISTED.check(where, value, field)):
-        if not isinstance(block, Mapping) or block.get("type") != "text":
-            raise invalid_value(f"{where}[{index}]", "a block of type text", block, field)
-        texts.append(fields.read_text(block, "text", f"{where}[{index}]", field))
-    return SEPARATOR.join(texts)
+    return SEPARATOR.join(fields.read_parts(value, where, field, {"text": "text"}, "a block of type text"))
 
 
 def _message(role: str, blocks: list[Any], where: str) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS
 from nucleate.server.openai.responses import JSON, validation_body
 
 _ROLES = ("user", "assistant", "system", "developer")
-_TEXT_PARTS = ("input_text", "output_text", "text")
+_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 def read_input(value: Any, instructions: str | None) -> list[dict[str, Any]]:
@@ -88,31 +88,16 @@ def _assistant(messages: list[dict[str, Any]], *new_after: str) -> dict[str, Any
 
 def read_content(value: Any, where: str) -> str:
     """Return the content of an item as one text. Raises ParameterError, also for images and files."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise invalid_value(where, "a string or a list of parts", value, "input")
-    return "".join(_part(part, f"{where}[{index}]") for index, part in enumerate(value))
-
-
-def _part(part: Any, where: str) -> str:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "refusal":
-        return fields.read_text(part, "refusal", where, "input")
-    if kind not in _TEXT_PARTS:
-        raise invalid_value(where, f"a part of type {', '.join(_TEXT_PARTS)} or refusal", part, "input")
-    return fields.read_text(part, "text", where, "input")
+    return "".join(fields.read_parts(value, where, "input", _PARTS, f"a part of type {' or '.join(_PARTS)}"))
 
 
 def _reasoning_text(item: Mapping[str, Any], where: str) -> str:
     """Return the text of a reasoning item: its content, or else its summary."""
     for name, kind in (("content", "reasoning_text"), ("summary", "summary_text")):
         parts = fields.LISTED.check(f"{where}.{name}", item.get(name) or [], "input")
-        for index, part in enumerate(parts):
-            if not isinstance(part, Mapping) or part.get("type") not in (kind, "text"):
-                raise invalid_value(f"{where}.{name}[{index}]", f"a part of type {kind}", part, "input")
-        if parts:
-            return "".join(fields.read_text(part, "text", f"{where}.{name}", "input") for part in parts)
+        kinds = {kind: "text", "text": "text"}
+        if texts := fields.read_parts(parts, f"{where}.{name}", "input", kinds, f"a part of type {kind}"):
+            return "".join(texts)
     return ""
 
 
