@@ -22,10 +22,10 @@ from nucleate.sampling_params import FIELDS
 from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai.endpoints import LONG_NAMES_CHAT
 from nucleate.server.openai.fields import COMMON, Declared, Value, reject_deep_nesting
-from nucleate.server.openai.json_encoding import dumps
+from nucleate.server.openai.json_encoding import dumps, json_parts
 from nucleate.server.openai.requests import ParsedRequest
 from nucleate.server.openai.response_format import RENAMED
-from nucleate.server.openai.responses import ResponseHead, TokenBodies
+from nucleate.server.openai.responses import JSON, ResponseHead, TokenBodies
 from nucleate.server.openai.streams import split_calls
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -273,8 +273,8 @@ class ChatEncoder(ABC):
         self._started = False
 
     @abstractmethod
-    def body(self, usage: Usage) -> Iterator[str]:
-        """Yield the JSON of a whole response in parts. The blocks are complete."""
+    def body(self, usage: Usage) -> JSON:
+        """Return a whole response, as ``json_parts`` encodes it. The blocks are complete."""
 
     @abstractmethod
     def error(self, error: HTTPError) -> bytes:
@@ -318,7 +318,7 @@ class ChatEncoder(ABC):
         for chunk in chunks:
             for _ in self.blocks.push(chunk):
                 pass
-        return self.body(usage)
+        return json_parts(self.body(usage))
 
     @final
     def has_large_frame(self, chunks: Iterable[CompletionChunk]) -> bool:
@@ -331,11 +331,6 @@ class ChatEncoder(ABC):
             return ""
         self._started = True
         return self._start()
-
-
-def with_json(body: Mapping[str, Any], name: str, text: str) -> str:
-    """Return the JSON of an object with one more field, whose value is JSON already."""
-    return f"{dumps(body)[:-1]},{dumps(name)}:{text}}}"
 
 
 def event_frame(kind: str, body: Mapping[str, Any]) -> str:

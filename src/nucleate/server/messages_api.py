@@ -6,7 +6,7 @@ or the events of a stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, final
 
@@ -19,7 +19,7 @@ from nucleate.server import chat_api
 from nucleate.server.generation_endpoint import answer
 from nucleate.server.http_errors import NO_THREADS, HTTPError, anthropic_error
 from nucleate.server.openai import fields
-from nucleate.server.openai.json_encoding import dumps
+from nucleate.server.openai.json_encoding import Encoded
 from nucleate.server.openai.messages import TEMPLATE_FIELDS
 from nucleate.server.openai.responses import JSON
 from nucleate.server.request_context import RequestContext
@@ -127,11 +127,9 @@ class MessageEncoder(chat_api.ChatEncoder):
         super().__init__(given)
         self._shows_thinking = shows_thinking
 
-    def body(self, usage: Usage) -> Iterator[str]:
-        content = ",".join([self._content(block) for block in self.blocks.all])
-        message = {**self._message(usage), **_stop(self.blocks.last)}
-        del message["content"]
-        yield chat_api.with_json(message, "content", f"[{content}]")
+    def body(self, usage: Usage) -> JSON:
+        content = map(self._content, self.blocks.all)
+        return {**self._message(usage), **_stop(self.blocks.last), "content": content}
 
     def error(self, error: HTTPError) -> bytes:
         return chat_api.event_frame("error", anthropic_error(error)).encode()
@@ -177,17 +175,16 @@ class MessageEncoder(chat_api.ChatEncoder):
             "usage": _usage(usage),
         }
 
-    def _content(self, block: chat_api.Block) -> str:
-        """Return the JSON of a content block."""
+    def _content(self, block: chat_api.Block) -> JSON:
+        """Return a content block."""
         made = _empty(block)
         if block.kind == "call":
-            del made["input"]
-            return chat_api.with_json(made, "input", block.arguments)
-        if block.kind == "text":
+            made["input"] = Encoded(block.arguments)
+        elif block.kind == "text":
             made["text"] = block.text
         elif self._shows_thinking:
             made["thinking"] = block.text
-        return dumps(made)
+        return made
 
 
 def _empty(block: chat_api.Block) -> JSON:

@@ -7,7 +7,7 @@ end with it. Nothing is stored: ``store`` has no effect, and fields that need st
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -17,7 +17,7 @@ from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.server import chat_api
 from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai import fields
-from nucleate.server.openai.json_encoding import dumps, json_parts
+from nucleate.server.openai.json_encoding import Encoded, dumps, json_parts
 from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS
 from nucleate.server.openai.responses import JSON, validation_body
 
@@ -137,13 +137,13 @@ class ResponseEncoder(chat_api.ChatEncoder):
             "background": False,
             "previous_response_id": None,
         }
-        self._request = dumps(request)[:-1]
+        self._request = {name: Encoded(dumps(value)) for name, value in request.items()}
         asked = request["reasoning"]  # for a summary: the reasoning then takes its place
         self._summarizes = any(asked.get(name) is not None for name in ("summary", "generate_summary"))
         self._reasoning_text = "reasoning_summary_text" if self._summarizes else "reasoning_text"
 
-    def body(self, usage: Usage) -> Iterator[str]:
-        return self._response(self._final(usage))
+    def body(self, usage: Usage) -> JSON:
+        return {**self._request, **self._final(usage)}
 
     def error(self, error: HTTPError) -> bytes:
         found = error.body["error"]
@@ -186,23 +186,13 @@ class ResponseEncoder(chat_api.ChatEncoder):
 
     def _lifecycle(self, kind: str, state: JSON) -> str:
         """Return an event with the whole response."""
-        name, number = f"response.{kind}", self._number
-        self._number += 1
-        response = "".join(self._response(state))
-        return f'event: {name}\ndata: {{"type":"{name}","sequence_number":{number},"response":{response}}}\n\n'
+        return self._frame(kind, {"response": {**self._request, **state}})
 
     def _frame(self, kind: str, fields: JSON) -> str:
         name, number = f"response.{kind}", self._number
         self._number += 1
         body = {"type": name, "sequence_number": number, **fields}
         return f"event: {name}\ndata: {''.join(json_parts(body))}\n\n"
-
-    def _response(self, state: JSON) -> Iterator[str]:
-        yield self._request
-        yield ","
-        parts = json_parts(state)
-        yield next(parts)[1:]  # the opening brace
-        yield from parts
 
     def _final(self, usage: Usage) -> JSON:
         """Return what a response has at its end."""
