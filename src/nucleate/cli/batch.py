@@ -141,29 +141,25 @@ class LocalEngine:
     """One engine in this process."""
 
     def __init__(self, arguments: argparse.Namespace, values: dict[str, Any]) -> None:
-        from nucleate.engine.request import Request
+        from nucleate.batch.batch_runner import BatchRun
         from nucleate.llm import LLM
-        from nucleate.sampling_params import SamplingParams
 
-        self._llm = LLM(**flags.model_options(arguments))
-        self._engine = self._llm.new_engine(**flags.engine_options(arguments))
-        self._values, self._name = values, flags.model_names(arguments)[0]
+        llm = LLM(**flags.model_options(arguments))
+        engine = llm.new_engine(**flags.engine_options(arguments))
+        self._batch = BatchRun(llm, engine, values, flags.model_names(arguments)[0])
         self._in_progress = PREFETCH * arguments.max_num_seqs
-        self.runtime = self._llm.model.runtime
-        if structured := values.get("structured_outputs"):  # an error now, instead of one per request
-            self._engine.prepare(Request([0], SamplingParams(structured_outputs=structured)))
+        self.runtime = llm.model.runtime
 
     def process(self, entries: Iterator[tuple[JsonLine, BatchRequest]], results: BatchResults) -> None:
         """Process lines."""
-        from nucleate.batch.batch_runner import BatchRun
-
-        batch = BatchRun(self._llm, self._engine, self._values, self._name, results.add)
+        batch = self._batch
+        batch.deliver = results.add
         for _, entry in entries:
             batch.start(entry)
-            while len(self._engine) >= self._in_progress:
+            while len(batch.engine) >= self._in_progress:
                 batch.step()
                 results.show(batch.tokens)
-        while len(self._engine):
+        while len(batch.engine):
             batch.step()
             results.show(batch.tokens)
 

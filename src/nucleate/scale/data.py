@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from nucleate.batch.batch_records import BatchRequest, JsonLine, LineError, error_record, read_line
 from nucleate.batch.batch_runner import BatchRun, LineResult
-from nucleate.engine.request import Request
 from nucleate.llm import LLM
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
@@ -137,10 +136,8 @@ class LineEngine:
 
     def __init__(self, llm: Mapping[str, Any], engine: Mapping[str, Any], values: Mapping[str, Any], name: str) -> None:
         model = LLM(**llm)
-        new = model.new_engine(**engine)
-        if values.get("structured_outputs") is not None:  # an error now, instead of one per line
-            new.prepare(Request([0], SamplingParams(structured_outputs=values["structured_outputs"])))
-        self._run = BatchRun(model, new, values, name, self._deliver, line_seeds=True)
+        self._run = BatchRun(model, model.new_engine(**engine), values, name, line_seeds=True)
+        self._run.deliver = self._deliver
         self._results: dict[int, LineResult] = {}  # by the identity of the line
         self._lock = Lock()
 
