@@ -40,7 +40,6 @@ class ChatConstraint:
 
     @property
     def constrains(self) -> bool:
-        """Whether there is a constraint."""
         return self.given is not None or bool(self.use.callable_tools)
 
     def resolve(self, check: Check) -> StructuredOutputs | None:

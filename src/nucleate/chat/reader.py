@@ -37,7 +37,6 @@ class Reader:
         self._recorded: list[str] | None = None
 
     def push(self, text: str) -> None:
-        """Add text."""
         self._text, self._position = self._text[self._position :] + text, 0
 
     def record(self) -> None:
@@ -323,12 +322,10 @@ class Emitter:
         return events
 
     def content(self, text: str) -> None:
-        """Add text of the answer."""
         if text := self._trimmed(text):
             self._events.append(Content(self._joined(Content, text)))
 
     def reasoning(self, text: str) -> None:
-        """Add text of the reasoning."""
         if text := self._trimmed(text):
             self._events.append(Reasoning(self._joined(Reasoning, text)))
 
@@ -348,7 +345,6 @@ class Emitter:
         return True
 
     def arguments(self, text: str) -> None:
-        """Add text to the arguments of the call."""
         self._events.append(ToolCallDelta(self._num_calls - 1, arguments=text))
 
     def end_arguments(self) -> None:

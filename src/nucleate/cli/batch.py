@@ -151,7 +151,6 @@ class LocalEngine:
         self.runtime = llm.model.runtime
 
     def process(self, entries: Iterator[tuple[JsonLine, BatchRequest]], results: BatchResults) -> None:
-        """Process lines."""
         batch = self._batch
         batch.deliver = results.add
         for _, entry in entries:
@@ -184,7 +183,6 @@ class RayEngines:
         self.runtime = f"{self._actors.count} Ray actor{'s' * (self._actors.count > 1)}"
 
     def process(self, entries: Iterator[tuple[JsonLine, BatchRequest]], results: BatchResults) -> None:
-        """Process lines."""
         tokens = 0
         for result in self._actors.process(entries):
             tokens += result.tokens
@@ -245,7 +243,6 @@ class BatchOutput:
             os.close(self._fd)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append a record."""
         _write(self._fd, json.dumps(record, allow_nan=False).encode() + b"\n")
 
     def match_lines(self, lines: Iterable[JsonLine]) -> Iterator[tuple[JsonLine, bool]]:
@@ -360,7 +357,6 @@ class BatchResults:
         return self.tokens / max(time.perf_counter() - self._start, 1e-9)
 
     def add(self, result: LineResult) -> None:
-        """Write a record."""
         self._output.write(result.record)
         if result.failure is None:
             self.done += 1

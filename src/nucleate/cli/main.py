@@ -122,7 +122,6 @@ def one_line(error: Exception) -> str:
 
 
 def run(arguments: list[str]) -> int:
-    """Find the command and run it."""
     if arguments[:1] == ["help"] and len(arguments) > 1:
         arguments = [arguments[1], "--help", *arguments[2:]]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -151,7 +150,6 @@ def run(arguments: list[str]) -> int:
 
 
 def command_parser(name: str) -> ArgumentParser:
-    """Return the argument parser of a command."""
     command = importlib.import_module(f"nucleate.cli.{name}")
     prog = f"nucleate {name}"
     parser = ArgumentParser(
@@ -165,7 +163,6 @@ def command_parser(name: str) -> ArgumentParser:
 
 
 def add_arguments(parser: ArgumentParser, name: str) -> None:
-    """Add the arguments of a command to a parser."""
     importlib.import_module(f"nucleate.cli.{name}").add_arguments(parser)
     text = "Load stages from a module or a .py file (repeatable; also: NUCLEATE_PLUGINS, separated by commas)."
     parser.add_argument(PLUGIN, action="append", metavar="MODULE", help=text)

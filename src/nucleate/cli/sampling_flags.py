@@ -113,7 +113,6 @@ def parameter_flag(parameter: Parameter) -> Flag:
 
 
 def format_default(default: Any) -> str:
-    """Format a default."""
     if isinstance(default, bool):
         return str(default).lower()
     if isinstance(default, int | str):

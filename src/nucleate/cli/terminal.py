@@ -42,7 +42,6 @@ class Terminal:
 
     @property
     def has_unicode(self) -> bool:
-        """Whether the encoding has all characters."""
         return "utf" in self.encoding.lower()
 
     def paint(self, text: str, style: str) -> str:

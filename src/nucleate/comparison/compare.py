@@ -115,7 +115,6 @@ class OutputScores(NamedTuple):
 
 
 def score(model: Model, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> OutputScores:
-    """Score an output."""
     if not token_ids:
         return OutputScores(None, None)
     context = model.begin()
@@ -182,7 +181,6 @@ class ResultsFile:
                 raise ParameterError("output", f"{self.path} has results of another comparison: {change}")
 
     def add(self, results: Sequence[OutputResult]) -> None:
-        """Add results, also to the file."""
         self.results.update((one.key, one) for one in results)
         self._append(map(asdict, results))
 

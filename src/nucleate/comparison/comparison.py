@@ -29,7 +29,6 @@ NO_MATCH = 0.1
 
 
 def ngrams(tokens: Tokens, n: int) -> list[tuple[int, ...]]:
-    """All n-grams of a text, in order."""
     return [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
 
 

@@ -52,7 +52,6 @@ class TokenStatistics(NamedTuple):
 
 
 def token_statistics(run: Run, position: int, token: int, inputs: SamplingInputs) -> TokenStatistics:
-    """The statistics of a sampled token."""
     x_V = inputs.logits
     top = float(x_V.max())
     d_V = (x_V - np.float32(top)).astype(np.float32, copy=False)
@@ -99,7 +98,6 @@ class Inspector:
         self._length, self.max_tokens = length, min(MAX_TOKENS, length)
 
     def text(self, token: int) -> str:
-        """The text of a token."""
         return token_text(self._llm.tokenizer, token)
 
     def settings(self, *, needs_key: bool = False) -> dict[str, Any]:

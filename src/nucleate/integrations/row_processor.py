@@ -98,7 +98,6 @@ class DecodingRows:
 
     @property
     def unfinished(self) -> list[int]:
-        """The rows that have not finished."""
         return [place for place, row in enumerate(self.rows) if not row.finished]
 
     def log_probabilities(self, logits_RV: Any) -> Any:
@@ -159,7 +158,6 @@ class _Row:
         self.finished, self.chunks = False, list[CompletionChunk]()
 
     def push(self, token: int, logprobs: StepLogprobs | None) -> None:
-        """Append a sampled token."""
         complete = self.guide is not None and self.guide.accept_token(token)
         self.chunks.append(self._output.push(token, logprobs, complete=complete))
         self.finished = self.chunks[-1].finish_reason is not None
@@ -264,7 +262,6 @@ class RowProcessor:
             row.end("stop", drop=True)
 
     def end(self, done_B: Any, reason: FinishReason) -> None:
-        """End rows that the caller has ended."""
         if self._rows is not None:
             for row, done in zip(self._rows.rows, done_B.tolist(), strict=True):
                 if done:

@@ -186,7 +186,6 @@ class ChatBlocks:
         return self.last is not None and self.last.finish_reason == "length" and block is self.all[-1]
 
     def push(self, chunk: CompletionChunk) -> Iterator[BlockEvent]:
-        """Add a chunk."""
         open_call, calls = split_calls(chunk.tool_calls)
         for call in open_call:
             yield from self._call(call)

@@ -154,7 +154,6 @@ class GenerationEndpoint:
         self._parsing = asyncio.Semaphore(PARSED_AT_A_TIME)
 
     async def __call__(self, context: RequestContext) -> None:
-        """Handle a request within its timeout."""
 
         async def generate(data: bytes) -> None:
             with nullcontext() if self._api is None else self._api.own_names():

@@ -79,11 +79,9 @@ class InspectorRoutes:
 
     @property
     def available(self) -> bool:
-        """Whether the server has an inspector."""
         return self._service.limits.max_inspector_bytes > 0
 
     def routes(self) -> Routes:
-        """The handlers with their method, by path."""
         if not self.available:
             return {}
         return {

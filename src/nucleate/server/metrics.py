@@ -128,7 +128,6 @@ class Metrics:
                 self._latencies.observe(seconds)
 
     def count_finished_sequence(self, reason: FinishReason) -> None:
-        """Count a finished sequence."""
         self._finished.labels(reason).inc()
         if reason != "error":
             self._succeeded.labels(reason).inc()

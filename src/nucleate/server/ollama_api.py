@@ -373,7 +373,6 @@ class OllamaRoutes:
         self._service = service
 
     def routes(self) -> dict[str, tuple[str, Callable[[RequestContext], Awaitable[None]]]]:
-        """The handlers with their method, by path."""
         return {
             "/api/tags": ("GET", self.tags),
             "/api/show": ("POST", partial(answer, self._service, known=SHOW, make=self._show)),

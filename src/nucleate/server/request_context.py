@@ -87,7 +87,6 @@ class RequestContext:
         return perf_counter() - self.start_time
 
     def timing(self) -> Timing:
-        """Return the times so far."""
         return Timing(self.seconds, self.log.time_to_first_token_seconds or 0.0)
 
     async def body(self, max_bytes: int) -> bytes:

@@ -224,7 +224,6 @@ class ResponseEncoder(chat_api.ChatEncoder):
         return {**made, "type": "message", "role": "assistant", "content": content}
 
     def _part(self, block: chat_api.Block, *, empty: bool = False) -> JSON:
-        """Return the content part of an item."""
         text = "" if empty else block.text
         if block.kind == "reasoning":
             return {"type": "summary_text" if self._summarizes else "reasoning_text", "text": text}

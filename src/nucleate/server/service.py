@@ -69,7 +69,6 @@ class GenerationCall:
 
     @property
     def prompt_token_ids(self) -> list[Sequence[int]]:
-        """The token ids of each prompt."""
         return [one.token_ids for one in self.prompts]
 
     @property
@@ -198,11 +197,9 @@ class Service:
                     threads.shutdown(wait=False, cancel_futures=True)
 
     def drain(self) -> None:
-        """Reject new requests."""
         self.draining = True
 
     def abort(self) -> None:
-        """Abort the requests in flight."""
         self.draining = self.aborted = True
         self.engine.abort_all()
 

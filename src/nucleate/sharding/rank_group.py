@@ -91,7 +91,6 @@ class Rank:
             raise SetupError(str(error)) from None
 
     def release(self, numbers: Sequence[int]) -> None:
-        """Forget objects."""
         for number in numbers:
             self._objects.pop(number, None)
 
@@ -137,7 +136,6 @@ class Rank:
         return gather_rows(self._exchange, self._layout, local_RN).float().numpy()
 
     def new_sampler(self, number: int, backend: str) -> None:
-        """Create a sampler."""
         self._objects[number] = ShardedSampler(self.model.vocab_size, backend=backend, timeout=self._timeout)
 
     def add(self, sampler: int, pipeline: Any, prompt_ids: Any, output_ids: Any, seed: int) -> Any:

@@ -180,7 +180,6 @@ class ShardedRunner(Runner):
         return ShardedLogits(rows, range(count))
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
-        """See ``Runner.capture_hidden_states``."""
         self._group.call("capture", self._number, tuple(layers))
 
     @property
@@ -198,12 +197,10 @@ class ShardedRunner(Runner):
         return self._own.hidden_states
 
     def fork(self, forks: Sequence[Fork]) -> None:
-        """See ``Runner.fork``."""
         if any(fork.block is not None for fork in forks):
             self._group.call("fork", self._number, list(forks))
 
     def move(self, moves: Sequence[Move]) -> None:
-        """See ``Runner.move``."""
         self._group.call("move", self._number, [move._replace(blocks=list(move.blocks)) for move in moves])
 
     def forget(self, key: int) -> None:

@@ -231,7 +231,6 @@ class LossLimit:
         return self.loss < -MAX_GAIN / 2
 
     def record_plain(self, steps: int = 1) -> None:
-        """Record steps without drafts."""
         self.pause = max(0, self.pause - steps)
 
     def end_pause_if_risen(self, acceptance_rate: float) -> None:

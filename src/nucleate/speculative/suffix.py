@@ -61,7 +61,6 @@ class CountingAutomaton:
         self.edges = np.zeros((1, 4), np.int64)
 
     def extend(self, symbols: NDArray[np.int64], start: int, stop: int) -> None:
-        """Append ``symbols[start:stop]``."""
         self._reserve(self.size + stop - start)
         DRAFTS.push_symbols(self.head, self.states, self.edges, self.depth, HASH_FACTOR, symbols, start, stop)
         self.size += stop - start
@@ -125,7 +124,6 @@ class SuffixProposer(Proposer):
         self._probabilities_N = np.empty(0)
 
     def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
-        """See ``Proposer.propose``."""
         if (longest := max(max_tokens, default=0)) > len(self._probabilities_N):
             self._ranked_W = np.empty(min(self.tree_width, longest + 1), np.int64)
             self._tree_8N, self._probabilities_N = np.empty((8, longest), np.int64), np.empty(longest)
@@ -148,7 +146,6 @@ class SuffixProposer(Proposer):
         return Draft(*map(tuple, self._tree_8N[6:, :found].tolist()))
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``."""
         self._indices.pop(key, None)
         self.learn(output_ids)
 

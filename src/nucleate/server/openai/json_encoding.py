@@ -24,7 +24,6 @@ class Encoded(str):
 
 
 def encode_json(body: Any) -> bytes:
-    """Encode a value as compact JSON."""
     return dumps(body).encode()
 
 

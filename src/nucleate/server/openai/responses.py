@@ -222,7 +222,6 @@ def reasoning_body(text: str) -> JSON:
 
 
 def tool_call_body(call_id: str | None, name: str | None, arguments: str) -> JSON:
-    """Return a tool call."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -289,7 +288,6 @@ def usage_body(usage: Usage, *, final: bool = True) -> JSON:
 
 
 def total_usage(usages: Iterable[Usage]) -> Usage:
-    """Return the sum of the usage of several prompts."""
     counts = [(one.prompt_tokens, one.completion_tokens, one.cached_tokens, one.reasoning_tokens) for one in usages]
     return Usage(*map(sum, zip(*counts, strict=True)))
 

@@ -77,7 +77,6 @@ class StreamChoice:
     frame_middle: str = ""
 
     def add(self, chunks: Sequence[CompletionChunk]) -> None:
-        """Add new chunks."""
         for chunk in chunks:
             self.token_ids += chunk.token_ids
             self.logprobs += chunk.logprobs or ()

@@ -107,6 +107,5 @@ class DraftModel(TrainedProposer):
             prefix.num_tokens, prefix.draft_tokens = len(chain.context.token_ids), chain.tokens[:-1]
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``."""
         self._kv_slots.free_sequence(key)
         self._prefixes.pop(key, None)

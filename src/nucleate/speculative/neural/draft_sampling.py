@@ -151,7 +151,6 @@ class ChainBuilder:
         return len(self.tokens) < self.max_tokens
 
     def build(self) -> Draft:
-        """The finished draft."""
         if self.tree is not None:
             return self.tree
         sampled = any(each is not None for each in self.distributions)

@@ -66,14 +66,12 @@ class TreeBuilder:
         return self.chain.context.temperature >= MIN_TEMPERATURE and not self.chain.context.shared_noise
 
     def request(self, node: int) -> SiblingRequest:
-        """The request for the children of a node."""
         depth, count, size = self._depth(node), self.chain.max_tokens, len(self.chain.tokens)
         return SiblingRequest(
             self.chain.context, depth, size, min(self.tree_width, count - size) if self.is_sampled else self.tree_width
         )
 
     def add_children(self, node: int, siblings: list[SampledToken], output: Floats) -> None:
-        """Add the children of a node."""
         self.outputs[node] = output
         before = 1.0 if node == ROOT else self.probabilities[node]
         for sibling in siblings:
@@ -104,7 +102,6 @@ class TreeBuilder:
         return [rows.get(self.parents[node], ROOT) for node in self.expanded]
 
     def build(self) -> Draft:
-        """The finished draft."""
         distributions = tuple(self.chain.distributions) if self.is_sampled and self.chain.distributions else None
         draft = Draft(tuple(self.chain.tokens), tuple(self.parents), distributions)
         best = sorted(range(len(draft)), key=self._sort_key)[: max(0, self.chain.max_tokens)]

@@ -107,7 +107,6 @@ class Medusa(TrainedProposer):
                 self._last[output.key] = output.start + len(states_TF) - 1, states_TF[-1].copy()
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``."""
         self._last.pop(key, None)
 
 
