@@ -36,7 +36,6 @@ COMMON = (
     *("INPUT", "OUTPUT", "--model", "--max-tokens", "--temperature", "--top-p"),
     *("--seed", "--n", "--max-num-seqs", "--retry-errors", "--overwrite", "--json-schema"),
 )
-"""The arguments that ``--help`` lists."""
 EXISTING = (
     Flag("--overwrite", "Discard the existing content of OUTPUT."),
     Flag("--retry-errors", "Process lines that failed before again."),

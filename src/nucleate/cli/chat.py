@@ -28,7 +28,6 @@ COMMON = (
     *("--model", "--system", "--max-tokens", "--temperature", "--top-p"),
     *("--top-k", "--min-p", "--repetition-penalty", "--seed", "--json-schema"),
 )
-"""The arguments that ``--help`` lists."""
 HELP = """/set NAME VALUE   Set a sampling parameter, as in /set temperature 0.7. Without VALUE: restore the default.
 /params           Show the sampling parameters.
 /system TEXT      Start a new conversation with this system message.

@@ -30,7 +30,6 @@ COMMON = (
     *("PROMPT", "--file", "--model", "--max-tokens", "--temperature", "--top-p", "--top-k"),
     *("--min-p", "--stop", "--seed", "--n", "--json-schema", "--json"),
 )
-"""The arguments that ``--help`` lists."""
 FLAGS = (
     Flag("--suffix TEXT", "Text that follows the output, for models with fill-in-the-middle tokens (default: none)."),
     Flag("--echo", "Print the prompt before each completion."),

@@ -46,7 +46,6 @@ COMMON = (
     *("PROMPT", "--model", "--steps", "--top", "--temperature", "--top-p", "--top-k"),
     *("--min-p", "--order", "--seed", "--regex", "--json", "--web"),
 )
-"""The arguments that ``--help`` lists."""
 MAX_TABLES = 5
 """The maximum number of steps with a table per step."""
 

@@ -139,7 +139,7 @@ def percent(p: float) -> str:
 
 def bar(part: float, terminal: Terminal, length: int = BAR) -> str:
     """Return a bar of at most ``length`` characters, with eighths of a character if the terminal has them."""
-    if not terminal.has_unicode:
+    if "utf" not in terminal.encoding.lower():
         return "#" * max(1, round(part * length))
     whole, rest = divmod(max(1, round(part * length * 8)), 8)
     return "█" * whole + " ▏▎▍▌▋▊▉"[rest] * (rest > 0)

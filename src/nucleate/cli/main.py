@@ -1,7 +1,8 @@
 """The entry point ``nucleate COMMAND ...``: runs a command, and reports errors in one line with an exit status.
 
 Exit status: 0 success; 1 failure (such as a model that cannot be loaded or a completion that ended with an error); 2
-wrong usage (flags, values, prompts); 130 interrupted. The module of a command is imported when the command is run.
+wrong usage (flags, values, prompts); 130 interrupted. The module of a command is imported when the command is run. Its
+``COMMON`` are the arguments that ``--help`` lists.
 """
 
 from __future__ import annotations

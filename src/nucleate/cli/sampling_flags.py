@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from nucleate.cli.argument_parser import Flag, UsageError, add_flags
+from nucleate.cli.argument_parser import BOOLEANS, Flag, UsageError, add_flags
 from nucleate.cli.flags import JSON_WHITESPACE, read_content
 from nucleate.parameters.parameter import Parameter, ParameterError, read_json, unknown
 from nucleate.sampling.pipeline_format import KIND as PIPELINE
@@ -152,7 +152,7 @@ def parse_text(name: str, text: str) -> Any:
         raise unknown(name, FIELDS)
     parameter = FIELDS[name]
     if parameter.kind == "bool":
-        return parse_value(parameter, _BOOLEANS.get(text.lower(), text))
+        return parse_value(parameter, BOOLEANS.get(text.lower(), text))
     return parse_value(parameter, (text,) if parameter.kind in REPEATABLE else text)
 
 
@@ -175,7 +175,6 @@ def _pipeline(text: str) -> Any:
     return None if text.lower() == "none" else read_json(text, "pipeline") if text.startswith("[") else text
 
 
-_BOOLEANS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 _PARSE: Mapping[str, Callable[[str], Any]] = {
     "float": float,
     "int": int,

@@ -204,12 +204,9 @@ class ChatBlocks:
             yield from self._close()
 
     def _call(self, call: ToolCallDelta) -> Iterator[BlockEvent]:
-        current = self._current
         if call.name is not None:
             yield from self._open(Block("call", len(self.all), call.index, call.id or "", call.name))
-            current = self._current
-        if current is None or current.call_index != call.index:
-            current = next((block for block in self.all if block.call_index == call.index), None)
+        current = next((block for block in reversed(self.all) if block.call_index == call.index), None)
         if current is None:
             return
         current.incomplete |= call.incomplete
@@ -220,13 +217,13 @@ class ChatBlocks:
     def _add(
         self, kind: Literal["reasoning", "text"], text: str, logprobs: Sequence[StepLogprobs] = ()
     ) -> Iterator[BlockEvent]:
-        if self._current is None or self._current.kind != kind:
-            yield from self._open(Block(kind, len(self.all)))
         block = self._current
-        if block is not None:
-            block.parts.append(text)
-            block.logprobs += logprobs
-            yield BlockEvent("add", block, text, logprobs)
+        if block is None or block.kind != kind:
+            block = Block(kind, len(self.all))
+            yield from self._open(block)
+        block.parts.append(text)
+        block.logprobs += logprobs
+        yield BlockEvent("add", block, text, logprobs)
 
     def _open(self, block: Block) -> Iterator[BlockEvent]:
         yield from self._close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -35,44 +35,37 @@ Batch = list[tuple[int, EngineOutput]]
 """New outputs, each with the index of its prompt."""
 
 
+@dataclass(eq=False)
 class OutputRecorder:
-    """Parses the engine outputs of a request, records them in metrics and log, and detects failures.
+    """Parses the engine outputs of a request, records them in metrics and log, and detects failures."""
 
-    release: frees the queue slots of a prompt. sequences: of each prompt. structured_field: the body field with the
-    structured-output constraint, if there is one. parser: of the chunks of a chat.
-    """
+    context: RequestContext
+    metrics: Metrics
+    release: Callable[[int], None]  #: frees the queue slots of a prompt
+    service: Service
+    sequences: Sequence[int]  #: of each prompt
+    structured_field: str | None  #: the body field with the structured-output constraint, if there is one
+    parser: ChunkParser | None  #: of the chunks of a chat
 
-    def __init__(
-        self,
-        context: RequestContext,
-        metrics: Metrics,
-        release: Callable[[int], None],
-        service: Service,
-        sequences: Sequence[int],
-        structured_field: str | None,
-        parser: ChunkParser | None,
-    ) -> None:
-        self.cached_tokens = [0] * len(sequences)  #: prompt tokens from the prefix cache, by prompt
-        self._usage = Usage(0, 0)
-        self._log, self._start, self._metrics = context.log, context.start_time, metrics
-        self._release, self._service = release, service
-        self._structured_field, self._parser = structured_field, parser
+    def __post_init__(self) -> None:
+        self.cached_tokens = [0] * len(self.sequences)  #: prompt tokens from the prefix cache, by prompt
+        self._usage, self._log = Usage(0, 0), self.context.log
         self._last_token_times: dict[tuple[int, int], float] = {}  # by prompt and index of the output
-        self._unfinished = dict(enumerate(sequences))  # by prompt
+        self._unfinished = dict(enumerate(self.sequences))  # by prompt
 
     def record(self, batch: Batch) -> tuple[Batch, HTTPError | None]:
         """Record outputs. Returns all of them and None; or those before the first failed one, and its error."""
-        parser, now, last = self._parser, perf_counter(), self._last_token_times
+        parser, now, last = self.parser, perf_counter(), self._last_token_times
         if parser is not None:
             batch = [(prompt, output._replace(chunk=parser.parse(output.chunk))) for prompt, output in batch]
         for number, (prompt, output) in enumerate(batch):
             chunk = output.chunk
             key = prompt, chunk.index
             if key in last:
-                self._metrics.inter_token_latency.observe(now - last[key])
+                self.metrics.inter_token_latency.observe(now - last[key])
             elif self._log.time_to_first_token_seconds is None:
-                self._log.time_to_first_token_seconds = now - self._start
-                self._metrics.time_to_first_token.observe(now - self._start)
+                self._log.time_to_first_token_seconds = now - self.context.start_time
+                self.metrics.time_to_first_token.observe(now - self.context.start_time)
             last[key] = now
             if chunk.finish_reason is not None:
                 self._unfinished[prompt] -= 1
@@ -83,14 +76,14 @@ class OutputRecorder:
                 self._usage = total_usage([self._usage, output.usage])
                 self.cached_tokens[prompt] = output.usage.cached_tokens
                 self._log.completion_tokens += output.usage.completion_tokens
-                self._release(prompt)
+                self.release(prompt)
                 del self._unfinished[prompt]
         return batch, None
 
     @property
     def usage(self) -> Usage:
         """The usage of the prompts that are complete."""
-        reasoning = 0 if self._parser is None else self._parser.reasoning_tokens
+        reasoning = 0 if self.parser is None else self.parser.reasoning_tokens
         return replace(self._usage, reasoning_tokens=reasoning)
 
     def record_aborted(self) -> None:
@@ -100,11 +93,11 @@ class OutputRecorder:
         self._unfinished.clear()
 
     def _finish(self, reason: FinishReason, detail: str | int | None) -> HTTPError | None:
-        self._metrics.count_finished_sequence(reason)
+        self.metrics.count_finished_sequence(reason)
         self._log.finish_reasons.append(reason)
         if reason == "error":
-            return generation_failed(failure_message(detail), self._structured_field)
-        return shutting_down() if reason == "abort" and self._service.aborted else None
+            return generation_failed(failure_message(detail), self.structured_field)
+        return shutting_down() if reason == "abort" and self.service.aborted else None
 
 
 KEEP_ALIVE_SECONDS = 15.0

@@ -21,7 +21,7 @@ from nucleate.server.openai.endpoints import TEXT as COMPLETION
 from nucleate.server.openai.json_encoding import Encoded, dumps, json_parts
 from nucleate.server.openai.messages import TOOL_FIELDS
 from nucleate.server.openai.responses import JSON
-from nucleate.server.request_context import RequestContext
+from nucleate.server.request_context import RequestContext, reply_with
 from nucleate.server.service import Service
 
 _FIELDS: Mapping[str, fields.Field] = {
@@ -374,21 +374,18 @@ class OllamaRoutes:
 
     def routes(self) -> dict[str, tuple[str, Callable[[RequestContext], Awaitable[None]]]]:
         return {
-            "/api/tags": ("GET", self.tags),
+            "/api/tags": ("GET", partial(reply_with, self._tags)),
             "/api/show": ("POST", partial(answer, self._service, known=SHOW, make=self._show)),
-            "/api/version": ("GET", self.version),
+            "/api/version": ("GET", partial(reply_with, lambda: {"version": VERSION})),
         }
 
-    async def tags(self, context: RequestContext) -> None:
-        await context.reply(200, {"models": [self._model(name) for name in self._service.names]})
+    def _tags(self) -> dict[str, Any]:
+        return {"models": [self._model(name) for name in self._service.names]}
 
     def _model(self, name: str) -> dict[str, Any]:
         digest = sha256(name.encode(errors="replace")).hexdigest()
         model = {"name": name, "model": name, "modified_at": self._created(), "size": 0, "digest": digest}
         return {**model, "details": _DETAILS}
-
-    async def version(self, context: RequestContext) -> None:
-        await context.reply(200, {"version": VERSION})
 
     def _show(self, body: Any) -> dict[str, Any]:
         service, given = self._service, fields.present_fields(body, SHOW)

@@ -6,7 +6,7 @@ modules of a Transformers model, and runs on torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nucleate.models.loader import ModelSource, check_vocabulary, runner_of
@@ -20,7 +20,12 @@ from nucleate.speculative.neural.draft_model import KV_CACHE_BYTES, DraftModel
 from nucleate.speculative.neural.eagle import Eagle
 from nucleate.speculative.neural.medusa import Medusa
 
-EMBEDDED_METHODS = ("draft", "medusa", "eagle", "dflash")
+EMBEDDED_METHODS: Mapping[str, Callable[..., Proposer]] = {
+    "draft": DraftModel.of,
+    "medusa": Medusa,
+    "eagle": Eagle,
+    "dflash": DFlash,
+}
 """Methods with weights for the embedded model. Those of "mtp" are part of some models."""
 
 
@@ -30,19 +35,12 @@ def load(name: str, model: object, tree_width: int = 1) -> Proposer:
     tree_width: maximum number of children of a node, for "medusa" and "eagle"; the other methods draft chains.
     Raises ModelError for an unknown name, or a model without draft weights.
     """
-    match name:
-        case "draft":
-            return DraftModel.of(*weights_for(name, model))
-        case "medusa":
-            return Medusa(*weights_for(name, model), tree_width)
-        case "eagle":
-            return Eagle(*weights_for(name, model), tree_width)
-        case "dflash":
-            return DFlash(*weights_for(name, model))
-        case "mtp":
-            return _load_mtp(model)
-        case _:
-            raise ModelError(f"unknown trained method {name!r}; available: {', '.join(EMBEDDED_METHODS)}, mtp")
+    if name == "mtp":
+        return _load_mtp(model)
+    if name not in EMBEDDED_METHODS:
+        raise ModelError(f"unknown trained method {name!r}; available: {', '.join(EMBEDDED_METHODS)}, mtp")
+    width = (tree_width,) if name in ("medusa", "eagle") else ()
+    return EMBEDDED_METHODS[name](*weights_for(name, model), *width)
 
 
 def load_draft_model(given: Any, target: Model) -> Callable[[], Proposer]:

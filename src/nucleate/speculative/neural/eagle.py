@@ -55,9 +55,7 @@ class TreeBuilder:
     probabilities: list[float] = field(default_factory=list)  #: of the whole path
     depths: list[int] = field(default_factory=list)
     expanded: list[int] = field(default_factory=list)  #: expanded nodes, in order; at most ``max_tokens``
-    outputs: dict[int, Floats] = field(
-        default_factory=dict
-    )  #: outputs of the draft head for the expanded nodes and ROOT
+    outputs: dict[int, Floats] = field(default_factory=dict)  #: of the draft head, for the expanded nodes and ROOT
     _new_nodes: list[int] = field(default_factory=list)
 
     @property
