@@ -146,9 +146,7 @@ class BatchRun:
 
     def _finish(self, job: BatchJob) -> None:
         parts = zip(job.prompts, job.chunks, job.cached_tokens, strict=True)
-        completions = [
-            Completion.from_chunks(prompt.token_ids, own, cached_tokens=cached) for prompt, own, cached in parts
-        ]
+        completions = [Completion.from_chunks(one.token_ids, own, cached_tokens=cached) for one, own, cached in parts]
         for output in (output for completion in completions for output in completion.outputs):
             if output.finish_reason == "error":
                 field = None if job.parsed.params.structured_outputs is None else job.parsed.requested_format.field

@@ -196,9 +196,7 @@ class Comparison:
             for name, own in self.estimates.items()
         ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = [
-            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines
-        ]
+        table = ["  ".join([one.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]).rstrip() for one, *rest in lines]
         return "\n".join([*table, f"* on the trade-off curve of {self.x} and {self.y}"])
 
     def __repr__(self) -> str:  # what an interactive session shows

@@ -131,11 +131,10 @@ def run_params(
     values: Mapping[str, Any], defaults: SamplingParams, max_tokens: int, default_max_tokens: int
 ) -> SamplingParams:
     """The parameters of an inspected request. Raises ParameterError."""
+    why = "the inspector shows one output with all probabilities"
     for name in UNUSABLE:
         if values.get(name) not in (None, (), [], 1):
-            raise ParameterError(
-                name, f"{name} cannot be set here: the inspector shows one output with all probabilities"
-            )
+            raise ParameterError(name, f"{name} cannot be set here: {why}")
     values = {name: value for name, value in values.items() if name not in UNUSABLE}
     unwanted = {name: FIELDS[name].default for name in UNUSABLE if name in defaults.fields_set}
     params = defaults.override(**values, **unwanted)

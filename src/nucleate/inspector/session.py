@@ -104,9 +104,7 @@ class Inspector:
         """Describe the model and the parameters, for the controls of the page."""
         model, tokenizer = self._llm.model, self._llm.tokenizer
         given = {name: value for name, value in self._defaults.to_dict().items() if name != "pipeline"}
-        orders = {
-            name: [each if isinstance(each, str) else each[0] for each in order] for name, order in PRESETS.items()
-        }
+        orders = {name: [one if isinstance(one, str) else one[0] for one in order] for name, order in PRESETS.items()}
         return {
             "version": 1,
             "nucleate": version("nucleate"),

@@ -181,9 +181,7 @@ class LLM:
         chunks: list[list[Any]] = [[] for _ in requests]
         for index, output in with_progress(self._engine.run(requests), len(requests), use_tqdm):
             chunks[index].append(output.chunk)
-        return [
-            BeamCompletion.from_chunks(request.prompt_ids, own) for request, own in zip(requests, chunks, strict=True)
-        ]
+        return [BeamCompletion.from_chunks(one.prompt_ids, own) for one, own in zip(requests, chunks, strict=True)]
 
     def stream(
         self,
@@ -296,9 +294,8 @@ class LLM:
         """
         template = self.tokenizer.chat_template
         if template is None:
-            raise ModelError(
-                f"the model in {self.folder or 'memory'} has no chat template; use generate with a plain prompt"
-            )
+            where = self.folder or "memory"
+            raise ModelError(f"the model in {where} has no chat template; use generate with a plain prompt")
         return self.chat_format.render(list(messages), use, options, template)
 
     def new_engine(self, **options: Any) -> Engine:

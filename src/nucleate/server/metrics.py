@@ -17,10 +17,8 @@ from nucleate.server.http_errors import ErrorKind
 from nucleate.server.openai.response_format import FORMAT_FIELDS
 from nucleate.structured_output.spec import KINDS
 
-GENERATION_ROUTES = (
-    *("/v1/completions", "/v1/chat/completions"),
-    *("/v1/responses", "/v1/messages", "/api/chat", "/api/generate"),
-)
+_CHAT_APIS = ("/v1/responses", "/v1/messages", "/api/chat", "/api/generate")
+GENERATION_ROUTES = ("/v1/completions", "/v1/chat/completions", *_CHAT_APIS)
 OTHER = "other"
 """The route label of unknown paths: clients must not be able to create label values."""
 

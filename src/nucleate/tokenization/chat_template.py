@@ -69,10 +69,8 @@ def render(
     continued.
     """
     check_messages(messages)
-    if len(template) > MAX_TEMPLATE:
-        raise ParameterError(
-            "messages", f"the chat template has {len(template)} characters; allowed are {MAX_TEMPLATE}"
-        )
+    if (size := len(template)) > MAX_TEMPLATE:
+        raise ParameterError("messages", f"the chat template has {size} characters; allowed are {MAX_TEMPLATE}")
     variables = {**options.variables, **(special_tokens or {})}
     context: dict[str, object] = {"tools": None, "documents": None, **variables}  # templates test these against None
     if options.continue_final_message:

@@ -112,9 +112,8 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ParameterError(
-                "prompt", f"text is not valid Unicode: {error.reason} at character {error.start}"
-            ) from None
+            message = f"text is not valid Unicode: {error.reason} at character {error.start}"
+            raise ParameterError("prompt", message) from None
         try:
             return self._encode(text, add_special_tokens)
         except Exception as error:  # noqa: BLE001 - the library raises nothing narrower

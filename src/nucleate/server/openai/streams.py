@@ -206,13 +206,9 @@ class ResponseStream(ABC):
         choice.add([without_output(chunk) for chunk in chunks] if self._request.prompt_only else chunks)
         frames = [self._choice_frame(choice, made) for made in self._flush(choice)]
         if choice.started and self._later_frames_have_only_text and not choice.text_only:
-            choice.text_only = True
-            choice.frame_start = (
-                f'data: {dumps(self._head)[:-1]},"choices":[{{"index":{choice.number},{self.text_prefix}'
-            )
-            choice.frame_middle = (
-                f'{self.text_suffix},"logprobs":null,"finish_reason":null,"seed":{choice.seed},"token_ids":['
-            )
+            choice.text_only, head, seed = True, dumps(self._head)[:-1], choice.seed
+            choice.frame_start = f'data: {head},"choices":[{{"index":{choice.number},{self.text_prefix}'
+            choice.frame_middle = f'{self.text_suffix},"logprobs":null,"finish_reason":null,"seed":{seed},"token_ids":['
         return "".join(frames).encode()
 
     @property

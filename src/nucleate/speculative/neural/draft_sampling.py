@@ -95,9 +95,8 @@ def _top_tokens(logits_V: Floats, count: int) -> list[SampledToken]:
 
 
 def _shared_noise_siblings(logits_V: Floats, one: SiblingRequest) -> list[SampledToken]:
-    tokens_1N, gaps_1N = _gumbel_max(
-        logits_V[None], [one.context], [one.context.position + one.depth], one.num_siblings
-    )
+    step = one.context.position + one.depth
+    tokens_1N, gaps_1N = _gumbel_max(logits_V[None], [one.context], [step], one.num_siblings)
     weights_N = np.exp(-gaps_1N[0])
     probabilities = (weights_N / weights_N.sum()).tolist()
     return [

@@ -188,9 +188,8 @@ class Eagle(DraftHead):
             one.mark_processed()
         stops = [one.num_processed for one in found]
         last = [self._model_input(chain, stop - 1, stop, 1) for chain, stop in zip(active, stops, strict=True)]
-        return self._run_layer(
-            input_TY[layout.logits_indices], context_TX[layout.logits_indices], BatchLayout(last, BLOCK)
-        )
+        ends_R = layout.logits_indices
+        return self._run_layer(input_TY[ends_R], context_TX[ends_R], BatchLayout(last, BLOCK))
 
     def _step(self, active: list[ChainBuilder], x_RX: Floats, depth: int) -> Floats:
         """The output of the layer for the last draft token of each chain."""
