@@ -1,7 +1,6 @@
 """The result of a comparison: metrics per setting with bootstrap intervals, their trade-off, and its plot.
 
-docs/compare.md defines the  n-grams are over token ids. A metric that is not defined, as for texts that are too
-short, is NaN.
+docs/compare.md defines the metrics; n-grams are over token ids. An undefined metric, as for short texts, is NaN.
 """
 
 from __future__ import annotations

@@ -145,8 +145,7 @@ ANY = "*"
 class HostMiddleware:
     """ASGI middleware that rejects requests for other hosts, or from pages of other hosts, with status 403.
 
-    hosts: allowed host names, besides those of this machine. origins: allowed origins of pages, besides pages of these
-    hosts; "*" allows any.
+    hosts: allowed host names, besides those of this machine. origins: further allowed origins of pages; "*" allows any.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str] = (), origins: Collection[str] = ()) -> None:

@@ -151,8 +151,7 @@ class Service:
 
     name: the model name in responses, and one of those in requests. defaults: the parameters that a request does not
     set. The model runs once during construction, so that no request pays for its first, slower forward pass. Raises
-    ModelError if the model fails, and ParameterError for defaults beyond the limits or with a constraint that cannot be
-    enforced.
+    ModelError if the model fails, and ParameterError for defaults beyond the limits or that cannot be enforced.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Prompts that no chat template renders: those that Python callers pass, and those for fill-in-the-middle (FIM).
 
-With fill-in-the-middle, the output goes between a prefix and a suffix. The format of a model follows from the special
-tokens in its vocabulary.
+With fill-in-the-middle, the output goes between a prefix and a suffix. The special tokens of a model show its format.
 """
 
 from __future__ import annotations

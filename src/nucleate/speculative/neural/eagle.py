@@ -3,8 +3,7 @@
 One layer predicts the next token from the target's hidden state of a token and the embedding of the token after it. For
 draft tokens, the layer's own output replaces the target's hidden state.
 
-Tree drafts are built as by EAGLE-2 (Li et al., arXiv 2406.16858): the most likely nodes are expanded, and the most
-likely ones kept.
+Tree drafts are built as by EAGLE-2 (Li et al., arXiv 2406.16858): the most likely nodes are expanded and kept.
 """
 
 from __future__ import annotations
