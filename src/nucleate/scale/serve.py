@@ -136,12 +136,7 @@ class Ingress:
         from ray.exceptions import RayActorError
         from ray.serve.exceptions import BackPressureError
 
-        return Gateway(
-            self._open_stream,
-            max_body_bytes=self._max_body_bytes,
-            lost=(RayActorError,),
-            full=(BackPressureError,),
-        )
+        return Gateway(self._open_stream, self._max_body_bytes, lost=(RayActorError,), full=(BackPressureError,))
 
     async def _open_stream(self, scope: dict[str, Any], body: bytes, key: str | None) -> Messages:
         options = {"session_id": key} if key is not None else {}

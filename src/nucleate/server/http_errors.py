@@ -116,10 +116,8 @@ NO_THREADS = "thread_unsupported_request"
 
 
 def anthropic_error(error: HTTPError, request_id: str | None = None) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "type": ANTHROPIC_TYPES.get(error.status, "invalid_request_error"),
-        "message": error.body["error"]["message"],
-    }
+    kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
+    found: dict[str, Any] = {"type": kind, "message": error.body["error"]["message"]}
     if error.code == NO_THREADS:
         found["details"] = {"error_code": error.code, "unsupported": ["thread"]}
     return {"type": "error", "error": found, "request_id": request_id}

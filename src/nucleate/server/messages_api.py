@@ -365,13 +365,12 @@ COUNT_URL = "/v1/messages/count_tokens"
 
 async def count_tokens(service: Service, context: RequestContext) -> None:
     """Count the tokens of the prompt that ``/v1/messages`` would make."""
+
+    def count(body: Any) -> dict[str, Any]:
+        return {"input_tokens": service.count_chat_tokens(_translate(body))}
+
     with MESSAGES.own_names():
-        await answer(
-            service,
-            context,
-            COUNT_FIELDS,
-            lambda body: {"input_tokens": service.count_chat_tokens(_translate(body))},
-        )
+        await answer(service, context, COUNT_FIELDS, count)
 
 
 @chat_api.translator

@@ -275,11 +275,7 @@ def _first_entries(texts: Sequence[str]) -> list[str]:
 
 def usage_body(usage: Usage, *, final: bool = True) -> JSON:
     """Return the ``usage`` object. final: False for the tokens so far, whose details are not known yet."""
-    made: JSON = {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.total_tokens,
-    }
+    made: JSON = {name: getattr(usage, name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
     if final:
         made["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
         if usage.reasoning_tokens:

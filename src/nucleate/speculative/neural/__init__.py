@@ -6,7 +6,7 @@ modules of a Transformers model, and runs on torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from nucleate.models.loader import ModelSource, check_vocabulary, runner_of
@@ -20,12 +20,7 @@ from nucleate.speculative.neural.draft_model import KV_CACHE_BYTES, DraftModel
 from nucleate.speculative.neural.eagle import Eagle
 from nucleate.speculative.neural.medusa import Medusa
 
-EMBEDDED_METHODS: Mapping[str, Callable[..., Proposer]] = {
-    "draft": DraftModel.of,
-    "medusa": Medusa,
-    "eagle": Eagle,
-    "dflash": DFlash,
-}
+EMBEDDED_METHODS: dict[str, Any] = {"draft": DraftModel.of, "medusa": Medusa, "eagle": Eagle, "dflash": DFlash}
 """Methods with weights for the embedded model. Those of "mtp" are part of some models."""
 
 
@@ -40,7 +35,8 @@ def load(name: str, model: object, tree_width: int = 1) -> Proposer:
     if name not in EMBEDDED_METHODS:
         raise ModelError(f"unknown trained method {name!r}; available: {', '.join(EMBEDDED_METHODS)}, mtp")
     width = (tree_width,) if name in ("medusa", "eagle") else ()
-    return EMBEDDED_METHODS[name](*weights_for(name, model), *width)
+    made: Proposer = EMBEDDED_METHODS[name](*weights_for(name, model), *width)
+    return made
 
 
 def load_draft_model(given: Any, target: Model) -> Callable[[], Proposer]:

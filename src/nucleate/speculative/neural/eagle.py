@@ -64,9 +64,8 @@ class TreeBuilder:
 
     def request(self, node: int) -> SiblingRequest:
         depth, count, size = self._depth(node), self.chain.max_tokens, len(self.chain.tokens)
-        return SiblingRequest(
-            self.chain.context, depth, size, min(self.tree_width, count - size) if self.is_sampled else self.tree_width
-        )
+        most = min(self.tree_width, count - size) if self.is_sampled else self.tree_width
+        return SiblingRequest(self.chain.context, depth, size, most)
 
     def add_children(self, node: int, siblings: list[SampledToken], output: Floats) -> None:
         self.outputs[node] = output
