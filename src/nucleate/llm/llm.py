@@ -23,7 +23,7 @@ from nucleate.models.protocol import Model, ModelError
 from nucleate.outputs import Completion, CompletionChunk
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.sampling.inputs import check_count
 from nucleate.sampling.pipeline_format import is_pipeline
 from nucleate.sampling.stage import Pipeline, Stage
@@ -92,8 +92,7 @@ class LLM:
         kv_cache_memory: int | None = None,
     ) -> None:
         if generation_config not in GENERATION_CONFIG:
-            allowed = " or ".join(GENERATION_CONFIG)
-            raise ParameterError("generation_config", f"generation_config must be {allowed}, got {generation_config!r}")
+            raise invalid_value("generation_config", " or ".join(GENERATION_CONFIG), generation_config)
         options = {
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
