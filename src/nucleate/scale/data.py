@@ -221,17 +221,14 @@ class BatchActors:
             raise RuntimeError(f"Ray returned no result for {sum(waiting)} lines")
 
 
-class _Worker:
+class _Worker(LineEngine):
     """Processes blocks of lines in an actor."""
-
-    def __init__(self, llm: Mapping[str, Any], engine: Mapping[str, Any], values: Mapping[str, Any], name: str) -> None:
-        self._engine = LineEngine(llm, engine, values, name)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         import pyarrow as pa
 
         rows = zip(*table.to_pydict().values(), strict=True)
-        results = self._engine.run([read_line(JsonLine(number, digest, data)) for number, digest, data in rows])
+        results = self.run([read_line(JsonLine(number, digest, data)) for number, digest, data in rows])
         return pa.table(
             {
                 "number": [result.entry.number for result in results],
