@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.cli.argument_parser import Flag, add_flags
+from nucleate.cli.argument_parser import Flag
 
 USAGE = "[OPTIONS]"
 
@@ -53,10 +53,6 @@ FLAGS = (
 )
 
 Call = Callable[[], object]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, FLAGS)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -77,12 +77,8 @@ class InspectorRoutes:
         self._threads = ThreadPoolExecutor(2, "nucleate-inspector")
         self._questions = 0
 
-    @property
-    def available(self) -> bool:
-        return self._service.limits.max_inspector_bytes > 0
-
     def routes(self) -> Routes:
-        if not self.available:
+        if not self._service.limits.max_inspector_bytes:
             return {}
         return {
             "/inspector/api/settings": ("GET", self.settings),

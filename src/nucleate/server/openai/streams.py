@@ -205,16 +205,13 @@ class ResponseStream(ABC):
             self._prompt_logprobs[choice.prompt] = chunks[0].prompt_logprobs
         choice.add([without_output(chunk) for chunk in chunks] if self._request.prompt_only else chunks)
         frames = [self._choice_frame(choice, made) for made in self._flush(choice)]
-        if choice.started and self._later_frames_have_only_text and not choice.text_only:
+        request = self._request
+        has_more = request.returns_logprobs or request.prompt_only or request.continuous_usage  # than text, later
+        if choice.started and not has_more and not choice.text_only:
             choice.text_only, head, seed = True, dumps(self._head)[:-1], choice.seed
             choice.frame_start = f'data: {head},"choices":[{{"index":{choice.number},{self.text_prefix}'
             choice.frame_middle = f'{self.text_suffix},"logprobs":null,"finish_reason":null,"seed":{seed},"token_ids":['
         return "".join(frames).encode()
-
-    @property
-    def _later_frames_have_only_text(self) -> bool:
-        request = self._request
-        return not (request.returns_logprobs or request.prompt_only or request.continuous_usage)
 
     def _text_frame(self, choice: StreamChoice, text: str) -> bytes:
         ids = choice.token_ids
