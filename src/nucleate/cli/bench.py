@@ -42,7 +42,6 @@ CHAINS: Mapping[str, Mapping[str, Any]] = {
     "typical .95, T .8": dict(temperature=0.8, typical_p=0.95, order="llama.cpp"),
     "mirostat v2": dict(mirostat_tau=5.0),
 }
-"""Sampling parameters of each measured pipeline."""
 KINDS = ("peaked", "flat", "shifted", "ties")
 FLAGS = (
     Flag("--vocabulary V", "Vocabulary size", 128_256),

@@ -146,7 +146,6 @@ def bar(part: float, terminal: Terminal, length: int = BAR) -> str:
 
 
 TOKEN_WIDTH = 14
-"""The width of a token."""
 _STEP_LAYOUTS: tuple[tuple[tuple[str, ...], bool, int], ...] = (
     (("step", "token", "before", "after", ENTROPY, "left"), False, 32),
     (("step", "token", "before", "after", ENTROPY, "left"), True, 32),

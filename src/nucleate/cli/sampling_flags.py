@@ -68,7 +68,6 @@ STRUCTURED_FLAGS: Mapping[str, Flag] = {
         type=str,  # its error is that of the field
     ),
 }
-"""The flag of each field of ``StructuredOutputs``."""
 
 
 def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:

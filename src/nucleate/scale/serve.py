@@ -20,7 +20,6 @@ default only 2 others, which is too few for a prefix that is more popular than 3
 MAX_NUM_SEQS = 64
 """Default of the engine: sequences that run at once."""
 GATEWAY_REQUESTS = 2048
-"""Requests in flight per gateway."""
 
 
 @with_suggestions

@@ -31,7 +31,6 @@ from nucleate.speculative.adaptive_measurements import (
 from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, Proposer, TargetOutput, truncate
 
 MAX_SHADOW_TOKENS = 4
-"""The most tokens of a shadow draft."""
 
 WIDTH_EMA_WEIGHT = 0.1
 """Weight of one tree in the moving average of the width of trees."""

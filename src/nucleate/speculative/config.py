@@ -32,7 +32,6 @@ TRAINED_METHODS = ("draft", "medusa", "eagle", "dflash", "mtp")
 METHODS = (*TOKEN_METHODS, *TRAINED_METHODS)
 
 TREE_METHODS = ("suffix", "medusa", "eagle")
-"""Draft methods that can propose trees."""
 
 MAX_DRAFT_TOKENS = 64
 

@@ -12,7 +12,6 @@ SLICE = 16
 WORK_SECONDS = 0.002
 """Time after which a thread that encodes a large body sleeps, for as long."""
 PIECE_BYTES = 256 * 1024
-"""Size of a piece of a body."""
 
 dumps = json.JSONEncoder(separators=(",", ":")).encode
 

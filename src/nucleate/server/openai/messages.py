@@ -86,9 +86,7 @@ TOKENIZE: Mapping[str, Declared] = {
     "add_special_tokens": Field(BOOLEAN, "Add special tokens; by default only to a text."),
     "return_token_strs": Field(BOOLEAN, "Also return the tokens as strings."),
 }
-"""The fields of a body of ``/tokenize``."""
 DETOKENIZE: Mapping[str, Declared] = {"model": COMMON["model"], "tokens": Field(IDS, "The token ids.")}
-"""The fields of a body of ``/detokenize``."""
 
 _TEXTS = ("role", "name", "tool_call_id", "reasoning_content", "reasoning")
 _SUPPORTED = ("content", "tool_calls", *_TEXTS)

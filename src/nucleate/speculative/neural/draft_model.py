@@ -13,7 +13,6 @@ from nucleate.speculative.neural.draft_head import KVSlots, Weights
 from nucleate.speculative.neural.draft_sampling import ChainBuilder, TrainedProposer, sample_tokens
 
 KV_CACHE_BYTES = 64 << 20
-"""Default size of the KV cache, in bytes."""
 
 EMBEDDING_SCALE = 8.0
 """Factor on the embeddings, as in training."""

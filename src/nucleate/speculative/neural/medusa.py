@@ -38,7 +38,6 @@ Trees consist of the most likely combinations. Their structure is fixed, so that
 """
 
 MAX_TREE_TOKENS = 64
-"""Maximum number of tokens of a tree."""
 
 
 class Medusa(TrainedProposer):
