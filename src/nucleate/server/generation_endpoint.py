@@ -10,7 +10,7 @@ from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 from nucleate.chat.output_parser import ChunkParser
 from nucleate.engine.beam_scheduler import ValidatedBeamRequest
@@ -37,8 +37,12 @@ Batch = list[tuple[int, EngineOutput]]
 
 @dataclass(eq=False)
 class OutputRecorder:
-    """Parses the engine outputs of a request, records them in metrics and log, and detects failures."""
+    """Parses the engine outputs of a request, records them in metrics and log, and detects failures.
 
+    An iteration over it yields what ``record`` returns; nothing, if there was no output for a while.
+    """
+
+    batches: AsyncGenerator[Batch]
     context: RequestContext
     metrics: Metrics
     release: Callable[[int], None]  #: frees the queue slots of a prompt
@@ -52,6 +56,12 @@ class OutputRecorder:
         self._usage, self._log = Usage(0, 0), self.context.log
         self._last_token_times: dict[tuple[int, int], float] = {}  # by prompt and index of the output
         self._unfinished = dict(enumerate(self.sequences))  # by prompt
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[Batch, HTTPError | None]:
+        return self.record(await anext(self.batches))
 
     def record(self, batch: Batch) -> tuple[Batch, HTTPError | None]:
         """Record outputs. Returns all of them and None; or those before the first failed one, and its error."""
@@ -116,16 +126,16 @@ async def running(
     requests: Sequence[ValidatedRequest | ValidatedBeamRequest],
     structured_field: str | None,
     parser: ChunkParser | None = None,
-) -> AsyncIterator[tuple[AsyncGenerator[Batch], OutputRecorder]]:
-    """Run requests. Yields the batches of their outputs, and the recorder for them. Raises HTTPError."""
+) -> AsyncIterator[OutputRecorder]:
+    """Run requests. Yields their outputs as they are recorded. Raises HTTPError."""
     counts = [_sequences(request) for request in requests]
     with service.queue_slots([running for running, _ in counts]) as release:
         stream = service.engine.generate_all(requests, heartbeat_seconds=KEEP_ALIVE_SECONDS)
         async with aclosing(stream) as batches:
             finishing = [finishing for _, finishing in counts]
-            recorder = OutputRecorder(context, metrics, release, service, finishing, structured_field, parser)
+            recorder = OutputRecorder(batches, context, metrics, release, service, finishing, structured_field, parser)
             try:
-                yield batches, recorder
+                yield recorder
             finally:
                 recorder.record_aborted()
 
@@ -173,11 +183,11 @@ class GenerationEndpoint:
         log.prompt_tokens = sum(map(len, call.prompt_token_ids))
         self._metrics.prompt_tokens.inc(log.prompt_tokens)
         parser = call.chunk_parser()
-        async with running(context, service, self._metrics, call.prepared, field, parser) as (batches, recorder):
+        async with running(context, service, self._metrics, call.prepared, field, parser) as recorder:
             if call.parsed.stream and stream is not None:
-                await self._stream(context, stream, batches, recorder)
+                await self._stream(context, stream, recorder)
             else:
-                await self._respond(context, call, stream, batches, recorder)
+                await self._respond(context, call, stream, recorder)
 
     def _parse(self, context: RequestContext, data: bytes) -> tuple[GenerationCall, Encoder | None]:
         """Parse a body. Runs on a worker thread, because it may take long."""
@@ -193,16 +203,10 @@ class GenerationEndpoint:
         return call, kind(call.head, call.parsed, call.prompt_token_ids, self._service.llm.tokenizer)
 
     async def _respond(
-        self,
-        context: RequestContext,
-        call: GenerationCall,
-        encoder: Encoder | None,
-        batches: AsyncGenerator[Batch],
-        recorder: OutputRecorder,
+        self, context: RequestContext, call: GenerationCall, encoder: Encoder | None, recorder: OutputRecorder
     ) -> None:
         chunks: list[list[CompletionChunk]] = [[] for _ in call.prepared]
-        async for batch in batches:
-            outputs, failure = recorder.record(batch)
+        async for outputs, failure in recorder:
             if failure is not None:
                 raise failure
             for prompt, output in outputs:
@@ -238,15 +242,12 @@ class GenerationEndpoint:
             return json_parts(chat_body(call.head, call.parsed, completions[0], tokenizer, iter))
         return json_parts(completion_body(call.head, call.parsed, completions, tokenizer, iter))
 
-    async def _stream(
-        self, context: RequestContext, stream: Encoder, batches: AsyncGenerator[Batch], recorder: OutputRecorder
-    ) -> None:
-        async for batch in batches:
-            outputs, failure = recorder.record(batch)
+    async def _stream(self, context: RequestContext, stream: Encoder, recorder: OutputRecorder) -> None:
+        async for outputs, failure in recorder:
             if stream.has_large_frame(output.chunk for _, output in outputs):
                 frames = await self._service.run_in_thread(partial(_frames, stream, outputs), has_timeout=False)
             else:
-                frames = _frames(stream, outputs) if batch else stream.keep_alive()
+                frames = _frames(stream, outputs) if outputs or failure else stream.keep_alive()
             if frames:
                 await _start(context, stream)
                 await context.write(frames)
