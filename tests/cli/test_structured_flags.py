@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import json
 import os
@@ -19,7 +18,7 @@ from hypothesis import strategies as st
 import nucleate as nc
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import Flag, UsageError
-from nucleate.cli.main import COMMANDS, main
+from nucleate.cli.main import COMMANDS, command_parser, main
 from nucleate.cli.sampling_flags import STRUCTURED_FLAGS, add_sampling, read_values, set_parameter
 from nucleate.structured_output.spec import KINDS
 
@@ -146,9 +145,7 @@ def test_sampling_commands_have_the_structured_output_flags(command: str, capsys
     samples = command in SAMPLING
     for flag in STRUCTURED_FLAGS.values():
         assert (re.search(rf"^  {flag.names[0]}\b", captured, re.MULTILINE) is not None) == samples, flag.names
-    module = importlib.import_module(f"nucleate.cli.{command}")
-    parser = argparse.ArgumentParser()
-    module.add_arguments(parser)  # would raise if two flags had the same name
+    parser = command_parser(command)  # would raise if two flags had the same name
     if samples:
         subject = ["in", "out"] if command == "batch" else []
         assert read_values(parser.parse_args([*subject, "--regex", "a"])) == {

@@ -208,7 +208,7 @@ def test_an_unknown_run_and_steps_beyond_its_end(session: InspectorSession, answ
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ([], "the body must be a JSON object"),
+        ([], "^body must be a JSON object"),
         ({}, "give one of prompt, messages and parent, got none"),
         ({"prompt": "a", "messages": []}, "give one of prompt, messages and parent, got prompt and messages"),
         ({"prompt": 5}, "prompt must be a text"),

@@ -172,7 +172,7 @@ REJECTED: list[tuple[dict[str, Any], str, str]] = [
             (user({**USE, "input": "x"}, role="assistant"), r"content\[0\].input must be an object"),
             (user({**USE, "id": ""}, role="assistant"), r"content\[0\].id must be a non-empty"),
             (user({"type": "tool_result"}), r"content\[0\].tool_use_id must be"),
-            ({"system": 7}, "system must be a list"),
+            ({"system": 7}, "system must be a string or a list of parts"),
             ({"system": [{"type": "image"}]}, r"system\[0\] must be a block of type text"),
             ({"max_tokens": None}, "max_tokens is missing"),
             ({"max_tokens": 0}, "max_tokens must be an integer >= 1"),

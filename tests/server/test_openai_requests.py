@@ -304,8 +304,8 @@ def test_token_ids_are_requested_with_vllms_field() -> None:
     request = read_tokenize({"messages": HELLO, "add_special_tokens": True, "return_token_strs": True})
     assert (request.template_options.add_special_tokens, request.return_token_strs) == (True, True)
     assert not read_tokenize({"prompt": "a", "add_special_tokens": False}).template_options.add_special_tokens
-    assert read_detokenize({"tokens": [1, 2], "model": None}).tokens == (1, 2)
-    assert (read_detokenize({"tokens": [], "model": "m"}).tokens, read_detokenize({"tokens": [1]}).model) == ((), None)
+    assert read_detokenize({"tokens": [1, 2], "model": None}) == ([1, 2], None)
+    assert (read_detokenize({"tokens": [], "model": "m"}), read_detokenize({"tokens": [1]})) == (([], "m"), ([1], None))
 
 
 def test_fields_of_the_chat_template() -> None:

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 from nucleate.batch.batch_records import BatchRequest, LineError, Record, error_record, success_record
 from nucleate.chat.output_parser import ChunkParser
 from nucleate.engine.engine import Engine
+from nucleate.engine.request import Request
 from nucleate.llm import LLM
 from nucleate.models.protocol import ModelError
 from nucleate.outputs import Completion, CompletionChunk
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
+from nucleate.sampling_params import SamplingParams
 from nucleate.server.http_errors import HTTPError, generation_failed
 from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, PLAIN
 from nucleate.server.openai.requests import ParsedRequest, read_body
@@ -55,9 +57,12 @@ class BatchRun:
     """The lines in progress.
 
     values: parameters from flags; those of a line take precedence, and the model's recommendations come last. name: the
-    model name in requests. deliver: called with the result of each line. line_seeds: a line without a seed gets
-    ``line_seed`` of its id, instead of a random one.
+    model name in requests. line_seeds: a line without a seed gets ``line_seed`` of its id, instead of a random one.
+    Raises ParameterError for a constraint that cannot be enforced.
     """
+
+    deliver: Callable[[LineResult], None]
+    """Called with the result of each line."""
 
     def __init__(
         self,
@@ -65,13 +70,14 @@ class BatchRun:
         engine: Engine,
         values: Mapping[str, Any],
         name: str,
-        deliver: Callable[[LineResult], None],
         *,
         line_seeds: bool = False,
     ) -> None:
-        self.llm, self.engine, self.name, self._deliver, self._line_seeds = llm, engine, name, deliver, line_seeds
+        self.llm, self.engine, self.name, self._line_seeds = llm, engine, name, line_seeds
         self.tokens = 0  #: generated so far
         self._params = llm.default_params.override(**values)
+        if values.get("structured_outputs") is not None:  # an error now, instead of one per line
+            engine.prepare(Request([0], SamplingParams(structured_outputs=values["structured_outputs"])))
         kinds = [COMPLETIONS, CHAT, PLAIN]
         if "max_tokens" in values:  # also none, which means the whole context
             kinds = [replace(kind, max_tokens=None) for kind in kinds]
@@ -140,9 +146,7 @@ class BatchRun:
 
     def _finish(self, job: BatchJob) -> None:
         parts = zip(job.prompts, job.chunks, job.cached_tokens, strict=True)
-        completions = [
-            Completion.from_chunks(prompt.token_ids, own, cached_tokens=cached) for prompt, own, cached in parts
-        ]
+        completions = [Completion.from_chunks(one.token_ids, own, cached_tokens=cached) for one, own, cached in parts]
         for output in (output for completion in completions for output in completion.outputs):
             if output.finish_reason == "error":
                 field = None if job.parsed.params.structured_outputs is None else job.parsed.requested_format.field
@@ -153,7 +157,7 @@ class BatchRun:
                 return
         created, tokenizer = int(time.time()), self.llm.tokenizer
         record = success_record(job.entry, job.parsed, completions, tokenizer, created=created, model=self.name)
-        self._deliver(LineResult(job.entry, record, tokens=job.tokens))
+        self.deliver(LineResult(job.entry, record, tokens=job.tokens))
 
     def _fail(self, entry: BatchRequest, failure: LineError, tokens: int = 0) -> None:
-        self._deliver(LineResult(entry, error_record(entry, failure), failure, tokens))
+        self.deliver(LineResult(entry, error_record(entry, failure), failure, tokens))

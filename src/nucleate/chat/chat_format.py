@@ -212,10 +212,9 @@ class RenderedChat:
         names = [tool.name for tool in self.use.callable_tools]
         new_parser = partial(OutputParser, reasoning, tool_format, names, opened=self._opened)
         section, tokenizer = self.section, self.format.tokenizer
-        return ChunkParser(
-            new_parser,
-            lambda: None if section is None else ReasoningTracker(section, tokenizer, max_reasoning_tokens),
-        )
+        if section is None:
+            return ChunkParser(new_parser, lambda: None)
+        return ChunkParser(new_parser, partial(ReasoningTracker, section, tokenizer, max_reasoning_tokens))
 
 
 def _special_tokens(tokenizer: Tokenizer) -> Mapping[str, int]:

@@ -27,8 +27,7 @@ class ChatConstraint:
     """What constrains the outputs of a chat.
 
     given: the structured output of the request. reasoning: the format of the section that an output may begin with;
-    opened: the prompt has opened it. special_markers: its markers that are special tokens, which free text does not
-    contain.
+    opened: the prompt has opened it. special_markers: its markers that are special tokens, and so never in free text.
     """
 
     use: ToolUse
@@ -40,7 +39,6 @@ class ChatConstraint:
 
     @property
     def constrains(self) -> bool:
-        """Whether there is a constraint."""
         return self.given is not None or bool(self.use.callable_tools)
 
     def resolve(self, check: Check) -> StructuredOutputs | None:

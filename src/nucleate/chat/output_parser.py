@@ -46,8 +46,7 @@ class OutputParser:
     def finish(self, *, cut: bool = False) -> list[Event]:
         """End the text. Returns the rest.
 
-        cut: the model has not ended it. A call that has not named its tool, and a part of a marker, are then dropped;
-        otherwise they are text.
+        cut: the model has not ended it. A call without a name, and a part of a marker, are then dropped, else text.
         """
         self._reader.closed, self._reader.cut = True, cut
         self._advance()

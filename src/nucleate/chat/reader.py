@@ -37,7 +37,6 @@ class Reader:
         self._recorded: list[str] | None = None
 
     def push(self, text: str) -> None:
-        """Add text."""
         self._text, self._position = self._text[self._position :] + text, 0
 
     def record(self) -> None:
@@ -323,14 +322,17 @@ class Emitter:
         return events
 
     def content(self, text: str) -> None:
-        """Add text of the answer."""
-        if text := self._trimmed(text):
-            self._events.append(Content(self._joined(Content, text)))
+        self._add(Content, text)
 
     def reasoning(self, text: str) -> None:
-        """Add text of the reasoning."""
+        self._add(Reasoning, text)
+
+    def _add(self, kind: type[Content | Reasoning], text: str) -> None:
         if text := self._trimmed(text):
-            self._events.append(Reasoning(self._joined(Reasoning, text)))
+            gap = self._gap or "\n" if self._joins and kind in self._seen else ""
+            self._gap, self._joins = "", False
+            self._seen.add(kind)
+            self._events.append(kind(gap + text))
 
     def marker(self) -> None:
         """Drop the white space at the end of the text so far, and at the start of the text that follows."""
@@ -348,12 +350,7 @@ class Emitter:
         return True
 
     def arguments(self, text: str) -> None:
-        """Add text to the arguments of the call."""
         self._events.append(ToolCallDelta(self._num_calls - 1, arguments=text))
-
-    def end_arguments(self) -> None:
-        """Say that the arguments of the call are complete."""
-        self.has_arguments = True
 
     def end_call(self) -> None:
         """End the call. It is incomplete if its arguments are."""
@@ -372,13 +369,6 @@ class Emitter:
         if self._spaces and not self._skips_spaces:
             self._events.append(Reasoning(self._spaces) if reasoning else Content(self._spaces))
         self._spaces = ""
-
-    def _joined(self, kind: type, text: str) -> str:
-        if self._joins and kind in self._seen:
-            text = (self._gap or "\n") + text
-        self._seen.add(kind)
-        self._gap, self._joins = "", False
-        return text
 
     def _trimmed(self, text: str) -> str:
         if self._skips_spaces:

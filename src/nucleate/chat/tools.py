@@ -320,9 +320,8 @@ def _class_schema(kind: Any, where: str, depth: int) -> dict[str, Any]:
     elif typing.is_typeddict(kind):
         # ``__required_keys__`` is wrong for annotations that are strings.
         explicit = {typing.Required: True, typing.NotRequired: False}
-        fields = {
-            name: explicit.get(typing.get_origin(hint), name in kind.__required_keys__) for name, hint in hints.items()
-        }
+        named = kind.__required_keys__
+        fields = {name: explicit.get(typing.get_origin(hint), name in named) for name, hint in hints.items()}
     if fields is None:
         raise ParameterError("tools", f"{where}: the type {_shown(kind)} has no JSON schema")
     properties = {name: type_schema(hints[name], f"{where}.{name}", depth - 1) for name in fields}
@@ -340,12 +339,8 @@ def _without_definitions(value: Any, found: dict[str, Any]) -> Any:
 
 
 def _object_schema(properties: Mapping[str, Any], required: Sequence[str]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {**properties},
-        "required": [*required],
-        "additionalProperties": False,
-    }
+    made = {"type": "object", "properties": {**properties}, "required": [*required]}
+    return {**made, "additionalProperties": False}
 
 
 def _docstring(text: str) -> tuple[str, dict[str, str]]:

@@ -207,7 +207,7 @@ CONFIG, PLUGIN = "--config", "--plugin"
 OTHER_VARIABLES = frozenset({"API_KEYS", "CACHE", "PLUGINS", "THREADS", "WATERMARK_KEY_FILE", "TEST_GGUF"})
 """Variables that are not named after a flag."""
 COMMAND_LINE_ONLY = frozenset({"--help", "--help-all", "--debug", CONFIG})
-_BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 Values = dict[str, Any]
 
@@ -272,7 +272,7 @@ class Configuration:
 def _parse(parser: ArgumentParser, action: argparse.Action, flag: str, value: Any, source: str) -> Values:
     """Return what a flag with this value sets. source: the place of the value, for errors."""
     if action.nargs == 0:
-        given = _BOOLEANS.get(value.lower()) if isinstance(value, str) else None
+        given = BOOLEANS.get(value.lower()) if isinstance(value, str) else None
         if given is None:
             raise UsageError(f"{source} must be true or false, got {str(value)[:60]!r}")
         return parser.parse_given([flag]) if given else {action.dest: action.default}

@@ -36,7 +36,6 @@ COMMON = (
     *("INPUT", "OUTPUT", "--model", "--max-tokens", "--temperature", "--top-p"),
     *("--seed", "--n", "--max-num-seqs", "--retry-errors", "--overwrite", "--json-schema"),
 )
-"""The arguments that ``--help`` lists."""
 EXISTING = (
     Flag("--overwrite", "Discard the existing content of OUTPUT."),
     Flag("--retry-errors", "Process lines that failed before again."),
@@ -141,29 +140,24 @@ class LocalEngine:
     """One engine in this process."""
 
     def __init__(self, arguments: argparse.Namespace, values: dict[str, Any]) -> None:
-        from nucleate.engine.request import Request
+        from nucleate.batch.batch_runner import BatchRun
         from nucleate.llm import LLM
-        from nucleate.sampling_params import SamplingParams
 
-        self._llm = LLM(**flags.model_options(arguments))
-        self._engine = self._llm.new_engine(**flags.engine_options(arguments))
-        self._values, self._name = values, flags.model_names(arguments)[0]
+        llm = LLM(**flags.model_options(arguments))
+        engine = llm.new_engine(**flags.engine_options(arguments))
+        self._batch = BatchRun(llm, engine, values, flags.model_names(arguments)[0])
         self._in_progress = PREFETCH * arguments.max_num_seqs
-        self.runtime = self._llm.model.runtime
-        if structured := values.get("structured_outputs"):  # an error now, instead of one per request
-            self._engine.prepare(Request([0], SamplingParams(structured_outputs=structured)))
+        self.runtime = llm.model.runtime
 
     def process(self, entries: Iterator[tuple[JsonLine, BatchRequest]], results: BatchResults) -> None:
-        """Process lines."""
-        from nucleate.batch.batch_runner import BatchRun
-
-        batch = BatchRun(self._llm, self._engine, self._values, self._name, results.add)
+        batch = self._batch
+        batch.deliver = results.add
         for _, entry in entries:
             batch.start(entry)
-            while len(self._engine) >= self._in_progress:
+            while len(batch.engine) >= self._in_progress:
                 batch.step()
                 results.show(batch.tokens)
-        while len(self._engine):
+        while len(batch.engine):
             batch.step()
             results.show(batch.tokens)
 
@@ -188,7 +182,6 @@ class RayEngines:
         self.runtime = f"{self._actors.count} Ray actor{'s' * (self._actors.count > 1)}"
 
     def process(self, entries: Iterator[tuple[JsonLine, BatchRequest]], results: BatchResults) -> None:
-        """Process lines."""
         tokens = 0
         for result in self._actors.process(entries):
             tokens += result.tokens
@@ -249,7 +242,6 @@ class BatchOutput:
             os.close(self._fd)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append a record."""
         _write(self._fd, json.dumps(record, allow_nan=False).encode() + b"\n")
 
     def match_lines(self, lines: Iterable[JsonLine]) -> Iterator[tuple[JsonLine, bool]]:
@@ -364,7 +356,6 @@ class BatchResults:
         return self.tokens / max(time.perf_counter() - self._start, 1e-9)
 
     def add(self, result: LineResult) -> None:
-        """Write a record."""
         self._output.write(result.record)
         if result.failure is None:
             self.done += 1

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.cli.argument_parser import Flag, add_flags
+from nucleate.cli.argument_parser import Flag
 
 USAGE = "[OPTIONS]"
 
@@ -42,7 +42,6 @@ CHAINS: Mapping[str, Mapping[str, Any]] = {
     "typical .95, T .8": dict(temperature=0.8, typical_p=0.95, order="llama.cpp"),
     "mirostat v2": dict(mirostat_tau=5.0),
 }
-"""Sampling parameters of each measured pipeline."""
 KINDS = ("peaked", "flat", "shifted", "ties")
 FLAGS = (
     Flag("--vocabulary V", "Vocabulary size", 128_256),
@@ -53,10 +52,6 @@ FLAGS = (
 )
 
 Call = Callable[[], object]
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_flags(parser, FLAGS)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -28,7 +28,6 @@ COMMON = (
     *("--model", "--system", "--max-tokens", "--temperature", "--top-p"),
     *("--top-k", "--min-p", "--repetition-penalty", "--seed", "--json-schema"),
 )
-"""The arguments that ``--help`` lists."""
 HELP = """/set NAME VALUE   Set a sampling parameter, as in /set temperature 0.7. Without VALUE: restore the default.
 /params           Show the sampling parameters.
 /system TEXT      Start a new conversation with this system message.
@@ -149,21 +148,16 @@ class ChatSession:
         A message that causes an error leaves the conversation unchanged.
         """
         kept_messages = self.truncate(messages)
-        stream, parts, params = StreamPrinter(1), [], self.params
+        stream, params = StreamPrinter(1), self.params
         if params.seed is not None:  # each reply uses another seed
             params = params.replace(seed=(params.seed + self.replies) % 2**64)
         chunks = self.llm.stream_chat(kept_messages, params)
         self.replies += 1
         for _ in range((len(messages) - len(kept_messages)) // 2):
             print("(context nearly full: the oldest messages were removed)", file=sys.stderr)
-        try:
-            for chunk in chunks:
-                stream.print(chunk)
-                parts.append(chunk.text)
-        except KeyboardInterrupt:
-            pass
-        self.messages = [*kept_messages, {"role": "assistant", "content": "".join(parts)}]
-        return stream.end(self.llm.model.runtime)
+        status = stream.show(chunks, self.llm.model.runtime)
+        self.messages = [*kept_messages, {"role": "assistant", "content": stream.text}]
+        return status
 
     def truncate(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         """Remove the oldest messages while the conversation fills more than 3/4 of the context."""

@@ -21,7 +21,6 @@ COMMON = (
     *("--setting", "--settings", "--prompt", "--prompts", "--seeds", "--max-tokens"),
     *("--output", "--csv", "--plot", "--model", "--json"),
 )
-"""The arguments that ``--help`` lists."""
 FLAGS = (
     Flag("--setting FIELDS", "Fields to compare, NAME=VALUE ... (repeatable).", action="append"),
     Flag(

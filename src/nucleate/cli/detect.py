@@ -38,9 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     from nucleate.watermark import detect, read_watermark
 
     watermark = read_watermark(arguments.watermark, key)
-    text = (
-        flags.read_stdin() if arguments.file == "-" else flags.decode(Path(arguments.file).read_bytes(), arguments.file)
-    )
+    file = arguments.file
+    text = flags.read_stdin() if file == "-" else flags.decode(Path(file).read_bytes(), file)
     ids = given_tokenizer(arguments.model or EMBEDDED).encode(text, add_special_tokens=False)
     found = detect(ids, key, watermark)
     detected = found.p_value <= arguments.threshold

@@ -30,7 +30,6 @@ COMMON = (
     *("PROMPT", "--file", "--model", "--max-tokens", "--temperature", "--top-p", "--top-k"),
     *("--min-p", "--stop", "--seed", "--n", "--json-schema", "--json"),
 )
-"""The arguments that ``--help`` lists."""
 FLAGS = (
     Flag("--suffix TEXT", "Text that follows the output, for models with fill-in-the-middle tokens (default: none)."),
     Flag("--echo", "Print the prompt before each completion."),
@@ -74,19 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
         completion = llm.generate(prompt, params, suffix=suffix)[0]
         print(json.dumps({"prompt": prompt, **to_json(completion), "params": params.to_dict()}, allow_nan=False))
         return 1 if any(output.finish_reason == "error" for output in completion.outputs) else 0
-    chunks = llm.stream(prompt, params, suffix=suffix)
-    return show(chunks, StreamPrinter(params.n, echo), llm.model.runtime)
-
-
-def show(chunks: Iterable[CompletionChunk], stream: StreamPrinter, runtime: str) -> int:
-    """Print chunks as they arrive, then the statistics. Returns the exit status."""
-    status = 0
-    try:
-        for chunk in chunks:
-            stream.print(chunk)
-    except KeyboardInterrupt:
-        status = 130
-    return stream.end(runtime) or status
+    stream = StreamPrinter(params.n, echo)
+    status = stream.show(llm.stream(prompt, params, suffix=suffix), llm.model.runtime)
+    return status or (130 if stream.interrupted else 0)
 
 
 class StreamPrinter:
@@ -96,9 +85,19 @@ class StreamPrinter:
         self.echo, self.n, self.tokens, self.index = echo, n, 0, -1
         self.start, self.first = time.perf_counter(), 0.0
         self.last: CompletionChunk | None = None
+        self.text, self.interrupted = "", False  #: all text; whether Ctrl-C ended it
         self.failures: list[str] = []
         self.reasoning = False  #: whether the line of the reasoning has not ended
         self.validations: list[tuple[int, Validation]] = []
+
+    def show(self, chunks: Iterable[CompletionChunk], runtime: str) -> int:
+        """Print chunks as they arrive, until their end or Ctrl-C, then the statistics. Returns 1 if one failed."""
+        try:
+            for chunk in chunks:
+                self.print(chunk)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        return self.end(runtime)
 
     def print(self, chunk: CompletionChunk) -> None:
         if chunk.index != self.index:
@@ -108,7 +107,7 @@ class StreamPrinter:
             print(self.echo, end="")
         self.index, self.last = chunk.index, chunk
         self.first = self.first or time.perf_counter()
-        self.tokens += len(chunk.token_ids)
+        self.tokens, self.text = self.tokens + len(chunk.token_ids), self.text + chunk.text
         self._print_reasoning(chunk)
         print(chunk.text, end="", flush=True)
         if chunk.finish_reason == "error":
@@ -141,7 +140,7 @@ class StreamPrinter:
             print(f"nucleate: {which}{validation_text(validation)}", file=sys.stderr)
         for failure in self.failures:
             print(f"nucleate: generation failed: {failure}", file=sys.stderr)
-        return 1 if self.failures else 0
+        return int(bool(self.failures))
 
 
 def read_beams(arguments: argparse.Namespace, values: Mapping[str, Any]) -> BeamParams | None:

@@ -8,18 +8,14 @@ are those that generate gives with the same seed; for more than 5, prints one li
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import socket
 import sys
 import threading
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from nucleate.cli import flags
 from nucleate.cli.argument_parser import Flag, UsageError, add_flags
@@ -35,22 +31,14 @@ from nucleate.cli.inspect_tables import (
 )
 from nucleate.cli.sampling_flags import add_sampling, read_values
 from nucleate.cli.terminal import Terminal, wrapped
-from nucleate.engine.companions import admit_companion
-from nucleate.engine.request import admit, stages_of
+from nucleate.generation.loop import generate
 from nucleate.llm import LLM
-from nucleate.outputs import Finish
+from nucleate.outputs import CompletionChunk, Finish
 from nucleate.parameters.converters import install_extra
-from nucleate.sampling import noise, reference
-from nucleate.sampling.companion import combined_rows, split_combine
 from nucleate.sampling.distributions import is_stateful
-from nucleate.sampling.history import History
-from nucleate.sampling.presets import with_mask, without_mask
-from nucleate.sampling.stage import Combine, Pipeline
+from nucleate.sampling.sampler import Sampler, SamplerOutput
 from nucleate.sampling.trace import Trace, trace
 from nucleate.sampling_params import REQUEST_PARAMETERS, SamplingParams
-from nucleate.stopping.stop_matcher import StopMatcher
-from nucleate.structured_output import GrammarCompiler, Guide, compile_grammar
-from nucleate.tokenization.detokenizer import Detokenizer
 from nucleate.tokenization.tokenizer import Tokenizer, token_text
 
 USAGE = "[OPTIONS] [PROMPT]"
@@ -58,7 +46,6 @@ COMMON = (
     *("PROMPT", "--model", "--steps", "--top", "--temperature", "--top-p", "--top-k"),
     *("--min-p", "--order", "--seed", "--regex", "--json", "--web"),
 )
-"""The arguments that ``--help`` lists."""
 MAX_TABLES = 5
 """The maximum number of steps with a table per step."""
 
@@ -250,67 +237,37 @@ class InspectedToken(NamedTuple):
     finish: Finish | None
 
 
+class TracingSampler(Sampler):
+    """A sampler of one row that also traces its steps. last: the trace of the last step."""
+
+    last: Trace
+
+    def add(self, params: Any, prompt_ids: Sequence[int] = (), **options: Any) -> int:
+        self._given, self._prompt_ids = params, prompt_ids
+        return super().add(params, prompt_ids, **options)
+
+    def __call__(self, logits_RV: Any, rows: Any = None, *, mask: Any = None, companion: Any = None) -> SamplerOutput:
+        """Sample. The trace has all stages, the stateful ones with their state of this step."""
+        [row] = self.rows
+        output_ids, states = self.output_ids(row), iter([one for one in self.stages(row) if is_stateful(one)])
+        stages = tuple(next(states) if is_stateful(stage) else stage for stage in self._given)
+        words: dict[str, Any] = {"prompt_ids": [self._prompt_ids], "output_ids": [output_ids], "companion": companion}
+        [self.last] = trace(logits_RV, stages, **words, mask=mask, step=len(output_ids), seed=self.seed(row))
+        return super().__call__(logits_RV, rows, mask=mask, companion=companion)
+
+
 def inspected(llm: LLM, prompt_ids: list[int], params: SamplingParams, steps: int) -> Iterator[InspectedToken]:
     """Generate up to ``steps`` tokens, at least one, with their traces.
 
     Arguments are validated now; the model runs lazily. Raises ParameterError.
     """
-    model, tokenizer = llm.model, llm.tokenizer
-    rules = admit(model, tokenizer, prompt_ids, params)
-    first_stages = stages_of(params, model.vocab_size, tokenizer)
-    grammar = compile_grammar(params.structured_outputs, lambda: GrammarCompiler(tokenizer, model.vocab_size))
-    companion = None
-    if (stage := split_combine(first_stages)[0]) is not None:
-        companion, rules = admit_companion(stage, prompt_ids, rules, model, llm.companion_model)
-    rules = dataclasses.replace(rules, max_tokens=min(steps, rules.max_tokens or steps))
-
-    def generated() -> Iterator[InspectedToken]:
-        """The loop of ``generation/loop.py``, with ``trace`` instead of a ``Sampler``."""
-        seed = noise.fresh_seed() if params.seed is None else params.seed
-        detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
-        matcher, guide = StopMatcher(rules), None if grammar is None else Guide(grammar, ignore_eos=params.ignore_eos)
-        stages, output_ids, next_ids, other_ids = first_stages, list[int](), prompt_ids, list[int]()
-        context = model.begin()
-        if companion is not None:
-            other = ((companion.stage.companion_model and llm.companion_model) or model).begin()
-            other_ids = [*companion.prompt_ids]
-        while True:
-            logits_V, other_V = context.forward(next_ids), other.forward(other_ids) if other_ids else None
-            mask = None if guide is None else guide.mask()[0]
-            words: dict[str, Any] = {
-                "prompt_ids": prompt_ids,
-                "output_ids": output_ids,
-                "step": len(output_ids),
-                "mask": mask,
-            }
-            result = trace(logits_V, stages, **words, companion=other_V, seed=seed)
-            token, before = result.token_id, tuple(output_ids)
-            if token is None:
-                text = matcher.close(detokenizer.close())
-                yield InspectedToken(result, before, text, Finish("error", result.error))
-                return
-            text = matcher.push(token, "" if matcher.is_stop_token(token) else detokenizer.push(token))
-            if guide is not None and guide.accept_token(token):
-                matcher.complete()
-            if matcher.finish is not None:
-                text += matcher.close(detokenizer.close())
-            yield InspectedToken(result, before, text, matcher.finish)
-            if matcher.finish is not None:
-                return
-            if any(map(is_stateful, stages)):
-                logits_V = combined_rows([stage], logits_V[None], None if other_V is None else other_V[None])[0]
-                stages = _updated(logits_V, stages, History(prompt_ids, output_ids, mask), seed)
-            output_ids.append(token)
-            next_ids = [token]
-            other_ids = next_ids if companion is not None else []
-
-    return generated()
+    sampler = TracingSampler(llm.model.vocab_size)
+    options: dict[str, Any] = {"companion_model": llm.companion_model, "sampler": sampler, "steps": steps}
+    chunks = generate(llm.model, llm.tokenizer, prompt_ids, params, **options)
+    return (_inspected(sampler.last, sampler.output_ids(0), chunk) for chunk in chunks)
 
 
-def _updated(logits_V: NDArray[np.float32], stages: Pipeline, past: History, seed: int) -> Pipeline:
-    """The stages after the next token: stateful ones, such as mirostat, learn from it. logits_V: after guidance."""
-    own = split_combine(stages)[1]
-    masked = own if past.mask is None else with_mask(own)
-    updated = reference.run(logits_V, masked, seed, len(past.output), past).stages
-    first = stages[:1] if isinstance(stages[0], Combine) else ()
-    return (*first, *(updated if masked is own else without_mask(updated)))
+def _inspected(found: Trace, output_ids: tuple[int, ...], chunk: CompletionChunk) -> InspectedToken:
+    detail = chunk.stop_reason if found.error is None else found.error
+    finish = None if chunk.finish_reason is None else Finish(chunk.finish_reason, detail)
+    return InspectedToken(found, output_ids[: found.step], chunk.text, finish)

@@ -139,14 +139,13 @@ def percent(p: float) -> str:
 
 def bar(part: float, terminal: Terminal, length: int = BAR) -> str:
     """Return a bar of at most ``length`` characters, with eighths of a character if the terminal has them."""
-    if not terminal.has_unicode:
+    if "utf" not in terminal.encoding.lower():
         return "#" * max(1, round(part * length))
     whole, rest = divmod(max(1, round(part * length * 8)), 8)
     return "█" * whole + " ▏▎▍▌▋▊▉"[rest] * (rest > 0)
 
 
 TOKEN_WIDTH = 14
-"""The width of a token."""
 _STEP_LAYOUTS: tuple[tuple[tuple[str, ...], bool, int], ...] = (
     (("step", "token", "before", "after", ENTROPY, "left"), False, 32),
     (("step", "token", "before", "after", ENTROPY, "left"), True, 32),

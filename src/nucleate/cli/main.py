@@ -1,7 +1,8 @@
 """The entry point ``nucleate COMMAND ...``: runs a command, and reports errors in one line with an exit status.
 
 Exit status: 0 success; 1 failure (such as a model that cannot be loaded or a completion that ended with an error); 2
-wrong usage (flags, values, prompts); 130 interrupted. The module of a command is imported when the command is run.
+wrong usage (flags, values, prompts); 130 interrupted. The module of a command is imported when the command is run: its
+``FLAGS`` or ``add_arguments``, ``COMMON`` (the arguments that ``--help`` lists) and ``run``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import traceback
 from collections.abc import Mapping, Sequence
 
-from nucleate.cli.argument_parser import PLUGIN, ArgumentParser, Configuration, UsageError, flag_values
+from nucleate.cli.argument_parser import PLUGIN, ArgumentParser, Configuration, UsageError, add_flags, flag_values
 
 __all__ = ["COMMANDS", "UsageError", "main"]
 
@@ -122,7 +123,6 @@ def one_line(error: Exception) -> str:
 
 
 def run(arguments: list[str]) -> int:
-    """Find the command and run it."""
     if arguments[:1] == ["help"] and len(arguments) > 1:
         arguments = [arguments[1], "--help", *arguments[2:]]
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -151,7 +151,6 @@ def run(arguments: list[str]) -> int:
 
 
 def command_parser(name: str) -> ArgumentParser:
-    """Return the argument parser of a command."""
     command = importlib.import_module(f"nucleate.cli.{name}")
     prog = f"nucleate {name}"
     parser = ArgumentParser(
@@ -165,8 +164,11 @@ def command_parser(name: str) -> ArgumentParser:
 
 
 def add_arguments(parser: ArgumentParser, name: str) -> None:
-    """Add the arguments of a command to a parser."""
-    importlib.import_module(f"nucleate.cli.{name}").add_arguments(parser)
+    command = importlib.import_module(f"nucleate.cli.{name}")
+    if hasattr(command, "add_arguments"):
+        command.add_arguments(parser)
+    else:
+        add_flags(parser, command.FLAGS)
     text = "Load stages from a module or a .py file (repeatable; also: NUCLEATE_PLUGINS, separated by commas)."
     parser.add_argument(PLUGIN, action="append", metavar="MODULE", help=text)
     parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")

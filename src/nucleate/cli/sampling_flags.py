@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from nucleate.cli.argument_parser import Flag, UsageError, add_flags
+from nucleate.cli.argument_parser import BOOLEANS, Flag, UsageError, add_flags
 from nucleate.cli.flags import JSON_WHITESPACE, read_content
 from nucleate.parameters.parameter import Parameter, ParameterError, read_json, unknown
 from nucleate.sampling.pipeline_format import KIND as PIPELINE
@@ -68,7 +68,6 @@ STRUCTURED_FLAGS: Mapping[str, Flag] = {
         type=str,  # its error is that of the field
     ),
 }
-"""The flag of each field of ``StructuredOutputs``."""
 
 
 def add_sampling(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
@@ -113,7 +112,6 @@ def parameter_flag(parameter: Parameter) -> Flag:
 
 
 def format_default(default: Any) -> str:
-    """Format a default."""
     if isinstance(default, bool):
         return str(default).lower()
     if isinstance(default, int | str):
@@ -153,7 +151,7 @@ def parse_text(name: str, text: str) -> Any:
         raise unknown(name, FIELDS)
     parameter = FIELDS[name]
     if parameter.kind == "bool":
-        return parse_value(parameter, _BOOLEANS.get(text.lower(), text))
+        return parse_value(parameter, BOOLEANS.get(text.lower(), text))
     return parse_value(parameter, (text,) if parameter.kind in REPEATABLE else text)
 
 
@@ -176,7 +174,6 @@ def _pipeline(text: str) -> Any:
     return None if text.lower() == "none" else read_json(text, "pipeline") if text.startswith("[") else text
 
 
-_BOOLEANS = {"true": True, "on": True, "yes": True, "false": False, "off": False, "no": False}
 _PARSE: Mapping[str, Callable[[str], Any]] = {
     "float": float,
     "int": int,

@@ -34,7 +34,6 @@ COMMON = (
     *("--model", "--host", "--port", "--api-key-file", "--config", "--served-model-name", "--device"),
     *("--max-num-seqs", "--max-model-len", "--kv-cache-memory", "--speculative", "--log-level", "--log-format"),
 )
-"""The arguments that ``--help`` lists."""
 SERVER = (
     Flag(
         "--config FILE",

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from nucleate.cli.argument_parser import Flag, add_flags
+from nucleate.cli.argument_parser import Flag
 from nucleate.cli.sampling_flags import format_default
 from nucleate.parameters.parameter import unknown
 from nucleate.sampling.stage import shape_of
@@ -17,11 +17,10 @@ from nucleate.sampling.stages import STAGES
 
 WORDS = {True: "holds", False: "DOES NOT HOLD", None: "does not apply"}
 USAGE = "[--check NAME] [--json]"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    check = "Check the properties of a stage on random rows: neutral value, order, batches, backends."
-    add_flags(parser, (Flag("--json", "Print a JSON list instead of text."), Flag("--check NAME", check)))
+FLAGS = (
+    Flag("--json", "Print a JSON list instead of text."),
+    Flag("--check NAME", "Check the properties of a stage on random rows: neutral value, order, batches, backends."),
+)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -40,11 +40,6 @@ class Terminal:
         """What the current stdout can show."""
         return cls(columns(sys.stdout), has_colors(sys.stdout), sys.stdout.encoding or "ascii")
 
-    @property
-    def has_unicode(self) -> bool:
-        """Whether the encoding has all characters."""
-        return "utf" in self.encoding.lower()
-
     def paint(self, text: str, style: str) -> str:
         """The text in a style; an empty style changes nothing."""
         return f"\x1b[{STYLES[style]}m{text}\x1b[0m" if style and text and self.has_colors else text

@@ -13,10 +13,7 @@ from nucleate.cli.argument_parser import UsageError
 from nucleate.jit.native_library import writable
 
 USAGE = ""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add no arguments."""
+FLAGS = ()
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from nucleate.llm import LLM, progress_bar
 from nucleate.models.protocol import Model
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.sampling.stage import Tap
 from nucleate.sampling_params import SamplingParams
 
@@ -74,9 +74,7 @@ def compare(
 def _seeds(seeds: int | Sequence[int]) -> list[int]:
     found = [*range(seeds)] if isinstance(seeds, int) else [*seeds]
     if not found or len({*found}) < len(found) or not all(isinstance(one, int) and one >= 0 for one in found):
-        raise ParameterError(
-            "seeds", f"seeds must be a number from 1, or a list of different seeds, got {shown(seeds)}"
-        )
+        raise invalid_value("seeds", "a number from 1, or a list of different seeds", seeds)
     return found
 
 
@@ -115,7 +113,6 @@ class OutputScores(NamedTuple):
 
 
 def score(model: Model, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> OutputScores:
-    """Score an output."""
     if not token_ids:
         return OutputScores(None, None)
     context = model.begin()
@@ -182,7 +179,6 @@ class ResultsFile:
                 raise ParameterError("output", f"{self.path} has results of another comparison: {change}")
 
     def add(self, results: Sequence[OutputResult]) -> None:
-        """Add results, also to the file."""
         self.results.update((one.key, one) for one in results)
         self._append(map(asdict, results))
 

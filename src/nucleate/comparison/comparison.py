@@ -1,7 +1,6 @@
 """The result of a comparison: metrics per setting with bootstrap intervals, their trade-off, and its plot.
 
-docs/compare.md defines the  n-grams are over token ids. A metric that is not defined, as for texts that are too
-short, is NaN.
+docs/compare.md defines the metrics; n-grams are over token ids. An undefined metric, as for short texts, is NaN.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ NO_MATCH = 0.1
 
 
 def ngrams(tokens: Tokens, n: int) -> list[tuple[int, ...]]:
-    """All n-grams of a text, in order."""
     return [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
 
 
@@ -197,9 +195,7 @@ class Comparison:
             for name, own in self.estimates.items()
         ]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        table = [
-            "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines
-        ]
+        table = ["  ".join([one.ljust(widths[0]), *map(str.rjust, rest, widths[1:])]).rstrip() for one, *rest in lines]
         return "\n".join([*table, f"* on the trade-off curve of {self.x} and {self.y}"])
 
     def __repr__(self) -> str:  # what an interactive session shows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +31,15 @@ def generate(
     index: int = 0,
     grammars: GrammarCompiler | None = None,
     companion_model: Model | None = None,
+    *,
+    sampler: Sampler | None = None,
+    steps: int | None = None,
 ) -> Iterator[CompletionChunk]:
     """Generate output ``index`` of a prompt, one chunk per token. Arguments are validated now; the model runs lazily.
 
     grammars: a grammar compiler of the tokenizer; without one, it is created when structured output needs it.
-    companion_model: the weaker model of contrastive decoding.
+    companion_model: the weaker model of contrastive decoding. sampler: a new ``Sampler``, None: one of the loop's own.
+    steps: the maximum number of tokens, besides that of params.
     Raises ParameterError for a prompt that is empty, too long or outside the vocabulary, and for parameters that do not
     fit the model. Invalid logits end the output with finish_reason "error".
     """
@@ -46,8 +51,10 @@ def generate(
     companion = None
     if (stage := split_combine(stages)[0]) is not None:
         companion, rules = admit_companion(stage, prompt_ids, rules, model, companion_model)
-    models = (model, companion_model or model)
-    return run(models, tokenizer, tuple(prompt_ids), params, stages, rules, grammar, companion, index)
+    if steps is not None:
+        rules = replace(rules, max_tokens=min(steps, rules.max_tokens or steps))
+    models, sampler = (model, companion_model or model), Sampler(model.vocab_size) if sampler is None else sampler
+    return run(models, tokenizer, tuple(prompt_ids), params, stages, rules, grammar, companion, index, sampler)
 
 
 def run(
@@ -60,13 +67,13 @@ def run(
     grammar: CompiledGrammar | None,
     companion: Companion | None,
     index: int,
+    sampler: Sampler,
 ) -> Iterator[CompletionChunk]:
     """The loop of ``generate``, with validated arguments. models: the model and the companion model."""
     model, other_V = models[0], None
     detokenizer = Detokenizer(tokenizer, prompt_ids, skip_special_tokens=params.skip_special_tokens)
     matcher = StopMatcher(rules)
     guide = Guide(grammar, ignore_eos=params.ignore_eos) if grammar is not None else None
-    sampler = Sampler(model.vocab_size)
     seed = sampler.seed(sampler.add(stages, prompt_ids, seed=params.seed, index=index))
     context = model.begin()
     prompt_logprobs = None

@@ -2,8 +2,7 @@
 
 The script is for the notebook widget, and for saved pages that need no server. The modules follow rules that make
 joining a matter of lines: imports are of the form ``import {a, b} from "./x.js";``, on lines of their own, and have no
-cycles; exports are declarations (``export function f``); no top-level name occurs twice. Imports nothing of the rest of
-the package.
+cycles; exports are declarations (``export function f``); no top-level name occurs twice. Imports nothing of nucleate.
 """
 
 from __future__ import annotations

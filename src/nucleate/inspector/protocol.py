@@ -13,8 +13,7 @@ from typing import Any, Final
 from nucleate.inspector.draws import MAX_DRAWS
 from nucleate.inspector.store import InspectorError, Run
 from nucleate.inspector.trace_view import MAX_TOKENS
-from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import Parameter, ParameterError, unknown
+from nucleate.parameters.parameter import Parameter, ParameterError, entries, invalid_value
 from nucleate.sampling.presets import REQUESTABLE
 from nucleate.sampling.stage import Combine, shape_of
 from nucleate.sampling.stages import STAGES
@@ -102,20 +101,20 @@ class StepBody:
 
 def read_generate(body: Any) -> GenerateBody:
     """Read the body of ``generate``. Raises ParameterError."""
-    given = _fields(body, ("prompt", "messages", "parent", "params"))
-    inputs = [name for name in ("prompt", "messages", "parent") if given.get(name) is not None]
+    given = entries(body, ("prompt", "messages", "parent", "params"))
+    inputs = [name for name in ("prompt", "messages", "parent") if name in given]
     if len(inputs) != 1:
         raise ParameterError("prompt", f"give one of prompt, messages and parent, got {' and '.join(inputs) or 'none'}")
     prompt = _check("prompt", given.get("prompt"), str | None, "a text")
     messages = _check("messages", given.get("messages"), list | None, "a list")
-    parent = None if "parent" not in inputs else _parent(given["parent"])
+    parent = _parent(given["parent"]) if "parent" in given else None
     return GenerateBody(prompt, messages, parent, _params(given) or {})
 
 
 def read_step(body: Any, default_top: int) -> StepBody:
     """Read the body of ``trace`` or ``draws``. Raises ParameterError."""
-    given = _fields(body, ("run", "step", "params", "top", "include", "count"))
-    run, include = _check("run", given.get("run"), str, "the id of a run"), given.get("include") or []
+    given = entries(body, ("run", "step", "params", "top", "include", "count"))
+    run, include = _check("run", given.get("run"), str, "the id of a run"), given.get("include", [])
     if not isinstance(include, list) or len(include) > MAX_TOKENS or not all(_is_count(each) for each in include):
         raise ParameterError("include", f"include must be a list of at most {MAX_TOKENS} token ids")
     return StepBody(
@@ -132,11 +131,10 @@ def run_params(
     values: Mapping[str, Any], defaults: SamplingParams, max_tokens: int, default_max_tokens: int
 ) -> SamplingParams:
     """The parameters of an inspected request. Raises ParameterError."""
+    why = "the inspector shows one output with all probabilities"
     for name in UNUSABLE:
         if values.get(name) not in (None, (), [], 1):
-            raise ParameterError(
-                name, f"{name} cannot be set here: the inspector shows one output with all probabilities"
-            )
+            raise ParameterError(name, f"{name} cannot be set here: {why}")
     values = {name: value for name, value in values.items() if name not in UNUSABLE}
     unwanted = {name: FIELDS[name].default for name in UNUSABLE if name in defaults.fields_set}
     params = defaults.override(**values, **unwanted)
@@ -156,37 +154,25 @@ def branch_tokens(parent: Parent, run: Run, tokenizer: Tokenizer) -> tuple[int, 
 
 
 def _parent(value: Any) -> Parent:
-    given = _fields(value, ("run", "step", "token", "text"))
+    given = entries(value, ("run", "step", "token", "text"), "parent")
     _check("parent.run", given.get("run"), str, "the id of a run")
     token, text = given.get("token"), given.get("text")
     if (token is None) == (text is None):
         raise ParameterError("parent.token", "parent needs a token or a text, and not both")
     if token is not None and not _is_count(token):
-        raise ParameterError("parent.token", f"parent.token must be a token id, got {shown(token)}")
+        raise invalid_value("parent.token", "a token id", token)
     _check("parent.text", text, str | None, "a text")
     return Parent(given["run"], _integer(given, "step", 0, 2**31 - 1), token, text)
 
 
-def _fields(value: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ParameterError("body", f"the body must be a JSON object, got {shown(value)}")
-    for name in value:
-        if name not in names:
-            raise unknown(name, names, "field")
-    return value
-
-
 def _check(name: str, value: Any, kind: Any, words: str) -> Any:
     if not isinstance(value, kind):
-        raise ParameterError(name, f"{name} must be {words}, got {shown(value)}")
+        raise invalid_value(name, words, value)
     return value
 
 
-def _params(given: Mapping[str, Any]) -> dict[str, Any] | None:
-    values: dict[str, Any] | None = _check(
-        "params", given.get("params"), dict | None, "an object of sampling parameters"
-    )
-    return values
+def _params(given: Mapping[str, Any]) -> Any:
+    return _check("params", given.get("params"), dict | None, "an object of sampling parameters")
 
 
 def _is_count(value: object) -> bool:
@@ -196,5 +182,5 @@ def _is_count(value: object) -> bool:
 def _integer(given: Mapping[str, Any], name: str, low: int, high: int, default: int | None = None) -> int:
     value = given.get(name, default)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise ParameterError(name, f"{name} must be an integer from {low} to {high}, got {shown(value)}")
+        raise invalid_value(name, f"an integer from {low} to {high}", value)
     return value

@@ -52,7 +52,6 @@ class TokenStatistics(NamedTuple):
 
 
 def token_statistics(run: Run, position: int, token: int, inputs: SamplingInputs) -> TokenStatistics:
-    """The statistics of a sampled token."""
     x_V = inputs.logits
     top = float(x_V.max())
     d_V = (x_V - np.float32(top)).astype(np.float32, copy=False)
@@ -99,16 +98,13 @@ class Inspector:
         self._length, self.max_tokens = length, min(MAX_TOKENS, length)
 
     def text(self, token: int) -> str:
-        """The text of a token."""
         return token_text(self._llm.tokenizer, token)
 
     def settings(self, *, needs_key: bool = False) -> dict[str, Any]:
         """Describe the model and the parameters, for the controls of the page."""
         model, tokenizer = self._llm.model, self._llm.tokenizer
         given = {name: value for name, value in self._defaults.to_dict().items() if name != "pipeline"}
-        orders = {
-            name: [each if isinstance(each, str) else each[0] for each in order] for name, order in PRESETS.items()
-        }
+        orders = {name: [one if isinstance(one, str) else one[0] for one in order] for name, order in PRESETS.items()}
         return {
             "version": 1,
             "nucleate": version("nucleate"),

@@ -64,16 +64,13 @@ class Run:
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens of the output so far."""
         return [step.token_id for step in self.steps if step.token_id >= 0]
 
     def record(self, step: RecordedStep) -> None:
-        """See ``StepRecorder``."""
         self.steps.append(step)
         self.store.added(self, step)
 
     def record_draft(self, output_index: int, position: int, accepted: int, rejected: Sequence[int]) -> None:
-        """See ``StepRecorder``."""
         self.drafted.update(range(position, position + accepted))
         if rejected:
             self.rejected[position + accepted] = tuple(rejected)
@@ -113,7 +110,6 @@ class InspectionStore:
         return len(self._runs)
 
     def add(self, run: Run) -> None:
-        """Add a run."""
         with self._lock:
             self._runs[run.id] = run, monotonic()
             self._expire()

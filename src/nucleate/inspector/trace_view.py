@@ -115,10 +115,8 @@ def draw_view(trace: Trace, text: Callable[[int], str]) -> dict[str, Any] | None
         return _intervals(tokens, named)
     if groups is None:
         entries = _contest(tokens, named)
-        return {
-            "kind": "none",
-            "tokens": [named(each["id"]) | {"score": each["total"], "won": each["won"]} for each in entries],
-        }
+        scores = [named(each["id"]) | {"score": each["total"], "won": each["won"]} for each in entries]
+        return {"kind": "none", "tokens": scores}
     size = trace.steps[0].change.after.size
 
     def group(number: int) -> dict[str, Any]:

@@ -46,6 +46,5 @@ def checked(name: str, value: Any) -> Any:
 
 
 def given_values(options: Any) -> dict[str, Any]:
-    """The sampling parameters that are set."""
     found = options.model_dump(exclude_none=True)
     return {name: value for name, value in found.items() if name in FIELDS}

@@ -46,9 +46,8 @@ def params_of_rows(given: Any, count: int, copies: int, defaults: SamplingParams
 
 
 def _params(given: Any, defaults: SamplingParams | None) -> SamplingParams:
-    params = (
-        SamplingParams(pipeline=given) if isinstance(given, tuple) else SamplingParams() if given is None else given
-    )
+    params = SamplingParams(pipeline=given) if isinstance(given, tuple) else given
+    params = SamplingParams() if given is None else params
     if not isinstance(params, SamplingParams):
         allowed = "a SamplingParams, a tuple of stages, or a list with one of these per prompt"
         raise ParameterError("sampling_params", f"sampling_params must be {allowed}, got {shown(given)}")
@@ -98,7 +97,6 @@ class DecodingRows:
 
     @property
     def unfinished(self) -> list[int]:
-        """The rows that have not finished."""
         return [place for place, row in enumerate(self.rows) if not row.finished]
 
     def log_probabilities(self, logits_RV: Any) -> Any:
@@ -159,7 +157,6 @@ class _Row:
         self.finished, self.chunks = False, list[CompletionChunk]()
 
     def push(self, token: int, logprobs: StepLogprobs | None) -> None:
-        """Append a sampled token."""
         complete = self.guide is not None and self.guide.accept_token(token)
         self.chunks.append(self._output.push(token, logprobs, complete=complete))
         self.finished = self.chunks[-1].finish_reason is not None
@@ -239,14 +236,10 @@ class RowProcessor:
         if mask is not None:
             kept = mask.repeat_interleave(len(ids) // max(len(mask), 1), 0)
             if kept.shape != input_ids.shape:
-                shapes = f"{list(mask.shape)} for prompts {list(input_ids.shape)}"
-                raise ParameterError(
-                    "attention_mask", f"attention_mask must have the shape of the prompts, got {shapes}"
-                )
-            return [
-                [token for token, keep in zip(*row, strict=True) if keep]
-                for row in zip(ids, kept.tolist(), strict=True)
-            ]
+                got = f"got {list(mask.shape)} for prompts {list(input_ids.shape)}"
+                raise ParameterError("attention_mask", f"attention_mask must have the shape of the prompts, {got}")
+            rows = zip(ids, kept.tolist(), strict=True)
+            return [[token for token, keep in zip(*row, strict=True) if keep] for row in rows]
         starts = [next((i for i, token in enumerate(row) if token != self._pad), len(row) - 1) for row in ids]
         return [row[max(start, 0) :] for row, start in zip(ids, starts, strict=True)]
 
@@ -264,7 +257,6 @@ class RowProcessor:
             row.end("stop", drop=True)
 
     def end(self, done_B: Any, reason: FinishReason) -> None:
-        """End rows that the caller has ended."""
         if self._rows is not None:
             for row, done in zip(self._rows.rows, done_B.tolist(), strict=True):
                 if done:

@@ -8,8 +8,7 @@ from typing import Any
 from nucleate.chat.chat_format import RenderedChat
 from nucleate.chat.reasoning import effort_variables
 from nucleate.engine.request import Request
-from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.sampling_params import SamplingParams
 from nucleate.tokenization.chat_template import ChatTemplateOptions
 
@@ -19,11 +18,9 @@ def template_options(
 ) -> ChatTemplateOptions:
     """Return the options of the chat template from the arguments of a chat. Raises ParameterError."""
     if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, Mapping):
-        message = f"chat_template_kwargs must be a mapping, got {shown(chat_template_kwargs)}"
-        raise ParameterError("chat_template_kwargs", message)
+        raise invalid_value("chat_template_kwargs", "a mapping", chat_template_kwargs)
     if not isinstance(split_special_tokens, bool | None):
-        message = f"split_special_tokens must be true or false, got {shown(split_special_tokens)}"
-        raise ParameterError("split_special_tokens", message)
+        raise invalid_value("split_special_tokens", "true or false", split_special_tokens)
     effort = {} if reasoning_effort is None else effort_variables(reasoning_effort)
     variables = {**effort, **(chat_template_kwargs or {})}
     return ChatTemplateOptions(variables=variables, split_special_tokens=split_special_tokens is not False)

@@ -23,7 +23,7 @@ from nucleate.models.protocol import Model, ModelError
 from nucleate.outputs import Completion, CompletionChunk
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import with_suggestions
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.sampling.inputs import check_count
 from nucleate.sampling.pipeline_format import is_pipeline
 from nucleate.sampling.stage import Pipeline, Stage
@@ -95,8 +95,7 @@ class LLM:
         kv_cache_memory: int | None = None,
     ) -> None:
         if generation_config not in GENERATION_CONFIG:
-            allowed = " or ".join(GENERATION_CONFIG)
-            raise ParameterError("generation_config", f"generation_config must be {allowed}, got {generation_config!r}")
+            raise invalid_value("generation_config", " or ".join(GENERATION_CONFIG), generation_config)
         options = {
             "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens,
@@ -188,9 +187,7 @@ class LLM:
         chunks: list[list[Any]] = [[] for _ in requests]
         for index, output in with_progress(self._engine.run(requests), len(requests), use_tqdm):
             chunks[index].append(output.chunk)
-        return [
-            BeamCompletion.from_chunks(request.prompt_ids, own) for request, own in zip(requests, chunks, strict=True)
-        ]
+        return [BeamCompletion.from_chunks(one.prompt_ids, own) for one, own in zip(requests, chunks, strict=True)]
 
     def stream(
         self,
@@ -303,9 +300,8 @@ class LLM:
         """
         template = self.tokenizer.chat_template
         if template is None:
-            raise ModelError(
-                f"the model in {self.folder or 'memory'} has no chat template; use generate with a plain prompt"
-            )
+            where = self.folder or "memory"
+            raise ModelError(f"the model in {where} has no chat template; use generate with a plain prompt")
         return self.chat_format.render(list(messages), use, options, template)
 
     def new_engine(self, **options: Any) -> Engine:

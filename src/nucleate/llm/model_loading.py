@@ -65,10 +65,8 @@ def check_parallel(source: Any, speculation: Speculation | None) -> None:
         raise ParameterError(FIELD, f"tensor_parallel needs a model folder or a Hugging Face id, got {kind}")
     method = None if speculation is None else speculation.method
     if isinstance(method, str) and method not in TOKEN_METHODS:
-        allowed = ", ".join(TOKEN_METHODS)
-        raise ParameterError(
-            "speculative_config", f"with tensor_parallel, the methods are {allowed} or a proposer, got {shown(method)}"
-        )
+        rule = f"with tensor_parallel, the methods are {', '.join(TOKEN_METHODS)} or a proposer"
+        raise ParameterError("speculative_config", f"{rule}, got {shown(method)}")
 
 
 def load_parallel(source: Any, size: int, options: Mapping[str, str]) -> Model:

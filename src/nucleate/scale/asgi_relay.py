@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -38,6 +39,7 @@ SCOPE_FIELDS = (
 Messages = AsyncIterator[list[Message]]
 
 
+@dataclass(frozen=True)
 class Gateway:
     """Passes requests on, and their responses back as they are generated.
 
@@ -46,16 +48,10 @@ class Gateway:
     body is passed on up to there, and a replica rejects it.
     """
 
-    def __init__(
-        self,
-        open_stream: Callable[[dict[str, Any], bytes, str | None], Messages],
-        *,
-        max_body_bytes: int,
-        lost: tuple[type[BaseException], ...],
-        full: tuple[type[BaseException], ...],
-    ) -> None:
-        self._open_stream, self._max_body_bytes = open_stream, max_body_bytes
-        self._lost, self._full = lost, full
+    open_stream: Callable[[dict[str, Any], bytes, str | None], Messages]
+    max_body_bytes: int
+    lost: tuple[type[BaseException], ...]
+    full: tuple[type[BaseException], ...]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -69,12 +65,12 @@ class Gateway:
         response = _Response(scope, send)
         for _ in range(ATTEMPTS):
             try:
-                async for messages in self._open_stream(fields, body, key):
+                async for messages in self.open_stream(fields, body, key):
                     for message in messages:
                         await response.send(message)
-            except self._full:
+            except self.full:
                 await response.fail(unavailable("All replicas are at capacity. Retry after 1 s.", "queue_full"))
-            except self._lost:
+            except self.lost:
                 if not response.content_type:
                     continue  # nothing was sent: another replica can answer
                 await response.fail(_lost())
@@ -84,7 +80,7 @@ class Gateway:
     async def _read(self, receive: Receive) -> bytes | None:
         """Return the body; None if the client disconnects."""
         data, more = bytearray(), True
-        while more and len(data) <= self._max_body_bytes:
+        while more and len(data) <= self.max_body_bytes:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from nucleate.batch.batch_records import BatchRequest, JsonLine, LineError, error_record, read_line
 from nucleate.batch.batch_runner import BatchRun, LineResult
-from nucleate.engine.request import Request
 from nucleate.llm import LLM
 from nucleate.parameters.keywords import with_suggestions
 from nucleate.parameters.parameter import ParameterError
@@ -137,10 +136,8 @@ class LineEngine:
 
     def __init__(self, llm: Mapping[str, Any], engine: Mapping[str, Any], values: Mapping[str, Any], name: str) -> None:
         model = LLM(**llm)
-        new = model.new_engine(**engine)
-        if values.get("structured_outputs") is not None:  # an error now, instead of one per line
-            new.prepare(Request([0], SamplingParams(structured_outputs=values["structured_outputs"])))
-        self._run = BatchRun(model, new, values, name, self._deliver, line_seeds=True)
+        self._run = BatchRun(model, model.new_engine(**engine), values, name, line_seeds=True)
+        self._run.deliver = self._deliver
         self._results: dict[int, LineResult] = {}  # by the identity of the line
         self._lock = Lock()
 
@@ -224,17 +221,14 @@ class BatchActors:
             raise RuntimeError(f"Ray returned no result for {sum(waiting)} lines")
 
 
-class _Worker:
+class _Worker(LineEngine):
     """Processes blocks of lines in an actor."""
-
-    def __init__(self, llm: Mapping[str, Any], engine: Mapping[str, Any], values: Mapping[str, Any], name: str) -> None:
-        self._engine = LineEngine(llm, engine, values, name)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         import pyarrow as pa
 
         rows = zip(*table.to_pydict().values(), strict=True)
-        results = self._engine.run([read_line(JsonLine(number, digest, data)) for number, digest, data in rows])
+        results = self.run([read_line(JsonLine(number, digest, data)) for number, digest, data in rows])
         return pa.table(
             {
                 "number": [result.entry.number for result in results],

@@ -20,7 +20,6 @@ default only 2 others, which is too few for a prefix that is more popular than 3
 MAX_NUM_SEQS = 64
 """Default of the engine: sequences that run at once."""
 GATEWAY_REQUESTS = 2048
-"""Requests in flight per gateway."""
 
 
 @with_suggestions
@@ -136,12 +135,7 @@ class Ingress:
         from ray.exceptions import RayActorError
         from ray.serve.exceptions import BackPressureError
 
-        return Gateway(
-            self._open_stream,
-            max_body_bytes=self._max_body_bytes,
-            lost=(RayActorError,),
-            full=(BackPressureError,),
-        )
+        return Gateway(self._open_stream, self._max_body_bytes, lost=(RayActorError,), full=(BackPressureError,))
 
     async def _open_stream(self, scope: dict[str, Any], body: bytes, key: str | None) -> Messages:
         options = {"session_id": key} if key is not None else {}

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Match, Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.server.http_errors import CLOSE, HTTPError, error_response, is_anthropic
 
 VARIABLE = "NUCLEATE_API_KEYS"
@@ -145,8 +145,7 @@ ANY = "*"
 class HostMiddleware:
     """ASGI middleware that rejects requests for other hosts, or from pages of other hosts, with status 403.
 
-    hosts: allowed host names, besides those of this machine. origins: allowed origins of pages, besides pages of these
-    hosts; "*" allows any.
+    hosts: allowed host names, besides those of this machine. origins: further allowed origins of pages; "*" allows any.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str] = (), origins: Collection[str] = ()) -> None:
@@ -189,9 +188,7 @@ def check_origins(origins: Iterable[str]) -> None:
             valid = False
         if not valid and origin not in (ANY, "null"):
             example = "such as https://example.com or http://localhost:3000, without a path"
-            raise ParameterError(
-                "allow_origin", f"--allow-origin must be an origin {example}, or *, got {origin!r:.80}"
-            )
+            raise invalid_value("--allow-origin", f"an origin {example}, or *", origin, "allow_origin")
 
 
 def _forbidden(header: str, value: str, flag: str) -> HTTPError:

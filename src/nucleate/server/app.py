@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
@@ -28,7 +28,13 @@ from nucleate.server.openai.endpoints import ENDPOINTS
 from nucleate.server.openai.fields import are_token_ids, present_fields, reject_deep_nesting
 from nucleate.server.openai.messages import DETOKENIZE, TEMPLATE_FIELDS, TOKENIZE, read_messages, read_template_options
 from nucleate.server.openapi_document import document
-from nucleate.server.request_context import IGNORED_FIELDS_HEADER, Handler, RequestContext, RequestMiddleware
+from nucleate.server.request_context import (
+    IGNORED_FIELDS_HEADER,
+    Handler,
+    RequestContext,
+    RequestMiddleware,
+    reply_with,
+)
 from nucleate.server.request_log import RequestLog
 from nucleate.server.responses_api import RESPONSES
 from nucleate.server.service import Service
@@ -63,17 +69,17 @@ def application(
         **generation,
         **others,
         COUNT_URL: ("POST", partial(count_tokens, service)),
-        "/v1/models": ("GET", info.models),
+        "/v1/models": ("GET", partial(reply_with, info.models)),
         "/v1/models/{model:path}": ("GET", info.model),
         "/tokenize": ("POST", partial(answer, service, known=TOKENIZE, make=info.tokenize)),
         "/detokenize": ("POST", partial(answer, service, known=DETOKENIZE, make=info.detokenize)),
-        "/tokenizer_info": ("GET", info.tokenizer),
+        "/tokenizer_info": ("GET", partial(reply_with, info.tokenizer)),
         "/health": ("GET", info.health),
         "/ping": ("GET POST", info.health),
-        "/load": ("GET", info.load),
-        "/version": ("GET", info.version),
+        "/load": ("GET", partial(reply_with, lambda: {"server_load": service.num_requests})),
+        "/version": ("GET", partial(reply_with, lambda: {"version": __version__})),
         "/metrics": ("GET", info.metrics),
-        "/openapi.json": ("GET", info.openapi),
+        "/openapi.json": ("GET", partial(reply_with, lambda: info.document)),
         **page_routes("/docs", "The API page", page_files("nucleate.server", "api_page").get),
         **OllamaRoutes(service).routes(),
         **InspectorRoutes(service, metrics, needs_key=bool(keys)).routes(),
@@ -103,7 +109,7 @@ class InfoRoutes:
 
     def __init__(self, service: Service, metrics: Metrics, needs_key: bool, root_path: str) -> None:
         self._service, self._metrics = service, metrics
-        self._document = document(
+        self.document = document(
             service.name,
             __version__,
             service.limits,
@@ -112,8 +118,8 @@ class InfoRoutes:
             ignore_unknown=service.options.ignore_unknown_fields,
         )
 
-    async def models(self, context: RequestContext) -> None:
-        await context.reply(200, {"object": "list", "data": [self._model(name) for name in self._service.names]})
+    def models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [self._model(name) for name in self._service.names]}
 
     async def model(self, context: RequestContext) -> None:
         name = context.scope["path_params"]["model"]
@@ -130,20 +136,11 @@ class InfoRoutes:
         self._service.check_available()
         await context.reply(200, {"status": "ok"})
 
-    async def load(self, context: RequestContext) -> None:
-        await context.reply(200, {"server_load": self._service.num_requests})
-
-    async def version(self, context: RequestContext) -> None:
-        await context.reply(200, {"version": __version__})
-
-    async def openapi(self, context: RequestContext) -> None:
-        await context.reply(200, self._document)
-
     async def metrics(self, context: RequestContext) -> None:
         body, content_type = self._metrics.render()
         await context.reply(200, body, content_type=content_type)
 
-    async def tokenizer(self, context: RequestContext) -> None:
+    def tokenizer(self) -> dict[str, Any]:
         tokenizer = self._service.llm.tokenizer
         info = {
             "tokenizer_class": tokenizer.config.get("tokenizer_class") or "PreTrainedTokenizerFast",
@@ -153,7 +150,7 @@ class InfoRoutes:
             "bos_token_id": tokenizer.bos_token_id,
             "chat_template": tokenizer.chat_template,
         }
-        await context.reply(200, {**tokenizer.config, **tokenizer.special_tokens, **info})
+        return {**tokenizer.config, **tokenizer.special_tokens, **info}
 
     def tokenize(self, body: Any) -> dict[str, Any]:
         service, tokenizer, request = self._service, self._service.llm.tokenizer, read_tokenize(body)
@@ -166,10 +163,10 @@ class InfoRoutes:
         return {"count": len(ids), "max_model_len": service.max_model_len, "tokens": ids, "token_strs": strings}
 
     def detokenize(self, body: Any) -> dict[str, Any]:
-        service, request = self._service, read_detokenize(body)
-        service.check_model(request.model)
+        tokens, model = read_detokenize(body)
+        self._service.check_model(model)
         try:
-            return {"prompt": service.llm.tokenizer.decode(request.tokens, skip_special_tokens=False)}
+            return {"prompt": self._service.llm.tokenizer.decode(tokens, skip_special_tokens=False)}
         except ValueError as error:
             raise ParameterError("tokens", str(error)) from None
 
@@ -184,13 +181,6 @@ class TokenizeRequest:
     return_token_strs: bool = False  #: also return the tokens as strings
     model: str | None = None
     tool_use: ToolUse = NO_TOOLS
-
-
-class DetokenizeRequest(NamedTuple):
-    """Token ids to convert to text; none is negative."""
-
-    tokens: tuple[int, ...]
-    model: str | None = None
 
 
 @reject_deep_nesting
@@ -216,10 +206,10 @@ def read_tokenize(body: Any) -> TokenizeRequest:
 
 
 @reject_deep_nesting
-def read_detokenize(body: Any) -> DetokenizeRequest:
-    """Parse a body of ``/detokenize``. Raises ParameterError, which names the field."""
+def read_detokenize(body: Any) -> tuple[list[int], str | None]:
+    """Parse a body of ``/detokenize``: the tokens and the model. Raises ParameterError, which names the field."""
     given = present_fields(body, DETOKENIZE)
     tokens = given.get("tokens")
     if not isinstance(tokens, list) or not are_token_ids(tokens) or (tokens and min(tokens) < 0):
         raise invalid_value("tokens", "a list of token ids", tokens)
-    return DetokenizeRequest(tuple(tokens), given.get("model"))
+    return tokens, given.get("model")

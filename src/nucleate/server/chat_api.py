@@ -22,10 +22,10 @@ from nucleate.sampling_params import FIELDS
 from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai.endpoints import LONG_NAMES_CHAT
 from nucleate.server.openai.fields import COMMON, Declared, Value, reject_deep_nesting
-from nucleate.server.openai.json_encoding import dumps
+from nucleate.server.openai.json_encoding import dumps, json_parts
 from nucleate.server.openai.requests import ParsedRequest
 from nucleate.server.openai.response_format import RENAMED
-from nucleate.server.openai.responses import ResponseHead
+from nucleate.server.openai.responses import JSON, ResponseHead, TokenBodies
 from nucleate.server.openai.streams import split_calls
 from nucleate.tokenization.tokenizer import Tokenizer
 
@@ -186,7 +186,6 @@ class ChatBlocks:
         return self.last is not None and self.last.finish_reason == "length" and block is self.all[-1]
 
     def push(self, chunk: CompletionChunk) -> Iterator[BlockEvent]:
-        """Add a chunk."""
         open_call, calls = split_calls(chunk.tool_calls)
         for call in open_call:
             yield from self._call(call)
@@ -205,12 +204,9 @@ class ChatBlocks:
             yield from self._close()
 
     def _call(self, call: ToolCallDelta) -> Iterator[BlockEvent]:
-        current = self._current
         if call.name is not None:
             yield from self._open(Block("call", len(self.all), call.index, call.id or "", call.name))
-            current = self._current
-        if current is None or current.call_index != call.index:
-            current = next((block for block in self.all if block.call_index == call.index), None)
+        current = next((block for block in reversed(self.all) if block.call_index == call.index), None)
         if current is None:
             return
         current.incomplete |= call.incomplete
@@ -221,13 +217,13 @@ class ChatBlocks:
     def _add(
         self, kind: Literal["reasoning", "text"], text: str, logprobs: Sequence[StepLogprobs] = ()
     ) -> Iterator[BlockEvent]:
-        if self._current is None or self._current.kind != kind:
-            yield from self._open(Block(kind, len(self.all)))
         block = self._current
-        if block is not None:
-            block.parts.append(text)
-            block.logprobs += logprobs
-            yield BlockEvent("add", block, text, logprobs)
+        if block is None or block.kind != kind:
+            block = Block(kind, len(self.all))
+            yield from self._open(block)
+        block.parts.append(text)
+        block.logprobs += logprobs
+        yield BlockEvent("add", block, text, logprobs)
 
     def _open(self, block: Block) -> Iterator[BlockEvent]:
         yield from self._close()
@@ -269,12 +265,12 @@ class ChatEncoder(ABC):
 
     def __init__(self, given: EncoderInput) -> None:
         self.given = given
-        self.blocks = ChatBlocks()
+        self.blocks, self.tokens = ChatBlocks(), TokenBodies(given.request, given.tokenizer)
         self._started = False
 
     @abstractmethod
-    def body(self, usage: Usage) -> Iterator[str]:
-        """Yield the JSON of a whole response in parts. The blocks are complete."""
+    def body(self, usage: Usage) -> JSON:
+        """Return a whole response, as ``json_parts`` encodes it. The blocks are complete."""
 
     @abstractmethod
     def error(self, error: HTTPError) -> bytes:
@@ -318,7 +314,7 @@ class ChatEncoder(ABC):
         for chunk in chunks:
             for _ in self.blocks.push(chunk):
                 pass
-        return self.body(usage)
+        return json_parts(self.body(usage))
 
     @final
     def has_large_frame(self, chunks: Iterable[CompletionChunk]) -> bool:
@@ -331,11 +327,6 @@ class ChatEncoder(ABC):
             return ""
         self._started = True
         return self._start()
-
-
-def with_json(body: Mapping[str, Any], name: str, text: str) -> str:
-    """Return the JSON of an object with one more field, whose value is JSON already."""
-    return f"{dumps(body)[:-1]},{dumps(name)}:{text}}}"
 
 
 def event_frame(kind: str, body: Mapping[str, Any]) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 from nucleate.chat.output_parser import ChunkParser
 from nucleate.engine.beam_scheduler import ValidatedBeamRequest
@@ -35,44 +35,47 @@ Batch = list[tuple[int, EngineOutput]]
 """New outputs, each with the index of its prompt."""
 
 
+@dataclass(eq=False)
 class OutputRecorder:
     """Parses the engine outputs of a request, records them in metrics and log, and detects failures.
 
-    release: frees the queue slots of a prompt. sequences: of each prompt. structured_field: the body field with the
-    structured-output constraint, if there is one. parser: of the chunks of a chat.
+    An iteration over it yields what ``record`` returns; nothing, if there was no output for a while.
     """
 
-    def __init__(
-        self,
-        context: RequestContext,
-        metrics: Metrics,
-        release: Callable[[int], None],
-        service: Service,
-        sequences: Sequence[int],
-        structured_field: str | None,
-        parser: ChunkParser | None,
-    ) -> None:
-        self.cached_tokens = [0] * len(sequences)  #: prompt tokens from the prefix cache, by prompt
-        self._usage = Usage(0, 0)
-        self._log, self._start, self._metrics = context.log, context.start_time, metrics
-        self._release, self._service = release, service
-        self._structured_field, self._parser = structured_field, parser
+    batches: AsyncGenerator[Batch]
+    context: RequestContext
+    metrics: Metrics
+    release: Callable[[int], None]  #: frees the queue slots of a prompt
+    service: Service
+    sequences: Sequence[int]  #: of each prompt
+    structured_field: str | None  #: the body field with the structured-output constraint, if there is one
+    parser: ChunkParser | None  #: of the chunks of a chat
+
+    def __post_init__(self) -> None:
+        self.cached_tokens = [0] * len(self.sequences)  #: prompt tokens from the prefix cache, by prompt
+        self._usage, self._log = Usage(0, 0), self.context.log
         self._last_token_times: dict[tuple[int, int], float] = {}  # by prompt and index of the output
-        self._unfinished = dict(enumerate(sequences))  # by prompt
+        self._unfinished = dict(enumerate(self.sequences))  # by prompt
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> tuple[Batch, HTTPError | None]:
+        return self.record(await anext(self.batches))
 
     def record(self, batch: Batch) -> tuple[Batch, HTTPError | None]:
         """Record outputs. Returns all of them and None; or those before the first failed one, and its error."""
-        parser, now, last = self._parser, perf_counter(), self._last_token_times
+        parser, now, last = self.parser, perf_counter(), self._last_token_times
         if parser is not None:
             batch = [(prompt, output._replace(chunk=parser.parse(output.chunk))) for prompt, output in batch]
         for number, (prompt, output) in enumerate(batch):
             chunk = output.chunk
             key = prompt, chunk.index
             if key in last:
-                self._metrics.inter_token_latency.observe(now - last[key])
+                self.metrics.inter_token_latency.observe(now - last[key])
             elif self._log.time_to_first_token_seconds is None:
-                self._log.time_to_first_token_seconds = now - self._start
-                self._metrics.time_to_first_token.observe(now - self._start)
+                self._log.time_to_first_token_seconds = now - self.context.start_time
+                self.metrics.time_to_first_token.observe(now - self.context.start_time)
             last[key] = now
             if chunk.finish_reason is not None:
                 self._unfinished[prompt] -= 1
@@ -83,14 +86,14 @@ class OutputRecorder:
                 self._usage = total_usage([self._usage, output.usage])
                 self.cached_tokens[prompt] = output.usage.cached_tokens
                 self._log.completion_tokens += output.usage.completion_tokens
-                self._release(prompt)
+                self.release(prompt)
                 del self._unfinished[prompt]
         return batch, None
 
     @property
     def usage(self) -> Usage:
         """The usage of the prompts that are complete."""
-        reasoning = 0 if self._parser is None else self._parser.reasoning_tokens
+        reasoning = 0 if self.parser is None else self.parser.reasoning_tokens
         return replace(self._usage, reasoning_tokens=reasoning)
 
     def record_aborted(self) -> None:
@@ -100,11 +103,11 @@ class OutputRecorder:
         self._unfinished.clear()
 
     def _finish(self, reason: FinishReason, detail: str | int | None) -> HTTPError | None:
-        self._metrics.count_finished_sequence(reason)
+        self.metrics.count_finished_sequence(reason)
         self._log.finish_reasons.append(reason)
         if reason == "error":
-            return generation_failed(failure_message(detail), self._structured_field)
-        return shutting_down() if reason == "abort" and self._service.aborted else None
+            return generation_failed(failure_message(detail), self.structured_field)
+        return shutting_down() if reason == "abort" and self.service.aborted else None
 
 
 KEEP_ALIVE_SECONDS = 15.0
@@ -123,16 +126,16 @@ async def running(
     requests: Sequence[ValidatedRequest | ValidatedBeamRequest],
     structured_field: str | None,
     parser: ChunkParser | None = None,
-) -> AsyncIterator[tuple[AsyncGenerator[Batch], OutputRecorder]]:
-    """Run requests. Yields the batches of their outputs, and the recorder for them. Raises HTTPError."""
+) -> AsyncIterator[OutputRecorder]:
+    """Run requests. Yields their outputs as they are recorded. Raises HTTPError."""
     counts = [_sequences(request) for request in requests]
     with service.queue_slots([running for running, _ in counts]) as release:
         stream = service.engine.generate_all(requests, heartbeat_seconds=KEEP_ALIVE_SECONDS)
         async with aclosing(stream) as batches:
             finishing = [finishing for _, finishing in counts]
-            recorder = OutputRecorder(context, metrics, release, service, finishing, structured_field, parser)
+            recorder = OutputRecorder(batches, context, metrics, release, service, finishing, structured_field, parser)
             try:
-                yield batches, recorder
+                yield recorder
             finally:
                 recorder.record_aborted()
 
@@ -154,7 +157,6 @@ class GenerationEndpoint:
         self._parsing = asyncio.Semaphore(PARSED_AT_A_TIME)
 
     async def __call__(self, context: RequestContext) -> None:
-        """Handle a request within its timeout."""
 
         async def generate(data: bytes) -> None:
             with nullcontext() if self._api is None else self._api.own_names():
@@ -181,11 +183,11 @@ class GenerationEndpoint:
         log.prompt_tokens = sum(map(len, call.prompt_token_ids))
         self._metrics.prompt_tokens.inc(log.prompt_tokens)
         parser = call.chunk_parser()
-        async with running(context, service, self._metrics, call.prepared, field, parser) as (batches, recorder):
+        async with running(context, service, self._metrics, call.prepared, field, parser) as recorder:
             if call.parsed.stream and stream is not None:
-                await self._stream(context, stream, batches, recorder)
+                await self._stream(context, stream, recorder)
             else:
-                await self._respond(context, call, stream, batches, recorder)
+                await self._respond(context, call, stream, recorder)
 
     def _parse(self, context: RequestContext, data: bytes) -> tuple[GenerationCall, Encoder | None]:
         """Parse a body. Runs on a worker thread, because it may take long."""
@@ -201,16 +203,10 @@ class GenerationEndpoint:
         return call, kind(call.head, call.parsed, call.prompt_token_ids, self._service.llm.tokenizer)
 
     async def _respond(
-        self,
-        context: RequestContext,
-        call: GenerationCall,
-        encoder: Encoder | None,
-        batches: AsyncGenerator[Batch],
-        recorder: OutputRecorder,
+        self, context: RequestContext, call: GenerationCall, encoder: Encoder | None, recorder: OutputRecorder
     ) -> None:
         chunks: list[list[CompletionChunk]] = [[] for _ in call.prepared]
-        async for batch in batches:
-            outputs, failure = recorder.record(batch)
+        async for outputs, failure in recorder:
             if failure is not None:
                 raise failure
             for prompt, output in outputs:
@@ -246,15 +242,12 @@ class GenerationEndpoint:
             return json_parts(chat_body(call.head, call.parsed, completions[0], tokenizer, iter))
         return json_parts(completion_body(call.head, call.parsed, completions, tokenizer, iter))
 
-    async def _stream(
-        self, context: RequestContext, stream: Encoder, batches: AsyncGenerator[Batch], recorder: OutputRecorder
-    ) -> None:
-        async for batch in batches:
-            outputs, failure = recorder.record(batch)
+    async def _stream(self, context: RequestContext, stream: Encoder, recorder: OutputRecorder) -> None:
+        async for outputs, failure in recorder:
             if stream.has_large_frame(output.chunk for _, output in outputs):
                 frames = await self._service.run_in_thread(partial(_frames, stream, outputs), has_timeout=False)
             else:
-                frames = _frames(stream, outputs) if batch else stream.keep_alive()
+                frames = _frames(stream, outputs) if outputs or failure else stream.keep_alive()
             if frames:
                 await _start(context, stream)
                 await context.write(frames)

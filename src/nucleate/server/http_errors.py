@@ -57,12 +57,10 @@ def unavailable(message: str, code: str, kind: ErrorKind = "queue_full") -> HTTP
 
 
 def shutting_down() -> HTTPError:
-    """The server shuts down."""
     return unavailable("Server is shutting down.", "shutting_down", "shutdown")
 
 
 def timed_out(activity: str, seconds: float) -> HTTPError:
-    """An activity took too long."""
     return HTTPError(504, f"{activity} did not finish within {seconds:g} s.", code="timeout", kind="timeout")
 
 
@@ -118,11 +116,8 @@ NO_THREADS = "thread_unsupported_request"
 
 
 def anthropic_error(error: HTTPError, request_id: str | None = None) -> dict[str, Any]:
-    """Return Anthropic's error object."""
-    found: dict[str, Any] = {
-        "type": ANTHROPIC_TYPES.get(error.status, "invalid_request_error"),
-        "message": error.body["error"]["message"],
-    }
+    kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
+    found: dict[str, Any] = {"type": kind, "message": error.body["error"]["message"]}
     if error.code == NO_THREADS:
         found["details"] = {"error_code": error.code, "unsupported": ["thread"]}
     return {"type": "error", "error": found, "request_id": request_id}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from hashlib import sha256
@@ -15,7 +15,7 @@ from nucleate.inspector.page import inspector_file
 from nucleate.inspector.session import Inspector, OutputEvents
 from nucleate.inspector.store import InspectionStore, InspectorError
 from nucleate.outputs import CompletionChunk, Usage
-from nucleate.server.generation_endpoint import Batch, OutputRecorder, handle_request, running
+from nucleate.server.generation_endpoint import OutputRecorder, handle_request, running
 from nucleate.server.http_errors import HTTPError, unavailable
 from nucleate.server.metrics import Metrics
 from nucleate.server.openai.streams import KEEP_ALIVE, error_frame
@@ -77,14 +77,8 @@ class InspectorRoutes:
         self._threads = ThreadPoolExecutor(2, "nucleate-inspector")
         self._questions = 0
 
-    @property
-    def available(self) -> bool:
-        """Whether the server has an inspector."""
-        return self._service.limits.max_inspector_bytes > 0
-
     def routes(self) -> Routes:
-        """The handlers with their method, by path."""
-        if not self.available:
+        if not self._service.limits.max_inspector_bytes:
             return {}
         return {
             "/inspector/api/settings": ("GET", self.settings),
@@ -117,23 +111,18 @@ class InspectorRoutes:
         self._metrics.prompt_tokens.inc(log.prompt_tokens)
         spec = run.params.structured_outputs
         field = None if spec is None else "params"
-        async with running(context, service, self._metrics, [validated], field) as (batches, recorder):
+        async with running(context, service, self._metrics, [validated], field) as recorder:
             context.error_frame = lambda error: error_frame(error.body)
             await context.start_response(200, HEADERS)
             await context.write(_frame(event))
-            await self._stream(context, OutputEvents(self._inspector, run), batches, recorder)
+            await self._stream(context, OutputEvents(self._inspector, run), recorder)
 
-    async def _stream(
-        self,
-        context: RequestContext,
-        events: OutputEvents,
-        batches: AsyncGenerator[Batch],
-        recorder: OutputRecorder,
-    ) -> None:
-        async for batch in batches:
-            outputs, failure = recorder.record(batch)
+    async def _stream(self, context: RequestContext, events: OutputEvents, recorder: OutputRecorder) -> None:
+        async for outputs, failure in recorder:
             chunks, usage = [output.chunk for _, output in outputs], outputs[-1][1].usage if outputs else None
-            frames = await self._run(partial(_frames, events, chunks, usage)) if batch else KEEP_ALIVE
+            frames = KEEP_ALIVE
+            if outputs or failure:
+                frames = await self._run(partial(_frames, events, chunks, usage))
             await context.write(frames)
             if failure is not None:
                 raise failure

@@ -6,7 +6,7 @@ or the events of a stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, final
 
@@ -19,7 +19,7 @@ from nucleate.server import chat_api
 from nucleate.server.generation_endpoint import answer
 from nucleate.server.http_errors import NO_THREADS, HTTPError, anthropic_error
 from nucleate.server.openai import fields
-from nucleate.server.openai.json_encoding import dumps
+from nucleate.server.openai.json_encoding import Encoded
 from nucleate.server.openai.messages import TEMPLATE_FIELDS
 from nucleate.server.openai.responses import JSON
 from nucleate.server.request_context import RequestContext
@@ -53,14 +53,7 @@ def read_conversation(messages: Any, system: Any) -> list[dict[str, Any]]:
 
 def read_texts(value: Any, where: str, field: str) -> str:
     """Return a text, or the joined texts of blocks. field: the field that it belongs to. Raises ParameterError."""
-    if isinstance(value, str):
-        return value
-    texts = []
-    for index, block in enumerate(fields.LISTED.check(where, value, field)):
-        if not isinstance(block, Mapping) or block.get("type") != "text":
-            raise invalid_value(f"{where}[{index}]", "a block of type text", block, field)
-        texts.append(fields.read_text(block, "text", f"{where}[{index}]", field))
-    return SEPARATOR.join(texts)
+    return SEPARATOR.join(fields.read_parts(value, where, field, {"text": "text"}, "a block of type text"))
 
 
 def _message(role: str, blocks: list[Any], where: str) -> list[dict[str, Any]]:
@@ -134,11 +127,9 @@ class MessageEncoder(chat_api.ChatEncoder):
         super().__init__(given)
         self._shows_thinking = shows_thinking
 
-    def body(self, usage: Usage) -> Iterator[str]:
-        content = ",".join([self._content(block) for block in self.blocks.all])
-        message = {**self._message(usage), **_stop(self.blocks.last)}
-        del message["content"]
-        yield chat_api.with_json(message, "content", f"[{content}]")
+    def body(self, usage: Usage) -> JSON:
+        content = map(self._content, self.blocks.all)
+        return {**self._message(usage), **_stop(self.blocks.last), "content": content}
 
     def error(self, error: HTTPError) -> bytes:
         return chat_api.event_frame("error", anthropic_error(error)).encode()
@@ -184,17 +175,16 @@ class MessageEncoder(chat_api.ChatEncoder):
             "usage": _usage(usage),
         }
 
-    def _content(self, block: chat_api.Block) -> str:
-        """Return the JSON of a content block."""
+    def _content(self, block: chat_api.Block) -> JSON:
+        """Return a content block."""
         made = _empty(block)
         if block.kind == "call":
-            del made["input"]
-            return chat_api.with_json(made, "input", block.arguments)
-        if block.kind == "text":
+            made["input"] = Encoded(block.arguments)
+        elif block.kind == "text":
             made["text"] = block.text
         elif self._shows_thinking:
             made["thinking"] = block.text
-        return dumps(made)
+        return made
 
 
 def _empty(block: chat_api.Block) -> JSON:
@@ -375,13 +365,12 @@ COUNT_URL = "/v1/messages/count_tokens"
 
 async def count_tokens(service: Service, context: RequestContext) -> None:
     """Count the tokens of the prompt that ``/v1/messages`` would make."""
+
+    def count(body: Any) -> dict[str, Any]:
+        return {"input_tokens": service.count_chat_tokens(_translate(body))}
+
     with MESSAGES.own_names():
-        await answer(
-            service,
-            context,
-            COUNT_FIELDS,
-            lambda body: {"input_tokens": service.count_chat_tokens(_translate(body))},
-        )
+        await answer(service, context, COUNT_FIELDS, count)
 
 
 @chat_api.translator

@@ -17,10 +17,8 @@ from nucleate.server.http_errors import ErrorKind
 from nucleate.server.openai.response_format import FORMAT_FIELDS
 from nucleate.structured_output.spec import KINDS
 
-GENERATION_ROUTES = (
-    *("/v1/completions", "/v1/chat/completions"),
-    *("/v1/responses", "/v1/messages", "/api/chat", "/api/generate"),
-)
+_CHAT_APIS = ("/v1/responses", "/v1/messages", "/api/chat", "/api/generate")
+GENERATION_ROUTES = ("/v1/completions", "/v1/chat/completions", *_CHAT_APIS)
 OTHER = "other"
 """The route label of unknown paths: clients must not be able to create label values."""
 
@@ -50,49 +48,34 @@ class Metrics:
     def __init__(self, model: str, stats: Callable[[], EngineStats]) -> None:
         self._model = model.encode(errors="backslashreplace").decode()  # command lines may hold invalid UTF-8
         self._stats = stats
-        self._request_metrics = CollectorRegistry()
-        self._requests = self._counter("http_requests", "HTTP requests, by route and status.", "route", "status")
-        self._durations = self._histogram(
-            "http_request_duration_seconds", "Duration of successful HTTP requests, by route, in seconds.", "route"
-        )
-        self._latencies = self._histogram(
-            "e2e_request_latency_seconds", "Duration of successful generation requests, in seconds."
-        )
-        self._errors = self._counter("request_errors", "Requests that failed in the server, by kind of error.", "kind")
-        self._disconnects = self._counter(
-            "client_disconnects", "Clients that disconnected before the end of a response."
-        )
-        self._finished = self._counter(
-            "finished_sequences", "Finished sequences, by finish reason (a request may have several).", "finish_reason"
-        )
-        self._succeeded = Counter(
-            "vllm:request_success",
-            "Same as nucleate_finished_sequences_total, without errors.",
-            ("finished_reason",),
-            registry=self._request_metrics,
-        )
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of all requests.")
-        self.structured_outputs = self._counter(
-            "structured_output_requests", "Requests with structured output, by kind.", "kind"
-        )
-        self._structured_errors = self._counter(
-            "structured_output_errors", "Requests rejected because of an invalid structured-output constraint."
-        )
-        self.time_to_first_token = self._histogram(
-            "time_to_first_token_seconds", "Time to the first token of a request, in seconds."
-        )
-        self.inter_token_latency = self._histogram(
-            "inter_token_latency_seconds", "Time between tokens of a sequence, in seconds."
-        )
+        own = self._request_metrics = CollectorRegistry()
+
+        def count(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"nucleate_{name}", text, labels, registry=own)
+
+        def time(name: str, text: str, *labels: str) -> Histogram:
+            text = f"{text}, in seconds."
+            return Histogram(f"nucleate_{name}_seconds", text, labels, buckets=BUCKETS, registry=own)
+
+        self._requests = count("http_requests", "HTTP requests, by route and status.", "route", "status")
+        self._durations = time("http_request_duration", "Duration of successful HTTP requests, by route", "route")
+        self._latencies = time("e2e_request_latency", "Duration of successful generation requests")
+        self._errors = count("request_errors", "Requests that failed in the server, by kind of error.", "kind")
+        self._disconnects = count("client_disconnects", "Clients that disconnected before the end of a response.")
+        text = "Finished sequences, by finish reason (a request may have several)."
+        self._finished = count("finished_sequences", text, "finish_reason")
+        text = "Same as nucleate_finished_sequences_total, without errors."
+        self._succeeded = Counter("vllm:request_success", text, ("finished_reason",), registry=own)
+        self.prompt_tokens = count("prompt_tokens", "Prompt tokens of all requests.")
+        text = "Requests with structured output, by kind."
+        self.structured_outputs = count("structured_output_requests", text, "kind")
+        text = "Requests rejected because of an invalid structured-output constraint."
+        self._structured_errors = count("structured_output_errors", text)
+        self.time_to_first_token = time("time_to_first_token", "Time to the first token of a request")
+        self.inter_token_latency = time("inter_token_latency", "Time between tokens of a sequence")
         self._create_labels()
         self.registry = CollectorRegistry()
         self.registry.register(self)
-
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"nucleate_{name}", text, labels, registry=self._request_metrics)
-
-    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(f"nucleate_{name}", text, labels, buckets=BUCKETS, registry=self._request_metrics)
 
     def _create_labels(self) -> None:
         """Export all label values from the start, at 0."""
@@ -128,7 +111,6 @@ class Metrics:
                 self._latencies.observe(seconds)
 
     def count_finished_sequence(self, reason: FinishReason) -> None:
-        """Count a finished sequence."""
         self._finished.labels(reason).inc()
         if reason != "error":
             self._succeeded.labels(reason).inc()

@@ -5,7 +5,7 @@ Request bodies become those of chat completions. Responses are one object, or li
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
@@ -18,10 +18,10 @@ from nucleate.server.generation_endpoint import answer
 from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai import fields
 from nucleate.server.openai.endpoints import TEXT as COMPLETION
-from nucleate.server.openai.json_encoding import dumps, json_parts
+from nucleate.server.openai.json_encoding import Encoded, dumps, json_parts
 from nucleate.server.openai.messages import TOOL_FIELDS
-from nucleate.server.openai.responses import JSON, step_body
-from nucleate.server.request_context import RequestContext
+from nucleate.server.openai.responses import JSON
+from nucleate.server.request_context import RequestContext, reply_with
 from nucleate.server.service import Service
 
 _FIELDS: Mapping[str, fields.Field] = {
@@ -173,26 +173,21 @@ class OllamaEncoder(chat_api.ChatEncoder):
         super().__init__(given)
         self._in_message = in_message
 
-    def _content(self, text: str, reasoning: str, calls: Sequence[chat_api.Block]) -> str:
-        """Return the JSON of an object's fields for the content, without braces."""
+    def _content(self, text: str, reasoning: str, calls: Sequence[chat_api.Block]) -> JSON:
+        """Return the fields for the content."""
         thinking = {"thinking": reasoning} if reasoning else {}
         if not self._in_message:
-            return dumps({"response": text, **thinking})[1:-1]
-        message: JSON = {"role": "assistant", "content": text, **thinking}
-        encoded = ",".join(map(_encoded_call, calls))
-        made = chat_api.with_json(message, "tool_calls", f"[{encoded}]") if calls else dumps(message)
-        return f'"message":{made}'
+            return {"response": text, **thinking}
+        called = {"tool_calls": map(_call_body, calls)} if calls else {}
+        return {"message": {"role": "assistant", "content": text, **thinking, **called}}
 
-    def body(self, usage: Usage) -> Iterator[str]:
+    def body(self, usage: Usage) -> JSON:
         texts = {kind: [b.text for b in self.blocks.all if b.kind == kind] for kind in ("text", "reasoning")}
         calls = [block for block in self.blocks.all if block.kind == "call"]
         content = self._content("".join(texts["text"]), "".join(texts["reasoning"]), calls)
-        yield f"{dumps(self._head())[:-1]},{content}"
         steps = [step for block in self.blocks.all for step in block.logprobs]
-        if steps:
-            yield ',"logprobs":'
-            yield from json_parts(self._logprobs(steps))
-        yield f",{dumps(self._totals(usage))[1:]}"
+        logprobs = {"logprobs": map(self.tokens.step, steps)} if steps else {}
+        return {**self._head(), **content, **logprobs, **self._totals(usage)}
 
     def error(self, error: HTTPError) -> bytes:
         return (dumps({"error": error.body["error"]["message"]}) + "\n").encode()
@@ -213,13 +208,14 @@ class OllamaEncoder(chat_api.ChatEncoder):
         return self._line(text, reasoning, (), event.logprobs)
 
     def _end(self, usage: Usage) -> str:
-        return f"{dumps(self._head())[:-1]},{self._content('', '', ())},{dumps(self._totals(usage))[1:]}\n"
+        return dumps({**self._head(), **self._content("", "", ()), **self._totals(usage)}) + "\n"
 
     def _line(
         self, text: str, reasoning: str, calls: Sequence[chat_api.Block], logprobs: Sequence[StepLogprobs] = ()
     ) -> str:
-        steps = f',"logprobs":{dumps([*self._logprobs(logprobs)])}' if logprobs else ""
-        return f'{dumps(self._head())[:-1]},{self._content(text, reasoning, calls)}{steps},"done":false}}\n'
+        steps = {"logprobs": map(self.tokens.step, logprobs)} if logprobs else {}
+        line = {**self._head(), **self._content(text, reasoning, calls), **steps, "done": False}
+        return "".join(json_parts(line)) + "\n"
 
     def _head(self) -> JSON:
         now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
@@ -239,13 +235,10 @@ class OllamaEncoder(chat_api.ChatEncoder):
             "eval_duration": int((total - first) * NANOSECONDS),
         }
 
-    def _logprobs(self, steps: Sequence[StepLogprobs]) -> Iterator[JSON]:
-        return (step_body(step, self.given.tokenizer) for step in steps)
 
-
-def _encoded_call(block: chat_api.Block) -> str:
-    function = chat_api.with_json({"index": block.call_index, "name": block.name}, "arguments", block.arguments)
-    return chat_api.with_json({"id": block.id}, "function", function)
+def _call_body(block: chat_api.Block) -> JSON:
+    arguments = Encoded(block.arguments)
+    return {"id": block.id, "function": {"index": block.call_index, "name": block.name, "arguments": arguments}}
 
 
 CHAT_URL, GENERATE_URL = "/api/chat", "/api/generate"
@@ -380,23 +373,19 @@ class OllamaRoutes:
         self._service = service
 
     def routes(self) -> dict[str, tuple[str, Callable[[RequestContext], Awaitable[None]]]]:
-        """The handlers with their method, by path."""
         return {
-            "/api/tags": ("GET", self.tags),
+            "/api/tags": ("GET", partial(reply_with, self._tags)),
             "/api/show": ("POST", partial(answer, self._service, known=SHOW, make=self._show)),
-            "/api/version": ("GET", self.version),
+            "/api/version": ("GET", partial(reply_with, lambda: {"version": VERSION})),
         }
 
-    async def tags(self, context: RequestContext) -> None:
-        await context.reply(200, {"models": [self._model(name) for name in self._service.names]})
+    def _tags(self) -> dict[str, Any]:
+        return {"models": [self._model(name) for name in self._service.names]}
 
     def _model(self, name: str) -> dict[str, Any]:
         digest = sha256(name.encode(errors="replace")).hexdigest()
         model = {"name": name, "model": name, "modified_at": self._created(), "size": 0, "digest": digest}
         return {**model, "details": _DETAILS}
-
-    async def version(self, context: RequestContext) -> None:
-        await context.reply(200, {"version": VERSION})
 
     def _show(self, body: Any) -> dict[str, Any]:
         service, given = self._service, fields.present_fields(body, SHOW)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING
-from typing import Any, Final
+from typing import Any
 
 from nucleate.parameters.parameter import Parameter
 from nucleate.sampling.pipeline_format import KIND as PIPELINE
@@ -323,7 +323,3 @@ def _number_schema(parameter: Parameter, limits: ServerLimits) -> Schema:
 def _list_schema(items: Schema, most: int | None) -> Schema:
     schema: Schema = {"type": "array", "items": items}
     return schema if most is None else {**schema, "maxItems": most}
-
-
-OPEN_PAGE_ROUTES: Final = frozenset({"docs", "docs/{file}"})
-"""Names of the routes that need no API key: the page is the same for everybody; the document that it shows is not."""

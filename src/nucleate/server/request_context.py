@@ -72,9 +72,8 @@ class RequestContext:
         self.log = RequestLogFields()
         self._headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.id.encode())]  # of the response
         self._unread = False  # a part of the body that is needed
-        self.error_frame: Callable[[HTTPError], bytes] | None = (
-            None  #: makes the last frame of the stream that has started
-        )
+        self.error_frame: Callable[[HTTPError], bytes] | None = None
+        """Makes the last frame of the stream that has started."""
 
     @property
     def route(self) -> str:
@@ -87,7 +86,6 @@ class RequestContext:
         return perf_counter() - self.start_time
 
     def timing(self) -> Timing:
-        """Return the times so far."""
         return Timing(self.seconds, self.log.time_to_first_token_seconds or 0.0)
 
     async def body(self, max_bytes: int) -> bytes:
@@ -283,6 +281,11 @@ class RequestMiddleware:
         """Return the message of an error, unless it may quote the prompt or a grammar, which the log does not have."""
         is_private = error.param is not None and error.param.startswith(PRIVATE_FIELDS)
         return None if is_private and not self._log.prompts else error.message[:MAX_ERROR_CHARACTERS]
+
+
+async def reply_with(make: Callable[[], Any], context: RequestContext) -> None:
+    """Answer a request with what a function returns now."""
+    await context.reply(200, make())
 
 
 class Handler:

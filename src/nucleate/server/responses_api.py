@@ -7,7 +7,7 @@ end with it. Nothing is stored: ``store`` has no effect, and fields that need st
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, final
 
@@ -17,12 +17,12 @@ from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.server import chat_api
 from nucleate.server.http_errors import HTTPError
 from nucleate.server.openai import fields
-from nucleate.server.openai.json_encoding import dumps, json_parts
+from nucleate.server.openai.json_encoding import Encoded, dumps, json_parts
 from nucleate.server.openai.messages import TEMPLATE_FIELDS, TOOL_FIELDS
-from nucleate.server.openai.responses import JSON, step_body, validation_body
+from nucleate.server.openai.responses import JSON, validation_body
 
 _ROLES = ("user", "assistant", "system", "developer")
-_TEXT_PARTS = ("input_text", "output_text", "text")
+_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 def read_input(value: Any, instructions: str | None) -> list[dict[str, Any]]:
@@ -88,31 +88,16 @@ def _assistant(messages: list[dict[str, Any]], *new_after: str) -> dict[str, Any
 
 def read_content(value: Any, where: str) -> str:
     """Return the content of an item as one text. Raises ParameterError, also for images and files."""
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise invalid_value(where, "a string or a list of parts", value, "input")
-    return "".join(_part(part, f"{where}[{index}]") for index, part in enumerate(value))
-
-
-def _part(part: Any, where: str) -> str:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind == "refusal":
-        return fields.read_text(part, "refusal", where, "input")
-    if kind not in _TEXT_PARTS:
-        raise invalid_value(where, f"a part of type {', '.join(_TEXT_PARTS)} or refusal", part, "input")
-    return fields.read_text(part, "text", where, "input")
+    return "".join(fields.read_parts(value, where, "input", _PARTS, f"a part of type {' or '.join(_PARTS)}"))
 
 
 def _reasoning_text(item: Mapping[str, Any], where: str) -> str:
     """Return the text of a reasoning item: its content, or else its summary."""
     for name, kind in (("content", "reasoning_text"), ("summary", "summary_text")):
         parts = fields.LISTED.check(f"{where}.{name}", item.get(name) or [], "input")
-        for index, part in enumerate(parts):
-            if not isinstance(part, Mapping) or part.get("type") not in (kind, "text"):
-                raise invalid_value(f"{where}.{name}[{index}]", f"a part of type {kind}", part, "input")
-        if parts:
-            return "".join(fields.read_text(part, "text", f"{where}.{name}", "input") for part in parts)
+        kinds = {kind: "text", "text": "text"}
+        if texts := fields.read_parts(parts, f"{where}.{name}", "input", kinds, f"a part of type {kind}"):
+            return "".join(texts)
     return ""
 
 
@@ -152,13 +137,13 @@ class ResponseEncoder(chat_api.ChatEncoder):
             "background": False,
             "previous_response_id": None,
         }
-        self._request = dumps(request)[:-1]
+        self._request = {name: Encoded(dumps(value)) for name, value in request.items()}
         asked = request["reasoning"]  # for a summary: the reasoning then takes its place
         self._summarizes = any(asked.get(name) is not None for name in ("summary", "generate_summary"))
         self._reasoning_text = "reasoning_summary_text" if self._summarizes else "reasoning_text"
 
-    def body(self, usage: Usage) -> Iterator[str]:
-        return self._response(self._final(usage))
+    def body(self, usage: Usage) -> JSON:
+        return {**self._request, **self._final(usage)}
 
     def error(self, error: HTTPError) -> bytes:
         found = error.body["error"]
@@ -193,8 +178,7 @@ class ResponseEncoder(chat_api.ChatEncoder):
 
     def _steps(self, block: chat_api.Block, steps: Sequence[StepLogprobs]) -> JSON:
         """Return the field for the logprobs of a text."""
-        bodies = (step_body(step, self.given.tokenizer) for step in steps)
-        return {"logprobs": iter([*bodies])} if block.kind == "text" else {}
+        return {"logprobs": iter([*map(self.tokens.step, steps)])} if block.kind == "text" else {}
 
     def _end(self, usage: Usage) -> str:
         state = self._final(usage)
@@ -202,23 +186,13 @@ class ResponseEncoder(chat_api.ChatEncoder):
 
     def _lifecycle(self, kind: str, state: JSON) -> str:
         """Return an event with the whole response."""
-        name, number = f"response.{kind}", self._number
-        self._number += 1
-        response = "".join(self._response(state))
-        return f'event: {name}\ndata: {{"type":"{name}","sequence_number":{number},"response":{response}}}\n\n'
+        return self._frame(kind, {"response": {**self._request, **state}})
 
     def _frame(self, kind: str, fields: JSON) -> str:
         name, number = f"response.{kind}", self._number
         self._number += 1
         body = {"type": name, "sequence_number": number, **fields}
         return f"event: {name}\ndata: {''.join(json_parts(body))}\n\n"
-
-    def _response(self, state: JSON) -> Iterator[str]:
-        yield self._request
-        yield ","
-        parts = json_parts(state)
-        yield next(parts)[1:]  # the opening brace
-        yield from parts
 
     def _final(self, usage: Usage) -> JSON:
         """Return what a response has at its end."""
@@ -250,7 +224,6 @@ class ResponseEncoder(chat_api.ChatEncoder):
         return {**made, "type": "message", "role": "assistant", "content": content}
 
     def _part(self, block: chat_api.Block, *, empty: bool = False) -> JSON:
-        """Return the content part of an item."""
         text = "" if empty else block.text
         if block.kind == "reasoning":
             return {"type": "summary_text" if self._summarizes else "reasoning_text", "text": text}

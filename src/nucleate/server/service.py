@@ -69,7 +69,6 @@ class GenerationCall:
 
     @property
     def prompt_token_ids(self) -> list[Sequence[int]]:
-        """The token ids of each prompt."""
         return [one.token_ids for one in self.prompts]
 
     @property
@@ -152,8 +151,7 @@ class Service:
 
     name: the model name in responses, and one of those in requests. defaults: the parameters that a request does not
     set. The model runs once during construction, so that no request pays for its first, slower forward pass. Raises
-    ModelError if the model fails, and ParameterError for defaults beyond the limits or with a constraint that cannot be
-    enforced.
+    ModelError if the model fails, and ParameterError for defaults beyond the limits or that cannot be enforced.
     """
 
     def __init__(
@@ -198,11 +196,9 @@ class Service:
                     threads.shutdown(wait=False, cancel_futures=True)
 
     def drain(self) -> None:
-        """Reject new requests."""
         self.draining = True
 
     def abort(self) -> None:
-        """Abort the requests in flight."""
         self.draining = self.aborted = True
         self.engine.abort_all()
 

@@ -1,8 +1,7 @@
 """The columns of the logits that one rank has: their scores after the Shifts, sums over groups of them, and candidates.
 
 Rows stay on the device of the logits. Sums and draws over groups of 256 tokens run in compiled kernels once these are
-loaded, else in torch or NumPy. Shifts follow the rules of the stages, evaluated in float64 as by the reference backend,
-so the scores are the same.
+loaded, else in torch or NumPy. Shifts are the rules of the stages in float64, with the scores of the reference backend.
 """
 
 from __future__ import annotations

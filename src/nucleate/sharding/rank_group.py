@@ -41,9 +41,10 @@ class SetupError(ModelError):
 
 
 class Rank:
-    """rank, size: of this process in the default group of torch.distributed. timeout: seconds, see ``RankGroup``.
+    """What one rank has. Methods with names of ``Runner`` and ``Sampler`` do the same, for an object by its number.
 
-    All ranks create it together.
+    rank, size: of this process in the default group of torch.distributed. timeout: seconds, see ``RankGroup``. All
+    ranks create it together.
     """
 
     def __init__(self, rank: int, size: int, timeout: float) -> None:
@@ -91,7 +92,6 @@ class Rank:
             raise SetupError(str(error)) from None
 
     def release(self, numbers: Sequence[int]) -> None:
-        """Forget objects."""
         for number in numbers:
             self._objects.pop(number, None)
 
@@ -118,15 +118,13 @@ class Rank:
         return len(logits_LN)
 
     def fork(self, runner: int, forks: Sequence[Fork]) -> None:
-        """See ``Runner.fork``."""
         self._objects[runner][0].fork(forks)
 
     def move(self, runner: int, moves: Sequence[Move]) -> None:
-        """See ``Runner.move``."""
         self._objects[runner][0].move(moves)
 
     def capture(self, runner: int, layers: Sequence[int]) -> None:
-        """See ``Runner.capture_hidden_states``: all ranks have the same hidden states, and rank 0 keeps them."""
+        """Capture hidden states: all ranks have the same, and rank 0 keeps them."""
         batched = self._objects[runner][0]
         self._together(lambda: batched.capture_hidden_states(layers))
         batched.capture_enabled = self.rank == 0
@@ -137,23 +135,20 @@ class Rank:
         return gather_rows(self._exchange, self._layout, local_RN).float().numpy()
 
     def new_sampler(self, number: int, backend: str) -> None:
-        """Create a sampler."""
         self._objects[number] = ShardedSampler(self.model.vocab_size, backend=backend, timeout=self._timeout)
 
     def add(self, sampler: int, pipeline: Any, prompt_ids: Any, output_ids: Any, seed: int) -> Any:
-        """See ``Sampler.add``."""
         return self._objects[sampler].add(pipeline, prompt_ids, output_ids=output_ids, seed=seed)
 
     def remove(self, sampler: int, row: int) -> None:
-        """See ``Sampler.remove``."""
         self._objects[sampler].remove(row)
 
     def sample(self, sampler: int, source: Any, rows: Sequence[int], mask: Any) -> Any:
-        """See ``Sampler.__call__``. source: a number of logits with an index, or whole rows [R, V]."""
+        """Call a sampler. source: a number of logits with an index, or whole rows [R, V]."""
         return self._objects[sampler](self._local(source), self.model.first_id, rows, mask=mask)
 
     def accept(self, sampler: int, row: int, token: int, source: Any, mask_W: Any, distribution: Any) -> Any:
-        """See ``Sampler.accept``. source: as for ``sample``, of one row; None: the token is forced."""
+        """source: as for ``sample``, of one row; None: the token is forced."""
         local_N, first_id = None if source is None else self._local(source)[0], self.model.first_id
         return self._objects[sampler].accept(row, token, local_N, first_id, mask_W, distribution=distribution)
 

@@ -110,7 +110,7 @@ def device_of(device: str, index: int) -> str:
 
 
 class RankProcesses:
-    """The processes of the ranks from 1 on, and what they share."""
+    """``OtherProcesses`` that this one has started, and what they share."""
 
     def __init__(self, size: int, load: Sequence[Any]) -> None:
         folder, self._device, dtype = load
@@ -142,7 +142,6 @@ class RankProcesses:
         return join(store, 0, self.size, self._device)
 
     def ended(self) -> str:
-        """See ``OtherProcesses``."""
         codes = {rank: code for rank, one in enumerate(self.processes, 1) if (code := one.poll()) is not None}
         return ", ".join(
             f"rank {rank} " + (f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}")
@@ -150,7 +149,6 @@ class RankProcesses:
         )
 
     def stop(self, *, wait: bool) -> None:
-        """See ``OtherProcesses``."""
         end = time.monotonic() + (END_SECONDS if wait else 0.0)
         for process in self.processes:
             with suppress(subprocess.TimeoutExpired):
@@ -180,14 +178,12 @@ def loopback_only(environment: MutableMapping[str, str] = os.environ) -> Iterato
 
 
 class TorchrunProcesses:
-    """The processes of torchrun, which starts and ends them."""
+    """``OtherProcesses`` of torchrun, which starts and ends them, and reports those that have ended."""
 
     def ended(self) -> str:
-        """See ``OtherProcesses``: torchrun reports it."""
         return ""
 
     def stop(self, *, wait: bool) -> None:
-        """See ``OtherProcesses``."""
         if wait:
             time.sleep(SETTLE_SECONDS)
             dist.destroy_process_group()

@@ -26,17 +26,14 @@ class ShardLayout:
         self.columns = tuple(columns)
         self.size, self.group_count = size, -(-size // GROUP_SIZE)
         self.first_ids = tuple(first_ids)
-        self.counts = tuple(
-            max(0, min(first + count, size) - first) for first, count in zip(first_ids, columns, strict=True)
-        )
+        shards = zip(first_ids, columns, strict=True)
+        self.counts = tuple(max(0, min(first + count, size) - first) for first, count in shards)
         self.order = [rank for rank in np.argsort(first_ids, kind="stable").tolist() if self.counts[rank]]
         end, before = 0, "but the vocabulary begins"
         for rank in self.order:
-            if first_ids[rank] != end:
-                raise ShardError(
-                    f"the shards do not fit: rank {rank} starts at token {first_ids[rank]}, {before} at {end}"
-                )
-            end, before = first_ids[rank] + self.counts[rank], f"but rank {rank} ends"
+            if (start := first_ids[rank]) != end:
+                raise ShardError(f"the shards do not fit: rank {rank} starts at token {start}, {before} at {end}")
+            end, before = start + self.counts[rank], f"but rank {rank} ends"
         if end != size:
             raise ShardError(f"the shards do not fit: they end at token {end}, but the vocabulary has {size} tokens")
         self.first_groups = tuple(first // GROUP_SIZE for first in first_ids)

@@ -172,10 +172,8 @@ def top_p_bounds(fraction_B: Floats, weights_BG: Floats, tops_BG: Floats) -> NDA
     while (low_B < high_B).any():
         middle_B = (low_B + high_B) // 2
         enough_B = is_enough(middle_B)
-        low_B, high_B = (
-            np.where(enough_B, low_B, np.minimum(middle_B + 1, high_B)),
-            np.where(enough_B, middle_B, high_B),
-        )
+        low_B = np.where(enough_B, low_B, np.minimum(middle_B + 1, high_B))
+        high_B = np.where(enough_B, middle_B, high_B)
     return np.where(found_B, order_BG[rows, high_B], -1)
 
 

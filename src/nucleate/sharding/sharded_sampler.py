@@ -70,7 +70,6 @@ class SampledRow(NamedTuple):
 def sampled_rows(
     sampler: Sampler, logits_RV: object, numbers: list[int], masks_R: Masks, companion_RV: object = None
 ) -> list[SampledRow]:
-    """The results of a sampler's step."""
     given = [mask_W for mask_W in masks_R if mask_W is not None]
     out = sampler(logits_RV, numbers, mask=np.stack(given) if given else None, companion=companion_RV)
     logprobs = out.logprobs or [None] * len(numbers)

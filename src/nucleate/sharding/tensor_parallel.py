@@ -84,7 +84,7 @@ class ShardedLogits:
 
 
 class RankedSampler:
-    """The methods of ``Sampler`` that an engine needs. Logits are ``ShardedLogits``, or whole rows.
+    """The methods of ``Sampler`` that an engine needs, each as there. Logits are ``ShardedLogits``, or whole rows.
 
     Raises ParameterError for a backend that needs whole rows on a device.
     """
@@ -104,7 +104,6 @@ class RankedSampler:
         output_ids: Sequence[int] = (),
         seed: int,
     ) -> int:
-        """See ``Sampler.add``."""
         return int(self._group.call("add", self._number, pipeline, list(prompt_ids), list(output_ids), seed))
 
     @staticmethod
@@ -120,11 +119,9 @@ class RankedSampler:
             raise ParameterError("sampling_params", f"{rule}: {one_line(error)}") from error
 
     def remove(self, row: int) -> None:
-        """See ``Sampler.remove``."""
         self._group.call("remove", self._number, row)
 
     def stages(self, row: int) -> Pipeline:
-        """See ``Sampler.stages``."""
         return self._own.stages(row)
 
     def distributions(
@@ -136,18 +133,16 @@ class RankedSampler:
         *,
         parents: Sequence[int] | None = None,
     ) -> TargetDistributions:
-        """See ``Sampler.distributions``. Gathers whole rows; rank 0 computes."""
+        """Gathers whole rows; rank 0 computes."""
         return self._own.distributions(row, np.asarray(logits_NV), tokens, masks, parents=parents)
 
     def accept(
         self, row: int, token: int, logits_V: Any = None, mask_W: Any = None, *, distribution: Any = None
     ) -> Any:
-        """See ``Sampler.accept``."""
         source = None if logits_V is None else _source(logits_V[None])
         return self._group.call("accept", self._number, row, int(token), source, mask_W, distribution)
 
     def __call__(self, logits_RV: Any, rows: Sequence[int], *, mask: Any = None) -> Any:
-        """See ``Sampler.__call__``."""
         return self._group.call("sample", self._number, _source(logits_RV), list(rows), mask)
 
 
@@ -174,13 +169,11 @@ class ShardedRunner(Runner):
         return RankedSampler(self._group, backend)
 
     def forward(self, inputs: Sequence[ModelInput]) -> ShardedLogits:
-        """See ``Runner.forward``. Raises RunnerLostError."""
         rows = RankedRows(self._group, self.vocab_size)
         count = self._group.call("forward", self._number, rows.number, *self._packer.pack(inputs))
         return ShardedLogits(rows, range(count))
 
     def capture_hidden_states(self, layers: Sequence[int]) -> None:
-        """See ``Runner.capture_hidden_states``."""
         self._group.call("capture", self._number, tuple(layers))
 
     @property
@@ -198,12 +191,10 @@ class ShardedRunner(Runner):
         return self._own.hidden_states
 
     def fork(self, forks: Sequence[Fork]) -> None:
-        """See ``Runner.fork``."""
         if any(fork.block is not None for fork in forks):
             self._group.call("fork", self._number, list(forks))
 
     def move(self, moves: Sequence[Move]) -> None:
-        """See ``Runner.move``."""
         self._group.call("move", self._number, [move._replace(blocks=list(move.blocks)) for move in moves])
 
     def forget(self, key: int) -> None:

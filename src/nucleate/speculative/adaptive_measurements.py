@@ -98,8 +98,7 @@ def num_matching_tokens(draft: Draft, token_ids: Sequence[int], start: int) -> i
 
 
 BASELINE_INTERVAL, TRIAL_INTERVAL = 32, 6
-"""After so many steps with drafts, one without drafts is made to measure it: where drafts pay, and until that is known.
-"""
+"""After so many steps with drafts, one without is made to measure it: where drafts pay, and until that is known."""
 
 FIXED_COST_TOKENS = 20
 """Initial guess of the time of a step that does not depend on its tokens, in tokens."""
@@ -117,9 +116,7 @@ SLOPE_PRIOR_WEIGHT = 0.001
 """Weight of the initial guess of the slope, as a variance of x."""
 
 MAX_SLOWDOWN = 2.0
-"""Cap on the time of a step, as a multiple of a step without drafts and per token: a longer one was delayed by other
-processes.
-"""
+"""Cap on the time of a step, as a multiple of a step without drafts and per token: others delayed a longer one."""
 
 
 @dataclass
@@ -231,7 +228,6 @@ class LossLimit:
         return self.loss < -MAX_GAIN / 2
 
     def record_plain(self, steps: int = 1) -> None:
-        """Record steps without drafts."""
         self.pause = max(0, self.pause - steps)
 
     def end_pause_if_risen(self, acceptance_rate: float) -> None:

@@ -31,7 +31,6 @@ from nucleate.speculative.adaptive_measurements import (
 from nucleate.speculative.draft import NO_DRAFT, Draft, DraftContext, Proposer, TargetOutput, truncate
 
 MAX_SHADOW_TOKENS = 4
-"""The most tokens of a shadow draft."""
 
 WIDTH_EMA_WEIGHT = 0.1
 """Weight of one tree in the moving average of the width of trees."""
@@ -107,7 +106,6 @@ class AdaptiveProposer(Proposer):
         return self._shared_counts.rate(0, PRIOR_RATE, PRIOR_WEIGHT)
 
     def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
-        """See ``Proposer.propose``."""
         begin = perf_counter()
         if self._baseline_due:  # a step without drafts, to measure it
             return [NO_DRAFT] * len(contexts)
@@ -228,7 +226,6 @@ class AdaptiveProposer(Proposer):
         return int(min(steps, self._loss_limit.pause or steps, self._retry_step - self._num_steps, MAX_REST_STEPS))
 
     def observe(self, outputs: Sequence[TargetOutput]) -> None:
-        """See ``Proposer.observe``."""
         begin = perf_counter()
         self._proposer.observe(outputs)
         self._shadow_budget.observe()
@@ -241,7 +238,6 @@ class AdaptiveProposer(Proposer):
             self._shadow_budget.charge(seconds)
 
     def accepted(self, key: int, count: int) -> None:
-        """See ``Proposer.accepted``."""
         rates = self._rates.get(key)
         if rates is not None and rates.drafted:
             rates.record(rates.drafted, count)
@@ -250,7 +246,6 @@ class AdaptiveProposer(Proposer):
             self._proposer.accepted(key, count)
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``."""
         rates = self._rates.pop(key, None)
         if rates is not None:
             rates.compare(output_ids)

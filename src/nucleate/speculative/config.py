@@ -10,7 +10,7 @@ import numpy as np
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.keywords import UnknownKeywordError, with_suggestions
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.speculative.acceptance import RULES
 from nucleate.speculative.adaptive_proposer import AdaptiveProposer
 from nucleate.speculative.draft import Proposer
@@ -32,7 +32,6 @@ TRAINED_METHODS = ("draft", "medusa", "eagle", "dflash", "mtp")
 METHODS = (*TOKEN_METHODS, *TRAINED_METHODS)
 
 TREE_METHODS = ("suffix", "medusa", "eagle")
-"""Draft methods that can propose trees."""
 
 MAX_DRAFT_TOKENS = 64
 
@@ -70,8 +69,7 @@ class Speculation:
             number = getattr(self, name)
             is_integer = isinstance(number, int | np.integer) and not isinstance(number, bool)
             if not is_integer or not 1 <= number <= MAX_DRAFT_TOKENS:
-                message = f"{name} must be an integer in 1..{MAX_DRAFT_TOKENS}, got {shown(number)}"
-                raise ParameterError(FIELD, message)
+                raise invalid_value(name, f"an integer in 1..{MAX_DRAFT_TOKENS}", number, FIELD)
         if self.tree_width > 1 and not callable(self.method) and self.method not in TREE_METHODS:
             message = f"tree_width must be 1 for the method {self.method!r}, got {self.tree_width}"
             raise ParameterError(FIELD, f"{message}; only {', '.join(TREE_METHODS)} propose trees")
@@ -100,8 +98,7 @@ class Speculation:
             except UnknownKeywordError as error:
                 raise ParameterError(FIELD, f"{FIELD}: {error}") from None
         if not isinstance(value, str):
-            message = f"{FIELD} must be a method, a Speculation, a mapping of its fields or None, got {shown(value)}"
-            raise ParameterError(FIELD, message)
+            raise invalid_value(FIELD, "a method, a Speculation, a mapping of its fields or None", value)
         return cls(value)
 
     def bind_model(self, model: Any) -> Speculation:
@@ -132,4 +129,4 @@ class Speculation:
 
 def _check_name(field: str, value: object, names: tuple[str, ...]) -> None:
     if value not in names:
-        raise ParameterError(FIELD, f"{field} must be one of {', '.join(names)}, got {shown(value)}")
+        raise invalid_value(field, f"one of {', '.join(names)}", value, FIELD)

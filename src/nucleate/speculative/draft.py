@@ -140,11 +140,7 @@ class Draft:
 
     def prefix(self, count: int) -> Draft:
         """The first ``count`` tokens, which are a draft too."""
-        if count >= len(self.tokens):
-            return self
-        count = max(0, count)
-        parents = None if self.parents is None else self.parents[:count]
-        return Draft(self.tokens[:count], parents, None if self.distributions is None else self.distributions[:count])
+        return select_nodes(self, range(max(0, min(count, len(self.tokens)))))
 
 
 NO_DRAFT = Draft()

@@ -304,7 +304,6 @@ def _insert(
 
 @jit
 def _copy(i: Any, j: Any, tree_8N: Any, p_N: Any) -> None:
-    """Copy candidate i to place j."""
     p_N[j] = p_N[i]
     for row in range(DEPTH + 1):
         tree_8N[row, j] = tree_8N[row, i]

@@ -60,7 +60,6 @@ class NgramProposer(Proposer):
         self._out = np.empty(0, np.int64)
 
     def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
-        """See ``Proposer.propose``."""
         if (longest := max(max_tokens, default=0)) > len(self._out):
             self._out = np.empty(longest, np.int64)
         return [self._propose(context, count) for context, count in zip(contexts, max_tokens, strict=True)]
@@ -74,5 +73,4 @@ class NgramProposer(Proposer):
         return Draft(tuple(self._out[:found].tolist())) if found else NO_DRAFT
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``."""
         self._tokens.pop(key, None)

@@ -24,24 +24,20 @@ HASH_FACTOR = secrets.randbits(63) | 1
 
 INDEX_CHUNK_SIZE = 4096
 """Maximum number of tokens of a sequence that one call of ``propose`` indexes, so that a long prompt does not stall the
-other sequences. The latest tokens are matched against the indexed ones.
-"""
+other sequences. The latest tokens are matched against the indexed ones."""
 
 LINK, LENGTH, COUNT, CONTINUED, TOP, FIRST = range(6)
 """The columns of ``states``: the state of the longest suffix that ends at more positions; the length of the longest
 substring; the number of occurrences, and of those with a next symbol; the edges (rows of ``edges``, or NOTHING) of the
-most frequent next symbol (ties: the latest) and of the list of all next symbols.
-"""
+most frequent next symbol (ties: the latest) and of the list of all next symbols."""
 
 SYMBOL, SOURCE, TARGET, NEXT = range(4)
 """The columns of ``edges``: the symbol, the states before and after it (ROOT: the row is empty), and the next edge of
-the list of its source, or NOTHING.
-"""
+the list of its source, or NOTHING."""
 
 NUM_STATES, LAST, SUFFIX_STATE, SIZE = range(4)
 """The elements of ``head``: the number of states; the state of the whole text, and of its last ``depth`` symbols; and
-the number of symbols.
-"""
+the number of symbols."""
 
 
 class CountingAutomaton:
@@ -61,7 +57,6 @@ class CountingAutomaton:
         self.edges = np.zeros((1, 4), np.int64)
 
     def extend(self, symbols: NDArray[np.int64], start: int, stop: int) -> None:
-        """Append ``symbols[start:stop]``."""
         self._reserve(self.size + stop - start)
         DRAFTS.push_symbols(self.head, self.states, self.edges, self.depth, HASH_FACTOR, symbols, start, stop)
         self.size += stop - start
@@ -105,12 +100,9 @@ class SuffixProposer(Proposer):
         index_chunk_size: int = INDEX_CHUNK_SIZE,
         tree_width: int = 1,
     ) -> None:
-        for name, value, low in (
-            ("max_suffix_length", max_suffix_length, 1),
-            ("max_cached_tokens", max_cached_tokens, 0),
-            ("index_chunk_size", index_chunk_size, 1),
-            ("tree_width", tree_width, 1),
-        ):
+        least = {"max_suffix_length": 1, "max_cached_tokens": 0, "index_chunk_size": 1, "tree_width": 1}
+        given = max_suffix_length, max_cached_tokens, index_chunk_size, tree_width
+        for (name, low), value in zip(least.items(), given, strict=True):
             if value < low:
                 raise ValueError(f"{name} must be >= {low}, got {value}")
         if not max_spec_factor > 0:
@@ -125,7 +117,6 @@ class SuffixProposer(Proposer):
         self._probabilities_N = np.empty(0)
 
     def propose(self, contexts: Sequence[DraftContext], max_tokens: Sequence[int]) -> list[Draft]:
-        """See ``Proposer.propose``."""
         if (longest := max(max_tokens, default=0)) > len(self._probabilities_N):
             self._ranked_W = np.empty(min(self.tree_width, longest + 1), np.int64)
             self._tree_8N, self._probabilities_N = np.empty((8, longest), np.int64), np.empty(longest)
@@ -148,7 +139,6 @@ class SuffixProposer(Proposer):
         return Draft(*map(tuple, self._tree_8N[6:, :found].tolist()))
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``."""
         self._indices.pop(key, None)
         self.learn(output_ids)
 

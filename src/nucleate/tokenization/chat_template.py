@@ -16,6 +16,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from nucleate.parameters.converters import one_line
 from nucleate.parameters.parameter import ParameterError
 
 if TYPE_CHECKING:
@@ -69,10 +70,8 @@ def render(
     continued.
     """
     check_messages(messages)
-    if len(template) > MAX_TEMPLATE:
-        raise ParameterError(
-            "messages", f"the chat template has {len(template)} characters; allowed are {MAX_TEMPLATE}"
-        )
+    if (size := len(template)) > MAX_TEMPLATE:
+        raise ParameterError("messages", f"the chat template has {size} characters; allowed are {MAX_TEMPLATE}")
     variables = {**options.variables, **(special_tokens or {})}
     context: dict[str, object] = {"tools": None, "documents": None, **variables}  # templates test these against None
     if options.continue_final_message:
@@ -127,9 +126,8 @@ def _check_time() -> None:
 
 
 def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())[:300] or type(error).__name__
     number = getattr(error, "lineno", None)
-    return f"line {number}: {text}" if number else text
+    return f"line {number}: {one_line(error)}" if number else one_line(error)
 
 
 def check_messages(messages: object) -> None:

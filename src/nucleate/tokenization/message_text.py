@@ -77,8 +77,7 @@ def mark_messages(parts: Sequence[tuple[Any, SpecialTexts]]) -> tuple[list[Any],
     """Return values with marks after the first character of each special token in their texts, and the mark.
 
     parts: values (objects, lists and texts in any nesting), each with its special tokens; keys and other values stay as
-    they are. The mark is empty if there is none. Raises ParameterError for texts that have every character that may be
-    a mark.
+    they are. The mark is empty if there is none. Raises ParameterError for texts with every possible mark.
     """
     texts: list[str] = []
     starts: list[list[int]] = []

@@ -1,7 +1,6 @@
 """Prompts that no chat template renders: those that Python callers pass, and those for fill-in-the-middle (FIM).
 
-With fill-in-the-middle, the output goes between a prefix and a suffix. The format of a model follows from the special
-tokens in its vocabulary.
+With fill-in-the-middle, the output goes between a prefix and a suffix. The special tokens of a model show its format.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
-from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import ParameterError
+from nucleate.parameters.parameter import ParameterError, invalid_value
 from nucleate.tokenization.tokenizer import Tokenizer
 
 
@@ -22,8 +20,7 @@ def check_prompts(prompts: Any) -> list[Any]:
     """Return prompts as a list; each prompt is checked when it is encoded. Raises ParameterError."""
     given = [prompts] if isinstance(prompts, str) else as_list(prompts)
     if given is None:
-        allowed = "a string, or a list of strings or of lists of token ids"
-        raise ParameterError("prompts", f"prompts must be {allowed}, got {shown(prompts)}")
+        raise invalid_value("prompts", "a string, or a list of strings or of lists of token ids", prompts)
     if given and isinstance(given[0], numbers.Integral):
         raise ParameterError("prompts", f"prompts must be a string or a list of prompts, such as [{given!r:.40}]")
     return given
@@ -66,9 +63,7 @@ def is_conversation(messages: Any) -> bool:
         if all(isinstance(one, list | tuple) for one in messages):
             return False
     example = "[{'role': 'user', 'content': 'Hello'}]"
-    raise ParameterError(
-        "messages", f"messages must be a list of messages, such as {example}, or of such lists, got {shown(messages)}"
-    )
+    raise invalid_value("messages", f"a list of messages, such as {example}, or of such lists", messages)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nucleate.parameters.converters import one_line
 from nucleate.parameters.parameter import ParameterError
 from nucleate.tokenization.token_bytes import Pieces, read_pieces, without_panics
 
@@ -112,9 +113,8 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ParameterError(
-                "prompt", f"text is not valid Unicode: {error.reason} at character {error.start}"
-            ) from None
+            message = f"text is not valid Unicode: {error.reason} at character {error.start}"
+            raise ParameterError("prompt", message) from None
         try:
             return self._encode(text, add_special_tokens)
         except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
@@ -217,7 +217,7 @@ def _read_tokenizer(folder: Path) -> tokenizers.Tokenizer:
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
-        raise ValueError(f"{path}: not a tokenizer file: {_line(error)}") from None
+        raise ValueError(f"{path}: not a tokenizer file: {one_line(error)}") from None
     # A file may contain truncation and padding settings of a training run.
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -267,7 +267,7 @@ def _read_json(path: Path) -> Mapping[str, Any]:
     try:
         value = json.loads(_read_text(path))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not valid JSON: {_line(error)}") from None
+        raise ValueError(f"{path}: not valid JSON: {one_line(error)}") from None
     if not isinstance(value, dict):  # about the file, not an argument
         raise ValueError(f"{path}: expected a JSON object, found {type(value).__name__}")  # noqa: TRY004
     return value
@@ -278,7 +278,3 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not UTF-8: {error.reason} at byte {error.start}") from None
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from nucleate.parameters.converters import shown
-from nucleate.parameters.parameter import ParameterError, unknown
+from nucleate.parameters.parameter import ParameterError, invalid_value, unknown
 from nucleate.sampling.pipeline_format import parse_calls
 from nucleate.sampling.stage import Combine, Pipeline, Stage, Tap
 from nucleate.sampling.stages.selection import Categorical, Gumbel
@@ -25,11 +24,9 @@ def read_watermark(text: str, key: WatermarkKey) -> Stage:
 
     key: its secret key. Raises ParameterError.
     """
-    if not isinstance(text, str):
-        raise ParameterError(FIELD, f"watermark must be one of {', '.join(KINDS)}, got {shown(text)}")
-    calls = [*parse_calls(text, FIELD)]
+    calls = [*parse_calls(text, FIELD)] if isinstance(text, str) else []
     if len(calls) != 1:
-        raise ParameterError(FIELD, f"watermark must be one of {', '.join(KINDS)}, got {shown(text)}")
+        raise invalid_value(FIELD, f"one of {', '.join(KINDS)}", text)
     [(name, positional, named)] = calls
     if name not in KINDS:
         raise ParameterError(FIELD, str(unknown(name, KINDS, FIELD)))
@@ -50,7 +47,7 @@ def check_watermark(watermark: Stage | None) -> Stage | None:
     """Return a watermark. Raises ParameterError for another value than one of its stages or None."""
     if watermark is not None and not isinstance(watermark, tuple(KINDS.values())):
         kinds = ", ".join(kind.__name__ for kind in KINDS.values())
-        raise ParameterError(FIELD, f"watermark must be a stage of {kinds}, got {shown(watermark)}")
+        raise invalid_value(FIELD, f"a stage of {kinds}", watermark)
     return watermark
 
 

@@ -44,9 +44,8 @@ class DeepSeek(ToolFormat):
                 reader.recorded()
                 out.marker()
                 continue
-            found = (marker == CALL or (yield from reader.literal(CALL)) is not None) and (
-                yield from _call(reader, out)
-            )
+            begins = marker == CALL or (yield from reader.literal(CALL)) is not None
+            found = begins and (yield from _call(reader, out))
             if (yield from end_call(reader, out, marker + reader.recorded(), _ENDS, well_formed=found)):
                 yield from reader.spaces()
                 if (yield from reader.literal(CODE_END)) is not None:

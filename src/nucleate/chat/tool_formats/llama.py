@@ -31,11 +31,8 @@ class Llama(ToolFormat):
             yield from reader.literal(PYTHON_TAG)
             found = (yield from reader.spaces()) and (yield from read_call(reader, out, ("parameters", "arguments")))
             raw, ends = reader.recorded(), (PYTHON_TAG, CALL)
-            is_call = yield from end_call(
-                reader, out, raw, ends, well_formed=found, is_marked=_is_marked(raw, out.names)
-            )
-            found = False
-            if is_call:
+            well_formed, found, marked = found, False, _is_marked(raw, out.names)
+            if (yield from end_call(reader, out, raw, ends, well_formed=well_formed, is_marked=marked)):
                 yield from reader.spaces()
                 if (yield from reader.literal(";")) is not None:
                     yield from reader.spaces()

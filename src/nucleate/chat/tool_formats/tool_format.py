@@ -99,7 +99,7 @@ def read_arguments(reader: Reader, out: Emitter, name: str) -> Parsing[bool]:
         return False
     if not (yield from reader.json(out.arguments)):
         return False
-    out.end_arguments()
+    out.has_arguments = True
     return True
 
 
@@ -172,7 +172,7 @@ class _CallObject:
         self._started = self._name is not None and self._out.start_call(self._name)
         if self._started:
             self._out.arguments("".join(arguments))
-            self._out.end_arguments()
+            self._out.has_arguments = True
         return self._started
 
     def _string(self) -> Parsing[str | None]:

@@ -141,4 +141,3 @@ PLAIN = Endpoint("", ("prompt", "messages"), {"prompt": _PROMPT, "messages": MES
 """A batch line without a URL: one prompt or chat, and fields of SamplingParams."""
 
 ENDPOINTS: Mapping[str, Endpoint] = {endpoint.url: endpoint for endpoint in (COMPLETIONS, CHAT)}
-"""OpenAI's endpoints by path."""

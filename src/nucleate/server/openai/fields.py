@@ -127,6 +127,22 @@ def read_name(given: Mapping[str, Any], name: str, where: str, field: str) -> st
     return text
 
 
+def read_parts(value: Any, where: str, field: str, kinds: Mapping[str, str], allowed: str) -> list[str]:
+    """Return a text as the only one, or the texts of content parts. Raises ParameterError, also for images.
+
+    kinds: the types of parts, each with the name of its entry that is the text. allowed: these types, in words.
+    """
+    if isinstance(value, str):
+        return [value]
+    texts = []
+    for index, part in enumerate(Field(ARRAY, "", "a string or a list of parts").check(where, value, field)):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if not isinstance(kind, str) or kind not in kinds:
+            raise invalid_value(f"{where}[{index}]", allowed, part, field)
+        texts.append(read_text(part, kinds[kind], f"{where}[{index}]", field))
+    return texts
+
+
 Arguments = ParamSpec("Arguments")
 Value = TypeVar("Value")
 

@@ -12,13 +12,17 @@ SLICE = 16
 WORK_SECONDS = 0.002
 """Time after which a thread that encodes a large body sleeps, for as long."""
 PIECE_BYTES = 256 * 1024
-"""Size of a piece of a body."""
 
 dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
+class Encoded(str):
+    """The JSON of a value, for ``json_parts``."""
+
+    __slots__ = ()
+
+
 def encode_json(body: Any) -> bytes:
-    """Encode a value as compact JSON."""
     return dumps(body).encode()
 
 
@@ -43,6 +47,8 @@ def json_parts(value: Any) -> Iterator[str]:
             else:
                 yield dumps(item)
         yield "]"
+    elif isinstance(value, Encoded):
+        yield value
     elif isinstance(value, list) and len(value) > SLICE:
         yield "["
         for start in range(0, len(value), SLICE):
@@ -53,8 +59,8 @@ def json_parts(value: Any) -> Iterator[str]:
 
 
 def _is_lazy(value: Any) -> bool:
-    """Whether a value has an iterator, or a list that may be long."""
-    return isinstance(value, Iterator) or (isinstance(value, dict) and any(map(_is_lazy, value.values())))
+    """Whether ``dumps`` cannot encode a value: it has an iterator or JSON."""
+    return isinstance(value, Iterator | Encoded) or (isinstance(value, dict) and any(map(_is_lazy, value.values())))
 
 
 def paced(parts: Iterable[str]) -> Iterator[str]:

@@ -23,6 +23,7 @@ from nucleate.server.openai.fields import (
     Declared,
     Field,
     object_schema,
+    read_parts,
 )
 from nucleate.tokenization.chat_template import ChatTemplateOptions
 
@@ -85,9 +86,7 @@ TOKENIZE: Mapping[str, Declared] = {
     "add_special_tokens": Field(BOOLEAN, "Add special tokens; by default only to a text."),
     "return_token_strs": Field(BOOLEAN, "Also return the tokens as strings."),
 }
-"""The fields of a body of ``/tokenize``."""
 DETOKENIZE: Mapping[str, Declared] = {"model": COMMON["model"], "tokens": Field(IDS, "The token ids.")}
-"""The fields of a body of ``/detokenize``."""
 
 _TEXTS = ("role", "name", "tool_call_id", "reasoning_content", "reasoning")
 _SUPPORTED = ("content", "tool_calls", *_TEXTS)
@@ -166,8 +165,10 @@ def _message(where: str, message: Any) -> dict[str, Any]:
     calls = read_calls(message.get("tool_calls") or [], f"{where}.tool_calls")
     if calls and message.get("role") != "assistant":
         raise ParameterError("messages", f"{where}.tool_calls needs the role assistant")
-    content = message.get("content")
-    result = {"content": None if content is None and calls else _content(where, content)}
+    content, result = message.get("content"), dict[str, Any](content=None)
+    if content is not None or not calls:
+        allowed = 'a part such as {"type": "text", "text": ...}'
+        result["content"] = "".join(read_parts(content, f"{where}.content", "messages", {"text": "text"}, allowed))
     for name in _TEXTS:
         text = message.get(name)
         if isinstance(text, str) and (text or name.startswith("reasoning")):
@@ -175,19 +176,3 @@ def _message(where: str, message: Any) -> dict[str, Any]:
         elif name == "role" or text is not None:
             raise invalid_value(f"{where}.{name}", "a non-empty string", text, "messages")
     return {**result, "tool_calls": calls} if calls else result
-
-
-def _content(where: str, content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise invalid_value(f"{where}.content", "a string or a list of parts", content, "messages")
-    texts = []
-    for index, part in enumerate(content):
-        place = f"{where}.content[{index}]"
-        if not isinstance(part, Mapping) or part.get("type") != "text" or "text" not in part:
-            raise invalid_value(place, 'a part such as {"type": "text", "text": ...}', part, "messages")
-        if not isinstance(part["text"], str):
-            raise invalid_value(f"{place}.text", "a string", part["text"], "messages")
-        texts.append(part["text"])
-    return "".join(texts)

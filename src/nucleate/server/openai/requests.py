@@ -80,7 +80,6 @@ class ParsedRequest:
         return self.params.logprobs is not None or bool(self.params.logprob_token_ids)
 
     def engine_request(self, prompt_ids: Sequence[int]) -> Request | BeamRequest:
-        """Return the engine request of a prompt."""
         if self.beam_params is not None:
             return BeamRequest(prompt_ids, self.beam_params, priority=self.priority)
         return Request(prompt_ids, self.engine_params, priority=self.priority, prompt_only=self.prompt_only)
@@ -149,7 +148,6 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Parsed
 
 
 def _tool_use(given: Mapping[str, Any], max_name: int) -> ToolUse:
-    """Return the tools of a chat."""
     if given.keys().isdisjoint(TOOL_FIELDS):
         return NO_TOOLS
     use = ToolUse.read(*(given.get(name) for name in TOOL_FIELDS))
@@ -175,7 +173,6 @@ def _requested_format(given: Mapping[str, Any], tool_use: ToolUse) -> RequestedF
 def _prompts_or_messages(
     endpoint: Endpoint, given: Mapping[str, Any]
 ) -> tuple[tuple[Prompt, ...], list[dict[str, Any]] | None]:
-    """Return the prompts, or the chat messages."""
     subject = [name for name in endpoint.prompt_fields if name in given]
     if len(subject) != 1:
         problem = "is missing" if len(endpoint.prompt_fields) == 1 else "or messages must be set, but not both"

@@ -41,7 +41,6 @@ DECLARED_FORMATS: Mapping[str, Field] = {
 }
 """Those of them that ``SamplingParams`` does not have."""
 TYPES = ("text", "json_object", "json_schema", "structural_tag")
-"""The values of ``response_format.type``."""
 JSON, COMPACT = "json", "disable_any_whitespace"
 """vLLM's names for ``json_schema`` and for ``whitespace="none"``."""
 _SPEC_FIELDS = tuple(field.name for field in fields(StructuredOutputs))
@@ -52,7 +51,6 @@ OUTPUT_FIELDS: Mapping[str, Field] = {
     "disable_additional_properties": unsupported(False),
     "whitespace_pattern": unsupported(),
 }
-"""The fields of ``structured_outputs``."""
 RENAMED = {
     f"guided_{name}": f"{STRUCTURED_OUTPUTS}.{name}" for name in (JSON, "regex", "choice", "grammar", "json_object")
 }

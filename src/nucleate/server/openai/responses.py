@@ -32,68 +32,97 @@ MIN_LOGPROB = -9999.0
 JSON = dict[str, Any]
 
 
-def step_body(step: StepLogprobs, tokenizer: Tokenizer, *, as_ids: bool = False) -> JSON:
-    """Return the logprobs of one token in the chat format. as_ids: name tokens by their ids."""
-    made = _token(step.chosen, tokenizer, as_ids=as_ids)
-    made["top_logprobs"] = [_token(one, tokenizer, as_ids=as_ids) for one in step.top]
-    if step.requested:
-        made["requested_logprobs"] = [_token(one, tokenizer, as_ids=as_ids) for one in step.requested]
-    return made
+Collect = Callable[[Iterable[Any]], Any]
+"""What becomes of a long list: ``list``, or ``iter`` for a body that is encoded piece by piece."""
 
 
-def prompt_body(request: ParsedRequest, logprobs: PromptLogprobs, tokenizer: Tokenizer) -> Iterator[JSON | None]:
-    """Yield ``prompt_logprobs`` as vLLM does: for each token a map of token ids to logprobs."""
-    top = request.params.prompt_logprobs or 0
-    for step in logprobs:
-        shown = () if step is None else (step.chosen, *step.top[:top], *step.requested)
-        yield (
-            None
-            if step is None
-            else {
-                str(one.token_id): {
-                    "logprob": max(one.logprob, MIN_LOGPROB),
-                    "rank": one.rank,
-                    "decoded_token": _bytes(one.token_id, tokenizer).decode(errors="replace"),
-                }
-                for one in shown
-            }
-        )
+class TokenBodies:
+    """Builds what the response to a request has of tokens: their texts, bytes and logprobs."""
 
+    def __init__(self, request: ParsedRequest, tokenizer: Tokenizer) -> None:
+        self.request, self.tokenizer = request, tokenizer
 
-def columns(
-    request: ParsedRequest,
-    token_ids: Sequence[int],
-    steps: Sequence[StepLogprobs | None],
-    offsets: Iterable[int],
-    tokenizer: Tokenizer,
-) -> JSON:
-    """Return the logprobs of tokens in the completions format: columns, with tokens as text.
+    def step(self, step: StepLogprobs) -> JSON:
+        """Return the logprobs of one token in the chat format."""
+        made = self._token(step.chosen)
+        made["top_logprobs"] = [*map(self._token, step.top)]
+        if step.requested:
+            made["requested_logprobs"] = [*map(self._token, step.requested)]
+        return made
 
-    offsets: the character offset of each token.
-    """
-    top, as_ids = request.params.logprobs or 0, request.tokens_as_ids
-    made: JSON = {
-        "tokens": [_token_text(token, tokenizer, as_ids=as_ids) for token in token_ids],
-        "token_logprobs": [None if step is None else max(step.chosen.logprob, MIN_LOGPROB) for step in steps],
-        "top_logprobs": [
-            None if step is None else _by_text((step.chosen, *step.top[:top]), tokenizer, as_ids=as_ids)
-            for step in steps
-        ],
-        "text_offset": list(offsets),
-    }
-    if request.params.logprob_token_ids:
-        made["requested_logprobs"] = [
-            None if step is None else [_token(one, tokenizer, as_ids=as_ids) for one in step.requested]
-            for step in steps
-        ]
-    return made
+    def prompt(self, logprobs: PromptLogprobs | None, collect: Collect) -> JSON:
+        """Return ``prompt_logprobs`` as vLLM does, if requested: for each token a map of token ids to logprobs."""
+        top = self.request.params.prompt_logprobs
+        if logprobs is None or top is None:
+            return {}
+        shown = (() if step is None else (step.chosen, *step.top[:top], *step.requested) for step in logprobs)
+        bodies = ({str(one.token_id): self._named(one) for one in own} or None for own in shown)
+        return {"prompt_logprobs": collect(bodies)}
+
+    def _named(self, one: TokenLogprob) -> JSON:
+        text = self._bytes(one.token_id).decode(errors="replace")
+        return {"logprob": max(one.logprob, MIN_LOGPROB), "rank": one.rank, "decoded_token": text}
+
+    def columns(self, token_ids: Sequence[int], steps: Sequence[StepLogprobs | None], offsets: Iterable[int]) -> JSON:
+        """Return the logprobs of tokens in the completions format: columns, with tokens as text.
+
+        offsets: the character offset of each token.
+        """
+        params = self.request.params
+        made: JSON = {
+            "tokens": [*map(self._text, token_ids)],
+            "token_logprobs": [None if step is None else max(step.chosen.logprob, MIN_LOGPROB) for step in steps],
+            "top_logprobs": [
+                None if step is None else self._by_text((step.chosen, *step.top[: params.logprobs or 0]))
+                for step in steps
+            ],
+            "text_offset": list(offsets),
+        }
+        if params.logprob_token_ids:
+            requested = [None if step is None else [*map(self._token, step.requested)] for step in steps]
+            made["requested_logprobs"] = requested
+        return made
+
+    def _token(self, logprob: TokenLogprob) -> JSON:
+        data = self._bytes(logprob.token_id)
+        return {
+            "token": self._id(logprob.token_id) or data.decode(errors="replace"),
+            "logprob": max(logprob.logprob, MIN_LOGPROB),
+            "bytes": list(data),
+            "token_id": logprob.token_id,
+            "rank": logprob.rank,
+        }
+
+    def _by_text(self, logprobs: Sequence[TokenLogprob]) -> Mapping[str, float]:
+        """Map token texts to logprobs; of tokens with the same text, the more likely one counts."""
+        found: dict[str, float] = {}
+        for one in sorted(logprobs, key=lambda one: -one.logprob):
+            found.setdefault(self._text(one.token_id), max(one.logprob, MIN_LOGPROB))
+        return found
+
+    def _text(self, token_id: int) -> str:
+        """Return the text of a token, or its bytes in OpenAI's format if they are not valid UTF-8."""
+        data = self._bytes(token_id)
+        try:
+            return self._id(token_id) or data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _id(self, token_id: int) -> str:
+        """Return how the request names tokens: by their ids; "" by their texts."""
+        return f"token_id:{token_id}" if self.request.tokens_as_ids else ""
+
+    def _bytes(self, token_id: int) -> bytes:
+        """Return the bytes of a token; none for a padding id of the model."""
+        pieces = self.tokenizer.pieces
+        return pieces.as_bytes(token_id) if token_id in pieces.table else b""
 
 
 class TextOffsets:
     """Computes the character offsets of the tokens of a completion, one token at a time."""
 
-    def __init__(self, request: ParsedRequest, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> None:
-        self._detokenizer = Detokenizer(tokenizer, prompt_ids, request.params.skip_special_tokens)
+    def __init__(self, tokens: TokenBodies, prompt_ids: Sequence[int]) -> None:
+        self._detokenizer = Detokenizer(tokens.tokenizer, prompt_ids, tokens.request.params.skip_special_tokens)
         self._length = 0
 
     def push(self, token_id: int) -> int:
@@ -101,42 +130,6 @@ class TextOffsets:
         start = self._length
         self._length += len(self._detokenizer.push(token_id))
         return start
-
-
-def _token(logprob: TokenLogprob, tokenizer: Tokenizer, *, as_ids: bool) -> JSON:
-    data = _bytes(logprob.token_id, tokenizer)
-    return {
-        "token": f"token_id:{logprob.token_id}" if as_ids else data.decode(errors="replace"),
-        "logprob": max(logprob.logprob, MIN_LOGPROB),
-        "bytes": list(data),
-        "token_id": logprob.token_id,
-        "rank": logprob.rank,
-    }
-
-
-def _by_text(logprobs: Sequence[TokenLogprob], tokenizer: Tokenizer, *, as_ids: bool) -> Mapping[str, float]:
-    """Map token texts to logprobs; of tokens with the same text, the more likely one counts."""
-    found: dict[str, float] = {}
-    for one in sorted(logprobs, key=lambda one: -one.logprob):
-        found.setdefault(_token_text(one.token_id, tokenizer, as_ids=as_ids), max(one.logprob, MIN_LOGPROB))
-    return found
-
-
-def _token_text(token_id: int, tokenizer: Tokenizer, *, as_ids: bool) -> str:
-    """Return the text of a token, or its bytes in OpenAI's format if they are not valid UTF-8."""
-    if as_ids:
-        return f"token_id:{token_id}"
-    data = _bytes(token_id, tokenizer)
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def _bytes(token_id: int, tokenizer: Tokenizer) -> bytes:
-    """Return the bytes of a token; none for a padding id of the model."""
-    pieces = tokenizer.pieces
-    return pieces.as_bytes(token_id) if token_id in pieces.table else b""
 
 
 MAX_MESSAGE, MAX_FIELD_NAME = 2000, 100
@@ -162,10 +155,6 @@ class ResponseHead(NamedTuple):
         return named if self.system_fingerprint is None else {**named, "system_fingerprint": self.system_fingerprint}
 
 
-Collect = Callable[[Iterable[Any]], Any]
-"""What becomes of a long list: ``list``, or ``iter`` for a body that is encoded piece by piece."""
-
-
 def completion_body(
     head: ResponseHead,
     request: ParsedRequest,
@@ -174,20 +163,20 @@ def completion_body(
     collect: Collect = list,
 ) -> JSON:
     """Return the response body of ``/v1/completions``. completions: one per prompt."""
-    returned = [select_outputs(request, completion) for completion in completions]
+    returned, tokens = [select_outputs(request, one) for one in completions], TokenBodies(request, tokenizer)
 
     def choices() -> Iterator[JSON]:
         count = 0
         for index, completion in enumerate(returned):
-            echo = Echo(request, index, completion.prompt_token_ids, tokenizer) if request.echo else None
+            echo = Echo(tokens, index, completion.prompt_token_ids) if request.echo else None
             prefix = "" if echo is None else echo.text
             for output in completion.outputs:
-                logprobs = _columns(request, echo, completion, output, tokenizer) if request.returns_logprobs else None
-                choice = {"index": count, "text": prefix + output.text, **_choice(output, logprobs)}
+                logprobs = _columns(tokens, echo, completion, output) if request.returns_logprobs else None
+                choice = {"index": count, "text": prefix + output.text, **end_of_choice(output, logprobs)}
                 if request.return_token_ids:
                     choice["prompt_token_ids"] = collect(completion.prompt_token_ids)
                 if output is completion.outputs[0]:
-                    choice |= _prompt_logprobs(request, completion, tokenizer, collect)
+                    choice |= tokens.prompt(completion.prompt_logprobs, collect)
                 yield choice
                 count += 1
 
@@ -202,18 +191,18 @@ def chat_body(
     head: ResponseHead, request: ParsedRequest, completion: Completion, tokenizer: Tokenizer, collect: Collect = list
 ) -> JSON:
     """Return the response body of ``/v1/chat/completions``."""
-    completion = select_outputs(request, completion)
+    completion, tokens = select_outputs(request, completion), TokenBodies(request, tokenizer)
 
     def choice(output: CompletionOutput) -> JSON:
-        content = collect(step_body(step, tokenizer, as_ids=request.tokens_as_ids) for step in output.logprobs or ())
+        content = collect(map(tokens.step, output.logprobs or ()))
         logprobs = {"content": content, "refusal": None} if request.returns_logprobs else None
-        return {"index": output.index, "message": _message(request, output), **_choice(output, logprobs)}
+        return {"index": output.index, "message": _message(request, output), **end_of_choice(output, logprobs)}
 
     made = head.body("chat.completion")
     made |= {"choices": collect(map(choice, completion.outputs)), "usage": usage_body(completion.usage)}
     if request.return_token_ids:
         made["prompt_token_ids"] = collect(completion.prompt_token_ids)
-    return made | _prompt_logprobs(request, completion, tokenizer, collect)
+    return made | tokens.prompt(completion.prompt_logprobs, collect)
 
 
 def _message(request: ParsedRequest, output: CompletionOutput) -> JSON:
@@ -233,7 +222,6 @@ def reasoning_body(text: str) -> JSON:
 
 
 def tool_call_body(call_id: str | None, name: str | None, arguments: str) -> JSON:
-    """Return a tool call."""
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
@@ -287,11 +275,7 @@ def _first_entries(texts: Sequence[str]) -> list[str]:
 
 def usage_body(usage: Usage, *, final: bool = True) -> JSON:
     """Return the ``usage`` object. final: False for the tokens so far, whose details are not known yet."""
-    made: JSON = {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.total_tokens,
-    }
+    made: JSON = {name: getattr(usage, name) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
     if final:
         made["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
         if usage.reasoning_tokens:
@@ -300,39 +284,33 @@ def usage_body(usage: Usage, *, final: bool = True) -> JSON:
 
 
 def total_usage(usages: Iterable[Usage]) -> Usage:
-    """Return the sum of the usage of several prompts."""
     counts = [(one.prompt_tokens, one.completion_tokens, one.cached_tokens, one.reasoning_tokens) for one in usages]
     return Usage(*map(sum, zip(*counts, strict=True)))
 
 
-def _choice(output: CompletionOutput, logprobs: JSON | None) -> JSON:
+def end_of_choice(output: Any, logprobs: JSON | None, count: int | None = None, *, last: bool = True) -> JSON:
+    """Return the fields of a choice after its text. output: a CompletionOutput, or a choice of a stream.
+
+    count: how many of its tokens; None: all. last: whether it ends.
+    """
     made: JSON = {
         "logprobs": logprobs,
-        "finish_reason": output.finish_reason,
-        "stop_reason": output.stop_reason,
+        "finish_reason": output.finish_reason if last else None,
         "seed": output.seed,
-        "token_ids": list(output.token_ids),
+        "token_ids": list(output.token_ids[:count]),
     }
-    if output.validation is not None:
-        made["validation"] = validation_body(output.validation)
+    if last:
+        made["stop_reason"] = output.stop_reason
+        if output.validation is not None:
+            made["validation"] = validation_body(output.validation)
     return made
 
 
-def _prompt_logprobs(request: ParsedRequest, completion: Completion, tokenizer: Tokenizer, collect: Collect) -> JSON:
-    """Return ``prompt_logprobs``, if requested: of a chat, or for the first choice of a prompt."""
-    logprobs = completion.prompt_logprobs
-    if logprobs is None or request.params.prompt_logprobs is None:
-        return {}
-    return {"prompt_logprobs": collect(prompt_body(request, logprobs, tokenizer))}
-
-
-def _columns(
-    request: ParsedRequest, echo: Echo | None, completion: Completion, output: CompletionOutput, tokenizer: Tokenizer
-) -> JSON:
-    offsets, end = TextOffsets(request, completion.prompt_token_ids, tokenizer), len(output.text)
+def _columns(tokens: TokenBodies, echo: Echo | None, completion: Completion, output: CompletionOutput) -> JSON:
+    offsets, end = TextOffsets(tokens, completion.prompt_token_ids), len(output.text)
     first = 0 if echo is None else len(echo.text)
     starts = [first + min(offsets.push(token), end) for token in output.token_ids]
-    own = columns(request, output.token_ids, output.logprobs or (), starts, tokenizer)
+    own = tokens.columns(output.token_ids, output.logprobs or (), starts)
     return own if echo is None else echo.prepend_logprobs(own, completion.prompt_logprobs)
 
 
@@ -353,11 +331,11 @@ class Echo:
     ends belongs to the completion. Creating one tokenizes the whole prompt.
     """
 
-    def __init__(self, request: ParsedRequest, index: int, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> None:
-        self._request, self._prompt_ids, self._tokenizer = request, prompt_ids, tokenizer
-        prompt = request.prompts[index]
-        self.text = prompt if isinstance(prompt, str) else _text(request, prompt, tokenizer)
-        self._offsets = list(self._token_offsets(prompt)) if request.returns_logprobs else []
+    def __init__(self, tokens: TokenBodies, index: int, prompt_ids: Sequence[int]) -> None:
+        self._tokens, self._prompt_ids = tokens, prompt_ids
+        prompt = tokens.request.prompts[index]
+        self.text = prompt if isinstance(prompt, str) else _text(tokens, prompt)
+        self._offsets = list(self._token_offsets(prompt)) if tokens.request.returns_logprobs else []
         self._columns: JSON | None = None
 
     def prepend_logprobs(self, own: JSON, logprobs: PromptLogprobs | None) -> JSON:
@@ -366,13 +344,13 @@ class Echo:
             return own
         if self._columns is None:
             steps = (None,) * len(self._prompt_ids) if logprobs is None else logprobs
-            self._columns = columns(self._request, self._prompt_ids, steps, self._offsets, self._tokenizer)
+            self._columns = self._tokens.columns(self._prompt_ids, steps, self._offsets)
         return {name: [*column, *own[name]] for name, column in self._columns.items()}
 
     def _token_offsets(self, prompt: Prompt) -> Iterator[int]:
         """Yield the offset of each token of the prompt. A special token that is not in the text has no length."""
-        tokenizer, length = self._tokenizer, 0
-        shows_special = isinstance(prompt, str) or not self._request.params.skip_special_tokens
+        tokenizer, length = self._tokens.tokenizer, 0
+        shows_special = isinstance(prompt, str) or not self._tokens.request.params.skip_special_tokens
         detokenizer = Detokenizer(tokenizer, skip_special_tokens=False)
         for token in self._prompt_ids:
             yield min(length, len(self.text))
@@ -383,9 +361,9 @@ class Echo:
             length += len(detokenizer.push(token))
 
 
-def _text(request: ParsedRequest, prompt: Sequence[int], tokenizer: Tokenizer) -> str:
+def _text(tokens: TokenBodies, prompt: Sequence[int]) -> str:
     """Return the text of token ids, without an incomplete character that the completion may end."""
+    request, tokenizer = tokens.request, tokens.tokenizer
     skip = request.params.skip_special_tokens
-    text = tokenizer.decode(prompt, skip)
     tail = "" if request.prompt_only else Detokenizer(tokenizer, prompt, skip).close()
-    return text.removesuffix(tail)
+    return tokenizer.decode(prompt, skip).removesuffix(tail)

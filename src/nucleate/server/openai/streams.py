@@ -31,13 +31,11 @@ from nucleate.server.openai.responses import (
     Echo,
     ResponseHead,
     TextOffsets,
-    columns,
-    prompt_body,
+    TokenBodies,
+    end_of_choice,
     reasoning_body,
-    step_body,
     tool_call_body,
     usage_body,
-    validation_body,
     without_output,
 )
 from nucleate.tokenization.tokenizer import Tokenizer
@@ -79,7 +77,6 @@ class StreamChoice:
     frame_middle: str = ""
 
     def add(self, chunks: Sequence[CompletionChunk]) -> None:
-        """Add new chunks."""
         for chunk in chunks:
             self.token_ids += chunk.token_ids
             self.logprobs += chunk.logprobs or ()
@@ -116,7 +113,7 @@ class ResponseStream(ABC):
     def __init__(
         self, head: ResponseHead, request: ParsedRequest, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer
     ) -> None:
-        self._request, self._tokenizer, n = request, tokenizer, request.params.n
+        self._request, self._tokens, n = request, TokenBodies(request, tokenizer), request.params.n
         self._prompts = prompts
         self._prompt_logprobs: list[PromptLogprobs | None] = [None] * len(prompts)
         self._unsent_prompts = len(prompts) * n if request.return_token_ids else 0
@@ -176,19 +173,7 @@ class ResponseStream(ABC):
     @final
     def _choice(self, choice: StreamChoice, content: JSON, count: int, logprobs: JSON | None, *, last: bool) -> JSON:
         """Return a choice of a frame. content: its text; count: its tokens; last: whether the choice ends."""
-        made = {
-            "index": choice.number,
-            **content,
-            "logprobs": logprobs,
-            "finish_reason": choice.finish_reason if last else None,
-            "seed": choice.seed,
-            "token_ids": choice.token_ids[:count],
-        }
-        if last:
-            made["stop_reason"] = choice.stop_reason
-            if choice.validation is not None:
-                made["validation"] = validation_body(choice.validation)
-        return made
+        return {"index": choice.number, **content, **end_of_choice(choice, logprobs, count, last=last)}
 
     @final
     def has_large_frame(self, outputs: Iterable[CompletionChunk]) -> bool:
@@ -206,8 +191,7 @@ class ResponseStream(ABC):
             of_prompt["prompt_token_ids"] = iter(self._prompts[choice.prompt])
             self._unsent_prompts -= 1
         if not choice.started and choice.first and logprobs is not None:
-            if self._request.params.prompt_logprobs is not None:
-                of_prompt["prompt_logprobs"] = prompt_body(self._request, logprobs, self._tokenizer)
+            of_prompt |= self._tokens.prompt(logprobs, iter)
             if not self._request.echo:
                 self._prompt_logprobs[choice.prompt] = None
         if not of_prompt:
@@ -221,20 +205,13 @@ class ResponseStream(ABC):
             self._prompt_logprobs[choice.prompt] = chunks[0].prompt_logprobs
         choice.add([without_output(chunk) for chunk in chunks] if self._request.prompt_only else chunks)
         frames = [self._choice_frame(choice, made) for made in self._flush(choice)]
-        if choice.started and self._later_frames_have_only_text and not choice.text_only:
-            choice.text_only = True
-            choice.frame_start = (
-                f'data: {dumps(self._head)[:-1]},"choices":[{{"index":{choice.number},{self.text_prefix}'
-            )
-            choice.frame_middle = (
-                f'{self.text_suffix},"logprobs":null,"finish_reason":null,"seed":{choice.seed},"token_ids":['
-            )
-        return "".join(frames).encode()
-
-    @property
-    def _later_frames_have_only_text(self) -> bool:
         request = self._request
-        return not (request.returns_logprobs or request.prompt_only or request.continuous_usage)
+        has_more = request.returns_logprobs or request.prompt_only or request.continuous_usage  # than text, later
+        if choice.started and not has_more and not choice.text_only:
+            choice.text_only, head, seed = True, dumps(self._head)[:-1], choice.seed
+            choice.frame_start = f'data: {head},"choices":[{{"index":{choice.number},{self.text_prefix}'
+            choice.frame_middle = f'{self.text_suffix},"logprobs":null,"finish_reason":null,"seed":{seed},"token_ids":['
+        return "".join(frames).encode()
 
     def _text_frame(self, choice: StreamChoice, text: str) -> bytes:
         ids = choice.token_ids
@@ -270,10 +247,7 @@ class ChatStream(ResponseStream):
             yield self._choice(choice, {"delta": delta}, 0, None, last=False)
             choice.started = True
         for delta in deltas:
-            content = [
-                step_body(step, self._tokenizer, as_ids=self._request.tokens_as_ids)
-                for step in (choice.logprobs if steps else [])
-            ]
+            content = [self._tokens.step(step) for step in (choice.logprobs if steps else [])]
             logprobs = {"content": content, "refusal": None} if content else None
             yield self._choice(choice, {"delta": delta}, len(choice.token_ids), logprobs, last=False)
             choice.clear(len(choice.token_ids))
@@ -313,10 +287,10 @@ class CompletionStream(ResponseStream):
         self, head: ResponseHead, request: ParsedRequest, prompts: Sequence[Sequence[int]], tokenizer: Tokenizer
     ) -> None:
         super().__init__(head, request, prompts, tokenizer)
-        self._echoes = [Echo(request, index, ids, tokenizer) for index, ids in enumerate(prompts) if request.echo]
+        self._echoes = [Echo(self._tokens, index, ids) for index, ids in enumerate(prompts) if request.echo]
 
     def _offset_counter(self, prompt_ids: Sequence[int]) -> TextOffsets | None:
-        return TextOffsets(self._request, prompt_ids, self._tokenizer) if self._request.returns_logprobs else None
+        return TextOffsets(self._tokens, prompt_ids) if self._request.returns_logprobs else None
 
     def _flush(self, choice: StreamChoice) -> Iterator[JSON]:
         last, with_logprobs = choice.finish_reason is not None, self._request.returns_logprobs
@@ -331,9 +305,7 @@ class CompletionStream(ResponseStream):
         logprobs = None
         if with_logprobs and (count or not choice.started):
             offsets = [len(prefix) + min(start, end) for start in choice.text_offsets[:count]]
-            logprobs = columns(
-                self._request, choice.token_ids[:count], choice.logprobs[:count], offsets, self._tokenizer
-            )
+            logprobs = self._tokens.columns(choice.token_ids[:count], choice.logprobs[:count], offsets)
             if echo is not None and not choice.started:
                 logprobs = echo.prepend_logprobs(logprobs, self._prompt_logprobs[choice.prompt])
         yield self._choice(choice, {"text": text}, count, logprobs, last=last)

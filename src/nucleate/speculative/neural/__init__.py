@@ -20,7 +20,7 @@ from nucleate.speculative.neural.draft_model import KV_CACHE_BYTES, DraftModel
 from nucleate.speculative.neural.eagle import Eagle
 from nucleate.speculative.neural.medusa import Medusa
 
-EMBEDDED_METHODS = ("draft", "medusa", "eagle", "dflash")
+EMBEDDED_METHODS: dict[str, Any] = {"draft": DraftModel.of, "medusa": Medusa, "eagle": Eagle, "dflash": DFlash}
 """Methods with weights for the embedded model. Those of "mtp" are part of some models."""
 
 
@@ -30,19 +30,13 @@ def load(name: str, model: object, tree_width: int = 1) -> Proposer:
     tree_width: maximum number of children of a node, for "medusa" and "eagle"; the other methods draft chains.
     Raises ModelError for an unknown name, or a model without draft weights.
     """
-    match name:
-        case "draft":
-            return DraftModel.of(*weights_for(name, model))
-        case "medusa":
-            return Medusa(*weights_for(name, model), tree_width)
-        case "eagle":
-            return Eagle(*weights_for(name, model), tree_width)
-        case "dflash":
-            return DFlash(*weights_for(name, model))
-        case "mtp":
-            return _load_mtp(model)
-        case _:
-            raise ModelError(f"unknown trained method {name!r}; available: {', '.join(EMBEDDED_METHODS)}, mtp")
+    if name == "mtp":
+        return _load_mtp(model)
+    if name not in EMBEDDED_METHODS:
+        raise ModelError(f"unknown trained method {name!r}; available: {', '.join(EMBEDDED_METHODS)}, mtp")
+    width = (tree_width,) if name in ("medusa", "eagle") else ()
+    made: Proposer = EMBEDDED_METHODS[name](*weights_for(name, model), *width)
+    return made
 
 
 def load_draft_model(given: Any, target: Model) -> Callable[[], Proposer]:

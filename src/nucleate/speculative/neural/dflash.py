@@ -68,9 +68,8 @@ class DFlash(DraftHead):
     def _draft_block(self, active: list[ChainBuilder]) -> None:
         target, block_size = self._target, len(self._mask_tokens)
         starts = [self._states(chain).num_processed for chain in active]
-        inputs = [
-            self._model_input(chain, start, start + 1 + block_size) for chain, start in zip(active, starts, strict=True)
-        ]
+        pairs = zip(active, starts, strict=True)
+        inputs = [self._model_input(chain, start, start + 1 + block_size) for chain, start in pairs]
         layout = BatchLayout(inputs, BLOCK)
         rotary = target.rotation(layout.positions_T)
         first_RX = rms_normalize(target.embedding[layout.ids_T[:: 1 + block_size]], target.epsilon)

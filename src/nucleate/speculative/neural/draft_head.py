@@ -58,7 +58,6 @@ class KVSlots:
         return evicted
 
     def free_sequence(self, key: int) -> None:
-        """Free the blocks of a sequence."""
         self.free += self.tables.pop(key, [])
 
 
@@ -188,12 +187,10 @@ class DraftHead(TrainedProposer):
         self._new_captured = partial(CapturedHiddenStates, copy, concatenate)
 
     def observe(self, outputs: Sequence[TargetOutput]) -> None:
-        """See ``Proposer.observe``."""
         for output in outputs:
             self._captured.setdefault(output.key, self._new_captured()).add(output)
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``."""
         self._captured.pop(key, None)
         self._kv_slots.free_sequence(key)
 
@@ -250,7 +247,6 @@ class Weights:
         return len({name[len(prefix) :].split(".")[0] for name in self._tensors if name.startswith(prefix)})
 
     def with_prefix(self, prefix: str) -> dict[str, Floats]:
-        """The tensors whose names start with ``prefix``."""
         return {name: tensor for name, tensor in self._tensors.items() if name.startswith(prefix)}
 
 

@@ -13,7 +13,6 @@ from nucleate.speculative.neural.draft_head import KVSlots, Weights
 from nucleate.speculative.neural.draft_sampling import ChainBuilder, TrainedProposer, sample_tokens
 
 KV_CACHE_BYTES = 64 << 20
-"""Default size of the KV cache, in bytes."""
 
 EMBEDDING_SCALE = 8.0
 """Factor on the embeddings, as in training."""
@@ -107,6 +106,5 @@ class DraftModel(TrainedProposer):
             prefix.num_tokens, prefix.draft_tokens = len(chain.context.token_ids), chain.tokens[:-1]
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``."""
         self._kv_slots.free_sequence(key)
         self._prefixes.pop(key, None)

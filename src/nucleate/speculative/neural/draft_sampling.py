@@ -95,16 +95,11 @@ def _top_tokens(logits_V: Floats, count: int) -> list[SampledToken]:
 
 
 def _shared_noise_siblings(logits_V: Floats, one: SiblingRequest) -> list[SampledToken]:
-    tokens_1N, gaps_1N = _gumbel_max(
-        logits_V[None], [one.context], [one.context.position + one.depth], one.num_siblings
-    )
+    step = one.context.position + one.depth
+    tokens_1N, gaps_1N = _gumbel_max(logits_V[None], [one.context], [step], one.num_siblings)
     weights_N = np.exp(-gaps_1N[0])
-    probabilities = (weights_N / weights_N.sum()).tolist()
-    return [
-        SampledToken(token, None, probability)
-        for token, probability in zip(tokens_1N[0].tolist(), probabilities, strict=True)
-        if token >= 0
-    ]
+    pairs = zip(tokens_1N[0].tolist(), (weights_N / weights_N.sum()).tolist(), strict=True)
+    return [SampledToken(token, None, probability) for token, probability in pairs if token >= 0]
 
 
 def _sampled_siblings(logits_V: Floats, one: SiblingRequest) -> list[SampledToken]:
@@ -151,7 +146,6 @@ class ChainBuilder:
         return len(self.tokens) < self.max_tokens
 
     def build(self) -> Draft:
-        """The finished draft."""
         if self.tree is not None:
             return self.tree
         sampled = any(each is not None for each in self.distributions)

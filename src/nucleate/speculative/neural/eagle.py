@@ -3,8 +3,7 @@
 One layer predicts the next token from the target's hidden state of a token and the embedding of the token after it. For
 draft tokens, the layer's own output replaces the target's hidden state.
 
-Tree drafts are built as by EAGLE-2 (Li et al., arXiv 2406.16858): the most likely nodes are expanded, and the most
-likely ones kept.
+Tree drafts are built as by EAGLE-2 (Li et al., arXiv 2406.16858): the most likely nodes are expanded and kept.
 """
 
 from __future__ import annotations
@@ -55,9 +54,7 @@ class TreeBuilder:
     probabilities: list[float] = field(default_factory=list)  #: of the whole path
     depths: list[int] = field(default_factory=list)
     expanded: list[int] = field(default_factory=list)  #: expanded nodes, in order; at most ``max_tokens``
-    outputs: dict[int, Floats] = field(
-        default_factory=dict
-    )  #: outputs of the draft head for the expanded nodes and ROOT
+    outputs: dict[int, Floats] = field(default_factory=dict)  #: of the draft head, for the expanded nodes and ROOT
     _new_nodes: list[int] = field(default_factory=list)
 
     @property
@@ -66,14 +63,11 @@ class TreeBuilder:
         return self.chain.context.temperature >= MIN_TEMPERATURE and not self.chain.context.shared_noise
 
     def request(self, node: int) -> SiblingRequest:
-        """The request for the children of a node."""
         depth, count, size = self._depth(node), self.chain.max_tokens, len(self.chain.tokens)
-        return SiblingRequest(
-            self.chain.context, depth, size, min(self.tree_width, count - size) if self.is_sampled else self.tree_width
-        )
+        most = min(self.tree_width, count - size) if self.is_sampled else self.tree_width
+        return SiblingRequest(self.chain.context, depth, size, most)
 
     def add_children(self, node: int, siblings: list[SampledToken], output: Floats) -> None:
-        """Add the children of a node."""
         self.outputs[node] = output
         before = 1.0 if node == ROOT else self.probabilities[node]
         for sibling in siblings:
@@ -104,7 +98,6 @@ class TreeBuilder:
         return [rows.get(self.parents[node], ROOT) for node in self.expanded]
 
     def build(self) -> Draft:
-        """The finished draft."""
         distributions = tuple(self.chain.distributions) if self.is_sampled and self.chain.distributions else None
         draft = Draft(tuple(self.chain.tokens), tuple(self.parents), distributions)
         best = sorted(range(len(draft)), key=self._sort_key)[: max(0, self.chain.max_tokens)]
@@ -193,9 +186,8 @@ class Eagle(DraftHead):
             one.mark_processed()
         stops = [one.num_processed for one in found]
         last = [self._model_input(chain, stop - 1, stop, 1) for chain, stop in zip(active, stops, strict=True)]
-        return self._run_layer(
-            input_TY[layout.logits_indices], context_TX[layout.logits_indices], BatchLayout(last, BLOCK)
-        )
+        ends_R = layout.logits_indices
+        return self._run_layer(input_TY[ends_R], context_TX[ends_R], BatchLayout(last, BLOCK))
 
     def _step(self, active: list[ChainBuilder], x_RX: Floats, depth: int) -> Floats:
         """The output of the layer for the last draft token of each chain."""

@@ -38,7 +38,6 @@ Trees consist of the most likely combinations. Their structure is fixed, so that
 """
 
 MAX_TREE_TOKENS = 64
-"""Maximum number of tokens of a tree."""
 
 
 class Medusa(TrainedProposer):
@@ -107,7 +106,6 @@ class Medusa(TrainedProposer):
                 self._last[output.key] = output.start + len(states_TF) - 1, states_TF[-1].copy()
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
-        """See ``Proposer.forget``."""
         self._last.pop(key, None)
 
 

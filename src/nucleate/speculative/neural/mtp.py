@@ -14,7 +14,6 @@ from nucleate.speculative.neural.draft_head import DraftHead
 from nucleate.speculative.neural.draft_sampling import ChainBuilder, sample_tokens
 
 KV_CACHE_BYTES = 256 << 20
-"""Default size of the KV cache, in bytes."""
 
 
 class Mtp(DraftHead):
