@@ -12,6 +12,9 @@ import tiers
 
 import nucleate as nc
 from nucleate.jit import kernel_libraries
+from nucleate.models.loader import EMBEDDED
+from nucleate.models.numpy_llama import Llama
+from nucleate.structured_output import GrammarCompiler
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,6 +35,21 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 @pytest.fixture(scope="session")
 def llm() -> nc.LLM:
     return nc.LLM()
+
+
+@pytest.fixture(scope="session")
+def model() -> Llama:
+    """The embedded model."""
+    return Llama(EMBEDDED)
+
+
+@pytest.fixture(scope="session")
+def grammars() -> GrammarCompiler:
+    """The compiler of grammars for the tokenizer of the embedded model."""
+    pytest.importorskip("llguidance", reason="needs the extra 'structured'")
+    from bundled_grammars import bundled_compiler
+
+    return bundled_compiler()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -37,12 +37,6 @@ CONSTRAINTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def grammars(llm: nc.LLM) -> GrammarCompiler:
-    pytest.importorskip("llguidance", reason="needs the extra 'structured'")
-    return GrammarCompiler(llm.tokenizer, 4096)
-
-
 def allowed_by(grammar: CompiledGrammar, *, ignore_eos: bool) -> Callable[[tuple[int, ...]], set[int]]:
     def allowed(ids: tuple[int, ...]) -> set[int]:
         matcher = grammar.matcher(ignore_eos=ignore_eos)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -23,13 +22,6 @@ from nucleate.server.openai.fields import read_beams
 GREEDY = nc.SamplingParams(temperature=0, ignore_eos=True, max_tokens=6, seed=1)
 GUIDED = GREEDY.replace(guidance_scale=2.0, negative_prompt=(3, 4, 5))
 CONTRASTIVE = GREEDY.replace(contrastive_beta=1.0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _patient() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nucleate.structured_output.guide.VALIDATION_SECONDS", 60.0)
-        yield
 
 
 def engine_of(llm: nc.LLM, kind: str = "paged", blocks: int = 100, **options: Any) -> Engine:

@@ -33,7 +33,7 @@ from nucleate.parameters.parameter import ParameterError
 from nucleate.server import service as service_module
 from nucleate.server.limits import ServerLimits
 from nucleate.server.service import Service
-from nucleate.structured_output import GrammarCompiler, guide
+from nucleate.structured_output import GrammarCompiler
 
 PATH, CHAT_PATH = "/v1/completions", "/v1/chat/completions"
 SUBJECT: dict[str, dict[str, Any]] = {
@@ -139,10 +139,7 @@ async def test_best_of_and_echo_with_structured_output(app: Any) -> None:
 
 @PATHS
 @toy_app()
-async def test_validation_results_of_a_schema_with_ignored_keywords(
-    app: Any, path: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(guide, "VALIDATION_SECONDS", 60.0)
+async def test_validation_results_of_a_schema_with_ignored_keywords(app: Any, path: str) -> None:
     body = {**SUBJECT[path], **LENIENT, "n": 2}
     response = await ask(app, path, body)
     stream = await ask(app, path, {**body, "stream": True})

@@ -197,8 +197,7 @@ def test_distributions_along_a_branch_equal_those_of_a_chain(name: str, masked: 
     assert sampler.output_ids(row) == (4, 1, 4)
 
 
-def test_masks_along_branches(llm: nc.LLM) -> None:
-    grammars = GrammarCompiler(llm.tokenizer, llm.tokenizer.vocab_size)
+def test_masks_along_branches(llm: nc.LLM, grammars: GrammarCompiler) -> None:
     a, b = (llm.tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("xa", "xb"))
     grammar = grammars.compile(nc.StructuredOutputs(regex="(aab|bba|abc)+"))
     draft = Draft((a, b, a, b, b, a), (-1, -1, 0, 0, 1, 4))
