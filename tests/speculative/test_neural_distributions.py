@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from test_neural import features
+from test_neural import observe_text
 
 import nucleate as nc
 from nucleate.models.numpy_llama import Llama
 from nucleate.sampling import noise
-from nucleate.speculative.draft import Draft, DraftContext, Proposer, TargetOutput
+from nucleate.speculative.draft import Draft, DraftContext, TargetOutput
 from nucleate.speculative.neural import EMBEDDED_METHODS, load
 from nucleate.speculative.neural.draft_sampling import sample_tokens
 
 TEXT = [0, 2, 417, 3, 905, 11, 262, 1300, 77, 903, 5, 1021]
-
-
-def observe_text(proposer: Proposer, model: Llama, keys: range) -> None:
-    """Pass the hidden states of one text to many sequences, without its last token."""
-    if proposer.layers:
-        states_TF = features(model, proposer.layers, TEXT[:-1])
-        proposer.observe([TargetOutput(key, 0, TEXT[:-1], states_TF) for key in keys])
 
 
 def drafts_of(
@@ -31,7 +24,7 @@ def drafts_of(
     found = []
     for start in range(0, count, 250):
         keys = range(start, start + 250)
-        observe_text(proposer, model, keys)
+        observe_text(proposer, model, keys, TEXT)
         states = [DraftContext(key, TEXT, 5, 1000 + key, temperature, shared_noise=False) for key in keys]
         found += proposer.propose(states, [tokens] * 250)
         for key in keys:
@@ -131,7 +124,7 @@ def test_logits_without_a_valid_token(temperature: float, *, shared: bool) -> No
 @pytest.mark.parametrize("name", ["medusa", "eagle", "dflash"])
 def test_nan_hidden_states_give_no_draft(name: str, model: Llama) -> None:
     proposer = load(name, model)
-    observe_text(proposer, model, range(2))
+    observe_text(proposer, model, range(2), TEXT)
     width = 192 * len(proposer.layers)
     proposer.observe([TargetOutput(1, len(TEXT) - 1, TEXT[-1:], np.full((1, width), np.nan, np.float32))])
     states = [DraftContext(0, TEXT, 5, 3), DraftContext(1, [*TEXT, 8], 5, 3)]
