@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import tiers
 from batch_folder import Folder, request
+from grammar_examples import validated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_flags import params
@@ -28,8 +29,6 @@ from nucleate.structured_output.spec import KINDS
 TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
 SCHEMA = {"type": "object", "properties": {"z": {"enum": ["é", 1]}, "a": {"type": "null"}}, "required": ["z", "a"]}
 TRIGGERS = [{"type": "word", "value": "<a:"}, {"type": "token", "value": "x"}]
-ONE_OR_TWO = {"enum": [1, 2], "multipleOf": 1}  # multipleOf, because uniqueItems of an enum alone is enforced
-LENIENT = {"type": "array", "items": ONE_OR_TWO, "uniqueItems": True, "minItems": 3, "maxItems": 3}
 GENERATE = ("generate", "Once upon a time", "--max-tokens", "60", "--seed", "1")
 
 
@@ -248,7 +247,7 @@ def test_json_has_validation_only_for_ignored_keywords(run: Any) -> None:
 
 
 def test_ignored_keywords_are_reported_under_lenient(run: Any) -> None:
-    arguments = (*GENERATE, "--json-schema", json.dumps(LENIENT), "--schema-on-unsupported", "ignore")
+    arguments = (*GENERATE, "--json-schema", json.dumps(validated(3)), "--schema-on-unsupported", "ignore")
     *_, last = run(*arguments).err.splitlines()
     assert last.startswith("nucleate: ignored schema keywords: uniqueItems; the output is invalid: $: [")
     assert last.endswith("has non-unique elements")
@@ -259,7 +258,7 @@ def test_ignored_keywords_are_reported_under_lenient(run: Any) -> None:
     assert output["validation"]["ignored"] == ["uniqueItems"]
     assert len(output["validation"]["errors"]) == 1
     few = {"type": "integer", "minimum": 2, "maximum": 3}
-    one = LENIENT | {"prefixItems": [few | {"multipleOf": 2}, few | {"multipleOf": 3}], "minItems": 2, "maxItems": 2}
+    one = validated(2) | {"prefixItems": [few | {"multipleOf": 2}, few | {"multipleOf": 3}]}
     assert run(*GENERATE, "--json-schema", json.dumps(one), "--schema-on-unsupported", "ignore").err.endswith(
         "ignored schema keywords: uniqueItems; the output is valid\n"
     )
@@ -317,8 +316,8 @@ def test_inspect_has_no_mask_without_structured_output(run: Any) -> None:
 
 
 def test_batch_lines_with_structured_output(folder: Folder) -> None:
-    lenient = {"json_schema": LENIENT, "on_unsupported": "ignore"}
-    schema = {"type": "json_schema", "json_schema": {"name": "few", "schema": LENIENT, "strict": False}}
+    lenient = {"json_schema": validated(3), "on_unsupported": "ignore"}
+    schema = {"type": "json_schema", "json_schema": {"name": "few", "schema": validated(3), "strict": False}}
     folder.write(
         {"prompt": "The fox", "structured_outputs": {"regex": "[0-9]{5}"}},
         request("a", structured_outputs={"regex": "[0-9]{5}"}),

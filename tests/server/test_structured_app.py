@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from grammar_examples import RECORD, validated
 from served_apps import (
     SIZE,
     ask,
@@ -41,19 +42,8 @@ SUBJECT: dict[str, dict[str, Any]] = {
     CHAT_PATH: {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 150, "seed": 3},
 }
 PATHS = pytest.mark.parametrize("path", SUBJECT)
-RECORD = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 8},
-        "kind": {"enum": ["a rather long name of a kind", "short"]},
-        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 2},
-    },
-    "required": ["name", "kind", "sizes"],
-    "additionalProperties": False,
-}
-ONE_OR_TWO = {"enum": [1, 2], "multipleOf": 1}  # multipleOf, because uniqueItems of an enum alone is enforced
-TWICE = {"type": "array", "items": ONE_OR_TWO, "uniqueItems": True, "minItems": 4, "maxItems": 4}
-LENIENT = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": TWICE, "strict": False}}}
+NAMED = {"name": "x", "schema": validated(4), "strict": False}
+LENIENT = {"response_format": {"type": "json_schema", "json_schema": NAMED}}
 
 
 def is_record(text: str) -> bool:

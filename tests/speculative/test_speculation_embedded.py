@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from grammar_examples import RECORD
 from toy_requests import drive, is_empty
 
 import nucleate as nc
@@ -13,15 +14,6 @@ from nucleate.engine.request import Request
 from nucleate.outputs import EngineOutput
 from nucleate.speculative.config import METHODS, Speculation
 
-RECORD = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 12},
-        "age": {"type": "integer", "minimum": 0, "maximum": 99},
-    },
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
 SECTIONS: Any = {
     "structures": [{"begin": " a ", "schema": {"enum": ["big", "red"]}, "end": " dog"}],
     "triggers": [" a"],
