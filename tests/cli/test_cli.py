@@ -164,6 +164,52 @@ def test_json_output() -> None:
         (["inspect", "x", "--stop", "a"], 2, "unrecognized arguments: --stop a"),
         (["inspect", "x", "--logprobs", "2"], 2, "unrecognized arguments: --logprobs 2"),
         (["inspect", "x", "--order", "vllm", "--top-a", "0.5"], 2, "order 'vllm' does not include top_a"),
+        *((["generate", "x", "--num-beams", n], 2, f"must be an integer >= 1 and <= 1024, got '{n}'") for n in "0x"),
+        *(
+            (["generate", "x", "--num-beams", "4", *arguments], 2, message)
+            for arguments, message in [
+                (["--n", "5"], "n must be at most num_beams (4), got 5"),
+                (["--num-beam-groups", "3"], "num_beam_groups must divide num_beams (4), got 3"),
+                (["--length-penalty", "inf"], "length_penalty must be a number"),
+                (["--early-stopping", "soon"], "early_stopping must be true, false or"),
+                (["--diversity-penalty", "-1"], "diversity_penalty must be"),
+                (["--temperature", "1", "--top-k", "3"], "top_k is not supported with use_beam_search, got 3"),
+            ]
+        ),
+        (["generate", "x", "--length-penalty", "2"], 2, "length_penalty needs --num-beams"),
+        (["generate", "x", "--early-stopping", "false"], 2, "early_stopping needs --num-beams"),
+        *(
+            (["serve", "--port", "0", *arguments], 2, message)
+            for arguments, message in [
+                (["--max-queued-seqs", "-1"], "nucleate: max_queued_seqs must be an integer >= 0"),
+                (["--max-queued-seqs", "x"], "nucleate: max_queued_seqs must be an integer >= 0"),
+                (["--max-completion-tokens", "x"], "nucleate: max_completion_tokens must be an integer >= 1"),
+                (["--max-request-body-bytes", "10"], "nucleate: max_request_body_bytes must be"),
+                (["--request-timeout-seconds", "0"], "nucleate: request_timeout_seconds must be a number > 0"),
+                (["--top-p", "2"], "top_p must be"),
+                (["--api-key", ""], "must not be blank"),
+                (["--port", "70000"], "--port must be"),
+                (["--api-key-file", "/nowhere/keys"], "cannot be read"),
+                (["--max-num-seqs", "0"], "max_num_seqs must be an integer >= 1"),
+                (["--root-path", "llm"], "--root-path must be a path such as /llm"),
+            ]
+        ),
+        (["serve", "--log-format", "xml"], 2, "invalid choice: 'xml'"),
+        (["bench", "--rows=0"], 2, "--rows must be at least 1, got 0"),
+        (["bench", "--vocabulary=-5"], 2, "--vocabulary must be at least 1, got -5"),
+        (["bench", "--seconds=nan"], 2, "--seconds must be at least 0, got nan"),
+        (["bench", "--logits=round"], 2, "invalid choice: 'round'"),
+        *(
+            ([command, "x", *arguments], 2, message)
+            for command in ("generate", "inspect")
+            for arguments, message in [
+                (["--regex", "("], "nucleate: regex: "),
+                (["--json-schema", '{"uniqueItems": true}'], "json_schema: cannot enforce uniqueItems; set on_unsu"),
+                (["--grammar", "start: nothing"], "nucleate: grammar: "),
+                (["--choice", "a" * 20_001], "nucleate: choice is too large: 20001 characters"),
+                (["--json-schema", "/dev/nullx"], "json_schema must be JSON"),
+            ]
+        ),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_status_2(
@@ -174,7 +220,7 @@ def test_bad_usage_is_one_line_and_exit_status_2(
     assert (out, message in err) == ("", True), err
     *usage, error = err.splitlines()
     assert error.startswith("nucleate: ")
-    shown = "unrecognized" in message or "arguments:" in message or "did you mean --" in message or "--flag" in message
+    shown = any(words in message for words in ("unrecognized", "arguments:", "did you mean --", "--flag", "choice:"))
     assert [line.startswith(f"usage: nucleate {arguments[0]} [OPTIONS]") for line in usage] == [True] * shown
 
 

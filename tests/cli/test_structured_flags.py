@@ -6,7 +6,6 @@ import argparse
 import importlib
 import io
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -262,22 +261,6 @@ def test_ignored_keywords_are_reported_under_lenient(run: Any) -> None:
     assert run(*GENERATE, "--json-schema", json.dumps(one), "--schema-on-unsupported", "ignore").err.endswith(
         "ignored schema keywords: uniqueItems; the output is valid\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--json-schema", '{"uniqueItems": true}'), "json_schema: cannot enforce uniqueItems; set on_unsupported="),
-        (("--regex", "("), "regex: "),
-        (("--grammar", "start: nothing"), "grammar: "),
-        (("--json-schema", os.devnull + "x"), "json_schema must be JSON"),
-    ],
-)
-def test_an_unsupported_constraint_is_bad_usage(arguments: tuple[str, ...], words: str, run: Any) -> None:
-    done = run(*GENERATE, *arguments, status=2)
-    assert done.out == ""
-    assert done.err.startswith(f"nucleate: {words}")
-    assert done.err.count("\n") == 1
 
 
 # ---- inspect
