@@ -95,7 +95,7 @@ def run(
 def test_short_stress(
     llm: nc.LLM, grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, name: str, kind: str, seed: int
 ) -> None:
-    run(llm, grammars, monkeypatch, name, kind, seed, STORMS[name].steps)
+    run(llm, grammars, monkeypatch, name, kind, seed, tiers.count(STORMS[name].steps // 2, STORMS[name].steps))
 
 
 @pytest.mark.exhaustive

@@ -27,27 +27,6 @@ V, LENGTH = 3, 3
 PROMPT = (0, 2, 0)
 
 
-def critical_value(degrees):
-    """The chi-square value exceeded with probability 1e-6 (Wilson-Hilferty approximation)."""
-    part = 2 / (9 * degrees)
-    return degrees * (1 - part + 4.7534 * part**0.5) ** 3
-
-
-def assert_follows(counts, p):
-    """Compare counts with probabilities. Bins with fewer than 8 expected are merged; impossible texts do not occur."""
-    assert counts[p <= 0].sum() == 0, "impossible text"
-    expected = p * counts.sum()
-    rare = expected < 8
-    counts = np.append(counts[~rare], counts[rare].sum())
-    expected = np.append(expected[~rare], expected[rare].sum())
-    if expected[-1] < 1:
-        assert counts[-1] < 18, "too often"
-        counts, expected = counts[:-1], expected[:-1]
-    if len(counts) > 1:
-        statistic = ((counts - expected) ** 2 / expected).sum()
-        assert statistic < critical_value(len(counts) - 1), f"chi-square {statistic:.0f}"
-
-
 class LazyRows:
     """Distributions that are computed on access."""
 

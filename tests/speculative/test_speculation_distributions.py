@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tiers
+from chi_square import assert_follows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_proposers import NoDrafts, most_likely_tree, pick, sampled_tree, shared_siblings
 from test_acceptance_coupled import PARAMS
-from test_acceptance_distribution import DRAFTED_VV, PROMPT, Target, V, assert_follows
+from test_acceptance_distribution import DRAFTED_VV, PROMPT, Target, V
 from toy_models import Toy
 from toy_requests import drive, is_empty, runner
 
