@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
 from random_models import greedy  # noqa: E402
+from toy_requests import run_tokens  # noqa: E402
 
 ORIGINAL, OUTPUTS = 32, 24
 LENGTHS = (2, 12, 31, 32, 33, 50)
@@ -60,11 +61,7 @@ def logits_of(model: TransformersModel, ids: list[int]) -> Any:
 
 def run(engine: Engine, prompts: list[list[int]], **params: Any) -> list[list[int]]:
     greedy = nc.SamplingParams(temperature=0, max_tokens=OUTPUTS, ignore_eos=True, **params)
-    tokens: dict[str, list[int]] = {engine.add(Request(ids, greedy)): [] for ids in prompts}
-    while len(engine):
-        for output in engine.step():
-            tokens[output.request_id] += output.chunk.token_ids
-    return list(tokens.values())
+    return run_tokens(engine, [Request(ids, greedy) for ids in prompts])
 
 
 @pytest.mark.parametrize(
