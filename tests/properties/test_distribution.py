@@ -15,7 +15,7 @@ from nucleate.sampling.history import History
 from nucleate.sampling.single_row import SeededDraws
 from nucleate.sampling.stages import Categorical, Gumbel, LogitBias, MinP, Temperature, TopK, TopP, Typical, Xtc
 
-DRAWS = tiers.count(60_000, 200_000)
+DRAWS = tiers.count(20_000, 200_000)
 
 
 @pytest.mark.parametrize("degrees", [2, 4, 10, 100, 600])
