@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -15,6 +16,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from server_process import begun
@@ -49,20 +51,27 @@ def test_a_reported_seed_reproduces_the_text_and_another_seed_does_not() -> None
     assert nucleate(*GENERATE, "--seed", str(int(seed) ^ 1)).stdout != first.stdout
 
 
-def test_the_prompt_comes_from_stdin_a_file_or_is_empty(tmp_path: Path) -> None:
+def test_the_prompt_comes_from_stdin_a_file_or_is_empty(
+    tmp_path: Path, llm: nc.LLM, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rest = ("--max-tokens", "10", "--seed", "1")
     (tmp_path / "prompt.txt").write_text("Once upon a time")
-    expected = nucleate("generate", "Once upon a time", *rest).stdout
-    assert nucleate("generate", *rest, text="Once upon a time").stdout == expected
-    assert nucleate("generate", "-", *rest, text="Once upon a time").stdout == expected
-    assert nucleate("generate", "--file", str(tmp_path / "prompt.txt"), *rest).stdout == expected
-    assert nucleate("generate", *rest).stdout == "Once upon a time" + expected
-    assert nucleate("generate", "", *rest).stdout == nc.LLM().generate("", max_tokens=10, seed=1)[0].text + "\n"
     (tmp_path / "empty.txt").touch()
+    expected, of_nothing = (one.text + "\n" for one in llm.generate(["Once upon a time", ""], max_tokens=10, seed=1))
+    assert nucleate("generate", *rest, text="Once upon a time").stdout == expected
+    assert nucleate("generate", *rest).stdout == "Once upon a time" + expected
+
+    def generated(*source: str, text: str = "", status: int = 0) -> Any:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        return run("generate", *source, *rest, status=status)
+
+    assert generated("-", text="Once upon a time").out == expected
+    assert generated("--file", str(tmp_path / "prompt.txt")).out == expected
+    assert generated("").out == of_nothing
     for source, name in ((["-"], "stdin"), (["--file", str(tmp_path / "empty.txt")], str(tmp_path / "empty.txt"))):
-        done = nucleate("generate", *source, *rest, text="")
-        assert (done.returncode, done.stdout) == (2, "")
-        assert f"{name} is empty: to generate from the BOS token, pass '' as the prompt" in done.stderr
+        printed = generated(*source, status=2)
+        assert printed.out == ""
+        assert f"{name} is empty: to generate from the BOS token, pass '' as the prompt" in printed.err
 
 
 @pytest.mark.slow
