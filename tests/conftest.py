@@ -5,13 +5,21 @@ from __future__ import annotations
 import fcntl
 import logging
 import signal
+import sys
 from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
 
 import pytest
 import tiers
 
 import nucleate as nc
 from nucleate.jit import kernel_libraries
+from nucleate.models.loader import EMBEDDED
+from nucleate.models.numpy_llama import Llama
+from nucleate.plugins.plugin_loader import set_stages
+from nucleate.sampling.stages import STAGES
+from nucleate.structured_output import GrammarCompiler
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,6 +40,37 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 @pytest.fixture(scope="session")
 def llm() -> nc.LLM:
     return nc.LLM()
+
+
+@pytest.fixture(scope="session")
+def model() -> Llama:
+    """The embedded model."""
+    return Llama(EMBEDDED)
+
+
+@pytest.fixture(scope="session")
+def grammars() -> GrammarCompiler:
+    """The compiler of grammars for the tokenizer of the embedded model."""
+    pytest.importorskip("llguidance", reason="needs the extra 'structured'")
+    from bundled_grammars import bundled_compiler
+
+    return bundled_compiler()
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    """Unregister the stages that a test has registered."""
+    before = dict(STAGES)
+    yield
+    set_stages(before)
+
+
+@pytest.fixture
+def page_names(registry: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The namespace of the code of a page."""
+    module = ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
+    return vars(module)
 
 
 @pytest.fixture(scope="session", autouse=True)

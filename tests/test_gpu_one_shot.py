@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from server_process import children, gone, wait_until
 
 pytest.importorskip("torch", reason="the script runs torch")
 pytest.importorskip("triton", reason="the script runs Triton's kernels: pip install triton (Linux only)")
@@ -142,7 +143,7 @@ time.sleep(600)
     assert time.monotonic() - begin < 20
     before, failed = one_shot.read(tmp_path / "checks.jsonl")
     assert failed["failed"] == "time limit"
-    assert gone(before["child"])
+    wait_until(lambda: gone(before["child"]), 10)
     summary = (tmp_path / "summary.md").read_text()
     assert "ncu: right" in summary
     assert "time limit" in summary
@@ -167,33 +168,14 @@ def test_what_was_learnt_before_a_kill_is_in_the_folder(tmp_path: Path, how: sig
     command += ["--parts", "environment", "checks"]
     process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     lines = tmp_path / "checks.jsonl"
-    until = time.monotonic() + 60
-    while not any("check" in line for line in one_shot.read(lines)):
-        assert time.monotonic() < until
-        time.sleep(0.1)
-    parts = [int(pid) for pid in children(process.pid)]
+    wait_until(lambda: any("check" in line for line in one_shot.read(lines)), 60)
+    parts = children(process.pid)
     assert parts
     process.send_signal(how)
     process.wait(30)
-    assert all(gone(pid) for pid in parts)
+    wait_until(lambda: all(map(gone, parts)), 10)
     assert any("check" in line for line in one_shot.read(lines))
     assert "torch" in (tmp_path / "summary.md").read_text()
-
-
-def children(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
-def gone(pid: int) -> bool:
-    """Whether a process ends within some seconds; one that nobody has waited for has ended too."""
-    for _ in range(100):
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        time.sleep(0.1)
-    return False
 
 
 def test_a_wrong_token_is_a_result_with_the_row_and_the_gap(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import NamedTuple
 
 import pytest
@@ -19,8 +18,6 @@ from server_process import Server
 
 from nucleate.cli.main import command_parser
 from nucleate.jit import kernel_libraries
-from nucleate.plugins.plugin_loader import set_stages
-from nucleate.sampling.stages import STAGES
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(path for folder in ("tutorials", "how-to", "explanation") for path in (DOCS / folder).glob("*.md"))
@@ -32,13 +29,10 @@ def page_marks(path: Path) -> list[pytest.MarkDecorator]:
 
 
 @pytest.fixture
-def names(cold: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, object]]:
-    """The namespace of a page, with kernels. Stages that the page registers are removed afterwards."""
+def names(cold: None, page_names: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """The namespace of a page, with kernels."""
     monkeypatch.setattr(kernel_libraries, "KERNELS", kernel_libraries.KernelReadiness(kernel_libraries.SAMPLER))
-    before, module = dict(STAGES), ModuleType("page")
-    monkeypatch.setitem(sys.modules, "page", module)
-    yield vars(module)
-    set_stages(before)
+    return page_names
 
 
 @pytest.mark.fast_cases(8)

@@ -13,16 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiers
+from batch_folder import CHAT, Folder, Records, number, request
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from server_process import begun
 
 import nucleate as nc
 from nucleate.batch.batch_records import MAX_LINE_BYTES, JsonLine, has_failed, lines, read_line
@@ -34,56 +33,9 @@ from nucleate.engine.engine import Engine
 from nucleate.server.openai.endpoints import CHAT as CHAT_ENDPOINT
 from nucleate.server.openai.endpoints import COMPLETIONS
 
-Records = list[dict[str, Any]]
-
 SHORT = ("--max-tokens", "2")
 
 
-class Folder:
-    """An input file and an output file in a separate folder, and the command that reads and writes them."""
-
-    def __init__(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.input, self.output, self._capsys = path / "in.jsonl", path / "out.jsonl", capsys
-
-    def write(self, *lines: Any) -> None:
-        """Write the input file; ``bytes`` are written unchanged, other values as JSON."""
-        made = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
-        self.input.write_bytes(b"".join(line + b"\n" for line in made))
-
-    def run(self, *flags: str) -> tuple[int, Records, str]:
-        """Run the command and return its exit status, the output records in input order, and stderr."""
-        self._capsys.readouterr()
-        status = main(["batch", str(self.input), str(self.output), *flags])
-        captured = self._capsys.readouterr()
-        assert captured.out == ""
-        return status, self.records(), captured.err
-
-    def records(self) -> Records:
-        if not self.output.exists():
-            return []
-        found = [json.loads(line) for line in self.output.read_text().splitlines()]
-        return sorted(found, key=number)
-
-    def begun(self, *flags: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
-        arguments = "-m", "nucleate", "batch", str(self.input), str(self.output), *flags
-        return begun(*arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
-@pytest.fixture
-def folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Folder:
-    return Folder(tmp_path, capsys)
-
-
-def number(record: dict[str, Any]) -> int:
-    return int(record["id"].split("-")[1])
-
-
-def request(name: str, url: str = "/v1/completions", **fields: Any) -> dict[str, Any]:
-    subject = {"messages": CHAT} if "chat" in url else {"prompt": "The fox"}
-    return {"custom_id": name, "method": "POST", "url": url, "body": {**subject, **fields}}
-
-
-CHAT = [{"role": "user", "content": "Tell me a story about a fox and a drum."}]
 INPUT_LINES = [
     value
     for seed in range(40)
@@ -208,6 +160,19 @@ BAD: list[tuple[Any, int | None, str | None, str]] = [
         "model_not_found",
         "the model 'gpt-5' does not exist; this batch uses 'nucleate-tiny'",
     ),
+    ({"prompt": "x", "structured_outputs": {"regex": "("}}, None, "invalid_request", "structured_outputs.regex: "),
+    (
+        {"prompt": "x", "structured_outputs": {"regex": "a", "choice": ["b"]}},
+        None,
+        "invalid_request",
+        "must have exactly one of",
+    ),
+    (
+        request("unique", structured_outputs={"json_schema": {"uniqueItems": True}}),
+        400,
+        None,
+        "structured_outputs.json_schema: cannot enforce uniqueItems",
+    ),
     (request("good"), None, "duplicate_custom_id", "an earlier line has the same custom_id 'good'"),
 ]
 
@@ -267,13 +232,19 @@ def test_repeated_prompts_prompt_logprobs_and_best_of(folder: Folder, llm: nc.LL
 
 def test_an_output_that_ends_with_an_error_is_a_failure(folder: Folder) -> None:
     nothing = {"allowed_token_ids": [5], "suppress_token_ids": [5]}
-    folder.write({"prompt": "x", **nothing}, request("a", prompt=["x", "y"], **nothing), {"prompt": "x"})
+    banned = {"structured_outputs": {"regex": "aaaa"}, "suppress_token_ids": list(range(4096))}
+    lines = [{"prompt": "x", **fields} for fields in (nothing, banned)]
+    lines += [request(name, prompt=["x", "y"], **fields) for name, fields in (("a", nothing), ("b", banned))]
+    folder.write(*lines, {"prompt": "x"})
     status, found, err = folder.run(*SHORT)
-    assert (status, [has_failed(record) for record in found]) == (1, [True, True, False]), err
+    assert (status, [has_failed(record) for record in found]) == (1, [True] * 4 + [False]), err
+    errors = [record["error"] or record["response"]["body"]["error"] for record in found[:4]]
+    assert [error["param"] for error in errors] == ["allowed_token_ids", "structured_outputs"] * 2
+    assert all("structured-output constraint" in error["message"] for error in errors[1::2])
     assert found[0]["error"]["code"] == "invalid_request"
-    assert found[1]["response"]["status_code"] == 400
-    assert found[1]["response"]["body"]["error"]["type"] == "invalid_request_error"
-    assert "line 2: allowed_token_ids: invalid logits" in err
+    assert found[2]["response"]["status_code"] == 400
+    assert found[2]["response"]["body"]["error"]["type"] == "invalid_request_error"
+    assert "line 3: allowed_token_ids: invalid logits" in err
 
 
 def test_files_with_windows_line_ends(folder: Folder) -> None:

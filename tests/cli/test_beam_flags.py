@@ -61,30 +61,6 @@ def test_structured_output(run: Any) -> None:
     assert found in ("a dog\n", "a cat\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--num-beams", "0"), "num_beams must be an integer >= 1 and <= 1024, got '0'"),
-        (("--num-beams", "x"), "num_beams must be an integer >= 1 and <= 1024, got 'x'"),
-        (("--num-beams", "4", "--n", "5"), "n must be at most num_beams (4), got 5"),
-        (("--num-beams", "4", "--num-beam-groups", "3"), "num_beam_groups must divide num_beams (4), got 3"),
-        (("--num-beams", "4", "--length-penalty", "inf"), "length_penalty must be a number"),
-        (("--num-beams", "4", "--early-stopping", "soon"), "early_stopping must be true, false or"),
-        (("--num-beams", "4", "--diversity-penalty", "-1"), "diversity_penalty must be"),
-        (
-            ("--num-beams", "4", "--temperature", "1", "--top-k", "3"),
-            "top_k is not supported with use_beam_search, got 3",
-        ),
-        (("--length-penalty", "2"), "length_penalty needs --num-beams"),
-        (("--early-stopping", "false"), "early_stopping needs --num-beams"),
-    ],
-)
-def test_incompatible_flags_are_rejected(arguments: tuple[str, ...], message: str, run: Any) -> None:
-    out, err = run("generate x", *arguments, status=2)
-    assert out == ""
-    assert message in err
-
-
 def test_a_failed_search_is_a_failure(llm: nc.LLM, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from nucleate.engine import beam_search
 

@@ -31,21 +31,6 @@ def test_bench_in_json(run: Any) -> None:
     assert all(set(case["microseconds"]) == {"nucleate", "numpy max"} for case in found)
 
 
-@pytest.mark.parametrize(
-    ("flag", "value", "words"),
-    [
-        ("--rows", "0", "--rows must be at least 1, got 0"),
-        ("--vocabulary", "-5", "--vocabulary must be at least 1, got -5"),
-        ("--seconds", "nan", "--seconds must be at least 0, got nan"),
-        ("--logits", "round", "invalid choice: 'round'"),
-    ],
-)
-def test_bench_rejects_invalid_values(flag: str, value: str, words: str, run: Any) -> None:
-    captured = run("bench", f"{flag}={value}", status=2).err
-    assert words in captured
-    assert captured.count("\n") == 1 + captured.startswith("usage: nucleate bench [OPTIONS]\n")
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_have_the_named_distribution(kind: str) -> None:
     x = logits(kind, 2, 4000)

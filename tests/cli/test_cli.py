@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -15,6 +16,7 @@ import sys
 import termios
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from server_process import begun
@@ -49,20 +51,27 @@ def test_a_reported_seed_reproduces_the_text_and_another_seed_does_not() -> None
     assert nucleate(*GENERATE, "--seed", str(int(seed) ^ 1)).stdout != first.stdout
 
 
-def test_the_prompt_comes_from_stdin_a_file_or_is_empty(tmp_path: Path) -> None:
+def test_the_prompt_comes_from_stdin_a_file_or_is_empty(
+    tmp_path: Path, llm: nc.LLM, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rest = ("--max-tokens", "10", "--seed", "1")
     (tmp_path / "prompt.txt").write_text("Once upon a time")
-    expected = nucleate("generate", "Once upon a time", *rest).stdout
-    assert nucleate("generate", *rest, text="Once upon a time").stdout == expected
-    assert nucleate("generate", "-", *rest, text="Once upon a time").stdout == expected
-    assert nucleate("generate", "--file", str(tmp_path / "prompt.txt"), *rest).stdout == expected
-    assert nucleate("generate", *rest).stdout == "Once upon a time" + expected
-    assert nucleate("generate", "", *rest).stdout == nc.LLM().generate("", max_tokens=10, seed=1)[0].text + "\n"
     (tmp_path / "empty.txt").touch()
+    expected, of_nothing = (one.text + "\n" for one in llm.generate(["Once upon a time", ""], max_tokens=10, seed=1))
+    assert nucleate("generate", *rest, text="Once upon a time").stdout == expected
+    assert nucleate("generate", *rest).stdout == "Once upon a time" + expected
+
+    def generated(*source: str, text: str = "", status: int = 0) -> Any:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        return run("generate", *source, *rest, status=status)
+
+    assert generated("-", text="Once upon a time").out == expected
+    assert generated("--file", str(tmp_path / "prompt.txt")).out == expected
+    assert generated("").out == of_nothing
     for source, name in ((["-"], "stdin"), (["--file", str(tmp_path / "empty.txt")], str(tmp_path / "empty.txt"))):
-        done = nucleate("generate", *source, *rest, text="")
-        assert (done.returncode, done.stdout) == (2, "")
-        assert f"{name} is empty: to generate from the BOS token, pass '' as the prompt" in done.stderr
+        printed = generated(*source, status=2)
+        assert printed.out == ""
+        assert f"{name} is empty: to generate from the BOS token, pass '' as the prompt" in printed.err
 
 
 @pytest.mark.slow
@@ -164,6 +173,52 @@ def test_json_output() -> None:
         (["inspect", "x", "--stop", "a"], 2, "unrecognized arguments: --stop a"),
         (["inspect", "x", "--logprobs", "2"], 2, "unrecognized arguments: --logprobs 2"),
         (["inspect", "x", "--order", "vllm", "--top-a", "0.5"], 2, "order 'vllm' does not include top_a"),
+        *((["generate", "x", "--num-beams", n], 2, f"must be an integer >= 1 and <= 1024, got '{n}'") for n in "0x"),
+        *(
+            (["generate", "x", "--num-beams", "4", *arguments], 2, message)
+            for arguments, message in [
+                (["--n", "5"], "n must be at most num_beams (4), got 5"),
+                (["--num-beam-groups", "3"], "num_beam_groups must divide num_beams (4), got 3"),
+                (["--length-penalty", "inf"], "length_penalty must be a number"),
+                (["--early-stopping", "soon"], "early_stopping must be true, false or"),
+                (["--diversity-penalty", "-1"], "diversity_penalty must be"),
+                (["--temperature", "1", "--top-k", "3"], "top_k is not supported with use_beam_search, got 3"),
+            ]
+        ),
+        (["generate", "x", "--length-penalty", "2"], 2, "length_penalty needs --num-beams"),
+        (["generate", "x", "--early-stopping", "false"], 2, "early_stopping needs --num-beams"),
+        *(
+            (["serve", "--port", "0", *arguments], 2, message)
+            for arguments, message in [
+                (["--max-queued-seqs", "-1"], "nucleate: max_queued_seqs must be an integer >= 0"),
+                (["--max-queued-seqs", "x"], "nucleate: max_queued_seqs must be an integer >= 0"),
+                (["--max-completion-tokens", "x"], "nucleate: max_completion_tokens must be an integer >= 1"),
+                (["--max-request-body-bytes", "10"], "nucleate: max_request_body_bytes must be"),
+                (["--request-timeout-seconds", "0"], "nucleate: request_timeout_seconds must be a number > 0"),
+                (["--top-p", "2"], "top_p must be"),
+                (["--api-key", ""], "must not be blank"),
+                (["--port", "70000"], "--port must be"),
+                (["--api-key-file", "/nowhere/keys"], "cannot be read"),
+                (["--max-num-seqs", "0"], "max_num_seqs must be an integer >= 1"),
+                (["--root-path", "llm"], "--root-path must be a path such as /llm"),
+            ]
+        ),
+        (["serve", "--log-format", "xml"], 2, "invalid choice: 'xml'"),
+        (["bench", "--rows=0"], 2, "--rows must be at least 1, got 0"),
+        (["bench", "--vocabulary=-5"], 2, "--vocabulary must be at least 1, got -5"),
+        (["bench", "--seconds=nan"], 2, "--seconds must be at least 0, got nan"),
+        (["bench", "--logits=round"], 2, "invalid choice: 'round'"),
+        *(
+            ([command, "x", *arguments], 2, message)
+            for command in ("generate", "inspect")
+            for arguments, message in [
+                (["--regex", "("], "nucleate: regex: "),
+                (["--json-schema", '{"uniqueItems": true}'], "json_schema: cannot enforce uniqueItems; set on_unsu"),
+                (["--grammar", "start: nothing"], "nucleate: grammar: "),
+                (["--choice", "a" * 20_001], "nucleate: choice is too large: 20001 characters"),
+                (["--json-schema", "/dev/nullx"], "json_schema must be JSON"),
+            ]
+        ),
     ],
 )
 def test_bad_usage_is_one_line_and_exit_status_2(
@@ -174,7 +229,7 @@ def test_bad_usage_is_one_line_and_exit_status_2(
     assert (out, message in err) == ("", True), err
     *usage, error = err.splitlines()
     assert error.startswith("nucleate: ")
-    shown = "unrecognized" in message or "arguments:" in message or "did you mean --" in message or "--flag" in message
+    shown = any(words in message for words in ("unrecognized", "arguments:", "did you mean --", "--flag", "choice:"))
     assert [line.startswith(f"usage: nucleate {arguments[0]} [OPTIONS]") for line in usage] == [True] * shown
 
 

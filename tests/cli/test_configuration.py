@@ -12,8 +12,6 @@ from nucleate.cli import flags
 from nucleate.cli.argument_parser import Configuration, UsageError
 from nucleate.cli.main import command_parser
 from nucleate.cli.sampling_flags import read_values
-from nucleate.plugins.plugin_loader import set_stages
-from nucleate.sampling.stages import STAGES
 
 PLUGIN = """
 from nucleate.sampling.stage import Scale, param
@@ -171,15 +169,12 @@ def test_variables_of_others_are_left_alone(tmp_path: Path) -> None:
     assert {**vars(found), "config": None} == vars(command_parser("serve").parse_args([]))
 
 
+@pytest.mark.usefixtures("registry")
 def test_a_plugin_of_the_file_has_keys(tmp_path: Path, run: Any) -> None:
     (tmp_path / "tilt.py").write_text(PLUGIN)
     file = tmp_path / "server.yaml"
     file.write_text(f"plugin: {tmp_path / 'tilt.py'}\ntilt-by: -1\n")
-    before = dict(STAGES)
-    try:
-        assert "tilt_by must be a number > 0" in run("serve --port 0 --config", str(file), status=2).err
-    finally:
-        set_stages(before)
+    assert "tilt_by must be a number > 0" in run("serve --port 0 --config", str(file), status=2).err
 
 
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:

@@ -47,31 +47,6 @@ def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "needs no_such_package: install the extra 'server'" in error_of(capsys)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        (["--max-queued-seqs", "-1"], "nucleate: max_queued_seqs must be an integer >= 0"),
-        (["--max-queued-seqs", "x"], "nucleate: max_queued_seqs must be an integer >= 0"),
-        (["--max-completion-tokens", "x"], "nucleate: max_completion_tokens must be an integer >= 1"),
-        (["--max-request-body-bytes", "10"], "nucleate: max_request_body_bytes must be"),
-        (["--request-timeout-seconds", "0"], "nucleate: request_timeout_seconds must be a number > 0"),
-        (["--top-p", "2"], "top_p must be"),
-        (["--api-key", ""], "must not be blank"),
-        (["--port", "70000"], "--port must be"),
-        (["--api-key-file", "/nowhere/keys"], "cannot be read"),
-        (["--max-num-seqs", "0"], "max_num_seqs must be an integer >= 1"),
-    ],
-)
-def test_bad_usage(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert text in error_of(capsys, *arguments)
-
-
-def test_an_unknown_value_shows_the_usage(run: Any) -> None:
-    usage, error = run("serve --log-format xml", status=2).err.splitlines()
-    assert usage == "usage: nucleate serve [OPTIONS]"
-    assert "invalid choice" in error
-
-
 def test_invalid_default_parameters(monkeypatch: pytest.MonkeyPatch, run: Any) -> None:
     monkeypatch.setattr(
         kernel_libraries, "warm", lambda *_, **__: None

@@ -5,15 +5,17 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiers
+from batch_folder import Folder, request
+from grammar_examples import validated
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_flags import params
 
 import nucleate as nc
 from nucleate.cli import flags
@@ -25,16 +27,7 @@ from nucleate.structured_output.spec import KINDS
 TAG = {"type": "structural_tag", "format": {"type": "any_text"}}
 SCHEMA = {"type": "object", "properties": {"z": {"enum": ["é", 1]}, "a": {"type": "null"}}, "required": ["z", "a"]}
 TRIGGERS = [{"type": "word", "value": "<a:"}, {"type": "token", "value": "x"}]
-ONE_OR_TWO = {"enum": [1, 2], "multipleOf": 1}  # multipleOf, because uniqueItems of an enum alone is enforced
-LENIENT = {"type": "array", "items": ONE_OR_TWO, "uniqueItems": True, "minItems": 3, "maxItems": 3}
 GENERATE = ("generate", "Once upon a time", "--max-tokens", "60", "--seed", "1")
-
-
-def params(*arguments: str) -> nc.SamplingParams:
-    """The sampling parameters that a command line sets."""
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    add_sampling(parser)
-    return nc.SamplingParams(**read_values(parser.parse_args([*arguments])))
 
 
 def constraint(*arguments: str) -> nc.StructuredOutputs | None:
@@ -225,7 +218,7 @@ def test_json_has_validation_only_for_ignored_keywords(run: Any) -> None:
 
 
 def test_ignored_keywords_are_reported_under_lenient(run: Any) -> None:
-    arguments = (*GENERATE, "--json-schema", json.dumps(LENIENT), "--schema-on-unsupported", "ignore")
+    arguments = (*GENERATE, "--json-schema", json.dumps(validated(3)), "--schema-on-unsupported", "ignore")
     *_, last = run(*arguments).err.splitlines()
     assert last.startswith("nucleate: ignored schema keywords: uniqueItems; the output is invalid: $: [")
     assert last.endswith("has non-unique elements")
@@ -236,26 +229,10 @@ def test_ignored_keywords_are_reported_under_lenient(run: Any) -> None:
     assert output["validation"]["ignored"] == ["uniqueItems"]
     assert len(output["validation"]["errors"]) == 1
     few = {"type": "integer", "minimum": 2, "maximum": 3}
-    one = LENIENT | {"prefixItems": [few | {"multipleOf": 2}, few | {"multipleOf": 3}], "minItems": 2, "maxItems": 2}
+    one = validated(2) | {"prefixItems": [few | {"multipleOf": 2}, few | {"multipleOf": 3}]}
     assert run(*GENERATE, "--json-schema", json.dumps(one), "--schema-on-unsupported", "ignore").err.endswith(
         "ignored schema keywords: uniqueItems; the output is valid\n"
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--json-schema", '{"uniqueItems": true}'), "json_schema: cannot enforce uniqueItems; set on_unsupported="),
-        (("--regex", "("), "regex: "),
-        (("--grammar", "start: nothing"), "grammar: "),
-        (("--json-schema", os.devnull + "x"), "json_schema must be JSON"),
-    ],
-)
-def test_an_unsupported_constraint_is_bad_usage(arguments: tuple[str, ...], words: str, run: Any) -> None:
-    done = run(*GENERATE, *arguments, status=2)
-    assert done.out == ""
-    assert done.err.startswith(f"nucleate: {words}")
-    assert done.err.count("\n") == 1
 
 
 # ---- inspect
@@ -293,33 +270,17 @@ def test_inspect_has_no_mask_without_structured_output(run: Any) -> None:
 # ---- batch
 
 
-def batch(folder: Path, lines: list[Any], *arguments: str) -> tuple[int, list[dict[str, Any]]]:
-    """The exit status, and the records in the order of their lines."""
-    source, target = folder / "in.jsonl", folder / "out.jsonl"
-    source.write_text("\n".join(map(json.dumps, lines)))
-    status = main(["batch", str(source), str(target), *arguments])
-    records = [json.loads(line) for line in target.read_text().splitlines()] if target.exists() else []
-    return status, sorted(records, key=lambda record: int(record["id"].split("-")[1]))
-
-
-def request(name: str, url: str, **fields: Any) -> dict[str, Any]:
-    subject = {"messages": [{"role": "user", "content": "Hello"}]} if "chat" in url else {"prompt": "The fox"}
-    return {"custom_id": name, "method": "POST", "url": url, "body": {**subject, **fields}}
-
-
-def test_batch_lines_with_structured_output(tmp_path: Path) -> None:
-    lenient = {"json_schema": LENIENT, "on_unsupported": "ignore"}
-    schema = {"type": "json_schema", "json_schema": {"name": "few", "schema": LENIENT, "strict": False}}
-    status, records = batch(
-        tmp_path,
-        [
-            {"prompt": "The fox", "structured_outputs": {"regex": "[0-9]{5}"}},
-            request("a", "/v1/completions", structured_outputs={"regex": "[0-9]{5}"}),
-            request("b", "/v1/chat/completions", structured_outputs={"choice": ["fox", "dog"]}),
-            {"prompt": "The fox", "structured_outputs": lenient},
-            request("c", "/v1/chat/completions", response_format=schema),
-        ],
+def test_batch_lines_with_structured_output(folder: Folder) -> None:
+    lenient = {"json_schema": validated(3), "on_unsupported": "ignore"}
+    schema = {"type": "json_schema", "json_schema": {"name": "few", "schema": validated(3), "strict": False}}
+    folder.write(
+        {"prompt": "The fox", "structured_outputs": {"regex": "[0-9]{5}"}},
+        request("a", structured_outputs={"regex": "[0-9]{5}"}),
+        request("b", "/v1/chat/completions", structured_outputs={"choice": ["fox", "dog"]}),
+        {"prompt": "The fox", "structured_outputs": lenient},
+        request("c", "/v1/chat/completions", response_format=schema),
     )
+    status, records, _ = folder.run()
     assert status == 0
     plain, completion, chat, prompt_record, formatted = records
     assert re.fullmatch("[0-9]{5}", plain["text"])
@@ -333,44 +294,12 @@ def test_batch_lines_with_structured_output(tmp_path: Path) -> None:
         assert len(found["validation"]["errors"]) == 1
 
 
-def test_only_the_line_with_an_unsupported_constraint_fails(tmp_path: Path) -> None:
-    banned = {"structured_outputs": {"regex": "aaaa"}, "suppress_token_ids": list(range(4096))}
-    status, records = batch(
-        tmp_path,
-        [
-            {"prompt": "The fox", "structured_outputs": {"regex": "("}},
-            request("c", "/v1/completions", structured_outputs={"json_schema": {"uniqueItems": True}}),
-            {"prompt": "The fox", "structured_outputs": {"regex": "a", "choice": ["b"]}},
-            request("d", "/v1/completions", **banned),
-            {"prompt": "The fox", **banned},
-            {"prompt": "The fox", "structured_outputs": {"regex": "[0-9]{5}"}},
-        ],
-    )
-    assert status == 1
-    *failed, lives = records
-    errors = [record["error"] or record["response"]["body"]["error"] for record in failed]
-    assert [error["param"] for error in errors] == ["structured_outputs"] * 5
-    assert [record["response"]["status_code"] for record in failed if "response" in record] == [400, 400]
-    messages = ["structured_outputs.regex: ", "cannot enforce uniqueItems", "must have exactly one of"]
-    messages += ["structured-output constraint"] * 2
-    assert all(message in error["message"] for message, error in zip(messages, errors, strict=True))
-    assert re.fullmatch("[0-9]{5}", lives["text"])
-
-
-def test_constraint_flags_are_the_defaults_of_lines(tmp_path: Path) -> None:
-    lines = ["The fox", {"prompt": "The fox", "structured_outputs": {"choice": ["dog"]}}]
-    status, records = batch(tmp_path, lines, "--choice", "fox")
+def test_constraint_flags_are_the_defaults_of_lines(folder: Folder) -> None:
+    folder.write("The fox", {"prompt": "The fox", "structured_outputs": {"choice": ["dog"]}})
+    status, records, err = folder.run("--regex", "(")  # an error before the first line
+    assert (status, records, err.startswith("nucleate: regex: ")) == (2, [], True)
+    status, records, _ = folder.run("--choice", "fox")
     assert (status, [record["text"] for record in records]) == (0, ["fox", "dog"])
-
-
-def test_an_unsupported_constraint_is_an_error_before_the_first_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, records = batch(tmp_path, ["The fox", "A cat"], "--regex", "(")
-    assert (status, records) == (2, [])
-    assert capsys.readouterr().err.startswith("nucleate: regex: ")
-    status, records = batch(tmp_path, ["The fox", "A cat"], "--regex", "a")
-    assert (status, [record["text"] for record in records]) == (0, ["a", "a"])
 
 
 # ---- any text

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from beam_searches import SIZE, expected_beams, found_beams, random_search, rule, toy
-from engine_storm import run_stress
 from toy_models import PagedToy
-from toy_requests import KINDS, TABLE, chunks_by_index, drive, is_empty, random_request, reference_chunks, runner
+from toy_requests import KINDS, TABLE, chunks_by_index, drive, is_empty, reference_chunks, runner
 
 import nucleate as nc
 from nucleate.engine.beam_params import BeamParams, BeamRequest
@@ -250,19 +249,3 @@ def test_scores_equal_teacher_forcing(llm: nc.LLM) -> None:
             assert beam.logprob == pytest.approx(total, abs=1e-3)
             assert beam.score == beam.logprob / len(beam.token_ids) ** 0.7
             assert beam.finish_reason == ("stop" if beam.token_ids[-1] in llm.tokenizer.eos_token_ids else "length")
-
-
-def search_or_request(rng: random.Random) -> Request | BeamRequest:
-    return random_search(rng) if rng.random() < 0.6 else random_request(rng, 20)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_short_stress(llm: nc.LLM, kind: str) -> None:
-    run_stress(llm, kind, 1, 150, search_or_request)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(2, 6))
-def test_long_stress(llm: nc.LLM, kind: str, seed: int) -> None:
-    run_stress(llm, kind, seed, 1500, search_or_request)

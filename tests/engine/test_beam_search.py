@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 import tiers
-from beam_searches import hashed
+from beam_searches import NAMES, hashed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -64,16 +64,7 @@ def run(model: LogitsOf, prompt: tuple[int, ...], params: BeamParams, ends: Sequ
 
 
 def expected_beams(model: LogitsOf, prompt: tuple[int, ...], params: BeamParams, ends: Sequence[int], **more: object):
-    names = (
-        "num_beams",
-        "max_tokens",
-        "length_penalty",
-        "early_stopping",
-        "num_return_sequences",
-        "num_beam_groups",
-        "diversity_penalty",
-    )
-    case = {name: getattr(params, name) for name in names}
+    case = {name: getattr(params, name) for name in ("max_tokens", *NAMES)}
     beams = reference.beam_search(model, prompt, eos_token_ids=ends, **case, **more)
     return [(beam.token_ids, beam.score, beam.logprob, beam.finish_reason) for beam in beams]
 

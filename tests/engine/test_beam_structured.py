@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from beam_searches import expected_beams, found_beams
+from grammar_examples import validated
 from toy_requests import KINDS, drive, is_empty, runner, toy
 
 import nucleate as nc
@@ -35,12 +36,6 @@ CONSTRAINTS = {
         }
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def grammars(llm: nc.LLM) -> GrammarCompiler:
-    pytest.importorskip("llguidance", reason="needs the extra 'structured'")
-    return GrammarCompiler(llm.tokenizer, 4096)
 
 
 def allowed_by(grammar: CompiledGrammar, *, ignore_eos: bool) -> Callable[[tuple[int, ...]], set[int]]:
@@ -88,9 +83,7 @@ def test_many_beams_find_every_possible_text(llm: nc.LLM, grammars: GrammarCompi
 
 
 def test_outputs_with_ignored_keywords_are_validated(llm: nc.LLM, grammars: GrammarCompiler) -> None:
-    items = {"enum": [1, 2], "multipleOf": 1}  # multipleOf, because uniqueItems of an enum alone is enforced
-    schema = {"type": "array", "items": items, "minItems": 2, "maxItems": 2, "uniqueItems": True}
-    structured = nc.StructuredOutputs(json_schema=schema, on_unsupported="ignore", whitespace="none")
+    structured = nc.StructuredOutputs(json_schema=validated(2), on_unsupported="ignore", whitespace="none")
     grammars.compile(structured).validate("[1,2]")  # load the library first, which takes time
     [completion] = llm.beam_search("x", num_beams=4, structured_outputs=structured, max_tokens=20)
     assert {beam.text for beam in completion.outputs} == {"[1,1]", "[1,2]", "[2,1]", "[2,2]"}

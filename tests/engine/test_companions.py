@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from companion_requests import any_companion_request, companion_chunks, run_companion_stress, weaker
+from companion_requests import companion_chunks, weaker
 from toy_models import PagedToy
 from toy_requests import KINDS, SIZE, chunks_by_index, drive, is_empty, reference_chunks, runner, toy
 
@@ -25,23 +24,9 @@ GUIDED = GREEDY.replace(guidance_scale=2.0, negative_prompt=(3, 4, 5))
 CONTRASTIVE = GREEDY.replace(contrastive_beta=1.0)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _patient() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nucleate.structured_output.guide.VALIDATION_SECONDS", 60.0)
-        yield
-
-
 def engine_of(llm: nc.LLM, kind: str = "paged", blocks: int = 100, **options: Any) -> Engine:
     others = runner(kind, weaker(), blocks)
     return Engine(runner(kind, toy(), blocks), llm.tokenizer, companion_runner=others, backend="reference", **options)
-
-
-@pytest.mark.fast_cases(2)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(2))
-def test_random_aborts_pauses_and_failures(llm: nc.LLM, kind: str, seed: int) -> None:
-    run_companion_stress(llm, kind, seed, 300, any_companion_request)
 
 
 def test_both_sequences_decode_in_one_forward_pass(llm: nc.LLM) -> None:

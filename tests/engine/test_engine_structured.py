@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from bundled_grammars import TOKENIZER, bundled_compiler
-from engine_storm import run_stress
+from grammar_examples import RECORD, validated
 from toy_models import PagedToy
 from toy_requests import (
     KINDS,
@@ -43,16 +43,6 @@ from nucleate.structured_output import (
     llguidance_library,
 )
 
-RECORD = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 8},
-        "kind": {"enum": ["a rather long name of a kind", "short"]},
-        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 2},
-    },
-    "required": ["name", "kind", "sizes"],
-    "additionalProperties": False,
-}
 SECTIONS: dict[str, Any] = {
     "structural_tag": {
         "structures": [{"begin": "e", "schema": {"enum": ["ha", 12, [True]]}, "end": "!"}],
@@ -124,21 +114,6 @@ def structured_request(rng: random.Random) -> Request:
         stop_regex=(),
     )
     return dataclasses.replace(request, params=params)
-
-
-@pytest.mark.fast_cases(2)
-@pytest.mark.parametrize("overlap_seconds", [-1.0, 1e9], ids=["masks during the forward", "masks after it"])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(2))
-def test_random_aborts_pauses_and_failures(
-    llm: nc.LLM, kind: str, seed: int, overlap_seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiler, "OVERLAP_SECONDS", overlap_seconds)
-    run_stress(
-        llm, kind, seed, 100, structured_request, lambda model, tokenizer, request: reference_chunks(
-            model, tokenizer, request, bundled_compiler()
-        ),
-    )  # fmt: skip
 
 
 def test_pauses_of_the_process_change_no_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,9 +286,7 @@ class TestOtherParameters:
                 assert inside == (mode == "processed")
 
     def test_outputs_with_ignored_keywords_are_validated(self, kind: str) -> None:
-        items = {"enum": [1, 2], "multipleOf": 1}  # multipleOf, because uniqueItems of an enum alone is enforced
-        schema = {"type": "array", "items": items, "uniqueItems": True, "minItems": 4, "maxItems": 4}
-        events = events_of({"json_schema": schema, "on_unsupported": "ignore"}, kind, seed=1, n=2)
+        events = events_of({"json_schema": validated(4), "on_unsupported": "ignore"}, kind, seed=1, n=2)
         for chunks in chunks_by_index(events, 2):
             *others, end = (chunk.validation for chunk in chunks)
             assert not any(others)

@@ -43,11 +43,6 @@ class Recorder:
         self.drafts.append((output_index, position, accepted, tuple(rejected)))
 
 
-@pytest.fixture(scope="module")
-def llm() -> nc.LLM:
-    return nc.LLM()
-
-
 def run(llm: nc.LLM, request: Request, **options: Any) -> list[nc.CompletionChunk]:
     [outputs] = drive(llm.new_engine(**options), [request])
     return [output.chunk for output in outputs]

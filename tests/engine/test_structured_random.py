@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -12,7 +11,7 @@ import tiers
 from grammar_examples import CHOICES, PATTERNS, SCHEMAS, Schema, array, closed, integer, text
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from toy_requests import KINDS, SIZE, chunks_by_index, drive, is_empty, reference_chunks, runner, toy
+from toy_requests import KINDS, chunks_by_index, drive, is_empty, reference_chunks, runner, toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
@@ -74,19 +73,6 @@ def structured_request(draw: st.DrawFn) -> Request:
     params = nc.SamplingParams(structured_outputs=draw(st.sampled_from(CONSTRAINTS)), max_tokens=most, **values)
     prompt = draw(st.lists(st.integers(1, 40), min_size=1, max_size=6))
     return Request(prompt, params)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _patient() -> Iterator[None]:
-    """Raise the validation timeout, for busy machines."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("nucleate.structured_output.guide.VALIDATION_SECONDS", 60.0)
-        yield
-
-
-@pytest.fixture(scope="module")
-def grammars(llm: nc.LLM) -> GrammarCompiler:
-    return GrammarCompiler(llm.tokenizer, SIZE)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,11 +19,6 @@ PARAMS: dict[str, Any] = {"temperature": 0.9, "top_k": 40, "top_p": 0.95, "seed"
 
 
 @pytest.fixture(scope="module")
-def llm() -> nc.LLM:
-    return nc.LLM()
-
-
-@pytest.fixture(scope="module")
 def session(llm: nc.LLM) -> InspectorSession:
     return InspectorSession(llm)
 
@@ -109,7 +104,7 @@ def test_trace_and_nc_trace_agree(llm: nc.LLM, session: InspectorSession, answer
     assert view["picked"]["id"] == found.token_id
     for stage, each in zip(view["stages"], found.steps, strict=True):
         for token, p in zip(view["tokens"], stage["p"], strict=True):
-            assert (p or 0.0) == pytest.approx(each.probabilities[token["id"]], abs=1e-6)
+            assert (p or 0.0) == pytest.approx(each.probabilities[token["id"]], abs=1e-5)  # float32
 
 
 def test_a_branch_keeps_the_tokens_before_it_and_the_noise_after_it(session: InspectorSession, answer: Answer) -> None:

@@ -21,6 +21,7 @@ torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
 from random_models import greedy  # noqa: E402
+from toy_requests import run_tokens  # noqa: E402
 
 ORIGINAL, OUTPUTS = 32, 24
 LENGTHS = (2, 12, 31, 32, 33, 50)
@@ -52,19 +53,18 @@ def expected(model: TransformersModel, prompts: list[list[int]]) -> list[list[in
     return [greedy(model.model, ids, OUTPUTS) for ids in prompts]
 
 
-def logits_of(model: TransformersModel, ids: list[int]) -> Any:
-    """The logits after a sequence, without a cache."""
+@pytest.fixture(scope="module")
+def stock_logits(model: TransformersModel, prompts: list[list[int]]) -> Any:
+    """The logits after each beginning of the longest prompt, without a cache."""
+    ids = prompts[-1]
     with torch.inference_mode():
-        return model.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1].numpy()
+        begun = [model.model(input_ids=torch.tensor([ids[: end + 1]]), use_cache=False) for end in range(len(ids))]
+    return np.stack([one.logits[0, -1].numpy() for one in begun])
 
 
 def run(engine: Engine, prompts: list[list[int]], **params: Any) -> list[list[int]]:
     greedy = nc.SamplingParams(temperature=0, max_tokens=OUTPUTS, ignore_eos=True, **params)
-    tokens: dict[str, list[int]] = {engine.add(Request(ids, greedy)): [] for ids in prompts}
-    while len(engine):
-        for output in engine.step():
-            tokens[output.request_id] += output.chunk.token_ids
-    return list(tokens.values())
+    return run_tokens(engine, [Request(ids, greedy) for ids in prompts])
 
 
 @pytest.mark.parametrize(
@@ -88,16 +88,20 @@ def test_tokens_equal_generate(
 
 @pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("cuts", [(), (10,), (31,), (32,), (33,), (20, 40), (1, 31, 32, 33, 34)])
-def test_logits_do_not_depend_on_chunks(model: TransformersModel, prompts: list[list[int]], cuts: tuple[int]) -> None:
+def test_logits_do_not_depend_on_chunks(
+    model: TransformersModel,
+    prompts: list[list[int]],
+    stock_logits: Any,
+    cuts: tuple[int],
+) -> None:
     ids = prompts[-1]
-    expected_TV = np.stack([logits_of(model, ids[:end]) for end in range(1, len(ids) + 1)])
     context, parts = model.begin(), []
     for start, stop in zip((0, *cuts), (*cuts, len(ids)), strict=True):
         parts.append(context.forward_all(ids[start:stop]))
-    np.testing.assert_allclose(np.concatenate(parts), expected_TV, atol=1e-3)
+    np.testing.assert_allclose(np.concatenate(parts), stock_logits, atol=1e-3)
     last = model.begin()
     for start, stop in zip((0, *cuts), (*cuts, len(ids)), strict=True):
-        np.testing.assert_allclose(last.forward(ids[start:stop]), expected_TV[stop - 1], atol=1e-3)
+        np.testing.assert_allclose(last.forward(ids[start:stop]), stock_logits[stop - 1], atol=1e-3)
 
 
 def test_a_prefill_beyond_the_limit_takes_one_pass(

@@ -18,6 +18,7 @@ transformers = pytest.importorskip("transformers", reason="needs the extra 'torc
 
 from random_models import CONFIGS, LLAMA, greedy  # noqa: E402
 from random_models import random_model as made  # noqa: E402
+from toy_requests import drive  # noqa: E402
 
 GREEDY = nc.SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SAMPLED = nc.SamplingParams(temperature=1.3, top_p=0.95, repetition_penalty=1.1, seed=7, max_tokens=12, ignore_eos=True)
@@ -217,10 +218,8 @@ def test_a_draft_model_in_memory_gives_the_same_tokens() -> None:
         llm = nc.LLM(model, EMBEDDED, speculative_config=config)
         assert tokens(llm.generate(PROMPTS, SAMPLED)) == expected
         engine = llm.new_engine()
-        for prompt in PROMPTS:
-            engine.add(nc.Request(llm.encode(prompt), nc.SamplingParams(seed=3, max_tokens=12, ignore_eos=True)))
-        while len(engine):
-            engine.step()
+        plain = nc.SamplingParams(seed=3, max_tokens=12, ignore_eos=True)
+        drive(engine, [nc.Request(llm.encode(prompt), plain) for prompt in PROMPTS])
         rates.append(engine.stats.speculative.acceptance_rate)
     assert rates[0] > 0.9 > rates[1]  # the model itself drafts what it would sample
 

@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
 from random_models import greedy  # noqa: E402
+from toy_requests import run_tokens  # noqa: E402
 
 TEXT: dict[str, Any] = dict(
     vocab_size=199, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
@@ -104,11 +105,6 @@ def test_a_bidirectional_prompt_is_recomputed_without_its_output() -> None:
     engine, random = llm.new_engine(), np.random.default_rng(1)
     prompts = [random.integers(3, 199, length).tolist() for length in (9, 20, 14)]
     params = nc.SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    names = [engine.add(nc.Request(prompt, params)) for prompt in prompts]
-    outputs = {name: list[int]() for name in names}
-    while len(engine):
-        for output in engine.step():
-            outputs[output.request_id] += output.chunk.token_ids
+    outputs = run_tokens(engine, [nc.Request(prompt, params) for prompt in prompts])
     assert engine.stats.num_preemptions > 0
-    for name, prompt in zip(names, prompts, strict=True):
-        assert outputs[name] == greedy(model, prompt, 24)
+    assert outputs == [greedy(model, prompt, 24) for prompt in prompts]

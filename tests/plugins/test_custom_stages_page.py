@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import tiers
 
 import nucleate as nc
-from nucleate.plugins.plugin_loader import set_stages
 from nucleate.plugins.stage_check import check_stage
 from nucleate.sampling.stage import SHAPES
 from nucleate.sampling.stages import STAGES
@@ -27,13 +23,10 @@ for language, block in re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.DOTALL | re.
 
 
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+def names(page_names: dict[str, Any]) -> dict[str, Any]:
     """What the Python of the page defines."""
-    before, module = dict(STAGES), ModuleType("page")
-    monkeypatch.setitem(sys.modules, "page", module)
-    exec("\n".join(BLOCKS["python"]), module.__dict__)
-    yield vars(module)
-    set_stages(before)
+    exec("\n".join(BLOCKS["python"]), page_names)
+    return page_names
 
 
 def test_the_python_runs_and_has_a_stage_of_every_shape(names: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from server_process import Server
@@ -35,11 +34,10 @@ class AboveAverage(Floor):
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Any:
-    path, before = tmp_path / "averages.py", dict(STAGES)
+def file(tmp_path: Path, registry: None) -> Path:
+    path = tmp_path / "averages.py"
     path.write_text(CODE)
-    yield path
-    set_stages(before)
+    return path
 
 
 def test_files_modules_and_the_variable(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

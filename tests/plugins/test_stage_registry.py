@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import nucleate as nc
-from nucleate.plugins.plugin_loader import set_stages
 from nucleate.sampling.maths import log
 from nucleate.sampling.presets import PRESETS
 from nucleate.sampling.stage import Draw, Floor, Scale, param
 from nucleate.sampling.stages import STAGES
 from nucleate.sampling_params import FIELDS
 
-
-@pytest.fixture(autouse=True)
-def _restore() -> Iterator[None]:
-    before = dict(STAGES)
-    yield
-    set_stages(before)
+pytestmark = pytest.mark.usefixtures("registry")
 
 
 def above_average(**changes: Any) -> type[Floor]:

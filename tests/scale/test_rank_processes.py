@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import random_models
 import shard_ranks
 import torch
-from server_process import Server
+from server_process import Server, children, gone, wait_until
 
 import nucleate as nc
 from nucleate.models.protocol import RunnerLostError
@@ -74,14 +73,6 @@ def test_a_killed_process_is_an_error_and_a_new_model_works(folder: Path) -> Non
     again.close()
 
 
-def gone(pid: int) -> bool:
-    """Whether a process that this one did not start has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="needs /proc")
 def test_the_other_processes_end_with_a_killed_one(folder: Path) -> None:
@@ -94,10 +85,7 @@ def test_the_other_processes_end_with_a_killed_one(folder: Path) -> None:
         assert len(pids) == 1
         assert not gone(pids[0])
         driver.send_signal(signal.SIGKILL)
-        end = time.monotonic() + LIMIT
-        while not all(map(gone, pids)):
-            assert time.monotonic() < end
-            time.sleep(0.1)
+        wait_until(lambda: all(map(gone, pids)), LIMIT)
 
 
 @pytest.mark.slow
@@ -151,8 +139,3 @@ def test_a_server(llm: nc.LLM) -> None:
         answer = server.request("POST", "/v1/completions", body)
         assert answer.status >= 500
         assert server.request("GET", "/health").status >= 500
-
-
-def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("utf-8").split()]

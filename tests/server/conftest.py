@@ -10,6 +10,6 @@ from server_process import Server
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """A server process with the bundled model and default limits, except one that a busy machine would reach."""
-    with Server(constants={"nucleate.structured_output.guide.VALIDATION_SECONDS": 60.0}) as running:
+    """A server process with the bundled model and default limits."""
+    with Server() as running:
         yield running

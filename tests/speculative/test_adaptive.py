@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from itertools import pairwise
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scripted_proposers import draft_of
+from timed_proposers import Eager, Slow, append_tokens
 
 from nucleate.speculative import adaptive_proposer
 from nucleate.speculative.adaptive_measurements import (
@@ -34,34 +34,6 @@ from nucleate.speculative.adaptive_proposer import (
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
 
 MOST = 8
-WRONG = -7  # a token that never comes
-
-
-class Eager:
-    """A proposer that drafts as many tokens as allowed and records its calls. The correct token at position i is i."""
-
-    layers = ()
-
-    def __init__(self, chance=lambda: 1.0):
-        self.requested, self.accepted_counts, self.forgotten = [], [], []
-        self.chance, self.rng = chance, random.Random(3)
-
-    def propose(self, states, counts):
-        self.requested += counts
-        return [self.draft(len(state.token_ids), count) for state, count in zip(states, counts, strict=True)]
-
-    def draft(self, start, count):
-        return Draft(tuple(i if self.rng.random() < self.chance() else WRONG for i in range(start, start + count)))
-
-    def accepted(self, key, count):
-        self.accepted_counts.append((key, count))
-
-    def forget(self, key, output_ids=()):
-        self.forgotten.append((key, tuple(output_ids)))
-
-
-def append_tokens(ids, count):
-    ids += range(len(ids), len(ids) + count)
 
 
 @pytest.mark.parametrize("chance", [0.0, 1.0])
@@ -118,19 +90,6 @@ def steps(proposer, token_cost):
         proposer.costs.record(1, 1 + drafted, 1.0 + token_cost * drafted)
     proposer.costs.record(1, 1, 1.0)
     assert proposer.costs.token_cost(1) == pytest.approx(token_cost, rel=0.1)
-
-
-class Slow(Eager):
-    """A proposer that takes a number of seconds."""
-
-    def __init__(self, monkeypatch, seconds, chance=lambda: 0.0):
-        super().__init__(chance)
-        self.seconds, self.clock = seconds, 0.0
-        monkeypatch.setattr(adaptive_proposer, "perf_counter", lambda: self.clock)
-
-    def propose(self, states, counts):
-        self.clock += self.seconds
-        return super().propose(states, counts)
 
 
 def run_without_drafts(proposer, states, count):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import tiers
+from toy_requests import run_tokens
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
@@ -41,11 +43,9 @@ def watched(llm: nc.LLM, request: pytest.FixtureRequest) -> Watched:
 @pytest.mark.parametrize("watched", ["ngram", "eagle"], indirect=True)
 def test_most_steps_rest_where_nothing_repeats(llm: nc.LLM, watched: Watched) -> None:
     plain, expected, found = llm.new_engine(), [], []
-    for seed in range(4):
+    for seed in range(tiers.count(2, 4)):
         for engine, tokens in ((plain, expected), (watched, found)):
-            engine.add(story(llm, seed))
-            while len(engine):
-                tokens += [token for output in engine.step() for token in output.chunk.token_ids]
+            tokens += run_tokens(engine, [story(llm, seed)])[0]
     assert found == expected
     assert sum(watched.rests) > 0.5 * len(watched.rests)
     stats = watched.stats.speculative

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from timed_proposers import Slow, append_tokens
 
-from nucleate.speculative import adaptive_proposer
 from nucleate.speculative.adaptive_measurements import num_matching_tokens
 from nucleate.speculative.adaptive_proposer import AdaptiveProposer
 from nucleate.speculative.draft import Draft, DraftContext
 
-MOST, STEPS, WRONG = 7, 2000, -7
+MOST, STEPS = 7, 2000
 
 
 @dataclass
@@ -60,34 +60,23 @@ class Scenario:
         return max(speedups)
 
 
-class Method:
-    """The draft method of a scenario. It takes time on a clock of its own."""
+class Method(Slow):
+    """The draft method of a scenario."""
 
-    layers = ()
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, scenario: Scenario, rng: random.Random) -> None:
+        chance = scenario.chance
+        super().__init__(monkeypatch, 0.0, lambda: chance(self.step) if callable(chance) else chance)
+        self.empty, self.rng, self.step = scenario.empty, rng, 0
 
-    def __init__(self, scenario: Scenario, rng: random.Random) -> None:
-        self.scenario, self.rng, self.clock, self.load, self.step = scenario, rng, 0.0, 1.0, 0
-
-    def propose(self, contexts: list[DraftContext], counts: list[int]) -> list[Draft]:
-        self.clock += self.scenario.method * self.load
-        return [self._draft(len(context.token_ids), count) for context, count in zip(contexts, counts, strict=True)]
-
-    def _draft(self, start: int, count: int) -> Draft:
-        if self.rng.random() < self.scenario.empty:
-            return Draft()
-        chance = self.scenario.chance(self.step) if callable(self.scenario.chance) else self.scenario.chance
-        return Draft(tuple(i if self.rng.random() < chance else WRONG for i in range(start, start + count)))
-
-    def accepted(self, key: int, count: int) -> None: ...
-    def forget(self, key: int, output_ids: object = ()) -> None: ...
+    def draft(self, start: int, count: int) -> Draft:
+        return Draft() if self.rng.random() < self.empty else super().draft(start, count)
 
 
 def simulate(
     scenario: Scenario, rng: random.Random, monkeypatch: pytest.MonkeyPatch, steps: int = STEPS
 ) -> tuple[float, list[int]]:
     """The speedup of an engine with adaptive speculation, and the number of draft tokens of each step."""
-    method, numbers = Method(scenario, rng), []
-    monkeypatch.setattr(adaptive_proposer, "perf_counter", lambda: method.clock)
+    method, numbers = Method(monkeypatch, scenario, rng), []
     proposer = AdaptiveProposer(method)
     contexts = [DraftContext(key, [0], 1) for key in range(scenario.sequences)]
     next_key = count = scenario.sequences
@@ -95,7 +84,8 @@ def simulate(
     plain = 1 + scenario.slope * count
     for method.step in range(steps):
         noise = rng.uniform(1 - scenario.noise, 1 + scenario.noise)
-        method.load = noise * (3 if rng.random() < scenario.delayed else 1)
+        load = noise * (3 if rng.random() < scenario.delayed else 1)
+        method.seconds = scenario.method * load
         begin, drafts = method.clock, [Draft()] * count
         if not rest and proposer.active():
             drafts = proposer.propose(contexts, [MOST] * count)
@@ -104,13 +94,13 @@ def simulate(
             accepted = num_matching_tokens(draft, range(1 << 20), start)
             if draft:
                 proposer.accepted(context.key, accepted)
-            context.token_ids.extend(range(start, start + accepted + 1))
+            append_tokens(context.token_ids, accepted + 1)
             tokens += accepted + 1
         drafted = sum(map(len, drafts))
         numbers.append(drafted)
         method.clock += (
             plain + (scenario.slope + scenario.drafting) * drafted + scenario.having * (drafted > 0)
-        ) * method.load
+        ) * load
         if rest:
             rest, rested = rest - 1, rested + 1
         else:

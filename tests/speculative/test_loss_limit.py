@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
+from timed_proposers import Slow, append_tokens
 
-from nucleate.speculative import adaptive_proposer
 from nucleate.speculative.adaptive_measurements import (
     FIRST_PAUSE,
     MAX_GAIN,
@@ -82,21 +82,11 @@ def test_a_second_loss_pauses_sooner() -> None:
     assert limit.pause == 2 * FIRST_PAUSE
 
 
-class Expensive:
-    """Drafts one token, always accepted, and takes the time of several steps. Its first drafts seem cheap."""
+class OneToken(Slow):
+    """Drafts one token."""
 
-    layers = ()
-
-    def __init__(self, clock: list[float], seconds: float) -> None:
-        self.clock, self.seconds = clock, seconds
-
-    def propose(self, contexts: list[DraftContext], counts: list[int]) -> list[Draft]:
-        self.clock[0] += self.seconds
-        return [Draft((1,) * min(count, 1)) for count in counts]
-
-    def accepted(self, key: int, count: int) -> None: ...
-    def observe(self, outputs: object) -> None: ...
-    def forget(self, key: int, output_ids: object = ()) -> None: ...
+    def draft(self, start: int, count: int) -> Draft:
+        return super().draft(start, min(count, 1))
 
 
 @pytest.mark.parametrize("slowdown", [1.0, 4.0])
@@ -104,24 +94,23 @@ def test_the_time_of_shadow_drafts_is_not_part_of_a_step_without_drafts(
     slowdown: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would make drafts look cheap after each shadow draft."""
-    clock = [0.0]
-    monkeypatch.setattr(adaptive_proposer, "perf_counter", lambda: clock[0])
-    proposer, ids = AdaptiveProposer(Expensive(clock, 3.0)), [1]
+    inner, ids = OneToken(monkeypatch, 3.0, lambda: 1.0), [0]
+    proposer = AdaptiveProposer(inner)
     tokens, drafted = 0, 0
     for step in range(2000):
         busy = slowdown if step > 400 else 1.0
-        proposer._proposer.seconds = 3.0 * busy
-        begin = clock[0]
+        inner.seconds = 3.0 * busy
+        begin = inner.clock
         [draft] = proposer.propose([DraftContext(0, ids)], [4]) if proposer.active() else [Draft()]
-        clock[0] += busy * (1 + 0.1 * len(draft))
+        inner.clock += busy * (1 + 0.1 * len(draft))
         if draft:
             proposer.accepted(0, 1)
-        ids += [1] * (1 + len(draft))
+        append_tokens(ids, 1 + len(draft))
         tokens, drafted = tokens + 1 + len(draft), drafted + bool(draft)
-        proposer.end_step(1, 1 + len(draft), clock[0] - begin)
+        proposer.end_step(1, 1 + len(draft), inner.clock - begin)
         if step == 400:
-            before = clock[0]
+            before = inner.clock
             tokens = 0
     assert proposer.costs.baseline[1] == pytest.approx(slowdown)
     assert drafted < 20
-    assert tokens * slowdown / (clock[0] - before) > 0.97
+    assert tokens * slowdown / (inner.clock - before) > 0.97

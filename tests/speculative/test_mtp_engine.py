@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
-from test_speculation_distributions import assert_marginals
+from test_speculation_distributions import assert_marginals, text_counts
 from test_speculation_embedded import comparable
 from toy_requests import drive, is_empty
 
@@ -108,23 +107,6 @@ class Misreporting(Mtp):
 PROMPT = [3, 2, 4]
 
 
-def texts(proposer: type[Mtp], rule: str, stock: tuple[Any, Any], llm: nc.LLM, trials: int) -> np.ndarray:
-    """The count of each text of four tokens. The first token is never drafted."""
-    modules = modules_of(*stock)
-    config = Speculation(lambda: proposer(modules), 2, rule, adaptive=False)
-    runner = runner_of(TransformersModel.of(stock[0]), 32 << 20)
-    engine = Engine(runner, llm.tokenizer, speculative_config=config, max_num_seqs=256)
-    params = nc.SamplingParams(max_tokens=4, ignore_eos=True, temperature=1.2)
-    counts: Counter[tuple[int, ...]] = Counter()
-    for events in drive(engine, [Request(PROMPT, params.replace(seed=seed)) for seed in range(trials)]):
-        counts[tuple(event.chunk.token_ids[0] for event in events)] += 1
-    assert trials / 3 < engine.stats.speculative.accepted_tokens < 0.9 * engine.stats.speculative.draft_tokens
-    counts_4 = np.zeros((5,) * 4)
-    for text, count in counts.items():
-        counts_4[text] = count
-    return counts_4
-
-
 def text_probabilities(model: Any) -> np.ndarray:
     """The probability of each text of four tokens."""
     prefixes = list(itertools.product(range(5), repeat=3))
@@ -147,7 +129,12 @@ def test_texts_have_the_model_distribution(family: str, proposer: type[Mtp], rul
     stock = predictable_of(family, 0.25, vocab_size=5)
     p_4 = text_probabilities(stock[0])
     assert p_4.sum() == pytest.approx(1)
-    counts_4 = texts(proposer, rule, stock, llm, 500)
+    modules = modules_of(*stock)
+    config = Speculation(lambda: proposer(modules), 2, rule, adaptive=False)
+    runner = runner_of(TransformersModel.of(stock[0]), 32 << 20)
+    engine = Engine(runner, llm.tokenizer, speculative_config=config, max_num_seqs=256)
+    counts_4 = text_counts(engine, nc.SamplingParams(temperature=1.2), 500, PROMPT)
+    assert engine.stats.speculative.accepted_tokens < 0.9 * engine.stats.speculative.draft_tokens
     if proposer is Mtp:
         assert_marginals(counts_4, p_4)
     else:  # the test detects a wrong distribution

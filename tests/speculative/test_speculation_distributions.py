@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import tiers
+from chi_square import assert_follows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted_proposers import NoDrafts, most_likely_tree, pick, sampled_tree, shared_siblings
 from test_acceptance_coupled import PARAMS
-from test_acceptance_distribution import DRAFTED, LENGTH, PROMPT, TARGETS, Target, assert_follows, assert_texts
+from test_acceptance_distribution import DRAFTED_VV, PROMPT, Target, V
 from toy_models import Toy
 from toy_requests import drive, is_empty, runner
 
@@ -31,8 +32,7 @@ from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stage import Floor
 from nucleate.sampling.stages import Gumbel, Mask, Mirostat, Typical
 from nucleate.sampling.token_logprobs import logprobs
-from nucleate.speculative import acceptance
-from nucleate.speculative.acceptance import RULES, AcceptanceResult, acceptance_uniforms, residual_uniform
+from nucleate.speculative.acceptance import acceptance_uniforms, residual_uniform
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import Draft, DraftContext, sample_inverse_cdf
 from nucleate.structured_output import GrammarCompiler, Guide
@@ -197,8 +197,7 @@ def test_distributions_along_a_branch_equal_those_of_a_chain(name: str, masked: 
     assert sampler.output_ids(row) == (4, 1, 4)
 
 
-def test_masks_along_branches(llm: nc.LLM) -> None:
-    grammars = GrammarCompiler(llm.tokenizer, llm.tokenizer.vocab_size)
+def test_masks_along_branches(llm: nc.LLM, grammars: GrammarCompiler) -> None:
     a, b = (llm.tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("xa", "xb"))
     grammar = grammars.compile(nc.StructuredOutputs(regex="(aab|bba|abc)+"))
     draft = Draft((a, b, a, b, b, a), (-1, -1, 0, 0, 1, 4))
@@ -225,66 +224,8 @@ def chain(
     return Draft(tuple(tokens), distributions=tuple(distributions))
 
 
-def through_sampler(target: Target, rule: Callable[..., AcceptanceResult], trials: int) -> Counter:
-    """Decode texts with a sampler's rows, one draft and its verification at a time."""
-    size, counts = target.size, Counter()
-    sampler = Sampler(size, "reference")
-    for seed in range(trials):
-        row = sampler.add(target.params, PROMPT, seed=seed)
-        while len(output := sampler.output_ids(row)) < LENGTH:
-            step, before = len(output), (*PROMPT, *output)[-1]
-            draft = chain(before, 3, seed, step, DRAFTED[size])
-            logits = target.logits[[before, *draft.tokens]]
-            masks = [mask_of(target, (*output, *draft.tokens[:index])) for index in range(len(draft) + 1)]
-            distributions = sampler.distributions(row, logits, draft.tokens, None if target.forbids is None else masks)
-            verdict = rule(
-                distributions, draft, acceptance_uniforms(seed, step, len(draft)), residual_uniform(seed, step)
-            )
-            assert verdict.error is None
-            for index, token in enumerate(verdict.tokens(draft)):
-                sampler.accept(row, token, logits[index], masks[index])
-        counts[sampler.output_ids(row)[:LENGTH]] += 1
-        sampler.remove(row)
-    return counts
-
-
-def mask_of(target: Target, output: Sequence[int]) -> np.ndarray | None:
-    if target.forbids is None:
-        return None
-    return packed(np.array([[token not in target.forbids(output) for token in range(target.size)]]))[0]
-
-
 def honest(distributions: Any) -> Any:
     return distributions
-
-
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize(("name", "rule"), [*((name, "rejection") for name in TARGETS), ("all", "block")])
-def test_texts_have_the_target_distribution(name: str, rule: str) -> None:
-    found = through_sampler(TARGETS[name], RULES[rule].verify, tiers.count(450, 900))
-    assert_texts(found, TARGETS[name])
-
-
-@pytest.mark.slow
-def test_stateful_stages_follow_accepted_tokens() -> None:
-    """Mirostat: compares texts of rows that sample with texts of rows that verify drafts (contingency table)."""
-    params = nc.SamplingParams(mirostat_tau=1.2, mirostat_eta=0.8)
-    target, trials = Target(params), 1500
-    counts = through_sampler(target, acceptance.rejection, trials)
-    plain, sampler = Counter(), Sampler(target.size, "reference")
-    for seed in range(trials):
-        row = sampler.add(params, PROMPT, seed=seed)
-        for _ in range(LENGTH):
-            sampler(target.logits[[(*PROMPT, *sampler.output_ids(row))[-1]]], [row])
-        plain[sampler.output_ids(row)] += 1
-        sampler.remove(row)
-    table = np.array([[own[text] for own in (plain, counts)] for text in {*plain, *counts}])
-    often = table.sum(axis=1) >= 20
-    table = np.vstack((table[often], table[~often].sum(axis=0) + 0.5))
-    expected = table.sum(axis=1, keepdims=True) / 2
-    statistic, degrees = ((table - expected) ** 2 / expected).sum(), len(table) - 1
-    assert statistic < degrees + 5 * (2 * degrees) ** 0.5
-    assert degrees > 5
 
 
 # through an engine
@@ -300,42 +241,39 @@ class SamplingProposer(NoDrafts):
 
     def draft(self, state: DraftContext, count: int) -> Draft:
         assert not state.shared_noise
-        before, distributions_VV = state.token_ids[-1], DRAFTED[3]
+        before, distributions_VV = state.token_ids[-1], DRAFTED_VV
         if self.make is most_likely_tree:
             return most_likely_tree(before, count, distributions_VV)
         draft = self.make(before, count, state.seed, state.position, distributions_VV, **self.more)
         return Draft(draft.tokens, draft.parents, self.report(draft.distributions))
 
 
-def count_texts(target: Target, trials: int, rule: str, proposer: Any, llm: nc.LLM) -> Counter:
-    """The counts of texts. The first token is never drafted."""
-    model = Toy(lambda seen: target.logits[seen[-1]], target.size, 64)
-    config = Speculation(lambda: proposer, proposer.tokens, rule, adaptive=False, tree_width=proposer.width)
-    engine = Engine(runner("paged", model, 400), llm.tokenizer, speculative_config=config, backend="reference")
-    params = target.params.replace(max_tokens=LENGTH + 1, ignore_eos=True)
-    requests = [Request(PROMPT, params.replace(seed=seed)) for seed in range(trials)]
-    counts: Counter = Counter()
-    for events in drive(engine, requests):
-        counts[tuple(event.chunk.token_ids[0] for event in events)] += 1
+def text_counts(engine: Engine, params: nc.SamplingParams, trials: int, prompt: Sequence[int] = PROMPT) -> np.ndarray:
+    """How often each text of four tokens occurs, with as many seeds. The first token is never drafted."""
+    params = params.replace(max_tokens=4, ignore_eos=True)
+    counts_4 = np.zeros((engine.vocab_size,) * 4)
+    for events in drive(engine, [Request(prompt, params.replace(seed=seed)) for seed in range(trials)]):
+        counts_4[tuple(event.chunk.token_ids[0] for event in events)] += 1
     assert is_empty(engine)
     assert engine.stats.speculative.accepted_tokens > trials / 3
-    return counts
+    return counts_4
+
+
+def assert_texts(target: Target, trials: int, rule: str, proposer: Any, llm: nc.LLM) -> None:
+    """Compare the texts of an engine with the target distribution."""
+    model = Toy(lambda seen: target.logits[seen[-1]], V, 64)
+    config = Speculation(lambda: proposer, proposer.tokens, rule, adaptive=False, tree_width=proposer.width)
+    engine = Engine(runner("paged", model, 400), llm.tokenizer, speculative_config=config, backend="reference")
+    assert_marginals(text_counts(engine, target.params, trials), text_probabilities(target))
 
 
 def text_probabilities(target: Target) -> np.ndarray:
     """The probability of each text of four tokens."""
-    p = np.zeros((target.size,) * 4)
-    for text in itertools.product(range(target.size), repeat=4):
+    p = np.zeros((V,) * 4)
+    for text in itertools.product(range(V), repeat=4):
         if all(target.distribution(text[:index])[text[index]] > 0 for index in range(3)):
             p[text] = np.prod([target.distribution(text[:index])[text[index]] for index in range(4)])
     return p
-
-
-def assert_text_distribution(counts: Counter, target: Target) -> None:
-    counts_4 = np.zeros((target.size,) * 4)
-    for text, count in counts.items():
-        counts_4[text] = count
-    assert_marginals(counts_4, text_probabilities(target))
 
 
 def assert_marginals(counts_4: np.ndarray, p_4: np.ndarray) -> None:
@@ -347,7 +285,7 @@ def assert_marginals(counts_4: np.ndarray, p_4: np.ndarray) -> None:
 
 @functools.cache
 def small(**values: Any) -> Target:
-    return Target(nc.SamplingParams(**values), size=3, seed=2)
+    return Target(nc.SamplingParams(**values), seed=2)
 
 
 PENALTIES = {"top_p": 0.8, "presence_penalty": 0.6}
@@ -368,7 +306,7 @@ PROPOSERS = {
 @pytest.mark.fast_cases(3)
 def test_texts_of_an_engine(llm: nc.LLM, name: str, rule: str, values: dict[str, Any]) -> None:
     trials = tiers.count(500, 1000) if name.startswith("chain") else tiers.count(280, 2000)
-    assert_text_distribution(count_texts(small(**values), trials, rule, PROPOSERS[name], llm), small(**values))
+    assert_texts(small(**values), trials, rule, PROPOSERS[name], llm)
 
 
 def flattened(distributions: Any) -> Any:
@@ -387,7 +325,7 @@ def flattened(distributions: Any) -> Any:
 @pytest.mark.fast_cases(1)
 def test_texts_with_wrong_draft_distributions(llm: nc.LLM, proposer: SamplingProposer) -> None:
     with pytest.raises(AssertionError, match="chi-square"):
-        assert_text_distribution(count_texts(small(), 800, "rejection", proposer, llm), small())
+        assert_texts(small(), 800, "rejection", proposer, llm)
 
 
 @pytest.mark.slow

@@ -12,10 +12,8 @@ from companion_requests import (
     any_companion_request,
     companion_chunks,
     companion_request,
-    run_companion_stress,
     weaker,
 )
-from engine_storm import run_stress, sometimes_invalid
 from scripted_proposers import FaultyProposer, FaultyTrees, HiddenStateOracle, NoDrafts, Oracle, Outputs, TreeOracle
 from test_structured_random import CONSTRAINTS, STAGES, follows_grammar
 from toy_requests import chunks_by_index, drive, is_empty, random_request, reference_chunks, runner, toy
@@ -161,33 +159,6 @@ def test_beam_searches_in_a_batch_with_drafts(llm: nc.LLM) -> None:
     assert is_empty(engine)
 
 
-def drafting(seed: int, width: int = 1) -> Speculation:
-    """A speculation whose drafts are often correct and often invalid."""
-    rng, faulty = random.Random(seed), FaultyProposer if width == 1 else FaultyTrees
-
-    def best(seen: tuple[int, ...]) -> int:
-        return int(sometimes_invalid(seen).argmax())
-
-    return Speculation(
-        lambda: faulty({}, 0.9, rng, best), rng.randint(width, 9 + width), adaptive=False, tree_width=width
-    )
-
-
-@pytest.mark.fast_cases(2)
-@pytest.mark.parametrize("kind", DRAFTING)
-@pytest.mark.parametrize("width", [1, 3])
-@pytest.mark.parametrize("seed", range(3))
-def test_short_stress(llm: nc.LLM, kind: str, width: int, seed: int) -> None:
-    run_stress(llm, kind, seed, steps=350 if width == 1 else 100, speculative_config=drafting(seed, width))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", DRAFTING)
-@pytest.mark.parametrize("width", [1, 3])
-def test_long_stress(llm: nc.LLM, kind: str, width: int) -> None:
-    run_stress(llm, kind, 100, steps=10_000 if width == 1 else 6_000, speculative_config=drafting(100, width))
-
-
 # with guidance and contrastive decoding, drafts are verified on both sequences
 
 
@@ -234,10 +205,3 @@ def test_distribution_rules_with_companions_equal_coupled(llm: nc.LLM, kind: str
     found = run_companions(llm, kind, requests, Speculation(lambda: made, 4, rule, adaptive=False))
     for request, own, events in zip(requests, expected, found, strict=True):
         assert chunks_by_index(events, request.params.n) == own, request
-
-
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("kind", DRAFTING)
-@pytest.mark.parametrize("seed", range(3))
-def test_companions_with_random_aborts_pauses_and_failures(llm: nc.LLM, kind: str, seed: int) -> None:
-    run_companion_stress(llm, kind, seed, 400, speculative_config=drafting(seed))

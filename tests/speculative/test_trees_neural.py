@@ -19,7 +19,7 @@ from nucleate.sampling import noise
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.speculative.config import Speculation
 from nucleate.speculative.draft import ROOT, Draft, DraftContext
-from nucleate.speculative.neural import load
+from nucleate.speculative.neural import EMBEDDED_METHODS, load
 from nucleate.speculative.neural.draft_sampling import SiblingRequest, sample_siblings, sample_tokens
 from nucleate.speculative.neural.eagle import TreeBuilder
 from nucleate.speculative.neural.medusa import HEAD_ACCURACY, tree_structure
@@ -140,7 +140,7 @@ def test_the_first_branch_of_a_tree_equals_the_chain(
 def test_trees_do_not_depend_on_the_batch(name: str, model: Llama, texts: list[list[int]]) -> None:
     proposer = load(name, model, 3)
     for key, ids in enumerate(texts[:4]):
-        observe_text(proposer, model, key, ids)
+        observe_text(proposer, model, [key], ids)
     counts, warm, shared = [8, 3, 12, 1], [0.0, 1.0, 0.7, 0.0], [True, True, False, False]
     states = [DraftContext(key, texts[key], 4, key, warm[key], shared[key]) for key in range(4)]
     proposer.propose(states, [16] * 4)  # draft tokens leave no state behind
@@ -164,7 +164,7 @@ def test_eagle_outputs_along_a_branch_equal_those_of_a_chain(
     tree = Draft(tuple(growth.chain.tokens), tuple(growth.parents))
     for looked in growth.expanded:
         proposer = load("eagle", model)
-        observe_text(proposer, model, 9, ids)
+        observe_text(proposer, model, [9], ids)
         chain = growth.chain.__class__(DraftContext(9, ids, temperature=0.0), 14)
         assert proposer._prepare(chain, [9])
         with one_thread():
@@ -204,11 +204,26 @@ def test_siblings_have_the_reported_distributions(name: str, model: Llama) -> No
 # in the engine
 
 
-def acceptance_length(llm: nc.LLM, texts: list[list[int]], *config: Any, **more: Any) -> float:
+def acceptance_length(
+    llm: nc.LLM, texts: list[list[int]], *config: Any, temperature: float = 0.0, **more: Any
+) -> float:
     engine = llm.new_engine(speculative_config=Speculation(*config, adaptive=False, **more))
-    params = nc.SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    drive(engine, [Request(ids, params) for ids in texts])
+    params = nc.SamplingParams(temperature=temperature, max_tokens=40, ignore_eos=True)
+    drive(engine, [Request(ids, params.replace(seed=seed)) for seed, ids in enumerate(texts)])
+    assert not engine._speculator._failed
     return engine.stats.speculative.mean_acceptance_length
+
+
+LENGTHS = {"draft": 2.4, "medusa": 1.6, "eagle": 2.6, "dflash": 2.1}
+"""Lower limits of the mean acceptance length at temperature 0."""
+
+
+@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("name", EMBEDDED_METHODS)
+@pytest.mark.fast_cases(3)
+def test_acceptance_lengths_of_chains(name: str, warm: bool, llm: nc.LLM, texts: list[list[int]]) -> None:
+    found = acceptance_length(llm, texts, name, 4, temperature=0.85 if warm else 0.0)
+    assert found > (1.15 if warm else LENGTHS[name])
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -219,10 +234,5 @@ def test_trees_have_a_higher_acceptance_length(name: str, llm: nc.LLM, texts: li
 
 @pytest.mark.parametrize("name", TREES)
 def test_rejection_of_trees_by_the_embedded_model(name: str, llm: nc.LLM, texts: list[list[int]]) -> None:
-    """No warnings, and a high acceptance rate."""
-    config = Speculation(name, 8, "rejection", adaptive=False, tree_width=2)
-    engine = llm.new_engine(speculative_config=config)
-    params = nc.SamplingParams(temperature=0.8, top_p=0.9, max_tokens=16, ignore_eos=True)
-    drive(engine, [Request(ids, params.replace(seed=seed)) for seed, ids in enumerate(texts[:4])])
-    assert engine.stats.speculative.mean_acceptance_length > {"medusa": 1.2, "eagle": 1.5}[name]
-    assert not engine._speculator._failed
+    found = acceptance_length(llm, texts[:4], name, 8, "rejection", temperature=0.7, tree_width=2)
+    assert found > {"medusa": 1.2, "eagle": 1.5}[name]

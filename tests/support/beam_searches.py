@@ -81,7 +81,7 @@ def expected_beams(
 ) -> list[BeamTuple]:
     """The beams of the reference search."""
     params = request.params
-    options = {name: getattr(params, name) for name in (*NAMES, "diversity_penalty")}
+    options = {name: getattr(params, name) for name in NAMES}
     max_new = model.context_length - len(request.prompt_ids)
     max_tokens = max_new if params.max_tokens is None else min(max_new, params.max_tokens)
     ends = [*params.stop_token_ids, *(() if params.ignore_eos else eos)]

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
-from bundled_grammars import bundled_compiler
-from engine_storm import run_stress
 from test_structured_random import CONSTRAINTS
 from toy_models import Toy
-from toy_requests import TABLE, random_request, reference_chunks, runner, toy
+from toy_requests import TABLE, random_request, reference_chunks, toy
 
 import nucleate as nc
 from nucleate.engine.request import Request
-from nucleate.outputs import CompletionChunk
-from nucleate.tokenization.tokenizer import Tokenizer
 
 
 def weaker_rule(seen: tuple[int, ...]) -> np.ndarray:
@@ -67,21 +61,3 @@ def any_companion_request(rng: random.Random) -> Request:
 
 companion_chunks = partial(reference_chunks, companion_model=weaker())
 """``reference_chunks`` with the companion model."""
-
-
-def run_companion_stress(
-    llm: nc.LLM,
-    kind: str,
-    seed: int,
-    steps: int,
-    new_request: Callable[[random.Random], Request] = companion_request,
-    **options: Any,
-) -> None:
-    """See ``engine_storm``."""
-    others = runner(kind, weaker(), blocks=90, block_size=4)
-    options = {"companion_runner": others, **options}
-
-    def expect(model: Toy, tokenizer: Tokenizer, request: Request) -> list[list[CompletionChunk]]:
-        return companion_chunks(model, tokenizer, request, bundled_compiler())
-
-    run_stress(llm, kind, seed, steps, new_request, expect, together=2, **options)

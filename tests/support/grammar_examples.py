@@ -33,6 +33,18 @@ def nested(depth: int) -> Schema:
     return integer(0, 9) if depth == 0 else closed(inner=nested(depth - 1))
 
 
+RECORD = closed(
+    name=text(8),
+    kind={"enum": ["a rather long name of a kind", "short"]},
+    sizes={"type": "array", "items": integer(0, 99), "maxItems": 2},
+)
+
+
+def validated(count: int) -> Schema:
+    """Ones and twos that must be unique, which is only validated; of an enum without multipleOf it is enforced."""
+    return array({"enum": [1, 2], "multipleOf": 1}, count, count, uniqueItems=True)
+
+
 _PLAIN: dict[str, Schema] = {
     "null": {"type": "null"},
     "yes or no": {"type": "boolean"},

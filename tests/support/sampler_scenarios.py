@@ -14,8 +14,18 @@ import nucleate as nc
 from nucleate.sampling import stages as s
 
 
-def stages(rng: random.Random, size: int) -> tuple[Any, ...]:
-    """A random pipeline that usually runs on the device."""
+def device_cuts(rng: random.Random) -> list[list[Any]]:
+    return [
+        [s.Temperature(rng.choice([0.0, 0.6, 1.7])), s.TopNSigma(2.0), s.TopK(9), s.MinP(0.02), s.TopP(0.9)],
+        [s.TopK(rng.choice([1, 5, 2**31 - 1])), s.TopP(0.7), s.Temperature(0.7)],
+        [s.MinP(0.1)],
+    ]
+
+
+def stages(
+    rng: random.Random, size: int, cuts: Callable[[random.Random], list[list[Any]]] = device_cuts
+) -> tuple[Any, ...]:
+    """A random pipeline, with one of these cuts; it usually runs on the device."""
 
     def some(most: int) -> tuple[int, ...]:
         return tuple(rng.randrange(size) for _ in range(rng.randrange(1, most)))
@@ -30,11 +40,7 @@ def stages(rng: random.Random, size: int) -> tuple[Any, ...]:
             s.Presence(rng.uniform(-1, 1), window),
         ],
         "late": [s.Allowed((*some(30), *some(30))), s.Suppress(some(4))],
-        "cuts": rng.choice([
-            [s.Temperature(rng.choice([0.0, 0.6, 1.7])), s.TopNSigma(2.0), s.TopK(9), s.MinP(0.02), s.TopP(0.9)],
-            [s.TopK(rng.choice([1, 5, 2**31 - 1])), s.TopP(0.7), s.Temperature(0.7)],
-            [s.MinP(0.1)],
-        ]),
+        "cuts": rng.choice(cuts(rng)),
     }  # fmt: skip
     chosen = [stage for name in ways if rng.random() < 0.5 for stage in ways[name]]
     if rng.random() < 0.15:  # runs on the CPU

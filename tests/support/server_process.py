@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
@@ -174,6 +175,19 @@ def wait_until(true: Callable[[], object], seconds: float = 5.0) -> float:
         assert time.perf_counter() - start < seconds, f"the condition is not true after {seconds} s"
         time.sleep(0.01)
     return time.perf_counter() - start
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and not waited for."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended; one that nobody has waited for has ended too."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 @contextmanager

@@ -102,48 +102,27 @@ def shard(x_RV: Any, first: int, columns: int) -> Any:
     return torch.nn.functional.pad(part, (0, pad), value=float("nan"))
 
 
+def cuts(rng: random.Random) -> list[list[Any]]:
+    """What is exchanged for a row depends on these."""
+    t = s.Temperature(rng.choice([0.0, 0.6, 0.7, 1.0, 1.5]))
+    return [
+        [t, s.TopK(rng.choice([2, 5, 20, 50, 300]))],
+        [t, s.TopK(rng.choice([5, 50])), s.TopP(rng.choice([0.5, 0.9]))],
+        [t, s.MinP(rng.choice([0.01, 0.1]))],
+        [t, s.TopP(rng.choice([0.1, 0.5, 0.9, 0.99]))],
+        [t, s.TopP(0.9), s.MinP(0.02)],
+        [t, s.TopK(40), s.MinP(0.05), s.TopP(0.9)],
+        [t, s.TopP(0.95), s.Xtc(0.5, 0.1)],
+        [s.TopK(30), s.Typical(0.9), s.Mirostat(4.0)],
+        [t, s.TopK(50, True)],
+        [t],
+    ]
+
+
 def hot_pipeline(rng: random.Random, size: int) -> Any:
     """A pipeline as in requests: shifts, a temperature, cuts and a draw, some of them with more."""
-
-    def some(most: int) -> tuple[int, ...]:
-        return tuple(rng.randrange(size) for _ in range(rng.randrange(1, most)))
-
-    window = rng.choice([None, None, -1, 3])
-    shifts = [
-        [s.LogitBias({token: rng.uniform(-3.0, 5.0) for token in some(9)})],
-        [
-            s.Repetition(rng.choice([0.8, 1.3]), window),
-            s.Frequency(rng.uniform(-1, 1), window),
-            s.Presence(0.4, window),
-        ],
-        [s.Suppress(some(9))],
-        [s.Allowed((*some(99), *some(99)))],
-        [s.Dry(0.8, 1.75, 1)],
-    ]
-    cuts = rng.choice([
-        [s.TopK(rng.choice([2, 5, 20, 50, 300]))],
-        [s.TopK(rng.choice([5, 50])), s.TopP(rng.choice([0.5, 0.9]))],
-        [s.MinP(rng.choice([0.01, 0.1]))],
-        [s.TopP(rng.choice([0.1, 0.5, 0.9, 0.99]))],
-        [s.TopP(0.9), s.MinP(0.02)],
-        [s.TopK(40), s.MinP(0.05), s.TopP(0.9)],
-        [s.TopP(0.95), s.Xtc(0.5, 0.1)],
-        [s.TopK(30), s.Typical(0.9), s.Mirostat(4.0)],
-        [s.TopK(50, True), s.Logprobs(2)],
-        [s.TopNSigma(1.0)],
-        [s.Typical(0.8)],
-        [],
-        [],
-        [s.Greedy()],
-    ])  # fmt: skip
-    chain = [stage for group in shifts if rng.random() < 0.25 for stage in group]
-    if rng.random() < 0.7:
-        chain.append(s.Temperature(rng.choice([0.0, 0.6, 0.7, 1.0, 1.5])))
-    if rng.random() < 0.2 and not any(isinstance(stage, s.Logprobs) for stage in cuts):
-        chain.insert(0, s.Logprobs(rng.choice([None, 0, 3, 20]), rng.choice([(), some(4)])))
-    if not (cuts and isinstance(cuts[-1], s.Greedy)):
-        cuts = [*cuts, rng.choice([s.Gumbel(), s.Gumbel(), s.Gumbel(), s.Categorical()])]
-    return (*chain, *cuts)
+    *chain, draw = sampler_scenarios.stages(rng, size, cuts)
+    return (*chain, s.Categorical() if rng.random() < 0.25 else draw)
 
 
 def logits(rng: random.Random, rows: int, size: int) -> Any:

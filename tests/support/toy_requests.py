@@ -80,6 +80,11 @@ def drive(engine: Engine, requests: Iterable[Request], most: int = 20_000) -> li
     raise AssertionError(f"not done after {most} steps: {engine.stats}")
 
 
+def run_tokens(engine: Engine, requests: Iterable[Request]) -> list[list[int]]:
+    """The tokens of the first output of each request."""
+    return [tokens_of(events) for events in drive(engine, requests)]
+
+
 def reference_chunks(
     model: Toy,
     tokenizer: Tokenizer,

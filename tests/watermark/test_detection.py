@@ -59,27 +59,17 @@ def p_values(kind, texts, length, size):
     return np.array([detect(rng.integers(0, size, length), KEY, kind).p_value for _ in range(texts)])
 
 
-def check_false_alarms(found, level, discrete):
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("texts", "size"), [(200, 30), *(pytest.param(5_000, size, marks=pytest.mark.slow) for size in (6, 1000))]
+)
+def test_false_alarms_have_their_probability(kind, texts, size):
     """The share of p-values up to a level is the level: within 4 standard deviations, or lower if they are discrete."""
-    share, error = np.mean(found <= level), 4 * math.sqrt(level / len(found)) + 1 / len(found)
-    assert share <= level + error
-    assert discrete or share >= level - error
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_false_alarms_have_their_probability(kind):
-    found = p_values(kind, 200, 40, 30)
-    for level in (0.5, 0.1, 1e-2):
-        check_false_alarms(found, level, discrete=kind != "gumbel")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [6, 1000])
-@pytest.mark.parametrize("kind", KINDS)
-def test_false_alarms_have_their_probability_in_many_texts(kind, size):
-    found = p_values(kind, 5_000, 50, size)
+    found = p_values(kind, texts, 50, size)
     for level in (0.5, 0.1, 1e-2, 1e-3):
-        check_false_alarms(found, level, discrete=kind != "gumbel")
+        share, error = np.mean(found <= level), 4 * math.sqrt(level / texts) + 1 / texts
+        assert share <= level + error
+        assert kind != "gumbel" or share >= level - error
 
 
 def test_every_token_is_scored_once():

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from toy_requests import drive, tokens_of
 
 import nucleate as nc
 from nucleate.parameters.parameter import ParameterError
@@ -43,13 +44,10 @@ def engine_of(llm):
     def run(prompts, params, **options):
         engine = llm.new_engine(**options)
         given = params if isinstance(params, list) else [params] * len(prompts)
-        ids = [engine.add(nc.Request(llm.encode(prompt), one)) for prompt, one in zip(prompts, given, strict=True)]
-        found = {one: {} for one in ids}
-        while len(engine):
-            for output in engine.step():
-                found[output.request_id].setdefault(output.chunk.index, []).extend(output.chunk.token_ids)
+        requests = [nc.Request(llm.encode(prompt), one) for prompt, one in zip(prompts, given, strict=True)]
+        found = drive(engine, requests)
         assert engine.stats.num_preemptions or "kv_cache_memory" not in options
-        return [[found[one][index] for index in sorted(found[one])] for one in ids]
+        return [[tokens_of(events, n) for n in range(one.n)] for events, one in zip(found, given, strict=True)]
 
     return run
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_files import EXACT, random_folder, write_gguf
-from toy_requests import drive
+from toy_requests import run_tokens
 
 import nucleate as nc
 from nucleate.engine.request import Request
@@ -35,7 +35,7 @@ def tokens(llm: nc.LLM, given: list[str], params: list[nc.SamplingParams]) -> li
 
 def engine_tokens(engine: Any, llm: nc.LLM, given: list[str], params: list[nc.SamplingParams]) -> list[tuple[int, ...]]:
     requests = [Request(llm.encode(prompt), one) for prompt, one in zip(given, params, strict=True)]
-    return [tuple(token for event in events for token in event.chunk.token_ids) for events in drive(engine, requests)]
+    return [tuple(ids) for ids in run_tokens(engine, requests)]
 
 
 def test_logits_differ_by_rounding_only(llm: nc.LLM, exact: nc.LLM) -> None:

@@ -23,8 +23,9 @@ PROMPT = "Once upon a time"
 PARAMS = nc.SamplingParams(temperature=0, max_tokens=12)
 
 
-def text(model: Any, **options: Any) -> str:
-    return nc.LLM(model, **options).generate(PROMPT, PARAMS)[0].text
+def text(model: Any, tokenizer: Any = None, **options: Any) -> str:
+    """A text of a model with these options of GGUF; with one thread, as tests run in parallel."""
+    return nc.LLM(model, tokenizer, gguf_options={"n_threads": 1, **options}).generate(PROMPT, PARAMS)[0].text
 
 
 def test_files_folders_and_their_defaults(files: dict[str, Path], tmp_path: Path) -> None:
@@ -93,12 +94,12 @@ def test_bad_files(files: dict[str, Path], tmp_path: Path) -> None:
 def test_options(files: dict[str, Path]) -> None:
     expected = text(files["f32"])
     for options in (
-        {"n_gpu_layers": 0, "n_threads": 1},
+        {"n_gpu_layers": 0, "n_threads": 2},
         {"cache_type_k": "q8_0", "cache_type_v": "q8_0", "flash_attn": "on", "n_ctx": 512},
         {"cache_type_k": "bf16", "n_seq_max": 64},
         {"prefix_cache_tokens": 0},
     ):
-        assert text(files["f32"], gguf_options=options)[:20] == expected[:20]
+        assert text(files["f32"], **options)[:20] == expected[:20]
     assert nc.LLM(files["f32"], gguf_options=GgufOptions(n_ctx=512)).new_engine().stats.num_kv_blocks == 32
     for name, value, match in (
         ("n_gpu_layers", -2, r"an integer in -1\.\.2147483647, got -2"),
@@ -174,7 +175,7 @@ def test_a_request_longer_than_the_context(files: dict[str, Path]) -> None:
 
 
 def test_another_tokenizer_and_other_vocabularies(files: dict[str, Path], tmp_path: Path) -> None:
-    assert text(files["f32"], tokenizer=EMBEDDED) == text(files["f32"])
+    assert text(files["f32"], EMBEDDED) == text(files["f32"])
     folder = tmp_path / "other"
     shutil.copytree(EMBEDDED, folder)
     changed = (folder / "tokenizer.json").read_text("utf-8").replace('"Ġdog":', '"Ġdgo":')

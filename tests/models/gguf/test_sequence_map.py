@@ -6,37 +6,16 @@ import random
 
 import pytest
 import tiers
-from engine_storm import run_stress
 from toy_models import CellToy
-from toy_requests import CELLS, drive, toy
+from toy_requests import drive, toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import Fork, ModelInput
-from nucleate.speculative.config import Speculation
 
 SIZE = 4
-
-
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("kind", CELLS)
-@pytest.mark.parametrize("seed", range(3))
-def test_stress(llm: nc.LLM, kind: str, seed: int) -> None:
-    run_stress(llm, kind, seed, steps=350)
-
-
-@pytest.mark.fast_cases(1)
-@pytest.mark.parametrize("seed", range(3))
-def test_stress_with_drafts(llm: nc.LLM, seed: int) -> None:
-    run_stress(llm, "cells", 50 + seed, steps=350, speculative_config=Speculation("ngram", 5, adaptive=False))
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("kind", CELLS)
-def test_long_stress(llm: nc.LLM, kind: str) -> None:
-    run_stress(llm, kind, 100, steps=10_000)
 
 
 def finished(engine: Engine, requests: list[Request]) -> list[dict[int, list[int]]]:
@@ -62,6 +41,7 @@ def requests(count: int, seed: int) -> list[Request]:
     ]
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(("slots", "keep"), [(9, 1000), (24, 10), (24, 0), (256, 1000)])
 @pytest.mark.parametrize("seed", range(tiers.count(1, 12)))
 def test_prefixes_preemption_and_few_slots(llm: nc.LLM, slots: int, keep: int, seed: int) -> None:
