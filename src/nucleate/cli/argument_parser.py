@@ -73,6 +73,8 @@ class Flag:
         self.options = options
         if metavar in self.names:
             options.setdefault("action", "store_true")
+            if default is not None:
+                options["default"] = default
             return
         options |= {"metavar": metavar, "default": default}
         kind = TYPES.get(metavar) if default is None else type(default)

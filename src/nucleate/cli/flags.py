@@ -34,7 +34,8 @@ MODEL = (
     ),
     Flag(
         "--batch-invariant",
-        "Compute the same text for a seed whatever else runs at the time (default: where it costs little).",
+        "Compute the same text for a seed whatever else runs at the time; slower with few sequences (default: off).",
+        False,
         action=argparse.BooleanOptionalAction,
     ),
     *(

@@ -64,7 +64,7 @@ class LLM:
     "auto" chooses them from the chat template. gguf_options: of a GGUF model, a ``GgufOptions`` or a dict with its
     fields. tensor_parallel: the number of processes that share the model, see ``docs/scale.md``. batch_invariant:
     compute the same logits, to the last bit, whatever else runs at the time, so that a seed gives the same text in
-    every batch, see ``docs/how-to/reproducible_output.md``; None: where it costs little. max_num_seqs,
+    every batch; slower, see ``docs/how-to/reproducible_output.md``. max_num_seqs,
     max_num_batched_tokens, max_model_len, kv_cache_memory: see ``new_engine``. Raises ModelError, ParameterError.
 
     ``default_params`` are the defaults of sampling parameters. They apply to every field that a request does not set:
@@ -88,7 +88,7 @@ class LLM:
         reasoning_parser: str = "auto",
         gguf_options: Any = None,
         tensor_parallel: int = 1,
-        batch_invariant: bool | None = None,
+        batch_invariant: bool = False,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int | None = None,
         max_model_len: int | None = None,
@@ -102,9 +102,9 @@ class LLM:
             "max_model_len": max_model_len,
             "kv_cache_memory": kv_cache_memory,
         }
-        if batch_invariant not in (None, True, False):
+        if not isinstance(batch_invariant, bool):
             got = shown(batch_invariant)
-            raise ParameterError("batch_invariant", f"batch_invariant must be true, false or None, got {got}")
+            raise ParameterError("batch_invariant", f"batch_invariant must be true or false, got {got}")
         self._engine_options = {name: value for name, value in options.items() if value is not None}
         for name, value in self._engine_options.items():
             check_count(value, name)

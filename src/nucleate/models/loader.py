@@ -259,14 +259,14 @@ def check_options(device: str, dtype: str, runtime: str) -> bool:
 
 
 def runner_of(
-    model: Model, memory: int | None = None, tokens: int = 1 << 16, *, batch_invariant: bool | None = False
+    model: Model, memory: int | None = None, tokens: int = 1 << 16, *, batch_invariant: bool = False
 ) -> Runner:
     """The runner of a model.
 
     Batched if the model supports it, or has a method ``new_runner(memory)``; otherwise sequences run one at a time, and
     ``Runner.unbatched_reason`` gives the reason. memory: bytes for the KV cache; by default enough for ``tokens``
     tokens, but at most a quarter of the free memory. batch_invariant: whether to compute the same logits in every batch
-    where that is possible; None: where it costs little. Raises ModelError if the memory is less than one block.
+    where that is possible. Raises ModelError if the memory is less than one block.
     """
     runner = _runner_of(model, memory, tokens, batch_invariant=batch_invariant)
     if batch_invariant and not getattr(runner, "batch_invariant", False):
@@ -274,23 +274,23 @@ def runner_of(
     return runner
 
 
-def _runner_of(model: Model, memory: int | None, tokens: int, *, batch_invariant: bool | None) -> Runner:
+def _runner_of(model: Model, memory: int | None, tokens: int, *, batch_invariant: bool) -> Runner:
     token_bytes = bytes_per_token(model)
     if memory is None:
         memory = _default_memory(model, token_bytes * min(tokens, getattr(model, "default_tokens", tokens)))
     if getattr(model, "can_be_batch_invariant", False):
-        return model.new_runner(memory, batch_invariant=batch_invariant is not False)  # type: ignore[no-any-return,attr-defined]
+        return model.new_runner(memory, batch_invariant=batch_invariant)  # type: ignore[no-any-return,attr-defined]
     if hasattr(model, "new_runner"):
         return model.new_runner(memory)  # type: ignore[no-any-return]
     if isinstance(model, Llama):
-        return BatchedLlama(model, memory, batch_invariant=bool(batch_invariant))
+        return BatchedLlama(model, memory, batch_invariant=batch_invariant)
     if not isinstance(model, TransformersModel):
         return _sequential(model, memory, token_bytes, f"{type(model).__name__} supports one sequence at a time")
     from nucleate.models.transformers.batched_model import BatchedTransformers
     from nucleate.models.transformers.ragged_attention import IncompatibleModelError
 
     try:
-        return BatchedTransformers(model, memory, batch_invariant=bool(batch_invariant))
+        return BatchedTransformers(model, memory, batch_invariant=batch_invariant)
     except IncompatibleModelError as error:
         reason = str(error)
         if model.decoding.cache is None:
@@ -299,7 +299,7 @@ def _runner_of(model: Model, memory: int | None, tokens: int, *, batch_invariant
 
 
 def runners_of(
-    model: Model, companion: Model | None, memory: int | None, tokens: int, *, batch_invariant: bool | None = False
+    model: Model, companion: Model | None, memory: int | None, tokens: int, *, batch_invariant: bool = False
 ) -> list[Runner]:
     """The runners of a model and of its companion model, with about the same number of blocks. See ``runner_of``."""
     if companion is None:

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import platform
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import NamedTuple, TypeVar
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
 
 from nucleate import __version__
@@ -165,7 +169,7 @@ class Service:
     ) -> None:
         self.llm, self.name, self.limits, self.options = llm, name, limits, options
         self.names = (name, *options.aliases)
-        self.fingerprint = system_fingerprint(llm, defaults)
+        self.fingerprint = system_fingerprint(llm, defaults, batch_invariant=engine.batch_invariant)
         self.max_model_len, self.vocab_size = engine.context_length, engine.vocab_size
         self._max_num_seqs = engine.max_num_seqs
         warm_up(engine)
@@ -333,14 +337,15 @@ def _decode(data: bytes) -> object:
         raise HTTPError(400, message, param="body") from None
 
 
-def system_fingerprint(llm: LLM, defaults: SamplingParams) -> str:
-    """Identify what the output of a request depends on besides its fields: with the same seed, it is the same.
+def system_fingerprint(llm: LLM, defaults: SamplingParams, *, batch_invariant: bool) -> str:
+    """Identify what the output of a request depends on besides its fields and its seed.
 
-    Covers the version, the files of the model by name and size, how it runs, and the default parameters. defaults: the
-    parameters that a request does not set.
+    Covers the version and those of the libraries that run models, the processor, the files of the model by name and
+    size, how it runs, and the default parameters. defaults: the parameters that a request does not set.
+    batch_invariant: whether the output does not depend on other requests; if not, they are what is not covered.
     """
     model, folder, speculation = llm.model, llm.folder, llm.speculative_config
-    files = [] if folder is None or not folder.is_dir() else sorted(folder.iterdir())
+    files = [] if folder is None else sorted(folder.iterdir()) if folder.is_dir() else [folder]
     parts = [
         *(type(model).__name__, model.runtime, model.vocab_size, model.context_length),
         [(file.name, file.stat().st_size) for file in files if file.is_file()],
@@ -348,9 +353,32 @@ def system_fingerprint(llm: LLM, defaults: SamplingParams) -> str:
         None if speculation is None or speculation.acceptance_rule == "coupled" else repr(speculation),
         repr(llm.watermark),
         defaults.to_json(),
+        _processor(),
+        [version(package) for package in PACKAGES.get(model.runtime.partition(" ")[0], ())],
+        "batch-invariant" if batch_invariant else None,
+        _text_options(getattr(model, "options", None)),
     ]
     digest = sha256(json.dumps(parts, default=str).encode(errors="replace")).hexdigest()
     return f"nucleate-{__version__}-{digest[:8]}"
+
+
+PACKAGES = {"numpy": ("numpy",), "torch": ("torch", "transformers"), "llama.cpp": ("llama-cpp-python",)}
+"""The packages of each runtime."""
+
+
+def _processor() -> str:
+    """The model of the processor: kernels differ between them."""
+    with suppress(OSError):
+        found = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text("utf-8"), re.MULTILINE)
+        if found:
+            return found[1]
+    return f"{platform.machine()} {platform.processor()}"
+
+
+def _text_options(options: Any) -> list[Any]:
+    """The options of a GGUF model that its logits depend on."""
+    names = ("n_gpu_layers", "cache_type_k", "cache_type_v", "flash_attn")
+    return [getattr(options, name, None) for name in names]
 
 
 def _shortest_prompt(engine: Engine) -> list[int]:
