@@ -180,6 +180,15 @@ class SimulatedContext:
             else:
                 slots.add(target)
 
+    def resized(self, cells: int, slots: int) -> SimulatedContext:
+        """Itself, empty, with another size."""
+        self.cells, self.slots = cells, slots
+        self.clear()
+        return self
+
+    def close(self) -> None:
+        """See ``GgufContext.close``."""
+
     def clear(self) -> None:
         """See ``GgufContext.clear``."""
         self.memory = [None] * self.cells
@@ -222,6 +231,12 @@ class SimulatedContext:
         self.memory[self.memory.index(None)] = position, token, {*slots}
 
 
+class SmallLog(CellLog):
+    """Grows soon."""
+
+    first_size, first_slots = 12, 3
+
+
 class CellToy(BatchedGguf):
     """A Toy behind ``BatchedGguf``. slots: sequences of llama.cpp. whole: see ``SimulatedContext``."""
 
@@ -233,5 +248,5 @@ class CellToy(BatchedGguf):
         self.max_sequences = slots
         cells = blocks * block_size + 3  # padding
         self.context = SimulatedContext(model, cells, slots, whole=whole)
-        self._cells = self.context if whole else CellLog(self.context, cells, slots)
+        self._cells = self.context if whole else SmallLog(self.context.resized, cells, slots)
         self._map = SequenceMap(self._cells, slots, block_size, keep, whole=whole)

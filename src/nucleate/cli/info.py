@@ -61,6 +61,7 @@ def _gguf_facts(path: Path, *, metadata: bool) -> dict[str, Any]:
         "context_length": model.context_length,
         "kv_cache": f"{_bytes(model.token_bytes)} per token at f16",
         "state": "recurrent" if model.recurrent else "KV cache",
+        "batch_invariant": "not available" if model.recurrent else "tested when an engine starts with it",
         "tokenizer": f"{model.metadata.get('tokenizer.ggml.model', 'none')}, {model.vocab_size} tokens",
         "special_tokens": ", ".join(f"{role}={text}" for role, text in vocabulary.special_tokens.items()) or "none",
         "ends": ", ".join(vocabulary.texts[token] for token in sorted(vocabulary.eos_token_ids)) or "none",

@@ -102,7 +102,7 @@ class LLM:
             "max_model_len": max_model_len,
             "kv_cache_memory": kv_cache_memory,
         }
-        if not isinstance(batch_invariant, bool):
+        if batch_invariant not in (True, False):
             got = shown(batch_invariant)
             raise ParameterError("batch_invariant", f"batch_invariant must be true or false, got {got}")
         self._engine_options = {name: value for name, value in options.items() if value is not None}

@@ -52,8 +52,12 @@ class BatchedGguf(Runner):
         self.max_sequences = min(slots, llama_cpp().llama_max_parallel_sequences() - SPARE)
         tokens = self.blocks * block_size
         slots = min(self.max_sequences, tokens)  # llama.cpp aborts if there are more sequences than tokens
-        self._context = GgufContext(model, tokens + INVARIANT_ROWS, slots, row_multiple)
-        self._cells = CellLog(self._context, tokens + INVARIANT_ROWS, slots) if self.paged else self._context
+
+        def new_context(size: int, slots: int) -> GgufContext:
+            return GgufContext(model, size, slots, row_multiple)
+
+        size = tokens + INVARIANT_ROWS
+        self._cells = CellLog(new_context, size, slots) if self.paged else new_context(size, slots)
         self._map = SequenceMap(self._cells, slots, block_size, model.options.prefix_cache_tokens, whole=not self.paged)
 
     def _check_memory(self) -> None:
@@ -156,6 +160,8 @@ class SequenceMap:
         """
         slot = self._active.get(key)
         if slot is None:
+            if isinstance(self._cells, CellLog) and self._free and self._free[-1] >= self._cells.slots:
+                self._cells.add_slots()
             slot = self._active[key] = self._new_slot()
         same = 0
         while same < len(slot.blocks) and same < len(block_ids) and slot.blocks[same] == block_ids[same]:
@@ -186,7 +192,7 @@ class SequenceMap:
     def fork(self, key: int, child: int, block: tuple[int, int] | None) -> None:
         """A new sequence that continues another one. block: see ``Fork``."""
         parent = self._active.get(key)
-        if parent is None or not (self._free or self._kept):  # the child is computed from its start
+        if parent is None or not (self._has_slot() or self._evict()):  # the child is computed from its start
             return
         slot = self._active[child] = self._new_slot()
         slot.length = parent.length
@@ -224,8 +230,12 @@ class SequenceMap:
             return True
         return False
 
+    def _has_slot(self) -> bool:
+        """Whether a number is free now. The lowest ones are the last in the list, until all of them are in use."""
+        return bool(self._free) and self._free[-1] < self._cells.slots
+
     def _new_slot(self) -> Slot:
-        if not self._free and not self._evict():
+        if not self._has_slot() and not self._evict():
             raise ModelError("too many sequences at a time for llama.cpp; reduce max_num_seqs")
         return Slot(self._free.pop())
 

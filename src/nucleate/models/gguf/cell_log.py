@@ -3,8 +3,8 @@
 Flash attention adds the cells of a sequence up one after another, from the first cell of the cache to the last, and
 skips those of others. Its result therefore depends on the order of a sequence's cells, down to the last bit. llama.cpp
 puts a new token into the first free cell, so after a removal a later token may get an earlier cell. Here cells are only
-added at the end: removed ones stay, as cells of a sequence that nobody reads, until ``compact`` moves the others
-together, in the same order.
+added at the end: removed ones stay, as cells of a sequence that nobody reads, until the others are moved together, in
+the same order. In the same way they are moved to a larger context: llama.cpp writes to all of its memory at the start.
 """
 
 from __future__ import annotations
@@ -31,13 +31,20 @@ class Piece(NamedTuple):
 
 
 class CellLog:
-    """The cells of ``slots`` sequences, at most ``size``. Sequences are numbered from 0."""
+    """The cells of sequences that are numbered from 0: at most ``max_size`` cells and ``max_slots`` sequences.
 
-    def __init__(self, context: GgufContext, size: int, slots: int) -> None:
-        self._context, self.size = context, size
-        self._cells: list[list[int]] = [[] for _ in range(slots)]  # of each sequence, by position
-        self._holders = np.zeros(size, np.int16)  # sequences by cell
-        self._removed = slots  # the number of the sequence that removed cells belong to
+    new_context: creates a context with so many cells and sequences. Raises ModelError.
+    """
+
+    first_size, first_slots = 1024, 16
+    """Of the first context; the next ones are twice as large as the one before."""
+
+    def __init__(self, new_context: Callable[[int, int], GgufContext], max_size: int, max_slots: int) -> None:
+        self._new_context, self._max_size, self._max_slots = new_context, max_size, max_slots
+        self._size, self.slots = min(self.first_size, max_size), min(self.first_slots, max_slots)  #: of the context
+        self._context = new_context(self._size, self.slots)
+        self._cells: list[list[int]] = [[] for _ in range(max_slots)]  # of each sequence, by position
+        self._holders = np.zeros(max_size, np.int16)  # sequences by cell
         self.end = self.dead = 0  # cells in use, and those of them that no sequence holds
         self.evict: Callable[[], bool] = lambda: False
         """Removes a sequence that is not needed any more; returns whether there was one."""
@@ -52,7 +59,7 @@ class CellLog:
         while kept and gone[kept - 1] == self.end - 1 and not self._holders[self.end - 1]:
             kept, self.end = kept - 1, self.end - 1
         if kept:
-            self._context.copy(slot, self._removed, start, start + kept)
+            self._context.copy(slot, self.slots, start, start + kept)  # the first number that is no sequence's
             self.dead += int(np.count_nonzero(self._holders[gone[:kept]] == 0))
         self._context.remove(slot, start)  # also tokens of a call that failed
 
@@ -84,22 +91,44 @@ class CellLog:
         return parts[0] if len(parts) == 1 else np.concatenate([*parts, self._context.no_logits])
 
     def _make_room(self, count: int) -> None:
-        while self.end + count > self.size:
-            if not self.dead and not self.evict():
+        while self.end + count > self._size:
+            live = self.end - self.dead
+            if self._size < self._max_size and 2 * (live + count) > self._size:
+                self._move(max(2 * self._size, live + count), self.slots)
+            elif self.dead or self.evict():
+                self._move(self._size, self.slots)
+            else:
                 raise ModelError("llama.cpp failed: the KV cache is full")
-            self.compact()
         if self.dead > max(MAX_DEAD, self.end - self.dead):
-            self.compact()
+            self._move(self._size, self.slots)
 
-    def compact(self) -> None:
-        """Move the cells that sequences hold to the beginning of the cache."""
+    def add_slots(self) -> None:
+        """Allow twice as many sequences. The last logits become invalid. Raises ModelError."""
+        self._move(self._size, 2 * self.slots)
+
+    def _move(self, size: int, slots: int) -> None:
+        """Move the cells that sequences hold to the beginning of a context of this size, in their order.
+
+        If there is no memory for a larger one, the context keeps its size.
+        """
         pieces = self._pieces()
         saved = [self._context.save(one.slots[0], one.start, one.start + len(one.cells)) for one in pieces]
-        self._context.clear()
-        moved = np.zeros(self.size, np.int64)
+        size, slots, old = min(size, self._max_size), min(slots, self._max_slots), (self._size, self.slots)
+        failure: ModelError | None = None
+        if (size, slots) == old:
+            self._context.clear()
+        else:
+            self._context.close()
+            try:
+                self._context = self._new_context(size, slots)
+                self._size, self.slots = size, slots
+            except ModelError as error:
+                failure = error
+                self._context = self._new_context(*old)
+        moved = np.zeros(self._max_size, np.int64)
         self.end = self.dead = 0
-        for (start, cells, slots), data in zip(pieces, saved, strict=True):
-            self._context.restore(data, slots, start, start + len(cells))
+        for (start, cells, holders), data in zip(pieces, saved, strict=True):
+            self._context.restore(data, holders, start, start + len(cells))
             moved[cells] = np.arange(self.end, self.end + len(cells))
             self.end += len(cells)
         self._holders[:] = 0
@@ -107,16 +136,18 @@ class CellLog:
             if own:
                 self._cells[slot] = moved[own].tolist()
                 self._holders[self._cells[slot]] += 1
+        if failure is not None:
+            raise failure
 
     def _pieces(self) -> list[Piece]:
         """All cells that sequences hold, by position: an order in which each sequence finds its own ones in order.
 
         A piece spans no multiple of the attention window: llama.cpp saves no cells that the last one does not see.
         """
-        holders = np.zeros((len(self._cells), self.size), bool)
+        holders = np.zeros((len(self._cells), self.end), bool)
         for slot, own in enumerate(self._cells):
             holders[slot, own] = True
-        window, found = self._context.window, np.zeros(self.size, bool)
+        window, found = self._context.window, np.zeros(self.end, bool)
         pieces = []
         for own in self._cells:
             cells = np.asarray(own, np.int64)

@@ -123,7 +123,7 @@ class GgufContext:
             raise ModelError(f"llama.cpp cannot run {model.path}: {why}")
         self._model = model  # freed after the context
         self._lib, self._context, self._vocab_size = lib, context, model.vocab_size
-        self._memory, self._spare = lib.llama_get_memory(context), slots + SPARE - 1
+        self._memory, self._spare, self.slots = lib.llama_get_memory(context), slots + SPARE - 1, slots
         self.batch_size = min(lib.llama_n_batch(context), MAX_BATCH)
         self._row_multiple = max(row_multiple, 1)
         self.window = int(lib.llama_model_n_swa(model.pointer))  #: tokens that sliding attention sees; 0: all
@@ -134,7 +134,7 @@ class GgufContext:
             for array in (self._batch.token, self._batch.pos, self._batch.logits)
         ]
         np.ctypeslib.as_array(self._batch.n_seq_id, (MAX_BATCH + INVARIANT_ROWS,))[:] = 1
-        self._close = weakref.finalize(self, _free, lib, context, self._batch)
+        self.close = weakref.finalize(self, _free, lib, context, self._batch)
 
     def remove(self, slot: int, start: int) -> None:
         """Remove the tokens of a sequence from a position on. Raises ModelError if the memory cannot be cut there."""
