@@ -72,6 +72,34 @@ def test_a_seed_gives_a_text_again_and_its_stream(llm: nc.LLM) -> None:
     assert "".join(chunk.text for chunk in llm.stream(PROMPTS[0], DRAWN)) == whole
 
 
+def run_together(llm: nc.LLM, requests: list[nc.Request], at_once: int, **options: object) -> list[list[object]]:
+    """The tokens of each request with their logprobs, for at most so many requests at a time."""
+    engine = llm.new_engine(batch_invariant=True, **options)
+    assert engine.batch_invariant
+    found: dict[str, list[object]] = {}
+    waiting = list(requests)
+    while waiting or len(engine):
+        while waiting and len(engine) < at_once:
+            found[engine.add(waiting.pop(0))] = []
+        for output in engine.step():
+            assert output.chunk.finish_reason != "error", output.chunk.stop_reason
+            rows = [(output.chunk.index, one.chosen.token_id, one.chosen.logprob) for one in output.chunk.logprobs]
+            found[output.request_id] += rows
+    return [sorted(rows, key=lambda row: row[0]) for rows in found.values()]
+
+
+def test_every_batch_gives_the_same_bits(llm: nc.LLM) -> None:
+    """Alone and in a batch, with drafts and without, for prompts of one token and of a hundred, and n > 1."""
+    prompts = [*PROMPTS[:2], "A", STORY * 4, STORY * 4 + "The"]
+    requests = [
+        nc.Request(llm.encode(prompt), params.replace(seed=number, logprobs=0, max_tokens=6, n=1 + number % 2))
+        for number, (prompt, params) in enumerate(zip(prompts, [DRAWN, GREEDY] * 4, strict=False))
+    ]
+    expected = run_together(llm, requests, 1, enable_prefix_caching=False)
+    assert run_together(llm, requests, len(requests)) == expected
+    assert run_together(llm, requests, len(requests), speculative_config="ngram") == expected
+
+
 def test_logprobs(llm: nc.LLM) -> None:
     [completion] = llm.generate([PROMPTS[1]], GREEDY.replace(max_tokens=6, logprobs=20))
     for step in completion.outputs[0].logprobs:
@@ -158,6 +186,9 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["inspect", "-m", model, "--top", "3", PROMPTS[1]]) == 0
     assert "<- sampled" in capsys.readouterr().out
+    settings = ["--setting", "temperature=0.5", "--setting", "temperature=1.5"]
+    assert main(["compare", "-m", model, *settings, "--prompt", PROMPTS[1], "--seeds", "2", "--max-tokens", "4"]) == 0
+    assert "temperature=1.5" in capsys.readouterr().out
 
 
 TEXTS = [

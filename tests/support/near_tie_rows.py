@@ -18,8 +18,11 @@ from nucleate.sampling.maths import SLACK
 from nucleate.sampling.stage import Draw, Pipeline
 from nucleate.sampling.stages.selection import Gumbel
 from nucleate.sampling.stages.temperature import Temperature
-from nucleate.sampling.stages.truncation.cumulative import TopK, TopP, Typical
-from nucleate.sampling.stages.truncation.thresholds import MinP, TopNSigma
+from nucleate.sampling.stages.truncation.min_p import MinP
+from nucleate.sampling.stages.truncation.top_k import TopK
+from nucleate.sampling.stages.truncation.top_n_sigma import TopNSigma
+from nucleate.sampling.stages.truncation.top_p import TopP
+from nucleate.sampling.stages.truncation.typical import Typical
 
 STEPS = 256
 """Number of steps searched for one whose token depends on the threshold."""

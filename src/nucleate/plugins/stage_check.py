@@ -25,7 +25,7 @@ from nucleate.sampling.sampler import Sampler
 from nucleate.sampling.stage import Ceiling, Combine, Draw, Floor, History, Pipeline, Prefix, Scale, Shift, Stage
 from nucleate.sampling.stages.selection import Gumbel
 from nucleate.sampling.stages.temperature import Temperature
-from nucleate.sampling.stages.truncation.thresholds import MinP
+from nucleate.sampling.stages.truncation.min_p import MinP
 from nucleate.sampling.watermark_key import WatermarkKey
 
 SEED = 99

@@ -28,11 +28,13 @@ from nucleate.sampling.stage import (
     Transform,
     shape_of,
 )
-from nucleate.sampling.stages.penalties import Frequency, Presence, Repetition
+from nucleate.sampling.stages.penalties.repetition import Frequency, Presence, Repetition
 from nucleate.sampling.stages.selection import Greedy, Gumbel
 from nucleate.sampling.stages.temperature import Temperature
-from nucleate.sampling.stages.truncation.cumulative import TopK, TopP
-from nucleate.sampling.stages.truncation.thresholds import MinP, TopNSigma
+from nucleate.sampling.stages.truncation.min_p import MinP
+from nucleate.sampling.stages.truncation.top_k import TopK
+from nucleate.sampling.stages.truncation.top_n_sigma import TopNSigma
+from nucleate.sampling.stages.truncation.top_p import TopP
 
 
 class RequestParams(ABC):

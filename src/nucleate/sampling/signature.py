@@ -43,12 +43,16 @@ from nucleate.sampling.stage import (
     min_keep_of,
     shape_of,
 )
-from nucleate.sampling.stages.constraints import BadWords, MinTokens
-from nucleate.sampling.stages.repeats import Dry, NoRepeatNgram
+from nucleate.sampling.stages.constraints.bad_words import BadWords
+from nucleate.sampling.stages.constraints.min_tokens import MinTokens
+from nucleate.sampling.stages.penalties.dry import Dry
+from nucleate.sampling.stages.penalties.no_repeat_ngram import NoRepeatNgram
 from nucleate.sampling.stages.selection import Greedy, Gumbel
 from nucleate.sampling.stages.temperature import Temperature
-from nucleate.sampling.stages.truncation.cumulative import TopK, TopP
-from nucleate.sampling.stages.truncation.thresholds import MinP, TopNSigma
+from nucleate.sampling.stages.truncation.min_p import MinP
+from nucleate.sampling.stages.truncation.top_k import TopK
+from nucleate.sampling.stages.truncation.top_n_sigma import TopNSigma
+from nucleate.sampling.stages.truncation.top_p import TopP
 
 FUSED_STAGES: Pipeline = (Temperature(0.5), TopNSigma(1.0), TopK(5), MinP(0.5), TopP(0.5), MinP(0.5), Temperature(0.5))
 """One stage for each field of FusedParams, in order."""

@@ -448,11 +448,6 @@ def shape_of(stage: Stage | type[Stage]) -> str:
     raise TypeError(f"{kind.__name__} has none of the shapes {', '.join(s.__name__ for s in SHAPES)}")
 
 
-def fraction_parameter(help: str, **more: Any) -> Any:
-    """Declare a parameter from 0 to 1, such as a probability. more: see ``param``."""
-    return param(help, low=0.0, high=1.0, **more)
-
-
 def min_keep_parameter() -> Any:
     """Declare ``min_keep`` in the body of a Floor, Prefix or Ceiling; backends then keep that many tokens.
 

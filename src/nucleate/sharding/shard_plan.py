@@ -23,8 +23,9 @@ from nucleate.sampling.rules import rules_of_stage
 from nucleate.sampling.stage import Combine, Draw, Pipeline, RowStats, Shift, Stage, Tap, min_keep_of
 from nucleate.sampling.stages.selection import Gumbel
 from nucleate.sampling.stages.temperature import Temperature
-from nucleate.sampling.stages.truncation.cumulative import TopK, TopP
-from nucleate.sampling.stages.truncation.thresholds import MinP
+from nucleate.sampling.stages.truncation.min_p import MinP
+from nucleate.sampling.stages.truncation.top_k import TopK
+from nucleate.sampling.stages.truncation.top_p import TopP
 
 CANDIDATES, TOP_P, GROUPS, WHOLE = "candidates", "top-p", "groups", "whole row"
 """What is exchanged: the tokens that a top-k, a min-p or a greedy draw may keep; those that a top-p keeps; the winner

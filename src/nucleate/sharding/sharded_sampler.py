@@ -28,7 +28,7 @@ from nucleate.sampling.presets import with_mask
 from nucleate.sampling.route import TENSOR_BACKENDS
 from nucleate.sampling.sampler import Sampler, SamplerOutput
 from nucleate.sampling.stage import Combine, Pipeline
-from nucleate.sampling.stages.constraints import Mask
+from nucleate.sampling.stages.constraints.allowed import Mask
 from nucleate.sharding.local_shard import RowShifts
 from nucleate.sharding.rank_exchange import (
     CountedExchange,

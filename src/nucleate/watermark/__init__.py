@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from nucleate.sampling.stages.watermarks import GumbelWatermark, Kgw, SynthId
+from nucleate.sampling.stages.watermarks.gumbel_watermark import GumbelWatermark
+from nucleate.sampling.stages.watermarks.kgw import Kgw
+from nucleate.sampling.stages.watermarks.synthid import SynthId
 from nucleate.sampling.watermark_key import WatermarkKey
 from nucleate.watermark.detection import Detection, detect
 from nucleate.watermark.kinds import KINDS, read_watermark, with_watermark

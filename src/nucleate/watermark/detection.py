@@ -18,7 +18,9 @@ from nucleate.sampling.inputs import history
 from nucleate.sampling.noise import GROUP, GROUP_SIZE, TOKEN, uniforms
 from nucleate.sampling.stage import Stage
 from nucleate.sampling.stages import GumbelWatermark, Kgw, SynthId
-from nucleate.sampling.stages.watermarks import GREEN, NOISE, SELF, TOURNAMENT, green_threshold, pair_words
+from nucleate.sampling.stages.watermarks.gumbel_watermark import NOISE
+from nucleate.sampling.stages.watermarks.kgw import GREEN, SELF, green_threshold, pair_words
+from nucleate.sampling.stages.watermarks.synthid import TOURNAMENT
 from nucleate.sampling.watermark_key import WatermarkKey, token_words
 from nucleate.watermark.kinds import check_watermark, read_watermark
 

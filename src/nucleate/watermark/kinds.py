@@ -10,7 +10,9 @@ from nucleate.parameters.parameter import ParameterError, invalid_value, unknown
 from nucleate.sampling.pipeline_format import parse_calls
 from nucleate.sampling.stage import Combine, Pipeline, Stage, Tap
 from nucleate.sampling.stages.selection import Categorical, Gumbel
-from nucleate.sampling.stages.watermarks import GumbelWatermark, Kgw, SynthId
+from nucleate.sampling.stages.watermarks.gumbel_watermark import GumbelWatermark
+from nucleate.sampling.stages.watermarks.kgw import Kgw
+from nucleate.sampling.stages.watermarks.synthid import SynthId
 from nucleate.sampling.watermark_key import WatermarkKey
 
 FIELD = "watermark"

@@ -48,26 +48,25 @@ class BatchedGguf(Runner):
         if not self.blocks:
             needed = block_size * model.token_bytes
             raise ModelError(f"the KV cache needs at least {needed} bytes (one block), got {memory}")
-        self._check_memory()
+        self._check_memory(self.blocks * block_size)
         self.max_sequences = min(slots, llama_cpp().llama_max_parallel_sequences() - SPARE)
         tokens = self.blocks * block_size
         slots = min(self.max_sequences, tokens)  # llama.cpp aborts if there are more sequences than tokens
 
         def new_context(size: int, slots: int) -> GgufContext:
+            self._check_memory(size)
             return GgufContext(model, size, slots, row_multiple)
 
         size = tokens + INVARIANT_ROWS
         self._cells = CellLog(new_context, size, slots) if self.paged else new_context(size, slots)
         self._map = SequenceMap(self._cells, slots, block_size, model.options.prefix_cache_tokens, whole=not self.paged)
 
-    def _check_memory(self) -> None:
+    def _check_memory(self, tokens: int) -> None:
         """Raise ModelError for a KV cache that does not fit: llama.cpp would try to write to all of it."""
-        needed, left = self.blocks * self.block_size * self.model.token_bytes, free_memory()
+        needed, left = tokens * self.model.token_bytes, free_memory()
         if not self.model.uses_gpu and needed > left:
-            size = f"{self.blocks * self.block_size} tokens"
-            raise ModelError(
-                f"a KV cache of {size} needs {needed >> 20} MiB, but only {left >> 20} MiB are free; reduce n_ctx"
-            )
+            memory = f"{needed >> 20} MiB, but only {left >> 20} MiB are free"
+            raise ModelError(f"a KV cache of {tokens} tokens needs {memory}; reduce n_ctx")
 
     def forward(self, inputs: Sequence[ModelInput]) -> NDArray[np.float32]:
         """See ``Runner.forward``. The logits are valid until the next call.

@@ -18,7 +18,7 @@ from nucleate.sampling.gpu.ranked_tokens import BoundAttributes
 from nucleate.sampling.gpu.torch_device import SINCE_BREAKER, STEP, Slots, to_device
 from nucleate.sampling.signature import DeviceShift
 from nucleate.sampling.stage import TokenInfo
-from nucleate.sampling.stages.repeats import LARGEST, BreakerMatcher
+from nucleate.sampling.stages.penalties.dry import LARGEST, BreakerMatcher
 
 
 class ShiftInput(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.maths import INFINITY, SLACK, log, log_softmax, where
-from nucleate.sampling.stage import MAX_WEIGHT, Combine, TextEncoder, fraction_parameter, param
+from nucleate.sampling.stage import MAX_WEIGHT, Combine, TextEncoder, param
 
 
 class Guidance(Combine):
@@ -59,8 +59,10 @@ class Contrastive(Combine):
         high=MAX_WEIGHT,
         name="contrastive_beta",
     )
-    alpha: float = fraction_parameter(
+    alpha: float = param(
         "Plausibility: minimum probability, relative to the model's most likely token",
+        low=0.0,
+        high=1.0,
         default=0.1,
         open_low=True,
         name="contrastive_alpha",

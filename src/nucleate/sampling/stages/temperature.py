@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.maths import absolute, exp, log, maximum, minimum
-from nucleate.sampling.stage import RowStats, SampledToken, Scale, fraction_parameter, param
+from nucleate.sampling.stage import RowStats, SampledToken, Scale, param
 
 
 class Temperature(Scale):
@@ -92,8 +92,8 @@ class AdaptiveP(Scale):
 
     rank = 90
     monotone = False
-    target: float | None = fraction_parameter(
-        "Target probability of sampled tokens", neutral=None, name="adaptive_p_target"
+    target: float | None = param(
+        "Target probability of sampled tokens", low=0.0, high=1.0, neutral=None, name="adaptive_p_target"
     )
     decay: float = param(
         "Decay, per token, of the weight of earlier tokens in the mean",

@@ -59,7 +59,10 @@ class Frequency(Shift):
         name="frequency_penalty",
     )
     last_n: int | None = penalty_window()
-    window = Repetition.window
+
+    @property
+    def window(self) -> int | None:
+        return self.last_n
 
     def apply(self, x: Any, token: TokenInfo) -> Any:
         return x - self.f * token.output_count
@@ -78,7 +81,10 @@ class Presence(Shift):
         name="presence_penalty",
     )
     last_n: int | None = penalty_window()
-    window = Repetition.window
+
+    @property
+    def window(self) -> int | None:
+        return self.last_n
 
     def apply(self, x: Any, token: TokenInfo) -> Any:
         return x - self.a

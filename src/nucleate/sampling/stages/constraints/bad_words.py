@@ -1,8 +1,4 @@
-"""Constraints: bias, ban or allow tokens.
-
-The bias has not OpenAI's limit of -100 to 100, which belongs to its API and not to the method. Until an output has its
-minimum length, the stop matcher ignores stop strings as well. A mask is the bitmask of a step, as from a grammar.
-"""
+"""Bad words: token sequences that must not occur in the output."""
 
 from __future__ import annotations
 
@@ -14,79 +10,6 @@ from nucleate.parameters.converters import changed_copy
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.maths import INFINITY
 from nucleate.sampling.stage import History, IncrementalListing, Shift, TextEncoder, TokenInfo, param
-
-
-class LogitBias(Shift):
-    """Add a number to the logits of given tokens."""
-
-    rank = 10
-    touches = "listed"
-    bias: Mapping[int, float] = param("Map from token id to a number that is added to its logit", neutral={})
-
-    def apply(self, x: Any, token: TokenInfo) -> Any:
-        return x + token.listed
-
-    def listing(self, history: History) -> Mapping[int, float]:
-        return self.bias
-
-
-class MinTokens(Shift):
-    """Ban EOS and stop token ids until the output has a minimum length."""
-
-    rank = 30
-    touches = "listed"
-    n: int = param(
-        "Minimum number of output tokens before EOS or a stop may end the output", neutral=0, low=0, name="min_tokens"
-    )
-    ends: tuple[int, ...] = param(
-        "The token ids that end the output: EOS and stop_token_ids", default=(), low=0, public=False
-    )
-
-    def apply(self, x: Any, token: TokenInfo) -> Any:
-        return x + token.listed
-
-    def listing(self, history: History) -> Mapping[int, float]:
-        return dict.fromkeys(self.ends, -INFINITY) if len(history.output) < self.n else {}
-
-
-class Allowed(Shift):
-    """Ban all tokens except the given ones."""
-
-    rank = 33
-    touches = "unlisted"
-    ids: tuple[int, ...] | None = param(
-        "The only token ids that may be sampled", neutral=None, low=0, name="allowed_token_ids"
-    )
-
-    def apply(self, x: Any, token: TokenInfo) -> Any:
-        return x - INFINITY
-
-    def listing(self, history: History) -> Mapping[int, float]:
-        return dict.fromkeys(self.ids or (), 0.0)
-
-
-class Suppress(Shift):
-    """Ban given tokens."""
-
-    rank = 32
-    touches = "listed"
-    ids: tuple[int, ...] = param("Token ids that are never sampled", neutral=(), low=0, name="suppress_token_ids")
-
-    def apply(self, x: Any, token: TokenInfo) -> Any:
-        return x + token.listed
-
-    def listing(self, history: History) -> Mapping[int, float]:
-        return dict.fromkeys(self.ids, -INFINITY)
-
-
-class Mask(Shift):
-    """Ban all tokens whose bit in the step's mask is 0; without a mask, do nothing."""
-
-    rank = 39
-    touches = "masked"
-
-    def apply(self, x: Any, token: TokenInfo) -> Any:
-        return x - INFINITY
 
 
 class BadWords(Shift):

@@ -1,0 +1,1 @@
+"""Constraints: bias, ban or allow tokens."""

@@ -1,0 +1,1 @@
+"""Penalties: lower the scores of tokens that occurred."""
