@@ -252,6 +252,7 @@ def test_flags_of_the_model_are_arguments_of_llm() -> None:
         **dict.fromkeys(("tool_call_parser", "reasoning_parser", "device", "dtype", "runtime"), "auto"),
         "generation_config": "auto",
         "tensor_parallel": 1,
+        "batch_invariant": False,
         "speculative_config": Speculation("draft", model="d/e"),
     }
     assert flags.model_options(parser.parse_args([]))["revision"] is None

@@ -356,5 +356,5 @@ def test_only_needed_logits_are_requested(llm: nc.LLM) -> None:
 def test_an_idle_step_does_nothing(llm: nc.LLM) -> None:
     engine = engine_of(llm)
     assert engine.step() == []
-    assert engine.stats == (0, 0, 100, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0, SpeculativeStats())
+    assert engine.stats == (0, 0, 100, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0, SpeculativeStats(), False)
     assert TABLE.shape[1] == engine.vocab_size

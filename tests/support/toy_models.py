@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -143,42 +144,16 @@ class SimulatedContext:
     """A context whose cells store token ids, in a fixed order; see ``GgufContext``. It uses only what is in the cells.
 
     A token gets the first free cell. cells: how many there are. slots: sequences. whole: the memory cannot be cut, as
-    that of recurrent models; else the cells of a sequence must be in the order of its positions.
+    that of recurrent models, and has any size; else the cells of a sequence must be in the order of its positions.
     """
 
     batch_size, window = 32, 12
 
     def __init__(self, model: Toy, cells: int, slots: int, *, whole: bool = False) -> None:
-        self.model, self.cells, self.slots, self.whole = model, cells, slots, whole
-        self.memory: list[tuple[int, int, set[int]] | None] = [None] * cells  # position, token, sequences
+        self.model, self.whole = model, whole
         self.no_logits = np.empty((0, model.vocab_size), np.float32)
-        self.computed = self.compactions = 0
-
-    @property
-    def used(self) -> int:
-        return sum(cell is not None and min(cell[2]) < self.slots for cell in self.memory)
-
-    def padding(self, count: int) -> int:
-        """See ``GgufContext.padding``."""
-        return -count % 4
-
-    def remove(self, slot: int, start: int) -> None:
-        """See ``GgufContext.remove``."""
-        assert not self.whole or not start
-        for index, cell in enumerate(self.memory):
-            if cell is not None and slot in cell[2] and cell[0] >= start:
-                cell[2].remove(slot)
-                self.memory[index] = cell if cell[2] else None
-
-    def copy(self, source: int, target: int, start: int, stop: int) -> None:
-        """See ``GgufContext.copy``."""
-        own = [cell for cell in self.memory if cell is not None and source in cell[2] and start <= cell[0] < stop]
-        assert len(own) == stop - start > 0
-        for position, token, slots in own:
-            if self.whole:
-                self._place(position, token, target)
-            else:
-                slots.add(target)
+        self.computed = 0
+        self.resized(cells, slots)
 
     def resized(self, cells: int, slots: int) -> SimulatedContext:
         """Itself, empty, with another size."""
@@ -186,29 +161,68 @@ class SimulatedContext:
         self.clear()
         return self
 
+    def clear(self) -> None:
+        """See ``GgufContext.clear``."""
+        self._tokens: dict[int, int] = {}  # by cell
+        self._holders: dict[int, int] = {}  # the number of sequences by cell
+        self._places: dict[int, list[int]] = {}  # the cells of each sequence
+        self._free = [*range(self.cells * (100 if self.whole else 1))]  # a heap
+
     def close(self) -> None:
         """See ``GgufContext.close``."""
 
-    def clear(self) -> None:
-        """See ``GgufContext.clear``."""
-        self.memory = [None] * self.cells
-        self.compactions += 1
+    @property
+    def used(self) -> int:
+        return len({cell for slot, own in self._places.items() if slot < self.slots for cell in own})
 
-    def save(self, slot: int, start: int, stop: int) -> list[tuple[int, int]]:
+    def padding(self, count: int) -> int:
+        """See ``GgufContext.padding``."""
+        return -count % 4
+
+    def remove(self, slot: int, start: int) -> None:
+        """See ``GgufContext.remove``. The sequence of removed cells has positions several times, and is never read."""
+        assert not self.whole or not start
+        own = self._places.get(slot, [])
+        for cell in own[start:]:
+            self._holders[cell] -= 1
+            if not self._holders[cell]:
+                heapq.heappush(self._free, cell)
+        del own[start:]
+
+    def copy(self, source: int, target: int, start: int, stop: int) -> None:
+        """See ``GgufContext.copy``."""
+        own = self._places[source][start:stop]
+        assert len(own) == stop - start > 0
+        if self.whole:
+            own = [self._new_cell(self._tokens[cell]) for cell in own]
+        else:
+            for cell in own:
+                self._holders[cell] += 1
+        self._places.setdefault(target, []).extend(own)
+
+    def save(self, slot: int, start: int, stop: int) -> list[int]:
         """See ``GgufContext.save``. As llama.cpp, it saves no more than a window."""
         assert start // self.window == (stop - 1) // self.window
-        return [cell[:2] for cell in self.memory if cell is not None and slot in cell[2] and start <= cell[0] < stop]
+        return [self._tokens[cell] for cell in self._places[slot][start:stop]]
 
-    def restore(self, data: list[tuple[int, int]], slots: Sequence[int], start: int, stop: int) -> None:
+    def restore(self, data: list[int], slots: Sequence[int], start: int, stop: int) -> None:
         """See ``GgufContext.restore``."""
-        assert [position for position, _ in data] == [*range(start, stop)]
-        for position, token in data:
-            self._place(position, token, *slots)
+        assert len(data) == stop - start
+        cells = [self._new_cell(token) for token in data]
+        for slot in slots:
+            own = self._places.setdefault(slot, [])
+            assert len(own) == start, "a piece is missing"
+            assert not own or own[-1] < cells[0], "the order has changed"
+            own.extend(cells)
+            for cell in cells:
+                self._holders[cell] += 1
+        for cell in cells:
+            self._holders[cell] -= 1  # the first one of ``_new_cell``
 
     def decode(self, tokens: list[Token]) -> NDArray[np.float32]:
         """See ``GgufContext.decode``."""
         assert 0 < len(tokens) <= self.batch_size
-        assert self.whole or len(tokens) + self.padding(len(tokens)) <= self.memory.count(None), "the KV cache is full"
+        assert len(tokens) + self.padding(len(tokens)) <= len(self._free), "the KV cache is full"
         return self.forward(tokens)
 
     def forward(self, tokens: list[Token]) -> NDArray[np.float32]:
@@ -216,19 +230,19 @@ class SimulatedContext:
         self.computed += len(tokens)
         rows = []
         for token, position, slot, logits in tokens:
-            self._place(position, token, slot)
-            own = [cell for cell in self.memory if cell is not None and slot in cell[2]]
-            own = sorted(own, key=lambda cell: cell[0]) if self.whole else own
-            if [cell[0] for cell in own] != [*range(position + 1)]:
-                raise ModelError(f"the cells of {slot} are not in order: {[cell[0] for cell in own]}")
+            own = self._places.setdefault(slot, [])
+            if position != len(own):
+                raise ModelError(f"position {position} after {len(own)} tokens")
+            own.append(self._new_cell(token))
+            assert self.whole or position == 0 or own[-2] < own[-1], "the cells of a sequence are not in order"
             if logits:
-                rows.append(self.model.rule(tuple(cell[1] for cell in own)))
+                rows.append(self.model.rule(tuple(self._tokens[cell] for cell in own)))
         return np.stack(rows) if rows else self.no_logits
 
-    def _place(self, position: int, token: int, *slots: int) -> None:
-        if self.whole and None not in self.memory:  # the size of a state does not depend on its tokens
-            self.memory.append(None)
-        self.memory[self.memory.index(None)] = position, token, {*slots}
+    def _new_cell(self, token: int) -> int:
+        cell = heapq.heappop(self._free)
+        self._tokens[cell], self._holders[cell] = token, 1
+        return cell
 
 
 class SmallLog(CellLog):
