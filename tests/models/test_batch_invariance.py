@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable
 from itertools import pairwise
@@ -18,6 +19,7 @@ from toy_models import CellToy, Toy
 import nucleate as nc
 from nucleate.engine.request import Request
 from nucleate.models.batch_invariance import is_batch_invariant
+from nucleate.models.batched_llama import BatchedLlama
 from nucleate.models.loader import EMBEDDED, runner_of
 from nucleate.models.runner import ModelInput, Runner
 
@@ -186,3 +188,27 @@ def test_the_argument(caplog: pytest.LogCaptureFixture) -> None:
 
     runner_of(Plain(), 1 << 20, batch_invariant=True)
     assert "not batch-invariant" in caplog.text
+
+
+def test_matrices_that_the_kernel_cannot_multiply(model: Any) -> None:
+    other = copy.copy(model)
+    other.inner_size = 12
+    assert not BatchedLlama(other, 1 << 20, batch_invariant=True).batch_invariant
+
+
+def test_a_transformers_model_that_depends_on_the_batch_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from nucleate.models.transformers import batched_model
+    from nucleate.models.transformers.transformers_model import TransformersModel
+
+    random_folder("llama", tmp_path)
+    model = TransformersModel(tmp_path, "cpu", "bfloat16")
+    monkeypatch.setattr(batched_model, "is_batch_invariant", lambda _runner: False)
+    found = []
+    for wanted in (False, True):
+        runner = runner_of(model, 16 << 20, batch_invariant=wanted)
+        assert not runner.batch_invariant
+        ids = [*range(1, 41)]
+        runner.forward([ModelInput(0, ids, 0, 20, range(3), 1)])
+        found.append(bits(runner.forward([ModelInput(0, ids, 20, 40, range(3), 3)])))
+    assert np.array_equal(*found)

@@ -58,20 +58,23 @@ def compiled(*, batch_invariant: bool = False) -> LlamaKernels:
 class BatchedLlama(Runner):
     """See ``Runner``. memory: bytes for the KV cache. Raises ModelError if they are less than a block.
 
-    batch_invariant: compute each row and token with the same kernels, which are loaded or compiled now.
+    batch_invariant: compute each row and token with the same kernels, which are loaded or compiled now. They need
+    matrices with multiples of eight rows.
     """
 
     tree_attention = True
 
     def __init__(self, model: Llama, memory: int, block_size: int = BLOCK, *, batch_invariant: bool = False) -> None:
-        self.model, self.block_size, self.batch_invariant = model, block_size, batch_invariant
+        rows = model.hidden_size, model.inner_size, model.heads * model.head_size
+        self.batch_invariant = batch_invariant and not any(size % 8 for size in rows)
+        self.model, self.block_size = model, block_size
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
         shape = block_size, model.kv_heads, model.head_size, model.head_size
         size = len(model.layers) * sum(array.nbytes for array in allocate_kv_cache(1, *shape))
         self.blocks = blocks_in(memory, size)
         self.caches = [allocate_kv_cache(self.blocks, *shape) for _ in model.layers]
         self.rule = AttentionRule(model.head_size**-0.5)
-        self.kernels = compiled(batch_invariant=True) if batch_invariant else NUMPY
+        self.kernels = compiled(batch_invariant=True) if self.batch_invariant else NUMPY
         self.capture_hidden_states(())
 
     def warm(self) -> None:

@@ -61,15 +61,17 @@ class BatchedTransformers(Runner):
         except Exception as error:  # the model's code may raise anything
             raise IncompatibleModelError(f"a batched call raises {type(error).__name__}: {one_line(error)}") from error
         self.allocate(blocks_in(memory, self.block_bytes))
-        if self._row_multiple:
-            self._find_row_multiple()
+        if self._row_multiple and not self._find_row_multiple():
+            self.compiled, self._row_multiple = has_kernel(self.device, self.dtype), 0
+            self.allocate(self.blocks)
 
-    def _find_row_multiple(self) -> None:
+    def _find_row_multiple(self) -> bool:
+        """Use the smallest multiple of rows that makes the logits the same in every batch, if there is one."""
         for self._row_multiple in ROW_MULTIPLES:
             self.batch_invariant = is_batch_invariant(self)
             if self.batch_invariant:
-                return
-        self._row_multiple = 0
+                break
+        return self.batch_invariant
 
     @property
     def block_bytes(self) -> int:

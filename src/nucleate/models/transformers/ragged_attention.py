@@ -173,7 +173,8 @@ class AttentionPlan:
         if start:
             blocks = self.blocks[table + base : table + -(-stop // self.size)]
             length = stop - base * self.size
-            keys, values = (self._gathered(x, blocks)[None, :, :length] for x in (cache.keys, cache.values))
+            gathered = (self._gathered(x, blocks)[None, :, :length] for x in (cache.keys, cache.values))
+            keys, values = (x.to(query.dtype) for x in gathered)
         plain = not (window and stop > window) and not layer.rule.softcap and layer.sinks_H is None
         if not start and plain and tree is None:
             return sdpa(query, keys, values, is_causal=True, scale=layer.rule.scaling, enable_gqa=True)
