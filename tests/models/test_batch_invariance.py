@@ -101,17 +101,34 @@ CACHES = (
 
 
 @pytest.mark.parametrize("options", CACHES, ids=["f16", "q8_0", "f32", "2 threads"])
-@pytest.mark.parametrize("file_type", ["f16", "q8_0"])
-def test_gguf(file_type: str, options: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("file_type", "plain"), [("f16", True), ("q8_0", True), ("q8_0", False)])
+def test_gguf(file_type: str, plain: bool, options: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     from nucleate.models.gguf.gguf_model import GgufModel
     from nucleate.models.gguf.gguf_options import GgufOptions
 
     path = tmp_path / "model.gguf"
     write_gguf().write(EMBEDDED, path, file_type)
-    model = GgufModel(path, GgufOptions(**{"n_threads": 1, **options}))
+    model = GgufModel(path, GgufOptions(**{"n_threads": 1, **options}), plain=plain)
     for seed in range(tiers.count(1, 5)):
         check_chaos(lambda: model.new_runner(1500 * model.token_bytes, batch_invariant=True), seed)
+
+
+def test_no_micro_batch_has_a_single_token(tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    from nucleate.models.gguf.gguf_model import GgufModel
+    from nucleate.models.gguf.llama_library import INVARIANT_ROWS, GgufContext
+
+    write_gguf().write(EMBEDDED, tmp_path / "model.gguf", "q8_0")
+    model = GgufModel(tmp_path / "model.gguf", plain=True)
+    for multiple in (1, 2, 8):
+        context = GgufContext(model, 256, 2, multiple)
+        for count in range(1, 200):
+            filled = count + context.padding(count)
+            assert filled % multiple == 0
+            assert filled % INVARIANT_ROWS != 1
+            assert filled - count <= max(multiple - 1, 1)
+    assert {GgufContext(model, 256, 2).padding(count) for count in range(1, 200)} == {0}
 
 
 @pytest.mark.parametrize("runtime", ["numpy", "gguf"])

@@ -7,8 +7,10 @@ import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import real_models
 
@@ -33,7 +35,7 @@ def text_of(llm: nc.LLM, prompt: str, params: nc.SamplingParams) -> str:
 
 
 @pytest.fixture(scope="module")
-def peer(gguf: nc.LLM) -> Iterator[object]:
+def peer(gguf: nc.LLM) -> Iterator[Any]:
     """llama-cpp-python with the same file, with flash attention, as nucleate has it."""
     from llama_cpp import Llama
 
@@ -43,16 +45,18 @@ def peer(gguf: nc.LLM) -> Iterator[object]:
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_tokens_are_those_of_llama_cpp(gguf: nc.LLM, peer: object, prompt: str) -> None:
+def test_greedy_tokens_are_those_of_llama_cpp(gguf: nc.LLM, peer: Any, prompt: str) -> None:
+    """The tokens have the highest of llama.cpp's logits, except for near ties: other rows, other kernels."""
     ids = gguf.encode(prompt)
-    assert ids == peer.tokenize(prompt.encode(), add_bos=True, special=True)  # type: ignore[attr-defined]
-    expected = []
-    for token in peer.generate(ids, temp=0.0, repeat_penalty=1.0):  # type: ignore[attr-defined]
-        expected.append(token)
-        if len(expected) == GREEDY.max_tokens:
-            break
+    assert ids == peer.tokenize(prompt.encode(), add_bos=True, special=True)
     [found] = gguf.generate([prompt], GREEDY)
-    assert list(found.outputs[0].token_ids) == expected
+    tokens = list(found.outputs[0].token_ids)
+    peer.reset()
+    peer.eval([*ids, *tokens])
+    logits_TV = np.array(peer.scores[len(ids) - 1 : len(ids) + len(tokens) - 1])
+    behind_T = logits_TV.max(1) - logits_TV[np.arange(len(tokens)), tokens]
+    assert behind_T.max() < 0.25
+    assert np.mean(behind_T == 0) >= 0.9
 
 
 def test_greedy_tokens_are_those_of_transformers(folder: nc.LLM) -> None:

@@ -25,6 +25,7 @@ from served_apps import (
     streamed,
     text_of,
     toy_app,
+    until,
 )
 from toy_models import PagedToy, Toy
 
@@ -305,11 +306,29 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
+GRAMMARS = ["nucleate-grammars_0"]
+
+
+@pytest.fixture
+def idle_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_module, "IDLE_SECONDS", 0.01)
+
+
 @toy_app()
-async def test_the_grammar_vocabulary_is_prepared_at_startup(app: Any, made: list[str]) -> None:
-    assert made == ["MainThread"]
+async def test_the_grammar_vocabulary_is_prepared_in_an_idle_moment(
+    idle_at_once: None, app: Any, made: list[str]
+) -> None:
+    await until(lambda: made)
     assert (await ask(app, PATH, {**SUBJECT[PATH], "structured_outputs": {"regex": "a"}})).status == 200
-    assert made == ["MainThread"]
+    assert made == GRAMMARS
+
+
+@toy_app()
+async def test_a_first_constraint_does_not_wait_for_an_idle_moment(app: Any, made: list[str]) -> None:
+    assert (await ask(app, PATH, SUBJECT[PATH])).status == 200
+    assert made == []
+    assert (await ask(app, PATH, {**SUBJECT[PATH], "structured_outputs": {"regex": "a"}})).status == 200
+    assert made == GRAMMARS
 
 
 @pytest.fixture

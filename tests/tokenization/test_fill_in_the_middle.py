@@ -62,9 +62,15 @@ class ByteVocabulary:
 
     def __init__(self, found: FillFormat) -> None:
         names = [*found.tokens, *found.ends]
-        self.texts = [*(f"<0x{byte:02X}>" for byte in range(256)), *names]
-        self.pieces = [*(bytes([byte]) for byte in range(256)), *(name.encode() for name in names)]
-        self.size, self.special_ids = len(self.texts), frozenset(range(256, len(self.texts)))
+        self._texts = [*(f"<0x{byte:02X}>" for byte in range(256)), *names]
+        self._pieces = [*(bytes([byte]) for byte in range(256)), *(name.encode() for name in names)]
+        self.size, self.special_ids = len(self._texts), frozenset(range(256, len(self._texts)))
+
+    def text(self, token: int) -> str:
+        return self._texts[token]
+
+    def piece(self, token: int) -> bytes:
+        return self._pieces[token]
 
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
         return [*text.encode()]

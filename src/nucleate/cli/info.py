@@ -64,7 +64,7 @@ def _gguf_facts(path: Path, *, metadata: bool) -> dict[str, Any]:
         "batch_invariant": "not available" if model.recurrent else "tested when an engine starts with it",
         "tokenizer": f"{model.metadata.get('tokenizer.ggml.model', 'none')}, {model.vocab_size} tokens",
         "special_tokens": ", ".join(f"{role}={text}" for role, text in vocabulary.special_tokens.items()) or "none",
-        "ends": ", ".join(vocabulary.texts[token] for token in sorted(vocabulary.eos_token_ids)) or "none",
+        "ends": ", ".join(vocabulary.text(token) for token in sorted(vocabulary.eos_token_ids)) or "none",
         "chat_template": f"{len(model.chat_template)} characters" if model.chat_template else "none",
         "sampling": _sampling(recommended(model.metadata)),
     }

@@ -114,7 +114,9 @@ class LLM:
             raise ParameterError("tokenizer", "a model in memory needs a tokenizer: LLM(model, tokenizer)")
         check_count(tensor_parallel, "tensor_parallel")
         how = {"device": device, "dtype": dtype, "runtime": runtime}
-        source = ModelSource.find(model, **how, revision=revision, gguf_options=gguf_options)
+        source = ModelSource.find(
+            model, **how, revision=revision, gguf_options=gguf_options, batch_invariant=batch_invariant
+        )
         if tensor_parallel > 1:
             check_parallel(source, speculation)
         load_in_background((*SAMPLER, MODELS), compiling=False)
@@ -127,7 +129,7 @@ class LLM:
         self.model: Model = source.load() if tensor_parallel == 1 else load_parallel(source, tensor_parallel, how)
         self.companion_model: Model | None = None
         if companion_model is not None:
-            other = ModelSource.find(companion_model, **how, revision=None)
+            other = ModelSource.find(companion_model, **how, revision=None, batch_invariant=batch_invariant)
             self.companion_model = other.load()
             check_vocabulary("companion model", self.companion_model, self.model, other.folder, source.folder)
         self.tokenizer = model_tokenizer(tokenizer, source, self.model)

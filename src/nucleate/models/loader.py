@@ -50,6 +50,7 @@ class ModelSource:
         runtime: str,
         revision: str | None,
         gguf_options: Any = None,
+        batch_invariant: bool = False,
     ) -> ModelSource | GgufSource:
         """Find a model: None, a folder, a Hugging Face id (downloaded when not cached), a GGUF model, or an object.
 
@@ -60,7 +61,8 @@ class ModelSource:
             if path is not None:
                 from nucleate.models.gguf.gguf_model import GgufSource
 
-                return GgufSource.of(path, gguf_options, device=device, dtype=dtype, runtime=runtime)
+                how = {"device": device, "dtype": dtype, "runtime": runtime}
+                return GgufSource.of(path, gguf_options, **how, plain=batch_invariant)
         if gguf_options is not None:
             raise ParameterError("gguf_options", "gguf_options needs a GGUF model")
         if is_in_memory(model):
@@ -223,11 +225,11 @@ def check_vocabulary(
     kind: str, other: Model, model: Model, other_folder: Path | None = None, folder: Path | None = None
 ) -> None:
     """Raise ModelError if another model has not the vocabulary of the model. Folders: None for a model in memory."""
-    texts = [getattr(getattr(each, "vocabulary", None), "texts", None) for each in (model, other)]  # of GGUF models
+    own, others = (getattr(each, "vocabulary", None) for each in (model, other))  # of GGUF models
     files = [each / "tokenizer.json" for each in (folder, other_folder) if each is not None]
     if other.vocab_size != model.vocab_size:
         difference = f"{other.vocab_size} tokens instead of {model.vocab_size}"
-    elif (None not in texts and texts[0] != texts[1]) or (
+    elif (own and others and any(own.text(token) != others.text(token) for token in range(model.vocab_size))) or (
         len(files) == 2 and all(file.is_file() for file in files) and _vocabulary(files[0]) != _vocabulary(files[1])
     ):
         difference = "other tokens"

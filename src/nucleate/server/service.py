@@ -130,6 +130,8 @@ WORKER_THREADS = 4
 """Threads for work before the first token and after the last."""
 PREPARE_TIMEOUT_SECONDS = 10.0
 """Maximum time for parsing, the chat template, tokenization and grammar compilation, each."""
+IDLE_SECONDS = 1.0
+"""How long to wait after the start, and between looks, for a moment without requests."""
 REGEX_SECONDS = 0.1
 """Time budget of a sequence for its stop patterns: other sequences wait for them."""
 
@@ -185,7 +187,8 @@ class Service:
             for url, endpoint in {**ENDPOINTS, TEXT.url: TEXT, LONG_NAMES_CHAT.url: LONG_NAMES_CHAT}.items()
         }
         limits.check_body(defaults.to_dict(), self.vocab_size)
-        warm_up_grammars(engine, defaults)
+        if defaults.structured_outputs is not None:
+            engine.prepare(Request(_shortest_prompt(engine), defaults))
         self._workers = ThreadPoolExecutor(WORKER_THREADS, "nucleate-text")
         self._compiler = ThreadPoolExecutor(1, "nucleate-grammars")
 
@@ -193,11 +196,26 @@ class Service:
     async def running(self) -> AsyncIterator[None]:
         """Run the engine within this context."""
         async with self.engine:
+            preparing = asyncio.create_task(self._prepare_grammars())
             try:
                 yield
             finally:
+                preparing.cancel()
                 for threads in (self._workers, self._compiler):
                     threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _prepare_grammars(self) -> None:
+        """Prepare the vocabulary for grammars when no request is in flight: a large one blocks all threads for seconds.
+
+        A first request with a constraint does not wait for that moment.
+        """
+        busy = True
+        while busy:
+            await asyncio.sleep(IDLE_SECONDS)
+            busy = self.num_requests > 0
+        request = Request([0], SamplingParams(structured_outputs=StructuredOutputs(json_object=True)))
+        with suppress(ParameterError, HTTPError):  # requests get the error, such as that llguidance is missing
+            await self.run_in_thread(lambda: self.engine.prepare(request), compiling=True, has_timeout=False)
 
     def drain(self) -> None:
         self.draining = True
@@ -355,7 +373,7 @@ def system_fingerprint(llm: LLM, defaults: SamplingParams, *, batch_invariant: b
         defaults.to_json(),
         _processor(),
         [version(package) for package in PACKAGES.get(model.runtime.partition(" ")[0], ())],
-        "batch-invariant" if batch_invariant else None,
+        ("batch-invariant", getattr(model, "row_multiple", None)) if batch_invariant else None,
         _text_options(getattr(model, "options", None)),
     ]
     digest = sha256(json.dumps(parts, default=str).encode(errors="replace")).hexdigest()
@@ -394,12 +412,3 @@ def warm_up(engine: Engine) -> None:
         for output in engine.step():
             if output.chunk.finish_reason == "error":
                 raise ModelError(f"the model cannot be run: {output.chunk.stop_reason}")
-
-
-def warm_up_grammars(engine: Engine, defaults: SamplingParams) -> None:
-    """Prepare the vocabulary for grammars now: for a large one, that blocks all threads for seconds."""
-    with suppress(ParameterError):  # llguidance is missing or the tokenizer unsuitable: requests get the error
-        constraint = StructuredOutputs(json_object=True)
-        engine.prepare(Request(_shortest_prompt(engine), SamplingParams(structured_outputs=constraint)))
-    if defaults.structured_outputs is not None:
-        engine.prepare(Request(_shortest_prompt(engine), defaults))

@@ -165,7 +165,7 @@ class SpecialTokens:
     def resolve(self, token: Token) -> int | str:
         """Return the id of a special token, or the text of another token. Raises ParameterError for an unknown one."""
         vocabulary, given = self._vocabulary, token.token
-        token_id = vocabulary.tokenizer.backend.token_to_id(given) if isinstance(given, str) else given
+        token_id = vocabulary.tokenizer.find_token(given) if isinstance(given, str) else given
         if token_id not in vocabulary.allowed_ids:
             reject(token.at, f"{shown(given)} is not a token of this model")
         if token_id in vocabulary.special_ids:
@@ -180,7 +180,9 @@ def guidance_tokenizer(vocabulary: Vocabulary) -> Any:
     """Return an LLTokenizer. Raises ValueError for unsupported tokens."""
     wrapper = _TokenizerWrapper(vocabulary)
     try:
-        return library().LLTokenizer(wrapper, n_vocab=len(wrapper.tokens), eos_token=sorted(vocabulary.eos_ids))
+        kind, eos = library().LLTokenizer, sorted(vocabulary.eos_ids)
+        # in two calls, as each keeps all other threads from running: for a second, with 262,144 tokens
+        return kind(wrapper, n_vocab=len(wrapper.tokens), eos_token=eos, slices=[]).with_slices(kind.general_slices())
     except BaseException as error:  # noqa: BLE001 - a panic is no Exception
         raise_unless_panic(error)
         raise ValueError("the grammar engine does not support the tokens of this tokenizer") from None

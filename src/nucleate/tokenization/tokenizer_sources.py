@@ -8,11 +8,13 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
 
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
@@ -22,6 +24,7 @@ from nucleate.tokenization.tokenizer import Tokenizer
 
 ALLOWED = "a folder, a Hugging Face id, a tokenizers.Tokenizer, a tokenizer of Transformers or a nucleate Tokenizer"
 
+T = TypeVar("T")
 Write = Callable[[Any, Path], None]
 
 
@@ -73,17 +76,13 @@ def _written(write: Write, source: Any) -> Tokenizer:
 class Vocabulary(Protocol):
     """A vocabulary with its own tokenizer.
 
-    texts: the token strings. pieces: the bytes that each token adds to a text. special_ids: the tokens that are left
-    out of texts. added_ids: other tokens that are found as a whole in a text. strips_first_space: whether the space
-    before the first word of a text is removed.
+    text: the string of a token. piece: the bytes that a token adds to a text. special_ids: the tokens that are left out
+    of texts. added_ids: other tokens that are found as a whole in a text. strips_first_space: whether the space before
+    the first word of a text is removed.
     """
 
     @property
     def size(self) -> int: ...
-    @property
-    def texts(self) -> Sequence[str]: ...
-    @property
-    def pieces(self) -> Sequence[bytes]: ...
     @property
     def special_ids(self) -> frozenset[int]: ...
     @property
@@ -96,7 +95,34 @@ class Vocabulary(Protocol):
     def bos_token_id(self) -> int | None: ...
     @property
     def strips_first_space(self) -> bool: ...
+    def text(self, token: int) -> str: ...
+    def piece(self, token: int) -> bytes: ...
     def tokenize(self, text: str, *, add_special: bool) -> list[int]: ...
+
+
+class OnDemand(Mapping[int, T]):
+    """A value for each id below ``size``, computed at its first use: a model file may have 262,144 tokens."""
+
+    def __init__(self, size: int, compute: Callable[[int], T]) -> None:
+        self._size, self._compute, self._found = size, compute, dict[int, T]()
+
+    def __getitem__(self, token_id: int) -> T:
+        try:
+            return self._found[token_id]
+        except KeyError:
+            if token_id not in self:
+                raise
+            found = self._found[token_id] = self._compute(int(token_id))
+            return found
+
+    def __contains__(self, token_id: object) -> bool:
+        return isinstance(token_id, int | np.integer) and 0 <= int(token_id) < self._size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._size))
+
+    def __len__(self) -> int:
+        return self._size
 
 
 @dataclass(frozen=True)
@@ -127,8 +153,9 @@ class VocabularyTokenizer(Tokenizer):
     @cached_property
     def pieces(self) -> Pieces:
         own = self._vocabulary
-        table = {token: text_or_bytes(piece) for token, piece in enumerate(own.pieces)}
-        return BytePieces(Joining("utf8"), dict(enumerate(own.texts)), table, "".join, own.strips_first_space)
+        texts = OnDemand(own.size, own.text)
+        table = OnDemand(own.size, lambda token: text_or_bytes(own.piece(token)))
+        return BytePieces(Joining("utf8"), texts, table, "".join, own.strips_first_space)
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
@@ -140,7 +167,7 @@ class VocabularyTokenizer(Tokenizer):
 
     @cached_property
     def _ids(self) -> Mapping[str, int]:
-        return {token: token_id for token_id, token in enumerate(self._vocabulary.texts)}
+        return {token: token_id for token_id, token in self.pieces.tokens.items()}
 
     def find_token(self, token: str) -> int | None:
         return self._ids.get(token)

@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from gguf_files import write_vocabulary
 
@@ -14,7 +15,7 @@ import nucleate as nc
 from nucleate.models.gguf.gguf_model import GgufModel
 from nucleate.models.gguf.gguf_options import GgufOptions
 from nucleate.tokenization.detokenizer import Detokenizer
-from nucleate.tokenization.tokenizer_sources import VocabularyTokenizer
+from nucleate.tokenization.tokenizer_sources import OnDemand, VocabularyTokenizer
 
 TEXTS = (
     "Once upon a time, there was a little dog.",
@@ -127,3 +128,15 @@ def test_structured_output_with_a_sentencepiece_vocabulary(files: Any, tmp_path:
     tokenizer = vocabulary(tmp_path, "llama")
     compiled = GrammarCompiler(tokenizer, tokenizer.vocab_size)
     assert compiled is not None
+
+
+def test_values_of_tokens_are_computed_on_demand() -> None:
+    calls: list[int] = []
+    table = OnDemand(3, lambda token: calls.append(token) or f"<{token}>")  # type: ignore[func-returns-value]
+    assert (len(table), list(table), calls) == (3, [0, 1, 2], [])
+    assert [table[2], table[np.int64(2)], table.get(1)] == ["<2>", "<2>", "<1>"]
+    assert calls == [2, 1]
+    assert [one in table for one in (0, 2, 3, -1, "0", None)] == [True, True, False, False, False, False]
+    for unknown in (3, -1, "0"):
+        with pytest.raises(KeyError):
+            table[unknown]  # type: ignore[index]

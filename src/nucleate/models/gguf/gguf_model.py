@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from nucleate.models.batch_invariance import LENGTHS, is_batch_invariant
 from nucleate.models.gguf.batched_gguf import MAX_SLOTS, BatchedGguf
 from nucleate.models.gguf.gguf_options import CACHE_TYPES, DEFAULT_OPTIONS, GgufOptions
-from nucleate.models.gguf.llama_library import INVARIANT_MULTIPLES, collected_errors, llama_cpp, reason
+from nucleate.models.gguf.llama_library import collected_errors, llama_cpp, reason
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import ModelInput
 from nucleate.parameters.converters import shown
@@ -37,38 +37,34 @@ class GgufVocabulary:
         self.size: int = lib.llama_vocab_n_tokens(pointer)
         self.has_tokenizer: bool = lib.llama_vocab_type(pointer) != lib.LLAMA_VOCAB_TYPE_NONE
 
-    @cached_property
-    def texts(self) -> list[str]:
-        """The token strings, as they are in the file."""
-        get = self._lib.llama_vocab_get_text
-        return [(get(self._pointer, token) or b"").decode(errors="replace") for token in range(self.size)]
+    def text(self, token: int) -> str:
+        """The token string, as it is in the file."""
+        return (self._lib.llama_vocab_get_text(self._pointer, token) or b"").decode(errors="replace")
 
-    @cached_property
-    def pieces(self) -> list[bytes]:
-        """The bytes that tokens add to a text, special tokens too."""
-        function, pointer, buffer = self._lib.llama_token_to_piece, self._pointer, ctypes.create_string_buffer(64)
-        pieces = []
-        for token in range(self.size):
-            length = function(pointer, token, buffer, len(buffer), 0, True)
-            if length < 0:
-                buffer = ctypes.create_string_buffer(-length)
-                length = function(pointer, token, buffer, len(buffer), 0, True)
-            pieces.append(buffer.raw[: max(length, 0)])
-        return pieces
+    def piece(self, token: int) -> bytes:
+        """The bytes that a token adds to a text, also a special one."""
+        function, buffer = self._lib.llama_token_to_piece, ctypes.create_string_buffer(64)
+        length = function(self._pointer, token, buffer, len(buffer), 0, True)
+        if length < 0:
+            buffer = ctypes.create_string_buffer(-length)
+            length = function(self._pointer, token, buffer, len(buffer), 0, True)
+        return buffer.raw[: max(length, 0)]
 
     @cached_property
     def special_ids(self) -> frozenset[int]:
         """The control tokens and the unknown token: llama.cpp leaves them out of texts."""
-        return frozenset(self._with_attributes(UNKNOWN | CONTROL))
+        return frozenset(token for token, found in self._marked if found & (UNKNOWN | CONTROL))
 
     @cached_property
     def added_ids(self) -> Sequence[int]:
         """The tokens that llama.cpp finds as a whole in a text, but does not leave out of texts."""
-        return self._with_attributes(USER_DEFINED)
+        return [token for token, found in self._marked if found & USER_DEFINED]
 
-    def _with_attributes(self, attributes: int) -> list[int]:
-        get = self._lib.llama_vocab_get_attr
-        return [token for token in range(self.size) if get(self._pointer, token) & attributes]
+    @cached_property
+    def _marked(self) -> list[tuple[int, int]]:
+        """The tokens with any of these attributes, and their attributes."""
+        get, marks = self._lib.llama_vocab_get_attr, UNKNOWN | CONTROL | USER_DEFINED
+        return [(token, found) for token in range(self.size) if (found := get(self._pointer, token)) & marks]
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
@@ -83,7 +79,7 @@ class GgufVocabulary:
         for role in ROLES:
             token = getattr(self._lib, f"llama_vocab_{role}")(self._pointer)
             if 0 <= token < self.size:
-                found[f"{role}_token"] = self.texts[token]
+                found[f"{role}_token"] = self.text(token)
         return found
 
     @cached_property
@@ -98,7 +94,7 @@ class GgufVocabulary:
         if not self.has_tokenizer:
             return False
         words = [token for token in self.tokenize(" a", add_special=False) if token not in self.special_ids]
-        return bool(words) and self.detokenize(words) != b"".join(self.pieces[token] for token in words)
+        return bool(words) and self.detokenize(words) != b"".join(map(self.piece, words))
 
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
         """The ids of a text; special tokens in it are found. add_special: add those around a text, such as BOS.
@@ -119,13 +115,18 @@ class GgufVocabulary:
 
     def detokenize(self, ids: list[int]) -> bytes:
         """llama.cpp's own text of some tokens, without special ones."""
-        room = sum(len(self.pieces[token]) for token in ids) + 8
+        room = sum(len(self.piece(token)) for token in ids) + 8
         buffer = ctypes.create_string_buffer(room)
         tokens = (self._lib.llama_token * len(ids))(*ids)
         length = self._lib.llama_detokenize(self._pointer, tokens, len(ids), buffer, room, True, False)
         return buffer.raw[: max(length, 0)]
 
 
+TILED = "GGML_CPU_TILED_MM"
+"""Whether llama.cpp computes products of eight rows and more with other kernels. It reads this once in a process."""
+ROW_MULTIPLES = {True: (1, 2, 8), False: (8,)}
+"""Multiples of rows that may make all matrix products compute each row alike, the cheapest first, for plain kernels and
+others. Others may round ties differently for a few rows, which is too rare for a short test."""
 CONTEXT_TOKENS = 1 << 13
 """The maximum length of a ``DecodingContext``; the engine has no such limit."""
 RECURRENT_SLOTS = 64
@@ -139,17 +140,24 @@ DEFAULT_TOKENS = 1 << 15
 class GgufModel:
     """A model in a GGUF file; see ``Model``. path: the file, or the first one of a split model.
 
-    vocab_only: load no weights. Raises ModelError with a reason for a file that llama.cpp cannot load, and for models
-    that do not generate text token by token.
+    vocab_only: load no weights. plain: use only kernels that compute each row alike, for batch invariance. They are as
+    fast for a few sequences, and for many up to a third slower. Raises ModelError with a reason for a file that
+    llama.cpp cannot load, and for models that do not generate text token by token.
     """
 
     can_be_batch_invariant = True
 
-    def __init__(self, path: Path, options: GgufOptions = DEFAULT_OPTIONS, *, vocab_only: bool = False) -> None:
+    def __init__(
+        self, path: Path, options: GgufOptions = DEFAULT_OPTIONS, *, vocab_only: bool = False, plain: bool = False
+    ) -> None:
         self.path, self.options = path, options
         lib = self._lib = llama_cpp()
         params = lib.llama_model_default_params()
         params.n_gpu_layers, params.vocab_only = options.n_gpu_layers, vocab_only
+        self._plain = plain and not self.uses_gpu
+        if self._plain:
+            params.use_extra_bufts = False  # repacked weights: products of four rows and more differ
+            os.environ.setdefault(TILED, "0")
         with collected_errors() as errors:
             self.pointer = lib.llama_model_load_from_file(os.fsencode(path), params)
         if not self.pointer:
@@ -253,17 +261,17 @@ class GgufModel:
         options = self.options
         slots = options.n_seq_max or (RECURRENT_SLOTS if self.recurrent else MAX_SLOTS)
         memory = options.n_ctx * self.token_bytes if options.n_ctx else memory
-        return BatchedGguf(self, memory, slots=slots, row_multiple=self._row_multiple if batch_invariant else 0)
+        return BatchedGguf(self, memory, slots=slots, row_multiple=self.row_multiple if batch_invariant else 0)
 
     @cached_property
-    def _row_multiple(self) -> int:
+    def row_multiple(self) -> int:
         """Of micro-batches that are the same in every batch, tested with this model; 0 if there is none.
 
         Recurrent models and those on GPUs are not tested: their states and kernels depend on the batch in other ways.
         """
         if self.recurrent or self.uses_gpu or self.options.flash_attn == "off":
             return 0
-        for multiple in INVARIANT_MULTIPLES:
+        for multiple in ROW_MULTIPLES[self._plain]:
             runner = BatchedGguf(self, TEST_TOKENS * self.token_bytes, slots=len(LENGTHS), row_multiple=multiple)
             if is_batch_invariant(runner):
                 return multiple
@@ -333,11 +341,11 @@ class GgufSource:
 
     in_memory = None
 
-    def __init__(self, path: Path, options: GgufOptions) -> None:
-        self.folder, self._options = path, options
+    def __init__(self, path: Path, options: GgufOptions, *, plain: bool) -> None:
+        self.folder, self._options, self._plain = path, options, plain
 
     @classmethod
-    def of(cls, path: Path, options: Any, *, device: str, dtype: str, runtime: str) -> GgufSource:
+    def of(cls, path: Path, options: Any, *, device: str, dtype: str, runtime: str, plain: bool) -> GgufSource:
         """Check the arguments that apply to models in folders. Raises ModelError, ParameterError."""
         for name, value, allowed in (("dtype", dtype, ("auto",)), ("runtime", runtime, ("auto", "llama.cpp"))):
             if value not in allowed:
@@ -350,11 +358,11 @@ class GgufSource:
                 )
             if not llama_cpp().llama_supports_gpu_offload():
                 raise ModelError("device cuda needs a build of llama-cpp-python for GPUs")
-        return cls(path, chosen)
+        return cls(path, chosen, plain=plain)
 
     @cached_property
     def _model(self) -> GgufModel:
-        return GgufModel(self.folder, self._options)
+        return GgufModel(self.folder, self._options, plain=self._plain)
 
     def load(self) -> GgufModel:
         """Load the model. Raises ModelError."""

@@ -79,10 +79,8 @@ MAX_BATCH = 2048
 SPARE = 2
 """Sequences of a context besides those that are asked for."""
 INVARIANT_ROWS = 56
-"""Tokens per micro-batch with batch invariance, at most: llama.cpp attends with another kernel from 64 on."""
-INVARIANT_MULTIPLES = (2, 8)
-"""Multiples of rows that may make all matrix products compute each row alike, the cheapest first. Not 1: llama.cpp
-divides the attention of a single token among threads."""
+"""Tokens per micro-batch with batch invariance, at most: llama.cpp attends with another kernel from 64 on. And at least
+two: the attention of a single token is divided among threads."""
 FAILURES = {1: "the KV cache is full", 2: "it was aborted", -1: "the batch is invalid"}
 
 
@@ -98,10 +96,9 @@ class Token(NamedTuple):
 class GgufContext:
     """A context of a ``GgufModel`` for ``slots`` sequences, with ``size`` tokens in the KV cache. Raises ModelError.
 
-    row_multiple: with batch invariance, micro-batches have at most INVARIANT_ROWS tokens, and their tokens and logits
-    are filled up to a multiple of it. Logits too: the last layer computes only those, and where kernels round ties of
-    activations differently, that is too rare for a short test. The context has two more sequences: ``slots``, and one
-    for tokens that fill up and cells that are moved.
+    row_multiple: with batch invariance, micro-batches have 2 to INVARIANT_ROWS tokens, and their tokens and logits are
+    filled up to a multiple of it: the last layer computes only tokens with logits. The context has two more sequences:
+    ``slots``, and one for tokens that fill up and cells that are moved.
     """
 
     def __init__(self, model: Any, size: int, slots: int, row_multiple: int = 0) -> None:
@@ -125,7 +122,7 @@ class GgufContext:
         self._lib, self._context, self._vocab_size = lib, context, model.vocab_size
         self._memory, self._spare, self.slots = lib.llama_get_memory(context), slots + SPARE - 1, slots
         self.batch_size = min(lib.llama_n_batch(context), MAX_BATCH)
-        self._row_multiple = max(row_multiple, 1)
+        self._row_multiple = row_multiple
         self.window = int(lib.llama_model_n_swa(model.pointer))  #: tokens that sliding attention sees; 0: all
         self.no_logits = np.empty((0, model.vocab_size), np.float32)
         self._batch = lib.llama_batch_init(MAX_BATCH + INVARIANT_ROWS, 0, 1)
@@ -169,7 +166,10 @@ class GgufContext:
 
     def padding(self, count: int) -> int:
         """The number of tokens that fill up a call with so many."""
-        return -count % self._row_multiple
+        if not self._row_multiple:
+            return 0
+        missing = -count % self._row_multiple
+        return missing + ((count + missing) % INVARIANT_ROWS == 1)
 
     def forward(self, tokens: list[Token]) -> NDArray[np.float32]:
         """Compute tokens. Returns the requested logits [L, V], valid until the next call. Raises ModelError."""
