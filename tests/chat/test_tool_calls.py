@@ -76,6 +76,7 @@ def check(completion: nc.Completion, names: tuple[str, ...] = ("get_weather", "w
         assert len({call.id for call in output.tool_calls}) == len(output.tool_calls)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("values", [{}, {"temperature": 2.0}, {"temperature": 0}, {"temperature": 2.0, "top_k": 3}])
 def test_required_calls_are_guaranteed(llm: nc.LLM, values: dict[str, Any]) -> None:
     complete = 0
@@ -139,6 +140,7 @@ def test_no_calls(llm: nc.LLM, choice: str) -> None:
     assert "get_weather" in found.prompt
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("parallel", [False, True])
 def test_an_optional_call_obeys_its_schema_once_it_has_begun(llm: nc.LLM, parallel: bool) -> None:
     """The bundled model begins no call by itself: its outputs are given the beginning of one."""
@@ -172,6 +174,7 @@ def test_a_stream_adds_up(llm: nc.LLM) -> None:
         assert all(delta.arguments == "" and delta.id for delta in starts)
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("choice", ["required", "wait", "auto"])
 def test_an_output_cut_within_a_call_has_no_markup_in_its_text(llm: nc.LLM, choice: str) -> None:
     """Whatever ``max_tokens`` is: the arguments are as far as they came, and the chunks add up to the whole."""
@@ -295,6 +298,7 @@ def test_both_forms_of_structural_tags_can_follow_a_reasoning_section(llm: nc.LL
     assert found[0].startswith("hm</think>Well <a>{")
 
 
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_the_constraint_of_every_format_compiles_and_is_parsed(llm: nc.LLM, name: str) -> None:
     """Outputs under the constraint of a format are calls for its parser."""
@@ -316,6 +320,7 @@ def test_the_constraint_of_every_format_compiles_and_is_parsed(llm: nc.LLM, name
     assert complete
 
 
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("name", [name for name in TOOL_FORMATS if name != "openai"])
 @pytest.mark.parametrize("opened", [True, False])
 def test_required_calls_after_reasoning(

@@ -89,7 +89,7 @@ def run(
     run_stress(llm, kind, seed, steps, expect=lambda *given: expect(*given, grammars), **options)
 
 
-@pytest.mark.fast_cases(12)
+@pytest.mark.fast_cases(5)
 @EACH
 @pytest.mark.parametrize("seed", range(3))
 def test_short_stress(

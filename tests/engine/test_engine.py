@@ -79,6 +79,7 @@ def test_n_outputs_compute_the_prompt_once(llm: nc.LLM) -> None:
     assert [event.finished for event in events].count(True) == 1
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("length", [197, 198, 200, 201])  # 201: the others compute one token each, in the same step
 def test_a_step_does_not_read_the_prompt_again_for_every_output(
     llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, length: int

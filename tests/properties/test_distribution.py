@@ -83,7 +83,7 @@ FAR_APART = np.where(np.arange(2000) % 100 == 0, np.arange(2000) % 7, -np.inf).a
     ],
 )
 @pytest.mark.parametrize("draw", [Gumbel(0), Categorical(0)], ids=["gumbel", "categorical"])
-@pytest.mark.fast_cases(13)
+@pytest.mark.fast_cases(6)
 def test_sampling_follows_the_distribution(logits, stages, draw):
     assert_draws(logits, (*stages, draw))
 

@@ -13,7 +13,7 @@ from test_tensor_parallel import check_mixed_requests
 import nucleate as nc
 from nucleate.models.loader import EMBEDDED
 
-SLOW = ("tied", "qwen3", "mixtral", "phi3")
+SLOW = ("tied", "mixtral")
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,7 @@ def test_beams(pair: Pair) -> None:
         assert [beam.token_ids for beam in one.outputs] == [beam.token_ids for beam in other.outputs]
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 @pytest.mark.parametrize("tree_width", [1, 2])
 def test_drafts(pair: Pair, rule: str, tree_width: int) -> None:

@@ -224,6 +224,7 @@ NUMBERS = (MAX, -MAX, 1e300, -1e300, 1e39, 5e-324, -5e-324, 1e-300, -0.0, 0, 1, 
 NUMERIC = [name for name, one in FIELDS.items() if one.kind in ("int", "float") and name not in ("n", "max_tokens")]
 
 
+@pytest.mark.fast_cases(14)
 @pytest.mark.parametrize("name", NUMERIC)
 @toy_app()
 async def test_numeric_parameters_at_their_extremes(app: Any, name: str) -> None:

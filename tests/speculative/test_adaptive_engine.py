@@ -40,6 +40,7 @@ def watched(llm: nc.LLM, request: pytest.FixtureRequest) -> Watched:
     return engine
 
 
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("watched", ["ngram", "eagle"], indirect=True)
 def test_most_steps_rest_where_nothing_repeats(llm: nc.LLM, watched: Watched) -> None:
     plain, expected, found = llm.new_engine(), [], []

@@ -71,7 +71,7 @@ TREES: dict[str, Callable[[Outputs, random.Random], Proposer]] = {
 }
 
 
-@pytest.mark.fast_cases(5)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("kind", DRAFTING)
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("name", [*CHAINS, *TREES])

@@ -36,9 +36,10 @@ def count(fast: int, full: int) -> int:
 
 
 def mark_slow_cases(items: list[pytest.Item]) -> None:
-    """Mark as slow the exhaustive tests, and all cases of a parametrised test beyond the number in `fast_cases`.
+    """Mark the cases of a parametrised test with `fast_cases(n)`: n are fast, 2n slow, and the others exhaustive.
 
-    The remaining cases cover as many different parameters as possible; otherwise the choice is pseudorandom.
+    Those that are chosen cover as many different parameters as possible; otherwise the choice is pseudorandom. All
+    exhaustive tests are slow.
     """
     cases = defaultdict(list)
     for item in items:
@@ -50,12 +51,15 @@ def mark_slow_cases(items: list[pytest.Item]) -> None:
         number = left[0].get_closest_marker("fast_cases").args[0]
         random.Random(name).shuffle(left)
         seen: set[tuple[str, int]] = set()
-        for _ in range(min(number, len(left))):
+        for i in range(min(3 * number, len(left))):
             best = max(left, key=lambda item: len(_parameters(item) - seen))
             seen |= _parameters(best)
             left.remove(best)
+            if i >= number:
+                best.add_marker("slow")
         for item in left:
             item.add_marker("slow")
+            item.add_marker("exhaustive")
 
 
 def _parameters(case: pytest.Function) -> set[tuple[str, int]]:

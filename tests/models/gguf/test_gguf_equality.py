@@ -67,6 +67,7 @@ def test_preemption_and_shared_prefixes(llm: nc.LLM, exact: nc.LLM) -> None:
     assert engine.stats.prefix_cache_hit_rate > 0.2
 
 
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize(
     "fields",
     [

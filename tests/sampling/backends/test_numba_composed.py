@@ -414,6 +414,7 @@ def test_typical_may_drop_the_best_and_the_worst(p, far) -> None:
             assert got.total == pytest.approx(expected.total, rel=1e-12)
 
 
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("size", [5000, 8192, 20_001])
 @pytest.mark.parametrize("wide", [0.3, 2.5])
 @pytest.mark.parametrize("digits", [None, 1])
