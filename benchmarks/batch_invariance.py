@@ -5,6 +5,9 @@
 Every request runs alone first, in an engine without prefix cache. Then all of them arrive at random, in engines of
 several sizes: prompts that share prefixes or are long, n > 1, aborts, a small KV cache with preemption, chunked
 prompts, drafts. The tokens and the bits of their logprobs must be the same. --no-batch-invariant shows what differs.
+
+--table prints a row of the table in docs/how-to/reproducible_output.md instead: how many of 16 seeded texts of 64
+tokens, and of 8 greedy ones, are the same alone and among eight, without batch invariance and with it.
 """
 
 from __future__ import annotations
@@ -97,6 +100,29 @@ def together(llm: nc.LLM, requests: Sequence[Request], seed: int, **options: Any
     return [None if name in aborted else found[name] for name in names], time.perf_counter() - begin
 
 
+PROMPTS = ("Once upon a time", "The capital of France is", "def fib(n):", "1, 2, 3,", "Dear Sir,", "A", "It was", "My")
+
+
+def table_row(model: str | None, how: dict[str, Any]) -> str:
+    """The same texts alone and among eight, of 24 each, without batch invariance and with it."""
+    cells = []
+    for invariant in (False, True):
+        llm = nc.LLM(model, generation_config="none", batch_invariant=invariant, **how)
+        seeded = [nc.SamplingParams(temperature=0.9, seed=seed, max_tokens=64, ignore_eos=True) for seed in range(16)]
+        greedy = [nc.SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)] * 8
+        counts = []
+        for params in (seeded, greedy):
+            prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(params))]
+            single = [llm.generate([prompt], one)[0].text for prompt, one in zip(prompts, params, strict=True)]
+            among = []
+            for i in range(0, len(prompts), 8):
+                among += [one.text for one in llm.generate(prompts[i : i + 8], params[i : i + 8])]
+            equal = sum(one == other for one, other in zip(single, among, strict=True))
+            counts.append(f"{equal} of {len(params)}")
+        cells.append(", ".join(counts))
+    return f"| {llm.model.runtime} | {cells[0]} | {cells[1]} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="a GGUF file or a folder [default: the embedded model]")
@@ -108,11 +134,15 @@ def main() -> None:
     parser.add_argument("--cache-type", default="f16")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--table", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     gguf = options.model is not None and options.model.endswith(".gguf")
     cache = {"cache_type_k": options.cache_type, "cache_type_v": options.cache_type, "n_threads": options.threads}
     how: dict[str, Any] = {"gguf_options": cache} if gguf else {"dtype": options.dtype}
+    if options.table:
+        print(table_row(options.model, how), flush=True)
+        return
     llm = nc.LLM(options.model, generation_config="none", batch_invariant=options.batch_invariant, **how)
     requests = random_requests(llm, options.requests, min(options.longest, llm.model.context_length - 20), options.seed)
     begin = time.perf_counter()

@@ -1,6 +1,7 @@
 """Compares the engine on a GGUF model with llama-cpp-python and its server: tokens per second at 1, 8 and 32 sequences.
 
-Run: python benchmarks/gguf_models.py [--model FILE] [--json FILE]
+Run: python benchmarks/gguf_models.py [--model FILE] [--json FILE]; --start measures the start of the servers only: the
+seconds until they are ready and until the first token, and their largest memory.
 
 Without --model, a random Llama of 60 million parameters is written as Q8_0: large enough that the forward pass counts
 as in larger models. All contenders run in turn in one process, --rounds times, on the same number of threads, with
@@ -67,8 +68,10 @@ def check(condition: bool) -> None:
 class Engine:
     """Our engine. fraction: of the time outside llama_decode, in the last run."""
 
-    def __init__(self, model: Path, threads: int) -> None:
-        self.llm = nc.LLM(model, generation_config="none", gguf_options={"n_threads": threads})
+    def __init__(self, model: Path, threads: int, *, batch_invariant: bool = False) -> None:
+        self.llm = nc.LLM(
+            model, generation_config="none", gguf_options={"n_threads": threads}, batch_invariant=batch_invariant
+        )
         self.ids, self.fraction = self.llm.encode(PROMPT), 0.0
 
     def run(self, count: int, temperature: float = 0.0) -> float:
@@ -179,9 +182,7 @@ def measure_servers(model: Path, threads: int, rounds: int, counts: list[int]) -
     result: dict[str, Any] = {}
     body = {"prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "logit_bias": {"0": -100}}
     for port, (name, command) in enumerate(SERVERS.items(), 8471):
-        process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", *command(model, threads, port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        process = start([*command(model, threads, port)])
         try:
             url = f"http://127.0.0.1:{port}/v1"
             wait_until_ready(f"{url}/models", process)
@@ -209,6 +210,40 @@ def measure_servers(model: Path, threads: int, rounds: int, counts: list[int]) -
     return result
 
 
+def start(command: list[str]) -> subprocess.Popen[bytes]:
+    """Start a module of Python as a server."""
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([sys.executable, "-m", *command], **quiet)  # type: ignore[call-overload,no-any-return]  # noqa: S603
+
+
+def measure_start(model: Path, threads: int, rounds: int) -> None:
+    """Print when each server is ready, when it sends the first token, and its largest memory: medians of the rounds."""
+    commands = {**SERVERS}
+    commands["nucleate serve --batch-invariant"] = lambda *how: [*SERVERS["nucleate serve"](*how), "--batch-invariant"]
+    body = json.dumps({"prompt": PROMPT, "max_tokens": 16, "stream": True}).encode()
+    found: dict[str, list[tuple[float, float, float]]] = {}
+    for _ in range(rounds):
+        for port, (name, command) in enumerate(commands.items(), 8481):
+            begin, url = time.perf_counter(), f"http://127.0.0.1:{port}/v1"
+            process = start(command(model, threads, port))
+            try:
+                wait_until_ready(f"{url}/models", process)
+                ready = time.perf_counter() - begin
+                request = urllib.request.Request(f"{url}/completions", body, {"Content-Type": "application/json"})  # noqa: S310
+                with urllib.request.urlopen(request, timeout=600) as response:  # noqa: S310
+                    next(line for line in response if b'"text"' in line)
+                    first = time.perf_counter() - begin
+                status = Path(f"/proc/{process.pid}/status").read_text("ascii")
+                memory = int(status.split("VmHWM:")[1].split()[0]) / 1024
+                found.setdefault(name, []).append((ready, first, memory))
+            finally:
+                process.terminate()
+                process.wait()
+    for name, rows in found.items():
+        ready, first, memory = map(statistics.median, zip(*rows, strict=True))
+        print(f"{name:<40} ready {ready:5.2f} s  first token {first:5.2f} s  memory {memory:6.0f} MiB")
+
+
 def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
     """Wait for a server. Raises RuntimeError if it ends."""
     while True:
@@ -217,12 +252,13 @@ def wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
             return
         except OSError:
             check(process.poll() is None)
-            time.sleep(0.2)
+            time.sleep(0.02)
 
 
 def measure(model: Path, threads: int, rounds: int, counts: list[int]) -> dict[str, Any]:
     """Tokens per second of each contender by the number of sequences, and the share outside llama_decode."""
     ours, single, many = Engine(model, threads), completion(model, threads), batched(model, threads)
+    invariant = Engine(model, threads, batch_invariant=True)
     result: dict[str, Any] = {}
     for count in counts:
         times: dict[str, list[float]] = {}
@@ -230,6 +266,7 @@ def measure(model: Path, threads: int, rounds: int, counts: list[int]) -> dict[s
         contenders: dict[str, Callable[[], float]] = {
             "nucleate, greedy": lambda count=count: ours.run(count),
             "nucleate, temperature 0.8, top-p 0.95": lambda count=count: ours.run(count, 0.8),
+            "batch-invariant nucleate, greedy": lambda count=count: invariant.run(count),
             "llama.cpp, batched pattern, greedy": lambda count=count: many(count),
         }
         if count == 1:
@@ -257,10 +294,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--start", action="store_true", help="measure only the start of the servers")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = given.model or write_model(Path(folder))
+        if given.start:
+            measure_start(model, given.threads, given.rounds)
+            return
         result = measure(model, given.threads, given.rounds, given.counts)
         if importlib.util.find_spec("fastapi"):
             result |= measure_servers(model, given.threads, given.rounds, given.counts)
@@ -273,4 +314,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

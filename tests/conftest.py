@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,9 @@ from nucleate.models.numpy_llama import Llama
 from nucleate.plugins.plugin_loader import set_stages
 from nucleate.sampling.stages import STAGES
 from nucleate.structured_output import GrammarCompiler
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # threads that wait for one another are slow where all cores are busy
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:

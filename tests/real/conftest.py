@@ -12,6 +12,8 @@ import real_models
 
 import nucleate as nc
 
+OPTIONS = {"n_ctx": 16_384, "n_threads": 1}  # threads that wait for one another are slow beside other processes
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
@@ -29,7 +31,7 @@ def present(path: Path) -> str:
 @pytest.fixture(scope="session")
 def gguf() -> Iterator[nc.LLM]:
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (make setup-gguf)")
-    with closing(nc.LLM(present(real_models.GGUF), gguf_options={"n_ctx": 16_384}, max_num_seqs=16)) as llm:
+    with closing(nc.LLM(present(real_models.GGUF), gguf_options=OPTIONS, max_num_seqs=16, batch_invariant=True)) as llm:
         yield llm
 
 

