@@ -24,7 +24,7 @@ from nucleate.tokenization.tokenizer import Tokenizer
 
 PROMPTS = ["Once upon a time there was", "The capital of France is", "def fib(n):\n    if n", "1, 2, 3, 4, 5,"]
 GREEDY = nc.SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-DRAWN = nc.SamplingParams(temperature=0.9, top_p=0.95, max_tokens=24, seed=7, ignore_eos=True)
+DRAWN = nc.SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12, seed=7, ignore_eos=True)
 STORY = "The old lighthouse keeper counted the ships that passed and wrote their names in a book. "
 
 
@@ -105,9 +105,9 @@ def run_together(llm: nc.LLM, requests: list[nc.Request], at_once: int, **option
 
 def test_every_batch_gives_the_same_bits(llm: nc.LLM) -> None:
     """Alone and in a batch, with drafts and without, for prompts of one token and of a hundred, and n > 1."""
-    prompts = [*PROMPTS[:2], "A", STORY * 4, STORY * 4 + "The"]
+    prompts = [*PROMPTS[:1], "A", STORY * 3, STORY * 3 + "The"]
     requests = [
-        nc.Request(llm.encode(prompt), params.replace(seed=number, logprobs=0, max_tokens=6, n=1 + number % 2))
+        nc.Request(llm.encode(prompt), params.replace(seed=number, logprobs=0, max_tokens=4, n=1 + number % 2))
         for number, (prompt, params) in enumerate(zip(prompts, [DRAWN, GREEDY] * 4, strict=False))
     ]
     expected = run_together(llm, requests, 1, enable_prefix_caching=False)
@@ -116,7 +116,7 @@ def test_every_batch_gives_the_same_bits(llm: nc.LLM) -> None:
 
 
 def test_drafts_change_no_text(gguf: nc.LLM) -> None:
-    requests = [nc.Request(gguf.encode(PROMPTS[3]), GREEDY.replace(logprobs=0))]
+    requests = [nc.Request(gguf.encode(STORY * 2 + "The old"), GREEDY.replace(logprobs=0))]
     expected = run_together(gguf, requests, 1)
     for method in ("ngram", "suffix"):
         engine = gguf.new_engine(speculative_config=nc.Speculation(method, 4, adaptive=False))
@@ -147,10 +147,10 @@ CONSTRAINTS = [{"json_schema": SCHEMA}, {"regex": r"[A-Z][a-z]{2,8} \d{4}"}, {"c
 
 
 @pytest.mark.parametrize("number", range(len(CONSTRAINTS)))
-def test_grammars_on_a_large_vocabulary(llm: nc.LLM, number: int) -> None:
+def test_grammars_on_a_large_vocabulary(gguf: nc.LLM, number: int) -> None:
     constraint = nc.StructuredOutputs(**CONSTRAINTS[number])
     params = DRAWN.replace(structured_outputs=constraint, max_tokens=120, ignore_eos=False, n=3)
-    [completion] = llm.generate(["A person, described:"], params)
+    [completion] = gguf.generate(["A person, described:"], params)
     for output in completion.outputs:
         assert output.finish_reason == "stop"
         if "json_schema" in CONSTRAINTS[number]:
@@ -162,19 +162,19 @@ def test_grammars_on_a_large_vocabulary(llm: nc.LLM, number: int) -> None:
             assert output.text[-4:].isdigit()
 
 
-def test_stops_and_penalties(llm: nc.LLM) -> None:
-    whole = text_of(llm, PROMPTS[0], GREEDY)
+def test_stops_and_penalties(gguf: nc.LLM) -> None:
+    whole = text_of(gguf, PROMPTS[0], GREEDY)
     stop = whole[10:14]
-    [completion] = llm.generate([PROMPTS[0]], GREEDY.replace(stop=[stop]))
+    [completion] = gguf.generate([PROMPTS[0]], GREEDY.replace(stop=[stop]))
     assert completion.outputs[0].text == whole[: whole.index(stop)]
     assert (completion.outputs[0].finish_reason, completion.outputs[0].stop_reason) == ("stop", stop)
-    [completion] = llm.generate([PROMPTS[0]], GREEDY.replace(max_tokens=60, no_repeat_ngram_size=3))
+    [completion] = gguf.generate([PROMPTS[0]], GREEDY.replace(max_tokens=40, no_repeat_ngram_size=3))
     ids = completion.outputs[0].token_ids
     assert len({ids[i : i + 3] for i in range(len(ids) - 2)}) == len(ids) - 2
 
 
-def test_beams(llm: nc.LLM) -> None:
-    [found] = llm.beam_search([PROMPTS[1]], nc.BeamParams(num_beams=4, num_return_sequences=4, max_tokens=8))
+def test_beams(gguf: nc.LLM) -> None:
+    [found] = gguf.beam_search([PROMPTS[1]], nc.BeamParams(num_beams=4, num_return_sequences=4, max_tokens=8))
     scores = [beam.score for beam in found.outputs]
     assert scores == sorted(scores, reverse=True)
     assert len({beam.token_ids for beam in found.outputs}) == 4
