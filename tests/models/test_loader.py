@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gguf_files import random_folder
 from huggingface_hub import constants
 
 import nucleate as nc
@@ -192,6 +193,25 @@ def test_quantized_weights_that_cannot_be_loaded_are_one_error(
         with pytest.raises(ModelError, match=message) as caught:
             load(folder, device="cpu", runtime=runtime)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("has", "saved", "expected"),
+    [
+        (True, "bfloat16", "bfloat16"),
+        (False, "bfloat16", "float32"),
+        (True, "float16", "float32"),
+        (True, "float32", "float32"),
+    ],
+)
+def test_bfloat16_stays_where_the_cpu_has_instructions_for_it(
+    has: bool, saved: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(transformers_model, "has_bfloat16", lambda: has)
+    random_folder("llama", tmp_path).to(getattr(torch, saved)).save_pretrained(tmp_path)
+    assert load(tmp_path, "cpu", runtime="torch").runtime == f"torch cpu {expected}"
+    assert load(tmp_path, "cpu", "float32", "torch").runtime == "torch cpu float32"
 
 
 def test_unknown_runtimes_are_rejected() -> None:

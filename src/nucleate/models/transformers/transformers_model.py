@@ -6,7 +6,7 @@ import logging
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -28,15 +28,14 @@ MISSING = f"this model needs torch and transformers ({{}}): {install_extra('torc
 class TransformersModel:
     """A model folder in the Transformers format.
 
-    device: "auto" (CUDA if available), "cpu", "cuda", "cuda:1"... dtype: "auto" (float32 on CPU, else that of the
-    folder), "float32", "bfloat16", "float16". Raises ModelError with one line if it cannot be loaded.
+    device: "auto" (CUDA if available), "cpu", "cuda", "cuda:1"... dtype: "float32", "bfloat16", "float16" or "auto",
+    which is that of the folder, but float32 on a CPU, except for bfloat16 on one with instructions for it. Raises
+    ModelError with one line if it cannot be loaded.
     """
 
     def __init__(self, folder: Path, device: str, dtype: str) -> None:
         torch, transformers = libraries()
         chosen = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
-        if dtype == "auto":
-            dtype = "float32" if chosen == "cpu" else "auto"
         try:
             device_ = torch.device(chosen)
             transformers.utils.logging.disable_progress_bar()
@@ -44,6 +43,8 @@ class TransformersModel:
             quantized = quantized_weight(folder)
             if quantized is not None and getattr(config, "quantization_config", None) is None:
                 raise ModelError(f"its weights are quantized ({quantized}), but config.json has no quantization_config")
+            if dtype == "auto" and chosen == "cpu" and not (_is_bfloat16(config) and has_bfloat16()):
+                dtype = "float32"
             model, found = self._load(folder, config, dtype, device_)
             if missing := sorted(found["missing_keys"]):  # which Transformers initialises at random
                 raise ModelError(f"{len(missing)} weights are missing, such as {missing[0]}")
@@ -177,6 +178,19 @@ def libraries() -> tuple[Any, Any]:
 
 
 DEVICES = "auto, cpu, cuda, cuda:N, xpu, xpu:N or mps"
+
+
+def has_bfloat16() -> bool:
+    """Whether the CPU has instructions for products in bfloat16, as torch tells. Others convert each weight, slowly."""
+    found: Mapping[str, Any] = getattr(import_torch().cpu, "get_capabilities", dict)()
+    return any(found.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def _is_bfloat16(config: Any) -> bool:
+    """Whether the weights of a folder are in bfloat16, as its configuration says."""
+    return str(getattr(config, "dtype", None) or getattr(config, "torch_dtype", None)) == "torch.bfloat16"
+
+
 _ACCELERATOR = re.compile(r"(cuda|xpu|mps)(?::([0-9]{1,3}))?")
 
 
