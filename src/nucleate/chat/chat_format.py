@@ -87,7 +87,7 @@ class ChatFormat:
             if name not in known:
                 raise invalid_value(field, f"one of {', '.join(known)}", name)
         template = tokenizer.chat_template or ""
-        automatic = find_format(template, _special_tokens(tokenizer))
+        automatic = find_format(template, tokenizer.special_texts)
         found = automatic if tool_call_parser == "auto" else tool_call_parser
         reasoning = _find_reasoning(template) if reasoning_parser == "auto" else REASONING_FORMATS.get(reasoning_parser)
         return cls(tokenizer, None if found is None else TOOL_FORMATS[found], reasoning)
@@ -122,7 +122,7 @@ class ChatFormat:
         texts, template = self.tokenizer.pieces.tokens, self.tokenizer.chat_template or ""
         added = (texts[token] for token in self.tokenizer.added_ids if token in texts)
         found = {text for text in added if text in template and not _BRACKETS.isdisjoint(text)}
-        found.update(_special_tokens(self.tokenizer))
+        found.update(self.tokenizer.special_texts)
         formats = () if is_harmony(template) else (self.reasoning, self.tool_format)
         markers = {token for one in formats if one is not None for token in one.special_tokens}
         return SpecialTexts(found), SpecialTexts(found - markers)
@@ -192,7 +192,7 @@ class RenderedChat:
         markers = {token for one in formats if one is not None for token in one.special_tokens}
         if not markers:
             return frozenset()
-        known = _special_tokens(self.format.tokenizer)
+        known = self.format.tokenizer.special_texts
         return frozenset(known[marker] for marker in markers if marker in known)
 
     def constraint(self, given: StructuredOutputs | None) -> ChatConstraint:
@@ -200,7 +200,7 @@ class RenderedChat:
         reasoning = self._reasoning
         special: Sequence[str] = ()
         if reasoning is not None:
-            known = _special_tokens(self.format.tokenizer)
+            known = self.format.tokenizer.special_texts
             special = [marker for marker in reasoning.special_tokens if marker in known]
         return ChatConstraint(self.use, given, self.format.tool_format, reasoning, self._opened, special)
 
@@ -215,11 +215,6 @@ class RenderedChat:
         if section is None:
             return ChunkParser(new_parser, lambda: None)
         return ChunkParser(new_parser, partial(ReasoningTracker, section, tokenizer, max_reasoning_tokens))
-
-
-def _special_tokens(tokenizer: Tokenizer) -> Mapping[str, int]:
-    """The special tokens by text."""
-    return {tokenizer.pieces.tokens[token]: token for token in tokenizer.special_ids}
 
 
 def _find_reasoning(template: str) -> ReasoningFormat | None:

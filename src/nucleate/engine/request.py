@@ -186,11 +186,10 @@ def stop_rules(
     tokenizer: Tokenizer | None = None,
 ) -> StopRules:
     """The stop rules of some parameters. max_tokens: None for no limit. Raises ParameterError."""
-    special = tokenizer.special_ids if tokenizer is not None and params.stop and params.skip_special_tokens else ()
-    found = [(tokenizer.find_token(text), text) for text in params.stop] if tokenizer is not None and special else []
+    special = tokenizer.special_texts if tokenizer is not None and params.stop and params.skip_special_tokens else {}
     return StopRules(
         stop=params.stop,
-        stop_special=tuple((token, text) for token, text in found if token is not None and token in special),
+        stop_special=tuple((special[text], text) for text in params.stop if text in special),
         stop_token_ids=frozenset(params.stop_token_ids),
         eos_token_ids=eos_token_ids,
         stop_regex=params.stop_regex,

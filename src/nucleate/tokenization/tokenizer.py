@@ -85,6 +85,11 @@ class Tokenizer:
         return frozenset(token_id for token_id, token in self.pieces.tokens.items() if token in special)
 
     @cached_property
+    def special_texts(self) -> Mapping[str, int]:
+        """The special ids by their token strings."""
+        return {self.pieces.tokens[token_id]: token_id for token_id in self.special_ids}
+
+    @cached_property
     def vocab_size(self) -> int:
         """The highest id plus one, added tokens included. A model may have more logits."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
