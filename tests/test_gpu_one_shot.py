@@ -65,7 +65,7 @@ def rehearsed(tmp_path: Path, absent: tuple[str, ...], *flags: str) -> dict[str,
     return lines
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_rehearsal_learns_something_in_every_part(tmp_path: Path) -> None:
     lines = rehearsed(tmp_path, ABSENT)
     assert [line for part in lines.values() for line in part if "left_out" in line] == []
@@ -85,7 +85,7 @@ def test_the_rehearsal_learns_something_in_every_part(tmp_path: Path) -> None:
     assert "equal tokens" in text
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_torch_triton_and_numpy_suffice_for_all_but_the_engine(tmp_path: Path) -> None:
     lines = rehearsed(tmp_path, (*ABSENT, *OF_THE_ENGINE), "--parts", "timings", "engine", "tools", "long_checks")
     [missing] = [line["missing"] for line in lines["engine"] if "missing" in line]

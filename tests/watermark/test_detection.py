@@ -61,7 +61,7 @@ def p_values(kind, texts, length, size):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("texts", "size"), [(200, 30), *(pytest.param(5_000, size, marks=pytest.mark.slow) for size in (6, 1000))]
+    ("texts", "size"), [(200, 30), *(pytest.param(5_000, size, marks=pytest.mark.exhaustive) for size in (6, 1000))]
 )
 def test_false_alarms_have_their_probability(kind, texts, size):
     """The share of p-values up to a level is the level: within 4 standard deviations, or lower if they are discrete."""
