@@ -133,7 +133,7 @@ def test_row_counts_grow_so_that_their_time_can_be_predicted(monkeypatch: pytest
 def test_the_engines_generate_the_requested_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("psutil", reason="Transformers uses it to measure memory")
     engine = module("engine", monkeypatch)
-    embedded = engine.load(engine.EMBEDDED, runtime="torch")
+    embedded = engine.load(engine.EMBEDDED, dtype="float32", runtime="torch")
     requests = [one._replace(tokens=one.tokens % 9 + 1) for one in engine.workload(3, 4000)]
     runner = engine.runner_of(embedded, engine.MEMORY)
     tokenizer = engine.Tokenizer(engine.EMBEDDED, padded_size=4096)

@@ -24,7 +24,7 @@ def _no_delay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_terminal_shows_a_bar_that_is_erased(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr", stderr := Terminal())
-    assert load(EMBEDDED, runtime="torch").runtime == "torch cpu float32"
+    assert load(EMBEDDED, dtype="float32", runtime="torch").runtime == "torch cpu float32"
     text = stderr.getvalue()
     assert text.startswith("\rloading embedded:   0%")
     assert text.endswith(" \r")

@@ -167,7 +167,7 @@ def quantized(tmp_path: Path) -> Callable[..., Path]:
 
 def test_auto_chooses_torch_for_float8_weights(quantized: Callable[..., Path]) -> None:
     folder = quantized("float8_e4m3fn")
-    assert load(folder).runtime == "torch cpu float32"
+    assert load(folder).runtime.startswith("torch cpu ")  # bfloat16 where the CPU has instructions for it
     with pytest.raises(ModelError, match="its weights have the type F8_E4M3, not BF16, F16, F32"):
         load(folder, runtime="numpy")
 

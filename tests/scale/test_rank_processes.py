@@ -131,7 +131,7 @@ def test_a_process_that_cannot_start_is_an_error(folder: Path) -> None:
 def test_a_server(llm: nc.LLM) -> None:
     """A tensor-parallel server answers, and reports a lost process."""
     body = {"prompt": "Once upon a time", "max_tokens": 20, "seed": 1}
-    with Server("--tensor-parallel", "2", "--device", "cpu") as server:
+    with Server("--tensor-parallel", "2", "--device", "cpu", "--dtype", "float32") as server:
         answer = server.request("POST", "/v1/completions", body)
         assert answer.json["choices"][0]["text"] == llm.generate(body["prompt"], max_tokens=20, seed=1)[0].text
         [pid] = children(server.process.pid)
