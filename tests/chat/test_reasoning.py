@@ -179,9 +179,7 @@ def test_the_format_follows_from_the_template(llm: nc.LLM) -> None:
         ("<|channel|>analysis<|message|>", HARMONY),
         ("{{ messages }}", None),
     ):
-        tokenizer = type(
-            "T", (), {"chat_template": template, "special_ids": frozenset(), "pieces": llm.tokenizer.pieces}
-        )
+        tokenizer = type("T", (), {"chat_template": template, "special_texts": {}, "pieces": llm.tokenizer.pieces})
         assert ChatFormat.find(tokenizer).reasoning == expected  # type: ignore[arg-type]
         assert ChatFormat.find(tokenizer, reasoning_parser="none").reasoning is None  # type: ignore[arg-type]
         assert ChatFormat.find(tokenizer, reasoning_parser="qwen3").reasoning == THINK  # type: ignore[arg-type]
