@@ -6,8 +6,8 @@ Every request runs alone first, in an engine without prefix cache. Then all of t
 several sizes: prompts that share prefixes or are long, n > 1, aborts, a small KV cache with preemption, chunked
 prompts, drafts. The tokens and the bits of their logprobs must be the same. --no-batch-invariant shows what differs.
 
---table prints a row of the table in docs/how-to/reproducible_output.md instead: how many of 16 seeded texts of 64
-tokens, and of 8 greedy ones, are the same alone and among eight, without batch invariance and with it.
+--table prints a row of a table instead: how many of 16 seeded texts of 64 tokens, and of 8 greedy ones, are the same
+alone and among eight, without batch invariance and with it.
 """
 
 from __future__ import annotations

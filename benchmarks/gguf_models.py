@@ -5,7 +5,8 @@ seconds until they are ready and until the first token, and their largest memory
 
 Without --model, a random Llama of 60 million parameters is written as Q8_0: large enough that the forward pass counts
 as in larger models. All contenders run in turn in one process, --rounds times, on the same number of threads, with
-outputs of the same length; the table has medians. Needs ``make setup-gguf``.
+outputs of the same length; the table has medians. The batch-invariant contender switches llama.cpp's tiled products off
+for the whole process, so for the others, too. Needs ``make setup-gguf``.
 """
 
 from __future__ import annotations
