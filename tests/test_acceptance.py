@@ -79,7 +79,7 @@ def disabling_values(name: str) -> list[object]:
     return [field.default, *field.off, *(value for value in neutral if value != field.default)]
 
 
-@pytest.mark.fast_cases(8)
+@pytest.mark.fast_cases(5)
 @pytest.mark.parametrize("name", [name for name in FIELDS if name != "seed"])
 def test_a_disabled_field_changes_no_token_and_no_bit(model: Cached, name: str) -> None:
     plain = TYPICAL_PARAMS.replace(**{name: FIELDS[name].default})
@@ -119,6 +119,7 @@ def coherent(mean: float, worst: float, known: float) -> bool:
     return mean > -1.2 and worst > -1.6 and known >= 0.95
 
 
+@pytest.mark.slow
 def test_text_is_coherent_at_the_usual_setting_and_not_at_a_high_temperature(llm: nc.LLM) -> None:
     """The model's own text has about -0.7 nats per token, any other order of the same tokens about -9."""
     assert coherent(*measures(llm, nc.SamplingParams(temperature=0.7, top_p=0.9, top_k=50)))

@@ -54,6 +54,7 @@ def test_the_page_has_a_stage_and_its_test() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_its_own_test_and_every_property_pass(copy: Path) -> None:
     report = run(copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests", "-k", "above_average or average")
     assert int(re.search(r"(\d+) passed", report)[1]) >= 12  # type: ignore[index]  # its own test and the property tests

@@ -46,7 +46,7 @@ def test_an_example_of_the_docs_runs(code: str, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     "command",
     [c for c in CLI_COMMANDS if c.startswith(("nucleate generate", "printf"))] + COMPARE_COMMANDS + STRUCTURED_COMMANDS,

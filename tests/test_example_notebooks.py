@@ -116,7 +116,7 @@ def test_links_lead_to_files_and_headings(path: Path) -> None:
         assert link in anchors if link.startswith("#") else (FOLDER / link).exists(), link
 
 
-@pytest.mark.slow
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = [name for name in NEEDED if find_spec(name) is None]

@@ -203,6 +203,7 @@ def test_a_wrong_token_is_a_result_with_the_row_and_the_gap(monkeypatch: pytest.
     json.dumps(line, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path) -> None:
     import torch
 

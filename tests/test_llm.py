@@ -335,7 +335,7 @@ def test_dry_breaks_loops_and_breakers_may_be_text(llm: nc.LLM) -> None:
     ],
     ids=str,
 )
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_a_seed_reproduces_stages_with_a_state_or_random_decisions(llm: nc.LLM, changes: dict[str, object]) -> None:
     params = nc.SamplingParams(max_tokens=25, ignore_eos=True, **changes)
     first = llm.generate("Once upon a time", params)[0].outputs[0]  # without a seed

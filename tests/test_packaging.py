@@ -38,6 +38,7 @@ def check_schema(schema: str, *files: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_workflows_and_issue_forms_are_valid() -> None:
     check_schema("vendor.github-workflows", *WORKFLOWS)
     check_schema("custom.github-workflows-require-timeout", *WORKFLOWS)

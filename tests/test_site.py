@@ -92,7 +92,7 @@ def test_the_sentences_about_parameters_become_a_list() -> None:
     assert fields == ["Fields:", "", r"- **a**: one \* two.", "- **b**: c: d.", ""]
 
 
-@pytest.mark.fast_cases(6)
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("name", [*FIRST, *(name for name in STAGES if name not in FIRST)])
 def test_the_page_of_a_stage(name: str) -> None:
     page, kind = stage_pages.stage_page(STAGES[name]), STAGES[name]

@@ -93,7 +93,7 @@ def test_the_tracker_counts_the_tokens_of_the_section(
     assert tracker.forced_token is None
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("limit", [0, 7, 40])
 @pytest.mark.parametrize("values", [{}, {"temperature": 1.5, "top_k": 50}, {"temperature": 0}])
 def test_the_limit_is_exact(opened: nc.LLM, limit: int, values: dict[str, Any]) -> None:

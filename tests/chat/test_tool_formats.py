@@ -236,7 +236,7 @@ def test_arguments_are_streamed_as_they_come() -> None:
     assert [event.arguments for event in parser.push('": "xyz')] == ['": "xyz']  # type: ignore[union-attr]
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_the_time_is_linear(name: str) -> None:
     units = ["<tool_call>", '{"name":', "[TOOL_CALLS]", "[", '{"', "<|channel|>", DS_CALL, " ", "1"]

@@ -121,7 +121,7 @@ def test_a_terminal_without_the_characters_shows_escapes() -> None:
         ("chat <&-", 2, "^$", "^nucleate: nothing to read: stdin is closed\n$"),
     ],
 )
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_closed_streams(redirection: str, status: int, out: str, err: str) -> None:
     script = f"{sys.executable} -m nucleate {redirection}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=120)
@@ -308,6 +308,7 @@ def test_chat_executes_commands_and_replies_to_lines() -> None:
     assert done.returncode == 0  # a usage error is not a failure of the program
 
 
+@pytest.mark.slow
 def test_chat_keeps_the_history_and_drops_the_oldest_when_the_context_is_full() -> None:
     lines = "\n".join(["Tell me a story about a dog. " * 12] * 12)
     done = nucleate("chat", "--max-tokens", "60", "--ignore-eos", text=lines)

@@ -135,7 +135,7 @@ def test_the_length_of_a_bar_is_proportional_to_the_probability() -> None:
 RICH = (*OWN, "--min-p", "0.01", "--repetition-penalty", "1.2", "--frequency-penalty", "0.5", "--dry-multiplier", "0.8")
 
 
-@pytest.mark.fast_cases(7)
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 100, 120, 160])
 @pytest.mark.parametrize("rest", [(), ("--steps", "2"), ("--steps", "7")], ids=" ".join)
 def test_lines_fit_the_terminal_and_break_between_words(

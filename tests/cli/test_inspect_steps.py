@@ -47,7 +47,7 @@ def printed(run: Any, *arguments: str, status: int = 0) -> str:
     return str(run("inspect", *arguments, status=status).out)
 
 
-@pytest.mark.fast_cases(7)
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("name", CASES)
 def test_the_tokens_are_those_of_generate(name: str, both: nc.LLM) -> None:
     values, steps = CASES[name], 9

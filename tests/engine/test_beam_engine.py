@@ -39,7 +39,7 @@ class RecordingToy(PagedToy):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("blocks", [12, 500])
-@pytest.mark.fast_cases(8)
+@pytest.mark.fast_cases(5)
 def test_beams_equal_the_reference(llm: nc.LLM, kind: str, options: dict, blocks: int) -> None:
     rng = random.Random(f"{kind}{options}{blocks}")
     requests = [random_search(rng) for _ in range(8)]

@@ -89,7 +89,7 @@ def run(
     run_stress(llm, kind, seed, steps, expect=lambda *given: expect(*given, grammars), **options)
 
 
-@pytest.mark.fast_cases(5)
+@pytest.mark.fast_cases(3)
 @EACH
 @pytest.mark.parametrize("seed", range(3))
 def test_short_stress(
@@ -107,7 +107,7 @@ def test_long_stress(
 
 
 @pytest.mark.parametrize("kind", ["paged", "contexts"])
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_memory_is_flat_over_2000_requests(llm: nc.LLM, kind: str) -> None:
     engine = Engine(runner(kind, toy(), 100), llm.tokenizer, max_num_seqs=16, backend="reference")
     rng = random.Random(1)

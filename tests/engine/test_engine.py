@@ -40,7 +40,7 @@ def reasons(events: list[EngineOutput]) -> list[tuple[object, object]]:
     return [(e.chunk.finish_reason, e.chunk.stop_reason) for e in events if e.chunk.finish_reason]
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "options", [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 7}, {"enable_prefix_caching": False}]
@@ -79,7 +79,7 @@ def test_n_outputs_compute_the_prompt_once(llm: nc.LLM) -> None:
     assert [event.finished for event in events].count(True) == 1
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("length", [197, 198, 200, 201])  # 201: the others compute one token each, in the same step
 def test_a_step_does_not_read_the_prompt_again_for_every_output(
     llm: nc.LLM, monkeypatch: pytest.MonkeyPatch, length: int
@@ -198,7 +198,7 @@ def test_abort_flushes_buffered_text(llm: nc.LLM) -> None:
 
 @pytest.mark.parametrize("budget", [1, 3, 64])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 def test_prompt_logprobs_with_chunked_prefill(
     llm: nc.LLM, kind: str, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,7 +198,7 @@ def test_beam_searches_do_not_fill_masks_that_are_being_computed(monkeypatch: py
     assert chunks_by_index(events, 1) == expected(request)
 
 
-@pytest.mark.fast_cases(5)
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("stage", EVERY_STAGE, ids=str)
 @pytest.mark.parametrize("structured_outputs", CONSTRAINTS[:4] + CONSTRAINTS[7:8], ids=str)
 def test_jump_forward_changes_no_output(structured_outputs: dict[str, Any], stage: dict[str, Any]) -> None:

@@ -99,7 +99,7 @@ def contrastive_tokens(expert: Any, amateur: Any, prompt: list[int], stage: Cont
     return ids[len(prompt) :]
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("size", SIZES)
 def test_contrastive_decoding_equals_its_definition(llm: nc.LLM, size: int) -> None:
     rng, expert, amateur = np.random.default_rng(size), model_of(size), model_of(size, 1, 16)

@@ -35,7 +35,7 @@ def add_jobs(schedule: Scheduler, *jobs: SchedulerEntry) -> tuple[SchedulerEntry
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
-@pytest.mark.fast_cases(4)
+@pytest.mark.fast_cases(2)
 def test_thousands_of_operations(configuration: tuple[int, int, int, int, bool, bool]) -> None:
     world = SimulatedEngine(*configuration)
     drive = RandomDriver(world, sum(configuration))
@@ -52,7 +52,7 @@ def test_thousands_of_operations(configuration: tuple[int, int, int, int, bool, 
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
-@pytest.mark.fast_cases(36)
+@pytest.mark.fast_cases(22)
 def test_every_job_ends(configuration: tuple[int, int, int, int, bool, bool], seed: int) -> None:
     world = SimulatedEngine(*configuration)
     drive = RandomDriver(world, seed)

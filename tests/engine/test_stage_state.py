@@ -77,6 +77,7 @@ def alone(llm: nc.LLM, prompt: str, params: nc.SamplingParams) -> list[int]:
     return [token for chunk in chunks for token in chunk.token_ids]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plugin")
 def test_the_state_matters_and_the_mean_surprise_approaches_the_target(llm: nc.LLM) -> None:
     params = [params_of(FIELDS["stateful"], seed, max_tokens=90) for seed in range(4)]
@@ -93,7 +94,7 @@ def test_the_state_matters_and_the_mean_surprise_approaches_the_target(llm: nc.L
 
 @with_each
 @pytest.mark.usefixtures("plugin")
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(0)
 def test_llm_batches_outputs_and_streams(llm: nc.LLM, fields: dict[str, Any]) -> None:
     params = [params_of(fields, seed) for seed in range(4)]
     expected = [alone(llm, REPEATS, one) for one in params]

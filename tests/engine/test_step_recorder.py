@@ -56,7 +56,7 @@ def text(chunks: Sequence[nc.CompletionChunk]) -> str:
     return "".join(chunk.text for chunk in chunks)
 
 
-@pytest.mark.fast_cases(5)
+@pytest.mark.fast_cases(3)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("options", [{}, {"speculative_config": "ngram"}], ids=["plain", "ngram"])
 def test_an_output_that_begins_with_its_own_tokens_is_the_same(llm: nc.LLM, name: str, options: dict[str, Any]) -> None:

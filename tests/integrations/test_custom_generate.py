@@ -65,7 +65,7 @@ def run(model: Any, llm: nc.LLM, params: Any, prompts: list[str] = PROMPTS, **se
     return call
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_padded_batch_with_parameters_per_row_gives_the_tokens_of_llm(name: str) -> None:
     model = random_model(name).eval()

@@ -194,6 +194,7 @@ def test_a_file_with_unknown_functions_is_ignored(library: KernelLibrary, cache:
     assert native_library._functions(native_library.packed(code, {}, ["no_such_function_anywhere"])) is None
 
 
+@pytest.mark.slow
 def test_kernels_are_compiled_in_memory_if_the_cache_is_not_writable(
     library: KernelLibrary, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

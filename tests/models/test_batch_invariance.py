@@ -79,7 +79,7 @@ def test_numpy(seed: int, model: Any) -> None:
     check_chaos(lambda: runner_of(model, 32 << 20, batch_invariant=True), seed)
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_transformers(kind: str, dtype: str, tmp_path: Path) -> None:

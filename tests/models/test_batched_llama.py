@@ -68,7 +68,7 @@ def test_the_kv_cache_fits_the_given_memory(model: Llama) -> None:
         BatchedLlama(model, BLOCK_BYTES - 1)
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("shape", ["untied", "one kv head", "no sharing", "own head size", "epsilon"])
 def test_all_shapes_of_the_architecture(shape: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="makes the weights")
@@ -95,7 +95,7 @@ class NotCompiled:
 
 
 @pytest.mark.parametrize("length", [1, 8, 16, 40])
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_numpy_is_used_until_the_kernels_are_compiled(length: int, model: Llama, monkeypatch: Any) -> None:
     library = NotCompiled()
     monkeypatch.setattr(batched_llama, "MODELS", library)

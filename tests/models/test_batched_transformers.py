@@ -222,7 +222,7 @@ def assert_equals_generate(driver: Driver, model: Any) -> None:
                 break
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", PACKED)
 def test_batched_outputs_equal_generate(name: str) -> None:
     model = model_of(*PACKED[name])
@@ -234,7 +234,7 @@ def test_batched_outputs_equal_generate(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_unsupported_models_run_unbatched_with_a_reason(name: str) -> None:
     config, settings, why = ONE_BY_ONE[name]
     model = model_of(config, settings)
@@ -254,6 +254,7 @@ def test_outputs_without_the_kernel_are_equal(name: str, monkeypatch: pytest.Mon
     assert_equals_generate(driven(runner, 2, (2, 5, 30, 47), 10), model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt-oss", "gpt2"])
 def test_half_precision_is_within_rounding(name: str, dtype: str) -> None:

@@ -87,7 +87,7 @@ def test_tokens_equal_generate(
     assert blocks is None or engine.stats.num_preemptions > 1
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("cuts", [(), (10,), (31,), (32,), (33,), (20, 40), (1, 31, 32, 33, 34)])
 def test_logits_do_not_depend_on_chunks(
     model: TransformersModel,

@@ -38,7 +38,7 @@ def generated(model: Any, llm: nc.LLM, count: int = 12) -> list[list[int]]:
     return found
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_model_in_memory_generates_the_text_of_its_folder(name: str, tmp_path: Path) -> None:
     model = made(name)
@@ -210,6 +210,7 @@ def test_the_generation_config_of_the_object_is_the_default() -> None:
         nc.LLM(model, EMBEDDED)
 
 
+@pytest.mark.slow
 def test_a_draft_model_in_memory_gives_the_same_tokens() -> None:
     model, rates = made(), []
     expected = tokens(nc.LLM(model, EMBEDDED).generate(PROMPTS, SAMPLED))

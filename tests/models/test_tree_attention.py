@@ -275,7 +275,7 @@ MODELS = ("llama", "mistral", "gemma2", "gpt-oss", "gpt2")
     ("name", "compiled"),
     [*((name, True) for name in MODELS), *((name, False) for name in MODELS[:-1])],
 )
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 def test_models_of_transformers(name: str, compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", reason="needs the extra 'torch'")
     from test_batched_transformers import PACKED, batched_model, model_of

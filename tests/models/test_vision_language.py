@@ -66,7 +66,7 @@ def randomized(model: Any) -> Any:
     return model.eval()
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", FOLDERS)
 def test_texts_equal_generate(name: str, tmp_path: Path) -> None:
     stock = save(name, tmp_path)

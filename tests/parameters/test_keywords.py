@@ -133,6 +133,7 @@ def test_a_misspelled_keyword_suggests_the_right_name(name: str) -> None:
         check(function, right)
 
 
+@pytest.mark.slow
 def test_functions_that_pass_keywords_on_suggest_the_names_of_both(llm: nc.LLM) -> None:
     pytest.importorskip("anywidget")
     calls = open_calls(llm)

@@ -79,6 +79,7 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_line(file: Path) -> None:
     flags = ("generate", "Once", "--above-average", "500", "--seed", "1", "--max-tokens", "8", "--json")
     done = run(*flags, "--plugin", str(file))
@@ -94,6 +95,7 @@ def test_the_command_line(file: Path) -> None:
     assert "the plug-in no_such_module cannot be loaded" in refused.stderr
 
 
+@pytest.mark.slow
 def test_the_server(file: Path) -> None:
     with Server("--plugin", str(file)) as server:
         body = {"prompt": "Once", "max_tokens": 6, "seed": 1}

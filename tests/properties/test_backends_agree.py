@@ -35,7 +35,7 @@ def as_dicts(counts):
 
 @pytest.mark.parametrize("kind", SHIFTS, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("split", [(0, 0), (30, 0), (0, 30), (17, 23)], ids=str)
-@pytest.mark.fast_cases(14)
+@pytest.mark.fast_cases(8)
 def test_incremental_history_equals_history(kind, split):
     """For the same prompt and output, however much of it existed at the start."""
     for number, stage in enumerate(examples.examples(kind)):

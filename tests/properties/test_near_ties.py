@@ -16,7 +16,7 @@ from nucleate.sampling.stages import Gumbel
 
 
 @pytest.mark.parametrize("kind", near_ties.KINDS)
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_the_generator_makes_near_ties(kind: str) -> None:
     first = near_ties.KINDS.index(kind)
     sides = []
@@ -121,7 +121,7 @@ COUNTS = {1: tiers.count(70, 210), 2: tiers.count(35, 70), 16: tiers.count(21, 3
 
 
 @pytest.mark.parametrize("rows", COUNTS)
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_near_ties_are_decided_like_the_reference(rows: int) -> None:
     check(range(1000, 1000 + COUNTS[rows]), rows)
 

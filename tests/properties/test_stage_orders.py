@@ -172,7 +172,7 @@ GREEDY = [{"temperature": 0}, {"top_k": 1}, {"draw": "greedy"}]
 @on_every_engine
 @in_every_preset
 @pytest.mark.parametrize("greedy", GREEDY, ids=lambda one: next(iter(one)))
-@pytest.mark.fast_cases(14)
+@pytest.mark.fast_cases(8)
 def test_a_greedy_request_selects_the_highest_shifted_score(engine, order, greedy):
     """Includes typical and XTC; adaptive-p is excluded: it is no truncation and reorders the tokens."""
     rng, seen = random.Random(order), set()

@@ -74,7 +74,7 @@ def pipeline_of(stage):
     return (stage,) if isinstance(stage, Draw) else (stage, Gumbel(99))
 
 
-@pytest.mark.fast_cases(14)
+@pytest.mark.fast_cases(8)
 @on_every_engine
 @pytest.mark.parametrize("kind", SWITCHED, ids=lambda kind: kind.name)
 def test_neutral_equals_absent_bit_for_bit(engine, kind):
@@ -100,7 +100,7 @@ def test_a_switch_is_off_by_default(kind):
 
 @on_every_engine
 @of_truncation
-@pytest.mark.fast_cases(11)
+@pytest.mark.fast_cases(7)
 def test_a_truncation_keeps_a_nonempty_subset_in_order(engine, kind):
     """A prefix, except for stages that remove top tokens or have their own order."""
     for stage in examples.examples(kind):
@@ -144,7 +144,7 @@ def test_a_tighter_parameter_keeps_a_subset(engine, kind):
     assert moved or not any(p.kind in ("float", "int") for p in kind.parameters.values())
 
 
-@pytest.mark.fast_cases(14)
+@pytest.mark.fast_cases(8)
 @on_every_engine
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in DEPENDS_ON_ZERO], ids=lambda kind: kind.name)
 def test_adding_a_constant_to_all_logits_changes_nothing(engine, kind):
@@ -157,7 +157,7 @@ def test_adding_a_constant_to_all_logits_changes_nothing(engine, kind):
             )
 
 
-@pytest.mark.fast_cases(14)
+@pytest.mark.fast_cases(8)
 @on_every_engine
 @of_kind
 def test_masked_tokens_never_return(engine, kind):
@@ -218,7 +218,7 @@ def test_a_tap_changes_no_token_and_reports_logprobs_unless_neutral(engine, kind
                     assert math.exp(chosen.logprob) == pytest.approx(p[one.token])
 
 
-@pytest.mark.fast_cases(9)
+@pytest.mark.fast_cases(5)
 @on_every_engine
 @of_kind
 def test_a_row_does_not_depend_on_its_position_or_other_rows(engine, kind):
@@ -328,7 +328,7 @@ def test_simplify_does_not_change_tokens_logprobs_and_probabilities(engine, stag
                 assert got[0].stages == tuple(s for s in expected[0].stages if not s.neutral)
 
 
-@pytest.mark.fast_cases(8)
+@pytest.mark.fast_cases(5)
 @on_every_engine
 @of_kind
 def test_stages_that_can_change_the_first_token_stay_before_greedy(engine, kind):

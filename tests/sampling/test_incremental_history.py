@@ -37,7 +37,7 @@ def as_dict(counts):
 
 @pytest.mark.parametrize("window", WINDOWS)
 @given(prompt=TEXTS, output=TEXTS, more=TEXTS)
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 def test_token_counts_are_correct_after_every_token(window, prompt, output, more):
     tally, history = TokenCounter(History(prompt, output), window), list(output)
     for token in [None, *more]:
@@ -159,7 +159,7 @@ def test_bad_words_equal_the_full_listing(prompt, more, words):
     ids=repr,
 )
 @given(prompt=TEXTS, output=TEXTS, tails=st.lists(TEXTS, min_size=1, max_size=4), more=TEXTS)
-@pytest.mark.fast_cases(10)
+@pytest.mark.fast_cases(6)
 def test_forks_continue_on_their_own(stage, prompt, output, tails, more):
     """Each fork, and a fork of a fork, equals the history of its own tokens, whatever the others append meanwhile."""
     origin = IncrementalHistory((stage, Gumbel(0)), prompt, output)

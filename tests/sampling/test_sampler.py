@@ -216,7 +216,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-@pytest.mark.fast_cases(6)
+@pytest.mark.fast_cases(4)
 def test_wrong_arguments_change_nothing(wrong):
     assert len(ALL) == 11
     (sampler, _), (reference, _) = full(), full()

@@ -193,7 +193,7 @@ def test_the_reasons_of_random_pipelines_are_true() -> None:
     assert seen > 2000
 
 
-@pytest.mark.fast_cases(6)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("stage", [*OWN, *DRAWS], ids=repr)
 def test_the_reasons_of_custom_stages_are_true(stage: nc.Stage) -> None:
     for seed in range(4):

@@ -152,6 +152,7 @@ def test_a_replica_answers_as_the_library(llm: nc.LLM) -> None:
     serve(use)
 
 
+@pytest.mark.slow
 def test_events_travel_together_but_the_first_ones_at_once() -> None:
     async def use(replica: AsgiReplica) -> None:
         start, count, sizes = time.perf_counter(), 0, []

@@ -73,7 +73,7 @@ def test_a_killed_process_is_an_error_and_a_new_model_works(folder: Path) -> Non
     again.close()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not Path("/proc/self/stat").is_file(), reason="needs /proc")
 def test_the_other_processes_end_with_a_killed_one(folder: Path) -> None:
     with subprocess.Popen(
@@ -88,7 +88,7 @@ def test_the_other_processes_end_with_a_killed_one(folder: Path) -> None:
         wait_until(lambda: all(map(gone, pids)), LIMIT)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_program_that_does_not_close_ends(folder: Path) -> None:
     done = run("-c", PROGRAM, str(folder), "")
     assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr
@@ -106,7 +106,7 @@ def test_torchrun(folder: Path, tmp_path: Path) -> None:
     assert done.stdout == f"{one.generate([PROMPT], temperature=0, max_tokens=8)[0].outputs[0].token_ids}\n"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_ranks_with_different_models_are_an_error(tmp_path: Path) -> None:
     folders = [random_models.save(tmp_path / str(rank), "llama", rms_norm_eps=1e-5 * (1 + rank)) for rank in range(2)]
     found = shard_ranks.run_processes(2, shard_ranks.load_models, [str(folder) for folder in folders])

@@ -76,6 +76,7 @@ def expected(folder: Path) -> list[tuple[Any, Any]]:
     return [output(record) for record in records(folder, "alone.jsonl")]
 
 
+@pytest.mark.exhaustive
 def test_every_line_has_one_result_though_actors_and_the_command_are_killed(folder: Path) -> None:
     with started(folder, "--ray", "local", "--ray-actors", "2") as process:
         killed: set[int] = set()
@@ -100,6 +101,7 @@ def test_every_line_has_one_result_though_actors_and_the_command_are_killed(fold
     assert [output(record) for record in found] == expected(folder)
 
 
+@pytest.mark.exhaustive
 def test_an_error_of_the_model_ends_the_command(folder: Path) -> None:
     with started(folder, "--ray", "local", "--model", str(folder / "missing")) as process:
         _, err = process.communicate(timeout=200)

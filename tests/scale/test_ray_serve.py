@@ -100,6 +100,7 @@ def test_a_killed_replica_costs_its_streams_only(running: Application) -> None:
     assert first not in prompts_of_both(running)  # it was replaced
 
 
+@pytest.mark.exhaustive
 def test_a_replica_that_is_removed_finishes_its_streams(running: Application) -> None:
     with ExitStack() as stack:
         streams = {

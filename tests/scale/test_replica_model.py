@@ -23,7 +23,7 @@ def requests(rate: float, count: int, outputs: np.ndarray, seed: int) -> list[Re
     return [Request(at, 0, 0, 0, out) for at, out in zip(arrivals.tolist(), outputs.tolist(), strict=True)]
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize(("load", "replicas"), [(0.5, 1), (0.8, 1), (0.7, 3)])
 def test_one_sequence_per_replica_is_m_d_1(load: float, replicas: int) -> None:
     """Fixed service time s: the mean wait is load * s / (2 * (1 - load))."""
@@ -35,7 +35,7 @@ def test_one_sequence_per_replica_is_m_d_1(load: float, replicas: int) -> None:
     assert wait == pytest.approx(load * service / (2 * (1 - load)), rel=0.06)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("load", [0.6, 0.8])
 def test_several_sequences_of_random_lengths_are_m_m_c(load: float) -> None:
     """Geometric lengths are nearly exponential: the mean wait is Erlang's."""

@@ -22,7 +22,7 @@ from nucleate.scale.shards import ShardedSampler, ShardError
 from nucleate.sharding import local_shard, rank_exchange
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("any_pipeline", [False, True], ids=["common", "any"])
 def test_all_ranks_get_the_results_of_one_sampler(
@@ -52,6 +52,7 @@ class NotReady:
     ready = False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "torch"])
 def test_near_ties_are_decided_as_by_the_reference(kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not kernels:

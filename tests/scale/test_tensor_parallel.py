@@ -44,6 +44,7 @@ def check_mixed_requests(sharded: nc.LLM, one: nc.LLM) -> None:
     random_models.assert_same(sharded.generate(prompts, params), one.generate(prompts, params))
 
 
+@pytest.mark.slow
 def test_mixed_requests_get_the_tokens_of_one_process(pair: Pair) -> None:
     check_mixed_requests(*pair)
     assert "2 ranks" in pair[0].model.runtime

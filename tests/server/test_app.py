@@ -266,6 +266,7 @@ async def test_guidance_counts_as_two_sequences_and_its_errors_name_the_field(ap
             check_error(await ask(app, path, {**body, **values}), 400, param=field)
 
 
+@pytest.mark.slow
 @toy_app(of=slowly, limits=ServerLimits(max_queued_seqs=3), engine={"max_num_seqs": 2})
 async def test_running_and_queued_requests_are_limited(app: Any) -> None:
     calls = [begin(app, "/v1/completions", TEXT) for _ in range(9)]

@@ -82,6 +82,7 @@ def assert_rejected(server: Server, bad: Bad) -> None:
         raise AssertionError(f"{bad.name}: {bad.data[:200]!r}\n{response.status} {response.data[:500]!r}") from error
 
 
+@pytest.mark.slow
 def test_a_thousand_malformed_requests_affect_no_other_request(server: Server) -> None:
     length = tiers.count(150, 600)
     neighbours = [{**STORY, "seed": seed, "max_tokens": length} for seed in range(5)]
@@ -193,6 +194,7 @@ def test_a_connection_above_the_maximum_gets_status_503() -> None:
         wait_until(lambda: server.request("GET", "/v1/models").status == 200)
 
 
+@pytest.mark.slow
 def test_request_bodies_without_an_end(server: Server) -> None:
     """Slow, endless and too large bodies: an error without a field, then the connection is closed."""
     typed = {"content-type": "application/json"}
@@ -260,7 +262,7 @@ def test_disconnected_clients_leave_no_requests(server: Server) -> None:
     assert server.request("POST", PATH, {**STORY, "max_tokens": 3}).status == 200
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_slow_client_causes_back_pressure(server: Server) -> None:
     # 6 MB: socket buffers hold 4
     body = {**STORY, "seed": 3, "n": 8, "max_tokens": 900, "logprobs": 20, "stream": True}
@@ -296,6 +298,7 @@ def test_backtracking_patterns_do_not_delay_other_requests(server: Server) -> No
     check_stream(stream.wait(), alone)
 
 
+@pytest.mark.slow
 def test_a_burst_of_connections_delays_neither_health_checks_nor_streams(server: Server) -> None:
     story = {**STORY, "seed": 1, "max_tokens": 400}
     alone = server.request("POST", PATH, story).json["choices"][0]["text"]
@@ -324,7 +327,7 @@ def test_a_burst_of_connections_delays_neither_health_checks_nor_streams(server:
     check_stream(stream.wait(), alone)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_latency_benchmark_runs(tmp_path: Path) -> None:
     program, report = ROOT / "benchmarks" / "server.py", tmp_path / "server.json"
     command = [sys.executable, str(program), "--quick", "--json", str(report)]

@@ -195,6 +195,7 @@ def test_replaced_keys() -> None:
     assert (keys.accepts(b"a"), keys.accepts(b"b"), bool(keys), bool(APIKeys())) == (False, True, True, False)
 
 
+@pytest.mark.slow
 def test_a_large_response_arrives_in_pieces(server: Server) -> None:
     prompts = [[5 + index] * 300 for index in range(16)]
     response = server.request("POST", PATH, {"prompt": prompts, "max_tokens": 1, "prompt_logprobs": 5, "seed": 1})

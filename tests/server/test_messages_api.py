@@ -261,7 +261,7 @@ BODIES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", BODIES)
 @bundled_app()
 async def test_streams_and_whole_messages_are_the_same(app: Any, name: str) -> None:

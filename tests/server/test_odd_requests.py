@@ -237,6 +237,7 @@ def test_there_are_enough_cases() -> None:
         assert sum(name.startswith(f"{field} ") for name, *_ in HOSTILE) >= 40
 
 
+@pytest.mark.slow
 def test_every_hostile_grammar_is_a_clear_error_in_time(server: Server) -> None:
     alone = server.request("POST", PATH, OTHER).json["choices"][0]["text"]
     before, failures, streams = memory(server), list[str](), list[Stream]()

@@ -132,6 +132,7 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(os.fspath(self._path))
 
 
+@pytest.mark.slow
 def test_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "nucleate.sock"
     with Server("--uds", str(path), "--log-format", "json") as server:
@@ -301,7 +302,7 @@ def test_a_second_signal_ends_the_server_at_once(number: signal.Signals) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("seconds", [0.3, 1.0])
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_a_signal_during_startup(number: signal.Signals, seconds: float) -> None:
     environment = {**os.environ, **QUIET}
     with begun("-m", "nucleate", "serve", "--port", "0", env=environment, stderr=subprocess.PIPE) as process:

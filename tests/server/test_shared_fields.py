@@ -224,7 +224,7 @@ NUMBERS = (MAX, -MAX, 1e300, -1e300, 1e39, 5e-324, -5e-324, 1e-300, -0.0, 0, 1, 
 NUMERIC = [name for name, one in FIELDS.items() if one.kind in ("int", "float") and name not in ("n", "max_tokens")]
 
 
-@pytest.mark.fast_cases(14)
+@pytest.mark.fast_cases(8)
 @pytest.mark.parametrize("name", NUMERIC)
 @toy_app()
 async def test_numeric_parameters_at_their_extremes(app: Any, name: str) -> None:
@@ -307,6 +307,7 @@ async def test_an_empty_prompt_generates_from_bos(app: Any, llm: nc.LLM) -> None
     assert (none.status, none.json["error"]["param"]) == (400, "prompt")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 @bundled_app()
 async def test_a_prompt_that_fills_the_context_is_scored(app: Any, service: Any, llm: nc.LLM, stream: bool) -> None:

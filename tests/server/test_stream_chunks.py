@@ -182,7 +182,7 @@ IDS = st.lists(st.integers(0, 2**31), max_size=3).map(tuple)
 @pytest.mark.parametrize("include_usage", [False, True])
 @settings(max_examples=tiers.count(40, 300))
 @given(data=st.data())
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_fast_frames_equal_those_of_json(
     llm: nc.LLM, kind: type[ResponseStream], include_usage: bool, data: st.DataObject
 ) -> None:

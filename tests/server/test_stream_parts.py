@@ -188,7 +188,7 @@ def cuts(text: str) -> Iterator[Parts]:
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("api", STREAMS)
-@pytest.mark.fast_cases(20)
+@pytest.mark.fast_cases(12)
 def test_the_stream_does_not_depend_on_the_cuts(llm: nc.LLM, api: str, name: str) -> None:
     text = TEXTS[name][2]
     expected = whole(api, llm, chunks_of([text], name))
@@ -201,7 +201,7 @@ def test_the_stream_does_not_depend_on_the_cuts(llm: nc.LLM, api: str, name: str
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("api", STREAMS)
-@pytest.mark.fast_cases(6)
+@pytest.mark.fast_cases(4)
 def test_an_output_that_a_limit_cuts_anywhere(llm: nc.LLM, api: str, name: str) -> None:
     """The stream adds up to the whole response, which has the calls so far and no markup in its text."""
     text, (reasoning, content, calls, _) = (
@@ -236,7 +236,7 @@ STOPS = (
 @pytest.mark.parametrize("stop", STOPS)
 @pytest.mark.parametrize("name", [name for name in TEXTS if TEXTS[name][0] == "hermes"])
 @pytest.mark.parametrize("included", [False, True], ids=["without", "with"])
-@pytest.mark.fast_cases(60)
+@pytest.mark.fast_cases(36)
 def test_stop_strings_across_the_parts(name: str, stop: str, included: bool) -> None:
     """The text before the first stop string is parsed, wherever the bytes of the output are cut into tokens."""
     text = TEXTS[name][2]

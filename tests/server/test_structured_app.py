@@ -74,7 +74,7 @@ def parts_of(call: Any, index: int = 0) -> list[Any]:
 
 @PATHS
 @EACH
-@pytest.mark.fast_cases(5)
+@pytest.mark.fast_cases(3)
 @toy_app()
 async def test_structured_output_with_and_without_streaming(
     app: Any, path: str, fields: dict[str, Any], right: Any

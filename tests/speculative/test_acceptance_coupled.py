@@ -115,7 +115,7 @@ def oracles(truth, prompts, rng, share):
     return chain, tree
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
 def test_drafts_change_nothing(name, masked):

@@ -270,7 +270,7 @@ SMALL = {
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", SMALL)
-@pytest.mark.fast_cases(9)
+@pytest.mark.fast_cases(5)
 def test_the_exact_output_distribution_is_the_target(name, rule, monkeypatch):
     p_VVV = SMALL[name].texts()
     assert abs(p_VVV.sum() - 1) < 1e-12

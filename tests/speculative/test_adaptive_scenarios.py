@@ -127,7 +127,7 @@ def test_speedup_in_random_scenarios(first: int, monkeypatch: pytest.MonkeyPatch
             assert found > 0.6 * best, (seed, scenario)
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("sequences", [1, 6])
 @pytest.mark.parametrize("slope", [0.02, 0.2, 0.5])
 @pytest.mark.parametrize(("drafting", "having"), [(0.0, 0.0), (0.1, 0.0), (0.0, 0.3)])

@@ -379,7 +379,7 @@ def test_invalid_options(proposer, options):
 
 
 @pytest.mark.parametrize("ids", [[1] * 100_000, [1, 2] * 50_000, list(range(60_000))], ids=["a", "ab", "all"])
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_the_cost_of_a_token_does_not_grow(ids):
     proposer = SuffixProposer(8, index_chunk_size=1000)
     times = []

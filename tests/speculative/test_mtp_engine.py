@@ -52,7 +52,7 @@ def requests(count: int, seed: int) -> list[Request]:
     return made
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("family", ["glm4_moe", "mellum", "deepseek_v3, 3"])
 @pytest.mark.parametrize("blocks", [None, 14], ids=["", "few blocks"])
 def test_text_is_that_without_drafts(llm: nc.LLM, family: str, blocks: int | None) -> None:
@@ -120,7 +120,7 @@ def text_probabilities(model: Any) -> np.ndarray:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("family", "proposer", "rule"),
     [("glm4_moe", Mtp, "rejection"), ("deepseek_v3, 3", Mtp, "block"), ("mellum", Misreporting, "rejection")],

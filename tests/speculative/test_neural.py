@@ -91,7 +91,7 @@ def test_rejections_do_not_change_later_drafts(name: str, model: Llama, llm: nc.
 
 
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_a_draft_does_not_depend_on_others_in_the_batch(name: str, model: Llama, texts: list[list[int]]) -> None:
     proposer = load(name, model)
     cuts = [text[: 20 + 9 * row] for row, text in enumerate(texts)]

@@ -157,7 +157,7 @@ LATEST = len(IDS) - 2
 """The last of the tokens that the target has read."""
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("start", [0, 7, LATEST])
 @pytest.mark.parametrize(("name", "steps"), [("eagle", 5), ("dflash", 4)])
 def test_numpy_heads_have_the_training_loss(

@@ -322,13 +322,13 @@ def flattened(distributions: Any) -> Any:
     ],
     ids=["noise", "noise of a tree", "distributions"],
 )
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_texts_with_wrong_draft_distributions(llm: nc.LLM, proposer: SamplingProposer) -> None:
     with pytest.raises(AssertionError, match="chi-square"):
         assert_texts(small(), 800, "rejection", proposer, llm)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_grammars_may_forbid_sampled_draft_tokens(llm: nc.LLM) -> None:
     """A sampled token that the grammar rejects must be verified: without it, others would occur too often."""
     a, b, c = (llm.tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("xa", "xb", "xc"))

@@ -220,7 +220,7 @@ LENGTHS = {"draft": 2.4, "medusa": 1.6, "eagle": 2.6, "dflash": 2.1}
 
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 def test_acceptance_lengths_of_chains(name: str, warm: bool, llm: nc.LLM, texts: list[list[int]]) -> None:
     found = acceptance_length(llm, texts, name, 4, temperature=0.85 if warm else 0.0)
     assert found > (1.15 if warm else LENGTHS[name])

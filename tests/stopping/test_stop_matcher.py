@@ -148,7 +148,7 @@ def random_case(draw: random.Random) -> tuple[StopRules, Tokens, str]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 def test_equals_the_reference(seed: int) -> None:
     draw = random.Random(seed)
     reasons: dict[object, int] = {}

@@ -106,7 +106,7 @@ def walk(compiled: CompiledGrammar, seed: int) -> str:
 
 @pytest.mark.parametrize("whitespace", ["flexible", "none"])
 @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: json.dumps(schema)[:50])
-@pytest.mark.fast_cases(21)
+@pytest.mark.fast_cases(13)
 def test_text_with_a_schema_parses_and_validates(schema: dict[str, Any], whitespace: Any) -> None:
     compiled = grammar_of(json_schema=schema, whitespace=whitespace)
     assert compiled.ignored == ()

@@ -236,7 +236,7 @@ LARGE: dict[str, Callable[[int], str]] = {
 
 
 @pytest.mark.parametrize("name", LARGE)
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_large_grammars_compile_in_time(grammars: GrammarCompiler, name: str) -> None:
     begin = time.process_time()
     grammars.compile(StructuredOutputs(grammar=LARGE[name](count(40, 100))))

@@ -67,7 +67,7 @@ def accepts(matcher: GrammarMatcher, token: int) -> bool:
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.to_json()[:40])
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_a_mask_equals_trying_every_token(constraint: StructuredOutputs) -> None:
     """Where only one text can follow, the engine forces the first token of its usual tokenization instead."""
     matcher = bundled_compiler().compile(constraint).matcher()
@@ -530,6 +530,7 @@ def test_a_constraint_whose_states_are_used_up_is_recreated(monkeypatch: pytest.
     assert np.array_equal(mask_of(longest_lived), mask_of(fresh))
 
 
+@pytest.mark.slow
 def test_a_simple_pattern_is_not_too_complex_for_a_large_vocabulary() -> None:
     """A mask over many tokens needs many items, even for a simple constraint."""
     assert llguidance_library.parser_limits().step_max_items >= 50_000

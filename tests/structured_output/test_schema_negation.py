@@ -121,7 +121,7 @@ def arrays(values: list[Any], most: int) -> list[list[Any]]:
     ],
     ids=str,
 )
-@pytest.mark.fast_cases(12)
+@pytest.mark.fast_cases(7)
 def test_different_items_of_few_values_are_exact(items: dict[str, Any], bounds: dict[str, int]) -> None:
     schema = {
         "type": ["array", "null"],

@@ -51,7 +51,7 @@ def objects(names: str, extra: bool = True) -> list[dict[str, int]]:
     ],
     ids=str,
 )
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 def test_property_counts_are_exact(counts: dict[str, Any], required: str, *, closed: bool) -> None:
     schema = {"type": "object", "properties": dict.fromkeys("abcd", INTEGER), "required": [*required], **counts}
     if closed:
@@ -312,7 +312,7 @@ EXACT: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", EXACT)
-@pytest.mark.fast_cases(60)
+@pytest.mark.fast_cases(36)
 def test_a_rewritten_schema_is_exact(name: str) -> None:
     check(EXACT[name], VALUES)
 

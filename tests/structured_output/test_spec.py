@@ -166,7 +166,7 @@ DOUBLED = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}, {"$ref": f"#/$defs
     ],
     ids=str,
 )  # fmt: skip
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 def test_validation_terminates_for_every_schema(schema: dict[str, Any], text: str, words: str | None) -> None:
     started = time.thread_time()
     found = validate(StructuredOutputs(json_schema=schema, on_unsupported="ignore"), text, seconds=0.3)

@@ -16,7 +16,7 @@ _COMMON: dict[str, Any] = {
     "database": None,
 }
 settings.register_profile("fast", max_examples=15, **_COMMON)
-settings.register_profile("more", max_examples=30, **_COMMON)
+settings.register_profile("more", max_examples=25, **_COMMON)
 settings.register_profile("full", max_examples=100, **_COMMON)
 
 
@@ -31,12 +31,12 @@ def count(fast: int, full: int) -> int:
 
     `fast` in `make test`, `full` in `make test-exhaustive`, and in `make test-all` a number between them.
     """
-    between = round(fast ** (2 / 3) * full ** (1 / 3))
+    between = round(fast ** (3 / 4) * full ** (1 / 4))
     return {"fast": fast, "more": between, "full": full}[settings.get_current_profile_name()]
 
 
 def mark_slow_cases(items: list[pytest.Item]) -> None:
-    """Mark the cases of a parametrised test with `fast_cases(n)`: n are fast, 2n slow, and the others exhaustive.
+    """Mark the cases of a parametrised test with `fast_cases(n)`: n are fast, n (at least one) slow, the others exhaustive.
 
     Those that are chosen cover as many different parameters as possible; otherwise the choice is pseudorandom. All
     exhaustive tests are slow.
@@ -51,7 +51,7 @@ def mark_slow_cases(items: list[pytest.Item]) -> None:
         number = left[0].get_closest_marker("fast_cases").args[0]
         random.Random(name).shuffle(left)
         seen: set[tuple[str, int]] = set()
-        for i in range(min(3 * number, len(left))):
+        for i in range(min(number + max(number, 1), len(left))):
             best = max(left, key=lambda item: len(_parameters(item) - seen))
             seen |= _parameters(best)
             left.remove(best)

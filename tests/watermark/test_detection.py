@@ -108,6 +108,7 @@ def test_a_repeated_text_is_no_evidence(kind):
     assert many.num_scored - once.num_scored <= 1
 
 
+@pytest.mark.slow
 def test_edits_remove_part_of_the_mark():
     rng = np.random.default_rng(3)
     for kind in KINDS:

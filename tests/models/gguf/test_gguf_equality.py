@@ -47,7 +47,7 @@ def test_logits_differ_by_rounding_only(llm: nc.LLM, exact: nc.LLM) -> None:
     assert np.abs(np.stack(rows) - expected).max() < LOGITS
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("temperature", [0, 0.8])
 @pytest.mark.parametrize("count", [1, 8, 24])
 def test_answers_equal_those_of_the_numpy_runtime(llm: nc.LLM, exact: nc.LLM, count: int, temperature: float) -> None:
@@ -67,7 +67,7 @@ def test_preemption_and_shared_prefixes(llm: nc.LLM, exact: nc.LLM) -> None:
     assert engine.stats.prefix_cache_hit_rate > 0.2
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(
     "fields",
     [

@@ -77,7 +77,7 @@ def fallback_share(found: Counter[str]) -> float:
     return found["left"] / (SEEDS * (found["rows"] - found["tight"]))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_survivors_and_tokens_equal_the_reference() -> None:
     count = tiers.count(400, 3000)
     found = survey(count, 0)

@@ -134,7 +134,7 @@ def expected() -> dict[tuple[int, bool], list[object]]:
     }
 
 
-@pytest.mark.fast_cases(26)
+@pytest.mark.fast_cases(16)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_batch_of_any_layout_gives_the_same_tokens(

@@ -141,7 +141,7 @@ def result_or_error(run, *arguments):
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.fast_cases(6)
+@pytest.mark.fast_cases(4)
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize(("size", "count"), [(1000, 12), (5000, 2)])
 def test_every_stage_alone_and_after_a_truncation(monkeypatch, name, size, count) -> None:
@@ -182,7 +182,7 @@ PIPELINES = (
 )
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 256, 257, 1000, 10_000])
 def test_every_kind_of_row(kind, size) -> None:
@@ -230,7 +230,7 @@ class Louder(Shift):
 
 
 @pytest.mark.parametrize("draw", [Gumbel(1), *DRAWS], ids=repr)
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_custom_stages(draw) -> None:
     rng = np.random.default_rng(4)
     history = History((1, 2, 3), (4, 5, 5))
@@ -336,7 +336,7 @@ def test_a_negative_weight_far_down_is_detected(monkeypatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [256, 1000, 10_000])
-@pytest.mark.fast_cases(15)
+@pytest.mark.fast_cases(9)
 def test_sums_of_a_row_are_exact(kind, size) -> None:
     x = row(np.random.default_rng(size), size, kind)
     tail, tops, masses, sums = np.empty(256, np.float32), *(np.empty(-(-size // 256), t) for t in "fd"), np.empty(3)
@@ -414,7 +414,7 @@ def test_typical_may_drop_the_best_and_the_worst(p, far) -> None:
             assert got.total == pytest.approx(expected.total, rel=1e-12)
 
 
-@pytest.mark.fast_cases(4)
+@pytest.mark.fast_cases(2)
 @pytest.mark.parametrize("size", [5000, 8192, 20_001])
 @pytest.mark.parametrize("wide", [0.3, 2.5])
 @pytest.mark.parametrize("digits", [None, 1])
@@ -572,7 +572,7 @@ def test_a_mask_after_a_truncation_restarts_only_if_it_bans_a_token(words: list[
 
 @pytest.mark.parametrize("size", [2048, 2049, 4096, 20_000])
 @pytest.mark.parametrize("last", [(), (TopP(0.9, of_full_mass=True),), (Temperature(2.0), TopH(0.5)), (MinP(0.5),)])
-@pytest.mark.fast_cases(5)
+@pytest.mark.fast_cases(3)
 def test_a_floor_that_keeps_all_or_nearly_all(size, last) -> None:
     rng = np.random.default_rng(size)
     x = rng.normal(size=size).astype(np.float32)

@@ -102,7 +102,7 @@ def test_tokens_at_which_the_target_may_be_reached_are_uncertain() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_a_bound_that_at_least_k_scores_reach_and_few_more(kind: str) -> None:
     rng = np.random.default_rng(10 + KINDS.index(kind))
     for _ in range(300):

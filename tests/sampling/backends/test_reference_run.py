@@ -83,6 +83,7 @@ def test_token_logprobs_and_states_equal_the_naive_ones():
     assert min(fired[kind] for kind in ("report", "mu", "mean")) > count / 43, fired
 
 
+@pytest.mark.slow
 def test_every_stage_has_an_effect_in_the_random_cases():
     fired = Counter()
     for seed in range(3000):

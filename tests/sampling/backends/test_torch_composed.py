@@ -74,7 +74,7 @@ PIPELINES = (
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 def test_every_kind_of_row(kind: str) -> None:
     rng = np.random.default_rng(0)
     for size in (1, 256, 257, 700):
@@ -84,7 +84,7 @@ def test_every_kind_of_row(kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_rows_with_the_same_signature_are_sampled_together(dtype: torch.dtype) -> None:
     rng, size = np.random.default_rng(1), 300
     for stages in PIPELINES:
@@ -147,7 +147,7 @@ class Counting(Floor):
 
 
 @pytest.mark.parametrize("draw", [Gumbel(1), *DRAWS], ids=repr)
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_custom_stages(draw: Draw) -> None:
     rng = np.random.default_rng(4)
     for one in OWN:

@@ -107,7 +107,7 @@ def test_tokens_of_a_full_vocabulary_equal_the_reference() -> None:
     assert set(found) == {"rows"}, found
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("rows", [1, 6, 7, 8])
 @pytest.mark.parametrize("params", [{"top_k": 40, "top_p": 0.9}, {"mirostat_tau": 3.0}, {"typical_p": 0.9}])
 def test_many_rows_are_sampled_in_parts(rows: int, params: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,6 +203,7 @@ def test_shifts_in_any_order_equal_the_reference(rows: Any, seed: int) -> None:
             output.append(token)
 
 
+@pytest.mark.slow
 def test_shifts_compile_without_a_graph_break() -> None:
     shifts = Repetition(1.2), Dry(0.8, 1.75, 1), NoRepeatNgram(2), BadWords(((1, 2),)), LogitBias({1: 2.0})
     device_rows = rows_of([shifts, shifts], [([1, 2, 1], []), ([3], [3])], 8)

@@ -60,7 +60,7 @@ def kernels() -> Iterator[interpreted.Interpreted]:
     process.close()
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize(("seed", "size"), [*((seed, 77) for seed in range(5)), (8, 300), (9, 33), (10, 1)])
 def test_rows_added_and_removed_equal_the_cpu(seed: int, size: int) -> None:
     assert_equal_events(scenarios.play("torch", seed, 60, size), scenarios.play("reference", seed, 60, size))

@@ -136,7 +136,7 @@ READ = {  # (row, parameters): the maximum number of passes over the row
 
 
 @pytest.mark.parametrize("description", READ)
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_the_number_of_passes_over_a_row(kernels: Interpreted, description: str) -> None:
     kind, params, most = READ[description]
     rng = np.random.default_rng(10)

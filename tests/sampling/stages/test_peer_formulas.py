@@ -172,6 +172,7 @@ def test_encoder_repetition_penalty_equals_that_of_transformers() -> None:
             assert kept.x_N == pytest.approx(expected[kept.ids_N])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [3000, 60_000])
 def test_sorted_scores_of_long_rows_equal_those_of_the_reference(size: int) -> None:
     """Listed by the maxima of the groups, after scales, truncations and edits, and by a slice on torch."""

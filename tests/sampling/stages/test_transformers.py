@@ -174,13 +174,13 @@ SIZES = (1, 2, 3, 7, 30, 100, 101, 257, 1000)
 
 
 @pytest.mark.parametrize("name", FIELDS)
-@pytest.mark.fast_cases(5)
+@pytest.mark.fast_cases(3)
 def test_each_processor_alone(name):
     trials([name], 1, tiers.count(60, 250), SIZES)
 
 
 @pytest.mark.parametrize("name", [name for name in FIELDS if name not in TIES_DIFFER])
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(2)
 def test_each_processor_alone_with_equal_scores(name):
     trials([name], 2, tiers.count(30, 120), SIZES, ties=True)
 
