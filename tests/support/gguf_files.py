@@ -1,4 +1,4 @@
-"""GGUF files for tests: the embedded model, tiny random models of other architectures, vocabularies alone."""
+"""Converted models for tests: the embedded model, tiny random models of other architectures, vocabularies alone."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ EXACT = {"cache_type_k": "f32", "cache_type_v": "f32", "flash_attn": "off", "n_t
 """Options with which llama.cpp computes in float32; one thread, as tests run in parallel."""
 
 
+def training_script(name: str) -> Any:
+    """A module of training/."""
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, TRAINING / f"{name}.py")
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules[name]
+
+
 def write_gguf() -> Any:
     """The module training/write_gguf.py."""
-    if "write_gguf" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("write_gguf", TRAINING / "write_gguf.py")
-        sys.modules["write_gguf"] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    return sys.modules["write_gguf"]
+    return training_script("write_gguf")
 
 
 def random_folder(kind: str, folder: Path) -> Any:

@@ -36,7 +36,7 @@ def count(fast: int, full: int) -> int:
 
 
 def mark_slow_cases(items: list[pytest.Item]) -> None:
-    """Mark the cases of a parametrised test with `fast_cases(n)`: n are fast, n (at least one) slow, the others exhaustive.
+    """Mark the cases of a test with `fast_cases(n)`: n are fast, n (at least one) slow, the others exhaustive.
 
     Those that are chosen cover as many different parameters as possible; otherwise the choice is pseudorandom. All
     exhaustive tests are slow.

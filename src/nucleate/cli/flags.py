@@ -26,7 +26,7 @@ MODEL = (
     Flag("--revision REVISION", "Branch, tag or commit of a Hugging Face id (default: the main branch)."),
     Flag("--device DEVICE", "Device: auto, cpu, cuda, cuda:1, ... (default: auto).", "auto"),
     Flag("--dtype DTYPE", "Data type of the weights: auto, float32, bfloat16 or float16", "auto"),
-    Flag("--runtime RUNTIME", "Model runtime: auto, numpy or torch", "auto"),
+    Flag("--runtime RUNTIME", "Model runtime: auto, numpy, torch or openvino", "auto"),
     Flag(
         "--tensor-parallel, --tensor-parallel-size N",
         "Number of processes that share the model, each with a GPU or a part of the cores",
@@ -71,6 +71,22 @@ GGUF = (
     Flag("--flash-attn MODE", f"Flash attention: {', '.join(FLASH_ATTENTION)} (default: auto)."),
 )
 """The fields of ``GgufOptions``."""
+
+
+def read_property(text: str) -> tuple[str, str]:
+    """A property of OpenVINO. Raises ArgumentTypeError."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"must be NAME=VALUE, got {text!r:.80}")
+    return name, value
+
+
+OPENVINO = Flag(
+    "--openvino-property NAME=VALUE",
+    "Property of OpenVINO, such as KV_CACHE_PRECISION=f16 (repeatable).",
+    type=read_property,
+    action="append",
+)
 ENGINE = (
     Flag("--max-num-seqs N", "Maximum number of sequences that run at the same time", 64),
     Flag(
@@ -125,6 +141,7 @@ def add_model(
     """Add the flags that select a model and how it runs."""
     add_flags(parser, MODEL, "model")
     add_flags(parser, GGUF, "GGUF models (llama.cpp)")
+    add_flags(parser, (OPENVINO,), "OpenVINO models")
     if engine:
         add_flags(parser, ENGINE, "engine")
     if speculation:
@@ -172,6 +189,8 @@ def model_options(arguments: argparse.Namespace) -> dict[str, Any]:
     options = {flag.name: flag.value(arguments) for flag in MODEL}
     if given := _given(arguments, {flag.name: flag for flag in GGUF}):
         options["gguf_options"] = given
+    if (pairs := OPENVINO.value(arguments)) is not None:
+        options["openvino_properties"] = dict(pairs)
     if given := _given(arguments, SPECULATION):
         if "method" not in given:
             flag = SPECULATION[next(iter(given))]

@@ -52,17 +52,18 @@ class LLM:
 
     model: None for the embedded model, a folder in the Transformers format, a Hugging Face id, a GGUF file or
     ``owner/name:Q4_K_M`` (both run by llama.cpp), or a model of Transformers in memory, which is not changed.
-    tokenizer: a folder, a Hugging Face id, a ``tokenizers.Tokenizer``, or a tokenizer of Transformers; None: that of
-    the model. device, dtype: "auto", or as torch names them ("cpu", "cuda:0"; "float32", "bfloat16", "float16").
-    runtime: "auto", "numpy" or "torch", see ``nucleate.models.loader.load``. revision: a branch, tag or commit of a
-    Hugging Face id. generation_config: "auto" uses the sampling parameters that the model recommends as defaults,
-    "none" ignores them. speculative_config: speculative decoding, which generates the same text in fewer forward
-    passes: a method ("ngram", "suffix", or one with weights trained for the model: "draft", "medusa", "eagle",
-    "dflash", "mtp"), or a ``Speculation``; None turns it off. watermark: a stage of ``nucleate.watermark`` for all
-    outputs except beams. companion_model: the weaker model of contrastive decoding, with the same vocabulary.
-    tool_call_parser, reasoning_parser: the formats of tool calls and of the reasoning section, see ``docs/tools.md``;
-    "auto" chooses them from the chat template. gguf_options: of a GGUF model, a ``GgufOptions`` or a dict with its
-    fields. tensor_parallel: the number of processes that share the model, see ``docs/scale.md``. batch_invariant:
+    tokenizer: a folder, a Hugging Face id, a ``tokenizers.Tokenizer``, or a tokenizer of Transformers; None: that
+    of the model. device, dtype: "auto", or as torch names them ("cpu", "cuda:0"; "float32", "bfloat16", "float16").
+    runtime: "auto", "numpy", "torch" or "openvino", see ``nucleate.models.loader.load``. revision: a branch, tag or
+    commit of a Hugging Face id. generation_config: "auto" uses the sampling parameters that the model recommends as
+    defaults, "none" ignores them. speculative_config: speculative decoding, which generates the same text in fewer
+    forward passes: a method ("ngram", "suffix", or one with weights trained for the model: "draft", "medusa",
+    "eagle", "dflash", "mtp"), or a ``Speculation``; None turns it off. watermark: a stage of ``nucleate.watermark``
+    for all outputs except beams. companion_model: the weaker model of contrastive decoding, with the same
+    vocabulary. tool_call_parser, reasoning_parser: the formats of tool calls and of the reasoning section, see
+    ``docs/tools.md``; "auto" chooses them from the chat template. gguf_options: of a GGUF model, a ``GgufOptions``
+    or a dict with its fields. openvino_properties: of a model for OpenVINO, such as ``{"KV_CACHE_PRECISION":
+    "f16"}``. tensor_parallel: the number of processes that share the model, see ``docs/scale.md``. batch_invariant:
     compute the same logits, to the last bit, whatever else runs at the time, so that a seed gives the same text in
     every batch; slower, see ``docs/how-to/reproducible_output.md``. max_num_seqs,
     max_num_batched_tokens, max_model_len, kv_cache_memory: see ``new_engine``. Raises ModelError, ParameterError.
@@ -87,6 +88,7 @@ class LLM:
         tool_call_parser: str = "auto",
         reasoning_parser: str = "auto",
         gguf_options: Any = None,
+        openvino_properties: Any = None,
         tensor_parallel: int = 1,
         batch_invariant: bool = False,
         max_num_seqs: int | None = None,
@@ -115,7 +117,12 @@ class LLM:
         check_count(tensor_parallel, "tensor_parallel")
         how = {"device": device, "dtype": dtype, "runtime": runtime}
         source = ModelSource.find(
-            model, **how, revision=revision, gguf_options=gguf_options, batch_invariant=batch_invariant
+            model,
+            **how,
+            revision=revision,
+            gguf_options=gguf_options,
+            openvino_properties=openvino_properties,
+            batch_invariant=batch_invariant,
         )
         if tensor_parallel > 1:
             check_parallel(source, speculation)

@@ -14,12 +14,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from nucleate.models.batched_llama import BatchedLlama
 from nucleate.models.gguf.gguf_file import find_gguf, first_line
 from nucleate.models.model_files import GENERATION_CONFIG, read_config, recommended, recommended_values
 from nucleate.models.numpy_llama import Llama, unsupported_reason
+from nucleate.models.openvino_model import MODEL_FILE, OpenVinoModel, check_properties
 from nucleate.models.paged_cache import free_memory
 from nucleate.models.protocol import Model, ModelError
 from nucleate.models.runner import BLOCK, Runner, SequentialRunner, blocks_in
@@ -50,6 +52,7 @@ class ModelSource:
         runtime: str,
         revision: str | None,
         gguf_options: Any = None,
+        openvino_properties: Any = None,
         batch_invariant: bool = False,
     ) -> ModelSource | GgufSource:
         """Find a model: None, a folder, a Hugging Face id (downloaded when not cached), a GGUF model, or an object.
@@ -65,12 +68,15 @@ class ModelSource:
                 return GgufSource.of(path, gguf_options, **how, plain=batch_invariant)
         if gguf_options is not None:
             raise ParameterError("gguf_options", "gguf_options needs a GGUF model")
+        properties = check_properties(openvino_properties)
         if is_in_memory(model):
-            options = {"device": device, "dtype": dtype, "runtime": runtime, "revision": revision}
+            options: dict[str, Any] = {"device": device, "dtype": dtype, "runtime": runtime, "revision": revision}
+            options["openvino_properties"] = properties
             return cls(lambda: adopt(model, **options), None, model)
         check_options(device, dtype, runtime)  # before a download
         folder = resolve(model, revision)
-        return cls(lambda: load(folder, device, dtype, runtime), folder)
+        others: dict[str, Any] = {"properties": properties, "batch_invariant": batch_invariant}
+        return cls(lambda: load(folder, device, dtype, runtime, **others), folder)
 
     @property
     def generation_config_name(self) -> str:
@@ -113,14 +119,14 @@ logger = logging.getLogger("nucleate")
 EMBEDDED = Path(__file__).parent / "embedded"
 """The folder of the embedded model."""
 
-RUNTIMES = ("auto", "numpy", "torch")
+RUNTIMES = ("auto", "numpy", "torch", "openvino")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_TOKEN_BYTES = 1024
 """Bytes of state per token, for models that do not report it."""
 MAX_NUMPY_BYTES = 64 << 20
 """Maximum size of the weights in bytes for which runtime "auto" selects numpy; above, torch is worth its start-up."""
 TOKENIZER_FILES = ("*.json", "*.model", "*.jinja", "*.txt")
-MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors")
+MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", MODEL_FILE, "openvino_model.bin")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -129,13 +135,13 @@ def is_in_memory(model: object) -> bool:
     return model is not None and not isinstance(model, str | os.PathLike)
 
 
-def adopt(model: Any, **options: str | None) -> Model:
+def adopt(model: Any, **options: Any) -> Model:
     """A model in memory: of Transformers (it is not changed), or any other ``Model``.
 
     options: arguments that only apply to a model that is loaded. Raises ParameterError, ModelError.
     """
     for name, value in options.items():
-        if value not in ("auto", None):
+        if value not in ("auto", None, {}):
             raise ParameterError(name, f"{name} cannot be set for a model in memory, got {shown(value)}")
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
@@ -207,14 +213,29 @@ def download(name: str, revision: str | None = None, patterns: Sequence[str] = M
 
 
 @with_suggestions
-def load(folder: Path, device: str = "auto", dtype: str = "auto", runtime: str = "auto") -> Model:
+def load(
+    folder: Path,
+    device: str = "auto",
+    dtype: str = "auto",
+    runtime: str = "auto",
+    *,
+    properties: Mapping[str, Any] = MappingProxyType({}),
+    batch_invariant: bool = False,
+) -> Model:
     """Load the model of a folder.
 
-    runtime: "numpy" (plain Llama models on CPU, starts immediately), "torch" (all models of Transformers), or "auto":
-    numpy for a Llama of at most 64 MiB if it supports the device and dtype, else torch. Raises ParameterError or
-    ModelError.
+    runtime: "numpy" (plain Llama models on CPU, starts immediately), "torch" (all models of Transformers), "openvino"
+    (models converted for it), or "auto": openvino for a folder with ``openvino_model.xml``, numpy for a Llama of at
+    most 64 MiB if it supports the device and dtype, else torch. properties: of OpenVINO. batch_invariant:
+    choose types for it, see ``LLM``. Raises ParameterError, ModelError.
     """
     numpy_supports = check_options(device, dtype, runtime)
+    if runtime == "openvino" or (runtime == "auto" and (folder / MODEL_FILE).is_file()):
+        if device not in ("auto", "cpu"):
+            raise ParameterError("device", f"device must be auto or cpu for an OpenVINO model, got {shown(device)}")
+        return OpenVinoModel(folder, dtype, properties, plain=batch_invariant)
+    if properties:
+        raise ParameterError("openvino_properties", f"openvino_properties needs a folder with {MODEL_FILE}")
     if runtime == "numpy" or (runtime == "auto" and numpy_supports and _is_small_llama(folder)):
         return Llama(folder)
     with load_progress(folder):

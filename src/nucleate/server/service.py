@@ -373,14 +373,20 @@ def system_fingerprint(llm: LLM, defaults: SamplingParams, *, batch_invariant: b
         defaults.to_json(),
         _processor(),
         [version(package) for package in PACKAGES.get(model.runtime.partition(" ")[0], ())],
-        ("batch-invariant", getattr(model, "row_multiple", None)) if batch_invariant else None,
+        [getattr(model, name, None) for name in ("row_multiple", "least_rows")] if batch_invariant else None,
+        getattr(model, "properties", None),
         _text_options(getattr(model, "options", None)),
     ]
     digest = sha256(json.dumps(parts, default=str).encode(errors="replace")).hexdigest()
     return f"nucleate-{__version__}-{digest[:8]}"
 
 
-PACKAGES = {"numpy": ("numpy",), "torch": ("torch", "transformers"), "llama.cpp": ("llama-cpp-python",)}
+PACKAGES = {
+    "numpy": ("numpy",),
+    "torch": ("torch", "transformers"),
+    "llama.cpp": ("llama-cpp-python",),
+    "openvino": ("openvino",),
+}
 """The packages of each runtime."""
 
 
