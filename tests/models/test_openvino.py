@@ -169,6 +169,7 @@ def test_wrong_ids_and_positions_are_errors(exact: nc.LLM) -> None:
         ({"openvino_properties": {"KV_CACHE_PRECISION": "q9"}}, nc.ModelError, "OpenVINO cannot load"),
         ({"openvino_properties": ["a"]}, nc.ParameterError, "must be a dict"),
         ({"device": "cuda"}, (nc.ParameterError, nc.ModelError), "cuda"),
+        ({"tensor_parallel": 2}, nc.ParameterError, "one for OpenVINO"),
         ({"gguf_options": {}}, nc.ParameterError, "needs a GGUF model"),
     ],
 )
@@ -182,6 +183,9 @@ def test_other_folders_and_files(tmp_path: Path, folder: Path) -> None:
         nc.LLM(runtime="openvino")
     with pytest.raises(nc.ParameterError, match="openvino_properties needs a folder"):
         nc.LLM(openvino_properties=EXACT)
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(nc.ParameterError, match="openvino_properties needs a folder"):
+        nc.LLM(tmp_path / "a.gguf", openvino_properties=EXACT)
     for name in ("config.json", "openvino_model.xml"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())  # without weights
     with pytest.raises(nc.ModelError, match="OpenVINO cannot load"):

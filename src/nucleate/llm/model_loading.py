@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nucleate.jit.native_library import warn_once
 from nucleate.models.gguf.gguf_file import find_gguf
-from nucleate.models.loader import ModelSource, resolve_tokenizer
+from nucleate.models.loader import ModelSource, is_openvino, resolve_tokenizer
 from nucleate.models.protocol import Model, ModelError
 from nucleate.models.transformers.transformers_model import convert_tokenizer, libraries, save_tokenizer
 from nucleate.parameters.converters import shown
@@ -63,6 +63,8 @@ def check_parallel(source: Any, speculation: Speculation | None) -> None:
     if not isinstance(source, ModelSource) or source.folder is None:
         kind = "a model in memory" if isinstance(source, ModelSource) else "a GGUF file"
         raise ParameterError(FIELD, f"tensor_parallel needs a model folder or a Hugging Face id, got {kind}")
+    if is_openvino(source.folder):
+        raise ParameterError(FIELD, "tensor_parallel needs a model of Transformers, got one for OpenVINO")
     method = None if speculation is None else speculation.method
     if isinstance(method, str) and method not in TOKEN_METHODS:
         rule = f"with tensor_parallel, the methods are {', '.join(TOKEN_METHODS)} or a proposer"

@@ -59,16 +59,18 @@ class ModelSource:
 
         Raises ModelError, ParameterError.
         """
+        properties = check_properties(openvino_properties)
         if not is_in_memory(model) and model is not None:
             path = find_gguf(model, revision)
             if path is not None:
+                if properties:
+                    raise ParameterError("openvino_properties", NEEDS_OPENVINO)
                 from nucleate.models.gguf.gguf_model import GgufSource
 
                 how = {"device": device, "dtype": dtype, "runtime": runtime}
                 return GgufSource.of(path, gguf_options, **how, plain=batch_invariant)
         if gguf_options is not None:
             raise ParameterError("gguf_options", "gguf_options needs a GGUF model")
-        properties = check_properties(openvino_properties)
         if is_in_memory(model):
             options: dict[str, Any] = {"device": device, "dtype": dtype, "runtime": runtime, "revision": revision}
             options["openvino_properties"] = properties
@@ -119,6 +121,7 @@ logger = logging.getLogger("nucleate")
 EMBEDDED = Path(__file__).parent / "embedded"
 """The folder of the embedded model."""
 
+NEEDS_OPENVINO = f"openvino_properties needs a folder with {MODEL_FILE}"
 RUNTIMES = ("auto", "numpy", "torch", "openvino")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_TOKEN_BYTES = 1024
@@ -225,21 +228,26 @@ def load(
     """Load the model of a folder.
 
     runtime: "numpy" (plain Llama models on CPU, starts immediately), "torch" (all models of Transformers), "openvino"
-    (models converted for it), or "auto": openvino for a folder with ``openvino_model.xml``, numpy for a Llama of at
-    most 64 MiB if it supports the device and dtype, else torch. properties: of OpenVINO. batch_invariant:
+    (models converted for it), or "auto": openvino for a folder that has only ``openvino_model.xml``, numpy for a
+    Llama of at most 64 MiB if it supports the device and dtype, else torch. properties: of OpenVINO. batch_invariant:
     choose types for it, see ``LLM``. Raises ParameterError, ModelError.
     """
     numpy_supports = check_options(device, dtype, runtime)
-    if runtime == "openvino" or (runtime == "auto" and (folder / MODEL_FILE).is_file()):
+    if runtime == "openvino" or (runtime == "auto" and is_openvino(folder)):
         if device not in ("auto", "cpu"):
             raise ParameterError("device", f"device must be auto or cpu for an OpenVINO model, got {shown(device)}")
         return OpenVinoModel(folder, dtype, properties, plain=batch_invariant)
     if properties:
-        raise ParameterError("openvino_properties", f"openvino_properties needs a folder with {MODEL_FILE}")
+        raise ParameterError("openvino_properties", NEEDS_OPENVINO)
     if runtime == "numpy" or (runtime == "auto" and numpy_supports and _is_small_llama(folder)):
         return Llama(folder)
     with load_progress(folder):
         return TransformersModel(folder, device, dtype)
+
+
+def is_openvino(folder: Path) -> bool:
+    """Whether a folder has a model for OpenVINO, and no other weights."""
+    return (folder / MODEL_FILE).is_file() and not any(folder.glob("*.safetensors"))
 
 
 def check_vocabulary(

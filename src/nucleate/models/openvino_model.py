@@ -19,7 +19,7 @@ from nucleate.models.batch_invariance import is_batch_invariant
 from nucleate.models.model_files import positive_integer, read_config
 from nucleate.models.paged_cache import BatchLayout
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import Fork, ModelInput, Runner, blocks_in
+from nucleate.models.runner import CONTEXT_TOKENS, Fork, ModelInput, Runner, RunnerContext, blocks_in
 from nucleate.parameters.converters import install_extra, one_line, shown
 from nucleate.parameters.parameter import ParameterError
 
@@ -41,8 +41,6 @@ INVARIANT_ROWS = 56
 """Tokens per forward pass with batch invariance, at most: from 65 on, matrix products use another kernel."""
 TEST_BLOCKS = 8
 """The KV cache of the test of batch invariance."""
-CONTEXT_TOKENS = 1 << 13
-"""The maximum length of a ``DecodingContext``; the engine has no such limit."""
 
 
 class OpenVinoModel:
@@ -118,9 +116,10 @@ class OpenVinoModel:
         least = self.least_rows if batch_invariant else 0
         return OpenVinoRunner(self, blocks_in(memory, self.block_bytes), least_rows=least)
 
-    def begin(self) -> OpenVinoContext:
+    def begin(self) -> RunnerContext:
         """See ``Model.begin``."""
-        return OpenVinoContext(self)
+        tokens = min(self.context_length, CONTEXT_TOKENS)
+        return RunnerContext(OpenVinoRunner(self, -(-tokens // self.block_size)))
 
 
 def _many_rows_agree(runner: OpenVinoRunner) -> bool:
@@ -141,7 +140,7 @@ def _bytes(kind: Any, shape: Sequence[int]) -> int:
     return int(-(-kind.bitwidth * math.prod(shape) // 8))
 
 
-def _compile(path: Path, properties: Mapping[str, Any]) -> Any:
+def _compile(path: Path, properties: dict[str, Any]) -> Any:
     """Load a model, replace its attention, and compile it."""
     try:
         import openvino
@@ -169,10 +168,10 @@ def _compile(path: Path, properties: Mapping[str, Any]) -> Any:
         head.input(0).replace_source_output(rows.output(0))
         model.add_parameters([indices])
         model.validate_nodes_and_infer_types()
-        return core.compile_model(model, "CPU", dict(properties))
+        return core.compile_model(model, "CPU", properties)
+    except ModelError:
+        raise
     except RuntimeError as error:
-        if isinstance(error, ModelError):
-            raise
         raise ModelError(f"OpenVINO cannot load {path}: {one_line(error)}") from error
 
 
@@ -265,35 +264,6 @@ class OpenVinoRunner(Runner):
         for source, target in (fork.block for fork in forks if fork.block is not None):
             for array in self._caches:
                 array[target] = array[source]
-
-
-class OpenVinoContext:
-    """One sequence in a KV cache of its own; see ``DecodingContext``."""
-
-    def __init__(self, model: OpenVinoModel) -> None:
-        self._tokens: list[int] = []
-        tokens = min(model.context_length, CONTEXT_TOKENS)
-        self._runner = OpenVinoRunner(model, -(-tokens // model.block_size))
-
-    def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """See ``DecodingContext.forward``."""
-        last_V: NDArray[np.float32] = self._forward(token_ids, 1)[-1]
-        return last_V
-
-    def forward_all(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """See ``DecodingContext.forward_all``."""
-        return self._forward(token_ids, len(token_ids))
-
-    def _forward(self, token_ids: Sequence[int], num_logits: int) -> NDArray[np.float32]:
-        tokens, runner = [*self._tokens, *token_ids], self._runner
-        most = runner.blocks * runner.block_size
-        if len(tokens) > most:
-            raise ModelError(f"a single sequence has at most {most} tokens here")
-        logits_LV = runner.forward(
-            [ModelInput(0, tokens, len(self._tokens), len(tokens), range(runner.blocks), num_logits)]
-        ).copy()
-        self._tokens = tokens
-        return logits_LV
 
 
 def check_properties(given: Any) -> dict[str, Any]:

@@ -122,6 +122,37 @@ class Runner(Protocol):
         return
 
 
+CONTEXT_TOKENS = 1 << 13
+"""The maximum length of a ``RunnerContext``; the engine has no such limit."""
+
+
+class RunnerContext:
+    """One sequence in the KV cache of a runner of its own; see ``DecodingContext``."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._tokens: list[int] = []
+        self._runner = runner
+
+    def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """See ``DecodingContext.forward``."""
+        last_V: NDArray[np.float32] = self._forward(token_ids, 1)[-1]
+        return last_V
+
+    def forward_all(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """See ``DecodingContext.forward_all``."""
+        return self._forward(token_ids, len(token_ids))
+
+    def _forward(self, token_ids: Sequence[int], num_logits: int) -> NDArray[np.float32]:
+        tokens, runner = [*self._tokens, *token_ids], self._runner
+        if len(tokens) > runner.blocks * runner.block_size:
+            raise ModelError(f"a single sequence has at most {runner.blocks * runner.block_size} tokens here")
+        blocks = range(-(-len(tokens) // runner.block_size))
+        given = ModelInput(0, tokens, len(self._tokens), len(tokens), blocks, num_logits)
+        logits_LV: NDArray[np.float32] = runner.forward([given]).copy()
+        self._tokens = tokens
+        return logits_LV
+
+
 def blocks_in(memory: int, block_bytes: int) -> int:
     """The number of blocks of a KV cache. memory: bytes. Raises ModelError if they are less than a block."""
     if memory < block_bytes:

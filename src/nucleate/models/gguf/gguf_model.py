@@ -11,15 +11,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from nucleate.models.batch_invariance import LENGTHS, is_batch_invariant
 from nucleate.models.gguf.batched_gguf import MAX_SLOTS, BatchedGguf
 from nucleate.models.gguf.gguf_options import CACHE_TYPES, DEFAULT_OPTIONS, GgufOptions
 from nucleate.models.gguf.llama_library import collected_errors, llama_cpp, reason
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import ModelInput
+from nucleate.models.runner import CONTEXT_TOKENS, RunnerContext
 from nucleate.parameters.converters import shown
 from nucleate.parameters.parameter import ParameterError
 
@@ -127,8 +124,6 @@ TILED = "GGML_CPU_TILED_MM"
 ROW_MULTIPLES = {True: (1, 2, 8), False: (8,)}
 """Multiples of rows that may make all matrix products compute each row alike, the cheapest first, for plain kernels and
 others. Others may round ties differently for a few rows, which is too rare for a short test."""
-CONTEXT_TOKENS = 1 << 13
-"""The maximum length of a ``DecodingContext``; the engine has no such limit."""
 RECURRENT_SLOTS = 64
 """Sequences of a recurrent model, which allocates the state of all of them."""
 TEST_TOKENS = 256
@@ -277,36 +272,10 @@ class GgufModel:
                 return multiple
         return 0
 
-    def begin(self) -> GgufDecodingContext:
+    def begin(self) -> RunnerContext:
         """See ``Model.begin``."""
-        return GgufDecodingContext(self)
-
-
-class GgufDecodingContext:
-    """One sequence in a KV cache of its own; see ``DecodingContext``."""
-
-    def __init__(self, model: GgufModel) -> None:
-        self._tokens: list[int] = []
-        size = min(model.context_length, CONTEXT_TOKENS)
-        self._runner = BatchedGguf(model, size * model.token_bytes, slots=1)
-
-    def forward(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """See ``DecodingContext.forward``."""
-        last_V: NDArray[np.float32] = self._forward(token_ids, 1)[-1]
-        return last_V
-
-    def forward_all(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
-        """See ``DecodingContext.forward_all``."""
-        return self._forward(token_ids, len(token_ids))
-
-    def _forward(self, token_ids: Sequence[int], num_logits: int) -> NDArray[np.float32]:
-        tokens, runner = [*self._tokens, *token_ids], self._runner
-        if len(tokens) > runner.blocks * runner.block_size:
-            raise ModelError(f"a single sequence has at most {runner.blocks * runner.block_size} tokens here")
-        blocks = range(-(-len(tokens) // runner.block_size))
-        logits_LV = runner.forward([ModelInput(0, tokens, len(self._tokens), len(tokens), blocks, num_logits)]).copy()
-        self._tokens = tokens
-        return logits_LV
+        size = min(self.context_length, CONTEXT_TOKENS)
+        return RunnerContext(BatchedGguf(self, size * self.token_bytes, slots=1))
 
 
 def _text(function: Any, *arguments: Any) -> str:
