@@ -22,6 +22,12 @@ TABS = ("Many draws", "Compare", "Branches", "Stages")
 ACTIVE = "() => document.activeElement.getAttribute('data-key') ?? document.activeElement.textContent"
 
 
+SETTLED = """() => {
+    const finite = document.getAnimations().filter((each) => isFinite(each.effect.getComputedTiming().endTime));
+    return Promise.allSettled(finite.map((each) => each.finished));
+}"""
+
+
 class Axe:
     """axe-core in a page."""
 
@@ -34,9 +40,10 @@ class Axe:
         page.evaluate(Script().axe_script)
 
     def violations(self, part: str = "html", rules: Sequence[str] | None = None) -> list[str]:
-        """What is wrong in a part of the page, with the elements. rules: check these only."""
+        """What is wrong in a part of the page, with the elements, after transitions. rules: check these only."""
         options = {"resultTypes": ["violations"], **({"runOnly": list(rules)} if rules else {})}
         run = "async ([part, options]) => (await axe.run(part, options)).violations"
+        self._page.evaluate(SETTLED)
         found = self._page.evaluate(run, [part, options])
         return [f"{each['id']}: {[node['html'][:120] for node in each['nodes'][:3]]}" for each in found]
 
