@@ -324,9 +324,17 @@ def _runner_of(model: Model, memory: int | None, tokens: int, *, batch_invariant
         return BatchedTransformers(model, memory, batch_invariant=batch_invariant)
     except IncompatibleModelError as error:
         reason = str(error)
-        if model.decoding.cache is None:
-            reason += f"; each new token recomputes its sequence, as {model.decoding.reason}"
+    if model.decoding.cache is None:
+        reason += f"; each new token recomputes its sequence, as {model.decoding.reason}"
         return _sequential(model, memory, token_bytes, reason)
+    from nucleate.models.transformers.padded_batch import PaddedRunner
+
+    try:
+        runner = PaddedRunner(model, blocks_in(memory, token_bytes * BLOCK))
+    except IncompatibleModelError as error:
+        return _sequential(model, memory, token_bytes, f"{reason}; {error}")
+    logger.info("the model's cache is not paged, as %s: prompts run one by one, then sequences are padded", reason)
+    return runner
 
 
 def runners_of(

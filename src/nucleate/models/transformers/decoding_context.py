@@ -126,13 +126,13 @@ def decoding_of(model: Any, vocab_size: int) -> Decoding:
     except Exception as error:  # noqa: BLE001 - the model's code may raise anything
         reason = f"decoding with its cache raises {type(error).__name__}: {one_line(error)}"
         return decoding._replace(cache=None, reason=reason)
-    worst = _deviation(actual_2V, expected_2V, model.dtype)
+    worst = deviation(actual_2V, expected_2V, model.dtype)
     if worst > TOLERANCE.get(model.dtype, 0) and not _equals_generate(model, decoding, ids):
         return decoding._replace(cache=None, reason=f"with its cache, its logits differ by {worst:.1%}")
     return decoding
 
 
-def _deviation(actual_LV: Floats, expected_LV: Floats, dtype: Any) -> float:
+def deviation(actual_LV: Floats, expected_LV: Floats, dtype: Any) -> float:
     """The largest deviation of the logits of a token, relative to their spread."""
     spread_L = np.linalg.norm(expected_LV - expected_LV.mean(-1, keepdims=True), axis=-1)
     deviation_L = np.linalg.norm(actual_LV - expected_LV, axis=-1) / spread_L
@@ -153,7 +153,7 @@ def _equals_generate(model: Any, decoding: Decoding, ids: list[int]) -> bool:
     context = TransformersContext(model, decoding)
     actual_2V = np.stack([context.forward(ids), context.forward(out.sequences[0, len(ids) : -1].tolist())])
     expected_2V = torch.cat(out.logits).float().cpu().numpy()
-    return _deviation(actual_2V[1:], expected_2V[1:], model.dtype) <= TOLERANCE.get(model.dtype, 0)
+    return deviation(actual_2V[1:], expected_2V[1:], model.dtype) <= TOLERANCE.get(model.dtype, 0)
 
 
 def declared_decoding(model: Any) -> Decoding:

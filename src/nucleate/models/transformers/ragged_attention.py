@@ -81,23 +81,36 @@ class AttentionPlan:
         if self.stores:
             rows += [*np.divmod(layout.slots, size), layout.blocks]
         if not self.compiled:
-            rows += [layout.short[:, 0], layout.short[:, 2], self._block_table().ravel()]
+            windows = {layer.rule.window for layer in layers} if len(layout.short) else set()
+            tables = self._block_tables(windows)
+            rows += [layout.short[:, 0], *chain.from_iterable((table.ravel(), base) for table, base in tables.values())]
         tensors = iter(_moved(rows, device))
         self.ids_T, self.positions_T, self.logits_indices = next(tensors), next(tensors), next(tensors)
         if self.stores:
             self.block_T, self.offset_T, self.blocks = next(tensors), next(tensors), next(tensors)
         if not self.compiled:
-            self.row_R, self.length_R, table = tensors
-            self.table_RN = table.view(len(self.row_R), -1) if len(self.row_R) else table
+            self.row_R = next(tensors)
+            self.tables = {
+                window: (next(tensors).view(table.shape), next(tensors)) for window, (table, _) in tables.items()
+            }
         self.heads: dict[int, Any] = {}
         self.masks: dict[Any, Any] = {}
 
-    def _block_table(self) -> Any:
-        """The block table of the inputs with one token [R, N], padded with the last block."""
-        short = self.layout.short
-        count_R = -(-short[:, 2] // self.size)
-        steps = np.minimum(np.arange(count_R.max(initial=0)), count_R[:, None] - 1)
-        return self.layout.blocks[short[:, 3][:, None] + steps]
+    def _block_tables(self, windows: set[int]) -> dict[int, tuple[Any, Any]]:
+        """For each window, of the inputs with one token: the blocks that it reaches [R, N], and its end in them [R].
+
+        Tables are padded with the last block.
+        """
+        if not windows:
+            return {}
+        *_, length_R, table_R = self.layout.short.T
+        tables = {}
+        for window in windows:
+            first_R = np.maximum(length_R - window, 0) // self.size if window else np.zeros_like(length_R)
+            count_R = -(-length_R // self.size) - first_R
+            steps = np.minimum(np.arange(count_R.max()), count_R[:, None] - 1)
+            tables[window] = self.layout.blocks[(table_R + first_R)[:, None] + steps], length_R - first_R * self.size
+        return tables
 
     def attend(self, module: Any, query: Any, key: Any, value: Any) -> Any:
         """[1, heads, T, size] to [1, T, heads, size]: store the new keys and values, and attend."""
@@ -130,8 +143,8 @@ class AttentionPlan:
 
     def _decode(self, layer: AttentionLayer, cache: LayerCache, query: Any) -> Any:
         """Attention [R, heads, size] of all inputs with one token, in one call."""
-        visible = self._visible(layer.rule.window)
-        keys, values = (self._gathered(x, self.table_RN) for x in (cache.keys, cache.values))
+        visible, table_RN = self._visible(layer.rule.window), self.tables[layer.rule.window][0]
+        keys, values = (self._gathered(x, table_RN) for x in (cache.keys, cache.values))
         hidden = ~visible.transpose(2, 3)  # unused memory, which may be NaN
         keys.masked_fill_(hidden, 0)
         values.masked_fill_(hidden, 0)
@@ -139,13 +152,13 @@ class AttentionPlan:
         return attend_all(query_RHD[:, :, None], keys, values, visible, layer)[:, :, 0]
 
     def _visible(self, window: int) -> Any:
-        """The mask of each decode over its padded blocks, bool [R, 1, 1, N * block size]."""
+        """The mask of each decode over the blocks of its table, bool [R, 1, 1, N * block size]."""
         if window not in self.masks:
-            index = torch.arange(self.table_RN.shape[1] * self.size, device=self.table_RN.device)
-            length = self.length_R[:, None]
-            visible = index < length
+            table_RN, end_R = self.tables[window]
+            index = torch.arange(table_RN.shape[1] * self.size, device=table_RN.device)
+            visible = index < end_R[:, None]
             if window:
-                visible &= index >= length - window
+                visible &= index >= end_R[:, None] - window
             self.masks[window] = visible[:, None, None]
         return self.masks[window]
 

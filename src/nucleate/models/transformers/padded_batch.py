@@ -1,0 +1,258 @@
+"""Sequences of a Transformers model in batches, in the model's own cache, padded on the left as by ``generate``.
+
+For models that cannot use the paged KV cache: with recurrent or convolution states, or with an attention that cannot
+be replaced. Prompts are computed one by one, so states never see padding. Then the sequences that generate a token
+share one forward pass. Their caches are joined when sequences come or go, and stay joined in between.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nucleate.models.runner import Fork, ModelInput, SequentialRunner
+from nucleate.models.transformers.decoding_context import TOLERANCE, TransformersContext, deviation
+from nucleate.models.transformers.ragged_attention import IncompatibleModelError
+from nucleate.models.transformers.transformers_model import TransformersModel
+from nucleate.parameters.converters import one_line
+
+LENGTHS = (5, 1, 8)
+"""Lengths of the sequences of the test; convolutions treat a few tokens as a special case."""
+SIMPLE = (int, float, bool, str, type(None), torch.dtype, torch.device, type)
+
+
+class Part(NamedTuple):
+    """Some rows of a cache with ``length`` tokens per row, of which each row has the last ones."""
+
+    cache: Any
+    rows: list[int]
+    length: int
+    kept: int  #: the tokens that are needed of the last ones
+
+
+class PaddedRunner(SequentialRunner):
+    """See ``Runner``. Raises IncompatibleModelError if a test does not give the logits of single sequences.
+
+    model: with a cache, see ``Decoding``. blocks: see ``SequentialRunner``.
+    """
+
+    model: TransformersModel
+
+    def __init__(self, model: TransformersModel, blocks: int) -> None:
+        super().__init__(model, blocks)
+        if model.decoding.cache is None:
+            raise IncompatibleModelError("it has no cache that can be used")
+        self._drop()
+        try:
+            with torch.inference_mode():
+                self._find_dimensions()
+                self._check()
+        except IncompatibleModelError:
+            raise
+        except Exception as error:  # the model's code may raise anything
+            raise IncompatibleModelError(f"a padded batch raises {type(error).__name__}: {one_line(error)}") from error
+
+    def forward(self, inputs: Sequence[ModelInput]) -> NDArray[np.float32]:
+        """See ``Runner.forward``."""
+        joined = [each for each in inputs if self._can_join(each)]
+        if len(joined) < 2:
+            joined = []
+        rows = dict(zip((each.key for each in joined), self._decode(joined), strict=True)) if joined else {}
+        found = []
+        for each in inputs:
+            if each.key in rows:
+                found.append(rows[each.key][None][: each.num_logits])
+            else:
+                self._part_with(each.key)
+                found.append(self._forward(each))
+        return np.concatenate([row for row in found if len(row)] or [np.empty((0, self.vocab_size), np.float32)])
+
+    def fork(self, forks: Sequence[Fork]) -> None:
+        """See ``Runner.fork``."""
+        for key, _, _ in forks:
+            self._part_with(key)
+        super().fork(forks)
+
+    def _can_join(self, each: ModelInput) -> bool:
+        """Whether an input is one more token of a sequence with a cache, and not the first one with long positions."""
+        context, length = self._open.get(each.key, (None, 0))
+        limit = self.model.decoding.long_rope
+        return context is not None and each.start == length == each.stop - 1 and not (limit and length >= limit)
+
+    def _drop(self) -> None:
+        self._keys: list[int] = []  # the sequences of the batch, by row
+        self._lengths: list[int] = []
+        self._cache: Any = None
+
+    def _decode(self, inputs: Sequence[ModelInput]) -> NDArray[np.float32]:
+        """The logits [B, V] of the new tokens of several sequences, in one forward pass."""
+        opened = [self._open.pop(each.key) for each in inputs]  # removed, in case the forward pass raises
+        keys, lengths = [each.key for each in inputs], [length for _, length in opened]
+        with torch.inference_mode():
+            if keys != self._keys:
+                cache = self._join(keys, lengths, [context for context, _ in opened])
+            else:
+                cache = self._cache
+            self._drop()
+            ids = [each.token_ids[each.start] for each in inputs]
+            logits_BV, cache = self._step(ids, lengths, cache)
+        for each, (context, length) in zip(inputs, opened, strict=True):
+            context.token_ids.append(each.token_ids[length])
+            context.cache = None
+            self._open[each.key] = context, length + 1
+        self._keys, self._lengths, self._cache = keys, [length + 1 for length in lengths], cache
+        return logits_BV
+
+    def _step(self, ids: list[int], lengths: list[int], cache: Any) -> tuple[NDArray[np.float32], Any]:
+        """One more token per sequence."""
+        decoding, device = self.model.decoding, self.model.model.device
+        name, total = str(decoding.cache), max(lengths)
+        settings: dict[str, Any] = {name: cache, "use_cache": True, "logits_to_keep": 1}
+        if decoding.positions:
+            settings["position_ids"] = torch.tensor(lengths, device=device)[:, None]
+        if self._masked and min(lengths) < total:
+            first_B1 = total - torch.tensor(lengths, device=device)[:, None]
+            settings["attention_mask"] = (torch.arange(total + 1, device=device) >= first_B1).long()
+        out = self.model.model(input_ids=torch.tensor(ids, device=device)[:, None], **settings)
+        logits: NDArray[np.float32] = out.logits[:, -1].float().cpu().numpy()
+        return logits, out[name]
+
+    def _join(self, keys: list[int], lengths: list[int], contexts: list[TransformersContext]) -> Any:
+        """A cache whose rows are these sequences. Sequences of the batch that are not among them get their own."""
+        for key in {*self._keys} - {*keys}:
+            self._part_with(key)
+        total, rows = max(self._lengths, default=0), {key: row for row, key in enumerate(self._keys)}
+        kept = [rows[key] for key in keys if key in rows]
+        parts, order = [], [key for key in keys if key in rows]
+        if kept:
+            parts.append(Part(self._cache, kept, total, max(self._lengths[row] for row in kept)))
+        for key, length, context in zip(keys, lengths, contexts, strict=True):
+            if key not in rows:
+                parts.append(Part(context.cache, [0], length, length))
+                order.append(key)
+        joined = self._merge(parts)
+        places = [order.index(key) for key in keys]
+        return joined if places == [*range(len(keys))] else self._merge([Part(joined, places, max(lengths), max(lengths))])
+
+    def _part_with(self, key: int) -> None:
+        """Give a sequence of the batch a cache of its own; the others stay."""
+        if key not in self._keys or self._cache is None:
+            return
+        row = self._keys.index(key)
+        if key in self._open:
+            length = self._lengths[row]
+            with torch.inference_mode():
+                self._open[key][0].cache = self._merge([Part(self._cache, [row], max(self._lengths), length)])
+        self._keys[row] = -1  # nobody's
+
+    def _merge(self, parts: Sequence[Part]) -> Any:
+        """The rows of some caches in a new one, without tokens that no row needs."""
+        total = max(part.kept for part in parts)
+
+        def merge(path: str, values: list[Any]) -> Any:
+            if isinstance(values[0], torch.Tensor):
+                return self._merged_tensor(path, values, parts)
+            if path in self._counts:
+                return total
+            if any(value != values[0] for value in values):
+                raise IncompatibleModelError(f"{path} of its cache depends on the sequence")
+            return values[0]
+
+        return walk([part.cache for part in parts], merge)
+
+    def _merged_tensor(self, path: str, values: list[Any], parts: Sequence[Part]) -> Any:
+        if path not in self._dimensions:
+            return values[0]
+        dimension, rows = self._dimensions[path], []
+        for value, part in zip(values, parts, strict=True):
+            if part.rows != [*range(len(value))]:
+                value = value[part.rows]
+            if dimension is not None and value.shape[dimension] > part.kept:
+                value = value.narrow(dimension, value.shape[dimension] - part.kept, part.kept)
+            rows.append(value)
+        if dimension is not None:
+            size = max(value.shape[dimension] for value in rows)
+            rows = [_padded(value, dimension, size) for value in rows]
+        return torch.cat(rows)
+
+    def _find_dimensions(self) -> None:
+        """Which numbers and tensors of a cache depend on the number of tokens, and in which dimension."""
+        self._dimensions: dict[str, int | None] = {}  # of tensors with a row per sequence
+        self._counts: set[str] = set()  # of tokens
+        caches = []
+        for length in (1, 2):
+            context = self.model.begin()
+            context.forward(range(length))
+            caches.append(context.cache)
+
+        def compare(path: str, values: list[Any]) -> Any:
+            one, two = values
+            if isinstance(one, torch.Tensor) and one.dim() and len(one) == len(two) == 1:
+                found = [(i, *sizes) for i, sizes in enumerate(zip(one.shape, two.shape, strict=True)) if sizes[0] != sizes[1]]
+                if found and [sizes for _, *sizes in found] != [[1, 2]]:
+                    raise IncompatibleModelError(f"{path} of its cache has another size than the sequence")
+                self._dimensions[path] = found[0][0] if found else None
+            elif not isinstance(one, torch.Tensor) and one != two:
+                if [one, two] != [1, 2]:
+                    raise IncompatibleModelError(f"{path} of its cache depends on the sequence")
+                self._counts.add(path)
+            return one
+
+        walk(caches, compare)
+        self._masked = any(dimension is not None for dimension in self._dimensions.values())
+
+    def _check(self) -> None:
+        """Compare the logits of sequences that come and go with those of single ones. Raises IncompatibleModelError."""
+        random = np.random.default_rng(0)
+        ids = [random.integers(0, self.vocab_size, length + 5).tolist() for length in LENGTHS]
+        single = [self.model.begin() for _ in ids]
+        done = [0 for _ in ids]
+        for keys in ((0,), (1,), (0, 1), (2,), (0, 1, 2), (2, 0), (2, 0), (0,)):
+            stops = [done[key] + 1 if done[key] else LENGTHS[key] for key in keys]
+            inputs = [ModelInput(key, ids[key], done[key], stop, (), 1) for key, stop in zip(keys, stops, strict=True)]
+            actual_BV = self.forward(inputs)
+            expected_BV = np.stack([single[key].forward(ids[key][done[key] : stop]) for key, stop in zip(keys, stops, strict=True)])
+            for key, stop in zip(keys, stops, strict=True):
+                done[key] = stop
+            worst = deviation(actual_BV, expected_BV, self.model.model.dtype)
+            if not worst <= TOLERANCE.get(self.model.model.dtype, 0):
+                raise IncompatibleModelError(f"in a padded batch, its logits differ by {worst:.1%}")
+        for key in range(len(ids)):
+            self.forget(key)
+        self._drop()
+
+
+def _padded(value: Any, dimension: int, size: int) -> Any:
+    """Zeros before the first token."""
+    shape = [*value.shape]
+    shape[dimension] = size - shape[dimension]
+    return torch.cat([value.new_zeros(shape), value], dimension) if shape[dimension] else value
+
+
+def walk(values: list[Any], merge: Callable[[str, list[Any]], Any], path: str = "") -> Any:
+    """A copy of objects of the same structure, with what ``merge`` makes of the tensors and plain values at each path.
+
+    Raises IncompatibleModelError.
+    """
+    first = values[0]
+    if any(type(value) is not type(first) for value in values):
+        raise IncompatibleModelError(f"{path} of its cache has different types")
+    if isinstance(first, (torch.Tensor, *SIMPLE)):
+        return merge(path, values)
+    if isinstance(first, list | tuple):
+        if any(len(value) != len(first) for value in values):
+            raise IncompatibleModelError(f"{path} of its cache has different lengths")
+        return type(first)(walk([*each], merge, f"{path}[{i}]") for i, each in enumerate(zip(*values, strict=True)))
+    if isinstance(first, dict):
+        return {key: walk([value[key] for value in values], merge, f"{path}[{key}]") for key in first}
+    if hasattr(first, "__dict__"):
+        copied = copy.copy(first)
+        for name in vars(first):
+            setattr(copied, name, walk([getattr(value, name) for value in values], merge, f"{path}.{name}"))
+        return copied
+    raise IncompatibleModelError(f"{path} of its cache has an unknown type, {type(first).__name__}")
