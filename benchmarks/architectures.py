@@ -46,7 +46,7 @@ NO_CACHE: dict[str, dict[str, Any]] = {"": {"use_cache": False}, "xlnet": {"use_
 
 
 class Result(NamedTuple):
-    """What happened with a model type. outcome: "batched", "one by one", "differs", "rejected" or "not built"."""
+    """What happened with a model type. outcome: a key of SECTIONS."""
 
     model_type: str
     outcome: str
@@ -75,7 +75,8 @@ def check(model_type: str) -> Result:
         except Exception as error:  # noqa: BLE001
             return Result(model_type, "not built", f"generate raises {type(error).__name__}: {one_line(error)}")
         texts = run(runner, prompts)
-    outcome, reason = "batched" if runner.paged else "one by one", runner.unbatched_reason
+    reason = runner.unbatched_reason
+    outcome = "paged" if runner.paged else "one by one" if reason else "padded"
     problem = difference(texts, expected)
     without = NO_CACHE.get(model_type, NO_CACHE[""])
     if problem and not difference(texts, [generate(stock, ids, **without) for ids in prompts]):
@@ -156,7 +157,12 @@ def check_all(types: list[str], processes: int) -> Iterator[Result]:
 
 
 SECTIONS = {
-    "batched": ("Batched", "These run in ragged batches over the paged KV cache."),
+    "paged": ("Batched, paged", "These run in ragged batches over the paged KV cache."),
+    "padded": (
+        "Batched, padded",
+        """These keep the cache of Transformers. A prompt is computed alone. The sequences that generate tokens share
+forward passes, padded on the left; those with draft tokens run alone. Prefixes are not cached.""",
+    ),
     "one by one": (
         "One sequence at a time",
         "These run with the cache of Transformers, or recompute the sequence for each token where the reason says so.",
@@ -196,7 +202,7 @@ def page(results: list[Result]) -> str:
         found = [one for one in results if one.outcome == outcome]
         if found:
             lines += ["", f"## {title}", "", text, ""]
-        if found and outcome == "batched":
+        if found and outcome in ("paged", "padded"):
             lines.append(", ".join(f"`{one.model_type}`" for one in found))
         elif found:
             lines += ["| type | reason |", "|---|---|"]

@@ -316,7 +316,12 @@ def _runner_of(model: Model, memory: int | None, tokens: int, *, batch_invariant
     if isinstance(model, Llama):
         return BatchedLlama(model, memory, batch_invariant=batch_invariant)
     if not isinstance(model, TransformersModel):
-        return _sequential(model, memory, token_bytes, f"{type(model).__name__} supports one sequence at a time")
+        return _sequential(model, memory, f"{type(model).__name__} supports one sequence at a time")
+    return _transformers_runner(model, memory, batch_invariant=batch_invariant)
+
+
+def _transformers_runner(model: TransformersModel, memory: int, *, batch_invariant: bool) -> Runner:
+    """The first one that works: paged, in padded batches, one sequence at a time."""
     from nucleate.models.transformers.batched_model import BatchedTransformers
     from nucleate.models.transformers.ragged_attention import IncompatibleModelError
 
@@ -326,13 +331,13 @@ def _runner_of(model: Model, memory: int | None, tokens: int, *, batch_invariant
         reason = str(error)
     if model.decoding.cache is None:
         reason += f"; each new token recomputes its sequence, as {model.decoding.reason}"
-        return _sequential(model, memory, token_bytes, reason)
+        return _sequential(model, memory, reason)
     from nucleate.models.transformers.padded_batch import PaddedRunner
 
     try:
-        runner = PaddedRunner(model, blocks_in(memory, token_bytes * BLOCK))
+        runner = PaddedRunner(model, blocks_in(memory, model.token_bytes * BLOCK))
     except IncompatibleModelError as error:
-        return _sequential(model, memory, token_bytes, f"{reason}; {error}")
+        return _sequential(model, memory, f"{reason}; {error}")
     logger.info("the model's cache is not paged, as %s: prompts run one by one, then sequences are padded", reason)
     return runner
 
@@ -360,8 +365,8 @@ def _default_memory(model: Model, most: int) -> int:
     return min(most, (model.free_memory if hasattr(model, "free_memory") else free_memory()) // 4)
 
 
-def _sequential(model: Model, memory: int, token_bytes: int, reason: str) -> SequentialRunner:
-    blocks = blocks_in(memory, token_bytes * BLOCK)
+def _sequential(model: Model, memory: int, reason: str) -> SequentialRunner:
+    blocks = blocks_in(memory, bytes_per_token(model) * BLOCK)
     logger.warning("the model runs one sequence at a time, not batched: %s", reason)
     return SequentialRunner(model, blocks, unbatched_reason=reason)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.models.protocol import DecodingContext, Model, ModelError
+from nucleate.models.protocol import Model, ModelError
 
 BLOCK = 16
 """Default number of tokens per block."""
@@ -171,7 +171,7 @@ class SequentialRunner(Runner):
     def __init__(self, model: Model, blocks: int, block_size: int = BLOCK, unbatched_reason: str = "") -> None:
         self.model, self.blocks, self.block_size, self.unbatched_reason = model, blocks, block_size, unbatched_reason
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
-        self._open: dict[int, tuple[DecodingContext, int]] = {}  # with the number of computed tokens
+        self._open: dict[int, tuple[Any, int]] = {}  # contexts, with the number of computed tokens
         self._prompts: dict[int, int] = {}  # the length of the prompt by key: that of its first input
         self._splits_prompt = bool(getattr(model, "bidirectional_prompt", False))
 
@@ -191,6 +191,7 @@ class SequentialRunner(Runner):
         if length < first:
             context.forward(each.token_ids[length:first])
         ids = each.token_ids[first : each.stop]
+        logits_LV: NDArray[np.float32]
         if each.num_logits <= 1:
             logits_LV = context.forward(ids)[None][: each.num_logits]
         else:

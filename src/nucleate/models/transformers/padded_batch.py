@@ -94,10 +94,8 @@ class PaddedRunner(SequentialRunner):
         opened = [self._open.pop(each.key) for each in inputs]  # removed, in case the forward pass raises
         keys, lengths = [each.key for each in inputs], [length for _, length in opened]
         with torch.inference_mode():
-            if keys != self._keys:
-                cache = self._join(keys, lengths, [context for context, _ in opened])
-            else:
-                cache = self._cache
+            same = keys == self._keys
+            cache = self._cache if same else self._join(keys, lengths, [context for context, _ in opened])
             self._drop()
             ids = [each.token_ids[each.start] for each in inputs]
             logits_BV, cache = self._step(ids, lengths, cache)
@@ -137,7 +135,9 @@ class PaddedRunner(SequentialRunner):
                 order.append(key)
         joined = self._merge(parts)
         places = [order.index(key) for key in keys]
-        return joined if places == [*range(len(keys))] else self._merge([Part(joined, places, max(lengths), max(lengths))])
+        return (
+            joined if places == [*range(len(keys))] else self._merge([Part(joined, places, max(lengths), max(lengths))])
+        )
 
     def _part_with(self, key: int) -> None:
         """Give a sequence of the batch a cache of its own; the others stay."""
@@ -184,7 +184,7 @@ class PaddedRunner(SequentialRunner):
         """Which numbers and tensors of a cache depend on the number of tokens, and in which dimension."""
         self._dimensions: dict[str, int | None] = {}  # of tensors with a row per sequence
         self._counts: set[str] = set()  # of tokens
-        caches = []
+        caches: list[Any] = []
         for length in (1, 2):
             context = self.model.begin()
             context.forward(range(length))
@@ -193,7 +193,11 @@ class PaddedRunner(SequentialRunner):
         def compare(path: str, values: list[Any]) -> Any:
             one, two = values
             if isinstance(one, torch.Tensor) and one.dim() and len(one) == len(two) == 1:
-                found = [(i, *sizes) for i, sizes in enumerate(zip(one.shape, two.shape, strict=True)) if sizes[0] != sizes[1]]
+                found = [
+                    (i, *sizes)
+                    for i, sizes in enumerate(zip(one.shape, two.shape, strict=True))
+                    if sizes[0] != sizes[1]
+                ]
                 if found and [sizes for _, *sizes in found] != [[1, 2]]:
                     raise IncompatibleModelError(f"{path} of its cache has another size than the sequence")
                 self._dimensions[path] = found[0][0] if found else None
@@ -216,7 +220,9 @@ class PaddedRunner(SequentialRunner):
             stops = [done[key] + 1 if done[key] else LENGTHS[key] for key in keys]
             inputs = [ModelInput(key, ids[key], done[key], stop, (), 1) for key, stop in zip(keys, stops, strict=True)]
             actual_BV = self.forward(inputs)
-            expected_BV = np.stack([single[key].forward(ids[key][done[key] : stop]) for key, stop in zip(keys, stops, strict=True)])
+            expected_BV = np.stack(
+                [single[key].forward(ids[key][done[key] : stop]) for key, stop in zip(keys, stops, strict=True)]
+            )
             for key, stop in zip(keys, stops, strict=True):
                 done[key] = stop
             worst = deviation(actual_BV, expected_BV, self.model.model.dtype)
