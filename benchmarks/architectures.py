@@ -161,7 +161,7 @@ SECTIONS = {
     "padded": (
         "Batched, padded",
         """These keep the cache of Transformers. A prompt is computed alone. The sequences that generate tokens share
-forward passes, padded on the left; those with draft tokens run alone. Prefixes are not cached.""",
+forward passes, padded on the left. Prefixes are not cached, and there is no speculation.""",
     ),
     "one by one": (
         "One sequence at a time",

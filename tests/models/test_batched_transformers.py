@@ -235,12 +235,12 @@ def test_batched_outputs_equal_generate(name: str) -> None:
 
 @pytest.mark.parametrize("name", ONE_BY_ONE)
 @pytest.mark.fast_cases(1)
-def test_unsupported_models_run_unbatched_with_a_reason(name: str) -> None:
+def test_models_that_cannot_be_paged_give_a_reason(name: str) -> None:
     config, settings, why = ONE_BY_ONE[name]
     model = model_of(config, settings)
     runner = runner_of(model, MEMORY)
     assert isinstance(runner, SequentialRunner)
-    assert re.search(why, runner.unbatched_reason)
+    assert re.search(why, runner.unpaged_reason)
     assert_equals_generate(driven(runner, 1, (1, 9, 20), 8), model)
 
 
@@ -391,7 +391,7 @@ def test_wrong_results_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_operations, "decode_attention", wrong)
     runner = runner_of(model_of(*PACKED["llama"]), MEMORY)
     assert not runner.paged
-    assert re.fullmatch(r"its batched logits differ by \d+\.\d%", runner.unbatched_reason)
+    assert re.fullmatch(r"its batched logits differ by \d+\.\d%", runner.unpaged_reason)
 
 
 @pytest.mark.parametrize("name", ["_decode", "_chunk"])
@@ -401,7 +401,7 @@ def test_wrong_results_are_detected_in_half_precision(name: str, dtype: str, mon
     monkeypatch.setattr(AttentionPlan, name, lambda *given: 0.5 * right(*given))
     runner = runner_of(model_of(*PACKED["llama"], dtype=dtype), MEMORY)
     assert not runner.paged
-    assert "batched logits differ by" in runner.unbatched_reason
+    assert "batched logits differ by" in runner.unpaged_reason
 
 
 def change(name: str, value: Any) -> Callable[[TransformersModel], None]:
@@ -425,12 +425,12 @@ def change(name: str, value: Any) -> Callable[[TransformersModel], None]:
         ("llama", lambda model: setattr(model.model.config, "is_encoder_decoder", True), "it is an encoder-decoder .*"),
     ],
 )
-def test_incompatible_models_run_unbatched(name: str, apply: Any, why: str) -> None:
+def test_incompatible_models_are_not_paged(name: str, apply: Any, why: str) -> None:
     model = model_of(*PACKED[name])
     apply(model)
     runner = runner_of(model, MEMORY)
     assert not runner.paged
-    assert re.fullmatch(why, runner.unbatched_reason)
+    assert re.fullmatch(why, runner.unpaged_reason)
 
 
 def test_other_model_kinds_run_unbatched() -> None:

@@ -229,7 +229,10 @@ def test_a_draft_model_that_does_not_fit() -> None:
     wrong = transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**LLAMA, "vocab_size": 99}))
     for draft, message in (
         (wrong, "must have the vocabulary of the model; it has 99 tokens instead of 4096"),
-        (made("bloom, one sequence at a time"), "the draft model must run batched: its attention cannot be replaced"),
+        (
+            made("bloom, one sequence at a time"),
+            "the draft model must have a paged KV cache: its attention cannot be replaced",
+        ),
     ):
         with pytest.raises(nc.ModelError, match=message):
             nc.LLM(made(), EMBEDDED, speculative_config=nc.Speculation("draft", model=draft))

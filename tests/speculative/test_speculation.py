@@ -154,7 +154,7 @@ def test_valid_configurations() -> None:
 
 
 def test_unbatched_models_are_rejected(llm: nc.LLM) -> None:
-    with pytest.raises(nc.ParameterError, match="needs a model that runs batched"):
+    with pytest.raises(nc.ParameterError, match="needs a model with a paged KV cache"):
         Engine(runner("contexts", toy()), llm.tokenizer, speculative_config="ngram")
 
 

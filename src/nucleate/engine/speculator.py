@@ -48,8 +48,8 @@ class Speculator:
         token_sampler: TokenSampler,
     ) -> None:
         if not runner.paged:
-            why = f": {runner.unbatched_reason}" if runner.unbatched_reason else ""
-            raise ParameterError(FIELD, f"speculative decoding needs a model that runs batched{why}")
+            why = f": {runner.unpaged_reason}" if runner.unpaged_reason else ""
+            raise ParameterError(FIELD, f"speculative decoding needs a model with a paged KV cache{why}")
         self.config, self.proposer = config, config.create_proposer()
         self.coupled = config.acceptance_rule == COUPLED  #: tokens are sampled first, and then compared with drafts
         self._adaptive = self.proposer if isinstance(self.proposer, AdaptiveProposer) else None

@@ -335,10 +335,10 @@ def _transformers_runner(model: TransformersModel, memory: int, *, batch_invaria
     from nucleate.models.transformers.padded_batch import PaddedRunner
 
     try:
-        runner = PaddedRunner(model, blocks_in(memory, model.token_bytes * BLOCK))
+        runner = PaddedRunner(model, blocks_in(memory, model.token_bytes * BLOCK), reason)
     except IncompatibleModelError as error:
         return _sequential(model, memory, f"{reason}; {error}")
-    logger.info("the model's cache is not paged, as %s: prompts run one by one, then sequences are padded", reason)
+    logger.info("the model's cache is not paged (%s): prompts run one by one, outputs in padded batches", reason)
     return runner
 
 

@@ -73,6 +73,7 @@ class Runner(Protocol):
 
     If not, the model keeps the state of each sequence elsewhere, and the first chunk must be the whole prompt.
     """
+    unpaged_reason: str = ""  #: why it is not
     batch_invariant: bool = False
     """Whether the logits of a token never depend on other sequences, nor on how a sequence is cut into inputs."""
     asynchronous: bool = False  #: whether ``forward`` returns before the logits are computed, to overlap other work
@@ -169,7 +170,8 @@ class SequentialRunner(Runner):
     paged = False
 
     def __init__(self, model: Model, blocks: int, block_size: int = BLOCK, unbatched_reason: str = "") -> None:
-        self.model, self.blocks, self.block_size, self.unbatched_reason = model, blocks, block_size, unbatched_reason
+        self.model, self.blocks, self.block_size = model, blocks, block_size
+        self.unbatched_reason = self.unpaged_reason = unbatched_reason
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
         self._open: dict[int, tuple[Any, int]] = {}  # contexts, with the number of computed tokens
         self._prompts: dict[int, int] = {}  # the length of the prompt by key: that of its first input

@@ -38,13 +38,14 @@ class Part(NamedTuple):
 class PaddedRunner(SequentialRunner):
     """See ``Runner``. Raises IncompatibleModelError if a test does not give the logits of single sequences.
 
-    model: with a cache, see ``Decoding``. blocks: see ``SequentialRunner``.
+    model: with a cache, see ``Decoding``. blocks: see ``SequentialRunner``. reason: why its cache is not paged.
     """
 
     model: TransformersModel
 
-    def __init__(self, model: TransformersModel, blocks: int) -> None:
+    def __init__(self, model: TransformersModel, blocks: int, reason: str = "") -> None:
         super().__init__(model, blocks)
+        self.unpaged_reason = reason
         if model.decoding.cache is None:
             raise IncompatibleModelError("it has no cache that can be used")
         self._drop()

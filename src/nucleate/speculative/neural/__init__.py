@@ -52,7 +52,7 @@ def load_draft_model(given: Any, target: Model) -> Callable[[], Proposer]:
     def new_proposer() -> Proposer:
         runner = runner_of(model, memory)
         if not runner.paged:
-            raise ModelError(f"the draft model must run batched: {runner.unbatched_reason}")
+            raise ModelError(f"the draft model must have a paged KV cache: {runner.unpaged_reason}")
         return DraftModel(runner)
 
     new_proposer()  # fail here rather than in the first request
