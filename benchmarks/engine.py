@@ -76,9 +76,10 @@ def by_engine(
     requests: Sequence[LoadRequest],
     params: nc.SamplingParams,
     rows: int = 2 * ROWS,
+    batched_tokens: int | None = None,
 ) -> list[list[int]]:
     """Run all requests on one engine. Returns the tokens of each."""
-    engine = Engine(runner, tokenizer, max_num_seqs=rows)
+    engine = Engine(runner, tokenizer, max_num_seqs=rows, max_num_batched_tokens=batched_tokens)
     ids = [engine.add(Request(one.prompt_ids, params.replace(max_tokens=one.tokens))) for one in requests]
     tokens: dict[str, list[int]] = {number: [] for number in ids}
     while len(engine):

@@ -323,10 +323,12 @@ def _runner_of(model: Model, memory: int | None, tokens: int, *, batch_invariant
 def _transformers_runner(model: TransformersModel, memory: int, *, batch_invariant: bool) -> Runner:
     """The first one that works: paged, in padded batches, one sequence at a time."""
     from nucleate.models.transformers.batched_model import BatchedTransformers
-    from nucleate.models.transformers.ragged_attention import IncompatibleModelError
+    from nucleate.models.transformers.ragged_attention import IncompatibleModelError, OwnMaskError
 
     try:
         return BatchedTransformers(model, memory, batch_invariant=batch_invariant)
+    except OwnMaskError as error:
+        return _sequential(model, memory, str(error))
     except IncompatibleModelError as error:
         reason = str(error)
     if model.decoding.cache is None:

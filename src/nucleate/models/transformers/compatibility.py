@@ -18,6 +18,7 @@ from nucleate.models.transformers.ragged_attention import (
     PROBE,
     AttentionLayer,
     IncompatibleModelError,
+    OwnMaskError,
     implement,
 )
 from nucleate.models.transformers.transformers_model import layer_configs
@@ -41,7 +42,7 @@ class Probe:
     def note(self, module: Any, query: Any, key: Any, value: Any, mask: Any, settings: Mapping[str, Any]) -> Any:
         """See ``dispatch``. Returns the value: with one token, attention is the identity."""
         if mask is not None and bool((~mask if mask.dtype == torch.bool else mask).any()):
-            raise IncompatibleModelError("its attention adds a mask of its own to the scores")
+            raise OwnMaskError("its attention adds a mask of its own to the scores")
         if unsupported := sorted(
             name for name, value in settings.items() if value is not None and name not in HARMLESS
         ):

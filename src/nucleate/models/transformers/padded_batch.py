@@ -1,8 +1,8 @@
 """Sequences of a Transformers model in batches, in the model's own cache, padded on the left as by ``generate``.
 
 For models that cannot use the paged KV cache: with recurrent or convolution states, or with an attention that cannot
-be replaced. Prompts are computed one by one, so states never see padding. Then the sequences that generate a token
-share one forward pass. Their caches are joined when sequences come or go, and stay joined in between.
+be replaced. The sequences that generate a token share one forward pass. Their caches are joined when sequences come or
+go, and stay joined in between. Prompts share one, too, if a test shows that their states are those of single ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nucleate.models.transformers.ragged_attention import IncompatibleModelError
 from nucleate.models.transformers.transformers_model import TransformersModel
 from nucleate.parameters.converters import one_line
 
-LENGTHS = (5, 1, 8)
+LENGTHS = (5, 4, 8)
 """Lengths of the sequences of the test; convolutions treat a few tokens as a special case."""
 SIMPLE = (int, float, bool, str, type(None), torch.dtype, torch.device, type)
 
@@ -42,6 +42,7 @@ class PaddedRunner(SequentialRunner):
     """
 
     model: TransformersModel
+    _joins_prompts = False
 
     def __init__(self, model: TransformersModel, blocks: int, reason: str = "") -> None:
         super().__init__(model, blocks)
@@ -60,10 +61,12 @@ class PaddedRunner(SequentialRunner):
 
     def forward(self, inputs: Sequence[ModelInput]) -> NDArray[np.float32]:
         """See ``Runner.forward``."""
+        rows: dict[int, NDArray[np.float32]] = {}
         joined = [each for each in inputs if self._can_join(each)]
-        if len(joined) < 2:
-            joined = []
-        rows = dict(zip((each.key for each in joined), self._decode(joined), strict=True)) if joined else {}
+        groups = [*([joined] if len(joined) > 1 else []), *self._prompt_groups(inputs)]
+        for group in groups:
+            compute = self._decode if group[0].start else self._prefill
+            rows |= zip((each.key for each in group), compute(group), strict=True)
         found = []
         for each in inputs:
             if each.key in rows:
@@ -85,6 +88,33 @@ class PaddedRunner(SequentialRunner):
         limit = self.model.decoding.long_rope
         return context is not None and each.start == length == each.stop - 1 and not (limit and length >= limit)
 
+    def _prompt_groups(self, inputs: Sequence[ModelInput]) -> list[list[ModelInput]]:
+        """New sequences that are computed together: at most half of each is padding."""
+        groups: list[list[ModelInput]] = []
+        limit = self.model.decoding.long_rope
+        for each in sorted(inputs, key=lambda each: each.stop) if self._joins_prompts else ():
+            if each.start or each.key in self._prompts or each.num_logits > 1 or (limit and each.stop > limit):
+                continue
+            if groups and each.stop <= 2 * groups[-1][0].stop:
+                groups[-1].append(each)
+            else:
+                groups.append([each])
+        return [group for group in groups if len(group) > 1]
+
+    def _prefill(self, inputs: Sequence[ModelInput]) -> NDArray[np.float32]:
+        """The logits [B, V] after several prompts, in one forward pass."""
+        total = inputs[-1].stop
+        with torch.inference_mode():
+            ids = [[0] * (total - each.stop) + [*each.token_ids[: each.stop]] for each in inputs]
+            logits_BV, cache = self._step(ids, [total - each.stop for each in inputs], 0, None)
+            for row, each in enumerate(inputs):
+                context = self.model.begin()
+                context.token_ids = [*each.token_ids[: each.stop]]
+                context.cache = self._merge([Part(cache, [row], total, each.stop)])
+                self._open[each.key] = context, each.stop
+                self._prompts[each.key] = each.stop
+        return logits_BV
+
     def _drop(self) -> None:
         self._keys: list[int] = []  # the sequences of the batch, by row
         self._lengths: list[int] = []
@@ -98,8 +128,8 @@ class PaddedRunner(SequentialRunner):
             same = keys == self._keys
             cache = self._cache if same else self._join(keys, lengths, [context for context, _ in opened])
             self._drop()
-            ids = [each.token_ids[each.start] for each in inputs]
-            logits_BV, cache = self._step(ids, lengths, cache)
+            ids = [[each.token_ids[each.start]] for each in inputs]
+            logits_BV, cache = self._step(ids, [max(lengths) - length for length in lengths], max(lengths), cache)
         for each, (context, length) in zip(inputs, opened, strict=True):
             context.token_ids.append(each.token_ids[length])
             context.cache = None
@@ -107,17 +137,20 @@ class PaddedRunner(SequentialRunner):
         self._keys, self._lengths, self._cache = keys, [length + 1 for length in lengths], cache
         return logits_BV
 
-    def _step(self, ids: list[int], lengths: list[int], cache: Any) -> tuple[NDArray[np.float32], Any]:
-        """One more token per sequence."""
+    def _step(
+        self, ids: list[list[int]], hidden: list[int], before: int, cache: Any
+    ) -> tuple[NDArray[np.float32], Any]:
+        """More tokens [B, T] after ``before`` ones. hidden: how many padded tokens each sequence begins with."""
         decoding, device = self.model.decoding, self.model.model.device
-        name, total = str(decoding.cache), max(lengths)
+        name, ids_BT = str(decoding.cache), torch.tensor(ids, device=device)
+        hidden_B1 = torch.tensor(hidden, device=device)[:, None]
         settings: dict[str, Any] = {name: cache, "use_cache": True, "logits_to_keep": 1}
+        columns_L = torch.arange(before + ids_BT.shape[1], device=device)
         if decoding.positions:
-            settings["position_ids"] = torch.tensor(lengths, device=device)[:, None]
-        if self._masked and min(lengths) < total:
-            first_B1 = total - torch.tensor(lengths, device=device)[:, None]
-            settings["attention_mask"] = (torch.arange(total + 1, device=device) >= first_B1).long()
-        out = self.model.model(input_ids=torch.tensor(ids, device=device)[:, None], **settings)
+            settings["position_ids"] = (columns_L[before:] - hidden_B1).clamp(min=0)
+        if any(hidden) and (self._masked or cache is None):
+            settings["attention_mask"] = (columns_L >= hidden_B1).long()
+        out = self.model.model(input_ids=ids_BT, **settings)
         logits: NDArray[np.float32] = out.logits[:, -1].float().cpu().numpy()
         return logits, out[name]
 
@@ -212,26 +245,34 @@ class PaddedRunner(SequentialRunner):
         self._masked = any(dimension is not None for dimension in self._dimensions.values())
 
     def _check(self) -> None:
-        """Compare the logits of sequences that come and go with those of single ones. Raises IncompatibleModelError."""
+        """Compare sequences that come and go with single ones. Raises IncompatibleModelError."""
+        self._joins_prompts = True
+        try:
+            self._compare(((0, 1, 2), (0, 1, 2), (2, 0), (2, 0, 1)))
+        except Exception:  # noqa: BLE001 - the model's code may raise anything
+            self._joins_prompts = False
+            self._compare(((0,), (1,), (0, 1), (2,), (0, 1, 2), (2, 0), (2, 0), (0,)))
+
+    def _compare(self, steps: Sequence[Sequence[int]]) -> None:
+        """steps: the sequences of each forward pass."""
         random = np.random.default_rng(0)
-        ids = [random.integers(0, self.vocab_size, length + 5).tolist() for length in LENGTHS]
-        single = [self.model.begin() for _ in ids]
-        done = [0 for _ in ids]
-        for keys in ((0,), (1,), (0, 1), (2,), (0, 1, 2), (2, 0), (2, 0), (0,)):
-            stops = [done[key] + 1 if done[key] else LENGTHS[key] for key in keys]
-            inputs = [ModelInput(key, ids[key], done[key], stop, (), 1) for key, stop in zip(keys, stops, strict=True)]
-            actual_BV = self.forward(inputs)
-            expected_BV = np.stack(
-                [single[key].forward(ids[key][done[key] : stop]) for key, stop in zip(keys, stops, strict=True)]
-            )
-            for key, stop in zip(keys, stops, strict=True):
-                done[key] = stop
-            worst = deviation(actual_BV, expected_BV, self.model.model.dtype)
-            if not worst <= TOLERANCE.get(self.model.model.dtype, 0):
-                raise IncompatibleModelError(f"in a padded batch, its logits differ by {worst:.1%}")
-        for key in range(len(ids)):
-            self.forget(key)
-        self._drop()
+        ids = [random.integers(0, self.vocab_size, length + len(steps)).tolist() for length in LENGTHS]
+        single, done = [self.model.begin() for _ in ids], [0 for _ in ids]
+        try:
+            for keys in steps:
+                stops = [done[key] + 1 if done[key] else LENGTHS[key] for key in keys]
+                places = [*zip(keys, [done[key] for key in keys], stops, strict=True)]
+                actual_BV = self.forward([ModelInput(key, ids[key], start, stop, (), 1) for key, start, stop in places])
+                expected_BV = np.stack([single[key].forward(ids[key][start:stop]) for key, start, stop in places])
+                worst = deviation(actual_BV, expected_BV, self.model.model.dtype)
+                if not worst <= TOLERANCE.get(self.model.model.dtype, 0):
+                    raise IncompatibleModelError(f"in a padded batch, its logits differ by {worst:.1%}")
+                for key, _, stop in places:
+                    done[key] = stop
+        finally:
+            self._drop()
+            for key in range(len(ids)):
+                self.forget(key)
 
 
 def _padded(value: Any, dimension: int, size: int) -> Any:

@@ -29,6 +29,10 @@ class IncompatibleModelError(ModelError):
     """The model cannot run batched; the message says why."""
 
 
+class OwnMaskError(IncompatibleModelError):
+    """Its attention hides tokens by a rule of its own, which may count padded ones."""
+
+
 class AttentionLayer(NamedTuple):
     """The settings of an attention layer, recorded at its first call."""
 
