@@ -60,6 +60,7 @@ def test_its_own_test_and_every_property_pass(copy: Path) -> None:
     assert int(re.search(r"(\d+) passed", report)[1]) >= 12  # type: ignore[index]  # its own test and the property tests
 
 
+@pytest.mark.slow
 def test_the_stage_is_a_flag_and_a_row_of_the_table(copy: Path) -> None:
     table = run(copy, "-m", "nucleate", "stages")
     assert "above_average" in table

@@ -38,6 +38,7 @@ STRUCTURED_COMMANDS = commands(PAGES["structured.md"])
 COMPARE_COMMANDS = commands(PAGES["compare.md"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", EXAMPLES + MORE, ids=lambda code: code.strip().splitlines()[-1][:40])
 def test_an_example_of_the_docs_runs(code: str, capsys: pytest.CaptureFixture[str]) -> None:
     if "import torch" in code:
@@ -46,7 +47,7 @@ def test_an_example_of_the_docs_runs(code: str, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.strip()
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize(
     "command",
     [c for c in CLI_COMMANDS if c.startswith(("nucleate generate", "printf"))] + COMPARE_COMMANDS + STRUCTURED_COMMANDS,
@@ -71,6 +72,7 @@ def test_the_page_of_structured_output_lists_all_enforced_keywords() -> None:
         assert f"`{name}`" in page
 
 
+@pytest.mark.slow
 def test_the_page_of_stages_and_all_links_are_correct() -> None:
     script = [sys.executable, str(ROOT / "docs" / "build.py"), "--check"]
     done = subprocess.run(script, capture_output=True, text=True, check=False)

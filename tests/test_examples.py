@@ -66,7 +66,7 @@ def test_a_script_is_short_and_documented(script: Path) -> None:
     [pytest.param(one, marks=[pytest.mark.slow] if one.stem in SLOW else []) for one in SCRIPTS],
     ids=[script.stem for script in SCRIPTS],
 )
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(0)
 def test_a_script_prints_what_it_shows(script: Path, tmp_path: Path) -> None:
     if script.stem == "torch_decode_loop":
         pytest.importorskip("transformers", reason="the script samples from a model of Transformers")

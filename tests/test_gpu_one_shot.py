@@ -129,6 +129,7 @@ def test_a_part_that_only_crashes_is_not_started_forever(tmp_path: Path) -> None
     assert (line["failed"], line["code"], line["detail"]) == ("crash", 1, "no torch here")
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_ends_with_its_children_and_the_next_one_runs(tmp_path: Path) -> None:
     text = """
 import subprocess, sys, time
@@ -162,7 +163,7 @@ part.case("good", lambda: {"check": "good", "wrong": 0, "of": 1, "path": "all fi
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_what_was_learnt_before_a_kill_is_in_the_folder(tmp_path: Path, how: signal.Signals) -> None:
     command = [sys.executable, str(SCRIPTS / "gpu_one_shot.py"), "--rehearse", "--out", str(tmp_path)]
     command += ["--parts", "environment", "checks"]

@@ -35,7 +35,7 @@ def names(cold: None, page_names: dict[str, object], monkeypatch: pytest.MonkeyP
     return page_names
 
 
-@pytest.mark.fast_cases(5)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("path", [pytest.param(p, marks=page_marks(p), id=f"{p.parent.name}-{p.stem}") for p in PAGES])
 def test_the_code_of_a_page_runs(
     path: Path, names: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -18,12 +18,14 @@ from nucleate.tokenization.tokenizer import Tokenizer
 SHORT = nc.SamplingParams(temperature=0.7, top_p=0.9, top_k=50, max_tokens=40, seed=1)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_text_and_another_seed_does_not(llm: nc.LLM) -> None:
     texts = [llm.generate("Once upon a time", SHORT.replace(seed=seed))[0].text for seed in (1, 1, 2, 2**64 - 1)]
     assert texts[0] == texts[1]
     assert len(set(texts)) == 3
 
 
+@pytest.mark.slow
 def test_prompts_as_text_lists_and_ids_are_equivalent(llm: nc.LLM) -> None:
     ids = llm.tokenizer.encode("Once upon a time")
     prompts = ("Once upon a time", ["Once upon a time"], [ids], [np.array(ids)], np.array([ids]), iter([tuple(ids)]))
@@ -151,6 +153,7 @@ def test_stream_chat_takes_one_conversation(llm: nc.LLM) -> None:
         llm.stream_chat([[{"role": "user", "content": "x"}]])  # type: ignore[list-item]
 
 
+@pytest.mark.slow
 def test_the_models_defaults_apply_to_fields_that_are_not_given(llm: nc.LLM) -> None:
     assert llm.default_params == nc.SamplingParams(temperature=0.7, top_p=0.9, top_k=50)
     given = {"seed": 3, "max_tokens": 30, "temperature": 1.0}  # 1 is the default of the field, but it was given
@@ -169,6 +172,7 @@ def test_the_models_defaults_apply_to_fields_that_are_not_given(llm: nc.LLM) -> 
     assert llm.chat(messages, own) == llm.chat(messages, expected) == llm.chat(messages, **given)
 
 
+@pytest.mark.slow
 def test_without_generation_config_the_fields_have_their_own_defaults(llm: nc.LLM) -> None:
     plain = nc.LLM(generation_config="none")
     assert plain.default_params == nc.SamplingParams()
@@ -275,6 +279,7 @@ def test_outputs_have_the_given_seeds_for_every_draw(llm: nc.LLM, draw: str) -> 
 BAD = ["was", "little", "Lily", "a time", "there"]
 
 
+@pytest.mark.slow
 def test_bad_words_never_appear_with_or_without_a_space(llm: nc.LLM) -> None:
     def text(prompt: str, seed: int, **changes: object) -> str:
         return llm.generate(prompt, SHORT.replace(seed=seed, max_tokens=50, **changes))[0].text
@@ -309,6 +314,7 @@ def longest_repeat(ids: tuple[int, ...]) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_dry_breaks_loops_and_breakers_may_be_text(llm: nc.LLM) -> None:
     params = nc.SamplingParams(temperature=0, max_tokens=80, ignore_eos=True)
     prompt = "Tim ran and ran. Tim ran and ran. Tim ran and ran."
@@ -335,7 +341,7 @@ def test_dry_breaks_loops_and_breakers_may_be_text(llm: nc.LLM) -> None:
     ],
     ids=str,
 )
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_a_seed_reproduces_stages_with_a_state_or_random_decisions(llm: nc.LLM, changes: dict[str, object]) -> None:
     params = nc.SamplingParams(max_tokens=25, ignore_eos=True, **changes)
     first = llm.generate("Once upon a time", params)[0].outputs[0]  # without a seed

@@ -26,17 +26,20 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert not modules_after("import nucleate") & {"numpy", "torch", "transformers", "tokenizers", "jinja2", "regex"}
 
 
+@pytest.mark.slow
 def test_the_core_needs_only_numpy() -> None:
     loaded = modules_after("import nucleate.sampling.pipeline")
     assert "numpy" in loaded
     assert not loaded & {"torch", "transformers", "tokenizers", "jinja2", "regex", "safetensors", "numba"}
 
 
+@pytest.mark.slow
 def test_the_bundled_model_needs_no_torch() -> None:
     loaded = modules_after("import nucleate; nucleate.LLM().generate('Once', nucleate.SamplingParams(max_tokens=2))")
     assert not loaded & {"torch", "transformers", "huggingface_hub"}
 
 
+@pytest.mark.slow
 def test_generating_once_with_the_bundled_model_waits_for_no_compiler() -> None:
     code = "import nucleate as nc; [*nc.LLM().stream('A', nc.SamplingParams(max_tokens=5))]"
     assert not modules_after(code) & {"numba", "torch", "transformers"}

@@ -389,6 +389,7 @@ def test_the_signature_lists_the_fields():
 VALUES = ("1.0", '"1"', "true", '{"a": []}', "1e400")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -523,6 +524,7 @@ def test_truncations_that_a_request_sets_with_mirostat_run():
     assert nc.SamplingParams(mirostat_tau=5, top_k=3, seed=1).build_pipeline() == (TopK(3), Mirostat(5.0), Gumbel(1))
 
 
+@pytest.mark.slow
 def test_caches_do_not_keep_large_parameters() -> None:
     build.cache_clear()
     engine = nc.LLM().new_engine()

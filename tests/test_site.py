@@ -42,6 +42,7 @@ from generate.parameters_page import parameters_page  # noqa: E402
 from generate.site import FRONT, in_order, run_sphinx, write_sources  # noqa: E402
 
 
+@pytest.mark.slow
 def test_every_public_name_is_documented() -> None:
     assert api_check.undocumented() == []
 
@@ -92,7 +93,7 @@ def test_the_sentences_about_parameters_become_a_list() -> None:
     assert fields == ["Fields:", "", r"- **a**: one \* two.", "- **b**: c: d.", ""]
 
 
-@pytest.mark.fast_cases(4)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("name", [*FIRST, *(name for name in STAGES if name not in FIRST)])
 def test_the_page_of_a_stage(name: str) -> None:
     page, kind = stage_pages.stage_page(STAGES[name]), STAGES[name]
@@ -221,6 +222,7 @@ def test_the_navigation_has_every_page(tmp_path: Path) -> None:
     assert "toctree" not in plain((tmp_path / "index.md").read_text("utf-8"))
 
 
+@pytest.mark.slow
 def test_the_example_of_the_front_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     [code] = re.findall(r"```python\n(.*?)```", FRONT, re.DOTALL)
     exec(compile(code, "<front page>", "exec"), {})

@@ -42,6 +42,7 @@ def _reject(_: str) -> None:
     raise ValueError
 
 
+@pytest.mark.slow
 @settings(max_examples=tiers.count(60, 400))
 @given(VALUES, st.booleans(), st.sampled_from([None, 1, "\t"]), st.randoms(use_true_random=False))
 def test_a_value_ends_where_it_ends(
@@ -53,6 +54,7 @@ def test_a_value_ends_where_it_ends(
         assert scan([*text, after])[:2] == (True, False)
 
 
+@pytest.mark.slow
 @settings(max_examples=tiers.count(150, 1000))
 @given(VALUES, st.randoms(use_true_random=False))
 def test_what_is_not_json_fails(value: object, rng: random.Random) -> None:
@@ -90,6 +92,7 @@ def test_limits() -> None:
     assert scan([*("1" * (MAX_NUMBER + 1)), " "]) == (False, True, MAX_NUMBER + 1)
 
 
+@pytest.mark.slow
 @given(st.dictionaries(st.text(max_size=4), VALUES, max_size=3), st.integers(0, 60))
 @settings(max_examples=tiers.count(100, 1000), deadline=None)
 def test_the_beginning_of_an_object_is_completed(value: dict[str, object], indent: int) -> None:

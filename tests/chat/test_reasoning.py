@@ -93,7 +93,7 @@ def test_the_tracker_counts_the_tokens_of_the_section(
     assert tracker.forced_token is None
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("limit", [0, 7, 40])
 @pytest.mark.parametrize("values", [{}, {"temperature": 1.5, "top_k": 50}, {"temperature": 0}])
 def test_the_limit_is_exact(opened: nc.LLM, limit: int, values: dict[str, Any]) -> None:
@@ -114,7 +114,7 @@ def test_the_limit_is_exact(opened: nc.LLM, limit: int, values: dict[str, Any]) 
         assert output.token_ids == tuple(tokens)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("rule", ["coupled", "rejection", "block"])
 def test_the_limit_holds_under_speculation(tmp_path: Path, opened: nc.LLM, rule: str) -> None:
     speculation = nc.Speculation("ngram", acceptance_rule=rule)
@@ -130,6 +130,7 @@ def test_the_limit_holds_under_speculation(tmp_path: Path, opened: nc.LLM, rule:
             assert [output.token_ids for output in found.outputs] == [output.token_ids for output in plain.outputs]
 
 
+@pytest.mark.slow
 def test_a_limit_without_a_section_has_no_effect(llm: nc.LLM, optional: nc.LLM) -> None:
     values = {"seed": 1, "max_tokens": 20}
     assert llm.chat(ASK, **values, max_reasoning_tokens=0).outputs == llm.chat(ASK, **values).outputs
@@ -138,6 +139,7 @@ def test_a_limit_without_a_section_has_no_effect(llm: nc.LLM, optional: nc.LLM) 
     assert optional.chat(ASK, **values, max_reasoning_tokens=0).text == optional.chat(ASK, **values).text
 
 
+@pytest.mark.slow
 def test_structured_output_starts_after_the_reasoning(opened: nc.LLM) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": ["yes", "no"]}}, "required": ["a"]}
     schema["additionalProperties"] = False

@@ -76,7 +76,7 @@ def check(completion: nc.Completion, names: tuple[str, ...] = ("get_weather", "w
         assert len({call.id for call in output.tool_calls}) == len(output.tool_calls)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("values", [{}, {"temperature": 2.0}, {"temperature": 0}, {"temperature": 2.0, "top_k": 3}])
 def test_required_calls_are_guaranteed(llm: nc.LLM, values: dict[str, Any]) -> None:
     complete = 0
@@ -90,6 +90,7 @@ def test_required_calls_are_guaranteed(llm: nc.LLM, values: dict[str, Any]) -> N
     assert complete > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [
@@ -122,6 +123,7 @@ def without_ids(found: nc.Completion | nc.CompletionOutput) -> list[nc.ToolCall]
     return [dataclasses.replace(call, id="") for call in found.tool_calls]
 
 
+@pytest.mark.slow
 def test_the_calls_are_those_without_speculation(llm: nc.LLM) -> None:
     drafting = nc.LLM(speculative_config="ngram")
     for seed in range(3):
@@ -159,6 +161,7 @@ def test_an_optional_call_obeys_its_schema_once_it_has_begun(llm: nc.LLM, parall
     assert complete
 
 
+@pytest.mark.slow
 def test_a_stream_adds_up(llm: nc.LLM) -> None:
     values = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200, "seed": 5, "temperature": 2.0, "n": 2}
     whole = llm.chat(ASK, **values)
@@ -174,7 +177,7 @@ def test_a_stream_adds_up(llm: nc.LLM) -> None:
         assert all(delta.arguments == "" and delta.id for delta in starts)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("choice", ["required", "wait", "auto"])
 def test_an_output_cut_within_a_call_has_no_markup_in_its_text(llm: nc.LLM, choice: str) -> None:
     """Whatever ``max_tokens`` is: the arguments are as far as they came, and the chunks add up to the whole."""
@@ -222,6 +225,7 @@ def test_a_conversation_continues_with_results(llm: nc.LLM) -> None:
     assert len(several) == 2
 
 
+@pytest.mark.slow
 def test_a_schema_that_cannot_be_enforced(llm: nc.LLM) -> None:
     loose = {"type": "function", "function": {"name": "loose", "parameters": UNENFORCEABLE}}
     strict = {"type": "function", "function": {**loose["function"], "strict": True}}
@@ -299,7 +303,7 @@ def test_both_forms_of_structural_tags_can_follow_a_reasoning_section(llm: nc.LL
     assert found[0].startswith("hm</think>Well <a>{")
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_the_constraint_of_every_format_compiles_and_is_parsed(llm: nc.LLM, name: str) -> None:
     """Outputs under the constraint of a format are calls for its parser."""
@@ -321,7 +325,7 @@ def test_the_constraint_of_every_format_compiles_and_is_parsed(llm: nc.LLM, name
     assert complete
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("name", [name for name in TOOL_FORMATS if name != "openai"])
 @pytest.mark.parametrize("opened", [True, False])
 def test_required_calls_after_reasoning(
@@ -341,6 +345,7 @@ def test_required_calls_after_reasoning(
     jsonschema.validate(json.loads(call.arguments_json), SCHEMAS[call.name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompt", ["", "<|user|>"], ids=["optional", "opened"])
 def test_reasoning_between_special_tokens_comes_before_optional_calls(llm: nc.LLM, prompt: str) -> None:
     """Free text of a grammar has no special tokens, so the section is a part of the grammar."""

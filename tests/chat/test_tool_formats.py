@@ -207,6 +207,7 @@ def test_a_text_that_is_cut_within_no_call_stays_text(name: str, text: str) -> N
     assert parse(text, name, cut=True).content == text.rpartition("<|message|>")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_random_outputs_are_parsed_without_error_and_alike_in_any_parts(name: str) -> None:
     rng = random.Random(name)
@@ -236,7 +237,7 @@ def test_arguments_are_streamed_as_they_come() -> None:
     assert [event.arguments for event in parser.push('": "xyz')] == ['": "xyz']  # type: ignore[union-attr]
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_the_time_is_linear(name: str) -> None:
     units = ["<tool_call>", '{"name":', "[TOOL_CALLS]", "[", '{"', "<|channel|>", DS_CALL, " ", "1"]

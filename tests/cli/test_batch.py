@@ -87,6 +87,7 @@ def test_every_kind_of_line_gets_the_output_of_the_library(folder: Folder, llm: 
     assert re.search(r"^\[5 lines done, 0 failed; 35 tokens, \d+ tokens/s on numpy float32\]\n$", err)
 
 
+@pytest.mark.slow
 def test_the_example_lines_of_the_batch_page_run(folder: Folder) -> None:
     page = (Path(__file__).parents[2] / "docs" / "batch.md").read_text("utf-8")
     [block] = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
@@ -98,6 +99,7 @@ def test_the_example_lines_of_the_batch_page_run(folder: Folder) -> None:
             assert f"`{name}`" in page or f'"{name}"' in page
 
 
+@pytest.mark.slow
 def test_missing_length_limits_fall_back_to_the_context(folder: Folder) -> None:
     folder.write(request("a", ignore_eos=True), request("b", ignore_eos=True, max_tokens=None))
     assert [r["response"]["body"]["usage"]["completion_tokens"] for r in folder.run()[1]] == [16, 16]
@@ -177,6 +179,7 @@ BAD: list[tuple[Any, int | None, str | None, str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_bad_lines_are_reported_and_the_others_are_processed(folder: Folder) -> None:
     folder.write(request("good"), *(line for line, *_ in BAD), "The end")
     status, found, err = folder.run(*SHORT)
@@ -274,6 +277,7 @@ def test_lines_equal_those_of_splitting_the_full_text(parts: list[bytes], most: 
     assert list(lines(io.BytesIO(data), most)) == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [3, pytest.param(40, marks=pytest.mark.exhaustive)])
 def test_killed_at_any_moment_no_line_is_lost_or_repeated(folder: Folder, most: int) -> None:
     input_lines = INPUT_LINES[: 12 if most < 10 else None]
@@ -303,6 +307,7 @@ def test_killed_at_any_moment_no_line_is_lost_or_repeated(folder: Folder, most: 
     assert stripped(folder.records()) == stripped(uninterrupted)
 
 
+@pytest.mark.slow
 def test_an_incomplete_record_is_cut_off_wherever_it_ends(folder: Folder) -> None:
     folder.write(request("a", seed=1), request("b", seed=2), {"prompt": "x", "seed": 3})
     _, uninterrupted, _ = folder.run(*SHORT)
@@ -423,6 +428,7 @@ def test_a_file_that_is_both_input_and_output_is_not_changed(folder: Folder) -> 
     assert folder.input.read_bytes() == b'"x"\n'
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_finished_lines_and_reports_how_to_resume(folder: Folder) -> None:
     folder.write("x", *[{"prompt": "x", "max_tokens": 900, "ignore_eos": True}] * 6)
     with folder.begun("--max-num-seqs", "2", "--seed", "1", "--max-tokens", "1") as process:
@@ -437,7 +443,7 @@ def test_an_interrupt_keeps_finished_lines_and_reports_how_to_resume(folder: Fol
 
 
 @pytest.mark.parametrize("source", ["-", "pipe"])
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_stdin_to_stdout(folder: Folder, source: str) -> None:
     os.mkfifo(folder.input) if source == "pipe" else None
     name = str(folder.input) if source == "pipe" else "-"
@@ -462,6 +468,7 @@ def test_lines_from_stdin_are_recognized_on_resume(folder: Folder, monkeypatch: 
     assert [record["prompt"] for record in folder.records()] == ["x", "y"]
 
 
+@pytest.mark.slow
 def test_the_input_is_read_incrementally(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     consumed, sizes = 0, []
 

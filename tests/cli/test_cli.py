@@ -36,6 +36,7 @@ def nucleate(*arguments: str, text: str | None = None, **options: object) -> sub
 GENERATE = ("generate", "Once upon a time", "--max-tokens", "20")
 
 
+@pytest.mark.slow
 def test_text_goes_to_stdout_and_statistics_to_stderr() -> None:
     done = nucleate(*GENERATE, "--seed", "1")
     assert done.returncode == 0
@@ -51,6 +52,7 @@ def test_a_reported_seed_reproduces_the_text_and_another_seed_does_not() -> None
     assert nucleate(*GENERATE, "--seed", str(int(seed) ^ 1)).stdout != first.stdout
 
 
+@pytest.mark.slow
 def test_the_prompt_comes_from_stdin_a_file_or_is_empty(
     tmp_path: Path, llm: nc.LLM, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +101,7 @@ def test_a_prompt_after_two_dashes_may_look_like_a_flag() -> None:
         assert json.loads(done.stdout)["prompt"] == prompt
 
 
+@pytest.mark.slow
 def test_echo_precedes_every_output() -> None:
     done = nucleate("generate", "The fox", "--max-tokens", "2", "--n", "2", "--seed", "1", "--echo")
     assert re.findall(r"^--- completion . of 2, seed .\nThe fox", done.stdout, re.MULTILINE) == [
@@ -106,6 +109,7 @@ def test_echo_precedes_every_output() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_terminal_without_the_characters_shows_escapes() -> None:
     done = nucleate("generate", "café", "--echo", "--max-tokens", "1", env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0, done.stderr
@@ -121,7 +125,7 @@ def test_a_terminal_without_the_characters_shows_escapes() -> None:
         ("chat <&-", 2, "^$", "^nucleate: nothing to read: stdin is closed\n$"),
     ],
 )
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_closed_streams(redirection: str, status: int, out: str, err: str) -> None:
     script = f"{sys.executable} -m nucleate {redirection}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=120)
@@ -130,6 +134,7 @@ def test_closed_streams(redirection: str, status: int, out: str, err: str) -> No
     assert re.search(err, done.stderr)
 
 
+@pytest.mark.slow
 def test_json_output() -> None:
     done = nucleate(*GENERATE, "--seed", "1", "--json", "--n", "2", "--temperature", "0.5")
     result = json.loads(done.stdout)
@@ -233,17 +238,20 @@ def test_bad_usage_is_one_line_and_exit_status_2(
     assert [line.startswith(f"usage: nucleate {arguments[0]} [OPTIONS]") for line in usage] == [True] * shown
 
 
+@pytest.mark.slow
 def test_an_invalid_thread_count_is_an_error_before_anything_runs() -> None:
     done = nucleate("generate", "Once", env={**os.environ, "NUCLEATE_THREADS": "zero"})
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "nucleate: NUCLEATE_THREADS must be an integer >= 1, got 'zero'\n"
 
 
+@pytest.mark.slow
 def test_debug_shows_the_traceback() -> None:
     assert "Traceback" in nucleate("generate", "x", "--model", "/missing", "--debug").stderr
     assert "Traceback" not in nucleate("generate", "x", "--model", "/missing").stderr
 
 
+@pytest.mark.slow
 def test_help_is_fast_and_imports_no_torch() -> None:
     seconds = []
     for _ in range(5):
@@ -254,6 +262,7 @@ def test_help_is_fast_and_imports_no_torch() -> None:
     assert min(seconds) < 0.3, seconds
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error() -> None:
     script = f"{sys.executable} -m nucleate generate 'Once' --max-tokens 200 --ignore-eos | head -c 5"
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=120)
@@ -261,6 +270,7 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert "Exception" not in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_output_so_far() -> None:
     arguments = "-m", "nucleate", "generate", "Once", "--ignore-eos", "--max-tokens", "1000"
     with begun(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1) as process:
@@ -290,6 +300,7 @@ def test_stages_prints_aligned_columns_for_names_of_any_length(
     assert "\nmuch_likelier_than_the_average floor     Keep some.\n" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_chat_executes_commands_and_replies_to_lines() -> None:
     lines = [
         "/set seed 3", "/set temperature 0.5", "/set top_p 7", "/set nothing 1", "/params", "/help", "/regenerate",
@@ -316,6 +327,7 @@ def test_chat_keeps_the_history_and_drops_the_oldest_when_the_context_is_full() 
     assert "the oldest messages were removed" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_invalid_or_too_long_message_leaves_the_conversation_unchanged() -> None:
     def chat(*lines: str) -> subprocess.CompletedProcess[str]:
         flags = ("--max-tokens", "5", "--temperature", "0")
@@ -329,6 +341,7 @@ def test_an_invalid_or_too_long_message_leaves_the_conversation_unchanged() -> N
     assert "removed" not in done.stderr
 
 
+@pytest.mark.slow
 def test_set_without_a_value_restores_the_default() -> None:
     changes = "/set stop The end\n/set temperature 2\n/set  ignore_eos  True\n/set max-tokens 9\n/params\n"
     done = nucleate("chat", text=f"{changes}/set max-tokens\n/set stop\n/set temperature\n/set ignore_eos\n/params")
@@ -338,11 +351,13 @@ def test_set_without_a_value_restores_the_default() -> None:
     assert back == "SamplingParams(temperature=0.7, top_k=50, top_p=0.9)"
 
 
+@pytest.mark.slow
 def test_quit_ignores_the_lines_after_it() -> None:
     done = nucleate("chat", text="/quit now\n/params\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_chat_that_reads_a_pipe() -> None:
     with begun("-m", "nucleate", "chat", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         process.stdin.write("/params\n/params\n")
@@ -388,6 +403,7 @@ class Terminal:
             os.close(self.screen)
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_chat_stops_the_reply_but_not_the_program() -> None:
     terminal = Terminal("chat", "--ignore-eos", "--min-tokens", "900")
     terminal.expect("> ")

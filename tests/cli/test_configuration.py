@@ -103,6 +103,7 @@ def test_the_file_can_be_named_by_a_variable(tmp_path: Path) -> None:
     assert Configuration(["--config="], environment).parse(command_parser("serve"), []).port == 8000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "message"),
     [

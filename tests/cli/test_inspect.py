@@ -32,6 +32,7 @@ def shown(run: Any, *arguments: str, status: int = 0) -> str:
     return str(run("inspect", *arguments, status=status).out)
 
 
+@pytest.mark.slow
 def test_inspect_is_a_command() -> None:
     command = [sys.executable, "-m", "nucleate", "inspect", PROMPT, "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
@@ -135,7 +136,7 @@ def test_the_length_of_a_bar_is_proportional_to_the_probability() -> None:
 RICH = (*OWN, "--min-p", "0.01", "--repetition-penalty", "1.2", "--frequency-penalty", "0.5", "--dry-multiplier", "0.8")
 
 
-@pytest.mark.fast_cases(4)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("columns", [20, 40, 60, 80, 100, 120, 160])
 @pytest.mark.parametrize("rest", [(), ("--steps", "2"), ("--steps", "7")], ids=" ".join)
 def test_lines_fit_the_terminal_and_break_between_words(
@@ -176,6 +177,7 @@ def test_the_table_of_stages_has_the_columns_that_fit(
         assert {line[indent : indent + 3].isspace() for line in rows if line[0] == " "} <= {False}
 
 
+@pytest.mark.slow
 def test_colors_on_request_only(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = (PROMPT, "--seed", "1", "--top-k", "3", "--steps", "2")
     plain = shown(run, *arguments)
@@ -192,6 +194,7 @@ def test_colors_on_request_only(run: Any, monkeypatch: pytest.MonkeyPatch) -> No
     assert "\x1b" not in shown(run, *arguments, "--json")
 
 
+@pytest.mark.slow
 def test_tokens_of_any_script_stay_aligned(llm: nc.LLM, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {300: "日本語", 301: "🦊", 302: "e\u0301", 303: "\x9b31m\u202e", 304: "한국", 305: "x" * 200, 306: 'a"\\\n'}
     decode = type(llm.tokenizer).decode
@@ -215,6 +218,7 @@ def test_tokens_of_any_script_stay_aligned(llm: nc.LLM, run: Any, monkeypatch: p
         assert any('xxx"...' in line for line in listed)
 
 
+@pytest.mark.slow
 def test_an_output_without_unicode(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "ascii")
     monkeypatch.setenv("COLUMNS", "80")
@@ -250,6 +254,7 @@ def test_a_recommended_parameter_that_gives_way_is_a_default(run: Any) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_pipeline_and_long_values_are_shown_on_few_lines(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     pipeline = "temperature(0.8) | top_k(20) | top_p(0.9) | min_p(0.05) | gumbel()"
@@ -294,6 +299,7 @@ def test_wrong_parameters_are_found_before_the_model_is_loaded(capsys: pytest.Ca
     assert "temperature must be" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_page_is_served_until_ctrl_c() -> None:
     command = [sys.executable, "-m", "nucleate", "inspect", "--web", "--no-browser", "Tom saw", "--top-p", "0.9"]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as process:

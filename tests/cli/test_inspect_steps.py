@@ -47,7 +47,7 @@ def printed(run: Any, *arguments: str, status: int = 0) -> str:
     return str(run("inspect", *arguments, status=status).out)
 
 
-@pytest.mark.fast_cases(4)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("name", CASES)
 def test_the_tokens_are_those_of_generate(name: str, both: nc.LLM) -> None:
     values, steps = CASES[name], 9
@@ -82,6 +82,7 @@ def test_the_stages_that_are_shown_have_the_state_of_their_step(llm: nc.LLM) -> 
     assert len({*reprs}) == 3
 
 
+@pytest.mark.slow
 def test_steps_end_with_the_output(llm: nc.LLM, run: Any) -> None:
     arguments = (PROMPT, "--logit-bias", "0=30", "--seed", "1", "--steps", "4")
     text = printed(run, *arguments)
@@ -163,6 +164,7 @@ def test_json_of_several_steps(llm: nc.LLM, run: Any) -> None:
     assert {int(token) for token in page["tokens"]} == mentioned
 
 
+@pytest.mark.slow
 def test_a_later_step_without_a_token_is_an_error(run: Any) -> None:
     arguments = (PROMPT, "--allowed-token-ids", "376", "--no-repeat-ngram-size", "1", "--seed", "1")
     for steps in ("3", "6"):

@@ -217,6 +217,7 @@ def test_json_has_validation_only_for_ignored_keywords(run: Any) -> None:
     ).replace(**{name: captured["params"][name] for name in ("temperature", "top_k", "top_p")})
 
 
+@pytest.mark.slow
 def test_ignored_keywords_are_reported_under_lenient(run: Any) -> None:
     arguments = (*GENERATE, "--json-schema", json.dumps(validated(3)), "--schema-on-unsupported", "ignore")
     *_, last = run(*arguments).err.splitlines()

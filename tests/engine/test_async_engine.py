@@ -77,6 +77,7 @@ def test_cancelling_before_admission(llm: nc.LLM) -> None:
     assert engine.stats.sampled_tokens < 100
 
 
+@pytest.mark.slow
 def test_slow_consumers_are_paused_and_lose_nothing(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         events = running.generate(LONG)
@@ -94,6 +95,7 @@ def test_slow_consumers_are_paused_and_lose_nothing(llm: nc.LLM) -> None:
     assert is_empty(with_engine(llm, use, max_pending=8))
 
 
+@pytest.mark.slow
 def test_paused_requests_are_preempted_for_others(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         sleeping = [running.generate(LONG) for _ in range(3)]
@@ -173,6 +175,7 @@ async def collect_together(running: AsyncEngine, requests: list[Request]) -> lis
     return received
 
 
+@pytest.mark.slow
 def test_generate_all_returns_the_events_of_each_request(llm: nc.LLM) -> None:
     rng = random.Random(8)
     groups = [[random_request(rng) for _ in range(rng.randint(0, 5))] for _ in range(8)]
@@ -224,6 +227,7 @@ async def consume_slowly(batches: object) -> None:
         await asyncio.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_heartbeats_while_there_are_no_events(llm: nc.LLM) -> None:
     async def use(running: AsyncEngine, engine: Engine) -> None:
         late = [LONG, SHORT]

@@ -191,7 +191,7 @@ def test_failed_searches_return_a_completion_with_the_reason(llm: nc.LLM) -> Non
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_logits_may_be_tensors(llm: nc.LLM, kind: str) -> None:
     torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 

@@ -86,6 +86,7 @@ def searches(draw: st.DrawFn, most: int = 40) -> tuple[int, BeamParams, list[int
     return size, params, ends
 
 
+@pytest.mark.slow
 @given(searches(), st.integers(0, 2**32), st.sampled_from([0.0, 0.4]), st.booleans())
 @settings(max_examples=tiers.count(80, 400))
 def test_beams_equal_the_reference(case: tuple, seed: int, banned: float, coarse: bool) -> None:
@@ -94,6 +95,7 @@ def test_beams_equal_the_reference(case: tuple, seed: int, banned: float, coarse
     assert run(model, (5,), params, ends)[0] == expected_beams(model, (5,), params, ends)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [63, 64, 65, 640, 1000, 4097])
 @pytest.mark.parametrize("num_beams", [1, 2, 9])
 @pytest.mark.parametrize("coarse", [True, False])
@@ -154,6 +156,7 @@ def sentences(seed: int, size: int) -> reference.AllowedAfter:
     return allowed
 
 
+@pytest.mark.slow
 @given(searches(most=70), st.integers(0, 2**32), st.booleans())
 @settings(max_examples=tiers.count(60, 300))
 def test_constrained_beams_equal_the_reference(case: tuple, seed: int, coarse: bool) -> None:

@@ -90,6 +90,7 @@ def run(llm: nc.LLM, numbers: range) -> int:
     return equal
 
 
+@pytest.mark.slow
 def test_searches_of_all_settings_equal_transformers(llm: nc.LLM) -> None:
     assert run(llm, range(len(SETTINGS) * tiers.count(1, 2))) == len(SETTINGS) * tiers.count(1, 2)
 

@@ -89,7 +89,7 @@ def run(
     run_stress(llm, kind, seed, steps, expect=lambda *given: expect(*given, grammars), **options)
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(0)
 @EACH
 @pytest.mark.parametrize("seed", range(3))
 def test_short_stress(

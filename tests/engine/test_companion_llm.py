@@ -29,6 +29,7 @@ def from_loop(llm: nc.LLM, params: nc.SamplingParams, index: int = 0) -> list[in
     return [token for chunk in chunks for token in chunk.token_ids]
 
 
+@pytest.mark.slow
 def test_outputs_equal_the_loop(llm: nc.LLM, contrastive: nc.LLM) -> None:
     [completion] = llm.generate(PROMPT, GUIDED)
     assert [[*output.token_ids] for output in completion.outputs] == [from_loop(llm, GUIDED, at) for at in range(2)]

@@ -40,7 +40,7 @@ def reasons(events: list[EngineOutput]) -> list[tuple[object, object]]:
     return [(e.chunk.finish_reason, e.chunk.stop_reason) for e in events if e.chunk.finish_reason]
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "options", [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 7}, {"enable_prefix_caching": False}]
@@ -156,6 +156,7 @@ def test_invalid_logits_end_only_their_sequence(llm: nc.LLM, kind: str) -> None:
     assert is_empty(engine)
 
 
+@pytest.mark.slow
 def test_slow_stop_patterns_end_only_their_sequence(llm: nc.LLM) -> None:
     a, b = (llm.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("a", "b"))
 
@@ -244,6 +245,7 @@ def test_paused_requests_make_no_progress(llm: nc.LLM) -> None:
     assert chunks_by_index(own, 2) == reference_chunks(toy(), llm.tokenizer, Request([1, 2], GREEDY.replace(n=2)))
 
 
+@pytest.mark.slow
 def test_preemption_keeps_the_sampler_state(llm: nc.LLM) -> None:
     """Mirostat's state cannot be computed from the tokens; penalties and seeds continue."""
     params = GREEDY.replace(

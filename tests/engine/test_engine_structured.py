@@ -116,6 +116,7 @@ def structured_request(rng: random.Random) -> Request:
     return dataclasses.replace(request, params=params)
 
 
+@pytest.mark.slow
 def test_pauses_of_the_process_change_no_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process, garbage collection, or a slow thread for masks: each may take long between any two steps."""
     params = nc.SamplingParams(seed=7, n=2, max_tokens=20)
@@ -142,6 +143,7 @@ def test_pauses_of_the_process_change_no_chunk(monkeypatch: pytest.MonkeyPatch) 
     assert [chunks_by_index(events, 2) for events in drive(engine, requests)] == chunks
 
 
+@pytest.mark.slow
 def test_masks_computed_during_the_forward_pass_with_model_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(seen: tuple[int, ...]) -> np.ndarray:
         if seen[0] == 13 and len(seen) > 6:
@@ -171,6 +173,7 @@ def test_masks_computed_during_the_forward_pass_with_model_failures(monkeypatch:
     assert is_empty(engine)
 
 
+@pytest.mark.slow
 def test_beam_searches_do_not_fill_masks_that_are_being_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise two threads would use one matcher, which the library does not support."""
     monkeypatch.setattr(compiler, "OVERLAP_SECONDS", -1.0)
@@ -251,6 +254,7 @@ class TestOtherParameters:
         assert why == "length"
         assert re.fullmatch("[a-z]+", text)
 
+    @pytest.mark.slow
     def test_ignore_eos_continues_as_long_as_the_grammar_allows(self, kind: str) -> None:
         text, why, _ = run_one({"regex": "[a-z]{0,300}"}, kind, ignore_eos=True, max_tokens=40)
         assert why == "length"
@@ -285,6 +289,7 @@ class TestOtherParameters:
                 inside = all(set(text) <= {"0", "1"} for text in shown)
                 assert inside == (mode == "processed")
 
+    @pytest.mark.slow
     def test_outputs_with_ignored_keywords_are_validated(self, kind: str) -> None:
         events = events_of({"json_schema": validated(4), "on_unsupported": "ignore"}, kind, seed=1, n=2)
         for chunks in chunks_by_index(events, 2):

@@ -59,7 +59,7 @@ def greedy(**fields: Any) -> nc.SamplingParams:
     return nc.SamplingParams(temperature=0, max_tokens=LENGTH, ignore_eos=True, **fields)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("size", SIZES)
 def test_tokens_equal_generate(llm: nc.LLM, size: int) -> None:
     """All requests run together, with a repetition penalty in half of them."""
@@ -71,6 +71,7 @@ def test_tokens_equal_generate(llm: nc.LLM, size: int) -> None:
         assert tokens_of(events) == generated(model, prompt, fields, penalty)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 def test_logits_equal_generate(size: int) -> None:
     rng, model = np.random.default_rng(size + 1), model_of(size)

@@ -185,6 +185,7 @@ def test_a_prefix_is_identified_by_its_tokens_and_position() -> None:
     assert pool.match_prefix([-1, 5, 0]).block_ids == [first, second]
 
 
+@pytest.mark.slow
 def test_eviction_from_a_large_full_pool_is_fast() -> None:
     count = 120_000
     pool = KVCacheManager(count, 1)

@@ -35,6 +35,7 @@ class Halving(Scale):
         return dataclasses.replace(self, t=self.t * self.factor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("stages", "fields"), SAME, ids=lambda value: str(value)[:40])
 def test_a_pipeline_gives_the_text_of_the_same_fields(llm: nc.LLM, stages: Any, fields: Any) -> None:
     expected = llm.generate(PROMPT, nc.SamplingParams(**fields, seed=3, max_tokens=12))[0]

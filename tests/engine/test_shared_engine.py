@@ -30,6 +30,7 @@ class EngineFactory:
         return self.engines[-1]
 
 
+@pytest.mark.slow
 def test_threads_share_one_engine(llm: nc.LLM) -> None:
     rng = random.Random(2)
     calls = SharedEngine(factory := EngineFactory(llm))
@@ -92,6 +93,7 @@ def test_an_interrupt_in_a_step_discards_only_the_engine(llm: nc.LLM) -> None:
     assert is_empty(factory.engines[1])
 
 
+@pytest.mark.slow
 def test_callers_of_a_discarded_engine_do_not_affect_the_next_one(llm: nc.LLM) -> None:
     """Both engines use the same request ids."""
     calls = SharedEngine(factory := EngineFactory(llm))

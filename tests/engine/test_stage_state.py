@@ -108,7 +108,7 @@ def test_llm_batches_outputs_and_streams(llm: nc.LLM, fields: dict[str, Any]) ->
 @with_each
 @pytest.mark.parametrize("method", [None, *(method for method in METHODS if method != "mtp")])  # no modules for it
 @pytest.mark.usefixtures("plugin")
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_the_engine_with_speculation_and_preemption(llm: nc.LLM, method: str | None, fields: dict[str, Any]) -> None:
     config = None if method is None else {"method": method, "adaptive": False}
     long = params_of(fields, 0, max_tokens=80)
@@ -124,6 +124,7 @@ def test_the_engine_with_speculation_and_preemption(llm: nc.LLM, method: str | N
         assert engine.stats.speculative.accepted_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("plugin")
 @pytest.mark.parametrize("rule", ["rejection", "block"])
 def test_other_acceptance_rules_keep_the_state_of_the_tokens(llm: nc.LLM, rule: str) -> None:
@@ -144,6 +145,7 @@ def test_other_acceptance_rules_keep_the_state_of_the_tokens(llm: nc.LLM, rule: 
         logits = context.forward([step.chosen.token_id])
 
 
+@pytest.mark.slow
 @with_each
 @pytest.mark.usefixtures("plugin")
 def test_structured_output_with_forced_tokens(llm: nc.LLM, fields: dict[str, Any]) -> None:

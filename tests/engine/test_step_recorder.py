@@ -56,7 +56,7 @@ def text(chunks: Sequence[nc.CompletionChunk]) -> str:
     return "".join(chunk.text for chunk in chunks)
 
 
-@pytest.mark.fast_cases(3)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("options", [{}, {"speculative_config": "ngram"}], ids=["plain", "ngram"])
 def test_an_output_that_begins_with_its_own_tokens_is_the_same(llm: nc.LLM, name: str, options: dict[str, Any]) -> None:
@@ -116,6 +116,7 @@ def test_output_ids_must_be_token_ids(given: Any) -> None:
         Request([1], output_ids=given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("method", [None, "ngram", "rejection"])
 def test_a_trace_of_each_recorded_step_samples_its_token(llm: nc.LLM, name: str, method: str | None) -> None:

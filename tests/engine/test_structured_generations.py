@@ -105,6 +105,7 @@ def _is_duration(text: object) -> bool:
     return not isinstance(text, str) or _DURATION.fullmatch(text) is not None
 
 
+@pytest.mark.slow
 def test_outputs_of_fifty_schemas_are_valid(llm: nc.LLM) -> None:
     constraints = [
         {"json_schema": schema, "whitespace": "none" if index % 2 else "flexible"}
@@ -148,6 +149,7 @@ def test_outputs_match_their_pattern(llm: nc.LLM) -> None:
             assert regex.fullmatch(pattern, output.text), (pattern, output.text)
 
 
+@pytest.mark.slow
 def test_outputs_are_one_of_the_choices(llm: nc.LLM) -> None:
     assert len(CHOICES) == 20
     for texts, each in zip(CHOICES, outputs(llm, [{"choice": texts} for texts in CHOICES]), strict=True):

@@ -78,7 +78,7 @@ def structured_request(draw: st.DrawFn) -> Request:
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=10)
 @given(requests=st.lists(structured_request(), min_size=1, max_size=4), rows=st.integers(1, 5))
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_structured_output_with_all_parameters(
     llm: nc.LLM, grammars: GrammarCompiler, kind: str, requests: list[Request], rows: int
 ) -> None:
@@ -155,6 +155,7 @@ RANDOM = st.one_of(_SCHEMAS, _SCHEMAS, st.builds(_referred, _SCHEMAS))
 
 
 # shrinking takes minutes
+@pytest.mark.slow
 @settings(max_examples=tiers.count(3, 10), phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(
     schemas=st.lists(RANDOM, min_size=10, max_size=10), seed=st.integers(0, 2**32), stage=st.sampled_from(STAGES[:4])

@@ -53,6 +53,7 @@ def test_what_ends_an_output_and_its_text(
     assert [len(chunk.token_ids) for chunk in chunks] == [1] * len(chunks)
 
 
+@pytest.mark.slow
 def test_a_catastrophic_pattern_is_an_error(llm: nc.LLM) -> None:
     chunks = generate_text(llm, "a" * 80 + "!", stop_regex=r"(a|aa)+c")
     reason, why = finish_of(chunks)

@@ -111,6 +111,7 @@ def test_seeds_continue_at_zero_after_the_last_one(first: int) -> None:
     check(np.linspace(0, 2, 300), (Xtc(0.5, 0.002), Gumbel()), count=12, first_seed=first, step=LAST)
 
 
+@pytest.mark.slow
 def test_more_draws_than_a_block_are_those_of_their_seeds() -> None:
     logits = np.random.default_rng(2).normal(size=300)
     whole = draw_counts(logits, (Gumbel(),), count=700, seconds=60).counts_V

@@ -75,6 +75,7 @@ def check(trace: nc.Trace, view: dict[str, Any]) -> None:
         assert sorted(reasons) == sorted(set(step.removed.tolist()) & set(ids))
 
 
+@pytest.mark.slow
 def test_the_view_has_the_numbers_of_the_trace() -> None:
     for seed in range(120):
         logits, stages, words, step, mask = case(seed)

@@ -65,7 +65,7 @@ def run(model: Any, llm: nc.LLM, params: Any, prompts: list[str] = PROMPTS, **se
     return call
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_padded_batch_with_parameters_per_row_gives_the_tokens_of_llm(name: str) -> None:
     model = random_model(name).eval()
@@ -79,6 +79,7 @@ def test_a_padded_batch_with_parameters_per_row_gives_the_tokens_of_llm(name: st
     assert all(abs(one.chosen.logprob - other.chosen.logprob) < 1e-3 for one, other in steps)
 
 
+@pytest.mark.slow
 def test_one_setting_for_all_rows_and_pipelines(model: Any, own: nc.LLM) -> None:
     stages = (nc.stages.Temperature(1.2), nc.stages.TopK(50), nc.stages.Gumbel(seed=5))
     for given in (SETTINGS[0], stages, [stages, *SETTINGS[1:]]):
@@ -181,6 +182,7 @@ def test_streamers_get_the_prompt_and_the_tokens(model: Any, own: nc.LLM) -> Non
     assert recorder.ended
 
 
+@pytest.mark.slow
 def test_fields_that_are_not_set_come_from_the_generation_config(own: nc.LLM) -> None:
     model = random_model().eval()
     model.generation_config.update(do_sample=True, temperature=0.6, top_k=20, repetition_penalty=1.2)

@@ -19,6 +19,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers", reason="needs the extra 'torch'")
     names: dict[str, Any] = {}

@@ -71,6 +71,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
         return made
 
 
+@pytest.mark.slow
 def test_arguments_and_results_of_every_type(library: KernelLibrary) -> None:
     rows, strided = np.full((2, 3), 0.5, np.float32), np.arange(6.0)[::2]
     run = library.all_kinds
@@ -214,6 +215,7 @@ def test_kernels_of_another_user_are_loaded(
     assert again(library).next_one(1) == 2
 
 
+@pytest.mark.slow
 def test_a_compilation_error_has_a_reason(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUCLEATE_CACHE", str(tmp_path))
     with pytest.raises(KernelError, match="No module named 'no_such_module'"):

@@ -143,6 +143,7 @@ def test_two_threads_compile_once(uncompiled, monkeypatch, tmp_path):
     assert len(ran) == 1
 
 
+@pytest.mark.slow
 def test_the_cost_of_small_calls_adds_up(uncompiled, monkeypatch):
     found = record_loads(monkeypatch)
     row = LOGITS[:1, :1000]
@@ -236,6 +237,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_after_warm_no_pipeline_of_built_in_stages_compiles_or_loads_anything():
     """In a separate process, where Numba cannot even be imported."""
     benchmarks = Path(__file__).parents[2] / "benchmarks"
@@ -244,6 +246,7 @@ def test_after_warm_no_pipeline_of_built_in_stages_compiles_or_loads_anything():
     assert ran.stdout.strip() == "done", ran.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_importing_the_package_imports_no_compiler():
     code = "import nucleate.llm, sys; print(sorted({'numba', 'llvmlite', 'llvmlite.binding'} & set(sys.modules)))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

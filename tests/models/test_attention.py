@@ -88,6 +88,7 @@ def run(rule, kv_heads, heads, size, value_size, block_size, lengths, new, threa
     return out, np.stack(rows), (parts, pool, olds)
 
 
+@pytest.mark.slow
 @given(cases())
 @settings(max_examples=tiers.count(37, 150))
 def test_the_kernel_equals_attention(case) -> None:
@@ -194,6 +195,7 @@ def test_packing_locates_every_token(given_parts, seed: int) -> None:
         assert part.stop == stop
 
 
+@pytest.mark.slow
 @given(st.floats(-120, 0, width=32))
 def test_exp_equals_numpy(x: float) -> None:
     ours = kernels.exp(np.float32(x))

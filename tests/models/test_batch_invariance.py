@@ -74,12 +74,13 @@ def check_chaos(new_runner: Callable[[], Runner], seed: int, longest: int = 90, 
                 free.append(running.pop(each.key)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(tiers.count(2, 10)))
 def test_numpy(seed: int, model: Any) -> None:
     check_chaos(lambda: runner_of(model, 32 << 20, batch_invariant=True), seed)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["llama", "gemma2"])
 def test_transformers(kind: str, dtype: str, tmp_path: Path) -> None:
@@ -132,6 +133,7 @@ def test_no_micro_batch_has_a_single_token(tmp_path: Path) -> None:
     assert {GgufContext(model, 256, 2).padding(count) for count in range(1, 200)} == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runtime", ["numpy", "gguf"])
 def test_engine(runtime: str, tmp_path: Path) -> None:
     """Random requests with drafts, prefixes, preemption, n > 1 and guidance give what each gives alone."""

@@ -34,7 +34,7 @@ def assert_equals_unbatched(driver: Driver, model: Llama) -> None:
             logits_V = context.forward([token])
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("seed", range(3))
 def test_batched_outputs_equal_unbatched_ones(seed: int, model: Llama) -> None:
     driver = Driver(runner_of(model, 100 * BLOCK_BYTES), seed)
@@ -95,7 +95,7 @@ class NotCompiled:
 
 
 @pytest.mark.parametrize("length", [1, 8, 16, 40])
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_numpy_is_used_until_the_kernels_are_compiled(length: int, model: Llama, monkeypatch: Any) -> None:
     library = NotCompiled()
     monkeypatch.setattr(batched_llama, "MODELS", library)

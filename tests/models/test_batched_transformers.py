@@ -222,7 +222,7 @@ def assert_equals_generate(driver: Driver, model: Any) -> None:
                 break
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("name", PACKED)
 def test_batched_outputs_equal_generate(name: str) -> None:
     model = model_of(*PACKED[name])
@@ -244,7 +244,7 @@ def test_models_that_cannot_be_paged_give_a_reason(name: str) -> None:
     assert_equals_generate(driven(runner, 1, (1, 9, 20), 8), model)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2", "gpt-oss", "deepseek-v3", "qwen3"])
 def test_outputs_without_the_kernel_are_equal(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batched_model, "has_kernel", lambda device, dtype: False)
@@ -278,6 +278,7 @@ def model_named(name: str) -> Any:
     return Llama(EMBEDDED) if name == "embedded" else model_of(*PACKED[family], dtype=dtype or "float32")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["embedded", "mistral", "mistral in float64"])
 def test_a_shared_prefix_is_computed_once(name: str) -> None:
     model = model_named(name)
@@ -343,6 +344,7 @@ def test_a_failed_forward_pass_leaves_the_runner_usable() -> None:
     np.testing.assert_allclose(logits, [model.begin().forward(ids) for ids in (one, two)], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_the_model_stays_usable_also_on_another_thread() -> None:
     model = model_of(*PACKED["gemma3"])
     [ids] = prompts(40)

@@ -125,6 +125,7 @@ def test_the_number_of_logits_must_be_that_of_the_head() -> None:
         TransformersModel.of(replace_forward(llama(), fewer))
 
 
+@pytest.mark.slow
 def test_token_bytes_of_layers_of_different_sizes() -> None:
     config = transformers.Gemma4TextConfig(
         **{**SMALL, "num_hidden_layers": 3}, head_dim=8, global_head_dim=16, hidden_size_per_layer_input=8,

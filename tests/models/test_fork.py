@@ -51,6 +51,7 @@ def fork_everywhere(runner: Runner, model: Model, positions: Sequence[int], atol
             runner.forget(key)
 
 
+@pytest.mark.slow
 def test_the_embedded_model() -> None:
     model = Llama(EMBEDDED)
     fork_everywhere(runner_of(model, 64 << 20), model, (1, 2, 15, 16, 17, 32, 47), 5e-4)

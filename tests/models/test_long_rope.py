@@ -67,7 +67,7 @@ def run(engine: Engine, prompts: list[list[int]], **params: Any) -> list[list[in
     return run_tokens(engine, [Request(ids, greedy) for ids in prompts])
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize(
     ("blocks", "options"),
     [(None, {}), (6, {}), (None, {"max_num_seqs": 4, "max_num_batched_tokens": 4})],

@@ -32,6 +32,7 @@ def transformers_tokenizer() -> Any:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_tokenizers_of_every_kind(llm: nc.LLM) -> None:
     truncating = tokenizers.Tokenizer.from_file(str(EMBEDDED / "tokenizer.json"))
     truncating.enable_truncation(2)

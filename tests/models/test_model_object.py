@@ -38,7 +38,7 @@ def generated(model: Any, llm: nc.LLM, count: int = 12) -> list[list[int]]:
     return found
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_model_in_memory_generates_the_text_of_its_folder(name: str, tmp_path: Path) -> None:
     model = made(name)
@@ -113,6 +113,7 @@ class Wrapper(torch.nn.Module):
         return self.inner
 
 
+@pytest.mark.slow
 def test_adapters_and_wrappers() -> None:
     plain = nc.LLM(made(), EMBEDDED)
     model = with_adapter(made())
@@ -156,6 +157,7 @@ def test_patched_modules_and_hooks_apply() -> None:
     assert tokens(llm.generate(PROMPTS, GREEDY)) == generated(model, llm) != generated(made(), llm)
 
 
+@pytest.mark.slow
 def test_quantized_weights() -> None:
     model = made()
     with warnings.catch_warnings():

@@ -77,6 +77,7 @@ def test_tokens_equal_those_of_the_numpy_runtime(llm: nc.LLM, exact: nc.LLM, fie
     assert tokens(exact, prompts, given) == tokens(llm, prompts, given)
 
 
+@pytest.mark.slow
 def test_preemption_chunks_and_shared_prefixes(llm: nc.LLM, exact: nc.LLM) -> None:
     prompts = [f"{STORY} {STORY} One day, {name}" for name in ("she", "Lily", "the dog", "her mom", "a boy", "it")]
     wanted = params(6, max_tokens=60)
@@ -90,6 +91,7 @@ def test_preemption_chunks_and_shared_prefixes(llm: nc.LLM, exact: nc.LLM) -> No
     assert engine.stats.prefix_cache_hit_rate > 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
 def test_speculation_gives_the_same_tokens(exact: nc.LLM, method: str) -> None:
     ids = exact.encode("The dog ran to the big tree. The dog ran to the big tree. The dog ran to")
@@ -100,6 +102,7 @@ def test_speculation_gives_the_same_tokens(exact: nc.LLM, method: str) -> None:
     assert engine.stats.speculative.accepted_tokens > 20
 
 
+@pytest.mark.slow
 def test_beam_search(llm: nc.LLM, exact: nc.LLM) -> None:
     found = [
         [beam.token_ids for beam in each.beam_search(PROMPTS[0], num_beams=4, max_tokens=30)[0].outputs]
@@ -108,6 +111,7 @@ def test_beam_search(llm: nc.LLM, exact: nc.LLM) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_fork_continues_from_a_copied_block(exact: nc.LLM) -> None:
     runner = exact.model.new_runner(8 * exact.model.block_bytes)
     ids = exact.encode(STORY)[:20]
@@ -120,13 +124,14 @@ def test_a_fork_continues_from_a_copied_block(exact: nc.LLM) -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_the_same_bits_in_every_batch(folder: Path, threads: int, seed: int) -> None:
     model = OpenVinoModel(folder, properties={"INFERENCE_NUM_THREADS": threads}, plain=True)
     assert model.least_rows
     check_chaos(lambda: model.new_runner(200 * model.block_bytes, batch_invariant=True), seed)
 
 
+@pytest.mark.slow
 def test_batch_invariance_needs_keys_and_values_that_are_not_quantised(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -136,6 +141,7 @@ def test_batch_invariance_needs_keys_and_values_that_are_not_quantised(
     assert "not batch-invariant" in caplog.text
 
 
+@pytest.mark.slow
 def test_quantised_keys_and_values_are_close(llm: nc.LLM, folder: Path) -> None:
     other = nc.LLM(folder, openvino_properties={"KV_CACHE_PRECISION": "u8"})
     assert other.model.token_bytes < 0.5 * 2 * 6 * 2 * 32 * 4

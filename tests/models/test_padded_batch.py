@@ -101,6 +101,7 @@ def test_requests_that_come_and_go_have_the_tokens_of_generate(stock: Any) -> No
     assert [tokens[name] for name in names] == expected
 
 
+@pytest.mark.slow
 def test_logits_are_those_of_single_sequences(stock: Any) -> None:
     """Any inputs in any order: new sequences, several tokens at once, forks, recomputed ones, ones that end."""
     runner, rng = runner_for(stock), random.Random(1)

@@ -33,7 +33,7 @@ def folder_of(path: Path, config: object) -> Path:
     return path
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_greedy_text_equals_generate(name: str, tmp_path: Path) -> None:
     llm = nc.LLM(folder_of(tmp_path, CONFIGS[name]()))
@@ -44,6 +44,7 @@ def test_greedy_text_equals_generate(name: str, tmp_path: Path) -> None:
     assert list(completion.outputs[0].token_ids) == greedy(stock, [*completion.prompt_token_ids], 30)
 
 
+@pytest.mark.slow
 def test_both_runtimes_generate_the_same_text() -> None:
     params = nc.SamplingParams(temperature=0.8, top_p=0.9, seed=5, max_tokens=60)
     stories = [nc.LLM(runtime=runtime).generate("The fox", params)[0].text for runtime in ("numpy", "torch")]

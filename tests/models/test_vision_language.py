@@ -96,6 +96,7 @@ def test_a_folder_without_a_language_model_is_an_error(tmp_path: Path) -> None:
         load(tmp_path, device="cpu")
 
 
+@pytest.mark.slow
 def test_a_bidirectional_prompt_is_recomputed_without_its_output() -> None:
     """The tokens of a PaliGemma prompt attend to all of it, those of the output only to what is before them."""
     torch.manual_seed(0)

@@ -29,6 +29,7 @@ def names(page_names: dict[str, Any]) -> dict[str, Any]:
     return page_names
 
 
+@pytest.mark.slow
 def test_the_python_runs_and_has_a_stage_of_every_shape(names: dict[str, Any]) -> None:
     stages = [value for value in names.values() if isinstance(value, type) and value.__module__ == "page"]
     assert {shape for shape in SHAPES for stage in stages if issubclass(stage, shape)} == {*SHAPES}

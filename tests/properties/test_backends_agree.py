@@ -164,7 +164,7 @@ def run_batch(backend, batch, masks, outputs, order):
 
 
 @on_every_backend
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_a_sampler_equals_the_reference_implementation(references, backend):
     batch, masks, slow, outputs = references
     ended = run_batch(backend, batch, masks, outputs, list(range(len(batch))))
@@ -177,7 +177,7 @@ def test_a_sampler_equals_the_reference_implementation(references, backend):
 
 
 @on_every_backend
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_adding_and_removing_rows_does_not_matter(references, backend):
     """Each row starts at its own step and gets the logits of its own steps."""
     batch, masks, _, outputs = references
@@ -212,7 +212,7 @@ def test_adding_and_removing_rows_does_not_matter(references, backend):
 
 
 @on_every_backend
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_threads_with_their_own_samplers_do_not_matter(references, backend):
     batch, masks, _, outputs = references
     failures, parts = [], [list(range(n, len(batch), 4)) for n in range(4)]

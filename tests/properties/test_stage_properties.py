@@ -125,6 +125,7 @@ def test_a_truncation_does_not_change_scores(engine, kind):
             assert survivors.total == engine.survivors(logits, ()).total
 
 
+@pytest.mark.slow
 @on_every_engine
 @of_truncation
 def test_a_tighter_parameter_keeps_a_subset(engine, kind):
@@ -144,7 +145,7 @@ def test_a_tighter_parameter_keeps_a_subset(engine, kind):
     assert moved or not any(p.kind in ("float", "int") for p in kind.parameters.values())
 
 
-@pytest.mark.fast_cases(8)
+@pytest.mark.fast_cases(0)
 @on_every_engine
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in DEPENDS_ON_ZERO], ids=lambda kind: kind.name)
 def test_adding_a_constant_to_all_logits_changes_nothing(engine, kind):
@@ -199,6 +200,7 @@ def test_a_monotone_scale_keeps_the_order_and_others_reorder(engine, kind):
     assert reordered != kind.monotone
 
 
+@pytest.mark.slow
 @on_every_engine
 @pytest.mark.parametrize("kind", TAPS, ids=lambda kind: kind.name)
 def test_a_tap_changes_no_token_and_reports_logprobs_unless_neutral(engine, kind):
@@ -218,7 +220,7 @@ def test_a_tap_changes_no_token_and_reports_logprobs_unless_neutral(engine, kind
                     assert math.exp(chosen.logprob) == pytest.approx(p[one.token])
 
 
-@pytest.mark.fast_cases(5)
+@pytest.mark.fast_cases(0)
 @on_every_engine
 @of_kind
 def test_a_row_does_not_depend_on_its_position_or_other_rows(engine, kind):
@@ -328,7 +330,7 @@ def test_simplify_does_not_change_tokens_logprobs_and_probabilities(engine, stag
                 assert got[0].stages == tuple(s for s in expected[0].stages if not s.neutral)
 
 
-@pytest.mark.fast_cases(5)
+@pytest.mark.fast_cases(0)
 @on_every_engine
 @of_kind
 def test_stages_that_can_change_the_first_token_stay_before_greedy(engine, kind):

@@ -36,6 +36,7 @@ FUSED: list[Pipeline] = [
 OTHERS: list[Pipeline] = [(Typical(0.9), Gumbel(1)), (Mirostat(5), Gumbel(2)), (Frequency(0.5), Xtc(0.5), Gumbel(3))]
 
 
+@pytest.mark.slow
 def test_explaining_a_device_imports_neither_compiler_nor_tensors() -> None:
     code = """
 import sys

@@ -188,6 +188,7 @@ def assert_equals(memory, stage, prompt, output):
         assert memory.table(window)[3] == len(expected.counts(window).ids_K)
 
 
+@pytest.mark.slow
 def test_rows_that_begin_alike_share_their_beginning(monkeypatch):
     """The n outputs of a request: the cost of the prompt is paid for two of them, not for each."""
     pushed = []
@@ -272,6 +273,7 @@ def cost(length, turns=200, tries=5):
     return best / turns
 
 
+@pytest.mark.slow
 def test_a_step_costs_the_same_after_a_long_text_as_after_a_short_one():
     assert cost(100_000) < 6 * cost(1000)
 

@@ -52,6 +52,7 @@ def text_of(stages: tuple[Any, ...]) -> str:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=tiers.count(100, 1000))
 @given(stages=STAGE_LISTS, draw=DRAWS)
 def test_stages_json_and_text_are_equal(stages: list[Any], draw: tuple[Any, ...]) -> None:

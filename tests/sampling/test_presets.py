@@ -87,6 +87,7 @@ def test_llama_cpp_truncates_before_the_temperature():
     assert surviving(logits, min_p=0.5, temperature=2.0, order="llama.cpp")[0] == [0, 1]
 
 
+@pytest.mark.slow
 def test_vllm_truncates_in_another_order_with_the_same_effect():
     """Min-p depends only on the best token and bans are permanent, so neither depends on what came before it."""
     random = np.random.default_rng(1)

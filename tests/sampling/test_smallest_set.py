@@ -63,6 +63,7 @@ def test_a_sampler_selects_the_most_likely_token(backend: str) -> None:
     assert found == logits.argmax(1).tolist()
 
 
+@pytest.mark.slow
 def test_the_limit_is_that_of_a_tiny_value() -> None:
     logits = np.random.default_rng(1).normal(0, 3, (40, 90)).astype(np.float32)
     for kind in KINDS.values():

@@ -277,6 +277,7 @@ def test_a_custom_prefix_with_its_own_order_that_stops_early():
     assert nc.probabilities(logits[:, :1], (Worst(),)).tolist() == [[1.0]]
 
 
+@pytest.mark.slow
 def test_a_custom_ceiling():
     class Roof(Ceiling):
         """Drop tokens at most 2 below the best, in a quarter of the steps."""

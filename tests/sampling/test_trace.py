@@ -74,6 +74,7 @@ def test_the_seed_of_xtc_with_a_greedy_draw():
         nc.trace(logits, (), seed=-1)
 
 
+@pytest.mark.slow
 def test_every_step_equals_the_pipeline_up_to_it():
     for seed in range(120):
         logits, stages, words, step, _ = case(seed)
@@ -403,6 +404,7 @@ def test_a_trace_of_the_cpu_backend_reports_errors_and_wrong_backends():
 # ---- comparison with the step before
 
 
+@pytest.mark.slow
 def test_removed_mass_and_divergence_are_those_of_the_distributions():
     for seed in range(150):
         logits, stages, words, step, mask = case(seed)
@@ -458,6 +460,7 @@ def test_the_draw_is_the_race_that_selects_the_token(seed):
     assert trace.draw.groups.winner == token // noise.GROUP_SIZE
 
 
+@pytest.mark.slow
 def test_the_winner_of_every_draw_is_the_sampled_token():
     for seed in range(150):
         logits, stages, words, step, mask = case(seed)

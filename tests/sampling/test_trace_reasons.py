@@ -179,6 +179,7 @@ def check_draw(reason: str, token: int, trace: Trace) -> None:
         assert (own, won) == pytest.approx(totals, rel=1e-3, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_reasons_of_random_pipelines_are_true() -> None:
     seen = 0
     for seed in range(150):

@@ -28,6 +28,7 @@ def test_a_seed_depends_on_the_line_and_nothing_else() -> None:
     assert line_seed("line-1-0000000000000001") == 13971031248556969145  # records of earlier runs depend on it
 
 
+@pytest.mark.slow
 def test_threads_share_an_engine_and_get_their_own_lines(llm: nc.LLM) -> None:
     engine = LineEngine({}, {"max_num_seqs": 4}, {"max_tokens": 12}, "tiny")
     blocks = [[line(10 * block + n, f"Story {n}") for n in range(1, 7)] for block in range(4)]

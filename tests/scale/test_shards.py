@@ -22,7 +22,7 @@ from nucleate.scale.shards import ShardedSampler, ShardError
 from nucleate.sharding import local_shard, rank_exchange
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("any_pipeline", [False, True], ids=["common", "any"])
 def test_all_ranks_get_the_results_of_one_sampler(

@@ -50,6 +50,7 @@ def test_mixed_requests_get_the_tokens_of_one_process(pair: Pair) -> None:
     assert "2 ranks" in pair[0].model.runtime
 
 
+@pytest.mark.slow
 def test_structured_output_and_stop_criteria(pair: Pair) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "yy"]}}, "required": ["a"]}
     requests = [
@@ -64,6 +65,7 @@ def test_structured_output_and_stop_criteria(pair: Pair) -> None:
     random_models.assert_same(found, expected)
 
 
+@pytest.mark.slow
 def test_beams(pair: Pair) -> None:
     found, expected = [
         model.beam_search(PROMPTS, num_beams=3, max_tokens=12, num_return_sequences=2, ignore_eos=True)
@@ -73,7 +75,7 @@ def test_beams(pair: Pair) -> None:
         assert [beam.token_ids for beam in one.outputs] == [beam.token_ids for beam in other.outputs]
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 @pytest.mark.parametrize("tree_width", [1, 2])
 def test_drafts(pair: Pair, rule: str, tree_width: int) -> None:
@@ -92,6 +94,7 @@ def test_drafts(pair: Pair, rule: str, tree_width: int) -> None:
     assert results[0][2] > 0
 
 
+@pytest.mark.slow
 def test_an_aborted_stream_leaves_the_others(pair: Pair) -> None:
     sharded, one = pair
     stream = sharded.stream(PROMPTS[1], max_tokens=30, seed=1)
@@ -101,6 +104,7 @@ def test_an_aborted_stream_leaves_the_others(pair: Pair) -> None:
     random_models.assert_same(sharded.generate(PROMPTS, params), one.generate(PROMPTS, params))
 
 
+@pytest.mark.slow
 def test_hidden_states_and_rows_of_logits(pair: Pair) -> None:
     runners = [pair[0].model.new_runner(1 << 20), runner_of(pair[1].model, 1 << 20)]
     ids, results = [*range(5, 45)], []
@@ -119,6 +123,7 @@ def test_hidden_states_and_rows_of_logits(pair: Pair) -> None:
         np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_recorded_steps(pair: Pair) -> None:
     recorded: list[list[Any]] = []
     for model in pair:
@@ -131,6 +136,7 @@ def test_recorded_steps(pair: Pair) -> None:
         assert step.inputs.stages == expected.inputs.stages
 
 
+@pytest.mark.slow
 def test_messages_do_not_grow_with_the_sequences(pair: Pair) -> None:
     sharded, _ = pair
     channel = sharded.model._group.rank.channel
@@ -143,6 +149,7 @@ def test_messages_do_not_grow_with_the_sequences(pair: Pair) -> None:
     assert counts[1][1] / counts[1][0] == counts[0][1] / counts[0][0]
 
 
+@pytest.mark.slow
 def test_a_stage_that_other_processes_cannot_import_is_an_error(pair: Pair) -> None:
     sharded, one = pair
 

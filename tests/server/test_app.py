@@ -42,6 +42,7 @@ from nucleate.server.request_log import RequestLog
 from nucleate.server.service import Service
 
 
+@pytest.mark.slow
 @toy_app(engine={"max_num_seqs": 4})
 async def test_several_prompts_with_several_choices_each(app: Any) -> None:
     body = {**TEXT, "prompt": [[1, 2], [3], [4, 5, 6]], "n": 2}
@@ -181,6 +182,7 @@ async def test_a_client_disconnect_cancels_its_request(app: Any, service: Servic
     assert 'nucleate_client_disconnects_total{model_name="toy"} 2.0' in text
 
 
+@pytest.mark.slow
 @toy_app(of=slowly)
 async def test_a_slow_client_causes_back_pressure_and_loses_nothing(app: Any, service: Service) -> None:
     body = {**TEXT, "max_tokens": 240, "prompt": [7], "stream": True}
@@ -215,6 +217,7 @@ async def test_an_idle_stream_gets_keep_alive_comments(app: Any, monkeypatch: py
     assert call.frames[-1] == "[DONE]"
 
 
+@pytest.mark.slow
 @toy_app(of=slowly, limits=ServerLimits(request_timeout_seconds=0.2))
 async def test_a_request_timeout(app: Any) -> None:
     body = {**TEXT, "max_tokens": 240}
@@ -239,6 +242,7 @@ async def test_a_preprocessing_timeout(app: Any, service: Service, monkeypatch: 
         gate.set()
 
 
+@pytest.mark.slow
 @toy_app()
 async def test_the_event_loop_is_not_blocked_by_a_long_prompt(app: Any) -> None:
     shares = []
@@ -249,6 +253,7 @@ async def test_the_event_loop_is_not_blocked_by_a_long_prompt(app: Any) -> None:
     assert min(shares) < 0.4, shares
 
 
+@pytest.mark.slow
 @toy_app(of=slowly, limits=ServerLimits(max_queued_seqs=3), engine={"max_num_seqs": 2})
 async def test_guidance_counts_as_two_sequences_and_its_errors_name_the_field(app: Any) -> None:
     guided = {**TEXT, "guidance_scale": 2.0, "negative_prompt": "A sad story"}
@@ -398,6 +403,7 @@ async def test_pipelines(app: Any) -> None:
     check_error(reply, 400, param="temperature")
 
 
+@pytest.mark.slow
 @toy_app()
 async def test_max_tokens_beyond_the_context_is_an_error(app: Any, service: Service, llm: nc.LLM) -> None:
     count, context = len(llm.encode("The fox")), service.max_model_len

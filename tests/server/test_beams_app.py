@@ -48,7 +48,7 @@ def searched(llm: nc.LLM, fields: dict[str, Any]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("fields", SEARCHES, ids=str)
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @toy_app()
 async def test_the_best_beams_come_first_as_in_the_reference(app: Any, llm: nc.LLM, fields: dict[str, Any]) -> None:
     call = await ask(app, PATH, {**BODY, **fields})

@@ -127,6 +127,7 @@ def check_stream(stream: Stream, text: str) -> None:
     assert max((after - before for before, after in pairwise(stream.times)), default=0) < GAP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_garbage_gets_only_a_400(server: Server, garbage: bytes) -> None:
     with Wire(server, seconds=10) as wire:
@@ -183,6 +184,7 @@ def test_headers_must_arrive_in_time() -> None:
             assert wire.head() == 200
 
 
+@pytest.mark.slow
 def test_a_connection_above_the_maximum_gets_status_503() -> None:
     with Server("--max-connections", "4", environment=ONE_THREAD) as server:
         connections = [Wire(server) for _ in range(4)]
@@ -239,6 +241,7 @@ def test_a_client_that_sends_a_large_body_first_gets_the_error(server: Server, m
             assert response.headers["connection"] == "close"
 
 
+@pytest.mark.slow
 def test_disconnected_clients_leave_no_requests(server: Server) -> None:
     rng, before = random.Random(0), memory(server)
     delays = [rng.random() * 0.5 for _ in range(200)]
@@ -286,6 +289,7 @@ def test_a_slow_client_causes_back_pressure(server: Server) -> None:
     wait_until(server.is_idle, 60)
 
 
+@pytest.mark.slow
 def test_backtracking_patterns_do_not_delay_other_requests(server: Server) -> None:
     """Each pattern is rejected, or its search is cut off: the other client's stream continues."""
     neighbour = {**STORY, "seed": 8, "max_tokens": 400}

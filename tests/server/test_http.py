@@ -108,6 +108,7 @@ def test_origins() -> None:
             check_origins([origin])
 
 
+@pytest.mark.slow
 def test_a_rebound_name_is_rejected(server: Server) -> None:
     for headers in ({"host": "evil.example"}, {"origin": "https://evil.example"}):
         for method, path in (("POST", PATH), ("GET", "/v1/models"), ("GET", "/health"), ("GET", "/metrics")):
@@ -157,6 +158,7 @@ def test_sequences_of_a_client_that_disconnects_are_counted(server: Server) -> N
     assert logged(server, client_disconnected=True)["finish_reasons"] == ["abort"] * 3
 
 
+@pytest.mark.slow
 def test_a_hangup_reloads_the_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("one\n")
@@ -334,6 +336,7 @@ def test_an_offer_changes_nothing_but_its_own_header() -> None:
     assert body == [["POST", "/a", "b=c", ["content-length", "host", "http2-settings", "x-a", "x-a"], BODY.decode()]]
 
 
+@pytest.mark.slow
 def test_many_offers_in_one_segment() -> None:
     data = request("GET", "/health", b"", *H2C) * 2000
     assert len(asyncio.run(responses([data]))) == 2000

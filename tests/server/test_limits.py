@@ -228,6 +228,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=tiers.count(75, 300))
 @given(value=VALUES, names=st.lists(st.sampled_from(sorted(COMPLETIONS.field_names | CHAT.field_names)), max_size=4))
 def test_any_json_is_accepted_or_a_parameter_error(value: Any, names: list[str]) -> None:
@@ -273,6 +274,7 @@ def test_rejecting_a_large_body_is_fast(name: str) -> None:
     assert best < 0.05  # without the limits up to 8 s
 
 
+@pytest.mark.slow
 def test_the_largest_allowed_body_is_parsed_quickly() -> None:
     vocabulary = 128_256
     lists = ("stop_token_ids", "suppress_token_ids", "xtc_exempt_token_ids", "logprob_token_ids")

@@ -288,6 +288,7 @@ async def test_streams_and_whole_messages_are_the_same(app: Any, name: str) -> N
         assert [*json.loads(made["content"][0]["text"])] == ["a"]
 
 
+@pytest.mark.slow
 @bundled_app(reasoning_parser="qwen3")
 async def test_thinking_is_a_block_and_can_be_left_out(app: Any) -> None:
     body = {

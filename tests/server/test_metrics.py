@@ -124,6 +124,7 @@ def test_servers_in_one_process_have_separate_metrics() -> None:
     assert b"nucleate" not in prometheus_client.generate_latest()
 
 
+@pytest.mark.slow
 def test_a_strict_parser_reads_the_same_samples() -> None:
     made = used()
     # without escaping it writes other names than the text format
@@ -151,6 +152,7 @@ def slow_histogram(observed: list[float]) -> dict[str, float]:
     return {end: sum(seconds <= float(end) for seconds in observed) for end in [*map(str, BUCKETS), "+Inf"]}
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(SECONDS, max_size=20), st.permutations(["time_to_first_token", "inter_token_latency"]))
 def test_histogram_buckets_match_the_definition(observed: list[float], names: list[str]) -> None:

@@ -107,6 +107,7 @@ def requests() -> list[Odd]:
     return odd_requests(max(COUNT, 400))
 
 
+@pytest.mark.slow
 def test_every_endpoint_and_protocol_is_covered() -> None:
     made = requests()[:400]
     assert {odd.path for odd in made} == {*BODIES}
@@ -115,6 +116,7 @@ def test_every_endpoint_and_protocol_is_covered() -> None:
     assert made[:9] == odd_requests(9)  # seeded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["server", pytest.param("permissive", marks=pytest.mark.slow)])
 def test_odd_requests(request: pytest.FixtureRequest, name: str) -> None:
     server = request.getfixturevalue(name)

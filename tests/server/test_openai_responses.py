@@ -359,6 +359,7 @@ def lazy(value: Any) -> Any:
     return map(lazy, value) if isinstance(value, list) and not any(isinstance(item, list) for item in value) else value
 
 
+@pytest.mark.slow
 @settings(max_examples=tiers.count(25, 500))
 @given(VALUES)
 def test_parts_equal_the_whole(value: Any) -> None:

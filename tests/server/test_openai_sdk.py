@@ -62,6 +62,7 @@ def text(choice: Any) -> str:
 # ---- completions
 
 
+@pytest.mark.slow
 def test_models_are_listed_and_an_unknown_one_is_not_found(client: Any) -> None:
     listed = client.models.list().data
     assert [model.id for model in listed] == [MODEL]
@@ -72,6 +73,7 @@ def test_models_are_listed_and_an_unknown_one_is_not_found(client: Any) -> None:
     assert caught.value.code == "model_not_found"
 
 
+@pytest.mark.slow
 @KINDS
 def test_a_response_has_the_librarys_output_in_openais_format(client: Any, llm: nc.LLM, kind: str) -> None:
     expected = in_process(llm, kind, **SAMPLED)
@@ -118,6 +120,7 @@ def test_logprobs_of_a_chat(client: Any, llm: nc.LLM) -> None:
 # ---- streams
 
 
+@pytest.mark.slow
 def test_concurrent_streams_equal_single_requests(server: Server, llm: nc.LLM) -> None:
     prompts = [f"{name} and the {thing}" for name in ("Tom", "Lily", "A cat", "Once") for thing in "abcdefgh"]
     params = [llm.default_params.replace(max_tokens=24, seed=seed) for seed in range(32)]

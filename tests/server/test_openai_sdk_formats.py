@@ -50,6 +50,7 @@ def schema_format(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema}}
 
 
+@pytest.mark.slow
 def test_a_stream_with_a_pydantic_model(client: Any) -> None:
     fields = {"model": MODEL, "messages": HELLO, "response_format": Child, "max_tokens": 400, "seed": 3}
     complete = client.chat.completions.parse(**fields)
@@ -98,6 +99,7 @@ def test_a_call_and_its_result(client: Any, choice: Any) -> None:
     assert again.choices[0].message.content
 
 
+@pytest.mark.slow
 def test_a_stream_of_calls_adds_up_to_the_response(client: Any) -> None:
     fields = {"tool_choice": "required", "n": 2, "temperature": 2.0}
     whole = ask_about(client, **fields)
@@ -147,6 +149,7 @@ def test_a_strict_schema_that_cannot_be_enforced(client: Any) -> None:
     )
 
 
+@pytest.mark.slow
 def test_reasoning(reasoning: Any) -> None:
     values = {"tools": openai.omit, "max_tokens": 40, "reasoning_effort": "low"}
     limited = {"max_reasoning_tokens": 12, "ignore_eos": True}
@@ -168,6 +171,7 @@ def test_reasoning(reasoning: Any) -> None:
     assert "".join(delta.content or "" for delta in deltas) == message.content
 
 
+@pytest.mark.slow
 def test_calls_and_structured_output_after_reasoning(reasoning: Any) -> None:
     limited = {"max_reasoning_tokens": 12}
     message = ask_about(reasoning, tool_choice=NAMED, extra_body=limited).choices[0].message

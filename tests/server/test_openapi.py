@@ -298,6 +298,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=tiers.count(400, 4000), deadline=None)
 @given(location=st.sampled_from(EVERYWHERE), value=VALUES | NUMBERS_)
 def test_schema_and_server_agree(location: tuple[Endpoint, str], value: Any) -> None:
@@ -312,6 +313,7 @@ def test_limits_that_no_schema_can_express_are_checked_by_the_server() -> None:
         assert f"{MAX_CHARACTERS + 1} characters" in str(error)
 
 
+@pytest.mark.slow
 @settings(max_examples=tiers.count(125, 500), deadline=None)
 @given(
     fields=st.dictionaries(

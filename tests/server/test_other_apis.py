@@ -36,6 +36,7 @@ def schema_of(path: str) -> Any:
     return jsonschema.Draft202012Validator(made["components"]["schemas"][reference.rpartition("/")[2]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", VALID)
 def test_malformed_bodies_raise_parameter_errors_only(path: str) -> None:
     api, rng, validator, accepted = BY_URL[path], random.Random(path), schema_of(path), 0

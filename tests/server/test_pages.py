@@ -206,6 +206,7 @@ def test_a_step_beyond_the_end_is_gone(server: Server) -> None:
     assert (answer.status, answer.json["error"]["code"]) == (410, "step_not_stored")
 
 
+@pytest.mark.slow
 def test_the_page_needs_no_key_but_everything_below_it_does(keyed: Server) -> None:
     for path in ("/inspector", "/inspector/page.js", "/inspector/inspector.css"):
         assert keyed.request("GET", path).status == 200

@@ -50,6 +50,7 @@ def handshake(port: int, trusted: Path) -> str:
             return str(dict(pair[0] for pair in found["subject"])["commonName"])
 
 
+@pytest.mark.slow
 @needs_openssl
 def test_https_and_a_new_certificate(tmp_path: Path) -> None:
     first, second = (make_certificate(tmp_path / name, name) for name in ("first", "second"))
@@ -242,7 +243,7 @@ def begin_requests(pool: ThreadPoolExecutor, server: Server, **fields: Any) -> l
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_requests_in_flight_are_completed(number: signal.Signals) -> None:
     with Server(environment=ONE_THREAD) as server, ThreadPoolExecutor(8) as pool:
         streams = [Stream(server, {**STORY, "seed": seed, "max_tokens": 200}) for seed in range(6)]
@@ -262,6 +263,7 @@ def test_requests_in_flight_are_completed(number: signal.Signals) -> None:
         assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 def test_streams_beyond_the_shutdown_timeout_get_an_error() -> None:
     flags = ("--shutdown-timeout-seconds", "0.3")
     with Server(*flags, environment=ONE_THREAD) as server, ThreadPoolExecutor(6) as pool:
@@ -285,7 +287,7 @@ def test_streams_beyond_the_shutdown_timeout_get_an_error() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_a_second_signal_ends_the_server_at_once(number: signal.Signals) -> None:
     with Server(environment=ONE_THREAD) as server:
         stream = Stream(server, {**STORY, "max_tokens": 900, "n": 64})
@@ -302,7 +304,7 @@ def test_a_second_signal_ends_the_server_at_once(number: signal.Signals) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("seconds", [0.3, 1.0])
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_a_signal_during_startup(number: signal.Signals, seconds: float) -> None:
     environment = {**os.environ, **QUIET}
     with begun("-m", "nucleate", "serve", "--port", "0", env=environment, stderr=subprocess.PIPE) as process:
@@ -313,6 +315,7 @@ def test_a_signal_during_startup(number: signal.Signals, seconds: float) -> None
     assert process.returncode in (0, -number, 128 + number)
 
 
+@pytest.mark.slow
 def test_a_port_in_use_is_a_one_line_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         port = occupied.getsockname()[1]

@@ -341,6 +341,7 @@ print("over")
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_though_its_log_is_not_read() -> None:
     child = subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     enough = threading.Timer(60, child.kill)

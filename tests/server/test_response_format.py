@@ -264,6 +264,7 @@ def test_old_vllm_names_are_rejected_with_the_new_name(kind: Endpoint, name: str
     assert str(error) == f"unknown field 'guided_{name}'; use structured_outputs.{name}"
 
 
+@pytest.mark.slow
 @settings(max_examples=tiers.count(75, 300))
 @given(data=st.data())
 def test_any_value_is_a_constraint_or_an_error_that_names_its_field(data: st.DataObject) -> None:
@@ -293,6 +294,7 @@ def test_any_value_is_a_constraint_or_an_error_that_names_its_field(data: st.Dat
 # ---- compilation errors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "begins"),
     [

@@ -244,6 +244,7 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BODIES)
 @bundled_app()
 async def test_streams_and_whole_responses_are_the_same(app: Any, name: str) -> None:

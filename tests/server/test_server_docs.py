@@ -42,7 +42,7 @@ def test_every_structured_output_field_has_an_example() -> None:
     assert len(commands()) >= 7
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize(("path", "body"), commands(), ids=lambda value: str(value)[:60])
 def test_every_example_is_accepted(server: Server, path: str, body: Any) -> None:
     response = server.request("POST", path, {**body, "stream": False})

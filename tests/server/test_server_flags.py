@@ -47,6 +47,7 @@ def check_all_interfaces(server: Server, source: str, capsys: pytest.CaptureFixt
     return texts
 
 
+@pytest.mark.slow
 def test_the_same_parameters_and_seed_give_the_same_text(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert len(set(check_all_interfaces(server, "auto", capsys))) == len(REQUESTS)
 

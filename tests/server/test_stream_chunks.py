@@ -182,7 +182,7 @@ IDS = st.lists(st.integers(0, 2**31), max_size=3).map(tuple)
 @pytest.mark.parametrize("include_usage", [False, True])
 @settings(max_examples=tiers.count(40, 300))
 @given(data=st.data())
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_fast_frames_equal_those_of_json(
     llm: nc.LLM, kind: type[ResponseStream], include_usage: bool, data: st.DataObject
 ) -> None:
@@ -331,7 +331,7 @@ def interleaved(draw: st.DrawFn, own: list[list[CompletionChunk]]) -> list[Compl
 @KINDS
 @settings(max_examples=tiers.count(50, 400))
 @given(data=st.data())
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_merged_chunks_equal_the_response_body(llm: nc.LLM, kind: type[ResponseStream], data: st.DataObject) -> None:
     draw = data.draw
     prompts: list[Any] = ["x"]

@@ -188,7 +188,7 @@ def cuts(text: str) -> Iterator[Parts]:
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("api", STREAMS)
-@pytest.mark.fast_cases(12)
+@pytest.mark.fast_cases(0)
 def test_the_stream_does_not_depend_on_the_cuts(llm: nc.LLM, api: str, name: str) -> None:
     text = TEXTS[name][2]
     expected = whole(api, llm, chunks_of([text], name))
@@ -201,7 +201,7 @@ def test_the_stream_does_not_depend_on_the_cuts(llm: nc.LLM, api: str, name: str
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("api", STREAMS)
-@pytest.mark.fast_cases(4)
+@pytest.mark.fast_cases(0)
 def test_an_output_that_a_limit_cuts_anywhere(llm: nc.LLM, api: str, name: str) -> None:
     """The stream adds up to the whole response, which has the calls so far and no markup in its text."""
     text, (reasoning, content, calls, _) = (

@@ -128,6 +128,7 @@ async def test_best_of_and_echo_with_structured_output(app: Any) -> None:
     assert "validation" not in choice
 
 
+@pytest.mark.slow
 @PATHS
 @toy_app()
 async def test_validation_results_of_a_schema_with_ignored_keywords(app: Any, path: str) -> None:
@@ -173,6 +174,7 @@ async def test_text_before_a_failure_is_sent_to_a_slow_client_too(
     assert done == "[DONE]"
 
 
+@pytest.mark.slow
 @PATHS
 @toy_app()
 async def test_a_ban_of_all_allowed_tokens_is_a_client_error(app: Any, llm: nc.LLM, path: str) -> None:
@@ -232,7 +234,7 @@ COSTLY: list[tuple[Callable[[int], Any], int]] = [
 
 
 @pytest.mark.parametrize(("schema", "status"), COSTLY, ids=["patterns", "properties", "too many"])
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @toy_app()
 async def test_the_event_loop_is_not_blocked_by_a_grammar_compilation(
     app: Any, schema: Callable[[int], Any], status: int
@@ -246,6 +248,7 @@ async def test_the_event_loop_is_not_blocked_by_a_grammar_compilation(
     assert min(shares) < 0.4, shares
 
 
+@pytest.mark.slow
 def test_a_compilation_survives_a_cancelled_caller(llm: nc.LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     started, gate = threading.Event(), threading.Event()
@@ -323,6 +326,7 @@ async def test_the_grammar_vocabulary_is_prepared_in_an_idle_moment(
     assert made == GRAMMARS
 
 
+@pytest.mark.slow
 @toy_app()
 async def test_a_first_constraint_does_not_wait_for_an_idle_moment(app: Any, made: list[str]) -> None:
     assert (await ask(app, PATH, SUBJECT[PATH])).status == 200

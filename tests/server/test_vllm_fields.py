@@ -18,6 +18,7 @@ BOTH = pytest.mark.parametrize(("path", "body"), PATHS, ids=["completions", "cha
 USAGE = {"stream_options": {"include_usage": True}, "stream": True}
 
 
+@pytest.mark.slow
 @BOTH
 @toy_app()
 async def test_seeds_of_openais_range(app: Any, path: str, body: dict[str, Any]) -> None:
@@ -77,6 +78,7 @@ async def test_cached_tokens_of_several_prompts(app: Any, llm: nc.LLM) -> None:
     assert 0 < second.usage.cached_tokens < second.usage.prompt_tokens
 
 
+@pytest.mark.slow
 @BOTH
 @toy_app()
 async def test_continuous_usage(app: Any, path: str, body: dict[str, Any]) -> None:
@@ -104,6 +106,7 @@ async def test_continuous_usage(app: Any, path: str, body: dict[str, Any]) -> No
     assert (await ask(app, path, {**body, "stream_options": {"include_usage": None}})).status == 200
 
 
+@pytest.mark.slow
 @toy_app(limits=ServerLimits(max_choices_per_request=10**4))
 async def test_prompt_token_ids(app: Any, llm: nc.LLM) -> None:
     body = {**TEXT, "prompt": [[1, 2], [3]], "n": 2, "return_token_ids": True}
@@ -150,6 +153,7 @@ async def test_tokens_as_ids(app: Any, stream: bool) -> None:
     check_error(await ask(app, CHATS, {**CHAT, "return_tokens_as_token_ids": "x"}), 400)
 
 
+@pytest.mark.slow
 @toy_app()
 async def test_truncated_prompts(app: Any, service: Service, llm: nc.LLM) -> None:
     async def ids_of(path: str, body: dict[str, Any]) -> Any:
@@ -196,6 +200,7 @@ async def test_echo_in_a_chat(app: Any) -> None:
     check_error(await ask(app, CHATS, {**CHAT, "echo": True, "max_tokens": 0}), 400, param="max_tokens")
 
 
+@pytest.mark.slow
 @toy_app(limits=ServerLimits(max_logprobs=-1))
 async def test_logprobs_of_all_tokens(app: Any) -> None:
     short = {"max_tokens": 1, "logprobs": -1}

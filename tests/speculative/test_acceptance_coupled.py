@@ -115,7 +115,7 @@ def oracles(truth, prompts, rng, share):
     return chain, tree
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("masked", [False, True], ids=["", "mask"])
 def test_drafts_change_nothing(name, masked):
@@ -135,6 +135,7 @@ def test_drafts_change_nothing(name, masked):
     assert rounds["tree", 1.0] < LENGTH
 
 
+@pytest.mark.slow
 def test_mixed_sequences_in_one_batch():
     params, seeds = list(PARAMS.values()), list(range(len(PARAMS)))
     truth = SimulatedEngine(params, seeds).plain()
@@ -150,6 +151,7 @@ def test_mixed_sequences_in_one_batch():
     )
 
 
+@pytest.mark.slow
 def test_shared_noise_increases_acceptance():
     """A worse draft model that samples with the noise of the target, or with its own."""
     worse = LOGITS + np.random.default_rng(3).normal(0, 0.7, LOGITS.shape).astype(np.float32)

@@ -126,6 +126,7 @@ class Observing(Slow):
         self.clock += self.seconds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pays", [False, True])
 def test_hidden_states_are_passed_before_shadow_drafts(monkeypatch, pays):
     """All of them if drafts pay; otherwise drafting and processing take a small share of the time."""

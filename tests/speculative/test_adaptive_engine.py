@@ -40,7 +40,7 @@ def watched(llm: nc.LLM, request: pytest.FixtureRequest) -> Watched:
     return engine
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("watched", ["ngram", "eagle"], indirect=True)
 def test_most_steps_rest_where_nothing_repeats(llm: nc.LLM, watched: Watched) -> None:
     plain, expected, found = llm.new_engine(), [], []
@@ -64,6 +64,7 @@ def test_a_new_sequence_ends_the_rest(llm: nc.LLM, watched: Watched) -> None:
         assert not watched.rests[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("watched", ["ngram"], indirect=True)
 def test_the_end_of_a_sequence_ends_the_rest_because_another_may_wait(llm: nc.LLM, watched: Watched) -> None:
     watched.max_num_seqs = watched._scheduler.max_num_seqs = 1

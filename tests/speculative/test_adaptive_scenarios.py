@@ -114,7 +114,7 @@ def simulate(
     return tokens / count * plain * (1 + 2 * scenario.delayed) / method.clock, numbers
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("first", range(0, 200, 20))
 def test_speedup_in_random_scenarios(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(first, first + 20):

@@ -77,6 +77,7 @@ def test_text_is_that_without_drafts(llm: nc.LLM, family: str, blocks: int | Non
     assert bool(stats.num_preemptions) == (blocks is not None)
 
 
+@pytest.mark.slow
 def test_perfect_drafts_are_always_accepted(llm: nc.LLM) -> None:
     """Every draft token is accepted, greedy or sampled with the noise of the target."""
     stock = predictable_of("glm4_moe", 0.0)

@@ -66,7 +66,7 @@ def fresh(name: str, model: Llama, ids: list[int], count: int = 4, width: int = 
     return fresh_of(name, model, DraftContext(9, ids, **state), count, width)
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
 def test_rejections_do_not_change_later_drafts(name: str, model: Llama, llm: nc.LLM) -> None:
     """In an engine, all drafts are those of new proposers."""
@@ -91,7 +91,7 @@ def test_rejections_do_not_change_later_drafts(name: str, model: Llama, llm: nc.
 
 
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_a_draft_does_not_depend_on_others_in_the_batch(name: str, model: Llama, texts: list[list[int]]) -> None:
     proposer = load(name, model)
     cuts = [text[: 20 + 9 * row] for row, text in enumerate(texts)]
@@ -196,6 +196,7 @@ def test_the_draft_model_recomputes_rejected_tokens(model: Llama, texts: list[li
         proposer.forget(0)
 
 
+@pytest.mark.slow
 def test_the_draft_model_ends_with_its_context(model: Llama) -> None:
     proposer = load("draft", model)
     ids = np.random.default_rng(0).integers(5, 4096, 1030).tolist()

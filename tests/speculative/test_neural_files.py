@@ -86,6 +86,7 @@ def test_unknown_methods(model: Llama) -> None:
         load("hydra", model)
 
 
+@pytest.mark.slow
 def test_weights_are_loaded_lazily() -> None:
     code = (
         "import sys, nucleate, nucleate.engine.engine\n"

@@ -163,6 +163,7 @@ def test_draft_weights_of_another_model(llm: nc.LLM) -> None:
         Speculation("medusa").bind_model(toy())
 
 
+@pytest.mark.slow
 def test_llm_with_speculation() -> None:
     llm = nc.LLM(speculative_config=Speculation("suffix", adaptive=False))
     engine = llm.new_engine()
@@ -258,6 +259,7 @@ def test_invalid_logits_within_a_draft(llm: nc.LLM, name: str, kind: str) -> Non
         assert events[-1].chunk.finish_reason == "error"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draft", [Fixed(range(20)), Fixed(range(9), [ROOT] * 3 + [0] * 3 + [1] * 3)])
 def test_draft_blocks_are_freed(llm: nc.LLM, draft: Fixed) -> None:
     """Without free blocks there is no draft; nothing is preempted for one."""
@@ -271,6 +273,7 @@ def test_draft_blocks_are_freed(llm: nc.LLM, draft: Fixed) -> None:
         assert is_empty(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [False, True])
 def test_only_accepted_tokens_are_in_the_prefix_cache(llm: nc.LLM, tree: bool) -> None:
     """Cached blocks contain the output in order, though trees compute it in another: later requests hit them."""

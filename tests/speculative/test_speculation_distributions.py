@@ -303,7 +303,7 @@ PROPOSERS = {
     ("name", "rule"), [("chain", "block"), *((name, "rejection") for name in PROPOSERS)], ids=lambda value: value
 )
 @pytest.mark.parametrize("values", [{}, PENALTIES], ids=["plain", "penalties"])
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_texts_of_an_engine(llm: nc.LLM, name: str, rule: str, values: dict[str, Any]) -> None:
     trials = tiers.count(500, 1000) if name.startswith("chain") else tiers.count(280, 2000)
     assert_texts(small(**values), trials, rule, PROPOSERS[name], llm)

@@ -89,7 +89,7 @@ TREES = [
 ]
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize(("name", "options"), [*CHAINS, *TREES])
 def test_some_requests_at_once(llm: nc.LLM, name: str, options: dict[str, Any]) -> None:
     compare(llm, name, 12 if options else tiers.count(12, 30), 1, **options, adaptive=False)

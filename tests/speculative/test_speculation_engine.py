@@ -71,7 +71,7 @@ TREES: dict[str, Callable[[Outputs, random.Random], Proposer]] = {
 }
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("kind", DRAFTING)
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("name", [*CHAINS, *TREES])
@@ -114,7 +114,7 @@ def assert_valid(grammars: GrammarCompiler, request: Request, chunks: list[Compl
         assert sum(bool(chunk.logprobs) for chunk in chunks) == sum(bool(chunk.token_ids) for chunk in chunks)
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("kind", DRAFTING)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ["half", "faulty", "half trees"])
@@ -174,7 +174,7 @@ def run_companions(
     return found
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("kind", DRAFTING)
 @pytest.mark.parametrize("options", [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 9}])
 @pytest.mark.parametrize("proposer", [Oracle, TreeOracle])
@@ -193,7 +193,7 @@ def test_chunks_with_companions_are_those_without_drafts(
         assert chunks_by_index(events, request.params.n) == own, request
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("kind", DRAFTING)
 @pytest.mark.parametrize("rule", RULES)
 def test_distribution_rules_with_companions_equal_coupled(llm: nc.LLM, kind: str, rule: str) -> None:

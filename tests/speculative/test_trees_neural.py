@@ -176,7 +176,7 @@ def test_eagle_outputs_along_a_branch_equal_those_of_a_chain(
 
 
 @pytest.mark.parametrize("name", TREES)
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_siblings_have_the_reported_distributions(name: str, model: Llama) -> None:
     """Tested for the first and second sibling, and for the first one after a sibling."""
     drafts = drafts_of(name, model, 500, 5, width=2)
@@ -220,18 +220,19 @@ LENGTHS = {"draft": 2.4, "medusa": 1.6, "eagle": 2.6, "dflash": 2.1}
 
 @pytest.mark.parametrize("warm", [False, True])
 @pytest.mark.parametrize("name", EMBEDDED_METHODS)
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(0)
 def test_acceptance_lengths_of_chains(name: str, warm: bool, llm: nc.LLM, texts: list[list[int]]) -> None:
     found = acceptance_length(llm, texts, name, 4, temperature=0.85 if warm else 0.0)
     assert found > (1.15 if warm else LENGTHS[name])
 
 
 @pytest.mark.parametrize("name", TREES)
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_trees_have_a_higher_acceptance_length(name: str, llm: nc.LLM, texts: list[list[int]]) -> None:
     assert acceptance_length(llm, texts[:4], name, 8, tree_width=2) > acceptance_length(llm, texts[:4], name, 8) + 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TREES)
 def test_rejection_of_trees_by_the_embedded_model(name: str, llm: nc.LLM, texts: list[list[int]]) -> None:
     found = acceptance_length(llm, texts[:4], name, 8, "rejection", temperature=0.7, tree_width=2)

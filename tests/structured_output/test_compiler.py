@@ -122,6 +122,7 @@ def test_text_with_a_schema_parses_and_validates(schema: dict[str, Any], whitesp
             assert not re.search(r"\s", outside), text
 
 
+@pytest.mark.slow
 def test_json_objects() -> None:
     compiled = grammar_of(json_object=True)
     for seed in range(20):

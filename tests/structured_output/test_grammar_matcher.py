@@ -67,7 +67,7 @@ def accepts(matcher: GrammarMatcher, token: int) -> bool:
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.to_json()[:40])
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_a_mask_equals_trying_every_token(constraint: StructuredOutputs) -> None:
     """Where only one text can follow, the engine forces the first token of its usual tokenization instead."""
     matcher = bundled_compiler().compile(constraint).matcher()
@@ -701,6 +701,7 @@ def test_compiled_grammars_are_cached_and_the_oldest_evicted() -> None:
     assert grammars._cached_bytes <= 600_000
 
 
+@pytest.mark.slow
 def test_many_threads_compile_the_same_grammar_once(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars, count = GrammarCompiler(TOKENIZER, 4096), []
     compile_once = grammars._compile
@@ -730,6 +731,7 @@ def test_many_threads_compile_the_same_grammar_once(monkeypatch: pytest.MonkeyPa
     assert len(count) == 3  # an error is not cached
 
 
+@pytest.mark.slow
 def test_matchers_are_created_and_used_in_many_threads() -> None:
     compiled = bundled_compiler().compile(CONSTRAINTS[0])
     expected = mask_of(compiled.matcher()).tolist()

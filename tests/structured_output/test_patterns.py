@@ -83,7 +83,7 @@ def test_classes_mean_the_same_everywhere(way: str, pattern: str, accepted: str)
     assert "".join(text for text in TEXTS if can_write(grammar, written(text))) == accepted
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("name", "dws")
 def test_a_class_is_right_in_every_dialect(name: str) -> None:
     """A character of a class is in it by ECMA-262 and by Python, and so is one of a negated class not in it."""

@@ -56,6 +56,7 @@ def found(pattern: str, text: str) -> set[bool]:
     return {re.search(pattern, text, flags) is not None for flags in (0, re.ASCII)}
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=tiers.count(60, 2000))
 @given(pattern=PATTERNS, other=PATTERNS, seed=st.integers(0, 2**32))
 def test_complements_and_comparisons_are_right_in_every_dialect(pattern: str, other: str, seed: int) -> None:
@@ -223,6 +224,7 @@ def test_conditions_that_are_too_large_when_rewritten_can_be_ignored() -> None:
         grammar_of(json_schema=nothing, on_unsupported="ignore")
 
 
+@pytest.mark.slow
 def test_comparisons_take_limited_time() -> None:
     def choice(name: str) -> dict[str, Any]:
         return {"anyOf": [{"$ref": f"#/$defs/{name}"} for _ in range(300)]}
@@ -242,6 +244,7 @@ def test_comparisons_take_limited_time() -> None:
         assert process_time() - begin < 3
 
 
+@pytest.mark.slow
 def test_all_schemas_of_a_constraint_share_one_budget() -> None:
     schemas = [{"patternProperties": {f"{i}(a|b)*a(a|b){{6}}$": INTEGER, f"^{i}b": {}}} for i in range(200)]
     parts = [

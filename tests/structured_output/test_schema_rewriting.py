@@ -106,6 +106,7 @@ def test_the_combinations_of_conditions_are_limited() -> None:
     assert compiled.ignored[0].startswith("if at /allOf/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["of an enum", "of a string"])
 def test_conditions_that_exclude_each_other_are_not_combined(kind: str) -> None:
     kinds = [f"k{i}" for i in range(30)]
@@ -432,6 +433,7 @@ SCHEMAS = st.recursive(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=tiers.count(60, 1500))
 @given(schema=SCHEMAS, seed=st.integers(0, 2**32))
 def test_random_schemas_accept_no_invalid_text(schema: Any, seed: int) -> None:

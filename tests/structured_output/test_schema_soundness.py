@@ -108,6 +108,7 @@ def test_schemas_in_a_grammar_are_enforced_too() -> None:
         grammar_of(grammar='start: %json {"type": "object", "minProperties": 2}')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schema", "problem"),
     [

@@ -125,6 +125,7 @@ def check_calls(text: str, complete: bool) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_sections_of_random_texts_are_valid() -> None:
     """Random tokens, with triggers and ends strewn in where they are allowed, also at the ends of other tokens."""
     grammar = grammar_of(structural_tag=IN_PARTS, whitespace="none")
@@ -144,6 +145,7 @@ def test_sections_of_random_texts_are_valid() -> None:
     assert found > 20
 
 
+@pytest.mark.slow
 def test_a_model_generates_valid_sections() -> None:
     form = structural(
         {
@@ -379,6 +381,7 @@ def test_ignored_keywords_are_listed_with_their_place() -> None:
     assert compiled.validate("<{}>") == []
 
 
+@pytest.mark.slow
 def test_many_tags_compile_in_a_second() -> None:
     form = {**CALLS, "tags": [tag(f"<call={number}>", OBJECT, "</call>") for number in range(200)]}
     begin = time.thread_time()

@@ -117,6 +117,7 @@ def test_the_suffix_gets_no_space(name: str, suffix: str) -> None:
     assert ids[: len(start)] == start  # the prefix is encoded as any prompt
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(prefix=st.text(max_size=12), suffix=st.text(max_size=12), name=st.sampled_from(["byte-level", "llama"]))
 def test_all_texts(prefix: str, suffix: str, name: str) -> None:

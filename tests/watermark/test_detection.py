@@ -59,6 +59,7 @@ def p_values(kind, texts, length, size):
     return np.array([detect(rng.integers(0, size, length), KEY, kind).p_value for _ in range(texts)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("texts", "size"), [(200, 30), *(pytest.param(5_000, size, marks=pytest.mark.exhaustive) for size in (6, 1000))]
@@ -159,6 +160,7 @@ def test_gamma_tail_equals_the_exact_sum():
                 assert gamma_tail(shape, least) == pytest.approx(float(total * (-Decimal(least)).exp()), rel=1e-10)
 
 
+@pytest.mark.slow
 def test_the_tail_of_weighted_bits_equals_the_exact_sum():
     rng = random.Random(4)
     for _ in range(30):

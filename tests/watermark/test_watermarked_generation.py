@@ -52,6 +52,7 @@ def engine_of(llm):
     return run
 
 
+@pytest.mark.slow
 @ALL
 def test_outputs_carry_the_watermark(llm, engine_of, kind):
     params = nc.SamplingParams(temperature=1.0, seed=5, max_tokens=120, ignore_eos=True)

@@ -55,6 +55,7 @@ def test_answers_equal_those_of_the_numpy_runtime(llm: nc.LLM, exact: nc.LLM, co
     assert tokens(exact, prompts(count), given) == tokens(llm, prompts(count), given)
 
 
+@pytest.mark.slow
 def test_preemption_and_shared_prefixes(llm: nc.LLM, exact: nc.LLM) -> None:
     story = "Once upon a time there was a little girl named Lily. She loved to play outside in the park with her dog."
     given = [f"{story} One day, {name}" for name in ("she", "Lily", "the dog", "her mom", "a boy", "Tom", "it", "he")]

@@ -145,6 +145,7 @@ def test_a_context_larger_than_memory(files: dict[str, Path]) -> None:
         nc.LLM(files["f32"], kv_cache_memory=100).generate(PROMPT, PARAMS)
 
 
+@pytest.mark.slow
 def test_a_tiny_context_and_long_batches(files: dict[str, Path], llm: nc.LLM) -> None:
     """Fewer tokens than sequences, and more tokens than llama.cpp computes at a time."""
     tiny = nc.LLM(files["f32"], gguf_options={"n_ctx": 16}).new_engine(max_num_seqs=4)

@@ -41,7 +41,7 @@ def requests(count: int, seed: int) -> list[Request]:
     ]
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize(("slots", "keep"), [(9, 1000), (24, 10), (24, 0), (256, 1000)])
 @pytest.mark.parametrize("seed", range(tiers.count(1, 12)))
 def test_prefixes_preemption_and_few_slots(llm: nc.LLM, slots: int, keep: int, seed: int) -> None:

@@ -59,6 +59,7 @@ def differences(indices: range, batches: tuple[int, ...] = BATCHES) -> list[Any]
     ]
 
 
+@pytest.mark.slow
 def test_near_ties_are_decided_like_the_reference() -> None:
     assert differences(range(tiers.count(35, 350))) == []
 

@@ -72,6 +72,7 @@ def sampler_of(**params: Any) -> nc.Sampler:
     return sampler
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("params", "kernels"),
     [

@@ -86,6 +86,7 @@ def draws(x: np.ndarray, batch: list[tuple[object, ...]], step: int, history_fie
         return error.errors
 
 
+@pytest.mark.slow
 def test_tokens_after_shifts_equal_the_reference() -> None:
     count = tiers.count(500, 2500)
     found = survey(count, 0)
@@ -143,6 +144,7 @@ def survey_stages(seeds: range) -> Counter[str]:
     return found
 
 
+@pytest.mark.slow
 def test_survivors_after_each_stage_equal_the_reference() -> None:
     found = survey_stages(range(50_000, tiers.count(50_600, 53_000)))
     print(found)

@@ -36,7 +36,7 @@ def kernels() -> Iterator[Interpreted]:
         ("changed", 3, "before a barrier: .* changes; .* reads"),
     ],
 )
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(0)
 def test_races_are_reported_and_correct_kernels_are_not(
     name: str, grid: int, message: str, kernels: Interpreted
 ) -> None:

@@ -141,7 +141,7 @@ def test_a_top_p_threshold_within_an_equal_tail_is_found(part: float) -> None:
 
 
 @pytest.mark.parametrize("p", [0.9, 0.95])
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_no_token_after_the_last_of_equal_survivors_is_sampled(p: float) -> None:
     """More tokens than are checked one by one, so that the threshold is a score and an id, often met by that id."""
     x, step = np.zeros(5000, np.float32), 3
@@ -229,6 +229,7 @@ def test_the_float_edge_check_detects_errors() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_no_order_of_the_scores_is_slow():
     """Orders for which quickselect with a middle or median-of-three pivot takes hours."""
     size = 200_000

@@ -94,7 +94,7 @@ def both(logits, stages, history=History(), step=0, seed=None):
 
 
 @pytest.mark.parametrize(("sizes", "count"), [(SMALL, PIPELINES), (LARGE, FEWER)], ids=["small", "large"])
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_random_pipelines_equal_the_reference(monkeypatch, sizes, count) -> None:
     monkeypatch.setattr(cases, "SIZES", sizes)
     statistics, found, ran = Counter(), {}, reference.run
@@ -141,7 +141,7 @@ def result_or_error(run, *arguments):
         return f"{type(error).__name__}: {error}"
 
 
-@pytest.mark.fast_cases(4)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize(("size", "count"), [(1000, 12), (5000, 2)])
 def test_every_stage_alone_and_after_a_truncation(monkeypatch, name, size, count) -> None:
@@ -230,7 +230,7 @@ class Louder(Shift):
 
 
 @pytest.mark.parametrize("draw", [Gumbel(1), *DRAWS], ids=repr)
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_custom_stages(draw) -> None:
     rng = np.random.default_rng(4)
     history = History((1, 2, 3), (4, 5, 5))
@@ -304,6 +304,7 @@ def drawn_stage(rng):
     return makers[rng.integers(len(makers))]()
 
 
+@pytest.mark.slow
 def test_random_pipelines_on_rows_of_every_kind() -> None:
     rng, found = np.random.default_rng(0), []
     for seed in range(600):
@@ -336,7 +337,7 @@ def test_a_negative_weight_far_down_is_detected(monkeypatch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [256, 1000, 10_000])
-@pytest.mark.fast_cases(9)
+@pytest.mark.fast_cases(0)
 def test_sums_of_a_row_are_exact(kind, size) -> None:
     x = row(np.random.default_rng(size), size, kind)
     tail, tops, masses, sums = np.empty(256, np.float32), *(np.empty(-(-size // 256), t) for t in "fd"), np.empty(3)
@@ -414,7 +415,7 @@ def test_typical_may_drop_the_best_and_the_worst(p, far) -> None:
             assert got.total == pytest.approx(expected.total, rel=1e-12)
 
 
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("size", [5000, 8192, 20_001])
 @pytest.mark.parametrize("wide", [0.3, 2.5])
 @pytest.mark.parametrize("digits", [None, 1])
@@ -449,6 +450,7 @@ def test_a_requested_token_outside_the_vocabulary_has_no_rank() -> None:
         )
 
 
+@pytest.mark.slow
 def test_threads_share_programs_but_no_scratch_buffers() -> None:
     stages, got = (Typical(0.9), Temperature(0.8), Gumbel()), {}
     some = [np.random.default_rng(i).normal(0.0, 3.0, 5000).astype(np.float32) for i in range(3)]

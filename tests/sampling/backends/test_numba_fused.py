@@ -48,6 +48,7 @@ def differences(count: int, seed: int) -> list[object]:
     return found
 
 
+@pytest.mark.slow
 def test_every_token_equals_the_reference() -> None:
     assert differences(tiers.count(400, 4000), 0) == []
 
@@ -58,7 +59,7 @@ def test_every_token_of_very_many_rows_equals_the_reference() -> None:
 
 
 @pytest.mark.parametrize("size", [32_000, 50_257, 128_256, 151_936])
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_full_vocabularies(size: int) -> None:
     rng = np.random.default_rng(size)
     for scale in (1.0, 2.5):
@@ -97,6 +98,7 @@ def test_an_invalid_row_is_an_error_and_affects_no_other_row(bad: float, positio
         nc.sample(logits, (TopK(5), Gumbel(1)), backend="cpu")
 
 
+@pytest.mark.slow
 def test_many_rows_on_several_threads_equal_single_rows() -> None:
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(300, 32_000)).astype(np.float32)
@@ -162,6 +164,7 @@ def test_logprobs_equal_the_reference() -> None:
         assert_logprobs_close(actual, expected)
 
 
+@pytest.mark.slow
 def test_every_half_precision_number_is_converted_exactly() -> None:
     bits = np.arange(65536).astype(np.uint16)
     for start, stop in ((0, 65536), (3, 65533), (7, 7), (5, 20), (65530, 65536)):

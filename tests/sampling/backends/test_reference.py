@@ -20,6 +20,7 @@ def past(history, u=1.0):
     return naive.Past(list(history.prompt), list(history.output), history.mask, u)
 
 
+@pytest.mark.slow
 def test_survivors_and_probabilities_equal_the_naive_ones():
     errors, random_decisions = 0, 0
     count = tiers.count(600, 3000)

@@ -47,6 +47,7 @@ def same(actual, expected):
     assert actual.logprob == pytest.approx(expected[1], rel=LOG_P, abs=LOG_P)
 
 
+@pytest.mark.slow
 def test_token_logprobs_and_states_equal_the_naive_ones():
     fired, tokens = Counter(), 0
     count = tiers.count(1000, 3000)

@@ -46,6 +46,7 @@ from nucleate.sampling.stages import (
 torch = pytest.importorskip("torch", reason="rows on a device are tensors")
 
 
+@pytest.mark.slow
 def test_random_pipelines_equal_the_reference() -> None:
     assert staged.survey(list(range(tiers.count(100, 400)))) == []
 
@@ -58,6 +59,7 @@ def test_very_many_pipelines_equal_the_reference() -> None:
     assert all("AdaptiveP" in one for one in found), found
 
 
+@pytest.mark.slow
 def test_every_stage_at_the_edges_of_its_parameters() -> None:
     assert staged.every_stage(list(range(tiers.count(2, 6))), (1, 2, 255, 256, 257, 1000)) == []
 
@@ -105,6 +107,7 @@ def test_rows_with_the_same_signature_are_sampled_together(dtype: torch.dtype) -
 FLOATS = torch.float64, torch.float32
 
 
+@pytest.mark.slow
 def test_float32_gives_the_same_tokens_except_at_float_edges() -> None:
     """For devices without float64."""
     rng = np.random.default_rng(6)
@@ -147,7 +150,7 @@ class Counting(Floor):
 
 
 @pytest.mark.parametrize("draw", [Gumbel(1), *DRAWS], ids=repr)
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_custom_stages(draw: Draw) -> None:
     rng = np.random.default_rng(4)
     for one in OWN:

@@ -54,6 +54,7 @@ def test_very_many_rows_of_many_signatures() -> None:
         assert_equals_cpu(seed, staged.mixed("torch", seed, size, 4), size, 4)
 
 
+@pytest.mark.slow
 def test_rows_of_many_signatures_with_kernels() -> None:
     """With noise computed by a kernel."""
     pytest.importorskip("triton", reason="the kernels are Triton's: pip install triton (Linux only)")

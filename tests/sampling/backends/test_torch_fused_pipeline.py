@@ -94,6 +94,7 @@ def survey(rows: int, sizes: tuple[int, ...], seed: int) -> Counter[str]:
     return found
 
 
+@pytest.mark.slow
 def test_survivors_and_tokens_equal_the_reference() -> None:
     count = tiers.count(50, 150)
     found = survey(count, SIZES, 0)
@@ -102,6 +103,7 @@ def test_survivors_and_tokens_equal_the_reference() -> None:
     assert sum(n for name, n in found.items() if name.startswith("tight")) < 12, found
 
 
+@pytest.mark.slow
 def test_tokens_of_a_full_vocabulary_equal_the_reference() -> None:
     found = survey(8, (128_256, 32_000), 1)
     assert set(found) == {"rows"}, found
@@ -200,6 +202,7 @@ def test_compiled_code_gives_the_same_tokens() -> None:
     compiled("inductor")
 
 
+@pytest.mark.slow
 def test_sampling_follows_the_distribution() -> None:
     """By level: three groups, with the threshold within the last."""
     x = np.log(np.r_[np.full(256, 1.0), np.full(256, 3.0), np.full(88, 2.0)] / 1200).astype(np.float32)

@@ -164,6 +164,7 @@ def scores(x_V: Any, stages: tuple[Shift, ...], history: History) -> Any:
     return y_V
 
 
+@pytest.mark.slow
 @settings(max_examples=tiers.count(15, 60))
 @given(
     rows=st.lists(st.tuples(st.lists(SHIFT, min_size=1, max_size=4), TOKEN_LISTS, TOKEN_LISTS), min_size=1, max_size=3),

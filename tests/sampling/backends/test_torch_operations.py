@@ -109,6 +109,7 @@ def test_noise_is_two_calls_of_philox(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counted(monkeypatch, [(Gumbel(1),)]).noise <= 165
 
 
+@pytest.mark.slow
 def test_every_stage_and_every_pair_stays_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     others = Combine | Shift | Transform | Tap | Draw
     narrowing = {name for name, kind in STAGES.items() if not issubclass(kind, others)}

@@ -60,7 +60,7 @@ def kernels() -> Iterator[interpreted.Interpreted]:
     process.close()
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize(("seed", "size"), [*((seed, 77) for seed in range(5)), (8, 300), (9, 33), (10, 1)])
 def test_rows_added_and_removed_equal_the_cpu(seed: int, size: int) -> None:
     assert_equal_events(scenarios.play("torch", seed, 60, size), scenarios.play("reference", seed, 60, size))
@@ -72,6 +72,7 @@ def test_very_many_scenarios() -> None:
         assert_equal_events(scenarios.play("torch", seed, 60), scenarios.play("reference", seed, 60))
 
 
+@pytest.mark.slow
 def test_the_host_reads_tokens_before_the_ring_overwrites_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_device, "MIN_RING_SIZE", 8)  # the longest window is 7
     for seed in (20, 21):
@@ -103,7 +104,7 @@ def test_long_scenarios_with_kernels(kernels: interpreted.Interpreted) -> None:
         assert_equal_events(kernels.call("play", "triton", seed, 40, 300), scenarios.play("reference", seed, 40, 300))
 
 
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 @pytest.mark.parametrize("window", [None, 9])
 def test_entries_grow_with_the_output(window: int | None) -> None:
     """More tokens, and more rows, than the initial capacity."""
@@ -142,6 +143,7 @@ def test_logprobs_of_a_row_with_ties() -> None:
     assert scenarios.same(one, other), (one, other)
 
 
+@pytest.mark.slow
 def test_a_step_does_not_synchronize(monkeypatch: pytest.MonkeyPatch) -> None:
     """On tensors without data: reading a value fails, and so does mixing devices."""
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -171,6 +173,7 @@ def test_a_step_does_not_synchronize(monkeypatch: pytest.MonkeyPatch) -> None:
                 read_value()
 
 
+@pytest.mark.slow
 def test_a_loop_equals_the_host(kernels: interpreted.Interpreted) -> None:
     for seed in range(3):
         sampled, ended, reports = scenarios.looped("reference", seed, 40, 4, 3, 4)
@@ -276,6 +279,7 @@ def test_a_loop_rejects_rows_that_need_the_host() -> None:
         nc.Sampler(50).loop(forward, [], steps=1)
 
 
+@pytest.mark.slow
 def test_an_engine_samples_on_a_device(llm: nc.LLM) -> None:
     """Also with speculative decoding, whose distributions the host computes."""
     requests = [
@@ -402,6 +406,7 @@ def test_the_interpreter_names_the_versions_that_it_needs(
             select_kernels(torch.device("cpu"), "triton")
 
 
+@pytest.mark.slow
 def test_lazy_values_are_computed_once() -> None:
     made = []
     items = LazyList(2, lambda: made.append(1) or [4, 5])

@@ -64,6 +64,7 @@ def survey(kernels: Interpreted, rows: int, sizes: tuple[int, ...], seed: int) -
     return found
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 5))
 @settings(max_examples=8)
 def test_noise_has_the_bits_of_the_reference(kernels: Interpreted, seed: int, step: int, stream: int) -> None:
@@ -73,6 +74,7 @@ def test_noise_has_the_bits_of_the_reference(kernels: Interpreted, seed: int, st
     assert np.allclose(waits, -np.log1p(-expected), rtol=1e-15, atol=0)
 
 
+@pytest.mark.slow
 def test_survivors_and_tokens_equal_the_reference(kernels: Interpreted) -> None:
     assert survey(kernels, tiers.count(3, 9), SIZES, 0) == Counter(rows=tiers.count(3, 9) * len(SIZES))
 
@@ -136,7 +138,7 @@ READ = {  # (row, parameters): the maximum number of passes over the row
 
 
 @pytest.mark.parametrize("description", READ)
-@pytest.mark.fast_cases(1)
+@pytest.mark.fast_cases(0)
 def test_the_number_of_passes_over_a_row(kernels: Interpreted, description: str) -> None:
     kind, params, most = READ[description]
     rng = np.random.default_rng(10)
@@ -181,6 +183,7 @@ def supported_near_ties(start: int, count: int, longest: int) -> list[near_ties.
 TYPICAL = {position for position, kind in enumerate(near_ties.KINDS) if kind.startswith("typical")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows", [1, 2, pytest.param(16, marks=pytest.mark.slow), pytest.param(300, marks=pytest.mark.exhaustive)]
 )
@@ -213,6 +216,7 @@ def test_a_few_tokens_among_many_groups(kernels: Interpreted) -> None:
     assert compare(x_RV, params, [False] * 18, seeds, steps, got) == Counter(rows=18)
 
 
+@pytest.mark.slow
 def test_thresholds_that_meet_at_one_score(kernels: Interpreted) -> None:
     """Rows of equal tokens: thresholds within each other's survivors, at the first token, and after the last."""
     x_RV = np.zeros((5, 700), np.float32)
@@ -231,6 +235,7 @@ def test_thresholds_that_meet_at_one_score(kernels: Interpreted) -> None:
     assert got["lasts"][:4].tolist() == [0, 299, 149, 1]
 
 
+@pytest.mark.slow
 @given(
     st.integers(0, 2**32 - 1),
     st.sampled_from(SIZES),
@@ -250,6 +255,7 @@ def test_any_rows_of_any_type_and_strides(kernels: Interpreted, seed: int, size:
     compare(x_RV, params, [True] * 3, seeds, steps, got)
 
 
+@pytest.mark.slow
 def test_invalid_rows_give_no_token_and_a_reason(kernels: Interpreted) -> None:
     rng = np.random.default_rng(2)
     x_RV = rng.normal(size=(7, 600)).astype(np.float32)
@@ -275,6 +281,7 @@ def test_masked_logits_may_be_invalid_but_make_the_row_invalid_too(kernels: Inte
     assert got["states"].tolist() == [1, 1, 2]
 
 
+@pytest.mark.slow
 def test_masks_equal_the_reference(kernels: Interpreted) -> None:
     rng, rows = np.random.default_rng(3), 5
     for size in (40, 257, 700):
@@ -299,6 +306,7 @@ def test_masks_equal_the_reference(kernels: Interpreted) -> None:
             assert got["ranks"][row] == 1 + reference.all_tokens(x_RV[row]).ids_N.tolist().index(token)
 
 
+@pytest.mark.slow
 def test_inactive_rows_do_not_change(kernels: Interpreted) -> None:
     rng = np.random.default_rng(11)
     x_RV, steps = rng.normal(size=(4, 600)).astype(np.float32), edges.words(rng, 4)
@@ -340,6 +348,7 @@ def test_unsupported_inputs_are_rejected(kernels: Interpreted) -> None:
     assert len(kernels.call("sample", x_RV, [list(FusedParams())] * 2, zeros, zeros)["tokens"]) == 2
 
 
+@pytest.mark.slow
 def test_tokens_are_written_to_the_requested_output(kernels: Interpreted) -> None:
     zeros, x_RV = np.zeros(2, np.int64), np.full((2, 300), -np.inf, np.float32)
     x_RV[0, 280] = 1.0
@@ -347,6 +356,7 @@ def test_tokens_are_written_to_the_requested_output(kernels: Interpreted) -> Non
     assert got["tokens"].tolist() == [280, -1]
 
 
+@pytest.mark.slow
 def test_tokens_of_the_pipeline_equal_the_reference(kernels: Interpreted) -> None:
     """End to end, from the stages and their seed."""
     x = np.random.default_rng(5).normal(size=600).astype(np.float32)
