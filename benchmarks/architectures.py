@@ -160,7 +160,7 @@ SECTIONS = {
     "paged": ("Batched, paged", "These run in ragged batches over the paged KV cache."),
     "padded": (
         "Batched, padded",
-        """These keep the cache of Transformers. A prompt is computed alone. The sequences that generate tokens share
+        """These keep the cache of Transformers. Prompts, and the sequences that generate tokens, share
 forward passes, padded on the left. Prefixes are not cached, and there is no speculation.""",
     ),
     "one by one": (

@@ -340,7 +340,7 @@ def _transformers_runner(model: TransformersModel, memory: int, *, batch_invaria
         runner = PaddedRunner(model, blocks_in(memory, model.token_bytes * BLOCK), reason)
     except IncompatibleModelError as error:
         return _sequential(model, memory, f"{reason}; {error}")
-    logger.info("the model's cache is not paged (%s): prompts run one by one, outputs in padded batches", reason)
+    logger.info("the model runs in padded batches; its cache is not paged: %s", reason)
     return runner
 
 
