@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -206,3 +207,5 @@ def test_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert found == capsys.readouterr().out
     assert main([*arguments, "--openvino-property", "KV_CACHE_PRECISION"]) == 2
     assert "NAME=VALUE" in capsys.readouterr().err
+    assert main(["info", str(folder)]) == 0
+    assert re.search(r"weights +OpenVINO f32, [\d.]+ MiB", capsys.readouterr().out)

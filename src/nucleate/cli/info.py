@@ -72,16 +72,23 @@ def _gguf_facts(path: Path, *, metadata: bool) -> dict[str, Any]:
 
 
 def _folder_facts(folder: Path) -> dict[str, Any]:
+    from nucleate.models.loader import is_openvino
     from nucleate.models.model_files import read_config, recommended
+    from nucleate.models.openvino_model import weights_of
     from nucleate.tokenization.tokenizer import Tokenizer
 
     config = read_config(folder / "config.json")
     text = config.get("text_config", config)
-    size = sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))
+    if is_openvino(folder):
+        kind, size = weights_of(folder)
+        kind = f"OpenVINO {kind}"
+    else:
+        kind = str(text.get("dtype", text.get("torch_dtype", "unknown")))
+        size = sum(file.stat().st_size for pattern in ("*.safetensors", "*.bin") for file in folder.glob(pattern))
     facts: dict[str, Any] = {
         "folder": str(folder),
         "architecture": config.get("model_type", "unknown"),
-        "weights": f"{text.get('dtype', text.get('torch_dtype', 'unknown'))}, {_bytes(size)}",
+        "weights": f"{kind}, {_bytes(size)}",
         "layers": text.get("num_hidden_layers", "unknown"),
         "context_length": text.get("max_position_embeddings", "unknown"),
     }

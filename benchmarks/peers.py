@@ -1,0 +1,204 @@
+"""One real model in nucleate and in other servers: cold start, memory, tokens per second, time to the first token.
+
+Every server runs alone, on the same machine, in turn, for some rounds; the table has medians. Streams of completions
+from so many clients at once, greedy, of the same prompts. A server that is not installed is left out, and said so.
+vLLM is not on PyPI for CPUs: with its CPU build installed, add ``--server "vllm=vllm serve MODEL --port {port}"``.
+
+    python benchmarks/peers.py --gguf FILE [--folder FOLDER] [--openvino FOLDER] [--python PYTHON] [--json FILE]
+
+--python: the interpreter of the other servers, with llama-cpp-python[server], transformers[serving], mlx-lm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+from sampler import machine
+
+PROMPTS = (
+    *("Once upon a time there was a king who", "The history of the city begins in", "In the morning the sea was"),
+    *("The most important idea of this book is", "She opened the letter and read:", "My grandfather used to say that"),
+    *("The river runs from the mountains to", "Everybody in the village knew the old"),
+)
+NAMES = {"llama.cpp": "llama-cpp-python", "Transformers": "transformers", "mlx": "mlx-lm", "OpenVINO": "openvino"}
+SECONDS = 300
+"""Time limit of a start or a response."""
+
+
+class Server(NamedTuple):
+    """How to start a server, and what its requests need."""
+
+    command: list[str]  #: with {port}
+    model: str  #: its name in requests; empty: the first one that it lists
+    fields: dict[str, Any]  #: so that it does not end before the requested number of tokens
+
+
+def servers(options: argparse.Namespace) -> dict[str, Server]:
+    """All servers of the models that were given."""
+    ours = [sys.executable, "-m", "nucleate", "serve", "--port", "{port}", "--generation-config", "none", "-m"]
+    other = [options.python, "-m"]
+    found = {}
+    if options.gguf:
+        name = str(options.gguf)
+        found["nucleate, GGUF"] = Server([*ours, name], "", {"ignore_eos": True})
+        llama = ["llama_cpp.server", "--model", name, "--n_ctx", "2048", "--port", "{port}", "--verbose", "false"]
+        found["llama_cpp.server, GGUF"] = Server([*other, *llama], name, {"logit_bias": {"1": -100}})
+    if options.openvino:
+        name = str(options.openvino)
+        found["nucleate, OpenVINO"] = Server([*ours, name], "", {"ignore_eos": True})
+    if options.folder:
+        name = str(options.folder)
+        found["nucleate, folder"] = Server([*ours, name], "", {"ignore_eos": True})
+        serve = ["transformers.cli.transformers", "serve", name, "--port", "{port}", "--device", "cpu"]
+        found["transformers serve"] = Server([*other, *serve], name, {})
+        found["transformers serve, batching"] = Server([*other, *serve, "--continuous-batching"], name, {})
+        mlx = ["mlx_lm", "server", "--model", name, "--port", "{port}"]
+        found["mlx_lm.server"] = Server([*other, *mlx], name, {})
+    for given in options.server:
+        name, _, command = given.partition("=")
+        found[name] = Server(shlex.split(command), options.model_name or str(options.folder or options.gguf), {})
+    return {name: server for name, server in found.items() if not options.only or name in options.only}
+
+
+class Stream(NamedTuple):
+    """What one client saw. first: seconds to the first text."""
+
+    first: float
+    tokens: int
+
+
+def ask(url: str, server: Server, prompt: str, tokens: int) -> Stream:
+    """One request."""
+    body = {"model": server.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0, "stream": True}
+    data, head = json.dumps({**body, **server.fields}).encode(), {"Content-Type": "application/json"}
+    begin, first, count = time.perf_counter(), 0.0, 0
+    request = urllib.request.Request(f"{url}/v1/completions", data, head)  # noqa: S310
+    with urllib.request.urlopen(request, timeout=SECONDS) as response:  # noqa: S310
+        for text in _texts(response):
+            first = first or time.perf_counter() - begin
+            count += bool(text)
+    return Stream(first, count)
+
+
+def _texts(lines: Any) -> Iterator[str]:
+    for line in lines:
+        if line.startswith(b"data: {"):
+            for choice in json.loads(line[6:]).get("choices", ()):
+                yield choice.get("text") or ""
+
+
+def run(name: str, server: Server, port: int, counts: list[int], tokens: int) -> dict[str, float]:
+    """One round of one server."""
+    url, begin = f"http://127.0.0.1:{port}", time.perf_counter()
+    command = [part.format(port=port) for part in server.command]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:  # noqa: S603
+        try:
+            while True:
+                try:
+                    with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as listed:  # noqa: S310
+                        server = server._replace(model=server.model or json.load(listed)["data"][0]["id"])
+                    break
+                except OSError:
+                    if process.poll() is not None or time.perf_counter() - begin > SECONDS:
+                        why = process.stderr.read().decode("utf-8", "replace").strip().splitlines()[-1:]  # type: ignore[union-attr]
+                        raise RuntimeError(f"{name} does not start: {' '.join(why)}") from None
+                    time.sleep(0.02)
+            ask(url, server, PROMPTS[0], 1)
+            found = {"start": time.perf_counter() - begin}
+            for count in counts:
+                with ThreadPoolExecutor(count) as pool:
+                    start = time.perf_counter()
+                    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(count)]
+                    streams = [*pool.map(lambda prompt: ask(url, server, prompt, tokens), prompts)]
+                    seconds = time.perf_counter() - start
+                found[f"tokens/s, {count}"] = sum(stream.tokens for stream in streams) / seconds
+                found[f"first token, {count}"] = statistics.median(stream.first for stream in streams)
+            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            found["MiB"] = sum(each.memory_info().rss for each in family) / 2**20
+            return found
+        finally:
+            for each in psutil.Process(process.pid).children(recursive=True):
+                each.kill()
+            process.kill()
+
+
+def table(results: dict[str, dict[str, float]], counts: list[int]) -> str:
+    """Markdown."""
+    head = ["server", "start", "memory", *(f"tokens/s, {n}" for n in counts), *(f"first token, {n}" for n in counts)]
+    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
+    for name, row in results.items():
+        cells = [f"{row['start']:.1f} s", f"{row['MiB']:.0f} MiB"]
+        cells += [f"{row[f'tokens/s, {n}']:.1f}" for n in counts]
+        cells += [f"{row[f'first token, {n}']:.2f} s" for n in counts]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def versions(python: str) -> dict[str, str]:
+    """Of the packages of the servers."""
+    found = {"nucleate": version("nucleate")}
+    code = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
+    for name in NAMES.values():
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            shown = subprocess.run([python, "-c", code, name], capture_output=True, text=True, check=False)  # noqa: S603
+            found[name] = shown.stdout.strip() or "not installed"
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gguf", type=Path)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--openvino", type=Path)
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--server", action="append", default=[], help="another one: NAME=COMMAND with {port}")
+    parser.add_argument("--model-name", help="the model's name in requests to it")
+    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows: dict[str, list[dict[str, float]]] = {}
+    left_out: dict[str, str] = {}
+    port = 8560
+    for _ in range(options.rounds):
+        for name, server in servers(options).items():
+            if name in left_out:
+                continue
+            port += 1
+            try:
+                row = run(name, server, port, options.clients, options.tokens)
+            except (OSError, RuntimeError) as error:
+                left_out[name] = str(error)
+                rows.pop(name, None)
+                print(f"left out: {name}: {error}", flush=True)
+                continue
+            rows.setdefault(name, []).append(row)
+            print(f"{name}: " + ", ".join(f"{key} {value:.2f}" for key, value in row.items()), flush=True)
+    results = {
+        name: {key: statistics.median(one[key] for one in each) for key in each[0]} for name, each in rows.items()
+    }
+    print(table(results, options.clients))
+    if options.json:
+        record = {"machine": machine(), "versions": versions(options.python), "left out": left_out, "results": results}
+        options.json.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()
