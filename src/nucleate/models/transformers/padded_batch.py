@@ -27,12 +27,11 @@ SIMPLE = (int, float, bool, str, type(None), torch.dtype, torch.device, type)
 
 
 class Part(NamedTuple):
-    """Some rows of a cache with ``length`` tokens per row, of which each row has the last ones."""
+    """Some rows of a cache, padded on the left."""
 
     cache: Any
     rows: list[int]
-    length: int
-    kept: int  #: the tokens that are needed of the last ones
+    kept: int  #: the tokens of the longest row; those before are padding
 
 
 class PaddedRunner(SequentialRunner):
@@ -62,7 +61,9 @@ class PaddedRunner(SequentialRunner):
     def forward(self, inputs: Sequence[ModelInput]) -> NDArray[np.float32]:
         """See ``Runner.forward``."""
         rows: dict[int, NDArray[np.float32]] = {}
+        places = {key: row for row, key in enumerate(self._keys)}
         joined = [each for each in inputs if self._can_join(each)]
+        joined.sort(key=lambda each: places.get(each.key, len(places)))
         groups = [*([joined] if len(joined) > 1 else []), *self._prompt_groups(inputs)]
         for group in groups:
             compute = self._decode if group[0].start else self._prefill
@@ -110,7 +111,7 @@ class PaddedRunner(SequentialRunner):
             for row, each in enumerate(inputs):
                 context = self.model.begin()
                 context.token_ids = [*each.token_ids[: each.stop]]
-                context.cache = self._merge([Part(cache, [row], total, each.stop)])
+                context.cache = self._merge([Part(cache, [row], each.stop)])
                 self._open[each.key] = context, each.stop
                 self._prompts[each.key] = each.stop
         return logits_BV
@@ -158,20 +159,10 @@ class PaddedRunner(SequentialRunner):
         """A cache whose rows are these sequences. Sequences of the batch that are not among them get their own."""
         for key in {*self._keys} - {*keys}:
             self._part_with(key)
-        total, rows = max(self._lengths, default=0), {key: row for row, key in enumerate(self._keys)}
-        kept = [rows[key] for key in keys if key in rows]
-        parts, order = [], [key for key in keys if key in rows]
-        if kept:
-            parts.append(Part(self._cache, kept, total, max(self._lengths[row] for row in kept)))
-        for key, length, context in zip(keys, lengths, contexts, strict=True):
-            if key not in rows:
-                parts.append(Part(context.cache, [0], length, length))
-                order.append(key)
-        joined = self._merge(parts)
-        places = [order.index(key) for key in keys]
-        return (
-            joined if places == [*range(len(keys))] else self._merge([Part(joined, places, max(lengths), max(lengths))])
-        )
+        kept = [self._keys.index(key) for key in keys if key in self._keys]  # they come first
+        parts = [Part(self._cache, kept, max(self._lengths[row] for row in kept))] if kept else []
+        new = zip(lengths[len(kept) :], contexts[len(kept) :], strict=True)
+        return self._merge([*parts, *(Part(context.cache, [0], length) for length, context in new)])
 
     def _part_with(self, key: int) -> None:
         """Give a sequence of the batch a cache of its own; the others stay."""
@@ -181,7 +172,7 @@ class PaddedRunner(SequentialRunner):
         if key in self._open:
             length = self._lengths[row]
             with torch.inference_mode():
-                self._open[key][0].cache = self._merge([Part(self._cache, [row], max(self._lengths), length)])
+                self._open[key][0].cache = self._merge([Part(self._cache, [row], length)])
         self._keys[row] = -1  # nobody's
 
     def _merge(self, parts: Sequence[Part]) -> Any:
