@@ -63,7 +63,7 @@ class PaddedRunner(SequentialRunner):
         rows: dict[int, NDArray[np.float32]] = {}
         places = {key: row for row, key in enumerate(self._keys)}
         joined = [each for each in inputs if self._can_join(each)]
-        joined.sort(key=lambda each: places.get(each.key, len(places)))
+        joined.sort(key=lambda each: places.get(each.key, len(self._keys)))
         groups = [*([joined] if len(joined) > 1 else []), *self._prompt_groups(inputs)]
         for group in groups:
             compute = self._decode if group[0].start else self._prefill
