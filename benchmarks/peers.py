@@ -191,13 +191,21 @@ def main() -> None:
                 continue
             rows.setdefault(name, []).append(row)
             print(f"{name}: " + ", ".join(f"{key} {value:.2f}" for key, value in row.items()), flush=True)
-    results = {
-        name: {key: statistics.median(one[key] for one in each) for key in each[0]} for name, each in rows.items()
-    }
-    print(table(results, options.clients))
+            report(rows, left_out, options)
+    print(table(medians(rows), options.clients))
+
+
+def medians(rows: dict[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Of the rounds."""
+    return {name: {key: statistics.median(one[key] for one in each) for key in each[0]} for name, each in rows.items()}
+
+
+def report(rows: dict[str, list[dict[str, float]]], left_out: dict[str, str], options: argparse.Namespace) -> None:
+    """Write what is known so far."""
     if options.json:
-        record = {"machine": machine(), "versions": versions(options.python), "left out": left_out, "results": results}
-        options.json.write_text(json.dumps(record, indent=1) + "\n", "utf-8")
+        rounds = {name: len(each) for name, each in rows.items()}
+        record = {"machine": machine(), "versions": versions(options.python), "left out": left_out, "rounds": rounds}
+        options.json.write_text(json.dumps({**record, "results": medians(rows)}, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":
