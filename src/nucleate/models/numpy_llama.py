@@ -218,8 +218,14 @@ def tensor(tensors: Mapping[str, Floats], name: str, *shape: int) -> Floats:
     return found
 
 
-def read(path: Path) -> dict[str, Floats]:
-    """The tensors of a safetensors file as float32. bfloat16 is the upper half of a float32."""
+INTEGERS = {"I64": "<i8", "I32": "<i4", "BOOL": "?"}
+
+
+def read(path: Path, *, integers: bool = False) -> dict[str, Any]:
+    """The tensors of a safetensors file as float32. bfloat16 is the upper half of a float32.
+
+    integers: also read tensors of integers, as they are. Raises ModelError.
+    """
     from safetensors import SafetensorError, deserialize
 
     try:
@@ -227,12 +233,15 @@ def read(path: Path) -> dict[str, Floats]:
     except SafetensorError as error:
         raise ModelError(f"{path} is not a valid safetensors file: {error}") from None
     found = {}
+    array: NDArray[Any]
     for name, entry in entries:
         data, dtype = entry["data"], entry["dtype"]
         if dtype == "BF16":
             array = (np.frombuffer(data, np.uint16).astype(np.uint32) << 16).view(np.float32)
         elif dtype in ("F16", "F32"):
             array = np.frombuffer(data, dtype.replace("F16", "<f2").replace("F32", "<f4")).astype(np.float32)
+        elif integers and dtype in INTEGERS:
+            array = np.frombuffer(data, INTEGERS[dtype])
         else:
             raise ModelError(f"{path}: {name} has the type {dtype}; the numpy runtime supports {', '.join(DTYPES)}")
         found[name] = array.reshape(entry["shape"])

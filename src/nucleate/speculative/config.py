@@ -33,6 +33,9 @@ METHODS = (*TOKEN_METHODS, *TRAINED_METHODS)
 
 TREE_METHODS = ("suffix", "medusa", "eagle")
 
+MODEL_METHODS = ("draft", "eagle")
+"""Those that take ``model``."""
+
 MAX_DRAFT_TOKENS = 64
 
 
@@ -50,7 +53,8 @@ class Speculation:
     proposers are trees of ``num_speculative_tokens`` tokens in total. With "block", or if the model runner has no tree
     attention, only the first branch is verified.
     model: the draft model for "draft", with the vocabulary of the target: a folder, a Hugging Face id, or a model of
-    Transformers in memory; None: the one trained for the embedded model.
+    Transformers in memory. For "eagle", a folder or Hugging Face id of an EAGLE-3 head in its public layout. None: the
+    one trained for the embedded model.
     Raises ParameterError.
     """
 
@@ -73,8 +77,9 @@ class Speculation:
         if self.tree_width > 1 and not callable(self.method) and self.method not in TREE_METHODS:
             message = f"tree_width must be 1 for the method {self.method!r}, got {self.tree_width}"
             raise ParameterError(FIELD, f"{message}; only {', '.join(TREE_METHODS)} propose trees")
-        if self.model is not None and self.method != "draft" and not callable(self.method):
-            raise ParameterError(FIELD, f"model is for the method 'draft', got it with {shown(self.method)}")
+        if self.model is not None and self.method not in MODEL_METHODS and not callable(self.method):
+            names = " and ".join(map(repr, MODEL_METHODS))
+            raise ParameterError(FIELD, f"model is for the methods {names}, got it with {shown(self.method)}")
         if not isinstance(self.adaptive, bool):
             raise ParameterError(FIELD, f"adaptive must be True or False, got {shown(self.adaptive)}")
 
@@ -107,6 +112,10 @@ class Speculation:
             return self
         from nucleate.speculative.neural import load, load_draft_model
 
+        if self.model is not None and self.method == "eagle":
+            from nucleate.speculative.neural.eagle_checkpoint import load_eagle
+
+            return replace(self, method=load_eagle(self.model, model, self.effective_tree_width), model=None)
         if self.model is not None:
             return replace(self, method=load_draft_model(self.model, model), model=None)
         name, tree_width = self.method, self.effective_tree_width

@@ -118,12 +118,13 @@ class Eagle(DraftHead):
     """
 
     layers: tuple[int, ...] = (2, 4, 6)
+    names = ("fuse", "token_norm", "hidden_norm")  #: of weights
 
     def __init__(self, weights: Weights, target: Llama, tree_width: int = 1, tokens: int = MAX_CACHED_TOKENS) -> None:
         super().__init__(tokens // BLOCK)
         self._target, self.tree_width = target, tree_width
-        self._fuse = weights.matrix("fuse")
-        self._token_norm, self._hidden_norm = weights["token_norm.weight"], weights["hidden_norm.weight"]
+        self._fuse = weights.matrix(self.names[0])
+        self._token_norm, self._hidden_norm = (weights[f"{name}.weight"] for name in self.names[1:])
         self._norm, self._layer = weights["norm.weight"], DraftLayer(weights, "layer.", target, tokens // BLOCK)
 
     def _draft(self, active: list[ChainBuilder]) -> None:
@@ -178,7 +179,7 @@ class Eagle(DraftHead):
         for one in found:
             one.num_processed = min(one.num_processed, one.count - 1)  # the last one again, if none is pending
         hidden_TF = np.concatenate([one.states(one.num_processed) for one in found])
-        context_TX = fuse_hidden_states(hidden_TF, target.hidden_size, target.epsilon, self._fuse)
+        context_TX = self._fused(hidden_TF)
         layout = self._pending_layout(active, shift=1)
         input_TY = self._layer_input(layout, context_TX)
         store(self._layer.pool, layout, *self._layer.key_value(input_TY, target.rotation(layout.positions_T)))
@@ -188,6 +189,14 @@ class Eagle(DraftHead):
         last = [self._model_input(chain, stop - 1, stop, 1) for chain, stop in zip(active, stops, strict=True)]
         ends_R = layout.logits_indices
         return self._run_layer(input_TY[ends_R], context_TX[ends_R], BatchLayout(last, BLOCK))
+
+    def _fused(self, hidden_TF: Floats) -> Floats:
+        """The hidden states of the target's layers as one: [T, width]."""
+        return fuse_hidden_states(hidden_TF, self._target.hidden_size, self._target.epsilon, self._fuse)
+
+    def _residual(self, x_TX: Floats) -> Floats:
+        """What the layer adds its output to."""
+        return x_TX
 
     def _step(self, active: list[ChainBuilder], x_RX: Floats, depth: int) -> Floats:
         """The output of the layer for the last draft token of each chain."""
@@ -209,4 +218,4 @@ class Eagle(DraftHead):
         rotary, layer = self._target.rotation(layout.positions_T), self._layer
         new = layer.query(input_TY, rotary), *layer.key_value(input_TY, rotary)
         heads_THD = attend_compiled(*new, layer.pool, layout, layer.rule)
-        return layer.output(x_TX, heads_THD)
+        return layer.output(self._residual(x_TX), heads_THD)
