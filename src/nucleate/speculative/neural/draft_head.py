@@ -236,7 +236,8 @@ class Weights:
         self.metadata = read_metadata(path)
 
     def __getitem__(self, name: str) -> Floats:
-        return self._tensors[name]
+        found: Floats = self._tensors[name]
+        return found
 
     def matrix(self, *names: str) -> Floats:
         """The transposed weights of linear layers with the same input, concatenated: [in, out]."""

@@ -123,7 +123,8 @@ class EagleCheckpoint:
     def __getitem__(self, name: str) -> Floats:
         if name not in self._tensors:
             raise self._error(f"{name} is missing")
-        return self._tensors[name]
+        found: Floats = self._tensors[name]
+        return found
 
     def matrix(self, *names: str) -> Floats:
         """See ``Weights.matrix``."""
