@@ -114,6 +114,27 @@ class TransformersModel:
         return TransformersContext(self.model, self.decoding)
 
 
+class EmbeddingRows:
+    """The embeddings of a model as float32 rows, converted when they are read. weight: a tensor [V, X]."""
+
+    def __init__(self, weight: Any) -> None:
+        self._weight, self.shape = weight, tuple(weight.shape)
+
+    def __getitem__(self, ids_T: Any) -> Any:
+        torch, _ = libraries()
+        return self._weight[torch.as_tensor(ids_T, device=self._weight.device)].float().cpu().numpy()
+
+
+def read_pickled(path: Path) -> dict[str, Any]:
+    """The tensors of a ``pytorch_model.bin`` as arrays, floats as float32. Raises ModelError."""
+    torch, _ = libraries()
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        return {name: (one.float() if one.is_floating_point() else one).numpy() for name, one in state.items()}
+    except Exception as error:  # of torch and pickle
+        raise ModelError(f"cannot read {path}: {one_line(error)}") from error
+
+
 def _num_logits(head: Any, model: Any) -> int:
     """The number of logits of a language model head, which may be quantized."""
     shape = getattr(getattr(head, "weight", None), "shape", None)

@@ -19,8 +19,7 @@ from nucleate.models.loader import download
 from nucleate.models.model_files import positive, positive_integer, read_config
 from nucleate.models.numpy_llama import Floats, Llama, read
 from nucleate.models.protocol import Model, ModelError
-from nucleate.models.transformers.transformers_model import TransformersModel
-from nucleate.parameters.converters import one_line
+from nucleate.models.transformers.transformers_model import EmbeddingRows, TransformersModel, read_pickled
 from nucleate.speculative.draft import Proposer
 from nucleate.speculative.neural.draft_head import MAX_CACHED_TOKENS, CapturedHiddenStates, rms_normalize
 from nucleate.speculative.neural.eagle import Eagle
@@ -177,19 +176,6 @@ def _as_array(states_TF: Any) -> Floats:
     return np.array(states_TF.cpu() if hasattr(states_TF, "cpu") else states_TF, np.float32)
 
 
-class EmbeddingRows:
-    """The embeddings of a Transformers model as float32 rows, converted when they are read."""
-
-    def __init__(self, weight: Any) -> None:
-        self._weight, self.shape = weight, tuple(weight.shape)
-
-    def __getitem__(self, ids_T: Any) -> Floats:
-        import torch
-
-        rows: Floats = self._weight[torch.as_tensor(ids_T, device=self._weight.device)].float().cpu().numpy()
-        return rows
-
-
 def _facts(target: Model) -> tuple[int, int, Any]:
     """The number of layers, the hidden size and the embeddings of a target. Raises ModelError."""
     if isinstance(target, Llama):
@@ -211,10 +197,4 @@ def _read(folder: Path) -> dict[str, Any]:
     path = folder / "pytorch_model.bin"
     if not path.is_file():
         raise ModelError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
-    try:
-        import torch
-
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        return {name: (one.float() if one.is_floating_point() else one).numpy() for name, one in state.items()}
-    except Exception as error:  # of torch, or as it is not installed
-        raise ModelError(f"cannot read {path}: {one_line(error)}") from error
+    return read_pickled(path)
