@@ -18,6 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -110,6 +111,8 @@ def run(name: str, server: Server, port: int, counts: list[int], tokens: int) ->
                 try:
                     with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as listed:  # noqa: S310
                         server = server._replace(model=server.model or json.load(listed)["data"][0]["id"])
+                    break
+                except urllib.error.HTTPError:  # transformers serve cannot list models without the hub
                     break
                 except OSError:
                     if process.poll() is not None or time.perf_counter() - begin > SECONDS:
