@@ -1,7 +1,7 @@
 """One real model in nucleate and in other servers: cold start, memory, tokens per second, time to the first token.
 
 Every server runs alone, on the same machine, in turn, for some rounds; the table has medians. Streams of completions
-from so many clients at once, greedy, of the same prompts. A server that is not installed is left out, and said so.
+from so many clients at once, greedy, of the same prompts; tokens are counted as they arrive. A server that is not installed is left out, and said so.
 vLLM is not on PyPI for CPUs: with its CPU build installed, add ``--server "vllm=vllm serve MODEL --port {port}"``.
 
     python benchmarks/peers.py --gguf FILE [--folder FOLDER] [--openvino FOLDER] [--python PYTHON] [--json FILE]
@@ -56,7 +56,7 @@ def servers(options: argparse.Namespace) -> dict[str, Server]:
         name = str(options.gguf)
         found["nucleate, GGUF"] = Server([*ours, name], "", {"ignore_eos": True})
         llama = ["llama_cpp.server", "--model", name, "--n_ctx", "2048", "--port", "{port}", "--verbose", "false"]
-        found["llama_cpp.server, GGUF"] = Server([*other, *llama], name, {"logit_bias": {"1": -100}})
+        found["llama_cpp.server, GGUF"] = Server([*other, *llama], name, {})
     if options.openvino:
         name = str(options.openvino)
         found["nucleate, OpenVINO"] = Server([*ours, name], "", {"ignore_eos": True})
