@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import statistics
 import subprocess
@@ -55,7 +56,19 @@ def servers(options: argparse.Namespace) -> dict[str, Server]:
     if options.gguf:
         name = str(options.gguf)
         found["nucleate, GGUF"] = Server([*ours, name], "", {"ignore_eos": True})
-        llama = ["llama_cpp.server", "--model", name, "--n_ctx", "2048", "--port", "{port}", "--verbose", "false"]
+        llama = [
+            "llama_cpp.server",
+            "--model",
+            name,
+            "--n_ctx",
+            "2048",
+            "--n_threads",
+            str(os.cpu_count()),
+            "--port",
+            "{port}",
+            "--verbose",
+            "false",
+        ]
         found["llama_cpp.server, GGUF"] = Server([*other, *llama], name, {})
     if options.openvino:
         name = str(options.openvino)
