@@ -1,8 +1,9 @@
 """One real model in nucleate and in other servers: cold start, memory, tokens per second, time to the first token.
 
-Every server runs alone, on the same machine, in turn, for some rounds; the table has medians. Streams of completions
-from so many clients at once, greedy, of the same prompts; tokens are counted as they arrive. A server that is not installed is left out, and said so.
-vLLM is not on PyPI for CPUs: with its CPU build installed, add ``--server "vllm=vllm serve MODEL --port {port}"``.
+Every server runs alone, on the same machine, in turn, for some rounds; the table has medians. So many clients at once
+stream completions of the same prompts, greedy; tokens are counted as they arrive. A server that does not start is left
+out, with the reason. vLLM's build for CPUs is not on PyPI: where it is installed, add
+``--server "vllm=vllm serve MODEL --port {port}"``.
 
     python benchmarks/peers.py --gguf FILE [--folder FOLDER] [--openvino FOLDER] [--python PYTHON] [--json FILE]
 
@@ -56,19 +57,8 @@ def servers(options: argparse.Namespace) -> dict[str, Server]:
     if options.gguf:
         name = str(options.gguf)
         found["nucleate, GGUF"] = Server([*ours, name], "", {"ignore_eos": True})
-        llama = [
-            "llama_cpp.server",
-            "--model",
-            name,
-            "--n_ctx",
-            "2048",
-            "--n_threads",
-            str(os.cpu_count()),
-            "--port",
-            "{port}",
-            "--verbose",
-            "false",
-        ]
+        llama = ["llama_cpp.server", "--model", name, "--n_ctx", "2048", "--port", "{port}", "--verbose", "false"]
+        llama += ["--n_threads", str(os.cpu_count())]  # by default half of the cores
         found["llama_cpp.server, GGUF"] = Server([*other, *llama], name, {})
     if options.openvino:
         name = str(options.openvino)
