@@ -73,7 +73,7 @@ def servers(options: argparse.Namespace) -> dict[str, Server]:
         found["mlx_lm.server"] = Server([*other, *mlx], name, {})
     for given in options.server:
         name, _, command = given.partition("=")
-        found[name] = Server(shlex.split(command), options.model_name or str(options.folder or options.gguf), {})
+        found[name] = Server(shlex.split(command), options.model_name or "", {})
     return {name: server for name, server in found.items() if not options.only or name in options.only}
 
 
@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--openvino", type=Path)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--server", action="append", default=[], help="another one: NAME=COMMAND with {port}")
-    parser.add_argument("--model-name", help="the model's name in requests to it")
+    parser.add_argument("--model-name", help="the model's name in requests to it (default: the first that it lists)")
     parser.add_argument("--only", nargs="+")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=64)
