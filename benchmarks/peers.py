@@ -36,7 +36,7 @@ PROMPTS = (
     *("The most important idea of this book is", "She opened the letter and read:", "My grandfather used to say that"),
     *("The river runs from the mountains to", "Everybody in the village knew the old"),
 )
-NAMES = {"llama.cpp": "llama-cpp-python", "Transformers": "transformers", "mlx": "mlx-lm", "OpenVINO": "openvino"}
+PACKAGES = ("llama-cpp-python", "transformers", "mlx-lm", "openvino")
 SECONDS = 300
 """Time limit of a start or a response."""
 
@@ -78,7 +78,7 @@ def servers(options: argparse.Namespace) -> dict[str, Server]:
 
 
 class Stream(NamedTuple):
-    """What one client saw. first: seconds to the first text."""
+    """What one client saw. first: seconds to the first event of the stream."""
 
     first: float
     tokens: int
@@ -157,7 +157,7 @@ def versions(python: str) -> dict[str, str]:
     """Of the packages of the servers."""
     found = {"nucleate": version("nucleate")}
     code = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
-    for name in NAMES.values():
+    for name in PACKAGES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:

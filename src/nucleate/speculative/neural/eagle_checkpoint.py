@@ -92,6 +92,7 @@ class EagleCheckpoint:
             "fc": (width, len(self.layers) * target_width), "norm": (width,),
             "layer.query": (heads * size, 2 * width), "layer.key": (self.kv_heads * size, 2 * width),
             "layer.value": (self.kv_heads * size, 2 * width), "layer.out": (width, heads * size),
+            "input_norm": (width,), "hidden_norm": (width,), "layer.mlp_norm": (width,),
         }  # fmt: skip
         for name, shape in shapes.items():
             if self[f"{name}.weight"].shape != shape:
@@ -107,8 +108,15 @@ class EagleCheckpoint:
         self.embedding = embedding if own is None else own
         if self.embedding.shape[1] != width:
             raise self._error(f"its hidden size is {width}, that of the target's embeddings {self.embedding.shape[1]}")
-        if "lm_head.weight" not in self._tensors:
-            raise self._error("it has no lm_head")
+        if len(self.embedding.shape) != 2 or self.embedding.shape[0] < target.vocab_size:
+            raise self._error(
+                f"it has {self.embedding.shape[0]} embeddings for {target.vocab_size} tokens of the target"
+            )
+        if "lm_head.weight" not in self._tensors or self["lm_head.weight"].shape[1:] != (width,):
+            raise self._error("it has no lm_head of its hidden size")
+        inner = self["layer.down.weight"].shape[-1]
+        if any(self[f"layer.{name}.weight"].shape != (inner, width) for name in ("gate", "up")):
+            raise self._error("the shapes of its MLP do not fit each other")
         self.unembedding, self.vocab_size = self.matrix("lm_head"), target.vocab_size
         count = self.unembedding.shape[1]
         offsets = self._tensors.get("d2t", np.zeros(count, np.int64))
