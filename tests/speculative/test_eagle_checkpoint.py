@@ -191,6 +191,9 @@ def without(tensors: dict[str, Any], name: str) -> dict[str, Any]:
         ({}, lambda tensors: without(tensors, "midlayer.mlp.up_proj.weight"), "midlayer.mlp.up_proj.weight is missing"),
         ({}, lambda tensors: {**tensors, "d2t": tensors["d2t"] + 5000}, "d2t does not map its 300 tokens to the 4096"),
         ({}, lambda tensors: {**tensors, "midlayer.self_attn.q_proj.bias": tensors["d2t"]}, "its layer has biases"),
+        ({}, lambda tensors: {**tensors, "embed_tokens.weight": tensors["fc.weight"][:, :256]}, "embeddings"),
+        ({}, lambda tensors: {**tensors, "lm_head.weight": tensors["lm_head.weight"][:, 1:]}, "no lm_head of its"),
+        ({}, lambda tensors: {**tensors, "midlayer.mlp.up_proj.weight": tensors["fc.weight"]}, "shapes of its MLP"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2]}}, lambda tensors: tensors, "fc has the shape"),
     ],
 )  # fmt: skip
