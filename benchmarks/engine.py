@@ -5,6 +5,10 @@ Tokens per second count the requested tokens; a static batch runs to its longest
 overhead, the time outside the forward pass.
 
     python benchmarks/engine.py [--json FILE] [--repeat 3] [--requests 64]
+    python benchmarks/engine.py --model FOLDER|FILE [--dtype bfloat16] [--rows 1 8 16]
+
+The second form runs any model: a folder for Transformers beside ``generate`` in its best case, a static batch of equal
+lengths. Both show what a step consists of.
 """
 
 from __future__ import annotations
@@ -15,8 +19,9 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from sampler import machine
 
@@ -25,12 +30,14 @@ from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
 from nucleate.models.loader import EMBEDDED, load, runner_of
 from nucleate.models.protocol import Model
-from nucleate.models.runner import ModelInput, Runner
+from nucleate.models.runner import Runner
 from nucleate.models.transformers.transformers_model import TransformersModel, libraries
 from nucleate.tokenization.tokenizer import Tokenizer
 
 torch, transformers = libraries()  # for all contenders, idle torch threads sleep early
-ROWS = 32
+TEXT = Path(__file__).parents[1] / "docs" / "semantics.md"
+ROWS, PROFILED = 32, 40
+"""Sequences, and the steps of a profile."""
 MEMORY = 256 << 20
 SAMPLED = nc.SamplingParams(temperature=0.8, top_k=40, top_p=0.9, ignore_eos=True)
 GREEDY = nc.SamplingParams(temperature=0.0, ignore_eos=True)
@@ -52,22 +59,43 @@ def workload(count: int, size: int, seed: int = 0) -> list[LoadRequest]:
     ]
 
 
-class TimedRunner:
-    """A runner that measures its forward passes."""
+class StepProfile:
+    """The seconds of an engine's steps, by part, in steps without prompts: ``with StepProfile(engine) as profile``."""
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner, self.seconds, self.forwards = runner, 0.0, 0
+    def __init__(self, engine: Engine) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(("schedule", "forward", "sample", "text", "step"), 0.0)
+        self._engine, self._parts = engine, {
+            "schedule": (engine._scheduler, "schedule"),  # noqa: SLF001
+            "forward": (engine.runner, "forward"),
+            "sample": (engine._token_sampler, "sample"),  # noqa: SLF001
+            "text": (engine._token_sampler, "flush"),  # noqa: SLF001
+            "step": (engine, "step"),
+        }  # fmt: skip
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
+    def __enter__(self) -> Self:
+        for part, (owner, name) in self._parts.items():
+            setattr(owner, name, self._timed(getattr(owner, name), part))
+        return self
 
-    def forward(self, parts: Sequence[ModelInput]) -> Any:
-        start = time.perf_counter()
-        try:
-            return self._runner.forward(parts)
-        finally:
-            self.seconds += time.perf_counter() - start
-            self.forwards += 1
+    def __exit__(self, *_: object) -> None:
+        for owner, name in self._parts.values():
+            delattr(owner, name)
+
+    def _timed(self, inner: Callable[..., Any], part: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return inner(*arguments)
+            finally:
+                self.seconds[part] += time.perf_counter() - start
+
+        return call
+
+    def shares(self) -> dict[str, float]:
+        """The share of each part. "sample" is without the text that it makes; "other": the rest of a step."""
+        found = {part: seconds / self.seconds["step"] for part, seconds in self.seconds.items() if part != "step"}
+        found["sample"] -= found["text"]
+        return {**found, "other": 1.0 - sum(found.values())}
 
 
 def by_engine(
@@ -176,7 +204,10 @@ def compare(name: str, ours: Model, theirs: TransformersModel, count: int, repea
     return {
         "tokens per second": speeds,
         "same answers": same,
-        "outside the forward": overhead(runner, tokenizer, repeat),
+        "outside the forward": {
+            name: profile(runner, tokenizer, ROWS, params)
+            for name, params in (("greedy", GREEDY), ("sampled", SAMPLED))
+        },
     }
 
 
@@ -184,22 +215,56 @@ def _same(ours: list[list[int]], theirs: list[list[int]]) -> float:
     return statistics.mean(a == b for a, b in zip(ours, theirs, strict=True))
 
 
-def overhead(runner: Runner, tokenizer: Tokenizer, repeat: int) -> dict[str, Any]:
-    """The share of time outside the forward pass, for 32 outputs of 200 tokens, greedy and sampled."""
-    found = {}
-    requests = [LoadRequest(one.prompt_ids, 200) for one in workload(ROWS, 4000, seed=1)]
-    for name, params in (("greedy", GREEDY), ("sampled", SAMPLED)):
-        shares = []
-        for _ in range(repeat):
-            timed = TimedRunner(runner)
-            start = time.perf_counter()
-            by_engine(timed, tokenizer, requests, params, ROWS)
-            seconds = time.perf_counter() - start
-            shares.append(((seconds - timed.seconds) / seconds, (seconds - timed.seconds) / (ROWS * 200) * 1e6))
-        share, each = sorted(shares)[repeat // 2]  # the median by the share
-        found[name] = {"share": share, "microseconds per token": each}
-        print(f"  outside the forward pass at {ROWS} sequences, {name:8}{share:6.1%}, {each:.1f} us per token")
-    return found
+def profile(runner: Runner, tokenizer: Tokenizer, rows: int, params: nc.SamplingParams) -> dict[str, float]:
+    """The shares of a step (``StepProfile``), and its microseconds outside the forward pass per token."""
+    engine = Engine(runner, tokenizer, max_num_seqs=rows, max_num_batched_tokens=32 * rows)
+    for one in workload(rows, min(runner.vocab_size, 4000), seed=1):
+        engine.add(Request(one.prompt_ids[:32], params.replace(max_tokens=PROFILED + 8)))
+    for _ in range(4):
+        engine.step()
+    with StepProfile(engine) as found:
+        for _ in range(PROFILED):
+            engine.step()
+    shares = found.shares()
+    outside = (1.0 - shares["forward"]) * found.seconds["step"] / (PROFILED * rows)
+    text = ", ".join(f"{part} {share:.1%}" for part, share in shares.items())
+    print(
+        f"  a step of {rows:2} sequences: {text}; outside the forward pass {1e6 * outside:.0f} us per token", flush=True
+    )
+    for request in range(rows):
+        engine.abort(f"request-{request}")
+    return {**shares, "share": 1.0 - shares["forward"], "microseconds per token": 1e6 * outside}
+
+
+def compare_model(path: Path, dtype: str, rows: Sequence[int], repeat: int) -> dict[str, Any]:
+    """Tokens per second by rows, and the profile of a step. Prompts of 32 tokens of text, outputs of 96.
+
+    A folder for Transformers is compared with ``generate`` in its best case: a static batch of equal lengths.
+    """
+    llm = nc.LLM(path, dtype=dtype) if path.suffix != ".gguf" else nc.LLM(path)
+    ids = llm.encode(TEXT.read_text("utf-8"))
+    runner, found = runner_of(llm.model, MEMORY), {}
+    print(f"{path.name}: {llm.model.runtime}, {type(runner).__name__}")
+    for count in rows:
+        requests = [LoadRequest(ids[start : start + 32], 96) for start in range(100, 100 + 32 * count, 32)]
+        contenders = {"nucleate": partial(by_engine, runner, llm.tokenizer, requests, GREEDY, count, 32 * count)}
+        if isinstance(llm.model, TransformersModel):
+            contenders["generate"] = partial(by_generate, llm.model.model, requests, count)
+        seconds: dict[str, list[float]] = {name: [] for name in contenders}
+        for _ in range(repeat + 1):
+            for name, run in contenders.items():
+                start = time.perf_counter()
+                run()
+                seconds[name].append(time.perf_counter() - start)
+        speeds = {name: 96 * count / statistics.median(own[1:]) for name, own in seconds.items()}  # the first warms up
+        text = ", ".join(f"{name} {speed:7.1f}" for name, speed in speeds.items())
+        print(f"  {count:3} sequences, tokens/s: {text}{_ratio(speeds)}", flush=True)
+        found[count] = {"tokens per second": speeds, "step": profile(runner, llm.tokenizer, count, SAMPLED)}
+    return {"model": path.name, "runtime": llm.model.runtime, "sequences": found}
+
+
+def _ratio(speeds: dict[str, float]) -> str:
+    return f": {speeds['nucleate'] / speeds['generate']:.2f} x" if "generate" in speeds else ""
 
 
 def main() -> None:
@@ -207,10 +272,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--model", type=Path, metavar="FOLDER or FILE")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16])
     arguments = parser.parse_args()
     start = time.perf_counter()
     transformers.utils.logging.set_verbosity_error()
-    embedded, llama = load(EMBEDDED, runtime="torch"), random_llama()
+    if arguments.model:
+        found = compare_model(arguments.model, arguments.dtype, arguments.rows, arguments.repeat)
+        results = {"machine": machine(), **found}
+        _write(arguments.json, results)
+        return
+    embedded: Any = load(EMBEDDED, runtime="torch")
+    llama = random_llama()
     results = {
         "machine": machine(),
         "versions": {"nucleate": nc.__version__, "torch": torch.__version__, "transformers": transformers.__version__},
@@ -218,8 +292,12 @@ def main() -> None:
         "llama 512 x 8": compare("llama 512 x 8", llama, llama, arguments.requests, arguments.repeat),
     }
     results["seconds"] = round(time.perf_counter() - start)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
+    _write(arguments.json, results)
+
+
+def _write(path: Path | None, results: dict[str, Any]) -> None:
+    if path:
+        path.write_text(json.dumps(results, indent=1) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 from nucleate.chat.output_parser import ChunkParser
 from nucleate.engine.beam_scheduler import ValidatedBeamRequest
@@ -37,12 +37,9 @@ Batch = list[tuple[int, EngineOutput]]
 
 @dataclass(eq=False)
 class OutputRecorder:
-    """Parses the engine outputs of a request, records them in metrics and log, and detects failures.
+    """Parses the engine outputs of a request, records them in metrics and log, and detects failures."""
 
-    An iteration over it yields what ``record`` returns; nothing, if there was no output for a while.
-    """
-
-    batches: AsyncGenerator[Batch]
+    batches: AsyncGenerator[Batch]  #: to pass to ``record``; an empty one if there was no output for a while
     context: RequestContext
     metrics: Metrics
     release: Callable[[int], None]  #: frees the queue slots of a prompt
@@ -56,12 +53,6 @@ class OutputRecorder:
         self._usage, self._log = Usage(0, 0), self.context.log
         self._last_token_times: dict[tuple[int, int], float] = {}  # by prompt and index of the output
         self._unfinished = dict(enumerate(self.sequences))  # by prompt
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> tuple[Batch, HTTPError | None]:
-        return self.record(await anext(self.batches))
 
     def record(self, batch: Batch) -> tuple[Batch, HTTPError | None]:
         """Record outputs. Returns all of them and None; or those before the first failed one, and its error."""
@@ -206,7 +197,8 @@ class GenerationEndpoint:
         self, context: RequestContext, call: GenerationCall, encoder: Encoder | None, recorder: OutputRecorder
     ) -> None:
         chunks: list[list[CompletionChunk]] = [[] for _ in call.prepared]
-        async for outputs, failure in recorder:
+        async for batch in recorder.batches:
+            outputs, failure = recorder.record(batch)
             if failure is not None:
                 raise failure
             for prompt, output in outputs:
@@ -243,13 +235,15 @@ class GenerationEndpoint:
         return json_parts(completion_body(call.head, call.parsed, completions, tokenizer, iter))
 
     async def _stream(self, context: RequestContext, stream: Encoder, recorder: OutputRecorder) -> None:
-        async for outputs, failure in recorder:
-            if stream.has_large_frame(output.chunk for _, output in outputs):
+        async for batch in recorder.batches:
+            outputs, failure = recorder.record(batch)
+            if stream.has_large_frame([output.chunk for _, output in outputs]):
                 frames = await self._service.run_in_thread(partial(_frames, stream, outputs), has_timeout=False)
             else:
                 frames = _frames(stream, outputs) if outputs or failure else stream.keep_alive()
             if frames:
-                await _start(context, stream)
+                if not context.status:
+                    await _start(context, stream)
                 await context.write(frames)
             if failure is not None:
                 raise failure

@@ -118,7 +118,8 @@ class InspectorRoutes:
             await self._stream(context, OutputEvents(self._inspector, run), recorder)
 
     async def _stream(self, context: RequestContext, events: OutputEvents, recorder: OutputRecorder) -> None:
-        async for outputs, failure in recorder:
+        async for batch in recorder.batches:
+            outputs, failure = recorder.record(batch)
             chunks, usage = [output.chunk for _, output in outputs], outputs[-1][1].usage if outputs else None
             frames = KEEP_ALIVE
             if outputs or failure:

@@ -5,11 +5,13 @@ Request metrics are counted as they happen. Engine metrics are read from ``Engin
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from nucleate.outputs import EngineStats, FinishReason, SpeculativeStats
@@ -39,6 +41,24 @@ VLLM_ALIASES = frozenset(f"nucleate_{name}" for name in _SHARED_NAMES)
 """Metrics that are also exported with the prefix ``vllm:``."""
 
 
+class TokenHistogram:
+    """A histogram of seconds that is observed at every token: a tenth of the cost of ``prometheus_client``'s."""
+
+    def __init__(self, name: str, text: str, registry: CollectorRegistry) -> None:
+        self._name, self._text, self._counts, self._sum = name, text, [0] * (len(BUCKETS) + 1), 0.0
+        registry.register(self)
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(BUCKETS, seconds)] += 1
+        self._sum += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metric, as ``prometheus_client`` expects of a collector."""
+        ends = [*map(str, BUCKETS), "+Inf"]
+        buckets = [*zip(ends, accumulate(map(float, self._counts)), strict=True)]
+        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+
+
 class Metrics:
     """The metrics of one server. Not thread-safe: call it from the event loop.
 
@@ -57,6 +77,9 @@ class Metrics:
             text = f"{text}, in seconds."
             return Histogram(f"nucleate_{name}_seconds", text, labels, buckets=BUCKETS, registry=own)
 
+        def token_time(name: str, text: str) -> TokenHistogram:
+            return TokenHistogram(f"nucleate_{name}_seconds", f"{text}, in seconds.", own)
+
         self._requests = count("http_requests", "HTTP requests, by route and status.", "route", "status")
         self._durations = time("http_request_duration", "Duration of successful HTTP requests, by route", "route")
         self._latencies = time("e2e_request_latency", "Duration of successful generation requests")
@@ -71,8 +94,8 @@ class Metrics:
         self.structured_outputs = count("structured_output_requests", text, "kind")
         text = "Requests rejected because of an invalid structured-output constraint."
         self._structured_errors = count("structured_output_errors", text)
-        self.time_to_first_token = time("time_to_first_token", "Time to the first token of a request")
-        self.inter_token_latency = time("inter_token_latency", "Time between tokens of a sequence")
+        self.time_to_first_token = token_time("time_to_first_token", "Time to the first token of a request")
+        self.inter_token_latency = token_time("inter_token_latency", "Time between tokens of a sequence")
         self._create_labels()
         self.registry = CollectorRegistry()
         self.registry.register(self)
