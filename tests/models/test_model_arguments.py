@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from toy_models import Toy
 
 import nucleate as nc
 from nucleate.jit.native_library import warn_once
-from nucleate.models.loader import EMBEDDED
+from nucleate.models.loader import EMBEDDED, OPENVINO_FILES, resolve
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
@@ -136,3 +138,29 @@ def test_a_revision_needs_an_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *a, **k: seen.append((a, k)) or str(EMBEDDED))
     assert nc.LLM("owner/name", revision="v1").folder == EMBEDDED
     assert seen == [(("owner/name",), {"revision": "v1", "allow_patterns": seen[0][1]["allow_patterns"]})]
+
+
+SAFETENSORS = ("model.safetensors",)
+
+
+@pytest.mark.parametrize(
+    ("published", "runtime", "fetched"),
+    [
+        ([*SAFETENSORS, *OPENVINO_FILES], "auto", SAFETENSORS),
+        ([*SAFETENSORS, *OPENVINO_FILES], "openvino", OPENVINO_FILES),
+        (OPENVINO_FILES, "auto", OPENVINO_FILES),
+        (OPENVINO_FILES, "torch", ()),
+    ],
+)
+def test_only_one_format_is_downloaded(
+    published: Sequence[str], runtime: str, fetched: Sequence[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def snapshot(_name: str, *, allow_patterns: list[str], **_: Any) -> str:
+        for name in ["config.json", *published]:
+            if any(fnmatch(name, pattern) for pattern in allow_patterns):
+                (tmp_path / name).touch()
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    assert resolve("owner/name", runtime=runtime) == tmp_path
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["config.json", *fetched])

@@ -76,7 +76,7 @@ class ModelSource:
             options["openvino_properties"] = properties
             return cls(lambda: adopt(model, **options), None, model)
         check_options(device, dtype, runtime)  # before a download
-        folder = resolve(model, revision)
+        folder = resolve(model, revision, runtime)
         others: dict[str, Any] = {"properties": properties, "batch_invariant": batch_invariant}
         return cls(lambda: load(folder, device, dtype, runtime, **others), folder)
 
@@ -129,7 +129,8 @@ DEFAULT_TOKEN_BYTES = 1024
 MAX_NUMPY_BYTES = 64 << 20
 """Maximum size of the weights in bytes for which runtime "auto" selects numpy; above, torch is worth its start-up."""
 TOKENIZER_FILES = ("*.json", "*.model", "*.jinja", "*.txt")
-MODEL_FILES = (*TOKENIZER_FILES, "*.safetensors", MODEL_FILE, "openvino_model.bin")
+WEIGHTS = "*.safetensors"
+OPENVINO_FILES = (MODEL_FILE, "openvino_model.bin")
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -162,10 +163,11 @@ FORMER_IDS = {
 """The owners of ids that once had none, for error messages."""
 
 
-def resolve(model: str | os.PathLike[str] | None, revision: str | None = None) -> Path:
+def resolve(model: str | os.PathLike[str] | None, revision: str | None = None, runtime: str = "auto") -> Path:
     """The folder of a model: the embedded one for None, a folder, or a Hugging Face id (downloaded when not cached).
 
-    revision: a branch, tag or commit of a Hugging Face id. Raises ModelError, ParameterError.
+    revision: a branch, tag or commit of a Hugging Face id. runtime: see ``load``; of a repository with weights in
+    several formats, only those of one are downloaded. Raises ModelError, ParameterError.
     """
     folder = EMBEDDED if model is None else _existing(os.fspath(model))
     if folder is not None:
@@ -178,7 +180,13 @@ def resolve(model: str | os.PathLike[str] | None, revision: str | None = None) -
         if owner := FORMER_IDS.get(str(model)):
             form = f"the Hugging Face id of that name is now '{owner}/{model}'"
         raise ModelError(f"there is no model folder {str(model)!r} ({form})")
-    return download(str(model), revision)
+    name, runtimes = str(model), ("torch", "openvino") if runtime == "auto" else (runtime,)
+    for one in runtimes:
+        files = OPENVINO_FILES if one == "openvino" else (WEIGHTS,)
+        found = download(name, revision, (*TOKENIZER_FILES, *files))
+        if any(found.glob(files[0])):
+            break
+    return found
 
 
 def _existing(model: str) -> Path | None:
@@ -200,11 +208,11 @@ def resolve_tokenizer(tokenizer: str | os.PathLike[str]) -> Path:
     folder = Path(tokenizer)
     if folder.is_dir() or not _HUB_ID.fullmatch(str(tokenizer)):
         return folder  # its files are checked when they are read
-    return download(str(tokenizer), patterns=TOKENIZER_FILES)
+    return download(str(tokenizer))
 
 
-def download(name: str, revision: str | None = None, patterns: Sequence[str] = MODEL_FILES) -> Path:
-    """The folder of a Hugging Face id, from the local cache or the hub."""
+def download(name: str, revision: str | None = None, patterns: Sequence[str] = TOKENIZER_FILES) -> Path:
+    """The folder of a Hugging Face id with the files of these patterns, from the local cache or the hub."""
     import huggingface_hub
 
     try:
@@ -247,7 +255,7 @@ def load(
 
 def is_openvino(folder: Path) -> bool:
     """Whether a folder has a model for OpenVINO, and no other weights."""
-    return (folder / MODEL_FILE).is_file() and not any(folder.glob("*.safetensors"))
+    return (folder / MODEL_FILE).is_file() and not any(folder.glob(WEIGHTS))
 
 
 def check_vocabulary(
