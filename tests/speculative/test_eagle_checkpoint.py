@@ -13,7 +13,7 @@ import nucleate as nc
 from nucleate.models.loader import runner_of
 from nucleate.models.runner import ModelInput
 from nucleate.speculative.draft import DraftContext, TargetOutput
-from nucleate.speculative.neural.eagle_checkpoint import load_eagle
+from nucleate.speculative.neural.eagle_checkpoint import frequencies, load_eagle
 
 
 def float64(tensors: Any, prefix: str) -> dict[str, Any]:
@@ -106,6 +106,9 @@ LAYER3, UP = "midlayer.", "midlayer.mlp.up_proj.weight"
 ERRORS: list[tuple[Any, Any, Any, str]] = [
     (eagle3, {"num_hidden_layers": 2}, dict, "it has several layers"),
     (eagle3, {"rope_scaling": {"rope_type": "yarn"}}, dict, "its rotary embedding is yarn"),
+    (eagle3, {"rope_scaling": {"rope_type": "llama3"}}, dict, "factor must be a number > 0"),
+    (eagle3, {"norm_output": True}, dict, "norm_output is True in its config; only False is known"),
+    (eagle1, {"hidden_act": "gelu"}, dict, "hidden_act is 'gelu' in its config; only 'silu' is known"),
     (eagle3, {"num_attention_heads": "4"}, dict, "num_attention_heads must be a number > 0"),
     (eagle3, {}, lambda tensors: without(tensors, "fc.weight"), "not an EAGLE head"),
     (eagle3, {}, lambda tensors: without(tensors, "lm_head.weight"), "it has no lm_head"),
@@ -145,6 +148,16 @@ def test_a_folder_without_weights(tmp_path: Path, llm: nc.LLM) -> None:
     (tmp_path / "pytorch_model.bin").write_bytes(b"no")
     with pytest.raises(nc.ModelError, match="cannot read"):
         nc.LLM(speculative_config={"method": "eagle", "model": str(tmp_path)})
+
+
+def test_frequencies_of_llama3_are_those_of_transformers() -> None:
+    utils = pytest.importorskip("transformers.modeling_rope_utils", reason="needs the extra 'torch'")
+    transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
+    rope = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 512}
+    rope |= {"rope_type": "llama3", "rope_theta": 500.0}
+    config = transformers.LlamaConfig(head_dim=64, rope_parameters=rope, max_position_embeddings=4096)
+    expected, _ = utils.ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    np.testing.assert_allclose(frequencies(rope, 64, scaled=True), expected.numpy(), rtol=1e-5)
 
 
 def test_a_target_without_hidden_states(tmp_path: Path, llm: nc.LLM) -> None:

@@ -37,6 +37,8 @@ RENAMED = {
 }  # fmt: skip
 """Modules of the layer, and their names in ``DraftLayer`` and ``PublicEagle3``."""
 PREFIXES = ("midlayer.", "layers.0.")
+OTHERS = {"hidden_act": "silu", "fc_norm": False, "norm_output": False, "add_para_norm": False}
+"""Fields of configs that stand for another computation, and the value that stands for this one."""
 LAYERS = "eagle_aux_hidden_state_layer_ids"
 UNEMBEDDING = "lm_head.weight"
 
@@ -64,10 +66,12 @@ class EagleCheckpoint(Checkpoint):
         self.head_size = positive_integer(config, "head_dim", self.hidden_size // self.heads)
         rope = {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
         kind = rope.get("rope_type", rope.get("type", "default"))
-        if kind != "default":
-            raise self.error(f"its rotary embedding is {kind}; only the default is known")
-        theta = positive(rope, "rope_theta", 10000.0)
-        self.rotation = partial(rotation_of, theta ** -(np.arange(0, self.head_size, 2) / self.head_size))
+        if kind not in ("default", "llama3"):
+            raise self.error(f"its rotary embedding is {kind}; default and llama3 are known")
+        self.rotation = partial(rotation_of, frequencies(rope, self.head_size, scaled=kind == "llama3"))
+        for name, value in OTHERS.items():
+            if config.get(name, value) not in (value, None):
+                raise self.error(f"{name} is {config[name]!r:.60} in its config; only {value!r} is known")
         if positive_integer(config, "num_hidden_layers", 1) != 1:
             raise self.error("it has several layers; EAGLE has one")
         self.rename({"model.embed_tokens.": "embed_tokens."})
@@ -176,6 +180,20 @@ class PublicEagle3(PublicEagle):
 
     def _logits(self, x_RX: Floats) -> Floats:
         return self._checkpoint.vocabulary.logits(super()._logits(x_RX))
+
+
+def frequencies(rope: dict[str, Any], head_size: int, *, scaled: bool) -> Any:
+    """The frequencies of the rotary embedding [head_size / 2]. scaled: as of Llama 3.1, long wavelengths are longer.
+
+    Raises ModelError for invalid parameters.
+    """
+    plain = positive(rope, "rope_theta", 10000.0) ** -(np.arange(0, head_size, 2) / head_size)
+    if not scaled:
+        return plain
+    factor, low, high = (positive(rope, name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    turns = positive(rope, "original_max_position_embeddings") * plain / (2 * np.pi)
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return plain * (kept + (1 - kept) / factor)
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
