@@ -69,14 +69,14 @@ def _load_draft_model(given: Any, target: Model) -> Callable[[], Proposer]:
 
 
 def _load_mtp(model: object) -> Proposer:
-    """The MTP proposer of a model; torch is loaded only if the model has MTP modules."""
-    config = model.model.config.get_text_config() if isinstance(model, TransformersModel) else None
-    if not isinstance(model, TransformersModel) or not getattr(config, "num_mtp_layers", None):
-        raise ModelError(
-            "the model has no multi-token prediction (MTP) modules; the method needs a Transformers model on torch with"
-            " num_mtp_layers in its config, such as deepseek_v3, glm4_moe or mellum"
-        )
-    from nucleate.models.transformers.mtp_module import brought
-    from nucleate.speculative.neural.mtp import Mtp
+    """The MTP proposer of a model."""
+    if isinstance(model, TransformersModel):
+        from nucleate.models.transformers.mtp_module import brought, has_modules
+        from nucleate.speculative.neural.mtp import Mtp
 
-    return Mtp(brought(model))
+        if has_modules(model.model):
+            return Mtp(brought(model))
+    raise ModelError(
+        "the model has no multi-token prediction (MTP) modules; the method needs a Transformers model on torch with"
+        " modules in its folder, such as deepseek_v3, glm4_moe or mellum"
+    )
