@@ -129,23 +129,32 @@ class Medusa(nn.Module):
 class Mixing(nn.Module):
     """The attention and MLP of a head; keys and values are arguments."""
 
-    def __init__(self, size_in: int, inner: int) -> None:
+    def __init__(
+        self,
+        size_in: int,
+        inner: int,
+        width: int = WIDTH,
+        heads: int = HEADS,
+        kv_heads: int = KV_HEADS,
+        size: int = SIZE,
+    ) -> None:
         super().__init__()
-        self.query, self.key, self.value = (linear(size_in, count * SIZE) for count in (HEADS, KV_HEADS, KV_HEADS))
-        self.out = linear(HEADS * SIZE, WIDTH)
-        self.mlp_norm = Norm(WIDTH)
-        self.gate, self.up, self.down = linear(WIDTH, inner), linear(WIDTH, inner), linear(inner, WIDTH)
+        self.heads, self.kv_heads, self.size = heads, kv_heads, size
+        self.query, self.key, self.value = (linear(size_in, count * size) for count in (heads, kv_heads, kv_heads))
+        self.out = linear(heads * size, width)
+        self.mlp_norm = Norm(width)
+        self.gate, self.up, self.down = linear(width, inner), linear(width, inner), linear(inner, width)
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
         """[..., kv heads, group, size]."""
-        split = rotate(self.query(x).unflatten(-1, (HEADS, SIZE)), positions)
-        return split.unflatten(-2, (KV_HEADS, HEADS // KV_HEADS))
+        split = rotate(self.query(x).unflatten(-1, (self.heads, self.size)), positions)
+        return split.unflatten(-2, (self.kv_heads, self.heads // self.kv_heads))
 
     def keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [..., kv heads, size]."""
         return (
-            rotate(self.key(x).unflatten(-1, (KV_HEADS, SIZE)), positions),
-            self.value(x).unflatten(-1, (KV_HEADS, SIZE)).float(),
+            rotate(self.key(x).unflatten(-1, (self.kv_heads, self.size)), positions),
+            self.value(x).unflatten(-1, (self.kv_heads, self.size)).float(),
         )
 
     def rest(self, x: Tensor, heads: Tensor) -> Tensor:
@@ -173,7 +182,7 @@ class Eagle(nn.Module):
         """Each step uses the outputs of the previous one, as in inference, but the tokens of the text."""
         batch, length = rows.ids_BT.shape
         places = anchors(batch, length - self.steps - 1, 64)
-        context = self.fuse(fused(rows)[:, :-1])
+        context = self.fuse(self.inputs(rows)[:, :-1])
         tokens = self.token_norm(table_VX[rows.ids_BT])
         keys, values = self.layer.keys(
             torch.cat([tokens[:, 1:], self.hidden_norm(context)], -1), torch.arange(length - 1).expand(batch, -1)
@@ -185,7 +194,7 @@ class Eagle(nn.Module):
         x, own_keys, own_values, losses = take(context, places), [], [], []
         for step in range(self.steps):
             both = torch.cat([take(tokens, places + step + 1), self.hidden_norm(x)], -1)
-            queries = self.layer.queries(both, places + step) * SIZE**-0.5
+            queries = self.layer.queries(both, places + step) * self.layer.size**-0.5
             scores = torch.einsum("bakgd,btkd->bakgt", queries, keys)
             scores = scores.masked_fill(hidden_BAT[:, :, None, None], -torch.inf)
             if step:
@@ -199,9 +208,17 @@ class Eagle(nn.Module):
             if step:
                 heads = heads + torch.einsum("bakgn,bankd->bakgd", mix[..., length - 1 :], torch.stack(own_values, 2))
             x = self.layer.rest(x, heads)
-            logits = self.norm(x) @ table_VX.T
+            logits = self.unembed(self.norm(x), table_VX)
             losses.append(divergence(logits, take(rows.logits_BTV, places + step + 1)).mean())
         return torch.stack(losses)
+
+    def inputs(self, rows: Rows) -> Tensor:
+        """What ``fuse`` reads, [B, T, layers * width]."""
+        return fused(rows)
+
+    def unembed(self, x: Tensor, table_VX: Tensor) -> Tensor:
+        """The logits of the tokens that the head can draft."""
+        return x @ table_VX.T
 
 
 class DFlash(nn.Module):

@@ -238,5 +238,7 @@ def test_a_draft_model_that_does_not_fit() -> None:
     ):
         with pytest.raises(nc.ModelError, match=message):
             nc.LLM(made(), EMBEDDED, speculative_config=nc.Speculation("draft", model=draft))
-    with pytest.raises(nc.ParameterError, match="model is for the methods 'draft' and 'eagle', got it with 'ngram'"):
+    with pytest.raises(
+        nc.ParameterError, match="model is for the methods 'draft', 'eagle', 'medusa', got it with 'ngram'"
+    ):
         nc.Speculation("ngram", model="x")

@@ -24,6 +24,7 @@ torch = pytest.importorskip("torch", reason="needs the extra 'torch'")
 transformers = pytest.importorskip("transformers", reason="needs the extra 'torch'")
 
 from mtp_models import FAMILIES, modules_of, save, slow_draft, stock_draft, stock_of  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
 from nucleate.models.transformers.batched_model import HiddenStateCapture  # noqa: E402
 from nucleate.models.transformers.mtp_module import brought  # noqa: E402
@@ -262,18 +263,17 @@ def test_idle_sequences_are_evicted() -> None:
         Mtp(harness.modules, per_block - 1)
 
 
-def folder_of(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, TransformersModel]:
+def folder_of(family: str, tmp_path: Path) -> tuple[Any, TransformersModel]:
     """A model, and the same model loaded from a folder."""
     stock = stock_of(family)
     save(*stock, tmp_path)
-    if family != "mellum":  # Transformers hard-codes the last layer's number for these models
-        monkeypatch.setattr(type(stock[0]), "_keys_to_ignore_on_load_unexpected", [r"model\.layers\.[234]\."])
     return stock, TransformersModel(tmp_path, "cpu", "auto")
 
 
-@pytest.mark.parametrize("family", ["glm4_moe", "mellum", "deepseek_v3, 3"])
-def test_modules_are_loaded_from_the_model_folder(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stock, model = folder_of(family, tmp_path, monkeypatch)
+@pytest.mark.parametrize("family", ["glm4_moe", "mellum", "deepseek_v3, 3", "qwen2", "qwen3"])
+def test_modules_are_loaded_from_the_model_folder(family: str, tmp_path: Path) -> None:
+    """In the layouts of DeepSeek-V3, Qwen3-Next and MiMo."""
+    stock, model = folder_of(family, tmp_path)
     harness, ids = Harness(family), random_ids(30)
     harness.proposer = load("mtp", model)  # type: ignore[assignment]
     assert harness.proposer.layers == (2,)
@@ -287,9 +287,9 @@ def test_modules_are_loaded_from_the_model_folder(family: str, tmp_path: Path, m
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_modules_in_half_precision(dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_in_half_precision(dtype: str, tmp_path: Path) -> None:
     """Weights are loaded in the dtype of the model; rounding rarely changes a draft token."""
-    folder_of("glm4_moe", tmp_path, monkeypatch)
+    folder_of("glm4_moe", tmp_path)
     model = TransformersModel(tmp_path, "cpu", dtype)
     harness, agree = Harness("glm4_moe"), 0
     proposer = load("mtp", model)
@@ -306,7 +306,7 @@ def test_modules_in_half_precision(dtype: str, tmp_path: Path, monkeypatch: pyte
 def test_other_model_kinds_have_no_modules() -> None:
     for model in (Llama(EMBEDDED), Toy(lambda _: np.zeros(9, np.float32), 9)):
         with pytest.raises(
-            ModelError, match=r"no multi-token prediction .* num_mtp_layers in its config, such as deepseek_v3"
+            ModelError, match=r"no multi-token prediction .* modules in its folder, such as deepseek_v3"
         ):
             load("mtp", model)
 
@@ -337,6 +337,15 @@ def test_folders_without_module_weights(tmp_path: Path, monkeypatch: pytest.Monk
         ModelError, match=r"cannot load the MTP modules in .*: The following MtpModel weights are missing"
     ):
         load("mtp", TransformersModel(tmp_path, "cpu", "auto"))
+
+
+def test_another_shape_is_an_error(tmp_path: Path) -> None:
+    _, model = folder_of("qwen2", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "model.mtp_layers.0.input_proj.weight"
+    save_file({**tensors, name: tensors[name][1:]}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelError, match=r"eh_proj.weight has the shape \(63, 128\), the model needs \(64, 128\)"):
+        load("mtp", model)
 
 
 def test_a_different_final_norm_is_detected() -> None:

@@ -53,7 +53,7 @@ def requests(count: int, seed: int) -> list[Request]:
 
 
 @pytest.mark.fast_cases(0)
-@pytest.mark.parametrize("family", ["glm4_moe", "mellum", "deepseek_v3, 3"])
+@pytest.mark.parametrize("family", ["glm4_moe", "mellum", "deepseek_v3, 3", "qwen2", "qwen3"])
 @pytest.mark.parametrize("blocks", [None, 14], ids=["", "few blocks"])
 def test_text_is_that_without_drafts(llm: nc.LLM, family: str, blocks: int | None) -> None:
     """In a mixed batch, with shared prefixes, and with preemption."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,19 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v3, 3": ("DeepseekV3Config", {**SMALL, **ROUTED, **LATENT, "num_mtp_layers": 3}),
 }  # fmt: skip
 
+PLAIN = dict(SMALL, num_mtp_layers=1, mtp_layer_types=["full_attention"])
+FAMILIES["qwen3"] = ("Qwen3Config", PLAIN)
+FAMILIES["qwen2"] = ("Qwen2Config", {**PLAIN, "mtp_hidden_states_first": True})
+"""Transformers has no modules for these two. Saved in the layouts of Qwen3-Next and MiMo."""
+
 LONE = {"eh_proj": "fc", "enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "post_norm": "norm"}
-"""Mellum's names for the module's weights outside its block."""
+"""Names of Mellum and Qwen3-Next for the module's weights outside its block."""
+MIMO = {
+    "eh_proj": "input_proj",
+    "enorm": "token_layernorm",
+    "hnorm": "hidden_layernorm",
+    "post_norm": "final_layernorm",
+}
 
 
 def stock_of(family: str, seed: int = 0, **more: Any) -> tuple[Any, Any]:
@@ -69,7 +81,8 @@ def predictable_of(family: str, scale: float, **more: Any) -> tuple[Any, Any]:
         model.get_input_embeddings().weight[0] = 0.1  # the padding row was zero
         for layer in modules.layers:
             layer.eh_proj.weight.mul_(scale)
-            layer.eh_proj.weight[:, : model.config.hidden_size] += torch.eye(model.config.hidden_size)
+            parts = layer.eh_proj.weight.chunk(2, dim=1)
+            parts[getattr(model.config, "mtp_hidden_states_first", False)].add_(torch.eye(model.config.hidden_size))
     return model, modules
 
 
@@ -87,8 +100,10 @@ def save(model: Any, modules: Any, folder: Path) -> None:
             continue  # shared with the model
         _, number, rest = name.split(".", 2)
         rest = rest.removeprefix("mtp_block.")
-        if model.config.model_type == "mellum":
-            kind, _, end = rest.partition(".")
+        kind, _, end = rest.partition(".")
+        if model.config.model_type == "qwen2":
+            prefix, rest = f"model.mtp_layers.{number}.", f"{MIMO.get(kind, kind)}.{end}"
+        elif model.config.model_type in ("mellum", "qwen3"):
             prefix, rest = ("mtp.", f"{LONE[kind]}.{end}") if kind in LONE else ("mtp.layers.0.", rest)
         else:
             prefix, rest = f"model.layers.{first + int(number)}.", rest.replace("post_norm", "shared_head.norm")
@@ -102,7 +117,16 @@ def save(model: Any, modules: Any, folder: Path) -> None:
                 tensors[before + "gate_proj.weight"], tensors[before + "up_proj.weight"] = gate.clone(), up.clone()
             else:
                 tensors[before + "down_proj.weight"] = own.clone()
+    if model.config.model_type == "glm4_moe":  # copies of what is shared with the model
+        tensors[f"model.layers.{first}.embed_tokens.weight"] = model.get_input_embeddings().weight.detach().clone()
+        tensors[f"model.layers.{first}.shared_head.head.weight"] = model.lm_head.weight.detach().clone()
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    for name in (
+        ("num_mtp_layers", "mtp_layer_types", "mtp_hidden_states_first") if "qwen" in config["model_type"] else ()
+    ):
+        config.pop(name, None)
+    (folder / "config.json").write_text(json.dumps(config))
 
 
 def slow_draft(stock: tuple[Any, Any], ids: list[int], count: int, base: int = 0) -> tuple[list[int], float]:

@@ -103,8 +103,8 @@ SPECULATION = {
     ),
     "model": Flag(
         "--speculative-model MODEL",
-        "Draft model of the method draft, or EAGLE-3 head of the method eagle: folder or Hugging Face id (default: "
-        "those for the bundled model).",
+        "Draft model of the method draft, or draft heads of the methods eagle and medusa: folder or Hugging Face id "
+        "(default: those for the bundled model).",
     ),
     "num_speculative_tokens": Flag(
         "--num-speculative-tokens N", "Maximum number of draft tokens per step (default: 4)."

@@ -128,8 +128,7 @@ class Llama:
 
     def rotation(self, positions_T: NDArray[np.int64]) -> tuple[Floats, Floats]:
         """Cosines and sines of the rotary embedding: [T, half of the head size] each."""
-        angle = positions_T[:, None] * self.frequencies
-        return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+        return rotation_of(self.frequencies, positions_T)
 
     def normalise(self, x: Floats, weight: Floats) -> Floats:
         """Root-mean-square normalisation of the rows of x."""
@@ -199,6 +198,12 @@ class LlamaContext:
         heads = mixed.reshape(model.heads, count, model.head_size).swapaxes(0, 1).reshape(count, -1)
         out: Floats = heads @ model.layers[index].attention_out
         return out
+
+
+def rotation_of(frequencies: Any, positions_T: NDArray[np.int64]) -> tuple[Floats, Floats]:
+    """Cosines and sines of the rotary embedding with these frequencies [D / 2]: [T, D / 2] each."""
+    angle = positions_T[:, None] * frequencies
+    return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
 
 
 def rotate(x: Floats, rotation: tuple[Floats, Floats]) -> Floats:

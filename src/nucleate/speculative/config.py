@@ -33,7 +33,7 @@ METHODS = (*TOKEN_METHODS, *TRAINED_METHODS)
 
 TREE_METHODS = ("suffix", "medusa", "eagle")
 
-MODEL_METHODS = ("draft", "eagle")
+MODEL_METHODS = ("draft", "eagle", "medusa")
 """Those that take ``model``."""
 
 MAX_DRAFT_TOKENS = 64
@@ -53,8 +53,8 @@ class Speculation:
     proposers are trees of ``num_speculative_tokens`` tokens in total. With "block", or if the model runner has no tree
     attention, only the first branch is verified.
     model: the draft model for "draft", with the vocabulary of the target: a folder, a Hugging Face id, or a model of
-    Transformers in memory. For "eagle", a folder or Hugging Face id of an EAGLE-3 head in its public layout. None: the
-    one trained for the embedded model.
+    Transformers in memory. For "eagle" and "medusa", a folder or Hugging Face id of heads in a public layout. None:
+    those of the embedded model.
     Raises ParameterError.
     """
 
@@ -78,7 +78,7 @@ class Speculation:
             message = f"tree_width must be 1 for the method {self.method!r}, got {self.tree_width}"
             raise ParameterError(FIELD, f"{message}; only {', '.join(TREE_METHODS)} propose trees")
         if self.model is not None and self.method not in MODEL_METHODS and not callable(self.method):
-            names = " and ".join(map(repr, MODEL_METHODS))
+            names = ", ".join(map(repr, MODEL_METHODS))
             raise ParameterError(FIELD, f"model is for the methods {names}, got it with {shown(self.method)}")
         if not isinstance(self.adaptive, bool):
             raise ParameterError(FIELD, f"adaptive must be True or False, got {shown(self.adaptive)}")
@@ -110,15 +110,11 @@ class Speculation:
         """Bind a trained method to the draft weights for a model. Raises ModelError if there are none."""
         if callable(self.method) or self.method in TOKEN_METHODS:
             return self
-        from nucleate.speculative.neural import load, load_draft_model
+        from nucleate.speculative.neural import load, load_given
 
-        if self.model is not None and self.method == "eagle":
-            from nucleate.speculative.neural.eagle_checkpoint import load_eagle
-
-            return replace(self, method=load_eagle(self.model, model, self.effective_tree_width), model=None)
-        if self.model is not None:
-            return replace(self, method=load_draft_model(self.model, model), model=None)
         name, tree_width = self.method, self.effective_tree_width
+        if self.model is not None:
+            return replace(self, method=load_given(name, self.model, model, tree_width), model=None)
         load(name, model, tree_width)  # fail here rather than in the first request
         return replace(self, method=lambda: load(name, model, tree_width))
 

@@ -6,15 +6,18 @@ arXiv 2412.19437, section 2.2). The modules are those of Transformers (``MtpMode
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from transformers.core_model_loading import WeightRenaming
 from transformers.modeling_layers import MtpModel
 
+from nucleate.models.model_files import stored_dtypes
 from nucleate.models.protocol import ModelError
 from nucleate.models.runner import BLOCK, ModelInput
 from nucleate.models.transformers.batched_model import decoder_layers, has_kernel, new_layer_cache
@@ -108,21 +111,103 @@ class MtpModules:
         return probe.layers[0]
 
 
+class MtpLayout(NamedTuple):
+    """A public layout of the modules in a model folder."""
+
+    modules: str  #: regex of the names of their tensors, with the number of the module
+    tensors: str  #: regex of the names of all tensors
+    hidden_states_first: bool = False  #: whether hidden states come before embeddings in the input of the projection
+
+
+MIMO_NAMES = {
+    rf"^mtp_layers\.(\d+)\.{theirs}": rf"layers.\1.{ours}"
+    for theirs, ours in (
+        ("token_layernorm", "enorm"),
+        ("hidden_layernorm", "hnorm"),
+        ("final_layernorm", "post_norm"),
+        ("(?:input_proj|eh_proj)", "eh_proj"),
+        ("", "mtp_block."),
+    )
+}
+"""Names of MiMo, and those of Transformers for the same. The other layouts are known to Transformers."""
+
+
+def find_layout(folder: Path, num_layers: int) -> tuple[MtpLayout, int] | None:
+    """The layout of the MTP modules in the folder of a model with so many layers, and the number of modules.
+
+    DeepSeek-V3 and GLM have them as further layers, Qwen3-Next and Mellum under ``mtp``, MiMo under
+    ``model.mtp_layers``. None: none of these.
+    """
+    names = [name for path in sorted(folder.glob("*.safetensors")) for name in stored_dtypes(path)]
+    further = {int(found[1]) for name in names if (found := re.match(r"model\.layers\.(\d+)\.eh_proj\.", name))}
+    later = "|".join(str(number) for number in sorted(further) if number >= num_layers)
+    layouts = [
+        MtpLayout(r"^mtp\.layers\.(\d+)\.", r"^mtp\."),
+        MtpLayout(r"^model\.mtp_layers\.(\d+)\.", r"^model\.mtp_layers\.", hidden_states_first=True),
+    ]
+    if later:
+        layouts.insert(0, MtpLayout(rf"^model\.layers\.({later})\.", rf"^model\.layers\.(?:{later})\."))
+    for layout in layouts:
+        if count := len({found[1] for name in names if (found := re.match(layout.modules, name))}):
+            return layout, count
+    return None
+
+
 _loaded_modules: WeakKeyDictionary[Any, MtpModules] = WeakKeyDictionary()
 
 
 def brought(model: TransformersModel) -> MtpModules:
-    """The MTP modules of a model with ``num_mtp_layers`` in its config, loaded once. Raises ModelError."""
+    """The MTP modules in the folder of a model, loaded once. Raises ModelError."""
     if model.model not in _loaded_modules:
         _loaded_modules[model.model] = MtpModules(model, _load(model.model))
     return _loaded_modules[model.model]
+
+
+def has_modules(model: Any) -> bool:
+    """Whether a Transformers model has MTP modules: according to its config, or in its folder in a public layout."""
+    config = model.config.get_text_config()
+    if getattr(config, "num_mtp_layers", None):
+        return True
+    folder = model.config.name_or_path
+    return bool(folder) and find_layout(Path(folder), config.num_hidden_layers) is not None
+
+
+class CheckedMtpModel(MtpModel):  # type: ignore[misc]
+    """That of Transformers, but a tensor of another shape is an error; there, it is replaced by a random one."""
+
+    def _adjust_missing_and_unexpected_keys(self, loading_info: Any) -> None:
+        for name, found, expected in sorted(loading_info.mismatched_keys):
+            raise ModelError(f"{name} has the shape {tuple(found)}, the model needs {tuple(expected)}")
+        super()._adjust_missing_and_unexpected_keys(loading_info)
+
+
+CheckedMtpModel.__name__, CheckedMtpModel.__module__ = MtpModel.__name__, MtpModel.__module__
+"""By these, Transformers finds the conversions of weights."""
 
 
 def _load(model: Any) -> Any:
     folder = model.config.name_or_path
     if not folder or not Path(folder).is_dir():
         raise ModelError("MTP modules are loaded from the folder of a model, and this model has none")
+    found = find_layout(Path(folder), model.config.get_text_config().num_hidden_layers)
     try:
-        return MtpModel.from_pretrained(model, device_map={"": model.device})
+        if found is not None:
+            _declare(model, *found)
+        return CheckedMtpModel.from_pretrained(model, device_map={"": model.device})
     except Exception as error:  # of torch, transformers, safetensors
         raise ModelError(f"cannot load the MTP modules in {folder}: {one_line(error)}") from error
+
+
+def _declare(model: Any, layout: MtpLayout, count: int) -> None:
+    """Tell Transformers what it needs to load the modules of a model; it knows this only for some models."""
+    config = model.config.get_text_config()
+    if not getattr(config, "num_mtp_layers", None):
+        config.num_mtp_layers = count
+    for name, kind in (("layer_types", "full_attention"), ("mlp_layer_types", "sparse")):
+        if getattr(config, name, None) is not None and getattr(config, f"mtp_{name}", None) is None:
+            setattr(config, f"mtp_{name}", [kind] * count)
+    model._keys_to_ignore_on_load_unexpected = [layout.tensors]  # noqa: SLF001 - the names that Transformers loads
+    if layout.hidden_states_first:
+        config.mtp_hidden_states_first = True
+        known = getattr(model, "_weight_conversions", None) or []
+        model._weight_conversions = [*known, *(WeightRenaming(*pair) for pair in MIMO_NAMES.items())]  # noqa: SLF001

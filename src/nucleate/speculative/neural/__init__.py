@@ -18,7 +18,9 @@ from nucleate.speculative.neural.dflash import DFlash
 from nucleate.speculative.neural.draft_head import weights_for
 from nucleate.speculative.neural.draft_model import KV_CACHE_BYTES, DraftModel
 from nucleate.speculative.neural.eagle import Eagle
+from nucleate.speculative.neural.eagle_checkpoint import load_eagle
 from nucleate.speculative.neural.medusa import Medusa
+from nucleate.speculative.neural.medusa_checkpoint import load_medusa
 
 EMBEDDED_METHODS: dict[str, Any] = {"draft": DraftModel.of, "medusa": Medusa, "eagle": Eagle, "dflash": DFlash}
 """Methods with weights for the embedded model. Those of "mtp" are part of some models."""
@@ -39,12 +41,19 @@ def load(name: str, model: object, tree_width: int = 1) -> Proposer:
     return made
 
 
-def load_draft_model(given: Any, target: Model) -> Callable[[], Proposer]:
-    """A draft model that the caller gives: a folder, a Hugging Face id, a GGUF model, or a model in memory.
+def load_given(name: str, given: Any, target: Model, tree_width: int = 1) -> Callable[[], Proposer]:
+    """A draft model or draft head that the caller gives: a folder or a Hugging Face id.
 
-    Returns a function that makes a proposer for an engine. Raises ModelError for a model with another vocabulary, or
-    one that cannot run batched; ParameterError.
+    A draft model can also be a GGUF model, or a model in memory. Returns a function that makes a proposer for an
+    engine. Raises ModelError for a model with another vocabulary, one that cannot run batched, or a head that is not in
+    a public layout or not for a target of this size; ParameterError.
     """
+    if name == "draft":
+        return _load_draft_model(given, target)
+    return {"eagle": load_eagle, "medusa": load_medusa}[name](given, target, tree_width)
+
+
+def _load_draft_model(given: Any, target: Model) -> Callable[[], Proposer]:
     model = ModelSource.find(given, device="auto", dtype="auto", runtime="auto", revision=None).load()
     check_vocabulary("draft model", model, target)
     memory = max(KV_CACHE_BYTES, 64 * BLOCK * getattr(model, "token_bytes", 0))
@@ -60,14 +69,14 @@ def load_draft_model(given: Any, target: Model) -> Callable[[], Proposer]:
 
 
 def _load_mtp(model: object) -> Proposer:
-    """The MTP proposer of a model; torch is loaded only if the model has MTP modules."""
-    config = model.model.config.get_text_config() if isinstance(model, TransformersModel) else None
-    if not isinstance(model, TransformersModel) or not getattr(config, "num_mtp_layers", None):
-        raise ModelError(
-            "the model has no multi-token prediction (MTP) modules; the method needs a Transformers model on torch with"
-            " num_mtp_layers in its config, such as deepseek_v3, glm4_moe or mellum"
-        )
-    from nucleate.models.transformers.mtp_module import brought
-    from nucleate.speculative.neural.mtp import Mtp
+    """The MTP proposer of a model."""
+    if isinstance(model, TransformersModel):
+        from nucleate.models.transformers.mtp_module import brought, has_modules
+        from nucleate.speculative.neural.mtp import Mtp
 
-    return Mtp(brought(model))
+        if has_modules(model.model):
+            return Mtp(brought(model))
+    raise ModelError(
+        "the model has no multi-token prediction (MTP) modules; the method needs a Transformers model on torch with"
+        " modules in its folder, such as deepseek_v3, glm4_moe or mellum"
+    )

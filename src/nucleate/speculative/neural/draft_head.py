@@ -119,6 +119,11 @@ class CapturedHiddenStates:
         self.count = sum(map(len, chunks))
 
 
+def as_array(states_TF: Any) -> Floats:
+    """A copy of hidden states as an array; they are tensors on a GPU."""
+    return np.array(states_TF.cpu().numpy() if hasattr(states_TF, "cpu") else states_TF, np.float32)
+
+
 MAX_CACHED_TOKENS = 1 << 16
 """Default KV cache size in tokens; memory is committed when it is first written."""
 

@@ -118,14 +118,14 @@ class Eagle(DraftHead):
     """
 
     layers: tuple[int, ...] = (2, 4, 6)
-    names = ("fuse", "token_norm", "hidden_norm")  #: of weights
+    names: tuple[str, ...] = ("fuse", "token_norm", "hidden_norm", "norm")  #: of weights
 
     def __init__(self, weights: Weights, target: Llama, tree_width: int = 1, tokens: int = MAX_CACHED_TOKENS) -> None:
         super().__init__(tokens // BLOCK)
         self._target, self.tree_width = target, tree_width
         self._fuse = weights.matrix(self.names[0])
-        self._token_norm, self._hidden_norm = (weights[f"{name}.weight"] for name in self.names[1:])
-        self._norm, self._layer = weights["norm.weight"], DraftLayer(weights, "layer.", target, tokens // BLOCK)
+        self._norms = [weights[f"{name}.weight"] for name in self.names[1:]]
+        self._layer = DraftLayer(weights, "layer.", target, tokens // BLOCK)
 
     def _draft(self, active: list[ChainBuilder]) -> None:
         with one_thread():
@@ -194,8 +194,8 @@ class Eagle(DraftHead):
         """The hidden states of the target's layers as one: [T, width]."""
         return fuse_hidden_states(hidden_TF, self._target.hidden_size, self._target.epsilon, self._fuse)
 
-    def _residual(self, x_TX: Floats) -> Floats:
-        """What the layer adds its output to."""
+    def _residual(self, input_TY: Floats, x_TX: Floats) -> Floats:
+        """What the layer adds its output to: [T, width]. input_TY, x_TX: see ``_layer_input``."""
         return x_TX
 
     def _step(self, active: list[ChainBuilder], x_RX: Floats, depth: int) -> Floats:
@@ -206,16 +206,18 @@ class Eagle(DraftHead):
         return self._run_layer(self._layer_input(layout, x_RX), x_RX, layout)
 
     def _logits(self, x_RX: Floats) -> Floats:
-        return product(rms_normalize(x_RX, self._target.epsilon) * self._norm, self._target.unembedding)
+        return product(rms_normalize(x_RX, self._target.epsilon) * self._norms[2], self._target.unembedding)
 
     def _layer_input(self, layout: BatchLayout, x_TX: Floats) -> Floats:
-        """Normalized token embeddings and hidden states, concatenated: [T, 2 * width]."""
+        """The input of the layer: normalized token embeddings, and hidden states x_TX likewise: [T, 2 * width]."""
         tokens_TX, epsilon = self._target.embedding[layout.ids_T], self._target.epsilon
-        parts = rms_normalize(tokens_TX, epsilon) * self._token_norm, rms_normalize(x_TX, epsilon) * self._hidden_norm
+        parts = [
+            rms_normalize(y_TX, epsilon) * norm for y_TX, norm in zip((tokens_TX, x_TX), self._norms, strict=False)
+        ]
         return np.concatenate(parts, axis=1)
 
     def _run_layer(self, input_TY: Floats, x_TX: Floats, layout: BatchLayout) -> Floats:
         rotary, layer = self._target.rotation(layout.positions_T), self._layer
         new = layer.query(input_TY, rotary), *layer.key_value(input_TY, rotary)
         heads_THD = attend_compiled(*new, layer.pool, layout, layer.rule)
-        return layer.output(self._residual(x_TX), heads_THD)
+        return layer.output(self._residual(input_TY, x_TX), heads_THD)

@@ -1,208 +1,201 @@
-"""EAGLE-3 heads in their public layout, as vLLM, SGLang and SpecForge read and write them, for any target model.
+"""EAGLE heads in their public layouts, as EAGLE, vLLM, SGLang and SpecForge read and write them, for any target model.
 
-A folder has config.json and ``model.safetensors`` or ``pytorch_model.bin``: ``fc``, one decoder layer (``midlayer`` or
-``layers.0``), ``norm``, ``lm_head``, and ``d2t``, which maps the head's smaller vocabulary: draft token i is the token
-i + d2t[i] of the target. Embeddings are the target's if the folder has none. The head runs in NumPy, in float32.
+EAGLE-1, which EAGLE-2 also uses: ``fc`` joins the embedding of a token with the target's last hidden state of the
+token before, and one decoder layer (``layers.0``, without an input norm) predicts the next hidden state, which the
+target unembeds.
+
+EAGLE-3: ``fc`` joins the hidden states of three layers; one decoder layer (``midlayer`` or ``layers.0``) has two input
+norms, one of them ``hidden_norm``, and ``norm`` and ``lm_head`` follow. ``d2t`` maps the smaller vocabulary of the
+head: its token i is the token i + d2t[i] of the target.
+
+Both: embeddings are the target's if the folder has none. What the folder holds decides which of them it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nucleate.models.cpu_operations import compiled_matmul as product
-from nucleate.models.loader import download
-from nucleate.models.model_files import positive, positive_integer, read_config
-from nucleate.models.numpy_llama import Floats, Llama, read
-from nucleate.models.protocol import Model, ModelError
-from nucleate.models.transformers.transformers_model import EmbeddingRows, TransformersModel, read_pickled
+from nucleate.models.model_files import positive, positive_integer
+from nucleate.models.numpy_llama import Floats, rotation_of
+from nucleate.models.paged_cache import BatchLayout
+from nucleate.models.protocol import Model
 from nucleate.speculative.draft import Proposer
-from nucleate.speculative.neural.draft_head import MAX_CACHED_TOKENS, CapturedHiddenStates, rms_normalize
+from nucleate.speculative.neural.draft_checkpoint import Checkpoint, DraftVocabulary, TargetParts
+from nucleate.speculative.neural.draft_head import MAX_CACHED_TOKENS, CapturedHiddenStates, as_array, rms_normalize
 from nucleate.speculative.neural.eagle import Eagle
 
-FILES = ("config.json", "model.safetensors", "pytorch_model.bin")
 RENAMED = {
+    "input_layernorm": "input_norm", "hidden_norm": "hidden_norm",
     "self_attn.q_proj": "query", "self_attn.k_proj": "key", "self_attn.v_proj": "value", "self_attn.o_proj": "out",
     "post_attention_layernorm": "mlp_norm",
     "mlp.gate_proj": "gate", "mlp.up_proj": "up", "mlp.down_proj": "down",
 }  # fmt: skip
-"""Modules of the layer, and their names in ``DraftLayer``."""
+"""Modules of the layer, and their names in ``DraftLayer`` and ``PublicEagle3``."""
+PREFIXES = ("midlayer.", "layers.0.")
+OTHERS = {"hidden_act": "silu", "fc_norm": False, "norm_output": False, "add_para_norm": False}
+"""Fields of configs that stand for another computation, and the value that stands for this one."""
 LAYERS = "eagle_aux_hidden_state_layer_ids"
+UNEMBEDDING = "lm_head.weight"
 
 
 def load_eagle(given: Any, target: Model, tree_width: int) -> Callable[[], Proposer]:
     """A function that makes a proposer from a folder or Hugging Face id, for an engine.
 
-    Raises ModelError for a folder that is not an EAGLE-3 head, or not one for a target of this size.
+    Raises ModelError for a folder that is not an EAGLE head, or not one for a target of this size.
     """
-    folder = Path(str(given)).expanduser()
-    if not folder.is_dir():
-        folder = download(str(given), patterns=FILES)
-    checkpoint = EagleCheckpoint(folder, target)
-    return lambda: PublicEagle(checkpoint, tree_width)
+    checkpoint = EagleCheckpoint(given, TargetParts(target))
+    kind = PublicEagle3 if checkpoint.is_eagle3 else PublicEagle1
+    return lambda: kind(checkpoint, tree_width)
 
 
-class EagleCheckpoint:
-    """The weights and sizes of a head, with the names of ``Llama`` and ``Weights`` for what its layer reads."""
+class EagleCheckpoint(Checkpoint):
+    """The weights and sizes of a head, with the names of ``Llama`` for what its layer reads."""
 
-    def __init__(self, folder: Path, target: Model) -> None:
-        config = read_config(folder / "config.json")
-        tensors = self._tensors = _read(folder)
-        self.folder = folder
+    def __init__(self, given: Any, target: TargetParts) -> None:
+        super().__init__(given)
+        self.target, self.vocab_size, config = target, target.vocab_size, self.config
         self.hidden_size = positive_integer(config, "hidden_size")
         self.epsilon = np.float32(positive(config, "rms_norm_eps", 1e-6))
-        heads = positive_integer(config, "num_attention_heads")
-        self.kv_heads = positive_integer(config, "num_key_value_heads", heads)
-        self.head_size = positive_integer(config, "head_dim", self.hidden_size // heads)
-        self.norm_before_residual = bool(config.get("norm_before_residual", False))
+        self.heads = positive_integer(config, "num_attention_heads")
+        self.kv_heads = positive_integer(config, "num_key_value_heads", self.heads)
+        self.head_size = positive_integer(config, "head_dim", self.hidden_size // self.heads)
         rope = {**config, **(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-        if rope.get("rope_type", rope.get("type", "default")) != "default":
-            raise self._error(
-                f"its rotary embedding is {rope.get('rope_type', rope.get('type'))}; only the default is known"
-            )
-        theta = positive(rope, "rope_theta", 10000.0)
-        self.frequencies = theta ** -(np.arange(0, self.head_size, 2) / self.head_size)
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind not in ("default", "llama3"):
+            raise self.error(f"its rotary embedding is {kind}; default and llama3 are known")
+        self.rotation = partial(rotation_of, frequencies(rope, self.head_size, scaled=kind == "llama3"))
+        for name, value in OTHERS.items():
+            if config.get(name, value) not in (value, None):
+                raise self.error(f"{name} is {config[name]!r:.60} in its config; only {value!r} is known")
         if positive_integer(config, "num_hidden_layers", 1) != 1:
-            raise self._error("it has several layers; EAGLE-3 has one")
-        found = next(
-            (prefix for prefix in ("midlayer.", "layers.0.") if f"{prefix}hidden_norm.weight" in tensors), None
-        )
-        if found is None or "fc.weight" not in tensors:
-            raise self._error("it has no fc and midlayer.hidden_norm, so it is not an EAGLE-3 head")
-        if biased := [name for name in tensors if name.endswith("_proj.bias")]:
-            raise self._error(f"its layer has biases ({biased[0]})")
-        for theirs, name in RENAMED.items():
-            tensors[f"layer.{name}.weight"] = self[f"{found}{theirs}.weight"]
-        tensors["input_norm.weight"] = self[f"{found}input_layernorm.weight"]
-        tensors["hidden_norm.weight"] = self[f"{found}hidden_norm.weight"]
-        self._check(config, heads, target)
-
-    def _check(self, config: Mapping[str, Any], heads: int, target: Model) -> None:
-        """Whether the shapes fit each other and the target."""
-        width, size = self.hidden_size, self.head_size
-        num_layers, target_width, embedding = _facts(target)
-        self.layers = tuple(
-            (config.get("eagle_config") or {}).get(LAYERS) or config.get(LAYERS) or default_layers(num_layers)
-        )
-        shapes = {
-            "fc": (width, len(self.layers) * target_width), "norm": (width,),
-            "layer.query": (heads * size, 2 * width), "layer.key": (self.kv_heads * size, 2 * width),
-            "layer.value": (self.kv_heads * size, 2 * width), "layer.out": (width, heads * size),
-            "input_norm": (width,), "hidden_norm": (width,), "layer.mlp_norm": (width,),
-        }  # fmt: skip
-        for name, shape in shapes.items():
-            if self[f"{name}.weight"].shape != shape:
-                raise self._error(f"{name} has the shape {self[f'{name}.weight'].shape}, this target needs {shape}")
-        own = next(
-            (
-                self._tensors[name]
-                for name in ("embed_tokens.weight", "model.embed_tokens.weight")
-                if name in self._tensors
-            ),
-            None,
-        )
-        self.embedding = embedding if own is None else own
-        if self.embedding.shape[1] != width:
-            raise self._error(f"its hidden size is {width}, that of the target's embeddings {self.embedding.shape[1]}")
+            raise self.error("it has several layers; EAGLE has one")
+        self.rename({"model.embed_tokens.": "embed_tokens."})
+        if biased := [name for name in self._tensors if name.endswith("_proj.bias")]:
+            raise self.error(f"its layer has biases ({biased[0]})")
+        prefix = next((each for each in PREFIXES if f"{each}self_attn.q_proj.weight" in self), None)
+        if "fc.weight" not in self or prefix is None:
+            raise self.error("it has no fc and layers.0 or midlayer, so it is not an EAGLE head")
+        self.is_eagle3 = f"{prefix}hidden_norm.weight" in self
+        own = "embed_tokens.weight" in self
+        self.embedding = self["embed_tokens.weight"] if own else target.embedding
         if len(self.embedding.shape) != 2 or self.embedding.shape[0] < target.vocab_size:
-            raise self._error(
+            raise self.error(
                 f"it has {self.embedding.shape[0]} embeddings for {target.vocab_size} tokens of the target"
             )
-        if "lm_head.weight" not in self._tensors or self["lm_head.weight"].shape[1:] != (width,):
-            raise self._error("it has no lm_head of its hidden size")
-        inner = self["layer.down.weight"].shape[-1]
-        if any(self[f"layer.{name}.weight"].shape != (inner, width) for name in ("gate", "up")):
-            raise self._error("the shapes of its MLP do not fit each other")
-        self.unembedding, self.vocab_size = self.matrix("lm_head"), target.vocab_size
-        count = self.unembedding.shape[1]
-        offsets = self._tensors.get("d2t", np.zeros(count, np.int64))
-        self.target_ids = np.arange(count) + offsets
-        if len(offsets) != count or self.target_ids.min() < 0 or self.target_ids.max() >= target.vocab_size:
-            raise self._error(f"d2t does not map its {count} tokens to the {target.vocab_size} of the target")
+        if self.embedding.shape[1] != self.hidden_size:
+            whose = "its" if own else "the target's"
+            size = self.embedding.shape[1]
+            raise self.error(f"its hidden size is {self.hidden_size}, that of {whose} embeddings {size}")
+        (self._check_eagle3 if self.is_eagle3 else self._check_eagle1)(prefix)
+        self.rename({f"{prefix}{theirs}.": f"layer.{name}." for theirs, name in RENAMED.items()})
 
-    def _error(self, what: str) -> ModelError:
-        return ModelError(f"cannot use the draft head in {self.folder}: {what}")
+    def _check_eagle1(self, prefix: str) -> None:
+        width = self.target.hidden_size
+        if self.hidden_size != width:
+            raise self.error(f"its hidden size is {self.hidden_size}, that of the target {width}")
+        self.layers: tuple[int, ...] = (self.target.num_layers,)
+        self.check_shapes({"fc.weight": (width, 2 * width)} | ({"fc.bias": (width,)} if "fc.bias" in self else {}))
+        self.fc_bias = self["fc.bias"] if "fc.bias" in self else np.zeros(width, np.float32)
+        self._check_layer(prefix, width)
+        self.check_unused(UNEMBEDDING)  # a copy of the target's
+        self.target.normalize(np.zeros((1, width), np.float32))  # fail here rather than in the first request
 
-    def __getitem__(self, name: str) -> Floats:
-        if name not in self._tensors:
-            raise self._error(f"{name} is missing")
-        found: Floats = self._tensors[name]
-        return found
+    def _check_eagle3(self, prefix: str) -> None:
+        width, config, count = self.hidden_size, self.config, self.target.num_layers
+        found = (config.get("eagle_config") or {}).get(LAYERS) or config.get(LAYERS) or default_layers(count)
+        self.layers = tuple(found)
+        self.norm_before_residual = bool(config.get("norm_before_residual", False))
+        norms = ("norm", f"{prefix}input_layernorm", f"{prefix}hidden_norm")
+        self.check_shapes({"fc.weight": (width, len(self.layers) * self.target.hidden_size)})
+        self.check_shapes({f"{name}.weight": (width,) for name in norms})
+        self._check_layer(prefix, 2 * width)
+        if UNEMBEDDING not in self or self[UNEMBEDDING].shape[1:] != (width,):
+            raise self.error("it has no lm_head of its hidden size")
+        self.unembedding = self.matrix("lm_head")
+        size = self.unembedding.shape[1]
+        offsets = self["d2t"] if "d2t" in self else np.zeros(size, np.int64)
+        if len(offsets) != size:
+            raise self.error(f"d2t has {len(offsets)} entries for the {size} tokens of lm_head")
+        self.vocabulary = DraftVocabulary(self, "d2t", np.arange(size) + offsets, self.vocab_size)
+        self.check_unused()
 
-    def matrix(self, *names: str) -> Floats:
-        """See ``Weights.matrix``."""
-        return np.ascontiguousarray(np.concatenate([self[f"{name}.weight"] for name in names]).T)
-
-    def rotation(self, positions_T: Any) -> tuple[Floats, Floats]:
-        """See ``Llama.rotation``."""
-        angle = positions_T[:, None] * self.frequencies
-        return np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    def _check_layer(self, prefix: str, width_in: int) -> None:
+        width, query, key = self.hidden_size, self.heads * self.head_size, self.kv_heads * self.head_size
+        inner = self[f"{prefix}mlp.up_proj.weight"].shape[0]
+        shapes = {
+            "self_attn.q_proj": (query, width_in), "self_attn.k_proj": (key, width_in),
+            "self_attn.v_proj": (key, width_in), "self_attn.o_proj": (width, query),
+            "post_attention_layernorm": (width,), "mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width),
+            "mlp.down_proj": (width, inner),
+        }  # fmt: skip
+        self.check_shapes({f"{prefix}{name}.weight": shape for name, shape in shapes.items()})
 
 
 class PublicEagle(Eagle):
-    """See ``Proposer``."""
-
-    names = ("fc", "input_norm", "hidden_norm")
+    """See ``Proposer``. The parts of ``PublicEagle1`` and ``PublicEagle3`` that are the same."""
 
     def __init__(self, checkpoint: EagleCheckpoint, tree_width: int = 1, tokens: int = MAX_CACHED_TOKENS) -> None:
         super().__init__(checkpoint, checkpoint, tree_width, tokens)  # type: ignore[arg-type]
         self.layers, self._checkpoint = checkpoint.layers, checkpoint
-        self._new_captured = partial(CapturedHiddenStates, _as_array, np.concatenate)
-        self._all = len(checkpoint.target_ids) == checkpoint.vocab_size and not np.any(
-            np.diff(checkpoint.target_ids) - 1
-        )
+        self._new_captured = partial(CapturedHiddenStates, as_array, np.concatenate)
+
+
+class PublicEagle1(PublicEagle):
+    """See ``Proposer``. Its hidden states are those after the target's final norm."""
+
+    names = ("fc",)
+
+    def _fused(self, hidden_TF: Floats) -> Floats:
+        return self._checkpoint.target.normalize(hidden_TF)
+
+    def _layer_input(self, layout: BatchLayout, x_TX: Floats) -> Floats:
+        joined_TY = np.concatenate([self._checkpoint.embedding[layout.ids_T], x_TX], axis=1)
+        return product(joined_TY, self._fuse) + self._checkpoint.fc_bias
+
+    def _residual(self, input_TY: Floats, x_TX: Floats) -> Floats:
+        return input_TY
+
+    def _logits(self, x_RX: Floats) -> Floats:
+        return self._checkpoint.target.logits(x_RX)
+
+
+class PublicEagle3(PublicEagle):
+    """See ``Proposer``."""
+
+    names = ("fc", "layer.input_norm", "layer.hidden_norm", "norm")
 
     def _fused(self, hidden_TF: Floats) -> Floats:
         return product(hidden_TF, self._fuse)
 
-    def _residual(self, x_TX: Floats) -> Floats:
+    def _residual(self, input_TY: Floats, x_TX: Floats) -> Floats:
         if not self._checkpoint.norm_before_residual:
             return x_TX
-        normalized: Floats = rms_normalize(x_TX, self._checkpoint.epsilon) * self._hidden_norm
+        normalized: Floats = rms_normalize(x_TX, self._checkpoint.epsilon) * self._norms[1]
         return normalized
 
     def _logits(self, x_RX: Floats) -> Floats:
-        logits_RD = super()._logits(x_RX)
-        if self._all:
-            return logits_RD
-        logits_RV = np.full((len(x_RX), self._checkpoint.vocab_size), -np.inf, np.float32)
-        logits_RV[:, self._checkpoint.target_ids] = logits_RD
-        return logits_RV
+        return self._checkpoint.vocabulary.logits(super()._logits(x_RX))
+
+
+def frequencies(rope: dict[str, Any], head_size: int, *, scaled: bool) -> Any:
+    """The frequencies of the rotary embedding [head_size / 2]. scaled: as of Llama 3.1, long wavelengths are longer.
+
+    Raises ModelError for invalid parameters.
+    """
+    plain = positive(rope, "rope_theta", 10000.0) ** -(np.arange(0, head_size, 2) / head_size)
+    if not scaled:
+        return plain
+    factor, low, high = (positive(rope, name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    turns = positive(rope, "original_max_position_embeddings") * plain / (2 * np.pi)
+    kept = np.clip((turns - low) / (high - low), 0, 1)
+    return plain * (kept + (1 - kept) / factor)
 
 
 def default_layers(num_layers: int) -> tuple[int, ...]:
     """The layers whose inputs an EAGLE-3 head reads if its config does not say."""
     return 2, num_layers // 2, num_layers - 3
-
-
-def _as_array(states_TF: Any) -> Floats:
-    """A copy of hidden states, which are tensors on a GPU."""
-    return np.array(states_TF.cpu() if hasattr(states_TF, "cpu") else states_TF, np.float32)
-
-
-def _facts(target: Model) -> tuple[int, int, Any]:
-    """The number of layers, the hidden size and the embeddings of a target. Raises ModelError."""
-    if isinstance(target, Llama):
-        return len(target.layers), target.hidden_size, target.embedding
-    if isinstance(target, TransformersModel):
-        text = target.model.config.get_text_config()
-        return (
-            text.num_hidden_layers,
-            text.hidden_size,
-            EmbeddingRows(target.model.get_input_embeddings().weight.detach()),
-        )
-    raise ModelError(f"an EAGLE-3 head needs a target whose hidden states can be read, not one on {target.runtime}")
-
-
-def _read(folder: Path) -> dict[str, Any]:
-    """The tensors of a folder by name, floats as float32."""
-    if (folder / "model.safetensors").is_file():
-        return read(folder / "model.safetensors", integers=True)
-    path = folder / "pytorch_model.bin"
-    if not path.is_file():
-        raise ModelError(f"{folder} has neither model.safetensors nor pytorch_model.bin")
-    return read_pickled(path)

@@ -9,6 +9,7 @@ import functools
 import heapq
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from nucleate.models.cpu_operations import compiled_matmul as product
 from nucleate.models.cpu_operations import one_thread
 from nucleate.models.numpy_llama import Floats, Llama
 from nucleate.speculative.draft import ROOT, Draft, TargetOutput
-from nucleate.speculative.neural.draft_head import Weights
+from nucleate.speculative.neural.draft_head import Weights, as_array
 from nucleate.speculative.neural.draft_sampling import (
     ChainBuilder,
     SampledToken,
@@ -39,6 +40,9 @@ Trees consist of the most likely combinations. Their structure is fixed, so that
 
 MAX_TREE_TOKENS = 64
 
+Block = tuple[Floats, Floats | None]
+"""A residual block: the matrix [in, out] and the bias [out] of its linear layer."""
+
 
 class Medusa(TrainedProposer):
     """See ``Proposer``. The maximum depth of a draft is the number of heads.
@@ -50,13 +54,17 @@ class Medusa(TrainedProposer):
 
     def __init__(self, weights: Weights, target: Llama, tree_width: int = 1) -> None:
         self._target, self.tree_width = target, tree_width
-        self._heads = [
-            [weights.matrix(f"heads.{head}.{block}") for block in range(weights.count(f"heads.{head}."))]
-            for head in range(weights.count("heads."))
-        ]
+        self._heads = self._blocks(weights)
         self._limit = len(self._heads) if tree_width == 1 else MAX_TREE_TOKENS
         self._depth = min(len(self._heads), len(HEAD_ACCURACY))  # of trees
         self._last: dict[int, tuple[int, Floats]] = {}  # position and hidden state of the last token of each sequence
+
+    def _blocks(self, weights: Any) -> list[list[Block]]:
+        """The residual blocks of each head."""
+        return [
+            [(weights.matrix(f"heads.{head}.{block}"), None) for block in range(weights.count(f"heads.{head}."))]
+            for head in range(weights.count("heads."))
+        ]
 
     def _prepare(self, chain: ChainBuilder, keys: Sequence[int]) -> bool:
         """Whether the hidden state of the last but one token is known."""
@@ -86,24 +94,33 @@ class Medusa(TrainedProposer):
 
     def _logits(self, active: list[ChainBuilder], count: int) -> Floats:
         """The logits of the first ``count`` heads, [R * count, V]."""
-        target = self._target
-        x_RX = target.normalise(np.stack([self._last[chain.context.key][1] for chain in active]), target.norm)
+        x_RX = self._normalize(np.stack([self._last[chain.context.key][1] for chain in active]))
         outputs = []
         for head in self._heads[:count]:
             y_RX = x_RX
-            for block in head:
-                z_RX = product(y_RX, block)
+            for matrix, bias in head:
+                z_RX = product(y_RX, matrix)
+                if bias is not None:
+                    z_RX = z_RX + bias
                 with np.errstate(over="ignore"):  # exp(-z) = inf is right
                     y_RX = y_RX + z_RX / (1 + np.exp(-z_RX))
             outputs.append(y_RX)
-        return product(np.stack(outputs, axis=1).reshape(len(active) * count, -1), target.unembedding)
+        return self._unembed(np.stack(outputs, axis=1))
+
+    def _normalize(self, x_RX: Floats) -> Floats:
+        """Apply the target's final norm."""
+        return self._target.normalise(x_RX, self._target.norm)
+
+    def _unembed(self, x_RNX: Floats) -> Floats:
+        """The logits [R * N, V] for the outputs of the first N heads."""
+        return product(x_RNX.reshape(-1, x_RNX.shape[2]), self._target.unembedding)
 
     def observe(self, outputs: Sequence[TargetOutput]) -> None:
         """See ``Proposer.observe``. Only the last hidden state is stored."""
         for output in outputs:
             states_TF = output.hidden_states_TF
             if len(states_TF):
-                self._last[output.key] = output.start + len(states_TF) - 1, states_TF[-1].copy()
+                self._last[output.key] = output.start + len(states_TF) - 1, as_array(states_TF[-1])
 
     def forget(self, key: int, output_ids: Sequence[int] = ()) -> None:
         self._last.pop(key, None)
