@@ -161,7 +161,8 @@ SECTIONS = {
     "padded": (
         "Batched, padded",
         """These keep the cache of Transformers. Prompts, and the sequences that generate tokens, share
-forward passes, padded on the left. Prefixes are not cached, and there is no speculation.""",
+forward passes, padded on the left. [States are saved](engine.md#models) for common prefixes. There is
+no speculation.""",
     ),
     "one by one": (
         "One sequence at a time",

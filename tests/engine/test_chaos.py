@@ -17,6 +17,7 @@ from test_engine_structured import structured_request
 from toy_requests import CELLS, KINDS, SIZE, is_empty, random_request, reference_chunks, runner, toy
 
 import nucleate as nc
+from nucleate.engine import state_cache
 from nucleate.engine.beam_params import BeamRequest
 from nucleate.engine.engine import Engine
 from nucleate.engine.request import Request
@@ -85,6 +86,7 @@ def run(
 ) -> None:
     options = STORMS[name].options(kind, seed)
     monkeypatch.setattr(compiler, "OVERLAP_SECONDS", options.pop("overlap_seconds", compiler.OVERLAP_SECONDS))
+    monkeypatch.setattr(state_cache, "MIN_TOKENS", 4)
     expect = options.pop("expect", reference_chunks)
     run_stress(llm, kind, seed, steps, expect=lambda *given: expect(*given, grammars), **options)
 

@@ -101,6 +101,37 @@ def test_requests_that_come_and_go_have_the_tokens_of_generate(stock: Any) -> No
     assert [tokens[name] for name in names] == expected
 
 
+def test_long_prompts_and_chats_have_the_tokens_of_generate(stock: Any) -> None:
+    """In chunks, beside a sequence that decodes; continued from saved states."""
+    rng = random.Random(2)
+    runner = runner_for(stock)
+    engine = Engine(runner, nc.LLM().tokenizer, max_num_seqs=4, max_num_batched_tokens=24)
+    system, short = [rng.randrange(512) for _ in range(50)], [1, 2, 3]
+    chat = [*system, 7, 8]
+
+    def start(prompt: list[int], count: int) -> str:
+        return engine.add(Request(prompt, nc.SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)))
+
+    expected = {start(short, 60): generated(stock, short, 60)}
+    tokens: dict[str, list[int]] = {}
+    for end in (9, 10, 11):
+        turns = [[*chat, end], [*system, end, 4, 5]]
+        names = [start(turn, 6) for turn in turns]
+        expected |= {name: generated(stock, turn, 6) for name, turn in zip(names, turns, strict=True)}
+        while any(len(tokens.get(name, ())) < 6 for name in names):
+            for output in engine.step():
+                tokens[output.request_id] = [*tokens.get(output.request_id, ()), *output.chunk.token_ids]
+        chat = [*turns[0], *tokens[names[0]]]
+    while len(engine):
+        for output in engine.step():
+            tokens[output.request_id] += output.chunk.token_ids
+    assert tokens == expected
+    if runner.saves_states:
+        assert engine.stats.prefix_cache_hits > 200
+    else:
+        assert stock.config.model_type == "mamba"
+
+
 @pytest.mark.slow
 def test_logits_are_those_of_single_sequences(stock: Any) -> None:
     """Any inputs in any order: new sequences, several tokens at once, forks, recomputed ones, ones that end."""
@@ -120,6 +151,14 @@ def test_logits_are_those_of_single_sequences(stock: Any) -> None:
             key = rng.choice(list(ids))
             ids[step], done[step] = [*ids[key]], done[key]
             runner.fork([Fork(key, step, None)])
+        elif rng.random() < 0.2 and (saved := runner.save(key := rng.choice(list(ids)))) is not None:
+            assert (saved.length, runner.save(key)) == (done[key], None)
+            ids[step], done[step] = [*ids[key]], done[key]
+            runner.restore(step, saved)
+            if rng.random() < 0.5:
+                runner.restore(key, saved)
+            else:
+                del ids[key], done[key]
         keys = rng.sample(list(ids), rng.randint(1, len(ids)))
         inputs = []
         for key in keys:

@@ -13,7 +13,7 @@ from nucleate.models.gguf.cell_log import CellLog
 from nucleate.models.gguf.llama_library import Token
 from nucleate.models.paged_cache import TreeMask
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import Fork, ModelInput, Move
+from nucleate.models.runner import Fork, ModelInput, Move, SavedState, SequentialRunner
 
 
 class Toy:
@@ -60,6 +60,36 @@ class ToyContext:
             self.seen += (token,)
             logits.append(self.model.rule(self.seen))
         return np.stack(logits)
+
+
+class SavingToy(SequentialRunner):
+    """A Toy whose states can be saved. ``forwards`` records the inputs, ``saved`` the lengths of the states."""
+
+    saves_states = True
+
+    def __init__(self, model: Toy, blocks: int, block_size: int = 16) -> None:
+        super().__init__(model, blocks, block_size)
+        self.forwards: list[list[tuple[int, int, int]]] = []  # key, start, stop
+        self.saved: list[int] = []
+
+    def forward(self, inputs: Sequence[ModelInput]) -> NDArray[np.float32]:
+        """See ``Runner.forward``."""
+        self.forwards.append([(each.key, each.start, each.stop) for each in inputs])
+        return super().forward(inputs)
+
+    def save(self, key: int) -> SavedState | None:
+        """See ``Runner.save``."""
+        context, length = self._open.pop(key, (None, 0))
+        if context is None:
+            return None
+        self.saved.append(length)
+        return SavedState(length, -(-length // self.block_size), context.seen)
+
+    def restore(self, key: int, saved: SavedState) -> None:
+        """See ``Runner.restore``."""
+        context = self.model.begin()
+        context.seen = saved.state
+        self._open[key] = context, saved.length
 
 
 class PagedToy:

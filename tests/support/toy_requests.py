@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from toy_models import CellToy, PagedToy, Toy
+from toy_models import CellToy, PagedToy, SavingToy, Toy
 
 import nucleate as nc
 from nucleate.engine.engine import Engine
@@ -34,12 +34,14 @@ def toy(context_length: int = 256, of: Callable[[tuple[int, ...]], np.ndarray] =
 def runner(kind: str, model: Toy, blocks: int = 64, block_size: int = 4) -> PagedToy | SequentialRunner | CellToy:
     if kind == "contexts":
         return SequentialRunner(model, blocks, block_size)
+    if kind == "states":
+        return SavingToy(model, blocks, block_size)
     if "cells" in kind:
         return CellToy(model, blocks, block_size, whole=kind == "whole cells")
     return PagedToy(model, blocks, block_size, asynchronous=kind == "asynchronous")
 
 
-KINDS = ("paged", "asynchronous", "contexts")
+KINDS = ("paged", "asynchronous", "contexts", "states")
 CELLS = ("cells", "whole cells")
 """The same behind the runner of GGUF models."""
 

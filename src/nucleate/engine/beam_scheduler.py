@@ -53,6 +53,7 @@ class RunningBeam(SchedulerEntry):
     """An unfinished beam, as a sequence of the scheduler. Its key is negative, unlike those of other sequences."""
 
     running: RunningBeamSearch
+    reusable: bool = False
     logits_V: NDArray[np.float32] | None = None  #: of the next token, once they are computed
 
 

@@ -94,13 +94,14 @@ class Companions:
     """The companions of one engine.
 
     other: the runner of the companion model, if there is one. ``num_blocks``: the blocks that both models have. A block
-    is used by a sequence of either model.
+    is used by a sequence of either model. ``chunks_prompts``: whether both can compute a prompt in chunks.
     """
 
     def __init__(self, runner: Runner, other: Runner | None, max_num_seqs: int) -> None:
         self._runner, self._other, self._max_num_seqs = runner, other, max_num_seqs
         self.runners = [runner] if other is None else [runner, other]
         self.num_blocks = min([each.blocks for each in self.runners])
+        self.chunks_prompts = all(each.paged or getattr(each, "saves_states", False) for each in self.runners)
         if other is not None and other.vocab_size != runner.vocab_size:
             sizes = f"it has {other.vocab_size} tokens, the model {runner.vocab_size}"
             raise ModelError(f"the companion model needs the vocabulary of the model: {sizes}")

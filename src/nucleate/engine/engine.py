@@ -27,6 +27,7 @@ from nucleate.engine.request import PipelineCache, Request, ValidatedRequest, ad
 from nucleate.engine.running_request import RunningRequest, RunningSequence
 from nucleate.engine.scheduler import NO_ROW, ScheduledSequence, Scheduler
 from nucleate.engine.speculator import Speculator
+from nucleate.engine.state_cache import StateCache
 from nucleate.engine.token_sampler import TokenSampler
 from nucleate.models.protocol import RunnerLostError
 from nucleate.models.runner import ModelInput, Runner
@@ -112,11 +113,14 @@ class Engine:
             self.context_length = min(self.context_length, max_model_len)
         self.runner, self.tokenizer, self.vocab_size = runner, tokenizer, runner.vocab_size
         self.max_num_seqs, self._regex_seconds = max_num_seqs, regex_seconds
-        self._kv_cache = KVCacheManager(
-            blocks, runner.block_size, prefix_caching=enable_prefix_caching and runner.paged
+        saves = not runner.paged and self._companions.chunks_prompts
+        self._kv_cache = (
+            StateCache(blocks, runner.block_size, runner, prefix_caching=enable_prefix_caching)
+            if saves
+            else KVCacheManager(blocks, runner.block_size, prefix_caching=enable_prefix_caching and runner.paged)
         )
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        self._scheduler = Scheduler(self._kv_cache, **limits, whole_prompts=not runner.paged)
+        self._scheduler = Scheduler(self._kv_cache, **limits, whole_prompts=not (runner.paged or saves))
         self._sampler = _sampler_of(runner, backend)
         self._grammars = GrammarManager(tokenizer, runner.vocab_size, structured_limits, json_whitespace)
         self._requests: dict[str, RunningRequest] = {}

@@ -23,6 +23,7 @@ from operator import attrgetter
 from typing import Any
 
 from nucleate.engine.kv_cache import START, KVCacheManager, PrefixHit
+from nucleate.engine.state_cache import StateCache
 from nucleate.speculative.draft import NO_DRAFT, Draft
 
 NO_ROW = 1 << 62
@@ -46,6 +47,8 @@ class SchedulerEntry:
     paused: bool = False  #: back-pressure: it is not scheduled, and is the first to be preempted
     num_computed: int = 0  #: tokens whose keys and values are in the KV cache
     num_cached: int = 0  #: prompt tokens that came from the prefix cache and were never computed
+    save_at: int = 0  #: the length of the prefix whose state is saved; a chunk ends there. 0: none
+    reusable: bool = True  #: whether its state is saved when it stops
     block_ids: list[int] = field(default_factory=list)
     root: int = START  #: the prefix node before its first token; sequences of another model have another one
     num_cached_blocks: int = 0  #: its full blocks, which are in the prefix cache
@@ -100,7 +103,8 @@ class Scheduler:
     """Sequences are added and removed; ``schedule`` plans a step, ``mark_computed`` records that it ran.
 
     max_num_seqs: sequences that run at a time. max_num_batched_tokens: tokens per step. whole_prompts: prompts are not
-    split to fit the budget (only by their ``max_chunk``); the first prompt of a step may then exceed it.
+    split to fit the budget (only by their ``max_chunk``); the first prompt of a step may then exceed it. With a
+    ``StateCache``, only the first prompt of a step is split, as those that are whole share a forward pass.
     """
 
     def __init__(
@@ -108,6 +112,8 @@ class Scheduler:
     ) -> None:
         self.kv_cache, self.max_num_seqs = kv_cache, max_num_seqs
         self.max_num_batched_tokens, self.whole_prompts = max_num_batched_tokens, whole_prompts
+        self._states = kv_cache if isinstance(kv_cache, StateCache) else None
+        self._paged = self._states is None and not whole_prompts
         self.running: list[SchedulerEntry] = []  # sorted by order, like those that wait
         self.waiting: list[SchedulerEntry] = []  # not started, or preempted
         self.num_preemptions = 0
@@ -130,7 +136,7 @@ class Scheduler:
         """
         cache = self.kv_cache
         child.token_ids, child.owns_tokens, child.paused = list(parent.token_ids), True, parent.paused
-        full, rest = (0, parent.num_computed) if self.whole_prompts else divmod(parent.num_computed, cache.block_size)
+        full, rest = divmod(parent.num_computed, cache.block_size) if self._paged else (0, parent.num_computed)
         has_slot = len(self.running) < self.max_num_seqs
         taken = cache.allocate(cache.blocks_needed(rest)) if has_slot and parent.num_computed else None
         if taken is None:
@@ -141,7 +147,7 @@ class Scheduler:
         child.num_computed = child.num_cached = parent.num_computed
         child.num_cached_blocks, child.prefix_node = parent.num_cached_blocks, parent.prefix_node
         insort(self.running, child, key=_order)
-        return (parent.block_ids[full], taken[0]) if taken and not self.whole_prompts else None
+        return (parent.block_ids[full], taken[0]) if taken and self._paged else None
 
     def remove(self, entry: SchedulerEntry) -> None:
         """Remove a sequence and its companion, whatever their state, and free their blocks."""
@@ -179,6 +185,8 @@ class Scheduler:
                 entry.num_computed = one.stop
                 if one.stop >= (entry.num_cached_blocks + 1) * size:
                     self.advance(entry, one.stop)
+                if one.stop == entry.save_at and self._states is not None:
+                    self._states.keep(entry.key, entry.token_ids[: one.stop])
 
     def advance(self, entry: SchedulerEntry, stop: int) -> None:
         """A sequence is computed up to ``stop``: put the blocks that are full now into the prefix cache."""
@@ -241,10 +249,14 @@ class Scheduler:
         chunks: list[ScheduledSequence] = []
         spent = 0
         for entry in self._candidates(prompts):
+            if self._states is not None and not entry.num_computed:
+                self._resume(entry, self._states)
             left = self.max_num_batched_tokens - len(self._decoding) - spent
             start, length = entry.num_computed, len(entry.token_ids)
             count = min(length - start, entry.max_chunk)
-            if not self.whole_prompts:
+            if start < entry.save_at:
+                count = min(count, entry.save_at - start)
+            if self._paged or not (self.whole_prompts or chunks):
                 count = min(count, left)
             one = ScheduledSequence(entry, start, start + count, start + count == length)
             if length - start == 1:
@@ -312,6 +324,15 @@ class Scheduler:
         entry.num_cached = min(entry.num_cached, entry.num_computed) if entry.preempted else entry.num_computed
         return True
 
+    def _resume(self, entry: SchedulerEntry, states: StateCache) -> None:
+        """Begin to compute a sequence that has started: at a state, if there is one by now."""
+        if entry.all_logits or entry.root != START:
+            return
+        running = [one for one in self.running if one.root == START and one is not entry]
+        pending = [(one.token_ids, one.save_at if one.num_computed < one.save_at else 0) for one in running]
+        entry.num_computed, entry.save_at = states.resume(entry.key, entry.token_ids, pending)
+        entry.num_cached = min(entry.num_cached, entry.num_computed) if entry.preempted else entry.num_computed
+
     def _victim(self) -> SchedulerEntry:
         """The sequence to preempt: the last paused one, or else the last of all."""
         return next((entry for entry in reversed(self.running) if entry.paused), self.running[-1])
@@ -332,7 +353,10 @@ class Scheduler:
         """Remove a sequence and its companion from the running ones, and free their blocks."""
         for one in entry.group:
             _take_out(self.running, one)
+            computed = one.token_ids[: one.num_computed]
             self._free(one)
+            if self._states is not None and one.reusable and one.root == START:
+                self._states.take(one.key, computed)
         self.num_companions -= entry.companion is not None
 
     def _free(self, entry: SchedulerEntry) -> None:

@@ -54,6 +54,14 @@ class Move(NamedTuple):
     start: int  #: the new position of the first one; the others follow. Not after its source
 
 
+class SavedState(NamedTuple):
+    """The state of a sequence, taken out of a runner."""
+
+    length: int  #: the tokens that are computed
+    blocks: int  #: its memory, in blocks of the KV cache
+    state: Any  #: the runner's own
+
+
 class Runner(Protocol):
     """A causal language model that computes many sequences at once.
 
@@ -71,9 +79,14 @@ class Runner(Protocol):
     paged: bool = True
     """Whether the KV cache is in blocks, so that prompts may be chunked and blocks shared.
 
-    If not, the model keeps the state of each sequence elsewhere, and the first chunk must be the whole prompt.
+    If not, the model keeps the state of each sequence elsewhere, and blocks only count its tokens.
     """
     unpaged_reason: str = ""  #: why it is not
+    saves_states: bool = False
+    """Whether ``save`` and ``restore`` work, and prompts may be chunked, although the KV cache is not paged.
+
+    If it is neither, the first chunk must be the whole prompt. A runner without the attribute counts as False.
+    """
     batch_invariant: bool = False
     """Whether the logits of a token never depend on other sequences, nor on how a sequence is cut into inputs."""
     asynchronous: bool = False  #: whether ``forward`` returns before the logits are computed, to overlap other work
@@ -113,6 +126,14 @@ class Runner(Protocol):
 
     def fork(self, forks: Sequence[Fork]) -> None:
         """Fork sequences: copy the named blocks; the others are shared."""
+
+    def save(self, key: int) -> SavedState | None:
+        """Take the state of a sequence out of the runner; None if it has none. The sequence may still continue."""
+        return None
+
+    def restore(self, key: int, saved: SavedState) -> None:
+        """Continue a new sequence, or one whose state was taken, from a copy of a state."""
+        return
 
     def forget(self, key: int) -> None:
         """A sequence has finished."""

@@ -3,6 +3,7 @@
 For models that cannot use the paged KV cache: with recurrent or convolution states, or with an attention that cannot
 be replaced. The sequences that generate a token share one forward pass. Their caches are joined when sequences come or
 go, and stay joined in between. Prompts share one, too, if a test shows that their states are those of single ones.
+A long prompt is computed in chunks. The cache of a sequence can be taken out, for others that begin with its tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from nucleate.models.runner import Fork, ModelInput, SequentialRunner
+from nucleate.models.runner import Fork, ModelInput, SavedState, SequentialRunner
 from nucleate.models.transformers.decoding_context import TOLERANCE, TransformersContext, deviation
 from nucleate.models.transformers.ragged_attention import IncompatibleModelError
 from nucleate.models.transformers.transformers_model import TransformersModel
@@ -46,6 +47,7 @@ class PaddedRunner(SequentialRunner):
     def __init__(self, model: TransformersModel, blocks: int, reason: str = "") -> None:
         super().__init__(model, blocks)
         self.unpaged_reason = reason
+        self.saves_states = not model.decoding.single and not self._splits_prompt
         if model.decoding.cache is None:
             raise IncompatibleModelError("it has no cache that can be used")
         self._drop()
@@ -82,6 +84,30 @@ class PaddedRunner(SequentialRunner):
         for key, _, _ in forks:
             self._part_with(key)
         super().fork(forks)
+
+    def save(self, key: int) -> SavedState | None:
+        """See ``Runner.save``."""
+        self._part_with(key)
+        context, length = self._open.pop(key, (None, 0))
+        if context is None:
+            return None
+        sizes: list[int] = []
+
+        def measure(_: str, values: list[Any]) -> Any:
+            if isinstance(values[0], torch.Tensor):
+                sizes.append(values[0].nbytes)
+            return values[0]
+
+        walk([context.cache], measure)
+        return SavedState(length, -(-sum(sizes) // (self.model.token_bytes * self.block_size)), context)
+
+    def restore(self, key: int, saved: SavedState) -> None:
+        """See ``Runner.restore``."""
+        context = self.model.begin()
+        context.token_ids = [*saved.state.token_ids]
+        with torch.inference_mode():
+            context.cache = self._merge([Part(saved.state.cache, [0], saved.length)])
+        self._open[key] = context, saved.length
 
     def _can_join(self, each: ModelInput) -> bool:
         """Whether an input is one more token of a sequence with a cache, and not the first one with long positions."""
@@ -192,7 +218,7 @@ class PaddedRunner(SequentialRunner):
 
     def _merged_tensor(self, path: str, values: list[Any], parts: Sequence[Part]) -> Any:
         if path not in self._dimensions:
-            return values[0]
+            return values[0].clone()
         dimension, rows = self._dimensions[path], []
         for value, part in zip(values, parts, strict=True):
             if part.rows != [*range(len(value))]:
