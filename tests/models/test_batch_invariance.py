@@ -223,7 +223,7 @@ def test_a_transformers_model_that_depends_on_the_batch_runs(tmp_path: Path, mon
 
     random_folder("llama", tmp_path)
     model = TransformersModel(tmp_path, "cpu", "bfloat16")
-    monkeypatch.setattr(batched_model, "is_batch_invariant", lambda _runner: False)
+    monkeypatch.setattr(batched_model, "is_batch_invariant", lambda _runner, _many=0: False)
     found = []
     for wanted in (False, True):
         runner = runner_of(model, 16 << 20, batch_invariant=wanted)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,14 @@ def test_every_batch_gives_the_same_bits(llm: nc.LLM) -> None:
     expected = run_together(llm, requests, 1, enable_prefix_caching=False)
     assert run_together(llm, requests, len(requests)) == expected
     assert run_together(llm, requests, len(requests), speculative_config="ngram") == expected
+
+
+def test_bfloat16_is_paged_and_batch_invariant(folder: nc.LLM) -> None:
+    """Its logits differ between any two ways to compute them by more than those of most models."""
+    with closing(nc.LLM(folder.folder, device="cpu", dtype="bfloat16", max_num_seqs=8)) as llm:
+        requests = [nc.Request(llm.encode(prompt), GREEDY.replace(max_tokens=4, logprobs=0)) for prompt in PROMPTS]
+        assert run_together(llm, requests, len(requests)) == run_together(llm, requests, 1)
+        assert not llm.new_engine().runner.unpaged_reason
 
 
 def test_drafts_change_no_text(gguf: nc.LLM) -> None:

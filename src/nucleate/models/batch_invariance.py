@@ -34,11 +34,17 @@ CALLS: Sequence[tuple[Call, Sequence[Call]]] = (
 """Sequences as a whole, and the calls whose logits must be the same, the most different ones first."""
 
 
-def is_batch_invariant(runner: Runner) -> bool:
+def is_batch_invariant(runner: Runner, many: int = 0) -> bool:
     """Compare the logits of a batch of whole sequences with those of other batches, down to single tokens.
 
-    Uses the KV cache: call it before the first request. It computes about 100 tokens, fewer if logits differ.
+    Uses the KV cache: call it before the first request. It computes about 100 tokens, fewer if logits differ. many:
+    also compare a forward pass of so many tokens with smaller ones: products of many rows may use other kernels.
     """
+    many = min(many, runner.blocks * runner.block_size, runner.context_length)
+    return _few_rows_agree(runner) and (many < max(LENGTHS) or _many_rows_agree(runner, many))
+
+
+def _few_rows_agree(runner: Runner) -> bool:
     size = runner.vocab_size
     ids = [[(7919 * row + 104_729 * i + 13) % size for i in range(length)] for row, length in enumerate(LENGTHS)]
     blocks = [-(-length // runner.block_size) for length in LENGTHS]
@@ -47,10 +53,8 @@ def is_batch_invariant(runner: Runner) -> bool:
     tables = [[*range(sum(blocks[:row]), sum(blocks[: row + 1]))] for row in range(len(LENGTHS))]
 
     def compute(call: Call) -> Any:
-        """The bits of the logits."""
         inputs = [ModelInput(row, ids[row], start, stop, tables[row], logits) for row, start, stop, logits in call]
-        logits_LV = runner.forward(inputs)
-        return np.array(logits_LV.cpu() if hasattr(logits_LV, "cpu") else logits_LV, np.float32).view(np.int32)
+        return _bits(runner, inputs)
 
     expected: dict[tuple[int, int], Any] = {}
     try:
@@ -68,3 +72,23 @@ def is_batch_invariant(runner: Runner) -> bool:
     finally:
         for row in range(len(LENGTHS)):
             runner.forget(row)
+
+
+def _many_rows_agree(runner: Runner, count: int) -> bool:
+    """Whether the last tokens of a forward pass have the same logits in smaller ones."""
+    ids, blocks = [(7919 * i + 13) % runner.vocab_size for i in range(count)], range(runner.blocks)
+    many = _bits(runner, [ModelInput(0, ids, 0, count, blocks, 3)])
+    try:
+        for rows in (1, 2, 3, count // 3):
+            few = _bits(runner, [ModelInput(0, ids, count - rows, count, blocks, min(rows, 3))])
+            if not np.array_equal(few, many[-len(few) :]):
+                return False
+        return True
+    finally:
+        runner.forget(0)
+
+
+def _bits(runner: Runner, inputs: Sequence[ModelInput]) -> Any:
+    """The bits of the logits."""
+    logits_LV = runner.forward(inputs)
+    return np.array(logits_LV.cpu() if hasattr(logits_LV, "cpu") else logits_LV, np.float32).view(np.int32)

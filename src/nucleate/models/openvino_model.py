@@ -109,7 +109,7 @@ class OpenVinoModel:
             return 0
         for least in sorted({1, 2, threads}):
             runner = OpenVinoRunner(self, TEST_BLOCKS, least_rows=least)
-            if is_batch_invariant(runner) and _many_rows_agree(runner):
+            if is_batch_invariant(runner, INVARIANT_ROWS):
                 return least
         return 0
 
@@ -122,20 +122,6 @@ class OpenVinoModel:
         """See ``Model.begin``."""
         tokens = min(self.context_length, CONTEXT_TOKENS)
         return RunnerContext(OpenVinoRunner(self, -(-tokens // self.block_size)))
-
-
-def _many_rows_agree(runner: OpenVinoRunner) -> bool:
-    """Whether the last tokens of the largest forward pass have the same logits in small ones."""
-    ids = [(7919 * i + 13) % runner.vocab_size for i in range(INVARIANT_ROWS)]
-    blocks, end = range(runner.blocks), len(ids)
-    many = runner.forward([ModelInput(0, ids, 0, end, blocks, 3)]).copy()
-    return all(
-        np.array_equal(
-            many[-rows:].view(np.int32),
-            runner.forward([ModelInput(0, ids, end - rows, end, blocks, rows)]).view(np.int32),
-        )
-        for rows in (1, 2, 3)
-    )
 
 
 def _bytes(kind: Any, shape: Sequence[int]) -> int:
