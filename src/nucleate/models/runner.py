@@ -128,11 +128,17 @@ class Runner(Protocol):
         """Fork sequences: copy the named blocks; the others are shared."""
 
     def save(self, key: int) -> SavedState | None:
-        """Take the state of a sequence out of the runner; None if it has none. The sequence may still continue."""
+        """Take the state of a sequence out of the runner; None if it has none.
+
+        key: of the sequence, which may still continue after ``restore``.
+        """
         return None
 
     def restore(self, key: int, saved: SavedState) -> None:
-        """Continue a new sequence, or one whose state was taken, from a copy of a state."""
+        """Continue a sequence from a copy of a state.
+
+        key: of a new sequence, or of one whose state was taken. saved: the state, as ``save`` returned it.
+        """
         return
 
     def forget(self, key: int) -> None:
