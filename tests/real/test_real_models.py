@@ -62,7 +62,7 @@ def test_greedy_tokens_are_those_of_llama_cpp(gguf: nc.LLM, peer: Any, prompt: s
     peer.eval([*ids, *tokens])
     logits_TV = np.array(peer.scores[len(ids) - 1 : len(ids) + len(tokens) - 1])
     behind_T = logits_TV.max(1) - logits_TV[np.arange(len(tokens)), tokens]
-    assert behind_T.max() < 0.25
+    assert behind_T.max() < 0.5  # activations are rounded to 8 bits
     assert np.mean(behind_T == 0) >= 0.9
 
 
