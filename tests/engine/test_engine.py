@@ -133,6 +133,17 @@ def test_prefill_chunks_are_mixed_with_decodes(llm: nc.LLM) -> None:
     assert sizes == [[2], [1, 9], [1, 9], [1, 9], [1, 2]]
 
 
+def test_a_prompt_does_not_wait_for_the_sequences_that_generate(llm: nc.LLM) -> None:
+    engine = llm.new_engine(max_num_seqs=48)
+    for number in range(47):
+        engine.add(Request([5 + number], nc.SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)))
+    engine.step()
+    late = engine.add(Request([*range(10, 100)], nc.SamplingParams(max_tokens=1, temperature=0)))
+    outputs = engine.step()
+    assert len(outputs) == 48
+    assert [output.finished for output in outputs if output.request_id == late] == [True]
+
+
 def test_requests_run_by_priority(llm: nc.LLM) -> None:
     engine = engine_of(llm, max_num_seqs=1)
     ids = [engine.add(Request([1, 2], GREEDY, priority=priority)) for priority in (5, 5, -1, 0)]

@@ -91,7 +91,7 @@ ENGINE = (
     Flag("--max-num-seqs N", "Maximum number of sequences that run at the same time", 64),
     Flag(
         "--max-num-batched-tokens N",
-        "Maximum number of tokens per forward pass (default: 96 on a CPU, 1024 on a GPU; more for many drafts).",
+        "Maximum number of tokens per forward pass (default: max_num_seqs + 96; on a GPU + 1024; more for drafts).",
     ),
     Flag("--max-model-len N", "Maximum tokens of prompt and completion (default: the model's context length)."),
     Flag("--kv-cache-memory BYTES", "Size of the KV cache in bytes (default: up to a quarter of the free memory)."),

@@ -50,7 +50,11 @@ MAX_NUM_SEQS = 64
 """Default."""
 
 BATCHED_TOKENS, BATCHED_TOKENS_ON_GPU = 96, 1024
-"""Defaults of ``max_num_batched_tokens``. All sequences wait for a step: on a CPU, more tokens take longer."""
+"""The default of ``max_num_batched_tokens`` is so many for prompts or drafts, and one for each sequence.
+
+All sequences wait for a step: on a CPU, more tokens take longer. With fewer for prompts, new requests wait longer where
+many sequences generate.
+"""
 
 MAX_PROMPT_LOGITS, MIN_PROMPT_CHUNK = 1 << 19, 64
 """If prompt logprobs are requested: logits that a chunk computes at most, as rows times vocabulary; tokens at least."""
@@ -61,7 +65,7 @@ class Engine:
     """Requests are added with ``add`` and cancelled with ``abort``; ``step`` advances all of them.
 
     runner: the model. max_num_seqs: sequences that run at a time. max_num_batched_tokens: tokens per forward pass, at
-    least max_num_seqs; None: 96 on a CPU, 1024 on a GPU, or more if all sequences with their drafts take more.
+    least max_num_seqs; None: max_num_seqs + 96 on a CPU, + 1024 on a GPU, or more if all drafts take more.
     max_model_len: tokens of a prompt with its output; None (and the most): what the model's context and the KV cache
     hold. enable_prefix_caching: reuse the KV cache of common prompt prefixes. regex_seconds: time budget of the stop
     regexes of a sequence, see ``stop_matcher``. structured_limits: limits of structured output. json_whitespace: in
@@ -98,9 +102,9 @@ class Engine:
             raise ParameterError("json_whitespace", why)
         speculation = Speculation.of(speculative_config)
         if max_num_batched_tokens is None:
-            per_sequence = 1 + (speculation.num_speculative_tokens if speculation else 0)
+            drafts = max_num_seqs * speculation.num_speculative_tokens if speculation else 0
             default = BATCHED_TOKENS_ON_GPU if runner.asynchronous else BATCHED_TOKENS
-            max_num_batched_tokens = max(default, max_num_seqs * per_sequence)
+            max_num_batched_tokens = max_num_seqs + max(default, drafts)
         check_count(max_num_batched_tokens, "max_num_batched_tokens", max_num_seqs, "max_num_seqs")
         self._companions = Companions(runner, companion_runner, max_num_seqs)
         blocks = self._companions.num_blocks
