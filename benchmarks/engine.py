@@ -64,7 +64,7 @@ class StepProfile:
 
     def __init__(self, engine: Engine) -> None:
         self.seconds: dict[str, float] = dict.fromkeys(("schedule", "forward", "sample", "text", "step"), 0.0)
-        self._engine, self._parts = engine, {
+        self._parts = {
             "schedule": (engine._scheduler, "schedule"),  # noqa: SLF001
             "forward": (engine.runner, "forward"),
             "sample": (engine._token_sampler, "sample"),  # noqa: SLF001

@@ -232,3 +232,18 @@ def test_a_transformers_model_that_depends_on_the_batch_runs(tmp_path: Path, mon
         runner.forward([ModelInput(0, ids, 0, 20, range(3), 1)])
         found.append(bits(runner.forward([ModelInput(0, ids, 20, 40, range(3), 3)])))
     assert np.array_equal(*found)
+
+
+def test_products_in_pieces_do_not_depend_on_the_number_of_rows() -> None:
+    torch = pytest.importorskip("torch")
+    from nucleate.models.transformers.batched_model import in_pieces
+
+    linear = torch.nn.Linear(64, 24)
+    x_TX = torch.randn(40, 64)
+    with torch.inference_mode():
+        whole = in_pieces(linear, x_TX)
+        torch.testing.assert_close(whole, linear(x_TX))
+        for start, stop in ((0, 0), (3, 4), (5, 21), (7, 40)):
+            found = in_pieces(linear, x_TX[None, start:stop])
+            assert found.shape == (1, stop - start, 24)
+            assert torch.equal(found[0], whole[start:stop])

@@ -180,10 +180,10 @@ MANY_ROWS = 100
 
 def in_pieces(linear: Any, x: Any) -> Any:
     """The result of a linear layer [..., Y] for x [..., X], in products of FIXED_ROWS rows."""
-    rows_TX = x.reshape(-1, x.shape[-1])
+    rows_TX = x.flatten(0, -2)
     padded = torch.nn.functional.pad(rows_TX, (0, 0, 0, -len(rows_TX) % FIXED_ROWS))
     pieces = [torch.nn.functional.linear(piece, linear.weight, linear.bias) for piece in padded.split(FIXED_ROWS)]
-    return torch.cat(pieces)[: len(rows_TX)].reshape(*x.shape[:-1], -1)
+    return torch.cat(pieces)[: len(rows_TX)].reshape(*x.shape[:-1], len(linear.weight))
 
 
 def has_kernel(device: Any, dtype: Any) -> bool:
