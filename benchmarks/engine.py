@@ -5,7 +5,7 @@ Tokens per second count the requested tokens; a static batch runs to its longest
 overhead, the time outside the forward pass.
 
     python benchmarks/engine.py [--json FILE] [--repeat 3] [--requests 64]
-    python benchmarks/engine.py --model FOLDER|FILE [--dtype bfloat16] [--rows 1 8 16]
+    python benchmarks/engine.py --model FOLDER|FILE [--dtype bfloat16] [--rows 1 8 16] [--batch-invariant]
 
 The second form runs any model: a folder for Transformers beside ``generate`` in its best case, a static batch of equal
 lengths. Both show what a step consists of.
@@ -236,22 +236,28 @@ def profile(runner: Runner, tokenizer: Tokenizer, rows: int, params: nc.Sampling
     return {**shares, "share": 1.0 - shares["forward"], "microseconds per token": 1e6 * outside}
 
 
-def compare_model(path: Path, dtype: str, rows: Sequence[int], repeat: int) -> dict[str, Any]:
+def compare_model(path: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Tokens per second by rows, and the profile of a step. Prompts of 32 tokens of text, outputs of 96.
 
     A folder for Transformers is compared with ``generate`` in its best case: a static batch of equal lengths.
     """
-    llm = nc.LLM(path, dtype=dtype) if path.suffix != ".gguf" else nc.LLM(path)
+    invariant = options.batch_invariant
+    llm = nc.LLM(path, dtype=options.dtype if path.suffix != ".gguf" else "auto", batch_invariant=invariant)
     ids = llm.encode(TEXT.read_text("utf-8"))
     runner, found = runner_of(llm.model, MEMORY), {}
+    other = runner_of(llm.model, MEMORY, batch_invariant=True) if invariant else None
     print(f"{path.name}: {llm.model.runtime}, {type(runner).__name__}")
-    for count in rows:
+    for count in options.rows:
         requests = [LoadRequest(ids[start : start + 32], 96) for start in range(100, 100 + 32 * count, 32)]
         contenders = {"nucleate": partial(by_engine, runner, llm.tokenizer, requests, GREEDY, count, 32 * count)}
+        if other is not None:
+            contenders["batch-invariant"] = partial(
+                by_engine, other, llm.tokenizer, requests, GREEDY, count, 32 * count
+            )
         if isinstance(llm.model, TransformersModel):
             contenders["generate"] = partial(by_generate, llm.model.model, requests, count)
         seconds: dict[str, list[float]] = {name: [] for name in contenders}
-        for _ in range(repeat + 1):
+        for _ in range(options.repeat + 1):
             for name, run in contenders.items():
                 start = time.perf_counter()
                 run()
@@ -275,11 +281,12 @@ def main() -> None:
     parser.add_argument("--model", type=Path, metavar="FOLDER or FILE")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 16])
+    parser.add_argument("--batch-invariant", action="store_true", help="beside the same without it")
     arguments = parser.parse_args()
     start = time.perf_counter()
     transformers.utils.logging.set_verbosity_error()
     if arguments.model:
-        found = compare_model(arguments.model, arguments.dtype, arguments.rows, arguments.repeat)
+        found = compare_model(arguments.model, arguments)
         results = {"machine": machine(), **found}
         _write(arguments.json, results)
         return

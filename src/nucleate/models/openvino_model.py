@@ -107,7 +107,7 @@ class OpenVinoModel:
         threads: int = self.compiled.get_property("INFERENCE_NUM_THREADS")
         if any(kind.bitwidth < 16 for _, kind, _ in self.caches):  # keys of a block have common scales
             return 0
-        for least in sorted({1, 2, threads}):
+        for least in sorted({1, 2, threads, 8, 16}):  # 8: bfloat16 with AMX
             runner = OpenVinoRunner(self, TEST_BLOCKS, least_rows=least)
             if is_batch_invariant(runner, INVARIANT_ROWS):
                 return least
