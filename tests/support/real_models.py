@@ -2,8 +2,9 @@
 
     python tests/support/real_models.py [OPTIMUM_CLI]
 
-With the path of optimum-cli (optimum-intel), it also writes a folder for OpenVINO, with weights of 8 bits. All stay outside the source tree, in ``NUCLEATE_REAL_MODELS`` or ~/.cache/nucleate-real-models. Gemma may be used under
-its own terms, which do not allow us to ship it.
+With the path of optimum-cli (optimum-intel), it also writes a folder for OpenVINO, with weights of 8 bits. All stay
+outside the source tree, in ``NUCLEATE_REAL_MODELS`` or ~/.cache/nucleate-real-models. Gemma may be used under its own
+terms, which do not allow us to ship it.
 """
 
 from __future__ import annotations
