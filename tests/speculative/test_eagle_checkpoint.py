@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draft_heads import DRAFT_TOKENS, SIZE, eagle1, eagle3, plain_layer, plain_norm, write
+from draft_heads import DRAFT_TOKENS, SIZE, attention_biases, eagle1, eagle3, plain_layer, plain_norm, write
 
 import nucleate as nc
 from nucleate.models.loader import runner_of
@@ -76,7 +76,8 @@ TEXT = "Once upon a time there was a little dog."
 @pytest.mark.parametrize("before", [False, True])
 def test_eagle3_drafts_are_those_of_a_twin(tmp_path: Path, llm: nc.LLM, prefix: str, own: bool, before: bool) -> None:
     target: Any = llm.model
-    tensors = write(tmp_path, *eagle3(target, prefix, own=own), norm_before_residual=before)
+    config, tensors = eagle3(target, prefix, own=own)
+    tensors = write(tmp_path, config, attention_biases(tensors) if own else tensors, norm_before_residual=before)
     proposer, ids = load_eagle(tmp_path, target, 1)(), llm.encode(TEXT)
     layers = len(target.layers)
     assert proposer.layers == (2, layers // 2, layers - 3)
@@ -90,7 +91,8 @@ def test_eagle3_drafts_are_those_of_a_twin(tmp_path: Path, llm: nc.LLM, prefix: 
 @pytest.mark.parametrize("bias", [False, True])
 def test_eagle1_drafts_are_those_of_a_twin(tmp_path: Path, llm: nc.LLM, own: bool, bias: bool) -> None:
     target: Any = llm.model
-    tensors = write(tmp_path, *eagle1(target, own=own, bias=bias))
+    config, tensors = eagle1(target, own=own, bias=bias)
+    tensors = write(tmp_path, config, attention_biases(tensors) if bias else tensors)
     proposer, ids = load_eagle(tmp_path, target, 1)(), llm.encode(TEXT)
     assert proposer.layers == (len(target.layers),)
     hidden_TX = hidden_states(target, proposer.layers, ids)
@@ -102,7 +104,7 @@ def without(tensors: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in tensors.items() if key != name}
 
 
-LAYER3, UP = "midlayer.", "midlayer.mlp.up_proj.weight"
+Q, UP = "midlayer.self_attn.q_proj", "midlayer.mlp.up_proj.weight"
 ERRORS: list[tuple[Any, Any, Any, str]] = [
     (eagle3, {"num_hidden_layers": 2}, dict, "it has several layers"),
     (eagle3, {"rope_scaling": {"rope_type": "yarn"}}, dict, "its rotary embedding is yarn"),
@@ -115,7 +117,8 @@ ERRORS: list[tuple[Any, Any, Any, str]] = [
     (eagle3, {}, lambda tensors: without(tensors, UP), f"{UP} is missing"),
     (eagle3, {}, lambda tensors: {**tensors, "d2t": tensors["d2t"] + 5000}, "d2t does not map its 300 tokens"),
     (eagle3, {}, lambda tensors: {**tensors, "d2t": tensors["d2t"][1:]}, "d2t has 299 entries for the 300 tokens"),
-    (eagle3, {}, lambda tensors: {**tensors, "midlayer.self_attn.q_proj.bias": tensors["d2t"]}, "its layer has biases"),
+    (eagle3, {}, lambda tensors: {**tensors, f"{Q}.bias": tensors["norm.weight"]}, "q_proj.bias has the shape"),
+    (eagle3, {}, lambda tensors: {**tensors, "midlayer.mlp.up_proj.bias": tensors["norm.weight"]}, "up_proj.bias"),
     (eagle3, {}, lambda tensors: {**tensors, "embed_tokens.weight": tensors["fc.weight"][:, :256]}, "embeddings"),
     (eagle3, {}, lambda tensors: {**tensors, "lm_head.weight": tensors["lm_head.weight"][:, 1:]}, "no lm_head of its"),
     (eagle3, {}, lambda tensors: {**tensors, UP: tensors["fc.weight"]}, r"midlayer.mlp.gate_proj.weight has the shape"),

@@ -47,6 +47,13 @@ def layer(rng: np.random.Generator, prefix: str, width: int, width_in: int) -> T
     }
 
 
+def attention_biases(tensors: Tensors) -> Tensors:
+    """The tensors with biases for the attention of their layer."""
+    rng = np.random.default_rng(1)
+    names = [name.removesuffix("weight") for name in tensors if ".self_attn." in name]
+    return tensors | {f"{name}bias": matrix(rng, 1, len(tensors[f"{name}weight"]))[0] * 4 for name in names}
+
+
 def draft_tokens(rng: np.random.Generator, vocab_size: int) -> np.ndarray:
     """The tokens of the target that a head can draft, in order."""
     return np.sort(rng.choice(vocab_size, DRAFT_TOKENS, replace=False)).astype(np.int64)
@@ -146,16 +153,19 @@ def plain_layer(w: Tensors, inputs: list[Any], residual: Any) -> Any:
             [first * np.cos(angle) - second * np.sin(angle), second * np.cos(angle) + first * np.sin(angle)], -1
         )
 
-    query = rotate((w["self_attn.q_proj"] @ inputs[-1]).reshape(HEADS, SIZE), len(inputs) - 1)
-    keys = np.stack([rotate((w["self_attn.k_proj"] @ y).reshape(KV_HEADS, SIZE), i) for i, y in enumerate(inputs)])
-    values = np.stack([(w["self_attn.v_proj"] @ y).reshape(KV_HEADS, SIZE) for y in inputs])
+    def linear(name: str, y: Any) -> Any:
+        return w[f"self_attn.{name}"] @ y + w.get(f"self_attn.{name}.bias", 0.0)
+
+    query = rotate(linear("q_proj", inputs[-1]).reshape(HEADS, SIZE), len(inputs) - 1)
+    keys = np.stack([rotate(linear("k_proj", y).reshape(KV_HEADS, SIZE), i) for i, y in enumerate(inputs)])
+    values = np.stack([linear("v_proj", y).reshape(KV_HEADS, SIZE) for y in inputs])
     mixed = []
     for head in range(HEADS):
         group = head // (HEADS // KV_HEADS)
         scores = keys[:, group] @ query[head] * SIZE**-0.5
         weights = np.exp(scores - scores.max())
         mixed.append(weights @ values[:, group] / weights.sum())
-    x = residual + w["self_attn.o_proj"] @ np.concatenate(mixed)
+    x = residual + linear("o_proj", np.concatenate(mixed))
     y = plain_norm(x, w["post_attention_layernorm"])
     gate = w["mlp.gate_proj"] @ y
     return x + w["mlp.down_proj"] @ (gate / (1 + np.exp(-gate)) * (w["mlp.up_proj"] @ y))

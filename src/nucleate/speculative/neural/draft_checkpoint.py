@@ -87,9 +87,6 @@ class Checkpoint(Weights):
     def error(self, what: str) -> ModelError:
         return ModelError(f"cannot use the draft head in {self.folder}: {what}")
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
     def __getitem__(self, name: str) -> Floats:
         if name not in self._tensors:
             raise self.error(f"{name} is missing")

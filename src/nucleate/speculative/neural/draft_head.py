@@ -148,6 +148,8 @@ class DraftLayer:
         self._target = target
         self._query, self._out = weights.matrix(prefix + "query"), weights.matrix(prefix + "out")
         self._key_value = weights.matrix(prefix + "key", prefix + "value")
+        self._query_bias, self._out_bias = weights.bias(prefix + "query"), weights.bias(prefix + "out")
+        self._key_value_bias = weights.bias(prefix + "key", prefix + "value")
         self._norm = weights[prefix + "mlp_norm.weight"]
         self._gate_up, self._down = weights.matrix(prefix + "gate", prefix + "up"), weights.matrix(prefix + "down")
         self.pool: KVCache = allocate_kv_cache(blocks, BLOCK, target.kv_heads, target.head_size, target.head_size)
@@ -155,20 +157,22 @@ class DraftLayer:
 
     def query(self, x_TX: Floats, rotary: tuple[Floats, Floats]) -> Floats:
         """Rotated queries [T, heads, head size]."""
-        query_THD = product(x_TX, self._query).reshape(len(x_TX), -1, self._target.head_size)
+        query_TY = product(x_TX, self._query) + self._query_bias
+        query_THD = query_TY.reshape(len(x_TX), -1, self._target.head_size)
         cpu_operations.rotate(query_THD, *rotary)
         return query_THD
 
     def key_value(self, x_TX: Floats, rotary: tuple[Floats, Floats]) -> tuple[Floats, Floats]:
         """Rotated keys, and values: [T, kv heads, head size] each."""
-        key_value_TKD = product(x_TX, self._key_value).reshape(len(x_TX), -1, self._target.head_size)
+        key_value_TY = product(x_TX, self._key_value) + self._key_value_bias
+        key_value_TKD = key_value_TY.reshape(len(x_TX), -1, self._target.head_size)
         key_TKD, value_TKD = key_value_TKD[:, : self._target.kv_heads], key_value_TKD[:, self._target.kv_heads :]
         cpu_operations.rotate(key_TKD, *rotary)
         return key_TKD, value_TKD
 
     def output(self, x_TX: Floats, heads_THD: Floats) -> Floats:
         """Apply the output projection and the MLP, both with residuals."""
-        x_TX = x_TX + product(heads_THD.reshape(len(x_TX), -1), self._out)
+        x_TX = x_TX + product(heads_THD.reshape(len(x_TX), -1), self._out) + self._out_bias
         gate_up_TY = product(rms_normalize(x_TX, self._target.epsilon) * self._norm, self._gate_up)
         gated_TY = np.empty((len(x_TX), gate_up_TY.shape[1] // 2), np.float32)
         cpu_operations.gate(gate_up_TY, gated_TY)
@@ -244,9 +248,21 @@ class Weights:
         found: Floats = self._tensors[name]
         return found
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
     def matrix(self, *names: str) -> Floats:
         """The transposed weights of linear layers with the same input, concatenated: [in, out]."""
         return np.ascontiguousarray(np.concatenate([self[f"{name}.weight"] for name in names]).T)
+
+    def bias(self, *names: str) -> Floats:
+        """The biases of linear layers with the same input, concatenated: [out]. Zero for a layer without."""
+        return np.concatenate(
+            [
+                self[f"{name}.bias"] if f"{name}.bias" in self else np.zeros(len(self[f"{name}.weight"]), np.float32)
+                for name in names
+            ]
+        )
 
     def count(self, prefix: str) -> int:
         """The number of modules with names of ``prefix`` and a number."""

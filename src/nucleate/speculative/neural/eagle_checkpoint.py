@@ -8,7 +8,8 @@ EAGLE-3: ``fc`` joins the hidden states of three layers; one decoder layer (``mi
 norms, one of them ``hidden_norm``, and ``norm`` and ``lm_head`` follow. ``d2t`` maps the smaller vocabulary of the
 head: its token i is the token i + d2t[i] of the target.
 
-Both: embeddings are the target's if the folder has none. What the folder holds decides which of them it is.
+Both: the attention may have biases; embeddings are the target's if the folder has none. What the folder holds decides
+which of them it is.
 """
 
 from __future__ import annotations
@@ -75,8 +76,6 @@ class EagleCheckpoint(Checkpoint):
         if positive_integer(config, "num_hidden_layers", 1) != 1:
             raise self.error("it has several layers; EAGLE has one")
         self.rename({"model.embed_tokens.": "embed_tokens."})
-        if biased := [name for name in self._tensors if name.endswith("_proj.bias")]:
-            raise self.error(f"its layer has biases ({biased[0]})")
         prefix = next((each for each in PREFIXES if f"{each}self_attn.q_proj.weight" in self), None)
         if "fc.weight" not in self or prefix is None:
             raise self.error("it has no fc and layers.0 or midlayer, so it is not an EAGLE head")
@@ -134,6 +133,8 @@ class EagleCheckpoint(Checkpoint):
             "mlp.down_proj": (width, inner),
         }  # fmt: skip
         self.check_shapes({f"{prefix}{name}.weight": shape for name, shape in shapes.items()})
+        biases = {f"{prefix}{name}.bias": shape[:1] for name, shape in shapes.items() if "self_attn" in name}
+        self.check_shapes({name: shape for name, shape in biases.items() if name in self})
 
 
 class PublicEagle(Eagle):
