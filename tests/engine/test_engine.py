@@ -12,6 +12,7 @@ from toy_requests import (
     KINDS,
     SIZE,
     TABLE,
+    check_prefix_to_the_token,
     chunks_by_index,
     drive,
     is_empty,
@@ -60,6 +61,10 @@ def test_chunks_equal_the_reference(llm: nc.LLM, kind: str, options: dict, block
     assert is_empty(engine)
     if blocks == 64 and kind != "contexts" and not options:
         assert engine.stats.num_preemptions  # the test must include preemption
+
+
+def test_a_prefix_may_end_within_a_block(llm: nc.LLM) -> None:
+    check_prefix_to_the_token(llm)
 
 
 def test_n_outputs_compute_the_prompt_once(llm: nc.LLM) -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 import tiers
 
-from nucleate.engine.kv_cache import START, KVCacheManager, PrefixHit
+from nucleate.engine.kv_cache import MAX_COMPARED, START, KVCacheManager, PrefixHit
 
 
 class Sequence:
@@ -22,8 +22,8 @@ class Sequence:
 class ReferencePool:
     """A KV cache manager, the sequences that use it, and a naive implementation of the same."""
 
-    def __init__(self, count: int, size: int, *, sharing: bool) -> None:
-        self.pool = KVCacheManager(count, size, prefix_caching=sharing)
+    def __init__(self, count: int, size: int, *, sharing: bool, copies: bool = False) -> None:
+        self.pool = KVCacheManager(count, size, prefix_caching=sharing, copies=copies)
         self.written: list[tuple[int, ...]] = [()] * count  # all tokens up to the end of each block
         self.found: list[tuple[int, int, int, tuple[int, ...]]] = []  # block, node, parent node, tokens
         self.evictable: list[int] = []
@@ -46,8 +46,9 @@ class ReferencePool:
             expected.append(hits[0][0])
             node = hits[0][1]
         shared = self.pool.match_prefix(tokens)
-        assert shared == PrefixHit(expected, node)
-        assert sharing or shared == ([], START)
+        assert shared[:2] == (expected, node)
+        assert sharing or shared == PrefixHit([], START)
+        copied, count = self.partial(tokens, shared)
         self.evictable = [block for block in self.evictable if block not in expected]
         sequence = Sequence(tokens, shared.block_ids, shared.node, len(shared.block_ids) * size)
         for end, block in enumerate(shared.block_ids, 1):
@@ -56,7 +57,32 @@ class ReferencePool:
         if not self.grow(sequence):
             self.close(sequence)
             return None
+        if count:
+            self.written[sequence.blocks[len(expected)]] = copied
+            sequence.read += count
         return sequence
+
+    def partial(self, tokens: list[int], shared: PrefixHit) -> tuple[tuple[int, ...], int]:
+        """The contents of the block to copy, and how many of its tokens continue the prefix: the most there are."""
+        start = len(shared.block_ids) * self.pool.block_size
+        rest = tokens[start : start + self.pool.block_size][: len(tokens) - 1 - start] if self.pool.copies else []
+        same = {}
+        for block, _, before, part in self.found:
+            if before == shared.node:
+                pairs = enumerate(zip(part, rest, strict=False))
+                same[block] = next((at for at, (own, other) in pairs if own != other), min(len(part), len(rest)))
+        most = max(same.values(), default=0)
+        if not most:
+            assert shared.partial is None
+            return (), 0
+        block, count = shared.partial or (-1, 0)
+        recent = [one for one, *_ in self.found if same.get(one)][-MAX_COMPARED:]
+        assert same[block] == count == max(same[one] for one in recent)
+        if block in self.evictable:
+            self.evictable.remove(block)
+            self.evictable.append(block)
+        assert self.written[block][: start + count] == tuple(tokens[: start + count])
+        return self.written[block], count
 
     def fork(self, sequence: Sequence) -> None:
         """Fork a sequence: full blocks are shared, a last partial block is copied."""
@@ -103,19 +129,27 @@ class ReferencePool:
             sequence.read = at + 1
             if sequence.read % size:
                 continue
-            part, before = self.written[block][-size:], sequence.node
-            sequence.node = self.pool.cache_block(block, before, list(part))
-            if not self.pool.prefix_caching:
-                assert sequence.node == START
-                continue
-            hits = [own for _, own, node, key in self.found if (node, key) == (before, part)]
-            assert [sequence.node] == hits or not hits
-            if not hits:
-                assert sequence.node not in self.nodes  # a node is one prefix
-                self.nodes[sequence.node] = self.nodes[before] + part
-                self.found.append((block, sequence.node, before, part))
+            sequence.node = self.keep(sequence, block, self.written[block][-size:])
+
+    def keep(self, sequence: Sequence, block: int, part: tuple[int, ...]) -> int:
+        """Put a block of a sequence into the prefix cache."""
+        before = sequence.node
+        own = self.pool.cache_block(block, before, list(part))
+        if not self.pool.prefix_caching:
+            assert own == START
+            return own
+        hits = [other for _, other, node, key in self.found if (node, key) == (before, part)]
+        assert [own] == hits or not hits
+        if not hits:
+            assert own not in self.nodes  # a node is one prefix
+            self.nodes[own] = self.nodes[before] + part
+            self.found.append((block, own, before, part))
+        return own
 
     def close(self, sequence: Sequence) -> None:
+        full, rest = divmod(sequence.read, self.pool.block_size)
+        if rest and self.pool.copies and len(sequence.blocks) > full:
+            self.keep(sequence, sequence.blocks[full], tuple(sequence.tokens[sequence.read - rest : sequence.read]))
         self.sequences.remove(sequence)
         self.pool.free(sequence.blocks)
         sealed = {block for block, *_ in self.found}
@@ -134,7 +168,7 @@ class ReferencePool:
         assert pool._ref_counts == [len(self.users(block)) for block in range(pool.num_blocks)]
         assert len(pool._keys) == len(pool._cached) == len(self.found) <= pool.num_blocks
         for block, own, _, _ in self.found:
-            assert self.written[block] == self.nodes[own]
+            assert self.written[block][: len(self.nodes[own])] == self.nodes[own]
             assert pool._cached[pool._keys[block]] == (block, own)
 
 
@@ -142,9 +176,10 @@ class ReferencePool:
     ("count", "size", "sharing"),
     [(1, 1, True), (3, 2, True), (7, 3, True), (5, 1, False), (9, 3, False), (40, 1, True), (30, 16, True)],
 )
-def test_random_operations(count: int, size: int, sharing: bool) -> None:
+@pytest.mark.parametrize("copies", [False, True])
+def test_random_operations(count: int, size: int, sharing: bool, copies: bool) -> None:
     rng = random.Random(count * size)
-    reference = ReferencePool(count, size, sharing=sharing)
+    reference = ReferencePool(count, size, sharing=sharing, copies=copies)
     stems = [[rng.randrange(2) for _ in range(count * size)] for _ in range(2)]
     for _ in range(tiers.count(1000, 10_000)):
         choice, sequences = rng.random(), reference.sequences

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from runner_driver import Driver
 from toy_models import Toy
+from toy_requests import check_prefix_to_the_token
 
+import nucleate as nc
 from nucleate.models import cpu_operations
 from nucleate.models.loader import EMBEDDED, runner_of
 from nucleate.models.numpy_llama import Llama
@@ -291,6 +293,11 @@ def test_a_shared_prefix_is_computed_once(name: str) -> None:
     assert [one.shared for one in others] == [2, 2, 1]
     driver.run(10)
     assert_equals_generate(driver, model)
+
+
+@pytest.mark.slow
+def test_a_prefix_may_end_within_a_block() -> None:
+    check_prefix_to_the_token(nc.LLM(runtime="torch", device="cpu"))
 
 
 @pytest.mark.parametrize("name", ["embedded", "gemma2", "gemma2 in float64"])

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from gguf_files import random_folder, training_script
 from test_batch_invariance import check_chaos
-from toy_requests import run_tokens
+from toy_requests import check_prefix_to_the_token, run_tokens
 
 import nucleate as nc
 from nucleate.cli.main import main
@@ -90,6 +90,11 @@ def test_preemption_chunks_and_shared_prefixes(llm: nc.LLM, exact: nc.LLM) -> No
         assert [tuple(ids) for ids in run_tokens(engine, requests)] == expected
     assert engine.stats.num_preemptions
     assert engine.stats.prefix_cache_hit_rate > 0.2
+
+
+@pytest.mark.slow
+def test_a_prefix_may_end_within_a_block(exact: nc.LLM) -> None:
+    check_prefix_to_the_token(exact)
 
 
 @pytest.mark.slow

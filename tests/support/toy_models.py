@@ -101,6 +101,7 @@ class PagedToy:
 
     paged = True
     tree_attention = True
+    copies_blocks = True
     unbatched_reason = ""
 
     def __init__(self, model: Toy, blocks: int, block_size: int = 16, *, asynchronous: bool = False) -> None:
@@ -154,9 +155,12 @@ class PagedToy:
 
     def fork(self, forks: Sequence[Fork]) -> None:
         """See ``Runner.fork``."""
-        for _, _, pair in forks:
-            if pair is not None:
-                self._stored[pair[1]] = self._stored[pair[0]]
+        self.copy_blocks([pair for _, _, pair in forks if pair is not None])
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See ``Runner.copy_blocks``."""
+        for source, target in pairs:
+            self._stored[target] = self._stored[source]
 
     def forget(self, key: int) -> None:
         """See ``Runner.forget``."""
@@ -289,7 +293,7 @@ class CellToy(BatchedGguf):
     ) -> None:
         self.model, self.blocks, self.block_size, self.paged = model, blocks, block_size, not whole
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, "cells"
-        self.max_sequences = slots
+        self.max_sequences, self.copies_blocks = slots, not whole
         cells = blocks * block_size + 3  # padding
         self.context = SimulatedContext(model, cells, slots, whole=whole)
         self._cells = self.context if whole else SmallLog(self.context.resized, cells, slots)

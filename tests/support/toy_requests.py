@@ -87,6 +87,31 @@ def run_tokens(engine: Engine, requests: Iterable[Request]) -> list[list[int]]:
     return [tokens_of(events) for events in drive(engine, requests)]
 
 
+def check_prefix_to_the_token(llm: nc.LLM) -> None:
+    """Prompts take from the prefix cache what they have in common, to the token, and the outputs stay the same."""
+    engine = llm.new_engine(max_num_seqs=4)
+    size, params = engine.runner.block_size, nc.SamplingParams(max_tokens=6, temperature=0, ignore_eos=True)
+    story = llm.encode("Once upon a time there was a little girl named Lily. She had a dog. " * 8)[: 2 * size + 7]
+    [answer] = run_tokens(engine, [Request(story, params)])
+    cases = [
+        (story, len(story) - 1),
+        ([*story[:-3], 400, 401, 402], len(story) - 3),
+        ([*story[: size + 1], *[403] * size], size + 1),
+        ([*story, *answer, 17, 18], len(story) + len(answer) - 1),  # the answer's last token was not computed
+        (story[:2], 1),
+        ([404, *story], 0),
+    ]
+    plain = llm.new_engine(enable_prefix_caching=False)
+    for at_once in (1, len(cases)):
+        for start in range(0, len(cases), at_once):
+            some = [Request(ids, params) for ids, _ in cases[start : start + at_once]]
+            found = drive(engine, some)
+            assert [tokens_of(events) for events in found] == run_tokens(plain, some)
+            for events, (_, cached) in zip(found, cases[start : start + at_once], strict=True):
+                found_cached = events[-1].usage.cached_tokens
+                assert found_cached >= cached if at_once > 1 else found_cached == cached
+
+
 def reference_chunks(
     model: Toy,
     tokenizer: Tokenizer,

@@ -95,12 +95,14 @@ class Companions:
 
     other: the runner of the companion model, if there is one. ``num_blocks``: the blocks that both models have. A block
     is used by a sequence of either model. ``chunks_prompts``: whether both can compute a prompt in chunks.
+    ``copies_blocks``: whether both can copy blocks.
     """
 
     def __init__(self, runner: Runner, other: Runner | None, max_num_seqs: int) -> None:
         self._runner, self._other, self._max_num_seqs = runner, other, max_num_seqs
         self.runners = [runner] if other is None else [runner, other]
         self.num_blocks = min([each.blocks for each in self.runners])
+        self.copies_blocks = all(getattr(each, "copies_blocks", False) for each in self.runners)
         self.chunks_prompts = all(each.paged or getattr(each, "saves_states", False) for each in self.runners)
         if other is not None and other.vocab_size != runner.vocab_size:
             sizes = f"it has {other.vocab_size} tokens, the model {runner.vocab_size}"
@@ -118,6 +120,18 @@ class Companions:
             raise ParameterError(field, f"{field} runs two sequences at a time, but max_num_seqs is 1")
         companion, rules = admit_companion(stage, prompt_ids, rules, model, self._other)
         return companion, fit_blocks(companion, prompt_ids, rules, self.num_blocks, self._runner.block_size)
+
+    def prepare(self, preempted: Sequence[SchedulerEntry], copies: Sequence[tuple[int, int]]) -> None:
+        """Tell the runners what changed, see ``Scheduler.take_changes``, before a forward pass.
+
+        Blocks are copied in both models: each is used by a sequence of one of them.
+        """
+        for entry in preempted:
+            if (runner := self.runner_of(entry)).paged:  # another one keeps its state
+                runner.forget(entry.key)
+        if copies:
+            for each in self.runners:
+                each.copy_blocks(copies)
 
     def runner_of(self, sequence: SchedulerEntry) -> Runner:
         """The runner that computes a sequence."""

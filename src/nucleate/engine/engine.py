@@ -121,7 +121,12 @@ class Engine:
         self._kv_cache = (
             StateCache(blocks, runner.block_size, runner, prefix_caching=enable_prefix_caching)
             if saves
-            else KVCacheManager(blocks, runner.block_size, prefix_caching=enable_prefix_caching and runner.paged)
+            else KVCacheManager(
+                blocks,
+                runner.block_size,
+                prefix_caching=enable_prefix_caching and runner.paged,
+                copies=self._companions.copies_blocks,
+            )
         )
         limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
         self._scheduler = Scheduler(self._kv_cache, **limits, whole_prompts=not (runner.paged or saves))
@@ -262,6 +267,7 @@ class Engine:
         """Run one forward pass. If it fails, each sequence is retried alone, so that only faulty ones end."""
         self.num_steps += 1
         begin = perf_counter()
+        self._companions.prepare(*self._scheduler.take_changes())
         try:
             results = [self._forward(scheduled, speculator)]
         except RunnerLostError:

@@ -119,6 +119,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_companions = 0  # running ones
         self._decoding: dict[SchedulerEntry, ScheduledSequence] = {}  # of the plan in progress: one token each
+        self._copies: dict[int, int] = {}  # blocks to copy before the next forward pass: source by target
+        self._preempted: list[SchedulerEntry] = []  # since the last forward pass
 
     def add(self, entry: SchedulerEntry) -> None:
         """Add a sequence. Raises ValueError for one that is too long for the KV cache."""
@@ -175,6 +177,12 @@ class Scheduler:
                 prompts.append(entry)
         chunks = self._schedule_prompts(prompts) if prompts or self.waiting else []
         return self._together([*decoding.values(), *chunks]) if self.num_companions else [*decoding.values(), *chunks]
+
+    def take_changes(self) -> tuple[list[SchedulerEntry], list[tuple[int, int]]]:
+        """What changed since the last forward pass: preempted sequences, and then the blocks to copy, in order."""
+        changes = self._preempted, [(source, target) for target, source in self._copies.items()]
+        self._preempted, self._copies = [], {}
+        return changes
 
     def mark_computed(self, scheduled: Iterable[ScheduledSequence]) -> None:
         """Record that chunks were computed, of those sequences that have not finished. Drafts do not count."""
@@ -321,6 +329,11 @@ class Scheduler:
         entry.block_ids, entry.prefix_node = hit.block_ids + taken, hit.node
         entry.num_cached_blocks = len(hit.block_ids)
         entry.num_computed = len(hit.block_ids) * cache.block_size
+        if hit.partial is not None:
+            source, count = hit.partial
+            entry.num_computed += count
+            if source != taken[0]:  # it may have been evicted for this very sequence
+                self._copies[taken[0]] = source
         entry.num_cached = min(entry.num_cached, entry.num_computed) if entry.preempted else entry.num_computed
         return True
 
@@ -346,6 +359,7 @@ class Scheduler:
         for one in entry.group:
             self._decoding.pop(one, None)
             one.preempted = True
+            self._preempted.append(one)
         self.num_preemptions += 1
         return entry
 
@@ -360,7 +374,12 @@ class Scheduler:
         self.num_companions -= entry.companion is not None
 
     def _free(self, entry: SchedulerEntry) -> None:
-        self.kv_cache.free(entry.block_ids)
+        cache, full = self.kv_cache, entry.num_cached_blocks
+        if cache.copies and entry.num_computed > full * cache.block_size:
+            block, last = entry.block_ids[full], entry.token_ids[full * cache.block_size : entry.num_computed]
+            if self._copies.pop(block, None) is None:  # it was copied, if it had to be
+                cache.cache_block(block, entry.prefix_node, last)
+        cache.free(entry.block_ids)
         entry.block_ids, entry.num_computed, entry.num_cached_blocks, entry.prefix_node = [], 0, 0, entry.root
 
 

@@ -33,7 +33,7 @@ from nucleate.models.paged_cache import (
     copy_slots,
     slots_of,
 )
-from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move, Runner, blocks_in
+from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, ModelInput, Move, Runner, blocks_in
 
 
 class LlamaKernels(NamedTuple):
@@ -62,7 +62,7 @@ class BatchedLlama(Runner):
     matrices with multiples of eight rows.
     """
 
-    tree_attention = True
+    tree_attention = copies_blocks = True
 
     def __init__(self, model: Llama, memory: int, block_size: int = BLOCK, *, batch_invariant: bool = False) -> None:
         rows = model.hidden_size, model.inner_size, model.heads * model.head_size
@@ -113,10 +113,10 @@ class BatchedLlama(Runner):
             MODELS.record_fallback(perf_counter() - begin)
         return logits_LV
 
-    def fork(self, forks: Sequence[Fork]) -> None:
-        """See ``Runner.fork``."""
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See ``Runner.copy_blocks``."""
         for cache in self.caches:
-            copy_blocks(cache, (fork.block for fork in forks if fork.block is not None))
+            copy_blocks(cache, pairs)
 
     def move(self, moves: Sequence[Move]) -> None:
         """See ``Runner.move``."""

@@ -21,7 +21,7 @@ from nucleate.models.batch_invariance import is_batch_invariant
 from nucleate.models.model_files import positive_integer, read_config
 from nucleate.models.paged_cache import BatchLayout
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import CONTEXT_TOKENS, Fork, ModelInput, Runner, RunnerContext, blocks_in
+from nucleate.models.runner import CONTEXT_TOKENS, ModelInput, Runner, RunnerContext, blocks_in
 from nucleate.parameters.converters import install_extra, one_line, shown
 from nucleate.parameters.parameter import ParameterError
 
@@ -171,6 +171,8 @@ class OpenVinoRunner(Runner):
     single row, for many, and for prompts.
     """
 
+    copies_blocks = True
+
     def __init__(self, model: OpenVinoModel, blocks: int, *, least_rows: int = 0) -> None:
         import openvino
 
@@ -247,9 +249,9 @@ class OpenVinoRunner(Runner):
         logits: NDArray[np.float32] = self._request.get_output_tensor(0).data
         return logits.reshape(-1, self.vocab_size)
 
-    def fork(self, forks: Sequence[Fork]) -> None:
-        """See ``Runner.fork``."""
-        for source, target in (fork.block for fork in forks if fork.block is not None):
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See ``Runner.copy_blocks``."""
+        for source, target in pairs:
             for array in self._caches:
                 array[target] = array[source]
 

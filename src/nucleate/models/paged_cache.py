@@ -58,7 +58,7 @@ def allocate_kv_cache(blocks: int, block_size: int, kv_heads: int, key_size: int
 
 
 def copy_blocks(cache: KVCache, pairs: Iterable[tuple[int, int]]) -> None:
-    """Copy whole blocks: pairs of source and target. No target is a source."""
+    """Copy whole blocks: pairs of source and target. No target is the source of a later pair."""
     for source, target in pairs:
         for array in cache:
             array[target] = array[source]

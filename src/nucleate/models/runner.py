@@ -87,6 +87,8 @@ class Runner(Protocol):
 
     If it is neither, the first chunk must be the whole prompt. A runner without the attribute counts as False.
     """
+    copies_blocks: bool = False
+    """Whether ``copy_blocks`` works, so that prefixes are shared to the token. A runner without it counts as False."""
     batch_invariant: bool = False
     """Whether the logits of a token never depend on other sequences, nor on how a sequence is cut into inputs."""
     asynchronous: bool = False  #: whether ``forward`` returns before the logits are computed, to overlap other work
@@ -126,6 +128,15 @@ class Runner(Protocol):
 
     def fork(self, forks: Sequence[Fork]) -> None:
         """Fork sequences: copy the named blocks; the others are shared."""
+        if pairs := [fork.block for fork in forks if fork.block is not None]:
+            self.copy_blocks(pairs)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks of the KV cache.
+
+        pairs: source and target. No target is the source of a later pair.
+        """
+        return
 
     def save(self, key: int) -> SavedState | None:
         """Take the state of a sequence out of the runner; None if it has none.

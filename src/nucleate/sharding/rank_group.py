@@ -21,7 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from nucleate.models.protocol import ModelError, RunnerLostError
-from nucleate.models.runner import Fork, Move
+from nucleate.models.runner import Move
 from nucleate.models.transformers.batched_model import BatchedTransformers
 from nucleate.models.transformers.ragged_attention import IncompatibleModelError
 from nucleate.models.transformers.sharded_model import ShardedTransformers, check_shardable
@@ -117,8 +117,8 @@ class Rank:
         self._objects[number] = logits_LN
         return len(logits_LN)
 
-    def fork(self, runner: int, forks: Sequence[Fork]) -> None:
-        self._objects[runner][0].fork(forks)
+    def copy_blocks(self, runner: int, pairs: Sequence[tuple[int, int]]) -> None:
+        self._objects[runner][0].copy_blocks(pairs)
 
     def move(self, runner: int, moves: Sequence[Move]) -> None:
         self._objects[runner][0].move(moves)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from nucleate.models.loader import check_options
 from nucleate.models.protocol import DecodingContext, ModelError
-from nucleate.models.runner import Fork, ModelInput, Move, Runner
+from nucleate.models.runner import ModelInput, Move, Runner
 from nucleate.models.transformers.sharded_model import check_shardable
 from nucleate.parameters.converters import one_line
 from nucleate.parameters.parameter import ParameterError
@@ -154,7 +154,7 @@ def _source(logits_RV: Any) -> Any:
 class ShardedRunner(Runner):
     """See ``Runner``. memory: bytes for the KV cache of each rank. Raises ModelError."""
 
-    tree_attention = True
+    tree_attention = copies_blocks = True
 
     def __init__(self, group: RankGroup, memory: int) -> None:
         self._group, self._packer = group, InputPacker()
@@ -190,9 +190,8 @@ class ShardedRunner(Runner):
         """See ``Runner.hidden_states``: all ranks have the same."""
         return self._own.hidden_states
 
-    def fork(self, forks: Sequence[Fork]) -> None:
-        if any(fork.block is not None for fork in forks):
-            self._group.call("fork", self._number, list(forks))
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._group.call("copy_blocks", self._number, list(pairs))
 
     def move(self, moves: Sequence[Move]) -> None:
         self._group.call("move", self._number, [move._replace(blocks=list(move.blocks)) for move in moves])

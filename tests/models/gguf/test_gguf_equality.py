@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf_files import EXACT, random_folder, write_gguf
-from toy_requests import run_tokens
+from toy_requests import check_prefix_to_the_token, run_tokens
 
 import nucleate as nc
 from nucleate.engine.request import Request
@@ -66,6 +66,11 @@ def test_preemption_and_shared_prefixes(llm: nc.LLM, exact: nc.LLM) -> None:
         assert engine_tokens(engine, exact, given, wanted) == expected
     assert engine.stats.num_preemptions
     assert engine.stats.prefix_cache_hit_rate > 0.2
+
+
+@pytest.mark.slow
+def test_a_prefix_may_end_within_a_block(exact: nc.LLM) -> None:
+    check_prefix_to_the_token(exact)
 
 
 @pytest.mark.fast_cases(1)

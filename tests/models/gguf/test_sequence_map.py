@@ -66,6 +66,21 @@ def test_a_cached_prefix_is_not_computed_again(llm: nc.LLM) -> None:
     assert computed == 21 + 2
     assert finished(engine, [Request(prompt, params)]) == [first]
     assert runner.context.computed == computed + 1 + 2  # the last token of the prompt, after five blocks
+    assert len(finished(engine, [Request([*prompt[:15], 7, 7], params)])) == 1
+    assert runner.context.computed == computed + 3 + 2 + 2  # three blocks and three tokens of the fourth are there
+
+
+def test_a_copied_block_is_computed_if_its_source_was_written_again() -> None:
+    prompt = [*range(1, 10)]
+    for keep in (0, 1000):
+        runner = CellToy(toy(), 8, SIZE, keep=keep)
+        [expected] = runner.forward([ModelInput(0, prompt, 0, 9, [0, 1, 2], 1)]).copy()
+        runner.forget(0)
+        runner.copy_blocks([(2, 5), (1, 4)])
+        runner.forward([ModelInput(1, [9] * 4, 0, 4, [1], 1)])  # the source of block 4
+        runner.forward([ModelInput(2, [8] * 4, 0, 4, [5], 1)])  # the copy of block 2
+        assert not runner._map._copied
+        assert (runner.forward([ModelInput(3, prompt, 7, 9, [0, 4, 6], 1)]) == expected).all()
 
 
 def test_beams_share_cells(llm: nc.LLM) -> None:

@@ -43,7 +43,7 @@ class BatchedGguf(Runner):
     ) -> None:
         self.model, self.block_size, self.paged = model, block_size, not model.recurrent
         self.vocab_size, self.context_length, self.runtime = model.vocab_size, model.context_length, model.runtime
-        self.batch_invariant = row_multiple > 0
+        self.batch_invariant, self.copies_blocks = row_multiple > 0, self.paged
         self.blocks = memory // model.token_bytes // block_size
         if not self.blocks:
             needed = block_size * model.token_bytes
@@ -113,6 +113,11 @@ class BatchedGguf(Runner):
         for key, child, block in forks:
             self._map.fork(key, child, block)
 
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See ``Runner.copy_blocks``."""
+        for source, target in pairs:
+            self._map.copy(source, target)
+
     def forget(self, key: int) -> None:
         """See ``Runner.forget``."""
         self._map.forget(key)
@@ -144,8 +149,9 @@ class SequenceMap:
         self._free = list(range(count - 1, -1, -1))
         self._active: dict[int, Slot] = {}  # by the key of the sequence
         self._kept: OrderedDict[int, Slot] = OrderedDict()  # of finished sequences, by number, the oldest first
-        self._pending: set[Slot] = set()  # prepared, but not computed
+        self._pending: dict[Slot, int] = {}  # prepared, but not computed, from this position on
         self._holders: dict[int, dict[Slot, int]] = {}  # by block: the slots that hold it, with its index in them
+        self._copied: dict[int, int] = {}  # by block: the one that it is a copy of, until either is written
 
     def prepare(
         self, key: int, start: int, stop: int, block_ids: Sequence[int], compute: Callable[[], None]
@@ -167,22 +173,31 @@ class SequenceMap:
             same += 1
         self._cut(slot, min(slot.length, same * self._size, start))
         while slot.length < start and (other := self._holder(slot, block_ids)) is not None:
-            if other in self._pending:
+            if self._pending.get(other, other.length) < min(start, other.length):
                 compute()
                 self._pending.clear()
             self._extend(slot, other, start, block_ids)
         first = slot.length
         for index in range(first // self._size, -(-stop // self._size)):
-            block = block_ids[index]
-            for other, place in [*self._holders.get(block, {}).items()]:
-                if other is not slot:
-                    self._cut(other, place * self._size)
-            if index >= len(slot.blocks):
-                slot.blocks.append(block)
-                self._holders.setdefault(block, {})[slot] = index
+            self._take(slot, index, block_ids[index])
         slot.length = stop
-        self._pending.add(slot)
+        self._pending[slot] = first
         return slot.number, first
+
+    def _take(self, slot: Slot, index: int, block: int) -> None:
+        """A slot writes to a block: no other slot holds it any more."""
+        self._give_up(block, slot)
+        if index >= len(slot.blocks):
+            slot.blocks.append(block)
+            self._holders.setdefault(block, {})[slot] = index
+        if self._copied:
+            self._copied = {to: of for to, of in self._copied.items() if block not in (to, of)}
+
+    def _give_up(self, block: int, slot: Slot | None = None) -> None:
+        """No slot holds a block any more, except for this one."""
+        for other, place in [*self._holders.get(block, {}).items()]:
+            if other is not slot:
+                self._cut(other, place * self._size)
 
     def mark_computed(self) -> None:
         """What was prepared is computed, or was invalidated."""
@@ -203,6 +218,11 @@ class SequenceMap:
         for index, one in enumerate(slot.blocks):
             self._holders.setdefault(one, {})[slot] = index
 
+    def copy(self, source: int, target: int) -> None:
+        """A block is a copy of another one. A sequence that holds it shares the cells of the other one."""
+        self._give_up(target)
+        self._copied[target] = source
+
     def invalidate(self, key: int, length: int) -> None:
         """Only so many tokens of a sequence were computed."""
         slot = self._active.get(key)
@@ -214,7 +234,6 @@ class SequenceMap:
         slot = self._active.pop(key, None)
         if slot is None:
             return
-        self._cut(slot, slot.length // self._size * self._size)  # only full blocks are found again
         if not slot.length:
             self._free.append(slot.number)
             return
@@ -258,7 +277,7 @@ class SequenceMap:
         index, offset = divmod(slot.length, self._size)
         if offset or not isinstance(self._cells, CellLog):
             return None
-        holders = self._holders.get(block_ids[index], {})
+        holders = self._holders.get(self._copied.get(block_ids[index], block_ids[index]), {})
         found = (one for one, i in holders.items() if i == index and one.length > slot.length)
         return next((one for one in found if self._cells.follows(slot.number, one.number)), None)
 
@@ -268,10 +287,10 @@ class SequenceMap:
         while (
             end < len(other.blocks)
             and end * self._size < min(start, other.length)
-            and other.blocks[end] == block_ids[end]
+            and other.blocks[end] == self._copied.get(block_ids[end], block_ids[end])
         ):
             slot.blocks.append(block_ids[end])
-            self._holders[block_ids[end]][slot] = end
+            self._holders.setdefault(block_ids[end], {})[slot] = end
             end += 1
         stop = min(end * self._size, start, other.length)
         self._cells.copy(other.number, slot.number, slot.length, stop)

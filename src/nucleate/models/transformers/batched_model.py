@@ -17,7 +17,7 @@ import torch
 from nucleate.models.batch_invariance import is_batch_invariant
 from nucleate.models.paged_cache import allocate_kv_cache, slots_of, token_major
 from nucleate.models.protocol import ModelError
-from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, Fork, ModelInput, Move, Runner, blocks_in
+from nucleate.models.runner import BLOCK, NO_HIDDEN_STATES, ModelInput, Move, Runner, blocks_in
 from nucleate.models.transformers.compatibility import compare, layers_of
 from nucleate.models.transformers.ragged_attention import (
     AttentionLayer,
@@ -37,7 +37,7 @@ class BatchedTransformers(Runner):
     ``is_batch_invariant``): attention with nucleate's own, and matrix products of at least a few rows.
     """
 
-    tree_attention = True
+    tree_attention = copies_blocks = True
     hidden_states: Any = NO_HIDDEN_STATES  #: see ``Runner.hidden_states``; on a GPU a tensor, like the logits
 
     def __init__(
@@ -140,13 +140,11 @@ class BatchedTransformers(Runner):
                 raise
             self._capture = capture
 
-    def fork(self, forks: Sequence[Fork]) -> None:
-        """See ``Runner.fork``."""
-        pairs = [fork.block for fork in forks if fork.block is not None]
-        if pairs:
-            source, target = torch.tensor(pairs, device=self.device).T
-            for tensor in (tensor for cache in self.caches for tensor in (cache.keys, cache.values)):
-                tensor[target] = tensor[source]
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """See ``Runner.copy_blocks``."""
+        source, target = torch.tensor(pairs, device=self.device).T
+        for tensor in (tensor for cache in self.caches for tensor in (cache.keys, cache.values)):
+            tensor[target] = tensor[source]
 
     def move(self, moves: Sequence[Move]) -> None:
         """See ``Runner.move``."""
