@@ -159,6 +159,15 @@ def test_reasoning(reasoning: Any) -> None:
     assert message.reasoning
     assert message.content
     assert whole.usage.completion_tokens_details.reasoning_tokens == 12
+    silent = {"include_reasoning": False, "thinking_token_budget": 12, "ignore_eos": True}
+    without = ask_about(reasoning, **values, extra_body=silent)
+    assert without.choices[0].message.content == message.content
+    assert without.usage.completion_tokens_details == whole.usage.completion_tokens_details
+    assert not {"reasoning", "reasoning_content"} & without.choices[0].message.model_dump().keys()
+    streamed = ask_about(reasoning, **values, extra_body=silent, stream=True)
+    deltas = [choice.delta.model_dump() for chunk in streamed for choice in chunk.choices]
+    assert "".join(delta["content"] or "" for delta in deltas) == message.content
+    assert not any("reasoning" in delta for delta in deltas)
     deltas, usage = [], None
     for chunk in ask_about(
         reasoning, **values, extra_body=limited, stream=True, stream_options={"include_usage": True}

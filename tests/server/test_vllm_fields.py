@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from typing import Any
 
 import pytest
-from served_apps import CHAT, SIZE, TEXT, ask, check_error, text_of, toy_app
+from served_apps import CHAT, JSON, SIZE, TEXT, ask, check_error, text_of, toy_app
 
 import nucleate as nc
 from nucleate.server.limits import ServerLimits
@@ -53,7 +55,7 @@ async def test_cached_tokens(app: Any, path: str, body: dict[str, Any]) -> None:
     long = {"messages": [{"role": "user", "content": "A long story about a fox. " * 5}]}
     body = body if path == COMPLETIONS else {**body, **long}
     first = (await ask(app, path, {**body, "n": 3})).json["usage"]
-    assert first["prompt_tokens_details"] == {"cached_tokens": 0}  # choices share the prompt of their own request
+    assert first["prompt_tokens_details"]["cached_tokens"] < 4  # choices share the prompt of their own request
     second = (await ask(app, path, body)).json["usage"]
     cached = second["prompt_tokens_details"]["cached_tokens"]
     assert second["prompt_tokens"] - 8 <= cached < second["prompt_tokens"]
@@ -124,7 +126,8 @@ async def test_prompt_token_ids(app: Any, llm: nc.LLM) -> None:
     assert not any("prompt_token_ids" in frame for frame in rest)
     for path, plain in PATHS:
         for value in (False, None):
-            assert b"prompt_token_ids" not in (await ask(app, path, {**plain, "return_token_ids": value})).data
+            made = (await ask(app, path, {**plain, "return_token_ids": value})).json
+            assert (made["choices"][0] if path == COMPLETIONS else made)["prompt_token_ids"] is None
         check_error(await ask(app, path, {**plain, "return_token_ids": 1}), 400, param="return_token_ids")
     many = {**TEXT, "prompt": [[5] * 200] * 30, "n": 100, "max_tokens": 1, "return_token_ids": True}
     check_error(await ask(app, COMPLETIONS, many), 400, param="return_token_ids")
@@ -298,3 +301,57 @@ async def test_ignored_fields(app: Any, path: str, body: dict[str, Any], caplog:
             check_error(await ask(app, path, {**body, name: value}), 400, param=name)
     schema = (await ask(app, "/openapi.json")).json["components"]["schemas"]
     assert schema["ChatRequest"]["additionalProperties"] == {}
+
+
+@toy_app()
+async def test_invocations_take_both_bodies(app: Any) -> None:
+    for path, body in PATHS:
+        expected, found = [(await ask(app, each, {**body, "seed": 5})).json for each in (path, "/invocations")]
+        assert found["choices"] == expected["choices"]
+        assert (found["object"], found.keys()) == (expected["object"], expected.keys())
+    check_error(await ask(app, "/invocations", {"prompt": "x", "messages": []}), 400, param="prompt")
+    check_error(await ask(app, "/invocations", [1]), 400, param="body")
+
+
+@toy_app()
+async def test_the_load_is_reported_if_it_is_asked_for(app: Any) -> None:
+    label = b"endpoint-load-metrics-format"
+    for stream in (False, True):
+        text, more = [
+            (await ask(app, COMPLETIONS, {**TEXT, "stream": stream}, headers=(JSON, (label, kind)))).headers
+            for kind in (b"text", b"JSON")
+        ]
+        assert re.fullmatch(
+            r"TEXT named_metrics\.kv_cache_usage_perc=[0-9.]+, named_metrics\.num_requests_waiting=0\.0",
+            text["endpoint-load-metrics"],
+        )
+        kind, _, report = more["endpoint-load-metrics"].partition(" ")
+        assert kind == "JSON"
+        assert json.loads(report)["named_metrics"].keys() == {"kv_cache_usage_perc", "num_requests_waiting"}
+        for headers in ((JSON,), (JSON, (label, b"xml"))):
+            call = await ask(app, COMPLETIONS, {**TEXT, "stream": stream}, headers=headers)
+            assert "endpoint-load-metrics" not in call.headers
+
+
+@toy_app()
+async def test_the_clients_request_id_is_returned(app: Any) -> None:
+    for given, returned in (
+        (b"trace-1/a=b", True),
+        (b"x" * 128, True),
+        (b"x" * 129, False),
+        (b"a b", False),
+        (b"", False),
+    ):
+        found = (await ask(app, COMPLETIONS, TEXT, headers=(JSON, (b"x-request-id", given)))).headers["x-request-id"]
+        assert (found == given.decode()) == returned
+        assert returned or found.startswith("req_")
+
+
+@toy_app()
+async def test_thinking_token_budget_is_another_name(app: Any) -> None:
+    for value in (-1, 1.5, "a"):
+        check_error(await ask(app, CHATS, {**CHAT, "thinking_token_budget": value}), 400, param="thinking_token_budget")
+    both = {**CHAT, "thinking_token_budget": 4, "max_reasoning_tokens": 5}
+    check_error(await ask(app, CHATS, both), 400, param="thinking_token_budget")
+    assert (await ask(app, CHATS, {**both, "max_reasoning_tokens": 4})).status == 200
+    check_error(await ask(app, CHATS, {**CHAT, "include_reasoning": 1}), 400, param="include_reasoning")

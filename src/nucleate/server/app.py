@@ -24,7 +24,7 @@ from nucleate.server.inspector_routes import InspectorRoutes, page_routes
 from nucleate.server.messages_api import COUNT_URL, MESSAGES, count_tokens
 from nucleate.server.metrics import Metrics
 from nucleate.server.ollama_api import CHAT_API, GENERATE_API, OllamaRoutes
-from nucleate.server.openai.endpoints import ENDPOINTS
+from nucleate.server.openai.endpoints import ENDPOINTS, INVOCATIONS
 from nucleate.server.openai.fields import are_token_ids, present_fields, reject_deep_nesting
 from nucleate.server.openai.messages import DETOKENIZE, TEMPLATE_FIELDS, TOKENIZE, read_messages, read_template_options
 from nucleate.server.openapi_document import document
@@ -63,7 +63,7 @@ def application(
     """
     metrics = Metrics(service.name, lambda: service.engine.stats)
     info = InfoRoutes(service, metrics, bool(keys), root_path)
-    generation = {url: ("POST", GenerationEndpoint(url, service, metrics)) for url in ENDPOINTS}
+    generation = {url: ("POST", GenerationEndpoint(url, service, metrics)) for url in (*ENDPOINTS, INVOCATIONS)}
     others = {api.url: ("POST", GenerationEndpoint(api.url, service, metrics, api)) for api in APIS}
     handlers: dict[str, tuple[str, Callable[[RequestContext], Awaitable[None]]]] = {
         **generation,

@@ -207,6 +207,7 @@ class GenerationEndpoint:
             make = partial(encoder.whole, chunks[0], recorder.usage)
         else:
             make = partial(self._body, call, chunks, recorder.cached_tokens)
+        context.report_load(lambda: self._service.engine.stats)
         await context.reply_in_pieces(self._made_pieces(make, chunks))
 
     async def _made_pieces(
@@ -235,6 +236,7 @@ class GenerationEndpoint:
         return json_parts(completion_body(call.head, call.parsed, completions, tokenizer, iter))
 
     async def _stream(self, context: RequestContext, stream: Encoder, recorder: OutputRecorder) -> None:
+        context.report_load(lambda: self._service.engine.stats)
         async for batch in recorder.batches:
             outputs, failure = recorder.record(batch)
             if stream.has_large_frame([output.chunk for _, output in outputs]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from nucleate.outputs import EngineStats
 from nucleate.server.chat_api import Timing
 from nucleate.server.http_errors import CLOSE, HTTPError, error_response, http_error, internal_error
 from nucleate.server.metrics import Metrics
@@ -42,6 +44,7 @@ LINGER_SECONDS = 5.0
 the client has the response."""
 ERROR_FRAME_TIMEOUT_SECONDS = 1.0
 """Maximum time to send the error frame that ends a stream, if the client does not read."""
+LOAD_HEADER = "endpoint-load-metrics"
 JSON_TYPE, STREAM_TYPE = "application/json", "text/event-stream; charset=utf-8"
 
 
@@ -59,12 +62,18 @@ class RequestLogFields:
     ignored_fields: Sequence[str] | None = None  #: names of unknown body fields
 
 
+def _client_id(scope: Scope) -> str:
+    """Return the id that the client has given its request, if it can be returned in a header and written to a log."""
+    given = Headers(scope=scope).get("x-request-id", "")
+    return given if re.fullmatch(r"[!-~]{1,128}", given) else ""
+
+
 class RequestContext:
-    """A request in flight."""
+    """A request in flight. ``id``: ``X-Request-Id`` of its headers, else a random one."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope, self._receive, self._send = scope, receive, send
-        self.id = f"req_{uuid4().hex}"
+        self.id = _client_id(scope) or f"req_{uuid4().hex}"
         self.start_time = perf_counter()
         self.status = 0  #: HTTP status; 0 until the response has started
         self.disconnected = False  #: the client disconnected before the end of the response
@@ -206,6 +215,20 @@ class RequestContext:
         self.log.ignored_fields = cut
         text = ", ".join(quote(name, safe="", errors="replace") for name in cut)
         self._headers.append((IGNORED_FIELDS_HEADER.encode(), text[:MAX_IGNORED_HEADER].encode()))
+
+    def report_load(self, stats: Callable[[], EngineStats]) -> None:
+        """Report the load in a header of the response, if the request asks for it: an ORCA load report, as in vLLM."""
+        form = Headers(scope=self.scope).get("endpoint-load-metrics-format", "").upper()
+        if form not in ("TEXT", "JSON"):
+            return
+        now = stats()
+        used = now.num_used_kv_blocks / max(now.num_kv_blocks, 1)
+        load = {"kv_cache_usage_perc": used, "num_requests_waiting": float(now.num_waiting_seqs)}
+        if form == "TEXT":
+            text = ", ".join(f"named_metrics.{name}={value}" for name, value in load.items())
+        else:
+            text = encode_json({"named_metrics": load}).decode()
+        self._headers.append((LOAD_HEADER.encode(), f"{form} {text}".encode()))
 
     async def send(self, message: Message) -> None:
         """Send an ASGI message, and add the request id to the headers."""

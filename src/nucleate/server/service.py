@@ -11,7 +11,7 @@ import json
 import platform
 import re
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -39,7 +39,7 @@ from nucleate.sampling_params import SamplingParams
 from nucleate.server.chat_api import ChatAPI, ChatEncoder, EncoderInput, drop_unknown
 from nucleate.server.http_errors import HTTPError, shutting_down, timed_out, unavailable
 from nucleate.server.limits import ServerLimits
-from nucleate.server.openai.endpoints import ENDPOINTS, LONG_NAMES_CHAT, TEXT
+from nucleate.server.openai.endpoints import CHAT, COMPLETIONS, ENDPOINTS, INVOCATIONS, LONG_NAMES_CHAT, TEXT
 from nucleate.server.openai.fields import reject_deep_nesting
 from nucleate.server.openai.requests import ParsedRequest, read_body
 from nucleate.server.openai.response_format import translate_errors
@@ -285,7 +285,10 @@ class Service:
 
         Raises ParameterError, ModelError, HTTPError.
         """
-        body, ignored = self.known_fields(self.decode_body(data), self._endpoints[url].field_names)
+        decoded = self.decode_body(data)
+        if url == INVOCATIONS:
+            url = CHAT.url if isinstance(decoded, Mapping) and "messages" in decoded else COMPLETIONS.url
+        body, ignored = self.known_fields(decoded, self._endpoints[url].field_names)
         return replace(self._parse_body(url, body), ignored_fields=ignored)
 
     def parse_other(self, api: ChatAPI, data: bytes) -> tuple[GenerationCall, Callable[[EncoderInput], ChatEncoder]]:

@@ -120,6 +120,7 @@ CHAT = Endpoint(
             "Return logprobs; top_logprobs is the number.",
             "true or false (top_logprobs is the number)",
         ),
+        "include_reasoning": Field(BOOLEAN, "Whether messages have their reasoning; by default true."),
         **TEMPLATE_FIELDS,
         **TOOL_FIELDS,
         **_IGNORED,
@@ -140,4 +141,6 @@ LONG_NAMES_CHAT = replace(CHAT, url="chat", max_tool_name=MAX_NAME)
 PLAIN = Endpoint("", ("prompt", "messages"), {"prompt": _PROMPT, "messages": MESSAGES})
 """A batch line without a URL: one prompt or chat, and fields of SamplingParams."""
 
+INVOCATIONS = "/invocations"
+"""The path of Amazon SageMaker, for bodies of either endpoint."""
 ENDPOINTS: Mapping[str, Endpoint] = {endpoint.url: endpoint for endpoint in (COMPLETIONS, CHAT)}

@@ -260,6 +260,7 @@ def read_suffix(given: Mapping[str, Any], prompts: Sequence[str | tuple[int, ...
     return suffix
 
 
+BUDGET = "thinking_token_budget"
 COMMON: Mapping[str, Declared] = {
     "model": Field(NAME, "The model name.", "a non-empty string"),
     "stream": Field(BOOLEAN, "Stream the response as server-sent events."),
@@ -281,6 +282,7 @@ COMMON: Mapping[str, Declared] = {
         "The side on which tokens are removed; by default left.",
         "left or right",
     ),
+    BUDGET: replace(FIELDS["max_reasoning_tokens"], name=BUDGET, default=MISSING, help="As max_reasoning_tokens."),
     "return_token_ids": Field(BOOLEAN, "Also return prompt_token_ids; token_ids are always returned."),
     "return_tokens_as_token_ids": Field(BOOLEAN, "In logprobs, write tokens as token_id:ID."),
     **BEAM_FIELDS,

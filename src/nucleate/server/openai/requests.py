@@ -7,7 +7,7 @@ API is an error, unless its value has no effect.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -36,6 +36,10 @@ NON_EMPTY = frozenset({"stop_regex"})
 
 _MAX_TOKENS = ("max_completion_tokens", "max_tokens")
 
+_OTHER_NAMES = (
+    ("max_completion_tokens", fields.MAX_COMPLETION_TOKENS, "max_tokens"),
+    (fields.BUDGET, replace(FIELDS["max_reasoning_tokens"], name=fields.BUDGET), "max_reasoning_tokens"),
+)
 _STREAM_OPTIONS: Mapping[str, fields.Field] = dict.fromkeys(
     ("include_usage", "continuous_usage_stats", "include_obfuscation"),  # the last one has no effect
     fields.Field(fields.BOOLEAN),
@@ -60,6 +64,7 @@ class ParsedRequest:
     echo: bool = False  #: completions start with the prompt
     echoed_message: str = ""  #: text of the final message of a chat, with which its choices start
     return_token_ids: bool = False  #: also return those of the prompt
+    include_reasoning: bool = True  #: messages have their reasoning
     tokens_as_ids: bool = False  #: in logprobs, tokens are "token_id:ID"
     truncation: fields.Truncation | None = None  #: of the prompt
     priority: int = 0
@@ -134,6 +139,7 @@ def read_body(endpoint: Endpoint, body: Any, defaults: SamplingParams) -> Parsed
         echo=echoes_prompt,
         echoed_message=final_answer(messages) if echo and messages is not None else "",
         return_token_ids=given.get("return_token_ids", False),
+        include_reasoning=given.get("include_reasoning", True),
         tokens_as_ids=given.get("return_tokens_as_token_ids", False),
         truncation=fields.read_truncation(given, echo=echoes_prompt, suffix=suffix),
         priority=given.get("priority", 0),
@@ -218,11 +224,9 @@ def _values(
     values |= read_logprobs(endpoint, given)
     if "seed" in values:
         values["seed"] = _seed(values["seed"])
-    limit = given.get("max_completion_tokens")
-    if limit is not None:
-        limit = fields.MAX_COMPLETION_TOKENS.check(limit)
-        if values.setdefault("max_tokens", limit) != limit:
-            raise ParameterError("max_completion_tokens", "max_completion_tokens and max_tokens differ")
+    for name, declared, own in _OTHER_NAMES:
+        if name in given and values.setdefault(own, value := declared.check(given[name])) != value:
+            raise ParameterError(name, f"{name} and {own} differ")
     if defaults.max_tokens is None:
         values.setdefault("max_tokens", endpoint.max_tokens)
     return values

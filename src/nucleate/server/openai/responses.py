@@ -44,17 +44,13 @@ class TokenBodies:
 
     def step(self, step: StepLogprobs) -> JSON:
         """Return the logprobs of one token in the chat format."""
-        made = self._token(step.chosen)
-        made["top_logprobs"] = [*map(self._token, step.top)]
-        if step.requested:
-            made["requested_logprobs"] = [*map(self._token, step.requested)]
-        return made
+        return {**self._token(step.chosen), "top_logprobs": [*map(self._token, _shown(step, step.top))]}
 
     def prompt(self, logprobs: PromptLogprobs | None, collect: Collect) -> JSON:
         """Return ``prompt_logprobs`` as vLLM does, if requested: for each token a map of token ids to logprobs."""
         top = self.request.params.prompt_logprobs
         if logprobs is None or top is None:
-            return {}
+            return {"prompt_logprobs": None}
         shown = (() if step is None else (step.chosen, *step.top[:top], *step.requested) for step in logprobs)
         bodies = ({str(one.token_id): self._named(one) for one in own} or None for own in shown)
         return {"prompt_logprobs": collect(bodies)}
@@ -73,14 +69,11 @@ class TokenBodies:
             "tokens": [*map(self._text, token_ids)],
             "token_logprobs": [None if step is None else max(step.chosen.logprob, MIN_LOGPROB) for step in steps],
             "top_logprobs": [
-                None if step is None else self._by_text((step.chosen, *step.top[: params.logprobs or 0]))
+                None if step is None else self._by_text(step.chosen, _shown(step, step.top[: params.logprobs or 0]))
                 for step in steps
             ],
             "text_offset": list(offsets),
         }
-        if params.logprob_token_ids:
-            requested = [None if step is None else [*map(self._token, step.requested)] for step in steps]
-            made["requested_logprobs"] = requested
         return made
 
     def _token(self, logprob: TokenLogprob) -> JSON:
@@ -93,11 +86,12 @@ class TokenBodies:
             "rank": logprob.rank,
         }
 
-    def _by_text(self, logprobs: Sequence[TokenLogprob]) -> Mapping[str, float]:
-        """Map token texts to logprobs; of tokens with the same text, the more likely one counts."""
-        found: dict[str, float] = {}
-        for one in sorted(logprobs, key=lambda one: -one.logprob):
-            found.setdefault(self._text(one.token_id), max(one.logprob, MIN_LOGPROB))
+    def _by_text(self, chosen: TokenLogprob, others: Sequence[TokenLogprob]) -> Mapping[str, float]:
+        """Map token texts to logprobs, that of the chosen one first; of the same texts, the more likely one counts."""
+        found = {self._text(chosen.token_id): -math.inf}
+        for one in sorted((chosen, *others), key=lambda one: -one.logprob):
+            text = self._text(one.token_id)
+            found[text] = max(found.get(text, -math.inf), one.logprob, MIN_LOGPROB)
         return found
 
     def _text(self, token_id: int) -> str:
@@ -116,6 +110,12 @@ class TokenBodies:
         """Return the bytes of a token; none for a padding id of the model."""
         pieces = self.tokenizer.pieces
         return pieces.as_bytes(token_id) if token_id in pieces.table else b""
+
+
+def _shown(step: StepLogprobs, top: Sequence[TokenLogprob]) -> list[TokenLogprob]:
+    """The tokens of ``top_logprobs``: the most likely ones, and then those of ``logprob_token_ids``."""
+    ids = {one.token_id for one in top}
+    return [*top, *(one for one in step.requested if one.token_id not in ids)]
 
 
 class TextOffsets:
@@ -173,10 +173,9 @@ def completion_body(
             for output in completion.outputs:
                 logprobs = _columns(tokens, echo, completion, output) if request.returns_logprobs else None
                 choice = {"index": count, "text": prefix + output.text, **end_of_choice(output, logprobs)}
-                if request.return_token_ids:
-                    choice["prompt_token_ids"] = collect(completion.prompt_token_ids)
-                if output is completion.outputs[0]:
-                    choice |= tokens.prompt(completion.prompt_logprobs, collect)
+                choice |= _prompt_ids(request, completion, collect)
+                first = output is completion.outputs[0]
+                choice |= tokens.prompt(completion.prompt_logprobs if first else None, collect)
                 yield choice
                 count += 1
 
@@ -200,9 +199,12 @@ def chat_body(
 
     made = head.body("chat.completion")
     made |= {"choices": collect(map(choice, completion.outputs)), "usage": usage_body(completion.usage)}
-    if request.return_token_ids:
-        made["prompt_token_ids"] = collect(completion.prompt_token_ids)
-    return made | tokens.prompt(completion.prompt_logprobs, collect)
+    return made | _prompt_ids(request, completion, collect) | tokens.prompt(completion.prompt_logprobs, collect)
+
+
+def _prompt_ids(request: ParsedRequest, completion: Completion, collect: Collect) -> JSON:
+    """Return the token ids of the prompt, if requested, else null, as vLLM does."""
+    return {"prompt_token_ids": collect(completion.prompt_token_ids) if request.return_token_ids else None}
 
 
 def _message(request: ParsedRequest, output: CompletionOutput) -> JSON:
@@ -211,7 +213,7 @@ def _message(request: ParsedRequest, output: CompletionOutput) -> JSON:
     text = request.echoed_message + output.text
     content = None if calls and not text else text
     message: JSON = {"role": "assistant", "content": content, "refusal": None}
-    if output.reasoning is not None:
+    if output.reasoning is not None and request.include_reasoning:
         message |= reasoning_body(output.reasoning)
     return {**message, "tool_calls": calls} if calls else message
 

@@ -191,7 +191,7 @@ class ResponseStream(ABC):
             of_prompt["prompt_token_ids"] = iter(self._prompts[choice.prompt])
             self._unsent_prompts -= 1
         if not choice.started and choice.first and logprobs is not None:
-            of_prompt |= self._tokens.prompt(logprobs, iter)
+            of_prompt |= self._tokens.prompt(logprobs, iter) if self._request.params.prompt_logprobs is not None else {}
             if not self._request.echo:
                 self._prompt_logprobs[choice.prompt] = None
         if not of_prompt:
@@ -255,12 +255,11 @@ class ChatStream(ResponseStream):
             yield self._choice(choice, {"delta": {}}, len(choice.token_ids), None, last=True)
             choice.clear(len(choice.token_ids))
 
-    @staticmethod
-    def _deltas(choice: StreamChoice) -> list[JSON]:
+    def _deltas(self, choice: StreamChoice) -> list[JSON]:
         """Take what is to be sent, each part as a delta."""
         open_call, calls = split_calls(choice.tool_calls)
         deltas = [_call(call) for call in open_call]
-        if choice.reasoning:
+        if choice.reasoning and self._request.include_reasoning:
             deltas.append(reasoning_body(choice.reasoning))
         if choice.text:
             deltas.append({"content": choice.text})
