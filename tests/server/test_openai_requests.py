@@ -191,7 +191,6 @@ def test_logprobs_of_a_chat() -> None:
         ("functions", [], [[{"name": "f"}], {}]),
         ("function_call", "none", ["required", {"name": "f"}]),
         ("modalities", ["text"], [["text", "audio"]]),
-        ("verbosity", None, ["low"]),
     ],
 )
 def test_unsupported_fields_are_rejected_unless_they_have_no_effect(name: str, idle: Any, busy: list[Any]) -> None:
@@ -430,6 +429,26 @@ def test_text_parts_of_a_message_are_joined_and_its_empty_fields_dropped() -> No
         {"content": "Hello", "role": "user", "name": "Ann"},
         {"content": "", "role": "assistant"},
     ]
+    refused = [
+        {"role": "assistant", **one}
+        for one in ({"refusal": "No."}, {"content": [{"type": "refusal", "refusal": "No."}]})
+    ]
+    assert read_body(CHAT, {"messages": refused}, DEFAULTS).messages == [{"content": "No.", "role": "assistant"}] * 2
+
+
+def test_a_json_object_may_have_a_schema() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    found = read(CHAT, response_format={"type": "json_object", "schema": schema})
+    whole = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert found.structured_outputs == read(CHAT, response_format=whole).structured_outputs is not None
+    for wrong in ({"type": "text", "schema": schema}, {"type": "json_object", "schema": 5}):
+        assert refusal(CHAT, body(CHAT, response_format=wrong)).field == "response_format"
+
+
+def test_verbosity_is_a_variable_of_the_chat_template() -> None:
+    options = parse(CHAT, verbosity="low", reasoning_effort="high").template_options
+    assert dict(options.variables) == {"verbosity": "low", "reasoning_effort": "high"}
+    assert refusal(CHAT, body(CHAT, verbosity="loud")).field == "verbosity"
 
 
 @pytest.mark.parametrize(
@@ -443,6 +462,9 @@ def test_text_parts_of_a_message_are_joined_and_its_empty_fields_dropped() -> No
             ({"role": "user", "content": [part]}, "messages[0].content[0]")
             for part in ({"type": "image_url", "image_url": {}}, {"type": "input_text", "text": "x"})
         ),
+        ({"role": "user", "refusal": "No."}, "messages[0].refusal"),
+        ({"role": "assistant", "content": "x", "refusal": "No."}, "messages[0].refusal"),
+        ({"role": "user", "content": [{"type": "refusal", "refusal": "No."}]}, "messages[0].content[0]"),
         ({"role": "user", "content": [{"type": "text", "text": 1}]}, "messages[0].content[0].text"),
         ({"role": "assistant", "content": "x", "tool_calls": [{"id": "1"}]}, "messages[0].tool_calls"),
         ({"role": "user", "content": "x", "rolle": 1}, "'rolle'; did you mean role?"),

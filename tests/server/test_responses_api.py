@@ -119,7 +119,7 @@ FIELDS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"text": {"format": {"type": "text"}}}, {"response_format": {"type": "text"}}),
     (
         {"text": {"format": {"type": "json_object"}, "verbosity": "medium"}},
-        {"response_format": {"type": "json_object"}},
+        {"response_format": {"type": "json_object"}, "verbosity": "medium"},
     ),
     (
         {"text": {"format": {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": False}}},
@@ -177,7 +177,7 @@ REJECTED: list[tuple[dict[str, Any], str, str]] = [
             ({"tools": 7}, "tools must be a list"),
             ({"tools": [{**TOOL, "name": "a b"}]}, r"tools\[0\].name must be 1 to 128"),
             ({"tools": [{**TOOL, "frob": 1}]}, r"unknown field of tools\[0\] 'frob'"),
-            ({"text": {"verbosity": "low"}}, "text.verbosity is not supported"),
+            ({"text": {"verbosity": "loud"}}, "verbosity must be one of"),
             ({"text": 7}, "text must be an object"),
             ({"reasoning": {"frob": 1}}, "unknown field of reasoning"),
             ({"include": ["x"]}, r"include\[0\] must be one of"),

@@ -286,11 +286,11 @@ _OWN: Mapping[str, fields.Field] = {
     ),
 }
 _REASONING = ("effort", "summary", "generate_summary", "mode", "context")
-_TEXT = {"format": fields.ANY, "verbosity": fields.unsupported("medium")}
+_TEXT = {"format": fields.ANY, "verbosity": TEMPLATE_FIELDS["verbosity"]}
 _ECHOED = ("instructions", "tools", "tool_choice", "text", "reasoning")
 RESPONSE_FIELDS: Mapping[str, fields.Declared] = {
     **chat_api.sampling_fields(),
-    **{name: field for name, field in TEMPLATE_FIELDS.items() if name != "reasoning_effort"},
+    **{name: field for name, field in TEMPLATE_FIELDS.items() if name not in ("reasoning_effort", "verbosity")},
     **{name: fields.COMMON[name] for name in ("model", "stream", "stream_options")},
     **chat_api.ENGINE_FIELDS,
     **TOOL_FIELDS,
@@ -347,10 +347,13 @@ def _logprobs(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text(value: Any) -> dict[str, Any]:
     given = fields.present_fields(value, _TEXT, "text", "text")
-    if "format" not in given:
-        return {}
+    made = {"verbosity": given["verbosity"]} if "verbosity" in given else {}
+    return made | _format(given["format"]) if "format" in given else made
+
+
+def _format(value: Any) -> dict[str, Any]:
     known = ("type", "name", "schema", "strict", "description")
-    wanted = fields.present_fields(given["format"], known, "text.format", "text")
+    wanted = fields.present_fields(value, known, "text.format", "text")
     if wanted.get("type") != "json_schema":
         return {"response_format": wanted}
     schema = {name: wanted[name] for name in known[1:] if name in wanted}
@@ -366,6 +369,7 @@ RESPONSES = chat_api.ChatAPI(
         (r"response_format", "text.format"),
         (r"messages", "input"),
         (r"reasoning_effort", "reasoning.effort"),
+        (r"verbosity", "text.verbosity"),
         (r"(tools\[\d+\])\.function", r"\1"),
     ),
     RESPONSE_FIELDS,

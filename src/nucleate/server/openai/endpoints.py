@@ -131,7 +131,7 @@ CHAT = Endpoint(
         "documents": unsupported([]),
         "mm_processor_kwargs": unsupported({}),
         "media_io_kwargs": unsupported({}),
-        **dict.fromkeys(("chat_template", "audio", "prediction", "verbosity", "web_search_options"), unsupported()),
+        **dict.fromkeys(("chat_template", "audio", "prediction", "web_search_options"), unsupported()),
     },
 )
 TEXT = replace(COMPLETIONS, url="text", max_tokens=None)

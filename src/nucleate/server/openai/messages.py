@@ -24,6 +24,7 @@ from nucleate.server.openai.fields import (
     Field,
     object_schema,
     read_parts,
+    read_text,
 )
 from nucleate.tokenization.chat_template import ChatTemplateOptions
 
@@ -41,6 +42,7 @@ TEMPLATE_FIELDS: Mapping[str, Field] = {
     ),
     "chat_template_kwargs": Field(OBJECT, "Additional variables for the chat template."),
     "reasoning_effort": Field({"type": "string", "enum": [*EFFORTS]}, "Variable for the chat template."),
+    "verbosity": Field({"type": "string", "enum": ["low", "medium", "high"]}, "Variable for the chat template."),
 }
 """Fields of ``ChatTemplateOptions`` in a body."""
 
@@ -63,7 +65,7 @@ TOOL_FIELDS: Mapping[str, Field] = {
 }
 """Fields of ``ToolUse`` in a body."""
 
-_PART = object_schema("type", "text", type={"const": "text"}, text=TEXT)
+_PART = object_schema("type", type={"enum": ["text", "refusal"]}, text=TEXT, refusal=TEXT)
 _MESSAGE = object_schema(
     "role",
     role=NAME,
@@ -89,8 +91,10 @@ TOKENIZE: Mapping[str, Declared] = {
 DETOKENIZE: Mapping[str, Declared] = {"model": COMMON["model"], "tokens": Field(IDS, "The token ids.")}
 
 _TEXTS = ("role", "name", "tool_call_id", "reasoning_content", "reasoning")
-_SUPPORTED = ("content", "tool_calls", *_TEXTS)
-EMPTY_ONLY = ("refusal", "audio", "annotations", "function_call")
+_SUPPORTED = ("content", "refusal", "tool_calls", *_TEXTS)
+_PARTS = {"text": "text"}
+_ASSISTANT_PARTS = {**_PARTS, "refusal": "refusal"}
+EMPTY_ONLY = ("audio", "annotations", "function_call")
 """Fields of OpenAI's responses that clients send back: accepted only if empty."""
 
 _RESERVED = frozenset(
@@ -123,6 +127,8 @@ def read_template_options(given: Mapping[str, Any]) -> ChatTemplateOptions:
         message = "continue_final_message and add_generation_prompt cannot both be true"
         raise ParameterError("continue_final_message", message)
     variables = read_chat_template_kwargs(given.get("chat_template_kwargs", {}))
+    if "verbosity" in given:
+        variables = {"verbosity": given["verbosity"], **variables}
     if "reasoning_effort" in given:
         variables = {**effort_variables(given["reasoning_effort"]), **variables}
     adds, splits = given.get("add_special_tokens", False), given.get("split_special_tokens", True)
@@ -165,10 +171,7 @@ def _message(where: str, message: Any) -> dict[str, Any]:
     calls = read_calls(message.get("tool_calls") or [], f"{where}.tool_calls")
     if calls and message.get("role") != "assistant":
         raise ParameterError("messages", f"{where}.tool_calls needs the role assistant")
-    content, result = message.get("content"), dict[str, Any](content=None)
-    if content is not None or not calls:
-        allowed = 'a part such as {"type": "text", "text": ...}'
-        result["content"] = "".join(read_parts(content, f"{where}.content", "messages", {"text": "text"}, allowed))
+    result: dict[str, Any] = {"content": _content(where, message, needed=not calls)}
     for name in _TEXTS:
         text = message.get(name)
         if isinstance(text, str) and (text or name.startswith("reasoning")):
@@ -176,3 +179,16 @@ def _message(where: str, message: Any) -> dict[str, Any]:
         elif name == "role" or text is not None:
             raise invalid_value(f"{where}.{name}", "a non-empty string", text, "messages")
     return {**result, "tool_calls": calls} if calls else result
+
+
+def _content(where: str, message: Mapping[str, Any], *, needed: bool) -> str | None:
+    """The text of a message; of the assistant, a refusal is its text. needed: it must have one."""
+    content, own = message.get("content"), message.get("role") == "assistant"
+    if message.get("refusal"):
+        if not own or content:
+            raise ParameterError("messages", f"{where}.refusal needs the role assistant, and no content")
+        return read_text(message, "refusal", where, "messages")
+    if content is None and not needed:
+        return None
+    allowed = 'a part such as {"type": "text", "text": ...}'
+    return "".join(read_parts(content, f"{where}.content", "messages", _ASSISTANT_PARTS if own else _PARTS, allowed))

@@ -110,7 +110,8 @@ def _response_format(value: Any) -> RequestedFormat:
         found = RequestedFormat(RESPONSE_FORMAT, None, {"structural_tag": ""})
         with translate_errors(found):
             return found._replace(structured_outputs=StructuredOutputs(structural_tag=value))  # type: ignore[arg-type]
-    given = present_fields(value, ("type", "json_schema"), RESPONSE_FORMAT, RESPONSE_FORMAT, strict=True)
+    known = ("type", "json_schema", "schema")
+    given = present_fields(value, known, RESPONSE_FORMAT, RESPONSE_FORMAT, strict=True)
     kind = given.get("type")
     if kind not in TYPES:
         raise invalid_value(f"{RESPONSE_FORMAT}.type", f"one of {', '.join(TYPES)}", kind, RESPONSE_FORMAT)
@@ -119,7 +120,19 @@ def _response_format(value: Any) -> RequestedFormat:
     if "json_schema" in given:
         message = "response_format.json_schema needs response_format.type to be json_schema"
         raise ParameterError(RESPONSE_FORMAT, message)
+    if "schema" in given:  # as of llama.cpp, Together and Fireworks
+        if kind != "json_object":
+            raise ParameterError(RESPONSE_FORMAT, "response_format.schema needs response_format.type to be json_object")
+        return _schema(Field(OBJECT).check("schema", given["schema"], RESPONSE_FORMAT), "schema")
     return RequestedFormat(RESPONSE_FORMAT, StructuredOutputs(json_object=True) if kind == "json_object" else None)
+
+
+def _schema(schema: Any, path: str, *, strict: bool = True) -> RequestedFormat:
+    """The constraint of a schema in ``response_format``. path: its place there."""
+    found = RequestedFormat(RESPONSE_FORMAT, None, {"json_schema": path})
+    with translate_errors(found):
+        made = StructuredOutputs(json_schema=schema, on_unsupported="error" if strict else "ignore")
+    return found._replace(structured_outputs=made)
 
 
 _JSON_SCHEMA: Mapping[str, Field] = {
@@ -138,10 +151,7 @@ def _json_schema(value: Any) -> RequestedFormat:
         raise invalid_value(f"{at}.name", "1 to 64 letters, digits, - and _", name, RESPONSE_FORMAT)
     if schema is None:
         raise invalid_value(f"{at}.schema", "an object", schema, RESPONSE_FORMAT)
-    found = RequestedFormat(RESPONSE_FORMAT, None, {"json_schema": "json_schema.schema"})
-    with translate_errors(found):
-        made = StructuredOutputs(json_schema=schema, on_unsupported="error" if strict else "ignore")
-    return found._replace(structured_outputs=made)
+    return _schema(schema, "json_schema.schema", strict=strict)
 
 
 def _structured_outputs(value: Any) -> RequestedFormat:
