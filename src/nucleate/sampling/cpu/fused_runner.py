@@ -19,7 +19,7 @@ from nucleate.jit.kernel_libraries import FUSED
 from nucleate.jit.thread_pool import cores, per_thread, pool
 from nucleate.sampling.history import HistoryView
 from nucleate.sampling.incremental_history import IncrementalHistory
-from nucleate.sampling.inputs import packed_ids
+from nucleate.sampling.inputs import RowId, packed_ids
 from nucleate.sampling.noise import GROUP_SIZE
 from nucleate.sampling.pipeline import CountPenalties, FusedParams, LogitEdit, has_constant_listing
 from nucleate.sampling.stage import Shift
@@ -63,12 +63,12 @@ class RowTable:
     """The rows of the fused kernel in one structured array. Growing it moves it; ``slots`` maps rows to entries."""
 
     def __init__(self, capacity: int = 4) -> None:
-        self.rows: list[int] = []
-        self.slots: dict[int, int] = {}
+        self.rows: list[RowId] = []
+        self.slots: dict[RowId, int] = {}
         self.entries = np.zeros(capacity, ENTRY)
         self._address = self.entries.ctypes.data
 
-    def add(self, row: int, params: Sequence[float], commands_at: tuple[int, int], seed: int, step: int) -> None:
+    def add(self, row: RowId, params: Sequence[float], commands_at: tuple[int, int], seed: int, step: int) -> None:
         """Append an entry."""
         slot = len(self.rows)
         if slot == len(self.entries):
@@ -78,7 +78,7 @@ class RowTable:
         self.slots[row] = slot
         self.rows.append(row)
 
-    def remove(self, row: int) -> None:
+    def remove(self, row: RowId) -> None:
         """Remove the entry of a row, if it has one; the last one takes its slot."""
         if row not in self.slots:
             return
@@ -87,17 +87,18 @@ class RowTable:
             self.entries[slot] = self.entries[len(self.rows)]
             self.rows[slot], self.slots[last] = last, slot
 
-    def advance(self, row: int) -> None:
-        """Advance the step of a row whose token was sampled elsewhere, if the row has an entry."""
+    def advance(self, row: RowId, steps: int = 1) -> None:
+        """Change the step of a row that has an entry by ``steps``: tokens sampled elsewhere, or taken back."""
         if row in self.slots:
-            self.entries["step"][self.slots[row]] += np.uint64(1)
+            step = self.entries["step"]
+            step[self.slots[row]] = int(step[self.slots[row]]) + steps
 
-    def set_noise(self, row: int, seed: int, step: int) -> None:
+    def set_noise(self, row: RowId, seed: int, step: int) -> None:
         """Set the seed and step of a row's next draw."""
         entry = self.entries[self.slots[row]]
         entry["seed"], entry["step"] = seed, step
 
-    def select(self, rows: Sequence[int], positions: Sequence[int] | None = None) -> RowSelection:
+    def select(self, rows: Sequence[RowId], positions: Sequence[int] | None = None) -> RowSelection:
         """The control block for some rows. positions: of their logits in the batch; default: 0, 1, 2, ..."""
         count = len(rows)
         block = np.empty(3 * count + TOKENS + 1, np.int64)  # one array: ``ctypes.data`` takes a microsecond
