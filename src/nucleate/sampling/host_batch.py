@@ -13,7 +13,14 @@ from nucleate.jit.kernel_libraries import compiled
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import unknown
 from nucleate.sampling import reference
-from nucleate.sampling.cpu.fused_runner import NOT_DRAWN, EditProgram, RowSelection, RowTable, thread_runner
+from nucleate.sampling.cpu.fused_runner import (
+    NOT_DRAWN,
+    EditProgram,
+    RowSelection,
+    RowTable,
+    draw_with_numpy,
+    thread_runner,
+)
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.inputs import (
     LogitsInput,
@@ -58,6 +65,7 @@ class SamplerRow:
     program: EditProgram | None = None  #: likewise
     values: Shift | None = None  #: likewise: added to the logits before the kernel runs
     keyed: bool = False  #: likewise: whether the noise depends on the history, see ``Draw.noise_key``
+    fused: FusedPipeline | None = None  #: likewise: for ``draw_with_numpy``
     past: list[Pipeline] | None = None  #: the stages before each token since the row was added, if one has a state
 
     def move(self, stages: Pipeline) -> None:
@@ -109,6 +117,7 @@ class HostBatch:
         self.clear_cache()
         if isinstance(fused, str):
             return
+        row.fused = fused
         row.tap, row.program = fused.tap, EditProgram(fused.edits, row.memory, self._size) if fused.edits else None
         row.values = fused.values
         row.keyed = isinstance(row.stages[-1], Draw) and row.stages[-1].keyed
@@ -277,6 +286,14 @@ class HostBatch:
         row, fast = self._rows[number], self.fast(self._size) if fast is None else fast
         stages = row.stages if mask_W is None else with_mask(row.stages)
         row.memory.mask = mask_W
+        if not fast and row.fused is not None and self._backend == "auto":
+            noise_key = reference.noise_of(row.stages, row.memory, row.seed, len(row.memory.output))
+            token = draw_with_numpy(logits_V, row.fused, row.memory, *noise_key)
+            if token != NOT_DRAWN:
+                if append:
+                    self._table.advance(number)
+                    row.memory.push(token)
+                return token, None
         try:
             result = row_path(fast).run(logits_V, stages, row.seed, len(row.memory.output), row.memory)
         except Exception as error:  # noqa: BLE001  # a user-defined stage may raise anything
