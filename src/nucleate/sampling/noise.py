@@ -32,18 +32,20 @@ Words = NDArray[np.uint64]
 def philox(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, Words, Words, Words]:
     """Ten rounds of Philox-4x32. Words are 32-bit values held in uint64 arrays, because products need 64 bits.
 
-    counter: uint64 [N] or [1] each; key: likewise, or integers. Few NumPy calls: two words are one array, as each call
+    counter, key: uint64 arrays that broadcast, or integers. Few NumPy calls: two words are one array, as each call
     takes half a microsecond, which counts where one row is sampled without compiled kernels.
     """
-    size = np.size(counter[0]) if np.size(counter[0]) != 1 else max(map(np.size, (*counter, *key)))
-    (even, odd, product), keys = np.empty((3, 2, size), np.uint64), np.empty((2, np.size(key[0])), np.uint64)
-    (even[0], odd[0], even[1], odd[1]), (keys[0], keys[1]) = counter, key
-    swapped = product[::-1]
-    for round_key in (keys + _WEYL) & _LOW:
-        np.multiply(even, _MULTIPLIERS, out=product)
+    shape, key_shape = np.broadcast(*counter, *key).shape, np.broadcast(*key).shape
+    even, odd, product = np.empty((3, 2, *shape), np.uint64)
+    (even[0], odd[0], even[1], odd[1]), keys = counter, np.empty((2, *key_shape), np.uint64)
+    keys[0], keys[1] = key
+    multipliers, swapped = _MULTIPLIERS.reshape(2, *(1,) * len(shape)), product[::-1]
+    steps = _WEYL.reshape(10, 2, *(1,) * len(key_shape))
+    for round_key in (keys + steps) & _LOW:
+        np.multiply(even, multipliers, out=product)
         np.right_shift(swapped, _SHIFT, out=even)
         even ^= odd
-        even ^= round_key
+        even ^= round_key.reshape(2, *(1,) * (len(shape) - len(key_shape)), *key_shape)
         np.bitwise_and(swapped, _LOW, out=odd)
     return even[0], odd[0], even[1], odd[1]
 
