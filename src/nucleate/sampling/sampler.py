@@ -122,6 +122,11 @@ class Sampler:
         return len(self._rows)
 
     @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """The EOS ids of the model, as given."""
+        return self._ends
+
+    @property
     def rows(self) -> tuple[Any, ...]:
         """The ids of the rows, in the order in which they were added."""
         return tuple(self._rows)
