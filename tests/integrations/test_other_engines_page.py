@@ -38,7 +38,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     def runner(heading: str) -> str:
         block = BLOCKS[heading]
         assert block is not None
-        assert len([line for line in block[1].splitlines() if line]) <= 12
+        assert len([line for line in block[1].splitlines() if line]) <= 13
         capsys.readouterr()
         exec(compile(block[1], heading, "exec"), {"__name__": "example"})
         return capsys.readouterr().out.rstrip("\n")
@@ -47,7 +47,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def test_every_engine_has_an_example_and_an_extra() -> None:
-    extras = re.findall(r'^pip install "nucleate\[(\S+)\]"$', PAGE, re.MULTILINE)
+    extras = re.findall(r"^pip install -e '\.\[(\S+)\]'", PAGE, re.MULTILINE)
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
     assert len(BLOCKS) == len(extras) == 5
     assert all(BLOCKS.values())
