@@ -183,6 +183,15 @@ def test_rollback_refuses_what_it_cannot_take_back() -> None:
         sampler.rollback(row, 1)
     with pytest.raises(nc.ParameterError, match="row"):
         sampler.rollback(9, 1)
+    row = sampler.add(nc.SamplingParams(mirostat_tau=3))
+    for token in range(1100):
+        sampler.accept(row, token % V)
+    states = sampler.stages(row)
+    with pytest.raises(nc.ParameterError, match="count must be an integer from 0 to 1024"):
+        sampler.rollback(row, 1025)
+    sampler.rollback(row, 1024)
+    assert len(sampler.output_ids(row)) == 76
+    assert sampler.stages(row) != states
 
 
 def test_rows_have_the_ids_of_the_caller() -> None:

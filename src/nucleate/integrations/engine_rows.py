@@ -198,5 +198,5 @@ def allow_only(logits_RV: Any, found: Mapping[int, int]) -> None:
     """Change rows of a tensor of logits in place: the score of the sampled token is 0, all others -inf."""
     if found:
         rows = [*found]
-        logits_RV[rows] = -float("inf")
+        logits_RV[rows if len(rows) < len(logits_RV) else slice(None)] = -float("inf")
         logits_RV[rows, [*found.values()]] = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -50,6 +51,9 @@ def row_path(fast: bool) -> Any:
     return evaluation
 
 
+KEPT_STATES = 1024
+"""Maximum number of tokens that ``rollback`` can take back from a row with stateful stages."""
+
 KEPT_BATCHES = 32
 """Maximum number of cached RowBatches, one per list of rows."""
 
@@ -66,7 +70,7 @@ class SamplerRow:
     values: Shift | None = None  #: likewise: added to the logits before the kernel runs
     keyed: bool = False  #: likewise: whether the noise depends on the history, see ``Draw.noise_key``
     fused: FusedPipeline | None = None  #: likewise: for ``draw_with_numpy``
-    past: list[Pipeline] | None = None  #: the stages before each token since the row was added, if one has a state
+    past: deque[Pipeline] | None = None  #: the stages before each of the last tokens, if one has a state
 
     def move(self, stages: Pipeline) -> None:
         """Set the stages of the next step. The tuple stays the same object if no stage has changed its state."""
@@ -146,8 +150,8 @@ class HostBatch:
         row.memory.pop(count)
         self._table.advance(number, -count)
         row.stages = stages
-        if row.past is not None:
-            del row.past[max(len(row.past) - count, 0) :]
+        for _ in range(min(count, len(row.past or ()))):
+            row.past.pop()  # type: ignore[union-attr]
 
     def synchronise(self) -> None:
         """Nothing to do: histories and states are on the host."""
@@ -198,8 +202,7 @@ class HostBatch:
             for append_token, token in zip(appends, tokens, strict=True):
                 append_token(token)
         else:
-            for number in batch.numbers:
-                self._table.advance(number, -1)
+            self._table.entries["step"][[self._table.slots[number] for number in batch.numbers]] -= np.uint64(1)
         return like(logits_RV, tokens_R), None, {}, batch.seeds
 
     def _step(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +22,7 @@ from nucleate.sampling import noise
 from nucleate.sampling.companion import combined_rows, split_combine
 from nucleate.sampling.distributions import TargetDistributions, accept_sampled, is_stateful
 from nucleate.sampling.history import History, HistoryView
-from nucleate.sampling.host_batch import HostBatch, SamplerRow, known, row_path
+from nucleate.sampling.host_batch import KEPT_STATES, HostBatch, SamplerRow, known, row_path
 from nucleate.sampling.incremental_history import HistoryMaker
 from nucleate.sampling.inputs import (
     LogitsInput,
@@ -160,7 +161,9 @@ class Sampler:
         base_seed = seed_of(params, given) if seed is None else seed
         row_seed = noise.fresh_seed() if base_seed is None else (per_row(base_seed, 1, "seed")[0] + offset) % 2**64
         number = self._new_id(row_id)
-        row = SamplerRow(stages, memory, row_seed, past=[] if any(map(is_stateful, stages)) else None)
+        row = SamplerRow(
+            stages, memory, row_seed, past=deque(maxlen=KEPT_STATES) if any(map(is_stateful, stages)) else None
+        )
         self._batch.add(number, row, fused)
         self._rows[number] = row
         if combine is not None:
@@ -331,17 +334,18 @@ class Sampler:
         the positions in ``errors``. Appending the accepted tokens is up to the caller, see ``accept``. Synchronises
         with a device. Raises as a call, and ParameterError for a draft token outside the vocabulary.
         """
-        numbers = [*self._rows] if rows is None else [as_row_id(row) for row in rows]
-        for number in [*numbers, *(drafts or ())]:
-            known(self._rows, number)
-        if drafts and (others := drafts.keys() - {*numbers}):
+        requested = None if rows is None else [as_row_id(row) for row in rows]
+        numbers = self._host.batch(requested).numbers
+        if not drafts:
+            if self._combines:
+                logits_RV = combined_rows([self._combines.get(row) for row in numbers], logits_RV, companion)
+            return _sampled(self._batch.step(requested, logits_RV, mask, append=False))
+        if others := drafts.keys() - {*numbers}:
             raise ParameterError("drafts", f"drafts has row {others.pop()!r:.60}, which is not in this call")
-        tokens = {row: history((drafts or {}).get(row, ()), self.vocab_size, "drafts").tolist() for row in numbers}
+        tokens = {row: history(drafts.get(row, ()), self.vocab_size, "drafts").tolist() for row in numbers}
         repeated = [row for row in numbers for _ in range(len(tokens[row]) + 1)]
         if self._combines:
             logits_RV = combined_rows([self._combines.get(row) for row in repeated], logits_RV, companion)
-        if len(repeated) == len(numbers):
-            return _sampled(self._batch.step(numbers, logits_RV, mask, append=False))
         return self._peek_drafts(logits_RV, tokens, masks(mask, len(repeated), self.vocab_size))
 
     def _peek_drafts(self, logits_RV: Any, drafts: Mapping[RowId, list[int]], masks_RW: Sequence[Any]) -> SamplerOutput:
@@ -393,13 +397,14 @@ class Sampler:
 
         The next call samples at that position again, with the same noise. Stateful stages (mirostat, adaptive-p) return
         to their state before these tokens. Synchronises with a device. Raises ParameterError if the row has fewer
-        output tokens; for a row with stateful stages, also if it runs on a device, or was added with these tokens.
+        output tokens; for a row with stateful stages, also if it runs on a device, was added with these tokens, or for
+        more than 1,024 tokens.
         """
         own = self._up_to_date(row)
         stateful = any(map(is_stateful, own.stages))
         most = len(own.memory.output) if not stateful else len(own.past or ())
         if isinstance(count, bool) or not isinstance(count, int | np.integer) or not 0 <= count <= most:
-            which = "the output tokens since the row was added, on the CPU" if stateful else "its output tokens"
+            which = "the tokens whose state is kept, since the row was added" if stateful else "its output tokens"
             message = f"count must be an integer from 0 to {most} for row {row!r:.60}: {which}; got {count!r:.60}"
             raise ParameterError("count", message)
         if count:
