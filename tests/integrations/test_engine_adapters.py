@@ -97,7 +97,7 @@ def check(requests: list[FakeRequest]) -> None:
         assert request.output == expected(request.prompt, fields, request.count), fields
 
 
-@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("drafts", [0, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 def test_second_runner_of_vllm(vllm: Any, drafts: int, seed: int) -> None:
     runner = SecondRunner(vllm, config(), np.random.default_rng(seed), drafts=drafts)
@@ -133,7 +133,9 @@ def sglang_params(module: Any) -> Any:
     return params
 
 
-@pytest.mark.parametrize(("overlap", "drafts"), [(False, 0), (True, 0), (False, 3)])
+@pytest.mark.parametrize(
+    ("overlap", "drafts"), [(True, 0), *(pytest.param(False, count, marks=pytest.mark.slow) for count in (0, 3))]
+)
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 def test_sglang(sglang: Any, overlap: bool, drafts: int, seed: int) -> None:
     runner = SGLangRunner(sglang, np.random.default_rng(seed), overlap=overlap, drafts=drafts)
@@ -200,6 +202,24 @@ def test_requests_without_a_seed_differ_but_ranks_agree(vllm: Any) -> None:
         found.append([request.output for request in requests])
     assert found[0] == found[1] != found[2]
     assert found[0][0] != found[0][1]
+
+
+@pytest.mark.parametrize("is_real", [False], indirect=True)
+def test_a_request_that_does_not_fit_the_model_does_not_end_the_engine(
+    vllm: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    interface = sys.modules["vllm.v1.sample.logits_processor"]
+    for second in (False, True):
+        params = [{"logit_bias": {10**6: 1.0}}, {"temperature": 0}]
+        requests = [
+            FakeRequest(f"r{at}", [5, 6], engine_interfaces.EngineParams(extra_args={"nucleate": fields}), 5)
+            for at, fields in enumerate(params)
+        ]
+        rng = np.random.default_rng(0)
+        runner: Any = SecondRunner(vllm, config(), rng) if second else FirstRunner(vllm, config(), rng, interface)
+        runner.run(requests)
+        assert requests[0].output == requests[1].output == expected([5, 6], {"temperature": 0}, 5)
+    assert caplog.text.count("a request is sampled by vLLM: logit_bias names token 1000000") >= 2
 
 
 @pytest.mark.parametrize("is_real", [False], indirect=True)

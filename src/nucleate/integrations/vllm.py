@@ -7,6 +7,7 @@ HTTP field ``vllm_xargs``). Other requests do not change.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import groupby
@@ -35,6 +36,8 @@ except ImportError:  # vLLM before 0.33, which loads this plug-in too if nucleat
     class SecondInterface:  # type: ignore[no-redef]
         """Its second model runner has no interface."""
 
+
+logger = logging.getLogger("nucleate")
 
 WHERE = f"extra_args[{FIELD!r}]"
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -91,10 +94,16 @@ class NucleateLogitsProcessor(SecondInterface, FirstInterface):
         """
         params_of(sampling_params)
 
-    def _start(self, key: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> None:
+    def _start(self, key: int, params: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> bool:
+        """Begin a request. Returns False for one that does not fit the model: an error here would end the engine."""
         self._added += 1
         seed = seed_of_text(getattr(self._config, "instance_id", ""), self._added)
-        self._rows.start(key, params, prompt, output, seed)
+        try:
+            self._rows.start(key, params, prompt, output, seed)
+        except ValueError as error:
+            logger.error("a request is sampled by vLLM: %s", error)  # noqa: TRY400  # the message says it
+            return False
+        return True
 
     # The first interface: requests are places in the batch, and their outputs are lists that grow.
 
@@ -113,8 +122,8 @@ class NucleateLogitsProcessor(SecondInterface, FirstInterface):
             self._outputs.pop(place, None)
             self._rows_leave(place)
             params = params_of(sampling_params)
-            if params is not None:
-                self._start(place, params, prompt or (), [token for token in output if token >= 0])
+            known = [token for token in output if token >= 0]
+            if params is not None and self._start(place, params, prompt or (), known):
                 self._outputs[place] = output
         for source, target, direction in batch_update.moved:
             if not self._outputs.keys() & {source, target}:
