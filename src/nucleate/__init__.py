@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nucleate.inspector.notebook import inspect as inspect
     from nucleate.jit.kernel_libraries import warm as warm
     from nucleate.llm import LLM as LLM
+    from nucleate.llm.model_loading import load_sampler as load_sampler
     from nucleate.models.protocol import ModelError as ModelError
     from nucleate.outputs import Completion as Completion
     from nucleate.outputs import CompletionChunk as CompletionChunk
@@ -66,6 +67,7 @@ _NAMES = {
     "inspector.notebook": "inspect",
     "jit.kernel_libraries": "warm",
     "llm": "LLM",
+    "llm.model_loading": "load_sampler",
     "models.protocol": "ModelError",
     "outputs": "Completion CompletionChunk CompletionOutput EngineOutput StepLogprobs TokenLogprob "
     "ToolCall ToolCallDelta Usage",

@@ -242,7 +242,7 @@ class TracingSampler(Sampler):
 
     last: Trace
 
-    def add(self, params: Any, prompt_ids: Sequence[int] = (), **options: Any) -> int:
+    def add(self, params: Any = None, prompt_ids: Sequence[int] = (), **options: Any) -> Any:
         self._given, self._prompt_ids = params, prompt_ids
         return super().add(params, prompt_ids, **options)
 

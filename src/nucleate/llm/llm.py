@@ -16,7 +16,13 @@ from nucleate.engine.request import Request
 from nucleate.jit.kernel_libraries import MODELS, SAMPLER
 from nucleate.jit.native_library import load_in_background
 from nucleate.llm.chat_request import chat_request, template_options
-from nucleate.llm.model_loading import check_parallel, load_parallel, model_tokenizer
+from nucleate.llm.model_loading import (
+    GENERATION_CONFIG,
+    check_parallel,
+    load_parallel,
+    model_tokenizer,
+    recommended_params,
+)
 from nucleate.llm.shared_engine import SharedEngine, completions, in_order, with_progress
 from nucleate.models.loader import ModelSource, check_vocabulary, is_in_memory, runners_of
 from nucleate.models.protocol import Model, ModelError
@@ -42,8 +48,6 @@ from nucleate.watermark.kinds import check_watermark
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 ToolLike = Tool | Mapping[str, Any] | Callable[..., Any]
-GENERATION_CONFIG = ("auto", "none")
-"""Whether the sampling parameters in the model's generation_config.json are defaults."""
 
 
 @with_suggestions
@@ -128,11 +132,8 @@ class LLM:
             check_parallel(source, speculation)
         load_in_background((*SAMPLER, MODELS), compiling=False)
         self.folder = source.folder
-        try:
-            self.default_params = SamplingParams(**(source.recommended() if generation_config == "auto" else {}))
-        except ParameterError as error:  # caused by the model, not by an argument
-            text = f"{source.generation_config_name}: {error} (generation_config 'none' ignores the file)"
-            raise ModelError(text) from None
+        recommended = source.recommended() if generation_config == "auto" else {}
+        self.default_params = recommended_params(recommended, source.generation_config_name)
         self.model: Model = source.load() if tensor_parallel == 1 else load_parallel(source, tensor_parallel, how)
         self.companion_model: Model | None = None
         if companion_model is not None:

@@ -92,6 +92,14 @@ class ModelSource:
         length = getattr(_text_config(self.in_memory), "max_position_embeddings", None)
         return recommended_values(_values(self.in_memory), self.generation_config_name, length or float("inf"))
 
+    def vocab_size(self) -> int | None:
+        """The vocabulary size in the config; None if there is none. Raises ModelError."""
+        if self.folder is None:
+            return getattr(_text_config(self.in_memory), "vocab_size", None)
+        config = read_config(self.folder / "config.json")
+        size = (config.get("text_config") or config).get("vocab_size", config.get("vocab_size"))
+        return size if isinstance(size, int) else None
+
     def eos_token_ids(self) -> frozenset[int]:
         """The EOS ids in the generation config, or in the config. Raises ModelError."""
         if self.folder is None:

@@ -96,10 +96,11 @@ def _sample_fused(batch: Batch, seeds: list[int], steps: list[int], tokens_B: ND
         programs.append(EditProgram(pipeline.edits, past, size))
         noise_key = reference.noise_of(batch.pipelines[row], past, seeds[row], steps[row])
         table.add(row, pipeline.params, programs[-1].commands_at, *noise_key)
-    part = table.select(table.rows, table.rows)
+    rows = [*batch.fused_rows]
+    part = table.select(rows, rows)
     masks_B = mask_layout([past.mask for past in batch.histories])
-    thread_runner(size).draw(logits.layout(), len(table.rows), part.control, masks_B)
-    tokens_B[table.rows] = part.tokens
+    thread_runner(size).draw(logits.layout(), len(rows), part.control, masks_B)
+    tokens_B[rows] = part.tokens
 
 
 @with_suggestions

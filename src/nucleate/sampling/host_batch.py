@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,10 +14,18 @@ from nucleate.jit.kernel_libraries import compiled
 from nucleate.outputs import StepLogprobs
 from nucleate.parameters.parameter import unknown
 from nucleate.sampling import reference
-from nucleate.sampling.cpu.fused_runner import NOT_DRAWN, EditProgram, RowSelection, RowTable, thread_runner
+from nucleate.sampling.cpu.fused_runner import (
+    NOT_DRAWN,
+    EditProgram,
+    RowSelection,
+    RowTable,
+    draw_with_numpy,
+    thread_runner,
+)
 from nucleate.sampling.incremental_history import IncrementalHistory
 from nucleate.sampling.inputs import (
     LogitsInput,
+    RowId,
     check_shape,
     contiguous_layout,
     contiguous_mask_layout,
@@ -42,6 +51,9 @@ def row_path(fast: bool) -> Any:
     return evaluation
 
 
+KEPT_STATES = 1024
+"""Maximum number of tokens that ``rollback`` can take back from a row with stateful stages."""
+
 KEPT_BATCHES = 32
 """Maximum number of cached RowBatches, one per list of rows."""
 
@@ -57,9 +69,13 @@ class SamplerRow:
     program: EditProgram | None = None  #: likewise
     values: Shift | None = None  #: likewise: added to the logits before the kernel runs
     keyed: bool = False  #: likewise: whether the noise depends on the history, see ``Draw.noise_key``
+    fused: FusedPipeline | None = None  #: likewise: for ``draw_with_numpy``
+    past: deque[Pipeline] | None = None  #: the stages before each of the last tokens, if one has a state
 
     def move(self, stages: Pipeline) -> None:
         """Set the stages of the next step. The tuple stays the same object if no stage has changed its state."""
+        if self.past is not None:
+            self.past.append(self.stages)
         if stages is not self.stages and any(old is not new for old, new in zip(self.stages, stages, strict=True)):
             self.stages = stages
 
@@ -67,7 +83,7 @@ class SamplerRow:
 class RowBatch(NamedTuple):
     """The rows of a call. Reused by calls with the same rows until a row is added or removed."""
 
-    numbers: list[int]
+    numbers: list[RowId]
     rows: list[SamplerRow]
     shape: tuple[int, int]
     seeds: NDArray[np.uint64]  #: read-only, shared by calls
@@ -87,12 +103,12 @@ class HostBatch:
     backend.
     """
 
-    def __init__(self, size: int, backend: str, rows: Mapping[int, SamplerRow]) -> None:
+    def __init__(self, size: int, backend: str, rows: Mapping[RowId, SamplerRow]) -> None:
         self._compiled = compiled(backend, 0)  # raises for an unknown backend
         self._size, self._backend, self._rows = size, backend, rows
         self._table = RowTable()  # the rows of the fused kernel
         self._shifted = np.empty((0, size), np.float32)  # buffer for logits with values
-        self._batches: dict[tuple[int, ...] | None, RowBatch] = {}
+        self._batches: dict[tuple[RowId, ...] | None, RowBatch] = {}
 
     def fast(self, scores: int) -> bool:
         """Whether a call with this number of scores uses compiled kernels. Once loaded, they stay loaded."""
@@ -100,18 +116,19 @@ class HostBatch:
             self._compiled = compiled(self._backend, scores)
         return self._compiled
 
-    def add(self, number: int, row: SamplerRow, fused: FusedPipeline | str) -> None:
+    def add(self, number: RowId, row: SamplerRow, fused: FusedPipeline | str) -> None:
         """Add a row. fused: see ``PreparedPipeline``."""
         self.clear_cache()
         if isinstance(fused, str):
             return
+        row.fused = fused
         row.tap, row.program = fused.tap, EditProgram(fused.edits, row.memory, self._size) if fused.edits else None
         row.values = fused.values
         row.keyed = isinstance(row.stages[-1], Draw) and row.stages[-1].keyed
         at = row.program.commands_at if row.program else (0, 0)
         self._table.add(number, fused.params, at, row.seed, len(row.memory.output))
 
-    def remove(self, number: int) -> None:
+    def remove(self, number: RowId) -> None:
         """Remove a row."""
         self.clear_cache()
         self._table.remove(number)
@@ -120,17 +137,26 @@ class HostBatch:
         """Drop cached RowBatches, after rows were added or removed."""
         self._batches.clear()
 
-    def push(self, number: int, token: int, updated: Pipeline | None = None) -> None:
+    def push(self, number: RowId, token: int, updated: Pipeline | None = None) -> None:
         """Append a token that was not sampled here. updated: the stages after it; None: as if its probability was 1."""
         row = self._rows[number]
         row.memory.push(token)
         self._table.advance(number)
         row.move(updated or tuple(stage.update(SampledToken(token, 0.0, 0.0)) for stage in row.stages))
 
+    def rollback(self, number: RowId, count: int, stages: Pipeline) -> None:
+        """Take back the last tokens of a row. stages: those before these tokens."""
+        row = self._rows[number]
+        row.memory.pop(count)
+        self._table.advance(number, -count)
+        row.stages = stages
+        for _ in range(min(count, len(row.past or ()))):
+            row.past.pop()  # type: ignore[union-attr]
+
     def synchronise(self) -> None:
         """Nothing to do: histories and states are on the host."""
 
-    def batch(self, requested: list[int] | None) -> RowBatch:
+    def batch(self, requested: list[RowId] | None) -> RowBatch:
         """The rows of a call. Cached, as speculative decoding alternates between all rows and some of them."""
         key = None if requested is None else tuple(requested)
         batch = self._batches.get(key)
@@ -140,7 +166,7 @@ class HostBatch:
             batch = self._batches[key] = self._make_batch(requested)
         return batch
 
-    def _make_batch(self, requested: list[int] | None) -> RowBatch:
+    def _make_batch(self, requested: list[RowId] | None) -> RowBatch:
         numbers = list(self._rows) if requested is None else requested
         if len(set(numbers)) < len(numbers):
             raise ValueError(f"rows has one row twice, got {numbers!r:.60}")
@@ -155,25 +181,33 @@ class HostBatch:
         seeds.flags.writeable = False
         return RowBatch(numbers, rows, (len(rows), self._size), seeds, positions, part, appends)
 
-    def step(self, requested: list[int] | None, logits_RV: Any, mask: Any) -> Step:
-        """Sample a token per row: with one kernel call if the fused kernel runs all rows and none reports logprobs."""
+    def step(self, requested: list[RowId] | None, logits_RV: Any, mask: Any, *, append: bool = True) -> Step:
+        """Sample a token per row: with one kernel call if the fused kernel runs all rows and none reports logprobs.
+
+        append: advance the rows; otherwise they do not change.
+        """
         batch = self.batch(requested)
         appends, (count, size) = batch.appends, batch.shape
         layout = contiguous_layout(logits_RV, batch.shape) if appends else None
         bitmask = contiguous_mask_layout(mask, count, size) if appends else None
         if not appends or layout is None or bitmask is None or not self.fast(count * size):
-            return self._step(LogitsInput(logits_RV), batch, mask, None)
+            return self._step(LogitsInput(logits_RV), batch, mask, None, append)
         part = batch.part
         thread_runner(size).draw(layout, count, part.control, bitmask)
         tokens_R = part.tokens.copy()
         tokens = tokens_R.tolist()
         if NOT_DRAWN in tokens:
-            return self._step(LogitsInput(logits_RV), batch, mask, tokens_R)
-        for append, token in zip(appends, tokens, strict=True):
-            append(token)
+            return self._step(LogitsInput(logits_RV), batch, mask, tokens_R, append)
+        if append:
+            for append_token, token in zip(appends, tokens, strict=True):
+                append_token(token)
+        else:
+            self._table.entries["step"][[self._table.slots[number] for number in batch.numbers]] -= np.uint64(1)
         return like(logits_RV, tokens_R), None, {}, batch.seeds
 
-    def _step(self, logits: LogitsInput, batch: RowBatch, mask: Any, sampled: NDArray[np.int64] | None) -> Step:
+    def _step(
+        self, logits: LogitsInput, batch: RowBatch, mask: Any, sampled: NDArray[np.int64] | None, append: bool = True
+    ) -> Step:
         """The general case of ``step``. sampled: tokens that the fused kernel has sampled already."""
         count = len(batch.rows)
         check_shape(logits.shape, *batch.shape)
@@ -186,13 +220,18 @@ class HostBatch:
         reported: dict[int, StepLogprobs] = {}
         for position, (row, token) in enumerate(zip(batch.rows, tokens_R.tolist(), strict=True)):
             if token < 0:
-                result = self.sample_row(batch.numbers[position], logits[position], masks_R[position], fast)
+                result = self.sample_row(
+                    batch.numbers[position], logits[position], masks_R[position], fast, append=append
+                )
                 if isinstance(result, str):
                     errors[position] = result
                     continue
                 tokens_R[position], row_logprobs = result
             else:
-                row.memory.push(token)
+                if append:
+                    row.memory.push(token)
+                else:
+                    self._table.advance(batch.numbers[position], -1)
                 row_logprobs = None
                 if row.tap is not None:
                     row_logprobs = row_path(True).step_logprobs(logits[position], token, row.tap.request)
@@ -234,26 +273,43 @@ class HostBatch:
         return True
 
     def sample_row(
-        self, number: int, logits_V: NDArray[np.float32], mask_W: NDArray[np.int32] | None, fast: bool | None = None
+        self,
+        number: RowId,
+        logits_V: NDArray[np.float32],
+        mask_W: NDArray[np.int32] | None,
+        fast: bool | None = None,
+        *,
+        append: bool = True,
     ) -> tuple[int, StepLogprobs | None] | str:
         """Sample a row and append the token, or return an error message if it cannot be sampled.
 
-        fast: whether to use the composed path, not the reference; by default as in a call with this row only.
+        fast: whether to use the composed path, not the reference; by default as in a call with this row only. append:
+        as in ``step``.
         """
         row, fast = self._rows[number], self.fast(self._size) if fast is None else fast
         stages = row.stages if mask_W is None else with_mask(row.stages)
         row.memory.mask = mask_W
+        if not fast and row.fused is not None and self._backend == "auto":
+            noise_key = reference.noise_of(row.stages, row.memory, row.seed, len(row.memory.output))
+            token = draw_with_numpy(logits_V, row.fused, row.memory, *noise_key)
+            if token != NOT_DRAWN:
+                if append:
+                    self._table.advance(number)
+                    row.memory.push(token)
+                return token, None
         try:
             result = row_path(fast).run(logits_V, stages, row.seed, len(row.memory.output), row.memory)
         except Exception as error:  # noqa: BLE001  # a user-defined stage may raise anything
             return reference.message_of(error)
+        if not append:
+            return result.token, result.logprobs
         row.move(result.stages if stages is row.stages else without_mask(result.stages))
         self._table.advance(number)
         row.memory.push(result.token)
         return result.token, result.logprobs
 
 
-def known(rows: Mapping[int, SamplerRow], number: int) -> SamplerRow:
+def known(rows: Mapping[RowId, SamplerRow], number: RowId) -> SamplerRow:
     """The row with this number. Raises ParameterError if there is none."""
     if number not in rows:
         raise unknown(str(number), map(str, rows), "row")

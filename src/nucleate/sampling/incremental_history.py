@@ -57,6 +57,21 @@ class IncrementalHistory:
         for each in self._updated:
             each.push(token)
 
+    def pop(self, count: int) -> None:
+        """Take back the last output tokens. Counts are updated per token; other listings are computed again."""
+        for _ in range(count if self._counters else 0):
+            total = len(self.prompt) + len(self.output) - 1
+            for counter in self._counters.values():
+                counter.pop(self.output[-1], self.prompt, self.output, total)
+            del self.output[-1]
+        if not self._counters:
+            del self.output[len(self.output) - count :]
+        for stage in self._stages:
+            if id(stage) in self._listings:
+                self._listings[id(stage)] = stage.incremental_listing(self._history)
+        self._contexts, self._origin = {}, None
+        self._updated = *self._listings.values(), *self._counters.values()
+
     @property
     def append(self) -> Callable[[int], None]:
         """As ``push``, and faster: if no stage reads the history, nothing but the list of tokens is touched."""
@@ -184,6 +199,19 @@ class TokenCounter:
             recent.append(token)
             if self._window is not None and len(recent) > self._window:
                 self._add(recent.popleft(), -1)
+
+    def pop(self, token: int, prompt: list[int], output: list[int], total: int) -> None:
+        """Take back the last token. prompt, output: the tokens with it. total: their number without it."""
+        if self._window == 0:
+            return
+        self._add(token, -1)
+        if self._recent is not None:
+            self._recent.pop()
+            start = total - (self._window or 0)
+            if start >= 0:  # a token enters at the start of the window
+                entering = prompt[start] if start < len(prompt) else output[start - len(prompt)]
+                self._add(entering, 1)
+                self._recent.appendleft(entering)
 
     def _add(self, token: int, change: int) -> None:
         ids, prompt, output = self._views

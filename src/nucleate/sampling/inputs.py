@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -17,6 +18,9 @@ LOGITS_DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 _DTYPE_CODES = {np.dtype(name): code for code, name in enumerate(LOGITS_DTYPES) if name != "bfloat16"}
 _FLOAT32, _INT32 = np.dtype(np.float32), np.dtype(np.int32)
+
+RowId = int | str
+"""What names a row of a ``Sampler``."""
 
 NO_ARRAY = np.zeros((1, 1), np.float32)
 
@@ -69,6 +73,11 @@ class LogitsInput:
 
     def __iter__(self) -> Iterator[NDArray[np.float32]]:
         return (self[index] for index in range(len(self)))
+
+
+def as_row_id(row: Any) -> RowId:
+    """The id of a row: a string, or an integer of any kind. Raises TypeError."""
+    return row if row.__class__ is str or row.__class__ is int else operator.index(row)
 
 
 def is_row(logits: Any) -> bool:

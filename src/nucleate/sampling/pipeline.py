@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from nucleate.sampling.companion import split_combine
 from nucleate.sampling.rules import adds_listed_value, adds_value, bans_tokens
@@ -46,6 +46,10 @@ class RequestParams(ABC):
     @abstractmethod
     def build_pipeline(self, end_ids: tuple[int, ...] = (), tokenizer: TextEncoder | None = None) -> Pipeline:
         """The stages that the parameters describe. end_ids: the token ids that end the output."""
+
+    @abstractmethod
+    def with_defaults(self, defaults: Self) -> Self:
+        """These parameters, with the values of ``defaults`` for fields that were not given."""
 
     @property
     @abstractmethod

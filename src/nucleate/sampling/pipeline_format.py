@@ -7,6 +7,7 @@ what a request sets.
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, replace
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from typing import Any, TypeGuard
 
 from nucleate.parameters import converters
 from nucleate.parameters.converters import TokenTable, shown
-from nucleate.parameters.parameter import Parameter, ParameterError, unknown
+from nucleate.parameters.parameter import Parameter, ParameterError, read_json, unknown
 from nucleate.sampling.presets import PIPELINE_PARAMETERS, REQUESTABLE, stages_in
 from nucleate.sampling.stage import Combine, Draw, Floor, Pipeline, Prefix, Stage, Tap, shape_of
 from nucleate.sampling.stages import STAGES, Mask, MinTokens, Mirostat, MirostatV1
@@ -262,3 +263,33 @@ def conflicts(defaults: Mapping[str, Any], request: Mapping[str, Any]) -> dict[s
     if least is not None and "max_tokens" not in request and (defaults["max_tokens"] or least) < least:
         found["max_tokens"] = "min_tokens"
     return found
+
+
+ROW_FORMAT = 1
+"""Version of the bytes of ``write_row``."""
+
+
+def write_row(size: int, stages: Pipeline, seed: int, prompt: Any, output: Any) -> bytes:
+    """A row of a ``Sampler`` as JSON. Raises ParameterError for stages that cannot be written."""
+    for stage in stages:
+        if STAGES.get(stage.name) is not type(stage):
+            raise _error(f"{stage.name} cannot be saved: it is not registered, see register_stage")
+        if any(isinstance(getattr(stage, attribute), WatermarkKey) for attribute in stage.parameters):
+            raise _error(
+                f"{stage.name} cannot be saved: its key is secret; add the row again, with output_ids and seed"
+            )
+    row = {"nucleate_row": ROW_FORMAT, "vocab_size": size, "seed": int(seed), "stages": pipeline_to_json(stages)}
+    return json.dumps({**row, "prompt": [*map(int, prompt)], "output": [*map(int, output)]}).encode()
+
+
+def read_row(data: Any, size: int) -> tuple[Pipeline, int, list[int], list[int]]:
+    """Stages, seed, prompt and output from ``write_row``. Raises ParameterError."""
+    row = read_json(bytes(data).decode("utf-8", "replace") if isinstance(data, bytes | bytearray) else data, "data")
+    if not isinstance(row, dict) or row.get("nucleate_row") != ROW_FORMAT:
+        raise ParameterError("data", f"data must be the bytes of Sampler.save, got {data!r:.60}")
+    if row.get("vocab_size") != size:
+        raise ParameterError("data", f"data is a row of a vocabulary of {row.get('vocab_size')} tokens, not of {size}")
+    if not isinstance(row.get("stages"), list) or type(row.get("seed")) is not int:
+        raise ParameterError("data", "data must be the bytes of Sampler.save: it has no stages, or no seed")
+    stages = tuple(_stage(index, entry) for index, entry in enumerate(row["stages"]))
+    return stages, row["seed"], row.get("prompt", []), row.get("output", [])

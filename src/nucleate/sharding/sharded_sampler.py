@@ -162,7 +162,7 @@ class ShardedSampler:
         one = prepared(params, ends)
         if seed is None and seed_of(params, one.given) is None:
             seed, index = self._fresh_seed(), 0
-        row = self.sampler.add(
+        row: int = self.sampler.add(
             params, prompt_ids, output_ids=output_ids, seed=seed, index=index, eos_token_ids=eos_token_ids
         )
         self._added += 1

@@ -33,7 +33,7 @@ from nucleate.sampling.gpu.torch_device import (
     pack_row_state,
     to_device,
 )
-from nucleate.sampling.inputs import packed_ids
+from nucleate.sampling.inputs import RowId, packed_ids
 from nucleate.sampling.signature import DeviceRowSpec, PipelineSignature
 
 NO_TOKEN = -1
@@ -67,20 +67,20 @@ class BatchState:
         size: int,
         device: torch.device,
         kernels: str,
-        on_tokens: Callable[[int, list[int]], None],
-        on_state: Callable[[int, list[float]], None] | None = None,
+        on_tokens: Callable[[RowId, list[int]], None],
+        on_state: Callable[[RowId, list[float]], None] | None = None,
     ) -> None:
         self.size, self.device, self.kernels = size, device, kernels
         self.floats = float_dtype(device)
         self._on_tokens, self._on_state = on_tokens, on_state
         self._zero_1 = torch.zeros(1, dtype=self.floats, device=device)
         self._slots = Slots(device, self.floats, MIN_RING_SIZE)
-        self._rows: dict[int, DeviceRow] = {}
+        self._rows: dict[RowId, DeviceRow] = {}
         self._unsynced = 0  # upper bound on the tokens of a row that the host does not have yet
         self._workspace: Any = None  # a TritonWorkspace
         self._reallocations = 0
 
-    def __contains__(self, row: int) -> bool:
+    def __contains__(self, row: object) -> bool:
         return row in self._rows
 
     @property
@@ -88,7 +88,7 @@ class BatchState:
         """The number of buffer reallocations. When it changes, CUDA graphs must be captured again."""
         return self._slots.reallocations + self._reallocations
 
-    def add(self, number: int, row: DeviceRowSpec, seed: int, prompt: list[int], output: list[int]) -> None:
+    def add(self, number: RowId, row: DeviceRowSpec, seed: int, prompt: list[int], output: list[int]) -> None:
         """Add a row. seed: 0..2**64 - 1."""
         tokens = prompt + output
         self._slots.ensure_ring_size(int(min(len(tokens), row.history_length)) + 1)
@@ -101,20 +101,20 @@ class BatchState:
         allowed_mask_W = None if row.allowed_ids is None else packed_ids([*row.allowed_ids], self.size)
         self._rows[number] = DeviceRow(slot, row, len(prompt), len(output), allowed_mask_W)
 
-    def remove(self, number: int) -> None:
+    def remove(self, number: RowId) -> None:
         """Remove a row. The other rows keep their slots."""
         self._slots.release(self._rows.pop(number).slot)
 
-    def reports(self, number: int) -> bool:
+    def reports(self, number: RowId) -> bool:
         """Whether a row reports logprobs."""
         row = self._rows[number].spec
         return row.request is not None or (row.signature is not None and row.signature.request is not None)
 
-    def signature(self, number: int) -> PipelineSignature | None:
+    def signature(self, number: RowId) -> PipelineSignature | None:
         """The signature of a row that is not a fused pipeline, otherwise None."""
         return self._rows[number].spec.signature
 
-    def view(self, numbers: Sequence[int]) -> BatchView:
+    def view(self, numbers: Sequence[RowId]) -> BatchView:
         """Prepare calls with these rows, in this order."""
         rows = [self._rows[number] for number in numbers]
         return make_view(numbers, rows, self._slots, self.size, use_triton=self.kernels == "triton")
@@ -228,7 +228,7 @@ class BatchState:
         """A new result buffer with one element per row."""
         return torch.empty(self._workspace.rows, dtype=dtype, device=self.device)
 
-    def push(self, number: int, token: int, params: Sequence[float] | None = None) -> None:
+    def push(self, number: RowId, token: int, params: Sequence[float] | None = None) -> None:
         """Append a token that was not sampled here. params: of the stages after it; by default computed as if p = 1."""
         view, row = self.view([number]), self._rows[number]
         self.reserve(view, 1)

@@ -17,6 +17,7 @@ from nucleate.outputs import StepLogprobs, TokenLogprob
 from nucleate.sampling.gpu.batch_sampling import TensorBatch, make_batch
 from nucleate.sampling.gpu.tensor_shifts import ShiftGroup, groups_of, padded
 from nucleate.sampling.gpu.torch_device import SEED, Slots, to_device
+from nucleate.sampling.inputs import RowId
 from nucleate.sampling.signature import DeviceRowSpec, fused_signatures
 
 LogprobsRequest = tuple[int, tuple[int, ...]]
@@ -106,7 +107,7 @@ class RowGroup(NamedTuple):
 class BatchView(NamedTuple):
     """The rows of a call, in its order. Invalid after one of them has been removed."""
 
-    row_numbers: list[int]  #: the row numbers of ``Sampler``
+    row_numbers: list[RowId]  #: the row numbers of ``Sampler``
     rows: list[DeviceRow]
     slots_R: torch.Tensor
     groups: list[RowGroup]
@@ -117,7 +118,7 @@ class BatchView(NamedTuple):
 
 
 def make_view(
-    numbers: Sequence[int], rows: Sequence[DeviceRow], slots: Slots, size: int, *, use_triton: bool
+    numbers: Sequence[RowId], rows: Sequence[DeviceRow], slots: Slots, size: int, *, use_triton: bool
 ) -> BatchView:
     """Prepare rows for calls in this order. numbers: of the rows. size: V. use_triton: for the fused pipeline."""
     by_signature: dict[Any, list[int]] = {}

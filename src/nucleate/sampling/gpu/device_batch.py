@@ -23,8 +23,8 @@ from nucleate.sampling.gpu.batch_state import MIN_RING_SIZE, BatchState, DecodeL
 from nucleate.sampling.gpu.batch_view import BatchView, to_step_logprobs
 from nucleate.sampling.gpu.torch_device import to_device
 from nucleate.sampling.host_batch import HostBatch, SamplerRow, Step
-from nucleate.sampling.inputs import check_shape, checked_logits, checked_mask, history
-from nucleate.sampling.pipeline import FusedPipeline
+from nucleate.sampling.inputs import RowId, check_shape, checked_logits, checked_mask, history
+from nucleate.sampling.pipeline import FusedPipeline, to_fused_pipeline
 from nucleate.sampling.presets import with_mask
 from nucleate.sampling.route import TENSOR_BACKENDS, dispatch
 from nucleate.sampling.signature import with_state
@@ -74,7 +74,7 @@ class LazyDict(UserDict[int, Any]):
 class StepCall(NamedTuple):
     """The rows of a call. Reused by calls with the same rows."""
 
-    numbers: list[int]
+    numbers: list[RowId]
     view: BatchView  #: the rows on the device
     positions: list[int]  #: their positions in the call
     positions_N: torch.Tensor  #: the same as a tensor
@@ -88,37 +88,38 @@ class DeviceBatch:
     device is not available.
     """
 
-    def __init__(self, size: int, device: Any, backend: str, rows: Mapping[int, SamplerRow], host: HostBatch) -> None:
+    def __init__(self, size: int, device: Any, backend: str, rows: Mapping[RowId, SamplerRow], host: HostBatch) -> None:
         self._size, self._name, self._rows, self._host = size, str(device), rows, host
         self._device = torch_device.open_device(device)
         kernels = torch_device.select_kernels(self._device, backend if backend in TENSOR_BACKENDS else "auto")
         self._backend = backend if backend in ("reference", "cpu") else kernels
         self._state = BatchState(size, self._device, kernels, self._append_tokens, self._set_state)
-        self._calls: dict[tuple[int, ...], StepCall] = {}
+        self._calls: dict[tuple[RowId, ...], StepCall] = {}
         self._fallback_logged = False
 
-    def __contains__(self, number: int) -> bool:
+    def __contains__(self, number: RowId) -> bool:
         return number in self._state
 
-    def add(self, number: int, row: SamplerRow, fused: FusedPipeline | str) -> None:
+    def add(self, number: RowId, row: SamplerRow, fused: FusedPipeline | str) -> None:
         """Add a row to the device, or leave it to the CPU. The first row left to the CPU is logged with the reason."""
         self._calls.clear()
         route = dispatch(row.stages, fused, self._size, device=self._name, backend=self._backend)
         self._host.clear_cache()
         if route.row_spec is not None:
+            row.past = None  # states on the device are not kept
             self._state.add(number, route.row_spec, row.seed, row.memory.prompt, row.memory.output)
         elif not self._fallback_logged:
             self._fallback_logged = True
             logger.warning("a row runs %s; further rows are not logged", route.why)
 
-    def remove(self, number: int) -> None:
+    def remove(self, number: RowId) -> None:
         """Remove a row."""
         self._calls.clear()
         self._host.remove(number)
         if number in self._state:
             self._state.remove(number)
 
-    def push(self, number: int, token: int, updated: Pipeline | None = None) -> None:
+    def push(self, number: RowId, token: int, updated: Pipeline | None = None) -> None:
         """As ``HostBatch.push``."""
         if number not in self._state:
             self._host.push(number, token, updated)
@@ -128,21 +129,33 @@ class DeviceBatch:
             params = signature.params_of(updated)
         self._state.push(number, token, params)
 
+    def rollback(self, number: RowId, count: int, stages: Pipeline) -> None:
+        """As ``HostBatch.rollback``: the row starts again on the device. Synchronises."""
+        self._state.synchronise()
+        row, fused = self._rows[number], to_fused_pipeline(stages)
+        if number not in self._state:
+            self._host.rollback(number, count, stages)
+            return
+        self.remove(number)
+        row.memory.pop(count)
+        row.stages = stages
+        self.add(number, row, fused)
+
     def synchronise(self) -> None:
         """Copy all sampled tokens and stage states to the host."""
         self._state.synchronise()
 
-    def _append_tokens(self, number: int, tokens: list[int]) -> None:
+    def _append_tokens(self, number: RowId, tokens: list[int]) -> None:
         for token in tokens:
             self._rows[number].memory.push(token)
 
-    def _set_state(self, number: int, params: list[float]) -> None:
+    def _set_state(self, number: RowId, params: list[float]) -> None:
         row, signature = self._rows[number], self._state.signature(number)
         if signature is not None:
             row.move(with_state(row.stages, signature.signatures, params))
 
     def loop(
-        self, numbers: list[int], forward: Forward, first_ids: Sequence[int], steps: int, stop_ids: Sequence[int]
+        self, numbers: list[RowId], forward: Forward, first_ids: Sequence[int], steps: int, stop_ids: Sequence[int]
     ) -> DecodeLoop:
         """See ``Sampler.loop``."""
         for number in numbers:
@@ -159,8 +172,20 @@ class DeviceBatch:
         stops = history(stop_ids, self._size, "stop_ids").tolist()
         return DecodeLoop(self._state, self._state.view(numbers), forward, ids, steps, stops)
 
-    def step(self, requested: list[int] | None, logits: Any, mask: Any) -> Step:
-        """As ``HostBatch.step``. Logits, mask: tensors or arrays."""
+    def step(self, requested: list[RowId] | None, logits: Any, mask: Any, *, append: bool = True) -> Step:
+        """As ``HostBatch.step``. Logits, mask: tensors or arrays. Synchronises unless the rows advance."""
+        if append:
+            return self._step(requested, logits, mask)
+        self._state.synchronise()
+        numbers = self._host.batch(requested).numbers
+        before = [self._rows[number].stages for number in numbers]
+        step = self._step(requested, logits, mask)
+        for number, stages, token in zip(numbers, before, step[0].tolist(), strict=True):
+            if token >= 0:
+                self.rollback(number, 1, stages)
+        return step
+
+    def _step(self, requested: list[RowId] | None, logits: Any, mask: Any) -> Step:
         batch, logits = self._host.batch(requested), checked_logits(logits)
         numbers = batch.numbers
         check_shape(logits.shape, *batch.shape)
@@ -191,7 +216,7 @@ class DeviceBatch:
         all_errors = LazyDict(lambda: errors | self._invalid_rows(call, batch.rows, tokens_R, host_row))
         return tokens_R, logprobs, all_errors, batch.seeds
 
-    def _call(self, numbers: list[int]) -> StepCall:
+    def _call(self, numbers: list[RowId]) -> StepCall:
         key = tuple(numbers)
         if key not in self._calls:
             if len(self._calls) >= MAX_CACHED_CALLS:
