@@ -47,6 +47,48 @@ class NotTested(Exception):  # noqa: N818
     """A check cannot be made. The message says why."""
 
 
+class Check(NamedTuple):
+    """A check. group: the part of the report. run: returns what was found; raises Difference or NotTested."""
+
+    group: str
+    name: str
+    run: Callable[[], str]
+
+
+class Finding(NamedTuple):
+    """The result of a check. outcome: "same" (as documented), "differs" or "not tested". found: what was seen."""
+
+    group: str
+    name: str
+    outcome: str
+    found: str
+
+
+class Findings(NamedTuple):
+    """The results of a run. about: facts by name, such as the number of requests and the power of the tests."""
+
+    subject: str
+    about: Mapping[str, Any]
+    findings: Sequence[Finding]
+
+
+Progress = Callable[[str], object]
+"""Called with the name of a check before it runs."""
+
+
+def run_checks(checks: Iterable[Check], progress: Progress) -> Iterator[Finding]:
+    """Run checks in their order, and yield what they find."""
+    for check in checks:
+        progress(check.name)
+        try:
+            outcome, found = "same", check.run()
+        except Difference as difference:
+            outcome, found = "differs", str(difference)
+        except NotTested as reason:
+            outcome, found = "not tested", str(reason)
+        yield Finding(check.group, check.name, outcome, found)
+
+
 class Law(NamedTuple):
     """The distribution before any stage. p: probabilities of the labels, descending. rest: mass of all other tokens."""
 
@@ -63,18 +105,22 @@ class Law(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """A distribution over the labels of a law, given that one of them is drawn. closed: no other token is possible."""
+    """A distribution over the labels of a law, given that one of them is drawn.
+
+    other: probability of all other tokens together, before that condition; None if it is not known, 0 if they are
+    impossible.
+    """
 
     labels: tuple[Label, ...]
     q: NDArray[np.float64]
-    closed: bool
+    other: float | None
 
 
-def apply(law: Law, stages: Iterable[tuple[str, Any]]) -> Expected | None:
+def apply(law: Law, stages: Iterable[tuple[str, Any]]) -> Expected | None:  # noqa: C901  # a case per stage
     """Return the distribution after stages; None if it depends on tokens that the law does not list.
 
-    stages: temperature, top_k, top_p (of the mass that is left), min_p (relative to the most likely token), ``floor`` (a
-    probability of the mass that is left) and ``shift`` (amounts that are subtracted from scores, by label).
+    stages: temperature, top_k, top_p (of the mass that is left), min_p (relative to the most likely token), ``floor``
+    (a probability of the mass that is left) and ``shift`` (amounts that are subtracted from scores, by label).
     """
     w = law.p / law.p[0]
     low = high = law.rest / law.p[0]  # bounds of the mass of the other tokens
@@ -103,7 +149,15 @@ def apply(law: Law, stages: Iterable[tuple[str, Any]]) -> Expected | None:
             if keep.all() and high:
                 return None  # some of the other tokens may stay
             w, low, high = np.where(keep, w, 0.0), 0.0, 0.0
-    return Expected(law.labels, w / w.sum(), not high)
+    return Expected(law.labels, w / w.sum(), low / (w.sum() + low) if low == high else None)
+
+
+def surely(law: Law, stages: Iterable[tuple[str, Any]]) -> Expected:
+    """``apply``, which raises NotTested instead of returning None."""
+    made = apply(law, stages)
+    if made is None:
+        raise NotTested("the distribution depends on tokens that the logprobs do not list")
+    return made
 
 
 NUDGES: Mapping[str, Callable[[Any, int], Any]] = {
@@ -120,7 +174,7 @@ def is_robust(law: Law, stages: Stages) -> bool:
     if made is None:
         return False
     kept = int(np.count_nonzero(made.q))
-    if kept < len(law.p) and made.closed and law.p[kept - 1] < 1.03 * law.p[kept]:
+    if kept < len(law.p) and made.other == 0 and law.p[kept - 1] < 1.03 * law.p[kept]:
         return False
     for index, (name, value) in enumerate(stages):
         for sign in (-1, 1):
@@ -189,7 +243,7 @@ ORDERS = (("temperature", "top_p"), ("temperature", "min_p"), ("top_k", "top_p")
 _VALUES: Mapping[str, Sequence[Any]] = {"temperature": (0.4, 0.5, 0.6, 0.7, 1.5, 2.0, 3.0), "top_k": range(2, 9)}
 
 
-def order_questions(first: str, second: str) -> Iterator[Question]:
+def order_questions(first: str, second: str, _: Law) -> Iterator[Question]:
     """Yield settings of two stages, with the other order."""
     for value in _VALUES.get(first, GRID_M):
         for p in GRID_M if second == "min_p" else GRID_P:
@@ -233,16 +287,22 @@ class Fit(NamedTuple):
 
 def fit(expected: Expected, counts: Mapping[Label, int]) -> Fit:
     """Compare counts with a distribution."""
-    observed = np.array([counts.get(label, 0) for label in expected.labels], np.float64)
-    possible = expected.q > 0
-    listed = set(expected.labels) if expected.closed else set(counts) | set(expected.labels)
-    outside = {label: int(n) for label, n, ok in zip(expected.labels, observed, possible, strict=True) if n and not ok}
-    outside |= {label: n for label, n in counts.items() if label not in listed}
-    total = observed[possible].sum()
-    mean = expected.q[possible] * total
+    labels, q = [*expected.labels], expected.q
+    observed = np.array([counts.get(label, 0) for label in labels], np.float64)
+    possible = q > 0
+    others = {label: n for label, n in counts.items() if label not in {*labels}}
+    outside = {label: int(n) for label, n, ok in zip(labels, observed, possible, strict=True) if n and not ok}
+    if expected.other == 0:
+        outside |= others
+    labels = [label for label, ok in zip(labels, possible, strict=True) if ok]
+    q, observed = q[possible], observed[possible]
+    if expected.other:
+        labels.append("any other token")
+        q, observed = np.append(q * (1 - expected.other), expected.other), np.append(observed, sum(others.values()))
+    total = observed.sum()
+    mean = q * total
     order = np.argsort(-mean, kind="stable")
-    mean, seen = mean[order], observed[possible][order]
-    labels = [label for label, ok in zip(expected.labels, possible, strict=True) if ok]
+    mean, seen = mean[order], observed[order]
     z = (seen - mean) / np.sqrt(np.maximum(mean, 1.0))
     at = int(np.argmax(np.abs(z))) if len(z) else 0
     worst = ""
@@ -300,9 +360,9 @@ def smallest_difference(expected: Expected, draws: int, power: float = 0.99) -> 
 def power_statement(expected: Expected, draws: int) -> str:
     """Return what so many draws of a distribution find, and how often a run is wrong."""
     return (
-        f"a difference of {smallest_difference(expected, draws):.3f} in the probability of a token at {expected.q[0]:.2f}, "
-        f"or one draw outside of the kept tokens that has probability {1 - 0.01 ** (1 / draws):.4f}, is found with "
-        f"probability 99 %; a false alarm occurs in one of {1 / (MAX_TESTS * STAGE_ALPHA**2):,.0f} runs"
+        f"a change of a probability of {expected.q[0]:.2f} by {smallest_difference(expected, draws):.3f}, or one token "
+        f"more than should be kept, if its probability is {1 - 0.01 ** (1 / draws):.4f}, is found with probability "
+        f"99 %; a false alarm occurs in one of {1 / (MAX_TESTS * STAGE_ALPHA**2):,.0f} runs"
     )
 
 

@@ -3,9 +3,10 @@
 The function is called as ``sample(logits, parameters, seeds)`` and returns a sequence of R token ids.
 
 - logits: float32 [R, V], NumPy. The function must not change it. Most calls repeat one row.
-- parameters: a dict, the same for all rows, without those at their neutral values. Its keys are ``temperature``, ``top_k``,
-  ``top_p``, ``min_p``, ``logit_bias`` (a dict from token ids to amounts), ``presence_penalty``, ``frequency_penalty``,
-  ``repetition_penalty``, and the history that penalties need, ``prompt_token_ids`` and ``output_token_ids`` (lists).
+- parameters: a dict, the same for all rows, without those at their neutral values. Its keys are ``temperature``,
+  ``top_k``, ``top_p``, ``min_p``, ``logit_bias`` (a dict from token ids to amounts), ``presence_penalty``,
+  ``frequency_penalty``, ``repetition_penalty``, and the history that penalties need, ``prompt_token_ids`` and
+  ``output_token_ids`` (lists).
 - seeds: R integers from 0 to 2**63 - 1. A row's token may depend on its own seed only.
 
 For a parameter that the sampler does not have, the function raises NotImplementedError; for an invalid value any other
@@ -26,22 +27,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nucleate.comparison.conformance import Check, ConformanceReport, run_checks
 from nucleate.comparison.exact_tests import (
     ORDERS,
+    Check,
     Difference,
+    Findings,
     Label,
     Law,
     NotTested,
+    Progress,
     Question,
+    Stages,
     apply,
     follow,
     order_questions,
     pick,
     power_statement,
     questions,
+    run_checks,
+    surely,
 )
-from nucleate.comparison.service_checks import GUARANTEES, MEANINGS, STAGES
 from nucleate.parameters.parameter import ParameterError
 
 SampleRows = Callable[[NDArray[np.float32], dict[str, Any], list[int]], Any]
@@ -168,32 +173,28 @@ class SamplerChecks:
             raise Difference("logits that are all larger by 100 give other tokens")
         return "a constant that is added to all logits changes nothing"
 
-    def _follows(self, stages: tuple[tuple[str, Any], ...]) -> str:
-        expected = apply(self.law, stages)
-        assert expected is not None
-        return follow(self.drawer(self.row, {}), dict(stages), expected, {"no stage": apply(self.law, ())}, self.draws)
+    def _follows(self, stages: Stages) -> str:
+        others = {"no stage": apply(self.law, ())} if stages else {}
+        return follow(self.drawer(self.row, {}), dict(stages), surely(self.law, stages), others, self.draws)
 
     def _picked(self, made: Iterable[Question]) -> str:
         stages, others = pick(self.law, made)
-        expected = apply(self.law, stages)
-        assert expected is not None
-        alone: dict[str, Any] = {f"{stage[0]} alone": (stage,) for stage in stages} if len(stages) > 1 else {}
-        named = {name: apply(self.law, other) for name, other in {**others, **alone}.items()}
-        return follow(self.drawer(self.row, {}), dict(stages), expected, named, self.draws)
+        alone: dict[str, Stages] = {f"{stage[0]} alone": (stage,) for stage in stages} if len(stages) > 1 else {}
+        named = {name: apply(self.law, other) for name, other in {**alone, "no truncation": (), **others}.items()}
+        return follow(self.drawer(self.row, {}), dict(stages), surely(self.law, stages), named, self.draws)
 
     def _masked(self) -> str:
         row = self.row.copy()
         row[::2] = -np.inf
         counts = self.drawer(row, {})(self.draws, {"temperature": 3.0})
-        bad = sum(count for token, count in counts.items() if int(token) % 2 == 0)  # type: ignore[call-overload]
+        bad = sum(counts[token] for token in range(0, V, 2))
         if bad:
             raise Difference(f"{bad} of {self.draws:,} draws are tokens at -inf")
         return f"{self.draws:,} draws at temperature 3, and none of a token at -inf"
 
     def _shifted(self, fields: Mapping[str, Any], amounts: Mapping[int, float], **history: list[int]) -> str:
         """Compare draws with the distribution after amounts are subtracted from scores."""
-        expected = apply(self.law, (("shift", amounts),))
-        assert expected is not None
+        expected = surely(self.law, (("shift", amounts),))
         others = {
             "no penalty": apply(self.law, ()),
             "twice the amounts": apply(self.law, (("shift", {k: 2 * v for k, v in amounts.items()}),)),
@@ -220,73 +221,54 @@ class SamplerChecks:
         """Yield all checks in their order."""
         penalized = {"output_token_ids": [self.best] * 2, "prompt_token_ids": [self.best]}
         for field, value in (("temperature", 0.1), ("top_k", 1), ("top_p", 1e-6), ("min_p", 1.0)):
-            yield self._check("fields", field, partial(self._changes, field, value, {}))
-        yield self._check("fields", "logit_bias", partial(self._changes, "logit_bias", {5: 100.0}, {}))
+            yield Check("fields", field, partial(self._changes, field, value, {}))
+        yield Check("fields", "logit_bias", partial(self._changes, "logit_bias", {5: 100.0}, {}))
         for field, value in (("presence_penalty", 2.0), ("frequency_penalty", 2.0), ("repetition_penalty", 5.0)):
-            yield self._check("fields", field, partial(self._changes, field, value, penalized))
+            yield Check("fields", field, partial(self._changes, field, value, penalized))
         for field, value in (("temperature", 0), ("top_k", 1), ("top_p", 1e-6), ("min_p", 1.0)):
-            yield self._check("identities", f"{field} {value:g} is greedy", partial(self._is_greedy, field, value))
-        yield self._check("identities", "equal tokens", self._ties)
-        yield self._check("identities", "seed", self._seeds)
-        yield self._check("identities", "seed among others", self._rows)
-        yield self._check("identities", "constant", self._constant)
+            yield Check("identities", f"{field} {value:g} is greedy", partial(self._is_greedy, field, value))
+        yield Check("identities", "equal tokens", self._ties)
+        yield Check("identities", "seed", self._seeds)
+        yield Check("identities", "seed among others", self._rows)
+        yield Check("identities", "constant", self._constant)
         for temperature in (1.0, 0.6, 1.6):
             stages = () if temperature == 1 else (("temperature", temperature),)
-            yield self._check("distribution", f"temperature {temperature:g}", partial(self._follows, stages))
+            yield Check("distribution", f"temperature {temperature:g}", partial(self._follows, stages))
         for field in ("top_k", "top_p", "min_p"):
             run = partial(self._picked, questions(field, self.law))
-            yield self._check("distribution", f"{field} keeps", run)
-        yield self._check("distribution", "tokens at -inf", self._masked)
+            yield Check("distribution", f"{field} keeps", run)
+        yield Check("distribution", "tokens at -inf", self._masked)
         bias = {int(label): 1.0 + index for index, label in enumerate(self.law.labels[1:3])}  # type: ignore[call-overload]
         biased = partial(self._shifted, {"logit_bias": bias}, {token: -value for token, value in bias.items()})
-        yield self._check("distribution", "amount of logit_bias", biased)
+        yield Check("distribution", "amount of logit_bias", biased)
         for first, second in ORDERS:
-            yield self._check("order", f"{first}, then {second}", partial(self._picked, order_questions(first, second)))
+            yield Check(
+                "order", f"{first}, then {second}", partial(self._picked, order_questions(first, second, self.law))
+            )
         both = {"presence_penalty": 0.7, "frequency_penalty": 0.4}
         prompt = {"prompt_token_ids": [self.best] * 5, "output_token_ids": []}
-        yield self._check("penalties", "the prompt", partial(self._shifted, both, {}, **prompt))
+        yield Check("penalties", "the prompt", partial(self._shifted, both, {}, **prompt))
         output = {"prompt_token_ids": [], "output_token_ids": [self.best] * 2}
-        yield self._check("penalties", "amounts", partial(self._shifted, both, {self.best: 1.5}, **output))
-        yield self._check("penalties", "repetition", self._repetition)
+        yield Check("penalties", "amounts", partial(self._shifted, both, {self.best: 1.5}, **output))
+        yield Check("penalties", "repetition", self._repetition)
         rows = self.row[None]
         for field, value in (("temperature", -1.0), ("top_k", -5), ("top_p", 1.5), ("min_p", 1.5), ("temprature", 0.5)):
-            yield self._check("errors", f"{field} {value:g}", partial(self._refuses, rows, **{field: value}))
-        yield self._check("errors", "NaN", partial(self._refuses, np.where(rows == rows.max(), np.nan, rows)))
-        yield self._check("errors", "no finite score", partial(self._refuses, np.full_like(rows, -np.inf)))
-
-    @staticmethod
-    def _check(group: str, name: str, run: Callable[[], str]) -> Check:
-        meaning, link, setting = OWN.get(name) or MEANINGS[name if name in MEANINGS else group]
-        return Check(group, name, meaning, link, setting, run)
-
-
-OWN: Mapping[str, tuple[str, str, str]] = {
-    "equal tokens": ("Equal scores are ordered by token id: one total order.", GUARANTEES, ""),
-    "constant": ("Adding a constant to all logits changes nothing.", GUARANTEES, ""),
-    "tokens at -inf": ("A token at -inf is masked: it is never selected.", GUARANTEES, ""),
-    "amount of logit_bias": ("x += b for the listed tokens.", STAGES, ""),
-    "NaN": ("A row that contains a NaN is an error.", GUARANTEES, ""),
-    "no finite score": ("A row without a finite score is an error.", GUARANTEES, ""),
-}
+            yield Check("errors", f"{field} {value:g}", partial(self._refuses, rows, **{field: value}))
+        yield Check("errors", "NaN", partial(self._refuses, np.where(rows == rows.max(), np.nan, rows)))
+        yield Check("errors", "no finite score", partial(self._refuses, np.full_like(rows, -np.inf)))
 
 
 def check_sampler(
-    sample: SampleRows,
-    name: str = "sampler",
-    draws: int = 1280,
-    seed: int = 0,
-    progress: Callable[[str], None] = lambda name: None,
-) -> ConformanceReport:
+    sample: SampleRows, name: str = "sampler", draws: int = 1280, seed: int = 0, progress: Progress = str
+) -> Findings:
     """Check a sampler.
 
-    sample: ``sample(logits, parameters, seeds)``, see the module. name: of the report. draws: per exact test. seed: changes
-    the draws. progress: called with the name of each check.
+    sample: ``sample(logits, parameters, seeds)``, see the module. name: of the report. draws: per exact test. seed:
+    changes the draws. progress: see ``Progress``.
     """
     start = time.perf_counter()
     checks = SamplerChecks(sample, draws, seed)
     findings = [*run_checks(checks.checks(), progress)]
-    expected = apply(checks.law, ())
-    assert expected is not None
-    seconds = round(time.perf_counter() - start, 1)
-    about = {"seconds": seconds, "draws per test": draws, "power": power_statement(expected, draws)}
-    return ConformanceReport(name, about, findings)
+    power = power_statement(surely(checks.law, ()), draws)
+    about = {"seconds": round(time.perf_counter() - start, 1), "draws per test": draws, "power": power}
+    return Findings(name, about, findings)

@@ -2,34 +2,31 @@
 
 The checks run in the order of what they reveal: which fields change anything, identities that need no reference, draws
 of one token compared with the logprobs of its position, the order of the stages, penalties, stop strings, counts, and
-values out of range. A later check is not made if an earlier one shows that its fields have no effect. The client uses
-``/v1/completions``, or ``/v1/chat/completions`` where there is none, and only the standard library.
+values out of range. A later check is not made if an earlier one shows that its fields have no effect.
 """
 
 from __future__ import annotations
 
-import http.client
 import json
+import math
 import re
-import ssl
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any
 
-from nucleate.comparison.conformance import Check, ConformanceReport, run_checks
 from nucleate.comparison.exact_tests import (
     ORDERS,
+    Check,
     Difference,
-    Expected,
+    Findings,
     Label,
     Law,
     NotTested,
+    Progress,
     Question,
+    Stages,
     apply,
     fit,
     follow,
@@ -37,243 +34,64 @@ from nucleate.comparison.exact_tests import (
     pick,
     power_statement,
     questions,
+    run_checks,
+    surely,
 )
-from nucleate.parameters.parameter import ParameterError
+from nucleate.comparison.service_client import TOKENS, RequestError, Service, ServiceError
 
 PROMPTS = (
     *("Once upon a time there was a", "The little dog found a", "One day, a girl named", "In the morning the sea was"),
     *("She opened the box and saw a", "The boy wanted to", "My favorite animal is the", "They went to the park to"),
 )
 REPETITIONS = tuple(" ".join([word] * 24) for word in ("ha", "tick", "again", "round", "ho", "good", "the", "go"))
-TOKENS = 24
-"""Length of the texts that are compared."""
 
-
-class RequestError(Exception):
-    """The service answered with an error. status: of HTTP. raw: the whole body."""
-
-    def __init__(self, status: int, raw: str) -> None:
-        self.status, self.raw = status, raw
-        try:
-            value = json.loads(raw)
-            error = value.get("error", value) if isinstance(value, dict) else value
-            message = error.get("message") or error.get("detail") or error if isinstance(error, dict) else error
-        except ValueError:
-            message = raw
-        text = message if isinstance(message, str) else json.dumps(message)
-        super().__init__(f"status {status}: {' '.join(text.split())[:200]}")
-
-
-class ServiceError(Exception):
-    """The service cannot be reached, or answers with something that is not its API."""
-
-
-class Client:
-    """Sends requests to a service, and counts them. Threads may share it.
-
-    url: of the service, with or without ``/v1``. key: sent as a bearer token. timeout: seconds per request. budget: the
-    largest number of requests. Raises ParameterError.
-    """
-
-    def __init__(self, url: str, key: str | None = None, timeout: float = 120.0, budget: int = 100_000) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.netloc or parts.query or parts.fragment:
-            raise ParameterError("url", f"url must be http://HOST:PORT or https://HOST:PORT, got {url!r:.200}")
-        self.url, self._parts, self._timeout, self._budget = url, parts, timeout, budget
-        self._base = parts.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-        self._lock = threading.Lock()
-        self.requests = 0
-
-    def send(self, path: str, body: Any = None) -> str:
-        """Send a request, GET without a body, and return the body of the response. body: JSON, or bytes.
-
-        Raises RequestError for a status that is not 200, ServiceError without a response, and NotTested if the budget
-        is spent.
-        """
-        with self._lock:
-            if self.requests >= self._budget:
-                raise NotTested(f"the budget of {self._budget:,} requests is spent")
-            self.requests += 1
-        data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-        secure = self._parts.scheme == "https"
-        kind = partial(http.client.HTTPSConnection, context=ssl.create_default_context()) if secure else None
-        try:
-            connection = (kind or http.client.HTTPConnection)(self._parts.netloc, timeout=self._timeout)
-            try:
-                connection.request("GET" if data is None else "POST", self._base + path, data, self._headers)
-                response = connection.getresponse()
-                text = response.read().decode("utf-8", "replace")
-            finally:
-                connection.close()
-        except TimeoutError:
-            raise ServiceError(f"{self.url} did not answer within {self._timeout:g} s") from None
-        except (OSError, http.client.HTTPException) as error:
-            raise ServiceError(f"{self.url} cannot be reached: {error or type(error).__name__}") from None
-        if response.status != 200:
-            raise RequestError(response.status, text)
-        return text
-
-    def json(self, path: str, body: Any = None) -> dict[str, Any]:
-        """Send a request and return the object in the response. Raises ServiceError if there is none."""
-        text = self.send(path, body)
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
-            raise ServiceError(f"the response of {path} is not a JSON object: {text[:80]!r}")
-        return value
-
-
-class Choice(NamedTuple):
-    """A choice of a response. tokens, top: of the logprobs, per position; empty without logprobs."""
-
-    text: str
-    finish_reason: str | None
-    tokens: tuple[Label, ...]
-    logprobs: tuple[float, ...]
-    top: tuple[Mapping[Label, float], ...]
-
-
-class Response(NamedTuple):
-    """A response. usage: {} if there is none."""
-
-    choices: tuple[Choice, ...]
-    usage: Mapping[str, Any]
-
-    @property
-    def text(self) -> str:
-        return self.choices[0].text
-
-
-def read_response(value: Mapping[str, Any]) -> Response:
-    """Read a completion or chat completion. Raises ServiceError."""
-    given = value.get("choices")
-    if not isinstance(given, list) or not given or not all(isinstance(one, dict) for one in given):
-        raise ServiceError(f"the response has no choices: {json.dumps(value)[:120]}")
-    ordered = sorted(given, key=lambda one: one.get("index") or 0)
-    usage = value.get("usage")
-    return Response(tuple(map(_read_choice, ordered)), usage if isinstance(usage, dict) else {})
-
-
-def _read_choice(one: Mapping[str, Any]) -> Choice:
-    message = one.get("message") or one.get("delta") or {}
-    text = one.get("text") if isinstance(one.get("text"), str) else message.get("content")
-    found = one.get("logprobs") or {}
-    tokens: list[Label] = []
-    values: list[float] = []
-    top: list[dict[Label, float]] = []
-    if isinstance(found, dict) and isinstance(found.get("content"), list):  # of a chat
-        for step in found["content"]:
-            tokens.append(step.get("token"))
-            values.append(step.get("logprob"))
-            top.append({each.get("token"): each.get("logprob") for each in step.get("top_logprobs") or ()})
-    elif isinstance(found, dict):
-        tokens, values = [*(found.get("tokens") or ())], [*(found.get("token_logprobs") or ())]
-        top = [each if isinstance(each, dict) else {} for each in found.get("top_logprobs") or ()]
-    return Choice(text or "", one.get("finish_reason"), tuple(tokens), tuple(values), tuple(top))
+LEAST_MARGIN = 0.2
+"""Between the logprobs of the best two tokens, in a greedy text that other requests are compared with."""
 
 
 class ServiceChecks:
-    """The checks of one service, with what they have learned about it so far.
+    """The checks of one service, with what they have learned about it so far. draws: per exact test."""
 
-    client: of the service. model: its name in requests; None for the first one that the service lists. draws: per
-    exact test. concurrency: requests at the same time, where a request gives one draw only. seed: the first of all seeds
-    that are sent; it changes the draws. Raises ServiceError if the service does not complete a prompt.
-    """
-
-    def __init__(
-        self, client: Client, model: str | None = None, draws: int = 1280, concurrency: int = 8, seed: int = 0
-    ) -> None:
-        self.client, self.draws, self.concurrency = client, draws, concurrency
-        self._next_seed = 1000 + seed * 1_000_000
+    def __init__(self, service: Service, draws: int = 1280) -> None:
+        self.service, self.draws = service, draws
+        self.ask, self.stream, self.neutral = service.ask, service.stream, service.neutral
         self.works: dict[str, str] = {}
         """Why a field cannot be used in later checks, by name; "" if it can."""
-        self.neutral: dict[str, Any] = {}
-        """The fields that turn off what the service does by default."""
-        self.repetition, self.num_choices, self.power = "repetition_penalty", 1, ""
-        self.model = self._first_model() if model is None else model
-        self.path, self.chat = "/v1/completions", False
-        try:
-            self.ask(PROMPTS[0], max_tokens=2)
-        except (RequestError, ServiceError) as error:
-            if isinstance(error, ServiceError) or error.status not in (400, 404, 405, 422, 501):
-                raise ServiceError(str(error)) from None
-            self.path, self.chat = "/v1/chat/completions", True
-            try:
-                self.ask(PROMPTS[0], max_tokens=2)
-            except RequestError as second:
-                raise ServiceError(f"/v1/completions: {error}; /v1/chat/completions: {second}") from None
-
-    def _first_model(self) -> str | None:
-        try:
-            return str(self.client.json("/v1/models")["data"][0]["id"])
-        except ServiceError as error:
-            if "cannot be reached" in str(error):
-                raise
-            return None
-        except (RequestError, LookupError, TypeError):
-            return None
-
-    # requests
-
-    def body(self, prompt: str, max_tokens: int = TOKENS, top: int | None = None, **fields: Any) -> dict[str, Any]:
-        """Return the body of a request. top: number of logprobs per position; None for no logprobs."""
-        body: dict[str, Any] = {} if self.model is None else {"model": self.model}
-        body |= {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
-        if top is not None:
-            body |= {"logprobs": True, "top_logprobs": top} if self.chat else {"logprobs": top}
-        return {**body, "max_tokens": max_tokens, **fields}
-
-    def ask(self, prompt: str, **fields: Any) -> Response:
-        """Send a request; ``fields`` as for ``body``."""
-        return read_response(self.client.json(self.path, self.body(prompt, **fields)))
-
-    def stream(self, prompt: str, **fields: Any) -> tuple[str, list[str], Mapping[str, Any]]:
-        """Send a request with ``stream``. Returns the text, the finish reasons and the last usage."""
-        text, reasons, usage = "", [], {}
-        for line in self.client.send(self.path, self.body(prompt, stream=True, **fields)).splitlines():
-            if line.startswith("data:") and (data := line[5:].strip()) != "[DONE]":
-                event = json.loads(data)
-                usage = event.get("usage") or usage
-                for one in map(_read_choice, event.get("choices") or ()):
-                    text += one.text
-                    reasons += [one.finish_reason] if one.finish_reason else []
-        return text, reasons, usage
-
-    def seeds(self, count: int) -> range:
-        """Return seeds that no request had so far."""
-        self._next_seed += count
-        return range(self._next_seed - count, self._next_seed)
-
-    def together(self, calls: Sequence[Callable[[], Response]]) -> list[Response]:
-        """Make several requests at the same time."""
-        with ThreadPoolExecutor(max(1, min(self.concurrency, len(calls)))) as pool:
-            return [*pool.map(lambda call: call(), calls)]
-
-    def sample(self, count: int, prompt: str, **fields: Any) -> list[Choice]:
-        """Return that many choices with fresh seeds."""
-        at_once = self.num_choices
-        sizes = [min(at_once, count - start) for start in range(0, count, at_once)]
-        calls = []
-        for size in sizes:
-            more: dict[str, Any] = {"n": size} if size > 1 else {}
-            if not self.works.get("seed", "unknown"):
-                more["seed"] = self.seeds(size)[0]
-            calls.append(partial(self.ask, prompt, **{**self.neutral, **fields, **more}))
-        # services with n run the choices together themselves
-        found = [call() for call in calls] if at_once > 1 else self.together(calls)
-        return [choice for response in found for choice in response.choices]
+        self.repetition, self.top, self.power = "repetition_penalty", 0, ""
 
     def hot(self, **fields: Any) -> list[str]:
         """Return the texts of three seeds at temperature 2."""
-        return [self.ask(PROMPTS[0], temperature=2.0, seed=seed, **fields).text for seed in (11, 12, 13)]
+        return [self.ask(self.prompt, **{"temperature": 2.0, "seed": seed, **fields}).text for seed in (11, 12, 13)]
 
     @cached_property
+    def prompt(self) -> str:
+        """A prompt whose greedy text has no near ties, which rounding could decide, as far as logprobs show."""
+        margins = {}
+        for prompt in PROMPTS:
+            try:
+                [choice, *_] = self.ask(prompt, temperature=0, top=2).choices
+            except RequestError:
+                break
+            pairs = [sorted(top.values())[-2:] for top in choice.top if len(top) > 1]
+            if not pairs:
+                break
+            margins[prompt] = min(high - low for low, high in pairs)
+            if margins[prompt] >= LEAST_MARGIN:
+                return prompt
+        return max(margins, key=margins.__getitem__, default=PROMPTS[0])
+
+    @cached_property
+    def greedy_twice(self) -> tuple[str, str]:
+        """Two texts at temperature 0."""
+        return self.ask(self.prompt, temperature=0).text, self.ask(self.prompt, temperature=0, seed=5).text
+
+    @property
     def greedy(self) -> str:
-        """The text at temperature 0."""
-        return self.ask(PROMPTS[0], temperature=0).text
+        """The text at temperature 0. Raises NotTested if there is none."""
+        one, other = self.greedy_twice
+        if one != other:
+            raise NotTested("temperature 0 does not repeat a text")
+        return one
 
     @cached_property
     def usual_hot(self) -> list[str]:
@@ -301,6 +119,7 @@ class ServiceChecks:
             self.works[field] = f"refused with {error}"
             raise NotTested(f"not supported: refused with {error}") from None
         self.works[field] = ""
+        self.service.has_seed |= field == "seed"
         if neutral is not None:
             self._use_neutral(field, neutral)
         return found
@@ -308,7 +127,7 @@ class ServiceChecks:
     def _use_neutral(self, field: str, values: Sequence[Any]) -> None:
         for value in values:
             try:
-                self.ask(PROMPTS[0], max_tokens=1, **{field: value})
+                self.ask(self.prompt, max_tokens=1, **{field: value})
             except RequestError:
                 continue
             self.neutral[self.repetition if field == "repetition_penalty" else field] = value
@@ -316,15 +135,15 @@ class ServiceChecks:
 
     def _seed(self) -> str:
         again = self.hot()
-        if again == self.usual_hot and len({*again}) == 1 and again[0] != self.greedy:
-            raise Difference("all seeds give the same text at temperature 2")
+        if again == self.usual_hot and len({*again}) == 1:
+            raise Difference("three seeds give one text at temperature 2")
         if again != self.usual_hot:
             raise Difference("the same seed gives another text at temperature 2 the second time")
         return "the same seed repeats a text at temperature 2, others give other texts"
 
     def _temperature(self) -> str:
-        if {*self.usual_hot} == {self.greedy}:
-            raise Difference("temperature 2 gives the text of temperature 0")
+        if {*self.usual_hot} == {self.greedy_twice[0]} or self.hot(temperature=0) == self.usual_hot:
+            raise Difference("temperature 0 and 2 give the same texts")
         return "texts at temperature 2 differ from that of temperature 0"
 
     def _changes(self, field: str, value: Any) -> str:
@@ -337,27 +156,27 @@ class ServiceChecks:
         return f"{field} {value:g} changes the text at temperature 2"
 
     def _logit_bias(self) -> str:
-        text = self.ask(PROMPTS[0], temperature=0, logit_bias={"1000": 100}).text
+        text = self.ask(self.prompt, temperature=0, logit_bias={"1000": 100}).text
         if text == self.greedy:
             raise Difference("a bias of 100 for one token changes nothing: accepted and ignored")
         return f"a bias of 100 for token 1000 makes the output {text[:24]!r}"
 
     def _n(self) -> str:
-        count = len(self.ask(PROMPTS[0], temperature=2.0, n=3).choices)
+        count = len(self.ask(self.prompt, temperature=2.0, n=3).choices)
         if count != 3:
             raise Difference(f"n 3 gives {count} choice{'s' if count > 1 else ''}")
         for size in (128, 64, 32, 16, 8, 4, 3):
             try:
-                if len(self.ask(PROMPTS[0], max_tokens=1, n=size).choices) == size:
-                    self.num_choices = size
+                if len(self.ask(self.prompt, max_tokens=1, n=size).choices) == size:
+                    self.service.num_choices = size
                     break
             except RequestError:
                 continue
-        return f"n 3 gives three choices; up to {self.num_choices} were requested"
+        return f"n 3 gives three choices; up to {self.service.num_choices} were requested"
 
     def _stop(self) -> str:
         word = stop_string(self.greedy)
-        text = self.ask(PROMPTS[0], temperature=0, stop=[word]).text
+        text = self.ask(self.prompt, temperature=0, stop=[word]).text
         before = self.greedy[: self.greedy.index(word)]
         if text == self.greedy:
             raise Difference(f"stop {word!r} changes nothing: accepted and ignored")
@@ -367,36 +186,43 @@ class ServiceChecks:
         return f"the text ends before {word!r}"
 
     def _max_tokens(self) -> str:
-        short = self.ask(PROMPTS[0], temperature=0, max_tokens=3).text
+        short = self.ask(self.prompt, temperature=0, max_tokens=3).text
         if short == self.greedy or not self.greedy.startswith(short):
             raise Difference(f"max_tokens 3 gives {short[:40]!r}, max_tokens {TOKENS} {self.greedy[:40]!r}")
         return "max_tokens 3 gives the beginning of the text"
 
     def _penalty(self, field: str, value: float) -> str:
         names = (field, "repeat_penalty") if field == "repetition_penalty" else (field,)
-        usual = self.ask(PROMPTS[0], temperature=0, max_tokens=48).text
         refused: RequestError | None = None
+        usual = self._with_penalty({})
         for name in names:
             try:
-                text = self.ask(PROMPTS[0], temperature=0, max_tokens=48, **{name: value}).text
+                texts = self._with_penalty({name: value})
             except RequestError as error:
                 if error.status >= 500:
                     raise
                 refused = refused or error
                 continue
-            if text != usual:
+            if texts != usual:
                 self.repetition = name if field == "repetition_penalty" else self.repetition
-                known = "" if name == field else f", by the name {name}"
-                return f"{name} {value:g} changes the greedy text{known}"
+                return f"{name} {value:g} changes texts{'' if name == field else ': the name here'}"
         if refused is not None:
             raise refused
-        raise Difference(f"{field} {value:g} changes nothing in 48 greedy tokens: accepted and ignored")
+        raise Difference(f"{field} {value:g} changes nothing in {len(usual)} texts: accepted and ignored")
+
+    def _with_penalty(self, fields: Mapping[str, Any]) -> list[str]:
+        """Return texts that repeat tokens: two greedy ones and, if seeds have an effect, two of temperature 1."""
+        made: list[dict[str, Any]] = [{"temperature": 0, "prompt": self.prompt}]
+        made += [{"temperature": 0, "prompt": REPETITIONS[0]}]
+        if self.service.has_seed:
+            made += [{"temperature": 1.0, "seed": 11, "prompt": prompt} for prompt in (REPETITIONS[0], self.prompt)]
+        return [self.ask(**one, max_tokens=40, **fields).text for one in made]
 
     def _logprobs(self) -> str:
         self.works["logprobs"] = "there are none"
         for top in (20, 10, 5):
             try:
-                choice = self.ask(PROMPTS[0], max_tokens=1, temperature=0, top=top).choices[0]
+                choice = self.ask(self.prompt, max_tokens=1, temperature=0, top=top).choices[0]
             except RequestError as error:
                 if top > 5:
                     continue
@@ -420,14 +246,14 @@ class ServiceChecks:
         return f"three seeds at temperature 2 with {field} {value:g} give the text of temperature 0"
 
     def _greedy_repeats(self) -> str:
-        other = self.ask(PROMPTS[0], temperature=0, seed=5).text
-        if other != self.greedy:
-            raise Difference(f"temperature 0 gives {self.greedy[:40]!r}, then {other[:40]!r}")
+        one, other = self.greedy_twice
+        if other != one:
+            raise Difference(f"temperature 0 gives {one[:40]!r}, then {other[:40]!r}")
         return "temperature 0 gives the same text twice, also with another seed"
 
     def _default_penalties(self) -> str:
-        names = [name for name in self.neutral if name.endswith("_penalty")]
-        for prompt in (PROMPTS[0], *REPETITIONS[:2]):
+        names = [name for name in self.neutral if name.endswith("_penalty") and self.greedy]
+        for prompt in (self.prompt, *REPETITIONS[:2]):
             usual = self.ask(prompt, temperature=0, max_tokens=48)
             off = self.ask(prompt, temperature=0, max_tokens=48, **{name: self.neutral[name] for name in names})
             if usual.text != off.text:
@@ -438,7 +264,7 @@ class ServiceChecks:
                 )
         if self.works.get("logprobs"):
             return f"the greedy text is the same with {', '.join(names) or 'nothing else'} at neutral values"
-        choice = self.ask(REPETITIONS[0], temperature=0, max_tokens=48, top=self.top).choices[0]
+        choice = self.ask(REPETITIONS[0], temperature=0, max_tokens=12, top=self.top).choices[0]
         for position, (token, top) in enumerate(zip(choice.tokens, choice.top, strict=False)):
             if top and token in top and top[token] < max(top.values()) - 1e-3:
                 best = max(top, key=lambda each: top[each])
@@ -454,16 +280,16 @@ class ServiceChecks:
         return f"three seeds give {len({*self.usual_hot})} texts at temperature 2"
 
     def _no_seed(self) -> str:
-        texts = {self.ask(PROMPTS[0], temperature=2.0).text for _ in range(3)}
+        texts = {self.ask(self.prompt, temperature=2.0).text for _ in range(3)}
         if len(texts) == 1:
             raise Difference("three requests without a seed give the same text at temperature 2")
         return "requests without a seed give different texts"
 
     def _among_others(self) -> str:
         self.need("seed")
-        calls = [partial(self.ask, PROMPTS[i % 8], temperature=1.0, seed=11 + i) for i in range(8)]
+        calls = [partial(self.ask, prompt, temperature=1.0, seed=11) for prompt in (self.prompt, *PROMPTS[1:])]
         alone = calls[0]().text
-        together = self.together(calls)[0].text
+        together = self.service.together(calls)[0].text
         if together != alone:
             raise Difference(f"among 7 other requests, a seed gives {together[:40]!r}, alone {alone[:40]!r}")
         return "a seed gives the same text alone and among 7 other requests"
@@ -471,8 +297,9 @@ class ServiceChecks:
     def _choices_differ(self) -> str:
         self.need("n")
         seeds: dict[str, Any] = {} if self.works.get("seed") else {"seed": 7}
-        texts = {one.text for one in self.ask(PROMPTS[0], temperature=2.0, n=3, **seeds).choices}
+        texts = {one.text for one in self.ask(self.prompt, temperature=2.0, n=3, **seeds).choices}
         if len(texts) == 1:
+            self.service.num_choices = 1
             raise Difference("the three choices of n 3 are the same text at temperature 2")
         return f"the three choices of n 3 are {len(texts)} texts"
 
@@ -509,48 +336,42 @@ class ServiceChecks:
 
         def draw(count: int, fields: Mapping[str, Any]) -> Counter[Label]:
             more: dict[str, Any] = {} if self.labels_by_text else {"top": 1}
-            choices = self.sample(count, prompt, **{**fields, **more, "max_tokens": 1})
+            choices = self.service.sample(count, prompt, **{**fields, **more, "max_tokens": 1})
             return Counter(one.text if self.labels_by_text or not one.tokens else one.tokens[0] for one in choices)
 
         return draw
 
-    def _follows(self, stages: tuple[tuple[str, Any], ...]) -> str:
+    def _follows(self, stages: Stages) -> str:
         self.need(*dict(stages))
         prompt, law = self.laws[0]
-        expected = apply(law, stages)
-        assert expected is not None
+        expected = surely(law, stages)
         if not stages:
             self.power = power_statement(expected, self.draws)
-        others: dict[str, Expected | None] = {"temperature 1": apply(law, ())} if stages else {}
+        others = {"temperature 1": apply(law, ())} if stages else {}
         return follow(self.drawer(prompt), dict(stages), expected, others, self.draws)
 
-    def _picked(self, make: Callable[[Law], Iterable[Question]], more: Callable[[Question], Mapping[str, Any]]) -> str:
-        """Run the exact test that the first possible distribution allows. more: other meanings, only to be named."""
+    def _picked(self, make: Callable[[Law], Iterable[Question]], *, alone: bool) -> str:
+        """Run the exact test that the first possible distribution allows. alone: name the case of one stage only."""
         for index, (prompt, law) in enumerate(self.laws):
             try:
-                question = pick(law, make(law))
+                stages, others = pick(law, make(law))
             except NotTested:
                 if index + 1 < len(self.laws):
                     continue
                 raise
-            stages, others = question
-            named = {name: apply(law, other) for name, other in {**more(question), **others}.items()}
-            expected = apply(law, stages)
-            assert expected is not None
-            return follow(self.drawer(prompt), dict(stages), expected, named, self.draws)
+            more: dict[str, Stages] = {f"{stage[0]} alone": (stage,) for stage in stages} if alone else {}
+            named = {name: apply(law, other) for name, other in {**more, "no truncation": (), **others}.items()}
+            return follow(self.drawer(prompt), dict(stages), surely(law, stages), named, self.draws)
         raise NotTested("there are no logprobs")
 
     def _truncation(self, field: str) -> str:
         self.need(field, "logprobs")
-        return self._picked(partial(questions, field), lambda question: {"no truncation": ()})
+        return self._picked(partial(questions, field), alone=False)
 
     def _order(self, first: str, second: str) -> str:
         self.need(first, second, "logprobs")
 
-        def alone(question: Question) -> dict[str, Any]:
-            return {f"{stage[0]} alone": (stage,) for stage in question[0]}
-
-        return self._picked(lambda law: order_questions(first, second), alone)
+        return self._picked(partial(order_questions, first, second), alone=True)
 
     def _logprobs_are_raw(self) -> str:
         self.need("logprobs", "temperature")
@@ -562,8 +383,8 @@ class ServiceChecks:
         shared = [(one[label], other[label]) for label in [*one][:5] if label in other]
         if not shared or max(abs(a - b) for a, b in shared) > 0.05:
             raise Difference("the logprobs of temperature 0.5 are others than those of temperature 1")
-        if sum(map(_exp, one.values())) > 1.01:
-            raise Difference(f"the probabilities of a position have the sum {sum(map(_exp, one.values())):.3f}")
+        if sum(map(math.exp, one.values())) > 1.01:
+            raise Difference(f"the probabilities of a position have the sum {sum(map(math.exp, one.values())):.3f}")
         return "the logprobs are those of the model, before temperature"
 
     # penalties
@@ -585,8 +406,7 @@ class ServiceChecks:
     def _prompt_is_not_counted(self) -> str:
         self.need("presence_penalty", "frequency_penalty")
         prompt, token, law, _ = self.repeating
-        expected = apply(law, ())
-        assert expected is not None
+        expected = surely(law, ())
         fields = {"presence_penalty": 1.5, "frequency_penalty": 1.5}
         try:
             return follow(self.drawer(prompt), fields, expected, {}, self.draws)
@@ -596,14 +416,16 @@ class ServiceChecks:
     def _amounts(self) -> str:
         self.need("presence_penalty", "frequency_penalty")
         prompt, token, _, law = self.repeating
-        fields: dict[str, Any] = {"presence_penalty": 0.7, "frequency_penalty": 0.4}
-        laws = {
-            f"{name}": apply(law, (("shift", {token: amount}),))
-            for name, amount in (("documented", 1.5), ("no penalty", 0.0), ("each once", 1.1), ("each twice", 2.2))
-        }
+        fields: dict[str, Any] = {"presence_penalty": 0.4, "frequency_penalty": 0.8}
+        amounts = (("no penalty", 0.0), ("each once", 1.2), ("each twice", 2.4))
+        others = {name: apply(law, (("shift", {token: amount}),)) for name, amount in amounts}
 
         def draw(count: int, fields: Mapping[str, Any]) -> Counter[Label]:
-            choices = self.sample(count, prompt, **{**fields, "max_tokens": 3, "top": 1})
+            more = {"max_tokens": 3} if self.labels_by_text else {"max_tokens": 3, "top": 1}
+            choices = self.service.sample(count, prompt, **{**fields, **more})
+            if self.labels_by_text:
+                texts = [one.text for one in choices if one.text.startswith(f"{token}{token}")]
+                return Counter(text[2 * len(str(token)) :] for text in texts)
             return Counter(
                 one.tokens[2] for one in choices if one.tokens[:2] == (token, token) and len(one.tokens) == 3
             )
@@ -611,15 +433,13 @@ class ServiceChecks:
         usable = sum(draw(128, fields).values())
         if usable * self.draws / 128 < 100:
             raise NotTested(f"only {usable} of 128 outputs begin with {token!r} twice")
-        expected = laws.pop("documented")
-        assert expected is not None
-        return f"after {token!r} twice: {follow(draw, fields, expected, laws, self.draws)}"
+        expected = surely(law, (("shift", {token: 2.0}),))
+        return f"after {token!r} twice: {follow(draw, fields, expected, others, self.draws)}"
 
     def _repetition_counts_prompt(self) -> str:
         self.need("repetition_penalty")
         prompt, token, law, _ = self.repeating
-        expected = apply(law, ())
-        assert expected is not None
+        expected = surely(law, ())
         counts = self.drawer(prompt)(256, {self.repetition: 2.0})
         if not fit(expected, counts).fails:
             raise Difference(
@@ -638,7 +458,7 @@ class ServiceChecks:
         if found is None:
             raise NotTested("the greedy text has no spaces")
         early, late = found[0], stop_string(self.greedy[found.end() + 2 :] or self.greedy)
-        response = self.ask(PROMPTS[0], temperature=0, stop=[late, early])
+        response = self.ask(self.prompt, temperature=0, stop=[late, early])
         before = self.greedy[: self.greedy.index(early)]
         if response.text != before:
             raise Difference(f"stop {[late, early]} gives {response.text[-32:]!r} instead of {before[-32:]!r}")
@@ -649,7 +469,7 @@ class ServiceChecks:
     def _stop_in_stream(self) -> str:
         self.need("stop")
         word = stop_string(self.greedy)
-        text, reasons, _ = self.stream(PROMPTS[0], temperature=0, stop=[word])
+        text, reasons, _ = self.stream(self.prompt, temperature=0, stop=[word])
         before = self.greedy[: self.greedy.index(word)]
         if text != before:
             raise Difference(f"with stop {word!r}, a stream has {text[-32:]!r} instead of {before[-32:]!r}")
@@ -658,7 +478,7 @@ class ServiceChecks:
         return f"a stream ends before {word!r} too, and nothing of it is sent"
 
     def _stream(self) -> str:
-        text, reasons, _ = self.stream(PROMPTS[0], temperature=0)
+        text, reasons, _ = self.stream(self.prompt, temperature=0)
         if text != self.greedy:
             raise Difference(f"a stream has {text[:48]!r}, a response without it {self.greedy[:48]!r}")
         if len(reasons) != 1:
@@ -666,7 +486,7 @@ class ServiceChecks:
         return "a stream has the same text, and one finish reason"
 
     def _usage(self) -> str:
-        response = self.ask(PROMPTS[0], temperature=0, max_tokens=5)
+        response = self.ask(self.prompt, temperature=0, max_tokens=5)
         usage, reason = response.usage, response.choices[0].finish_reason
         if reason != "length":
             raise Difference(f"max_tokens 5 gives the finish reason {reason!r} and the text {response.text!r}")
@@ -677,7 +497,7 @@ class ServiceChecks:
 
     def _usage_of_n(self) -> str:
         self.need("n")
-        response = self.ask(PROMPTS[0], temperature=1.0, max_tokens=4, n=3)
+        response = self.ask(self.prompt, temperature=1.0, max_tokens=4, n=3)
         if any(one.finish_reason != "length" for one in response.choices):
             raise NotTested("an output ended before max_tokens")
         if response.usage.get("completion_tokens") != 12:
@@ -685,14 +505,14 @@ class ServiceChecks:
         return "three choices of 4 tokens have 12 completion tokens"
 
     def _usage_of_stream(self) -> str:
-        _, _, usage = self.stream(PROMPTS[0], temperature=0, max_tokens=5, stream_options={"include_usage": True})
+        _, _, usage = self.stream(self.prompt, temperature=0, max_tokens=5, stream_options={"include_usage": True})
         if usage.get("completion_tokens") != 5:
             raise Difference(f"include_usage gives the usage {json.dumps(usage)} for 5 tokens")
         return "include_usage ends a stream with the usage"
 
     def _logprob_counts(self) -> str:
         self.need("logprobs")
-        choice = self.ask(PROMPTS[0], temperature=0, max_tokens=5, top=3).choices[0]
+        choice = self.ask(self.prompt, temperature=0, max_tokens=5, top=3).choices[0]
         if not len(choice.tokens) == len(choice.logprobs) == len(choice.top) == 5:
             counts = len(choice.tokens), len(choice.logprobs), len(choice.top)
             raise Difference(f"5 tokens have {counts} tokens, logprobs and lists of logprobs")
@@ -708,7 +528,7 @@ class ServiceChecks:
             self.need(field)
         name = self.repetition if field == "repetition_penalty" else field
         try:
-            self.client.json(self.path, {**self.body(PROMPTS[0], max_tokens=2), name: value})
+            self.service.client.json(self.service.path, {**self.service.body(self.prompt, max_tokens=2), name: value})
         except RequestError as error:
             if error.status >= 500:
                 raise Difference(str(error)) from None
@@ -719,11 +539,11 @@ class ServiceChecks:
 
     def _malformed(self) -> str:
         try:
-            self.client.send(self.path, b'{"prompt": ')
+            self.service.client.send(self.service.path, b'{"prompt": ')
         except RequestError as error:
             if error.status >= 500:
                 raise Difference(str(error)) from None
-            self.ask(PROMPTS[0], max_tokens=1)
+            self.ask(self.prompt, max_tokens=1)
             return f"refused with status {error.status}; the next request is answered"
         raise Difference("a body that is not JSON is accepted")
 
@@ -744,12 +564,12 @@ class ServiceChecks:
             "repetition_penalty": partial(self._penalty, "repetition_penalty", 5.0),
         }
         neutral: Mapping[str, Sequence[Any]] = {
-            **{"temperature": (1.0,), "top_k": (0, -1), "top_p": (1.0,), "min_p": (0.0,), "presence_penalty": (0.0,)},
-            **{"frequency_penalty": (0.0,), "repetition_penalty": (1.0,)},
+            **dict.fromkeys(("temperature", "top_p", "repetition_penalty"), (1.0,)),
+            **dict.fromkeys(("min_p", "presence_penalty", "frequency_penalty"), (0.0,)),
+            "top_k": (0, -1),
         }
         for field, method in methods.items():
-            run = partial(self.scan, field, method, neutral.get(field))
-            yield self._check("fields", field, run)
+            yield self._check("fields", field, partial(self.scan, field, method, neutral.get(field)))
         yield self._check("fields", "logprobs", self._logprobs)
         for name, run in self._later():
             yield self._check(*name, run)
@@ -786,9 +606,8 @@ class ServiceChecks:
             yield ("errors", f"{field} {json.dumps(value)}"), partial(self._refuses, field, value)
         yield ("errors", "malformed JSON"), self._malformed
 
-    def _check(self, group: str, name: str, run: Callable[[], str]) -> Check:
-        meaning, link, setting = MEANINGS[name if name in MEANINGS else group]
-
+    @staticmethod
+    def _check(group: str, name: str, run: Callable[[], str]) -> Check:
         def guarded() -> str:
             try:
                 return run()
@@ -799,11 +618,7 @@ class ServiceChecks:
             except ServiceError as error:
                 raise NotTested(str(error)) from None
 
-        return Check(group, name, meaning, link, setting, guarded)
-
-
-def _exp(value: float) -> float:
-    return 0.0 if value is None else 2.718281828459045**value
+        return Check(group, name, guarded)
 
 
 def stop_string(text: str) -> str:
@@ -821,102 +636,18 @@ OUT_OF_RANGE: Sequence[tuple[str, Any]] = (
 )
 """Fields with values that are errors; the last one is a misspelled field."""
 
-STAGES, GUARANTEES = "semantics.md#canonical-order-and-stages", "semantics.md#guarantees"
-FIELDS, ERRORS, NOISE = "server.md#request-fields", "server.md#errors", "semantics.md#noise-and-draw"
-MEANINGS: Mapping[str, tuple[str, str, str]] = {
-    "fields": ("A field changes the output as documented, or is refused: nothing is silently dropped.", FIELDS, ""),
-    "seed": ("The same seed gives the same text, another seed another one.", NOISE, ""),
-    "n": ("n choices in one response.", FIELDS, "send n requests with different seeds"),
-    "stop": ("The text ends before the stop string.", "semantics.md#stopping", "cut the text in the client"),
-    "logprobs": ("A position has the requested number of logprobs.", "semantics.md#logprobs", ""),
-    "repetition_penalty": (
-        "The scores of seen tokens are divided by it, or multiplied if negative.",
-        STAGES,
-        "try the field repeat_penalty, the name of llama.cpp",
-    ),
-    "identities": ("Top-k 1, top-p near 0 and min-p 1 select the most likely token, as temperature 0.", GUARANTEES, ""),
-    "temperature 0 repeats": ("Temperature 0 selects the first token in rank order.", GUARANTEES, ""),
-    "no default penalties": (
-        "Without penalties in the request or the model's generation_config.json there are none.",
-        "semantics.md#default-values",
-        "send repetition_penalty (or repeat_penalty) 1, presence_penalty 0 and frequency_penalty 0",
-    ),
-    "seeds differ": ("Another seed gives another text.", NOISE, "send no seed"),
-    "no seed": ("Without a seed, a fresh one is generated.", NOISE, "send a different seed with every request"),
-    "seed among others": (
-        "A row depends on its own logits and seed only, never on other requests.",
-        "how-to/reproducible_output.md",
-        "send one request at a time; for nucleate: --batch-invariant",
-    ),
-    "choices differ": ("Choice i of n has the seed + i.", NOISE, "send n requests with different seeds"),
-    "distribution": ("The draw follows the distribution that the stages leave.", STAGES, ""),
-    "raw logprobs": (
-        "logprobs are those of the model, before the first stage.",
-        "semantics.md#logprobs",
-        'for nucleate, logprobs_mode "processed" gives those after all stages',
-    ),
-    "top_k keeps": ("Exactly the first k tokens are kept.", STAGES, ""),
-    "top_p keeps": ("The smallest set with at least this mass is kept: also the token that reaches it.", STAGES, ""),
-    "min_p keeps": ("Tokens with at least this share of the highest probability are kept.", STAGES, ""),
-    "order": (
-        "Temperature, then top_k, min_p and top_p, each of the tokens that the stages before it left.",
-        "semantics.md#orders-of-other-engines",
-        "set the order of the service's samplers, if it has one; for nucleate, order=llama.cpp has temperature last",
-    ),
-    "penalties": ("x -= frequency_penalty * count, and presence_penalty once, of the output.", STAGES, ""),
-    "the prompt": (
-        "Presence and frequency penalties count the output only.",
-        STAGES,
-        "a shorter window of penalties, if the service has one; for nucleate, penalty_last_n counts the prompt too",
-    ),
-    "repetition": ("The repetition penalty counts prompt and output.", STAGES, ""),
-    "stop in a stream": (
-        "A stream ends before the stop string too.",
-        "semantics.md#stopping",
-        "cut the text in the client",
-    ),
-    "several stop strings": (
-        "The text is cut before the match that starts earliest.",
-        "semantics.md#stopping",
-        "cut the text in the client",
-    ),
-    "counts": ("usage counts the tokens of all choices.", "server.md#response-fields", ""),
-    "stream": ("A stream has the same text.", FIELDS, ""),
-    "number of logprobs": (
-        "One position per token, with the requested number of logprobs.",
-        "semantics.md#logprobs",
-        "",
-    ),
-    "errors": (
-        "Values out of range and unknown fields are a 400 that names the field.",
-        ERRORS,
-        "check the values in the client",
-    ),
-}
-"""By the name of a check, or else its group: what is documented, where, and what to set at a service that differs."""
 
-
-def check_service(
-    client: Client,
-    model: str | None = None,
-    draws: int = 1280,
-    concurrency: int = 8,
-    seed: int = 0,
-    progress: Callable[[str], None] = lambda name: None,
-) -> ConformanceReport:
-    """Check a service. Raises ServiceError if it does not complete a prompt.
-
-    client, model, draws, concurrency and seed are as of ``ServiceChecks``. progress: called with the name of each check.
-    """
+def check_service(service: Service, draws: int = 1280, progress: Progress = str) -> Findings:
+    """Check a service. draws: per exact test, at least 1,000 for the stated power. progress: see ``Progress``."""
     start = time.perf_counter()
-    service = ServiceChecks(client, model, draws, concurrency, seed)
-    findings = [*run_checks(service.checks(), progress)]
+    checks = ServiceChecks(service, draws)
+    findings = [*run_checks(checks.checks(), progress)]
     about = {
         "endpoint": service.path,
         "model": service.model or "not named",
-        "requests": client.requests,
+        "requests": service.client.requests,
         "seconds": round(time.perf_counter() - start, 1),
         "draws per test": draws,
-        "power": service.power or "no exact test was made",
+        "power": checks.power or "no exact test was made",
     }
-    return ConformanceReport(client.url, about, findings)
+    return Findings(service.client.url, about, findings)
