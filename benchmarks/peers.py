@@ -73,10 +73,10 @@ def servers(options: argparse.Namespace) -> dict[str, Server]:
         name = str(options.gguf)
         found["nucleate, GGUF"] = Server([*ours, name], "", {"ignore_eos": True})
         llama = ["llama_cpp.server", "--model", name, "--n_ctx", "2048", "--port", "{port}", "--verbose", "false"]
-        llama += ["--n_threads", str(os.cpu_count())]  # by default half of the cores
+        llama += ["--n_threads", str(1 if options.logprobs else os.cpu_count())]  # by default half of the cores
         llama += ["--logits_all", "true"] if options.logprobs else []
         found["llama_cpp.server, GGUF"] = Server([*other, *llama], name, {})
-        native = ["-c", XLLAMACPP, name, "{port}", str(os.cpu_count())]
+        native = ["-c", XLLAMACPP, name, "{port}", str(1 if options.logprobs else os.cpu_count())]
         found["llama.cpp's server (xllamacpp), GGUF"] = Server([options.python, *native], "", {})
     if options.openvino:
         name = str(options.openvino)

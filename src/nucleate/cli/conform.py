@@ -1,9 +1,6 @@
 """Check whether an OpenAI-compatible server, or a sampler, samples what it says.
 
-Sends small requests to the server: which fields have an effect, identities that need no reference, draws of one token
-compared with its logprobs, the order of the stages, penalties, stop strings, counts and invalid values. Each difference
-is shown beside the documented meaning. MODULE:FUNCTION is a sampler: see docs/conformance.md. The API key is that of
---api-key, or of the environment variable OPENAI_API_KEY. Exit status: 0 without a difference, 3 with one.
+Every difference is shown beside the documented meaning. Exit status: 0 without a difference, 3 with one.
 """
 
 from __future__ import annotations
@@ -26,12 +23,12 @@ from nucleate.comparison.service_client import Client, Service, ServiceError
 USAGE = "[OPTIONS] URL"
 DIFFERENT = 3
 FLAGS = (
-    Flag("--model NAME", "Model name in requests (default: the first that the server lists)."),
-    Flag("--api-key KEY", "API key; other users of this machine can see it."),
+    Flag("--model NAME", "Model name in requests (default: the first listed)."),
+    Flag("--api-key KEY", "API key (default: OPENAI_API_KEY of the environment)."),
     Flag("--draws N", "Draws per exact test, at least 100", 1280),
-    Flag("--max-requests N", "Budget of requests; later checks are not made", 100_000),
+    Flag("--max-requests N", "Maximum number of requests", 100_000),
     Flag("--concurrency N", "Requests at once, for servers without n", 8),
-    Flag("--timeout SECONDS", "Time limit of a request in seconds", 120.0),
+    Flag("--timeout SECONDS", "Time limit of a request", 120.0),
     Flag("--html FILE", "Write the report as one HTML page."),
     Flag("--json", "Print the report as JSON instead of text."),
 )

@@ -336,8 +336,10 @@ def follow(
     if not found.fails:
         return str(found)
     fitting = [name for name, other in others.items() if other is not None and not fit(other, counts).fails]
-    shown = ", ".join(f"{name} {value:g}" for name, value in fields.items())
-    raise Difference(f"{shown}: {found}" + (f". It fits {' or '.join(fitting)}" if fitting else ""))
+    shown = ", ".join(f"{name} {value}" for name, value in fields.items())
+    raise Difference(
+        (f"{shown}: {found}" if shown else str(found)) + (f". It fits {' or '.join(fitting)}" if fitting else "")
+    )
 
 
 def smallest_difference(expected: Expected, draws: int, power: float = 0.99) -> float:

@@ -58,7 +58,7 @@ ROWS = 256
 def load_sampler(name: str) -> SampleRows:
     """Return the function ``MODULE:NAME``, of a module that can be imported from here. Raises ParameterError."""
     module, colon, path = name.partition(":")
-    if not (colon and re.fullmatch(r"[\w.]+", module) and re.fullmatch(r"[\w.]+", path)):
+    if not (colon and all(re.fullmatch(r"[A-Za-z_][\w.]*", part) for part in (module, path))):
         raise ParameterError("url", f"must be an http:// or https:// URL or MODULE:FUNCTION, got {name!r:.200}")
     if "" not in sys.path:
         sys.path.insert(0, "")
