@@ -204,9 +204,9 @@ class SamplerChecks:
     def _repetition(self) -> str:
         seen = [int(each) for each in (self.law.labels[0], self.law.labels[3], self.law.labels[-1])]  # type: ignore[call-overload]
         x = {token: float(self.row[token]) for token in seen}
-        amounts = {token: value - (value / 1.5 if value > 0 else value * 1.5) for token, value in x.items()}
+        amounts = {token: value - (value / 1.1 if value > 0 else value * 1.1) for token, value in x.items()}
         history = {"prompt_token_ids": [seen[0], seen[0], seen[2]], "output_token_ids": [seen[1], seen[0]]}
-        return self._shifted({"repetition_penalty": 1.5}, amounts, **history)
+        return self._shifted({"repetition_penalty": 1.1}, amounts, **history)
 
     def _refuses(self, rows: NDArray[np.float32], **parameters: Any) -> str:
         try:
@@ -245,11 +245,11 @@ class SamplerChecks:
             yield Check(
                 "order", f"{first}, then {second}", partial(self._picked, order_questions(first, second, self.law))
             )
-        both = {"presence_penalty": 0.7, "frequency_penalty": 0.4}
+        both = {"presence_penalty": 0.2, "frequency_penalty": 0.4}
         prompt = {"prompt_token_ids": [self.best] * 5, "output_token_ids": []}
         yield Check("penalties", "the prompt", partial(self._shifted, both, {}, **prompt))
         output = {"prompt_token_ids": [], "output_token_ids": [self.best] * 2}
-        yield Check("penalties", "amounts", partial(self._shifted, both, {self.best: 1.5}, **output))
+        yield Check("penalties", "amounts", partial(self._shifted, both, {self.best: 1.0}, **output))
         yield Check("penalties", "repetition", self._repetition)
         rows = self.row[None]
         for field, value in (("temperature", -1.0), ("top_k", -5), ("top_p", 1.5), ("min_p", 1.5), ("temprature", 0.5)):
