@@ -20,7 +20,7 @@
 # make bench-structured  cost of structured output: grammar masks, compilation, sampling: 5 minutes
 # make bench-gguf        GGUF models compared with llama-cpp-python: five minutes
 # make bench-peers       Gemma 3 270M in nucleate, llama_cpp.server, transformers serve and mlx_lm.server: 20 minutes on an idle machine
-# make bench-conformance the tables of docs/conformance.md: the same servers, checked by nucleate conform: 40 minutes
+# make bench-conformance the tables of docs/conformance.md: the same servers, checked by nucleate conform: 20 minutes
 # make bench-stages      what each stage adds to the time of a token: two minutes
 # make bench-shards      sampling on sharded logits compared with all-gather, over gloo: five minutes
 # make bench-gpu         GPU kernels and the engine on a GPU, checked and timed: 10 minutes; without a GPU: make rehearse-gpu
@@ -172,7 +172,7 @@ bench-peers: .venv/peers/ready
 		--python .venv/peers/bin/python --json benchmarks/results/peers.json
 
 bench-conformance: .venv/peers/ready
-	cd benchmarks && ../$(BIN)/python conformance.py --gguf $(MODELS)/gemma-3-270m-q4_k_m.gguf --folder $(MODELS)/gemma-3-270m --python ../.venv/peers/bin/python
+	cd benchmarks && OMP_NUM_THREADS=1 ../$(BIN)/python conformance.py --python ../.venv/peers/bin/python
 
 bench-stages: .venv/dev
 	$(BIN)/python benchmarks/stages.py --json benchmarks/results/stages.json

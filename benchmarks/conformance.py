@@ -1,10 +1,11 @@
-"""`nucleate conform` over this server and others, on a real model, and the tables of docs/conformance.md.
+"""`nucleate conform` over this server and others, and the tables of docs/conformance.md.
 
-    python benchmarks/conformance.py --gguf FILE [--folder FOLDER] [--python PYTHON] [--only NAME ...] [--draws N]
+    python benchmarks/conformance.py [--gguf FILE] [--folder FOLDER] [--python PYTHON] [--only NAME ...] [--draws N]
     python benchmarks/conformance.py --page
 
-The servers are those of benchmarks/peers.py, one at a time. A report is a JSON file in benchmarks/results/conformance.
---page: only write the tables from the reports.
+The servers are those of benchmarks/peers.py, one at a time. Without --gguf and --folder, they serve the embedded model,
+which --gguf FILE also names if it does not exist. A report is a JSON file in benchmarks/results/conformance. --page:
+only write the tables from the reports.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import re
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from peers import add_servers, servers, started, versions
 from nucleate.cli.conform import GROUPS, to_dict
 from nucleate.comparison.service_checks import check_service
 from nucleate.comparison.service_client import Client, Service, ServiceError
+from nucleate.models.loader import EMBEDDED
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "conformance", ROOT / "docs" / "conformance.md"
@@ -37,7 +40,14 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=1280)
     parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
+    options.folder = options.folder or EMBEDDED
+    options.gguf = options.gguf or Path(tempfile.gettempdir()) / "nucleate-tiny.gguf"
     if not options.page:
+        if not options.gguf.exists():
+            sys.path.insert(0, str(ROOT / "training"))
+            from write_gguf import write
+
+            write(EMBEDDED, options.gguf)
         known = versions(options.python)
         for port, (name, server) in enumerate(servers(options).items(), 8580):
             try:
@@ -84,16 +94,24 @@ def tables(reports: list[dict[str, Any]]) -> str:
                 MARKS[found[name][key]["outcome"]] if key in found[name] else MARKS["not tested"] for name in names
             ]
             lines.append(f"| {escaped(key[1])} | {' | '.join(marks)} |")
+    newest: dict[str, str] = {}
+    for report in reports:
+        newest |= {name: number for name, number in report["versions"].items() if number != "not installed"}
+    lines += ["", f"Versions: {', '.join(f'{name} {number}' for name, number in newest.items())}."]
     return "\n".join(lines) + "\n\n" + "".join(map(differences, reports))
 
 
 def differences(report: dict[str, Any]) -> str:
     """Return the differences of a service as a list."""
-    about = report["about"]
+    about, command = report["about"], re.sub(r"'\n.*'", "SCRIPT", report["command"], flags=re.DOTALL)
     own = [one for one in report["findings"] if one["outcome"] == "differs"]
-    lines = [f"### {report['name']}", ""]
-    lines += [f"{about['requests']:,} requests, {about['draws per test']:,} draws per test, {about['endpoint']}.", ""]
-    lines += [f"- {one['name']}: {escaped(shortened(one['found']))}" for one in own] or ["No difference."]
+    lines = [
+        f"### {report['name']}",
+        "",
+        f"`{command}`: {about['requests']:,} requests in {about['seconds']:.0f} s.",
+        "",
+    ]
+    lines += [f"- *{escaped(one['name'])}*: {escaped(shortened(one['found']))}" for one in own] or ["No difference."]
     return "\n".join(lines) + "\n\n"
 
 

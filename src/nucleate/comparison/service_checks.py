@@ -48,6 +48,8 @@ REPETITIONS = tuple(" ".join([word] * 24) for word in ("ha", "tick", "again", "r
 LEAST_MARGIN = 0.2
 """Between the logprobs of the best two tokens, in a greedy text that other requests are compared with."""
 
+OTHER_NAME = ": the name here"
+
 
 class ServiceChecks:
     """The checks of one service, with what they have learned about it so far. draws: per exact test."""
@@ -122,6 +124,8 @@ class ServiceChecks:
         self.service.has_seed |= field == "seed"
         if neutral is not None:
             self._use_neutral(field, neutral)
+        if found.endswith(OTHER_NAME):
+            raise Difference(f"{field} changes nothing: accepted and ignored. {found}")
         return found
 
     def _use_neutral(self, field: str, values: Sequence[Any]) -> None:
@@ -205,7 +209,7 @@ class ServiceChecks:
                 continue
             if texts != usual:
                 self.repetition = name if field == "repetition_penalty" else self.repetition
-                return f"{name} {value:g} changes texts{'' if name == field else ': the name here'}"
+                return f"{name} {value:g} changes texts{'' if name == field or refused else OTHER_NAME}"
         if refused is not None:
             raise refused
         raise Difference(f"{field} {value:g} changes nothing in {len(usual)} texts: accepted and ignored")
