@@ -48,7 +48,7 @@ def test_the_text_has_differences_beside_their_meaning() -> None:
     text = to_text(FINDINGS)
     assert "4 checks: 1 as documented, 2 differ, 1 not tested" in text
     assert f"documented: {MEANINGS['stop'].text} ({MEANINGS['stop'].link})" in text
-    assert f"set: {MEANINGS['stop'].setting}" in text
+    assert f"to get it: {MEANINGS['stop'].setting}" in text
     assert meaning(FINDINGS.findings[3]) == MEANINGS["errors"]
     assert max(map(len, text.splitlines())) <= 100
 

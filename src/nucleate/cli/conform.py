@@ -255,7 +255,7 @@ def to_text(found: Findings) -> str:
             if one.outcome == "differs" and (usual := meaning(one)) != shown:
                 shown = usual
                 lines += paragraph(" " * 14, f"documented: {usual.text} ({usual.link})")
-                lines += paragraph(" " * 14, f"set: {usual.setting}") if usual.setting else []
+                lines += paragraph(" " * 14, f"to get it: {usual.setting}") if usual.setting else []
     return "\n".join(lines)
 
 
@@ -298,7 +298,7 @@ def row(finding: Finding) -> str:
     usual, outcome = meaning(finding), finding.outcome
     documented = f'{escape(usual.text)} <a href="{DOCS}{escape(usual.link)}">{escape(usual.link)}</a>'
     if usual.setting and outcome == "differs":
-        documented += f"<br><strong>Set:</strong> {escape(usual.setting)}"
+        documented += f"<br><strong>To get it:</strong> {escape(usual.setting)}"
     mark = f'<span class="{outcome.replace(" ", "-")}">{OUTCOMES[outcome]}</span>'
     return (
         f'<tr><th scope="row">{escape(finding.name)}</th><td>{mark}: {escape(finding.found)}</td>'
@@ -350,7 +350,7 @@ th[scope="row"] { font-weight: 600; }
 @media (max-width: 40rem) {
   thead { display: none; } table, tbody, tr, td, th[scope="row"] { display: block; }
   tr { border-bottom: 1px solid var(--line); padding: 0.4rem 0; } th, td { border: 0; padding: 0.15rem 0; }
-  td::before { content: attr(data-head) ": "; color: var(--soft); }
+  td:last-child::before { content: "Documented: "; color: var(--soft); }
   dl { display: block; } dd { margin: 0 0 0.3rem; }
 }
 """
