@@ -58,7 +58,8 @@ def main() -> None:
             except (OSError, RuntimeError, ServiceError) as error:
                 print(f"left out: {name}: {error}", flush=True)
                 continue
-            hidden = [str(path.parent) + "/" for path in (options.gguf, options.folder) if path]
+            hidden = [f"{path.parent}/" for path in (options.gguf, options.folder, Path(sys.executable).parent)]
+            hidden += [f"{Path(options.python).parents[1]}/", f"{sys.prefix}/"]
             command = shlex.join(
                 ["python" if part in (sys.executable, options.python) else part for part in server.command]
             )

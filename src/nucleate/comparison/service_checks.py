@@ -60,6 +60,8 @@ class ServiceChecks:
         self.works: dict[str, str] = {}
         """Why a field cannot be used in later checks, by name; "" if it can."""
         self.repetition, self.top, self.power = "repetition_penalty", 0, ""
+        self.is_lost = False
+        """Whether a request had no response."""
 
     def hot(self, **fields: Any) -> list[str]:
         """Return the texts of three seeds at temperature 2."""
@@ -435,10 +437,10 @@ class ServiceChecks:
             )
 
         usable = sum(draw(128, fields).values())
-        if usable * self.draws / 128 < 100:
+        if usable * self.draws / 64 < 100:
             raise NotTested(f"only {usable} of 128 outputs begin with {token!r} twice")
         expected = surely(law, (("shift", {token: 2.0}),))
-        return f"after {token!r} twice: {follow(draw, fields, expected, others, self.draws)}"
+        return f"after {token!r} twice: {follow(draw, fields, expected, others, 2 * self.draws)}"
 
     def _repetition_counts_prompt(self) -> str:
         self.need("repetition_penalty")
@@ -539,6 +541,11 @@ class ServiceChecks:
             if name not in error.raw:
                 raise Difference(f"refused, but the error does not name {name}: {error}") from None
             return f"refused with {error}"
+        except ServiceError as error:
+            if self.is_lost:
+                raise
+            self.is_lost = True
+            raise Difference(f"no response: {error}") from None
         raise Difference(f"{name} {json.dumps(value)} is accepted")
 
     def _malformed(self) -> str:
@@ -606,12 +613,11 @@ class ServiceChecks:
         yield ("counts", "usage of n"), self._usage_of_n
         yield ("counts", "usage of a stream"), self._usage_of_stream
         yield ("counts", "number of logprobs"), self._logprob_counts
+        yield ("errors", "malformed JSON"), self._malformed
         for field, value in OUT_OF_RANGE:
             yield ("errors", f"{field} {json.dumps(value)}"), partial(self._refuses, field, value)
-        yield ("errors", "malformed JSON"), self._malformed
 
-    @staticmethod
-    def _check(group: str, name: str, run: Callable[[], str]) -> Check:
+    def _check(self, group: str, name: str, run: Callable[[], str]) -> Check:
         def guarded() -> str:
             try:
                 return run()
@@ -620,6 +626,7 @@ class ServiceChecks:
                     raise Difference(str(error)) from None
                 raise NotTested(f"refused with {error}") from None
             except ServiceError as error:
+                self.is_lost = True
                 raise NotTested(str(error)) from None
 
         return Check(group, name, guarded)
@@ -634,11 +641,11 @@ def stop_string(text: str) -> str:
 
 
 OUT_OF_RANGE: Sequence[tuple[str, Any]] = (
-    *(("temperature", -1), ("top_k", -5), ("top_p", 1.5), ("min_p", 1.5), ("n", 0), ("max_tokens", -1)),
+    *(("temprature", 0.5), ("temperature", -1), ("top_k", -5), ("top_p", 1.5), ("min_p", 1.5), ("n", 0)),
     *(("presence_penalty", 3), ("frequency_penalty", -3), ("repetition_penalty", 0), ("seed", "seven")),
-    *(("logit_bias", {"99999999": 1}), ("temprature", 0.5)),
+    *(("max_tokens", -1), ("logit_bias", {"99999999": 1})),
 )
-"""Fields with values that are errors; the last one is a misspelled field."""
+"""Fields with values that are errors: a misspelled field, then values; the last two have ended servers."""
 
 
 def check_service(service: Service, draws: int = 1280, progress: Progress = str) -> Findings:

@@ -169,18 +169,23 @@ class Service:
         """The number of choices that a request for draws has."""
         self.has_seed = False
         self.model = self._first_model() if model is None else model
-        self.path, self.chat = "/v1/completions", False
+        self.path, self.chat, self.has_top_logprobs = "/v1/completions", False, False
         try:
             self.ask("Once upon a time", max_tokens=2)
         except RequestError as error:
             if error.status not in (400, 404, 405, 422, 501):
                 raise ServiceError(f"{client.url}{self.path}: {error}") from None
-            self.path, self.chat = "/v1/chat/completions", True
+            self.path, self.chat, self.has_top_logprobs = "/v1/chat/completions", True, True
             try:
                 self.ask("Once upon a time", max_tokens=2)
             except RequestError as second:
                 message = f"{client.url}: /v1/completions: {error}; /v1/chat/completions: {second}"
                 raise ServiceError(message) from None
+
+        try:
+            self.ask("Once upon a time", max_tokens=1, top=2)
+        except (RequestError, ServiceError):  # as in mlx_lm.server, or not at all
+            self.has_top_logprobs = True
 
     def _first_model(self) -> str | None:
         try:
@@ -197,7 +202,7 @@ class Service:
         body: dict[str, Any] = {} if self.model is None else {"model": self.model}
         body |= {"messages": [{"role": "user", "content": prompt}]} if self.chat else {"prompt": prompt}
         if top is not None:
-            body |= {"logprobs": True, "top_logprobs": top} if self.chat else {"logprobs": top}
+            body |= {"logprobs": True, "top_logprobs": top} if self.has_top_logprobs else {"logprobs": top}
         return {**body, "max_tokens": max_tokens, **fields}
 
     def ask(self, prompt: str, **fields: Any) -> Response:
