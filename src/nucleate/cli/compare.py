@@ -51,9 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments)
-    from nucleate.comparison.compare import compare
+    from nucleate.comparison.compare import compare, read_prompts
     from nucleate.comparison.comparison import check_metrics, check_plot
-    from nucleate.comparison.inputs import read_prompts
     from nucleate.llm import LLM
 
     check_metrics(arguments.x, arguments.y)
@@ -82,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def read_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings by name, of the file and of the flags. Raises UsageError, ParameterError, OSError."""
-    from nucleate.comparison.inputs import named
+    from nucleate.comparison.compare import named
 
     found: dict[str, Any] = {}
     if arguments.settings is not None:

@@ -25,6 +25,7 @@ COMMANDS = {
     "serve": "Run an OpenAI-compatible HTTP server.",
     "batch": "Process a JSONL file of requests.",
     "compare": "Compare sampling settings over prompts and seeds.",
+    "conform": "Check whether a server or a sampler samples what it says.",
     "detect": "Look for a watermark in a text.",
     "info": "Print what is inside a model.",
     "inspect": "Show what each sampling stage does to the next token of a prompt.",
