@@ -58,7 +58,7 @@ ONLY_IN = {
     "triton": {"sampling/gpu/torch_device.py", "sampling/gpu/triton"},
     "transformers": {"models/transformers", "integrations/transformers.py"},
     "llm": {"integrations/llm_plugin.py"},
-    "pydantic": {"integrations/llm_options.py"},
+    "pydantic": {"integrations/llm_plugin.py"},
     "huggingface_hub": {"models/loader.py", "models/gguf/gguf_file.py"},
     "llama_cpp": {"models/gguf/llama_library.py", "integrations/llama_cpp.py"},
     "vllm": {"integrations/vllm.py"},

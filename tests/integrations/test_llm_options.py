@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +14,14 @@ from nucleate.plugins.stage_check import inside
 from nucleate.sampling_params import FIELDS
 
 pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
-from nucleate.integrations.llm_options import WITHOUT, checked, given_values, options_class  # noqa: E402
+if importlib.util.find_spec("llm") is None:  # the options do not need it
+    names = {name: type(name, (), {}) for name in ("Model", "AsyncModel", "Options", "ModelError")}
+    sys.modules["llm"] = SimpleNamespace(hookimpl=lambda function: function, **names)  # type: ignore[assignment]
+    from nucleate.integrations.llm_plugin import WITHOUT, checked, given_values, options_class
+
+    del sys.modules["llm"], sys.modules["nucleate.integrations.llm_plugin"]
+else:
+    from nucleate.integrations.llm_plugin import WITHOUT, checked, given_values, options_class
 
 
 class Options(pydantic.BaseModel):  # type: ignore[misc]

@@ -72,6 +72,13 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, str]]:
         paths.add(("cpu", "fused kernel"))
         return thread_runner(size)
 
+    draw_with_numpy = host_batch.draw_with_numpy
+
+    def watched_numpy(*given: Any) -> int:
+        paths.add(("reference", "reference"))  # its shortcut
+        return draw_with_numpy(*given)
+
+    monkeypatch.setattr(host_batch, "draw_with_numpy", watched_numpy)
     for module in (host_batch, functional):
         monkeypatch.setattr(module, "row_path", watched_row_path)
         monkeypatch.setattr(module, "thread_runner", watched_runner)

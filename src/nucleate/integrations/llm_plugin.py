@@ -51,8 +51,6 @@ class _Options:
 
     @cached_property
     def made(self) -> type[Any]:
-        from nucleate.integrations.llm_options import options_class
-
         return options_class(llm.Options)
 
     def __get__(self, instance: object, owner: type[Any]) -> type[Any]:
@@ -74,8 +72,6 @@ class _Shared:
 
     def _chunks(self, prompt: Any, response: Any) -> Iterator[str]:
         """Generate, and report usage, seed and finish reason to the response. Errors are those of ``llm``."""
-        from nucleate.integrations.llm_options import given_values
-
         model, values = _loaded(self._arguments), given_values(prompt.options)
         if prompt.schema is not None:
             if "structured_outputs" in values:
@@ -140,3 +136,46 @@ def _messages(prompt: Any) -> list[dict[str, str]]:
             raise llm.ModelError("this model takes text only, no attachments and no tools")
         found.append({"role": message.role, "content": "\n".join(texts)})
     return found
+
+
+WITHOUT = ("n", "prompt_logprobs")
+"""Fields that are no options: a response has one text."""
+
+
+def options_class(base: type[Any]) -> type[Any]:
+    """A subclass of the class ``Options`` of ``llm`` with a field per sampling parameter. Values are checked."""
+    from pydantic import Field, create_model, field_validator
+
+    from nucleate.sampling_params import FIELDS
+
+    kinds: Mapping[str, Any] = {"float": float | None, "int": int | None, "bool": bool | None, "str": str | None}
+    fields: dict[str, Any] = {
+        name: (kinds.get(parameter.kind, Any), Field(default=None, description=parameter.described))
+        for name, parameter in FIELDS.items()
+        if name not in WITHOUT
+    }
+
+    def check(value: Any, info: Any) -> Any:
+        return checked(info.field_name, value)
+
+    validators: dict[str, Any] = {"check": field_validator(*fields, mode="before")(check)}
+    made: type[Any] = create_model("Options", __base__=base, __validators__=validators, **fields)
+    return made
+
+
+def checked(name: str, value: Any) -> Any:
+    """A value in plain JSON types, which ``llm`` logs. Text is parsed as on the command line. Raises ParameterError."""
+    from nucleate.cli.sampling_flags import parse_text
+    from nucleate.sampling_params import FIELDS, plain
+
+    if value is None:
+        return None
+    return plain(parse_text(name, value) if isinstance(value, str) else FIELDS[name].check(value))
+
+
+def given_values(options: Any) -> dict[str, Any]:
+    """The sampling parameters among the options that are set."""
+    from nucleate.sampling_params import FIELDS
+
+    found = options.model_dump(exclude_none=True)
+    return {name: value for name, value in found.items() if name in FIELDS}

@@ -23,7 +23,10 @@ TENSOR_BACKENDS = ("torch", "triton")
 """Backends that run rows on a device."""
 
 FUSED, COMPOSED, REFERENCE = "fused kernel", "composed stages", "reference"
-"""The code paths: the fused kernel for common pipelines, composed stages for any pipeline, the reference."""
+"""The code paths: the fused kernel for common pipelines, composed stages for any pipeline, the reference.
+
+REFERENCE includes ``draw_with_numpy``, its shortcut for common pipelines in a ``Sampler`` whose kernels are not loaded.
+"""
 
 
 class Route(NamedTuple):
