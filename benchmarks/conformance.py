@@ -104,7 +104,7 @@ def tables(reports: list[dict[str, Any]]) -> str:
 
 def differences(report: dict[str, Any]) -> str:
     """Return the differences of a service as a list."""
-    about, command = report["about"], re.sub(r"'\n.*'", "SCRIPT", report["command"], flags=re.DOTALL)
+    about, command = report["about"], re.sub(r"'\n.*?\n'", "SCRIPT", report["command"], flags=re.DOTALL)
     own = [one for one in report["findings"] if one["outcome"] == "differs"]
     lines = [
         f"### {report['name']}",
