@@ -65,7 +65,12 @@ class ServiceChecks:
 
     def hot(self, **fields: Any) -> list[str]:
         """Return the texts of three seeds at temperature 2."""
-        return [self.ask(self.prompt, **{"temperature": 2.0, "seed": seed, **fields}).text for seed in (11, 12, 13)]
+        made = [{"temperature": 2.0, **self.seeded(seed), **fields} for seed in (11, 12, 13)]
+        return [self.ask(self.prompt, **one).text for one in made]
+
+    def seeded(self, seed: int) -> dict[str, Any]:
+        """Return the field of a seed; nothing if the service refuses it."""
+        return {} if self.works.get("seed", "").startswith("refused") else {"seed": seed}
 
     @cached_property
     def prompt(self) -> str:
@@ -87,7 +92,10 @@ class ServiceChecks:
     @cached_property
     def greedy_twice(self) -> tuple[str, str]:
         """Two texts at temperature 0."""
-        return self.ask(self.prompt, temperature=0).text, self.ask(self.prompt, temperature=0, seed=5).text
+        return (
+            self.ask(self.prompt, temperature=0).text,
+            self.ask(self.prompt, temperature=0, **self.seeded(5)).text,
+        )
 
     @property
     def greedy(self) -> str:
@@ -111,7 +119,7 @@ class ServiceChecks:
 
     def scan(self, field: str, check: Callable[[], str], neutral: Any = None) -> str:
         """Run the check of a field, and note whether later checks can use it. neutral: the value that turns it off."""
-        self.works[field] = "not supported"
+        self.works[field] = "it was not tested"
         try:
             found = check()
         except Difference:
